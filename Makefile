@@ -1,0 +1,69 @@
+# make        what there is to do
+# make setup  everything below needs it and calls it; a second run takes a second
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+# The version whose CPU build the project is tested with. Any source of it will do: pip's own configuration decides.
+TORCH  ?= torch==2.13.0
+VENV   := .venv
+BIN    := $(VENV)/bin
+WEB    := $(wildcard web/package.json)
+
+PYTHON_READY := $(VENV)/.ready
+NPM_READY    := $(if $(WEB),web/node_modules/.ready)
+WEB_READY    := $(if $(WEB),web/dist/.ready)
+
+.PHONY: help setup system demo test lint bench clean
+
+help: ## this list
+	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+setup: system $(PYTHON_READY) $(WEB_READY) ## system packages, .venv, the web package
+	@echo "nearfar is set up: $(BIN)/nearfar --help"
+
+system:
+	@scripts/check_system.sh
+
+$(PYTHON_READY): pyproject.toml hatch_build.py | system
+	@scripts/check_python.sh "$(PYTHON)"
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet -e ".[build,edge,dev]"
+	@touch $@
+
+$(NPM_READY): web/package.json web/package-lock.json | system
+	cd web && npm ci --ignore-scripts --no-audit --no-fund
+	@touch $@
+
+$(WEB_READY): $(NPM_READY) $(shell find web/src web/page web/scripts -type f 2>/dev/null) $(wildcard web/*.json)
+	cd web && npm run build
+	@touch $@
+
+demo: setup ## build the sample model, answer in Python and in headless Chromium
+	$(BIN)/python examples/demo.py
+
+lint: setup ## ruff, mypy --strict, tsc, biome
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+ifneq ($(WEB),)
+	cd web && npm run --silent check && npm run --silent lint
+endif
+
+# pytest comes last, so that its summary is the last line.
+test: setup lint ## lint and all tests: what CI runs
+ifneq ($(WEB),)
+	cd web && npm test --silent
+endif
+	$(BIN)/python -m pytest
+
+BENCH_READY := $(VENV)/.bench-ready
+$(BENCH_READY): $(PYTHON_READY)
+	CMAKE_ARGS="$${CMAKE_ARGS:-$$(scripts/llama_cpp_flags.sh)}" $(BIN)/python -m pip install --quiet -e ".[build,edge,dev,bench]"
+	@touch $@
+
+bench: setup $(BENCH_READY) ## the scripts of benchmarks/, one after the other, beside their peers
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+clean: ## everything that was built or downloaded here
+	rm -rf $(VENV) out web/dist web/node_modules .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,136 @@
+"""Browser: SmolLM2-135M's shape with random weights, beside wllama (llama.cpp in WebAssembly), in one Chromium.
+
+Both runtimes answer the same 256-token prompt in fresh tabs, in turn, several times; the table shows medians and their
+ratio. On a machine without a GPU, nearfar runs on Chromium's software device.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from playwright.sync_api import Browser, sync_playwright
+
+from nearfar.edge_runtime.page_server import Site, open_server
+
+ROOT = Path(__file__).resolve().parents[1]
+HERE = Path(__file__).parent / "web"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+SOFTWARE_DEVICE = ["--use-webgpu-adapter=swiftshader"]
+MEASURES = ("load_ms", "ready_ms", "ttft_ms", "decode_tokens_per_s", "launches_per_token")
+HIGHER_IS_BETTER = {"decode_tokens_per_s"}
+TIMEOUT_MS = 600_000
+
+
+def prepare(work: Path, quant: str) -> None:
+    """Write the checkpoint, the artifact and the GGUF file, where they are not there yet."""
+    checkpoint, artifact, model = work / "checkpoint", work / f"artifact-{quant}", work / "model.gguf"
+    nearfar = [sys.executable, "-m", "nearfar"]
+    if not checkpoint.exists():
+        subprocess.run([*nearfar, "synth", "smollm2-135m", "-o", str(checkpoint)], check=True)
+    if not artifact.exists():
+        command = [*nearfar, "build", str(checkpoint), "--target", "webgpu", "--quant", quant, "-o", str(artifact)]
+        subprocess.run(command, check=True)
+    if not model.exists():
+        sys.path.insert(0, str(ROOT))
+        from benchmarks.peers.gguf_model import write_gguf
+
+        write_gguf(checkpoint, model)
+    if not (HERE / "node_modules").exists():
+        subprocess.run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=HERE, check=True)
+
+
+@contextmanager
+def served(work: Path, quant: str) -> Iterator[str]:
+    """All files under one origin, isolated, so that WebAssembly may use threads; gives the address."""
+    with TemporaryDirectory() as folder:
+        site = Path(folder)
+        for name in ("index.html", "bench.js"):
+            shutil.copy(HERE / name, site)
+        shutil.copytree(ROOT / "web" / "dist", site / "nearfar")
+        shutil.copytree(HERE / "node_modules" / "@wllama" / "wllama" / "esm", site / "wllama")
+        shutil.copy(work / "model.gguf", site)
+        with open_server("127.0.0.1", 0, Site(site, work / f"artifact-{quant}" / "webgpu")) as server:
+            thread = threading.Thread(target=server.serve_forever, daemon=True)
+            thread.start()
+            yield server.url
+            server.shutdown()
+
+
+def measure(browser: Browser, address: str, runtime: str, options: dict[str, Any]) -> dict[str, Any]:
+    """One run in a tab with an empty profile."""
+    context = browser.new_context()
+    tab = context.new_page()
+    tab.set_default_timeout(TIMEOUT_MS)
+    tab.goto(address)
+    tab.wait_for_function("document.body.dataset.state === 'ready'")
+    result: dict[str, Any] = tab.evaluate("([name, options]) => window.bench[name](options)", [runtime, options])
+    context.close()
+    return result
+
+
+def medians(runs: list[dict[str, Any]]) -> dict[str, float | None]:
+    """The median of each measure over the runs."""
+    return {
+        name: None if runs[0][name] is None else statistics.median(float(run[name]) for run in runs)
+        for name in MEASURES
+    }
+
+
+def table(results: dict[str, list[dict[str, Any]]]) -> str:
+    """Medians beside each other, and how many times better nearfar is."""
+    ours, theirs = (medians(results[name]) for name in ("nearfar", "wllama"))
+    lines = [f"{'':22}{'nearfar':>12}{'wllama':>12}{'nearfar is':>14}"]
+    for name in MEASURES:
+        a, b = ours[name], theirs[name]
+        cells = ["–" if value is None else f"{value:,.1f}" for value in (a, b)]
+        ratio = ""
+        if a and b:
+            ratio = f"{a / b if name in HIGHER_IS_BETTER else b / a:.2f}× as fast"
+        lines.append(f"{name:22}{cells[0]:>12}{cells[1]:>12}{ratio:>14}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Prepare, run in turn, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--prompt-tokens", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=64, help="tokens to generate")
+    parser.add_argument("--quant", default="q4")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of wllama")
+    parser.add_argument("--gpu", action="store_true", help="use the machine's GPU, not the software device")
+    parser.add_argument("--work", type=Path, default=ROOT / "out" / "bench-browser", help="for the models made here")
+    parser.add_argument("--json", action="store_true", help="print every run as JSON")
+    arguments = parser.parse_args()
+    if CHROMIUM is None:
+        raise SystemExit("error: needs Chromium (apt-get install chromium)")
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    prepare(arguments.work, arguments.quant)
+    flags = ["--no-sandbox", "--enable-unsafe-webgpu", *([] if arguments.gpu else SOFTWARE_DEVICE)]
+    results: dict[str, list[dict[str, Any]]] = {"nearfar": [], "wllama": []}
+    with served(arguments.work, arguments.quant) as address, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+        for run in range(arguments.runs):
+            for runtime, runs in results.items():
+                # The synthetic tokenizer makes one token of each byte. Each run has its own text: none finds it cached.
+                text = (f"{run} the quick brown fox " * arguments.prompt_tokens)[: arguments.prompt_tokens]
+                options = {"prompt": text, "tokens": arguments.tokens, "threads": arguments.threads}
+                paths = {"artifact": "artifact/", "model": "model.gguf", "context": 2048}
+                runs.append(measure(browser, address, runtime, {**options, **paths}))
+                print(f"run {run + 1}, {runtime}: {runs[-1]}", file=sys.stderr, flush=True)
+        browser.close()
+    print(json.dumps(results, indent=2) if arguments.json else table(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What other projects need to run the same model shapes beside nearfar."""

@@ -1,0 +1,145 @@
+"""Perplexity of the project's quantization against mlx_lm.convert's, at the same bits and group size.
+
+Every model runs as its dequantized weights in transformers, float32, over windows of 512 tokens without BOS.
+
+    python benchmarks/quality.py [--model DIR] [--text FILE] [--limit-windows N] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from nearfar.build.checkpoint import Checkpoint, open_checkpoint
+from nearfar.build.quantize import Scheme, dequantize, quantize, to_float32
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+WINDOW = 512
+SCHEMES = [Scheme(bits, group) for bits in (8, 4) for group in (32, 64)]
+
+Weights = dict[str, np.ndarray]
+
+
+def ours(checkpoint: Checkpoint, scheme: Scheme) -> Weights:
+    """Dequantized matrices of our quantization; those whose width does not fit stay as they are."""
+    found = {}
+    for name, shape in checkpoint.shapes.items():
+        if len(shape) == 2 and scheme.fits(shape[1]):
+            found[name] = dequantize(quantize(checkpoint.read(name), scheme, name), scheme.group_size)
+    return found
+
+
+def mlx_lm(checkpoint: Checkpoint, scheme: Scheme) -> Weights:
+    """Dequantized matrices of what mlx_lm.convert writes at its default settings but for bits and group size."""
+    import mlx.core as mx
+    from mlx_lm import convert
+
+    with tempfile.TemporaryDirectory() as directory:
+        out = Path(directory) / "mlx"
+        convert(str(checkpoint.path), str(out), quantize=True, q_group_size=scheme.group_size, q_bits=scheme.bits)
+        tensors = {name: value for file in out.glob("*.safetensors") for name, value in mx.load(str(file)).items()}
+    found = {}
+    for name in tensors:
+        if name.endswith(".scales"):
+            base = name.removesuffix(".scales")
+            parts = (tensors[f"{base}.{part}"] for part in ("weight", "scales", "biases"))
+            # in float32, as ours: the format's own error without that of bfloat16 arithmetic
+            packed, scales, biases = parts
+            weight = mx.dequantize(
+                packed,
+                scales.astype(mx.float32),
+                biases.astype(mx.float32),
+                group_size=scheme.group_size,
+                bits=scheme.bits,
+            )
+            found[f"{base}.weight"] = np.array(weight.astype(mx.float32))
+    return found
+
+
+def windows(checkpoint: Checkpoint, text: Path, limit: int | None) -> list[torch.Tensor]:
+    """The text as token windows [1, WINDOW]; the last may be shorter."""
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint.path)
+    ids = tokenizer(text.read_text(encoding="utf-8"), add_special_tokens=False, return_tensors="pt").input_ids
+    return [window for window in ids.split(WINDOW, dim=1) if window.shape[1] > 1][:limit]
+
+
+@torch.no_grad()
+def perplexity(model: PreTrainedModel, parts: list[torch.Tensor]) -> float:
+    """Give exp of the mean negative log-likelihood of every token but each window's first."""
+    total, count = 0.0, 0
+    for part in parts:
+        logits = model(part).logits[0, :-1].float()
+        total += torch.nn.functional.cross_entropy(logits, part[0, 1:], reduction="sum").item()
+        count += part.shape[1] - 1
+    return math.exp(total / count)
+
+
+def with_weights(model: PreTrainedModel, weights: Weights) -> None:
+    """Put the matrices into the model (tied ones go in through the embedding)."""
+    parameters = dict(model.named_parameters())
+    for name, value in weights.items():
+        parameters[name].data.copy_(torch.from_numpy(value))
+
+
+def squared_error(checkpoint: Checkpoint, weights: Weights) -> float:
+    """Sum of squared differences to the checkpoint over all quantized matrices."""
+    return sum(float(((to_float32(checkpoint.read(name)) - value) ** 2).sum()) for name, value in weights.items())
+
+
+def measure(checkpoint: Checkpoint, parts: list[torch.Tensor]) -> Iterator[dict[str, object]]:
+    """A record a configuration: quantizer, scheme, perplexity, squared error."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint.path, dtype=torch.float32).eval()
+    yield {"by": "checkpoint", "scheme": "f32", "group": None, "perplexity": perplexity(model, parts), "error": 0.0}
+    makers: list[tuple[str, Callable[[Checkpoint, Scheme], Weights]]] = [("nearfar", ours), ("mlx_lm", mlx_lm)]
+    for scheme in track(SCHEMES, "measuring", console=Console(stderr=True), transient=True):
+        for by, make in makers:
+            weights = make(checkpoint, scheme)
+            with_weights(model, weights)
+            yield {
+                "by": by,
+                "scheme": scheme.name,
+                "group": scheme.group_size,
+                "perplexity": perplexity(model, parts),
+                "error": squared_error(checkpoint, weights),
+            }
+
+
+def main() -> None:
+    """Measure, show, and write --json."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=DATA / "models" / "classics-7M")
+    parser.add_argument("--text", type=Path, default=DATA / "text" / "heldout.txt")
+    parser.add_argument("--limit-windows", type=int, default=None)
+    parser.add_argument("--json", type=Path, default=None)
+    options = parser.parse_args()
+    checkpoint = open_checkpoint(options.model)
+    parts = windows(checkpoint, options.text, options.limit_windows)
+    records = list(measure(checkpoint, parts))
+    base = float(str(records[0]["perplexity"]))
+    table = Table(title=f"{checkpoint.name}, {len(parts)} windows of {WINDOW} tokens")
+    for heading in ("scheme", "group", "by", "perplexity", "over f32", "squared error"):
+        table.add_column(heading, justify="right")
+    for record in records:
+        value = float(str(record["perplexity"]))
+        group = str(record["group"] or "")
+        over = f"{100 * (value / base - 1):+.3f} %"
+        table.add_row(str(record["scheme"]), group, str(record["by"]), f"{value:.4f}", over, f"{record['error']:.4f}")
+    Console().print(table)
+    if options.json:
+        report = {"model": checkpoint.name, "windows": len(parts), "window": WINDOW, "results": records}
+        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

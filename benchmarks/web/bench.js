@@ -1,0 +1,59 @@
+/** One run of one runtime: load, answer a prompt, measure. Times in milliseconds, as a person at the page sees them. */
+
+/** Reads a stream of completion chunks: when the first text came, when the last, how many tokens. */
+async function drain(started, chunks) {
+  let first = 0;
+  let last = 0;
+  let pieces = 0;
+  let usage = null;
+  for await (const chunk of chunks) {
+    usage = chunk.usage ?? usage;
+    if (!chunk.choices?.[0]?.text) continue;
+    last = performance.now();
+    first ||= last;
+    pieces++;
+  }
+  const tokens = usage?.completion_tokens ?? pieces;
+  const decode = last > first ? ((tokens - 1) * 1000) / (last - first) : 0;
+  return { ttft_ms: first - started, decode_tokens_per_s: decode, tokens, prompt_tokens: usage?.prompt_tokens ?? null };
+}
+
+export async function nearfar({ artifact, prompt, tokens }) {
+  const { createEngine } = await import("./nearfar/index.js");
+  const began = performance.now();
+  const engine = await createEngine(new URL(artifact, location.href));
+  const load_ms = performance.now() - began;
+  // The first use of each pipeline compiles it; wllama warms up while it loads, so this belongs to loading too.
+  await engine.completions.create({ prompt: "warm up", max_tokens: 4, temperature: 0 });
+  const ready_ms = performance.now() - began;
+  const started = performance.now();
+  const request = { prompt, max_tokens: tokens, temperature: 0, stream: true, stream_options: { include_usage: true } };
+  const result = await drain(started, await engine.completions.create(request));
+  const stats = await engine.stats();
+  await engine.dispose();
+  return { load_ms, ready_ms, launches_per_token: stats.launchesPerToken, device: engine.model.adapter, ...result };
+}
+
+export async function wllama({ model, prompt, tokens, threads, context }) {
+  const { Wllama, LoggerWithoutDebug } = await import("./wllama/index.js");
+  const began = performance.now();
+  const runtime = new Wllama(
+    { default: new URL("./wllama/wasm/wllama.wasm", location.href).href },
+    { logger: LoggerWithoutDebug, suppressNativeLog: true },
+  );
+  await runtime.loadModelFromUrl(new URL(model, location.href).href, {
+    n_ctx: context,
+    n_threads: threads,
+    n_gpu_layers: 0,
+    useCache: false,
+  });
+  const load_ms = performance.now() - began;
+  await drain(0, await runtime.createCompletion({ prompt: "warm up", max_tokens: 4, temperature: 0, stream: true }));
+  const ready_ms = performance.now() - began;
+  const started = performance.now();
+  const request = { prompt, max_tokens: tokens, temperature: 0, stream: true, stream_options: { include_usage: true } };
+  const result = await drain(started, await runtime.createCompletion(request));
+  const used = runtime.getNumThreads();
+  await runtime.exit();
+  return { load_ms, ready_ms, launches_per_token: null, device: `WebAssembly, ${used} threads`, ...result };
+}

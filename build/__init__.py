@@ -1,0 +1,1 @@
+"""Compile pipeline: checkpoint → Relax model → quantized → lowered → plan."""

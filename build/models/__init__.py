@@ -1,0 +1,42 @@
+"""Model architectures, one file each, found by the config's `model_type`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nearfar.build.config import ModelConfig
+from nearfar.build.models import llama
+from nearfar.build.params import Param
+from nearfar.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from nearfar.build.graph import StepGraph
+
+
+class Architecture(Protocol):
+    """What a file in this folder provides."""
+
+    def parse(self, config: Mapping[str, Any]) -> ModelConfig:
+        """Read config.json; CheckpointError where a value is unsupported."""
+        ...
+
+    def params(self, config: ModelConfig) -> list[Param]:
+        """All weights in plan order, with the checkpoint tensors each is made of."""
+        ...
+
+    def step(self, graph: StepGraph, config: ModelConfig) -> None:
+        """Emit the step function: tokens in, logits out."""
+        ...
+
+
+ARCHITECTURES: dict[str, Architecture] = {"llama": llama}
+
+
+def architecture(config: Mapping[str, Any]) -> Architecture:
+    """The architecture of a config.json, or CheckpointError naming the known ones."""
+    model_type = config.get("model_type")
+    if model_type not in ARCHITECTURES:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise CheckpointError(f"config.json: model_type is {model_type!r}; nearfar can build: {known}")
+    return ARCHITECTURES[model_type]

@@ -1,0 +1,185 @@
+"""An artifact on disk: open it, check every byte of it, read its tensors and plans."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.edge_runtime.manifest import Function, Manifest, Program, Tensor, parse
+from nearfar.errors import ArtifactError, DeviceError
+
+_hashes: dict[tuple[str, int, int], str] = {}
+"""SHA-256 of files already read in this process, by path, size and time of change."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch of a plan; `grid` is empty on cpu."""
+
+    kernel: str
+    args: tuple[str, ...]
+    grid: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A straight line of kernel launches."""
+
+    function: str
+    size: int
+    rows: int
+    launches: tuple[Launch, ...]
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """A file that must be there; `bytes` and `sha256` are checked when known."""
+
+    file: str
+    bytes: int | None
+    sha256: str | None
+
+
+class Artifact:
+    """A directory with a manifest, opened for reading."""
+
+    def __init__(self, path: Path, manifest: Manifest, data: dict[str, Any]) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.data = data
+        """The manifest as it was read, for executors."""
+
+    @classmethod
+    def open(cls, path: str | Path) -> Artifact:
+        """Read the manifest of an artifact directory."""
+        root = Path(path)
+        file = root / "manifest.json"
+        if not file.is_file():
+            raise ArtifactError(f"{root} is not an artifact: it has no manifest.json. Make one with nearfar build")
+        try:
+            data = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ArtifactError(f"{file} is not valid JSON ({error}). Build the artifact again") from error
+        return cls(root, parse(data, str(file)), data)
+
+    def verify(self) -> None:
+        """Check size and SHA-256 of every file; names every file that is missing or wrong."""
+        with ThreadPoolExecutor(4) as pool:
+            problems = [problem for problem in pool.map(self._check, self._files()) if problem]
+        if problems:
+            raise ArtifactError(
+                f"artifact {self.path} is damaged: " + "; ".join(problems) + ". Copy it again, or build it again"
+            )
+
+    def choose_program(self, features: Collection[str], limits: Mapping[str, int] | None = None) -> Program:
+        """The first program that a device with these features and limits can run (limits not named are not checked)."""
+        have = limits or {}
+        reasons: list[str] = []
+        for program in self.manifest.programs:
+            needs = program.requires
+            missing = [f"feature {name}" for name in needs.features if name not in features]
+            missing += [f"{n} {need} (has {have[n]})" for n, need in needs.limits.items() if have.get(n, need) < need]
+            if not missing:
+                return program
+            reasons.append(f"{program.precision} needs {', '.join(missing)}")
+        raise DeviceError(f"this device cannot run {self.manifest.model.name} ({self.target}): " + "; ".join(reasons))
+
+    @property
+    def target(self) -> str:
+        """The target that the artifact was built for."""
+        return self.manifest.target
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors of the weight stream by name."""
+        return {tensor.name: tensor for tensor in self.manifest.weights.tensors}
+
+    def read_tensor(self, name: str) -> npt.NDArray[Any]:
+        """A tensor of the weight stream, read from the shards that it spans."""
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            raise ArtifactError(f"artifact {self.path} has no tensor {name}")
+        data = bytearray(tensor.bytes)
+        self.read_into(tensor.offset, memoryview(data))
+        return np.frombuffer(data, np.dtype(tensor.dtype)).reshape(tensor.shape)
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        """Fill `target` with the bytes of the weight stream from `offset`."""
+        weights, done = self.manifest.weights, 0
+        while done < len(target):
+            index, start = divmod(offset + done, weights.shard_bytes)
+            shard = weights.shards[index]
+            count = min(len(target) - done, shard.bytes - start)
+            with self._open(shard.file) as file:
+                file.seek(start)
+                found = file.readinto(target[done : done + count]) if count > 0 else 0
+            if not found or found < count:
+                raise ArtifactError(f"{shard.file} of {self.path} is truncated: no {count} bytes at {start}")
+            done += count
+
+    def plan(self, function: Function) -> Plan:
+        """Read the plan of one bucket."""
+        with self._open(function.plan) as file:
+            data = json.load(file)
+        launches = tuple(Launch(x["kernel"], tuple(x["args"]), tuple(x.get("grid", ()))) for x in data["launches"])
+        return Plan(data["function"], data["size"], data["rows"], launches)
+
+    def text(self, file: str) -> str:
+        """Contents of a text file of the artifact."""
+        with self._open(file) as stream:
+            return stream.read().decode("utf-8")
+
+    def file(self, name: str) -> Path | None:
+        """Path of an optional file, None if the artifact has none."""
+        path = self.path / name
+        return path if path.is_file() else None
+
+    def _open(self, file: str) -> BufferedReader:
+        try:
+            return (self.path / file).open("rb")
+        except FileNotFoundError as error:
+            raise ArtifactError(f"{file} is missing from {self.path}. Copy the artifact again or rebuild it") from error
+
+    def _files(self) -> Iterator[_Expected]:
+        for file in (*self.manifest.weights.shards, *self.manifest.tokenizer.files):
+            yield _Expected(file.file, file.bytes, file.sha256)
+        for program in self.manifest.programs:
+            if program.library is not None:
+                yield _Expected(program.library, None, program.library_sha256)
+            for kernel in program.kernels.values():
+                if kernel.file is not None:
+                    yield _Expected(kernel.file, None, kernel.sha256)
+            for buckets in program.functions.values():
+                for function in buckets:
+                    yield _Expected(function.plan, None, function.sha256)
+
+    def _check(self, expected: _Expected) -> str | None:
+        """What is wrong with a file, None if nothing is."""
+        path = self.path / expected.file
+        try:
+            stat = path.stat()
+        except FileNotFoundError:
+            return f"{expected.file} is missing"
+        if expected.bytes is not None and stat.st_size != expected.bytes:
+            verb = "is truncated" if stat.st_size < expected.bytes else "is too long"
+            return f"{expected.file} {verb}: {stat.st_size:,} of {expected.bytes:,} bytes"
+        if expected.sha256 is None:
+            return None
+        key = (str(path.resolve()), stat.st_size, stat.st_mtime_ns)
+        found = _hashes.get(key)
+        if found is None:
+            with path.open("rb") as file:
+                found = _hashes[key] = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != expected.sha256:
+            return f"{expected.file} is corrupt: SHA-256 {found}, expected {expected.sha256}"
+        return None

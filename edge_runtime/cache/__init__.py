@@ -1,0 +1,10 @@
+"""Bookkeeping of the paged KV cache: which page holds which tokens of which sequence. No device memory is touched here.
+
+The TypeScript runtime has the same three classes; both pass the vectors in tests/vectors/cache.
+"""
+
+from nearfar.edge_runtime.cache.pages import PageAllocator
+from nearfar.edge_runtime.cache.prefix import PrefixIndex
+from nearfar.edge_runtime.cache.sequences import Sequence, SequenceTable
+
+__all__ = ["PageAllocator", "PrefixIndex", "Sequence", "SequenceTable"]

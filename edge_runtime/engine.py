@@ -1,0 +1,231 @@
+"""The engine: one asynchronous loop that schedules, steps, samples and emits."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakValueDictionary
+
+from nearfar.edge_runtime.cache import SequenceTable
+from nearfar.edge_runtime.manifest import Manifest, Program
+from nearfar.edge_runtime.requests import FinishReason, Request, RequestStats, TokenEvent, TopLogprob
+from nearfar.edge_runtime.sampling import SamplingParams
+from nearfar.edge_runtime.scheduler import Limits, Scheduler, Step
+from nearfar.edge_runtime.steps import Sampled, StepBuilder, StepWork, launch
+from nearfar.errors import DeviceError, NearfarError, RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from nearfar.edge_runtime.executors.base import Executor
+
+T = TypeVar("T")
+_Event = TokenEvent | Exception
+
+
+@dataclass(frozen=True)
+class _InFlight:
+    """A step that the device is computing, and how to wait for its tokens."""
+
+    step: Step
+    read: Callable[[], Sampled]
+
+
+_Turn = tuple[_InFlight | None, list[tuple[Step, Sampled]]]
+"""The step that is still in flight after a turn of the loop, and the steps that were read."""
+
+
+class Generation:
+    """The tokens of one request, to be iterated once.
+
+    The request stops when this is closed or dropped, or when the task that iterates it is cancelled.
+    """
+
+    def __init__(self, core: EngineCore, request: Request) -> None:
+        self._core = core
+        self._request = request
+        self._events: asyncio.Queue[_Event] = asyncio.Queue()
+        self._ended = False
+
+    def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        return self
+
+    async def __anext__(self) -> TokenEvent:
+        if self._ended:
+            raise StopAsyncIteration
+        try:
+            event = await self._events.get()
+        except asyncio.CancelledError:
+            await self.aclose()
+            raise
+        if isinstance(event, Exception):
+            self._ended = True
+            raise event
+        self._ended = event.finish_reason is not None
+        return event
+
+    async def aclose(self) -> None:
+        """Stop the request if it is still going."""
+        self._ended = True
+        self._core.cancel(self._request)
+
+    def put(self, event: _Event) -> None:
+        """Hand an event to who iterates."""
+        self._events.put_nowait(event)
+
+    @property
+    def stats(self) -> RequestStats:
+        """The figures so far."""
+        return self._request.stats()
+
+
+class EngineCore:
+    """Runs token ids through one executor. Text, templates and OpenAI's shapes are above it.
+
+    Everything but the executor's calls happens on the event loop; those happen in one worker thread, in order.
+    """
+
+    def __init__(
+        self, executor: Executor, manifest: Manifest, program: Program, pages: int, *, pipelined: bool = True
+    ) -> None:
+        """Take over an executor. `pipelined`: queue a step before the tokens of the one before are read.
+
+        An executor that computes inside `run` gains nothing from that.
+        """
+        self.executor = executor
+        self.manifest = manifest
+        cache, model = manifest.cache, manifest.model
+        self.context = min(model.context_length, pages * cache.page_size)
+        buckets = sorted(function.size for function in program.functions["step"])
+        rows = max(function.rows for function in program.functions["step"])
+        table = SequenceTable(pages, cache.page_size, cache.slots)
+        self.scheduler = Scheduler(table, Limits(tuple(buckets), min(rows, cache.slots), self.context))
+        self._pipelined = pipelined
+        self._builder = StepBuilder(manifest, program, feed=pipelined)
+        self._generations: WeakValueDictionary[int, Generation] = WeakValueDictionary()
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="nearfar-executor")
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+        self._worker.submit(self._initialize).result()
+
+    def generate(self, tokens: Seq[int], params: SamplingParams | None = None) -> Generation:
+        """Start a request; call it on the event loop that will iterate the result."""
+        if self._closed:
+            raise DeviceError("the engine is closed; load the artifact again")
+        params = params or SamplingParams()
+        self._check_tokens(tokens)
+        params.check_vocabulary(self.manifest.model.vocab_size)
+        limit = self.scheduler.limit_tokens(tokens, params.max_tokens)
+        seed = secrets.randbits(64) if params.seed is None else params.seed & (2**64 - 1)
+        request = Request(tuple(tokens), params, limit, seed)
+        generation = self._generations[request.number] = Generation(self, request)
+        self.scheduler.add(request)
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._loop())
+        return generation
+
+    def cancel(self, request: Request) -> None:
+        """End a request; what the device still computes for it is dropped."""
+        if not request.done:
+            self.scheduler.remove(request)
+        self._generations.pop(request.number, None)
+
+    async def close(self) -> None:
+        """Stop all requests and free the device."""
+        if self._closed:
+            return
+        self._closed = True
+        self._fail(DeviceError("the engine was closed while the request was running"))
+        if self._task is not None and not self._task.done():
+            await asyncio.wait([self._task])
+        await self._in_worker(self.executor.close)
+        self._worker.shutdown()
+
+    async def _loop(self) -> None:
+        """Schedule → step → sample → emit, until there is nothing to do."""
+        before: _InFlight | None = None
+        try:
+            while True:
+                step = self.scheduler.schedule(before.step if before else None)
+                work = self._builder.build(step) if step else None
+                if step:
+                    self.scheduler.queue(step)
+                elif before is None:
+                    return
+                before, read = await self._in_worker(partial(self._turn, step, work, before))
+                for done, sampled in read:
+                    self._emit(done, sampled)
+        except Exception as error:
+            self._fail(error)
+        except asyncio.CancelledError:
+            self._fail(DeviceError("the event loop of the engine was stopped while the request was running"))
+            raise
+
+    def _turn(self, step: Step | None, work: StepWork | None, before: _InFlight | None) -> _Turn:
+        """Queue the next step, then wait for the one before. Runs in the worker thread."""
+        flying = _InFlight(step, launch(self.executor, work)) if step and work else None
+        read = [(before.step, before.read())] if before else []
+        if flying and not self._pipelined:
+            read.append((flying.step, flying.read()))
+            flying = None
+        return flying, read
+
+    def _emit(self, step: Step, sampled: Sampled) -> None:
+        """Give each request of a step its token."""
+        for row, request in enumerate(step.sampled):
+            if request.done:
+                continue
+            token = int(sampled.tokens[row])
+            request.accept(token)
+            self.scheduler.record(request)
+            finish = self._finish_reason(request, token)
+            generation = self._generations.get(request.number)
+            if generation is not None:
+                generation.put(_event(request, token, finish, sampled, row))
+            if finish or generation is None:
+                self.cancel(request)
+
+    def _finish_reason(self, request: Request, token: int) -> FinishReason | None:
+        if token in self.manifest.model.eos_token_ids and not request.params.ignore_eos:
+            return "stop"
+        return "length" if len(request.tokens) - len(request.prompt) >= request.limit else None
+
+    def _fail(self, error: Exception) -> None:
+        """End every request with an error."""
+        for request in [*self.scheduler.running, *self.scheduler.waiting]:
+            self.scheduler.remove(request)
+        for generation in list(self._generations.values()):
+            known = isinstance(error, NearfarError)
+            generation.put(error if known else DeviceError(f"the device failed: {type(error).__name__}: {error}"))
+        self._generations.clear()
+
+    def _check_tokens(self, tokens: Seq[int]) -> None:
+        if not len(tokens):
+            raise RequestError("the prompt is empty; give at least one token", "prompt")
+        vocab = self.manifest.model.vocab_size
+        for position, token in enumerate(tokens):
+            if not 0 <= token < vocab:
+                raise RequestError(
+                    f"token id {token} at position {position} is outside the vocabulary of {vocab} tokens", "prompt"
+                )
+
+    def _initialize(self) -> None:
+        for write in self._builder.initial():
+            self.executor.write(write.buffer, write.data, write.row)
+
+    async def _in_worker(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._worker, call)
+
+
+def _event(request: Request, token: int, finish: FinishReason | None, sampled: Sampled, row: int) -> TokenEvent:
+    count = request.params.logprobs
+    if count is None or sampled.logprobs is None or sampled.top_ids is None or sampled.top_logprobs is None:
+        return TokenEvent(token, finish)
+    ids, values = sampled.top_ids[row, :count].tolist(), sampled.top_logprobs[row, :count].tolist()
+    top = tuple(TopLogprob(i, v) for i, v in zip(ids, values, strict=True))
+    return TokenEvent(token, finish, float(sampled.logprobs[row]), top)

@@ -1,0 +1,1 @@
+"""Executors: what runs an artifact's plans on a device."""

@@ -1,0 +1,58 @@
+"""What the engine asks of a device: one small interface, one implementation per kind of device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.generic]
+
+
+class Executor(Protocol):
+    """Runs the plans of one artifact over buffers that it owns.
+
+    Order: `write`, `run`, `fetch` and `copy_page` take effect in the order of the calls; each sees everything before it and nothing
+    after it. None of them needs to wait for the device: only calling what `fetch` returned does.
+    Ownership: the executor owns all device memory from construction to `close`. Arrays given to `write` may be changed by the caller as
+    soon as it returns; arrays that `fetch` yields are copies that belong to the caller.
+    Threads: calls come from one thread at a time. The executor may release the GIL in any of them.
+    Errors: DeviceError for what this device lacks, ArtifactError for what the artifact should have had. After an error in `run` the
+    contents of buffers are undefined, and the executor can only be closed.
+    """
+
+    @property
+    def name(self) -> str:
+        """Kind of executor, such as "cpu" or "webgpu"."""
+        ...
+
+    @property
+    def precision(self) -> str:
+        """The program it runs: "f32" or "f16"."""
+        ...
+
+    def write(self, buffer: str, data: Array, row: int = 0) -> None:
+        """Overwrite rows row … row+len(data) of a buffer (a row is what the first axis counts); dtype and row shape must fit."""
+        ...
+
+    def run(self, function: str, size: int) -> None:
+        """Enqueue the plan of `function` for bucket `size`."""
+        ...
+
+    def fetch(self, buffer: str, rows: int) -> Callable[[], Array]:
+        """Enqueue a copy of the first `rows` rows; call the result to wait for it and get it."""
+        ...
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Enqueue copying a whole page of the cache, keys and values of all layers."""
+        ...
+
+    def memory_used(self) -> int:
+        """Bytes of device memory held: weights, cache, workspace and the rest."""
+        ...
+
+    def close(self) -> None:
+        """Free everything. Safe to call twice; nothing else may be called afterwards."""
+        ...

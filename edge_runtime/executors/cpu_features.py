@@ -1,0 +1,63 @@
+"""Which vector instructions this CPU has, by LLVM's names (as in the manifest's requires.features)."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+# What the kernels may use; other features do not decide whether a library runs.
+KNOWN = {
+    "x86_64": ("sse4.2", "avx", "avx2", "fma", "f16c", "bmi2", "avxvnni",
+               "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "avx512bf16", "avx512fp16"),
+    "aarch64": ("neon", "fullfp16", "dotprod", "i8mm", "sve"),
+}  # fmt: skip
+_LINUX_NAMES = {"asimd": "neon", "asimdhp": "fullfp16", "asimddp": "dotprod"}
+_DARWIN_NAMES = {"FEAT_FP16": "fullfp16", "FEAT_DotProd": "dotprod", "FEAT_I8MM": "i8mm", "AdvSIMD": "neon"}
+
+
+def architecture() -> str:
+    """The machine's architecture: x86_64, aarch64, or what the platform calls it."""
+    machine = platform.machine().lower()
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
+
+
+@functools.cache
+def cpu_flags() -> frozenset[str]:
+    """The features of KNOWN that this CPU and this system offer; empty where they cannot be told."""
+    known = KNOWN.get(architecture(), ())
+    if sys.platform == "linux":
+        found = _linux_flags()
+    elif sys.platform == "darwin":
+        found = _darwin_flags()
+    else:
+        found = set()
+    return frozenset(name for name in known if name in found)
+
+
+def _linux_flags() -> set[str]:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            words = value.split()
+            # Linux writes avx512_vnni and sse4_2, LLVM avx512vnni and sse4.2
+            return (
+                {_LINUX_NAMES.get(w, w) for w in words}
+                | {w.replace("_", "") for w in words}
+                | {w.replace("_", ".") for w in words}
+            )
+    return set()
+
+
+def _darwin_flags() -> set[str]:
+    listed = subprocess.run(["sysctl", "-a"], capture_output=True, text=True, check=False).stdout
+    found = set()
+    for line in listed.splitlines():
+        key, _, value = line.partition(":")
+        if key in ("machdep.cpu.features", "machdep.cpu.leaf7_features"):
+            found |= {word.lower() for word in value.split()}
+        elif key.startswith("hw.optional.") and value.strip() == "1":
+            found.add(_DARWIN_NAMES.get(key.rsplit(".", 1)[1], key))
+    return found

@@ -1,0 +1,171 @@
+"""A CPU artifact's shared library, called through ctypes: every call releases the GIL, and a whole plan is one call."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.errors import ArtifactError, DeviceError
+
+Array = npt.NDArray[np.generic]
+ALIGN = 64  # bytes: a cache line, and what TVM's code may assume of a tensor's data
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Any(ctypes.Structure):
+    """TVMFFIAny holding a DLTensor*."""
+
+    _fields_ = (("type_index", ctypes.c_int32), ("zero", ctypes.c_uint32), ("value", ctypes.c_void_p))
+
+
+class _Launch(ctypes.Structure):
+    """nf_launch of targets/cpu/pool.c."""
+
+    _fields_ = (("function", ctypes.c_void_p), ("args", ctypes.POINTER(_Any)), ("count", ctypes.c_int64))
+
+
+_DL_CPU = 1
+_TENSOR_POINTER = 7  # kTVMFFIDLTensorPtr
+_DTYPE_CODES = {"i": 0, "u": 1, "f": 2}
+
+
+def aligned(shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
+    """A zeroed array whose data is 64-byte aligned; untouched pages take no memory."""
+    kind = np.dtype(dtype)
+    count = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+    raw = np.zeros(count + ALIGN, np.uint8)
+    start = -raw.ctypes.data % ALIGN
+    return raw[start : start + count].view(kind).reshape(shape)
+
+
+class Tensor:
+    """A DLTensor over an array's memory with the shape and dtype that a kernel expects; keeps the array alive."""
+
+    def __init__(self, array: Array, shape: Sequence[int] | None = None, dtype: npt.DTypeLike | None = None) -> None:
+        kind = np.dtype(dtype if dtype is not None else array.dtype)
+        dims = tuple(array.shape if shape is None else shape)
+        needed = int(np.prod(dims, dtype=np.int64)) * kind.itemsize
+        if needed > array.nbytes or not array.flags.c_contiguous or array.ctypes.data % ALIGN:
+            raise ArtifactError(
+                f"a kernel wants {kind}{list(dims)} ({needed} bytes, aligned), its argument has {array.nbytes} bytes"
+            )
+        self._array = array
+        self._shape = (ctypes.c_int64 * len(dims))(*dims)
+        code = _DTYPE_CODES[kind.kind]
+        self.struct = _DLTensor(
+            array.ctypes.data, _DL_CPU, 0, len(dims), code, kind.itemsize * 8, 1, self._shape, None, 0
+        )
+
+
+class Plan:
+    """Bound launches, ready to be replayed."""
+
+    def __init__(self, launches: ctypes.Array[_Launch], names: list[str], keep: list[object]) -> None:
+        self.launches = launches
+        self.names = names
+        self._keep = keep
+
+
+class Library:
+    """A loaded library: its thread pool and its kernels."""
+
+    def __init__(self, path: Path | str) -> None:
+        self._ffi = _load_ffi()
+        try:
+            self._lib = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise ArtifactError(f"{path} cannot be loaded: {error}") from error
+        self._lib.nf_pool_start.argtypes = [ctypes.c_int]
+        self._lib.nf_pool_start.restype = ctypes.c_int
+        self._lib.nf_replay.argtypes = [ctypes.c_void_p, ctypes.c_int32]
+        self._lib.nf_replay.restype = ctypes.c_int32
+
+    def start(self, threads: int) -> int:
+        """Use so many threads (the caller's included); returns how many there are."""
+        return int(self._lib.nf_pool_start(threads))
+
+    def stop(self) -> None:
+        """End the worker threads."""
+        self._lib.nf_pool_stop()
+
+    def bind(self, launches: Sequence[tuple[str, Sequence[Tensor]]]) -> Plan:
+        """Resolve kernels by name and fix their arguments."""
+        table = (_Launch * len(launches))()
+        keep: list[object] = []
+        for entry, (name, tensors) in zip(table, launches, strict=True):
+            try:
+                function = getattr(self._lib, f"__tvm_ffi_{name}")
+            except AttributeError as error:
+                raise ArtifactError(
+                    f"the library has no kernel {name!r}: the artifact is damaged, build it again"
+                ) from error
+            pointers = (ctypes.addressof(tensor.struct) for tensor in tensors)
+            args = (_Any * len(tensors))(*[_Any(_TENSOR_POINTER, 0, pointer) for pointer in pointers])
+            entry.function = ctypes.cast(function, ctypes.c_void_p).value
+            entry.args = ctypes.cast(args, ctypes.POINTER(_Any))
+            entry.count = len(tensors)
+            keep += [args, *tensors]
+        return Plan(table, [name for name, _ in launches], keep)
+
+    def replay(self, plan: Plan) -> None:
+        """Run all launches of a plan in order."""
+        failed = self._lib.nf_replay(ctypes.addressof(plan.launches), len(plan.names))
+        if failed >= 0:
+            raise DeviceError(f"kernel {plan.names[failed]} (launch {failed}) refused its arguments: {_raised(self._ffi)}")
+
+
+def _load_ffi() -> ctypes.CDLL:
+    """libtvm_ffi, through which kernels report bad arguments, made visible to libraries loaded later.
+
+    `import tvm_ffi` would do that too, but it imports torch where that is installed, which takes seconds.
+    """
+    spec = importlib.util.find_spec("tvm_ffi")
+    if spec is None or spec.origin is None:
+        raise DeviceError("the cpu device needs apache-tvm-ffi, which is not installed: pip install 'nearfar[edge]'")
+    suffix = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
+    path = Path(spec.origin).parent / "lib" / f"libtvm_ffi.{suffix}"
+    return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+
+
+class _Error(ctypes.Structure):
+    """TVMFFIErrorCell behind its object header: kind and message, each a pointer and a length."""
+
+    _fields_ = (
+        ("header", ctypes.c_uint8 * 24),
+        ("kind", ctypes.c_void_p),
+        ("kind_size", ctypes.c_size_t),
+        ("message", ctypes.c_void_p),
+        ("message_size", ctypes.c_size_t),
+    )
+
+
+def _raised(ffi: ctypes.CDLL) -> str:
+    """The message that a kernel left in tvm-ffi's thread-local slot."""
+    handle = ctypes.c_void_p()
+    ffi.TVMFFIErrorMoveFromRaised(ctypes.byref(handle))
+    if not handle.value:
+        return "no message"
+    error = _Error.from_address(handle.value)
+    text = ctypes.string_at(error.message, error.message_size).decode(errors="replace")
+    ffi.TVMFFIObjectDecRef(handle)
+    return text

@@ -1,0 +1,54 @@
+"""Host memory of the CPU executor: weights, named buffers, the rope table."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.errors import ArtifactError
+
+Array = npt.NDArray[np.generic]
+
+
+def reserve(count: int) -> npt.NDArray[np.uint8]:
+    """Zeroed memory at a page border, in huge pages where the system has them.
+
+    Weights are read once a token from end to end; with 4 KiB pages the address translation alone costs several percent.
+    """
+    area = mmap.mmap(-1, max(count, 1))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without transparent huge pages
+            area.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(area, np.uint8, count)  # keeps the mapping alive
+
+
+def load_weights(directory: Path, weights: Mapping[str, Any]) -> tuple[dict[str, Array], npt.NDArray[np.uint8]]:
+    """All tensors, as views into one copy of the weight stream, and that copy; checksums are the artifact loader's affair."""
+    stream = reserve(int(weights["bytes"]))
+    at = 0
+    for shard in weights["shards"]:
+        with (directory / shard["file"]).open("rb", buffering=0) as file:
+            part = memoryview(stream.data)[at : at + int(shard["bytes"])]
+            got = 0
+            while got < len(part) and (count := file.readinto(part[got:])):
+                got += count
+        if got != int(shard["bytes"]):
+            raise ArtifactError(f"{shard['file']} has {got} bytes, the manifest says {shard['bytes']}: copy or build the artifact again")
+        at += got
+    tensors = {}
+    for record in weights["tensors"]:
+        raw = stream[int(record["offset"]) : int(record["offset"]) + int(record["bytes"])]
+        tensors[str(record["name"])] = raw.view(record["dtype"]).reshape(record["shape"])
+    return tensors, stream
+
+
+def rope_table(inv_freq: Array, scale: float, context: int) -> npt.NDArray[np.float32]:
+    """Cosines, then sines, of every position: docs/artifact.md's `rope` buffer."""
+    angle = np.arange(context, dtype=np.float64)[:, None] * inv_freq.astype(np.float64)
+    return (np.concatenate([np.cos(angle), np.sin(angle)], axis=1) * scale).astype(np.float32)

@@ -1,0 +1,60 @@
+"""From an artifact on disk to an engine on a device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nearfar.edge_runtime.artifact import Artifact
+from nearfar.edge_runtime.devices import DEVICES, Device
+from nearfar.edge_runtime.engine import EngineCore
+from nearfar.edge_runtime.memory import plan_pages
+from nearfar.edge_runtime.text import TextCodec
+from nearfar.errors import ArtifactError, DeviceError, RequestError
+
+
+def load(
+    path: Path, device: str, kv_memory: int | str | None, threads: int | None, verify: bool
+) -> tuple[EngineCore, TextCodec]:
+    """Open the artifact that suits the device, check it, put it on the device."""
+    if threads is not None and threads < 1:
+        raise RequestError(f"threads must be at least 1, not {threads}", "threads")
+    artifact, chosen = choose(path, device)
+    if verify:
+        artifact.verify()
+    codec = TextCodec.open(artifact)
+    found = chosen.probe()
+    program = artifact.choose_program(found.features, found.limits)
+    manifest = artifact.manifest
+    pages = plan_pages(manifest, program, kv_memory, found.max_pages(manifest, program))
+    context = min(manifest.model.context_length, pages * manifest.cache.page_size)
+    executor = chosen.open(artifact, program, pages, context, threads)
+    return EngineCore(executor, manifest, program, pages, pipelined=chosen.pipelined), codec
+
+
+def choose(path: Path, device: str) -> tuple[Artifact, Device]:
+    """The artifact at `path`, or the best of those one level below, and the device to run it."""
+    if device != "auto" and device not in DEVICES:
+        raise RequestError(f"device must be auto, {' or '.join(DEVICES)}, not {device!r}", "device")
+    artifacts = _artifacts(path)
+    wanted = [device] if device != "auto" else [name for name in DEVICES if DEVICES[name].preferred()] + list(DEVICES)
+    for name in wanted:
+        if name in artifacts:
+            return artifacts[name], DEVICES[name]
+    raise DeviceError(
+        f"{path} holds no artifact for {device}, only for {', '.join(sorted(artifacts))}. "
+        f"Build it with nearfar build --target {device}, or choose another device"
+    )
+
+
+def _artifacts(path: Path) -> dict[str, Artifact]:
+    """Artifacts by target."""
+    if (path / "manifest.json").is_file():
+        found = [Artifact.open(path)]
+    else:
+        found = [Artifact.open(file.parent) for file in sorted(path.glob("*/manifest.json"))]
+    if not found:
+        what = (
+            "does not exist" if not path.exists() else "holds no artifact (no manifest.json there or one level below)"
+        )
+        raise ArtifactError(f"{path} {what}. Make one with nearfar build")
+    return {artifact.target: artifact for artifact in found}

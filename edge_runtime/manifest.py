@@ -1,0 +1,247 @@
+"""The manifest of an artifact as typed records: docs/artifact.md, checked by targets/manifest.schema.json."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import types
+import typing
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any, Literal
+
+import jsonschema
+
+from nearfar.errors import ArtifactError
+
+FORMAT = "nearfar-artifact"
+VERSION = 1
+
+Dim = int | str
+"""A dimension: a number, or "pages" or "context", which the runtime chooses."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """Shape of the model, and its special tokens."""
+
+    name: str
+    architecture: str
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Geometry of the paged cache."""
+
+    page_size: int
+    slots: int
+
+
+@dataclass(frozen=True)
+class Rope:
+    """How the runtime makes the `rope` buffer: tensor of frequencies, and a factor."""
+
+    inv_freq: str
+    scale: float
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A matrix that was not quantized."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """What was done to the weights."""
+
+    scheme: str
+    bits: int | None = None
+    group_size: int | None = None
+    method: str | None = None
+    quantized: tuple[str, ...] = ()
+    dense: tuple[Dense, ...] = ()
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of the artifact, with what it must contain."""
+
+    file: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of the weight stream."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weight stream, cut into shards."""
+
+    bytes: int
+    shard_bytes: int
+    shards: tuple[File, ...]
+    tensors: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A device buffer that plans name. `dtype` "kv" stands for the program's kv_dtype."""
+
+    name: str
+    dtype: str
+    shape: tuple[Dim, ...]
+
+
+@dataclass(frozen=True)
+class Requires:
+    """What a device must have to run a program; `arch` is the CPU architecture (cpu)."""
+
+    features: tuple[str, ...]
+    limits: dict[str, int] = field(default_factory=dict)
+    arch: str | None = None
+
+
+@dataclass(frozen=True)
+class Param:
+    """Dtype and shape of a kernel argument (cpu)."""
+
+    dtype: str
+    shape: tuple[Dim, ...]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A shader file with its entry point (webgpu), or the params of a library function (cpu)."""
+
+    file: str | None = None
+    entry: str | None = None
+    access: tuple[str, ...] = ()
+    sha256: str | None = None
+    params: tuple[Param, ...] = ()
+
+
+@dataclass(frozen=True)
+class Function:
+    """One bucket of a function: `size` rows in, `rows` rows of logits."""
+
+    size: int
+    rows: int
+    plan: str
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Program:
+    """Kernels and plans of one precision."""
+
+    precision: Literal["f16", "f32"]
+    kv_dtype: str
+    requires: Requires
+    workspace: tuple[int, ...]
+    kernels: dict[str, Kernel]
+    functions: dict[str, tuple[Function, ...]]
+    library: str | None = None
+    library_sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that the model needs."""
+
+    weights: int
+    kv_bytes_per_token: dict[str, int]
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """Files of the tokenizer."""
+
+    files: tuple[File, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything in manifest.json."""
+
+    format: str
+    version: int
+    target: Literal["cpu", "webgpu"]
+    model: Model
+    cache: Cache
+    rope: Rope
+    quantization: Quantization
+    weights: Weights
+    buffers: tuple[Buffer, ...]
+    programs: tuple[Program, ...]
+    memory: Memory
+    tokenizer: TokenizerFiles
+    license: str | None = None
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+
+@functools.cache
+def schema() -> dict[str, Any]:
+    """The JSON Schema of the manifest."""
+    text = resources.files("nearfar.targets").joinpath("manifest.schema.json").read_text(encoding="utf-8")
+    return typing.cast(dict[str, Any], json.loads(text))
+
+
+def parse(data: object, where: str) -> Manifest:
+    """Check a manifest and turn it into records; `where` names it in messages."""
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise ArtifactError(f"{where} is not the manifest of a nearfar artifact (it has no format {FORMAT!r})")
+    version = data.get("version")
+    if isinstance(version, int) and version > VERSION:
+        raise ArtifactError(
+            f"{where}: artifact format {version} is newer than this nearfar understands ({VERSION}). "
+            "Upgrade nearfar (pip install -U nearfar), or build the artifact again with this version"
+        )
+    errors = sorted(jsonschema.Draft202012Validator(schema()).iter_errors(data), key=lambda e: e.json_path)
+    if errors:
+        shown = "; ".join(f"{e.json_path}: {e.message[:200]}" for e in errors[:8])
+        more = f"; and {len(errors) - 8} more" if len(errors) > 8 else ""
+        raise ArtifactError(f"{where} does not follow the artifact format: {shown}{more}. Build the artifact again")
+    return typing.cast(Manifest, _record(Manifest, data))
+
+
+def _record(kind: Any, value: Any) -> Any:
+    """Turn checked JSON into the annotated type: records, tuples, dictionaries, optional values."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        hints = _hints(typing.cast(type, kind))
+        return typing.cast(Any, kind)(**{key: _record(hints[key], value[key]) for key in hints if key in value})
+    if origin is tuple:
+        return tuple(_record(arguments[0], item) for item in value)
+    if origin is dict:
+        return {key: _record(arguments[1], item) for key, item in value.items()}
+    if origin in (types.UnionType, typing.Union) and value is not None:
+        inner = [argument for argument in arguments if argument is not types.NoneType]
+        return _record(inner[0], value) if len(inner) == 1 else value
+    return float(value) if kind is float else value
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)

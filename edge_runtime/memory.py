@@ -1,0 +1,66 @@
+"""How much memory the KV cache gets."""
+
+from __future__ import annotations
+
+import re
+
+import psutil
+
+from nearfar.edge_runtime.manifest import Manifest, Program
+from nearfar.errors import DeviceError, RequestError
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def parse_size(size: int | str) -> int:
+    """Bytes of "512MB", "1.5 GiB" or a plain number."""
+    if isinstance(size, int):
+        if size <= 0:
+            raise RequestError(f"kv_memory must be positive, not {size}", "kv_memory")
+        return size
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", size.lower())
+    if not found or float(found[1]) == 0:
+        raise RequestError(f"kv_memory must be a size such as 512MB or 2GiB, not {size!r}", "kv_memory")
+    return int(float(found[1]) * _UNITS[found[2] or ""])
+
+
+def show_size(size: int) -> str:
+    """Bytes as a person reads them."""
+    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size} bytes"
+
+
+def page_bytes(manifest: Manifest, program: Program) -> int:
+    """Bytes of one page of all layers."""
+    return manifest.memory.kv_bytes_per_token[program.precision] * manifest.cache.page_size
+
+
+def useful_pages(manifest: Manifest) -> int:
+    """Pages beyond which memory would lie idle: every slot at the full context."""
+    return manifest.cache.slots * -(-manifest.model.context_length // manifest.cache.page_size)
+
+
+def plan_pages(manifest: Manifest, program: Program, kv_memory: int | str | None, max_pages: int | None = None) -> int:
+    """How many pages the cache gets: from the budget, else from half of the memory that is free.
+
+    `max_pages` is a limit of the device, such as the size of a buffer.
+    """
+    each = page_bytes(manifest, program)
+    free = psutil.virtual_memory().available - (manifest.memory.weights if kv_memory is None else 0)
+    budget = parse_size(kv_memory) if kv_memory is not None else max(free, 0) // 2
+    pages = min(budget // each, useful_pages(manifest), max_pages or useful_pages(manifest))
+    if pages < 1:
+        context = manifest.model.context_length
+        raise DeviceError(
+            f"{show_size(budget)} for the KV cache is too little: one page of {manifest.cache.page_size} tokens takes "
+            f"{show_size(each)}, the full context of {context} tokens "
+            f"{show_size(each * -(-context // manifest.cache.page_size))}. Give it more with kv_memory (--kv-memory)"
+        )
+    if kv_memory is not None and budget > psutil.virtual_memory().total:
+        raise DeviceError(
+            f"{show_size(budget)} for the KV cache is more than this machine has "
+            f"({show_size(psutil.virtual_memory().total)}); {show_size(max(free, 0))} are free"
+        )
+    return pages

@@ -1,0 +1,209 @@
+"""Serves the chat page and one WebGPU artifact to a browser: static files, nothing else.
+
+The standard library is enough for that, so a device install needs no web framework.
+"""
+
+import errno
+import hashlib
+import json
+import mimetypes
+import os
+import shutil
+import socket
+import sys
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Lock
+from typing import BinaryIO
+from urllib.parse import unquote, urlsplit
+
+import nearfar
+from nearfar.errors import ArtifactError, NearfarError
+
+ARTIFACT_PREFIX = "/artifact/"
+
+# The system's table knows neither shaders nor templates, and on Windows it may call JavaScript text/plain.
+MIME_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".json": "application/json",
+    ".map": "application/json",
+    ".svg": "image/svg+xml",
+    ".wgsl": "text/wgsl; charset=utf-8",
+    ".jinja": "text/plain; charset=utf-8",
+    ".bin": "application/octet-stream",
+    "": "text/plain; charset=utf-8",  # LICENSE
+}
+
+# The page isolates itself: no other origin shares its process, and timers keep their full resolution.
+ISOLATION = {
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Embedder-Policy": "require-corp",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def find_page() -> Path:
+    """Find the folder of the built chat page: inside the installed package, or in the checkout's web/dist."""
+    package = Path(nearfar.__file__).resolve().parent
+    candidates = [package / "web_dist" / "page", package.parents[1] / "web" / "dist" / "page"]
+    for folder in candidates:
+        if (folder / "index.html").is_file():
+            return folder
+    raise NearfarError(
+        "the chat page is not built. In a checkout, run `make setup`, or `npm ci && npm run build` in web/; "
+        "an installed package should contain it: reinstall nearfar from a release wheel"
+    )
+
+
+def find_webgpu_artifact(path: Path) -> Path:
+    """Find the WebGPU artifact at `path`, which may be the artifact itself or a build's OUT folder."""
+    for folder in (path, path / "webgpu"):
+        manifest = folder / "manifest.json"
+        if not manifest.is_file():
+            continue
+        try:
+            target = json.loads(manifest.read_text(encoding="utf-8")).get("target")
+        except (ValueError, AttributeError) as error:
+            raise ArtifactError(f"{manifest} is no manifest ({error}): build the artifact again") from error
+        if target != "webgpu":
+            raise ArtifactError(f"{folder} is an artifact for {target}, a browser runs webgpu only: {_how_to_build()}")
+        return folder
+    others = sorted(found.parent.name for found in path.glob("*/manifest.json"))
+    if others:
+        raise ArtifactError(f"{path} holds artifacts for {', '.join(others)}, but none for webgpu: {_how_to_build()}")
+    raise ArtifactError(f"{path} holds no artifact (no manifest.json there or in webgpu/): {_how_to_build()}")
+
+
+def _how_to_build() -> str:
+    return "make one with `nearfar build CHECKPOINT --target webgpu -o OUT`"
+
+
+@dataclass
+class Site:
+    """Which file answers which path."""
+
+    page: Path
+    artifact: Path
+    _etags: dict[tuple[Path, int, int], str] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
+
+    def file(self, url_path: str) -> Path | None:
+        """Find the file of an (unquoted) URL path, or None: outside the two folders nothing is served."""
+        if "\\" in url_path or "\0" in url_path:
+            return None
+        if url_path.startswith(ARTIFACT_PREFIX):
+            root, relative = self.artifact, url_path.removeprefix(ARTIFACT_PREFIX)
+        else:
+            root, relative = self.page, url_path.removeprefix("/") or "index.html"
+        root = root.resolve()
+        found = (root / relative).resolve()
+        # resolve() has removed every ".." and symbolic link, so this holds for what would really be opened.
+        return found if found.is_relative_to(root) and found.is_file() else None
+
+    def etag(self, path: Path) -> str:
+        """Give the SHA-256 of the file as it is on the disk, read once per version of the file."""
+        state = path.stat()
+        key = (path, state.st_mtime_ns, state.st_size)
+        with self._lock:
+            known = self._etags.get(key)
+        if known is None:
+            with path.open("rb") as file:
+                known = f'"{hashlib.file_digest(file, "sha256").hexdigest()}"'
+            with self._lock:
+                self._etags[key] = known
+        return known
+
+
+class PageServer(ThreadingHTTPServer):
+    """Answers GET and HEAD from a Site, one thread a connection."""
+
+    daemon_threads = True
+    # Elsewhere this means "reuse a port in TIME_WAIT"; on Windows it would share a port that another server holds.
+    allow_reuse_address = os.name != "nt"
+
+    def __init__(self, host: str, port: int, site: Site) -> None:
+        self.site = site
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), _Handler)
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        host, port = self.server_address[:2]
+        return f"http://{_shown_host(str(host))}:{port}/"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Report a fault, but not a browser that closed its connection, as it does on an aborted load."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+
+def _shown_host(host: str) -> str:
+    if host in ("0.0.0.0", "::"):
+        return "localhost"
+    return f"[{host}]" if ":" in host else host
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: PageServer
+    protocol_version = "HTTP/1.1"
+    server_version = "nearfar"
+    # Lets an idle keep-alive connection go instead of holding its thread forever.
+    timeout = 60
+
+    def do_GET(self) -> None:
+        opened = self._begin()
+        if opened is not None:
+            with opened:
+                shutil.copyfileobj(opened, self.wfile, 1 << 20)
+
+    def do_HEAD(self) -> None:
+        opened = self._begin()
+        if opened is not None:
+            opened.close()
+
+    def _begin(self) -> BinaryIO | None:
+        """Send the status and headers; return the open file when a body is due."""
+        path = self.server.site.file(unquote(urlsplit(self.path).path))
+        if path is None:
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return None
+        etag = self.server.site.etag(path)
+        if etag in self.headers.get("If-None-Match", ""):
+            self._head(HTTPStatus.NOT_MODIFIED, {"ETag": etag})
+            return None
+        file = path.open("rb")
+        guessed = MIME_TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+        # "no-cache" means: keep it, but ask each time whether it changed; a rebuilt artifact shows up at once.
+        length = str(path.stat().st_size)
+        self._head(
+            HTTPStatus.OK,
+            {"Content-Type": guessed, "Content-Length": length, "ETag": etag, "Cache-Control": "no-cache"},
+        )
+        return file
+
+    def _head(self, status: HTTPStatus, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, **ISOLATION}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Stay silent: the terminal belongs to the person who started the server."""
+
+
+def open_server(host: str, port: int, site: Site, attempts: int = 20) -> PageServer:
+    """Listen at `port`, or at one of the next ports where that one is taken; port 0 takes any free one."""
+    last = min(port + attempts, 65536)
+    for candidate in range(port, last) if port else (0,):
+        try:
+            return PageServer(host, candidate, site)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise NearfarError(f"cannot listen on {host}:{candidate}: {error.strerror or error}") from error
+    raise NearfarError(f"the ports {port} to {last - 1} are all taken on {host}: choose another with --port")

@@ -1,0 +1,97 @@
+"""How the next token is chosen: the parameters of a request, checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from nearfar.errors import RequestError
+
+MAX_STOPS = 16
+MAX_TOP_LOGPROBS = 20
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Sampling parameters with OpenAI's names and defaults; the command line takes its defaults from here too.
+
+    `max_tokens` None: until the context is full. `seed` None: a random one. `logprobs` None: off; else how many
+    alternatives to give beside the chosen token's own logprob. `ignore_eos` keeps going at the end token (benchmarks).
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        _number("temperature", self.temperature, 0.0, 100.0)
+        _number("top_p", self.top_p, 0.0, 1.0, above=True)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, above=True)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _integer("top_k", self.top_k, 0, 2**31 - 1)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        if self.seed is not None:
+            _integer("seed", self.seed, -(2**63), 2**64 - 1)
+        if self.logprobs is not None:
+            _integer("top_logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
+        _stops(self.stop)
+        for token, bias in self.logit_bias.items():
+            _integer("logit_bias", token, 0, 2**31 - 1)
+            _number("logit_bias", bias, -100.0, 100.0)
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Refuse token ids that the model does not have."""
+        for token in self.logit_bias:
+            if token >= vocab_size:
+                raise RequestError(
+                    f"logit_bias: token id {token} is outside the vocabulary of {vocab_size} tokens", "logit_bias"
+                )
+
+    @property
+    def penalized(self) -> bool:
+        """Whether the choice depends on the tokens before."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def plain_greedy(self) -> bool:
+        """Whether the choice is the argmax of the raw logits."""
+        return self.temperature == 0.0 and not self.penalized and not self.logit_bias
+
+
+def _number(param: str, value: object, low: float, high: float, above: bool = False) -> None:
+    """Refuse what is not a finite number in [low, high], or (low, high] if `above`."""
+    wanted = f"a number in {'(' if above else '['}{low:g}, {high:g}]"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RequestError(f"{param} must be {wanted}, not {value!r}", param)
+    if math.isnan(value) or value < low or value > high or (above and value == low):
+        raise RequestError(f"{param} must be {wanted}, not {value}", param)
+
+
+def _integer(param: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RequestError(f"{param} must be a whole number, not {value!r}", param)
+    if not low <= value <= high:
+        raise RequestError(f"{param} must be at least {low} and at most {high}, not {value}", param)
+
+
+def _stops(stop: object) -> None:
+    if not isinstance(stop, tuple) or not all(isinstance(item, str) for item in stop):
+        raise RequestError(f"stop must be strings, not {stop!r}", "stop")
+    if len(stop) > MAX_STOPS:
+        raise RequestError(f"stop takes at most {MAX_STOPS} strings, not {len(stop)}", "stop")
+    if "" in stop:
+        raise RequestError("stop must not contain an empty string", "stop")

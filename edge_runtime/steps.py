@@ -1,0 +1,200 @@
+"""Turns a scheduled step into what the device reads: the small buffers of docs/artifact.md, and the sampler's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.edge_runtime.cache import Sequence
+from nearfar.edge_runtime.cache.sequences import Copy
+from nearfar.edge_runtime.manifest import Manifest, Program
+from nearfar.edge_runtime.requests import Request
+from nearfar.edge_runtime.scheduler import Step
+
+if TYPE_CHECKING:
+    from nearfar.edge_runtime.executors.base import Executor
+
+Array = npt.NDArray[Any]
+Read = Callable[[], Array]
+
+PROMPT_FLAG = 1 << 24
+"""Bit of `counts` that marks a token of the prompt."""
+
+
+@dataclass(frozen=True)
+class Write:
+    """Data for a buffer, from a row of it on."""
+
+    buffer: str
+    data: Array
+    row: int = 0
+
+
+@dataclass
+class StepWork:
+    """All that the device is asked to do for one step, in order: copies, writes, runs."""
+
+    size: int
+    copies: tuple[Copy, ...]
+    writes: list[Write]
+    sampler: Literal["greedy", "sample"] | None = None
+    sampler_size: int = 0
+    sampled: int = 0
+    logprobs_size: int = 0
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What was sampled, a row a request."""
+
+    tokens: Array
+    logprobs: Array | None = None
+    top_ids: Array | None = None
+    top_logprobs: Array | None = None
+
+
+@dataclass
+class _SlotState:
+    """What a slot's rows on the device hold, so that only what changed is written."""
+
+    pages: list[int] = field(default_factory=list)
+    owner: Sequence | None = None
+    biased: bool = False
+
+
+class StepBuilder:
+    """Lays steps out for the device, and remembers what the device already knows about each slot."""
+
+    def __init__(self, manifest: Manifest, program: Program, feed: bool) -> None:
+        self._model = manifest.model
+        self._pages_per_slot = -(-manifest.model.context_length // manifest.cache.page_size)
+        self._slots = [_SlotState() for _ in range(manifest.cache.slots)]
+        self._sizes = {name: sorted(f.size for f in buckets) for name, buckets in program.functions.items()}
+        self._feed = feed
+
+    def initial(self) -> list[Write]:
+        """Writes to make once: no bias, every token allowed."""
+        slots, vocab = len(self._slots), self._model.vocab_size
+        return [
+            Write("logit_bias", np.zeros((slots, vocab), np.float32)),
+            Write("counts", np.zeros((slots, vocab), np.int32)),
+            Write("allowed", np.full((slots, (vocab + 31) // 32), 0xFFFFFFFF, np.uint32)),
+        ]
+
+    def build(self, step: Step) -> StepWork:
+        """Lay out a step. Call it in the order in which the steps will run, before their rows count as queued."""
+        work = StepWork(step.size, step.copies, self._rows(step))
+        requests = step.sampled
+        for chunk in step.chunks:
+            if chunk is not None:
+                work.writes += self._page_table(chunk.request)
+        if requests:
+            self._sampler(work, step)
+        return work
+
+    def _rows(self, step: Step) -> list[Write]:
+        tokens = np.zeros(step.size, np.int32)
+        positions = np.full(step.size, -1, np.int32)
+        slots = np.zeros(step.size, np.int32)
+        logit_rows = np.zeros(16, np.int32)
+        row = sampled = 0
+        for chunk in step.chunks:
+            if chunk is None:
+                row += 1
+                continue
+            assert chunk.request.sequence is not None
+            end = row + chunk.count
+            known = chunk.request.tokens[chunk.start : chunk.start + chunk.count]
+            tokens[row : row + len(known)] = known
+            positions[row:end] = np.arange(chunk.start, chunk.start + chunk.count)
+            slots[row:end] = chunk.request.sequence.slot
+            if chunk.samples:
+                logit_rows[sampled] = end - 1
+                sampled += 1
+            row = end
+        writes = [Write("positions", positions), Write("slots", slots), Write("logit_rows", logit_rows)]
+        if step.fed < step.size:
+            writes.append(Write("tokens", tokens[step.fed :], step.fed))
+        return writes
+
+    def _page_table(self, request: Request) -> list[Write]:
+        sequence = request.sequence
+        assert sequence is not None
+        state = self._slots[sequence.slot]
+        if state.pages == sequence.pages:
+            return []
+        state.pages = list(sequence.pages)
+        table = np.zeros((1, self._pages_per_slot), np.int32)
+        table[0, : len(sequence.pages)] = sequence.pages
+        return [Write("page_table", table, sequence.slot)]
+
+    def _sampler(self, work: StepWork, step: Step) -> None:
+        requests = step.sampled
+        work.sampled = len(requests)
+        work.sampler = "greedy" if all(r.params.plain_greedy for r in requests) else "sample"
+        work.sampler_size = self._size(work.sampler, len(requests))
+        if any(r.params.logprobs is not None for r in requests):
+            work.logprobs_size = self._size("logprobs", len(requests))
+        ints = np.zeros((16, 8), np.int32)
+        ints[:, 0] = ints[:, 5] = -1
+        floats = np.zeros((16, 8), np.float32)
+        for index, chunk in enumerate(c for c in step.chunks if c is not None and c.samples):
+            request, params = chunk.request, chunk.request.params
+            assert request.sequence is not None
+            low, high = np.array([request.seed & 0xFFFFFFFF, request.seed >> 32], np.uint32).view(np.int32)
+            feed = index if self._feed else -1
+            ints[index] = request.sequence.slot, params.top_k, low, high, chunk.start + chunk.count, feed, 0, 0
+            penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+            floats[index] = params.temperature, params.top_p, params.min_p, *penalties, 0, 0
+            if work.sampler == "sample":
+                work.writes += self._slot_rows(request)
+        work.writes.append(Write("sample_i32", ints))
+        if work.sampler == "sample":
+            work.writes.append(Write("sample_f32", floats))
+
+    def _slot_rows(self, request: Request) -> list[Write]:
+        """Bias and counts of a slot that a request has just taken over."""
+        sequence, params, vocab = request.sequence, request.params, self._model.vocab_size
+        assert sequence is not None
+        state = self._slots[sequence.slot]
+        if state.owner is sequence:
+            return []
+        state.owner = sequence
+        writes: list[Write] = []
+        if params.logit_bias or state.biased:
+            bias = np.zeros((1, vocab), np.float32)
+            bias[0, list(params.logit_bias)] = list(params.logit_bias.values())
+            state.biased = bool(params.logit_bias)
+            writes.append(Write("logit_bias", bias, sequence.slot))
+        if params.penalized:
+            answer = np.array(request.tokens[len(request.prompt) :], np.int64)
+            counts = np.bincount(answer, minlength=vocab).astype(np.int32)
+            counts[list(request.prompt)] |= PROMPT_FLAG
+            writes.append(Write("counts", counts[None], sequence.slot))
+        return writes
+
+    def _size(self, function: str, rows: int) -> int:
+        return next(size for size in self._sizes[function] if size >= rows)
+
+
+def launch(executor: Executor, work: StepWork) -> Callable[[], Sampled]:
+    """Enqueue a step; returns what waits for it and reads its tokens."""
+    for source, target in work.copies:
+        executor.copy_page(source, target)
+    for write in work.writes:
+        executor.write(write.buffer, write.data, write.row)
+    executor.run("step", work.size)
+    if work.sampler is not None:
+        executor.run(work.sampler, work.sampler_size)
+    # Read even where nothing was sampled, so that no more than two steps are ever under way.
+    tokens = executor.fetch("sampled", max(work.sampled, 1))
+    if not work.logprobs_size:
+        return lambda: Sampled(tokens())
+    executor.run("logprobs", work.logprobs_size)
+    chosen = executor.fetch("logprob", work.sampled)
+    ids, values = executor.fetch("top_ids", work.sampled), executor.fetch("top_logprobs", work.sampled)
+    return lambda: Sampled(tokens(), chosen(), ids(), values())

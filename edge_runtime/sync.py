@@ -1,0 +1,200 @@
+"""The synchronous face: the asynchronous engine on an event loop in a background thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any, Generic, Literal, Self, TypeVar, Unpack, overload
+
+from nearfar.edge_runtime.api import AsyncEngine, AsyncStream
+from nearfar.edge_runtime.manifest import Manifest
+from nearfar.edge_runtime.parameters import ChatParams, CompletionParams
+from nearfar.edge_runtime.requests import TokenEvent
+from nearfar.edge_runtime.sampling import SamplingParams
+from nearfar.edge_runtime.types import ChatCompletion, ChatCompletionChunk, Completion
+
+T = TypeVar("T")
+Item = TypeVar("Item")
+
+
+class _Loop:
+    """An event loop in a daemon thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="nearfar-engine", daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine there and wait for it; interrupting the wait cancels it."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class Stream(Generic[Item]):
+    """Items as they come. Closing it stops the request; so does leaving the loop over it early, or Ctrl-C in it."""
+
+    def __init__(self, loop: _Loop, items: AsyncIterator[Item], close: Coroutine[Any, Any, None]) -> None:
+        self._loop = loop
+        self._items = items
+        self._close: Coroutine[Any, Any, None] | None = close
+
+    def __iter__(self) -> Iterator[Item]:
+        try:
+            while True:
+                try:
+                    yield self._loop.run(_next(self._items))
+                except StopAsyncIteration:
+                    return
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Stop the request."""
+        close, self._close = self._close, None
+        if close is not None:
+            self._loop.run(close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if self._close is not None:
+            self._close.close()
+
+
+class Engine:
+    """A model on a device, for synchronous code. Usable from several threads at once: their requests share steps."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self.asynchronous = engine
+        self._loop = _Loop()
+        self._closed = False
+        self.chat = _Chat(self._loop, engine)
+        self.completions = _Completions(self._loop, engine)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        device: str = "auto",
+        kv_memory: int | str | None = None,
+        threads: int | None = None,
+        verify: bool = True,
+    ) -> Engine:
+        """See AsyncEngine.load."""
+        loading = AsyncEngine.load(path, device=device, kv_memory=kv_memory, threads=threads, verify=verify)
+        return cls(_run_apart(loading))
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the artifact says about the model."""
+        return self.asynchronous.manifest
+
+    @property
+    def context(self) -> int:
+        """Tokens that a prompt and its answer may have together."""
+        return self.asynchronous.context
+
+    def generate(self, tokens: Seq[int], params: SamplingParams | None = None) -> Stream[TokenEvent]:
+        """Token ids in, token events out."""
+
+        async def start() -> Stream[TokenEvent]:
+            generation = self.asynchronous.generate(tokens, params)
+            return Stream(self._loop, generation, generation.aclose())
+
+        return self._loop.run(start())
+
+    def close(self) -> None:
+        """Stop all requests and free the device."""
+        if not self._closed:
+            self._closed = True
+            self._loop.run(self.asynchronous.close())
+            self._loop.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Chat:
+    """`engine.chat`."""
+
+    def __init__(self, loop: _Loop, engine: AsyncEngine) -> None:
+        self.completions = _ChatCompletions(loop, engine)
+
+
+class _ChatCompletions:
+    """`engine.chat.completions`."""
+
+    def __init__(self, loop: _Loop, engine: AsyncEngine) -> None:
+        self._loop, self._engine = loop, engine
+
+    @overload
+    def create(
+        self, messages: Seq[Mapping[str, Any]], *, stream: Literal[False] = False, **params: Unpack[ChatParams]
+    ) -> ChatCompletion: ...
+    @overload
+    def create(
+        self, messages: Seq[Mapping[str, Any]], *, stream: Literal[True], **params: Unpack[ChatParams]
+    ) -> Stream[ChatCompletionChunk]: ...
+    def create(
+        self, messages: Seq[Mapping[str, Any]], *, stream: bool = False, **params: Unpack[ChatParams]
+    ) -> ChatCompletion | Stream[ChatCompletionChunk]:
+        """Answer a conversation, whole or in chunks."""
+        made = self._loop.run(self._engine.chat.completions.create(messages, stream=stream, **params))
+        return Stream(self._loop, made, made.close()) if isinstance(made, AsyncStream) else made
+
+
+class _Completions:
+    """`engine.completions`."""
+
+    def __init__(self, loop: _Loop, engine: AsyncEngine) -> None:
+        self._loop, self._engine = loop, engine
+
+    @overload
+    def create(
+        self, prompt: str | Seq[int], *, stream: Literal[False] = False, **params: Unpack[CompletionParams]
+    ) -> Completion: ...
+    @overload
+    def create(
+        self, prompt: str | Seq[int], *, stream: Literal[True], **params: Unpack[CompletionParams]
+    ) -> Stream[Completion]: ...
+    def create(
+        self, prompt: str | Seq[int], *, stream: bool = False, **params: Unpack[CompletionParams]
+    ) -> Completion | Stream[Completion]:
+        """Continue a text or token ids, whole or in chunks."""
+        made = self._loop.run(self._engine.completions.create(prompt, stream=stream, **params))
+        return Stream(self._loop, made, made.close()) if isinstance(made, AsyncStream) else made
+
+
+async def _next(items: AsyncIterator[Item]) -> Item:
+    return await anext(items)
+
+
+def _run_apart(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in a loop of its own, also where the caller is inside one already (a notebook)."""
+    loop = _Loop()
+    try:
+        return loop.run(coroutine)
+    finally:
+        loop.stop()

@@ -1,0 +1,241 @@
+"""Between text and tokens: tokenizer, chat template, and text that comes out piece by piece."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import jinja2.ext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from nearfar.edge_runtime.artifact import Artifact
+from nearfar.errors import ArtifactError, RequestError
+
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
+
+
+class TextCodec:
+    """The tokenizer of an artifact and its chat template."""
+
+    def __init__(self, tokenizer: Tokenizer, config: Mapping[str, Any], template: str | None, bos: int | None) -> None:
+        self.tokenizer = tokenizer
+        self._bos = bos
+        self._special = {name: text for name in _SPECIAL if (text := _content(config.get(name))) is not None}
+        self._template = _compile(template) if template else None
+        self._byte_level = '"ByteLevel"' in json.dumps(json.loads(tokenizer.to_str()).get("decoder"))
+
+    @classmethod
+    def open(cls, artifact: Artifact) -> TextCodec:
+        """Load the tokenizer files of an artifact."""
+        if artifact.file("tokenizer/tokenizer.json") is None:
+            raise ArtifactError(
+                f"artifact {artifact.path} has no tokenizer/tokenizer.json; build it from a checkpoint that has one"
+            )
+        try:
+            tokenizer = Tokenizer.from_str(artifact.text("tokenizer/tokenizer.json"))
+        except Exception as error:  # the library raises plain Exception
+            raise ArtifactError(f"tokenizer/tokenizer.json of {artifact.path} cannot be read: {error}") from error
+        file = "tokenizer/tokenizer_config.json"
+        config = json.loads(artifact.text(file)) if artifact.file(file) else {}
+        own = artifact.file("tokenizer/chat_template.jinja")
+        template = own.read_text(encoding="utf-8") if own else _default_template(config.get("chat_template"))
+        return cls(tokenizer, config, template, artifact.manifest.model.bos_token_id)
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the model knows how to chat."""
+        return self._template is not None
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a raw prompt, with what the tokenizer itself puts around it. An empty prompt is just BOS."""
+        tokens = self._encode(text, True)
+        return tokens if tokens or self._bos is None else [self._bos]
+
+    def encode_chat(self, messages: Seq[Mapping[str, Any]]) -> list[int]:
+        """Tokens of a conversation, up to where the answer begins."""
+        return self._encode(self.render_chat(messages), False)
+
+    def render_chat(self, messages: Seq[Mapping[str, Any]]) -> str:
+        """The conversation as the model's own template writes it."""
+        if self._template is None:
+            raise RequestError("this model has no chat template; send a raw prompt instead (completions, --raw)")
+        try:
+            return self._template.render(messages=list(messages), add_generation_prompt=True, **self._special)
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
+            raise RequestError(f"the model's chat template refuses these messages: {error}", "messages") from error
+
+    def decode(self, tokens: Seq[int]) -> str:
+        """Text of tokens, special tokens left out."""
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that one token stands for."""
+        piece = self.tokenizer.id_to_token(token)
+        if piece is None:
+            return b""
+        if found := _BYTE_TOKEN.match(piece):
+            return bytes([int(found[1], 16)])
+        if self._byte_level and all(char in _BYTES for char in piece):
+            return bytes(_BYTES[char] for char in piece)
+        return str(piece).replace("▁", " ").encode()
+
+    def _encode(self, text: str, special: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the prompt is not valid Unicode: lone surrogate {text[error.start]!r} at character {error.start}",
+                "prompt",
+            ) from error
+        return list(self.tokenizer.encode(text, add_special_tokens=special).ids)
+
+
+class Detokenizer:
+    """Text of a growing list of tokens. What it has given out never changes, and never ends in half a character.
+
+    `context` are tokens before the first: a tokenizer may decode a word differently at the start of a text.
+    """
+
+    KEEP = 6
+    """Tokens decoded again for context. A character takes up to four byte tokens."""
+
+    def __init__(self, codec: TextCodec, context: Seq[int] = ()) -> None:
+        self._codec = codec
+        self._window = list(context[-self.KEEP :])
+        self._given = len(codec.decode(self._window))
+
+    def push(self, token: int) -> str:
+        """The text that is certain now and was not before."""
+        self._window.append(token)
+        text = self._codec.decode(self._window)
+        # Bytes that do not make a character (yet) decode to U+FFFD: wait for the rest of them.
+        stable = text.rstrip("\ufffd")
+        new = stable[self._given :]
+        self._given = max(self._given, len(stable))
+        if len(stable) == len(text) and len(self._window) > 4 * self.KEEP:
+            self._shorten()
+        return new
+
+    def finish(self) -> str:
+        """What was held back."""
+        return self._codec.decode(self._window)[self._given :]
+
+    def _shorten(self) -> None:
+        tail = self._window[-self.KEEP :]
+        text = self._codec.decode(tail)
+        if text and "\ufffd" not in text:
+            self._window, self._given = tail, len(text)
+
+
+class StopMatcher:
+    """Passes text on up to the first stop string, holding back what may be the beginning of one."""
+
+    def __init__(self, stops: Seq[str]) -> None:
+        self._stops = stops
+        self._held = ""
+        self.matched: str | None = None
+
+    def push(self, text: str) -> str:
+        """The text that is certainly before any stop string."""
+        if self.matched is not None:
+            return ""
+        self._held += text
+        found = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if found:
+            at, self.matched = min(found, key=lambda match: match[0])
+            out, self._held = self._held[:at], ""
+            return out
+        keep = max((self._overlap(stop) for stop in self._stops), default=0)
+        cut = len(self._held) - keep
+        out, self._held = self._held[:cut], self._held[cut:]
+        return out
+
+    def finish(self) -> str:
+        """What was held back, for the text ends here."""
+        out, self._held = self._held, ""
+        return out
+
+    def _overlap(self, stop: str) -> int:
+        """Length of the longest end of the held text that begins the stop string."""
+        longest = min(len(stop) - 1, len(self._held))
+        return next((n for n in range(longest, 0, -1) if self._held.endswith(stop[:n])), 0)
+
+
+class TextStream:
+    """Tokens in, text out, up to a stop string."""
+
+    def __init__(self, codec: TextCodec, stops: Seq[str], context: Seq[int] = ()) -> None:
+        self._detokenizer = Detokenizer(codec, context)
+        self._matcher = StopMatcher(stops)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was found."""
+        return self._matcher.matched is not None
+
+    def push(self, token: int) -> str:
+        """The text that this token makes certain."""
+        return self._matcher.push(self._detokenizer.push(token))
+
+    def finish(self) -> str:
+        """The rest of the text."""
+        out = self._matcher.push(self._detokenizer.finish())
+        return out + self._matcher.finish()
+
+
+def _compile(template: str) -> jinja2.Template:
+    """A chat template with the helpers that Hugging Face's templates count on."""
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None,
+               separators: tuple[str, str] | None = None, sort_keys: bool = False) -> str:  # fmt: skip
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    try:
+        return environment.from_string(template)
+    except jinja2.TemplateError as error:
+        raise ArtifactError(f"the chat template cannot be read: {error}") from error
+
+
+def _default_template(value: object) -> str | None:
+    """The template of a tokenizer config: a string, or a list of named ones."""
+    if isinstance(value, list):
+        return next((str(item["template"]) for item in value if item.get("name") == "default"), None)
+    return value if isinstance(value, str) else None
+
+
+def _content(value: object) -> str | None:
+    """Text of a special token, which may be written as a record."""
+    if isinstance(value, Mapping):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _byte_table() -> dict[str, int]:
+    """GPT-2's printable stand-ins for bytes: printable bytes stand for themselves, the rest for U+0100 onwards."""
+    table, other = {}, 0x100
+    for byte in range(256):
+        if 0x21 <= byte <= 0x7E or 0xA1 <= byte <= 0xAC or byte >= 0xAE:
+            table[chr(byte)] = byte
+        else:
+            table[chr(other)] = byte
+            other += 1
+    return table
+
+
+_BYTES = _byte_table()

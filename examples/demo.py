@@ -1,0 +1,125 @@
+"""`make demo`: from a checkpoint to an answer in Python and in a real browser.
+
+Builds the sample model for cpu and webgpu, asks both the same, prints both answers with their speeds, and ends.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlencode
+
+from playwright.sync_api import sync_playwright
+
+from nearfar.edge_runtime import Engine
+
+ROOT = Path(__file__).resolve().parents[1]
+NEARFAR = [sys.executable, "-m", "nearfar"]
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+# WebGPU on a machine without a GPU: Chromium's own software device.
+CHROMIUM_ARGUMENTS = ["--no-sandbox", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"]
+# Drawn, not greedy: so small a model repeats itself otherwise. The same seed gives the same text in both.
+SAMPLING = {"temperature": 0.7, "top_p": 0.9, "seed": 1}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one runtime said, and how fast."""
+
+    text: str
+    speed: str
+
+
+def build(checkpoint: Path, out: Path) -> None:
+    """`nearfar build`."""
+    began = time.monotonic()
+    command = ["build", str(checkpoint), "--target", "cpu,webgpu", "--quant", "q4", "-o", str(out)]
+    print(f"$ nearfar {' '.join(command)}", flush=True)
+    subprocess.run([*NEARFAR, *command], check=True)
+    print(f"built in {time.monotonic() - began:.1f} s\n", flush=True)
+
+
+def in_python(artifact: Path, prompt: str, max_tokens: int) -> Answer:
+    """Stream a chat completion from the CPU artifact."""
+    text, tokens = "", 0
+    with Engine.load(artifact) as engine:
+        began = first = time.monotonic()
+        for chunk in engine.chat.completions.create(
+            messages=[{"role": "user", "content": prompt}],
+            max_tokens=max_tokens,
+            stream=True,
+            stream_options={"include_usage": True},
+            **SAMPLING,
+        ):
+            if chunk.usage:
+                tokens = chunk.usage.completion_tokens
+            if chunk.choices and chunk.choices[0].delta.content:
+                first = first if text else time.monotonic()
+                text += chunk.choices[0].delta.content
+        rate = (tokens - 1) / (time.monotonic() - first)
+    return Answer(text, f"first token after {1000 * (first - began):.0f} ms, {rate:.0f} tokens/s")
+
+
+@contextmanager
+def page(artifact: Path) -> Iterator[str]:
+    """`nearfar web` in the background; gives the address it names."""
+    command = [*NEARFAR, "web", str(artifact), "--no-open", "--port", "0"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        try:
+            assert server.stdout is not None
+            for line in server.stdout:
+                if address := re.search(r"https?://\S+?/?(?=\s|$)", line):
+                    yield address[0].rstrip("/")
+                    return
+            raise SystemExit("error: `nearfar web` ended without naming its address")
+        finally:
+            server.terminate()
+
+
+def in_browser(address: str, prompt: str, max_tokens: int) -> Answer:
+    """Open the page with the prompt in headless Chromium and read the answer from it."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGUMENTS)
+        tab = browser.new_page()
+        tab.goto(f"{address}/?{urlencode({'prompt': prompt, 'max_tokens': max_tokens, **SAMPLING})}")
+        tab.wait_for_function("['done', 'error'].includes(document.body.dataset.state)", timeout=300_000)
+        text = tab.locator("#answer").inner_text()
+        if tab.evaluate("document.body.dataset.state") == "error":
+            raise SystemExit(f"error: the page says: {tab.locator('body').inner_text()}")
+        speed = " ".join(tab.locator("#stats").inner_text().split())
+        browser.close()
+    return Answer(text, speed)
+
+
+def main() -> None:
+    """Build, answer twice, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompt", default="Tell me a story about the fox.")
+    parser.add_argument("--max-tokens", type=int, default=120)
+    parser.add_argument("--out", type=Path, default=ROOT / "out" / "sample")
+    arguments = parser.parse_args()
+    os.chdir(ROOT)
+    out = Path(os.path.relpath(arguments.out))
+    build(Path("examples/sample-model"), out)
+    answers = {"Python, cpu": in_python(out / "cpu", arguments.prompt, arguments.max_tokens)}
+    if CHROMIUM:
+        with page(out) as address:
+            answers["Chromium, webgpu"] = in_browser(address, arguments.prompt, arguments.max_tokens)
+    print(f"> {arguments.prompt}\n")
+    for name, answer in answers.items():
+        print(f"── {name}: {answer.speed}\n{answer.text}\n")
+    if not CHROMIUM:
+        raise SystemExit("error: no chromium here, so the page was not tried: apt-get install chromium")
+    print(f"Open the page yourself:  .venv/bin/nearfar web {out}")
+
+
+if __name__ == "__main__":
+    main()

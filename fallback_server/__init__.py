@@ -1,0 +1,1 @@
+"""OpenAI-compatible cloud server (not built yet)."""

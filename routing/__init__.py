@@ -1,0 +1,1 @@
+"""Device-or-cloud decision (not built yet)."""

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# System packages: installed when missing and we are root, else named. Node.js: checked.
+set -euo pipefail
+
+missing=()
+has_library() { PATH="$PATH:/sbin:/usr/sbin" ldconfig -p 2>/dev/null | grep -q "$1"; }
+if [ "$(uname -s)" = Linux ]; then
+  # A browser with WebGPU, for the demo and the browser tests.
+  command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null ||
+    missing+=(chromium)
+  # lavapipe: a Vulkan device without a GPU, for the wgpu executor.
+  has_library libvulkan.so.1 || missing+=(libvulkan1)
+  compgen -G '/usr/share/vulkan/icd.d/*.json' >/dev/null || missing+=(mesa-vulkan-drivers)
+fi
+# The cpu target links its kernels to a shared library.
+command -v cc >/dev/null || command -v clang >/dev/null || missing+=(gcc libc6-dev)
+
+if [ ${#missing[@]} -gt 0 ]; then
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "installing ${missing[*]}"
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"
+  else
+    echo "These system packages are missing: ${missing[*]}" >&2
+    echo "Install them (Debian, Ubuntu: sudo apt-get install ${missing[*]}), then run make again." >&2
+    echo "Without chromium there is no browser demo, without the Vulkan packages no wgpu executor on a machine" >&2
+    echo "that has no GPU driver, without a C compiler no cpu target. Going on without them." >&2
+  fi
+fi
+
+if [ -f "$(dirname "$0")/../web/package.json" ]; then
+  version=$(node --version 2>/dev/null || echo none)
+  major=${version#v}
+  major=${major%%.*}
+  if ! [[ $major =~ ^[0-9]+$ ]] || [ "$major" -lt 20 ] || ! command -v npm >/dev/null; then
+    echo "error: the web package needs Node.js 20 or newer with npm; found $version. See https://nodejs.org" >&2
+    exit 1
+  fi
+fi

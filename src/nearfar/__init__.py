@@ -1,0 +1,21 @@
+"""nearfar: language models on whatever device the user has, with the cloud behind it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["AsyncEngine", "Engine", "__version__"]
+
+if TYPE_CHECKING:
+    from nearfar.edge_runtime import AsyncEngine as AsyncEngine
+    from nearfar.edge_runtime import Engine as Engine
+
+
+def __getattr__(name: str) -> Any:
+    """`nearfar.Engine` and `nearfar.AsyncEngine`, imported when they are asked for: the build half needs neither."""
+    if name in ("Engine", "AsyncEngine"):
+        from nearfar import edge_runtime
+
+        return getattr(edge_runtime, name)
+    raise AttributeError(f"module 'nearfar' has no attribute {name!r}")

@@ -1,0 +1,5 @@
+"""`python -m nearfar`."""
+
+from nearfar.cli import app
+
+app()

@@ -1,0 +1,96 @@
+"""The command line: one file per command."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from nearfar import __version__
+from nearfar.errors import NearfarError
+
+# Command, module, and whether unknown options are the command's own affair. Modules are imported only when asked for,
+# so that `nearfar run` starts without the build's dependencies.
+COMMANDS = {
+    "build": "Compile a checkpoint into artifacts for devices.",
+    "inspect": "Show what an artifact holds and what it needs.",
+    "run": "Answer one prompt.",
+    "chat": "Chat in the terminal.",
+    "web": "Serve the chat page with an artifact.",
+    "synth": "Write a checkpoint of a published shape with random weights.",
+}
+
+EXTRAS = {"tvm": "build", "safetensors": "build", "huggingface_hub": "build", "torch": "build", "ml_dtypes": "build"}
+
+
+class LazyGroup(typer.core.TyperGroup):
+    """Imports a command's module when the command is used."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names of all commands, in the order in which a user meets them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        """The command, from `nearfar.cli.<name>`."""
+        if name not in COMMANDS:
+            return super().get_command(ctx, name)
+        try:
+            module = importlib.import_module(f"nearfar.cli.{name}")
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("nearfar"):
+                raise
+            return _unavailable(name, error)
+        function: Callable[..., Any] = getattr(module, name)
+        app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+        app.command(name=name, help=function.__doc__ or COMMANDS[name])(function)
+        return typer.main.get_command(app)
+
+
+def _unavailable(name: str, error: ModuleNotFoundError) -> Any:
+    missing = (error.name or "").split(".")[0]
+    extra = EXTRAS.get(missing, "edge")
+
+    def command() -> None:
+        raise NearfarError(f"`nearfar {name}` needs {missing}, which is not installed: pip install 'nearfar[{extra}]'")
+
+    app = typer.Typer(add_completion=False)
+    settings = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command(name=name, help=COMMANDS[name], context_settings=settings)(command)
+    return typer.main.get_command(app)
+
+
+typer_app = typer.Typer(
+    cls=LazyGroup,
+    help="One checkpoint in, one artifact per device out: language models on whatever device you have.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+
+
+@typer_app.callback(invoke_without_command=True)
+def _main(version: bool = typer.Option(False, "--version", help="Show the version and exit.")) -> None:
+    if version:
+        print(f"nearfar {__version__}")
+        raise typer.Exit
+
+
+def app() -> None:
+    """Entry point: errors meant for the user become one message and exit code 1; Ctrl-C is 130."""
+    try:
+        typer_app()
+    except NearfarError as error:
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {_plain(str(error))}")
+        sys.exit(1)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("stopped")
+        sys.exit(130)
+
+
+def _plain(text: str) -> str:
+    return text.replace("[", "\\[")

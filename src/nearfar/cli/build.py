@@ -1,0 +1,86 @@
+"""`nearfar build`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from nearfar.build.pipeline import TARGETS, BuildOptions
+from nearfar.build.pipeline import build as run_build
+from nearfar.errors import BuildError
+
+DEFAULTS = BuildOptions(checkpoint="", out=Path())
+
+
+def build(
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            help="A Hugging Face model: a local directory, or a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct."
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--output", "-o", help="Where to write; each target gets a sub-directory.")],
+    target: Annotated[str, typer.Option(help=f"Targets, separated by commas: {', '.join(TARGETS)}.")] = ",".join(
+        DEFAULTS.targets
+    ),
+    quant: Annotated[str, typer.Option(help="Weights: q4, q8, or none.")] = DEFAULTS.quant,
+    group_size: Annotated[
+        int, typer.Option(help="Weights that share a scale: 32 (finer) or 64 (smaller).")
+    ] = DEFAULTS.group_size,
+    cpu_features: Annotated[
+        str, typer.Option(help="CPU target: `native` for this machine's instructions, `baseline` for any of its kind.")
+    ] = DEFAULTS.cpu_features,
+    dump_ir: Annotated[
+        Path | None, typer.Option(help="Write the module after each compiler pass into this directory.")
+    ] = None,
+) -> None:
+    """Compile a checkpoint into one artifact per device target.
+
+    Example: `nearfar build ./SmolLM2-135M-Instruct --target cpu,webgpu --quant q4 -o out/smollm2`
+    then `nearfar run out/smollm2 "Why is the sky blue?"` or `nearfar web out/smollm2`.
+    """
+    if cpu_features not in ("native", "baseline"):
+        raise BuildError(f"--cpu-features is {cpu_features!r}: use native or baseline")
+    targets = tuple(dict.fromkeys(name.strip() for name in target.split(",") if name.strip()))
+    options = BuildOptions(
+        checkpoint=checkpoint,
+        out=out,
+        targets=targets,
+        quant=quant,
+        group_size=group_size,
+        cpu_features="native" if cpu_features == "native" else "baseline",
+        dump_ir=dump_ir,
+    )
+    console = Console(stderr=True)
+    with _Bars(console) as bars:
+        made = run_build(options, bars.report)
+    for path in made:
+        console.print(f"[green]built[/] {path}", highlight=False)
+    console.print(f"next: nearfar inspect {made[0]}", highlight=False)
+
+
+class _Bars:
+    """A progress bar per stage; the unit is whatever the stage counts."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=console)
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> _Bars:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def report(self, stage: str, done: int, total: int) -> None:
+        scale = 1_000_000 if total > 10_000_000 else 1
+        label = f"{stage} (MB)" if scale > 1 else stage
+        if label not in self._tasks:
+            self._tasks[label] = self._progress.add_task(label, total=max(1, total // scale))
+        self._progress.update(self._tasks[label], completed=done // scale)

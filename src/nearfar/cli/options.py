@@ -1,0 +1,84 @@
+"""Options that `nearfar run` and `nearfar chat` share. Defaults are those of SamplingParams."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from nearfar.edge_runtime import Engine, SamplingParams
+from nearfar.edge_runtime.parameters import CommonParams
+from nearfar.edge_runtime.requests import RequestStats
+
+DEFAULTS = SamplingParams()
+
+ArtifactPath = Annotated[
+    Path, typer.Argument(help="An artifact, or the directory that `nearfar build` wrote: then the best target of it.")
+]
+MaxTokens = Annotated[
+    int | None, typer.Option("--max-tokens", help="Longest answer, in tokens. Default: until the context is full.")
+]
+Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token; higher is more varied.")]
+TopK = Annotated[int, typer.Option(help="Only the K likeliest tokens (0: all).")]
+TopP = Annotated[float, typer.Option(help="Only the likeliest tokens that make up this probability, in (0, 1].")]
+MinP = Annotated[float, typer.Option(help="Only tokens at least this likely, relative to the likeliest.")]
+Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text, on every device.")]
+Stop = Annotated[list[str] | None, typer.Option(help="End the answer before this text; may be repeated.")]
+System = Annotated[str | None, typer.Option(help="System prompt.")]
+DeviceName = Annotated[str, typer.Option("--device", help="cpu, webgpu or auto.")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads. Default: one a core.")]
+KvMemory = Annotated[
+    str | None, typer.Option(help="Memory for the KV cache, such as 512MB. Default: half of what is free.")
+]
+Stats = Annotated[bool, typer.Option("--stats", help="Print speeds to stderr at the end.")]
+
+
+def sampling(
+    max_tokens: int | None,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    seed: int | None,
+    stop: Sequence[str] | None,
+) -> CommonParams:
+    """The request parameters of these options."""
+    return CommonParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        stop=list(stop or ()),
+        stream_options={"include_usage": True},
+    )
+
+
+def load_engine(artifact: Path, device: str, threads: int | None, kv_memory: str | None) -> Engine:
+    """Load, showing that something happens where somebody looks."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return Engine.load(artifact, device=device, threads=threads, kv_memory=kv_memory)
+    with console.status(f"loading {artifact.resolve().name} …"):
+        return Engine.load(artifact, device=device, threads=threads, kv_memory=kv_memory)
+
+
+def describe(stats: RequestStats) -> str:
+    """The figures of one answer in a line."""
+    cached = f" ({stats.cached_tokens} cached)" if stats.cached_tokens else ""
+    return (
+        f"prompt {stats.prompt_tokens} tokens{cached}, first token after {stats.ttft:.3f} s, "
+        f"prefill {stats.prefill_rate:.1f} tokens/s; answer {stats.completion_tokens} tokens, "
+        f"decode {stats.decode_rate:.1f} tokens/s"
+    )
+
+
+def emit(text: str) -> None:
+    """Write to stdout as UTF-8 whatever the locale, at once."""
+    sys.stdout.buffer.write(text.encode())
+    sys.stdout.buffer.flush()

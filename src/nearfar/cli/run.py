@@ -1,0 +1,106 @@
+"""`nearfar run`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from nearfar.cli.options import (
+    DEFAULTS,
+    ArtifactPath,
+    DeviceName,
+    KvMemory,
+    MaxTokens,
+    MinP,
+    Seed,
+    Stats,
+    Stop,
+    System,
+    Temperature,
+    Threads,
+    TopK,
+    TopP,
+    describe,
+    emit,
+    load_engine,
+    sampling,
+)
+from nearfar.edge_runtime import Engine
+from nearfar.edge_runtime.parameters import CommonParams
+from nearfar.edge_runtime.requests import RequestStats
+from nearfar.errors import RequestError
+
+Prompt = Annotated[
+    str | None, typer.Argument(help="The prompt; - reads it from stdin, as does leaving it out in a pipe.")
+]
+Raw = Annotated[bool, typer.Option("--raw", help="No chat template: continue the prompt (an empty one: from BOS).")]
+
+
+def run(
+    artifact: ArtifactPath,
+    prompt: Prompt = None,
+    max_tokens: MaxTokens = DEFAULTS.max_tokens,
+    temperature: Temperature = DEFAULTS.temperature,
+    top_k: TopK = DEFAULTS.top_k,
+    top_p: TopP = DEFAULTS.top_p,
+    min_p: MinP = DEFAULTS.min_p,
+    seed: Seed = DEFAULTS.seed,
+    stop: Stop = None,
+    system: System = None,
+    raw: Raw = False,
+    stats: Stats = False,
+    device: DeviceName = "auto",
+    threads: Threads = None,
+    kv_memory: KvMemory = None,
+) -> None:
+    """Answer one prompt. Only the answer goes to stdout, piece by piece; with --raw exactly the sampled text."""
+    text = _prompt(prompt)
+    params = sampling(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
+    if raw and system is not None:
+        raise RequestError("--system needs the chat template, which --raw leaves out", "system")
+    with load_engine(artifact, device, threads, kv_memory) as engine:
+        try:
+            timings = _complete(engine, text, params) if raw else _answer(engine, text, system, params)
+        except BrokenPipeError:  # the reader has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return
+        if stats and timings:
+            print(f"{engine.asynchronous.core.executor.name}: {describe(timings[0])}", file=sys.stderr)
+
+
+def _complete(engine: Engine, prompt: str, params: CommonParams) -> list[RequestStats] | None:
+    timings = None
+    with engine.completions.create(prompt, stream=True, **params) as stream:
+        for chunk in stream:
+            emit("".join(choice.text for choice in chunk.choices))
+            timings = chunk.timings or timings
+    return timings
+
+
+def _answer(engine: Engine, prompt: str, system: str | None, params: CommonParams) -> list[RequestStats] | None:
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    messages.append({"role": "user", "content": prompt})
+    timings = None
+    with engine.chat.completions.create(messages, stream=True, **params) as stream:
+        for chunk in stream:
+            emit("".join(choice.delta.content or "" for choice in chunk.choices))
+            timings = chunk.timings or timings
+    emit("\n")
+    return timings
+
+
+def _prompt(given: str | None) -> str:
+    if given is not None and given != "-":
+        return given
+    if given is None and sys.stdin.isatty():
+        raise typer.BadParameter('give a prompt, or - to read it from stdin ("" with --raw starts from BOS)')
+    data = sys.stdin.buffer.read()
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"the prompt on stdin is not UTF-8: byte {error.start} is {data[error.start]:#04x}"
+        ) from error

@@ -1,0 +1,29 @@
+"""The errors nearfar raises on purpose. Each message says what was wrong, with which value, and what to do."""
+
+
+class NearfarError(Exception):
+    """Base of all errors with a message meant for the user."""
+
+
+class CheckpointError(NearfarError):
+    """The input model cannot be used as it is."""
+
+
+class BuildError(NearfarError):
+    """The build cannot go on: output directory, disk, options."""
+
+
+class ArtifactError(NearfarError):
+    """The artifact is corrupt, incomplete or of a newer format."""
+
+
+class DeviceError(NearfarError):
+    """The device lacks a feature or memory that the artifact needs."""
+
+
+class RequestError(NearfarError):
+    """A request asks for something impossible; `param` names the offending parameter."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param

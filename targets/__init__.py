@@ -1,0 +1,1 @@
+"""One folder per target: kernels, packing, code generation, device limits."""

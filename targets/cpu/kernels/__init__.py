@@ -1,0 +1,1 @@
+"""Kernels of the CPU target, one file a job."""

@@ -1,0 +1,83 @@
+"""What precedes a matmul: gather and normalise rows of x, quantise them to 16 bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from nearfar.targets.base import Linear
+from nearfar.targets.cpu.kernels import vec as v
+
+Expr = Any
+
+
+def x_args(job: Linear) -> list[tuple[str, tuple[int, ...], str]]:
+    """The parameters that describe the input rows, in the order of the contract."""
+    args: list[tuple[str, tuple[int, ...], str]] = [("x", (job.x_rows if job.rows else job.m, job.matrix.k), job.x_dtype)]
+    if job.rows:
+        args.append(("logit_rows", (16,), "int32"))
+    if job.norm is not None:
+        args.append(("norm", (job.matrix.k,), "float32"))
+    return args
+
+
+def norm_scale(x: Expr, row: Expr, k: int, eps: float) -> Expr:
+    """1 / rms(x[row])."""
+    total = v.registers(1)
+    v.put1(total, [0], v.splat(0.0))
+    with T.serial(0, k // v.LANES) as i:
+        part = v.lanes(x, [row, i * v.LANES])
+        v.put1(total, [0], total[0] + part * part)
+    tail = v.scalar("float32")
+    v.put1(tail, [0], v.hsum(total[0]))
+    for i in range(k - k % v.LANES, k):
+        v.put1(tail, [0], tail[0] + x[row, i] * x[row, i])
+    return T.Bind(v.f32(1.0) / tirx.sqrt(tail[0] * v.f32(1.0 / k) + v.f32(eps)))
+
+
+def source_row(job: Linear, logit_rows: Expr, m: Expr) -> Expr:
+    """Row of x that becomes row m of the matmul."""
+    return T.Bind(logit_rows[m]) if job.rows else m
+
+
+def quantise_row(job: Linear, ins: dict[str, Expr], m: Expr, tile: int, xq: Expr, xs: Expr) -> None:
+    """Row m of x' as pairs of int16, xq[m / tile, k / 2 * tile + m % tile].
+
+    Each group has a scale and a sum, xs[m / tile, group, 2, m % tile].
+
+    16 bits, not the usual 8: the error (2^-16 of a group's largest value) is then below that of float32 sums over the row, so greedy
+    text equals that of float32 on the dequantized weights. The multiply-add of 16-bit pairs makes up for it: see linear_quant.
+    """
+    group = job.matrix.group
+    x, row = ins["x"], source_row(job, ins.get("logit_rows"), m)
+    rms = norm_scale(x, row, job.matrix.k, job.norm) if job.norm is not None else None
+    t, r = (m, v.i32(0)) if tile == 1 else (T.Bind(m // tile), T.Bind(m % tile))
+    with T.serial(0, job.matrix.k // group) as g:
+        regs = []
+        for i in range(0, group, v.LANES):
+            value = v.lanes(x, [row, g * group + i])
+            if rms is not None:
+                value = T.Bind(value * v.splat(rms) * v.lanes(ins["norm"], [g * group + i]))
+            regs.append(value)
+        total, largest = regs[0], tirx.abs(regs[0])
+        for value in regs[1:]:
+            total, largest = T.Bind(total + value), T.Bind(tirx.max(largest, tirx.abs(value)))
+        amax = v.hmax(largest)
+        inverse = T.Bind(tirx.Select(amax > v.f32(0.0), v.f32(32767.0) / amax, v.f32(0.0)))
+        v.put1(xs, [t, g, 0, r], amax * v.f32(1.0 / 32767))
+        v.put1(xs, [t, g, 1, r], v.hsum(total))
+        for i, value in enumerate(regs):
+            pairs = _pairs(T.Bind(value * v.splat(inverse)))
+            first = g * (group // 2) + i * (v.LANES // 2)
+            if tile == 1:
+                v.put(xq, [t, first], pairs, v.LANES // 2)
+                continue
+            for j in range(v.LANES // 2):
+                v.put1(xq, [t, (first + j) * tile + r], tirx.Shuffle([pairs], [j]))
+
+
+def _pairs(value: Expr) -> Expr:
+    """Eight floats within int16 as four int32, two values each."""
+    return T.Bind(v.bits(v.cast(v.cast(tirx.nearbyint(value), v.I32X8), "int16x8"), "int32x4"))

@@ -1,0 +1,182 @@
+"""A small vector vocabulary over TVM's IR builder: eight float32 lanes, one AVX2 register.
+
+Kernels are written with the builder rather than as TVMScript because most of them are families (bits, group, rows, gated, …):
+Python loops unroll, Python ifs specialise, and what remains in the IR is straight vector code.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+LANES = 8
+ROWS = 16  # output rows of a packed block: two registers of accumulators
+X86 = platform.machine().lower() in ("x86_64", "amd64")
+Expr = Any  # tirx expressions carry their operators at run time only
+
+I16X16, I32X8, U32X8, F32X8 = "int16x16", "int32x8", "uint32x8", "float32x8"
+
+
+def prim_func(name: str, args: Sequence[tuple[str, Sequence[Any], str]], body: Callable[..., None]) -> tirx.PrimFunc:
+    """Build a PrimFunc whose buffers are `args` (name, shape, dtype); `body` receives them in order."""
+    with IRBuilder() as builder:
+        with T.prim_func(private=False):
+            T.func_name(name)
+            body(*[T.arg(arg, T.buffer(tuple(shape), dtype)) for arg, shape, dtype in args])
+        func: tirx.PrimFunc = builder.get()
+    return func.with_attr("tirx.noalias", True)
+
+
+def lanes(buf: Expr, index: Sequence[Any], n: int = LANES) -> Expr:
+    """Load n consecutive elements that start at `index`."""
+    return T.Bind(buf[(*index[:-1], tirx.Ramp(_int(index[-1]), 1, n))])
+
+
+def put(buf: Expr, index: Sequence[Any], value: Expr, n: int = LANES) -> None:
+    """Store n consecutive elements that start at `index`."""
+    T.buffer_store(buf, value, [*index[:-1], tirx.Ramp(_int(index[-1]), 1, n)])
+
+
+def put1(buf: Expr, index: Sequence[Any], value: Expr) -> None:
+    """Store one element (one vector, if that is what the buffer holds)."""
+    T.buffer_store(buf, value, list(index))
+
+
+def _int(value: Any) -> Expr:
+    return tirx.IntImm("int32", value) if isinstance(value, int) else value
+
+
+def f32(value: float) -> Expr:
+    """A float32 constant."""
+    return tirx.FloatImm("float32", value)
+
+
+def i32(value: int) -> Expr:
+    """An int32 constant."""
+    return tirx.IntImm("int32", value)
+
+
+def splat(value: Any, n: int = LANES) -> Expr:
+    """All lanes hold `value` (a Python float means float32)."""
+    return tirx.Broadcast(f32(value) if isinstance(value, float) else value, n)
+
+
+def isplat(value: int, dtype: str = "int32", n: int = LANES) -> Expr:
+    """All lanes hold an integer constant."""
+    return tirx.Broadcast(tirx.IntImm(dtype, value), n)
+
+
+def cast(value: Expr, dtype: str) -> Expr:
+    """Convert values lane by lane."""
+    return tirx.Cast(dtype, value)
+
+
+def bits(value: Expr, dtype: str) -> Expr:
+    """The same bits as another type."""
+    return tirx.reinterpret(dtype, value)
+
+
+def local(shape: Sequence[int], dtype: str) -> Expr:
+    """An array on the stack. Without the annotation TVM 0.27 calls the runtime's allocator for arrays of 64 bytes already."""
+    return T.alloc_buffer(tuple(shape), dtype, scope="local", annotations={"disable_lower_builtin": True})
+
+
+def registers(n: int, dtype: str = F32X8) -> Expr:
+    """Storage for n vectors; constant indices make LLVM keep them in registers."""
+    return local((n,), dtype)
+
+
+def scalar(dtype: str) -> Expr:
+    """Storage for one scalar variable (index 0)."""
+    return local((1,), dtype)
+
+
+def intrin(dtype: str, name: str, *args: Expr) -> Expr:
+    """Call a pure LLVM intrinsic."""
+    return tirx.call_llvm_pure_intrin(dtype, name, *args)
+
+
+def halves(value: Expr, dtype: str) -> tuple[Expr, Expr]:
+    """Low and high half of a vector, each of type `dtype`."""
+    return tirx.vectorlow(dtype, value), tirx.vectorhigh(dtype, value)
+
+
+def hreduce(value: Expr, op: Callable[[Expr, Expr], Expr], base: str = "float32", n: int = LANES) -> Expr:
+    """Reduce the lanes pairwise: a fixed order, hence the same result on every run."""
+    while n > 2:
+        n //= 2
+        low, high = halves(value, f"{base}x{n}")
+        value = T.Bind(op(low, high))
+    return T.Bind(op(tirx.Shuffle([value], [0]), tirx.Shuffle([value], [1])))
+
+
+def hsum(value: Expr) -> Expr:
+    """Sum of eight float32 lanes."""
+    return hreduce(value, lambda a, b: a + b)
+
+
+def hmax(value: Expr) -> Expr:
+    """Largest of eight float32 lanes."""
+    return hreduce(value, tirx.max)
+
+
+def madd16(acc: Expr, weights: Expr, pair: Expr) -> Expr:
+    """acc[i32 × 8] += w.lo·x.lo + w.hi·x.hi over the int16 halves of each lane.
+
+    On x86 this is vpmaddwd + vpaddd, which LLVM folds to one vpdpwssd where the CPU has VNNI.
+    """
+    if X86:
+        return acc + intrin(I32X8, "llvm.x86.avx2.pmadd.wd", bits(weights, I16X16), bits(pair, I16X16))
+    sixteen = isplat(16)
+    low = ((weights << sixteen) >> sixteen) * ((pair << sixteen) >> sixteen)
+    return acc + low + (weights >> sixteen) * (pair >> sixteen)
+
+
+def exp(x: Expr) -> Expr:
+    """e^x on eight lanes, within 2 ulp: libm's expf is scalar and would cost 8 calls.
+
+    2^n · 2^f, f in [-0.5, 0.5], by a polynomial of degree 6 (Taylor coefficients of e^r, r = x − n·ln 2, |r| ≤ 0.347: error < 2e-8).
+    """
+    x = T.Bind(tirx.max(tirx.min(x, splat(88.0)), splat(-87.0)))
+    n = T.Bind(tirx.nearbyint(x * splat(1.4426950408889634)))
+    r = T.Bind(x - n * splat(0.693359375))  # ln 2 in two parts (Cody-Waite), so that r is exact
+    r = T.Bind(r - n * splat(-2.12194440e-4))
+    poly = splat(1.0 / 720)
+    for coefficient in (1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0):
+        poly = T.Bind(poly * r + splat(float(coefficient)))
+    power = (cast(n, I32X8) + isplat(127)) << isplat(23)
+    return T.Bind(poly * bits(power, F32X8))
+
+
+def keep(value: Expr, dtype: str = F32X8) -> Expr:
+    """A value in a register. TVM's simplifier inlines bindings: long chains of values used twice then double at every link."""
+    register = local((2,), dtype)
+    put1(register, [0], value)
+    return register[0]
+
+
+def log(x: Expr) -> Expr:
+    """Natural logarithm of eight positive normal numbers, within 2 ulp, also close to 1 (the Gumbel noise lives there).
+
+    x = 2^e · m, m in [√½, √2); log m by Cephes' minimax polynomial in m − 1, ln 2 in two parts.
+    """
+    whole = keep(bits(x, I32X8), I32X8)
+    e = keep((whole - isplat(0x3F3504F3)) >> isplat(23), I32X8)  # the bits of √½
+    r = keep(bits(whole - (e << isplat(23)), F32X8) - splat(1.0))
+    exponent, square = cast(e, F32X8), keep(r * r)
+    poly = splat(7.0376836292e-2)
+    for coefficient in (-1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
+                        2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1):  # fmt: skip
+        poly = T.Bind(poly * r + splat(coefficient))
+    tail = T.Bind(poly * r * square + exponent * splat(-2.12194440e-4) - square * splat(0.5))
+    return keep(r + tail + exponent * splat(0.693359375))
+
+
+def silu(x: Expr) -> Expr:
+    """SiLU on eight lanes: x · sigmoid(x)."""
+    return T.Bind(x / (splat(1.0) + exp(splat(0.0) - x)))

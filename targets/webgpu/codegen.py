@@ -1,0 +1,108 @@
+"""WGSL of lowered kernels: one shader a PrimFunc, with what a plan must know to launch it."""
+
+from __future__ import annotations
+
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import tvm
+from tvm import tirx
+
+from nearfar.errors import BuildError
+from nearfar.targets.base import Precision
+
+from .lowering import EXPLICIT_SYNC, PIPELINE
+
+MAX_THREADS = 256
+MAX_SHARED_BYTES = 16384
+MAX_STORAGE_BUFFERS = 8
+
+_BINDING = re.compile(r"@group\(0\) @binding\((\d+)\) var<storage, (read|read_write)> (\w+?)_ptr : array<(\w+)>;")
+_ENTRY = re.compile(r"@workgroup_size\((\d+), (\d+), (\d+)\)\s*fn (\w+)\(")
+_SHARED = re.compile(r"var<workgroup> \w+ : array<(\w+), (\d+)>;")
+_HEADER = re.compile(r"^(?://-+\n)?// Function: \w+\n(?://-+\n)?", re.MULTILINE)
+_BYTES = {"f32": 4, "i32": 4, "u32": 4, "f16": 2}
+
+
+@dataclass(frozen=True)
+class Shader:
+    """One kernel as WGSL. `params[i]` is the index of the PrimFunc parameter at `@binding(i)`, `access[i]` its access.
+
+    A parameter that the kernel does not use has no binding.
+    """
+
+    source: str
+    entry: str
+    params: tuple[int, ...]
+    access: tuple[str, ...]
+    grid: tuple[int, int, int]
+    workgroup: tuple[int, int, int]
+    shared_bytes: int
+
+
+def shaders(mod: tvm.IRModule, precision: Precision) -> dict[str, Shader]:
+    """The shader of every PrimFunc of `mod`, by its name."""
+    target = tvm.target.Target("webgpu", host="llvm")
+    funcs = {str(variable.name_hint): func for variable, func in mod.functions_items() if isinstance(func, tirx.PrimFunc)}
+
+    def compile_one(name: str) -> Shader:
+        func = funcs[name]
+        single = tvm.IRModule({name: func.with_attr("global_symbol", name)})
+        ours = func.attrs is not None and EXPLICIT_SYNC in func.attrs
+        imports = tvm.tirx.build(single, target=target, pipeline=PIPELINE if ours else "s_tir").imports
+        if len(imports) != 1:
+            raise BuildError(f"kernel {name}: {len(imports)} device modules, expected 1")
+        return _shader(name, func, str(imports[0].inspect_source()), precision)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # TVM releases the interpreter lock
+        return dict(zip(funcs, pool.map(compile_one, funcs), strict=True))
+
+
+def grid_of(func: tirx.PrimFunc) -> tuple[int, int, int]:
+    """Constant extents of blockIdx.x, y, z."""
+    extents = {"blockIdx.x": 1, "blockIdx.y": 1, "blockIdx.z": 1}
+    pending: list[object] = [func.body]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, tirx.For) and node.thread_binding is not None and node.thread_binding.thread_tag in extents:
+            extents[node.thread_binding.thread_tag] = int(node.extent)
+        elif isinstance(node, tirx.AttrStmt) and node.attr_key == "thread_extent" and node.node.thread_tag in extents:
+            extents[node.node.thread_tag] = int(node.value)
+        for field in ("body", "block", "then_case", "else_case"):  # TVM 0.27 has no visitor for Python
+            child = getattr(node, field, None)
+            pending += [child] if child is not None else []
+        pending += list(getattr(node, "seq", ()))
+    return extents["blockIdx.x"], extents["blockIdx.y"], extents["blockIdx.z"]
+
+
+def _shader(name: str, func: tirx.PrimFunc, source: str, precision: Precision) -> Shader:
+    """Read the interface off the generated source and check it against the limits that every WebGPU device has."""
+    source = _HEADER.sub("", source).strip() + "\n"
+    bindings = sorted(_BINDING.findall(source), key=lambda binding: int(binding[0]))
+    position = {param.name: i for i, param in enumerate(func.params)}
+    entries = _ENTRY.findall(source)
+    if len(entries) != 1:
+        raise BuildError(f"kernel {name}: {len(entries)} entry points, expected 1")
+    x, y, z, entry = entries[0]
+    workgroup = int(x), int(y), int(z)
+    shared = sum(_BYTES[dtype] * int(size) for dtype, size in _SHARED.findall(source))
+    if "enable f16;" in source and precision != "f16":
+        raise BuildError(f"kernel {name}: uses f16 in the {precision} program")
+    for what, value, limit in (
+        ("threads a workgroup", workgroup[0] * workgroup[1] * workgroup[2], MAX_THREADS),
+        ("bytes of workgroup memory", shared, MAX_SHARED_BYTES),
+        ("storage buffers", len(bindings), MAX_STORAGE_BUFFERS),
+    ):
+        if value > limit:
+            raise BuildError(f"kernel {name}: {value} {what}, WebGPU guarantees {limit}")
+    return Shader(
+        source=source,
+        entry=entry,
+        params=tuple(position[buffer] for _, _, buffer, _ in bindings),
+        access=tuple(access for _, access, _, _ in bindings),
+        grid=grid_of(func),
+        workgroup=workgroup,
+        shared_bytes=shared,
+    )

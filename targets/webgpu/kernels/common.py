@@ -1,0 +1,56 @@
+"""What the WebGPU kernels share: weight decoding, parameter selection, sizes."""
+
+# mypy: ignore-errors
+# TVMScript: what looks like Python is parsed, and nested ifs separate build time from run time.
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from nearfar.targets.webgpu.lowering import EXPLICIT_SYNC
+
+# WGSL rejects a constant expression that is infinite, so "minus infinity" is the lowest finite float32.
+LOWEST = -3.4028234663852886e38
+
+
+def ceil_div(a: int, b: int) -> int:
+    """Quotient rounded up."""
+    return -(-a // b)
+
+
+def half_to_float(bits):
+    """The float32 of the float16 in the low 16 bits of a uint32 expression.
+
+    A device without shader-f16 cannot declare f16 and SwiftShader's unpack2x16float is no cheaper than this:
+    move exponent and mantissa to float32's place, then rebias by 2^112. Subnormals (below 6.1e-5) may flush to zero.
+    """
+    magnitude = T.reinterpret("float32", (bits & T.uint32(0x7FFF)) << T.uint32(13))
+    sign = (bits & T.uint32(0x8000)) << T.uint32(16)
+    return T.reinterpret("float32", T.reinterpret("uint32", magnitude * T.float32(2.0**112)) | sign)
+
+
+def low_half(word):
+    """The float16 in the low half of a word, as float32."""
+    return half_to_float(word)
+
+
+def high_half(word):
+    """The float16 in the high half of a word, as float32."""
+    return half_to_float(word >> T.uint32(16))
+
+
+def f32(value):
+    """Cast to float32."""
+    return T.Cast("float32", value)
+
+
+def select(func: tirx.PrimFunc, names: list[str], symbol: str) -> tirx.PrimFunc:
+    """The function with only the parameters named, in that order: TVMScript signatures are fixed, jobs' are not."""
+    by_name = {param.name: param for param in func.params}
+    made = tirx.PrimFunc([by_name[name] for name in names], func.body, func.ret_type, func.attrs)
+    return finish(made, symbol)
+
+
+def finish(func: tirx.PrimFunc, symbol: str) -> tirx.PrimFunc:
+    """Name the function and mark it for our lowering pipeline."""
+    return func.with_attr("global_symbol", symbol).with_attr(EXPLICIT_SYNC, 1)

@@ -1,0 +1,17 @@
+"""Every matmul of the model: a matvec for few rows, a tiled matmul for many."""
+
+from __future__ import annotations
+
+from nearfar.targets.base import Linear, Stage, Staged
+
+from .layout import params
+from .matmul import matmul
+from .matvec import matvec
+
+MATVEC_ROWS = 7  # a tile of the matmul has 16 rows; up to half of it, the matvec does less work
+
+
+def linear(job: Linear) -> Staged:
+    """The one launch of a job."""
+    func = matvec(job) if job.m <= MATVEC_ROWS else matmul(job)
+    return Staged((Stage(func, tuple(params(job))),))

@@ -1,0 +1,164 @@
+"""Matrix times many rows (prefill): a thread owns a register tile of 8 rows of x by 8 (4 and 4 of a gated pair) output columns.
+
+Weights go straight to registers: a word brings 8 (q4) or 4 (q8) weights of a column, and neighbours read neighbouring words.
+Only x, which all threads of a workgroup want, goes through workgroup memory, 8 inputs of 8 rows at a time, so that every index
+into it is a literal: SwiftShader makes one load and a broadcast of that, but four branches of a load at an index it cannot see
+through. As in the matvec, the norm's rstd is applied at the end; each thread fills the tile from one row only, so it can sum that
+row's squares as it goes.
+"""
+
+# mypy: ignore-errors
+# TVMScript: what looks like Python is parsed, and nested ifs separate build time from run time.
+# ruff: noqa: ANN001, ANN201, ANN202
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from nearfar.targets.base import Linear
+
+from .common import ceil_div, f32, high_half, low_half, select
+from .layout import columns, element, lanes_for, params, scale_shape, silu, word_shape
+
+TILE_M, TILE_N = 8, 8
+TILE_K = 8  # inputs of a tile of x
+UNROLLED = 4  # inputs at a time, in one expression: SwiftShader masks every store to a local, so one store should add four products
+
+
+def products(xs, w, at, count: int):
+    """Sum of `count` inputs from xs[at] times weights."""
+    total = xs[at] * w[0]
+    for e in range(1, count):
+        total = total + xs[at + e] * w[e]
+    return total
+
+
+def divisor(value: int, limit: int) -> int:
+    """Largest divisor up to the limit."""
+    return next(size for size in range(min(value, limit), 0, -1) if value % size == 0)
+
+
+def matmul(job: Linear) -> tirx.PrimFunc:
+    """One launch of `job` for m of 8 and more."""
+    m, k, bits = job.m, job.matrix.k, job.matrix.bits
+    quantized, gated, has_norm, eps = job.matrix.quantized, job.gated, job.norm is not None, job.norm or 0.0
+    n_out = columns(job)
+    outs = TILE_N // 2 if gated else TILE_N  # output columns a thread
+    lanes = lanes_for(n_out, outs)
+    block = lanes * outs
+    per_word = 32 // bits
+    chunk = min(per_word, UNROLLED)
+    words_shape, word_dtype = word_shape(job)
+    tile_words = divisor(words_shape[0], TILE_K // per_word)
+    tile_k = tile_words * per_word
+    group_words = job.matrix.group // per_word if quantized else tile_words
+    fillers = lanes // TILE_M  # threads that fill a row of the tile
+    ragged_m, ragged_n = m % TILE_M != 0, n_out % block != 0
+    ragged = k % per_word != 0 or tile_k % fillers != 0
+
+    def row_of(bx, tx, r):
+        """Matrix row `r` of a thread; of a gated pair the first half are gate rows, the second half their up rows."""
+        column = bx * block + r % outs * lanes + tx
+        column = T.min(column, n_out - 1) if ragged_n else column
+        return column + r // outs * n_out
+
+    def x_row(by, i):
+        return T.min(by * TILE_M + i, m - 1) if ragged_m else by * TILE_M + i
+
+    def epilogue(value, bias, residual, row, column):
+        value = value + bias[column] if job.bias else value
+        return value + f32(residual[row, column]) if job.residual else value
+
+    @T.prim_func(check_well_formed=False)
+    def kernel(
+        x: T.Buffer((job.x_rows or m, k), job.x_dtype),
+        logit_rows: T.Buffer((16,), "int32"),
+        norm: T.Buffer((k,), "float32"),
+        w0: T.Buffer(words_shape, word_dtype),
+        w1: T.Buffer(scale_shape(job), "uint32"),
+        bias: T.Buffer((job.matrix.n,), "float32"),
+        residual: T.Buffer((m, n_out), job.out_dtype),
+        out: T.Buffer((16 if job.rows else m, n_out), job.out_dtype),
+    ):
+        for bx in T.thread_binding(ceil_div(n_out, block), thread="blockIdx.x"):
+            for by in T.thread_binding(ceil_div(m, TILE_M), thread="blockIdx.y"):
+                for tx in T.thread_binding(lanes, thread="threadIdx.x"):
+                    acc = T.alloc_local((TILE_M * TILE_N,), "float32")
+                    sq = T.alloc_local((1,), "float32")
+                    xs = T.alloc_local((TILE_M * chunk,), "float32")
+                    w = T.alloc_local((chunk,), "float32")
+                    word = T.alloc_local((TILE_N,), word_dtype)
+                    scale = T.alloc_local((TILE_N,), "float32")
+                    offset = T.alloc_local((TILE_N,), "float32")
+                    value = T.alloc_local((2,), "float32")
+                    row = T.alloc_local((TILE_N,), "int32")
+                    xt = T.alloc_shared((max(ceil_div(tile_k, fillers) * fillers * TILE_M, lanes),), "float32")
+                    at = T.alloc_local((3,), "int32")
+                    for r in T.unroll(TILE_N):
+                        row[r] = row_of(bx, tx, r)
+                    at[2] = x_row(by, tx // fillers)  # the row that this thread fills
+                    if job.rows:
+                        at[2] = logit_rows[at[2]]
+                    sq[0] = T.float32(0)
+                    for i in T.unroll(TILE_M * TILE_N):
+                        acc[i] = T.float32(0)
+                    for g in T.serial(words_shape[0] // group_words):
+                        if quantized:
+                            for r in T.unroll(TILE_N):
+                                sb: T.let = w1[g, row[r]]
+                                scale[r] = low_half(sb)
+                                offset[r] = high_half(sb)
+                        for j in T.serial(group_words // tile_words):
+                            for t in T.unroll(ceil_div(tile_k, fillers)):
+                                at[0] = t * fillers + tx % fillers
+                                at[1] = (g * group_words + j * tile_words) * per_word + at[0]
+                                value[0] = f32(x[at[2], T.min(at[1], k - 1) if ragged else at[1]])
+                                if ragged:  # beyond k (odd k of pairs), or beyond the tile, where nothing is read
+                                    value[0] = T.Select(at[0] < tile_k and at[1] < k, value[0], T.float32(0))
+                                if has_norm:
+                                    sq[0] = sq[0] + value[0] * value[0]
+                                    value[0] = value[0] * norm[T.min(at[1], k - 1) if ragged else at[1]]
+                                xt[at[0] * TILE_M + tx // fillers] = value[0]
+                            T.tvm_storage_sync("shared")
+                            for v in T.unroll(tile_words):
+                                for r in T.unroll(TILE_N):
+                                    word[r] = w0[g * group_words + j * tile_words + v, row[r]]
+                                for part in T.unroll(per_word // chunk):
+                                    for e in T.unroll(chunk):
+                                        for i in T.unroll(TILE_M):
+                                            xs[i * chunk + e] = xt[(v * per_word + part * chunk + e) * TILE_M + i]
+                                    for r in T.unroll(TILE_N):
+                                        for e in T.unroll(chunk):
+                                            w[e] = element([word[r]], bits, part * chunk + e) if bits < 32 else word[r]
+                                            if quantized:
+                                                w[e] = w[e] * scale[r] + offset[r]
+                                        for i in T.unroll(TILE_M):
+                                            acc[i * TILE_N + r] = acc[i * TILE_N + r] + products(
+                                                xs, w, i * chunk, chunk
+                                            )
+                            T.tvm_storage_sync("shared")
+                    if has_norm:
+                        xt[tx] = sq[0]
+                        T.tvm_storage_sync("shared")
+                    for i in T.unroll(TILE_M):
+                        at[0] = by * TILE_M + i
+                        if not ragged_m or at[0] < m:
+                            if has_norm:
+                                sq[0] = T.float32(0)
+                                for t in T.unroll(fillers):
+                                    sq[0] = sq[0] + xt[i * fillers + t]
+                                sq[0] = T.rsqrt(sq[0] * T.float32(1.0 / k) + T.float32(eps))
+                                for r in T.unroll(TILE_N):
+                                    acc[i * TILE_N + r] = acc[i * TILE_N + r] * sq[0]
+                            for r in T.unroll(outs):
+                                at[1] = bx * block + r * lanes + tx
+                                if not ragged_n or at[1] < n_out:
+                                    value[0] = epilogue(acc[i * TILE_N + r], bias, residual, at[0], at[1])
+                                    if gated:
+                                        value[1] = acc[i * TILE_N + outs + r]
+                                        if job.bias:
+                                            value[1] = value[1] + bias[n_out + at[1]]
+                                        value[0] = silu(value[0]) * value[1]
+                                    out[at[0], at[1]] = T.Cast(job.out_dtype, value[0])
+
+    return select(kernel, params(job), "matmul")

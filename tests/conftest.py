@@ -1,0 +1,26 @@
+"""Fixtures that all tests share."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.artifacts import Built
+
+# A shell without job control starts background commands with SIGINT ignored, and children inherit that: the tests that
+# press Ctrl-C would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """`built("classics-7M", "q4")`: the OUT folder of that build, made once a session.
+
+    NEARFAR_TEST_ARTIFACTS names a folder where they stay from session to session.
+    """
+    kept = os.environ.get("NEARFAR_TEST_ARTIFACTS")
+    return Built(Path(kept) if kept else tmp_path_factory.mktemp("artifacts"))

@@ -1,0 +1,43 @@
+"""Fixtures of the backend suite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from nearfar.edge_runtime import Engine
+from tests.support.artifacts import Built
+from tests.support.backends import BACKENDS, MODELS, Lab, Transformers
+
+
+@pytest.fixture(scope="session")
+def lab(built: Built) -> Iterator[Lab]:
+    made = Lab(built)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session", params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def stories(lab: Lab, backend: str) -> Engine:
+    return lab.engine("stories", backend)
+
+
+@pytest.fixture(scope="session")
+def classics(lab: Lab, backend: str) -> Engine:
+    return lab.engine("q4", backend)
+
+
+@pytest.fixture(scope="session")
+def stories_reference() -> Transformers:
+    return Transformers(*MODELS["stories"])
+
+
+@pytest.fixture(scope="session")
+def classics_reference() -> Transformers:
+    return Transformers(*MODELS["q4"])

@@ -1,0 +1,123 @@
+"""What models say in a real headless Chromium, behind the real `nearfar web`, equals what they say elsewhere."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.shared_data import shared_data
+from tests.support.artifacts import Built, reference
+from tests.support.browser import browser, new_page, serve
+
+STORY = {"prompt": "", "max_tokens": 199, "temperature": 0, "raw": 1}
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with browser() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def stories(built: Built) -> Iterator[str]:
+    """The address of stories260K."""
+    with serve(built("stories260K", "none")) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def classics(built: Built) -> Iterator[str]:
+    """The address of classics-7M at q4."""
+    with serve(built("classics-7M", "q4")) as address:
+        yield address
+
+
+def golden() -> str:
+    return shared_data("models", "stories260K", "golden_greedy.txt").read_text(encoding="utf-8")
+
+
+def test_the_golden_story_by_link(chromium: Any, stories: str) -> None:
+    page = new_page(chromium, stories)
+    assert page.answer(**STORY) == golden()
+    assert page.complaints == []
+
+
+@pytest.mark.parametrize("quant", ["q4", "q8"])
+def test_greedy_tokens_equal_transformers_on_the_dequantized_weights(chromium: Any, built: Built, quant: str) -> None:
+    prompt = "The old king looked at the sea and said"
+    expected = reference("classics-7M", quant)
+    with serve(built("classics-7M", quant)) as address:
+        text = new_page(chromium, address).answer(prompt=prompt, max_tokens=100, temperature=0, raw=1)
+    assert text == expected.continuation(expected.tokenizer.encode(prompt), 100)
+
+
+def story_prompts(lengths: list[int]) -> dict[int, str]:
+    """Beginnings of stories that are exactly so many tokens long."""
+    text = shared_data("text", "tinystories-sample", "tinystories.txt").read_text(encoding="utf-8").lstrip()[:3000]
+    tokenizer = reference("stories260K", "none").tokenizer
+    found: dict[int, str] = {}
+    for end in range(1, len(text)):
+        found.setdefault(len(tokenizer.encode(text[:end])), text[:end])
+    return {length: found[length] for length in lengths}
+
+
+def test_prompts_around_the_bucket_borders_equal_one_unbroken_prefill(chromium: Any, stories: str) -> None:
+    page = new_page(chromium, stories).open()
+    page.wait("idle")
+    expected = reference("stories260K", "none")
+    lengths = [2, 3, 4, 5, 15, 16, 17, 18, 63, 64, 65, 66, 127, 128, 129, 255, 256, 257, 258, 320, 400]
+    for length, prompt in story_prompts(lengths).items():
+        script = "return engine.completions.create({ prompt: argument, max_tokens: 12, temperature: 0 });"
+        answer = page.run(script, prompt)
+        assert answer["usage"]["prompt_tokens"] == length
+        assert answer["choices"][0]["text"] == expected.continuation(expected.tokenizer.encode(prompt), 12), length
+
+
+TURNS = """
+const messages = [{ role: "user", content: "Tell me of the fox and the grapes in the garden of the old king." }];
+const ask = () => engine.chat.completions.create({ messages, max_tokens: 40, temperature: 0 });
+const first = await ask();
+messages.push(first.choices[0].message, { role: "user", content: "And what did the crow say to that?" });
+return [messages, await ask()];
+"""
+
+
+def test_a_second_turn_through_the_prefix_cache_equals_a_cold_start(chromium: Any, classics: str) -> None:
+    page = new_page(chromium, classics).open()
+    page.wait("idle")
+    messages, warm = page.run(TURNS)
+    assert warm["usage"]["prompt_tokens_details"]["cached_tokens"] > 16
+    page.open().wait("idle")
+    script = "return engine.chat.completions.create({ messages: argument, max_tokens: 40, temperature: 0 });"
+    cold = page.run(script, messages)
+    assert cold["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert cold["choices"][0]["message"] == warm["choices"][0]["message"]
+
+
+MIXED = [
+    {"prompt": "Once", "temperature": 0, "max_tokens": 30},
+    {"prompt": "The sea", "temperature": 1, "seed": 7, "max_tokens": 25},
+    {"prompt": "A very long way from the village there lived " * 4, "temperature": 0, "max_tokens": 20},
+    {"prompt": "He said", "temperature": 0.8, "top_p": 0.9, "seed": 1, "max_tokens": 35},
+    {"prompt": "She said", "temperature": 1, "top_k": 20, "seed": 2, "frequency_penalty": 0.5, "max_tokens": 30},
+]
+
+
+def test_mixed_requests_at_once_equal_each_alone(chromium: Any, classics: str) -> None:
+    texts = "const text = async (request) => (await engine.completions.create(request)).choices[0].text;"
+    together_page = new_page(chromium, classics).open()
+    together_page.wait("idle")
+    together = together_page.run(f"{texts} return Promise.all(argument.map(text));", MIXED)
+    alone_page = new_page(chromium, classics).open()
+    alone_page.wait("idle")
+    loop = "const all = []; for (const request of argument) all.push(await text(request)); return all;"
+    assert together == alone_page.run(f"{texts} {loop}", MIXED)
+
+
+def test_one_seed_gives_the_same_text_as_on_cpu(chromium: Any, built: Built, classics: str) -> None:
+    from nearfar.edge_runtime import Engine
+
+    sampling = {"max_tokens": 60, "temperature": 0.9, "top_p": 0.95, "seed": 1234}
+    with Engine.load(built("classics-7M", "q4") / "cpu") as engine:
+        expected = engine.completions.create(prompt="In the forest", **sampling).choices[0].text
+    assert new_page(chromium, classics).answer(prompt="In the forest", raw=1, **sampling) == expected

@@ -1,0 +1,277 @@
+"""The chat page and the runtime around the kernels in a real headless Chromium, with an artifact that recites a text."""
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.shared_data import shared_data
+from tests.support.browser import PATIENCE_MS, Page, browser, launch, new_page, serve
+from tests.support.toy_artifact import copy_artifact, write_toy_artifact
+
+LINK = {"prompt": "Tell me", "max_tokens": 60, "temperature": 0, "raw": 1}
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with browser() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    tokenizers = pytest.importorskip("tokenizers")
+    return tokenizers.Tokenizer.from_file(str(shared_data("models", "classics-7M", "tokenizer.json")))
+
+
+@pytest.fixture(scope="module")
+def script(tokenizer: Any) -> list[int]:
+    """The tokens that the artifact recites: position p is followed by token p + 1."""
+    text = shared_data("text", "heldout.txt").read_text(encoding="utf-8")[:6000]
+    ids: list[int] = tokenizer.encode(text).ids
+    return ids
+
+
+@pytest.fixture(scope="module")
+def artifact(script: list[int], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_toy_artifact(tmp_path_factory.mktemp("toy"), shared_data("models", "classics-7M"), script)
+
+
+@pytest.fixture(scope="module")
+def address(artifact: Path) -> Iterator[str]:
+    with serve(artifact) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def recited(tokenizer: Any, script: list[int]) -> Any:
+    """recited(prompt, count): the text that follows a plain prompt."""
+
+    def following(prompt: str, count: int) -> str:
+        start = max(1, len(tokenizer.encode(prompt).ids))
+        return str(tokenizer.decode(script[start : start + count]))
+
+    return following
+
+
+@pytest.mark.parametrize("prompt", ["Tell me", "", "a " * 300])
+def test_a_link_loads_runs_and_shows_the_text(chromium: Any, address: str, recited: Any, prompt: str) -> None:
+    page = new_page(chromium, address)
+    assert page.answer(**{**LINK, "prompt": prompt}) == recited(prompt, 60)
+    assert page.complaints == []
+
+
+# -- ending early -----------------------------------------------------------------------------------------------------
+
+NAME_OF_ERROR = "const nameOf = (promise) => promise.then(() => 'no error', (error) => error.name);"
+
+
+def test_loading_can_be_aborted_at_any_time_and_begun_again(chromium: Any, address: str, recited: Any) -> None:
+    page = new_page(chromium, address).open()
+    page.wait("idle")
+    script = f"""{NAME_OF_ERROR}
+    const names = [];
+    for (const phase of ["before", "manifest", "weights"]) {{
+      const controller = new AbortController();
+      if (phase === "before") controller.abort();
+      const onProgress = (progress) => progress.phase === phase && controller.abort();
+      names.push(await nameOf(createEngine(artifact, {{ signal: controller.signal, onProgress }})));
+    }}
+    const again = await createEngine(artifact);
+    const answer = await again.completions.create({{ prompt: "", max_tokens: 20, temperature: 0 }});
+    await again.dispose();
+    return [names, answer.choices[0].text];"""
+    names, text = page.run(script)
+    assert names == ["AbortError"] * 3
+    assert text == recited("", 20)
+
+
+def test_an_answer_can_be_aborted_and_the_next_one_is_whole(chromium: Any, address: str, recited: Any) -> None:
+    page = new_page(chromium, address).open()
+    page.wait("idle")
+    script = """
+    const controller = new AbortController();
+    const request = { prompt: "", max_tokens: 199, temperature: 0 };
+    let pieces = 0, name = "no error";
+    try {
+      const chunks = await engine.completions.create({ ...request, stream: true, signal: controller.signal });
+      for await (const chunk of chunks) if (++pieces === 3) controller.abort();
+    } catch (error) { name = error.name; }
+    const whole = await engine.completions.create(request);
+    return [name, pieces, whole.choices[0].text];"""
+    name, pieces, text = page.run(script)
+    assert name == "AbortError"
+    assert pieces < 20
+    assert text == recited("", 199)
+
+
+def test_dispose_frees_every_gpu_buffer(chromium: Any, address: str) -> None:
+    page = new_page(chromium, address).open()
+    page.wait("idle")
+    script = f"""{NAME_OF_ERROR}
+    await engine.completions.create({{ prompt: "Once", max_tokens: 5, temperature: 0 }});
+    const before = await engine.stats();
+    await engine.dispose();
+    const after = await engine.stats();
+    return [before, after, await nameOf(engine.completions.create({{ prompt: "Once", max_tokens: 5 }}))];"""
+    before, after, name = page.run(script)
+    assert before["gpuBuffers"] > 0
+    assert before["gpuBytes"] > 0
+    assert (after["gpuBuffers"], after["gpuBytes"]) == (0, 0)
+    assert name == "DeviceError"
+
+
+# -- shards ------------------------------------------------------------------------------------------------------------
+
+SHARDS = ["00000.bin", "00001.bin"]
+
+SPOIL_STORED_SHARDS = """
+const root = await navigator.storage.getDirectory();
+const folder = await root.getDirectoryHandle("nearfar-shards");
+let spoiled = 0;
+for await (const handle of folder.values()) {
+  const stream = await handle.createWritable({ keepExistingData: true });
+  await stream.write({ type: "write", position: 1000, data: new Uint8Array([1, 2, 3, 4]) });
+  await stream.close();
+  spoiled++;
+}
+return spoiled;
+"""
+
+
+def test_the_second_visit_asks_for_no_shard_and_a_spoiled_one_is_fetched_again(
+    chromium: Any, address: str, recited: Any
+) -> None:
+    context = chromium.new_context()
+    page = new_page(chromium, address, context)
+    assert page.answer(**LINK) == recited("Tell me", 60)
+    assert sorted(page.shards) == SHARDS
+    again = new_page(chromium, address, context)
+    assert again.answer(**LINK) == recited("Tell me", 60)
+    assert again.shards == []
+    assert again.run(SPOIL_STORED_SHARDS) == 2
+    assert again.answer(**LINK) == recited("Tell me", 60)
+    assert sorted(again.shards) == SHARDS
+
+
+def test_a_shard_that_is_corrupt_on_the_server_is_named(chromium: Any, artifact: Path, tmp_path: Path) -> None:
+    copy_artifact(artifact / "webgpu", tmp_path / "webgpu")
+    shard = tmp_path / "webgpu" / "weights" / "00001.bin"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    with serve(tmp_path) as address:
+        page = new_page(chromium, address).open(prompt="Once", max_tokens=5)
+        assert page.wait("done", "error") == "error"
+        assert "weights/00001.bin" in page.notice
+
+
+def test_an_artifact_of_a_newer_format_is_refused(chromium: Any, artifact: Path, tmp_path: Path) -> None:
+    copy_artifact(artifact / "webgpu", tmp_path / "webgpu")
+    manifest = tmp_path / "webgpu" / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "version": 99}))
+    with serve(tmp_path) as address:
+        page = new_page(chromium, address).open()
+        assert page.wait("idle", "error") == "error"
+        assert "version 99" in page.notice
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_card_shows_the_model(chromium: Any, address: str) -> None:
+    page = new_page(chromium, address).open()
+    page.wait("idle")
+    card = page.tab.locator("section.card").inner_text()
+    assert all(word in card for word in ("llama", "KB", "1,024 tokens", "f32", "Apache-2.0"))
+
+
+def test_chatting_by_keyboard(chromium: Any, address: str) -> None:
+    page = new_page(chromium, address).open(temperature=0, max_tokens=12)
+    page.wait("idle")
+    hostile = "<img src=x onerror=alert(1)> & <b>bold</b>"
+    page.tab.keyboard.type("Hello")
+    page.tab.keyboard.press("Shift+Enter")
+    page.tab.keyboard.type(hostile)
+    page.tab.keyboard.press("Enter")
+    page.wait("done")
+    assert page.tab.locator(".turn.user .text").all_inner_texts() == [f"Hello\n{hostile}"]
+    assert page.tab.locator(".turn img, .turn b").count() == 0
+    assert re.search(r"12 tokens · [\d.]+ tokens/s · first token after [\d.]+ m?s", page.tab.inner_text("#stats"))
+    page.tab.get_by_role("button", name="New chat").click()
+    assert page.state == "idle"
+    assert page.tab.locator(".turn").count() == 0
+
+
+def test_stop_keeps_what_was_written(chromium: Any, address: str) -> None:
+    page = new_page(chromium, address).open(prompt="Tell me a long story", temperature=0, max_tokens=900)
+    page.tab.wait_for_function("document.querySelector('#answer')?.textContent.length > 20", timeout=PATIENCE_MS)
+    assert page.state == "generating"
+    page.tab.keyboard.press("Escape")
+    page.wait("done")
+    assert "Stopped" in page.tab.locator(".turn.assistant").inner_text()
+    assert page.tab.get_by_role("button", name="Send").is_visible()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"prompt": "Once", "temperature": "-1"}, "temperature"),
+        ({"prompt": "Once", "top_p": "7"}, "top_p"),
+        ({"prompt": "Once", "max_tokens": "many"}, "max_tokens=many"),
+        ({"prompt": "word " * 2000, "raw": "1", "max_tokens": "5"}, "1024"),
+    ],
+)
+def test_a_link_that_asks_for_the_impossible_says_so(
+    chromium: Any, address: str, parameters: dict[str, str], words: str
+) -> None:
+    page = new_page(chromium, address).open(**parameters)
+    assert page.wait("done", "error") == "error"
+    assert words in page.notice
+
+
+@pytest.mark.parametrize("how", ["no adapter", "no navigator.gpu"])
+def test_missing_webgpu_is_explained(chromium: Any, address: str, how: str) -> None:
+    if how == "no adapter":
+        plain = launch(chromium.browser_type, ["--no-sandbox", "--disable-gpu"])
+        check_missing_webgpu(new_page(plain, address))
+        plain.close()
+    else:
+        page = new_page(chromium, address)
+        page.tab.add_init_script("Object.defineProperty(Navigator.prototype, 'gpu', { value: undefined })")
+        check_missing_webgpu(page)
+
+
+def check_missing_webgpu(page: Page) -> None:
+    page.open(prompt="Once")
+    assert page.wait("done", "error") == "error"
+    first = page.tab.locator("#notice li").all_inner_texts()
+    assert any(step.startswith("Chrome:") for step in first[:2])
+    assert all(any(name in step for step in first) for name in ("Edge", "Firefox", "Safari"))
+    assert page.shards == []
+
+
+def test_the_progress_shows_bytes_while_loading(chromium: Any, address: str) -> None:
+    page = new_page(chromium, address)
+    page.tab.route("**/weights/*", lambda route: (time.sleep(0.5), route.continue_()))
+    page.tab.goto(address, wait_until="commit")
+    page.wait("loading")
+    page.tab.wait_for_function(r"/ of [\d.]+ KB/.test(document.querySelector('#loading-bytes').textContent)")
+    assert page.state == "loading"
+    page.wait("idle")
+    assert page.tab.locator("#loading").is_hidden()
+
+
+def test_every_control_has_a_name(chromium: Any, address: str) -> None:
+    page = new_page(chromium, address).open()
+    page.wait("idle")
+    page.tab.click("summary")
+    unnamed = page.tab.evaluate(
+        "[...document.querySelectorAll('input, textarea')].filter((field) => !field.labels.length).map((f) => f.id)"
+    )
+    assert unnamed == []
+    assert page.tab.locator("#log").get_attribute("aria-live") == "polite"

@@ -1,0 +1,72 @@
+"""Artifacts built once a test session by the real command, and what transformers says of the same weights."""
+
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.shared_data import shared_data
+
+
+class Built:
+    """Builds checkpoints of the shared data at first use; OUT holds the sub-folders cpu and webgpu."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def __call__(self, model: str, quant: str) -> Path:
+        """A model of the shared data."""
+        return self.of(shared_data("models", model), quant)
+
+    def of(self, checkpoint: Path, quant: str) -> Path:
+        """Any checkpoint; told apart by its folder's name."""
+        out = self._root / f"{checkpoint.name}-{quant}"
+        if not out.exists():
+            command = [sys.executable, "-m", "nearfar", "build", str(checkpoint), "--quant", quant, "-o", str(out)]
+            done = subprocess.run([*command, "--target", "cpu,webgpu"], capture_output=True, text=True, timeout=900)
+            assert done.returncode == 0, done.stderr
+        return out
+
+
+class Reference:
+    """transformers in float32, on the weights that the quantized checkpoint stands for."""
+
+    def __init__(self, model: str, quant: str) -> None:
+        transformers = pytest.importorskip("transformers")
+        torch = pytest.importorskip("torch")
+        checkpoint = shared_data("models", model)
+        self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(checkpoint)
+        self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+        self._torch = torch
+        if quant != "none":
+            self._dequantize(quant)
+
+    def greedy(self, ids: list[int], count: int) -> list[int]:
+        """The next `count` greedy tokens."""
+        tokens = self._torch.tensor([ids])
+        out = self.model.generate(tokens, max_new_tokens=count, do_sample=False, pad_token_id=0)
+        return list(out[0, len(ids) :].tolist())
+
+    def continuation(self, ids: list[int], count: int) -> str:
+        """The text that the next `count` greedy tokens add to the text of `ids`; the end token is not text."""
+        new = self.greedy(ids, count)
+        before, whole = (self.tokenizer.decode(part, skip_special_tokens=True) for part in (ids, ids + new))
+        return str(whole)[len(before) :]
+
+    def _dequantize(self, quant: str) -> None:
+        from nearfar.build.quantize import Scheme, dequantize, quantize
+
+        scheme = Scheme.parse(quant)
+        for name, parameter in self.model.named_parameters():
+            if parameter.ndim == 2 and scheme.fits(parameter.shape[1]):
+                weights = quantize(parameter.detach().numpy(), scheme, name)
+                parameter.data = self._torch.from_numpy(dequantize(weights, scheme.group_size))
+
+
+@cache
+def reference(model: str, quant: str) -> Reference:
+    """One Reference for each model and quantization."""
+    return Reference(model, quant)

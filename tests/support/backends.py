@@ -1,0 +1,102 @@
+"""Builds artifacts for the backend suite, once a session, and opens them on each device that is there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from nearfar.edge_runtime import Engine
+from nearfar.edge_runtime.devices import DEVICES
+from nearfar.edge_runtime.executors.base import Executor
+from nearfar.edge_runtime.sampling import SamplingParams
+from nearfar.errors import DeviceError
+from tests.support.artifacts import Built, Reference
+
+Array = npt.NDArray[Any]
+
+BACKENDS = ("cpu", "webgpu")
+MODELS = {"stories": ("stories260K", "none"), "q4": ("classics-7M", "q4"), "q8": ("classics-7M", "q8")}
+
+
+class Lab:
+    """Artifacts by model and target, engines by model and backend."""
+
+    def __init__(self, built: Built) -> None:
+        self._built = built
+        self._engines: dict[tuple[str, str], Engine] = {}
+
+    def artifact(self, model: str, target: str) -> Path:
+        """The artifact of a model, built at first use."""
+        return self._built(*MODELS[model]) / target
+
+    def engine(self, model: str, backend: str) -> Engine:
+        """An engine that all tests of the session share; skips where the device is absent."""
+        require(backend)
+        if (model, backend) not in self._engines:
+            self._engines[model, backend] = Engine.load(self.artifact(model, backend), kv_memory="64MB")
+        return self._engines[model, backend]
+
+    def close(self) -> None:
+        """Free the devices."""
+        for engine in self._engines.values():
+            engine.close()
+
+
+def require(backend: str) -> None:
+    """Skip the test where the backend cannot run, saying why."""
+    if backend not in DEVICES:
+        pytest.skip(f"{backend}: no executor in this nearfar")
+    try:
+        DEVICES[backend].probe()
+    except (DeviceError, ImportError) as error:
+        pytest.skip(f"{backend}: {error}")
+
+
+def executor(engine: Engine) -> Executor:
+    """The executor under an engine."""
+    return engine.asynchronous.core.executor
+
+
+def forget(engine: Engine, keep: int = 0) -> None:
+    """Empty the prefix cache but for the `keep` pages that it would give up last."""
+    table = engine.asynchronous.core.scheduler.table
+    while table.index.idle_count > keep:
+        table.allocator.free(table.index.evict())
+
+
+def greedy(engine: Engine, tokens: Sequence[int], count: int) -> list[int]:
+    """So many greedy tokens, the end token or not."""
+    params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+    return [event.token for event in engine.generate(list(tokens), params)]
+
+
+def last_logits(engine: Engine, tokens: Sequence[int]) -> Array:
+    """Logits after a prompt."""
+    greedy(engine, tokens, 1)
+    return np.asarray(executor(engine).fetch("logits", 1)()[0])
+
+
+class Transformers(Reference):
+    """The reference of a model, with its logits, and with greedy tokens past the end token."""
+
+    def logits(self, tokens: Sequence[int]) -> Array:
+        """Logits after every token, in one pass."""
+        with self._torch.no_grad():
+            return np.asarray(self.model(self._torch.tensor([list(tokens)])).logits[0].numpy())
+
+    def greedy(self, tokens: Sequence[int], count: int) -> list[int]:
+        """So many greedy tokens, the end token or not."""
+        out = list(tokens)
+        past = None
+        feed = out
+        with self._torch.no_grad():
+            for _ in range(count):
+                made = self.model(self._torch.tensor([feed]), past_key_values=past, use_cache=True)
+                past, feed = made.past_key_values, [int(made.logits[0, -1].argmax())]
+                out += feed
+        return out[len(tokens) :]

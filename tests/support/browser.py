@@ -1,0 +1,122 @@
+"""A real Chromium with WebGPU on its software device, and the real `nearfar web` behind it."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from tests.support.paths import WEB
+
+ARGUMENTS = ["--no-sandbox", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"]
+# The software device on a busy machine: a shader takes seconds to compile.
+PATIENCE_MS = 240_000
+
+
+def chromium() -> str:
+    """The browser's executable; the calling test is skipped where there is none."""
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if found := shutil.which(name):
+            return found
+    pytest.skip("needs Chromium (apt-get install chromium)")
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    """A headless Chromium. Playwright runs only as long as the block, for its event loop would stop asyncio tests."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as running:
+        started = launch(running.chromium, ARGUMENTS)
+        yield started
+        started.close()
+
+
+def launch(kind: Any, arguments: list[str]) -> Any:
+    """A browser of that kind (`browser.browser_type`); without ARGUMENTS it has no WebGPU adapter."""
+    return kind.launch(executable_path=chromium(), args=arguments)
+
+
+@contextmanager
+def serve(artifact: Path) -> Iterator[str]:
+    """`nearfar web` for an artifact; gives the address that it prints."""
+    if not (WEB / "dist" / "page" / "index.html").is_file():
+        pytest.skip("the chat page is not built (run `make setup`)")
+    command = [sys.executable, "-m", "nearfar", "web", str(artifact), "--no-open", "--port", "0"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        assert server.stdout is not None
+        try:
+            found = re.search(r"http://\S+", server.stdout.readline())
+            assert found, "nearfar web ended without naming its address"
+            yield found[0]
+        finally:
+            server.terminate()
+
+
+@dataclass
+class Page:
+    """A tab on the chat page: what it shows, and which files it asked for."""
+
+    tab: Any
+    address: str
+    requests: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+    def open(self, **parameters: object) -> "Page":
+        """Go to the page with these link parameters; the log of requests begins anew."""
+        self.requests.clear()
+        self.tab.goto(f"{self.address}?{urlencode(parameters)}" if parameters else self.address)
+        return self
+
+    def wait(self, *states: str) -> str:
+        """Wait until the page is in one of the states; gives which."""
+        self.tab.wait_for_function(
+            "states => states.includes(document.body.dataset.state)", arg=list(states), timeout=PATIENCE_MS
+        )
+        return self.state
+
+    def answer(self, **parameters: object) -> str:
+        """The text that the page's link with these parameters gives."""
+        state = self.open(**parameters).wait("done", "error")
+        assert state == "done", self.notice
+        return self.text
+
+    @property
+    def state(self) -> str:
+        return str(self.tab.evaluate("document.body.dataset.state"))
+
+    @property
+    def text(self) -> str:
+        """What #answer holds, to the byte: innerText would fold white space."""
+        return str(self.tab.evaluate("document.querySelector('#answer .text, #answer').textContent"))
+
+    @property
+    def notice(self) -> str:
+        return str(self.tab.locator("#notice").inner_text())
+
+    @property
+    def shards(self) -> list[str]:
+        """Names of the weight files asked for since `open`."""
+        return [url.rsplit("/", 1)[-1] for url in self.requests if "/weights/" in url]
+
+    def run(self, script: str, argument: object = None) -> Any:
+        """Run a piece of JavaScript with `engine` (the page's own), `createEngine` and `artifact` (its URL) in scope."""
+        body = f"async argument => {{ const {{ engine, createEngine, artifact }} = window.nearfar; {script} }}"
+        return self.tab.evaluate(body, argument)
+
+
+def new_page(running: Any, address: str, context: Any = None, **options: Any) -> Page:
+    """A tab in a fresh profile (no shards stored), or in `context`."""
+    tab = (context or running.new_context(**options)).new_page()
+    page = Page(tab, address)
+    tab.on("request", lambda request: page.requests.append(request.url))
+    tab.on("pageerror", lambda error: page.complaints.append(str(error)))
+    return page

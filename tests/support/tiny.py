@@ -1,0 +1,137 @@
+"""A tiny random llama with a byte tokenizer: everything that a test of the engine needs, with no file from outside."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from nearfar.edge_runtime.engine import EngineCore
+from nearfar.edge_runtime.manifest import Manifest, parse
+from tests.support.numpy_executor import NumpyExecutor, Weights
+
+SPECIAL = ["<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
+TEMPLATE = (
+    "{{ '<|bos|>' }}{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+CONFIG: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 261,
+    "max_position_embeddings": 160, "rope_theta": 10000.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+    "bos_token_id": 256, "eos_token_id": 257,
+}  # fmt: skip
+
+
+def weights(config: dict[str, Any] = CONFIG, seed: int = 0) -> Weights:
+    """Random weights, large enough that the argmax is not a close call."""
+    rng = np.random.default_rng(seed)
+    hidden, inner, hd = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    heads, kv = config["num_attention_heads"] * hd, config["num_key_value_heads"] * hd
+    shapes = {"self_attn.q_proj": (heads, hidden), "self_attn.k_proj": (kv, hidden), "self_attn.v_proj": (kv, hidden),
+              "self_attn.o_proj": (hidden, heads), "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
+              "mlp.down_proj": (hidden, inner)}  # fmt: skip
+    out: Weights = {"model.embed_tokens.weight": rng.normal(0, 1, (config["vocab_size"], hidden))}
+    for layer in range(config["num_hidden_layers"]):
+        for name, shape in shapes.items():
+            out[f"model.layers.{layer}.{name}.weight"] = rng.normal(0, 1.5 / shape[1] ** 0.5, shape)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            out[f"model.layers.{layer}.{name}.weight"] = np.ones(hidden)
+    out["model.norm.weight"] = np.ones(hidden)
+    return {name: value.astype(np.float32) for name, value in out.items()}
+
+
+def manifest_dict(config: dict[str, Any] = CONFIG, *, page_size: int = 16, slots: int = 8) -> dict[str, Any]:
+    """A manifest of the model without weights and kernels."""
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    token_bytes = config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim * 8
+
+    def buckets(name: str, sizes: list[int]) -> list[dict[str, Any]]:
+        return [{"size": s, "rows": min(s, 16), "plan": f"plans/f32/{name}.{s}.json"} for s in sizes]
+
+    functions = {"step": buckets("step", [1, 4, 16, 64, 256])}
+    functions |= {name: buckets(name, [1, 4, 16]) for name in ("greedy", "sample", "logprobs")}
+    return {
+        "format": "nearfar-artifact", "version": 1, "target": "cpu",
+        "model": {
+            "name": "tiny", "architecture": "llama", "hidden_size": config["hidden_size"],
+            "layers": config["num_hidden_layers"], "heads": heads, "kv_heads": config["num_key_value_heads"],
+            "head_dim": head_dim, "vocab_size": config["vocab_size"],
+            "context_length": config["max_position_embeddings"], "bos_token_id": config["bos_token_id"],
+            "eos_token_ids": [config["eos_token_id"]],
+        },
+        "cache": {"page_size": page_size, "slots": slots},
+        "rope": {"inv_freq": "rope.inv_freq", "scale": 1.0},
+        "quantization": {"scheme": "none"},
+        "weights": {"bytes": 0, "shard_bytes": 33554432, "shards": [], "tensors": []},
+        "buffers": [],
+        "programs": [{
+            "precision": "f32", "kv_dtype": "float32", "requires": {"features": [], "limits": {}}, "workspace": [],
+            "library": None, "kernels": {}, "functions": functions,
+        }],
+        "memory": {"weights": 0, "kv_bytes_per_token": {"f32": token_bytes}},
+        "tokenizer": {"files": []},
+        "provenance": {},
+    }  # fmt: skip
+
+
+def manifest(config: dict[str, Any] = CONFIG, **options: int) -> Manifest:
+    """The same, parsed."""
+    return parse(manifest_dict(config, **options), "manifest.json")
+
+
+def core(*, pages: int = 64, pipelined: bool = True, slots: int = 8, page_size: int = 16, seed: int = 0) -> EngineCore:
+    """An engine over the tiny model."""
+    executor = NumpyExecutor(CONFIG, weights(seed=seed), pages=pages, page_size=page_size, slots=slots)
+    description = manifest(slots=slots, page_size=page_size)
+    return EngineCore(executor, description, description.programs[0], pages, pipelined=pipelined)
+
+
+def tokenizer() -> Tokenizer:
+    """One token a byte, then the special tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    return made
+
+
+def write_artifact(path: Path) -> Path:
+    """An artifact directory that passes verification (its kernels cannot run)."""
+    data = manifest_dict()
+    (path / "tokenizer").mkdir(parents=True)
+    tokenizer().save(str(path / "tokenizer" / "tokenizer.json"))
+    config = {"bos_token": "<|bos|>", "eos_token": "<|end|>", "chat_template": TEMPLATE}
+    (path / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(config))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        data["tokenizer"]["files"].append(describe(path, f"tokenizer/{name}"))
+    stream = np.arange(1000, dtype=np.uint32).tobytes()
+    (path / "weights").mkdir()
+    for index in range(0, len(stream), 1024):
+        name = f"weights/{index // 1024:05}.bin"
+        (path / name).write_bytes(stream[index : index + 1024])
+        data["weights"]["shards"].append(describe(path, name))
+    data["weights"] |= {"bytes": len(stream), "shard_bytes": 1024, "tensors": [
+        {"name": "a", "dtype": "uint32", "shape": [10, 10], "offset": 0, "bytes": 400},
+        {"name": "b", "dtype": "uint32", "shape": [800], "offset": 512, "bytes": 3200},
+    ]}  # fmt: skip
+    for buckets in data["programs"][0]["functions"].values():
+        for bucket in buckets:
+            plan = path / bucket["plan"]
+            plan.parent.mkdir(parents=True, exist_ok=True)
+            plan.write_text(json.dumps({"function": "step", "size": 1, "rows": 1, "launches": []}))
+    (path / "manifest.json").write_text(json.dumps(data))
+    return path
+
+
+def describe(root: Path, name: str) -> dict[str, Any]:
+    """A file entry of the manifest."""
+    data = (root / name).read_bytes()
+    return {"file": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}

@@ -1,0 +1,205 @@
+"""OpenAI's interface over the tiny model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from nearfar.edge_runtime import AsyncEngine, Engine
+from nearfar.edge_runtime.text import TextCodec
+from nearfar.errors import DeviceError, RequestError
+from tests.support import tiny
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def make(**options: Any) -> AsyncEngine:
+    config = {"bos_token": "<|bos|>", "eos_token": "<|end|>"}
+    return AsyncEngine(tiny.core(**options), TextCodec(tiny.tokenizer(), config, tiny.TEMPLATE, 256))
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[AsyncEngine]:
+    async with make() as made:
+        yield made
+
+
+@pytest.fixture
+def sync_engine() -> Iterator[Engine]:
+    with Engine(make()) as made:
+        yield made
+
+
+async def test_chat_completion(engine: AsyncEngine) -> None:
+    made = await engine.chat.completions.create(messages=HELLO, max_tokens=10, temperature=0, ignore_eos=True)
+    choice = made.choices[0]
+    assert made.object == "chat.completion"
+    assert made.id.startswith("chatcmpl-")
+    assert choice.message.role == "assistant"
+    assert choice.finish_reason == "length"
+    assert choice.message.content
+    assert made.usage.prompt_tokens == 9
+    assert made.usage.completion_tokens == 10
+    assert made.usage.total_tokens == 19
+    assert made.usage.prompt_tokens_details.cached_tokens == 0
+    assert made.timings[0].ttft > 0
+    assert json.loads(made.model_dump_json())["choices"][0]["message"]["content"] == choice.message.content
+
+
+async def test_the_stream_gives_the_same_text(engine: AsyncEngine) -> None:
+    whole = await engine.chat.completions.create(HELLO, max_tokens=20, temperature=0)
+    stream = await engine.chat.completions.create(
+        HELLO, stream=True, max_tokens=20, temperature=0, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+async def test_a_second_turn_reports_cached_tokens(engine: AsyncEngine) -> None:
+    question = [{"role": "user", "content": "What is it that I am asking you?"}]
+    first = await engine.chat.completions.create(question, max_tokens=30, temperature=0, logit_bias={257: -100})
+    answer = {"role": "assistant", "content": first.choices[0].message.content}
+    again = await engine.chat.completions.create([*question, answer, *HELLO], max_tokens=3, temperature=0)
+    assert again.usage.prompt_tokens_details.cached_tokens >= 32
+
+
+async def test_stop_strings_end_the_text_and_the_request(engine: AsyncEngine) -> None:
+    base = {"max_tokens": 60, "temperature": 0.9, "seed": 3, "ignore_eos": True}
+    whole = (await engine.completions.create("Hello", **base)).choices[0].text
+    stop = whole[10:13]
+    made = await engine.completions.create("Hello", stop=["not there", stop], **base)
+    assert made.choices[0].text == whole[: whole.index(stop)]
+    assert made.choices[0].finish_reason == "stop"
+    assert made.usage is not None
+    assert made.usage.completion_tokens < 60
+    assert not engine.core.scheduler.running
+
+
+async def test_n_answers_differ_and_repeat_with_their_seed(engine: AsyncEngine) -> None:
+    options: dict[str, Any] = {"n": 3, "seed": 8, "temperature": 1.3, "max_tokens": 12, "ignore_eos": True}
+    made = await engine.completions.create("Tell me", **options)
+    texts = [choice.text for choice in made.choices]
+    assert len(set(texts)) == 3
+    assert [c.text for c in (await engine.completions.create("Tell me", **options)).choices] == texts
+    assert made.usage is not None
+    assert made.usage.completion_tokens == 36
+    pieces = ["", "", ""]
+    async for chunk in await engine.completions.create("Tell me", stream=True, **options):
+        for choice in chunk.choices:
+            pieces[choice.index] += choice.text
+    assert pieces == texts
+    single = await engine.completions.create("Tell me", **{**options, "n": 1})
+    assert single.choices[0].text == texts[0]
+
+
+async def test_logprobs(engine: AsyncEngine) -> None:
+    made = await engine.chat.completions.create(
+        HELLO, max_tokens=5, temperature=0, logprobs=True, top_logprobs=3, ignore_eos=True
+    )
+    logprobs = made.choices[0].logprobs
+    assert logprobs is not None
+    assert len(logprobs.content) == 5
+    for item in logprobs.content:
+        assert item.top_logprobs[0].token == item.token
+        assert item.logprob <= 0
+        assert len(item.top_logprobs) == 3
+    data = bytes(byte for item in logprobs.content for byte in item.bytes)
+    assert data.decode(errors="replace").startswith(made.choices[0].message.content.rstrip("\ufffd"))
+    plain = await engine.completions.create("a", max_tokens=2, temperature=0, logprobs=2)
+    assert plain.choices[0].logprobs is not None
+    assert plain.choices[0].logprobs.text_offset[0] == 0
+
+
+async def test_token_prompts_and_bad_requests(engine: AsyncEngine) -> None:
+    made = await engine.completions.create([1, 2, 3], max_tokens=2, temperature=0)
+    assert made.usage is not None
+    assert made.usage.prompt_tokens == 3
+    for call, param in [
+        (engine.completions.create([1, 999]), "prompt"),
+        (engine.completions.create([]), "prompt"),
+        (engine.completions.create("x" * 160), "prompt"),
+        (engine.completions.create("\ud800"), "prompt"),
+        (engine.chat.completions.create([]), "messages"),
+        (engine.chat.completions.create(HELLO, temperature=-1), "temperature"),
+        (engine.chat.completions.create(HELLO, logit_bias={999: 1.0}), "logit_bias"),
+        (engine.chat.completions.create(HELLO, n=0), "n"),
+        (engine.completions.create("a", echo=True), "echo"),
+    ]:
+        with pytest.raises(RequestError) as caught:
+            await call
+        assert caught.value.param == param, param
+
+
+async def test_closing_a_stream_stops_the_request(engine: AsyncEngine) -> None:
+    async with await engine.chat.completions.create(HELLO, stream=True, n=2, temperature=0, ignore_eos=True) as stream:
+        async for chunk in stream:
+            if chunk.choices[0].delta.content:
+                break
+    await asyncio.sleep(0.05)
+    assert not engine.core.scheduler.running
+    task = asyncio.create_task(engine.chat.completions.create(HELLO, temperature=0, ignore_eos=True))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.sleep(0.05)
+    assert not engine.core.scheduler.running
+
+
+async def test_streams_of_a_closed_engine_end_with_an_error() -> None:
+    engine = make()
+    stream = await engine.chat.completions.create(HELLO, stream=True, temperature=0, ignore_eos=True)
+    await anext(stream)
+    await engine.close()
+    with pytest.raises(DeviceError, match="closed"):
+        async for _ in stream:
+            pass
+    await engine.close()
+
+
+def test_the_synchronous_face(sync_engine: Engine) -> None:
+    made = sync_engine.chat.completions.create(HELLO, max_tokens=8, temperature=0)
+    stream = sync_engine.chat.completions.create(HELLO, max_tokens=8, temperature=0, stream=True)
+    text = "".join(choice.delta.content or "" for chunk in stream for choice in chunk.choices)
+    assert text == made.choices[0].message.content
+    done = sync_engine.completions.create("a", max_tokens=3, temperature=0)
+    assert done.choices[0].text == "".join(
+        c.choices[0].text for c in sync_engine.completions.create("a", max_tokens=3, temperature=0, stream=True)
+    )
+    assert [event.token for event in sync_engine.generate([1, 2])]
+    with pytest.raises(RequestError):
+        sync_engine.completions.create("a", temperature=-1)
+
+
+def test_leaving_a_synchronous_stream_stops_the_request(sync_engine: Engine) -> None:
+    for chunk in sync_engine.completions.create("a", temperature=0, stream=True, ignore_eos=True):
+        if chunk.choices[0].text:
+            break
+    assert sync_engine.completions.create("b", max_tokens=1).choices
+    assert not sync_engine.asynchronous.core.scheduler.running
+    with sync_engine.completions.create("a", temperature=0, stream=True) as stream:
+        assert next(iter(stream)).choices
+    assert not sync_engine.asynchronous.core.scheduler.running
+
+
+def test_threads_share_an_engine(sync_engine: Engine) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    def ask(index: int) -> str:
+        made = sync_engine.completions.create(f"{index} times", max_tokens=10, temperature=0, ignore_eos=True)
+        return made.choices[0].text
+
+    alone = [ask(index) for index in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(ask, range(6))) == alone

@@ -1,0 +1,170 @@
+"""Opening checkpoints: what is read equals what was written; what is damaged is named."""
+
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from nearfar.build.checkpoint import INDEX, check_finite, check_tensors, open_checkpoint
+from nearfar.errors import CheckpointError
+from tests.shared_data import shared_data
+
+A = np.arange(12, dtype=np.float32).reshape(4, 3)
+B = np.array([1.5, -2, 3], ml_dtypes.bfloat16)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A whole checkpoint in one file."""
+    path = tmp_path / "tiny"
+    path.mkdir()
+    (path / "config.json").write_text('{"model_type": "llama"}')
+    (path / "tokenizer.json").write_text("{}")
+    (path / "tokenizer_config.json").write_text('{"chat_template": "hello"}')
+    save_file({"a": A, "b": B}, path / "model.safetensors")
+    return path
+
+
+@pytest.fixture
+def sharded(model: Path) -> Path:
+    """The same in two files."""
+    (model / "model.safetensors").unlink()
+    save_file({"a": A}, model / "one.safetensors")
+    save_file({"b": B}, model / "two.safetensors")
+    write_index(model, {"a": "one.safetensors", "b": "two.safetensors"})
+    return model
+
+
+def write_index(path: Path, weight_map: dict[str, str]) -> None:
+    (path / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+
+
+def refused(path: Path | str, *parts: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(path)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_reads_what_was_written(model: Path) -> None:
+    checkpoint = open_checkpoint(model)
+    assert checkpoint.name == "tiny"
+    assert checkpoint.config == {"model_type": "llama"}
+    assert checkpoint.shapes == {"a": (4, 3), "b": (3,)}
+    assert checkpoint.dtypes["b"] == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(checkpoint.read("a"), A)
+    np.testing.assert_array_equal(checkpoint.read("a", 1, 3), A[1:3])
+    np.testing.assert_array_equal(checkpoint.read("b"), B)
+    assert checkpoint.chat_template == "hello"
+    assert checkpoint.license_text is None
+    with pytest.raises(CheckpointError, match="no tensor 'c'"):
+        checkpoint.read("c")
+
+
+def test_sharded_equals_single(sharded: Path) -> None:
+    checkpoint = open_checkpoint(sharded)
+    np.testing.assert_array_equal(checkpoint.read("a"), A)
+    np.testing.assert_array_equal(checkpoint.read("b"), B)
+    assert [file.name for file in checkpoint.tensor_files] == ["one.safetensors", "two.safetensors"]
+
+
+def test_chat_template_file_wins_and_lists_have_a_default(model: Path) -> None:
+    named = [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    assert open_checkpoint(model).chat_template == "d"
+    (model / "chat_template.jinja").write_text("from the file")
+    (model / "LICENSE").write_text("MIT")
+    checkpoint = open_checkpoint(model)
+    assert checkpoint.chat_template == "from the file"
+    assert checkpoint.license_text == "MIT"
+    assert len(checkpoint.tokenizer_files) == 3
+
+
+def test_sha256_changes_with_one_weight(model: Path) -> None:
+    before = open_checkpoint(model).sha256()
+    assert before == open_checkpoint(model).sha256()
+    save_file({"a": A + np.float32(1), "b": B}, model / "model.safetensors")
+    assert open_checkpoint(model).sha256() != before
+
+
+@pytest.mark.parametrize("kept", [4, 40, -1])
+def test_truncated(model: Path, kept: int) -> None:
+    file = model / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept])
+    refused(model, "model.safetensors", "truncated")
+
+
+def test_missing_shard(sharded: Path) -> None:
+    (sharded / "two.safetensors").unlink()
+    refused(sharded, "1 of 2 files", "two.safetensors")
+
+
+def test_index_and_files_disagree(sharded: Path) -> None:
+    write_index(sharded, {"a": "one.safetensors", "b": "two.safetensors", "c": "two.safetensors"})
+    refused(sharded, "1 tensors", "c (two.safetensors)")
+    save_file({"b": B, "d": B}, sharded / "two.safetensors")
+    write_index(sharded, {"a": "one.safetensors", "b": "two.safetensors"})
+    refused(sharded, "not in " + INDEX, "d (two.safetensors)")
+    write_index(sharded, {"a": "../one.safetensors"})
+    refused(sharded, "outside the directory")
+
+
+def test_pickles_are_refused_with_the_way_to_convert(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    refused(model, "there is no model.safetensors")
+    (model / "pytorch_model.bin").write_bytes(b"\x80\x02.")
+    refused(model, "pytorch_model.bin", "pickle", "save_pretrained")
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_missing_and_unreadable_json(model: Path, name: str) -> None:
+    (model / name).write_text("{not json")
+    refused(model, name, "not valid JSON")
+    (model / name).write_text("[1]")
+    refused(model, name, "list")
+    (model / name).unlink()
+    refused(model, name, "is missing")
+
+
+def test_neither_directory_nor_hub_id(tmp_path: Path) -> None:
+    refused(str(tmp_path / "nowhere"), "no such directory")
+    (tmp_path / "file").touch()
+    refused(tmp_path / "file", "is a file")
+
+
+def test_damaged_header(model: Path) -> None:
+    header = json.dumps({"a": {"dtype": "F32", "shape": [4, 3], "data_offsets": [0, 47]}}).encode()
+    (model / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(48))
+    refused(model, "'a' [4, 3] F32 should be 48 bytes")
+    header = json.dumps({"a": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}}).encode()
+    (model / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    refused(model, "F8_E4M3")
+
+
+def test_every_difference_is_named_at_once(model: Path) -> None:
+    checkpoint = open_checkpoint(model)
+    check_tensors(checkpoint, {"a": (4, 3), "b": (3,)})
+    check_tensors(checkpoint, {"a": (4, 3)}, ignorable=["[bc]"])
+    with pytest.raises(CheckpointError) as caught:
+        check_tensors(checkpoint, {"a": (3, 4), "c": (1,), "d": (2, 2)})
+    for part in ("2 missing: c [1], d [2, 2]", "1 extra: b [3]", "1 misshapen: a is [4, 3], not [3, 4]"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ml_dtypes.bfloat16])
+def test_check_finite(dtype: type) -> None:
+    array = np.array([[1, -2, 3], [0, 6e-5, 5]], dtype)
+    check_finite("w", array)
+    array[1, 0], array[1, 2] = np.nan, -np.inf
+    with pytest.raises(CheckpointError, match=r"'w' holds 2 NaN or Inf of 6 values, the first at \[1, 0\]"):
+        check_finite("w", array)
+
+
+def test_real_checkpoint() -> None:
+    checkpoint = open_checkpoint(shared_data("models/classics-1M"))
+    assert checkpoint.shapes["model.embed_tokens.weight"][0] == checkpoint.config["vocab_size"]
+    for name in checkpoint.shapes:
+        check_finite(name, checkpoint.read(name))

@@ -1,0 +1,181 @@
+"""The static server behind `nearfar web`."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nearfar.edge_runtime.page_server import PageServer, Site, find_webgpu_artifact, open_server
+from nearfar.errors import ArtifactError, NearfarError
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    page, artifact = tmp_path / "page", tmp_path / "artifact"
+    (artifact / "weights").mkdir(parents=True)
+    page.mkdir()
+    (page / "index.html").write_text("<!doctype html>hello")
+    (page / "page.js").write_text("export {};")
+    (artifact / "manifest.json").write_text(json.dumps({"target": "webgpu"}))
+    (artifact / "weights" / "00000.bin").write_bytes(bytes(range(256)) * 5000)
+    (artifact / "k.wgsl").write_text("// shader")
+    (tmp_path / "secret.txt").write_text("secret")
+    return Site(page, artifact)
+
+
+@pytest.fixture
+def server(site: Site) -> Iterator[PageServer]:
+    with open_server("127.0.0.1", 0, site) as running:
+        thread = threading.Thread(target=running.serve_forever, args=(0.05,))
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def ask(server: PageServer, method: str, path: str, **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+    connection.putrequest(method, path, skip_accept_encoding=True)
+    for name, value in headers.items():
+        connection.putheader(name.replace("_", "-"), value)
+    connection.endheaders()
+    response = connection.getresponse()
+    return response, response.read()
+
+
+@pytest.mark.parametrize(
+    ("path", "mime"),
+    [
+        ("/", "text/html; charset=utf-8"),
+        ("/index.html", "text/html; charset=utf-8"),
+        ("/?prompt=a%2Fb", "text/html; charset=utf-8"),
+        ("/page.js", "text/javascript; charset=utf-8"),
+        ("/artifact/manifest.json", "application/json"),
+        ("/artifact/k.wgsl", "text/wgsl; charset=utf-8"),
+        ("/artifact/weights/00000.bin", "application/octet-stream"),
+    ],
+)
+def test_files_come_with_their_type_and_isolation(server: PageServer, path: str, mime: str) -> None:
+    response, body = ask(server, "GET", path)
+    assert response.status == 200
+    assert response.getheader("Content-Type") == mime
+    assert response.getheader("Cross-Origin-Opener-Policy") == "same-origin"
+    assert response.getheader("Cross-Origin-Embedder-Policy") == "require-corp"
+    head, nothing = ask(server, "HEAD", path)
+    assert (head.getheader("Content-Length"), nothing) == (str(len(body)), b"")
+
+
+def test_the_bytes_arrive_whole(server: PageServer) -> None:
+    assert ask(server, "GET", "/artifact/weights/00000.bin")[1] == bytes(range(256)) * 5000
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../secret.txt",
+        "/artifact/../../secret.txt",
+        "/artifact/%2e%2e/%2e%2e/secret.txt",
+        "/artifact/..%2f..%2fsecret.txt",
+        "/artifact/..\\..\\secret.txt",
+        "/artifact//etc/passwd",
+        "//etc/passwd",
+        "/artifact/",
+        "/artifact/weights",
+        "/artifact/k.wgsl%00.bin",
+        "/absent",
+    ],
+)
+def test_nothing_outside_the_two_folders_is_served(server: PageServer, path: str) -> None:
+    response, body = ask(server, "GET", path)
+    assert response.status == 404
+    assert b"secret" not in body
+
+
+def test_a_symbolic_link_does_not_lead_out(server: PageServer, site: Site, tmp_path: Path) -> None:
+    (site.artifact / "link.txt").symlink_to(tmp_path / "secret.txt")
+    assert ask(server, "GET", "/artifact/link.txt")[0].status == 404
+
+
+def test_only_reading_is_allowed(server: PageServer) -> None:
+    for method in ("POST", "PUT", "DELETE"):
+        assert ask(server, method, "/")[0].status == 501
+
+
+def test_an_unchanged_file_is_not_sent_again(server: PageServer, site: Site) -> None:
+    first, _ = ask(server, "GET", "/artifact/k.wgsl")
+    etag = first.getheader("ETag") or ""
+    again, body = ask(server, "GET", "/artifact/k.wgsl", If_None_Match=etag)
+    assert (again.status, body) == (304, b"")
+    (site.artifact / "k.wgsl").write_text("// another shader")
+    changed, body = ask(server, "GET", "/artifact/k.wgsl", If_None_Match=etag)
+    assert (changed.status, body) == (200, b"// another shader")
+
+
+def test_a_taken_port_gives_the_next_free_one(site: Site) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with open_server("127.0.0.1", port, site) as server:
+            assert port < server.server_port < port + 20
+        with pytest.raises(NearfarError, match=f"{port} to {port} are all taken"):
+            open_server("127.0.0.1", port, site, attempts=1)
+
+
+def test_an_address_of_another_machine_is_refused(site: Site) -> None:
+    with pytest.raises(NearfarError, match=r"cannot listen on 203\.0\.113\.1"):
+        open_server("203.0.113.1", 0, site)
+
+
+def artifact_for(folder: Path, target: str) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text(json.dumps({"target": target}))
+    return folder
+
+
+def test_the_artifact_is_found_in_a_builds_out_folder(tmp_path: Path) -> None:
+    artifact_for(tmp_path / "cpu", "cpu")
+    inner = artifact_for(tmp_path / "webgpu", "webgpu")
+    assert find_webgpu_artifact(tmp_path) == inner
+    assert find_webgpu_artifact(inner) == inner
+
+
+def test_a_missing_webgpu_artifact_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"holds no artifact.*nearfar build"):
+        find_webgpu_artifact(tmp_path)
+    cpu = artifact_for(tmp_path / "cpu", "cpu")
+    with pytest.raises(ArtifactError, match=r"artifacts for cpu, but none for webgpu.*--target webgpu"):
+        find_webgpu_artifact(tmp_path)
+    with pytest.raises(ArtifactError, match="artifact for cpu"):
+        find_webgpu_artifact(cpu)
+    (cpu / "manifest.json").write_text("[]")
+    with pytest.raises(ArtifactError, match="no manifest"):
+        find_webgpu_artifact(cpu)
+
+
+def test_the_command_names_its_address_and_ctrl_c_ends_it_cleanly(site: Site) -> None:
+    program = """
+import sys
+from pathlib import Path
+from nearfar.cli import app, web
+page = Path(sys.argv.pop())
+web.find_page = lambda: page
+app()
+"""
+    command = [sys.executable, "-c", program, "web", str(site.artifact), "--no-open", "--port", "0", str(site.page)]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as running:
+        assert running.stdout is not None
+        assert "http://127.0.0.1:" in running.stdout.readline()
+        running.send_signal(signal.SIGINT)
+        _, complaints = running.communicate(timeout=20)
+    assert running.returncode == 0
+    assert complaints == ""

@@ -1,0 +1,97 @@
+"""Sampling parameters are refused with the parameter's name and the value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nearfar.edge_runtime.parameters import chat_sampling, checked_messages, choices, completion_sampling
+from nearfar.edge_runtime.sampling import SamplingParams
+from nearfar.errors import RequestError
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("temperature", -0.1), ("temperature", float("nan")), ("temperature", float("inf")), ("temperature", "hot"),
+        ("temperature", True), ("top_p", 0), ("top_p", 1.01), ("top_p", float("nan")), ("min_p", -0.1), ("min_p", 1.1),
+        ("top_k", -1), ("top_k", 1.5), ("repetition_penalty", 0), ("repetition_penalty", float("nan")),
+        ("presence_penalty", 2.1), ("frequency_penalty", -2.1), ("max_tokens", 0), ("max_tokens", 2.0),
+        ("seed", 2**64), ("seed", -(2**63) - 1), ("seed", "1"), ("stop", ("",)), ("stop", "text"),
+        ("stop", tuple("abcdefghijklmnopq")), ("logit_bias", {-1: 1.0}), ("logit_bias", {1: 101}),
+        ("logit_bias", {1: float("nan")}),
+    ],
+)  # fmt: skip
+def test_bad_values(param: str, value: Any) -> None:
+    with pytest.raises(RequestError, match=param) as caught:
+        SamplingParams(**{param: value})
+    assert caught.value.param == param
+
+
+def test_the_message_has_the_value() -> None:
+    with pytest.raises(RequestError, match=r"top_p must be a number in \(0, 1\], not 1.5"):
+        SamplingParams(top_p=1.5)
+    with pytest.raises(RequestError, match="top_logprobs must be at least 0 and at most 20, not 21"):
+        SamplingParams(logprobs=21)
+
+
+def test_good_values() -> None:
+    SamplingParams(temperature=0, top_p=1, min_p=0, top_k=0, seed=-(2**63), max_tokens=1, logprobs=20)
+    SamplingParams(seed=2**64 - 1, logit_bias={5: -100}, stop=("a",) * 16)
+
+
+def test_what_needs_the_full_sampler() -> None:
+    assert SamplingParams(temperature=0).plain_greedy
+    assert SamplingParams(temperature=0, top_k=5, top_p=0.1).plain_greedy
+    assert not SamplingParams(temperature=0, logit_bias={1: 1.0}).plain_greedy
+    assert not SamplingParams(temperature=0, repetition_penalty=1.1).plain_greedy
+    assert not SamplingParams().plain_greedy
+
+
+def test_openai_parameters() -> None:
+    params = chat_sampling({"stop": "x", "max_completion_tokens": 5, "logprobs": True, "top_logprobs": 2, "seed": None})
+    assert (params.stop, params.max_tokens, params.logprobs, params.seed) == (("x",), 5, 2, None)
+    assert chat_sampling({"logit_bias": {"7": 1.0}}).logit_bias == {7: 1.0}
+    assert completion_sampling({"logprobs": 0}).logprobs == 0
+    assert choices({}) == 1
+
+
+@pytest.mark.parametrize(
+    ("params", "param"),
+    [
+        ({"top_logprobs": 2}, "top_logprobs"), ({"logprobs": 3}, "logprobs"), ({"stop": [1]}, "stop"),
+        ({"stop": 5}, "stop"), ({"logit_bias": {"x": 1}}, "logit_bias"), ({"logit_bias": [1]}, "logit_bias"),
+        ({"response_format": {"type": "json_object"}}, "response_format"), ({"tool": 1}, "tool"),
+    ],
+)  # fmt: skip
+def test_bad_openai_parameters(params: Any, param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        chat_sampling(params)
+    assert caught.value.param == param
+
+
+def test_bad_completion_parameters() -> None:
+    with pytest.raises(RequestError, match="logprobs"):
+        completion_sampling({"logprobs": True})
+    for n in (0, 65, True, 1.5):
+        with pytest.raises(RequestError, match="n must be"):
+            choices({"n": n})  # type: ignore[typeddict-item]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    ["hello", [], None, {"role": "user"}, [{"content": "x"}], [{"role": "user"}], [{"role": "user", "content": 5}],
+     [{"role": "user", "content": [{"type": "image_url"}]}], [7]],
+)  # fmt: skip
+def test_bad_messages(messages: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        checked_messages(messages)
+    assert caught.value.param == "messages"
+
+
+def test_text_parts_are_joined() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert checked_messages([{"role": "user", "content": parts, "name": "z"}]) == [
+        {"role": "user", "content": "ab", "name": "z"}
+    ]

@@ -1,0 +1,178 @@
+"""What goes into a step."""
+
+from __future__ import annotations
+
+import pytest
+
+from nearfar.edge_runtime.cache import SequenceTable
+from nearfar.edge_runtime.requests import Request
+from nearfar.edge_runtime.sampling import SamplingParams
+from nearfar.edge_runtime.scheduler import Limits, Scheduler, Step
+from nearfar.errors import RequestError
+
+LIMITS = Limits((1, 4, 16, 64, 256), 16, 512)
+
+
+def scheduler(pages: int = 200, slots: int = 16, context: int = 512) -> Scheduler:
+    return Scheduler(SequenceTable(pages, 16, slots), Limits(LIMITS.buckets, min(16, slots), context))
+
+
+def request(length: int, first: int = 0, limit: int = 100) -> Request:
+    return Request(tuple(range(first, first + length)), SamplingParams(temperature=0), limit, 0)
+
+
+def shape(step: Step | None) -> tuple[int, list[tuple[int, int, bool] | None]] | None:
+    """Bucket, and (start, count, samples) of each chunk."""
+    if step is None:
+        return None
+    return step.size, [(c.start, c.count, c.samples) if c else None for c in step.chunks]
+
+
+def sampled(scheduler: Scheduler, step: Step, token: int = 7) -> None:
+    for each in step.sampled:
+        each.accept(token)
+        scheduler.record(each)
+
+
+def turn(scheduler: Scheduler) -> Step:
+    """One step in lockstep."""
+    step = scheduler.schedule(None)
+    assert step is not None
+    scheduler.queue(step)
+    sampled(scheduler, step)
+    return step
+
+
+@pytest.mark.parametrize(
+    ("decode", "wanted", "rows"),
+    [(0, 1, 1), (0, 5, 5), (0, 16, 16), (0, 17, 16), (0, 32, 16), (0, 33, 33), (0, 65, 64), (0, 128, 64), (0, 129, 129),
+     (0, 700, 256), (3, 65, 61), (3, 300, 253), (16, 1, 1), (16, 60, 48), (2, 2, 2)],
+)  # fmt: skip
+def test_prefill_rows_avoid_half_empty_buckets(decode: int, wanted: int, rows: int) -> None:
+    assert LIMITS.prefill_rows(decode, wanted) == rows
+
+
+def test_a_long_prompt_is_computed_in_chunks() -> None:
+    s = scheduler()
+    s.add(request(300))
+    assert shape(turn(s)) == (256, [(0, 256, False)])
+    assert shape(turn(s)) == (64, [(256, 44, True)])
+    assert shape(turn(s)) == (1, [(300, 1, True)])
+
+
+def test_decode_comes_first_and_prefill_fills_the_rest() -> None:
+    s = scheduler()
+    s.add(request(10))
+    turn(s)
+    s.add(request(400, 1000))
+    s.add(request(5, 2000))
+    assert shape(turn(s)) == (256, [(10, 1, True), (0, 255, False)])
+    assert shape(turn(s)) == (256, [(11, 1, True), (255, 145, True), (0, 5, True)])
+    assert shape(turn(s)) == (4, [(12, 1, True), (400, 1, True), (5, 1, True)])
+
+
+def test_no_more_requests_than_slots_and_first_come_first_served() -> None:
+    s = scheduler(slots=2)
+    requests = [request(3, 100 * i, limit=2) for i in range(5)]
+    for each in requests:
+        s.add(each)
+    turn(s)
+    assert s.running == requests[:2]
+    s.remove(requests[0])
+    turn(s)
+    assert s.running == [requests[1], requests[2]]
+    assert list(s.waiting) == requests[3:]
+
+
+def test_the_step_after_is_planned_before_the_tokens_are_known() -> None:
+    s = scheduler()
+    a, b = request(10), request(6, 100, limit=1)
+    s.add(a)
+    s.add(b)
+    first = s.schedule(None)
+    assert first is not None
+    s.queue(first)
+    second = s.schedule(first)
+    assert shape(second) == (4, [(10, 1, True), None])  # b has its one token: its row is padding
+    assert second is not None
+    assert second.fed == 2
+    s.queue(second)
+    sampled(s, first)
+    assert (a.length, a.pending, len(a.sequence.tokens if a.sequence else [])) == (12, 1, 11)
+    s.remove(b)
+    third = s.schedule(second)
+    assert shape(third) == (1, [(11, 1, True)])
+    s.remove(a)
+    assert s.schedule(third) is None
+
+
+def test_a_request_that_ended_leaves_padding_so_that_the_others_keep_their_rows() -> None:
+    s = scheduler()
+    requests = [request(5, 100 * i) for i in range(3)]
+    for each in requests:
+        s.add(each)
+    first = s.schedule(None)
+    assert first is not None
+    s.queue(first)
+    s.remove(requests[1])
+    s.add(request(6, 900))
+    assert shape(s.schedule(first)) == (16, [(5, 1, True), None, (5, 1, True), (0, 6, True)])
+
+
+def test_preemption_takes_the_youngest_and_reads_first_what_is_in_flight() -> None:
+    s = scheduler(pages=3)
+    old, young = request(8), request(8, 100)
+    s.add(old)
+    s.add(young)
+    for _ in range(9):
+        turn(s)  # to 16 tokens each
+    step = s.schedule(None)  # old takes the third page; young is preempted
+    assert step is not None
+    assert step.sampled == [old]
+    assert list(s.waiting) == [young]
+    assert (young.sequence, young.queued, young.tokens[-2:]) == (None, 0, [7, 7])
+    s.queue(step)
+    sampled(s, step)
+    s.remove(old)
+    assert shape(turn(s)) == (1, [(16, 1, True)])  # its full page was still in the prefix index
+
+
+def test_nothing_is_preempted_while_tokens_are_unread() -> None:
+    s = scheduler(pages=3)
+    old, young = request(8), request(8, 100)
+    s.add(old)
+    s.add(young)
+    for _ in range(8):
+        turn(s)
+    first = s.schedule(None)
+    assert first is not None
+    s.queue(first)
+    assert s.schedule(first) is None
+    assert list(s.waiting) == []
+    sampled(s, first)
+    assert shape(s.schedule(None)) == (1, [(16, 1, True)])
+    assert list(s.waiting) == [young]
+
+
+def test_a_request_waits_for_the_prefix_that_another_is_computing_and_then_shares_it() -> None:
+    s = scheduler()
+    first, second = request(300), Request((*range(290), 5, 6), SamplingParams(), 10, 0)
+    s.add(first)
+    s.add(second)
+    assert turn(s).sampled == []
+    assert s.running == [first]
+    assert shape(turn(s)) == (64, [(256, 44, True)])
+    step = s.schedule(None)
+    assert shape(step) == (4, [(300, 1, True), (290, 2, True)])
+    assert step is not None
+    assert len(step.copies) == 1  # the page that they share in part
+    assert second.cached_tokens == 290
+
+
+def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
+    s = scheduler(context=64)
+    assert s.limit_tokens(range(10), 20) == 20
+    assert s.limit_tokens(range(10), 200) == 54
+    assert s.limit_tokens(range(63), None) == 1
+    with pytest.raises(RequestError, match="the prompt has 64 tokens, but only 64 fit"):
+        s.limit_tokens(range(64), 1)

@@ -1,0 +1,152 @@
+"""Text in and out: detokenizer, stop strings, templates, raw prompts."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from tokenizers import Tokenizer
+
+from nearfar.edge_runtime.text import Detokenizer, StopMatcher, TextCodec, TextStream
+from nearfar.errors import RequestError
+from tests.shared_data import shared_data
+from tests.support import tiny
+
+TEXTS = [
+    "Once upon a time, there was a café — naïve, 10 €.",
+    "日本語のテキスト、そして中文。",
+    "👩‍👩‍👧‍👦 family 🏳️‍🌈 and 🇩🇪",
+    "a\u0301 combining, \t tabs\n\n\nlines   spaces  ",
+    "Ω≈ç√∫˜µ≤≥÷ \U0001f600\U0001f601\U0001f602",
+]
+
+
+def tiny_codec() -> TextCodec:
+    config = {"bos_token": "<|bos|>", "eos_token": {"content": "<|end|>"}}
+    return TextCodec(tiny.tokenizer(), config, tiny.TEMPLATE, 256)
+
+
+@pytest.fixture(params=["tiny", "stories260K", "classics-7M", "phi3-bpe-32k", "smollm-bytelevel-bpe-49k"])
+def codec(request: pytest.FixtureRequest) -> TextCodec:
+    if request.param == "tiny":
+        return tiny_codec()
+    folder = "models" if "-" not in request.param or request.param == "classics-7M" else "tokenizers"
+    return TextCodec(Tokenizer.from_file(str(shared_data(folder, request.param, "tokenizer.json"))), {}, None, 1)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_pieces_add_up_to_the_whole_and_are_whole_characters(codec: TextCodec, text: str) -> None:
+    tokens = codec.tokenizer.encode(text, add_special_tokens=False).ids
+    detokenizer = Detokenizer(codec)
+    pieces = [detokenizer.push(token) for token in tokens]
+    assert "\ufffd" not in "".join(pieces)
+    assert "".join(pieces) + detokenizer.finish() == codec.decode(tokens)
+
+
+def test_long_texts_decode_the_same_in_pieces(codec: TextCodec) -> None:
+    rng = random.Random(1)
+    text = " ".join(rng.choice(TEXTS) for _ in range(40))
+    tokens = codec.tokenizer.encode(text, add_special_tokens=False).ids
+    detokenizer = Detokenizer(codec)
+    assert "".join(map(detokenizer.push, tokens)) + detokenizer.finish() == codec.decode(tokens)
+
+
+def test_text_continues_its_prompt(codec: TextCodec) -> None:
+    tokens = codec.tokenizer.encode("Hello there my friend", add_special_tokens=False).ids
+    for cut in range(1, len(tokens)):
+        detokenizer = Detokenizer(codec, tokens[:cut])
+        out = "".join(map(detokenizer.push, tokens[cut:])) + detokenizer.finish()
+        assert codec.decode(tokens[:cut]) + out == codec.decode(tokens)
+
+
+def test_half_a_character_at_the_end_is_not_lost() -> None:
+    codec = tiny_codec()
+    tokens = codec.tokenizer.encode("ab😀").ids[:-1]
+    detokenizer = Detokenizer(codec)
+    assert "".join(map(detokenizer.push, tokens)) == "ab"
+    assert detokenizer.finish() == "\ufffd"
+
+
+def test_byte_tokens_that_make_no_character_do_not_hold_text_back_for_ever() -> None:
+    codec = tiny_codec()
+    detokenizer = Detokenizer(codec)
+    broken = codec.tokenizer.encode("é").ids[:1] * 3
+    out = "".join(map(detokenizer.push, [*broken, *codec.tokenizer.encode("ok").ids]))
+    assert out.endswith("ok")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize(
+    ("text", "stops", "expected"),
+    [
+        ("one two three", ["two"], "one "),
+        ("one two three", ["three", "two"], "one "),
+        ("aaab", ["aab"], "a"),
+        ("abababac", ["ababac"], "ab"),
+        ("one two", ["twofold", "x"], "one two"),
+        ("stop", ["stop"], ""),
+        ("nothing", [], "nothing"),
+        ("xyz", ["yz", "xy"], ""),
+    ],
+)
+def test_stop_strings(text: str, stops: list[str], expected: str, size: int) -> None:
+    matcher = StopMatcher(stops)
+    out = ""
+    for start in range(0, len(text), size):
+        out += matcher.push(text[start : start + size])
+        assert expected.startswith(out)
+    assert out + matcher.finish() == expected
+    assert (matcher.matched is not None) == (expected != text)
+
+
+def test_a_stop_string_that_only_the_end_completes() -> None:
+    codec = tiny_codec()
+    stream = TextStream(codec, ["\ufffd"])
+    out = "".join(stream.push(token) for token in codec.tokenizer.encode("ab😀").ids[:-1])
+    assert (out + stream.finish(), stream.stopped) == ("ab", True)
+
+
+def test_chat_template() -> None:
+    codec = tiny_codec()
+    messages = [{"role": "user", "content": "Hi <b>"}]
+    assert codec.render_chat(messages) == "<|bos|><|user|>Hi <b><|end|><|assistant|>"
+    assert codec.encode_chat(messages)[:2] == [256, 259]
+
+
+def test_template_helpers() -> None:
+    template = (
+        "{%- for m in messages %}\n{%- if m.role == 'x' %}{{ raise_exception('no x') }}{% endif %}\n"
+        "{{ m | tojson }} {{ strftime_now('%Y') | length }} {{ bos_token }}{% break %}{%- endfor %}"
+    )
+    codec = TextCodec(tiny.tokenizer(), {"bos_token": {"content": "<|bos|>"}}, template, None)
+    assert (
+        codec.render_chat([{"role": "é", "content": "<"}, {"role": "b"}]).strip()
+        == '{"role": "é", "content": "<"} 4 <|bos|>'
+    )
+    with pytest.raises(RequestError, match="no x"):
+        codec.render_chat([{"role": "x"}])
+    escape = TextCodec(tiny.tokenizer(), {}, "{{ messages.__class__.__mro__ }}", None)
+    with pytest.raises(RequestError, match="chat template refuses"):
+        escape.render_chat([])
+    with pytest.raises(RequestError, match="no chat template"):
+        TextCodec(tiny.tokenizer(), {}, None, None).render_chat([])
+
+
+def test_empty_and_broken_prompts() -> None:
+    codec = tiny_codec()
+    assert codec.encode("") == [256]
+    assert codec.encode("a") == codec.tokenizer.encode("a").ids
+    with pytest.raises(RequestError, match="lone surrogate '\\\\ud800' at character 2") as caught:
+        codec.encode("ab\ud800c")
+    assert caught.value.param == "prompt"
+    stories = TextCodec(Tokenizer.from_file(str(shared_data("models", "stories260K", "tokenizer.json"))), {}, None, 1)
+    assert stories.encode("") == [1]
+    assert stories.encode("Once")[0] == 1
+
+
+def test_token_bytes(codec: TextCodec) -> None:
+    for text in TEXTS:
+        tokens = codec.tokenizer.encode(text, add_special_tokens=False).ids
+        joined = b"".join(map(codec.token_bytes, tokens)).decode()
+        assert joined.removeprefix(" ") == codec.decode(tokens).removeprefix(" ")
+    assert codec.token_bytes(10**7) == b""

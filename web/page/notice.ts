@@ -1,0 +1,46 @@
+/** The box that says what went wrong and what to do. */
+
+import { ArtifactError, DeviceError, RequestError } from "../src/errors.js";
+import { element } from "./dom.js";
+import type { Help } from "./webgpu-help.js";
+
+export interface Action {
+  readonly label: string;
+  run(): void;
+}
+
+export function showNotice(help: Help, action: Action | null = null): void {
+  element("notice-title", HTMLHeadingElement).textContent = help.title;
+  element("notice-text", HTMLParagraphElement).textContent = help.text;
+  const list = element("notice-list", HTMLUListElement);
+  list.hidden = help.steps.length === 0;
+  list.replaceChildren(
+    ...help.steps.map((step) => {
+      const item = document.createElement("li");
+      item.textContent = step;
+      return item;
+    }),
+  );
+  const button = element("notice-action", HTMLButtonElement);
+  button.hidden = action === null;
+  button.textContent = action?.label ?? "";
+  button.onclick = () => action?.run();
+  element("notice", HTMLElement).hidden = false;
+}
+
+export function hideNotice(): void {
+  element("notice", HTMLElement).hidden = true;
+}
+
+/** An error in words: the title says whose matter it is, the text is the error's own. */
+export function explain(error: unknown): Help {
+  const text = error instanceof Error ? error.message : String(error);
+  return { title: titleOf(error), text, steps: [] };
+}
+
+function titleOf(error: unknown): string {
+  if (error instanceof ArtifactError) return "The model's files cannot be used";
+  if (error instanceof DeviceError) return "This device cannot run the model";
+  if (error instanceof RequestError) return "The request cannot be answered";
+  return "Something went wrong";
+}

@@ -1,0 +1,84 @@
+/** The errors nearfar throws on purpose. Each message says what was wrong, with which value, and what to do. */
+
+export type ErrorCode = "artifact" | "device" | "request";
+
+/** Base of all errors with a message meant for the user. */
+export class NearfarError extends Error {
+  constructor(
+    readonly code: ErrorCode,
+    message: string,
+    options?: ErrorOptions,
+  ) {
+    super(message, options);
+  }
+}
+
+/** The artifact is corrupt, incomplete, unreachable or of a newer format. */
+export class ArtifactError extends NearfarError {
+  override readonly name = "ArtifactError";
+  constructor(message: string, options?: ErrorOptions) {
+    super("artifact", message, options);
+  }
+}
+
+/** The device lacks a feature or memory that the artifact needs, or was lost. */
+export class DeviceError extends NearfarError {
+  override readonly name = "DeviceError";
+  constructor(message: string, options?: ErrorOptions) {
+    super("device", message, options);
+  }
+}
+
+/** A request asks for something impossible; `param` names the offending parameter. */
+export class RequestError extends NearfarError {
+  override readonly name = "RequestError";
+  constructor(
+    message: string,
+    readonly param: string | null = null,
+    options?: ErrorOptions,
+  ) {
+    super("request", message, options);
+  }
+}
+
+/** What an aborted load or generation rejects with, as fetch() does. */
+export function abortError(): DOMException {
+  return new DOMException("The operation was aborted.", "AbortError");
+}
+
+export function throwIfAborted(signal: AbortSignal | undefined): void {
+  if (signal?.aborted) throw abortError();
+}
+
+/** An error in a form that survives postMessage with its class. */
+export interface ErrorRecord {
+  readonly kind: ErrorCode | "abort" | "internal";
+  readonly message: string;
+  readonly param: string | null;
+  readonly stack: string | null;
+}
+
+export function toErrorRecord(error: unknown): ErrorRecord {
+  const message = error instanceof Error ? error.message : String(error);
+  const stack = error instanceof Error ? (error.stack ?? null) : null;
+  if (error instanceof RequestError) return { kind: "request", message, param: error.param, stack };
+  if (error instanceof NearfarError) return { kind: error.code, message, param: null, stack };
+  if (error instanceof DOMException && error.name === "AbortError")
+    return { kind: "abort", message, param: null, stack };
+  return { kind: "internal", message, param: null, stack };
+}
+
+export function fromErrorRecord(record: ErrorRecord): Error {
+  switch (record.kind) {
+    case "artifact":
+      return new ArtifactError(record.message);
+    case "device":
+      return new DeviceError(record.message);
+    case "request":
+      return new RequestError(record.message, record.param);
+    case "abort":
+      return abortError();
+    case "internal":
+      return new Error(record.message, { cause: record.stack });
+  }
+}

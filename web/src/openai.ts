@@ -1,0 +1,103 @@
+import type { SamplingOptions } from "./engine/sampling.js";
+import type { ChatMessage } from "./text/types.js";
+
+/** OpenAI's shapes, as far as they concern a model on a device. */
+
+export interface RequestOptions extends SamplingOptions {
+  /** How many answers to give. */
+  n?: number | null;
+  /** End the stream with a chunk that holds the usage. */
+  stream_options?: { include_usage?: boolean } | null;
+  /** Ends the answer with an AbortError. */
+  signal?: AbortSignal;
+}
+
+export interface ChatCompletionRequest extends RequestOptions {
+  messages: readonly ChatMessage[];
+  /** OpenAI's newer name for max_tokens; wins over it. */
+  max_completion_tokens?: number | null;
+  logprobs?: boolean | null;
+  /** 0 to 20. */
+  top_logprobs?: number | null;
+  stream?: boolean | null;
+}
+
+export interface CompletionRequest extends RequestOptions {
+  /** An empty prompt is just the model's BOS token. */
+  prompt: string;
+  /** How many alternatives to give beside each token's own logprob, 0 to 20. */
+  logprobs?: number | null;
+  stream?: boolean | null;
+}
+
+export type FinishReason = "stop" | "length";
+
+export interface Usage {
+  prompt_tokens: number;
+  completion_tokens: number;
+  total_tokens: number;
+  prompt_tokens_details: { cached_tokens: number };
+}
+
+export interface TokenLogprob {
+  token: string;
+  logprob: number;
+  bytes: number[];
+}
+
+export interface ChatLogprobs {
+  content: (TokenLogprob & { top_logprobs: TokenLogprob[] })[];
+}
+
+export interface CompletionLogprobs {
+  tokens: string[];
+  token_logprobs: number[];
+  top_logprobs: Record<string, number>[];
+  text_offset: number[];
+}
+
+interface Reply<Kind extends string, Choice> {
+  id: string;
+  object: Kind;
+  /** Unix time in seconds. */
+  created: number;
+  model: string;
+  choices: Choice[];
+}
+
+export interface ChatChoice {
+  index: number;
+  message: { role: "assistant"; content: string };
+  finish_reason: FinishReason;
+  logprobs: ChatLogprobs | null;
+}
+
+export interface ChatChunkChoice {
+  index: number;
+  delta: { role?: "assistant"; content?: string };
+  finish_reason: FinishReason | null;
+  logprobs: ChatLogprobs | null;
+}
+
+export interface CompletionChoice<Reason = FinishReason> {
+  index: number;
+  text: string;
+  finish_reason: Reason;
+  logprobs: CompletionLogprobs | null;
+}
+
+export interface ChatCompletion extends Reply<"chat.completion", ChatChoice> {
+  usage: Usage;
+}
+
+export interface ChatCompletionChunk extends Reply<"chat.completion.chunk", ChatChunkChoice> {
+  usage?: Usage;
+}
+
+export interface Completion extends Reply<"text_completion", CompletionChoice> {
+  usage: Usage;
+}
+
+export interface CompletionChunk extends Reply<"text_completion", CompletionChoice<FinishReason | null>> {
+  usage?: Usage;
+}

@@ -1,0 +1,1 @@
+export { createTextCodec } from "./codec.js";

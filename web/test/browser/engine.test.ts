@@ -1,0 +1,282 @@
+import { execFileSync } from "node:child_process";
+import { fileURLToPath } from "node:url";
+import type { Browser, Page } from "playwright-core";
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "vitest";
+import type * as nearfar from "../../src/index.js";
+import { CHROMIUM, openChromium } from "../support/chromium.js";
+import { expectedTokens } from "../support/fake-backend.js";
+import { distFile, type StaticServer, serve } from "../support/serve.js";
+import { TOY_VOCAB, toyArtifact } from "../support/toy-artifact.js";
+
+/** What the test's page has: the package, as an app imports it. */
+declare global {
+  var nearfarPackage: typeof nearfar;
+}
+
+/** The text that the toy model gives after `prompt`. */
+function expectedText(prompt: string, count: number): string {
+  const ids = prompt === "" ? [0] : [...prompt].map((character) => character.charCodeAt(0) - 31);
+  return expectedTokens(ids, count, TOY_VOCAB)
+    .map((id) => (id === 0 || id === 96 ? "" : String.fromCharCode(id + 31)))
+    .join("");
+}
+
+describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => {
+  let browser: Browser;
+  let server: StaticServer;
+  let page: Page;
+  let artifact = toyArtifact();
+
+  beforeAll(async () => {
+    execFileSync(process.execPath, [fileURLToPath(new URL("../../scripts/bundle.mjs", import.meta.url))]);
+    browser = await openChromium();
+  }, 60_000);
+  afterAll(() => browser?.close());
+
+  beforeEach(async () => {
+    artifact = toyArtifact();
+    server = await serve(async (path) => artifact.files.get(path.replace(/^toy\//, "")) ?? (await distFile(path)));
+    const context = await browser.newContext();
+    page = await context.newPage();
+    await page.goto(server.url.href);
+    await importPackage(new URL("dist/index.js", server.url));
+  });
+
+  /** By a script of the page itself: the test runner rewrites imports in functions that are sent to the page. */
+  async function importPackage(url: URL): Promise<void> {
+    const content = `import * as nearfar from "${url}"; globalThis.nearfarPackage = nearfar;`;
+    await page.evaluate(() => Reflect.deleteProperty(globalThis, "nearfarPackage"));
+    await page.addScriptTag({ type: "module", content });
+    await page.waitForFunction(() => "nearfarPackage" in globalThis);
+  }
+
+  afterEach(async () => {
+    await page.context().close();
+    server.close();
+  });
+
+  test("answers as the model does, several at once, and frees every buffer", async () => {
+    const prompts = ["", "H", "Hello, world", "x".repeat(100), "Hello, world!"];
+    const result = await page.evaluate(async (texts) => {
+      const progress: nearfar.LoadProgress[] = [];
+      const engine = await nearfarPackage.createEngine("/toy/", { onProgress: (event) => progress.push(event) });
+      const answers = await Promise.all(
+        texts.map((prompt) => engine.completions.create({ prompt, max_tokens: 50, temperature: 0 })),
+      );
+      const stats = await engine.stats();
+      await engine.dispose();
+      return { answers, progress, stats, after: await engine.stats(), model: engine.model };
+    }, prompts);
+    expect(result.answers.map(({ choices }) => choices[0]?.text)).toEqual(
+      prompts.map((text) => expectedText(text, 50)),
+    );
+    expect(result.answers[2]?.usage).toMatchObject({ prompt_tokens: 12, completion_tokens: 50, total_tokens: 62 });
+    expect(result.model).toMatchObject({ name: "toy", precision: "f32", contextLength: 256, vocabSize: 97 });
+    expect(result.stats).toMatchObject({ launchesPerToken: 3, last: { completionTokens: 50 } });
+    expect(result.stats.gpuBuffers).toBeGreaterThan(10);
+    expect(result.after).toMatchObject({ gpuBuffers: 0, gpuBytes: 0 });
+    expect(result.progress.map(({ phase }) => phase)).toContain("weights");
+    expect(result.progress.at(-1)).toEqual({ phase: "ready" });
+  });
+
+  test("streams, and stops at a stop string, at an abort, and when the loop is left", async () => {
+    const full = expectedText("abc", 60);
+    const stop = full.slice(20, 23);
+    const result = await page.evaluate(async (stopString) => {
+      const engine = await nearfarPackage.createEngine("/toy/");
+      const request = { prompt: "abc", max_tokens: 60, temperature: 0, stream: true } as const;
+      let streamed = "";
+      let reason: string | null = null;
+      for await (const { choices } of await engine.completions.create({ ...request, stop: stopString })) {
+        streamed += choices[0]?.text ?? "";
+        reason = choices[0]?.finish_reason ?? reason;
+      }
+      const controller = new AbortController();
+      let aborted = "";
+      try {
+        for await (const chunk of await engine.completions.create({ ...request, signal: controller.signal })) {
+          if (chunk.choices[0]?.text) controller.abort();
+        }
+      } catch (error) {
+        aborted = (error as Error).name;
+      }
+      for await (const _ of await engine.completions.create(request)) break;
+      const again = await engine.completions.create({ ...request, stream: false });
+      await engine.dispose();
+      return { streamed, reason, aborted, again: again.choices[0]?.text };
+    }, stop);
+    expect(result).toEqual({
+      streamed: full.slice(0, full.indexOf(stop)),
+      reason: "stop",
+      aborted: "AbortError",
+      again: full,
+    });
+  });
+
+  test("keeps verified shards; a corrupt one is downloaded again", async () => {
+    const load = (): Promise<string[]> =>
+      page.evaluate(async () => {
+        const warnings: string[] = [];
+        const engine = await nearfarPackage.createEngine("/toy/", { onWarning: (message) => warnings.push(message) });
+        const { choices } = await engine.completions.create({ prompt: "q", max_tokens: 9, temperature: 0 });
+        await engine.dispose();
+        return [choices[0]?.text ?? "", ...warnings];
+      });
+    const shards = (): number => server.requests.filter((path) => path.includes("weights/")).length;
+    const text = expectedText("q", 9);
+    expect(await load()).toEqual([text]);
+    expect(shards()).toBe(3);
+    expect(await load()).toEqual([text]);
+    expect(shards()).toBe(3);
+    await page.evaluate(async () => {
+      const root = await navigator.storage.getDirectory();
+      const directory = await root.getDirectoryHandle("nearfar-shards");
+      for await (const handle of directory.values()) {
+        const writable = await (handle as FileSystemFileHandle).createWritable({ keepExistingData: true });
+        await writable.write({ type: "write", position: 1, data: new Uint8Array([99]) });
+        await writable.close();
+        break;
+      }
+    });
+    expect(await load()).toEqual([text, expect.stringMatching(/cached copy of weights.* is corrupt/)]);
+    expect(shards()).toBe(4);
+  });
+
+  test("says what is wrong with an artifact, a device, a request", async () => {
+    const attempt = (): Promise<{ name: string; message: string }> =>
+      page.evaluate(async () => {
+        try {
+          const engine = await nearfarPackage.createEngine("/toy/");
+          await engine.dispose();
+          return { name: "none", message: "" };
+        } catch (error) {
+          const { ArtifactError, DeviceError } = nearfarPackage;
+          const known = error instanceof ArtifactError || error instanceof DeviceError;
+          return { name: known ? error.name : "unknown", message: String(error) };
+        }
+      });
+    server.intercept = (path, response) => path.endsWith("00001.bin") && Boolean(response.end(new Uint8Array(512)));
+    expect(await attempt()).toEqual({ name: "ArtifactError", message: expect.stringMatching(/00001\.bin.*corrupt/) });
+    server.intercept = () => false;
+    artifact.files.delete("weights/00002.bin");
+    expect(await attempt()).toEqual({ name: "ArtifactError", message: expect.stringMatching(/00002\.bin.*HTTP 404/) });
+    artifact = toyArtifact({ features: ["shader-f16"] });
+    expect(await attempt()).toEqual({ name: "DeviceError", message: expect.stringMatching(/f32: shader-f16/) });
+    artifact = toyArtifact();
+    artifact.files.delete("manifest.json");
+    expect(await attempt()).toEqual({ name: "ArtifactError", message: expect.stringMatching(/manifest\.json.*404/) });
+
+    artifact = toyArtifact();
+    const refused = await page.evaluate(async () => {
+      const engine = await nearfarPackage.createEngine("/toy/");
+      const params: (string | null)[] = [];
+      const options = [{ temperature: -1 }, { top_p: 0 }, { n: 0 }, { prompt: "x".repeat(256) }, { logprobs: 3 }, {}];
+      for (const option of options) {
+        try {
+          await engine.completions.create({ prompt: "x", temperature: 0, max_tokens: 1, ...option });
+          params.push("none");
+        } catch (error) {
+          params.push(error instanceof nearfarPackage.RequestError ? error.param : String(error));
+        }
+      }
+      await engine.dispose();
+      return params;
+    });
+    expect(refused).toEqual(["temperature", "top_p", "n", "messages", "logprobs", "none"]);
+  });
+
+  test("refuses a cache that cannot be, with the numbers", async () => {
+    const attempt = (options: nearfar.EngineOptions): Promise<string> =>
+      page.evaluate(async (given) => {
+        try {
+          const engine = await nearfarPackage.createEngine("/toy/", given);
+          const { contextLength } = engine.model;
+          await engine.dispose();
+          return `context ${contextLength}`;
+        } catch (error) {
+          return String(error);
+        }
+      }, options);
+    expect(await attempt({ contextLength: 257 })).toMatch(
+      /RequestError: contextLength is 257; this model takes 1 to 256/,
+    );
+    expect(await attempt({ kvMemory: 15 })).toMatch(/DeviceError: .*4 tokens needs 16 bytes/);
+    expect(await attempt({ kvMemory: 160, contextLength: 41 })).toMatch(/DeviceError: .*room for 40 tokens/);
+    expect(await attempt({ kvMemory: 160 })).toBe("context 40");
+  });
+
+  test("works from another origin, as from a CDN", async () => {
+    const cdn = await serve(distFile);
+    try {
+      await importPackage(new URL("dist/index.js", cdn.url));
+      const text = await page.evaluate(async () => {
+        const engine = await nearfarPackage.createEngine("/toy/");
+        const { choices } = await engine.completions.create({ prompt: "z", max_tokens: 5, temperature: 0 });
+        await engine.dispose();
+        return choices[0]?.text;
+      });
+      expect(text).toBe(expectedText("z", 5));
+    } finally {
+      cdn.close();
+    }
+  });
+
+  test("fails requests with a DeviceError when the GPU is lost", async () => {
+    // A worker that loses its device while the answer is under way.
+    const patch = `
+      const original = GPUAdapter.prototype.requestDevice;
+      GPUAdapter.prototype.requestDevice = async function (descriptor) {
+        const device = await original.call(this, descriptor);
+        setTimeout(() => device.destroy(), 1500);
+        return device;
+      };`;
+    server.intercept = (path, response) => {
+      if (path !== "patch.js") return false;
+      response.writeHead(200, { "content-type": "text/javascript" }).end(patch);
+      return true;
+    };
+    const failed = page.evaluate(async () => {
+      const imports = ["patch.js", "dist/worker.js"].map((path) => `import "${new URL(path, location.href)}";`);
+      const blob = URL.createObjectURL(new Blob(imports, { type: "text/javascript" }));
+      const worker = (): Worker => new Worker(blob, { type: "module" });
+      const engine = await nearfarPackage.createEngine("/toy/", { worker });
+      const failures: string[] = [];
+      while (failures.length < 2) {
+        const request = { prompt: "x", temperature: 0, max_tokens: 50 };
+        await engine.completions.create(request).catch((error: Error) => failures.push(String(error)));
+      }
+      return failures;
+    });
+    const lost = expect.stringMatching(/DeviceError: The GPU device was lost/);
+    expect(await failed).toEqual([lost, lost]);
+  });
+
+  test("aborts while loading", async () => {
+    server.intercept = (path) => path.endsWith("00001.bin");
+    const result = await page.evaluate(async () => {
+      const controller = new AbortController();
+      setTimeout(() => controller.abort(), 300);
+      const started = performance.now();
+      try {
+        await nearfarPackage.createEngine("/toy/", { signal: controller.signal });
+        return { name: "none", took: 0 };
+      } catch (error) {
+        return { name: (error as Error).name, took: performance.now() - started };
+      }
+    });
+    expect(result.name).toBe("AbortError");
+    expect(result.took).toBeLessThan(1900);
+  });
+
+  test("fails what runs when it is disposed", async () => {
+    const names = await page.evaluate(async () => {
+      const engine = await nearfarPackage.createEngine("/toy/");
+      const running = engine.completions.create({ prompt: "x", temperature: 0, max_tokens: 200 });
+      const failed = running.catch((error: Error) => error.name);
+      await engine.dispose();
+      const late = engine.completions.create({ prompt: "x" }).catch((error: Error) => error.name);
+      return [await failed, await late];
+    });
+    expect(names).toEqual(["DeviceError", "DeviceError"]);
+  });
+});

@@ -1,0 +1,74 @@
+import { describe, expect, test } from "vitest";
+import { DeviceError, RequestError } from "../src/errors.js";
+import { type AdapterAbilities, chooseProgram } from "../src/gpu/device.js";
+import { partsIn } from "../src/gpu/load.js";
+import { planMemory } from "../src/gpu/memory.js";
+import { parseManifest } from "../src/manifest.js";
+import { ropeTable } from "../src/rope.js";
+import { sampleManifest } from "./support/manifest.js";
+
+const manifest = parseManifest(JSON.stringify(sampleManifest()));
+const [f16, f32] = manifest.programs;
+if (!f16 || !f32) throw new Error("the sample has two programs");
+
+function adapter(features: string[], limits: object = {}): AdapterAbilities {
+  const enough = {
+    maxStorageBuffersPerShaderStage: 8,
+    maxComputeInvocationsPerWorkgroup: 256,
+    maxStorageBufferBindingSize: 2 ** 27,
+  };
+  return { features: new Set(features), limits: { ...enough, ...limits } };
+}
+
+describe("the program for a device", () => {
+  test("is the first that it can run", () => {
+    expect(chooseProgram(manifest.programs, 768, adapter(["shader-f16"]))).toBe(f16);
+    expect(chooseProgram(manifest.programs, 768, adapter([]))).toBe(f32);
+  });
+
+  test("may not exist: the error names what each lacks, with the numbers", () => {
+    const weak = adapter([], { maxComputeInvocationsPerWorkgroup: 128, maxStorageBufferBindingSize: 100 });
+    const choose = () => chooseProgram(manifest.programs, 768, weak);
+    expect(choose).toThrow(DeviceError);
+    expect(choose).toThrow(/f16: shader-f16, maxComputeInvocationsPerWorkgroup must be 256, is 128.*f32: max/);
+    expect(choose).toThrow(/maxStorageBufferBindingSize must be 768, is 100/);
+  });
+});
+
+describe("the memory plan", () => {
+  const plan = (options: object, limit = 2 ** 27) => planMemory(manifest, f32, limit, options);
+
+  test("has room for every slot's whole context where memory allows", () => {
+    // 100 tokens are 7 pages; 4 slots; a page holds 16 tokens of 2 × 16 bytes.
+    expect(plan({})).toEqual({ pages: 28, contextLength: 100, kvBytes: 28 * 512 });
+  });
+
+  test("shortens the context to the budget and to the device's limit", () => {
+    expect(plan({ kvMemory: 512 * 3 })).toMatchObject({ pages: 3, contextLength: 48 });
+    expect(plan({}, 256 * 2)).toMatchObject({ pages: 2, contextLength: 32 });
+  });
+
+  test("refuses what the caller insists on and does not fit, with the numbers", () => {
+    expect(() => plan({ kvMemory: 512 * 3, contextLength: 80 })).toThrow(/80 tokens needs 2560 bytes.*48 tokens/);
+    expect(() => plan({ kvMemory: 100 })).toThrow(DeviceError);
+    expect(() => plan({ contextLength: 101 })).toThrow(RequestError);
+    expect(() => plan({ kvMemory: Number.NaN })).toThrow(RequestError);
+  });
+});
+
+test("tensors may span shards", () => {
+  const stream = Uint8Array.from({ length: 1024 }, (_, i) => i % 251);
+  const joined = new Map(manifest.weights.tensors.map(({ name, bytes }) => [name, new Uint8Array(bytes)]));
+  for (let start = 0; start < 1024; start += 512)
+    for (const { tensor, part, at } of partsIn(manifest.weights.tensors, start, stream.slice(start, start + 512)))
+      joined.get(tensor.name)?.set(part, at);
+  for (const { name, offset, bytes } of manifest.weights.tensors)
+    expect(joined.get(name)).toEqual(stream.slice(offset, offset + bytes));
+});
+
+test("rope rows are cosines, then sines", () => {
+  const table = ropeTable(new Float32Array([1, 0.5]), 2, 3);
+  expect([...table.subarray(0, 4)]).toEqual([2, 2, 0, 0]);
+  expect(table[8]).toBe(Math.fround(2 * Math.cos(2)));
+  expect(table[11]).toBe(Math.fround(2 * Math.sin(1)));
+});

@@ -1,0 +1,143 @@
+import { createHash } from "node:crypto";
+import { createServer, type Server, type ServerResponse } from "node:http";
+import type { AddressInfo } from "node:net";
+import { afterEach, beforeEach, describe, expect, test } from "vitest";
+import { ArtifactError } from "../src/errors.js";
+import type { FileEntry } from "../src/manifest.js";
+import type { ShardCache } from "../src/store/shard-cache.js";
+import { type ShardOptions, type ShardProgress, streamShards } from "../src/store/shards.js";
+
+const CONTENTS = [1, 2, 3].map((salt) => Uint8Array.from({ length: 5000 }, (_, i) => (i * salt) % 256));
+const sha256 = (bytes: Uint8Array): string => createHash("sha256").update(bytes).digest("hex");
+const SHARDS: FileEntry[] = CONTENTS.map((bytes, i) => ({
+  file: `weights/${i}.bin`,
+  bytes: 5000,
+  sha256: sha256(bytes),
+}));
+
+type Handler = (index: number, attempt: number, response: ServerResponse) => void;
+const serve: Handler = (index, _, response) => response.end(CONTENTS[index]);
+
+class MemoryCache implements ShardCache {
+  readonly files = new Map<string, Uint8Array<ArrayBuffer>>();
+  get = async (key: string) => this.files.get(key) ?? null;
+  put = async (key: string, bytes: Uint8Array<ArrayBuffer>) => void this.files.set(key, bytes.slice());
+  delete = async (key: string) => void this.files.delete(key);
+}
+
+let server: Server;
+let base: URL;
+let handler: Handler;
+let requests: number[];
+
+beforeEach(async () => {
+  handler = serve;
+  requests = [];
+  server = createServer((request, response) => {
+    const index = Number(/(\d+)\.bin/.exec(request.url ?? "")?.[1]);
+    const attempt = requests.filter((earlier) => earlier === index).length;
+    requests.push(index);
+    handler(index, attempt, response);
+  });
+  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
+  base = new URL(`http://127.0.0.1:${(server.address() as AddressInfo).port}/artifact/`);
+});
+afterEach(() => {
+  server.closeAllConnections();
+  server.close();
+});
+
+async function load(options: Partial<ShardOptions> = {}): Promise<Uint8Array[]> {
+  const loaded: Uint8Array[] = [];
+  for await (const shard of streamShards(base, SHARDS, { cache: null, ...options })) loaded.push(shard);
+  return loaded;
+}
+
+describe("shards", () => {
+  test("come in order, with progress in bytes", async () => {
+    const seen: ShardProgress[] = [];
+    expect(await load({ onProgress: (progress) => seen.push(progress) })).toEqual(CONTENTS);
+    expect(seen.at(-1)).toEqual({ loaded: 15000, cached: 0, total: 15000 });
+  });
+
+  test("come from the cache at the second time", async () => {
+    const cache = new MemoryCache();
+    await load({ cache });
+    const seen: ShardProgress[] = [];
+    expect(await load({ cache, onProgress: (progress) => seen.push(progress) })).toEqual(CONTENTS);
+    expect(requests).toHaveLength(3);
+    expect(seen.at(-1)).toEqual({ loaded: 15000, cached: 15000, total: 15000 });
+  });
+
+  test("corrupt in the cache are downloaded again", async () => {
+    const cache = new MemoryCache();
+    await load({ cache });
+    cache.files.get(SHARDS[1]?.sha256 ?? "")?.fill(0);
+    const warnings: string[] = [];
+    expect(await load({ cache, onWarning: (message) => warnings.push(message) })).toEqual(CONTENTS);
+    expect(requests).toEqual([0, 1, 2, 1]);
+    expect(warnings).toEqual(["The cached copy of weights/1.bin is corrupt; downloading it again."]);
+    await load({ cache });
+    expect(requests).toHaveLength(4);
+  });
+
+  test("corrupt from the network are tried twice, then named", async () => {
+    handler = (index, attempt, response) => response.end(index === 1 && attempt === 0 ? CONTENTS[0] : CONTENTS[index]);
+    expect(await load()).toEqual(CONTENTS);
+    expect(requests.filter((index) => index === 1)).toHaveLength(2);
+    handler = (index, _, response) => response.end(index === 2 ? CONTENTS[0] : CONTENTS[index]);
+    await expect(load()).rejects.toThrow(/weights\/2\.bin cannot be loaded\. .* is corrupt: its SHA-256 is/);
+  });
+
+  test("truncated or too long are refused", async () => {
+    handler = (index, _, response) => response.end(CONTENTS[index]?.subarray(0, 4000));
+    await expect(load()).rejects.toThrow(/0\.bin is truncated: 4000 of 5000 bytes/);
+    handler = (_, __, response) => response.end(new Uint8Array(6000));
+    await expect(load()).rejects.toThrow(/longer than the 5000 bytes/);
+  });
+
+  test("that are missing are named with the status, once", async () => {
+    handler = (index, attempt, response) => {
+      if (index === 1) response.writeHead(404).end();
+      else serve(index, attempt, response);
+    };
+    const failed = load();
+    await expect(failed).rejects.toThrow(ArtifactError);
+    await expect(failed).rejects.toThrow(/weights\/1\.bin cannot be loaded\. http:.* answers HTTP 404/);
+    expect(requests.filter((index) => index === 1)).toHaveLength(1);
+  });
+
+  test("survive one broken connection", async () => {
+    handler = (index, attempt, response) => {
+      if (index === 0 && attempt === 0) response.socket?.destroy();
+      else serve(index, attempt, response);
+    };
+    expect(await load()).toEqual(CONTENTS);
+  });
+
+  test("load without a cache when the storage is full, with one warning", async () => {
+    const cache = new MemoryCache();
+    cache.put = () => Promise.reject(new DOMException("no room", "QuotaExceededError"));
+    const warnings: string[] = [];
+    expect(await load({ cache, onWarning: (message) => warnings.push(message) })).toEqual(CONTENTS);
+    expect(warnings).toHaveLength(1);
+    expect(warnings[0]).toMatch(/QuotaExceededError: no room.*next visit downloads/);
+  });
+
+  test("stop at once when aborted", async () => {
+    const controller = new AbortController();
+    handler = (index, attempt, response) => {
+      if (index < 1) serve(index, attempt, response);
+      else setTimeout(() => controller.abort(), 20);
+    };
+    await expect(load({ signal: controller.signal })).rejects.toMatchObject({ name: "AbortError" });
+  });
+
+  test("are two in memory at most", async () => {
+    const stream = streamShards(base, SHARDS, { cache: null });
+    await stream.next();
+    await new Promise((resolve) => setTimeout(resolve, 50));
+    expect(requests).toEqual([0, 1]);
+    await stream.return(undefined);
+  });
+});

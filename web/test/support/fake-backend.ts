@@ -1,0 +1,164 @@
+import type { Backend, BackendShape, HostArray, Read } from "../../src/engine/backend.js";
+import { DeviceError } from "../../src/errors.js";
+import type { FunctionName } from "../../src/manifest.js";
+
+/**
+ * A "model" in plain code behind the artifact's contract: the next token is a hash of all tokens that the row's
+ * position can see through the page table. Any mistake in pages, positions, feeds or order gives another text.
+ */
+export class FakeBackend implements Backend {
+  readonly shape: BackendShape;
+  readonly runs: { name: FunctionName; size: number }[] = [];
+  /** Set to make every later fetch fail. */
+  failure: Error | null = null;
+  cannotRun: FunctionName | null = null;
+  inFlight = 0;
+  mostInFlight = 0;
+  readonly #prepared = new Set<string>();
+  readonly #ints: Record<string, Int32Array>;
+  readonly #floats: Record<string, Float32Array>;
+  readonly #kv: Int32Array;
+
+  constructor(shape: Partial<BackendShape> = {}) {
+    const { pageSize = 4, slots = 16, contextLength = 128, vocabSize = 97 } = shape;
+    const pagesPerSlot = Math.ceil(contextLength / pageSize);
+    const pages = shape.pages ?? slots * pagesPerSlot;
+    this.shape = { pages, pageSize, slots, contextLength, vocabSize, pagesPerSlot };
+    this.#ints = {
+      tokens: new Int32Array(256),
+      positions: new Int32Array(256),
+      slots: new Int32Array(256),
+      page_table: new Int32Array(slots * pagesPerSlot).fill(-1),
+      logit_rows: new Int32Array(16),
+      sample_i32: new Int32Array(16 * 8),
+      counts: new Int32Array(slots * vocabSize),
+      sampled: new Int32Array(16),
+      top_ids: new Int32Array(16 * 20),
+      state: new Int32Array(16),
+    };
+    this.#floats = {
+      sample_f32: new Float32Array(16 * 8),
+      logit_bias: new Float32Array(slots * vocabSize),
+      logprob: new Float32Array(16),
+      top_logprobs: new Float32Array(16 * 20),
+    };
+    this.#kv = new Int32Array(pages * pageSize).fill(-1);
+  }
+
+  sizes(name: FunctionName): readonly number[] {
+    return name === "step" ? [1, 4, 16, 64, 256] : [1, 4, 16];
+  }
+
+  ready(name: FunctionName, size: number): boolean {
+    return this.#prepared.has(`${name}.${size}`);
+  }
+
+  async prepare(name: FunctionName, size: number): Promise<void> {
+    await new Promise((resolve) => setTimeout(resolve, 2));
+    if (name === this.cannotRun) throw new DeviceError(`${name} does not compile`);
+    this.#prepared.add(`${name}.${size}`);
+  }
+
+  write(buffer: string, data: HostArray, offset = 0): void {
+    const target = this.#ints[buffer] ?? this.#floats[buffer];
+    if (!target) throw new Error(`no buffer ${buffer}`);
+    target.set(data, offset);
+  }
+
+  run(name: FunctionName, size: number): void {
+    if (!this.ready(name, size)) throw new Error(`${name}.${size} runs before it is prepared`);
+    this.runs.push({ name, size });
+    if (name === "step") this.#step(size);
+    if (name === "greedy" || name === "sample") this.#sample(name, size);
+  }
+
+  copyPage(from: number, to: number): void {
+    const { pageSize } = this.shape;
+    this.#kv.copyWithin(to * pageSize, from * pageSize, (from + 1) * pageSize);
+  }
+
+  async fetch(reads: readonly Read[]): Promise<HostArray[]> {
+    if (this.failure) throw this.failure;
+    const copies = reads.map(({ buffer, count }) => this.#buffer(buffer).slice(0, count));
+    this.inFlight += 1;
+    this.mostInFlight = Math.max(this.mostInFlight, this.inFlight);
+    await new Promise((resolve) => setTimeout(resolve, 0));
+    this.inFlight -= 1;
+    return copies;
+  }
+
+  dispose(): void {
+    this.failure = new Error("disposed");
+  }
+
+  #buffer(name: string): Int32Array | Float32Array {
+    const found = this.#ints[name] ?? this.#floats[name];
+    if (!found) throw new Error(`no buffer ${name}`);
+    return found;
+  }
+
+  #int(name: string, at: number): number {
+    return this.#ints[name]?.[at] ?? 0;
+  }
+
+  #cell(slot: number, position: number): number {
+    const { pageSize, pagesPerSlot } = this.shape;
+    const page = this.#int("page_table", slot * pagesPerSlot + Math.floor(position / pageSize));
+    if (page < 0 || page >= this.shape.pages) throw new Error(`position ${position} of slot ${slot} has page ${page}`);
+    return page * pageSize + (position % pageSize);
+  }
+
+  #step(size: number): void {
+    for (let row = 0; row < size; row++) {
+      const position = this.#int("positions", row);
+      if (position >= 0) this.#kv[this.#cell(this.#int("slots", row), position)] = this.#int("tokens", row);
+    }
+    for (let r = 0; r < Math.min(size, 16); r++) {
+      const row = this.#int("logit_rows", r);
+      const slot = this.#int("slots", row);
+      const seen: number[] = [];
+      for (let p = 0; p <= this.#int("positions", row); p++) seen.push(this.#kv[this.#cell(slot, p)] ?? -1);
+      this.#buffer("state")[r] = hash(seen);
+    }
+  }
+
+  #sample(name: "greedy" | "sample", size: number): void {
+    for (let r = 0; r < size; r++) {
+      const [slot = 0, , low = 0, high = 0, counter = 0, feed = -1] = this.#ints.sample_i32?.subarray(r * 8) ?? [];
+      if (slot < 0) continue;
+      const state = this.#int("state", r);
+      const temperature = this.#floats.sample_f32?.[r * 8] ?? 0;
+      const random = name === "sample" && temperature > 0 ? [low, high, counter] : [];
+      const bias = this.#floats.logit_bias?.[slot * this.shape.vocabSize] ?? 0;
+      const token = name === "sample" && bias > 0 ? 0 : nextToken(state, this.shape.vocabSize, random);
+      if (name === "sample") this.#count(slot * this.shape.vocabSize + token);
+      this.#buffer("sampled")[r] = token;
+      if (feed >= 0) this.#buffer("tokens")[feed] = token;
+    }
+  }
+
+  #count(at: number): void {
+    this.#buffer("counts")[at] = this.#int("counts", at) + 1;
+  }
+}
+
+function hash(values: readonly number[]): number {
+  return values.reduce((h, value) => Math.imul(h ^ value, 0x01000193) >>> 0, 0x811c9dc5) | 0;
+}
+
+function nextToken(state: number, vocabSize: number, random: readonly number[]): number {
+  return ((hash([state, ...random]) >>> 8) % (vocabSize - 1)) + 1;
+}
+
+/** What the model above must answer, computed in a straight line. */
+export function expectedTokens(prompt: readonly number[], count: number, vocabSize = 97, seed?: bigint): number[] {
+  const tokens = [...prompt];
+  for (let i = 0; i < count; i++) {
+    const random =
+      seed === undefined
+        ? []
+        : [Number(BigInt.asIntN(32, seed)), Number(BigInt.asIntN(32, seed >> 32n)), tokens.length];
+    tokens.push(nextToken(hash(tokens), vocabSize, random));
+  }
+  return tokens.slice(prompt.length);
+}

@@ -1,0 +1,213 @@
+import { createHash } from "node:crypto";
+
+/**
+ * A whole artifact small enough to write by hand, whose "model" is that of FakeBackend: the next token is a hash of
+ * the tokens that a row sees through the page table. Its vocabulary is printable ASCII.
+ */
+export interface ToyArtifact {
+  /** By path within the artifact. */
+  readonly files: Map<string, Uint8Array>;
+}
+
+export const TOY_VOCAB = 97;
+const SHARD_BYTES = 512;
+const PAGE_SIZE = 4;
+const SLOTS = 4;
+const CONTEXT = 256;
+const PAGES_PER_SLOT = CONTEXT / PAGE_SIZE;
+const MARKS = 300;
+const SIZES = [1, 4, 16, 64];
+
+/** Writes each row's token into its place in the cache. */
+const appendKernel = (rows: number): string => `
+struct Grid { packGridDimX: u32 }
+@group(0) @binding(0) var<storage, read> tokens: array<i32>;
+@group(0) @binding(1) var<storage, read> positions: array<i32>;
+@group(0) @binding(2) var<storage, read> slots: array<i32>;
+@group(0) @binding(3) var<storage, read> page_table: array<i32>;
+@group(0) @binding(4) var<storage, read_write> cache: array<f32>;
+@group(0) @binding(5) var<uniform> grid: Grid;
+@compute @workgroup_size(1) fn append_kernel(@builtin(workgroup_id) block: vec3<u32>) {
+  let m = block.x;
+  if (m > grid.packGridDimX || m >= ${rows}u) { return; }
+  let p = positions[m];
+  if (p < 0) { return; }
+  let page = page_table[slots[m] * ${PAGES_PER_SLOT} + p / ${PAGE_SIZE}];
+  cache[page * ${PAGE_SIZE} + p % ${PAGE_SIZE}] = f32(tokens[m]);
+}`;
+
+/** Hashes what each logits row sees; answers token 0 where the weights have not arrived whole. */
+const lookKernel = (rows: number): string => `
+struct Grid { packGridDimX: u32 }
+@group(0) @binding(0) var<storage, read> marks: array<u32>;
+@group(0) @binding(1) var<storage, read> positions: array<i32>;
+@group(0) @binding(2) var<storage, read> slots: array<i32>;
+@group(0) @binding(3) var<storage, read> page_table: array<i32>;
+@group(0) @binding(4) var<storage, read> cache: array<f32>;
+@group(0) @binding(5) var<storage, read> logit_rows: array<i32>;
+@group(0) @binding(6) var<storage, read_write> logits: array<f32>;
+@group(0) @binding(7) var<uniform> grid: Grid;
+@compute @workgroup_size(1) fn look_kernel(@builtin(workgroup_id) block: vec3<u32>) {
+  let r = block.x;
+  if (r > grid.packGridDimX || r >= ${rows}u) { return; }
+  let m = logit_rows[r];
+  var h = 0x811c9dc5u;
+  for (var p = 0; p <= positions[m]; p++) {
+    let page = page_table[slots[m] * ${PAGES_PER_SLOT} + p / ${PAGE_SIZE}];
+    h = (h ^ u32(cache[page * ${PAGE_SIZE} + p % ${PAGE_SIZE}])) * 0x01000193u;
+  }
+  var token = (((0x811c9dc5u ^ h) * 0x01000193u) >> 8) % ${TOY_VOCAB - 1}u + 1;
+  for (var i = 0u; i < ${MARKS}u; i++) { if (marks[i] != i * 3) { token = 0; } }
+  for (var v = 0u; v < ${TOY_VOCAB}u; v++) { logits[r * ${TOY_VOCAB}u + v] = select(0.0, 1.0, v == token); }
+}`;
+
+const greedyKernel = (rows: number): string => `
+struct Grid { packGridDimX: u32 }
+@group(0) @binding(0) var<storage, read> logits: array<f32>;
+@group(0) @binding(1) var<storage, read> sample_i32: array<i32>;
+@group(0) @binding(2) var<storage, read_write> sampled: array<i32>;
+@group(0) @binding(3) var<storage, read_write> tokens: array<i32>;
+@group(0) @binding(4) var<uniform> grid: Grid;
+@compute @workgroup_size(1) fn greedy_kernel(@builtin(workgroup_id) block: vec3<u32>) {
+  let r = i32(block.x);
+  if (block.x > grid.packGridDimX || r >= ${rows} || sample_i32[r * 8] < 0) { return; }
+  var best = 0;
+  for (var v = 1; v < ${TOY_VOCAB}; v++) {
+    if (logits[r * ${TOY_VOCAB} + v] > logits[r * ${TOY_VOCAB} + best]) { best = v; }
+  }
+  sampled[r] = best;
+  let feed = sample_i32[r * 8 + 5];
+  if (feed >= 0) { tokens[feed] = best; }
+}`;
+
+/** Token 0 is BOS, 1…95 are the printable characters, 96 ends an answer (never, in these tests). */
+function tokenizer(): object {
+  const characters = Array.from({ length: 95 }, (_, i) => String.fromCharCode(32 + i));
+  const vocab = Object.fromEntries(["<s>", ...characters, "</s>"].map((token, id) => [token, id]));
+  const special = { single_word: false, lstrip: false, rstrip: false, normalized: false, special: true };
+  return {
+    version: "1.0",
+    added_tokens: [
+      { id: 0, content: "<s>", ...special },
+      { id: 96, content: "</s>", ...special },
+    ],
+    normalizer: null,
+    pre_tokenizer: null,
+    post_processor: null,
+    decoder: { type: "Fuse" },
+    model: { type: "BPE", vocab, merges: [], unk_token: null, byte_fallback: false, fuse_unk: false },
+  };
+}
+
+/** Files as they are put into the artifact. */
+class Files extends Map<string, Uint8Array> {
+  put(file: string, content: string | Uint8Array): { file: string; bytes: number; sha256: string } {
+    const bytes = typeof content === "string" ? new TextEncoder().encode(content) : content;
+    this.set(file, bytes);
+    return { file, bytes: bytes.length, sha256: createHash("sha256").update(bytes).digest("hex") };
+  }
+}
+
+function weights(files: Files): object {
+  const stream = new Uint8Array(256 + MARKS * 4);
+  new Float32Array(stream.buffer, 0, 2).set([1, 0.01]);
+  new Uint32Array(stream.buffer, 256, MARKS).set(Array.from({ length: MARKS }, (_, i) => i * 3));
+  const shards = [];
+  for (let start = 0; start < stream.length; start += SHARD_BYTES)
+    shards.push(files.put(`weights/0000${shards.length}.bin`, stream.slice(start, start + SHARD_BYTES)));
+  const tensors = [
+    { name: "rope.inv_freq", dtype: "float32", shape: [2], offset: 0, bytes: 8 },
+    { name: "marks", dtype: "uint32", shape: [MARKS], offset: 256, bytes: MARKS * 4 },
+  ];
+  return { bytes: stream.length, shard_bytes: SHARD_BYTES, shards, tensors };
+}
+
+function buffers(): object[] {
+  const int = (name: string, ...shape: (number | string)[]): object => ({ name, dtype: "int32", shape });
+  return [
+    int("tokens", 256),
+    int("positions", 256),
+    int("slots", 256),
+    int("page_table", SLOTS, PAGES_PER_SLOT),
+    int("logit_rows", 16),
+    int("sample_i32", 16, 8),
+    int("sampled", 16),
+    { name: "rope", dtype: "float32", shape: ["context", 4] },
+    { name: "logits", dtype: "float32", shape: [16, TOY_VOCAB] },
+    { name: "kv.0.k", dtype: "kv", shape: ["pages", 1, PAGE_SIZE, 1] },
+  ];
+}
+
+const LOOK_ARGS = "positions slots page_table kv.0.k logit_rows logits";
+
+function program(files: Files, features: readonly string[]): object {
+  const kernels: Record<string, object> = {};
+  /** A launch of a kernel; `access` has a letter for each argument. */
+  const launch = (name: string, rows: number, access: string, code: string, args: string, weight?: string): object => {
+    const kernel = `${name}_${rows}`;
+    const modes = [...access].map((mode) => (mode === "w" ? "read_write" : "read"));
+    const shader = files.put(`kernels/f32/${kernel}.wgsl`, code);
+    kernels[kernel] = { ...shader, entry: `${name}_kernel`, access: modes };
+    const named = args.split(" ").map((arg) => `buffer:${arg}`);
+    return { kernel, grid: [rows, 1, 1], args: weight ? [`weight:${weight}`, ...named] : named };
+  };
+  const plan = (name: string, size: number, launches: object[]): object => {
+    const path = `plans/f32/${name}.${size}.json`;
+    const rows = Math.min(size, 16);
+    files.put(path, JSON.stringify({ function: name, size, rows, launches }));
+    return { size, rows, plan: path };
+  };
+  const step = SIZES.map((size) => {
+    const rows = Math.min(size, 16);
+    const append = launch("append", size, "rrrrw", appendKernel(size), "tokens positions slots page_table kv.0.k");
+    const look = launch("look", rows, "rrrrrrw", lookKernel(rows), LOOK_ARGS, "marks");
+    return plan("step", size, [append, look]);
+  });
+  const greedy = [1, 4, 16].map((size) =>
+    plan("greedy", size, [launch("greedy", size, "rrww", greedyKernel(size), "logits sample_i32 sampled tokens")]),
+  );
+  return {
+    precision: "f32",
+    kv_dtype: "float32",
+    requires: { features, limits: { maxStorageBuffersPerShaderStage: 8 } },
+    workspace: [],
+    kernels,
+    functions: { step, greedy, sample: [], logprobs: [] },
+  };
+}
+
+/** `features`: what the artifact's only program requires. */
+export function toyArtifact({ features = [] }: { readonly features?: readonly string[] } = {}): ToyArtifact {
+  const files = new Files();
+  const manifest = {
+    format: "nearfar-artifact",
+    version: 1,
+    target: "webgpu",
+    model: {
+      name: "toy",
+      architecture: "hash",
+      layers: 1,
+      kv_heads: 1,
+      head_dim: 4,
+      vocab_size: TOY_VOCAB,
+      context_length: CONTEXT,
+      bos_token_id: 0,
+      eos_token_ids: [],
+    },
+    cache: { page_size: PAGE_SIZE, slots: SLOTS },
+    rope: { inv_freq: "rope.inv_freq", scale: 1 },
+    quantization: { scheme: "none" },
+    weights: weights(files),
+    buffers: buffers(),
+    programs: [program(files, features)],
+    tokenizer: {
+      files: [
+        files.put("tokenizer/tokenizer.json", JSON.stringify(tokenizer())),
+        files.put("tokenizer/tokenizer_config.json", JSON.stringify({ tokenizer_class: "PreTrainedTokenizerFast" })),
+      ],
+    },
+    license: null,
+  };
+  files.put("manifest.json", JSON.stringify(manifest));
+  return { files };
+}
