@@ -17,6 +17,7 @@ from tvm.target import codegen as llvm
 
 from nearfar.edge_runtime.executors.cpu_features import KNOWN, architecture, cpu_flags
 from nearfar.errors import BuildError
+from nearfar.targets.cpu.lowering import PIPELINE
 
 Features = Literal["native", "baseline"]
 _PARTS = 8  # object files, and so the most threads that compile
@@ -77,19 +78,12 @@ def _compile(mod: tvm.IRModule, llvm_target: tvm.target.Target, folder: str) -> 
     def compile_part(part: int) -> str:
         name = f"kernels{part}.o"
         module = tvm.IRModule({str(variable.name_hint): func for variable, func in kernels[part::_PARTS]})
-        _compile_module(module, llvm_target).mod.write_to_file(f"{folder}/{name}")
+        tvm.tirx.build(module, target=llvm_target, pipeline=PIPELINE).write_to_file(f"{folder}/{name}")
         return name
 
     parts = range(min(_PARTS, len(kernels)))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(compile_part, parts))
-
-
-def _compile_module(mod: tvm.IRModule, llvm_target: tvm.target.Target) -> Any:
-    # Storage rewriting drops the annotation that keeps vec.local's arrays on the stack: with it every tile calls the allocator
-    # (decode of the gated matmul took 1.9 times as long). The kernels have nothing for it to share.
-    with tvm.transform.PassContext(opt_level=3, config={"tirx.disable_storage_rewrite": True}):
-        return tvm.compile(mod, target=llvm_target)
 
 
 def _link_options() -> list[str]:

@@ -154,7 +154,10 @@ def exp(x: Expr) -> Expr:
 
 
 def keep(value: Expr, dtype: str = F32X8) -> Expr:
-    """A value in a register. TVM's simplifier inlines bindings: long chains of values used twice then double at every link."""
+    """A value in a register. TVM's passes inline bindings: long chains of values used twice then double at every link.
+
+    (With plain bindings in `log` the sampler compiles in 2.5 s instead of 0.1 s.)
+    """
     register = local((2,), dtype)
     put1(register, [0], value)
     return register[0]
