@@ -23,6 +23,10 @@ _BINDING = re.compile(r"@group\(0\) @binding\((\d+)\) var<storage, (read|read_wr
 _ENTRY = re.compile(r"@workgroup_size\((\d+), (\d+), (\d+)\)\s*fn (\w+)\(")
 _SHARED = re.compile(r"var<workgroup> \w+ : array<(\w+), (\d+)>;")
 _HEADER = re.compile(r"^(?://-+\n)?// Function: \w+\n(?://-+\n)?", re.MULTILINE)
+FUNCTIONS = {
+    "low_half": "fn low_half(word : u32) -> f32 { return unpack2x16float(word).x; }\n",
+    "high_half": "fn high_half(word : u32) -> f32 { return unpack2x16float(word).y; }\n",
+}
 _BYTES = {"f32": 4, "i32": 4, "u32": 4, "f16": 2}
 
 
@@ -80,6 +84,7 @@ def grid_of(func: tirx.PrimFunc) -> tuple[int, int, int]:
 def _shader(name: str, func: tirx.PrimFunc, source: str, precision: Precision) -> Shader:
     """Read the interface off the generated source and check it against the limits that every WebGPU device has."""
     source = _HEADER.sub("", source).strip() + "\n"
+    source += "".join(text for name, text in FUNCTIONS.items() if f"{name}(" in source)
     bindings = sorted(_BINDING.findall(source), key=lambda binding: int(binding[0]))
     position = {param.name: i for i, param in enumerate(func.params)}
     entries = _ENTRY.findall(source)

@@ -12,11 +12,14 @@ import numpy.typing as npt
 
 from nearfar.targets.base import Array, Matrix, Part, QuantTensor
 
+SIGN_BIT = np.uint32(1 << 31)
+
 
 def parts(matrix: Matrix) -> tuple[Part, ...]:
     """The packed arrays of a matrix.
 
-    Quantized: `codes`, low bits first along k, and `scale_bias`, the float16 bits of a group's scale in the low half and of its
+    Quantized: `codes`, low bits first along k, the sign bit of each word inverted (so that the top code, masked in place, reads as
+    the int32 (code - 2^(bits-1)) * 2^(32-bits)), and `scale_bias`, the float16 bits of a group's scale in the low half and of its
     bias in the high half. float16 is packed in pairs along k too, since a device without the feature `shader-f16` cannot
     declare it, and both precisions share one set of weights.
     """
@@ -42,10 +45,9 @@ def pack(matrix: Matrix, tensor: QuantTensor | Array) -> tuple[Array, ...]:
 
 
 def _pack_codes(codes: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint32]:
-    """Codes [n, k] to words [n, k*bits/32], low bits first."""
-    if bits == 8:
-        return np.ascontiguousarray(codes).view("<u4")
-    return np.ascontiguousarray(codes[:, 0::2] | (codes[:, 1::2] << np.uint8(4))).view("<u4")
+    """Codes [n, k] to words [n, k*bits/32], low bits first, sign bit inverted."""
+    octets = codes if bits == 8 else codes[:, 0::2] | (codes[:, 1::2] << np.uint8(4))
+    return np.ascontiguousarray(octets).view("<u4") ^ SIGN_BIT
 
 
 def _pack_pairs(low: npt.NDArray[np.float16], high: npt.NDArray[np.float16]) -> npt.NDArray[np.uint32]:

@@ -9,6 +9,8 @@ from tvm.script import tirx as T
 
 from nearfar.targets.webgpu.lowering import EXPLICIT_SYNC
 
+LOW_HALF, HIGH_HALF = "low_half", "high_half"
+
 # WGSL rejects a constant expression that is infinite, so "minus infinity" is the lowest finite float32.
 LOWEST = -3.4028234663852886e38
 
@@ -18,25 +20,14 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def half_to_float(bits):
-    """The float32 of the float16 in the low 16 bits of a uint32 expression.
-
-    A device without shader-f16 cannot declare f16 and SwiftShader's unpack2x16float is no cheaper than this:
-    move exponent and mantissa to float32's place, then rebias by 2^112. Subnormals (below 6.1e-5) may flush to zero.
-    """
-    magnitude = T.reinterpret("float32", (bits & T.uint32(0x7FFF)) << T.uint32(13))
-    sign = (bits & T.uint32(0x8000)) << T.uint32(16)
-    return T.reinterpret("float32", T.reinterpret("uint32", magnitude * T.float32(2.0**112)) | sign)
-
-
 def low_half(word):
-    """The float16 in the low half of a word, as float32."""
-    return half_to_float(word)
+    """The float16 in the low half of a word, as float32; see HALVES in codegen.py."""
+    return T.call_pure_extern("float32", LOW_HALF, word)
 
 
 def high_half(word):
     """The float16 in the high half of a word, as float32."""
-    return half_to_float(word >> T.uint32(16))
+    return T.call_pure_extern("float32", HIGH_HALF, word)
 
 
 def f32(value):

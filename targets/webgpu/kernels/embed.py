@@ -9,7 +9,7 @@ from tvm.script import tirx as T
 from nearfar.targets.base import Linear, Matrix, Stage, Staged
 
 from .common import ceil_div, high_half, low_half, select
-from .layout import element, params, scale_shape, word_shape
+from .layout import dense_element, params, place_factor, placed_code, scale_shape, top_code_offset, word_shape
 
 THREADS = 64
 
@@ -24,6 +24,10 @@ def embed(m: int, matrix: Matrix) -> Staged:
     ragged = matrix.k % per_word != 0
     group = max(matrix.group, 1)
     names = ["tokens", *params(job)[1:]]
+
+    def code(word, e):
+        value = placed_code(word, matrix.bits, e) * place_factor(matrix.bits, e)
+        return value + T.Select(e == per_word - 1, T.float32(top_code_offset(matrix.bits)), T.float32(0))
 
     @T.prim_func(check_well_formed=False)
     def kernel(
@@ -49,8 +53,8 @@ def embed(m: int, matrix: Matrix) -> Staged:
                     for e in T.unroll(per_word):
                         if not ragged or at[1] * per_word + e < matrix.k:
                             if matrix.quantized:
-                                out[at[0], at[1] * per_word + e] = element(word, matrix.bits, e) * scale[0] + scale[1]
+                                out[at[0], at[1] * per_word + e] = code(word[0], e) * scale[0] + scale[1]
                             else:
-                                out[at[0], at[1] * per_word + e] = element(word, matrix.bits, e)
+                                out[at[0], at[1] * per_word + e] = dense_element(word[0], matrix.bits, e)
 
     return Staged((Stage(select(kernel, names, "embed"), tuple(names)),))

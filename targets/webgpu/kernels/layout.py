@@ -9,7 +9,7 @@ from tvm.script import tirx as T
 from nearfar.targets.base import Linear
 from nearfar.targets.webgpu.packing import parts
 
-from .common import f32, half_to_float
+from .common import f32, high_half, low_half
 
 
 def params(job: Linear) -> list[str]:
@@ -47,15 +47,29 @@ def scale_shape(job: Linear) -> tuple[int, ...]:
     return parts(job.matrix)[1].shape if job.matrix.quantized else (1, 1)
 
 
-def element(word, bits: int, e):
-    """Element `e` (may be symbolic) of consecutive words, as float32: a code, or the value of a dense matrix."""
-    if bits == 32:
-        return word[e]
-    per_word = 32 // bits
-    shifted = (word[0] if isinstance(word, list) else word[e // per_word]) >> T.Cast("uint32", e % per_word * bits)
-    if bits == 16:
-        return half_to_float(shifted)
-    return f32(T.Cast("int32", shifted & T.uint32((1 << bits) - 1)))
+def dense_element(word, bits: int, e):
+    """Element `e` (may be symbolic) of a dense matrix's word, as float32: the word itself, or one half of it."""
+    return word if bits == 32 else T.Select(e % 2 == 0, low_half(word), high_half(word))
+
+
+def placed_code(word, bits: int, e):
+    """Code `e` (may be symbolic) of a word, masked but not shifted down, as float32: code * 2^(bits*e).
+
+    The top code is packed with its sign bit inverted (see packing), so it gives (code - 2^(bits-1)) * 2^(bits*e). SwiftShader
+    shifts vectors one lane after the other, some twenty instructions; masking and converting from int32 take one each.
+    """
+    mask = T.shift_left(T.uint32((1 << bits) - 1), T.Cast("uint32", e * bits))
+    return f32(T.Cast("int32", word & mask))
+
+
+def place_factor(bits: int, e):
+    """2^-(bits*e), which an input is multiplied by before it meets placed_code(…, e); by its float32 bits, as `e` may be symbolic."""
+    return T.reinterpret("float32", (127 - bits * e) * (1 << 23))
+
+
+def top_code_offset(bits: int) -> float:
+    """What the top code of a word is short of: 2^(bits-1)."""
+    return float(1 << (bits - 1))
 
 
 def silu(value):

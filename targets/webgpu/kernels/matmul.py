@@ -18,7 +18,18 @@ from tvm.script import tirx as T
 from nearfar.targets.base import Linear
 
 from .common import ceil_div, f32, high_half, low_half, select
-from .layout import columns, element, lanes_for, params, scale_shape, silu, word_shape
+from .layout import (
+    columns,
+    dense_element,
+    lanes_for,
+    params,
+    place_factor,
+    placed_code,
+    scale_shape,
+    silu,
+    top_code_offset,
+    word_shape,
+)
 
 TILE_M, TILE_N = 8, 8
 TILE_K = 8  # inputs of a tile of x
@@ -65,6 +76,13 @@ def matmul(job: Linear) -> tirx.PrimFunc:
     def x_row(by, i):
         return T.min(by * TILE_M + i, m - 1) if ragged_m else by * TILE_M + i
 
+    def weight(word, scale, offset, top, r, e):
+        """Weight `e` of a word; where quantized times 2^(bits*e), by which its input is divided."""
+        if not quantized:
+            return dense_element(word[r], bits, e)
+        place = T.float32(1) / place_factor(bits, e)
+        return placed_code(word[r], bits, e) * scale[r] + T.Select(e == per_word - 1, top[r], offset[r]) * place
+
     def epilogue(value, bias, residual, row, column):
         value = value + bias[column] if job.bias else value
         return value + f32(residual[row, column]) if job.residual else value
@@ -90,6 +108,7 @@ def matmul(job: Linear) -> tirx.PrimFunc:
                     word = T.alloc_local((TILE_N,), word_dtype)
                     scale = T.alloc_local((TILE_N,), "float32")
                     offset = T.alloc_local((TILE_N,), "float32")
+                    top = T.alloc_local((TILE_N,), "float32")  # offset of a word's top code
                     value = T.alloc_local((2,), "float32")
                     row = T.alloc_local((TILE_N,), "int32")
                     xt = T.alloc_shared((max(ceil_div(tile_k, fillers) * fillers * TILE_M, lanes),), "float32")
@@ -108,6 +127,7 @@ def matmul(job: Linear) -> tirx.PrimFunc:
                                 sb: T.let = w1[g, row[r]]
                                 scale[r] = low_half(sb)
                                 offset[r] = high_half(sb)
+                                top[r] = offset[r] + scale[r] * T.float32(top_code_offset(bits))
                         for j in T.serial(group_words // tile_words):
                             for t in T.unroll(ceil_div(tile_k, fillers)):
                                 at[0] = t * fillers + tx % fillers
@@ -118,6 +138,8 @@ def matmul(job: Linear) -> tirx.PrimFunc:
                                 if has_norm:
                                     sq[0] = sq[0] + value[0] * value[0]
                                     value[0] = value[0] * norm[T.min(at[1], k - 1) if ragged else at[1]]
+                                if quantized:
+                                    value[0] = value[0] * place_factor(bits, at[0] % per_word)
                                 xt[at[0] * TILE_M + tx // fillers] = value[0]
                             T.tvm_storage_sync("shared")
                             for v in T.unroll(tile_words):
@@ -129,9 +151,7 @@ def matmul(job: Linear) -> tirx.PrimFunc:
                                             xs[i * chunk + e] = xt[(v * per_word + part * chunk + e) * TILE_M + i]
                                     for r in T.unroll(TILE_N):
                                         for e in T.unroll(chunk):
-                                            w[e] = element([word[r]], bits, part * chunk + e) if bits < 32 else word[r]
-                                            if quantized:
-                                                w[e] = w[e] * scale[r] + offset[r]
+                                            w[e] = weight(word, scale, offset, top, r, part * chunk + e)
                                         for i in T.unroll(TILE_M):
                                             acc[i * TILE_N + r] = acc[i * TILE_N + r] + products(
                                                 xs, w, i * chunk, chunk

@@ -19,7 +19,18 @@ from tvm.script import tirx as T
 from nearfar.targets.base import Linear
 
 from .common import ceil_div, f32, high_half, low_half, select
-from .layout import columns, element, lanes_for, params, scale_shape, silu, word_shape
+from .layout import (
+    columns,
+    dense_element,
+    lanes_for,
+    params,
+    place_factor,
+    placed_code,
+    scale_shape,
+    silu,
+    top_code_offset,
+    word_shape,
+)
 
 FEW_THREADS = 2048  # below this a GPU starves, so k is split when it is long
 LONG_K = 2048
@@ -55,16 +66,9 @@ def tiling(job: Linear) -> Tiling:
     return Tiling(lanes, rows, splits, words // fold // steps, steps, fold * (2 if matrix.bits == 16 else 1))
 
 
-def scaled_dot(word, xs, bits: int):
-    """Sum of code * x over a word; codes are masked in place, so xs[e] comes divided by 2^(bits*e), except the last.
-
-    A weight costs and, convert, multiply, add. Converted from int32: u32 to float costs several instructions on a CPU. The top
-    code would be negative as int32, so it is shifted down instead.
-    """
-    count = 32 // bits
-    values = [word & T.uint32(((1 << bits) - 1) << (bits * e)) for e in range(count - 1)]
-    values.append(word >> T.uint32(bits * (count - 1)))
-    products = [f32(T.Cast("int32", value)) * xs[e] for e, value in enumerate(values)]
+def placed_dot(word, xs, bits: int):
+    """Sum of code * x over a word, where xs[e] comes multiplied by place_factor(e): a weight costs and, convert, multiply, add."""
+    products = [placed_code(word, bits, e) * xs[e] for e in range(32 // bits)]
     while len(products) > 1:  # as a tree: a chain of additions would wait for each
         products = [a + b for a, b in zip(products[::2], products[1::2], strict=True)]
     return products[0]
@@ -80,10 +84,10 @@ def matvec(job: Linear) -> tirx.PrimFunc:
     outs = rows // 2 if gated else rows  # output columns a thread
     block = lanes * outs
     each = ceil_div(plan.groups, splits)
-    words = chunk * bits // 32
+    per_word = 32 // bits
+    words = chunk // per_word
     words_shape, word_dtype = word_shape(job)
     ragged_n, ragged_k, ragged_groups = n_out % block != 0, k % chunk != 0, plan.groups % splits != 0
-    masked = quantized and m == 1
     values = m * rows
 
     def row_of(bx, tx, r):
@@ -100,10 +104,9 @@ def matvec(job: Linear) -> tirx.PrimFunc:
     def norm_at(at):
         return T.min(at, k - 1) if ragged_k else at
 
-    def place_factor(e):
-        """2^-(bits*e), by way of its float32 bits since `e` may be symbolic; the top code is shifted down instead, so 1."""
-        exponent = T.Select(e == chunk - 1, 127, 127 - bits * e)
-        return T.reinterpret("float32", exponent << 23)
+    def weight(word, e):
+        """Weight `e` of a step's words; where quantized times 2^(bits*e), by which its input is divided."""
+        return placed_code(word[0], bits, e) if quantized else dense_element(word[e // per_word], bits, e)
 
     def epilogue(value, bias, residual, row, column):
         value = value + bias[column] if job.bias else value
@@ -128,6 +131,7 @@ def matvec(job: Linear) -> tirx.PrimFunc:
                     dot = T.alloc_local((values,), "float32")
                     xs = T.alloc_local((m * chunk,), "float32")
                     xsum = T.alloc_local((m,), "float32")
+                    top = T.alloc_local((m,), "float32")  # sums of the inputs that meet a word's top code
                     word = T.alloc_local((words,), word_dtype)
                     up = T.alloc_local((1,), "float32")
                     at = T.alloc_local((rows + m + 2,), "int32")  # the thread's rows, then x's rows
@@ -144,6 +148,7 @@ def matvec(job: Linear) -> tirx.PrimFunc:
                                 dot[v] = T.float32(0)
                             for i in T.unroll(m):
                                 xsum[i] = T.float32(0)
+                                top[i] = T.float32(0)
                             for j in T.serial(steps):
                                 at[rows + m] = (g * steps + j) * chunk
                                 at[rows + m + 1] = (g * steps + j) * words
@@ -158,25 +163,28 @@ def matvec(job: Linear) -> tirx.PrimFunc:
                                             xs[i * chunk + e] = xs[i * chunk + e] * norm[norm_at(at[rows + m] + e)]
                                         if quantized:
                                             xsum[i] = xsum[i] + xs[i * chunk + e]
-                                        if masked:
-                                            xs[i * chunk + e] = xs[i * chunk + e] * place_factor(e)
+                                            if e == chunk - 1:
+                                                top[i] = top[i] + xs[i * chunk + e]
+                                            xs[i * chunk + e] = xs[i * chunk + e] * place_factor(bits, e)
                                 for r in T.unroll(rows):
                                     for v in T.unroll(words):
                                         word[v] = w0[at[rows + m + 1] + v, at[r]]
-                                    if masked:
-                                        dot[r] = dot[r] + scaled_dot(word[0], xs, bits)
+                                    if quantized and m == 1:
+                                        dot[r] = dot[r] + placed_dot(word[0], xs, bits)
                                     else:
                                         for e in T.unroll(chunk):
-                                            up[0] = element(word, bits, e)
+                                            up[0] = weight(word, e)
                                             for i in T.unroll(m):
                                                 dot[i * rows + r] = dot[i * rows + r] + up[0] * xs[i * chunk + e]
+                            for i in T.unroll(m):
+                                top[i] = top[i] * T.float32(top_code_offset(bits))
                             for r in T.unroll(rows):
                                 if quantized:
                                     sb: T.let = w1[g, at[r]]
                                     scale: T.let = low_half(sb)
                                     offset: T.let = high_half(sb)
                                     for i in T.unroll(m):
-                                        dot[i * rows + r] = scale * dot[i * rows + r] + offset * xsum[i]
+                                        dot[i * rows + r] = scale * (dot[i * rows + r] + top[i]) + offset * xsum[i]
                                 for i in T.unroll(m):
                                     acc[i * rows + r] = acc[i * rows + r] + dot[i * rows + r]
                     if splits > 1:
