@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, Self, TypeVar, Unpack, overload
 
+from nearfar.edge_runtime import snapshots
 from nearfar.edge_runtime.answers import Answer, Piece, merge
 from nearfar.edge_runtime.engine import EngineCore, Generation
 from nearfar.edge_runtime.loading import load
@@ -26,6 +27,7 @@ from nearfar.edge_runtime.parameters import (
     include_usage,
 )
 from nearfar.edge_runtime.sampling import SamplingParams
+from nearfar.edge_runtime.snapshots import Progress, Snapshot
 from nearfar.edge_runtime.text import TextCodec
 from nearfar.edge_runtime.types import (
     ChatCompletion,
@@ -109,6 +111,31 @@ class AsyncEngine:
     def generate(self, tokens: Seq[int], params: SamplingParams | None = None) -> Generation:
         """Token ids in, token events out."""
         return self.core.generate(tokens, params)
+
+    async def save_cache(
+        self,
+        path: str | Path,
+        *,
+        messages: Seq[Mapping[str, Any]] | None = None,
+        prompt: str | None = None,
+        tokens: Seq[int] | None = None,
+        force: bool = False,
+        progress: Progress | None = None,
+    ) -> Snapshot:
+        """Save the keys and values of a prompt's beginning, computed first if need be: docs/snapshots.md.
+
+        One of `messages` (the beginning of a conversation, such as its system prompt), `prompt` (the beginning of a raw prompt),
+        `tokens`. `force`: overwrite a file that is not a snapshot. `progress(done, total)`: bytes written, from another thread.
+        SnapshotError where the file cannot be written, RequestError for a prompt too short (under a page) or too long.
+        """
+        return await snapshots.save(self.core, self.codec, _path(path), messages, prompt, tokens, force, progress)
+
+    async def load_cache(self, path: str | Path, *, progress: Progress | None = None) -> Snapshot:
+        """Put a snapshot into the cache, where prompts that begin with its tokens find it, as after a request with them.
+
+        SnapshotError, and nothing has changed, where it is damaged, of another model, or does not fit the cache.
+        """
+        return await snapshots.load(self.core, _path(path), progress)
 
     async def close(self) -> None:
         """Stop all requests and free the device."""
@@ -280,6 +307,10 @@ def _parallel(logprobs: list[TokenLogprob]) -> CompletionLogprobs | None:
     offsets = [sum(len(before.token) for before in logprobs[:i]) for i in range(len(logprobs))]
     top = [{other.token: other.logprob for other in item.top_logprobs} for item in logprobs]
     return CompletionLogprobs([i.token for i in logprobs], [i.logprob for i in logprobs], top, offsets)
+
+
+def _path(path: str | Path) -> Path:
+    return Path(path).expanduser()
 
 
 def _nth_seed(seed: int, index: int) -> int:

@@ -125,8 +125,7 @@ class EngineCore:
         request = Request(tuple(tokens), params, limit, seed)
         generation = self._generations[request.number] = Generation(self, request)
         self.scheduler.add(request)
-        if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._loop())
+        self.wake()
         return generation
 
     def cancel(self, request: Request) -> None:
@@ -134,6 +133,17 @@ class EngineCore:
         if not request.done:
             self.scheduler.remove(request)
         self._generations.pop(request.number, None)
+
+    async def on_device(self, call: Callable[[], T]) -> T:
+        """Call the executor between two turns of the loop: after every step that is queued already, before any later one."""
+        if self._closed:
+            raise DeviceError("the engine is closed; load the artifact again")
+        return await self._in_worker(call)
+
+    def wake(self) -> None:
+        """Start the loop if it stands still: a request has come, or pages that somebody held are back."""
+        if self.scheduler.waiting and not self._closed and (self._task is None or self._task.done()):
+            self._task = asyncio.get_running_loop().create_task(self._loop())
 
     async def close(self) -> None:
         """Stop all requests and free the device."""

@@ -14,6 +14,7 @@ from nearfar.edge_runtime.manifest import Manifest
 from nearfar.edge_runtime.parameters import ChatParams, CompletionParams
 from nearfar.edge_runtime.requests import TokenEvent
 from nearfar.edge_runtime.sampling import SamplingParams
+from nearfar.edge_runtime.snapshots import Progress, Snapshot
 from nearfar.edge_runtime.types import ChatCompletion, ChatCompletionChunk, Completion
 
 T = TypeVar("T")
@@ -121,6 +122,26 @@ class Engine:
             return Stream(self._loop, generation, generation.aclose())
 
         return self._loop.run(start())
+
+    def save_cache(
+        self,
+        path: str | Path,
+        *,
+        messages: Seq[Mapping[str, Any]] | None = None,
+        prompt: str | None = None,
+        tokens: Seq[int] | None = None,
+        force: bool = False,
+        progress: Progress | None = None,
+    ) -> Snapshot:
+        """See AsyncEngine.save_cache. Ctrl-C ends it, and leaves nothing."""
+        saving = self.asynchronous.save_cache(
+            path, messages=messages, prompt=prompt, tokens=tokens, force=force, progress=progress
+        )
+        return self._loop.run(saving)
+
+    def load_cache(self, path: str | Path, *, progress: Progress | None = None) -> Snapshot:
+        """See AsyncEngine.load_cache."""
+        return self._loop.run(self.asynchronous.load_cache(path, progress=progress))
 
     def close(self) -> None:
         """Stop all requests and free the device."""

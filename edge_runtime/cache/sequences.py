@@ -12,6 +12,9 @@ from nearfar.edge_runtime.cache.prefix import ROOT, PrefixIndex
 Copy = tuple[int, int]
 """(from, to): the device must copy this page before the next step."""
 
+NO_SLOT = -1
+"""Slot of a sequence that never runs."""
+
 
 @dataclass(eq=False)
 class Sequence:
@@ -64,6 +67,16 @@ class SequenceTable:
         for page in pages:
             self._hold(page)
         return self._add(slot, list(tokens[: len(pages) * self.page_size]), pages)
+
+    def borrow(self, tokens: Seq[int]) -> Sequence:
+        """The longest cached prefix of `tokens`, whole pages of it, as a sequence without a slot: it holds pages, but never runs.
+
+        For who reads or fills pages from outside (snapshots). `truncate` to 0 gives everything back. Python only.
+        """
+        pages = self.index.lookup(tokens, len(tokens) // self.page_size)
+        for page in pages:
+            self._hold(page)
+        return Sequence(NO_SLOT, list(tokens[: len(pages) * self.page_size]), pages)
 
     def reserve(self, sequence: Sequence, length: int) -> list[Copy] | None:
         """Make the positions from the end of the sequence up to `length` writable.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -14,8 +14,9 @@ Array = npt.NDArray[np.generic]
 class Executor(Protocol):
     """Runs the plans of one artifact over buffers that it owns.
 
-    Order: `write`, `run`, `fetch` and `copy_page` take effect in the order of the calls; each sees everything before it and nothing
-    after it. None of them needs to wait for the device: only calling what `fetch` returned does.
+    Order: `write`, `run`, `fetch`, `copy_page`, `read_pages` and `write_pages` take effect in the order of the calls; each sees
+    everything before it and nothing after it. None of them needs to wait for the device: only `read_pages`, and calling what
+    `fetch` returned, do.
     Ownership: the executor owns all device memory from construction to `close`. Arrays given to `write` may be changed by the caller as
     soon as it returns; arrays that `fetch` yields are copies that belong to the caller.
     Threads: calls come from one thread at a time. The executor may release the GIL in any of them.
@@ -47,6 +48,19 @@ class Executor(Protocol):
 
     def copy_page(self, source: int, target: int) -> None:
         """Enqueue copying a whole page of the cache, keys and values of all layers."""
+        ...
+
+    def read_pages(self, pages: Sequence[int]) -> dict[str, Array]:
+        """Copies of whole pages of the cache; waits for the device.
+
+        For each layer i "layers.i.k" and "layers.i.v", [len(pages), kv_heads, page_size, head_dim] in the cache's dtype. Where the
+        cache is quantized, instead of each: "layers.i.k.codes" (uint32), "layers.i.k.scales" and "layers.i.k.biases" (float),
+        the last axis as long as a token's codes, groups and groups.
+        """
+        ...
+
+    def write_pages(self, pages: Sequence[int], content: Mapping[str, Array]) -> None:
+        """Overwrite whole pages with what `read_pages` of a cache of the same layout gave; dtypes and shapes must fit."""
         ...
 
     def memory_used(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from nearfar.edge_runtime.executors.cpu_features import architecture, cpu_flags
 from nearfar.edge_runtime.executors.library import Array, Library, Plan, Tensor
-from nearfar.edge_runtime.executors.memory import load_weights, reserve, rope_table
+from nearfar.edge_runtime.executors.memory import check_pages, load_weights, reserve, rope_table
 from nearfar.errors import ArtifactError, DeviceError
 
 
@@ -84,6 +84,17 @@ class CpuExecutor:
                 cache = self._buffer(f"kv.{layer}.{part}")
                 cache[target] = cache[source]
 
+    def read_pages(self, pages: Sequence[int]) -> dict[str, Array]:
+        """See Executor.read_pages."""
+        return {name: cache[list(pages)] for name, cache in self._caches().items()}
+
+    def write_pages(self, pages: Sequence[int], content: Mapping[str, Array]) -> None:
+        """See Executor.write_pages."""
+        caches = self._caches()
+        check_pages(content, {name: ((len(pages), *cache.shape[1:]), cache.dtype) for name, cache in caches.items()})
+        for name, cache in caches.items():
+            cache[list(pages)] = content[name]
+
     def memory_used(self) -> int:
         """See Executor.memory_used."""
         return self._held
@@ -97,6 +108,10 @@ class CpuExecutor:
             self._tensors.clear()
             self._memory.clear()
             self._held = 0
+
+    def _caches(self) -> dict[str, Array]:
+        """Keys and values of all layers, as `read_pages` names them."""
+        return {f"layers.{i}.{part}": self._buffer(f"kv.{i}.{part}") for i in range(self._layers) for part in ("k", "v")}
 
     def _buffer(self, name: str) -> Array:
         try:

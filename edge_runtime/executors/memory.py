@@ -48,6 +48,14 @@ def load_weights(directory: Path, weights: Mapping[str, Any]) -> tuple[dict[str,
     return tensors, stream
 
 
+def check_pages(content: Mapping[str, Array], expected: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> None:
+    """ValueError where what is to be written to pages has other names, shapes or dtypes than the cache."""
+    given = {name: (array.shape, array.dtype) for name, array in content.items()}
+    if given != dict(expected):
+        wrong = sorted(name for name in {*given, *expected} if given.get(name) != expected.get(name))
+        raise ValueError(f"pages do not fit the cache: {wrong[0]} is {given.get(wrong[0])}, not {expected.get(wrong[0])}")
+
+
 def rope_table(inv_freq: Array, scale: float, context: int) -> npt.NDArray[np.float32]:
     """Cosines, then sines, of every position: docs/artifact.md's `rope` buffer."""
     angle = np.arange(context, dtype=np.float64)[:, None] * inv_freq.astype(np.float64)

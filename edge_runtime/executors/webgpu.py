@@ -7,7 +7,7 @@ Pipelines and bind groups are made at the first use of a bucket and kept, so a r
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.edge_runtime.executors.memory import rope_table
+from nearfar.edge_runtime.executors.memory import check_pages, rope_table
 from nearfar.edge_runtime.executors.webgpu_device import open_device, require_wgpu
 from nearfar.errors import ArtifactError, DeviceError
 
@@ -130,23 +130,16 @@ class WebGpuExecutor:
         """See Executor.fetch."""
         memory = self._buffer(buffer)
         rows = min(rows, memory.shape[0])
-        shape = (rows, *memory.shape[1:])
         count = rows * memory.row_bytes
         padded = -(-count // 4) * 4
         pool = self._staging.setdefault(padded, [])
-        usage = self._wgpu.BufferUsage
-        staging = pool.pop() if pool else self._create(padded, usage.MAP_READ | usage.COPY_DST)
+        staging = pool.pop() if pool else self._create_staging(padded)
         encoder = self._device.create_command_encoder()
         encoder.copy_buffer_to_buffer(memory.buffer, 0, staging, 0, padded)
         self._submit(encoder)
 
         def wait() -> Array:
-            try:
-                staging.map_sync(self._wgpu.MapMode.READ)
-            except Exception as error:
-                raise DeviceError(f"the device was lost: {error}") from error
-            data = np.frombuffer(staging.read_mapped(), np.uint8)[:count].view(memory.dtype).reshape(shape).copy()
-            staging.unmap()
+            data = self._mapped(staging, count).view(memory.dtype).reshape(rows, *memory.shape[1:])
             pool.append(staging)
             return data
 
@@ -162,6 +155,29 @@ class WebGpuExecutor:
                 encoder.copy_buffer_to_buffer(cache.buffer, source * count, self._page, 0, count)
                 encoder.copy_buffer_to_buffer(self._page, 0, cache.buffer, target * count, count)
         self._submit(encoder)
+
+    def read_pages(self, pages: Sequence[int]) -> dict[str, Array]:
+        """See Executor.read_pages."""
+        content: dict[str, Array] = {}
+        for name, cache in self._caches().items():
+            count = cache.row_bytes
+            staging = self._create_staging(count * len(pages))
+            encoder = self._device.create_command_encoder()
+            for index, page in enumerate(pages):
+                encoder.copy_buffer_to_buffer(cache.buffer, page * count, staging, index * count, count)
+            self._submit(encoder)
+            raw = self._mapped(staging, count * len(pages))
+            content[name] = raw.view(cache.dtype).reshape(len(pages), *cache.shape[1:])
+            self._destroy(staging)
+        return content
+
+    def write_pages(self, pages: Sequence[int], content: Mapping[str, Array]) -> None:
+        """See Executor.write_pages."""
+        caches = self._caches()
+        check_pages(content, {name: ((len(pages), *cache.shape[1:]), cache.dtype) for name, cache in caches.items()})
+        for name, cache in caches.items():
+            for page, data in zip(pages, content[name], strict=True):
+                self._device.queue.write_buffer(cache.buffer, page * cache.row_bytes, np.ascontiguousarray(data))
 
     def memory_used(self) -> int:
         """See Executor.memory_used."""
@@ -188,6 +204,28 @@ class WebGpuExecutor:
             self._device.queue.submit([encoder.finish()])
         except Exception as error:
             raise DeviceError(f"the device refused the work: {error}") from error
+
+    def _create_staging(self, count: int) -> Any:
+        usage = self._wgpu.BufferUsage
+        return self._create(count, usage.MAP_READ | usage.COPY_DST)
+
+    def _mapped(self, staging: Any, count: int) -> npt.NDArray[np.uint8]:
+        """Wait for the first `count` bytes of a staging buffer, and copy them."""
+        try:
+            staging.map_sync(self._wgpu.MapMode.READ)
+        except Exception as error:
+            raise DeviceError(f"the device was lost: {error}") from error
+        data = np.frombuffer(staging.read_mapped(), np.uint8)[:count].copy()
+        staging.unmap()
+        return data
+
+    def _destroy(self, buffer: Any) -> None:
+        self._held -= buffer.size
+        buffer.destroy()
+
+    def _caches(self) -> dict[str, Memory]:
+        """Keys and values of all layers, as `read_pages` names them."""
+        return {f"layers.{i}.{part}": self._kv(i, part) for i in range(self._layers) for part in ("k", "v")}
 
     def _kv(self, layer: int, part: str) -> Memory:
         return self._buffer(f"kv.{layer}.{part}")

@@ -17,6 +17,10 @@ class ArtifactError(NearfarError):
     """The artifact is corrupt, incomplete or of a newer format."""
 
 
+class SnapshotError(NearfarError):
+    """A snapshot of the cache cannot be written, is damaged, or belongs to another model or cache."""
+
+
 class DeviceError(NearfarError):
     """The device lacks a feature or memory that the artifact needs."""
 

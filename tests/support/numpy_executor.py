@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,17 @@ class NumpyExecutor:
     def copy_page(self, src: int, dst: int) -> None:
         for k, v in self.kv:
             k[dst], v[dst] = k[src], v[src]
+
+    def read_pages(self, pages: Sequence[int]) -> dict[str, Array]:
+        return {f"layers.{i}.{part}": cache[list(pages)] for i, kv in enumerate(self.kv) for part, cache in zip("kv", kv, strict=True)}
+
+    def write_pages(self, pages: Sequence[int], content: Mapping[str, Array]) -> None:
+        for i, kv in enumerate(self.kv):
+            for part, cache in zip("kv", kv, strict=True):
+                data = content[f"layers.{i}.{part}"]
+                assert data.shape == (len(pages), *cache.shape[1:])
+                assert data.dtype == cache.dtype
+                cache[list(pages)] = data
 
     def memory_used(self) -> int:
         return sum(k.nbytes + v.nbytes for k, v in self.kv)

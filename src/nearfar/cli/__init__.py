@@ -20,6 +20,7 @@ COMMANDS = {
     "inspect": "Show what an artifact holds and what it needs.",
     "run": "Answer one prompt.",
     "chat": "Chat in the terminal.",
+    "cache": "Save and load snapshots of the KV cache.",
     "web": "Serve the chat page with an artifact.",
     "synth": "Write a checkpoint of a published shape with random weights.",
 }
@@ -44,7 +45,9 @@ class LazyGroup(typer.core.TyperGroup):
             if (error.name or "").startswith("nearfar"):
                 raise
             return _unavailable(name, error)
-        function: Callable[..., Any] = getattr(module, name)
+        function: Callable[..., Any] | typer.Typer = getattr(module, name)
+        if isinstance(function, typer.Typer):  # a group of commands
+            return typer.main.get_command(function)
         app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
         app.command(name=name, help=function.__doc__ or COMMANDS[name])(function)
         return typer.main.get_command(app)

@@ -13,6 +13,7 @@ from rich.console import Console
 from nearfar.cli.options import (
     DEFAULTS,
     ArtifactPath,
+    Cache,
     DeviceName,
     KvMemory,
     MaxTokens,
@@ -28,6 +29,7 @@ from nearfar.cli.options import (
     describe,
     emit,
     load_engine,
+    load_snapshot,
     sampling,
 )
 from nearfar.edge_runtime import Engine
@@ -54,6 +56,7 @@ def chat(
     seed: Seed = DEFAULTS.seed,
     stop: Stop = None,
     system: System = None,
+    cache: Cache = None,
     stats: Stats = False,
     device: DeviceName = "auto",
     threads: Threads = None,
@@ -65,6 +68,8 @@ def chat(
     with load_engine(artifact, device, threads, kv_memory) as engine:
         if not engine.asynchronous.codec.has_template:
             raise RequestError("this model has no chat template; use nearfar run --raw")
+        if cache is not None:
+            load_snapshot(engine, cache)
         Chat(engine, params, console, system, stats).loop()
 
 

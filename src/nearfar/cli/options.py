@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+from rich.progress import Progress as Bar
 
-from nearfar.edge_runtime import Engine, SamplingParams
+from nearfar.edge_runtime import Engine, SamplingParams, Snapshot
 from nearfar.edge_runtime.parameters import CommonParams
 from nearfar.edge_runtime.requests import RequestStats
+from nearfar.edge_runtime.snapshots import Progress
 
 DEFAULTS = SamplingParams()
 
@@ -34,6 +38,10 @@ Threads = Annotated[int | None, typer.Option(help="CPU threads. Default: one a c
 KvMemory = Annotated[
     str | None, typer.Option(help="Memory for the KV cache, such as 512MB. Default: half of what is free.")
 ]
+Cache = Annotated[
+    Path | None, typer.Option(help="A snapshot (nearfar cache save): what the prompt begins with is not computed again.")
+]
+Raw = Annotated[bool, typer.Option("--raw", help="No chat template: continue the prompt (an empty one: from BOS).")]
 Stats = Annotated[bool, typer.Option("--stats", help="Print speeds to stderr at the end.")]
 
 
@@ -66,6 +74,22 @@ def load_engine(artifact: Path, device: str, threads: int | None, kv_memory: str
         return Engine.load(artifact, device=device, threads=threads, kv_memory=kv_memory)
     with console.status(f"loading {artifact.resolve().name} …"):
         return Engine.load(artifact, device=device, threads=threads, kv_memory=kv_memory)
+
+
+def load_snapshot(engine: Engine, file: Path) -> Snapshot:
+    """Put a snapshot into the engine's cache, showing progress where somebody looks."""
+    with progress_bar(f"loading {file.name}") as progress:
+        return engine.load_cache(file, progress=progress)
+
+
+@contextlib.contextmanager
+def progress_bar(title: str) -> Iterator[Progress]:
+    """A bar on stderr for what takes more than a moment; nothing where nobody looks."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def describe(stats: RequestStats) -> str:

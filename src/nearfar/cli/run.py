@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from typing import Annotated, Any
 
 import typer
 
 from nearfar.cli.options import (
     DEFAULTS,
     ArtifactPath,
+    Cache,
     DeviceName,
     KvMemory,
     MaxTokens,
     MinP,
+    Raw,
     Seed,
     Stats,
     Stop,
@@ -26,6 +30,7 @@ from nearfar.cli.options import (
     describe,
     emit,
     load_engine,
+    load_snapshot,
     sampling,
 )
 from nearfar.edge_runtime import Engine
@@ -36,7 +41,6 @@ from nearfar.errors import RequestError
 Prompt = Annotated[
     str | None, typer.Argument(help="The prompt; - reads it from stdin, as does leaving it out in a pipe.")
 ]
-Raw = Annotated[bool, typer.Option("--raw", help="No chat template: continue the prompt (an empty one: from BOS).")]
 
 
 def run(
@@ -51,6 +55,7 @@ def run(
     stop: Stop = None,
     system: System = None,
     raw: Raw = False,
+    cache: Cache = None,
     stats: Stats = False,
     device: DeviceName = "auto",
     threads: Threads = None,
@@ -62,16 +67,21 @@ def run(
     if raw and system is not None:
         raise RequestError("--system needs the chat template, which --raw leaves out", "system")
     with load_engine(artifact, device, threads, kv_memory) as engine:
+        if cache is not None:
+            load_snapshot(engine, cache)
         try:
-            timings = _complete(engine, text, params) if raw else _answer(engine, text, system, params)
+            timings = complete(engine, text, params) if raw else answer(engine, conversation(text, system), params)
         except BrokenPipeError:  # the reader has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return
         if stats and timings:
             print(f"{engine.asynchronous.core.executor.name}: {describe(timings[0])}", file=sys.stderr)
+        if cache is not None and timings and not timings[0].cached_tokens:
+            print(f"note: {cache} saved nothing: the prompt does not begin as it does", file=sys.stderr)
 
 
-def _complete(engine: Engine, prompt: str, params: CommonParams) -> list[RequestStats] | None:
+def complete(engine: Engine, prompt: str | Seq[int], params: CommonParams) -> list[RequestStats] | None:
+    """Print the continuation of a raw prompt; gives what it cost."""
     timings = None
     with engine.completions.create(prompt, stream=True, **params) as stream:
         for chunk in stream:
@@ -80,9 +90,13 @@ def _complete(engine: Engine, prompt: str, params: CommonParams) -> list[Request
     return timings
 
 
-def _answer(engine: Engine, prompt: str, system: str | None, params: CommonParams) -> list[RequestStats] | None:
-    messages = [{"role": "system", "content": system}] if system is not None else []
-    messages.append({"role": "user", "content": prompt})
+def conversation(prompt: str, system: str | None) -> list[dict[str, str]]:
+    """A question as messages."""
+    return [*([{"role": "system", "content": system}] if system is not None else []), {"role": "user", "content": prompt}]
+
+
+def answer(engine: Engine, messages: Seq[Mapping[str, Any]], params: CommonParams) -> list[RequestStats] | None:
+    """Print the answer to a conversation; gives what it cost."""
     timings = None
     with engine.chat.completions.create(messages, stream=True, **params) as stream:
         for chunk in stream:

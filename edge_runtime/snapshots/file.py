@@ -1,0 +1,242 @@
+"""The file of a snapshot: safetensors, with a checksum over every byte (docs/snapshots.md).
+
+Read and written by hand: a writer that streams notices a full disk and Ctrl-C at once, and devices need no further library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import secrets
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.errors import SnapshotError
+
+Array = npt.NDArray[np.generic]
+Progress = Callable[[int, int], None]
+"""Called with bytes done and bytes in all; may be called from another thread."""
+
+FORMAT, VERSION = "nearfar-snapshot", 1
+DTYPES = {"I32": "<i4", "U32": "<u4", "F16": "<f2", "F32": "<f4"}
+PIECE_BYTES = 4 << 20  # read or written, and hashed, at a time
+HEADER_LIMIT = 100_000_000  # as the safetensors library
+_CODES = {np.dtype(name): code for code, name in DTYPES.items()}
+_START = f'{{"__metadata__":{{"format":"{FORMAT}","version":"'.encode()
+_UNSIGNED = "0" * 64  # stands in the place of the checksum while it is computed
+
+
+class _Stopped(Exception):
+    """The writer was told to stop."""
+
+
+def is_snapshot(path: Path) -> bool:
+    """Whether the file begins as a snapshot does, of whatever version."""
+    try:
+        with path.open("rb") as file:
+            return file.read(8 + len(_START))[8:] == _START
+    except OSError:
+        return False
+
+
+def check_target(path: Path, force: bool) -> None:
+    """SnapshotError where a snapshot must not or cannot be written."""
+    if path.is_dir():
+        raise SnapshotError(f"{path} is a directory: name a file for the snapshot")
+    if path.exists() and not force and not (path.is_file() and is_snapshot(path)):
+        raise SnapshotError(f"{path} exists and is not a snapshot, so it is not overwritten: choose another name, or force it (--force)")
+    if not path.parent.is_dir():
+        raise SnapshotError(f"cannot write {path}: the directory {path.parent} does not exist; make it first")
+
+
+def write(
+    path: Path,
+    metadata: Mapping[str, str],
+    tensors: Mapping[str, Array],
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+    stop: threading.Event | None = None,
+) -> None:
+    """Write a snapshot so that it appears whole or not at all: beside `path`, flushed to the disk, then renamed.
+
+    `metadata` goes behind format and version. `stop`, once set, ends the writing early; then, or on an error, nothing is left.
+    """
+    check_target(path, force)
+    partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
+    try:
+        with partial.open("xb") as file:
+            _write(file, metadata, tensors, progress, stop)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        _sync_directory(path.parent)
+    except OSError as error:
+        raise SnapshotError(_reason(path, tensors, error)) from error
+    except _Stopped:
+        pass
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def read(path: Path, progress: Progress | None = None) -> tuple[dict[str, str], dict[str, Array]]:
+    """Metadata and tensors of a snapshot of this version, whose every byte is as it was written; else SnapshotError."""
+    try:
+        with path.open("rb") as file:
+            return _read(path, file, progress)
+    except OSError as error:
+        raise SnapshotError(f"cannot read the snapshot {path}: {error.strerror or error}") from error
+
+
+def _write(
+    file: BinaryIO,
+    metadata: Mapping[str, str],
+    tensors: Mapping[str, Array],
+    progress: Progress | None,
+    stop: threading.Event | None,
+) -> None:
+    fields = {"format": FORMAT, "version": str(VERSION), "sha256": _UNSIGNED, **metadata}
+    header: dict[str, Any] = {"__metadata__": fields}
+    end = 0
+    for name, array in tensors.items():
+        header[name] = {"dtype": _CODES[array.dtype], "shape": array.shape, "data_offsets": (end, end + array.nbytes)}
+        end += array.nbytes
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    head = len(text).to_bytes(8, "little") + text
+    digest = hashlib.sha256(head)
+    file.write(head)
+    done = 0
+    for array in tensors.values():
+        for piece in _pieces(np.ascontiguousarray(array)):
+            if stop is not None and stop.is_set():
+                raise _Stopped
+            file.write(piece)
+            digest.update(piece)
+            done += len(piece)
+            if progress is not None:
+                progress(done, end)
+    file.seek(head.index(_UNSIGNED.encode()))
+    file.write(digest.hexdigest().encode())
+
+
+def _pieces(array: Array) -> Iterator[memoryview]:
+    raw = array.reshape(-1).view(np.uint8).data
+    for start in range(0, len(raw), PIECE_BYTES):
+        yield raw[start : start + PIECE_BYTES]
+
+
+def _read(path: Path, file: BinaryIO, progress: Progress | None) -> tuple[dict[str, str], dict[str, Array]]:
+    size = os.fstat(file.fileno()).st_size
+    start = file.read(8 + len(_START))
+    length = int.from_bytes(start[:8], "little")
+    if start[8:] != _START[: max(len(start) - 8, 0)] or length > HEADER_LIMIT:
+        raise SnapshotError(f"{path} is not a snapshot of nearfar. Make one with nearfar cache save")
+    if 8 + length > size:
+        raise SnapshotError(f"the snapshot {path} is truncated: {size:,} bytes do not even hold its header. {_AGAIN}")
+    head = start + file.read(8 + length - len(start))
+    header = _parse(path, head[8:])
+    metadata = header.pop("__metadata__")
+    expected = 8 + length + _check_layout(path, header)
+    if size != expected:
+        verb = "is truncated" if size < expected else "has bytes beyond its end"
+        raise SnapshotError(f"the snapshot {path} {verb}: {size:,} bytes, not {expected:,}. {_AGAIN}")
+    signature = metadata["sha256"].encode()
+    digest = hashlib.sha256(head.replace(b'"sha256":"' + signature + b'"', f'"sha256":"{_UNSIGNED}"'.encode()))
+    body = _read_body(file, expected - 8 - length, digest.update, progress)
+    if digest.hexdigest().encode() != signature:
+        raise SnapshotError(
+            f"the snapshot {path} is damaged: SHA-256 {digest.hexdigest()}, it was written with {signature.decode()}. {_AGAIN}"
+        )
+    tensors = {
+        name: body[slice(*entry["data_offsets"])].view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
+        for name, entry in header.items()
+    }
+    return metadata, tensors
+
+
+_AGAIN = "Copy it again, or save it again with nearfar cache save"
+
+
+def _parse(path: Path, text: bytes) -> dict[str, Any]:
+    """The header, once it is known to be of this version."""
+    found = text[len(_START) :].partition(b'"')[0]
+    if found.isdigit() and int(found) > VERSION:
+        raise SnapshotError(
+            f"{path} is a snapshot of version {int(found)}, newer than this nearfar understands ({VERSION}). "
+            "Upgrade nearfar (pip install -U nearfar), or save the snapshot again with this version"
+        )
+    try:
+        header = json.loads(text)
+        metadata = header["__metadata__"]
+        signature = metadata["sha256"]
+        fine = metadata["version"] == str(VERSION) and text.count(f'"sha256":"{signature}"'.encode()) == 1
+        fine = fine and len(signature) == 64 and all(isinstance(value, str) for value in metadata.values())
+    except (ValueError, LookupError, TypeError, RecursionError):
+        fine = False
+    if not fine:
+        raise SnapshotError(f"the snapshot {path} is damaged: its header cannot be read. {_AGAIN}")
+    return dict(header)
+
+
+def _check_layout(path: Path, header: Mapping[str, Any]) -> int:
+    """Bytes of all tensors, which lie one after another without a gap."""
+    end = 0
+    try:
+        for entry in header.values():
+            count = math.prod(entry["shape"]) * np.dtype(DTYPES[entry["dtype"]]).itemsize
+            if entry["data_offsets"] != [end, end + count] or any(extent < 0 for extent in entry["shape"]):
+                raise ValueError
+            end += count
+    except (ValueError, LookupError, TypeError):
+        raise SnapshotError(f"the snapshot {path} is damaged: its header does not describe its tensors. {_AGAIN}") from None
+    return end
+
+
+def _read_body(
+    file: BinaryIO, count: int, update: Callable[[memoryview], None], progress: Progress | None
+) -> npt.NDArray[np.uint8]:
+    body = np.empty(count, np.uint8)
+    done = 0
+    while done < count:
+        piece = body.data[done : done + PIECE_BYTES]
+        got = file.readinto(piece)  # type: ignore[attr-defined]
+        if not got:
+            raise OSError("the file became shorter while it was read")
+        update(piece[:got])
+        done += got
+        if progress is not None:
+            progress(done, count)
+    return body
+
+
+def _reason(path: Path, tensors: Mapping[str, Array], error: OSError) -> str:
+    needed = sum(array.nbytes for array in tensors.values())
+    try:
+        free = shutil.disk_usage(path.parent).free
+    except OSError:
+        free = 0
+    return (
+        f"cannot write the snapshot {path}: {error.strerror or error}; it takes {needed:,} bytes, {free:,} are free there. "
+        "Free some space, or choose another directory"
+    )
+
+
+def _sync_directory(path: Path) -> None:
+    """Make the renaming last, where the system can."""
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,53 @@
+"""Which tokens every prompt that goes on from here begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING, Any
+
+from nearfar.errors import RequestError
+
+if TYPE_CHECKING:
+    from nearfar.edge_runtime.text import TextCodec
+
+PROBES = ("A", "z", "7", " and", "\n\n- x", "“é", "(", "…")
+"""What may follow. A tokenizer joins the last characters of a prefix with the first that follow, differently for a letter, a
+digit, space, a new line, a sign: what all of these leave alone is stable."""
+
+
+def chat_prefix(codec: TextCodec, messages: Seq[Mapping[str, Any]]) -> list[int]:
+    """The tokens with which the conversation begins, whatever is said next.
+
+    Rendered with a user's turn behind it, whose content varies: the common beginning. A user's turn that is the last one may
+    be asked as it is, or go on (a long text, then a question about it).
+    """
+    *before, last = messages
+    if last["role"] != "user":
+        return _common([codec.encode_chat([*messages, {"role": "user", "content": probe}]) for probe in PROBES])
+    longer = [{**last, "content": last["content"] + probe} for probe in PROBES]
+    return _common([codec.encode_chat([*before, message]) for message in (last, *longer)])
+
+
+def text_prefix(codec: TextCodec, text: str) -> list[int]:
+    """The tokens with which a raw prompt begins, whatever follows the text; also where nothing does."""
+    return _common([codec.encode(text), *(codec.encode(text + probe) for probe in PROBES)])
+
+
+def whole_pages(tokens: Seq[int], page_size: int) -> list[int]:
+    """As many of the tokens as fill whole pages, which is what the cache finds again; RequestError where they fill none."""
+    if len(tokens) < page_size:
+        raise RequestError(
+            f"the prompt begins with {len(tokens)} tokens that stay whatever follows; a snapshot needs at least a page of "
+            f"{page_size}: there is nothing worth saving",
+            "prompt",
+        )
+    return list(tokens[: len(tokens) // page_size * page_size])
+
+
+def _common(many: Seq[Seq[int]]) -> list[int]:
+    """The longest common beginning."""
+    first = many[0]
+    different: Callable[[int], bool] = lambda i: any(len(other) <= i or other[i] != first[i] for other in many)  # noqa: E731
+    end = next((i for i in range(len(first)) if different(i)), len(first))
+    return list(first[:end])

@@ -1,0 +1,112 @@
+"""What a snapshot says of itself, and whose it is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nearfar
+from nearfar.edge_runtime.manifest import Manifest
+from nearfar.errors import SnapshotError
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The model that keys and values were computed with, whatever the target and the precision.
+
+    `fingerprint` decides; the rest is for messages.
+    """
+
+    fingerprint: str
+    model: str
+    quantization: str
+    checkpoint: str
+
+    def __str__(self) -> str:
+        return f"{self.model} ({self.quantization}; checkpoint {self.checkpoint[:12]})"
+
+
+def origin(manifest: Manifest) -> Origin:
+    """Identify the model of an artifact: SHA-256 over the checkpoint's hash, the quantization, and the shape of the model.
+
+    The checkpoint's hash covers its config.json, and so everything else that keys and values depend on (rope, norms, biases).
+    """
+    checkpoint = manifest.provenance.get("checkpoint_sha256")
+    if not checkpoint:
+        raise SnapshotError(
+            f"the artifact of {manifest.model.name} does not say which checkpoint it was made from (provenance.checkpoint_sha256), "
+            "so no snapshot can be tied to it. Build the artifact again"
+        )
+    quant, model = manifest.quantization, manifest.model
+    bits = quant.bits or 0
+    facts = {
+        "checkpoint_sha256": str(checkpoint),
+        "quantization": [quant.scheme, bits, (quant.group_size or 0) if bits else 0, (quant.method or "none") if bits else "none"],
+        "model": [model.architecture, model.hidden_size, model.layers, model.heads, model.kv_heads, model.head_dim, model.vocab_size],
+    }
+    text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
+    shown = f"{quant.scheme}, group size {quant.group_size}" if bits else "not quantized"
+    return Origin(hashlib.sha256(text.encode()).hexdigest(), model.name, shown, str(checkpoint))
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A snapshot in a file.
+
+    `tokens` is how many tokens it holds, `page_size` what that is a multiple of, `kv_dtype` the type of keys and values
+    (of scales and biases where `kv_bits` is 8 or 4, otherwise None). `messages` or `prompt`: what it was made from, if known.
+    """
+
+    path: Path
+    bytes: int
+    origin: Origin
+    tokens: int
+    page_size: int
+    kv_dtype: str
+    kv_bits: int | None
+    messages: tuple[Mapping[str, Any], ...] | None = None
+    prompt: str | None = None
+    nearfar: str = nearfar.__version__
+
+    def metadata(self) -> dict[str, str]:
+        """As the file's metadata, which holds only text."""
+        fields = {
+            "model": self.origin.fingerprint,
+            "model_name": self.origin.model,
+            "quantization": self.origin.quantization,
+            "checkpoint_sha256": self.origin.checkpoint,
+            "tokens": str(self.tokens),
+            "page_size": str(self.page_size),
+            "kv_dtype": self.kv_dtype,
+            "nearfar": self.nearfar,
+        }
+        if self.kv_bits is not None:
+            fields["kv_bits"] = str(self.kv_bits)
+        if self.messages is not None:
+            fields["messages"] = json.dumps(self.messages, ensure_ascii=False)
+        if self.prompt is not None:
+            fields["prompt"] = self.prompt
+        return fields
+
+    @classmethod
+    def parse(cls, path: Path, size: int, fields: Mapping[str, str]) -> Snapshot:
+        """From the metadata of a file."""
+        try:
+            return cls(
+                path=path,
+                bytes=size,
+                origin=Origin(fields["model"], fields["model_name"], fields["quantization"], fields["checkpoint_sha256"]),
+                tokens=int(fields["tokens"]),
+                page_size=int(fields["page_size"]),
+                kv_dtype=fields["kv_dtype"],
+                kv_bits=int(fields["kv_bits"]) if "kv_bits" in fields else None,
+                messages=tuple(json.loads(fields["messages"])) if "messages" in fields else None,
+                prompt=fields.get("prompt"),
+                nearfar=fields["nearfar"],
+            )
+        except (ValueError, LookupError, TypeError) as error:
+            raise SnapshotError(f"the snapshot {path} lacks or misstates {error}. Save it again with nearfar cache save") from error

@@ -1,0 +1,182 @@
+"""Between the cache on the device and tensors on the host, beside running requests.
+
+A page is held from the moment it is found until it has been copied; a page that is filled enters the prefix index only
+after its content has been written. So no request ever sees a page that is not whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.edge_runtime.cache import Sequence
+from nearfar.edge_runtime.sampling import SamplingParams
+from nearfar.errors import DeviceError, SnapshotError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Sequence as Seq
+
+    from nearfar.edge_runtime.engine import EngineCore
+
+Array = npt.NDArray[Any]
+CHUNK_BYTES = 32 << 20
+"""Copied at a time: requests that are running wait no longer than this takes."""
+
+ATTEMPTS = 3
+"""How often to compute a prefix that other requests push out of the cache before it is read."""
+
+
+async def capture(core: EngineCore, tokens: Seq[int]) -> dict[str, Array]:
+    """Keys and values of `tokens` (whole pages of them), computed first where the cache does not have them.
+
+    By the names of Executor.read_pages, each [kv_heads, tokens, …].
+    """
+    table = core.scheduler.table
+    sequence = await _resident(core, tokens)
+    try:
+        layout = await core.on_device(lambda: core.executor.read_pages(sequence.pages[:1]))
+        whole = {
+            name: np.empty((page.shape[1], len(tokens), page.shape[3]), page.dtype) for name, page in layout.items()
+        }
+        step = _pages_at_once(layout)
+        for start in range(0, len(sequence.pages), step):
+            await core.on_device(_reader(core, sequence.pages[start : start + step], whole, start * table.page_size))
+        return whole
+    finally:
+        table.truncate(sequence, 0)
+        core.wake()
+
+
+async def restore(core: EngineCore, tokens: Seq[int], tensors: Mapping[str, Array]) -> None:
+    """Make `tokens` a prefix of the cache, with keys and values as `capture` gave them.
+
+    Afterwards they are an ordinary prefix that nobody holds, the last to be evicted. SnapshotError where they do not fit.
+    """
+    table = core.scheduler.table
+    size = table.page_size
+    layout = await core.on_device(lambda: core.executor.read_pages([0]))
+    await asyncio.to_thread(check_layout, layout, tensors, len(tokens), core.manifest.model.head_dim)
+    tokens = tokens[: len(tokens) // size * size]
+    _check_room(core, len(tokens))
+    sequence = table.borrow(tokens)
+    try:
+        if table.reserve(sequence, len(tokens)) is None:
+            missing = table.pages_for(len(tokens)) - len(sequence.pages)
+            raise SnapshotError(
+                f"the snapshot needs {missing} pages of the cache, but running requests leave only {table.available} of "
+                f"{table.allocator.count}: load it before them, or give the cache more memory (kv_memory, --kv-memory)"
+            )
+        step = _pages_at_once(layout)
+        for start in range(len(sequence.tokens) // size, len(sequence.pages), step):
+            pages = sequence.pages[start : start + step]
+            await core.on_device(_writer(core, pages, layout, tensors, start * size))
+            table.append(sequence, tokens[start * size : (start + len(pages)) * size])
+    finally:
+        table.truncate(sequence, 0)
+        core.wake()
+
+
+def check_layout(layout: Mapping[str, Array], tensors: Mapping[str, Array], tokens: int, head_dim: int) -> None:
+    """Whether keys and values of so many tokens fit a cache whose pages look like `layout`; SnapshotError where they do not."""
+    again = "save it again with the same model and the same quantization of the cache (--kv-bits)"
+    theirs, ours = kind(tensors, head_dim), kind(layout, head_dim)
+    if tensors.keys() != layout.keys() or quantized_bits(tensors, head_dim) != quantized_bits(layout, head_dim):
+        raise SnapshotError(
+            f"the snapshot holds {theirs} keys and values of {_layers(tensors)} layers, this cache {ours} ones of "
+            f"{_layers(layout)} layers: {again}"
+        )
+    for name, page in layout.items():
+        given, wanted = tensors[name], (page.shape[1], tokens, page.shape[3])
+        if given.shape != wanted:
+            raise SnapshotError(f"the snapshot's {name} is {list(given.shape)}, this cache needs {list(wanted)}: {again}")
+        if given.dtype == page.dtype:
+            continue
+        if (given.dtype.name, page.dtype.name) != ("float32", "float16"):
+            raise SnapshotError(
+                f"the snapshot was saved from a {theirs} cache, this one is {ours}: answers would not be those that this "
+                f"device computes. Save it again here, or where the cache is {page.dtype}"
+            )
+        if np.abs(given).max(initial=0) > np.finfo(np.float16).max:
+            raise SnapshotError(f"the snapshot's {name} has values that float16, the type of this cache, cannot hold")
+
+
+def kind(content: Mapping[str, Array], head_dim: int) -> str:
+    """How a cache stores its values, in words."""
+    bits = quantized_bits(content, head_dim)
+    return f"{kv_dtype(content)}, {bits}-bit" if bits else kv_dtype(content)
+
+
+def kv_dtype(content: Mapping[str, Array]) -> str:
+    """Type of keys and values; of scales and biases where they are quantized."""
+    return next((str(array.dtype) for name, array in content.items() if not name.endswith(".codes")), "no")
+
+
+def quantized_bits(content: Mapping[str, Array], head_dim: int) -> int | None:
+    """Bits of the codes of a quantized cache, None where it is not quantized."""
+    codes = content.get("layers.0.k.codes")
+    return None if codes is None else codes.shape[-1] * 32 // head_dim
+
+
+def _layers(content: Mapping[str, Array]) -> int:
+    return len({name.split(".")[1] for name in content if name.startswith("layers.")})
+
+
+def _check_room(core: EngineCore, tokens: int) -> None:
+    """Refuse a prefix that no prompt of this engine could use."""
+    if tokens >= core.context:
+        raise SnapshotError(
+            f"the snapshot has {tokens} tokens, but only {core.context} fit the context here, the answer included: give the cache "
+            "more memory (kv_memory, --kv-memory) if the model allows it"
+        )
+
+
+async def _resident(core: EngineCore, tokens: Seq[int]) -> Sequence:
+    """All of `tokens` in the cache, held."""
+    table = core.scheduler.table
+    for _ in range(ATTEMPTS):
+        sequence = table.borrow(tokens)
+        if len(sequence.tokens) == len(tokens):
+            return sequence
+        table.truncate(sequence, 0)
+        async for _event in core.generate(tokens, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)):
+            pass
+    raise DeviceError(
+        f"other requests push the prefix of {len(tokens)} tokens out of the cache before it can be saved: "
+        "save it while fewer are running, or give the cache more memory (kv_memory, --kv-memory)"
+    )
+
+
+def _pages_at_once(layout: Mapping[str, Array]) -> int:
+    return max(1, CHUNK_BYTES // max(sum(page.nbytes // len(page) for page in layout.values()), 1))
+
+
+def _reader(core: EngineCore, pages: Seq[int], whole: Mapping[str, Array], start: int) -> Callable[[], None]:
+    """Copies pages to the tokens from `start` on of `whole`."""
+
+    def read() -> None:
+        for name, content in core.executor.read_pages(pages).items():
+            count, heads, size, width = content.shape
+            whole[name][:, start : start + count * size] = content.swapaxes(0, 1).reshape(heads, count * size, width)
+
+    return read
+
+
+def _writer(
+    core: EngineCore, pages: Seq[int], layout: Mapping[str, Array], tensors: Mapping[str, Array], start: int
+) -> Callable[[], None]:
+    """Copies the tokens from `start` on of `tensors` to pages, rounded to the cache's type."""
+
+    def write() -> None:
+        content = {}
+        for name, page in layout.items():
+            _, heads, size, width = page.shape
+            part = tensors[name][:, start : start + len(pages) * size].reshape(heads, len(pages), size, width)
+            content[name] = np.ascontiguousarray(part.swapaxes(0, 1), dtype=page.dtype)
+        core.executor.write_pages(pages, content)
+
+    return write

@@ -1,0 +1,164 @@
+"""`nearfar cache save` and `nearfar cache load`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, NotRequired, TypedDict
+
+import typer
+
+from nearfar.cli.options import (
+    DEFAULTS,
+    ArtifactPath,
+    DeviceName,
+    KvMemory,
+    MaxTokens,
+    MinP,
+    Raw,
+    Seed,
+    Stop,
+    Temperature,
+    Threads,
+    TopK,
+    TopP,
+    describe,
+    load_engine,
+    load_snapshot,
+    progress_bar,
+    sampling,
+)
+from nearfar.cli.run import answer, complete
+from nearfar.edge_runtime import Engine, Snapshot
+from nearfar.edge_runtime.memory import show_size
+from nearfar.edge_runtime.parameters import CommonParams
+from nearfar.edge_runtime.requests import RequestStats
+from nearfar.errors import RequestError
+
+cache = typer.Typer(
+    help="Snapshots: a prompt's beginning with its keys and values, so that it is computed once and not at every start.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+
+class Source(TypedDict):
+    """What a snapshot is made from, as Engine.save_cache takes it."""
+
+    messages: NotRequired[list[Mapping[str, Any]]]
+    prompt: NotRequired[str]
+
+
+@cache.command()
+def save(
+    artifact: ArtifactPath,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The snapshot to write.")],
+    system: Annotated[str | None, typer.Option(help="A system prompt.")] = None,
+    file: Annotated[Path | None, typer.Option(help="A text file with the system prompt; with --raw, a raw prompt.")] = None,
+    messages: Annotated[Path | None, typer.Option(help="A JSON file: a list of messages.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="A user's prompt; with --raw, the beginning of a raw prompt.")] = None,
+    raw: Raw = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is not a snapshot.")] = False,
+    device: DeviceName = "auto",
+    threads: Threads = None,
+    kv_memory: KvMemory = None,
+) -> None:
+    """Compute the beginning of a prompt and save its keys and values."""
+    source = _source(system, file, messages, prompt, raw)
+    with load_engine(artifact, device, threads, kv_memory) as engine:
+        with progress_bar(f"saving {output.name}") as progress:
+            made = engine.save_cache(output, force=force, progress=progress, **source)
+        print(f"{output}: {_facts(made)}", file=sys.stderr)
+
+
+@cache.command()
+def load(
+    artifact: ArtifactPath,
+    file: Annotated[Path, typer.Argument(help="The snapshot.")],
+    prompt: Annotated[str | None, typer.Argument(help="What follows the snapshot's messages, or its text.")] = None,
+    max_tokens: MaxTokens = DEFAULTS.max_tokens,
+    temperature: Temperature = DEFAULTS.temperature,
+    top_k: TopK = DEFAULTS.top_k,
+    top_p: TopP = DEFAULTS.top_p,
+    min_p: MinP = DEFAULTS.min_p,
+    seed: Seed = DEFAULTS.seed,
+    stop: Stop = None,
+    device: DeviceName = "auto",
+    threads: Threads = None,
+    kv_memory: KvMemory = None,
+) -> None:
+    """Check a snapshot, show what it holds, load it; with a prompt, answer. Only the answer goes to stdout."""
+    params = sampling(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
+    with load_engine(artifact, device, threads, kv_memory) as engine:
+        found = load_snapshot(engine, file)
+        print(f"{file}: {_facts(found)}", file=sys.stderr)
+        print(_beginning(found), file=sys.stderr)
+        if prompt is not None:
+            timings = _go_on(engine, found, prompt, params)
+            if timings:
+                print(f"{engine.asynchronous.core.executor.name}: {describe(timings[0])}", file=sys.stderr)
+
+
+def _source(system: str | None, file: Path | None, messages: Path | None, prompt: str | None, raw: bool) -> Source:
+    given = [name for name, value in
+             {"--system": system, "--file": file, "--messages": messages, "--prompt": prompt}.items() if value is not None]  # fmt: skip
+    if len(given) != 1:
+        raise RequestError(f"give one of --system, --file, --messages and --prompt, not {' and '.join(given) or 'none'}")
+    if raw and given[0] in ("--system", "--messages"):
+        raise RequestError(f"{given[0]} needs the chat template, which --raw leaves out", given[0][2:])
+    text = _read(file) if file is not None else system if system is not None else prompt
+    if messages is not None:
+        return {"messages": _messages(messages)}
+    assert text is not None
+    if raw:
+        return {"prompt": text}
+    return {"messages": [{"role": "user" if prompt is not None else "system", "content": text}]}
+
+
+def _messages(path: Path) -> list[Mapping[str, Any]]:
+    try:
+        found = json.loads(_read(path))
+    except ValueError as error:
+        raise RequestError(f"{path} is not JSON: {error}", "messages") from error
+    if not isinstance(found, list):
+        raise RequestError(f"{path} must hold a list of messages such as {{'role': 'system', 'content': '…'}}", "messages")
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"cannot read {path}: {error.strerror}", "file") from error
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{path} is not UTF-8: byte {error.start} is {error.object[error.start]:#04x}", "file") from error
+
+
+def _go_on(engine: Engine, snapshot: Snapshot, prompt: str, params: CommonParams) -> list[RequestStats] | None:
+    if snapshot.messages is not None:
+        *before, last = snapshot.messages
+        if last["role"] == "user":  # the saved text is the beginning of the question
+            return answer(engine, [*before, {**last, "content": last["content"] + prompt}], params)
+        return answer(engine, [*snapshot.messages, {"role": "user", "content": prompt}], params)
+    if snapshot.prompt is not None:
+        return complete(engine, snapshot.prompt + prompt, params)
+    raise RequestError(f"{snapshot.path} was saved from token ids, so it is not known how a text goes on from it", "prompt")
+
+
+def _facts(snapshot: Snapshot) -> str:
+    kv = f"{snapshot.kv_bits}-bit" if snapshot.kv_bits else snapshot.kv_dtype
+    return f"{snapshot.tokens:,} tokens, {show_size(snapshot.bytes)}, {kv} keys and values of {snapshot.origin}"
+
+
+def _beginning(snapshot: Snapshot) -> str:
+    """What the snapshot was made from, in a few lines."""
+    if snapshot.messages is not None:
+        return "\n".join(f"  {message['role']}: {_short(message['content'])}" for message in snapshot.messages)
+    return f"  text: {_short(snapshot.prompt)}" if snapshot.prompt is not None else "  token ids"
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 100 else f"{line[:99]}…"
