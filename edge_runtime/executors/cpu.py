@@ -110,8 +110,17 @@ class CpuExecutor:
             self._held = 0
 
     def _caches(self) -> dict[str, Array]:
-        """Keys and values of all layers, as `read_pages` names them."""
-        return {f"layers.{i}.{part}": self._buffer(f"kv.{i}.{part}") for i in range(self._layers) for part in ("k", "v")}
+        """Keys and values of all layers, as `read_pages` names and shapes them: views.
+
+        The kernels hold the keys of a page with positions innermost (docs/artifact.md), so that view has its last axes swapped.
+        """
+        views: dict[str, Array] = {}
+        for i in range(self._layers):
+            keys, values = self._buffer(f"kv.{i}.k"), self._buffer(f"kv.{i}.v")
+            pages, heads, size, width = keys.shape
+            views[f"layers.{i}.k"] = keys.reshape(pages, heads, width, size).swapaxes(2, 3)
+            views[f"layers.{i}.v"] = values
+        return views
 
     def _buffer(self, name: str) -> Array:
         try:

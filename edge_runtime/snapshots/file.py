@@ -50,9 +50,10 @@ def is_snapshot(path: Path) -> bool:
 
 def check_target(path: Path, force: bool) -> None:
     """SnapshotError where a snapshot must not or cannot be written."""
-    if path.is_dir():
-        raise SnapshotError(f"{path} is a directory: name a file for the snapshot")
-    if path.exists() and not force and not (path.is_file() and is_snapshot(path)):
+    if path.exists() and not path.is_file():
+        what = "a directory" if path.is_dir() else "not an ordinary file"
+        raise SnapshotError(f"{path} is {what}: name a file for the snapshot")
+    if path.exists() and not force and not is_snapshot(path):
         raise SnapshotError(f"{path} exists and is not a snapshot, so it is not overwritten: choose another name, or force it (--force)")
     if not path.parent.is_dir():
         raise SnapshotError(f"cannot write {path}: the directory {path.parent} does not exist; make it first")

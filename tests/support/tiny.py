@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +88,10 @@ def manifest(config: dict[str, Any] = CONFIG, **options: int) -> Manifest:
 
 
 def core(*, pages: int = 64, pipelined: bool = True, slots: int = 8, page_size: int = 16, seed: int = 0) -> EngineCore:
-    """An engine over the tiny model."""
+    """An engine over the tiny model; the seed of its weights stands for the checkpoint's hash."""
     executor = NumpyExecutor(CONFIG, weights(seed=seed), pages=pages, page_size=page_size, slots=slots)
     description = manifest(slots=slots, page_size=page_size)
+    description = replace(description, provenance={"checkpoint_sha256": f"{seed:064x}"})
     return EngineCore(executor, description, description.programs[0], pages, pipelined=pipelined)
 
 

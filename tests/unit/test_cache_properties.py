@@ -24,6 +24,7 @@ class CacheMachine(RuleBasedStateMachine):
         super().__init__()
         self.table = SequenceTable(PAGES, PAGE_SIZE, SLOTS)
         self.memory = [[-1] * PAGE_SIZE for _ in range(PAGES)]
+        self.borrowed: list[Sequence] = []
 
     def any_sequence(self, number: int) -> Sequence:
         live = list(self.table.sequences.values())
@@ -78,6 +79,25 @@ class CacheMachine(RuleBasedStateMachine):
     def release(self, number: int) -> None:
         self.table.release(self.any_sequence(number))
 
+    @rule(prefix=tokens)
+    def borrow(self, prefix: list[int]) -> None:
+        """What a snapshot does: hold what the cache has of whole pages, fill the rest."""
+        prefix = prefix[: len(prefix) // PAGE_SIZE * PAGE_SIZE]
+        sequence = self.table.borrow(prefix)
+        assert sequence.tokens == prefix[: len(sequence.tokens)]
+        self.borrowed.append(sequence)
+        self.extend(sequence, prefix[len(sequence.tokens) :])
+
+    @precondition(lambda self: self.borrowed)
+    @rule(number=pick)
+    def give_back(self, number: int) -> None:
+        sequence = self.borrowed.pop(number % len(self.borrowed))
+        prefix = list(sequence.tokens)
+        self.table.truncate(sequence, 0)
+        found = self.table.borrow(prefix)
+        assert found.tokens == prefix
+        self.table.truncate(found, 0)
+
     @rule()
     def clear(self) -> None:
         self.table.clear()
@@ -85,14 +105,15 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_page_has_one_place(self) -> None:
-        held = Counter(page for s in self.table.sequences.values() for page in s.pages)
+        live = [*self.table.sequences.values(), *self.borrowed]
+        held = Counter(page for sequence in live for page in sequence.pages)
         free, idle = self.table.allocator.free_pages(), self.table.index.idle_pages()
         assert [held[page] for page in range(PAGES)] == self.table.allocator.refs
         assert sorted([*free, *idle, *held]) == list(range(PAGES))
 
     @invariant()
     def content_is_what_was_written(self) -> None:
-        for sequence in self.table.sequences.values():
+        for sequence in [*self.table.sequences.values(), *self.borrowed]:
             read = [t for page in sequence.pages for t in self.memory[page]][: len(sequence.tokens)]
             assert read == sequence.tokens
         for page, _, content in self.table.index.entries():

@@ -40,6 +40,7 @@ from nearfar.errors import RequestError
 cache = typer.Typer(
     help="Snapshots: a prompt's beginning with its keys and values, so that it is computed once and not at every start.",
     no_args_is_help=True,
+    add_completion=False,
     rich_markup_mode="markdown",
 )
 

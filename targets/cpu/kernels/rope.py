@@ -16,8 +16,8 @@ Expr = Any
 def cache_shape(job: Attention, pages: Expr) -> tuple[Expr, ...]:
     """The cache of one layer as the kernels see it: keys are transposed within a page, values are not.
 
-    A page is private to the target (the runtime only ever copies whole pages): with positions innermost, a vector load gives one
-    component of 8 keys, and scores need no horizontal sums.
+    With positions innermost, a vector load gives one component of 8 keys, and scores need no horizontal sums. The runtime copies
+    whole pages; only its snapshots look inside (docs/artifact.md, `kv.L.k`).
     """
     return (pages, job.kv_heads, job.page_size, job.head_dim)
 
