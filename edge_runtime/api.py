@@ -90,13 +90,15 @@ class AsyncEngine:
         kv_memory: int | str | None = None,
         threads: int | None = None,
         verify: bool = True,
+        kv_bits: int | None = None,
     ) -> AsyncEngine:
         """Load an artifact, or the best target of a directory of artifacts.
 
-        `device`: "cpu", "webgpu" or "auto". `kv_memory`: bytes for the KV cache, such as "512MB"; default half of what
-        is free. `threads`: cpu threads, default all cores. `verify`: check the SHA-256 of every file first.
+        `device`: "cpu", "webgpu", "mlx" or "auto". `kv_memory`: bytes for the KV cache, such as "512MB"; default half of
+        what is free. `threads`: cpu threads, default all cores. `verify`: check the SHA-256 of every file first.
+        `kv_bits`: keep the KV cache in 8 or 4 bits a value (mlx); default as the program computes.
         """
-        return cls(*await asyncio.to_thread(load, Path(path), device, kv_memory, threads, verify))
+        return cls(*await asyncio.to_thread(load, Path(path), device, kv_memory, threads, verify, kv_bits))
 
     @property
     def manifest(self) -> Manifest:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from io import BufferedReader
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -129,6 +129,8 @@ class Artifact:
 
     def plan(self, function: Function) -> Plan:
         """Read the plan of one bucket."""
+        if function.plan is None:
+            raise ArtifactError(f"artifact {self.path} for {self.target} has no plans")
         with self._open(function.plan) as file:
             data = json.load(file)
         launches = tuple(Launch(x["kernel"], tuple(x["args"]), tuple(x.get("grid", ()))) for x in data["launches"])
@@ -138,6 +140,11 @@ class Artifact:
         """Contents of a text file of the artifact."""
         with self._open(file) as stream:
             return stream.read().decode("utf-8")
+
+    def tokenizer_file(self, name: str) -> str | None:
+        """Where the artifact keeps a file of the tokenizer, such as "tokenizer.json"; None if it has none."""
+        files = (record.file for record in self.manifest.tokenizer.files)
+        return next((file for file in files if PurePosixPath(file).name == name), None)
 
     def file(self, name: str) -> Path | None:
         """Path of an optional file, None if the artifact has none."""
@@ -161,7 +168,8 @@ class Artifact:
                     yield _Expected(kernel.file, None, kernel.sha256)
             for buckets in program.functions.values():
                 for function in buckets:
-                    yield _Expected(function.plan, None, function.sha256)
+                    if function.plan is not None:
+                        yield _Expected(function.plan, None, function.sha256)
 
     def _check(self, expected: _Expected) -> str | None:
         """What is wrong with a file, None if nothing is."""

@@ -31,13 +31,25 @@ class Found:
 
 
 @dataclass(frozen=True)
+class Settings:
+    """What an executor is opened with: pages of the cache, positions of a sequence, CPU threads, bits of the cache."""
+
+    pages: int
+    context: int
+    threads: int | None = None
+    kv_bits: int | None = None
+
+
+@dataclass(frozen=True)
 class Device:
-    """One kind of device. `preferred`: whether to take it before others where an artifact for it is at hand."""
+    """One kind of device. `preferred`: how much to take it before others where artifacts for both are at hand; 0: not."""
 
     probe: Callable[[], Found]
-    open: Callable[[Artifact, Program, int, int, int | None], Executor]
-    preferred: Callable[[], bool]
+    open: Callable[[Artifact, Program, Settings], Executor]
+    preferred: Callable[[], int]
     pipelined: bool
+    kv_bits: tuple[int, ...] = ()
+    """How it can quantize its cache."""
 
 
 def _probe_cpu() -> Found:
@@ -47,11 +59,13 @@ def _probe_cpu() -> Found:
     return Found(cpu_flags() or frozenset(KNOWN.get(architecture(), ())))
 
 
-def _open_cpu(artifact: Artifact, program: Program, pages: int, context: int, threads: int | None) -> Executor:
+def _open_cpu(artifact: Artifact, program: Program, settings: Settings) -> Executor:
     from nearfar.edge_runtime.executors.cpu import CpuExecutor
 
     raw = artifact.data["programs"][artifact.manifest.programs.index(program)]
-    return CpuExecutor(artifact.path, artifact.data, raw, pages=pages, context=context, threads=threads)
+    return CpuExecutor(
+        artifact.path, artifact.data, raw, pages=settings.pages, context=settings.context, threads=settings.threads
+    )
 
 
 def _probe_webgpu() -> Found:
@@ -60,21 +74,42 @@ def _probe_webgpu() -> Found:
     return Found(webgpu_device.features(), webgpu_device.limits())
 
 
-def _open_webgpu(artifact: Artifact, program: Program, pages: int, context: int, threads: int | None) -> Executor:
+def _open_webgpu(artifact: Artifact, program: Program, settings: Settings) -> Executor:
     from nearfar.edge_runtime.executors.webgpu import WebGpuExecutor
 
     raw = artifact.data["programs"][artifact.manifest.programs.index(program)]
-    return WebGpuExecutor(artifact.path, artifact.data, raw, pages=pages, context=context)
+    return WebGpuExecutor(artifact.path, artifact.data, raw, pages=settings.pages, context=settings.context)
 
 
-def _prefer_webgpu() -> bool:
+def _prefer_webgpu() -> int:
     from nearfar.edge_runtime.executors import webgpu_device
 
-    return webgpu_device.is_hardware()
+    return int(webgpu_device.is_hardware())
+
+
+def _probe_mlx() -> Found:
+    from nearfar.edge_runtime.executors.mlx import device
+
+    return Found(device.features(), device.limits())
+
+
+def _open_mlx(artifact: Artifact, program: Program, settings: Settings) -> Executor:
+    from nearfar.edge_runtime.executors.mlx.executor import MlxExecutor
+
+    return MlxExecutor(
+        artifact, program, pages=settings.pages, context=settings.context, kv_bits=settings.kv_bits
+    )
+
+
+def _prefer_mlx() -> int:
+    from nearfar.edge_runtime.executors.mlx import device
+
+    return 2 if device.installed() and device.has_metal() else 0
 
 
 DEVICES = {
-    "cpu": Device(_probe_cpu, _open_cpu, preferred=lambda: False, pipelined=False),
+    "cpu": Device(_probe_cpu, _open_cpu, preferred=lambda: 0, pipelined=False),
     "webgpu": Device(_probe_webgpu, _open_webgpu, preferred=_prefer_webgpu, pipelined=True),
+    "mlx": Device(_probe_mlx, _open_mlx, preferred=_prefer_mlx, pipelined=True, kv_bits=(8, 4)),
 }
 """By target, in order of preference where nothing speaks for one of them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from nearfar.edge_runtime.artifact import Artifact
-from nearfar.edge_runtime.devices import DEVICES, Device
+from nearfar.edge_runtime.devices import DEVICES, Device, Settings
 from nearfar.edge_runtime.engine import EngineCore
 from nearfar.edge_runtime.memory import plan_pages
 from nearfar.edge_runtime.text import TextCodec
@@ -13,22 +13,35 @@ from nearfar.errors import ArtifactError, DeviceError, RequestError
 
 
 def load(
-    path: Path, device: str, kv_memory: int | str | None, threads: int | None, verify: bool
+    path: Path,
+    device: str,
+    kv_memory: int | str | None,
+    threads: int | None,
+    verify: bool,
+    kv_bits: int | None = None,
 ) -> tuple[EngineCore, TextCodec]:
     """Open the artifact that suits the device, check it, put it on the device."""
     if threads is not None and threads < 1:
         raise RequestError(f"threads must be at least 1, not {threads}", "threads")
     artifact, chosen = choose(path, device)
+    _check_kv_bits(kv_bits, artifact.target, chosen)
     if verify:
         artifact.verify()
     codec = TextCodec.open(artifact)
     found = chosen.probe()
     program = artifact.choose_program(found.features, found.limits)
     manifest = artifact.manifest
-    pages = plan_pages(manifest, program, kv_memory, found.max_pages(manifest, program))
+    pages = plan_pages(manifest, program, kv_memory, found.max_pages(manifest, program), kv_bits)
     context = min(manifest.model.context_length, pages * manifest.cache.page_size)
-    executor = chosen.open(artifact, program, pages, context, threads)
+    executor = chosen.open(artifact, program, Settings(pages, context, threads, kv_bits))
     return EngineCore(executor, manifest, program, pages, pipelined=chosen.pipelined), codec
+
+
+def _check_kv_bits(kv_bits: int | None, target: str, device: Device) -> None:
+    if kv_bits is None or kv_bits in device.kv_bits:
+        return
+    able = ", ".join(f"{name} ({' or '.join(map(str, d.kv_bits))})" for name, d in DEVICES.items() if d.kv_bits)
+    raise RequestError(f"kv_bits {kv_bits} is nothing that {target} can do; it works on {able}", "kv_bits")
 
 
 def choose(path: Path, device: str) -> tuple[Artifact, Device]:
@@ -36,10 +49,11 @@ def choose(path: Path, device: str) -> tuple[Artifact, Device]:
     if device != "auto" and device not in DEVICES:
         raise RequestError(f"device must be auto, {' or '.join(DEVICES)}, not {device!r}", "device")
     artifacts = _artifacts(path)
-    wanted = [device] if device != "auto" else [name for name in DEVICES if DEVICES[name].preferred()] + list(DEVICES)
-    for name in wanted:
-        if name in artifacts:
-            return artifacts[name], DEVICES[name]
+    wanted = [name for name in DEVICES if name in artifacts and device in ("auto", name)]
+    if wanted:
+        # A device is asked only where it is one of several: opening a GPU's driver takes a while.
+        best = max(wanted, key=lambda name: DEVICES[name].preferred()) if len(wanted) > 1 else wanted[0]
+        return artifacts[best], DEVICES[best]
     raise DeviceError(
         f"{path} holds no artifact for {device}, only for {', '.join(sorted(artifacts))}. "
         f"Build it with nearfar build --target {device}, or choose another device"

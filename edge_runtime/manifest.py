@@ -37,6 +37,15 @@ class Model:
     context_length: int
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    sliding_window: int | None = None
+    """Positions that a layer of type "sliding_attention" sees, its own included."""
+    layer_types: tuple[str, ...] = ()
+    """By layer "full_attention" or "sliding_attention"; empty: all full."""
+
+    def window(self, layer: int) -> int | None:
+        """How many positions a layer attends to, None: all."""
+        sliding = bool(self.layer_types) and self.layer_types[layer] == "sliding_attention"
+        return self.sliding_window if sliding else None
 
 
 @dataclass(frozen=True)
@@ -49,9 +58,9 @@ class Cache:
 
 @dataclass(frozen=True)
 class Rope:
-    """How the runtime makes the `rope` buffer: tensor of frequencies, and a factor."""
+    """How the runtime makes the `rope` buffer: the frequencies (mlx) or the tensor that holds them, and a factor."""
 
-    inv_freq: str
+    inv_freq: str | list[float]
     scale: float
 
 
@@ -97,12 +106,13 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Weights:
-    """The weight stream, cut into shards."""
+    """The weight stream, cut into shards; or safetensors files, whose own headers describe the tensors."""
 
     bytes: int
     shard_bytes: int
     shards: tuple[File, ...]
     tensors: tuple[Tensor, ...]
+    format: Literal["stream", "safetensors"] = "stream"
 
 
 @dataclass(frozen=True)
@@ -144,11 +154,11 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Function:
-    """One bucket of a function: `size` rows in, `rows` rows of logits."""
+    """One bucket of a function: `size` rows in, `rows` rows of logits. Without a plan on mlx, which builds graphs."""
 
     size: int
     rows: int
-    plan: str
+    plan: str | None = None
     sha256: str | None = None
 
 
@@ -187,7 +197,7 @@ class Manifest:
 
     format: str
     version: int
-    target: Literal["cpu", "webgpu"]
+    target: Literal["cpu", "webgpu", "mlx"]
     model: Model
     cache: Cache
     rope: Rope

@@ -32,9 +32,25 @@ def show_size(size: int) -> str:
     return f"{size} bytes"
 
 
-def page_bytes(manifest: Manifest, program: Program) -> int:
-    """Bytes of one page of all layers."""
-    return manifest.memory.kv_bytes_per_token[program.precision] * manifest.cache.page_size
+def kv_group(head_dim: int, bits: int) -> int:
+    """Values that share a scale in a cache of `bits` bits; 4 bits need the smaller groups."""
+    if head_dim % 32:
+        raise RequestError(
+            f"kv_bits {bits}: heads of {head_dim} values cannot be cut into groups of 32, so this model's cache cannot be "
+            "quantized. Leave kv_bits (--kv-bits) out",
+            "kv_bits",
+        )
+    return 64 if bits == 8 and head_dim % 64 == 0 else 32
+
+
+def page_bytes(manifest: Manifest, program: Program, kv_bits: int | None = None) -> int:
+    """Bytes of one page of all layers; a quantized cache has a scale and a bias for each group."""
+    each = manifest.memory.kv_bytes_per_token[program.precision] * manifest.cache.page_size
+    if kv_bits is None:
+        return each
+    value = 2 if program.kv_dtype == "float16" else 4
+    group = kv_group(manifest.model.head_dim, kv_bits)
+    return each * (kv_bits * group // 8 + 2 * value) // (group * value)
 
 
 def useful_pages(manifest: Manifest) -> int:
@@ -42,12 +58,18 @@ def useful_pages(manifest: Manifest) -> int:
     return manifest.cache.slots * -(-manifest.model.context_length // manifest.cache.page_size)
 
 
-def plan_pages(manifest: Manifest, program: Program, kv_memory: int | str | None, max_pages: int | None = None) -> int:
+def plan_pages(
+    manifest: Manifest,
+    program: Program,
+    kv_memory: int | str | None,
+    max_pages: int | None = None,
+    kv_bits: int | None = None,
+) -> int:
     """How many pages the cache gets: from the budget, else from half of the memory that is free.
 
-    `max_pages` is a limit of the device, such as the size of a buffer.
+    `max_pages` is a limit of the device, such as the size of a buffer. `kv_bits`: the cache is quantized.
     """
-    each = page_bytes(manifest, program)
+    each = page_bytes(manifest, program, kv_bits)
     free = psutil.virtual_memory().available - (manifest.memory.weights if kv_memory is None else 0)
     budget = parse_size(kv_memory) if kv_memory is not None else max(free, 0) // 2
     pages = min(budget // each, useful_pages(manifest), max_pages or useful_pages(manifest))

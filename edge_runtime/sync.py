@@ -99,9 +99,12 @@ class Engine:
         kv_memory: int | str | None = None,
         threads: int | None = None,
         verify: bool = True,
+        kv_bits: int | None = None,
     ) -> Engine:
         """See AsyncEngine.load."""
-        loading = AsyncEngine.load(path, device=device, kv_memory=kv_memory, threads=threads, verify=verify)
+        loading = AsyncEngine.load(
+            path, device=device, kv_memory=kv_memory, threads=threads, verify=verify, kv_bits=kv_bits
+        )
         return cls(_run_apart(loading))
 
     @property

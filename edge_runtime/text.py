@@ -34,18 +34,18 @@ class TextCodec:
     @classmethod
     def open(cls, artifact: Artifact) -> TextCodec:
         """Load the tokenizer files of an artifact."""
-        if artifact.file("tokenizer/tokenizer.json") is None:
-            raise ArtifactError(
-                f"artifact {artifact.path} has no tokenizer/tokenizer.json; build it from a checkpoint that has one"
-            )
+        file = artifact.tokenizer_file("tokenizer.json")
+        if file is None:
+            raise ArtifactError(f"artifact {artifact.path} has no tokenizer.json; build it from a checkpoint that has one")
+        text = artifact.text(file)
         try:
-            tokenizer = Tokenizer.from_str(artifact.text("tokenizer/tokenizer.json"))
+            tokenizer = Tokenizer.from_str(text)
         except Exception as error:  # the library raises plain Exception
-            raise ArtifactError(f"tokenizer/tokenizer.json of {artifact.path} cannot be read: {error}") from error
-        file = "tokenizer/tokenizer_config.json"
-        config = json.loads(artifact.text(file)) if artifact.file(file) else {}
-        own = artifact.file("tokenizer/chat_template.jinja")
-        template = own.read_text(encoding="utf-8") if own else _default_template(config.get("chat_template"))
+            raise ArtifactError(f"{file} of {artifact.path} cannot be read: {error}") from error
+        settings = artifact.tokenizer_file("tokenizer_config.json")
+        config = json.loads(artifact.text(settings)) if settings else {}
+        own = artifact.tokenizer_file("chat_template.jinja")
+        template = artifact.text(own) if own else _default_template(config.get("chat_template"))
         return cls(tokenizer, config, template, artifact.manifest.model.bos_token_id)
 
     @property

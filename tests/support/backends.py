@@ -19,7 +19,7 @@ from tests.support.artifacts import Built, Reference
 
 Array = npt.NDArray[Any]
 
-BACKENDS = ("cpu", "webgpu")
+BACKENDS = ("cpu", "webgpu", "mlx")
 MODELS = {"stories": ("stories260K", "none"), "q4": ("classics-7M", "q4"), "q8": ("classics-7M", "q8")}
 
 

@@ -1,0 +1,52 @@
+"""MLX itself: whether it is there, what it computes on, and what its errors mean to a user."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from nearfar.edge_runtime.memory import show_size
+from nearfar.errors import DeviceError
+
+MISSING = "the mlx device needs MLX, which is not installed: pip install 'nearfar[mlx]'"
+
+
+def features() -> frozenset[str]:
+    """What programs may require: "metal" where MLX has a GPU of Apple's."""
+    return frozenset({"metal"}) if has_metal() else frozenset()
+
+
+def limits() -> dict[str, int]:
+    """The largest buffer of the GPU; nothing on a CPU."""
+    if not has_metal():
+        return {}
+    import mlx.core as mx
+
+    return {"maxBufferSize": int(mx.device_info()["max_buffer_length"])}
+
+
+def has_metal() -> bool:
+    """Whether MLX runs on a GPU of Apple's here."""
+    try:
+        import mlx.core as mx
+    except ImportError as error:
+        raise DeviceError(f"{MISSING} ({error})") from error
+    return bool(mx.metal.is_available())
+
+
+def installed() -> bool:
+    """Whether MLX can be imported."""
+    return importlib.util.find_spec("mlx") is not None
+
+
+@contextmanager
+def guard(what: str, bytes_held: int) -> Iterator[None]:
+    """Turn MLX's RuntimeError into a DeviceError; `what` was being done with `bytes_held` bytes already taken."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        raise DeviceError(
+            f"MLX failed {what}, with {show_size(bytes_held)} of weights and cache held: {error}. Where memory ran out, "
+            "give the cache less (--kv-memory), store it in fewer bits (--kv-bits 8), or take a smaller model"
+        ) from error

@@ -1,0 +1,201 @@
+"""Runs an MLX artifact: `run` builds a graph over MLX arrays, which the device computes behind the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import mlx.core as mx
+import numpy as np
+
+from nearfar.edge_runtime.artifact import Artifact
+from nearfar.edge_runtime.executors.base import Array
+from nearfar.edge_runtime.executors.mlx.cache import Layout, PagedCache
+from nearfar.edge_runtime.executors.mlx.device import guard, has_metal
+from nearfar.edge_runtime.executors.mlx.llama import Llama
+from nearfar.edge_runtime.executors.mlx.results import Results
+from nearfar.edge_runtime.executors.mlx.rope import Rope
+from nearfar.edge_runtime.executors.mlx.rows import lay_out
+from nearfar.edge_runtime.executors.mlx.weights import Weights
+from nearfar.edge_runtime.manifest import Program
+from nearfar.errors import ArtifactError
+
+MODELS = {"llama": Llama, "mistral": Llama}
+CLEAR_AFTER = 256
+"""Rows after which MLX is told to give back buffers it keeps: each length of a sequence leaves some of a new size."""
+
+
+class MlxExecutor:
+    """See Executor.
+
+    At most one batch of work is in flight. `run` only builds the graph of the next; it starts when the one before has been
+    read. So an array that the cache replaces is never in use, and MLX updates it in place instead of copying the cache
+    (measured: 0.1 against 0.5 ms for an array of 6 MB). The host builds graphs while the device computes all the same.
+    """
+
+    name = "mlx"
+
+    def __init__(
+        self, artifact: Artifact, program: Program, *, pages: int, context: int, kv_bits: int | None = None
+    ) -> None:
+        """Load the weights, make the cache for so many pages; `kv_bits` 8 or 4 quantizes it."""
+        manifest = artifact.manifest
+        if manifest.model.architecture not in MODELS:
+            raise ArtifactError(f"mlx runs {', '.join(MODELS)}, not {manifest.model.architecture}: upgrade nearfar")
+        self.precision = str(program.precision)
+        self._page_size = manifest.cache.page_size
+        self._sizes = {name: {f.size for f in buckets} for name, buckets in program.functions.items()}
+        # Streams belong to threads unless made so; ours is used from one thread at a time, but not always the same.
+        self._stream = mx.new_thread_unsafe_stream(mx.default_device())
+        self._closed = False
+        self._pending: list[mx.array] = []
+        self._flying: mx.array | None = None
+        self._rows_since_clear = 0
+        dtype = mx.float16 if self.precision == "f16" else mx.float32
+        fused = mx.default_device() == mx.gpu
+        rope = Rope(_frequencies(artifact), manifest.rope.scale, dtype, fused)
+        model = manifest.model
+        with mx.stream(self._stream), guard("loading the model", manifest.memory.weights):
+            self._model = MODELS[model.architecture](model, Weights(artifact, dtype), rope, compiled=has_metal())
+            layout = Layout(model.layers, model.kv_heads, model.head_dim, self._page_size, pages, dtype, kv_bits)
+            self._cache = PagedCache(layout)
+            self._results = Results(manifest, self._model.logits)
+        self._host = _host_buffers(artifact)
+
+    def write(self, buffer: str, data: Array, row: int = 0) -> None:
+        """See Executor.write. The cache's pages are written by write_pages."""
+        if buffer not in self._host:
+            with self._working():
+                self._results.write(buffer, data, row)
+            return
+        target = self._host[buffer]
+        if data.dtype != target.dtype or data.shape[1:] != target.shape[1:] or not 0 <= row <= len(target) - len(data):
+            raise ValueError(
+                f"{data.dtype}{list(data.shape)} at row {row} does not fit {buffer}, {target.dtype}{list(target.shape)}"
+            )
+        target[row : row + len(data)] = data
+
+    def run(self, function: str, size: int) -> None:
+        """See Executor.run."""
+        if size not in self._sizes.get(function, ()):
+            raise ArtifactError(f"the artifact has no {function} of size {size}")
+        with self._working():
+            if function == "step":
+                self._step(size)
+            else:
+                self._results.run(function, size, self._host)
+
+    def fetch(self, buffer: str, rows: int) -> Callable[[], Array]:
+        """See Executor.fetch."""
+        if buffer in self._host:
+            kept = self._host[buffer][:rows].copy()
+            return lambda: kept
+        with self._working():
+            copy = self._results.current(buffer, rows)
+            self._pending.append(copy)
+            if self._flying is None:
+                self._start()
+        return partial(self._read, copy)
+
+    def copy_page(self, source: int, target: int) -> None:
+        """See Executor.copy_page."""
+        self.write_pages([target], self.read_pages([source]))
+
+    def read_pages(self, pages: Sequence[int]) -> dict[str, Array]:
+        """See Executor.read_pages."""
+        with self._working():
+            copies = self._cache.read(pages)
+            self._finish()
+            mx.eval(list(copies.values()))
+        return {name: np.array(copy) for name, copy in copies.items()}
+
+    def write_pages(self, pages: Sequence[int], content: Mapping[str, Array]) -> None:
+        """See Executor.write_pages."""
+        wanted = self._cache.shapes(len(pages))
+        found = {name: (array.shape, array.dtype) for name, array in content.items()}
+        if found != {name: (shape, np.dtype(dtype)) for name, (shape, dtype) in wanted.items()}:
+            raise ValueError(f"{found} does not fit the cache, whose pages are {wanted}")
+        with self._working():
+            self._cache.write(pages, content)
+
+    def memory_used(self) -> int:
+        """See Executor.memory_used."""
+        return 0 if self._closed else self._model.nbytes + self._cache.nbytes + self._results.nbytes
+
+    def close(self) -> None:
+        """See Executor.close."""
+        if self._closed:
+            return
+        if self._flying is not None:
+            mx.eval(self._flying)
+        self._closed = True
+        self._pending, self._flying = [], None
+        del self._model, self._cache, self._results
+        mx.clear_cache()
+
+    def _step(self, size: int) -> None:
+        host = self._host
+        rows = lay_out(
+            host["positions"][:size], host["slots"][:size], host["page_table"], self._page_size,
+            self._model.windows, exact=self._cache.layout.bits is not None,
+        )  # fmt: skip
+        if not len(rows):
+            return
+        self._cache.hold(rows.last_cell)
+        place = np.zeros(size, np.int64)
+        place[rows.live] = np.arange(len(rows))
+        wanted, index = np.unique(place[host["logit_rows"][: min(size, 16)] % size], return_inverse=True)
+        tokens = self._results.tokens(rows.live)
+        self._results.hidden(self._model.step(tokens, rows, self._cache, wanted), index)
+        self._rows_since_clear += len(rows)
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        with mx.stream(self._stream), guard("computing", self.memory_used()):
+            yield
+
+    def _start(self) -> None:
+        """Send what is pending to the device; nothing may be in flight."""
+        mx.async_eval(self._pending, self._cache.arrays, self._results.arrays)
+        self._flying, self._pending = self._pending[-1], []
+
+    def _finish(self) -> None:
+        """Wait for all work queued so far."""
+        if self._flying is not None:
+            mx.eval(self._flying)
+        mx.eval(self._pending, self._cache.arrays, self._results.arrays)
+        self._flying, self._pending = None, []
+
+    def _read(self, copy: mx.array) -> Array:
+        with self._working():
+            if any(copy is pending for pending in self._pending):
+                if self._flying is not None:
+                    mx.eval(self._flying)
+                self._start()
+            mx.eval(copy)
+            if copy is self._flying:
+                self._flying = None
+                if self._rows_since_clear >= CLEAR_AFTER:
+                    mx.clear_cache()
+                    self._rows_since_clear = 0
+                if self._pending:
+                    self._start()
+            return np.array(copy)
+
+
+def _frequencies(artifact: Artifact) -> list[float]:
+    found = artifact.manifest.rope.inv_freq
+    if isinstance(found, str):
+        raise ArtifactError(f"rope.inv_freq of {artifact.path} is not an array of numbers. Build the artifact again")
+    return found
+
+
+def _host_buffers(artifact: Artifact) -> dict[str, Array]:
+    """Mirrors of the buffers that only the host writes: what a graph is built from is known when it is built."""
+    names = ("positions", "slots", "page_table", "logit_rows", "sample_f32", "sample_i32", "logit_bias", "allowed")
+    shapes = {buffer.name: buffer for buffer in artifact.manifest.buffers}
+    missing = [name for name in names if name not in shapes]
+    if missing:
+        raise ArtifactError(f"artifact {artifact.path} has no buffers {', '.join(missing)}. Build the artifact again")
+    return {name: np.zeros([int(d) for d in shapes[name].shape], shapes[name].dtype) for name in names}

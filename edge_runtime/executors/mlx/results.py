@@ -1,0 +1,155 @@
+"""What stays on the device between steps beside the cache: logits, sampled tokens, counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import mlx.core as mx
+import numpy as np
+
+from nearfar.edge_runtime.executors.base import Array
+from nearfar.edge_runtime.executors.mlx.sampling import Choice, greedy, logprobs, sample
+from nearfar.edge_runtime.manifest import Manifest
+from nearfar.errors import ArtifactError
+
+
+class Results:
+    """The buffers of docs/artifact.md that the device writes.
+
+    Logits are computed when somebody asks for them and only the rows asked for: of the 16 rows that a step may give, a
+    prompt needs one or none, and a row costs a pass over the largest matrix.
+    """
+
+    def __init__(self, manifest: Manifest, head: Callable[[mx.array], mx.array]) -> None:
+        """`head` makes logits float32 [M, vocab_size] of hidden states [M, hidden_size]."""
+        self._head = head
+        vocab, slots = manifest.model.vocab_size, manifest.cache.slots
+        shapes = {buffer.name: buffer for buffer in manifest.buffers}
+        self._kinds = {"int32": mx.int32, "float32": mx.float32}
+        self._buffers = {
+            name: mx.zeros([int(d) for d in shapes[name].shape], self._kinds[shapes[name].dtype])
+            for name in ("tokens", "sampled", "logprob", "top_ids", "top_logprobs")
+        }
+        # An array a slot: a step that reads and changes one does not copy the others.
+        self._counts = [mx.zeros(vocab, mx.int32) for _ in range(slots)]
+        self._logits = mx.zeros((1, vocab))
+        self._hidden: mx.array | None = None
+        self._order = np.zeros(1, np.int64)
+        self._sampled_rows = 0
+        mx.eval(self.arrays)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """All arrays as they are after the work queued so far."""
+        kept = [*self._buffers.values(), *self._counts]
+        return [*kept, self._logits] if self._hidden is None else [*kept, self._hidden]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return sum(array.nbytes for array in self.arrays)
+
+    def tokens(self, rows: Array) -> mx.array:
+        """Token ids of so many rows of the step to come."""
+        tokens = self._buffers["tokens"]
+        together = rows[-1] - rows[0] + 1 == len(rows)
+        return tokens[int(rows[0]) : int(rows[-1]) + 1] if together else tokens[mx.array(rows.astype(np.int32))]
+
+    def hidden(self, states: mx.array, order: Array) -> None:
+        """The last step's hidden states [n, hidden_size]; logits row r is made of states[order[r]]."""
+        self._hidden, self._order = states, order
+        self._logits = mx.zeros((0, self._logits.shape[1]))
+        self._sampled_rows = 0
+
+    def write(self, buffer: str, data: Array, row: int) -> None:
+        """See Executor.write."""
+        if buffer == "counts" and 0 <= row <= len(self._counts) - len(data):
+            self._counts[row : row + len(data)] = [mx.array(values) for values in data]
+        elif buffer == "logits":
+            known = min(len(self._logits), row)
+            self._logits = mx.concatenate([self._logits[:known], mx.array(data), self._logits[row + len(data) :]])
+            self._hidden = None
+        elif buffer in self._buffers and row + len(data) <= len(self._buffers[buffer]):
+            if row == 0 and len(data) == len(self._buffers[buffer]):
+                self._buffers[buffer] = mx.array(data)
+            else:
+                self._buffers[buffer][row : row + len(data)] = mx.array(data)
+        else:
+            raise ValueError(f"{data.dtype}{list(data.shape)} at row {row} does not fit {buffer}")
+
+    def current(self, buffer: str, rows: int) -> mx.array:
+        """The first rows of a buffer as they will be after the work queued so far; always a new array."""
+        if buffer == "logits":
+            return self._rows(rows)[:rows] + 0
+        if buffer == "counts":
+            return mx.stack(self._counts[:rows])
+        if buffer not in self._buffers:
+            raise ValueError(f"mlx has no buffer {buffer} to fetch")
+        return self._buffers[buffer][:rows] + 0
+
+    def run(self, function: str, size: int, host: Mapping[str, Array]) -> None:
+        """Greedy, sample or logprobs over `size` rows; `host` has the buffers that the host writes."""
+        if function == "logprobs":
+            rows = min(size, self._sampled_rows) or size
+            made = logprobs(self._rows(rows)[:rows], self._buffers["sampled"][:rows])
+            self._buffers |= dict(zip(("logprob", "top_ids", "top_logprobs"), made, strict=True))
+            return
+        ints = host["sample_i32"][:size]
+        live = np.flatnonzero(ints[:, 0] >= 0)
+        if not len(live):
+            return
+        self._sampled_rows = int(live[-1]) + 1
+        logits = self._rows(self._sampled_rows)[: self._sampled_rows]
+        logits = logits if len(live) == len(logits) else logits[mx.array(live.astype(np.int32))]
+        if function == "greedy":
+            picked = greedy(logits)
+        elif function == "sample":
+            picked = self._sample(logits, ints[live], host["sample_f32"][live], host)
+        else:
+            raise ArtifactError(f"mlx has no function {function}: upgrade nearfar")
+        _put(self._buffers["sampled"], live, picked)
+        feed = ints[live, 5]
+        if (feed >= 0).any():
+            fed = np.flatnonzero(feed >= 0)
+            chosen = picked if len(fed) == len(feed) else picked[mx.array(fed.astype(np.int32))]
+            _put(self._buffers["tokens"], feed[fed], chosen)
+
+    def _rows(self, count: int) -> mx.array:
+        """At least so many rows of logits."""
+        if self._hidden is not None and len(self._logits) < count:
+            order = self._order[:count]
+            states = self._hidden
+            if len(order) != len(states) or (order != np.arange(len(order))).any():
+                states = states[mx.array(order.astype(np.int32))]
+            self._logits = self._head(states)
+        return self._logits
+
+    def _sample(self, logits: mx.array, ints: Array, floats: Array, host: Mapping[str, Array]) -> mx.array:
+        slots, vocab = ints[:, 0].tolist(), logits.shape[1]
+        bias, words = host["logit_bias"][slots], host["allowed"][slots]
+        allowed = None
+        if not _all_ones(words, vocab):
+            allowed = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, :vocab].astype(bool)
+        penalized = (floats[:, 3] != 1).any() or floats[:, 4:6].any()
+        counts = mx.stack([self._counts[slot] for slot in slots]) if penalized else None
+        choice = Choice(floats, ints, bias if bias.any() else None, allowed, counts)
+        picked = sample(logits, choice)
+        for row, slot in enumerate(slots):
+            self._counts[slot] = self._counts[slot].at[picked[row]].add(1)
+        return picked
+
+
+def _put(target: mx.array, index: Array, values: mx.array) -> None:
+    """target[index] = values, as one stretch where it is one."""
+    first = int(index[0])
+    if (np.diff(index) == 1).all():
+        target[first : first + len(index)] = values
+    else:
+        target[mx.array(index.astype(np.int32))] = values
+
+
+def _all_ones(words: Array, vocab: int) -> bool:
+    """Whether every token of the vocabulary is allowed; bits beyond it do not count."""
+    full, rest = divmod(vocab, 32)
+    last = np.uint32((1 << rest) - 1)
+    return bool((words[:, :full] == 0xFFFFFFFF).all() and (not rest or ((words[:, full] & last) == last).all()))

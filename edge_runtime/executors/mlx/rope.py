@@ -1,0 +1,52 @@
+"""Rotary position embedding of rows that lie anywhere in their sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from nearfar.edge_runtime.executors.base import Array
+
+Turn = Callable[[mx.array], mx.array]
+"""Rotates [rows, heads, head_dim], each row by its own position."""
+
+
+class Rope:
+    """Rotates pairs (i, i + head_dim/2) by position · inv_freq[i], times a scale (docs/artifact.md)."""
+
+    def __init__(self, inv_freq: Sequence[float], scale: float, dtype: mx.Dtype, fused: bool) -> None:
+        """`fused`: MLX's kernel, one launch on a GPU. On a CPU it is a dozen operations each time, so there we
+        rotate by cosines made once a step, for all layers, in float64 as the other targets do."""
+        self._inv_freq = np.array(inv_freq, np.float64)
+        self._periods = mx.array((1 / self._inv_freq).astype(np.float32))
+        self._scale, self._dtype, self._fused = scale, dtype, fused
+
+    def turn(self, positions: Array) -> Turn:
+        """The rotation of rows at these positions."""
+        return self._kernel(positions) if self._fused else self._tables(positions)
+
+    def _kernel(self, positions: Array) -> Turn:
+        offsets, periods, scale = mx.array(positions.astype(np.int32)), self._periods, self._scale
+
+        def turn(x: mx.array) -> mx.array:
+            out = mx.fast.rope(
+                x[:, :, None], x.shape[-1], traditional=False, base=None, scale=1.0, offset=offsets, freqs=periods
+            )[:, :, 0]
+            return out if scale == 1 else out * scale
+
+        return turn
+
+    def _tables(self, positions: Array) -> Turn:
+        angles = positions.astype(np.float64)[:, None, None] * self._inv_freq
+        cos, sin = np.cos(angles) * self._scale, np.sin(angles) * self._scale
+        straight = mx.array(np.concatenate([cos, cos], -1).astype(np.float32)).astype(self._dtype)
+        crossed = mx.array(np.concatenate([-sin, sin], -1).astype(np.float32)).astype(self._dtype)
+
+        def turn(x: mx.array) -> mx.array:
+            half = x.shape[-1] // 2
+            swapped = mx.concatenate([x[..., half:], x[..., :half]], axis=-1)
+            return x * straight + swapped * crossed
+
+        return turn

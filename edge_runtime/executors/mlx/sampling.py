@@ -1,0 +1,109 @@
+"""The sampler of docs/artifact.md in MLX operations. Only what the rows at hand ask for is computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from nearfar.edge_runtime.executors.base import Array
+
+TOP_LOGPROBS = 20
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the sampler reads beside logits, a row each: `sample_f32` and `sample_i32` [R, 8], and what some row needs of
+    `logit_bias` (float32 [R, V]), `allowed` (bool [R, V]) and `counts` (int32 [R, V])."""
+
+    floats: Array
+    ints: Array
+    bias: Array | None = None
+    allowed: Array | None = None
+    counts: mx.array | None = None
+
+
+def greedy(logits: mx.array) -> mx.array:
+    """int32 [R]: the argmax of logits [R, V]; the lowest index wins a tie, a NaN never wins."""
+    return mx.argmax(mx.where(mx.isnan(logits), -mx.inf, logits), axis=-1).astype(mx.int32)
+
+
+def sample(logits: mx.array, choice: Choice) -> mx.array:
+    """int32 [R]: steps 1 to 9 of "sample" in docs/artifact.md, for logits [R, V]."""
+    score = _penalized(logits, choice)
+    temperature = choice.floats[:, 0]
+    best = mx.argmax(score, axis=-1)
+    if not temperature.any():
+        return best.astype(mx.int32)
+    score = score / _column(np.where(temperature == 0, np.float32(1), temperature))
+    noise = gumbel(choice.ints[:, 2:5].view(np.uint32), score.shape[1])
+    drawn = mx.argmax(mx.where(_kept(score, choice), score + noise, -mx.inf), axis=-1)
+    return mx.where(mx.array(temperature == 0), best, drawn).astype(mx.int32)
+
+
+def gumbel(seeds: Array, vocab: int) -> mx.array:
+    """float32 [R, vocab]: the noise of each token for seeds uint32 [R, 3] (low, high, counter), by pcg4d
+    (Jarzynski & Olano, JCGT 2020)."""
+    words = [_column(seeds[:, i]) for i in range(3)]
+    token = mx.arange(vocab, dtype=mx.uint32)[None]
+    x, y, z, w = (word * mx.array(1664525, mx.uint32) + mx.array(1013904223, mx.uint32) for word in (*words, token))
+    x = x + y * w
+    y = y + z * x
+    z = z + x * y
+    w = w + y * z
+    x, y, z, w = (word ^ (word >> mx.array(16, mx.uint32)) for word in (x, y, z, w))
+    x = x + y * w
+    uniform = ((x >> mx.array(8, mx.uint32)).astype(mx.float32) + 0.5) * 2.0**-24
+    return -mx.log(mx.maximum(-mx.log(uniform), 2.0**-24))
+
+
+def logprobs(logits: mx.array, sampled: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+    """Log-softmax of logits [R, V] at `sampled` [R]; then the ids and values of the likeliest, best first."""
+    values = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    order = mx.argsort(-logits, axis=-1)[:, :TOP_LOGPROBS].astype(mx.int32)
+    chosen = mx.take_along_axis(values, sampled[:, None], axis=-1)[:, 0]
+    return chosen, order, mx.take_along_axis(values, order, axis=-1)
+
+
+def _penalized(logits: mx.array, choice: Choice) -> mx.array:
+    """Steps 1 to 4: bias, allowed tokens, penalties."""
+    score = logits
+    if choice.bias is not None:
+        score = score + mx.array(choice.bias)
+    if choice.allowed is not None:
+        score = mx.where(mx.array(choice.allowed), score, -mx.inf)
+    if choice.counts is None:
+        return score
+    repetition, presence, frequency = (_column(choice.floats[:, i]) for i in (3, 4, 5))
+    scaled = mx.where(score > 0, score / repetition, score * repetition)
+    score = mx.where(choice.counts != 0, scaled, score)
+    generated = (choice.counts & 0xFFFFFF).astype(mx.float32)
+    return score - frequency * generated - presence * (generated > 0)
+
+
+def _kept(score: mx.array, choice: Choice) -> mx.array:
+    """Steps 6 to 8, bool [R, V]: top-k, top-p, min-p."""
+    vocab, top_k, top_p, min_p = score.shape[1], choice.ints[:, 1], choice.floats[:, 1], choice.floats[:, 2]
+    top = mx.max(score, axis=-1, keepdims=True)
+    kept = score > -mx.inf
+    by_rank, by_mass = (top_k > 0) & (top_k < vocab), top_p < 1
+    if by_rank.any() or by_mass.any():
+        descending = -mx.sort(-score, axis=-1)
+        last = _column(np.where(by_rank, top_k, vocab).astype(np.int32) - 1)
+        lowest = mx.take_along_axis(descending, last, axis=-1)
+        kept = kept & (score >= lowest)
+        if by_mass.any():
+            weights = mx.where(descending >= lowest, mx.exp(descending - top), 0)
+            mass = mx.cumsum(weights, axis=-1)
+            enough = mass >= _column(np.where(by_mass, top_p, np.float32(0))) * mass[:, -1:]
+            least = mx.take_along_axis(descending, mx.argmax(enough, axis=-1, keepdims=True), axis=-1)
+            kept = kept & ((score >= least) | _column(~by_mass))
+    if (min_p > 0).any():
+        least = np.log(np.where(min_p > 0, min_p, np.float32(1)), dtype=np.float32)
+        kept = kept & (score - top >= _column(np.where(min_p > 0, least, -np.inf).astype(np.float32)))
+    return kept
+
+
+def _column(values: Array) -> mx.array:
+    return mx.array(np.ascontiguousarray(values))[:, None]
