@@ -41,7 +41,11 @@ def _check_kv_bits(kv_bits: int | None, target: str, device: Device) -> None:
     if kv_bits is None or kv_bits in device.kv_bits:
         return
     able = ", ".join(f"{name} ({' or '.join(map(str, d.kv_bits))})" for name, d in DEVICES.items() if d.kv_bits)
-    raise RequestError(f"kv_bits {kv_bits} is nothing that {target} can do; it works on {able}", "kv_bits")
+    raise RequestError(
+        f"{target} cannot keep the KV cache in {kv_bits} bits (kv_bits, --kv-bits); {able} can. Leave it out for "
+        "a cache as the model computes",
+        "kv_bits",
+    )
 
 
 def choose(path: Path, device: str) -> tuple[Artifact, Device]:

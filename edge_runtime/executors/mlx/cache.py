@@ -138,16 +138,20 @@ class PagedCache:
     def _attend_quantized(self, queries: mx.array, keys: Parts, values: Parts, mask: str | mx.array | None) -> mx.array:
         """Softmax attention over codes; the heads that share keys are rows of one product."""
         layout, (heads, rows, _) = self.layout, queries.shape
-        options = {"group_size": self._group, "bits": int(layout.bits or 0)}
         grouped = (queries * self._scale).reshape(layout.kv_heads, -1, layout.head_dim)
-        scores = mx.quantized_matmul(grouped, keys[0], keys[1], keys[2], transpose=True, **options)
+        scores = self._product(grouped, keys, transpose=True)
         if mask is not None:
             assert isinstance(mask, mx.array)
             scores = scores.reshape(layout.kv_heads, heads // layout.kv_heads, rows, -1)
             scores = mx.where(mask, scores, -mx.inf).reshape(layout.kv_heads, -1, mask.shape[1])
         weights = mx.softmax(scores, axis=-1, precise=True)
-        out = mx.quantized_matmul(weights, values[0], values[1], values[2], transpose=False, **options)
+        out = self._product(weights, values, transpose=False)
         return out.reshape(heads, rows, layout.head_dim)
+
+    def _product(self, x: mx.array, parts: Parts, transpose: bool) -> mx.array:
+        codes, scales, biases = parts
+        bits = self.layout.bits
+        return mx.quantized_matmul(x, codes, scales, biases, transpose=transpose, group_size=self._group, bits=bits)
 
 
 def _view(part: mx.array, reach: Reach, page_size: int) -> mx.array:

@@ -10,13 +10,12 @@ import mlx.core as mx
 import numpy as np
 
 from nearfar.edge_runtime.artifact import Artifact
-from nearfar.edge_runtime.executors.base import Array
 from nearfar.edge_runtime.executors.mlx.cache import Layout, PagedCache
 from nearfar.edge_runtime.executors.mlx.device import guard, has_metal
 from nearfar.edge_runtime.executors.mlx.llama import Llama
 from nearfar.edge_runtime.executors.mlx.results import Results
 from nearfar.edge_runtime.executors.mlx.rope import Rope
-from nearfar.edge_runtime.executors.mlx.rows import lay_out
+from nearfar.edge_runtime.executors.mlx.rows import Array, lay_out
 from nearfar.edge_runtime.executors.mlx.weights import Weights
 from nearfar.edge_runtime.manifest import Program
 from nearfar.errors import ArtifactError
@@ -157,7 +156,7 @@ class MlxExecutor:
 
     def _start(self) -> None:
         """Send what is pending to the device; nothing may be in flight."""
-        mx.async_eval(self._pending, self._cache.arrays, self._results.arrays)
+        mx.async_eval(self._pending, self._cache.arrays, self._results.arrays)  # type: ignore[no-untyped-call]
         self._flying, self._pending = self._pending[-1], []
 
     def _finish(self) -> None:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from nearfar.edge_runtime.executors.base import Array
 from nearfar.edge_runtime.executors.mlx.cache import PagedCache
 from nearfar.edge_runtime.executors.mlx.rope import Rope
-from nearfar.edge_runtime.executors.mlx.rows import Rows
+from nearfar.edge_runtime.executors.mlx.rows import Array, Rows
 from nearfar.edge_runtime.executors.mlx.weights import Linear, Matrix, Weights, join
 from nearfar.edge_runtime.manifest import Model
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import mlx.core as mx
 import numpy as np
 
-from nearfar.edge_runtime.executors.base import Array
+from nearfar.edge_runtime.executors.mlx.rows import Array
 from nearfar.edge_runtime.executors.mlx.sampling import Choice, greedy, logprobs, sample
 from nearfar.edge_runtime.manifest import Manifest
 from nearfar.errors import ArtifactError
@@ -34,7 +34,7 @@ class Results:
         self._counts = [mx.zeros(vocab, mx.int32) for _ in range(slots)]
         self._logits = mx.zeros((1, vocab))
         self._hidden: mx.array | None = None
-        self._order = np.zeros(1, np.int64)
+        self._order: Array = np.zeros(1, np.int64)
         self._sampled_rows = 0
         mx.eval(self.arrays)
 

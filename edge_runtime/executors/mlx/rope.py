@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 import numpy as np
 
-from nearfar.edge_runtime.executors.base import Array
+from nearfar.edge_runtime.executors.mlx.rows import Array
 
 Turn = Callable[[mx.array], mx.array]
 """Rotates [rows, heads, head_dim], each row by its own position."""
@@ -17,8 +17,11 @@ class Rope:
     """Rotates pairs (i, i + head_dim/2) by position · inv_freq[i], times a scale (docs/artifact.md)."""
 
     def __init__(self, inv_freq: Sequence[float], scale: float, dtype: mx.Dtype, fused: bool) -> None:
-        """`fused`: MLX's kernel, one launch on a GPU. On a CPU it is a dozen operations each time, so there we
-        rotate by cosines made once a step, for all layers, in float64 as the other targets do."""
+        """`fused`: by MLX's kernel, one launch on a GPU.
+
+        On a CPU that is a dozen operations each time, so there rows are rotated by cosines made once a step, for all
+        layers, in float64 as for the other targets.
+        """
         self._inv_freq = np.array(inv_freq, np.float64)
         self._periods = mx.array((1 / self._inv_freq).astype(np.float32))
         self._scale, self._dtype, self._fused = scale, dtype, fused

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +72,7 @@ def lay_out(
     breaks = np.flatnonzero((np.diff(at) != 1) | (np.diff(slot) != 0)) + 1
     edges = [0, *breaks.tolist(), len(live)]
     spans = []
-    for row, end in zip(edges, edges[1:], strict=False):
+    for row, end in itertools.pairwise(edges):
         start, count = int(at[row]), end - row
         pages = page_table[slot[row], : -(-(start + count) // page_size)]
         reach = {window: _reach(start, count, pages, page_size, window, exact) for window in windows}

@@ -7,15 +7,18 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from nearfar.edge_runtime.executors.base import Array
+from nearfar.edge_runtime.executors.mlx.rows import Array
 
 TOP_LOGPROBS = 20
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What the sampler reads beside logits, a row each: `sample_f32` and `sample_i32` [R, 8], and what some row needs of
-    `logit_bias` (float32 [R, V]), `allowed` (bool [R, V]) and `counts` (int32 [R, V])."""
+    """What the sampler reads beside logits, a row each.
+
+    `sample_f32` and `sample_i32` [R, 8], and what some row needs of `logit_bias` (float32 [R, V]), `allowed` (bool [R, V])
+    and `counts` (int32 [R, V]).
+    """
 
     floats: Array
     ints: Array
@@ -43,8 +46,10 @@ def sample(logits: mx.array, choice: Choice) -> mx.array:
 
 
 def gumbel(seeds: Array, vocab: int) -> mx.array:
-    """float32 [R, vocab]: the noise of each token for seeds uint32 [R, 3] (low, high, counter), by pcg4d
-    (Jarzynski & Olano, JCGT 2020)."""
+    """The noise of each token, float32 [R, vocab], for seeds uint32 [R, 3] (low, high, counter).
+
+    By pcg4d (Jarzynski & Olano, JCGT 2020), as docs/artifact.md fixes it.
+    """
     words = [_column(seeds[:, i]) for i in range(3)]
     token = mx.arange(vocab, dtype=mx.uint32)[None]
     x, y, z, w = (word * mx.array(1664525, mx.uint32) + mx.array(1013904223, mx.uint32) for word in (*words, token))
@@ -100,8 +105,8 @@ def _kept(score: mx.array, choice: Choice) -> mx.array:
             least = mx.take_along_axis(descending, mx.argmax(enough, axis=-1, keepdims=True), axis=-1)
             kept = kept & ((score >= least) | _column(~by_mass))
     if (min_p > 0).any():
-        least = np.log(np.where(min_p > 0, min_p, np.float32(1)), dtype=np.float32)
-        kept = kept & (score - top >= _column(np.where(min_p > 0, least, -np.inf).astype(np.float32)))
+        bound = np.log(np.where(min_p > 0, min_p, np.float32(1)), dtype=np.float32)
+        kept = kept & (score - top >= _column(np.where(min_p > 0, bound, -np.inf).astype(np.float32)))
     return kept
 
 

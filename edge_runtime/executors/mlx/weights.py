@@ -26,7 +26,7 @@ class Matrix:
     """[N], added to every product; None where the layer has no bias."""
 
     def __call__(self, x: mx.array) -> mx.array:
-        """x [M, K] times the matrix, transposed: [M, N]."""
+        """The product with x [M, K], an output a row of the matrix: [M, N]."""
         if self.scales is None:
             out = x @ self.weight.T
         else:
@@ -39,8 +39,8 @@ class Matrix:
         """Rows of the matrix, dequantized: [len(index), K]."""
         if self.scales is None or self.biases is None:
             return self.weight[index]
-        parts = (part[index] for part in (self.weight, self.scales, self.biases))
-        return mx.dequantize(*parts, group_size=self.group_size, bits=self.bits)
+        codes, scales, biases = self.weight[index], self.scales[index], self.biases[index]
+        return mx.dequantize(codes, scales, biases, group_size=self.group_size, bits=self.bits)
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -55,7 +55,7 @@ class Joined:
     matrices: tuple[Matrix, ...]
 
     def __call__(self, x: mx.array) -> mx.array:
-        """x [M, K] in, [M, sum of N] out."""
+        """The products with x [M, K]: [M, sum of N]."""
         return mx.concatenate([matrix(x) for matrix in self.matrices], axis=-1)
 
     @property
@@ -114,8 +114,8 @@ class Weights:
             return Matrix(self._take(f"{name}.weight"), added=added)
         settings: Any = self._quantization()
         settings = settings[name] if isinstance(settings.get(name), dict) else settings
-        parts = (self._take(f"{name}.{part}") for part in ("weight", "scales", "biases"))
-        return Matrix(*parts, bits=int(settings["bits"]), group_size=int(settings["group_size"]), added=added)
+        weight, scales, biases = (self._take(f"{name}.{part}") for part in ("weight", "scales", "biases"))
+        return Matrix(weight, scales, biases, int(settings["bits"]), int(settings["group_size"]), added)
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors

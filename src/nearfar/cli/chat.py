@@ -15,6 +15,7 @@ from nearfar.cli.options import (
     ArtifactPath,
     Cache,
     DeviceName,
+    KvBits,
     KvMemory,
     MaxTokens,
     MinP,
@@ -61,11 +62,12 @@ def chat(
     device: DeviceName = "auto",
     threads: Threads = None,
     kv_memory: KvMemory = None,
+    kv_bits: KvBits = None,
 ) -> None:
     """Chat in the terminal. In a pipe, each line of stdin is a question."""
     params = sampling(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
     console = Console(highlight=False, soft_wrap=True)
-    with load_engine(artifact, device, threads, kv_memory) as engine:
+    with load_engine(artifact, device, threads, kv_memory, kv_bits) as engine:
         if not engine.asynchronous.codec.has_template:
             raise RequestError("this model has no chat template; use nearfar run --raw")
         if cache is not None:

@@ -33,10 +33,13 @@ MinP = Annotated[float, typer.Option(help="Only tokens at least this likely, rel
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text, on every device.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End the answer before this text; may be repeated.")]
 System = Annotated[str | None, typer.Option(help="System prompt.")]
-DeviceName = Annotated[str, typer.Option("--device", help="cpu, webgpu or auto.")]
+DeviceName = Annotated[str, typer.Option("--device", help="cpu, webgpu, mlx or auto.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads. Default: one a core.")]
 KvMemory = Annotated[
     str | None, typer.Option(help="Memory for the KV cache, such as 512MB. Default: half of what is free.")
+]
+KvBits = Annotated[
+    int | None, typer.Option(help="Keep the KV cache in 8 or 4 bits a value (mlx). Default: as the model computes.")
 ]
 Cache = Annotated[
     Path | None, typer.Option(help="A snapshot (nearfar cache save): what the prompt begins with is not computed again.")
@@ -67,13 +70,13 @@ def sampling(
     )
 
 
-def load_engine(artifact: Path, device: str, threads: int | None, kv_memory: str | None) -> Engine:
+def load_engine(
+    artifact: Path, device: str, threads: int | None, kv_memory: str | None, kv_bits: int | None = None
+) -> Engine:
     """Load, showing that something happens where somebody looks."""
     console = Console(stderr=True)
-    if not console.is_terminal:
-        return Engine.load(artifact, device=device, threads=threads, kv_memory=kv_memory)
-    with console.status(f"loading {artifact.resolve().name} …"):
-        return Engine.load(artifact, device=device, threads=threads, kv_memory=kv_memory)
+    with console.status(f"loading {artifact.resolve().name} …") if console.is_terminal else contextlib.nullcontext():
+        return Engine.load(artifact, device=device, threads=threads, kv_memory=kv_memory, kv_bits=kv_bits)
 
 
 def load_snapshot(engine: Engine, file: Path) -> Snapshot:

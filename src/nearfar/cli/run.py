@@ -15,6 +15,7 @@ from nearfar.cli.options import (
     ArtifactPath,
     Cache,
     DeviceName,
+    KvBits,
     KvMemory,
     MaxTokens,
     MinP,
@@ -60,13 +61,14 @@ def run(
     device: DeviceName = "auto",
     threads: Threads = None,
     kv_memory: KvMemory = None,
+    kv_bits: KvBits = None,
 ) -> None:
     """Answer one prompt. Only the answer goes to stdout, piece by piece; with --raw exactly the sampled text."""
     text = _prompt(prompt)
     params = sampling(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
     if raw and system is not None:
         raise RequestError("--system needs the chat template, which --raw leaves out", "system")
-    with load_engine(artifact, device, threads, kv_memory) as engine:
+    with load_engine(artifact, device, threads, kv_memory, kv_bits) as engine:
         if cache is not None:
             load_snapshot(engine, cache)
         try:
