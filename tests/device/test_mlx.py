@@ -1,0 +1,310 @@
+"""What is MLX's own in the mlx executor: sliding windows, quantized caches, in-place updates, files, errors."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nearfar.edge_runtime import Artifact, Engine, SamplingParams
+from nearfar.errors import ArtifactError, DeviceError, RequestError
+from tests.shared_data import shared_data
+from tests.support import tiny
+from tests.support.backends import Lab, executor, forget, greedy, last_logits
+from tests.support.mlx_artifact import write_mlx_artifact
+
+mx = pytest.importorskip("mlx.core", reason="needs MLX (pip install 'nearfar[mlx]')")
+
+from nearfar.edge_runtime.executors.mlx.executor import MlxExecutor  # noqa: E402
+from nearfar.edge_runtime.executors.mlx.rope import Rope  # noqa: E402
+from nearfar.edge_runtime.executors.mlx.weights import Joined, Matrix, join  # noqa: E402
+
+CONFIG: dict[str, Any] = {**tiny.CONFIG, "max_position_embeddings": 640}
+WIDE: dict[str, Any] = {**CONFIG, "hidden_size": 128, "head_dim": 32, "intermediate_size": 160}
+"""Heads wide enough for a quantized cache."""
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_mlx_artifact(tmp_path_factory.mktemp("mlx") / "plain", CONFIG, tiny.weights(CONFIG))
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_mlx_artifact(tmp_path_factory.mktemp("mlx") / "wide", WIDE, tiny.weights(WIDE))
+
+
+@pytest.fixture(scope="module")
+def roomy(plain: Path) -> Iterator[Engine]:
+    with Engine.load(plain, kv_memory="16MB") as engine:
+        yield engine
+
+
+class Direct:
+    """An executor without an engine: sequences whose pages the test chooses."""
+
+    def __init__(self, path: Path, pages: int = 128, kv_bits: int | None = None) -> None:
+        artifact = Artifact.open(path)
+        self.program = artifact.manifest.programs[1]
+        self.device = MlxExecutor(artifact, self.program, pages=pages, context=640, kv_bits=kv_bits)
+        self.table_shape = next(tuple(b.shape) for b in artifact.manifest.buffers if b.name == "page_table")
+
+    def pages(self, pages: list[int], slot: int = 0) -> None:
+        table = np.zeros((1, int(self.table_shape[1])), np.int32)
+        table[0, : len(pages)] = pages
+        self.device.write("page_table", table, slot)
+
+    def step(self, tokens: list[int], start: int, slot: int = 0) -> Any:
+        """Logits after the last token."""
+        size = next(size for size in (1, 4, 16, 64, 256) if size >= len(tokens))
+        positions = np.full(size, -1, np.int32)
+        positions[: len(tokens)] = np.arange(start, start + len(tokens))
+        self.device.write("tokens", np.array(tokens, np.int32))
+        self.device.write("positions", positions)
+        self.device.write("slots", np.full(size, slot, np.int32))
+        self.device.write("logit_rows", np.array([len(tokens) - 1], np.int32))
+        self.device.run("step", size)
+        return self.device.fetch("logits", 1)()[0]
+
+    def prefill(self, tokens: list[int], slot: int = 0) -> Any:
+        for start in range(0, len(tokens), 256):
+            logits = self.step(tokens[start : start + 256], start, slot)
+        return logits
+
+
+def some_tokens(count: int, seed: int = 0) -> list[int]:
+    return list(np.random.default_rng(seed).integers(0, 256, count).tolist())
+
+
+def test_a_sequence_may_lie_in_any_pages(plain: Path) -> None:
+    tokens, direct = some_tokens(520), Direct(plain)
+    direct.pages(list(range(40)))
+    expected = [direct.prefill(tokens), direct.step([7], 520)]
+    for pages in (list(range(127, 87, -1)), [*range(50, 60), *range(0, 30)]):
+        direct.pages(pages, slot=1)
+        np.testing.assert_allclose(direct.prefill(tokens, slot=1), expected[0], atol=1e-4)
+        np.testing.assert_allclose(direct.step([7], 520, slot=1), expected[1], atol=1e-4)
+
+
+def test_the_cache_grows_and_keeps_what_it_holds(plain: Path) -> None:
+    direct, tokens = Direct(plain, pages=300), some_tokens(100)
+    direct.pages(list(range(10)))
+    before = direct.device.memory_used()
+    direct.prefill(tokens)
+    expected = direct.step([9], 100)
+    direct.pages(list(range(250, 260)), slot=1)
+    direct.prefill(tokens, slot=1)  # far beyond the first pages
+    assert direct.device.memory_used() > before
+    np.testing.assert_array_equal(direct.step([9], 100), expected)
+
+
+@pytest.mark.parametrize("kv_bits", [None, 8])
+def test_pages_can_be_read_written_and_copied(wide: Path, kv_bits: int | None) -> None:
+    direct, tokens = Direct(wide, kv_bits=kv_bits), some_tokens(48)
+    direct.pages([3, 4, 5, 6])
+    direct.prefill(tokens)
+    expected = direct.step([9], 48)
+    content = direct.device.read_pages([3, 4, 5])
+    names = {"layers.0.k"} if kv_bits is None else {f"layers.0.k.{part}" for part in ("codes", "scales", "biases")}
+    assert names <= content.keys()
+    assert all(array.shape[:3] == (3, 2, 16) for array in content.values())
+    direct.device.write_pages([20, 90, 22], content)
+    direct.device.copy_page(90, 21)
+    direct.pages([20, 21, 22, 30], slot=1)
+    np.testing.assert_array_equal(direct.step([9], 48, slot=1), expected)
+    with pytest.raises(ValueError, match="does not fit the cache"):
+        direct.device.write_pages([1], content)
+
+
+def test_no_step_copies_the_cache(tmp_path: Path) -> None:
+    """An array of the cache that is replaced gives its memory to the new one; else every token would copy it."""
+    config = {**CONFIG, "max_position_embeddings": 8192}
+    with Engine.load(write_mlx_artifact(tmp_path / "long", config, tiny.weights(config)), kv_memory="64MB") as engine:
+        cache = executor(engine)._cache  # type: ignore[attr-defined]
+        cache.hold(cache.layout.pages * 16 - 1)
+        one = min(array.nbytes for array in cache.arrays)
+        assert one > 8e6  # prompts of 256 rows need some 3 MB of their own
+        base = mx.get_active_memory()
+        mx.reset_peak_memory()
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(lambda seed: greedy(engine, some_tokens(300, seed), 40), range(3)))
+        options: dict[str, Any] = {"temperature": 0.9, "seed": 1, "max_tokens": 20, "presence_penalty": 0.5}
+        engine.completions.create("and so", **options)
+        assert mx.get_peak_memory() - base < one
+
+
+def test_a_small_cache_gives_the_texts_of_a_large_one(plain: Path, roomy: Engine) -> None:
+    """Requests that push each other out, share beginnings and are computed again: LRU, fork, copy on write."""
+    common = some_tokens(50)
+    prompts = [common + some_tokens(10 + 9 * i, i) for i in range(6)]
+    each = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+
+    def ask(engine: Engine, prompt: list[int]) -> list[int]:
+        return [event.token for event in engine.generate(prompt, each)]
+
+    expected = [ask(roomy, prompt) for prompt in prompts]
+    page = 2 * 2 * 2 * 8 * 4 * 16  # bytes: k and v, layers, heads, values, float32, tokens
+    with Engine.load(plain, kv_memory=24 * page) as engine:
+        assert engine.asynchronous.core.scheduler.table.allocator.count == 24
+        with ThreadPoolExecutor(6) as pool:
+            for _ in range(2):
+                assert list(pool.map(lambda prompt: ask(engine, prompt), prompts)) == expected
+
+
+def test_one_prompt_in_parts_reaches_the_logits_of_one_pass(roomy: Engine) -> None:
+    """Truncation: the second prompt is the beginning of the first."""
+    tokens = some_tokens(300)
+    forget(roomy)
+    whole, half = last_logits(roomy, tokens), last_logits(roomy, tokens[:140])
+    forget(roomy)
+    np.testing.assert_allclose(last_logits(roomy, tokens[:140]), half, atol=1e-4)
+    np.testing.assert_allclose(last_logits(roomy, tokens), whole, atol=1e-4)
+
+
+@pytest.mark.parametrize("kinds", ["all sliding", "every other"])
+def test_sliding_windows_are_those_of_transformers(tmp_path: Path, kinds: str) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    alternate = kinds == "every other"
+    shape = {
+        "vocab_size": 261, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 640, "rope_theta": 10000.0,
+        "sliding_window": 37, "rms_norm_eps": 1e-5, "bos_token_id": 256, "eos_token_id": 257,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    if alternate:
+        types = ["sliding_attention", "full_attention", "sliding_attention"]
+        shape |= {"layer_types": types, "use_sliding_window": True}
+        made = transformers.Qwen2Config(**{**shape, "max_window_layers": 0})
+        reference = transformers.Qwen2ForCausalLM(made)
+    else:
+        reference = transformers.MistralForCausalLM(transformers.MistralConfig(**shape))
+    reference = reference.eval()
+    for parameter in reference.parameters():
+        parameter.data = torch.randn_like(parameter) * (0.3 if parameter.ndim == 2 else 1)
+    weights = {name: value.numpy() for name, value in reference.state_dict().items()}
+    path = write_mlx_artifact(tmp_path / "window", {**shape, "model_type": "mistral"}, weights)
+    tokens = some_tokens(300)
+    with torch.no_grad():
+        expected = reference(torch.tensor([tokens])).logits[0].numpy()
+    with Engine.load(path, kv_memory="16MB") as engine:
+        for length in (1, 16, 36, 37, 38, 39, 64, 100, 257, 300):
+            forget(engine)
+            assert np.abs(last_logits(engine, tokens[:length]) - expected[length - 1]).max() < 2e-3
+        for length in (20, 38, 60, 290):  # through the cache of what came before
+            assert np.abs(last_logits(engine, tokens[:length]) - expected[length - 1]).max() < 2e-3
+        with torch.no_grad():
+            made = list(tokens[:30])
+            for _ in range(30):  # greedy decode across the window's edge
+                made.append(int(reference(torch.tensor([made])).logits[0, -1].argmax()))
+        assert greedy(engine, tokens[:30], 30) == made[30:]
+
+
+@pytest.mark.parametrize(("bits", "tolerance"), [(8, 0.1), (4, 0.8)])
+def test_a_quantized_cache_stays_close(lab: Lab, bits: int, tolerance: float) -> None:
+    """Measured on classics-7M q4 up to 700 positions, logits up to 13: 0.04 away with 8 bits, 0.37 with 4."""
+    exact = lab.engine("q4", "mlx")
+    words = shared_data("text", "heldout.txt").read_text(encoding="utf-8")[:3000]
+    tokens = exact.asynchronous.codec.encode(words)[:400]
+    with Engine.load(lab.artifact("q4", "mlx"), kv_memory="16MB", kv_bits=bits) as quantized:
+        for length in (50, 400):
+            away = np.abs(last_logits(quantized, tokens[:length]) - last_logits(exact, tokens[:length])).max()
+            assert 0 < away < tolerance
+        if bits == 8:
+            assert greedy(quantized, tokens[:200], 40) == greedy(exact, tokens[:200], 40)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_quantized_cache_may_lie_in_any_pages(wide: Path, bits: int) -> None:
+    tokens, direct = some_tokens(330), Direct(wide, kv_bits=bits)
+    direct.pages(list(range(40)))
+    expected = [direct.prefill(tokens), direct.step([5], 330)]
+    direct.pages(list(range(126, 46, -2)), slot=1)
+    np.testing.assert_allclose(direct.prefill(tokens, slot=1), expected[0], atol=1e-3)
+    np.testing.assert_allclose(direct.step([5], 330, slot=1), expected[1], atol=1e-3)
+
+
+def test_a_quantized_cache_holds_more_pages(wide: Path) -> None:
+    counts = []
+    for bits in (None, 8, 4):
+        with Engine.load(wide, kv_memory="1MB", kv_bits=bits) as engine:
+            table, cache = engine.asynchronous.core.scheduler.table, executor(engine)._cache  # type: ignore[attr-defined]
+            counts.append(table.allocator.count)
+            cache.hold(table.allocator.count * 16 - 1)
+            assert 0.9e6 < cache.nbytes <= 1e6
+            assert len(greedy(engine, some_tokens(40), 20)) == 20
+    assert counts[1] > 3 * counts[0]
+    assert counts[2] > 5 * counts[0]
+
+
+def test_kv_bits_are_refused_where_they_cannot_be(plain: Path) -> None:
+    with pytest.raises(RequestError, match="heads of 8 values"):
+        Engine.load(plain, kv_bits=8)
+    with pytest.raises(RequestError, match="mlx cannot keep the KV cache in 5 bits"):
+        Engine.load(plain, kv_bits=5)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.25])
+def test_both_rotations_are_the_same(scale: float) -> None:
+    rng = np.random.default_rng(0)
+    x, positions = mx.array(rng.normal(0, 1, (7, 3, 16)).astype(np.float32)), rng.integers(0, 2000, 7)
+    frequencies = (1 / 10000 ** (np.arange(0, 16, 2) / 16)).astype(np.float32).tolist()
+    kernel, tables = (Rope(frequencies, scale, mx.float32, fused).turn(positions)(x) for fused in (True, False))
+    np.testing.assert_allclose(np.array(kernel), np.array(tables), atol=1e-3)  # float32 angles up to 2000
+
+
+def test_matrices_of_different_kinds_are_joined() -> None:
+    rng = np.random.default_rng(0)
+    dense = [mx.array(rng.normal(0, 1, (n, 64)).astype(np.float32)) for n in (8, 16, 8)]
+    x = mx.array(rng.normal(0, 1, (3, 64)).astype(np.float32))
+    coded = [Matrix(*mx.quantize(w, group_size=64, bits=8), bits=8, group_size=64) for w in dense]
+    expected = np.concatenate([np.array(matrix(x)) for matrix in coded], -1)
+    assert isinstance(join(coded), Matrix)
+    np.testing.assert_allclose(np.array(join(coded)(x)), expected, atol=1e-5)
+    mixed = join([coded[0], Matrix(dense[1]), coded[2]])
+    assert isinstance(mixed, Joined)
+    assert np.abs(np.array(mixed(x)) - expected).max() < 0.2
+
+
+def test_what_the_files_lack_or_have_too_much_is_named(tmp_path: Path) -> None:
+    weights = tiny.weights(CONFIG)
+    extra = write_mlx_artifact(tmp_path / "extra", CONFIG, {**weights, "model.odd": np.ones(3, np.float32)})
+    with pytest.raises(ArtifactError, match=r"model\.odd"):
+        Engine.load(extra)
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    with pytest.raises(ArtifactError, match=r"no tensor model\.layers\.1\.mlp\.up_proj\.weight"):
+        Engine.load(write_mlx_artifact(tmp_path / "missing", CONFIG, weights))
+    config = extra / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "quantization": {"mode": "mxfp4"}}))
+    with pytest.raises(ArtifactError, match="mxfp4"):
+        Engine.load(extra)
+
+
+def test_without_mlx_the_extra_is_named(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlx.core", None)
+    with pytest.raises(DeviceError, match=r"pip install 'nearfar\[mlx\]'"):
+        Engine.load(plain, device="mlx")
+
+
+def test_a_failure_of_mlx_is_an_error_for_users(plain: Path) -> None:
+    with Engine.load(plain, kv_memory="1MB") as engine:
+        made = executor(engine)
+
+        def fail(*_: Any) -> None:
+            raise RuntimeError("[malloc] Unable to allocate 8 bytes")
+
+        made._model.step = fail  # type: ignore[attr-defined]
+        with pytest.raises(DeviceError, match=r"of weights and cache held: .*Unable to allocate.*--kv-memory"):
+            greedy(engine, [1, 2, 3], 3)
+    made.close()
+    assert made.memory_used() == 0
+
+
+def test_a_cache_beyond_memory_is_refused_before_it_is_made(plain: Path) -> None:
+    with pytest.raises(DeviceError, match="more than this machine has"):
+        Engine.load(plain, kv_memory="900TB")
