@@ -31,7 +31,7 @@ class Built:
         if not (out / "mlx").exists():
             from tests.support.mlx_artifact import from_checkpoint
 
-            from_checkpoint(out / "mlx", checkpoint, quant)
+            from_checkpoint(out / "mlx", checkpoint, quant, out / "cpu")
         return out
 
 

@@ -41,14 +41,16 @@ def write_mlx_artifact(out: Path, config: dict[str, Any], weights: Weights, quan
     return out
 
 
-def from_checkpoint(out: Path, checkpoint: Path, quant: str) -> Path:
-    """The artifact of a checkpoint directory, with its tokenizer."""
+def from_checkpoint(out: Path, checkpoint: Path, quant: str, sibling: Path) -> Path:
+    """The artifact of a checkpoint directory, with its tokenizer and with the provenance of its sibling for the CPU."""
     config, weights = load_checkpoint(checkpoint)
     write_mlx_artifact(out, config, weights, quant)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         if (checkpoint / name).exists():
             shutil.copy(checkpoint / name, out / name)
-    save_manifest(out, json.loads((out / "manifest.json").read_text()))
+    known = json.loads((sibling / "manifest.json").read_text())
+    facts = {name: known[name] for name in ("quantization", "provenance")}
+    save_manifest(out, json.loads((out / "manifest.json").read_text()) | facts)
     return out
 
 
