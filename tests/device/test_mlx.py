@@ -118,7 +118,7 @@ def test_pages_can_be_read_written_and_copied(wide: Path, kv_bits: int | None) -
     direct.device.copy_page(90, 21)
     direct.pages([20, 21, 22, 30], slot=1)
     np.testing.assert_array_equal(direct.step([9], 48, slot=1), expected)
-    with pytest.raises(ValueError, match="does not fit the cache"):
+    with pytest.raises(ValueError, match="do not fit the cache"):
         direct.device.write_pages([1], content)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 
 from nearfar.edge_runtime.executors.base import Array
 from nearfar.edge_runtime.executors.mlx.rows import Reach, Span
@@ -101,11 +101,11 @@ class PagedCache:
             data = mx.array(content[name]).swapaxes(0, 1)
             part[:, cells] = data.reshape(part.shape[0], -1, part.shape[2])
 
-    def shapes(self, pages: int) -> dict[str, tuple[tuple[int, ...], npt.DTypeLike]]:
+    def shapes(self, pages: int) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
         """Shape and dtype of each array that `read` gives for so many pages."""
         size = self.layout.page_size
-        kinds = {mx.uint32: np.uint32, mx.float16: np.float16, mx.float32: np.float32}
-        return {n: ((pages, p.shape[0], size, p.shape[2]), kinds[p.dtype]) for n, p in self._named()}
+        kinds = {mx.uint32: np.dtype("uint32"), mx.float16: np.dtype("float16"), mx.float32: np.dtype("float32")}
+        return {name: ((pages, p.shape[0], size, p.shape[2]), kinds[p.dtype]) for name, p in self._named()}
 
     def _named(self) -> list[tuple[str, mx.array]]:
         endings = [""] if self.layout.bits is None else [".codes", ".scales", ".biases"]

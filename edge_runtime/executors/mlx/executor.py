@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from nearfar.edge_runtime.artifact import Artifact
+from nearfar.edge_runtime.executors.memory import check_pages
 from nearfar.edge_runtime.executors.mlx.cache import Layout, PagedCache
 from nearfar.edge_runtime.executors.mlx.device import guard, has_metal
 from nearfar.edge_runtime.executors.mlx.llama import Llama
@@ -111,10 +112,7 @@ class MlxExecutor:
 
     def write_pages(self, pages: Sequence[int], content: Mapping[str, Array]) -> None:
         """See Executor.write_pages."""
-        wanted = self._cache.shapes(len(pages))
-        found = {name: (array.shape, array.dtype) for name, array in content.items()}
-        if found != {name: (shape, np.dtype(dtype)) for name, (shape, dtype) in wanted.items()}:
-            raise ValueError(f"{found} does not fit the cache, whose pages are {wanted}")
+        check_pages(content, self._cache.shapes(len(pages)))
         with self._working():
             self._cache.write(pages, content)
 
