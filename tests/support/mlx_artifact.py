@@ -50,7 +50,9 @@ def from_checkpoint(out: Path, checkpoint: Path, quant: str, sibling: Path) -> P
             shutil.copy(checkpoint / name, out / name)
     known = json.loads((sibling / "manifest.json").read_text())
     facts = {name: known[name] for name in ("quantization", "provenance")}
-    save_manifest(out, json.loads((out / "manifest.json").read_text()) | facts)
+    made = json.loads((out / "manifest.json").read_text()) | facts
+    made["model"]["name"] = known["model"]["name"]
+    save_manifest(out, made)
     return out
 
 

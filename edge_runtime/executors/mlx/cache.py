@@ -104,7 +104,9 @@ class PagedCache:
     def shapes(self, pages: int) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
         """Shape and dtype of each array that `read` gives for so many pages."""
         size = self.layout.page_size
-        kinds = {mx.uint32: np.dtype("uint32"), mx.float16: np.dtype("float16"), mx.float32: np.dtype("float32")}
+        kinds: dict[Any, np.dtype[Any]] = {
+            mx.uint32: np.dtype("uint32"), mx.float16: np.dtype("float16"), mx.float32: np.dtype("float32"),
+        }  # fmt: skip
         return {name: ((pages, p.shape[0], size, p.shape[2]), kinds[p.dtype]) for name, p in self._named()}
 
     def _named(self) -> list[tuple[str, mx.array]]:
