@@ -85,18 +85,15 @@ class PagedCache:
 
     def read(self, pages: Sequence[int]) -> dict[str, mx.array]:
         """Whole pages, by Executor.read_pages' names: [pages, kv_heads, page_size, width]. Not evaluated."""
-        self.hold((max(pages) + 1) * self.layout.page_size - 1)
-        index, size = mx.array(np.asarray(pages, np.int32)), self.layout.page_size
+        cells, size = self._cells(pages), self.layout.page_size
         return {
-            name: part.reshape(part.shape[0], -1, size, part.shape[2])[:, index].swapaxes(0, 1)
+            name: part[:, cells].reshape(part.shape[0], len(pages), size, part.shape[2]).swapaxes(0, 1)
             for name, part in self._named()
         }
 
     def write(self, pages: Sequence[int], content: Mapping[str, Array]) -> None:
         """The reverse of `read`."""
-        self.hold((max(pages) + 1) * self.layout.page_size - 1)
-        size = self.layout.page_size
-        cells = mx.array((np.asarray(pages, np.int32)[:, None] * size + np.arange(size, dtype=np.int32)).ravel())
+        cells = self._cells(pages)
         for name, part in self._named():
             data = mx.array(content[name]).swapaxes(0, 1)
             part[:, cells] = data.reshape(part.shape[0], -1, part.shape[2])
@@ -116,6 +113,14 @@ class PagedCache:
             for index, parts in enumerate(self._arrays)
             for ending, part in zip(endings, parts, strict=True)
         ]
+
+    def _cells(self, pages: Sequence[int]) -> slice | mx.array:
+        """The cells of whole pages, as one stretch where they are one: that is several times as fast as a gather."""
+        size, index = self.layout.page_size, np.asarray(pages, np.int32)
+        self.hold((int(index.max()) + 1) * size - 1)
+        if (np.diff(index) == 1).all():
+            return slice(int(index[0]) * size, (int(index[-1]) + 1) * size)
+        return mx.array((index[:, None] * size + np.arange(size, dtype=np.int32)).ravel())
 
     def _grow(self, pages: int) -> None:
         layout = self.layout

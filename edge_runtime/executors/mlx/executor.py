@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 
 import mlx.core as mx
@@ -125,7 +125,8 @@ class MlxExecutor:
         if self._closed:
             return
         if self._flying is not None:
-            mx.eval(self._flying)
+            with contextlib.suppress(RuntimeError):  # what failed has been reported
+                mx.eval(self._flying)
         self._closed = True
         self._pending, self._flying = [], None
         del self._model, self._cache, self._results
@@ -147,7 +148,7 @@ class MlxExecutor:
         self._results.hidden(self._model.step(tokens, rows, self._cache, wanted), index)
         self._rows_since_clear += len(rows)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
         with mx.stream(self._stream), guard("computing", self.memory_used()):
             yield
