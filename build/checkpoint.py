@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import re
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +29,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
     "BF16": np.dtype(ml_dtypes.bfloat16),
+    "U32": np.dtype("<u4"),  # MLX's packed codes
     "I64": np.dtype("<i8"),
     "I32": np.dtype("<i4"),
     "I16": np.dtype("<i2"),
@@ -39,7 +41,7 @@ INDEX = "model.safetensors.index.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 CONFIG_FILES = ("config.json", "generation_config.json")
 LICENSE_NAMES = ("LICENSE", "LICENSE.txt", "LICENSE.md")
-HUB_PATTERNS = ["*.safetensors", INDEX, *CONFIG_FILES, *TOKENIZER_FILES, "LICENSE*"]
+HUB_PATTERNS = ["*.safetensors", INDEX, *CONFIG_FILES, *TOKENIZER_FILES, "special_tokens_map.json", "LICENSE*"]
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 HEADER_LIMIT = 100_000_000  # as the safetensors library
 READ_BYTES = 8 << 20
@@ -83,6 +85,17 @@ class Checkpoint:
             shape = (max(0, last - first), *shape[1:])
             offset += first * row
         out = np.empty(shape, entry.dtype)
+        self._read_bytes(entry, name, offset, out)
+        return out
+
+    def read_into(self, name: str, start: int, out: Array) -> None:
+        """Read rows of a tensor from `start` into an array of its dtype, [rows, …] in C order; errors as `read`."""
+        entry = self.entries[name]
+        row = math.prod(entry.shape[1:]) * entry.dtype.itemsize
+        self._read_bytes(entry, name, entry.offset + start * row, out)
+
+    @staticmethod
+    def _read_bytes(entry: Entry, name: str, offset: int, out: Array) -> None:
         with entry.file.open("rb", buffering=0) as file:
             file.seek(offset)
             view = out.reshape(-1).view(np.uint8).data
@@ -92,15 +105,17 @@ class Checkpoint:
                 if not got:
                     raise CheckpointError(f"{entry.file}: ends inside tensor {name!r}: download or copy it again")
                 done += got
-        return out
 
-    def sha256(self) -> str:
-        """SHA-256 over names and contents of config.json, the tokenizer files and the safetensors files, in order."""
+    def sha256(self, stop: threading.Event | None = None) -> str:
+        """SHA-256 over names and contents of config.json, the tokenizer files and the safetensors files, in order.
+
+        Setting `stop` from another thread ends the reading early; the result then means nothing.
+        """
         digest = hashlib.sha256()
         for file in (self.path / "config.json", *self.tokenizer_files, *self.tensor_files):
             digest.update(f"{file.name}\n{file.stat().st_size}\n".encode())
             with file.open("rb", buffering=0) as stream:
-                while block := stream.read(READ_BYTES):
+                while (stop is None or not stop.is_set()) and (block := stream.read(READ_BYTES)):
                     digest.update(block)
         return digest.hexdigest()
 
@@ -111,7 +126,7 @@ class Checkpoint:
 
     @cached_property
     def tokenizer_files(self) -> list[Path]:
-        """Those of tokenizer.json, tokenizer_config.json and chat_template.jinja that exist."""
+        """Those of TOKENIZER_FILES that exist."""
         return [self.path / name for name in TOKENIZER_FILES if (self.path / name).is_file()]
 
     @cached_property
@@ -135,6 +150,18 @@ class Checkpoint:
             named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
             template = named.get("default", next(iter(named.values()), None))
         return template if isinstance(template, str) else None
+
+    def write_tokenizer(self, folder: Path) -> list[Path]:
+        """Copy the tokenizer's files into a folder, the chat template always as a file of its own; what was written."""
+        folder.mkdir(exist_ok=True)
+        written = {file.name: folder / file.name for file in self.tokenizer_files}
+        for file in self.tokenizer_files:
+            written[file.name].write_bytes(file.read_bytes())
+        name = "chat_template.jinja"
+        if name not in written and self.chat_template is not None:
+            written[name] = folder / name
+            written[name].write_text(self.chat_template, encoding="utf-8")
+        return [written[name] for name in sorted(written)]
 
     @cached_property
     def license_text(self) -> str | None:

@@ -48,7 +48,11 @@ class RopeConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What the graph, the plan and the manifest need to know of a model."""
+    """What the graph, the plan and the manifest need to know of a model.
+
+    `sliding_window`: how many positions, its own included, a layer of type "sliding_attention" attends to; `layer_types`
+    has "sliding_attention" or "full_attention" for each layer, or is empty: all full.
+    """
 
     architecture: str
     hidden_size: int
@@ -66,6 +70,8 @@ class ModelConfig:
     mlp_bias: bool
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    sliding_window: int | None = None
+    layer_types: tuple[str, ...] = ()
 
     @property
     def qkv_size(self) -> int:

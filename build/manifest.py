@@ -13,7 +13,7 @@ import nearfar
 from nearfar.build.checkpoint import Checkpoint
 from nearfar.build.config import ModelConfig
 from nearfar.build.layout import MAX_ROWS, MAX_STEP, TOP_LOGPROBS, CacheLayout
-from nearfar.build.quantize import METHOD, Scheme
+from nearfar.build.quantize import Scheme
 from nearfar.build.weights import Report
 
 FORMAT, VERSION = "nearfar-artifact", 1
@@ -49,8 +49,8 @@ def buffers(config: ModelConfig, cache: CacheLayout) -> list[dict[str, Any]]:
 
 
 def model_section(name: str, config: ModelConfig, eos_token_ids: Iterable[int]) -> dict[str, Any]:
-    """The manifest's `model`."""
-    return {
+    """The manifest's `model`; windows only where the model has them."""
+    section: dict[str, Any] = {
         "name": name,
         "architecture": config.architecture,
         "hidden_size": config.hidden_size,
@@ -63,6 +63,9 @@ def model_section(name: str, config: ModelConfig, eos_token_ids: Iterable[int]) 
         "bos_token_id": config.bos_token_id,
         "eos_token_ids": list(eos_token_ids),
     }
+    if config.sliding_window is not None:
+        section |= {"sliding_window": config.sliding_window, "layer_types": list(config.layer_types)}
+    return section
 
 
 def quantization_section(scheme: Scheme, report: Report) -> dict[str, Any]:
@@ -71,10 +74,15 @@ def quantization_section(scheme: Scheme, report: Report) -> dict[str, Any]:
         "scheme": scheme.name,
         "bits": scheme.bits,
         "group_size": scheme.group_size if scheme.bits else 0,
-        "method": METHOD if scheme.bits else "none",
+        "method": _method(report) if scheme.bits else "none",
         "quantized": report.quantized,
         "dense": report.dense,
     }
+
+
+def _method(report: Report) -> str:
+    rounded = f"; {report.rounded:,} scales and biases rounded to float16" if report.rounded else ""
+    return report.method + rounded
 
 
 def memory_section(config: ModelConfig, weight_bytes: int) -> dict[str, Any]:

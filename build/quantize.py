@@ -12,7 +12,7 @@ Speed comes from `quantize_kernel`, where one pass over a group is one fused vec
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -25,35 +25,36 @@ from nearfar.errors import BuildError, CheckpointError
 from nearfar.targets.base import Array, QuantTensor
 
 F32 = npt.NDArray[np.float32]
-U8 = npt.NDArray[np.uint8]
 
-SLICE_WEIGHTS = 8 << 20  # searched at a time: 32 MiB as float32
+# Rows are searched in slices of about this many weights: 2 MiB as bfloat16, which stays in a core's cache.
+SLICE_WEIGHTS = 1 << 20
 
-__all__ = ["LARGEST", "METHOD", "Scheme", "dequantize", "quantize", "quantize_rows", "to_float32", "to_mlx"]
+__all__ = ["LARGEST", "METHOD", "Scheme", "Slice", "dequantize", "quantize", "quantize_slice", "slices", "stack",
+           "to_float32"]  # fmt: skip
 
 METHOD = "alternating least squares from clipped ranges, float16 scale and bias inside the search"
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How matrices are stored: `bits` 4 or 8 with `group_size` 32 or 64, or bits 0 for no quantization."""
+    """How matrices are stored: `bits` 2, 3, 4 or 8 with `group_size` 32 or 64, or bits 0 for no quantization."""
 
     bits: int
     group_size: int = 64
 
     @staticmethod
     def parse(text: str, group_size: int = 64) -> Scheme:
-        """Scheme of the command line's `--quant q4|q8|none --group-size 32|64`; BuildError for anything else."""
-        bits = {"q4": 4, "q8": 8, "none": 0}.get(text)
+        """Scheme of the command line's `--quant q2|q3|q4|q8|none --group-size 32|64`; BuildError for anything else."""
+        bits = {"q2": 2, "q3": 3, "q4": 4, "q8": 8, "none": 0}.get(text)
         if bits is None:
-            raise BuildError(f"unknown quantization {text!r}: use q4, q8 or none")
+            raise BuildError(f"unknown quantization {text!r}: use q2, q3, q4, q8 or none")
         if group_size not in (32, 64):
             raise BuildError(f"unknown group size {group_size}: use 32 or 64")
         return Scheme(bits, group_size)
 
     @property
     def name(self) -> str:
-        """The name of the command line and the manifest: q4, q8 or none."""
+        """The name of the command line and the manifest: q2, q3, q4, q8 or none."""
         return f"q{self.bits}" if self.bits else "none"
 
     def fits(self, k: int) -> bool:
@@ -61,68 +62,88 @@ class Scheme:
         return self.bits > 0 and k % self.group_size == 0
 
 
+@dataclass(frozen=True)
+class Slice:
+    """Rows of a matrix where the kernel wants them: `rows` [n, k] float32 or bfloat16, to be filled, is a view of `groups`.
+
+    `groups` [blocks, LANES, group] float32 or uint16 has groups to spare at its end.
+    """
+
+    rows: Array
+    groups: Array
+
+    @staticmethod
+    def empty(n: int, k: int, group: int, dtype: np.dtype[np.generic]) -> Slice:
+        """A slice of n rows for weights of `dtype`: bfloat16 stays what it is, all else becomes float32."""
+        brain = dtype == ml_dtypes.bfloat16
+        count = n * (k // group)
+        blocks = -(-count // kernel.LANES)
+        groups: Array = kernel.aligned_empty((blocks, kernel.LANES, group), np.uint16 if brain else np.float32)
+        flat = groups.reshape(-1, group)
+        flat[count:] = 0
+        rows = flat[:count].reshape(n, k)
+        return Slice(rows.view(ml_dtypes.bfloat16) if brain else rows, groups)
+
+
+def slices(n: int, k: int) -> list[tuple[int, int]]:
+    """Row ranges [start, stop) of about SLICE_WEIGHTS weights that cover a matrix [n, k]."""
+    rows = max(1, SLICE_WEIGHTS // k)
+    return [(start, min(n, start + rows)) for start in range(0, n, rows)]
+
+
 def quantize(weight: Array, scheme: Scheme, name: str = "weight") -> QuantTensor:
     """Quantize a matrix.
 
     weight: [n, k] float32, float16 or bfloat16, finite.
-    Gives codes uint8 [n, k], scales and biases float16 [n, k/group].
+    Gives words uint32 [n, k*bits/32], scales and biases float16 [n, k/group].
     Raises CheckpointError where a weight is NaN/Inf or beyond float16, BuildError where k is no multiple of the group.
     """
-    return quantize_rows(lambda start, stop: weight[start:stop], (weight.shape[0], weight.shape[1]), scheme, name)
-
-
-def quantize_rows(
-    read: Callable[[int, int], Array], shape: tuple[int, int], scheme: Scheme, name: str = "weight"
-) -> QuantTensor:
-    """Quantize a matrix [n, k] that is read in slices: `read(start, stop)` gives rows [stop - start, k].
-
-    Memory is that of the result and of one slice (SLICE_BYTES), not of the matrix.
-    """
-    n, k = shape
+    n, k = weight.shape
     if not scheme.fits(k):
         raise BuildError(f"{name} has {k} inputs, no multiple of the group size {scheme.group_size}: keep it dense")
-    group = scheme.group_size
-    codes = np.empty((n, k), np.uint8)
-    scales = np.empty((n, k // group), np.float16)
-    biases = np.empty((n, k // group), np.float16)
-    rows = min(n, max(1, SLICE_WEIGHTS // k))
-    blocks = -(-rows * (k // group) // kernel.LANES)
-    w: F32 = kernel.aligned_empty((blocks, kernel.LANES, group), np.float32)
-    q: U8 = kernel.aligned_empty(w.shape, np.uint8)
-    params: F32 = kernel.aligned_empty((blocks, 2, kernel.LANES), np.float32)
-    search = kernel.compiled_search(scheme.bits, group)
-    for start in range(0, n, rows):
-        stop = min(n, start + rows)
-        groups = (stop - start) * (k // group)
-        blocks = -(-groups // kernel.LANES)
-        flat = w.reshape(-1, group)
-        _copy_float32(read(start, stop).reshape(-1, group), flat[:groups])
-        flat[groups:] = 0  # lanes to spare
-        _check_range(flat[:groups], name, start, k)
-        search(w[:blocks], q[:blocks], params[:blocks])
-        codes[start:stop] = q.reshape(-1)[: groups * group].reshape(-1, k)
-        scales[start:stop] = params[:, 0].reshape(-1)[:groups].reshape(-1, k // group)
-        biases[start:stop] = params[:, 1].reshape(-1)[:groups].reshape(-1, k // group)
-    return QuantTensor(codes, scales, biases)
+    parts = []
+    for start, stop in slices(n, k):
+        piece = Slice.empty(stop - start, k, scheme.group_size, weight.dtype)
+        piece.rows[...] = weight[start:stop]
+        parts.append(quantize_slice(piece, scheme, name, start))
+    return stack(parts)
+
+
+def stack(parts: Sequence[QuantTensor]) -> QuantTensor:
+    """A quantized matrix of its slices."""
+    words, scales, biases = (
+        np.concatenate([getattr(part, field) for part in parts]) for field in ("words", "scales", "biases")
+    )
+    return QuantTensor(words, scales, biases, parts[0].bits)
+
+
+def quantize_slice(piece: Slice, scheme: Scheme, name: str, first_row: int) -> QuantTensor:
+    """Quantize a slice of the matrix `name` that begins at `first_row`, on the calling thread; errors as `quantize`."""
+    blocks, lanes, group = piece.groups.shape
+    n, k = piece.rows.shape
+    words = kernel.aligned_empty((blocks, lanes, group * scheme.bits // 32), np.uint32)
+    params = kernel.aligned_empty((blocks, len(kernel.PARAMS), lanes), np.float32)
+    source = "float32" if piece.groups.dtype == np.float32 else "bfloat16"
+    kernel.compiled_search(scheme.bits, group, source)(piece.groups, words, params)
+    count = n * (k // group)
+    scale, bias, low, high, total = params.transpose(1, 0, 2).reshape(len(kernel.PARAMS), -1)[:, :count]
+    _check_range(piece.rows, (low, high, total), group, name, first_row)
+    return QuantTensor(
+        words.reshape(-1)[: n * k * scheme.bits // 32].reshape(n, -1),
+        scale.astype(np.float16).reshape(n, -1),
+        bias.astype(np.float16).reshape(n, -1),
+        scheme.bits,
+    )
 
 
 def dequantize(tensor: QuantTensor, group: int) -> F32:
     """Give the weights float32 [n, k] that the codes stand for: scale * q + bias."""
-    n, k = tensor.codes.shape
-    weight = tensor.codes.reshape(n, k // group, group).astype(np.float32)
+    codes = tensor.codes
+    n, k = codes.shape
+    weight = codes.reshape(n, k // group, group).astype(np.float32)
     weight *= tensor.scales[..., None].astype(np.float32)
     weight += tensor.biases[..., None].astype(np.float32)
     return weight.reshape(n, k)
-
-
-def to_mlx(
-    tensor: QuantTensor, bits: int
-) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float16], npt.NDArray[np.float16]]:
-    """Pack for MLX: weight uint32 [n, k*bits/32] (first code in the lowest bits), scales, biases [n, k/group]."""
-    codes = tensor.codes
-    if bits == 4:
-        codes = codes[:, 0::2] | (codes[:, 1::2] << np.uint8(4))
-    return np.ascontiguousarray(codes).view("<u4"), tensor.scales, tensor.biases
 
 
 def to_float32(array: Array) -> F32:
@@ -140,24 +161,21 @@ def _copy_float32(array: Array, out: F32) -> None:
         out[...] = array
 
 
-def _check_range(groups: F32, name: str, first_row: int, k: int) -> None:
-    """Refuse NaN, Inf and groups [G, group], rows from `first_row`, whose scale or bias float16 cannot hold."""
+def _check_range(rows: Array, statistics: tuple[F32, F32, F32], group: int, name: str, first_row: int) -> None:
+    """Refuse NaN, Inf and groups whose scale or bias float16 cannot hold; statistics are each group's low, high and sum."""
     limit = LARGEST
-    low, high = float(groups.min()), float(groups.max())
-    if -limit <= low and high <= limit and high - low <= limit:
-        return
-    group = groups.shape[1]
-    with np.errstate(over="ignore", invalid="ignore"):
-        lows, highs = groups.min(axis=1), groups.max(axis=1)
-        good = (lows >= -limit) & (highs <= limit) & (highs - lows <= limit)
+    low, high, total = statistics
+    with np.errstate(over="ignore", invalid="ignore"):  # a NaN is in the sum whatever the minimum makes of it
+        good = np.isfinite(total) & (low >= -limit) & (high <= limit) & (high - low <= limit)
     if good.all():
         return
     bad = int(np.argmin(good))
-    row, column = divmod(bad * group, k)
+    row, column = divmod(bad * group, rows.shape[1])
     where = f"{name}: the group at row {first_row + row}, columns {column} to {column + group - 1}"
-    if not np.isfinite(groups[bad]).all():
+    values = to_float32(rows[row, column : column + group])
+    if not np.isfinite(values).all():
         raise CheckpointError(f"{where}, holds NaN or Inf: the checkpoint is damaged, download or export it again")
     raise CheckpointError(
-        f"{where}, spans {lows[bad]:g} to {highs[bad]:g}, beyond float16 (65504), in which scales and biases are "
+        f"{where}, spans {values.min():g} to {values.max():g}, beyond float16 (65504), in which scales and biases are "
         "stored: rescale the model's weights or build with --quant none"
     )

@@ -1,6 +1,7 @@
-"""The search of `quantize` as a TIR kernel, which LLVM turns into one fused vector loop a pass.
+"""The search of `quantize` as a TIR kernel: eight groups a vector register, one fused loop a pass.
 
-The same passes in NumPy took 15 times as long: each is eight sweeps over a buffer there, and one here.
+Written with the CPU target's vector vocabulary, which names every vector: T.vectorized loops over the same formulas left
+the rounding, and with it the loop, scalar (five times as long), and NumPy sweeps a buffer for each operation.
 """
 
 from __future__ import annotations
@@ -15,128 +16,192 @@ import numpy as np
 import numpy.typing as npt
 import tvm
 from tvm import tirx
-from tvm.script import tirx as T
+from tvm.script.ir_builder import tirx as T
 
 from nearfar.targets.base import Array
+from nearfar.targets.cpu.kernels import vec as v
 
-LANES = 16  # groups that one loop iteration works on, each in a vector lane
+LANES = 16  # groups that one loop iteration works on, each in a vector lane: two registers, so that their chains overlap
+HALVES = tuple(range(LANES // v.LANES))
 SMALLEST = 2.0**-14  # the smallest normal float16
 LARGEST = 65504.0
 
 # Starting ranges, narrower by STEP of the group's own each, and least-squares refits of each. On Gaussian weights at 4
 # bits, group 64, the squared error against min-max: 2 starts, 7 refits 0.823; 2, 5: 0.829; 4, 3: 0.832; 1, 15: 0.850.
-STARTS = {4: 2, 8: 2}
-STEP = {4: 0.12, 8: 0.01}
-REFITS = {4: 5, 8: 3}
+STARTS = {2: 2, 3: 2, 4: 2, 8: 2}
+STEP = {2: 0.12, 3: 0.12, 4: 0.12, 8: 0.01}
+REFITS = {2: 5, 3: 5, 4: 5, 8: 3}
 
-# Rows of the per-lane state.
-LOW, HIGH, TOTAL, SCALE, BIAS, INVERSE, SHIFT, SQ, SQQ, SQW, ERROR, BEST, BEST_SCALE, BEST_BIAS, SPREAD, SLOPE, CODE = (
-    range(17)
-)
+PARAMS = ("scale", "bias", "low", "high", "total")  # rows of the kernel's params: the group's affine, then its statistics
 
-Search = Callable[[npt.NDArray[np.float32], npt.NDArray[np.uint8], npt.NDArray[np.float32]], None]
+Expr = Any  # tirx expressions carry their operators at run time only
+Search = Callable[[Array, npt.NDArray[np.uint32], npt.NDArray[np.float32]], None]
 
 
-def _float16(value: tirx.PrimExpr) -> tirx.PrimExpr:
-    """Round a float32 that is 0 or in float16's normal range to float16's 11 bits, ties to even."""
-    bits = T.reinterpret("uint32", value)
-    odd = (bits >> T.uint32(13)) & T.uint32(1)
-    return T.reinterpret("float32", (bits + T.uint32(0xFFF) + odd) & T.uint32(0xFFFFE000))
+def search_func(bits: int, group: int, source: str) -> tirx.PrimFunc:
+    """Make the kernel: w [blocks, LANES, group] in; words uint32 [blocks, LANES, group*bits/32], params float32 [blocks, 5, LANES] out.
 
-
-def _scale(value: tirx.PrimExpr) -> tirx.PrimExpr:
-    """Round a scale to float16, never subnormal."""
-    return _float16(T.min(T.max(value, T.float32(SMALLEST)), T.float32(LARGEST)))
-
-
-def _bias(value: tirx.PrimExpr) -> tirx.PrimExpr:
-    """Round a bias to float16, zero instead of subnormal."""
-    bounded = T.min(T.max(value, T.float32(-LARGEST)), T.float32(LARGEST))
-    return T.Select(T.fabs(value) < T.float32(SMALLEST), T.float32(0), _float16(bounded))
-
-
-def search_func(bits: int, group: int) -> tirx.PrimFunc:
-    """Make the kernel: w float32 [blocks, LANES, group] in; codes uint8 alike, params float32 [blocks, 2, LANES] out.
-
-    params hold the scale, then the bias, of each group. Weights must be finite and within float16's range.
+    `source` "float32", or "bfloat16": then w is uint16, its bits. words hold the codes as MLX packs them, the first in the
+    lowest bits; params are PARAMS of each group. Where a group's statistics are not finite, or beyond float16, its other
+    results mean nothing.
     """
-    top, starts, step, refits = float(2**bits - 1), STARTS[bits], STEP[bits], REFITS[bits]
+    blocks = tirx.Var("blocks", "int32")
+    args = [
+        ("w", (blocks, LANES, group), "float32" if source == "float32" else "uint16"),
+        ("words", (blocks, LANES, group * bits // 32), "uint32"),
+        ("params", (blocks, len(PARAMS), LANES), "float32"),
+    ]
 
-    @T.prim_func(private=True)  # type: ignore[untyped-decorator]
-    def search(w_handle: T.handle, codes_handle: T.handle, params_handle: T.handle) -> None:
-        blocks = T.int32()
-        w = T.match_buffer(w_handle, (blocks, LANES, group), "float32")
-        codes = T.match_buffer(codes_handle, (blocks, LANES, group), "uint8")
-        params = T.match_buffer(params_handle, (blocks, 2, LANES), "float32")
-        for block in T.parallel(blocks):
-            x = T.alloc_buffer((group, LANES), "float32", scope="local")
-            s = T.alloc_buffer((17, LANES), "float32", scope="local")
-            for i, lane in T.grid(group, LANES):
-                x[i, lane] = w[block, lane, i]
-            for v in T.vectorized(LANES):
-                s[LOW, v] = x[0, v]
-                s[HIGH, v] = x[0, v]
-                s[TOTAL, v] = T.float32(0)
-                s[BEST, v] = T.float32(3.0e38)
-            for i in range(group):
-                for v in T.vectorized(LANES):
-                    s[LOW, v] = T.min(s[LOW, v], x[i, v])
-                    s[HIGH, v] = T.max(s[HIGH, v], x[i, v])
-                    s[TOTAL, v] = s[TOTAL, v] + x[i, v]
-            for start in range(starts):
-                for v in T.vectorized(LANES):
-                    s[SPREAD, v] = (s[HIGH, v] - s[LOW, v]) * (T.float32(step / 2) * T.Cast("float32", start))
-                    s[SCALE, v] = _scale((s[HIGH, v] - s[LOW, v] - s[SPREAD, v] - s[SPREAD, v]) / T.float32(top))
-                    s[BIAS, v] = _bias(s[LOW, v] + s[SPREAD, v])
-                for _refit in range(refits + 1):
-                    for v in T.vectorized(LANES):
-                        s[INVERSE, v] = T.float32(1) / s[SCALE, v]
-                        s[SHIFT, v] = s[BIAS, v] * s[INVERSE, v]
-                        s[SQ, v] = T.float32(0)
-                        s[SQQ, v] = T.float32(0)
-                        s[SQW, v] = T.float32(0)
-                    for i in range(group):
-                        for v in T.vectorized(LANES):
-                            # a buffer row, as TVM 0.27's vectorizer gets a scalar bound here wrong
-                            s[CODE, v] = T.min(
-                                T.max(T.nearbyint(x[i, v] * s[INVERSE, v] - s[SHIFT, v]), T.float32(0)), T.float32(top)
-                            )
-                            s[SQ, v] = s[SQ, v] + s[CODE, v]
-                            s[SQQ, v] = s[SQQ, v] + s[CODE, v] * s[CODE, v]
-                            s[SQW, v] = s[SQW, v] + s[CODE, v] * x[i, v]
-                    for v in T.vectorized(LANES):
-                        # the squared error without the constant sum of w squared
-                        s[ERROR, v] = s[SCALE, v] * (
-                            s[SCALE, v] * s[SQQ, v] - T.float32(2) * s[SQW, v] + T.float32(2) * s[BIAS, v] * s[SQ, v]
-                        ) + s[BIAS, v] * (T.float32(group) * s[BIAS, v] - T.float32(2) * s[TOTAL, v])
-                        s[BEST_SCALE, v] = T.Select(s[ERROR, v] < s[BEST, v], s[SCALE, v], s[BEST_SCALE, v])
-                        s[BEST_BIAS, v] = T.Select(s[ERROR, v] < s[BEST, v], s[BIAS, v], s[BEST_BIAS, v])
-                        s[BEST, v] = T.min(s[ERROR, v], s[BEST, v])
-                        # least squares given the codes; where all codes are equal the scale stays
-                        s[SPREAD, v] = T.float32(group) * s[SQQ, v] - s[SQ, v] * s[SQ, v]
-                        s[SLOPE, v] = (T.float32(group) * s[SQW, v] - s[SQ, v] * s[TOTAL, v]) / T.max(
-                            s[SPREAD, v], T.float32(1)
-                        )
-                        s[SCALE, v] = _scale(
-                            T.Select(
-                                T.And(s[SPREAD, v] > T.float32(0), s[SLOPE, v] > T.float32(0)), s[SLOPE, v], s[SCALE, v]
-                            )
-                        )
-                        s[BIAS, v] = _bias((s[TOTAL, v] - s[SCALE, v] * s[SQ, v]) / T.float32(group))
-            for v in T.vectorized(LANES):
-                s[INVERSE, v] = T.float32(1) / s[BEST_SCALE, v]
-                s[SHIFT, v] = s[BEST_BIAS, v] * s[INVERSE, v]
-                params[block, 0, v] = s[BEST_SCALE, v]
-                params[block, 1, v] = s[BEST_BIAS, v]
-            for i in range(group):
-                for v in T.vectorized(LANES):
-                    x[i, v] = T.min(
-                        T.max(T.nearbyint(x[i, v] * s[INVERSE, v] - s[SHIFT, v]), T.float32(0)), T.float32(top)
-                    )
-            for lane, i in T.grid(LANES, group):
-                codes[block, lane, i] = T.Cast("uint8", x[i, lane])
+    def body(w: Expr, words: Expr, params: Expr) -> None:
+        with T.serial(0, blocks) as block:
+            groups = _Groups(bits, group)
+            groups.load(w, block)
+            groups.search()
+            groups.store(words, params, block)
 
-    return search
+    return v.prim_func("search", args, body)
+
+
+class _Groups:
+    """LANES groups in the registers of one loop iteration; each method emits a piece of the kernel."""
+
+    def __init__(self, bits: int, group: int) -> None:
+        self.bits, self.group, self.top = bits, group, float(2**bits - 1)
+        self.x = v.local((group * LANES,), "float32")  # [group, LANES]
+        self.low, self.high, self.total = (v.registers(len(HALVES)) for _ in range(3))
+        self.scale, self.bias, self.inverse, self.shift = (v.registers(len(HALVES)) for _ in range(4))
+        self.best, self.best_scale, self.best_bias = (v.registers(len(HALVES)) for _ in range(3))
+
+    def load(self, w: Expr, block: Expr) -> None:
+        """Transpose the groups into lanes."""
+        with T.serial(0, self.group) as i:
+            for lane in range(LANES):
+                value = w[block, lane, i]
+                if str(w.dtype) == "uint16":
+                    value = tirx.reinterpret("float32", tirx.Cast("uint32", value) << tirx.IntImm("uint32", 16))
+                v.put1(self.x, [i * LANES + lane], value)
+
+    def weights(self, i: Expr, half: int) -> Expr:
+        """Weight i of eight groups."""
+        return v.lanes(self.x, [i * LANES + half * v.LANES])
+
+    def codes(self, x: Expr, half: int) -> Expr:
+        """The nearest codes of weights, as float32."""
+        rounded = tirx.nearbyint(x * self.inverse[half] - self.shift[half])
+        return tirx.min(tirx.max(rounded, v.splat(0.0)), v.splat(self.top))
+
+    def search(self) -> None:
+        """Find the scale and bias with the least squared error, from each starting range in turn."""
+        for h in HALVES:
+            for register in (self.low, self.high):
+                v.put1(register, [h], self.weights(tirx.IntImm("int32", 0), h))
+            v.put1(self.total, [h], v.splat(0.0))
+            v.put1(self.best, [h], v.splat(3.0e38))
+        with T.serial(0, self.group) as i:
+            for h in HALVES:
+                x = self.weights(i, h)
+                v.put1(self.low, [h], tirx.min(self.low[h], x))
+                v.put1(self.high, [h], tirx.max(self.high[h], x))
+                v.put1(self.total, [h], self.total[h] + x)
+        with T.serial(0, STARTS[self.bits]) as start:
+            clipped = tirx.Cast("float32", start) * v.f32(STEP[self.bits] / 2)
+            for h in HALVES:
+                spread = v.keep((self.high[h] - self.low[h]) * tirx.Broadcast(clipped, v.LANES))
+                width = self.high[h] - self.low[h] - spread - spread
+                v.put1(self.scale, [h], _scale(width / v.splat(self.top)))
+                v.put1(self.bias, [h], _bias(self.low[h] + spread))
+            with T.serial(0, REFITS[self.bits] + 1):
+                self._refit()
+
+    def _invert(self, scale: Expr, bias: Expr) -> None:
+        for h in HALVES:
+            v.put1(self.inverse, [h], v.splat(1.0) / scale[h])
+            v.put1(self.shift, [h], bias[h] * self.inverse[h])
+
+    def _refit(self) -> None:
+        """One pass: codes for the scale and bias at hand, their error, then least squares given the codes."""
+        sq, sqq, sqw = (v.registers(len(HALVES)) for _ in range(3))
+        self._invert(self.scale, self.bias)
+        for h in HALVES:
+            for register in (sq, sqq, sqw):
+                v.put1(register, [h], v.splat(0.0))
+        with T.serial(0, self.group) as i:
+            for h in HALVES:
+                x = self.weights(i, h)
+                code = v.keep(self.codes(x, h))
+                v.put1(sq, [h], sq[h] + code)
+                v.put1(sqq, [h], sqq[h] + code * code)
+                v.put1(sqw, [h], sqw[h] + code * x)
+        for h in HALVES:
+            self._judge(h, sq[h], sqq[h], sqw[h])
+            self._least_squares(h, sq[h], sqq[h], sqw[h])
+
+    def _judge(self, h: int, sq: Expr, sqq: Expr, sqw: Expr) -> None:
+        """Remember the scale and bias where their error (but for the constant sum of w squared) is the least so far."""
+        scale, bias, two, n = self.scale[h], self.bias[h], v.splat(2.0), v.splat(float(self.group))
+        error = v.keep(
+            scale * (scale * sqq - two * sqw + two * bias * sq) + bias * (n * bias - two * self.total[h])
+        )
+        better = error < self.best[h]
+        v.put1(self.best_scale, [h], tirx.Select(better, scale, self.best_scale[h]))
+        v.put1(self.best_bias, [h], tirx.Select(better, bias, self.best_bias[h]))
+        v.put1(self.best, [h], tirx.min(error, self.best[h]))
+
+    def _least_squares(self, h: int, sq: Expr, sqq: Expr, sqw: Expr) -> None:
+        """Solve the normal equations; where all codes are equal the scale stays."""
+        n, zero = v.splat(float(self.group)), v.splat(0.0)
+        spread = v.keep(n * sqq - sq * sq)
+        slope = v.keep((n * sqw - sq * self.total[h]) / tirx.max(spread, v.splat(1.0)))
+        slope = v.keep(tirx.Select(spread > zero, slope, zero))
+        v.put1(self.scale, [h], _scale(tirx.Select(slope > zero, slope, self.scale[h])))
+        v.put1(self.bias, [h], _bias((self.total[h] - self.scale[h] * sq) / n))
+
+    def store(self, words: Expr, params: Expr, block: Expr) -> None:
+        """Pack the codes of the best scale and bias, 32 codes into `bits` words at a time; write the parameters."""
+        self._invert(self.best_scale, self.best_bias)
+        for row, register in enumerate((self.best_scale, self.best_bias, self.low, self.high, self.total)):
+            for h in HALVES:
+                v.put(params, [block, row, h * v.LANES], register[h])
+        packed = v.local((LANES * self.bits,), "uint32")
+        with T.serial(0, self.group // 32) as chunk:
+            for h in HALVES:
+                word = v.registers(self.bits, v.U32X8)
+                for j in range(self.bits):
+                    v.put1(word, [j], v.isplat(0, "uint32"))
+                for i in range(32):
+                    self._pack(word, chunk * 32 + i, i * self.bits, h)
+                for j in range(self.bits):
+                    v.put(packed, [j * LANES + h * v.LANES], word[j])
+            for lane in range(LANES):
+                for j in range(self.bits):
+                    v.put1(words, [block, lane, chunk * self.bits + j], packed[j * LANES + lane])
+
+    def _pack(self, word: Expr, i: Expr, bit: int, h: int) -> None:
+        """Put code i at `bit` of the words; at 3 bits a code can straddle two."""
+        code = v.keep(v.bits(v.cast(self.codes(self.weights(i, h), h), v.I32X8), v.U32X8), v.U32X8)
+        j, shift = divmod(bit, 32)
+        v.put1(word, [j], word[j] | (code << v.isplat(shift, "uint32")))
+        if shift + self.bits > 32:
+            v.put1(word, [j + 1], word[j + 1] | (code >> v.isplat(32 - shift, "uint32")))
+
+
+def _float16(value: Expr) -> Expr:
+    """Round float32 that is 0 or in float16's normal range to float16's 11 bits, ties to even."""
+    bits = v.keep(v.bits(value, v.U32X8), v.U32X8)
+    odd = (bits >> v.isplat(13, "uint32")) & v.isplat(1, "uint32")
+    return v.bits((bits + v.isplat(0xFFF, "uint32") + odd) & v.isplat(0xFFFFE000, "uint32"), v.F32X8)
+
+
+def _scale(value: Expr) -> Expr:
+    """Round scales to float16, never subnormal."""
+    return _float16(tirx.min(tirx.max(value, v.splat(SMALLEST)), v.splat(LARGEST)))
+
+
+def _bias(value: Expr) -> Expr:
+    """Round biases to float16, zero instead of subnormal."""
+    value = v.keep(value)
+    bounded = tirx.min(tirx.max(value, v.splat(-LARGEST)), v.splat(LARGEST))
+    return tirx.Select(tirx.abs(value) < v.splat(SMALLEST), v.splat(0.0), _float16(bounded))
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
@@ -148,13 +213,18 @@ def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
 
 
 @cache
-def compiled_search(bits: int, group: int) -> Search:
-    """Compile the kernel for this machine; it runs on all cores. Its arrays must be of `aligned_empty`."""
-    module = tvm.IRModule({"search": search_func(bits, group).with_attr("global_symbol", "search")})
-    function = tvm.compile(module, target=_target())["search"]
+def compiled_search(bits: int, group: int, source: str) -> Search:
+    """Compile the kernel for this machine; a call runs on the calling thread, without the interpreter's lock.
 
-    def search(w: Array, codes: Array, params: Array) -> None:
-        function(*(tvm.runtime.from_dlpack(array) for array in (w, codes, params)))
+    Its arrays must be of `aligned_empty`.
+    """
+    module = tvm.IRModule({"search": search_func(bits, group, source).with_attr("global_symbol", "search")})
+    # Without storage rewriting, which drops the annotation that keeps registers on the stack (targets/cpu/codegen.py).
+    with tvm.transform.PassContext(opt_level=3, config={"tirx.disable_storage_rewrite": True}):
+        function = tvm.compile(module, target=_target())["search"]
+
+    def search(w: Array, words: npt.NDArray[np.uint32], params: npt.NDArray[np.float32]) -> None:
+        function(*(tvm.runtime.from_dlpack(array) for array in (w, words, params)))
 
     return search
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.targets.codes import BITS, pack_codes, unpack_codes
+
 if TYPE_CHECKING:
     from tvm import tirx
 
@@ -19,7 +21,8 @@ Array = npt.NDArray[np.generic]
 class Matrix:
     """A weight matrix [n, k] (n outputs, k inputs) as the kernels see it.
 
-    `bits` is 4 or 8 for the affine layout (MLX: w = scale*q + bias per `group` inputs), 32 or 16 for dense float32/float16.
+    `bits` is 2, 3, 4 or 8 for the affine layout (MLX: w = scale*q + bias per `group` inputs), 32 or 16 for dense
+    float32/float16.
     """
 
     n: int
@@ -30,16 +33,29 @@ class Matrix:
     @property
     def quantized(self) -> bool:
         """Whether the matrix holds integers with scales and biases."""
-        return self.bits in (4, 8)
+        return self.bits in BITS
 
 
 @dataclass(frozen=True)
 class QuantTensor:
-    """Quantized matrix in plain form: `codes` uint8 [n, k]; `scales`, `biases` float16 [n, k/group]."""
+    """Quantized matrix in MLX's form: `words` uint32 [n, k*bits/32] (codes.py); `scales`, `biases` float16 [n, k/group]."""
 
-    codes: npt.NDArray[np.uint8]
+    words: npt.NDArray[np.uint32]
     scales: npt.NDArray[np.float16]
     biases: npt.NDArray[np.float16]
+    bits: int
+
+    @staticmethod
+    def of_codes(
+        codes: npt.NDArray[np.uint8], scales: npt.NDArray[np.float16], biases: npt.NDArray[np.float16], bits: int
+    ) -> QuantTensor:
+        """From codes uint8 [n, k]."""
+        return QuantTensor(pack_codes(codes, bits), scales, biases, bits)
+
+    @property
+    def codes(self) -> npt.NDArray[np.uint8]:
+        """The codes, one a byte: uint8 [n, k]."""
+        return unpack_codes(self.words, self.bits)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nearfar.build.config import ModelConfig
-from nearfar.build.models import llama
+from nearfar.build.models import llama, mistral
 from nearfar.build.params import Param
 from nearfar.errors import CheckpointError
 
@@ -30,7 +30,7 @@ class Architecture(Protocol):
         ...
 
 
-ARCHITECTURES: dict[str, Architecture] = {"llama": llama}
+ARCHITECTURES: dict[str, Architecture] = {"llama": llama, "mistral": mistral}
 
 
 def architecture(config: Mapping[str, Any]) -> Architecture:

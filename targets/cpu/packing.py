@@ -49,8 +49,8 @@ def pack(matrix: Matrix, tensor: QuantTensor | Array) -> tuple[Array, ...]:
     # Input 2j of a word sits in its low half, input 2j+1 in its high half, both at bit j·bits: a shift and a mask
     # give a pair of int16 for the multiply-add of 16-bit pairs.
     step = per_word(matrix.bits)
-    words = np.zeros((matrix.n, matrix.k // step), np.uint32)
+    words, codes = np.zeros((matrix.n, matrix.k // step), np.uint32), tensor.codes
     for i in range(step):
-        words |= tensor.codes[:, i::step].astype(np.uint32) << np.uint32((i // 2) * matrix.bits + (i % 2) * 16)
+        words |= codes[:, i::step].astype(np.uint32) << np.uint32((i // 2) * matrix.bits + (i % 2) * 16)
     affine = np.stack([_by_block(tensor.scales, matrix.n), _by_block(tensor.biases, matrix.n)], axis=2)
     return _by_block(words, matrix.n), np.ascontiguousarray(affine.astype(np.float16))

@@ -35,19 +35,13 @@ def parts(matrix: Matrix) -> tuple[Part, ...]:
 def pack(matrix: Matrix, tensor: QuantTensor | Array) -> tuple[Array, ...]:
     """Pack a matrix into its parts."""
     if isinstance(tensor, QuantTensor):
-        words = _pack_codes(tensor.codes, matrix.bits), _pack_pairs(tensor.scales, tensor.biases)
+        words = tensor.words ^ SIGN_BIT, _pack_pairs(tensor.scales, tensor.biases)
         return tuple(np.ascontiguousarray(part.T) for part in words)
     if matrix.bits == 16:
         halves = tensor.astype(np.float16)
         padded = np.pad(halves, ((0, 0), (0, matrix.k % 2)))
         return (np.ascontiguousarray(_pack_pairs(padded[:, 0::2], padded[:, 1::2]).T),)
     return (np.ascontiguousarray(tensor.T, dtype=np.float32),)
-
-
-def _pack_codes(codes: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint32]:
-    """Codes [n, k] to words [n, k*bits/32], low bits first, sign bit inverted."""
-    octets = codes if bits == 8 else codes[:, 0::2] | (codes[:, 1::2] << np.uint8(4))
-    return np.ascontiguousarray(octets).view("<u4") ^ SIGN_BIT
 
 
 def _pack_pairs(low: npt.NDArray[np.float16], high: npt.NDArray[np.float16]) -> npt.NDArray[np.uint32]:

@@ -30,7 +30,7 @@ def weights(matrix: Matrix):
     scales *= RNG.choice([-1, 1], scales.shape).astype(np.float16)
     biases = RNG.uniform(-0.2, 0.2, scales.shape).astype(np.float16)
     wide = np.repeat(scales, matrix.group, 1).astype(np.float64), np.repeat(biases, matrix.group, 1).astype(np.float64)
-    return QuantTensor(codes, scales, biases), codes * wide[0] + wide[1]
+    return QuantTensor.of_codes(codes, scales, biases, matrix.bits), codes * wide[0] + wide[1]
 
 
 def packed(matrix: Matrix, tensor):

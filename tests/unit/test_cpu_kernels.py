@@ -48,7 +48,7 @@ def random_quant(rng: np.random.Generator, matrix: Matrix) -> QuantTensor:
     scales = ((0.5 + rng.random((matrix.n, matrix.k // matrix.group))) / 2**matrix.bits / np.sqrt(matrix.k)).astype(
         np.float16
     )
-    return QuantTensor(codes, scales, (-scales * 2 ** (matrix.bits - 1)).astype(np.float16))
+    return QuantTensor.of_codes(codes, scales, (-scales * 2 ** (matrix.bits - 1)).astype(np.float16), matrix.bits)
 
 
 def dequantize(matrix: Matrix, q: QuantTensor) -> np.ndarray:

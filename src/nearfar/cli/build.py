@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from nearfar.build.pipeline import TARGETS, BuildOptions
 from nearfar.build.pipeline import build as run_build
+from nearfar.build.source import GROUP_SIZE, QUANT
 from nearfar.errors import BuildError
 
 DEFAULTS = BuildOptions(checkpoint="", out=Path())
@@ -20,16 +21,23 @@ def build(
     checkpoint: Annotated[
         str,
         typer.Argument(
-            help="A Hugging Face model: a local directory, or a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct."
+            help="A Hugging Face model: a local directory, or a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct. "
+            "An MLX-quantized directory keeps its weights as they are."
         ),
     ],
     out: Annotated[Path, typer.Option("--output", "-o", help="Where to write; each target gets a sub-directory.")],
     target: Annotated[str, typer.Option(help=f"Targets, separated by commas: {', '.join(TARGETS)}.")] = ",".join(
         DEFAULTS.targets
     ),
-    quant: Annotated[str, typer.Option(help="Weights: q4, q8, or none.")] = DEFAULTS.quant,
+    quant: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Weights: q4, q8 or none; for mlx also q2, q3. Default: {QUANT}, or what a quantized checkpoint has."
+        ),
+    ] = DEFAULTS.quant,
     group_size: Annotated[
-        int, typer.Option(help="Weights that share a scale: 32 (finer) or 64 (smaller).")
+        int | None,
+        typer.Option(help=f"Weights that share a scale: 32 (finer) or 64 (smaller). Default: {GROUP_SIZE}."),
     ] = DEFAULTS.group_size,
     cpu_features: Annotated[
         str, typer.Option(help="CPU target: `native` for this machine's instructions, `baseline` for any of its kind.")
@@ -37,12 +45,17 @@ def build(
     dump_ir: Annotated[
         Path | None, typer.Option(help="Write the module after each compiler pass into this directory.")
     ] = None,
+    export_function: Annotated[
+        bool, typer.Option("--export-function", help="For mlx: also write the step as a function (see docs/mac.md).")
+    ] = DEFAULTS.export_function,
 ) -> None:
     """Compile a checkpoint into one artifact per device target.
 
     Example: `nearfar build ./SmolLM2-135M-Instruct --target cpu,webgpu --quant q4 -o out/smollm2`
     then `nearfar run out/smollm2 "Why is the sky blue?"` or `nearfar web out/smollm2`.
     """
+    if export_function and "mlx" not in target:
+        raise BuildError(f"--export-function is for target mlx, and --target is {target}: add mlx or leave it out")
     if cpu_features not in ("native", "baseline"):
         raise BuildError(f"--cpu-features is {cpu_features!r}: use native or baseline")
     targets = tuple(dict.fromkeys(name.strip() for name in target.split(",") if name.strip()))
@@ -54,6 +67,7 @@ def build(
         group_size=group_size,
         cpu_features="native" if cpu_features == "native" else "baseline",
         dump_ir=dump_ir,
+        export_function=export_function,
     )
     console = Console(stderr=True)
     with _Bars(console) as bars:

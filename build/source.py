@@ -1,0 +1,98 @@
+"""What is built: the options, the checked checkpoint, and what is decided about it before any weight is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from nearfar.build.checkpoint import Checkpoint, check_tensors, open_checkpoint
+from nearfar.build.config import ModelConfig
+from nearfar.build.emit import CpuFeatures
+from nearfar.build.layout import CacheLayout
+from nearfar.build.mlx_checkpoint import MlxQuantized
+from nearfar.build.models import architecture
+from nearfar.build.params import Param
+from nearfar.build.program import Model
+from nearfar.build.quantize import Scheme
+from nearfar.build.weights import Report, choose_matrices
+from nearfar.errors import BuildError
+
+IGNORABLE = (r".*rotary_emb\.inv_freq",)
+QUANT, GROUP_SIZE = "q4", 64  # where the command line says nothing and the checkpoint is not quantized
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """What to build. `checkpoint`: a local Hugging Face or MLX directory, or a hub id. `out`: one sub-directory a target.
+
+    `quant`, `group_size` None: QUANT and GROUP_SIZE, or what a quantized checkpoint has. `export_function` (mlx): also
+    write the step as a function that needs no model code.
+    """
+
+    checkpoint: str
+    out: Path
+    targets: tuple[str, ...] = ("cpu", "webgpu")
+    quant: str | None = None
+    group_size: int | None = None
+    cpu_features: CpuFeatures = "native"
+    dump_ir: Path | None = None
+    export_function: bool = False
+
+
+@dataclass(frozen=True)
+class Source:
+    """The checked checkpoint. `packed` where its matrices are quantized already, by MLX's own layout."""
+
+    checkpoint: Checkpoint
+    params: list[Param]
+    model: Model
+    scheme: Scheme
+    report: Report
+    packed: MlxQuantized | None
+
+    @property
+    def config(self) -> ModelConfig:
+        """The shape of the model."""
+        return self.model.config
+
+    def within_window(self) -> Model:
+        """The model for a target whose attention knows no windows: contexts end where the window would begin to matter."""
+        config = self.config
+        if config.sliding_window is None or config.sliding_window >= config.context_length:
+            return self.model
+        config = replace(config, context_length=config.sliding_window)
+        return replace(self.model, config=config, cache=CacheLayout(config.context_length))
+
+
+def open_source(options: BuildOptions) -> Source:
+    """Open and check the checkpoint; CheckpointError or BuildError before any weight is read."""
+    checkpoint = open_checkpoint(options.checkpoint)
+    arch = architecture(checkpoint.config)
+    config = arch.parse(checkpoint.config)
+    params = arch.params(config)
+    packed = MlxQuantized.of(checkpoint)
+    scheme = _scheme(options, packed)
+    expected = {name: shape for param in params for name, shape in param.expected().items()}
+    if packed is not None:
+        expected = packed.expected(expected)
+    tied_copy = (r"lm_head\.(weight|scales|biases)",) if config.tied else ()
+    check_tensors(checkpoint, expected, (*IGNORABLE, *tied_copy))
+    matrices, report = choose_matrices(params, checkpoint, scheme, packed)
+    biases = frozenset(param.name for param in params if param.name.endswith(".bias"))
+    model = Model(config, arch, matrices, biases, CacheLayout(config.context_length))
+    return Source(checkpoint, params, model, scheme, report, packed)
+
+
+def _scheme(options: BuildOptions, packed: MlxQuantized | None) -> Scheme:
+    """The scheme that was asked for; a quantized checkpoint keeps its own, and BuildError where another was asked for."""
+    if packed is None:
+        return Scheme.parse(options.quant or QUANT, options.group_size or GROUP_SIZE)
+    scheme = packed.scheme
+    asked = Scheme.parse(options.quant or scheme.name, options.group_size or scheme.group_size)
+    if asked != scheme:
+        raise BuildError(
+            f"{options.checkpoint} is quantized already ({scheme.name}, group {scheme.group_size}) and --quant asks for "
+            f"{asked.name}, group {asked.group_size}: leave --quant and --group-size out to keep its weights as they are, "
+            "or build from the checkpoint that it was made from"
+        )
+    return scheme
