@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -23,7 +23,6 @@ from nearfar.targets.base import Matrix, QuantTensor
 from nearfar.targets.mlx.config import mlx_config
 
 COPIED = ("generation_config.json", "special_tokens_map.json")
-FUNCTION = "step.mlxfn"
 
 
 def layer_of(tensor: str) -> str:
@@ -120,7 +119,7 @@ class MlxTarget:
     def check(self, source: Source, options: BuildOptions) -> None:
         """Exporting a function needs mlx itself."""
         if options.export_function:
-            _export()
+            _exporter()
 
     def writer(self, source: Source, root: Path) -> MlxWriter:
         """safetensors files."""
@@ -138,11 +137,14 @@ class MlxTarget:
             if (checkpoint.path / name).is_file():
                 (root / name).write_bytes((checkpoint.path / name).read_bytes())
         files = checkpoint.write_tokenizer(root)
+        inv_freq = [float(value) for value in config.rope.inv_freq(config.head_dim)]
         extra: dict[str, Any] = {}
         if options.export_function:
-            _export()(root / FUNCTION, source, [root / shard["file"] for shard in weights["shards"]])
-            extra = {"function": manifest.file_record(root, root / FUNCTION)}
-        inv_freq = [float(value) for value in config.rope.inv_freq(config.head_dim)]
+            export = _exporter()
+            shape = export.StepShape.of(document, manifest.model_section("", config, ()), inv_freq)
+            tensors = export.load_weights([root / shard["file"] for shard in weights["shards"]])
+            export.export_step(root / export.FUNCTION, shape, tensors)
+            extra = {"function": manifest.file_record(root, root / export.FUNCTION)}
         programs = [_program("f16", ["metal"]), _program("f32", [])]
         return Made(source.model, {"inv_freq": inv_freq, "scale": 1.0}, programs, files, extra)
 
@@ -170,15 +172,15 @@ def _program(precision: str, features: list[str]) -> dict[str, Any]:
     }
 
 
-def _export() -> Any:
-    """The exporter; BuildError where mlx is not installed."""
+def _exporter() -> ModuleType:
+    """The exporter, which needs mlx: BuildError where it is not installed."""
     try:
-        from nearfar.targets.mlx.export import export_step
+        from nearfar.targets.mlx import export
     except ImportError as error:
         raise BuildError(
             f"--export-function needs mlx ({error}): pip install 'nearfar[mlx]', or build without it"
         ) from error
-    return export_step
+    return export
 
 
 MLX = MlxTarget()
