@@ -122,7 +122,7 @@ class MlxTarget:
             _exporter()
 
     def writer(self, source: Source, root: Path) -> MlxWriter:
-        """safetensors files."""
+        """One safetensors file, or several with an index."""
         return MlxWriter(source, root)
 
     def finish(self, source: Source, root: Path, weights: dict[str, Any], options: BuildOptions) -> Made:

@@ -107,7 +107,8 @@ def _why_dense(param: Param, scheme: Scheme, packed: MlxQuantized | None) -> str
     if packed is not None:
         found = [name in packed.tensors for name, _ in param.sources]
         if any(found) and not all(found):
-            names = ", ".join(f"{name} is {'' if q else 'not '}quantized" for (name, _), q in zip(param.sources, found))
+            alike = zip((name for name, _ in param.sources), found, strict=True)
+            names = ", ".join(f"{name} is {'' if quantized else 'not '}quantized" for name, quantized in alike)
             raise CheckpointError(f"matrices that are computed together must be stored alike, but {names}")
         return None if all(found) else "not quantized in the checkpoint"
     if not scheme.bits:

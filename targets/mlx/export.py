@@ -206,7 +206,11 @@ def export_step(file: Path, shape: StepShape, weights: Weights) -> None:
 
 def load_weights(files: Sequence[Path]) -> dict[str, mx.array]:
     """The tensors of safetensors files, read when they are used."""
-    return {name: array for file in files for name, array in mx.load(str(file)).items()}
+    weights: dict[str, mx.array] = {}
+    for file in files:
+        tensors: Any = mx.load(str(file))
+        weights |= tensors
+    return weights
 
 
 def main() -> None:

@@ -1,0 +1,169 @@
+"""Checkpoints that MLX quantized: the other targets get the same codes, scales and biases."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from nearfar.build.pipeline import BuildOptions, build
+from nearfar.build.source import open_source
+from nearfar.edge_runtime import Engine
+from nearfar.errors import BuildError, CheckpointError
+from tests.support.paths import ROOT
+
+mx = pytest.importorskip("mlx.core", reason="mlx is not installed")
+mlx_lm = pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
+
+SAMPLE = ROOT / "examples" / "sample-model"
+PROMPT = "The fox"
+
+
+def convert(checkpoint: Path, out: Path, dtype: str, bits: int = 4, group: int = 64) -> Path:
+    """What `mlx_lm.convert -q` makes of a checkpoint."""
+    mlx_lm.convert(str(checkpoint), str(out), quantize=True, q_bits=bits, q_group_size=group, dtype=dtype)
+    return out
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return convert(SAMPLE, tmp_path_factory.mktemp("converted") / "mlx-q4", "float16")
+
+
+@pytest.fixture(scope="module")
+def built(converted: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("built")
+    build(BuildOptions(str(converted), out, targets=("cpu", "mlx")))
+    return out
+
+
+def dequantized(root: Path) -> Any:
+    """transformers on the weights that the directory stands for."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(SAMPLE, dtype=torch.float32).eval()
+    tensors = mx.load(str(root / "model.safetensors"))
+    for name, parameter in model.named_parameters():
+        base = name.removesuffix(".weight")
+        wide = [tensors[f"{base}.{part}"].astype(mx.float32) for part in ("scales", "biases") if f"{base}.{part}" in tensors]
+        value = tensors[name].astype(mx.float32) if not wide else mx.dequantize(tensors[name], *wide, group_size=64, bits=4)
+        parameter.data = torch.from_numpy(np.array(value))
+    return model
+
+
+def test_cpu_computes_with_the_weights_of_the_directory(converted: Path, built: Path) -> None:
+    torch = pytest.importorskip("torch")
+    with Engine.load(built / "cpu") as engine:
+        answer = engine.completions.create(PROMPT, max_tokens=32, temperature=0).choices[0].text
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(SAMPLE)
+    ids = torch.tensor([tokenizer.encode(PROMPT)])
+    out = dequantized(converted).generate(ids, max_new_tokens=32, do_sample=False, pad_token_id=0)[0].tolist()
+    assert answer == tokenizer.decode(out, skip_special_tokens=True)[len(PROMPT) :]
+
+
+def test_nothing_is_requantized(converted: Path, built: Path) -> None:
+    before, after = (load_file(root / "model.safetensors") for root in (converted, built / "mlx"))
+    assert set(before) == set(after)
+    for name, value in before.items():
+        np.testing.assert_array_equal(after[name], value, err_msg=name)
+    quantization = json.loads((built / "cpu" / "manifest.json").read_text())["quantization"]
+    assert (quantization["scheme"], quantization["method"]) == ("q4", "as in the checkpoint")
+
+
+def test_our_own_mlx_artifact_is_a_checkpoint_too(built: Path, tmp_path: Path) -> None:
+    (again,) = build(BuildOptions(str(built / "mlx"), tmp_path, targets=("mlx",)))
+    for name in ("model.safetensors", "config.json"):
+        assert (again / name).read_bytes() == (built / "mlx" / name).read_bytes()
+
+
+def test_scales_that_float16_cannot_hold_are_rounded_and_counted(tmp_path: Path) -> None:
+    wide = convert(SAMPLE, tmp_path / "wide", "float32", bits=8, group=32)
+    (made,) = build(BuildOptions(str(wide), tmp_path / "out", targets=("mlx",)))
+    quantization = json.loads((made / "manifest.json").read_text())["quantization"]
+    assert quantization["scheme"] == "q8"
+    before, after = load_file(wide / "model.safetensors"), load_file(made / "model.safetensors")
+    count = 0
+    for name, value in before.items():
+        if name.endswith((".scales", ".biases")):
+            count += int((value.astype(np.float16).astype(np.float32) != value).sum())
+            np.testing.assert_array_equal(after[name], value.astype(np.float16))
+        elif value.dtype == np.uint32:
+            np.testing.assert_array_equal(after[name], value)
+    assert quantization["method"] == f"as in the checkpoint; {count:,} scales and biases rounded to float16"
+    assert count > 0
+
+
+def test_bfloat16_scales_are_exact(tmp_path: Path) -> None:
+    brain = convert(SAMPLE, tmp_path / "brain", "bfloat16")
+    (made,) = build(BuildOptions(str(brain), tmp_path / "out", targets=("mlx",)))
+    assert json.loads((made / "manifest.json").read_text())["quantization"]["method"] == "as in the checkpoint"
+    before, after = (mx.load(str(root / "model.safetensors")) for root in (brain, made))
+    assert before["model.embed_tokens.scales"].dtype == mx.bfloat16
+    for name, value in before.items():
+        assert mx.array_equal(value.astype(mx.float32), after[name].astype(mx.float32)), name
+
+
+def changed(converted: Path, out: Path, **quantization: Any) -> Path:
+    shutil.copytree(converted, out)
+    (out / "model.safetensors.index.json").unlink()  # mlx_lm writes one for a single file too
+    config = json.loads((out / "config.json").read_text())
+    config["quantization"] |= quantization
+    (out / "config.json").write_text(json.dumps(config))
+    return out
+
+
+@pytest.mark.parametrize(
+    ("quantization", "said"),
+    [
+        ({"group_size": 128}, "group_size 128"),
+        ({"mode": "mxfp4", "group_size": 32}, "mode 'mxfp4'"),
+        ({"bits": 6}, "bits 6"),
+        ({"model.layers.0.mlp.down_proj": {"group_size": 64, "bits": 8}}, r"model.layers.0.mlp.down_proj is .*bits 8"),
+    ],
+)
+def test_settings_that_are_not_read_are_named(
+    converted: Path, tmp_path: Path, quantization: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        open_source(BuildOptions(str(changed(converted, tmp_path / "x", **quantization)), tmp_path / "out"))
+
+
+def test_other_quantizers_are_named(converted: Path, tmp_path: Path) -> None:
+    root = changed(converted, tmp_path / "x")
+    config = json.loads((root / "config.json").read_text())
+    del config["quantization"]
+    (root / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "awq"}}))
+    with pytest.raises(CheckpointError, match="quantized by 'awq'"):
+        open_source(BuildOptions(str(root), tmp_path / "out"))
+
+
+def test_another_quantization_than_the_directorys_is_refused(converted: Path, tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=r"quantized already \(q4, group 64\) and --quant asks for q8"):
+        open_source(BuildOptions(str(converted), tmp_path, quant="q8"))
+    with pytest.raises(BuildError, match="leave --quant and --group-size out"):
+        open_source(BuildOptions(str(converted), tmp_path, group_size=32))
+    assert open_source(BuildOptions(str(converted), tmp_path, quant="q4", group_size=64)).packed is not None
+
+
+def test_parts_that_are_computed_together_must_be_stored_alike(converted: Path, tmp_path: Path) -> None:
+    root = changed(converted, tmp_path / "x", **{"model.layers.1.self_attn.k_proj": False})
+    tensors = load_file(root / "model.safetensors")
+    base = "model.layers.1.self_attn.k_proj"
+    tensors[f"{base}.weight"] = np.zeros((tensors[f"{base}.weight"].shape[0], 192), np.float16)
+    del tensors[f"{base}.scales"], tensors[f"{base}.biases"]
+    save_file(tensors, root / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"k_proj\.weight is not quantized"):
+        open_source(BuildOptions(str(root), tmp_path / "out"))
+
+
+def test_a_missing_part_is_named(converted: Path, tmp_path: Path) -> None:
+    root = changed(converted, tmp_path / "x")
+    tensors = load_file(root / "model.safetensors")
+    del tensors["model.embed_tokens.biases"]
+    save_file(tensors, root / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"1 missing: model.embed_tokens.biases \[2048, 3\]"):
+        open_source(BuildOptions(str(root), tmp_path / "out"))
