@@ -4,7 +4,9 @@ Each tool runs as its own process on the same bfloat16 checkpoint; peak memory i
 llama.cpp needs two steps, as its users take them: safetensors to a GGUF file, then the quantizer. Its converter script
 is in no Python package, so the first step here writes the same float16 tensors with llama.cpp's `gguf` package.
 
-    python benchmarks/build.py [--shape llama-3.2-1b] [--repeat 1] [--json FILE]
+    python benchmarks/build.py [--shape llama-3.2-1b] [--repeat 1] [--only mlx] [--json FILE]
+
+mlx_lm.convert is beside `nearfar (mlx)`, which writes the same layout at the same size, and hashes it and its source.
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ def tools(checkpoint: Path, work: Path) -> dict[str, tuple[list[list[str]], Path
     python, source = sys.executable, str(checkpoint)
     nearfar = [python, "-m", "nearfar", "build", source, "--quant", "q4", "--group-size", "64"]
     out: dict[str, tuple[list[list[str]], Path]] = {
+        "nearfar (mlx)": ([[*nearfar, "--target", "mlx", "-o", str(work / "ours")]], work / "ours"),
         "nearfar (cpu)": ([[*nearfar, "--target", "cpu", "-o", str(work / "cpu")]], work / "cpu"),
         "nearfar (cpu and webgpu)": ([[*nearfar, "--target", "cpu,webgpu", "-o", str(work / "both")]], work / "both"),
     }
@@ -91,20 +94,25 @@ def main() -> None:
     parser.add_argument("--shape", default="llama-3.2-1b", help="a shape that `nearfar synth` knows")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", help="only the tools whose name holds one of these words, e.g. mlx", nargs="+")
     args = parser.parse_args()
     console = Console()
     with tempfile.TemporaryDirectory(prefix="nearfar-bench-") as folder:
         work = Path(folder)
         checkpoint = work / "checkpoint"
         run([sys.executable, "-m", "nearfar", "synth", args.shape, "-o", str(checkpoint)])
-        found = tools(checkpoint, work)
+        found = {
+            name: tool
+            for name, tool in tools(checkpoint, work).items()
+            if not args.only or any(word in name for word in args.only)
+        }
         rows = [measure(tool, commands, output, args.repeat) for tool, (commands, output) in found.items()]
     table = Table("tool", "seconds", "peak GB", "output GB", title=f"{args.shape} to 4 bits")
     for row in rows:
         table.add_row(row.tool, f"{row.seconds:.1f}", f"{row.peak_gb:.2f}", f"{row.output_gb:.2f}")
     console.print(table)
     for name, module in (("mlx_lm.convert", "mlx_lm"), ("llama.cpp", "llama_cpp")):
-        if name not in found:
+        if name not in found and not args.only:
             console.print(
                 f"{name} was not measured: {module} is not installed (pip install mlx-lm llama-cpp-python gguf)"
             )

@@ -1,4 +1,4 @@
-"""Perplexity of the project's quantization against mlx_lm.convert's, at the same bits and group size.
+"""Perplexity of the project's quantization against MLX's (mx.quantize, as mlx_lm.convert -q), at the same size.
 
 Every model runs as its dequantized weights in transformers, float32, over windows of 512 tokens without BOS.
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from nearfar.build.quantize import Scheme, dequantize, quantize, to_float32
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 WINDOW = 512
-SCHEMES = [Scheme(bits, group) for bits in (8, 4) for group in (32, 64)]
+SCHEMES = [Scheme(bits, group) for bits in (8, 4, 3, 2) for group in (32, 64)]
 
 Weights = dict[str, np.ndarray]
 
@@ -40,30 +39,25 @@ def ours(checkpoint: Checkpoint, scheme: Scheme) -> Weights:
     return found
 
 
-def mlx_lm(checkpoint: Checkpoint, scheme: Scheme) -> Weights:
-    """Dequantized matrices of what mlx_lm.convert writes at its default settings but for bits and group size."""
+def mlx(checkpoint: Checkpoint, scheme: Scheme) -> Weights:
+    """Dequantized matrices of MLX's own quantizer, which `mlx_lm.convert -q` calls, on float16 weights: the same size as ours."""
     import mlx.core as mx
-    from mlx_lm import convert
 
-    with tempfile.TemporaryDirectory() as directory:
-        out = Path(directory) / "mlx"
-        convert(str(checkpoint.path), str(out), quantize=True, q_group_size=scheme.group_size, q_bits=scheme.bits)
-        tensors = {name: value for file in out.glob("*.safetensors") for name, value in mx.load(str(file)).items()}
     found = {}
-    for name in tensors:
-        if name.endswith(".scales"):
-            base = name.removesuffix(".scales")
-            parts = (tensors[f"{base}.{part}"] for part in ("weight", "scales", "biases"))
-            # in float32, as ours: the format's own error without that of bfloat16 arithmetic
+    for name, shape in checkpoint.shapes.items():
+        if len(shape) == 2 and scheme.fits(shape[1]):
+            weight = mx.array(to_float32(checkpoint.read(name))).astype(mx.float16)
+            parts = mx.quantize(weight, group_size=scheme.group_size, bits=scheme.bits)
+            # in float32, as ours: the format's own error without that of float16 arithmetic
             packed, scales, biases = parts
-            weight = mx.dequantize(
+            wide = mx.dequantize(
                 packed,
                 scales.astype(mx.float32),
                 biases.astype(mx.float32),
                 group_size=scheme.group_size,
                 bits=scheme.bits,
             )
-            found[f"{base}.weight"] = np.array(weight.astype(mx.float32))
+            found[name] = np.array(wide)
     return found
 
 
@@ -100,8 +94,9 @@ def squared_error(checkpoint: Checkpoint, weights: Weights) -> float:
 def measure(checkpoint: Checkpoint, parts: list[torch.Tensor]) -> Iterator[dict[str, object]]:
     """A record a configuration: quantizer, scheme, perplexity, squared error."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint.path, dtype=torch.float32).eval()
-    yield {"by": "checkpoint", "scheme": "f32", "group": None, "perplexity": perplexity(model, parts), "error": 0.0}
-    makers: list[tuple[str, Callable[[Checkpoint, Scheme], Weights]]] = [("nearfar", ours), ("mlx_lm", mlx_lm)]
+    yield {"by": "checkpoint", "scheme": "f32", "group": None, "bits": 32.0,
+           "perplexity": perplexity(model, parts), "error": 0.0}  # fmt: skip
+    makers: list[tuple[str, Callable[[Checkpoint, Scheme], Weights]]] = [("nearfar", ours), ("mlx", mlx)]
     for scheme in track(SCHEMES, "measuring", console=Console(stderr=True), transient=True):
         for by, make in makers:
             weights = make(checkpoint, scheme)
@@ -110,6 +105,7 @@ def measure(checkpoint: Checkpoint, parts: list[torch.Tensor]) -> Iterator[dict[
                 "by": by,
                 "scheme": scheme.name,
                 "group": scheme.group_size,
+                "bits": scheme.bits + 32 / scheme.group_size,
                 "perplexity": perplexity(model, parts),
                 "error": squared_error(checkpoint, weights),
             }
@@ -128,13 +124,16 @@ def main() -> None:
     records = list(measure(checkpoint, parts))
     base = float(str(records[0]["perplexity"]))
     table = Table(title=f"{checkpoint.name}, {len(parts)} windows of {WINDOW} tokens")
-    for heading in ("scheme", "group", "by", "perplexity", "over f32", "squared error"):
+    for heading in ("scheme", "group", "bits a weight", "by", "perplexity", "over f32", "squared error"):
         table.add_column(heading, justify="right")
     for record in records:
         value = float(str(record["perplexity"]))
         group = str(record["group"] or "")
         over = f"{100 * (value / base - 1):+.3f} %"
-        table.add_row(str(record["scheme"]), group, str(record["by"]), f"{value:.4f}", over, f"{record['error']:.4f}")
+        error = f"{record['error']:.4f}"
+        table.add_row(
+            str(record["scheme"]), group, str(record["bits"]), str(record["by"]), f"{value:.4f}", over, error
+        )
     Console().print(table)
     if options.json:
         report = {"model": checkpoint.name, "windows": len(parts), "window": WINDOW, "results": records}
