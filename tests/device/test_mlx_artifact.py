@@ -1,7 +1,9 @@
 """The mlx artifact in mlx-lm as it is, and its exported step in a process without any model code."""
 
+import hashlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -182,6 +184,14 @@ def _wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
     raise AssertionError("mlx_lm server did not listen")
 
 
+# The exporter as a Mac user calls it, where TVM is not installed.
+BLOCKED = """
+import runpy, sys
+sys.modules["tvm"] = None
+runpy.run_module("nearfar.targets.mlx.export", run_name="__main__")
+"""
+
+
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder to import from that holds mlx only."""
@@ -237,3 +247,33 @@ def test_sequences_of_different_lengths_in_one_step(stories: Path) -> None:
         assert mx.allclose(last[i, 0], alone[0, -1], atol=1e-4)
     assert mx.allclose(again[0, 0], logits([[*prompts[0], 5]], [[0, 1, 2, 3, 4]], [[4]],
                                            [mx.zeros((1, 0), mx.int32), *empty(1)])[0][0, 0], atol=1e-4)  # fmt: skip
+
+
+def test_written_again_from_the_artifact_alone(stories: Path, bare: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(stories, tmp_path / "mlx")
+    (copy / "step.mlxfn").unlink()
+    command = [sys.executable, "-c", BLOCKED, str(copy)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert run(bare, copy, [1, 403], 8) == run(bare, stories, [1, 403], 8)
+    before, after = (json.loads((root / "manifest.json").read_text()) for root in (stories, copy))
+    assert after["function"]["sha256"] == hashlib.sha256((copy / "step.mlxfn").read_bytes()).hexdigest()
+    assert {**before, "function": None} == {**after, "function": None}
+
+
+def test_the_cpp_of_the_documentation(stories: Path, tmp_path: Path) -> None:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("g++ is not installed")
+    source = tmp_path / "step.cpp"
+    source.write_text((ROOT / "docs" / "mac.md").read_text().split("```cpp\n")[1].split("```")[0])
+    folder = Path(next(iter(__import__("mlx").__path__)))
+    paths = [f"-I{folder}/include", f"-L{folder}/lib", f"-Wl,-rpath,{folder}/lib"]
+    made = subprocess.run(
+        [compiler, "-std=c++20", str(source), *paths, "-lmlx", "-o", str(tmp_path / "step")],
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    ran = subprocess.run([str(tmp_path / "step"), str(stories)], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert text_of(stories, [int(token) for token in ran.stdout.split()]) == golden()
