@@ -191,7 +191,16 @@ def open_checkpoint(source: str | Path) -> Checkpoint:
         )
     read_json(path / "tokenizer.json")
     read_json(path / "tokenizer_config.json", required=False)
-    return Checkpoint(path, name, config, _entries(path))
+    return Checkpoint(path, _name_in_manifest(path) or name, config, _entries(path))
+
+
+def _name_in_manifest(path: Path) -> str | None:
+    """The model's name where the checkpoint is the mlx target of an earlier build, whose directory is just called mlx."""
+    manifest = read_json(path / "manifest.json", required=False)
+    if manifest.get("format") != "nearfar-artifact":
+        return None
+    name = manifest.get("model", {}).get("name")
+    return name if isinstance(name, str) else None
 
 
 def read_json(path: Path, required: bool = True) -> dict[str, Any]:

@@ -38,6 +38,10 @@ def mlx_config(
         "torch_dtype": dtype,
     }
     out.pop("dtype", None)  # transformers 5's name of torch_dtype, with the checkpoint's value
+    if len(set(model.layer_types)) > 1:
+        out["layer_types"] = list(model.layer_types)
+    else:
+        out.pop("layer_types", None)  # mlx-lm fails where no layer is of full attention; without the key it takes all for such
     if bits:
         # the first is read by mlx-lm and mlx-swift-lm, the second by the model hub's pages
         settings = {"group_size": group_size, "bits": bits, **dict.fromkeys(dense, False)}

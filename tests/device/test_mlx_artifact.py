@@ -139,6 +139,52 @@ def test_mlx_reads_exactly_the_weights_that_were_quantized(quant: str, tmp_path:
     assert len(greedy(root, [0, 5, 9], 4)) == 4
 
 
+def nearfar(*args: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "nearfar", *(str(arg) for arg in args)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_inspect(sample: Path, stories: Path) -> None:
+    shown = nearfar("inspect", sample, "--json")
+    assert shown.returncode == 0, shown.stderr
+    report = json.loads(shown.stdout)
+    half, single = report["programs"]
+    tensors = mx.load(str(sample / "model.safetensors"))
+    assert half["weight_bytes_per_token"] == sum(array.nbytes for array in tensors.values())
+    wide = sum(array.nbytes for array in tensors.values() if array.dtype == mx.float16)
+    assert single["weight_bytes_per_token"] == half["weight_bytes_per_token"] + wide
+    assert half["launches_per_token"] is None
+    assert report["memory"]["f16"]["1024"] > report["memory"]["f16"]["512"]
+    readable = nearfar("inspect", stories)
+    assert readable.returncode == 0, readable.stderr
+    for word in ("MLX's own kernels", "needs metal", "1 safetensors file", "of weights read", "512 tokens"):
+        assert word in readable.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--target", "cpu,mlx", "--quant", "q3"], "q3 exists for target mlx only"),
+        (["--target", "cpu", "--export-function"], "--export-function is for target mlx"),
+    ],
+)
+def test_what_other_targets_cannot_do_is_said(args: list[str], said: str, tmp_path: Path) -> None:
+    done = nearfar("build", SAMPLE, *args, "-o", tmp_path / "out")
+    assert done.returncode == 1
+    assert said in " ".join(done.stderr.split())
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_the_same_input_gives_the_same_bytes(sample: Path, tmp_path: Path) -> None:
+    again = make(SAMPLE, tmp_path, "q4")
+    for file in again.iterdir():
+        if file.name != "manifest.json":
+            assert file.read_bytes() == (sample / file.name).read_bytes(), file.name
+    before, after = (json.loads((root / "manifest.json").read_text()) for root in (sample, again))
+    before.pop("function")
+    assert before == after
+
+
 def test_generate_as_a_command(sample: Path) -> None:
     command = [sys.executable, "-m", "mlx_lm", "generate", "--model", str(sample), "--prompt", "Tell me about the fox."]
     done = subprocess.run(

@@ -76,6 +76,8 @@ def test_nothing_is_requantized(converted: Path, built: Path) -> None:
 
 def test_our_own_mlx_artifact_is_a_checkpoint_too(built: Path, tmp_path: Path) -> None:
     (again,) = build(BuildOptions(str(built / "mlx"), tmp_path, targets=("mlx",)))
+    model = json.loads((again / "manifest.json").read_text())["model"]
+    assert model["name"] == "mlx-q4", "the name of the first checkpoint, not of the artifact's directory"
     for name in ("model.safetensors", "config.json"):
         assert (again / name).read_bytes() == (built / "mlx" / name).read_bytes()
 

@@ -54,6 +54,9 @@ def test_mlx_carries_the_window_and_other_targets_end_before_it(tmp_path: Path) 
     model = json.loads((made / "manifest.json").read_text())["model"]
     assert (model["context_length"], model["sliding_window"]) == (160, WINDOW)
     assert model["layer_types"] == ["sliding_attention"] * 2
+    config_json = json.loads((made / "config.json").read_text())
+    assert config_json["sliding_window"] == WINDOW
+    assert "layer_types" not in config_json, "mlx-lm fails where all layers slide"
     source = open_source(BuildOptions(str(root), tmp_path / "out"))
     CPU.check(source, BuildOptions(str(root), tmp_path / "out"))
     within = source.within_window()
@@ -61,3 +64,14 @@ def test_mlx_carries_the_window_and_other_targets_end_before_it(tmp_path: Path) 
     assert within.cache.pages_per_slot == 3
     wide = open_source(BuildOptions(str(checkpoint(tmp_path / "wide", sliding_window=4096)), tmp_path / "out"))
     assert wide.within_window() is wide.model
+
+
+@pytest.mark.parametrize("types", [None, ["full_attention", "sliding_attention"], ["sliding_attention"] * 2])
+def test_mlx_lm_loads_it(tmp_path: Path, types: list[str] | None) -> None:
+    mlx_lm = pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
+    changes = {"layer_types": types} if types else {}
+    root = checkpoint(tmp_path / "mistral", **changes)
+    (made,) = build(BuildOptions(str(root), tmp_path / "out", targets=("mlx",), quant="none"))
+    model, _ = mlx_lm.load(str(made))
+    mixed = types is not None and "full_attention" in types
+    assert [layer.use_sliding for layer in model.layers] == [False, mixed]
