@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -9,10 +12,27 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from nearfar.build.pipeline import TARGETS, BuildOptions
-from nearfar.build.pipeline import build as run_build
-from nearfar.build.source import GROUP_SIZE, QUANT
 from nearfar.errors import BuildError
+
+
+@contextlib.contextmanager
+def _without(module: str) -> Iterator[None]:
+    """Make imports in the block believe that an optional module is not installed."""
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[module]
+
+
+# TVM imports PyTorch where it finds it, for bridges that a build does not cross: half of the start, and 0.2 GB.
+with _without("torch"):
+    from nearfar.build.pipeline import TARGETS, BuildOptions
+    from nearfar.build.pipeline import build as run_build
+    from nearfar.build.source import GROUP_SIZE, QUANT
 
 DEFAULTS = BuildOptions(checkpoint="", out=Path())
 
