@@ -20,6 +20,7 @@ from tvm.script.ir_builder import tirx as T
 
 from nearfar.targets.base import Array
 from nearfar.targets.cpu.kernels import vec as v
+from nearfar.targets.cpu.lowering import PIPELINE
 
 LANES = 16  # groups that one loop iteration works on, each in a vector lane: two registers, so that their chains overlap
 HALVES = tuple(range(LANES // v.LANES))
@@ -221,9 +222,7 @@ def compiled_search(bits: int, group: int, source: str) -> Search:
     Its arrays must be of `aligned_empty`.
     """
     module = tvm.IRModule({"search": search_func(bits, group, source).with_attr("global_symbol", "search")})
-    # Without storage rewriting, which drops the annotation that keeps registers on the stack (targets/cpu/codegen.py).
-    with tvm.transform.PassContext(opt_level=3, config={"tirx.disable_storage_rewrite": True}):
-        function = tvm.compile(module, target=_target())["search"]
+    function = tvm.tirx.build(module, target=_target(), pipeline=PIPELINE)["search"]
 
     def search(w: Array, words: npt.NDArray[np.uint32], params: npt.NDArray[np.float32]) -> None:
         function(*(tvm.runtime.from_dlpack(array) for array in (w, words, params)))
