@@ -12,7 +12,7 @@ from tests.shared_data import shared_data
 
 
 class Built:
-    """Builds checkpoints of the shared data at first use; OUT holds the sub-folders cpu and webgpu."""
+    """Builds checkpoints of the shared data at first use; OUT holds the sub-folders cpu, webgpu and mlx."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -26,12 +26,8 @@ class Built:
         out = self._root / f"{checkpoint.name}-{quant}"
         if not out.exists():
             command = [sys.executable, "-m", "nearfar", "build", str(checkpoint), "--quant", quant, "-o", str(out)]
-            done = subprocess.run([*command, "--target", "cpu,webgpu"], capture_output=True, text=True, timeout=900)
+            done = subprocess.run([*command, "--target", "cpu,webgpu,mlx"], capture_output=True, text=True, timeout=900)
             assert done.returncode == 0, done.stderr
-        if not (out / "mlx").exists():
-            from tests.support.mlx_artifact import from_checkpoint
-
-            from_checkpoint(out / "mlx", checkpoint, quant, out / "cpu")
         return out
 
 

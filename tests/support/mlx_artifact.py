@@ -1,58 +1,31 @@
-"""MLX artifacts of any small model, written without the build pipeline: docs/artifact.md's files around given weights."""
+"""Unquantized MLX artifacts of small models that the build pipeline does not take, such as layers of two kinds."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from nearfar.build.config import ConfigReader
-from nearfar.build.quantize import Scheme, quantize, to_mlx
 from tests.support import tiny
-from tests.support.numpy_executor import Weights, load_checkpoint
+from tests.support.numpy_executor import Weights
 
 PAGE_SIZE, SLOTS = 16, 16
 
 
-def write_mlx_artifact(out: Path, config: dict[str, Any], weights: Weights, quant: str = "none") -> Path:
+def write_mlx_artifact(out: Path, config: dict[str, Any], weights: Weights) -> Path:
     """A directory for `Engine.load`; `config` and `weights` are a Hugging Face llama's or mistral's."""
     import mlx.core as mx
 
-    scheme = Scheme.parse(quant)
     out.mkdir(parents=True)
-    tensors: dict[str, mx.array] = {}
-    for name, value in weights.items():
-        if value.ndim == 2 and scheme.fits(value.shape[1]):
-            parts = to_mlx(quantize(value, scheme, name), scheme.bits)
-            for part, array in zip(("weight", "scales", "biases"), parts, strict=True):
-                tensors[name.removesuffix("weight") + part] = mx.array(array)
-        else:
-            tensors[name] = mx.array(value if quant == "none" else value.astype(np.float16))
+    tensors = {name: mx.array(value) for name, value in weights.items()}
     mx.save_safetensors(str(out / "model.safetensors"), tensors, {"format": "mlx"})
-    settings = {"group_size": scheme.group_size, "bits": scheme.bits}
-    (out / "config.json").write_text(json.dumps({**config, **({"quantization": settings} if scheme.bits else {})}))
+    (out / "config.json").write_text(json.dumps(config))
     tiny.tokenizer().save(str(out / "tokenizer.json"))
     (out / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<|bos|>", "chat_template": tiny.TEMPLATE}))
-    save_manifest(out, mlx_manifest(config, quant))
-    return out
-
-
-def from_checkpoint(out: Path, checkpoint: Path, quant: str, sibling: Path) -> Path:
-    """The artifact of a checkpoint directory, with its tokenizer and with the provenance of its sibling for the CPU."""
-    config, weights = load_checkpoint(checkpoint)
-    write_mlx_artifact(out, config, weights, quant)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        if (checkpoint / name).exists():
-            shutil.copy(checkpoint / name, out / name)
-    known = json.loads((sibling / "manifest.json").read_text())
-    facts = {name: known[name] for name in ("quantization", "provenance")}
-    made = json.loads((out / "manifest.json").read_text()) | facts
-    made["model"]["name"] = known["model"]["name"]
-    save_manifest(out, made)
+    save_manifest(out, mlx_manifest(config))
     return out
 
 
@@ -66,7 +39,7 @@ def save_manifest(out: Path, data: dict[str, Any]) -> None:
     (out / "manifest.json").write_text(json.dumps(data))
 
 
-def mlx_manifest(config: dict[str, Any], quant: str = "none") -> dict[str, Any]:
+def mlx_manifest(config: dict[str, Any]) -> dict[str, Any]:
     """The manifest of a model, but for its files."""
     data = tiny.manifest_dict(config, page_size=PAGE_SIZE, slots=SLOTS)
     model, rope = data["model"], ConfigReader(config).rope()
@@ -83,7 +56,7 @@ def mlx_manifest(config: dict[str, Any], quant: str = "none") -> dict[str, Any]:
         "target": "mlx",
         "model": {**model, "architecture": config["model_type"], "sliding_window": window, "layer_types": kinds},
         "rope": {"inv_freq": [float(f) for f in frequencies], "scale": 1.0},
-        "quantization": {"scheme": quant, "bits": Scheme.parse(quant).bits or None},
+        "quantization": {"scheme": "none"},
         "weights": {"format": "safetensors", "bytes": 0, "shard_bytes": 1, "shards": [], "tensors": []},
         "buffers": _buffers(data["model"]),
         "programs": [
