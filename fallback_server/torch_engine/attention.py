@@ -14,12 +14,6 @@ from nearfar.fallback_server.torch_engine.cache import DecodeGroup, KVCache, Lay
 NAME = "nearfar_paged"
 
 
-class Progress:
-    """How often a layer has attended: a sign of life that is finer than a step."""
-
-    calls = 0
-
-
 def paged_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -42,7 +36,8 @@ def paged_attention(
     for name in ("softcap", "s_aux", "position_bias"):
         if others.get(name) is not None:
             raise CheckpointError(f"{type(module).__name__} attends with {name!r}, which the torch engine cannot do")
-    Progress.calls += 1
+    if paged_step.pulse is not None:
+        paged_step.pulse()
     layer: int = module.layer_idx  # type: ignore[assignment]
     q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)  # [N, heads, dim]
     if paged_step.shapes is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -141,6 +141,7 @@ class PagedStep:
     decode: tuple[DecodeGroup, ...]
     prefill: tuple[PrefillRows, ...]
     shapes: dict[int, LayerShape] | None = None  # filled by layer where given
+    pulse: Callable[[], None] | None = None  # called by each layer: a sign of life finer than a step
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ class Batch:
     fresh: torch.Tensor | None
 
 
-def build_batch(cache: KVCache, planned: Sequence[Chunk]) -> Batch:
+def build_batch(cache: KVCache, planned: Sequence[Chunk], pulse: Callable[[], None] | None = None) -> Batch:
     """Lay out the rows of a step: single rows first, by length, then the longer chunks."""
     singles = sorted((chunk for chunk in planned if chunk.count == 1), key=lambda chunk: chunk.start)
     chunks = (*singles, *(chunk for chunk in planned if chunk.count > 1))
@@ -173,7 +174,7 @@ def build_batch(cache: KVCache, planned: Sequence[Chunk]) -> Batch:
         pages = torch.tensor(chunk.pages, dtype=torch.int64).to(cache.device, non_blocking=True)
         prefill.append(PrefillRows(row, row + chunk.count, chunk.start, pages))
         row += chunk.count
-    step = PagedStep(cache, packed[2], tuple(_decode_groups(cache, singles)), tuple(prefill))
+    step = PagedStep(cache, packed[2], tuple(_decode_groups(cache, singles)), tuple(prefill), pulse=pulse)
     fresh = [page for chunk in chunks for page in _begun(chunk, cache.page_size)]
     cleared = torch.tensor(fresh, dtype=torch.int64).to(cache.device, non_blocking=True) if fresh else None
     return Batch(chunks, packed[0:1], packed[1:2], step, cleared)

@@ -134,15 +134,22 @@ class Scheduler:
         return None
 
     def _prefill(self, budget: int) -> list[Chunk]:
-        """Chunks of prompts that are under way, then of works that can be admitted now."""
-        chunks = []
-        for work in self.running:
-            if work.remaining > 1 and budget > 0:
-                chunks.append(self._plan(work, min(work.remaining, budget)))
-                budget -= chunks[-1].count
-        while budget > 0 and self.waiting and len(self.running) < self.limits.max_running and self._admit(self.waiting[0]):
-            work = self.waiting.pop(0)
-            insort(self.running, work, key=_rank)
+        """Chunks of prompts by rank: those under way, and those that can be admitted now."""
+        chunks: list[Chunk] = []
+        started = [work for work in self.running if work.remaining > 1]
+        full = False
+        while budget > 0 and (started or not full):
+            head = self.waiting[0] if self.waiting and len(self.running) < self.limits.max_running else None
+            if full or head is None or (started and started[0].rank < head.rank):
+                if not started:
+                    break
+                work = started.pop(0)
+            elif self._admit(head):
+                work = self.waiting.pop(0)
+                insort(self.running, work, key=_rank)
+            else:
+                full = True
+                continue
             chunks.append(self._plan(work, min(work.remaining, budget)))
             budget -= chunks[-1].count
         return chunks
