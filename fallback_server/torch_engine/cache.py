@@ -162,7 +162,9 @@ def build_batch(cache: KVCache, planned: Sequence[Chunk], pulse: Callable[[], No
     """Lay out the rows of a step: single rows first, by length, then the longer chunks."""
     singles = sorted((chunk for chunk in planned if chunk.count == 1), key=lambda chunk: chunk.start)
     chunks = (*singles, *(chunk for chunk in planned if chunk.count > 1))
-    tokens, positions, write = [], [], []
+    tokens: list[int] = []
+    positions: list[int] = []
+    write: list[int] = []
     for chunk in chunks:
         stop = chunk.start + chunk.count
         tokens += chunk.work.tokens[chunk.start : stop]

@@ -28,6 +28,7 @@ from nearfar.fallback_server.torch_engine.options import TorchOptions
 from nearfar.fallback_server.torch_engine.process import WorkerProcess
 from nearfar.fallback_server.torch_engine.requests import MAX_PRIORITY, check_tokens, checked
 
+SILENCE = 3.0  # seconds without a word after which the engine is not called alive
 STARTS = 3  # failed starts in a row after which those who wait are told
 SUMMED = ("prefix_hits", "prefix_queries", "preemptions", "generated_tokens", "prompt_tokens", "steps")
 
@@ -161,13 +162,18 @@ class TorchBackend:
 
     async def alive(self) -> bool:
         """Whether a token came within the last seconds, or comes now."""
-        if self._worker is None or time.monotonic() - self._worker.heard > self.options.alive_seconds:
+        if self._silent():
+            await asyncio.sleep(0.05)  # words that lie unread because this loop was held up are read now
+        if self._silent():
             return False
         if time.monotonic() - self._last_token <= self.options.alive_seconds:
             return True
         if self._probe is None or self._probe.done():
             self._probe = asyncio.create_task(self._generate_one())
         return await asyncio.shield(self._probe)
+
+    def _silent(self) -> bool:
+        return self._worker is None or time.monotonic() - self._worker.heard > SILENCE
 
     async def close(self, drain: float = 0.0) -> None:
         """Take no more requests, wait at most `drain` seconds for those under way, then stop."""

@@ -18,6 +18,7 @@ from nearfar.fallback_server.torch_engine import sampling
 from nearfar.fallback_server.torch_engine.cache import Batch, KVCache, build_batch
 from nearfar.fallback_server.torch_engine.grammar import GrammarCompiler, Matcher
 from nearfar.fallback_server.torch_engine.messages import (
+    BEAT,
     Beat,
     Cancel,
     Counters,
@@ -33,7 +34,6 @@ from nearfar.fallback_server.torch_engine.model import PagedModel
 from nearfar.fallback_server.torch_engine.options import TorchOptions
 from nearfar.fallback_server.torch_engine.scheduler import Chunk, Limits, Scheduler, Work
 
-BEAT = 0.25  # seconds; no longer than this without a word, while the engine goes on
 BUDGET = {"cpu": 256, "cuda": 2048}
 
 PromptLogprobs = list[tuple[Logprob, tuple[Logprob, ...]] | None]

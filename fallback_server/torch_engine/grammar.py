@@ -143,7 +143,12 @@ class _Child:
     def _read(self, seconds: float) -> dict[str, Any]:
         assert self._process.stdout is not None
         late = threading.Event()
-        timer = threading.Timer(seconds, lambda: (late.set(), self._process.kill()))
+
+        def end() -> None:
+            late.set()
+            self._process.kill()
+
+        timer = threading.Timer(seconds, end)
         timer.start()
         try:
             line = self._process.stdout.readline(RESULT_BYTES + 1)

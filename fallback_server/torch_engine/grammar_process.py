@@ -12,6 +12,9 @@ import psutil
 import xgrammar
 from transformers import AutoTokenizer
 
+WHITESPACE = 24
+"""Characters between two parts of a JSON text: enough to indent, too few for a weak model to lose itself in."""
+
 
 def main() -> None:
     """Say what the tokenizer is, then answer {"kind", "text"} with {"compiled"} or {"error"} until stdin ends."""
@@ -38,9 +41,9 @@ def main() -> None:
 def _compile(compiler: xgrammar.GrammarCompiler, kind: str, text: str) -> xgrammar.CompiledGrammar:
     match kind:
         case "json_schema":
-            return compiler.compile_json_schema(text)
+            return compiler.compile_json_schema(text, max_whitespace_cnt=WHITESPACE)
         case "json_object":
-            return compiler.compile_builtin_json_grammar()
+            return compiler.compile_json_schema('{"type": "object"}', max_whitespace_cnt=WHITESPACE, strict_mode=False)
         case "regex":
             return compiler.compile_regex(text)
         case "ebnf":

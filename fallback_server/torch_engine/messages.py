@@ -17,6 +17,7 @@ from typing import Literal
 from nearfar.fallback_server.backend import BackendInfo, TokenEvent, TokenRequest
 from nearfar.fallback_server.torch_engine.options import TorchOptions
 
+BEAT = 0.25  # seconds; a worker that goes on is never silent for longer (but for one layer's work)
 _LENGTH = struct.Struct("<I")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,7 +68,8 @@ class PagedModel:
         keep: dict[str, Any] = {"logits_to_keep": rows} if self._keeps else {}
         with torch.inference_mode():
             out = self._model(input_ids=tokens, position_ids=positions, use_cache=False, paged_step=step, **keep)
-            return (out.logits[0] if self._keeps else out.logits[0, rows]).float()
+            logits: torch.Tensor = out.logits[0] if self._keeps else out.logits[0, rows]
+            return logits.float()
 
     def pooled(self, tokens: Sequence[int], pooling: Literal["mean", "last"]) -> list[float]:
         """The last hidden states of a sequence, [hidden]: their mean or the last one."""
@@ -200,7 +202,7 @@ def _check(model: PagedModel, probe: Sequence[int], expected: torch.Tensor, page
     pages = -(-len(probe) // page_size)
     cache = KVCache(model.facts.layers, pages, page_size, model.dtype, model.device)
     work, cuts, found = Work("probe", list(probe)), [0, 11, len(probe) - 1, len(probe)], []
-    for start, stop in zip(cuts, cuts[1:], strict=False):
+    for start, stop in pairwise(cuts):
         table = tuple(range(-(-stop // page_size)))
         batch = build_batch(cache, [Chunk(work, start, stop - start, True, table)])
         found.append(model.forward(batch, torch.arange(stop - start, device=model.device)))

@@ -13,7 +13,16 @@ from pathlib import Path
 
 from nearfar.errors import CheckpointError, DeviceError, EngineError
 from nearfar.fallback_server.backend import BackendInfo
-from nearfar.fallback_server.torch_engine.messages import FromWorker, Ready, Shutdown, Start, ToWorker, Unfit, encode, read
+from nearfar.fallback_server.torch_engine.messages import (
+    FromWorker,
+    Ready,
+    Shutdown,
+    Start,
+    ToWorker,
+    Unfit,
+    encode,
+    read,
+)
 from nearfar.fallback_server.torch_engine.options import TorchOptions
 
 EXIT_SECONDS = 2.0  # that a worker told to end may take

@@ -88,9 +88,9 @@ def sample(logits: torch.Tensor, rows: Sequence[RowInput]) -> list[Choice]:
     best = logits.max(1)
     tokens, possible = best.indices, finite & (best.values > -math.inf)
     if drawn:
-        index = torch.tensor(drawn, device=logits.device)
-        part = logits if len(drawn) == len(rows) else logits[index]
-        tokens[index] = _draw(part, [rows[i] for i in drawn])
+        which = torch.tensor(drawn, device=logits.device)
+        part = logits if len(drawn) == len(rows) else logits[which]
+        tokens[which] = _draw(part, [rows[i] for i in drawn])
     packed = torch.stack([tokens, possible.long(), finite.long()]).tolist()
     choices = []
     for index, (token, ok, sound) in enumerate(zip(*packed, strict=True)):
@@ -216,9 +216,9 @@ def _floor(logits: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
         index = torch.tensor(nuclear, device=logits.device)
         kept = logits[index].masked_fill(logits[index] < floor[index], -math.inf)
         floor[index] = torch.maximum(floor[index], _nucleus(kept, _column([samplings[i].top_p for i in nuclear], logits)))
-    for index, s in enumerate(samplings):
+    for row, s in enumerate(samplings):
         if s.min_p > 0:
-            floor[index] = floor[index].clamp(min=math.log(s.min_p))
+            floor[row] = floor[row].clamp(min=math.log(s.min_p))
     return floor
 
 

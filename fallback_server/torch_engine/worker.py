@@ -14,8 +14,9 @@ import torch
 import transformers
 
 from nearfar.errors import CheckpointError, DeviceError
-from nearfar.fallback_server.torch_engine.engine import BEAT, Compiled, Engine
+from nearfar.fallback_server.torch_engine.engine import Compiled, Engine
 from nearfar.fallback_server.torch_engine.messages import (
+    BEAT,
     FromWorker,
     Ready,
     Shutdown,
@@ -33,7 +34,7 @@ def main() -> None:
     # Ctrl-C and SIGTERM may reach the whole process group: the server drains, and ends this process when it is done.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     connection = socket.socket(fileno=int(sys.argv[1]))
     start = receive(connection)
     assert isinstance(start, Start)
