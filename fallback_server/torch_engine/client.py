@@ -24,7 +24,7 @@ from nearfar.fallback_server.torch_engine.messages import (
     Stepped,
     Submit,
 )
-from nearfar.fallback_server.torch_engine.options import TorchOptions
+from nearfar.fallback_server.torch_engine.options import TorchOptions, require_checkpoint
 from nearfar.fallback_server.torch_engine.process import WorkerProcess
 from nearfar.fallback_server.torch_engine.requests import MAX_PRIORITY, check_tokens, checked
 
@@ -100,6 +100,7 @@ class TorchBackend:
         Raises CheckpointError, DeviceError, or EngineError when the process dies on the way.
         """
         options = options or TorchOptions()
+        require_checkpoint(Path(path))
         return cls(Path(path), options, await WorkerProcess.start(Path(path), options))
 
     @property

@@ -24,7 +24,7 @@ from nearfar.fallback_server.torch_engine.cache import (
     build_batch,
     token_bytes,
 )
-from nearfar.fallback_server.torch_engine.options import TorchOptions
+from nearfar.fallback_server.torch_engine.options import TorchOptions, require_checkpoint
 from nearfar.fallback_server.torch_engine.scheduler import Chunk, Work
 
 CACHE_SHARE = {"cpu": 0.4, "cuda": 0.85}
@@ -97,8 +97,7 @@ def load_model(path: Path, options: TorchOptions) -> PagedModel:
     Raises CheckpointError for a model whose layers do not all attend through transformers' attention interface, or
     whose logits change when they do; DeviceError for a device that is not there.
     """
-    if not (path / "config.json").is_file():
-        raise CheckpointError(f"{path} is not a Hugging Face checkpoint: it has no config.json")
+    require_checkpoint(path)
     device = _device(options)
     try:
         config: Any = AutoConfig.from_pretrained(path)

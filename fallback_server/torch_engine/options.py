@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
+
+from nearfar.errors import CheckpointError
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -36,3 +39,9 @@ class TorchOptions:
     max_resubmits: int = 2  # engine deaths that a request may be part of before it is given up
     backoff_first: float = 0.1  # before the first restart; doubles with each that fails
     backoff_last: float = 10.0
+
+
+def require_checkpoint(path: Path) -> None:
+    """Refuse a folder that is no checkpoint before anything heavy is loaded."""
+    if not (path / "config.json").is_file():
+        raise CheckpointError(f"{path} is not a Hugging Face checkpoint: it has no config.json")
