@@ -50,23 +50,36 @@ def paged_attention(
         assert paged_step.write is not None
         cache.write(layer, paged_step.write, k, v)
         for group in paged_step.decode:
-            out[group.start : group.stop] = _decode(q, cache, layer, group, scaling, sliding_window)
+            part = slice(group.start, group.stop)
+            _decode(q[part], cache, layer, group, scaling, sliding_window, out[part])
     for rows in paged_step.prefill:
         out[rows.start : rows.stop] = _prefill(q, k, v, cache, layer, rows, scaling, sliding_window)
     return out[None], None
 
 
 def _decode(
-    q: torch.Tensor, cache: KVCache, layer: int, group: DecodeGroup, scaling: float | None, window: int | None
-) -> torch.Tensor:
-    """One row a sequence [rows, heads, dim]: gather the pages of all, padded; the heads of a group are the query rows."""
+    q: torch.Tensor,
+    cache: KVCache,
+    layer: int,
+    group: DecodeGroup,
+    scaling: float | None,
+    window: int | None,
+    out: torch.Tensor,
+) -> None:
+    """One row a sequence [rows, heads, dim]: by the kernel of our own, or by gathering the pages of all, padded.
+
+    Gathered, the query heads that share a key head are the query rows of dense attention.
+    """
+    if cache.decode is not None:
+        cache.decode(q, cache.keys[layer], cache.values[layer], group.pages, group.lengths, scaling, window, out)
+        return
     rows = group.stop - group.start
     keys, values = cache.gather(layer, group.pages.flatten())
     k = keys.view(rows, -1, *keys.shape[1:]).transpose(1, 2)
     v = values.view(rows, -1, *values.shape[1:]).transpose(1, 2)
-    grouped = q[group.start : group.stop].reshape(rows, k.shape[1], -1, q.shape[2])
+    grouped = q.reshape(rows, k.shape[1], -1, q.shape[2])
     bias = group.bias(cache.page_size, window, q.dtype)
-    return scaled_dot_product_attention(grouped, k, v, attn_mask=bias, scale=scaling).reshape(rows, q.shape[1], -1)
+    out.copy_(scaled_dot_product_attention(grouped, k, v, attn_mask=bias, scale=scaling).reshape(out.shape))
 
 
 def _prefill(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from nearfar.fallback_server.torch_engine.native import NativeDecode
 from nearfar.fallback_server.torch_engine.scheduler import Chunk
 
 SPREAD = 2.0
@@ -31,13 +32,20 @@ class KVCache:
     """
 
     def __init__(
-        self, layers: Sequence[LayerShape], pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: Sequence[LayerShape],
+        pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        decode: NativeDecode | None = None,
     ) -> None:
         self.pages = pages
         self.padding = pages
         self.trash = pages + 1
         self.page_size = page_size
         self.device = device
+        self.decode = decode if decode is not None and decode.supports(dtype) else None
 
         def empty(shape: LayerShape, dim: int) -> torch.Tensor:
             return torch.zeros(pages + 2, page_size, shape.kv_heads, dim, dtype=dtype, device=device)
@@ -203,7 +211,8 @@ def _decode_groups(cache: KVCache, singles: Sequence[Chunk]) -> list[DecodeGroup
     while start < len(singles):
         shortest = max(len(singles[start].pages), FEW_PAGES)
         stop = start + 1
-        while stop < len(singles) and len(singles[stop].pages) <= shortest * SPREAD:
+        # The kernel of our own reads no padding.
+        while stop < len(singles) and (cache.decode or len(singles[stop].pages) <= shortest * SPREAD):
             stop += 1
         width = len(singles[stop - 1].pages)
         table = [[*chunk.pages, *[cache.padding] * (width - len(chunk.pages))] for chunk in singles[start:stop]]

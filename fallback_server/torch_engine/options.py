@@ -29,6 +29,7 @@ class TorchOptions:
     token_budget: int | None = None  # token rows in one step, decode and prefill together
     max_waiting: int = 1024  # requests that may wait; beyond, OverloadError
     ageing: float = 10.0  # waiting this long is worth one step of priority
+    native: bool = True  # on a CPU: compile the decode kernel where there is a C++ compiler
     cuda_graphs: bool = True
     grammar_seconds: float = 10.0  # to compile one grammar
     grammar_chars: int = 65_536  # of one grammar's text

@@ -17,6 +17,7 @@ from nearfar.errors import CheckpointError, RequestError
 from nearfar.fallback_server.backend import Grammar, Sampling, TokenRequest
 from nearfar.fallback_server.torch_engine.messages import Cancel, Embed, Embedded
 from nearfar.fallback_server.torch_engine.model import load_model
+from nearfar.fallback_server.torch_engine.native import compile_decode
 from nearfar.fallback_server.torch_engine.options import TorchOptions
 from tests.shared_data import shared_data
 from tests.support.torch_rig import GREEDY, Rig
@@ -60,15 +61,17 @@ def mixed(count: int, seed: int = 0, **options: Any) -> list[TokenRequest]:
     ]
 
 
-def test_golden_text(stories: Path) -> None:
-    (tokens,) = Rig(stories).tokens([TokenRequest("a", (1,), 199, GREEDY)])
+@pytest.mark.parametrize("native", [True, False])
+def test_golden_text(stories: Path, native: bool) -> None:
+    (tokens,) = Rig(stories, native=native).tokens([TokenRequest("a", (1,), 199, GREEDY)])
     text = AutoTokenizer.from_pretrained(stories).decode(tokens)
     assert text == (stories / "golden_greedy.txt").read_text()
 
 
-def test_together_as_alone(stories: Path) -> None:
+@pytest.mark.parametrize("native", [True, False])
+def test_together_as_alone(stories: Path, native: bool) -> None:
     requests = mixed(20)
-    together = Rig(stories, max_running=8, token_budget=48)
+    together = Rig(stories, native=native, max_running=8, token_budget=48)
     found = together.tokens(requests)
     together.assert_empty()
     for request, tokens in zip(requests, found, strict=True):
@@ -255,9 +258,10 @@ def test_bad_requests_are_refused(stories: Path, case: str) -> None:
     assert not rig.engine.busy
 
 
-def test_odd_requests_beside_healthy_ones(stories: Path) -> None:
+@pytest.mark.parametrize("native", [True, False])
+def test_odd_requests_beside_healthy_ones(stories: Path, native: bool) -> None:
     """What is strange but allowed, and a row whose logits are not numbers, leave the neighbours their tokens."""
-    healthy = mixed(8)
+    healthy = [TokenRequest("heir", (1,), 8, GREEDY), *mixed(7)]  # the first takes over the page of the broken one
     odd = [
         TokenRequest("top_k", (1,), 20, Sampling(seed=1, top_k=10**9)),
         TokenRequest("cold", (1,), 20, Sampling(seed=1, temperature=1e-30)),
@@ -265,25 +269,24 @@ def test_odd_requests_beside_healthy_ones(stories: Path) -> None:
         TokenRequest("stops", (1,), 20, GREEDY, stop_token_ids=frozenset(range(10_000)), min_tokens=20),
         TokenRequest("nan", (1, 400, 401), 20, GREEDY),
     ]
-    rig = Rig(stories)
+    rig = Rig(stories, native=native)
     forward = rig.engine.model.forward
 
     def broken(batch: Any, rows: torch.Tensor) -> torch.Tensor:
         """Poison the keys and values as a model that overflows would, and the logits of that row."""
         logits = forward(batch, rows)
         row = 0
-        for index, chunk in enumerate(batch.chunks):
+        for chunk in batch.chunks:
             row += chunk.count
             if chunk.work.id == "nan":
                 logits[rows == row - 1] = math.nan
                 for tensor in (*rig.engine.cache.keys, *rig.engine.cache.values):
                     tensor[list(chunk.pages)] = math.nan
-            assert index < len(batch.chunks)
         return logits
 
     rig.engine.model = type("Broken", (), {"forward": staticmethod(broken), "facts": rig.engine.model.facts,
                                           "device": rig.engine.model.device})()  # fmt: skip
-    found = rig.run([*odd[-1:], *healthy, *odd[:-1]])
+    found = rig.run(odd[-1:]) + rig.run([*healthy, *odd[:-1]])
     again = rig.run([TokenRequest(f"again-{request.id}", request.tokens, request.max_tokens, request.sampling)
                      for request in healthy])  # fmt: skip
     assert [(event.token, event.finish) for event in found[0]] == [(None, "abort")]
@@ -308,8 +311,41 @@ def test_embeddings_are_transformers(stories: Path) -> None:
     assert given["last"] == pytest.approx(hidden[-1].tolist(), abs=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 20])
+def test_the_decode_kernel_is_dense_attention(dtype: torch.dtype, window: int | None) -> None:
+    kernel = compile_decode()
+    if kernel is None:
+        pytest.skip("needs a C++ compiler")
+    generator = torch.Generator().manual_seed(0)
+    rows, heads, kv_heads, dim, value_dim, size, width = 5, 6, 2, 24, 40, 16, 6
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    keys, values = draw(64, size, kv_heads, dim), draw(64, size, kv_heads, value_dim)
+    q = draw(heads, rows, dim).transpose(0, 1)  # as the models hand it over
+    pages = torch.randperm(64, generator=generator)[: rows * width].view(rows, width)
+    lengths = torch.tensor([1, 17, 96, 64, 33])
+    out = torch.empty(rows, heads, value_dim, dtype=dtype)
+    kernel(q, keys, values, pages, lengths, 0.3, window, out)
+    for row in range(rows):
+        length = int(lengths[row])
+        first = max(0, length - window) if window else 0
+        k = keys[pages[row]].flatten(0, 1)[first:length].float().repeat_interleave(heads // kv_heads, 1)
+        v = values[pages[row]].flatten(0, 1)[first:length].float().repeat_interleave(heads // kv_heads, 1)
+        weights = torch.softmax(torch.einsum("hd,lhd->hl", q[row].float(), k) * 0.3, 1)
+        want = torch.einsum("hl,lhd->hd", weights, v)
+        torch.testing.assert_close(out[row].float(), want, atol=2e-6 if dtype == torch.float32 else 2e-2, rtol=1e-5)
+    keys[pages[2, 3], 5] = math.nan  # position 53 of the third row
+    kernel(q, keys, values, pages, lengths, None, window, out)
+    broken = torch.isnan(out).any(-1).any(-1).tolist()
+    assert broken == [False, False, window is None, False, False]  # a window of 20 does not reach back to it
+
+
+@pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("window", [None, 24])
-def test_another_architecture_and_sliding_windows(tmp_path: Path, window: int | None) -> None:
+def test_another_architecture_and_sliding_windows(tmp_path: Path, window: int | None, native: bool) -> None:
     """Qwen3 with random weights, with and without a window: the tokens of transformers' generate, in chunks of 16."""
     torch.manual_seed(0)
     config = Qwen3Config(
@@ -320,7 +356,7 @@ def test_another_architecture_and_sliding_windows(tmp_path: Path, window: int | 
     Qwen3ForCausalLM(config).save_pretrained(tmp_path)
     reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     requests = [TokenRequest(str(n), tuple((7 * i + n) % 300 for i in range(n)), 30, GREEDY) for n in (1, 20, 70)]
-    found = Rig(tmp_path, max_running=4, token_budget=16).tokens(requests)
+    found = Rig(tmp_path, native=native, max_running=4, token_budget=16).tokens(requests)
     for request, tokens in zip(requests, found, strict=True):
         want = reference.generate(torch.tensor([request.tokens]), max_new_tokens=30, do_sample=False, pad_token_id=0)
         assert tokens == want[0, len(request.tokens) :].tolist()

@@ -20,16 +20,16 @@ GREEDY = Sampling(temperature=0.0)
 
 
 @functools.cache
-def model(path: Path) -> PagedModel:
+def model(path: Path, native: bool = True) -> PagedModel:
     """A model in float32, loaded once a session."""
-    return load_model(path, TorchOptions(device="cpu", dtype="float32"))
+    return load_model(path, TorchOptions(device="cpu", dtype="float32", native=native))
 
 
 class Rig:
     """An engine with a cache of its own over a model that others use too."""
 
     def __init__(self, path: Path, *, pages: int | None = None, **options: Any) -> None:
-        loaded = model(path)
+        loaded = model(path, options.get("native", True))
         self.options = TorchOptions(device="cpu", **options)
         if pages is not None:
             probe = make_cache(loaded, self.options)

@@ -120,11 +120,10 @@ def test_twins_do_not_write_the_page_that_the_other_has_filled() -> None:
     scheduler = make(pages=32)
     for name in ("a", "b"):
         scheduler.add(Work(name, [1, 2], whole=True))
-    for step in range(3):
+    for _ in range(3):
         chunks = scheduler.schedule()
         check(scheduler, chunks)
         finish_step(chunks, 7)
-    assert step == 2
     assert [chunk.known for chunk in chunks] == [frozenset(), frozenset({0})]
     assert chunks[0].pages == chunks[1].pages
 
