@@ -17,6 +17,7 @@ from nearfar.fallback_server.backend import BackendInfo, FinishReason, Logprob, 
 from nearfar.fallback_server.torch_engine import sampling
 from nearfar.fallback_server.torch_engine.cache import Batch, KVCache, build_batch
 from nearfar.fallback_server.torch_engine.grammar import GrammarCompiler, Matcher
+from nearfar.fallback_server.torch_engine.graphs import DecodeGraphs
 from nearfar.fallback_server.torch_engine.messages import (
     BEAT,
     Beat,
@@ -78,6 +79,8 @@ class Engine:
         self._emit = emit
         self._post = post
         self._last_word = time.monotonic()
+        graphs = model.device.type == "cuda" and options.cuda_graphs
+        self._graphs = DecodeGraphs(model, cache, capture=True) if graphs else None
         budget = max(options.token_budget or BUDGET[model.device.type], options.max_running)
         table = SequenceTable(cache.pages, cache.page_size, options.max_running)
         self.scheduler = Scheduler(table, Limits(options.max_running, budget, options.ageing))
@@ -223,7 +226,11 @@ class Engine:
             row += chunk.count
         self._steps += 1
         self._prompted += sum(chunk.count for chunk in batch.chunks if chunk.start < chunk.work.prompt_length)
-        logits = self.model.forward(batch, torch.tensor(wanted, dtype=torch.int64, device=self.model.device))
+        rows_wanted = torch.tensor(wanted, dtype=torch.int64, device=self.model.device)
+        if self._graphs is not None and self._graphs.fits(batch):
+            logits = self._graphs.run(batch)[rows_wanted]
+        else:
+            logits = self.model.forward(batch, rows_wanted)
         for chunk, span in zip(batch.chunks, spans, strict=True):
             if chunk.work.whole:
                 self._prompt_logprobs(chunk, logits[slice(*span)])

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3
 
 from nearfar.errors import CheckpointError, RequestError
 from nearfar.fallback_server.backend import Grammar, Sampling, TokenRequest
+from nearfar.fallback_server.torch_engine.graphs import DecodeGraphs
 from nearfar.fallback_server.torch_engine.messages import Cancel, Embed, Embedded
 from nearfar.fallback_server.torch_engine.model import load_model
 from nearfar.fallback_server.torch_engine.native import compile_decode
@@ -76,6 +77,16 @@ def test_together_as_alone(stories: Path, native: bool) -> None:
     together.assert_empty()
     for request, tokens in zip(requests, found, strict=True):
         assert tokens == Rig(stories).tokens([request])[0], request
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_decode_steps_in_fixed_shapes(stories: Path, native: bool) -> None:
+    """What CUDA graphs replay, run eagerly."""
+    requests = mixed(10)
+    rig = Rig(stories, native=native)
+    rig.engine._graphs = DecodeGraphs(rig.engine.model, rig.engine.cache, capture=False)
+    assert rig.tokens(requests) == Rig(stories).tokens(requests)
+    assert len(rig.engine._graphs._shapes) > 3
 
 
 def test_a_prefix_is_found_again_and_changes_nothing(stories: Path) -> None:
