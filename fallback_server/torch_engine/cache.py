@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +12,8 @@ from nearfar.fallback_server.torch_engine.scheduler import Chunk
 
 SPREAD = 2.0
 """How much longer than its shortest the longest sequence of a decode group may be."""
+MASK_SIZE = 1 << 23
+"""Query rows times keys for which a mask is made at once, for each query head that shares a key head."""
 FEW_PAGES = 8
 """Below this many pages padding costs less than a group of its own."""
 
@@ -179,10 +181,10 @@ def build_batch(cache: KVCache, planned: Sequence[Chunk], pulse: Callable[[], No
         positions += range(chunk.start, stop)
         write += _write_rows(chunk, cache)
     packed = torch.tensor([tokens, positions, write], dtype=torch.int64).to(cache.device, non_blocking=True)
-    prefill, row = [], len(singles)
+    prefill: list[PrefillRows] = []
+    row = len(singles)
     for chunk in chunks[len(singles) :]:
-        pages = torch.tensor(chunk.pages, dtype=torch.int64).to(cache.device, non_blocking=True)
-        prefill.append(PrefillRows(row, row + chunk.count, chunk.start, pages))
+        prefill += _prefill_rows(cache, chunk, row)
         row += chunk.count
     step = PagedStep(cache, packed[2], tuple(_decode_groups(cache, singles)), tuple(prefill), pulse=pulse)
     fresh = [page for chunk in chunks for page in _begun(chunk, cache.page_size)]
@@ -194,6 +196,16 @@ def _begun(chunk: Chunk, size: int) -> list[int]:
     """Pages whose first row is among the chunk's."""
     first = -(-chunk.start // size)
     return [chunk.pages[index] for index in range(first, len(chunk.pages)) if index not in chunk.known]
+
+
+def _prefill_rows(cache: KVCache, chunk: Chunk, row: int) -> Iterator[PrefillRows]:
+    """The rows of a chunk, in pieces small enough for their mask; a chunk from position 0 needs none."""
+    piece = chunk.count if chunk.start == 0 else max(MASK_SIZE // (chunk.start + chunk.count), 16)
+    for offset in range(0, chunk.count, piece):
+        count = min(piece, chunk.count - offset)
+        held = chunk.pages[: -(-(chunk.start + offset + count) // cache.page_size)]
+        pages = torch.tensor(held, dtype=torch.int64).to(cache.device, non_blocking=True)
+        yield PrefillRows(row + offset, row + offset + count, chunk.start + offset, pages)
 
 
 def _write_rows(chunk: Chunk, cache: KVCache) -> list[int]:

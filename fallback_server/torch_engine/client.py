@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -73,6 +72,19 @@ class TokenStream:
             self._items.put_nowait(item)
 
 
+@dataclass(eq=False)
+class _EmbedJob:
+    """A sequence to embed; `deaths` counts the engines that died before it was done."""
+
+    message: Embed
+    future: asyncio.Future[list[float]]
+    deaths: int = 0
+
+    def fail(self, error: EngineError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
 class TorchBackend:
     """A Hugging Face model in a process of its own, which is started again when it dies or hangs."""
 
@@ -82,7 +94,7 @@ class TorchBackend:
         self._path = path
         self._worker: WorkerProcess | None = worker
         self._streams: dict[str, TokenStream] = {}
-        self._embeds: dict[str, tuple[Embed, asyncio.Future[list[float]]]] = {}
+        self._embeds: dict[str, _EmbedJob] = {}
         self._counters = Counters()
         self._before = dict.fromkeys(SUMMED, 0)  # counted by workers that are gone
         self._restarts = 0
@@ -135,18 +147,19 @@ class TorchBackend:
             check_tokens(sequence, self.info, room=0)
         if self._closing:
             raise OverloadError("the engine is shutting down", 5.0)
-        wanted = [Embed(f"embed-{next(self._ids)}", tuple(sequence), pooling) for sequence in tokens]
-        futures = []
-        for message in wanted:
-            future: asyncio.Future[list[float]] = asyncio.get_running_loop().create_future()
-            self._embeds[message.id] = message, future
-            futures.append(future)
-            self._send(message)
+        if len(self._embeds) + len(tokens) > self.options.max_waiting:
+            raise OverloadError(f"{len(self._embeds)} sequences wait to be embedded; at most {self.options.max_waiting} may", 1.0)
+        loop, jobs = asyncio.get_running_loop(), []
+        for sequence in tokens:
+            job = _EmbedJob(Embed(f"embed-{next(self._ids)}", tuple(sequence), pooling), loop.create_future())
+            self._embeds[job.message.id] = job
+            jobs.append(job)
+            self._send(job.message)
         try:
-            return list(await asyncio.gather(*futures))
+            return list(await asyncio.gather(*(job.future for job in jobs)))
         finally:
-            for message in wanted:
-                self._embeds.pop(message.id, None)
+            for job in jobs:
+                self._embeds.pop(job.message.id, None)
 
     def stats(self) -> BackendStats:
         """The figures of the last step; counts go on over restarts."""
@@ -212,11 +225,17 @@ class TorchBackend:
 
     async def _serve(self, worker: WorkerProcess) -> None:
         """Hand on what the worker says; when it is gone, start another."""
-        while True:
-            while (message := await worker.receive()) is not None:
-                self._take(message)
-            await self._bury(worker)
-            worker = await self._restart()
+        try:
+            while True:
+                while (message := await worker.receive()) is not None:
+                    self._take(message)
+                await self._bury(worker)
+                worker = await self._restart()
+        except Exception as error:  # a mistake in this file: nobody must wait for ever
+            self._closing = True
+            self._fail_all(EngineError(f"the engine's client failed: {error!r}"))
+            await worker.kill()
+            raise
 
     async def _watch(self) -> None:
         """Kill a worker that says nothing for too long."""
@@ -245,8 +264,8 @@ class TorchBackend:
             case Refused(request_id, text, param):
                 self._put(request_id, RequestError(text, param))
             case Embedded(embed_id, values):
-                if (found := self._embeds.get(embed_id)) and not found[1].done():
-                    found[1].set_result(values)
+                if (job := self._embeds.get(embed_id)) and not job.future.done():
+                    job.future.set_result(values)
             case _:
                 self._counters = getattr(message, "counters", self._counters)
 
@@ -269,6 +288,10 @@ class TorchBackend:
             if stream.emitted or stream.deaths > self.options.max_resubmits:
                 self._put(stream.request.id, EngineError("the engine died while it answered the request"))
             stream.started = False
+        for job in self._embeds.values():
+            job.deaths += 1
+            if job.deaths > self.options.max_resubmits:
+                job.fail(EngineError("the engine died while it embedded the sequence"))
         await worker.kill()
 
     async def _restart(self) -> WorkerProcess:
@@ -289,14 +312,12 @@ class TorchBackend:
         self._worker = worker
         for stream in self._streams.values():
             worker.send(Submit(stream.request))
-        for message, _ in self._embeds.values():
-            worker.send(message)
+        for job in self._embeds.values():
+            worker.send(job.message)
         return worker
 
     def _fail_all(self, error: EngineError) -> None:
         for request_id in list(self._streams):
             self._put(request_id, error)
-        for _, future in self._embeds.values():
-            if not future.done():
-                with contextlib.suppress(asyncio.InvalidStateError):
-                    future.set_exception(error)
+        for job in self._embeds.values():
+            job.fail(error)

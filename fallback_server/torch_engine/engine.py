@@ -190,7 +190,7 @@ class Engine:
             try:
                 active.matcher = Matcher(result, active.request.stop_token_ids, self.model.facts.vocab_size)
             except (RuntimeError, ValueError) as error:
-                result = RequestError(f"the grammar cannot be followed: {error}", "grammar")
+                result = RequestError(f"the grammar cannot be followed: {error}", "response_format")
         if isinstance(result, RequestError):
             self._say(Refused(request_id, str(result), result.param))
         else:
@@ -289,4 +289,4 @@ class Engine:
         return "length" if len(active.work.tokens) + 1 >= active.limit else None
 
     def _embed(self, wanted: Embed) -> None:
-        self._say(Embedded(wanted.id, self.model.pooled(wanted.tokens, wanted.pooling)))
+        self._say(Embedded(wanted.id, self.model.pooled(wanted.tokens, wanted.pooling, self.pulse)))

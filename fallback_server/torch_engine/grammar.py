@@ -45,7 +45,7 @@ class Matcher:
     def accept(self, token: int) -> bool:
         """Step over a token; whether the answer is complete. RequestError for a token that the grammar does not allow."""
         if not self._matcher.accept_token(token):
-            raise RequestError(f"the grammar does not allow token {token}, which was the only choice", "grammar")
+            raise RequestError(f"the grammar does not allow token {token}, which was the only choice", "response_format")
         return bool(self._matcher.is_terminated())
 
 
@@ -62,7 +62,7 @@ class GrammarCompiler:
             str(options.grammar_memory),
         ]
         self._options = options
-        self._threads = ThreadPoolExecutor(COMPILERS, "grammar")
+        self._threads = ThreadPoolExecutor(COMPILERS, "response_format")
         self._idle: list[_Child] = []
         self._lock = threading.Lock()
         self._known: OrderedDict[Grammar, xgrammar.CompiledGrammar | RequestError] = OrderedDict()
@@ -97,24 +97,24 @@ class GrammarCompiler:
         try:
             child = child or _Child(self._command, self._options.start_seconds)
         except (OSError, ValueError, TimeoutError) as error:
-            return RequestError(f"this model cannot follow grammars: its tokenizer cannot be read ({error})", "grammar"), False
+            return RequestError(f"this model cannot follow grammars: its tokenizer cannot be read ({error})", "response_format"), False
         try:
             answer = child.ask({"kind": grammar.kind, "text": grammar.text}, self._options.grammar_seconds)
         except TimeoutError:
             child.kill()
             limit = self._options.grammar_seconds
-            return RequestError(f"the grammar took more than {limit:g} s to compile: make it smaller", "grammar"), False
+            return RequestError(f"the grammar took more than {limit:g} s to compile: make it smaller", "response_format"), False
         except (OSError, ValueError):
             child.kill()
-            return RequestError("the grammar takes more memory than it may have: make it smaller", "grammar"), False
+            return RequestError("the grammar takes more memory than it may have: make it smaller", "response_format"), False
         with self._lock:
             self._idle.append(child)
         if "error" in answer:
-            return RequestError(str(answer["error"]), "grammar"), True
+            return RequestError(str(answer["error"]), "response_format"), True
         try:
             return xgrammar.CompiledGrammar.deserialize_json(answer["compiled"], child.tokenizer), True
         except (RuntimeError, ValueError) as error:
-            return RequestError(f"the compiled grammar cannot be used: {error}", "grammar"), True
+            return RequestError(f"the compiled grammar cannot be used: {error}", "response_format"), True
 
 
 class _Child:

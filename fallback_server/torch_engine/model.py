@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -76,9 +76,11 @@ class PagedModel:
             logits: torch.Tensor = out.logits[0] if self._keeps else out.logits[0, rows]
             return logits.float()
 
-    def pooled(self, tokens: Sequence[int], pooling: Literal["mean", "last"]) -> list[float]:
+    def pooled(
+        self, tokens: Sequence[int], pooling: Literal["mean", "last"], pulse: Callable[[], None] | None = None
+    ) -> list[float]:
         """The last hidden states of a sequence, [hidden]: their mean or the last one."""
-        ids, positions, step = whole_sequence(tokens, self.device)
+        ids, positions, step = whole_sequence(tokens, self.device, pulse=pulse)
         with torch.inference_mode():
             out = self._model.base_model(input_ids=ids, position_ids=positions, use_cache=False, paged_step=step)
             hidden = out.last_hidden_state[0].float()
@@ -87,11 +89,14 @@ class PagedModel:
 
 
 def whole_sequence(
-    tokens: Sequence[int], device: torch.device, shapes: dict[int, LayerShape] | None = None
+    tokens: Sequence[int],
+    device: torch.device,
+    shapes: dict[int, LayerShape] | None = None,
+    pulse: Callable[[], None] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, PagedStep]:
     """Token ids and positions [1, N], and the step, of one sequence that needs no cache."""
     none = torch.empty(0, dtype=torch.int64, device=device)
-    step = PagedStep(None, None, (), (PrefillRows(0, len(tokens), 0, none),), shapes)
+    step = PagedStep(None, None, (), (PrefillRows(0, len(tokens), 0, none),), shapes, pulse)
     ids = torch.tensor([list(tokens)], dtype=torch.int64, device=device)
     return ids, torch.arange(len(tokens), device=device)[None], step
 

@@ -40,7 +40,8 @@ def checked(request: TokenRequest, info: BackendInfo, options: TorchOptions) -> 
         _whole("prompt_logprobs", request.prompt_logprobs, 0, MAX_TOP_LOGPROBS)
     if request.grammar is not None and len(request.grammar.text) > options.grammar_chars:
         raise RequestError(
-            f"the grammar has {len(request.grammar.text)} characters: at most {options.grammar_chars} are allowed", "grammar"
+            f"the grammar has {len(request.grammar.text)} characters: at most {options.grammar_chars} are allowed",
+            "response_format",
         )
     stops = frozenset(token for token in request.stop_token_ids if 0 <= token < info.vocab_size)
     seed = secrets.randbits(64) if s.seed is None else s.seed

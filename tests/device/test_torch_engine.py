@@ -128,6 +128,13 @@ def test_cancelling_at_any_point_frees_everything(stories: Path) -> None:
         rig.assert_empty()
 
 
+def test_long_chunks_are_masked_in_pieces(stories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [TokenRequest(str(n), (1, *range(3, n)), 10, GREEDY) for n in (400, 150)]
+    want = Rig(stories).tokens(requests)
+    monkeypatch.setattr("nearfar.fallback_server.torch_engine.cache.MASK_SIZE", 5000)
+    assert Rig(stories, token_budget=128).tokens(requests) == want
+
+
 def test_a_seed_is_a_text(stories: Path) -> None:
     def texts(seeds: list[int], **options: Any) -> list[list[int | None]]:
         return Rig(stories, **options).tokens(

@@ -44,6 +44,7 @@ async def until(condition: object, seconds: float = 60.0) -> None:
 
 
 async def test_a_life_with_deaths(stories: Path) -> None:
+    files = psutil.Process().num_fds()
     backend = await TorchBackend.load(stories, OPTIONS)
     want = Rig(stories).tokens([request("a")])[0]
     try:
@@ -58,6 +59,8 @@ async def test_a_life_with_deaths(stories: Path) -> None:
         await backend.close()
     with pytest.raises(OverloadError):
         backend.submit(request("late"))
+    assert psutil.Process().num_fds() <= files
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def _killed(backend: TorchBackend, want: list[int | None]) -> None:
