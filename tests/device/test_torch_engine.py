@@ -18,7 +18,7 @@ from nearfar.fallback_server.backend import Grammar, Sampling, TokenRequest
 from nearfar.fallback_server.torch_engine.graphs import DecodeGraphs
 from nearfar.fallback_server.torch_engine.messages import Cancel, Embed, Embedded
 from nearfar.fallback_server.torch_engine.model import load_model
-from nearfar.fallback_server.torch_engine.native import compile_decode
+from nearfar.fallback_server.torch_engine.native import NativeDecode, compile_decode
 from nearfar.fallback_server.torch_engine.options import TorchOptions
 from tests.shared_data import shared_data
 from tests.support.torch_rig import GREEDY, Rig
@@ -329,14 +329,22 @@ def test_embeddings_are_transformers(stories: Path) -> None:
     assert given["last"] == pytest.approx(hidden[-1].tolist(), abs=1e-4)
 
 
+@pytest.fixture(scope="module")
+def kernel() -> NativeDecode:
+    compiled = compile_decode()
+    if compiled is None:
+        pytest.skip("needs a C++ compiler")
+    return compiled
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [None, 20])
-def test_the_decode_kernel_is_dense_attention(dtype: torch.dtype, window: int | None) -> None:
-    kernel = compile_decode()
-    if kernel is None:
-        pytest.skip("needs a C++ compiler")
+@pytest.mark.parametrize("dims", [(24, 40), (64, 64), (128, 128)])
+def test_the_decode_kernel_is_dense_attention(
+    kernel: NativeDecode, dtype: torch.dtype, window: int | None, dims: tuple[int, int]
+) -> None:
     generator = torch.Generator().manual_seed(0)
-    rows, heads, kv_heads, dim, value_dim, size, width = 5, 6, 2, 24, 40, 16, 6
+    rows, heads, kv_heads, (dim, value_dim), size, width = 5, 6, 2, dims, 16, 6
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).to(dtype)

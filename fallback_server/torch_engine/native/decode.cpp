@@ -43,58 +43,81 @@ inline float fast_exp(float x) {
     return p * power;
 }
 
-// `groups` query heads share the keys and values of one kv head. Positions from `first` to `length` - 1 are seen.
-template <typename T>
-void one(const T* q, int64_t q_head, const T* keys, const T* values, const int64_t* pages, int64_t first, int64_t length,
-         int64_t page_size, int64_t row, int64_t dim, int64_t value_row, int64_t value_dim, int64_t groups, float scale, T* out) {
-    thread_local std::vector<float> memory;
-    const int64_t count = length - first;
-    memory.resize(static_cast<size_t>(groups * (count + dim + value_dim)));
-    float* scores = memory.data();
-    float* query = scores + groups * count;
-    float* sums = query + groups * dim;
-    for (int64_t g = 0; g < groups; ++g)
-        for (int64_t d = 0; d < dim; ++d) query[g * dim + d] = load(q[g * q_head + d]) * scale;
-    for (int64_t position = first; position < length; ++position) {
-        const T* key = keys + (pages[position / page_size] * page_size + position % page_size) * row;
-        for (int64_t g = 0; g < groups; ++g) {
-            const float* of = query + g * dim;
-            float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-            for (int64_t d = 0; d < dim; ++d) sum += of[d] * load(key[d]);
-            scores[g * count + position - first] = sum;
-        }
-    }
-    for (int64_t g = 0; g < groups; ++g) {
-        float* part = scores + g * count;
-        float most = -std::numeric_limits<float>::infinity(), total = 0.0f, sound = 0.0f;
-#pragma omp simd reduction(max : most) reduction(+ : sound)
-        for (int64_t i = 0; i < count; ++i) {
-            most = std::max(most, part[i]);
-            sound += part[i] * 0.0f;  // NaN if any score is not a finite number; what follows would hide that
-        }
-#pragma omp simd reduction(+ : total)
-        for (int64_t i = 0; i < count; ++i) total += part[i] = fast_exp(part[i] - most);
-        const float inverse = 1.0f / total + sound;
-#pragma omp simd
-        for (int64_t i = 0; i < count; ++i) part[i] *= inverse;
-    }
-    std::fill(sums, sums + groups * value_dim, 0.0f);
-    for (int64_t position = first; position < length; ++position) {
-        const T* value = values + (pages[position / page_size] * page_size + position % page_size) * value_row;
-        for (int64_t g = 0; g < groups; ++g) {
-            const float weight = scores[g * count + position - first];
-            float* sum = sums + g * value_dim;
-#pragma omp simd
-            for (int64_t d = 0; d < value_dim; ++d) sum[d] += weight * load(value[d]);
-        }
-    }
-    for (int64_t i = 0; i < groups * value_dim; ++i) store(out + i, sums[i]);
-}
-
 struct Shape {
     int64_t rows, heads, kv_heads, dim, value_dim, page_size, width, window, q_row, q_head, threads;
 };
+
+// One sequence, kv heads `head` … `head + span` - 1, each shared by `groups` query heads, which lie one after the other.
+// Positions from `first` to `length` - 1 are seen. DIM: the dimension of keys and values where the compiler may know it, else 0.
+template <typename T, int DIM>
+void one(const Shape& s, const T* q, const T* keys, const T* values, const int64_t* pages, int64_t head, int64_t span,
+         int64_t first, int64_t length, float scale, T* out) {
+    thread_local std::vector<float> memory;
+    const int64_t dim = DIM ? DIM : s.dim, value_dim = DIM ? DIM : s.value_dim;
+    const int64_t groups = s.heads / s.kv_heads, queries = span * groups, count = length - first;
+    memory.resize(static_cast<size_t>(queries * (count + dim + value_dim)));
+    float* scores = memory.data();
+    float* query = scores + queries * count;
+    float* sums = query + queries * dim;
+    for (int64_t i = 0; i < queries; ++i)
+        for (int64_t d = 0; d < dim; ++d) query[i * dim + d] = load(q[i * s.q_head + d]) * scale;
+    // Page by page, so that a page is in the first cache while all query heads use it.
+    for (int64_t start = first; start < length;) {
+        const int64_t stop = std::min(length, (start / s.page_size + 1) * s.page_size);
+        const T* page = keys + ((pages[start / s.page_size] * s.page_size + start % s.page_size) * s.kv_heads + head) * dim;
+        for (int64_t i = 0; i < queries; ++i) {
+            const float* of = query + i * dim;
+            const T* key = page + i / groups * dim;
+            for (int64_t position = start; position < stop; ++position, key += s.kv_heads * dim) {
+                float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+                for (int64_t d = 0; d < dim; ++d) sum += of[d] * load(key[d]);
+                scores[i * count + position - first] = sum;
+            }
+        }
+        start = stop;
+    }
+    for (int64_t i = 0; i < queries; ++i) {
+        float* part = scores + i * count;
+        float most = -std::numeric_limits<float>::infinity(), total = 0.0f, sound = 0.0f;
+#pragma omp simd reduction(max : most) reduction(+ : sound)
+        for (int64_t p = 0; p < count; ++p) {
+            most = std::max(most, part[p]);
+            sound += part[p] * 0.0f;  // NaN if any score is not a finite number; what follows would hide that
+        }
+#pragma omp simd reduction(+ : total)
+        for (int64_t p = 0; p < count; ++p) total += part[p] = fast_exp(part[p] - most);
+        const float inverse = 1.0f / total + sound;
+#pragma omp simd
+        for (int64_t p = 0; p < count; ++p) part[p] *= inverse;
+    }
+    std::fill(sums, sums + queries * value_dim, 0.0f);
+    for (int64_t start = first; start < length;) {
+        const int64_t stop = std::min(length, (start / s.page_size + 1) * s.page_size);
+        const T* page = values + ((pages[start / s.page_size] * s.page_size + start % s.page_size) * s.kv_heads + head) * value_dim;
+        for (int64_t i = 0; i < queries; ++i) {
+            const float* weight = scores + i * count - first;
+            const T* value = page + i / groups * value_dim;
+            float* sum = sums + i * value_dim;
+            if constexpr (DIM != 0) {
+                float local[DIM];  // stays in registers over the page
+                std::copy(sum, sum + DIM, local);
+                for (int64_t position = start; position < stop; ++position, value += s.kv_heads * value_dim) {
+#pragma omp simd
+                    for (int64_t d = 0; d < DIM; ++d) local[d] += weight[position] * load(value[d]);
+                }
+                std::copy(local, local + DIM, sum);
+            } else {
+                for (int64_t position = start; position < stop; ++position, value += s.kv_heads * value_dim) {
+#pragma omp simd
+                    for (int64_t d = 0; d < value_dim; ++d) sum[d] += weight[position] * load(value[d]);
+                }
+            }
+        }
+        start = stop;
+    }
+    for (int64_t i = 0; i < queries * value_dim; ++i) store(out + i, sums[i]);
+}
 
 // q [rows, heads, dim] with strides q_row and q_head; keys [pages, page_size, kv_heads, dim], values likewise; table
 // [rows, width] of pages; lengths [rows]; out [rows, heads, value_dim]. window 0: none.
@@ -102,13 +125,15 @@ template <typename T>
 void all(const T* q, const T* keys, const T* values, const int64_t* table, const int64_t* lengths, T* out, const Shape& s,
          float scale) {
     const int64_t groups = s.heads / s.kv_heads;
+    // The heads of a token lie beside each other, so one thread reads them all, unless that leaves threads without work.
+    const int64_t span = s.rows >= 2 * s.threads ? s.kv_heads : 1, parts = s.kv_heads / span;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(static_cast<int>(s.threads)) if (s.threads > 1)
-    for (int64_t item = 0; item < s.rows * s.kv_heads; ++item) {
-        const int64_t r = item / s.kv_heads, h = item % s.kv_heads, length = lengths[r];
+    for (int64_t item = 0; item < s.rows * parts; ++item) {
+        const int64_t r = item / parts, head = item % parts * span, length = lengths[r];
         const int64_t first = s.window > 0 ? std::max<int64_t>(0, length - s.window) : 0;
-        one<T>(q + r * s.q_row + h * groups * s.q_head, s.q_head, keys + h * s.dim, values + h * s.value_dim, table + r * s.width,
-               first, length, s.page_size, s.kv_heads * s.dim, s.dim, s.kv_heads * s.value_dim, s.value_dim, groups, scale,
-               out + (r * s.heads + h * groups) * s.value_dim);
+        const auto kernel = s.dim != s.value_dim ? one<T, 0> : s.dim == 64 ? one<T, 64> : s.dim == 128 ? one<T, 128> : one<T, 0>;
+        kernel(s, q + r * s.q_row + head * groups * s.q_head, keys, values, table + r * s.width, head, span, first, length, scale,
+               out + (r * s.heads + head * groups) * s.value_dim);
     }
 }
 
