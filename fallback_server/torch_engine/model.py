@@ -110,18 +110,22 @@ def load_model(path: Path, options: TorchOptions) -> PagedModel:
     require_checkpoint(path)
     device = _device(options)
     try:
+        return _load(path, options, device)
+    except torch.OutOfMemoryError as error:
+        raise DeviceError(f"{path} does not fit the memory of {device}: {error}") from error
+
+
+def _load(path: Path, options: TorchOptions, device: torch.device) -> PagedModel:
+    try:
         config: Any = AutoConfig.from_pretrained(path)
         dtype = _dtype(options, device, config, path)
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=dtype, attn_implementation="sdpa", use_safetensors=True
-        )
+        model: Any = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype, use_safetensors=True)
     except (ValueError, OSError, KeyError, ImportError) as error:
         raise CheckpointError(f"transformers cannot load {path} as a causal language model: {error}") from error
     model.to(device).eval().requires_grad_(False)
     text = config.get_text_config()
     probe = [(index * 7919 + 1) % text.vocab_size for index in range(PROBE_TOKENS)]
-    with torch.inference_mode():
-        expected = model(torch.tensor([probe], device=device), use_cache=False).logits[0].float()
+    expected = _reference(model, probe, device)
     if device.type == "cpu" and dtype == torch.float32:
         _lay_out(model)
     layers = _take_over(model, text.num_hidden_layers, probe, device)
@@ -200,6 +204,18 @@ def _eos(model: Any, text: Any) -> tuple[int, ...]:
     return () if found is None else tuple(found) if isinstance(found, list | tuple) else (int(found),)
 
 
+def _reference(model: Any, probe: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Logits float32 [N, vocab] of the model as transformers runs it."""
+    try:
+        with torch.inference_mode():
+            logits: torch.Tensor = model(torch.tensor([list(probe)], device=device), use_cache=False).logits[0]
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{type(model).__name__} fails on a prompt of {len(probe)} tokens: {error}") from error
+    return logits.float()
+
+
 def _take_over(model: Any, layers: int, probe: Sequence[int], device: torch.device) -> tuple[LayerShape, ...]:
     """Put our attention in, and see every layer call it once."""
     kind = type(model).__name__
@@ -209,7 +225,9 @@ def _take_over(model: Any, layers: int, probe: Sequence[int], device: torch.devi
         model.set_attn_implementation(NAME)
         with torch.inference_mode():
             model(input_ids=ids, position_ids=positions, use_cache=False, paged_step=step)
-    except (TypeError, ValueError, AttributeError) as error:
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{kind} does not run with another attention function: {error}") from error
     missing = sorted(set(range(layers)) - set(shapes))
     if missing or len(shapes) != layers:
