@@ -1,0 +1,323 @@
+"""The torch engine as the server sees it: a backend in the server's process, in front of a worker's process."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from nearfar.errors import CheckpointError, DeviceError, EngineError, NearfarError, OverloadError, RequestError
+from nearfar.fallback_server.backend import BackendInfo, BackendStats, Sampling, TokenEvent, TokenRequest
+from nearfar.fallback_server.torch_engine.messages import (
+    Cancel,
+    Counters,
+    Embed,
+    Embedded,
+    FromWorker,
+    Refused,
+    Started,
+    Stepped,
+    Submit,
+)
+from nearfar.fallback_server.torch_engine.options import TorchOptions, require_checkpoint
+from nearfar.fallback_server.torch_engine.process import WorkerProcess
+from nearfar.fallback_server.torch_engine.requests import MAX_PRIORITY, check_tokens, checked
+
+SILENCE = 3.0  # seconds without a word after which the engine is not called alive
+STARTS = 3  # failed starts in a row after which those who wait are told
+SUMMED = ("prefix_hits", "prefix_queries", "preemptions", "generated_tokens", "prompt_tokens", "steps")
+
+
+class TokenStream:
+    """The events of one request, for `async for`. `aclose` cancels it."""
+
+    def __init__(self, backend: TorchBackend, request: TokenRequest) -> None:
+        self.request = request
+        self.started = False  # it has been part of a step
+        self.emitted = False
+        self.deaths = 0  # engines that died with it under way
+        self.done = False
+        self._backend = backend
+        self._items: asyncio.Queue[TokenEvent | NearfarError] = asyncio.Queue()
+        self._ended = False  # the last item has been handed out
+
+    def __aiter__(self) -> TokenStream:
+        return self
+
+    async def __anext__(self) -> TokenEvent:
+        if self._ended:
+            raise StopAsyncIteration
+        item = await self._items.get()
+        if isinstance(item, NearfarError):
+            self._ended = True
+            raise item
+        self._ended = item.finish is not None
+        return item
+
+    async def aclose(self) -> None:
+        """End the request if it is still under way; iterating gives nothing more."""
+        self._ended = True
+        self._items.put_nowait(TokenEvent(None, "abort"))  # wakes whoever waits for an event
+        await self._backend.cancel(self.request.id)
+
+    def put(self, item: TokenEvent | NearfarError) -> None:
+        """Hand an item to the reader; after the last one there are no more."""
+        if not self.done:
+            self.emitted = True
+            self.done = isinstance(item, NearfarError) or item.finish is not None
+            self._items.put_nowait(item)
+
+
+@dataclass(eq=False)
+class _EmbedJob:
+    """A sequence to embed; `deaths` counts the engines that died before it was done."""
+
+    message: Embed
+    future: asyncio.Future[list[float]]
+    deaths: int = 0
+
+    def fail(self, error: EngineError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class TorchBackend:
+    """A Hugging Face model in a process of its own, which is started again when it dies or hangs."""
+
+    def __init__(self, path: Path, options: TorchOptions, worker: WorkerProcess) -> None:
+        self.info: BackendInfo = worker.info
+        self.options = options
+        self._path = path
+        self._worker: WorkerProcess | None = worker
+        self._streams: dict[str, TokenStream] = {}
+        self._embeds: dict[str, _EmbedJob] = {}
+        self._counters = Counters()
+        self._before = dict.fromkeys(SUMMED, 0)  # counted by workers that are gone
+        self._restarts = 0
+        self._last_token = 0.0
+        self._failed_starts = 0
+        self._closing = False
+        self._ids = itertools.count()
+        self._probe: asyncio.Task[bool] | None = None
+        self._tasks = [asyncio.create_task(self._serve(worker)), asyncio.create_task(self._watch())]
+
+    @classmethod
+    async def load(cls, path: str | Path, options: TorchOptions | None = None) -> TorchBackend:
+        """Start the engine's process and load the checkpoint folder.
+
+        Raises CheckpointError, DeviceError, or EngineError when the process dies on the way.
+        """
+        options = options or TorchOptions()
+        require_checkpoint(Path(path))
+        return cls(Path(path), options, await WorkerProcess.start(Path(path), options))
+
+    @property
+    def worker_pid(self) -> int | None:
+        """The process that the engine runs in now; None between two."""
+        return self._worker.pid if self._worker else None
+
+    def submit(self, request: TokenRequest) -> TokenStream:
+        """Start a request. Raises RequestError, or OverloadError when no more may wait."""
+        request = checked(request, self.info, self.options)
+        if self._closing:
+            raise OverloadError("the engine is shutting down", 5.0)
+        if self._failed_starts >= STARTS:
+            raise OverloadError("the engine does not start; it is tried again", self.options.backoff_last)
+        if request.id in self._streams:
+            raise RequestError(f"there is a request {request.id!r} under way already", "id")
+        waiting = sum(not stream.started for stream in self._streams.values())
+        if waiting >= self.options.max_waiting:
+            raise OverloadError(f"{waiting} requests wait already, as many as may", 1.0)
+        return self._submit(request)
+
+    async def cancel(self, request_id: str) -> None:
+        """End a request with an event of finish "abort"."""
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            stream.put(TokenEvent(None, "abort"))
+            self._send(Cancel(request_id))
+
+    async def embed(self, tokens: Sequence[Sequence[int]], pooling: Literal["mean", "last"]) -> list[list[float]]:
+        """One vector a sequence: the mean of the last hidden states, or the last one. Not normalized."""
+        for sequence in tokens:
+            check_tokens(sequence, self.info, room=0)
+        if self._closing:
+            raise OverloadError("the engine is shutting down", 5.0)
+        if len(self._embeds) + len(tokens) > self.options.max_waiting:
+            raise OverloadError(f"{len(self._embeds)} sequences wait to be embedded; at most {self.options.max_waiting} may", 1.0)
+        loop, jobs = asyncio.get_running_loop(), []
+        for sequence in tokens:
+            job = _EmbedJob(Embed(f"embed-{next(self._ids)}", tuple(sequence), pooling), loop.create_future())
+            self._embeds[job.message.id] = job
+            jobs.append(job)
+            self._send(job.message)
+        try:
+            return list(await asyncio.gather(*(job.future for job in jobs)))
+        finally:
+            for job in jobs:
+                self._embeds.pop(job.message.id, None)
+
+    def stats(self) -> BackendStats:
+        """The figures of the last step; counts go on over restarts."""
+        now = asdict(self._counters)
+        counts = {name: now[name] + self._before[name] for name in SUMMED}
+        started = sum(stream.started for stream in self._streams.values())
+        return BackendStats(
+            running=now["running"],
+            waiting=len(self._streams) - min(started, now["running"]),
+            cache_usage=now["cache_usage"],
+            restarts=self._restarts,
+            **counts,
+        )
+
+    async def alive(self) -> bool:
+        """Whether a token came within the last seconds, or comes now."""
+        if self._silent():
+            await asyncio.sleep(0.05)  # words that lie unread because this loop was held up are read now
+        if self._silent():
+            return False
+        if time.monotonic() - self._last_token <= self.options.alive_seconds:
+            return True
+        if self._probe is None or self._probe.done():
+            self._probe = asyncio.create_task(self._generate_one())
+        return await asyncio.shield(self._probe)
+
+    def _silent(self) -> bool:
+        return self._worker is None or time.monotonic() - self._worker.heard > SILENCE
+
+    async def close(self, drain: float = 0.0) -> None:
+        """Take no more requests, wait at most `drain` seconds for those under way, then stop."""
+        self._closing = True
+        deadline = time.monotonic() + drain
+        while self._streams and self._worker is not None and time.monotonic() < deadline:
+            await asyncio.sleep(min(0.02, drain))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._fail_all(EngineError("the engine was shut down with the request under way"))
+        if self._worker is not None:
+            await self._worker.stop()
+            self._worker = None
+
+    def _submit(self, request: TokenRequest) -> TokenStream:
+        stream = self._streams[request.id] = TokenStream(self, request)
+        self._send(Submit(request))
+        return stream
+
+    def _send(self, message: Submit | Cancel | Embed) -> None:
+        if self._worker is not None:  # else it is sent again when there is one
+            self._worker.send(message)
+
+    async def _generate_one(self) -> bool:
+        token = self.info.eos_token_ids[0] if self.info.eos_token_ids else 0
+        request = TokenRequest(f"probe-{next(self._ids)}", (token,), 1, Sampling(temperature=0.0), priority=-MAX_PRIORITY)
+        stream = self._submit(checked(request, self.info, self.options))
+        try:
+            return (await asyncio.wait_for(anext(stream), self.options.alive_seconds)).token is not None
+        except (TimeoutError, NearfarError, StopAsyncIteration):
+            return False
+        finally:
+            await stream.aclose()
+
+    async def _serve(self, worker: WorkerProcess) -> None:
+        """Hand on what the worker says; when it is gone, start another."""
+        try:
+            while True:
+                while (message := await worker.receive()) is not None:
+                    self._take(message)
+                await self._bury(worker)
+                worker = await self._restart()
+        except Exception as error:  # a mistake in this file: nobody must wait for ever
+            self._closing = True
+            self._fail_all(EngineError(f"the engine's client failed: {error!r}"))
+            await worker.kill()
+            raise
+
+    async def _watch(self) -> None:
+        """Kill a worker that says nothing for too long."""
+        pause = min(0.25, self.options.hang_seconds / 4)
+        while True:
+            slept = time.monotonic()
+            await asyncio.sleep(pause)
+            now = time.monotonic()
+            # If this loop was held up itself, words of the worker may lie unread: they are read before the next look.
+            worker = self._worker
+            if worker is not None and now - slept < 2 * pause and now - worker.heard > self.options.hang_seconds:
+                await worker.kill()
+
+    def _take(self, message: FromWorker) -> None:
+        match message:
+            case Started(ids):
+                for request_id in ids:
+                    if stream := self._streams.get(request_id):
+                        stream.started = True
+            case Stepped(events, counters):
+                self._counters = counters
+                for request_id, event in events:
+                    self._put(request_id, event)
+                if events:
+                    self._last_token = time.monotonic()
+            case Refused(request_id, text, param):
+                self._put(request_id, RequestError(text, param))
+            case Embedded(embed_id, values):
+                if (job := self._embeds.get(embed_id)) and not job.future.done():
+                    job.future.set_result(values)
+            case _:
+                self._counters = getattr(message, "counters", self._counters)
+
+    def _put(self, request_id: str, item: TokenEvent | NearfarError) -> None:
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            stream.put(item)
+            if stream.done:
+                del self._streams[request_id]
+
+    async def _bury(self, worker: WorkerProcess) -> None:
+        """Tell those whose answer was under way; keep those who can be served from the start."""
+        self._worker = None
+        self._last_token = 0.0
+        now = asdict(self._counters)
+        self._before = {name: self._before[name] + now[name] for name in SUMMED}
+        self._counters = Counters()
+        for stream in list(self._streams.values()):
+            stream.deaths += stream.started
+            if stream.emitted or stream.deaths > self.options.max_resubmits:
+                self._put(stream.request.id, EngineError("the engine died while it answered the request"))
+            stream.started = False
+        for job in self._embeds.values():
+            job.deaths += 1
+            if job.deaths > self.options.max_resubmits:
+                job.fail(EngineError("the engine died while it embedded the sequence"))
+        await worker.kill()
+
+    async def _restart(self) -> WorkerProcess:
+        """Start workers until one is ready, then give it all who wait."""
+        delay = self.options.backoff_first
+        while True:
+            await asyncio.sleep(delay)
+            try:
+                worker = await WorkerProcess.start(self._path, self.options)
+                break
+            except (EngineError, CheckpointError, DeviceError, OSError) as error:
+                self._failed_starts += 1
+                delay = min(delay * 2, self.options.backoff_last)
+                if self._failed_starts >= STARTS:
+                    self._fail_all(EngineError(f"the engine does not start again: {error}"))
+        self._failed_starts = 0
+        self._restarts += 1
+        self._worker = worker
+        for stream in self._streams.values():
+            worker.send(Submit(stream.request))
+        for job in self._embeds.values():
+            worker.send(job.message)
+        return worker
+
+    def _fail_all(self, error: EngineError) -> None:
+        for request_id in list(self._streams):
+            self._put(request_id, error)
+        for job in self._embeds.values():
+            job.fail(error)

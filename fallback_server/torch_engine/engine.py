@@ -1,0 +1,292 @@
+"""The loop of the worker's process: schedule, step, sample, emit."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import xgrammar
+
+from nearfar.edge_runtime.cache import SequenceTable
+from nearfar.errors import RequestError
+from nearfar.fallback_server.backend import BackendInfo, FinishReason, Logprob, TokenEvent, TokenRequest
+from nearfar.fallback_server.torch_engine import sampling
+from nearfar.fallback_server.torch_engine.cache import Batch, KVCache, build_batch
+from nearfar.fallback_server.torch_engine.grammar import GrammarCompiler, Matcher
+from nearfar.fallback_server.torch_engine.graphs import DecodeGraphs
+from nearfar.fallback_server.torch_engine.messages import (
+    BEAT,
+    Beat,
+    Cancel,
+    Counters,
+    Embed,
+    Embedded,
+    FromWorker,
+    Refused,
+    Started,
+    Stepped,
+    Submit,
+)
+from nearfar.fallback_server.torch_engine.model import PagedModel
+from nearfar.fallback_server.torch_engine.options import TorchOptions
+from nearfar.fallback_server.torch_engine.scheduler import Chunk, Limits, Scheduler, Work
+
+BUDGET = {"cpu": 256, "cuda": 2048}
+
+PromptLogprobs = list[tuple[Logprob, tuple[Logprob, ...]] | None]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """From the grammar compiler: a request's grammar is ready, or wrong."""
+
+    id: str
+    result: xgrammar.CompiledGrammar | RequestError
+
+
+@dataclass(eq=False)
+class Active:
+    """A request under way."""
+
+    request: TokenRequest
+    work: Work
+    state: sampling.RowState
+    limit: int  # tokens in all, the prompt included
+    matcher: Matcher | None = None
+    started: bool = False
+    emitted: bool = False
+    prompt_logprobs: PromptLogprobs = field(default_factory=list)
+
+
+class Engine:
+    """One model, its cache, and the requests under way. All methods are called from one thread."""
+
+    def __init__(
+        self,
+        model: PagedModel,
+        cache: KVCache,
+        path: Path,
+        options: TorchOptions,
+        emit: Callable[[FromWorker], None],
+        post: Callable[[Compiled], None],
+    ) -> None:
+        self.model = model
+        self.cache = cache
+        self._emit = emit
+        self._post = post
+        self._last_word = time.monotonic()
+        graphs = model.device.type == "cuda" and options.cuda_graphs
+        self._graphs = DecodeGraphs(model, cache, capture=True) if graphs else None
+        budget = max(options.token_budget or BUDGET[model.device.type], options.max_running)
+        table = SequenceTable(cache.pages, cache.page_size, options.max_running)
+        self.scheduler = Scheduler(table, Limits(options.max_running, budget, options.ageing))
+        self._grammars = GrammarCompiler(path, model.facts.vocab_size, options)
+        self._compiling: dict[str, Active] = {}
+        self._active: dict[str, Active] = {}
+        self._embeds: deque[Embed] = deque()
+        self._generated = self._prompted = self._steps = 0
+        tokens = cache.pages * cache.page_size
+        self.info = BackendInfo(
+            model.facts.name,
+            model.facts.vocab_size,
+            min(model.facts.context_length, tokens),
+            model.facts.eos_token_ids,
+            options.max_running,
+            tokens,
+        )
+
+    @property
+    def busy(self) -> bool:
+        """Whether `turn` has something to do."""
+        return bool(len(self.scheduler) or self._embeds)
+
+    @property
+    def counters(self) -> Counters:
+        """The figures now."""
+        scheduler = self.scheduler
+        return Counters(
+            len(scheduler.running),
+            len(scheduler.waiting) + len(self._compiling),
+            1.0 - scheduler.table.available / self.cache.pages,
+            scheduler.prefix_hits,
+            scheduler.prefix_queries,
+            scheduler.preemptions,
+            self._generated,
+            self._prompted,
+            self._steps,
+        )
+
+    def handle(self, message: Submit | Cancel | Embed | Compiled) -> None:
+        """Take a message in; nothing is computed yet."""
+        match message:
+            case Submit(request):
+                self._submit(request)
+            case Cancel(request_id):
+                self._cancel(request_id)
+            case Embed():
+                self._embeds.append(message)
+            case Compiled(request_id, result):
+                self._compiled(request_id, result)
+
+    def turn(self) -> None:
+        """One step, and one sequence to embed."""
+        planned = self.scheduler.schedule()
+        if planned:
+            self._announce(planned)
+            with torch.inference_mode():
+                self._step(build_batch(self.cache, planned, self.pulse))
+        if self._embeds:
+            self._embed(self._embeds.popleft())
+        self.pulse()
+
+    def pulse(self) -> None:
+        """Show that the engine goes on, if nothing has been said for a while."""
+        if time.monotonic() - self._last_word >= BEAT:
+            self._say(Beat(self.counters))
+
+    def close(self) -> None:
+        """Stop what runs beside the engine."""
+        self._grammars.close()
+
+    def _say(self, message: FromWorker) -> None:
+        self._last_word = time.monotonic()
+        self._emit(message)
+
+    def _submit(self, request: TokenRequest) -> None:
+        assert request.sampling.seed is not None
+        work = Work(
+            request.id,
+            list(request.tokens),
+            request.priority,
+            time.monotonic(),
+            whole=request.prompt_logprobs is not None,
+        )
+        state = sampling.prepare(
+            request.sampling,
+            request.sampling.seed,
+            request.tokens,
+            self.model.facts.vocab_size,
+            self.model.device,
+            min_tokens=request.min_tokens,
+            blocked=tuple(request.stop_token_ids) if request.min_tokens else (),
+            logprobs=request.logprobs,
+        )
+        active = Active(request, work, state, min(len(request.tokens) + request.max_tokens, self.info.context_length))
+        if request.grammar is None:
+            self._begin(active)
+        else:
+            self._compiling[request.id] = active
+            self._grammars.compile(request.grammar, lambda result: self._post(Compiled(request.id, result)))
+
+    def _compiled(self, request_id: str, result: xgrammar.CompiledGrammar | RequestError) -> None:
+        active = self._compiling.pop(request_id, None)
+        if active is None:
+            return  # cancelled meanwhile
+        if not isinstance(result, RequestError):
+            try:
+                active.matcher = Matcher(result, active.request.stop_token_ids, self.model.facts.vocab_size)
+            except (RuntimeError, ValueError) as error:
+                result = RequestError(f"the grammar cannot be followed: {error}", "response_format")
+        if isinstance(result, RequestError):
+            self._say(Refused(request_id, str(result), result.param))
+        else:
+            self._begin(active)
+
+    def _begin(self, active: Active) -> None:
+        self._active[active.request.id] = active
+        self.scheduler.add(active.work)
+
+    def _cancel(self, request_id: str) -> None:
+        self._compiling.pop(request_id, None)
+        active = self._active.pop(request_id, None)
+        if active is not None:
+            self.scheduler.remove(active.work)
+
+    def _announce(self, planned: list[Chunk]) -> None:
+        fresh = [active for chunk in planned if not (active := self._active[chunk.work.id]).started]
+        if fresh:
+            for active in fresh:
+                active.started = True
+            self._say(Started(tuple(active.request.id for active in fresh)))
+
+    def _step(self, batch: Batch) -> None:
+        """Run the rows, sample where a chunk ends its prompt, send the events."""
+        wanted: list[int] = []
+        spans: list[tuple[int, int]] = []  # of each chunk in the logits rows
+        row = 0
+        for chunk in batch.chunks:
+            rows = range(row, row + chunk.count)
+            keep = rows if chunk.work.whole else rows[-1:] if chunk.samples else ()
+            spans.append((len(wanted), len(wanted) + len(keep)))
+            wanted += keep
+            row += chunk.count
+        self._steps += 1
+        self._prompted += sum(chunk.count for chunk in batch.chunks if chunk.start < chunk.work.prompt_length)
+        rows_wanted = torch.tensor(wanted, dtype=torch.int64, device=self.model.device)
+        if self._graphs is not None and self._graphs.fits(batch):
+            logits = self._graphs.run(batch)[rows_wanted]
+        else:
+            logits = self.model.forward(batch, rows_wanted)
+        for chunk, span in zip(batch.chunks, spans, strict=True):
+            if chunk.work.whole:
+                self._prompt_logprobs(chunk, logits[slice(*span)])
+        ending = [(chunk, span[1] - 1) for chunk, span in zip(batch.chunks, spans, strict=True) if chunk.samples]
+        if len(ending) != len(wanted):
+            logits = logits[torch.tensor([index for _, index in ending], dtype=torch.int64, device=logits.device)]
+        self._emit_tokens([self._active[chunk.work.id] for chunk, _ in ending], logits)
+
+    def _prompt_logprobs(self, chunk: Chunk, logits: torch.Tensor) -> None:
+        active = self._active[chunk.work.id]
+        if chunk.start == 0:
+            active.prompt_logprobs = [None]
+        targets = chunk.work.tokens[chunk.start + 1 : min(chunk.start + chunk.count + 1, chunk.work.prompt_length)]
+        active.prompt_logprobs += sampling.logprobs_of(logits[: len(targets)], targets, active.request.prompt_logprobs or 0)
+
+    def _emit_tokens(self, actives: list[Active], logits: torch.Tensor) -> None:
+        events = []
+        if actives:
+            rows = [
+                sampling.RowInput(active.state, len(active.work.tokens), active.matcher.allowed() if active.matcher else None)
+                for active in actives
+            ]
+            choices = sampling.sample(logits, rows)
+            events = [(a.request.id, self._advance(a, choice)) for a, choice in zip(actives, choices, strict=True)]
+        self._say(Stepped(tuple(events), self.counters))
+
+    def _advance(self, active: Active, choice: sampling.Choice) -> TokenEvent:
+        """Take the token into the request; a request that ends is forgotten."""
+        work, finish = active.work, self._finish(active, choice)
+        cached, prompt = 0, None
+        if not active.emitted:
+            active.emitted = True
+            cached = work.cached or 0
+            prompt = tuple(active.prompt_logprobs) if work.whole else None
+            work.whole, active.prompt_logprobs = False, []
+        if choice.token is not None:
+            work.tokens.append(choice.token)
+            self._generated += 1
+        if finish is not None:
+            del self._active[active.request.id]
+            self.scheduler.remove(work)
+        return TokenEvent(choice.token, finish, choice.logprob, choice.top, prompt, cached)
+
+    def _finish(self, active: Active, choice: sampling.Choice) -> FinishReason | None:
+        """Why the answer ends with this token, if it does."""
+        if choice.token is None:
+            return "abort" if choice.broken else "stop"
+        complete = False
+        if active.matcher is not None:
+            try:
+                complete = active.matcher.accept(choice.token)
+            except RequestError:
+                return "abort"
+        if complete or choice.token in active.request.stop_token_ids:
+            return "stop"
+        return "length" if len(active.work.tokens) + 1 >= active.limit else None
+
+    def _embed(self, wanted: Embed) -> None:
+        self._say(Embedded(wanted.id, self.model.pooled(wanted.tokens, wanted.pooling, self.pulse)))

@@ -1,0 +1,169 @@
+"""Records between the server's process and the engine's, and how they travel: a length, then a pickle.
+
+The socket is private to the two processes (a socketpair), so pickle reads only what this package wrote. What users
+send arrives inside these records as numbers and strings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import socket
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from nearfar.fallback_server.backend import BackendInfo, TokenEvent, TokenRequest
+from nearfar.fallback_server.torch_engine.options import TorchOptions
+
+BEAT = 0.25  # seconds; a worker that goes on is never silent for longer (but for one layer's work)
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True)
+class Start:
+    """First record to the worker: what to load."""
+
+    path: Path
+    options: TorchOptions
+
+
+@dataclass(frozen=True)
+class Submit:
+    """A checked request; its sampling has a seed."""
+
+    request: TokenRequest
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """The request may end at once; no event of it is wanted."""
+
+    id: str
+
+
+@dataclass(frozen=True)
+class Embed:
+    """A sequence to embed."""
+
+    id: str
+    tokens: tuple[int, ...]
+    pooling: Literal["mean", "last"]
+
+
+@dataclass(frozen=True)
+class Shutdown:
+    """End now."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The model is loaded."""
+
+    info: BackendInfo
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """The model or the device cannot be used; `kind` names the class in errors.py. Starting again would not help."""
+
+    kind: Literal["CheckpointError", "DeviceError"]
+    message: str
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Counts since the worker's start, and what is so now."""
+
+    running: int = 0
+    waiting: int = 0
+    cache_usage: float = 0.0
+    prefix_hits: int = 0
+    prefix_queries: int = 0
+    preemptions: int = 0
+    generated_tokens: int = 0
+    prompt_tokens: int = 0
+    steps: int = 0
+
+
+@dataclass(frozen=True)
+class Started:
+    """These requests take part in steps from now on."""
+
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """The events of one step."""
+
+    events: tuple[tuple[str, TokenEvent], ...]
+    counters: Counters
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A request that turned out to be impossible (RequestError)."""
+
+    id: str
+    message: str
+    param: str | None
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """The vector of a sequence."""
+
+    id: str
+    values: list[float]
+
+
+@dataclass(frozen=True)
+class Beat:
+    """The engine goes on; sent when nothing else has been for a while."""
+
+    counters: Counters
+
+
+ToWorker = Start | Submit | Cancel | Embed | Shutdown
+FromWorker = Ready | Unfit | Started | Stepped | Refused | Embedded | Beat
+
+
+def encode(message: ToWorker | FromWorker) -> bytes:
+    """A record as it travels."""
+    body = pickle.dumps(message, protocol=5)
+    return _LENGTH.pack(len(body)) + body
+
+
+def receive(connection: socket.socket) -> ToWorker | None:
+    """Wait for the next record; None when the other side is gone."""
+    head = _exactly(connection, _LENGTH.size)
+    body = _exactly(connection, _LENGTH.unpack(head)[0]) if head is not None else None
+    if body is None:
+        return None
+    message: ToWorker = pickle.loads(body)
+    return message
+
+
+async def read(reader: asyncio.StreamReader) -> FromWorker | None:
+    """The same on an event loop."""
+    try:
+        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+        message: FromWorker = pickle.loads(await reader.readexactly(length))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+    return message
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes | None:
+    parts = bytearray()
+    while len(parts) < count:
+        try:
+            part = connection.recv(min(count - len(parts), 1 << 20))
+        except ConnectionError:
+            return None
+        if not part:
+            return None
+        parts += part
+    return bytes(parts)

@@ -1,0 +1,256 @@
+"""A Hugging Face causal language model whose attention is ours: flat batches of rows in, logits of some rows out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from nearfar.errors import CheckpointError, DeviceError
+from nearfar.fallback_server.torch_engine.attention import NAME
+from nearfar.fallback_server.torch_engine.cache import (
+    Batch,
+    KVCache,
+    LayerShape,
+    PagedStep,
+    PrefillRows,
+    build_batch,
+    token_bytes,
+)
+from nearfar.fallback_server.torch_engine.native import NativeDecode, compile_decode
+from nearfar.fallback_server.torch_engine.options import TorchOptions, require_checkpoint
+from nearfar.fallback_server.torch_engine.scheduler import Chunk, Work
+
+CACHE_SHARE = {"cpu": 0.4, "cuda": 0.85}
+"""Part of the free memory that the cache may take unless told otherwise."""
+BF16_PARAMETERS = 30_000_000
+"""From this size on a CPU with bfloat16 matrix instructions gains more by bfloat16 than its casts cost. Measured with AMX, 16 rows:
+[768, 256] 53 µs in float32, 64 in bfloat16; [1536, 512] 353 and 119; [4096, 1024] 1665 and 932."""
+PROBE_TOKENS = 24
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 8e-2, torch.float16: 2e-2}
+"""Largest difference of logits that rounding explains, as a part of the largest logit."""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the checkpoint says. `context_length` is where positions end that the model computes without looking ahead."""
+
+    name: str
+    vocab_size: int
+    context_length: int
+    eos_token_ids: tuple[int, ...]
+    layers: tuple[LayerShape, ...]
+
+
+class PagedModel:
+    """The model on its device. `forward` runs a step over a cache; `pooled` embeds whole sequences without one."""
+
+    def __init__(
+        self, model: Any, facts: ModelFacts, device: torch.device, dtype: torch.dtype, decode: NativeDecode | None
+    ) -> None:
+        self.facts = facts
+        self.device = device
+        self.dtype = dtype
+        self.decode = decode
+        self._model = model
+        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def forward(self, batch: Batch, rows: torch.Tensor) -> torch.Tensor:
+        """Run a step; logits float32 [R, vocab] of rows int64 [R]."""
+        if batch.fresh is not None and batch.step.cache is not None:
+            batch.step.cache.clear(batch.fresh)
+        return self.logits(batch.tokens, batch.positions, batch.step, rows)
+
+    def logits(self, tokens: torch.Tensor, positions: torch.Tensor, step: PagedStep, rows: torch.Tensor) -> torch.Tensor:
+        """The same from its parts: tokens and positions int64 [1, N]."""
+        keep: dict[str, Any] = {"logits_to_keep": rows} if self._keeps else {}
+        with torch.inference_mode():
+            out = self._model(input_ids=tokens, position_ids=positions, use_cache=False, paged_step=step, **keep)
+            logits: torch.Tensor = out.logits[0] if self._keeps else out.logits[0, rows]
+            return logits.float()
+
+    def pooled(
+        self, tokens: Sequence[int], pooling: Literal["mean", "last"], pulse: Callable[[], None] | None = None
+    ) -> list[float]:
+        """The last hidden states of a sequence, [hidden]: their mean or the last one."""
+        ids, positions, step = whole_sequence(tokens, self.device, pulse=pulse)
+        with torch.inference_mode():
+            out = self._model.base_model(input_ids=ids, position_ids=positions, use_cache=False, paged_step=step)
+            hidden = out.last_hidden_state[0].float()
+        values: list[float] = (hidden.mean(0) if pooling == "mean" else hidden[-1]).tolist()
+        return values
+
+
+def whole_sequence(
+    tokens: Sequence[int],
+    device: torch.device,
+    shapes: dict[int, LayerShape] | None = None,
+    pulse: Callable[[], None] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, PagedStep]:
+    """Token ids and positions [1, N], and the step, of one sequence that needs no cache."""
+    none = torch.empty(0, dtype=torch.int64, device=device)
+    step = PagedStep(None, None, (), (PrefillRows(0, len(tokens), 0, none),), shapes, pulse)
+    ids = torch.tensor([list(tokens)], dtype=torch.int64, device=device)
+    return ids, torch.arange(len(tokens), device=device)[None], step
+
+
+def load_model(path: Path, options: TorchOptions) -> PagedModel:
+    """Load a checkpoint folder and prove that its attention can be ours.
+
+    Raises CheckpointError for a model whose layers do not all attend through transformers' attention interface, or
+    whose logits change when they do; DeviceError for a device that is not there.
+    """
+    require_checkpoint(path)
+    device = _device(options)
+    try:
+        return _load(path, options, device)
+    except torch.OutOfMemoryError as error:
+        raise DeviceError(f"{path} does not fit the memory of {device}: {error}") from error
+
+
+def _load(path: Path, options: TorchOptions, device: torch.device) -> PagedModel:
+    try:
+        config: Any = AutoConfig.from_pretrained(path)
+        dtype = _dtype(options, device, config, path)
+        model: Any = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype, use_safetensors=True)
+    except (ValueError, OSError, KeyError, ImportError) as error:
+        raise CheckpointError(f"transformers cannot load {path} as a causal language model: {error}") from error
+    model.to(device).eval().requires_grad_(False)
+    text = config.get_text_config()
+    probe = [(index * 7919 + 1) % text.vocab_size for index in range(PROBE_TOKENS)]
+    expected = _reference(model, probe, device)
+    if device.type == "cpu" and dtype == torch.float32:
+        _lay_out(model)
+    layers = _take_over(model, text.num_hidden_layers, probe, device)
+    facts = ModelFacts(
+        options.name or path.resolve().name, expected.shape[1], _context(text, options), _eos(model, text), layers
+    )
+    decode = compile_decode() if device.type == "cpu" and options.native else None
+    loaded = PagedModel(model, facts, device, dtype, decode)
+    _check(loaded, probe, expected, options.page_size)
+    return loaded
+
+
+def make_cache(model: PagedModel, options: TorchOptions) -> KVCache:
+    """A cache as large as asked for, or as the device's free memory and the model can use."""
+    per_page = token_bytes(model.facts.layers, model.dtype) * options.page_size
+    usable = -(-model.facts.context_length // options.page_size) * options.max_running
+    if options.cache_bytes is not None:
+        pages = options.cache_bytes // per_page
+    else:
+        free = torch.cuda.mem_get_info(model.device)[0] if model.device.type == "cuda" else psutil.virtual_memory().available
+        pages = min(int(free * CACHE_SHARE[model.device.type]) // per_page, usable)
+    if pages < 2:
+        raise DeviceError(
+            f"the KV cache holds {pages} pages of {per_page} bytes: at least 2 are needed. Raise cache_bytes "
+            f"(now {options.cache_bytes}) or free memory on {model.device}"
+        )
+    return KVCache(model.facts.layers, int(pages), options.page_size, model.dtype, model.device, model.decode)
+
+
+def _device(options: TorchOptions) -> torch.device:
+    cuda = torch.cuda.is_available()
+    device = torch.device(("cuda" if cuda else "cpu") if options.device == "auto" else options.device)
+    if device.type not in CACHE_SHARE or (device.type == "cuda" and not cuda):
+        raise DeviceError(f"device {options.device!r} is not there: use 'auto', 'cpu' or, with a CUDA GPU, 'cuda'")
+    return device
+
+
+def _dtype(options: TorchOptions, device: torch.device, config: Any, path: Path) -> torch.dtype:
+    """float32 on a CPU, unless the model is large and the CPU multiplies bfloat16 matrices; on a GPU what was trained."""
+    if options.dtype != "auto":
+        chosen = getattr(torch, options.dtype)
+        assert isinstance(chosen, torch.dtype)
+        return chosen
+    stored = config.get_text_config().dtype or torch.float32
+    if device.type == "cpu":
+        large = sum(file.stat().st_size for file in path.glob("*.safetensors")) / stored.itemsize >= BF16_PARAMETERS
+        fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        return torch.bfloat16 if stored == torch.bfloat16 and large and fast else torch.float32
+    return stored if stored.itemsize <= 2 else torch.bfloat16
+
+
+def _lay_out(model: Any) -> None:
+    """Keep matrices by column. Measured on an AVX-512 CPU, 16 rows × [768, 256]: 53 µs by column, 84 µs by row.
+
+    One row or hundreds take the same either way. Looking up an embedding that is tied to the output layer gets slower
+    (16 rows: 0.1 ms), which the output layer gains many times over (32,000 tokens × 512: 4 ms).
+    """
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.weight.data = module.weight.data.t().contiguous().t()
+
+
+def _context(text: Any, options: TorchOptions) -> int:
+    """The model's context, or where its rotary frequencies would start to depend on the longest row of the batch."""
+    context = int(text.max_position_embeddings)
+    rope = getattr(text, "rope_parameters", None) or {}
+    for part in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
+        if part.get("rope_type") in ("dynamic", "longrope"):
+            context = min(context, int(part.get("original_max_position_embeddings") or context))
+    return min(context, options.context_length or context)
+
+
+def _eos(model: Any, text: Any) -> tuple[int, ...]:
+    found = model.generation_config.eos_token_id
+    found = text.eos_token_id if found is None else found
+    return () if found is None else tuple(found) if isinstance(found, list | tuple) else (int(found),)
+
+
+def _reference(model: Any, probe: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Logits float32 [N, vocab] of the model as transformers runs it."""
+    try:
+        with torch.inference_mode():
+            logits: torch.Tensor = model(torch.tensor([list(probe)], device=device), use_cache=False).logits[0]
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{type(model).__name__} fails on a prompt of {len(probe)} tokens: {error}") from error
+    return logits.float()
+
+
+def _take_over(model: Any, layers: int, probe: Sequence[int], device: torch.device) -> tuple[LayerShape, ...]:
+    """Put our attention in, and see every layer call it once."""
+    kind = type(model).__name__
+    shapes: dict[int, LayerShape] = {}
+    ids, positions, step = whole_sequence(probe, device, shapes)
+    try:
+        model.set_attn_implementation(NAME)
+        with torch.inference_mode():
+            model(input_ids=ids, position_ids=positions, use_cache=False, paged_step=step)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{kind} does not run with another attention function: {error}") from error
+    missing = sorted(set(range(layers)) - set(shapes))
+    if missing or len(shapes) != layers:
+        raise CheckpointError(
+            f"{kind}: layers {missing} of {layers} do not attend through transformers' attention interface, so their "
+            "cache cannot be paged. Serve this model by another engine (upstream: vLLM)"
+        )
+    return tuple(shapes[index] for index in range(layers))
+
+
+def _check(model: PagedModel, probe: Sequence[int], expected: torch.Tensor, page_size: int) -> None:
+    """Logits must be those of the model as transformers runs it: in chunks, the last row as a decode step."""
+    pages = -(-len(probe) // page_size)
+    cache = KVCache(model.facts.layers, pages, page_size, model.dtype, model.device, model.decode)
+    work, cuts, found = Work("probe", list(probe)), [0, 11, len(probe) - 1, len(probe)], []
+    for start, stop in pairwise(cuts):
+        table = tuple(range(-(-stop // page_size)))
+        batch = build_batch(cache, [Chunk(work, start, stop - start, True, table)])
+        found.append(model.forward(batch, torch.arange(stop - start, device=model.device)))
+    error = (torch.cat(found) - expected).abs().max().item()
+    limit = TOLERANCE[model.dtype] * expected.abs().max().item()
+    if not error <= limit:
+        raise CheckpointError(
+            f"{model.facts.name}: with paged attention its logits differ by {error:.3g} (rounding explains {limit:.3g}), so it "
+            "computes something beside the attention interface. Serve this model by another engine (upstream: vLLM)"
+        )

@@ -1,0 +1,48 @@
+"""Settings of the torch engine. The command line and the server take their defaults from here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from nearfar.errors import CheckpointError
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True)
+class TorchOptions:
+    """How a model is loaded, how much it may hold, and how its process is watched. Times are in seconds.
+
+    None means: chosen for the device when the model is loaded (`model.py`, `cache.py`).
+    """
+
+    name: str | None = None  # what the model is called; the folder's name by default
+    device: str = "auto"  # "auto": CUDA where there is one
+    dtype: DType = "auto"
+    threads: int | None = None  # of the CPU; None: as torch finds
+    page_size: int = 16  # tokens
+    cache_bytes: int | None = None
+    context_length: int | None = None  # no longer than the model's
+    max_running: int = 64  # sequences in one step
+    token_budget: int | None = None  # token rows in one step, decode and prefill together
+    max_waiting: int = 1024  # requests that may wait; beyond, OverloadError
+    ageing: float = 10.0  # waiting this long is worth one step of priority
+    native: bool = True  # on a CPU: compile the decode kernel where there is a C++ compiler
+    cuda_graphs: bool = True
+    grammar_seconds: float = 10.0  # to compile one grammar
+    grammar_chars: int = 65_536  # of one grammar's text
+    grammar_memory: int = 2 << 30  # bytes of address space beyond what the compiler starts with
+    start_seconds: float = 600.0  # until a started worker must be ready
+    hang_seconds: float = 5.0  # without progress while there is work
+    alive_seconds: float = 5.0  # how old a token may be that proves life, and how long a probe may take
+    max_resubmits: int = 2  # engine deaths that a request may be part of before it is given up
+    backoff_first: float = 0.1  # before the first restart; doubles with each that fails
+    backoff_last: float = 10.0
+
+
+def require_checkpoint(path: Path) -> None:
+    """Refuse a folder that is no checkpoint before anything heavy is loaded."""
+    if not (path / "config.json").is_file():
+        raise CheckpointError(f"{path} is not a Hugging Face checkpoint: it has no config.json")

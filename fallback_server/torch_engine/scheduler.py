@@ -1,0 +1,205 @@
+"""Decides what the next step computes. Plain bookkeeping: no tensor is touched here.
+
+Continuous batching at the level of iterations (Yu et al., *Orca*, OSDI 2022): every step is planned anew. Running
+sequences decode, one row each; what is left of the token budget goes to prompts, in chunks.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass, field
+
+from nearfar.edge_runtime.cache import SequenceTable
+from nearfar.edge_runtime.cache.sequences import Sequence
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sizes of a step: sequences, and token rows of decode and prefill together."""
+
+    max_running: int
+    token_budget: int
+    ageing: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_running <= self.token_budget:
+            raise ValueError(
+                f"max_running {self.max_running} must be at least 1, and token_budget {self.token_budget} no less than it"
+            )
+
+
+@dataclass(eq=False)
+class Work:
+    """A sequence to complete: `tokens` are the prompt and what has been generated; the first `computed` are in the cache.
+
+    `cached` counts the prompt tokens that the prefix index had when the work was first admitted; None before.
+    `whole`: every prompt row must be computed (prompt logprobs), so the prefix index is not asked.
+    """
+
+    id: str
+    tokens: list[int]
+    priority: int = 0
+    arrival: float = 0.0
+    whole: bool = False
+    computed: int = 0
+    cached: int | None = None
+    sequence: Sequence | None = None
+    prompt_length: int = field(init=False)
+    rank: tuple[float, int] = field(init=False, default=(0.0, 0))
+
+    def __post_init__(self) -> None:
+        self.prompt_length = len(self.tokens)
+
+    @property
+    def remaining(self) -> int:
+        """Rows to compute before the next token can be sampled."""
+        return len(self.tokens) - self.computed
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows of one work in a step: `count` positions from `start`. `samples`: the last row's logits give the next token.
+
+    `pages` hold positions 0 … start + count - 1. `known` are indices into `pages` of pages that another sequence has
+    filled with the same tokens: this chunk's rows must not write there.
+    """
+
+    work: Work
+    start: int
+    count: int
+    samples: bool
+    pages: tuple[int, ...]
+    known: frozenset[int] = frozenset()
+
+
+class Scheduler:
+    """Waiting work by rank, running work by rank.
+
+    A rank is the arrival time plus `ageing` seconds for each step of priority, so that everyone who arrives late
+    enough ranks behind whoever waits: nobody starves. When pages run out, the running work of the last rank gives up
+    its pages and is computed again later. The first in rank always goes on, so the whole always moves.
+
+    A page enters the prefix index when its last row is planned, before it is computed: within a step every layer
+    writes all rows before any row attends, so even rows of the same step may read it. A step that fails must therefore
+    be the end of the cache (the worker dies and starts with an empty one).
+    """
+
+    def __init__(self, table: SequenceTable, limits: Limits) -> None:
+        self.table = table
+        self.limits = limits
+        self.waiting: list[Work] = []
+        self.running: list[Work] = []
+        self.preemptions = 0
+        self.prefix_hits = 0
+        self.prefix_queries = 0
+        self._works: dict[str, Work] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._works)
+
+    def get(self, work_id: str) -> Work | None:
+        """The work with this id, if it is waiting or running."""
+        return self._works.get(work_id)
+
+    def add(self, work: Work) -> None:
+        """Queue a work. The caller has checked that it fits the cache, its longest answer included."""
+        if work.id in self._works:
+            raise ValueError(f"there is a work {work.id!r} already")
+        self._count += 1
+        work.rank = (work.arrival + work.priority * self.limits.ageing, self._count)
+        self._works[work.id] = work
+        insort(self.waiting, work, key=_rank)
+
+    def remove(self, work: Work) -> None:
+        """Forget a work that is finished or cancelled. Its full pages stay in the prefix index while there is room."""
+        del self._works[work.id]
+        (self.waiting if work.sequence is None else self.running).remove(work)
+        self._release(work)
+
+    def schedule(self) -> list[Chunk]:
+        """Plan the next step: decode rows, then prefill chunks. Empty: there is nothing to do.
+
+        The rows count as computed from here on.
+        """
+        decode = [chunk for work in list(self.running) if work.remaining == 1 and (chunk := self._decode(work))]
+        return decode + self._prefill(self.limits.token_budget - len(decode))
+
+    def _decode(self, work: Work) -> Chunk | None:
+        """One row of a running work, at the cost of works ranked behind it; None if it was preempted itself."""
+        while work.sequence is not None:
+            if self._reserve(work):
+                return self._plan(work, 1)
+            self._preempt(self.running[-1])
+        return None
+
+    def _prefill(self, budget: int) -> list[Chunk]:
+        """Chunks of prompts by rank: those under way, and those that can be admitted now."""
+        chunks: list[Chunk] = []
+        started = [work for work in self.running if work.remaining > 1]
+        full = False
+        while budget > 0 and (started or not full):
+            head = self.waiting[0] if self.waiting and len(self.running) < self.limits.max_running else None
+            if full or head is None or (started and started[0].rank < head.rank):
+                if not started:
+                    break
+                work = started.pop(0)
+            elif self._admit(head):
+                work = self.waiting.pop(0)
+                insort(self.running, work, key=_rank)
+            else:
+                full = True
+                continue
+            chunks.append(self._plan(work, min(work.remaining, budget)))
+            budget -= chunks[-1].count
+        return chunks
+
+    def _plan(self, work: Work, count: int) -> Chunk:
+        sequence, start = work.sequence, work.computed
+        assert sequence is not None
+        before = list(sequence.pages)
+        work.computed += count
+        self.table.append(sequence, work.tokens[start : work.computed])
+        held = self.table.pages_for(work.computed)
+        known = frozenset(i for i in range(held) if sequence.pages[i] != before[i])
+        return Chunk(work, start, count, work.remaining == 0, tuple(sequence.pages[:held]), known)
+
+    def _admit(self, work: Work) -> bool:
+        """Give the work the longest prefix that the cache has, and pages for its tokens."""
+        sequence = self.table.open([] if work.whole else work.tokens)
+        if sequence is None:
+            return False
+        work.sequence = sequence
+        # A page in hand for each running work: else this one would be preempted as soon as they need it.
+        if not self._reserve(work) or self.table.available < len(self.running):
+            self._release(work)
+            return False
+        work.computed = len(sequence.tokens)
+        if work.cached is None:
+            work.cached = work.computed
+            self.prefix_hits += work.computed
+            self.prefix_queries += work.prompt_length
+        return True
+
+    def _reserve(self, work: Work) -> bool:
+        assert work.sequence is not None
+        copies = self.table.reserve(work.sequence, len(work.tokens))
+        # Only whole pages are shared, so the page to be written next is never another's and never needs a copy.
+        assert not copies
+        return copies is not None
+
+    def _preempt(self, work: Work) -> None:
+        self.running.remove(work)
+        self._release(work)
+        work.computed = 0
+        self.preemptions += 1
+        insort(self.waiting, work, key=_rank)
+
+    def _release(self, work: Work) -> None:
+        if work.sequence is not None:
+            self.table.release(work.sequence)
+            work.sequence = None
+
+
+def _rank(work: Work) -> tuple[float, int]:
+    return work.rank

@@ -1,0 +1,88 @@
+"""The process that the engine runs in: `python -m nearfar.fallback_server.torch_engine.worker SOCKET_NUMBER`."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from typing import Literal
+
+import torch
+import transformers
+
+from nearfar.errors import CheckpointError, DeviceError
+from nearfar.fallback_server.torch_engine.engine import Compiled, Engine
+from nearfar.fallback_server.torch_engine.messages import (
+    BEAT,
+    FromWorker,
+    Ready,
+    Shutdown,
+    Start,
+    ToWorker,
+    Unfit,
+    encode,
+    receive,
+)
+from nearfar.fallback_server.torch_engine.model import load_model, make_cache
+
+
+def main() -> None:
+    """Load what the first message says, then serve until told to stop or the parent is gone."""
+    # Ctrl-C and SIGTERM may reach the whole process group: the server drains, and ends this process when it is done.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    start = receive(connection)
+    assert isinstance(start, Start)
+    inbox: queue.SimpleQueue[ToWorker | Compiled] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(connection, inbox), daemon=True).start()
+    options = start.options
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+
+    def emit(message: FromWorker) -> None:
+        try:
+            connection.sendall(encode(message))
+        except ConnectionError:
+            os._exit(0)
+
+    try:
+        model = load_model(start.path, options)
+        engine = Engine(model, make_cache(model, options), start.path, options, emit, inbox.put)
+    except (CheckpointError, DeviceError) as error:
+        kind: Literal["CheckpointError", "DeviceError"] = (
+            "CheckpointError" if isinstance(error, CheckpointError) else "DeviceError"
+        )
+        emit(Unfit(kind, str(error)))
+        return
+    emit(Ready(engine.info))
+    while _take_in(engine, inbox):
+        engine.turn()
+    engine.close()
+
+
+def _take_in(engine: Engine, inbox: queue.SimpleQueue[ToWorker | Compiled]) -> bool:
+    """Handle what has arrived, waiting for the next while there is nothing to compute. False: it is time to end."""
+    while True:
+        try:
+            message = inbox.get(block=not engine.busy, timeout=BEAT)
+        except queue.Empty:
+            return True
+        if isinstance(message, Shutdown):
+            return False
+        assert not isinstance(message, Start)
+        engine.handle(message)
+
+
+def _read(connection: socket.socket, inbox: queue.SimpleQueue[ToWorker | Compiled]) -> None:
+    while (message := receive(connection)) is not None:
+        inbox.put(message)
+    os._exit(0)  # the parent is gone: nobody waits for what is under way, not even for this step
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""The torch engine without its process: requests in, all their events out."""
+
+from __future__ import annotations
+
+import functools
+import queue
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nearfar.errors import RequestError
+from nearfar.fallback_server.backend import Sampling, TokenEvent, TokenRequest
+from nearfar.fallback_server.torch_engine.engine import Compiled, Engine
+from nearfar.fallback_server.torch_engine.messages import FromWorker, Refused, Stepped, Submit
+from nearfar.fallback_server.torch_engine.model import PagedModel, load_model, make_cache
+from nearfar.fallback_server.torch_engine.options import TorchOptions
+from nearfar.fallback_server.torch_engine.requests import checked
+
+GREEDY = Sampling(temperature=0.0)
+
+
+@functools.cache
+def model(path: Path, native: bool = True) -> PagedModel:
+    """A model in float32, loaded once a session."""
+    return load_model(path, TorchOptions(device="cpu", dtype="float32", native=native))
+
+
+class Rig:
+    """An engine with a cache of its own over a model that others use too."""
+
+    def __init__(self, path: Path, *, pages: int | None = None, **options: Any) -> None:
+        loaded = model(path, options.get("native", True))
+        self.options = TorchOptions(device="cpu", **options)
+        if pages is not None:
+            probe = make_cache(loaded, self.options)
+            page_bytes = sum(t[0].nbytes for t in (*probe.keys, *probe.values))
+            self.options = TorchOptions(device="cpu", cache_bytes=pages * page_bytes, **options)
+        self.said: list[FromWorker] = []
+        self.inbox: queue.SimpleQueue[Compiled] = queue.SimpleQueue()
+        self.engine = Engine(loaded, make_cache(loaded, self.options), path, self.options, self.said.append, self.inbox.put)
+
+    def submit(self, request: TokenRequest) -> None:
+        """Check and queue a request."""
+        self.engine.handle(Submit(checked(request, self.engine.info, self.options)))
+
+    def events(self, request_id: str) -> list[TokenEvent]:
+        """What has been said of a request; raises what it was refused with."""
+        found = []
+        for message in self.said:
+            if isinstance(message, Stepped):
+                found += [event for owner, event in message.events if owner == request_id]
+            if isinstance(message, Refused) and message.id == request_id:
+                raise RequestError(message.message, message.param)
+        return found
+
+    def run(self, requests: Sequence[TokenRequest]) -> list[list[TokenEvent]]:
+        """All events of these requests, begun together."""
+        for request in requests:
+            self.submit(request)
+        for _ in range(20_000):
+            while self.engine.counters.waiting and not self.engine.busy:  # a grammar is being compiled
+                self.engine.handle(self.inbox.get(timeout=60))
+            if not self.engine.busy:
+                break
+            self.engine.turn()
+        return [self.events(request.id) for request in requests]
+
+    def tokens(self, requests: Sequence[TokenRequest]) -> list[list[int | None]]:
+        """Only the tokens."""
+        return [[event.token for event in events] for events in self.run(requests)]
+
+    def assert_empty(self) -> None:
+        """Nothing is under way and no page is held."""
+        assert not self.engine.busy
+        assert not any(self.engine.scheduler.table.allocator.refs)
+        assert not self.engine._active
+        assert not self.engine._compiling
