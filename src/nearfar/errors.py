@@ -31,3 +31,15 @@ class RequestError(NearfarError):
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+class OverloadError(NearfarError):
+    """The server has as much to do as it may take on; try again after `retry_after` seconds."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class EngineError(NearfarError):
+    """The engine died or hung while the request was under way."""

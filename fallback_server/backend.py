@@ -1,0 +1,139 @@
+"""What the server asks of a model: token ids in, token events out. One implementation per kind of engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Sampling of one request. temperature 0 is greedy. logit_bias by token id. seed: 64 bits; None draws one."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What the answer must match: kind and its text (a JSON schema, a regular expression, an EBNF grammar).
+
+    "json_object" has an empty text.
+    """
+
+    kind: Literal["json_schema", "json_object", "regex", "ebnf", "structural_tag"]
+    text: str
+
+
+@dataclass(frozen=True)
+class TokenRequest:
+    """One sequence to complete. `id` is unique. `priority`: smaller first (vLLM's sense).
+
+    `prompt_logprobs`: logprobs of the prompt's own tokens are wanted too.
+    """
+
+    id: str
+    tokens: tuple[int, ...]
+    max_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    stop_token_ids: frozenset[int] = frozenset()  # end tokens; the event of such a token has finish "stop"
+    min_tokens: int = 0
+    logprobs: int | None = None  # how many alternatives (0: the token's own only)
+    prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
+    priority: int = 0
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """A token and its log-probability."""
+
+    token: int
+    logprob: float
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """One sampled token; the last event of a request has `finish`.
+
+    `prompt_logprobs` comes with the first event: one entry per prompt token, the first None.
+    """
+
+    token: int | None
+    finish: FinishReason | None = None
+    logprob: float | None = None
+    top: tuple[Logprob, ...] = ()
+    prompt_logprobs: tuple[tuple[Logprob, tuple[Logprob, ...]] | None, ...] | None = None
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache (first event)
+
+
+@dataclass(frozen=True)
+class BackendInfo:
+    """What a model is and how much its engine carries."""
+
+    model: str
+    vocab_size: int
+    context_length: int
+    eos_token_ids: tuple[int, ...]
+    max_running: int
+    cache_tokens: int  # tokens that the KV cache holds in all
+
+
+@dataclass(frozen=True)
+class BackendStats:
+    """Figures of an engine: the first two are now, cache_usage is in [0, 1], the rest count from its start."""
+
+    running: int
+    waiting: int
+    cache_usage: float
+    prefix_hits: int  # tokens
+    prefix_queries: int  # tokens
+    preemptions: int
+    generated_tokens: int
+    prompt_tokens: int
+    steps: int
+    restarts: int
+
+
+class Backend(Protocol):
+    """Token-level engine. All methods are called on one event loop; none blocks it."""
+
+    info: BackendInfo
+
+    def submit(self, request: TokenRequest) -> AsyncIterator[TokenEvent]:
+        """Start a request. Closing the iterator (aclose) cancels it.
+
+        Refuses at once with RequestError (bad ids, too long), OverloadError when it cannot take more; the iterator
+        raises EngineError when the engine died with the request under way.
+        """
+        ...
+
+    async def cancel(self, request_id: str) -> None:
+        """End a request; nothing happens if it has ended already."""
+        ...
+
+    async def embed(self, tokens: Sequence[Sequence[int]], pooling: Literal["mean", "last"]) -> list[list[float]]:
+        """One vector a sequence of tokens."""
+        ...
+
+    def stats(self) -> BackendStats:
+        """The figures now."""
+        ...
+
+    async def alive(self) -> bool:
+        """Whether a real token was generated lately, or is generated now as a probe, within seconds."""
+        ...
+
+    async def close(self, drain: float = 0.0) -> None:
+        """Wait at most `drain` seconds for running requests, then stop."""
+        ...
