@@ -29,6 +29,7 @@ class TextCodec:
         self.tokenizer = tokenizer
         self._bos = bos
         self._special = {name: text for name in _SPECIAL if (text := _content(config.get(name))) is not None}
+        self.template_source = template or None
         self._template = _compile(template) if template else None
         self._byte_level = '"ByteLevel"' in json.dumps(json.loads(tokenizer.to_str()).get("decoder"))
 
@@ -74,7 +75,11 @@ class TextCodec:
 
     def encode_chat(self, messages: Seq[Mapping[str, Any]]) -> list[int]:
         """Tokens of a conversation, up to where the answer begins."""
-        return self._encode(self.render_chat(messages), False)
+        return self.encode_raw(self.render_chat(messages))
+
+    def encode_raw(self, text: str) -> list[int]:
+        """Tokens of a text that has all its special tokens already."""
+        return self._encode(text, False)
 
     def render_chat(
         self, messages: Seq[Mapping[str, Any]], *, continue_last: bool = False, **variables: Any

@@ -1,0 +1,148 @@
+"""Grammars of answers, by xgrammar: compiled in a child process within limits, then matched token by token."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.edge_runtime.text import TextCodec
+from nearfar.errors import RequestError
+from nearfar.fallback_server.backend import Grammar
+from nearfar.fallback_server.engines.markup import VISIBLE
+from nearfar.fallback_server.sandbox import ChildPool, ChildSpec
+
+log = logging.getLogger(__name__)
+
+
+def vocabulary(codec: TextCodec, vocab_size: int, eos: list[int]) -> Any:
+    """What xgrammar has to know of a tokenizer: the bytes of every token, none for special ones."""
+    import xgrammar
+
+    special = {number for number, token in codec.tokenizer.get_added_tokens_decoder().items() if token.special}
+    pieces = [b"" if number in special else codec.token_bytes(number) for number in range(vocab_size)]
+    return xgrammar.TokenizerInfo(pieces, vocab_size=vocab_size, stop_token_ids=eos)
+
+
+def compiler(info: Any) -> Callable[[Grammar], Any]:
+    """Compiles a grammar; RequestError says what is wrong with it."""
+    import xgrammar
+
+    made = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+
+    def compile_grammar(grammar: Grammar) -> Any:
+        try:
+            match grammar.kind:
+                case "json_object":
+                    return made.compile_builtin_json_grammar()
+                case "json_schema":
+                    return made.compile_json_schema(grammar.text)
+                case "regex":
+                    return made.compile_regex(grammar.text)
+                case "ebnf":
+                    return made.compile_grammar(grammar.text)
+                case "structural_tag":
+                    return made.compile_structural_tag(json.loads(grammar.text))
+        except (RuntimeError, ValueError, TypeError, LookupError) as error:
+            kind = grammar.kind.replace("_", " ")
+            raise RequestError(f"the {kind} cannot be compiled: {_first_line(error)}", "response_format") from error
+
+    return compile_grammar
+
+
+class GrammarService:
+    """Compiles grammars for one vocabulary off the event loop; what was compiled lately is kept."""
+
+    KEPT = 32
+
+    def __init__(
+        self, directory: Path, vocab_size: int, eos: tuple[int, ...], *, timeout: float, compiled_bytes: int = 64 << 20
+    ) -> None:
+        settings = {
+            "directory": str(directory), "vocab_size": vocab_size, "eos": list(eos), "compiled_bytes": compiled_bytes,
+        }  # fmt: skip
+        spec = ChildSpec(f"{__package__}.sandbox.grammar_child", settings, "grammar", timeout=timeout, waiting=16)
+        self._pool = ChildPool(spec)
+        self._directory, self._vocab_size, self._eos = directory, vocab_size, list(eos)
+        self._kept: OrderedDict[tuple[Grammar, bool], Any] = OrderedDict()
+        self._info: Any = None
+
+    async def check(self, grammar: Grammar) -> None:
+        """Refuse a grammar that does not compile, or not within the limits."""
+        await self._get(grammar, wanted=False)
+
+    async def matcher(self, grammar: Grammar) -> Any:
+        """A fresh xgrammar.GrammarMatcher."""
+        import xgrammar
+
+        return xgrammar.GrammarMatcher(await self._get(grammar, wanted=True))
+
+    async def close(self) -> None:
+        """End the compiling process."""
+        await self._pool.close()
+
+    async def _get(self, grammar: Grammar, wanted: bool) -> Any:
+        key = (grammar, wanted)
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        answer = await self._pool.run({"kind": grammar.kind, "text": grammar.text, "wanted": wanted})
+        self._kept[key] = await asyncio.to_thread(self._load, answer["compiled"]) if wanted else True
+        if len(self._kept) > self.KEPT:
+            self._kept.popitem(last=False)
+        return self._kept[key]
+
+    def _load(self, compiled: str) -> Any:
+        import xgrammar
+
+        if self._info is None:
+            codec = TextCodec.open_directory(self._directory, None, VISIBLE)
+            self._info = vocabulary(codec, self._vocab_size, self._eos)
+        return xgrammar.CompiledGrammar.deserialize_json(compiled, self._info)
+
+
+class TokenConstraint:
+    """Which tokens a request may take: those of its grammar, and no end token before `min_tokens`.
+
+    It never raises: the engine's loop serves other requests too.
+    """
+
+    def __init__(self, matcher: Any | None, vocab_size: int, held: frozenset[int], min_tokens: int) -> None:
+        self._matcher = matcher
+        self._words = (vocab_size + 31) // 32
+        self._held, self._min = sorted(held), min_tokens
+        self._count = 0
+
+    def allowed(self) -> npt.NDArray[Any]:
+        """uint32 [(vocab_size+31)//32]."""
+        row = np.full((1, self._words), -1, np.int32)
+        if self._matcher is not None and not self._matcher.is_terminated():
+            self._matcher.fill_next_token_bitmask(row)
+        words: npt.NDArray[np.uint32] = row.view(np.uint32)[0]
+        if self._count < self._min:
+            for token in self._held:
+                words[token // 32] &= np.uint32(0xFFFFFFFF ^ (1 << token % 32))
+        return words
+
+    def accept(self, token: int) -> bool:
+        """Move on by a token."""
+        self._count += 1
+        if self._matcher is None or self._matcher.is_terminated():
+            return True
+        try:
+            return bool(self._matcher.accept_token(token))
+        except RuntimeError as error:
+            log.warning("the grammar matcher failed: %s", error)
+            return False
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:300]
