@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,7 +62,7 @@ class GrammarService:
     KEPT = 32
 
     def __init__(
-        self, directory: Path, vocab_size: int, eos: tuple[int, ...], *, timeout: float, compiled_bytes: int = 64 << 20
+        self, directory: Path, vocab_size: int, eos: tuple[int, ...], *, timeout: float = 5.0, compiled_bytes: int = 64 << 20
     ) -> None:
         settings = {
             "directory": str(directory), "vocab_size": vocab_size, "eos": list(eos), "compiled_bytes": compiled_bytes,
@@ -71,33 +70,35 @@ class GrammarService:
         spec = ChildSpec(f"{__package__}.sandbox.grammar_child", settings, "grammar", timeout=timeout, waiting=16)
         self._pool = ChildPool(spec)
         self._directory, self._vocab_size, self._eos = directory, vocab_size, list(eos)
-        self._kept: OrderedDict[tuple[Grammar, bool], Any] = OrderedDict()
+        self._kept: dict[Grammar, Any] = {}
+        self._under_way: dict[Grammar, asyncio.Task[Any]] = {}
         self._info: Any = None
 
-    async def check(self, grammar: Grammar) -> None:
-        """Refuse a grammar that does not compile, or not within the limits."""
-        await self._get(grammar, wanted=False)
-
     async def matcher(self, grammar: Grammar) -> Any:
-        """A fresh xgrammar.GrammarMatcher."""
+        """A fresh xgrammar.GrammarMatcher. RequestError: the grammar does not compile, or not within the limits."""
         import xgrammar
 
-        return xgrammar.GrammarMatcher(await self._get(grammar, wanted=True))
+        compiled: Any = self._kept.get(grammar)
+        if compiled is None:
+            task = self._under_way.get(grammar)
+            if task is None:
+                task = self._under_way[grammar] = asyncio.create_task(self._compile(grammar))
+                task.add_done_callback(lambda _: self._under_way.pop(grammar, None))
+            compiled = await asyncio.shield(task)  # others may wait for it too
+        return xgrammar.GrammarMatcher(compiled)
 
     async def close(self) -> None:
         """End the compiling process."""
+        for task in list(self._under_way.values()):
+            task.cancel()
         await self._pool.close()
 
-    async def _get(self, grammar: Grammar, wanted: bool) -> Any:
-        key = (grammar, wanted)
-        if key in self._kept:
-            self._kept.move_to_end(key)
-            return self._kept[key]
-        answer = await self._pool.run({"kind": grammar.kind, "text": grammar.text, "wanted": wanted})
-        self._kept[key] = await asyncio.to_thread(self._load, answer["compiled"]) if wanted else True
+    async def _compile(self, grammar: Grammar) -> Any:
+        answer = await self._pool.run({"kind": grammar.kind, "text": grammar.text})
+        compiled = self._kept[grammar] = await asyncio.to_thread(self._load, answer["compiled"])
         if len(self._kept) > self.KEPT:
-            self._kept.popitem(last=False)
-        return self._kept[key]
+            del self._kept[next(iter(self._kept))]  # the oldest
+        return compiled
 
     def _load(self, compiled: str) -> Any:
         import xgrammar

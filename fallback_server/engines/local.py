@@ -21,7 +21,6 @@ from nearfar.fallback_server.engines.base import (
     ToolChoice,
 )
 from nearfar.fallback_server.engines.markup import THINK, VISIBLE, Marks, MarkupSplitter, call_format
-from nearfar.fallback_server.grammars import GrammarService
 from nearfar.fallback_server.sandbox import ChildPool, ChildSpec
 
 
@@ -34,7 +33,6 @@ class TextOptions:
 
     reasoning: str = "auto"
     template_timeout: float = 2.0
-    grammar_timeout: float = 5.0
     text_processes: int = 2
 
 
@@ -46,7 +44,6 @@ class LocalEngine:
         backend: Backend,
         directory: Path,
         bos: int | None,
-        grammars: GrammarService,
         options: TextOptions | None = None,
         names: Seq[str] = (),
     ) -> None:
@@ -54,7 +51,6 @@ class LocalEngine:
         self.backend = backend
         self.codec = TextCodec.open_directory(directory, bos, VISIBLE)
         self._names = tuple(names) or (backend.info.model,)
-        self._grammars = grammars
         self._live: dict[str, int] = {}
         self._calls, self._template_has_tools = call_format(self.codec.template_source or "")
         self._reasoning = _marks(options.reasoning, self.codec.template_source or "")
@@ -91,8 +87,6 @@ class LocalEngine:
             )
         opened = self._reasoning is not None and tail.rstrip().endswith(self._reasoning.begin)
         grammar = self._grammar(request, opened)
-        if grammar is not None:
-            await self._grammars.check(grammar)
         total = sum(len(prompt) for prompt in prompts)
         cost = total + sum(self._limit(request, prompt) for prompt in prompts) * request.n
         return Prepared(request, prompts, total, cost, grammar, opened)
@@ -143,7 +137,6 @@ class LocalEngine:
         """Stop the backend and the helper processes."""
         await self.backend.close(drain)
         await self._text.close()
-        await self._grammars.close()
 
     async def _prompts(self, request: EngineRequest) -> tuple[tuple[tuple[int, ...], ...], str]:
         """Token ids of each prompt, and the end of the rendered text of a chat."""

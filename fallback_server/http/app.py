@@ -101,12 +101,12 @@ def _api(service: Service, limits: ServerLimits) -> APIRouter:
     @api.post("/chat/completions", response_model=None)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
-        return await _complete(service, request, body, chat=True)
+        return await _complete(service, request, body)
 
     @api.post("/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue one or several texts."""
-        return await _complete(service, request, body, chat=False)
+        return await _complete(service, request, body)
 
     @api.post("/embeddings", response_model=None)
     async def embed(body: EmbeddingRequest, request: Request) -> Response:
@@ -158,16 +158,11 @@ def _probes(service: Service) -> APIRouter:
     return router
 
 
-async def _complete(
-    service: Service, request: Request, body: ChatRequest | CompletionRequest, *, chat: bool
-) -> Response:
-    if isinstance(body, ChatRequest):
-        wanted = convert.chat(body)
-    else:
-        wanted = convert.completion(body)
+async def _complete(service: Service, request: Request, body: ChatRequest | CompletionRequest) -> Response:
+    wanted = convert.chat(body) if isinstance(body, ChatRequest) else convert.completion(body)
     include_usage = bool(body.stream_options and body.stream_options.include_usage)
     head = Head(wanted.id, wanted.model, include_usage)
-    shape = ChatShape(head) if chat else CompletionShape(head)
+    shape = ChatShape(head) if wanted.chat else CompletionShape(head)
     return await Call(service, request, wanted).respond(shape, bool(body.stream), include_usage)
 
 

@@ -80,8 +80,7 @@ class Call:
             if stream:
                 pieces = self._pieces()
                 first = await unless_gone(self.request.receive, anext(pieces, Piece(0)))
-                timeout = self.service.admission.limits.write_timeout
-                return EventStream(self._events(shape, first, pieces, include_usage), timeout)
+                return EventStream(self._events(shape, first, pieces, include_usage))
             record = await unless_gone(self.request.receive, self._whole(shape))
             await self._end(200, "ok")
             return JSONResponse(record)

@@ -9,7 +9,7 @@ from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
 
@@ -17,7 +17,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class ClientGoneError(Exception):
-    """The client has closed its connection, or reads too slowly to count as one."""
+    """The client has closed its connection, or was cut off because it reads too slowly."""
 
 
 def event(record: dict[str, Any]) -> bytes:
@@ -47,36 +47,27 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Sends events as they come.
+    """Sends events as they come; `events` is closed in any case.
 
-    Backpressure is the transport's: while the client's window is full, nothing more is taken from the events. A client
-    that takes nothing for `write_timeout` seconds has gone. `events` is closed in any case.
+    Backpressure is the transport's: while the client's window is full, nothing more is taken from the events. How long
+    a client may take nothing is the connection's affair (connections.py).
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], write_timeout: float) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
-        self._timeout = write_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
-        async with aclosing(self._events):
-            with suppress(ClientGoneError):
-                await unless_gone(receive, self._send_all(send))
+        with suppress(ClientGoneError):
+            await unless_gone(receive, self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:
         async with aclosing(self._events) as events:
-            await self._write(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for data in events:
-                await self._write(send, {"type": "http.response.body", "body": data, "more_body": True})
-            await self._write(send, {"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _write(self, send: Send, message: Message) -> None:
-        try:
-            async with asyncio.timeout(self._timeout):
-                await send(message)
-        except TimeoutError:
-            raise ClientGoneError(f"the client took nothing for {self._timeout:g} s") from None
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})

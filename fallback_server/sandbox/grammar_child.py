@@ -26,7 +26,7 @@ def open_handler(settings: dict[str, Any]) -> Handler:
                 "make it smaller",
                 "response_format",
             )
-        return {"compiled": compiled if job["wanted"] else ""}
+        return {"compiled": compiled}
 
     return handle
 
