@@ -65,7 +65,10 @@ class EngineRequest:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A whole call that the model made; `arguments` is JSON."""
+    """A call that the model made; `arguments` is JSON.
+
+    From an upstream it may come in parts: those after the first have an empty id and name.
+    """
 
     index: int
     id: str

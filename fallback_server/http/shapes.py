@@ -69,7 +69,7 @@ class ChatShape:
         if piece.text:
             delta["content"] = piece.text
         if piece.tool_calls:
-            delta["tool_calls"] = [{"index": call.index, **_call(call)} for call in piece.tool_calls]
+            delta["tool_calls"] = [_call_delta(call) for call in piece.tool_calls]
         choice = {"index": piece.index, "delta": delta, "finish_reason": piece.finish}
         if piece.logprobs:
             choice["logprobs"] = _content_logprobs(piece.logprobs)
@@ -85,7 +85,7 @@ class ChatShape:
         return {**self._head.record("chat.completion.chunk", [], True), "usage": _usage(usage)}
 
     def _choice(self, index: int, pieces: Seq[Piece]) -> Record:
-        calls = [_call(call) for piece in pieces for call in piece.tool_calls]
+        calls = _merged([call for piece in pieces for call in piece.tool_calls])
         text, reasoning = "".join(p.text for p in pieces), "".join(p.reasoning for p in pieces)
         message: Record = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
         if reasoning:
@@ -167,8 +167,23 @@ def _usage(usage: TokenUsage) -> Record:
     }
 
 
-def _call(call: ToolCall) -> Record:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+def _call_delta(call: ToolCall) -> Record:
+    """A call, or what it goes on with: then it has no id and no name."""
+    if not call.id:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}
+
+
+def _merged(deltas: Seq[ToolCall]) -> list[Record]:
+    """Whole calls of the parts in which they came."""
+    whole: dict[int, Record] = {}
+    for call in deltas:
+        if call.index not in whole:
+            whole[call.index] = {k: v for k, v in _call_delta(call).items() if k != "index"}
+        else:
+            whole[call.index]["function"]["arguments"] += call.arguments
+    return [whole[index] for index in sorted(whole)]
 
 
 def _content_logprobs(logprobs: Seq[TokenLogprob]) -> Record:
