@@ -16,6 +16,7 @@ from nearfar.edge_runtime.text import TextCodec
 from nearfar.errors import RequestError
 from nearfar.fallback_server.backend import Grammar
 from nearfar.fallback_server.engines.markup import VISIBLE
+from nearfar.fallback_server.engines.tools import WHITESPACE
 from nearfar.fallback_server.sandbox import ChildPool, ChildSpec
 
 log = logging.getLogger(__name__)
@@ -40,9 +41,10 @@ def compiler(info: Any) -> Callable[[Grammar], Any]:
         try:
             match grammar.kind:
                 case "json_object":
-                    return made.compile_builtin_json_grammar()
+                    anything = '{"type": "object", "additionalProperties": true}'
+                    return made.compile_json_schema(anything, max_whitespace_cnt=WHITESPACE)
                 case "json_schema":
-                    return made.compile_json_schema(grammar.text)
+                    return made.compile_json_schema(grammar.text, max_whitespace_cnt=WHITESPACE)
                 case "regex":
                     return made.compile_regex(grammar.text)
                 case "ebnf":

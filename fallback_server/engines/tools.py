@@ -14,6 +14,9 @@ from nearfar.fallback_server.engines.markup import CallFormat, Marks
 
 Record = dict[str, Any]
 
+WHITESPACE = 16
+"""Blanks in a row that JSON may have: small models would go on with them for ever."""
+
 
 def offered(tools: Seq[Mapping[str, Any]], choice: ToolChoice) -> tuple[Mapping[str, Any], ...]:
     """The tools that may be called."""
@@ -66,9 +69,9 @@ def as_format(grammar: Grammar) -> Record:
     """A grammar as part of a structural tag."""
     match grammar.kind:
         case "json_schema":
-            return {"type": "json_schema", "json_schema": json.loads(grammar.text)}
+            return _json(json.loads(grammar.text))
         case "json_object":
-            return {"type": "json_schema", "json_schema": {"type": "object"}}
+            return _json({"type": "object", "additionalProperties": True})
         case "regex":
             return {"type": "regex", "pattern": grammar.text}
         case "ebnf":
@@ -136,9 +139,13 @@ def _tag(function: Mapping[str, Any], form: CallFormat) -> Record:
     return {
         "type": "tag",
         "begin": f"{form.begin}{newline}{head}",
-        "content": {"type": "json_schema", "json_schema": schema},
+        "content": _json(schema),
         "end": f"{tail}{newline}{form.end}",
     }
+
+
+def _json(schema: Any) -> Record:
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": WHITESPACE}
 
 
 def _blank() -> Record:

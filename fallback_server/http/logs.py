@@ -53,7 +53,7 @@ def set_up(form: Literal["text", "json"], level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
-    for name in ("httpx", "httpcore"):
+    for name in ("httpx", "httpcore", "uvicorn"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from nearfar.edge_runtime.types import TokenLogprob
+from nearfar.edge_runtime.types import TokenLogprob, TopLogprob
 from nearfar.fallback_server.engines.base import Piece, TokenUsage, ToolCall
 
 Record = dict[str, Any]
@@ -143,11 +143,11 @@ class CompletionShape:
         offsets = []
         for item in logprobs:
             offsets.append(self._offsets.get(index, 0))
-            self._offsets[index] = offsets[-1] + len(item.token)
+            self._offsets[index] = offsets[-1] + len(bytes(item.bytes).decode(errors="ignore"))
         return {
-            "tokens": [item.token for item in logprobs],
+            "tokens": [_name(item) for item in logprobs],
             "token_logprobs": [_finite(item.logprob) for item in logprobs],
-            "top_logprobs": [{t.token: _finite(t.logprob) for t in item.top_logprobs} or None for item in logprobs],
+            "top_logprobs": [{_name(t): _finite(t.logprob) for t in item.top_logprobs} or None for item in logprobs],
             "text_offset": offsets,
         }
 
@@ -193,6 +193,13 @@ def _content_logprobs(logprobs: Seq[TokenLogprob]) -> Record:
         for other in item["top_logprobs"]:
             other["logprob"] = _finite(other["logprob"])
     return {"content": content, "refusal": None}
+
+
+def _name(token: TokenLogprob | TopLogprob) -> str:
+    """The text of a token; where it is half a character its bytes, for texts are keys here and must differ."""
+    if "\ufffd" in token.token and token.bytes:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.bytes)
+    return token.token
 
 
 def _finite(value: float) -> float | None:

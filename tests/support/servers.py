@@ -12,6 +12,7 @@ from typing import Any
 
 import uvicorn
 
+from nearfar.edge_runtime.engine import EngineCore
 from nearfar.fallback_server.engines.artifact import ArtifactBackend
 from nearfar.fallback_server.engines.base import Engine
 from nearfar.fallback_server.engines.local import LocalEngine, TextOptions
@@ -19,6 +20,7 @@ from nearfar.fallback_server.grammars import GrammarService
 from nearfar.fallback_server.http.app import AppOptions, create_app
 from nearfar.fallback_server.http.connections import protocol
 from tests.support import tiny
+from tests.support.numpy_executor import NumpyExecutor
 
 MODEL = "tiny"
 
@@ -32,6 +34,14 @@ def tokenizer_directory(path: Path, template: str = tiny.TEMPLATE) -> Path:
     return path
 
 
+def tiny_core(*, pages: int = 256, slots: int = 8, context: int = 1024) -> EngineCore:
+    """The tiny model with a longer context: descriptions of tools are long in a token a byte."""
+    config = {**tiny.CONFIG, "max_position_embeddings": context}
+    executor = NumpyExecutor(config, tiny.weights(), pages=pages, page_size=16, slots=slots)
+    description = tiny.manifest(config, slots=slots, page_size=16)
+    return EngineCore(executor, description, description.programs[0], pages, pipelined=True)
+
+
 async def tiny_engine(
     directory: Path, *, options: TextOptions | None = None, max_waiting: int = 256, names: Sequence[str] = (),
     grammar_timeout: float = 20.0, **core: Any,
@@ -39,7 +49,7 @@ async def tiny_engine(
     """The tiny model as an engine. `directory` holds tokenizer files, or is empty."""
     if not (directory / "tokenizer.json").exists():
         tokenizer_directory(directory)
-    made = tiny.core(**{"pages": 128, **core})
+    made = tiny_core(**core)
     grammars = GrammarService(directory, tiny.CONFIG["vocab_size"], (257,), timeout=grammar_timeout)
     backend = ArtifactBackend(made, grammars, max_waiting=max_waiting)
     engine = LocalEngine(backend, directory, 256, options or TextOptions(template_timeout=10, text_processes=1),
