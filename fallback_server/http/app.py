@@ -25,7 +25,7 @@ from nearfar.fallback_server.http.keys import KeyStore
 from nearfar.fallback_server.http.limits import Admission, ServerLimits
 from nearfar.fallback_server.http.logs import AuditLog
 from nearfar.fallback_server.http.metrics import Metrics
-from nearfar.fallback_server.http.middleware import Authentication, BodyLimits, RequestIds
+from nearfar.fallback_server.http.middleware import Authentication, RequestIds, Sizes
 from nearfar.fallback_server.http.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
 from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, Head, embeddings
 from nearfar.fallback_server.http.streams import unless_gone
@@ -81,8 +81,8 @@ def create_app(engine: Engine, options: AppOptions | None = None) -> FastAPI:
     app.include_router(_api(service, options.limits))
     app.include_router(_probes(service))
     app.include_router(admin.router(service, options.keys))
-    app.add_middleware(BodyLimits, limits=options.limits)
     app.add_middleware(Authentication, keys=options.keys)
+    app.add_middleware(Sizes, limits=options.limits)
     if options.cors:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(options.cors), allow_methods=["GET", "POST"],

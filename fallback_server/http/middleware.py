@@ -97,8 +97,11 @@ class Authentication:
         return key
 
 
-class BodyLimits:
-    """Refuses bodies that are too large, or come too slowly."""
+class Sizes:
+    """Refuses headers and bodies that are too large, and bodies that come too slowly.
+
+    Headers that come in pieces are refused by the HTTP parser already, with the same limit.
+    """
 
     def __init__(self, app: ASGIApp, limits: ServerLimits) -> None:
         self._app, self._limits = app, limits
@@ -107,6 +110,12 @@ class BodyLimits:
         """See ASGI."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        headers = sum(len(name) + len(value) + 4 for name, value in scope["headers"]) + len(scope.get("raw_path", b""))
+        if headers > self._limits.header_bytes:
+            refused = ApiError(431, f"the headers are larger than {self._limits.header_bytes} bytes", None,
+                               "headers_too_large")  # fmt: skip
+            await refused.problem.response()(scope, receive, send)
             return
         limit = self._limits.body_bytes
         length = Headers(scope=scope).get("content-length", "")

@@ -206,7 +206,7 @@ def test_models_and_errors(client: openai.OpenAI) -> None:
         client.completions.create(model=MODEL, prompt="long " * 300)
     with pytest.raises(openai.BadRequestError, match="vocabulary"):
         client.completions.create(model=MODEL, prompt=[5, 261])
-    with pytest.raises(openai.BadRequestError, match="no embeddings|embeddings"):
+    with pytest.raises(openai.BadRequestError, match="no embeddings"):
         client.embeddings.create(model=MODEL, input="text")
     with pytest.raises(openai.BadRequestError, match="cannot be compiled"):
         client.chat.completions.create(
