@@ -202,7 +202,8 @@ class EngineCore:
             if request.constraint is not None and not request.constraint.accept(token):
                 finish = finish or "stop"
                 if generation is not None:
-                    generation.put(RequestError("the grammar of the request leaves no token to go on with"))
+                    message = "the grammar allows no token here, or takes too long to follow; make it simpler"
+                    generation.put(RequestError(message, "response_format"))
             elif generation is not None:
                 generation.put(_event(request, token, finish, sampled, row))
             if finish or generation is None:

@@ -82,17 +82,22 @@ class TextCodec:
         return self._encode(text, False)
 
     def render_chat(
-        self, messages: Seq[Mapping[str, Any]], *, continue_last: bool = False, **variables: Any
+        self,
+        messages: Seq[Mapping[str, Any]],
+        *,
+        continue_last: bool = False,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The conversation as the model's own template writes it.
 
-        `continue_last`: the answer continues the last message. `variables`: what else the template knows (tools, …).
+        `continue_last`: the answer continues the last message. `variables`: what else the template knows (tools, …);
+        they cannot take the place of what is here anyway.
         """
         if self._template is None:
             raise RequestError("this model has no chat template; send a raw prompt instead (completions, --raw)")
-        given = {**self._special, **variables, "messages": list(messages), "add_generation_prompt": not continue_last}
+        own = {**self._special, "messages": list(messages), "add_generation_prompt": not continue_last}
         try:
-            text = self._template.render(given)
+            text = self._template.render({**(variables or {}), **own})
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
             raise RequestError(f"the model's chat template refuses these messages: {error}", "messages") from error
         return _until_last(text, messages) if continue_last else text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,20 +115,25 @@ class GrammarService:
 class TokenConstraint:
     """Which tokens a request may take: those of its grammar, and no end token before `min_tokens`.
 
-    It never raises: the engine's loop serves other requests too.
+    It never raises: the engine's loop serves other requests too. For the same reason a grammar whose matcher takes
+    more than STEP_SECONDS of processor time for a token ends its request; ambiguous grammars get slower with each.
     """
+
+    STEP_SECONDS = 0.1
 
     def __init__(self, matcher: Any | None, vocab_size: int, held: frozenset[int], min_tokens: int) -> None:
         self._matcher = matcher
         self._words = (vocab_size + 31) // 32
-        self._held, self._min = sorted(held), min_tokens
+        self._held = sorted(token for token in held if token < vocab_size)
+        self._min = min_tokens
         self._count = 0
+        self._failed = False
 
     def allowed(self) -> npt.NDArray[Any]:
         """uint32 [(vocab_size+31)//32]."""
         row = np.full((1, self._words), -1, np.int32)
-        if self._matcher is not None and not self._matcher.is_terminated():
-            self._matcher.fill_next_token_bitmask(row)
+        if self._matcher is not None and not self._failed:
+            self._timed(lambda matcher: matcher.is_terminated() or matcher.fill_next_token_bitmask(row))
         words: npt.NDArray[np.uint32] = row.view(np.uint32)[0]
         if self._count < self._min:
             for token in self._held:
@@ -137,13 +143,22 @@ class TokenConstraint:
     def accept(self, token: int) -> bool:
         """Move on by a token."""
         self._count += 1
-        if self._matcher is None or self._matcher.is_terminated():
+        if self._matcher is None:
             return True
+        taken = self._timed(lambda matcher: matcher.is_terminated() or matcher.accept_token(token))
+        return taken and not self._failed
+
+    def _timed(self, call: Callable[[Any], Any]) -> bool:
+        start = time.thread_time()
         try:
-            return bool(self._matcher.accept_token(token))
+            done = bool(call(self._matcher))
         except RuntimeError as error:
-            log.warning("the grammar matcher failed: %s", error)
-            return False
+            log.warning("a grammar matcher failed: %s", error)
+            done, self._failed = False, True
+        if time.thread_time() - start > self.STEP_SECONDS:
+            log.warning("a grammar takes too long to follow, and its request ends")
+            self._failed = True
+        return done
 
 
 def _first_line(error: Exception) -> str:

@@ -17,6 +17,8 @@ from nearfar.errors import EngineError, NearfarError, OverloadError, RequestErro
 
 log = logging.getLogger(__name__)
 
+_UNREAD = (408, 413, 431)
+"""After these there may be more of the request to come, which nobody will read."""
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -41,6 +43,8 @@ class Problem:
         headers = {} if self.retry_after is None else {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
+        if self.status in _UNREAD:
+            headers["Connection"] = "close"
         return JSONResponse(self.body, self.status, headers)
 
 

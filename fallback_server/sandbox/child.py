@@ -43,6 +43,8 @@ def _answer(handler: Handler, job: dict[str, Any]) -> dict[str, Any]:
         return {"error": "the request needs more memory than the server gives to one request; make it smaller"}
     except RecursionError:
         return {"error": "the request is nested too deeply; make it flatter"}
+    except Exception as error:  # whatever a template or a library makes of such input, it is this request's affair
+        return {"error": f"{type(error).__name__}: {error}"}
 
 
 def _write(out: Any, answer: dict[str, Any]) -> None:

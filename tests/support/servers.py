@@ -77,6 +77,11 @@ class RunningServer:
         """Where it listens."""
         return f"http://127.0.0.1:{self.port}"
 
+    def connected(self, port: int) -> bool:
+        """Whether the client with this port of its own is connected."""
+        clients = [connection.client for connection in list(self._server.server_state.connections)]
+        return any(client is not None and client[1] == port for client in clients)
+
     def run(self, work: Callable[[], Awaitable[Any]]) -> Any:
         """Run a coroutine on the server's event loop."""
 
@@ -114,6 +119,8 @@ class RunningServer:
         self.engine = await self._make()
         self.app = create_app(self.engine, self.options)
         self._socket = socket.socket()
+        # Little of a stream hides in the kernel, so that a slow reader shows soon. Accepted sockets inherit it.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32 << 10)
         self._socket.bind(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
         config = uvicorn.Config(
