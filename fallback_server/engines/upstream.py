@@ -77,6 +77,7 @@ class UpstreamEngine:
         self.remote = remote
         self._models = tuple(models)
         self._live: dict[str, Relay] = {}
+        self._checking: asyncio.Task[bool] | None = None
         self._prober = asyncio.create_task(self._probe_always())
 
     @classmethod
@@ -143,7 +144,9 @@ class UpstreamEngine:
         fresh = 2 * self.options.probe_seconds
         if any(a.breaker.allows() and now - a.last_token < fresh for a in self.book.addresses if a.last_token):
             return True
-        return any(await asyncio.gather(*(self.probe(address) for address in self.book.addresses)))
+        if self._checking is None or self._checking.done():  # however many ask
+            self._checking = asyncio.create_task(self._probe_all())
+        return await asyncio.shield(self._checking)
 
     async def close(self, drain: float = 0.0) -> None:
         """Wait at most `drain` seconds for requests under way, then stop."""
@@ -195,6 +198,9 @@ class UpstreamEngine:
             return False
         address.last_token = time.monotonic()
         return True
+
+    async def _probe_all(self) -> bool:
+        return any(await asyncio.gather(*(self.probe(address) for address in self.book.addresses)))
 
     async def _probe_always(self) -> None:
         """Probe what gave no token lately, so that requests do not find out what is down."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import secrets
@@ -24,6 +25,9 @@ from nearfar.fallback_server.http.schemas import (
     ResponseFormat,
 )
 
+LARGE = 64 << 10
+"""Bytes of a body from which on it is parsed in a thread, for others wait meanwhile."""
+
 
 class JsonRequest(Request):
     """Reads a body as strict JSON: no NaN, no lone surrogates, no deep nests."""
@@ -32,12 +36,19 @@ class JsonRequest(Request):
 
     async def json(self) -> Any:
         """The body; 400 if it is not what it must be."""
-        try:
-            data = from_json(await self.body(), allow_inf_nan=False)
-        except ValueError as error:
-            raise ApiError(400, f"the body is not valid JSON: {error}", None, "invalid_json") from error
-        _check_nest(data, self.max_depth)
-        return data
+        body = await self.body()
+        if len(body) < LARGE:
+            return _parse(body, self.max_depth)
+        return await asyncio.to_thread(_parse, body, self.max_depth)
+
+
+def _parse(body: bytes, depth: int) -> Any:
+    try:
+        data = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}", None, "invalid_json") from error
+    _check_nest(data, depth)
+    return data
 
 
 def _check_nest(data: Any, depth: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from typing import Any
 
 from nearfar.errors import NearfarError, RequestError
 
+_PR_SET_PDEATHSIG = 1
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -18,6 +20,7 @@ def serve(open_handler: Callable[[dict[str, Any]], Handler]) -> None:
     """Answer jobs until stdin ends, as it does when the parent dies. `open_handler` loads what jobs need."""
     settings = json.loads(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches the whole group; the parent decides
+    _die_with_parent()
     _limit_memory(settings["memory"])
     # What a library prints must not get between the answers.
     out = os.fdopen(os.dup(1), "wb")
@@ -51,6 +54,12 @@ def _write(out: Any, answer: dict[str, Any]) -> None:
     data = json.dumps(answer).encode()
     out.write(len(data).to_bytes(4, "big") + data)
     out.flush()
+
+
+def _die_with_parent() -> None:
+    """The end of stdin ends the child between jobs; in a job that never ends, only the kernel can (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _limit_memory(size: int) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -118,6 +120,21 @@ def test_keys_and_addresses(serve: Serve, artifact: Path, tmp_path: Path) -> Non
     allowed = httpx.get(f"{local}/v1/models", timeout=10, headers={"Authorization": f"Bearer {secret}"})
     assert [model["id"] for model in allowed.json()["data"]] == ["story"]
     assert server.end(signal.SIGINT) == 0
+
+
+def test_https(serve: Serve, artifact: Path, tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost",
+               "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True)
+    server = serve(artifact, "--threads", "1", "--tls-cert", cert, "--tls-key", key)
+    assert server.url.startswith("https://")
+    context = ssl.create_default_context(cafile=str(cert))
+    assert httpx.get(f"{server.url}/ready", verify=context, timeout=20).status_code == 200
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{server.url}/ready", timeout=20)
 
 
 @pytest.mark.parametrize(

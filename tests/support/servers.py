@@ -77,6 +77,11 @@ class RunningServer:
         """Where it listens."""
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def connections(self) -> int:
+        """Open connections."""
+        return len(self._server.server_state.connections)
+
     def connected(self, port: int) -> bool:
         """Whether the client with this port of its own is connected."""
         clients = [connection.client for connection in list(self._server.server_state.connections)]

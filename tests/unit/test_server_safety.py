@@ -315,3 +315,46 @@ async def test_a_hung_engine_is_not_ready(server: RunningServer, monkeypatch: py
             del executor.run
         await nothing_left(server)
         assert (await http.get("/ready")).status_code == 200
+
+
+def footprint(server: RunningServer) -> dict[str, float]:
+    """What must not grow with the number of requests."""
+
+    async def tasks() -> int:
+        return len(asyncio.all_tasks())
+
+    engine: Any = server.engine
+    return {
+        "tasks": server.run(tasks),
+        "files": len(list(Path("/proc/self/fd").iterdir())),
+        "streams": len(engine.backend._streams) + len(engine._live),
+        "calls": len(server.app.state.service.live),
+    }
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files in /proc")
+async def test_after_many_requests_everything_is_back_where_it_was(server: RunningServer) -> None:
+    async def one(http: httpx.AsyncClient, number: int) -> None:
+        body = completion(max_tokens=20, prompt=f"Request {number}", stream=number % 2 == 0, n=1 + number % 3)
+        if number % 5 == 0:
+            body["temperature"] = -1
+        async with http.stream("POST", COMPLETION, json=body) as response:
+            async for _ in response.aiter_lines():
+                if number % 4 == 0:
+                    return
+
+    async def many(count: int) -> dict[str, float]:
+        async with httpx.AsyncClient(base_url=server.address, timeout=60) as http:
+            for start in range(0, count, 20):
+                await asyncio.gather(*(one(http, start + at) for at in range(20)))
+        await nothing_left(server)
+        for _ in range(100):  # the server sees the closed connections a little later
+            if not server.connections:
+                break
+            await asyncio.sleep(0.02)
+        return footprint(server)
+
+    before = await many(20)
+    after = await many(120)
+    assert after == before
+    assert before["calls"] == before["streams"] == 0
