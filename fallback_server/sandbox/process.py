@@ -132,6 +132,8 @@ class _Child:
         if process is not None:
             with suppress(ProcessLookupError):
                 process.kill()
+            if process.stdin is not None:
+                process.stdin.close()
             await process.wait()
 
     async def _read(self) -> Job:

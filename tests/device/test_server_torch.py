@@ -6,7 +6,6 @@ import json
 import math
 import os
 import signal
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -77,21 +76,14 @@ def test_a_schema_is_kept_to(client: openai.OpenAI) -> None:
     assert json.loads(made.choices[0].message.content or "")["kind"] in ("cat", "dog")
 
 
-def test_a_killed_engine_is_an_error_event_and_comes_back(server: RunningServer, client: openai.OpenAI) -> None:
-    asked: Any = {"model": MODEL, "prompt": "Once", "max_tokens": 400, "logit_bias": {"0": 0}, "temperature": 0,
-                  "extra_body": {"ignore_eos": True}}  # fmt: skip
-    stream = client.completions.create(**asked, stream=True)
+def test_a_killed_engine_is_an_error_event(server: RunningServer, client: openai.OpenAI) -> None:
+    """That it comes back is tested with the engine; here the client must not be left waiting. The last test: it kills."""
+    stream = client.completions.create(
+        model=MODEL, prompt="Once", max_tokens=400, temperature=0, stream=True, extra_body={"ignore_eos": True}
+    )
     next(iter(stream))
     engine: Any = server.engine
     os.kill(engine.backend.worker_pid, signal.SIGKILL)
     with pytest.raises(openai.APIError):
         list(stream)
-    with httpx.Client(base_url=server.address, timeout=30) as http:
-        assert http.get("/health").status_code == 200
-        for _ in range(120):
-            if http.get("/ready").status_code == 200:
-                break
-            time.sleep(0.5)
-    asked["max_tokens"] = 3
-    assert client.completions.create(**asked).choices[0].text
-    assert server.engine.stats().restarts == 1
+    assert httpx.get(f"{server.address}/health", timeout=10).status_code == 200

@@ -161,7 +161,7 @@ JSON = st.recursive(
 FIELDS = sorted({*ChatRequest.model_fields, *CompletionRequest.model_fields})
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=5), st.sampled_from(["chat/completions", "completions"]))
 def test_any_json_gets_an_answer_of_the_api(http: TestClient, fields: dict[str, Any], path: str) -> None:
     prompt = {"messages": [{"role": "user", "content": "x"}]} if path.startswith("chat") else {"prompt": "x"}
@@ -175,7 +175,7 @@ def test_any_json_gets_an_answer_of_the_api(http: TestClient, fields: dict[str, 
 
 
 @given(st.binary(max_size=60) | st.text(alphabet='{}[]",:\\u019d8x ', max_size=60).map(str.encode))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_get_an_answer_of_the_api(http: TestClient, data: bytes) -> None:
     response = http.post("/v1/chat/completions", content=data, headers={"Content-Type": "application/json"})
     assert response.status_code == 400
@@ -190,7 +190,7 @@ SAMPLING = st.fixed_dictionaries({}, optional={
 })  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(SAMPLING)
 def test_what_is_valid_reaches_the_engine_as_it_was_meant(fields: dict[str, Any]) -> None:
     made = convert.completion(CompletionRequest.model_validate({"model": MODEL, "prompt": "x", **fields}))
@@ -211,7 +211,7 @@ schema = schemathesis.openapi.from_asgi("/openapi.json", create_app(EchoEngine()
 
 @schema.include(path_regex="^/(v1|health|ready|metrics)").parametrize()
 @settings(
-    max_examples=15, deadline=None, phases=[Phase.explicit, Phase.generate],
+    max_examples=5, deadline=None, phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )  # fmt: skip
 def test_the_app_keeps_to_its_own_openapi(case: Any) -> None:
