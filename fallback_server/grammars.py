@@ -79,8 +79,6 @@ class GrammarService:
 
     async def matcher(self, grammar: Grammar) -> Any:
         """A fresh xgrammar.GrammarMatcher. RequestError: the grammar does not compile, or not within the limits."""
-        import xgrammar
-
         compiled: Any = self._kept.get(grammar)
         if compiled is None:
             task = self._under_way.get(grammar)
@@ -88,6 +86,8 @@ class GrammarService:
                 task = self._under_way[grammar] = asyncio.create_task(self._compile(grammar))
                 task.add_done_callback(lambda _: self._under_way.pop(grammar, None))
             compiled = await asyncio.shield(task)  # others may wait for it too
+        import xgrammar  # loaded by now, in a thread: it brings PyTorch with it, which takes seconds
+
         return xgrammar.GrammarMatcher(compiled)
 
     async def close(self) -> None:
