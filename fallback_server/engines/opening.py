@@ -75,7 +75,7 @@ async def _artifact(path: Path, options: EngineOptions) -> LocalEngine:
     edge = await AsyncEngine.load(path, device=options.device, threads=options.threads, kv_memory=options.kv_memory)
     artifact, _ = choose(path, options.device)
     model = edge.manifest.model
-    directory = artifact.path / "tokenizer"
+    directory = (artifact.path / (artifact.tokenizer_file("tokenizer.json") or "")).parent
     eos = tuple(model.eos_token_ids)
     grammars = GrammarService(directory, model.vocab_size, eos, timeout=options.grammar_timeout)
     backend = ArtifactBackend(edge.core, grammars, max_waiting=options.max_waiting)
