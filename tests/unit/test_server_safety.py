@@ -355,6 +355,6 @@ async def test_after_many_requests_everything_is_back_where_it_was(server: Runni
         return footprint(server)
 
     before = await many(20)
-    after = await many(120)
+    after = await many(60)
     assert after == before
     assert before["calls"] == before["streams"] == 0
