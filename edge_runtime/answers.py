@@ -7,11 +7,14 @@ from collections.abc import AsyncGenerator
 from collections.abc import Sequence as Seq
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from nearfar.edge_runtime.engine import Generation
 from nearfar.edge_runtime.requests import FinishReason, RequestStats, TokenEvent
 from nearfar.edge_runtime.text import TextCodec, TextStream
 from nearfar.edge_runtime.types import TokenLogprob, TopLogprob
+
+P = TypeVar("P", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -76,16 +79,24 @@ class Answer:
         return data.decode(errors="replace"), list(data)
 
 
-async def merge(answers: Seq[Answer]) -> AsyncGenerator[Piece, None]:
+class Source(Protocol[P]):
+    """What gives out pieces."""
+
+    def pieces(self) -> AsyncGenerator[P, None]:
+        """Piece by piece; leaving the iteration stops the request."""
+        ...
+
+
+async def merge(answers: Seq[Source[P]]) -> AsyncGenerator[P, None]:
     """The pieces of several answers as they come."""
     if len(answers) == 1:
         async with aclosing(answers[0].pieces()) as pieces:
             async for piece in pieces:
                 yield piece
         return
-    queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
+    queue: asyncio.Queue[P | Exception | None] = asyncio.Queue()
 
-    async def pump(answer: Answer) -> None:
+    async def pump(answer: Source[P]) -> None:
         try:
             async for piece in answer.pieces():
                 queue.put_nowait(piece)

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 from nearfar.edge_runtime.cache import SequenceTable
 from nearfar.edge_runtime.manifest import Manifest, Program
-from nearfar.edge_runtime.requests import FinishReason, Request, RequestStats, TokenEvent, TopLogprob
+from nearfar.edge_runtime.requests import Constraint, FinishReason, Request, RequestStats, TokenEvent, TopLogprob
 from nearfar.edge_runtime.sampling import SamplingParams
 from nearfar.edge_runtime.scheduler import Limits, Scheduler, Step
 from nearfar.edge_runtime.steps import Sampled, StepBuilder, StepWork, launch
@@ -111,9 +111,12 @@ class EngineCore:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="nearfar-executor")
         self._task: asyncio.Task[None] | None = None
         self._closed = False
+        self.steps = 0
         self._worker.submit(self._initialize).result()
 
-    def generate(self, tokens: Seq[int], params: SamplingParams | None = None) -> Generation:
+    def generate(
+        self, tokens: Seq[int], params: SamplingParams | None = None, constraint: Constraint | None = None
+    ) -> Generation:
         """Start a request; call it on the event loop that will iterate the result."""
         if self._closed:
             raise DeviceError("the engine is closed; load the artifact again")
@@ -122,7 +125,7 @@ class EngineCore:
         params.check_vocabulary(self.manifest.model.vocab_size)
         limit = self.scheduler.limit_tokens(tokens, params.max_tokens)
         seed = secrets.randbits(64) if params.seed is None else params.seed & (2**64 - 1)
-        request = Request(tuple(tokens), params, limit, seed)
+        request = Request(tuple(tokens), params, limit, seed, constraint=constraint)
         generation = self._generations[request.number] = Generation(self, request)
         self.scheduler.add(request)
         self.wake()
@@ -164,6 +167,7 @@ class EngineCore:
                 step = self.scheduler.schedule(before.step if before else None)
                 work = self._builder.build(step) if step else None
                 if step:
+                    self.steps += 1
                     self.scheduler.queue(step)
                 elif before is None:
                     return
@@ -195,7 +199,12 @@ class EngineCore:
             self.scheduler.record(request)
             finish = self._finish_reason(request, token)
             generation = self._generations.get(request.number)
-            if generation is not None:
+            if request.constraint is not None and not request.constraint.accept(token):
+                finish = finish or "stop"
+                if generation is not None:
+                    message = "the grammar allows no token here, or takes too long to follow; make it simpler"
+                    generation.put(RequestError(message, "response_format"))
+            elif generation is not None:
                 generation.put(_event(request, token, finish, sampled, row))
             if finish or generation is None:
                 self.cancel(request)

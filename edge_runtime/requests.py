@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import time
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, Protocol
+
+import numpy.typing as npt
 
 from nearfar.edge_runtime.cache import Sequence
 from nearfar.edge_runtime.sampling import SamplingParams
@@ -60,6 +62,18 @@ class RequestStats:
         return (self.completion_tokens - 1) / self.decode if self.decode else 0.0
 
 
+class Constraint(Protocol):
+    """Says before each token of one request which tokens may come (a grammar, for example)."""
+
+    def allowed(self) -> npt.NDArray[Any]:
+        """uint32 [(vocab_size+31)//32]: bit v%32 of word v/32 says whether token v may be sampled next."""
+        ...
+
+    def accept(self, token: int) -> bool:
+        """Take note of a sampled token. False: nothing can continue the text, and the request fails."""
+        ...
+
+
 @dataclass(eq=False)
 class Request:
     """The state of one request. The scheduler owns it until it is finished or cancelled.
@@ -80,6 +94,7 @@ class Request:
     done: bool = False
     number: int = field(default_factory=lambda: next(_numbers))
     cached_tokens: int = 0
+    constraint: Constraint | None = None
     created: float = field(default_factory=time.monotonic)
     admitted: float = 0.0
     first: float = 0.0

@@ -84,6 +84,7 @@ class Scheduler:
         self.limits = limits
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self.preemptions = 0
         self._copies: list[Copy] = []  # page copies that the next step must make first
 
     def add(self, request: Request) -> None:
@@ -152,7 +153,8 @@ class Scheduler:
         others = [r for r in self.running if r.remaining == 1 and r.generated > 0 and r not in ordered]
         rows: list[Chunk | None] = []
         for request in [*ordered, *others]:
-            if request.done or request.sequence is None or request.exhausted:
+            unread = request in ordered and request.constraint is not None  # its next token hangs on this one
+            if unread or request.done or request.sequence is None or request.exhausted:
                 if request in ordered:
                     rows.append(None)
                 continue
@@ -176,6 +178,7 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         """Give up a request's pages; it goes back to the head of the queue and is computed again."""
+        self.preemptions += 1
         self.running.remove(request)
         self._release(request)
         request.queued = 0

@@ -64,6 +64,7 @@ class _SlotState:
     pages: list[int] = field(default_factory=list)
     owner: Sequence | None = None
     biased: bool = False
+    constrained: bool = False
 
 
 class StepBuilder:
@@ -135,7 +136,7 @@ class StepBuilder:
     def _sampler(self, work: StepWork, step: Step) -> None:
         requests = step.sampled
         work.sampled = len(requests)
-        work.sampler = "greedy" if all(r.params.plain_greedy for r in requests) else "sample"
+        work.sampler = "greedy" if all(r.params.plain_greedy and r.constraint is None for r in requests) else "sample"
         work.sampler_size = self._size(work.sampler, len(requests))
         if any(r.params.logprobs is not None for r in requests):
             work.logprobs_size = self._size("logprobs", len(requests))
@@ -152,6 +153,7 @@ class StepBuilder:
             floats[index] = params.temperature, params.top_p, params.min_p, *penalties, 0, 0
             if work.sampler == "sample":
                 work.writes += self._slot_rows(request)
+                work.writes += self._allowed(request)
         work.writes.append(Write("sample_i32", ints))
         if work.sampler == "sample":
             work.writes.append(Write("sample_f32", floats))
@@ -176,6 +178,18 @@ class StepBuilder:
             counts[list(request.prompt)] |= PROMPT_FLAG
             writes.append(Write("counts", counts[None], sequence.slot))
         return writes
+
+    def _allowed(self, request: Request) -> list[Write]:
+        """The tokens that a request may take: of a constrained one at each step, of another once after it."""
+        assert request.sequence is not None
+        slot = request.sequence.slot
+        state, constraint = self._slots[slot], request.constraint
+        if constraint is None and not state.constrained:
+            return []
+        state.constrained = constraint is not None
+        words = (self._model.vocab_size + 31) // 32
+        row = np.full(words, 0xFFFFFFFF, np.uint32) if constraint is None else constraint.allowed()
+        return [Write("allowed", row.reshape(1, words), slot)]
 
     def _size(self, function: str, rows: int) -> int:
         return next(size for size in self._sizes[function] if size >= rows)

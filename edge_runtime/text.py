@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -22,12 +23,13 @@ _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 
 
 class TextCodec:
-    """The tokenizer of an artifact and its chat template."""
+    """A tokenizer and its chat template."""
 
     def __init__(self, tokenizer: Tokenizer, config: Mapping[str, Any], template: str | None, bos: int | None) -> None:
         self.tokenizer = tokenizer
         self._bos = bos
         self._special = {name: text for name in _SPECIAL if (text := _content(config.get(name))) is not None}
+        self.template_source = template or None
         self._template = _compile(template) if template else None
         self._byte_level = '"ByteLevel"' in json.dumps(json.loads(tokenizer.to_str()).get("decoder"))
 
@@ -37,16 +39,29 @@ class TextCodec:
         file = artifact.tokenizer_file("tokenizer.json")
         if file is None:
             raise ArtifactError(f"artifact {artifact.path} has no tokenizer.json; build it from a checkpoint that has one")
-        text = artifact.text(file)
+        return cls.open_directory((artifact.path / file).parent, artifact.manifest.model.bos_token_id)
+
+    @classmethod
+    def open_directory(cls, path: Path, bos: int | None, visible: Collection[str] = ()) -> TextCodec:
+        """Load tokenizer.json, tokenizer_config.json and chat_template.jinja of a directory.
+
+        `visible`: special tokens that are text all the same, such as those that mark a tool call.
+        """
+        file = path / "tokenizer.json"
+        if not file.is_file():
+            raise ArtifactError(f"{path} has no tokenizer.json; save the model's fast tokenizer there")
         try:
-            tokenizer = Tokenizer.from_str(text)
+            data = json.loads(file.read_text(encoding="utf-8"))
+            for token in data.get("added_tokens") or ():
+                token["special"] = token["special"] and token["content"] not in visible
+            tokenizer = Tokenizer.from_str(json.dumps(data))
         except Exception as error:  # the library raises plain Exception
-            raise ArtifactError(f"{file} of {artifact.path} cannot be read: {error}") from error
-        settings = artifact.tokenizer_file("tokenizer_config.json")
-        config = json.loads(artifact.text(settings)) if settings else {}
-        own = artifact.tokenizer_file("chat_template.jinja")
-        template = artifact.text(own) if own else _default_template(config.get("chat_template"))
-        return cls(tokenizer, config, template, artifact.manifest.model.bos_token_id)
+            raise ArtifactError(f"{path.name}/tokenizer.json of {path.parent} cannot be read: {error}") from error
+        settings = path / "tokenizer_config.json"
+        config = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
+        own = path / "chat_template.jinja"
+        template = own.read_text(encoding="utf-8") if own.is_file() else _default_template(config.get("chat_template"))
+        return cls(tokenizer, config, template, bos)
 
     @property
     def has_template(self) -> bool:
@@ -60,16 +75,32 @@ class TextCodec:
 
     def encode_chat(self, messages: Seq[Mapping[str, Any]]) -> list[int]:
         """Tokens of a conversation, up to where the answer begins."""
-        return self._encode(self.render_chat(messages), False)
+        return self.encode_raw(self.render_chat(messages))
 
-    def render_chat(self, messages: Seq[Mapping[str, Any]]) -> str:
-        """The conversation as the model's own template writes it."""
+    def encode_raw(self, text: str) -> list[int]:
+        """Tokens of a text that has all its special tokens already."""
+        return self._encode(text, False)
+
+    def render_chat(
+        self,
+        messages: Seq[Mapping[str, Any]],
+        *,
+        continue_last: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The conversation as the model's own template writes it.
+
+        `continue_last`: the answer continues the last message. `variables`: what else the template knows (tools, …);
+        they cannot take the place of what is here anyway.
+        """
         if self._template is None:
             raise RequestError("this model has no chat template; send a raw prompt instead (completions, --raw)")
+        own = {**self._special, "messages": list(messages), "add_generation_prompt": not continue_last}
         try:
-            return self._template.render(messages=list(messages), add_generation_prompt=True, **self._special)
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
+            text = self._template.render({**(variables or {}), **own})
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
             raise RequestError(f"the model's chat template refuses these messages: {error}", "messages") from error
+        return _until_last(text, messages) if continue_last else text
 
     def decode(self, tokens: Seq[int]) -> str:
         """Text of tokens, special tokens left out."""
@@ -210,6 +241,15 @@ def _compile(template: str) -> jinja2.Template:
         return environment.from_string(template)
     except jinja2.TemplateError as error:
         raise ArtifactError(f"the chat template cannot be read: {error}") from error
+
+
+def _until_last(text: str, messages: Seq[Mapping[str, Any]]) -> str:
+    """A rendered conversation up to where the content of its last message ends."""
+    last = str(messages[-1].get("content") or "")
+    for content in (last, last.strip()):  # many templates strip
+        if content and (at := text.rfind(content)) >= 0:
+            return text[: at + len(content)]
+    raise RequestError("the chat template leaves out the last message, so it cannot be continued", "messages")
 
 
 def _default_template(value: object) -> str | None:

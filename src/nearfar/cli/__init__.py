@@ -22,10 +22,15 @@ COMMANDS = {
     "chat": "Chat in the terminal.",
     "cache": "Save and load snapshots of the KV cache.",
     "web": "Serve the chat page with an artifact.",
+    "serve": "Serve a model: OpenAI's interface for many clients at once.",
+    "keys": "Add an API key to a keys file.",
+    "top": "Watch a running server.",
     "synth": "Write a checkpoint of a published shape with random weights.",
 }
 
-EXTRAS = {"tvm": "build", "safetensors": "build", "huggingface_hub": "build", "torch": "build", "ml_dtypes": "build"}
+EXTRAS = {"tvm": "build", "safetensors": "build", "huggingface_hub": "build", "torch": "build", "ml_dtypes": "build",
+          "fastapi": "server", "uvicorn": "server", "httpx": "server", "prometheus_client": "server",
+          "pydantic": "server", "xgrammar": "server", "transformers": "server"}  # fmt: skip
 
 
 class LazyGroup(typer.core.TyperGroup):

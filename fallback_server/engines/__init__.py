@@ -1,0 +1,1 @@
+"""Engines of the server: what stands between a request of the API and a model."""

@@ -1,0 +1,155 @@
+"""Answers of a token backend on their way to text: detokenized, stopped, taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import Sequence as Seq
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
+
+from nearfar.edge_runtime.answers import merge
+from nearfar.edge_runtime.text import TextCodec, TextStream
+from nearfar.edge_runtime.types import TokenLogprob, TopLogprob
+from nearfar.fallback_server.backend import Logprob, TokenEvent
+from nearfar.fallback_server.engines.base import FinishReason, Piece, TokenUsage
+from nearfar.fallback_server.engines.markup import CallFormat, Fragment, MarkupSplitter, parse_calls
+
+
+@dataclass(frozen=True)
+class Echo:
+    """What comes before an answer that repeats its prompt. `answer` False: nothing but the prompt is wanted."""
+
+    text: str
+    tokens: tuple[int, ...]
+    answer: bool = True
+
+
+class Choice:
+    """One answer: events of the backend in, pieces out."""
+
+    def __init__(
+        self,
+        index: int,
+        events: AsyncIterator[TokenEvent],
+        codec: TextCodec,
+        stream: TextStream,
+        splitter: MarkupSplitter | None,
+        calls: CallFormat | None,
+        echo: Echo | None,
+    ) -> None:
+        self.index = index
+        self.generated = 0
+        self.cached = 0
+        self._events = events
+        self._codec = codec
+        self._stream = stream
+        self._splitter = splitter
+        self._calls = calls
+        self._called = 0
+        self._echo = echo
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """The answer piece by piece; leaving the iteration stops the request."""
+        try:
+            async for event in self._events:
+                self.cached = self.cached or event.cached_tokens
+                if self._echo is not None:
+                    yield self._echoed(event, self._echo)
+                    if not self._echo.answer:
+                        yield Piece(self.index, finish="length")
+                        return
+                    self._echo = None
+                piece = self._piece(event)
+                yield piece
+                if piece.finish is not None:
+                    return
+        finally:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """Stop the request."""
+        close = getattr(self._events, "aclose", None)  # generators have it; the protocol asks for an iterator only
+        if close is not None:
+            await close()
+
+    def _piece(self, event: TokenEvent) -> Piece:
+        self.generated += event.token is not None
+        finish: FinishReason | None = event.finish
+        logprobs: tuple[TokenLogprob, ...] = ()
+        if event.token is None or finish == "stop":  # the end token is not part of the text
+            text = self._stream.finish()
+        else:
+            text = self._stream.push(event.token)
+            if event.logprob is not None:
+                logprobs = (self._logprob(Logprob(event.token, event.logprob), event.top),)
+            if finish is not None and not self._stream.stopped:
+                text += self._stream.finish()
+        if self._stream.stopped:
+            finish = "stop"
+        return self._taken_apart(text, Piece(self.index, logprobs=logprobs, finish=finish, tokens=1))
+
+    def _taken_apart(self, text: str, piece: Piece) -> Piece:
+        if self._splitter is None:
+            return replace(piece, text=text)
+        fragments = self._splitter.push(text)
+        if piece.finish is not None:
+            fragments += self._splitter.finish()
+        for fragment in fragments:
+            piece = self._with(fragment, piece)
+        return replace(piece, finish="tool_calls") if piece.finish == "stop" and self._called else piece
+
+    def _with(self, fragment: Fragment, piece: Piece) -> Piece:
+        if fragment.kind == "reasoning":
+            return replace(piece, reasoning=piece.reasoning + fragment.text)
+        if fragment.kind == "call" and self._calls is not None:
+            calls = parse_calls(fragment.text, self._calls, self._called)
+            if calls is not None:
+                self._called += len(calls)
+                return replace(piece, tool_calls=piece.tool_calls + calls)
+            return replace(piece, text=piece.text + self._calls.begin + fragment.text + self._calls.end)
+        return replace(piece, text=piece.text + fragment.text)
+
+    def _echoed(self, event: TokenEvent, echo: Echo) -> Piece:
+        """The prompt. A token without a predecessor has no log-probability."""
+        logprobs = []
+        given = event.prompt_logprobs or ()
+        for token, entry in zip(echo.tokens, given, strict=bool(given)) if given else ():
+            logprobs.append(self._logprob(*entry) if entry else self._logprob(Logprob(token, float("nan")), ()))
+        return Piece(self.index, text=echo.text, logprobs=tuple(logprobs))
+
+    def _logprob(self, own: Logprob, top: Seq[Logprob]) -> TokenLogprob:
+        text, data = self._describe(own.token)
+        alternatives = [TopLogprob(t, other.logprob, raw) for other in top for t, raw in [self._describe(other.token)]]
+        return TokenLogprob(text, own.logprob, data, alternatives)
+
+    def _describe(self, token: int) -> tuple[str, list[int]]:
+        data = self._codec.token_bytes(token)
+        return data.decode(errors="replace"), list(data)
+
+
+@dataclass
+class LocalAnswers:
+    """All answers of a request. `ended` is called when they are closed."""
+
+    choices: list[Choice]
+    prompt_tokens: int
+    ended: Callable[[], object]
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """Pieces of all answers as they come."""
+        async with aclosing(merge(self.choices)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def aclose(self) -> None:
+        """Cancel what is still going; call it in any case."""
+        for choice in self.choices:
+            with suppress(Exception):  # what failed has been raised already
+                await choice.aclose()
+        self.ended()
+
+    @property
+    def usage(self) -> TokenUsage:
+        """Tokens so far; the prompt counts once, however many answers it has."""
+        cached = max((choice.cached for choice in self.choices), default=0)
+        return TokenUsage(self.prompt_tokens, sum(choice.generated for choice in self.choices), cached)

@@ -1,0 +1,285 @@
+"""Token backend over the edge runtime: a device or a small box serves its artifact."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+import time
+from collections.abc import AsyncIterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Literal
+
+from nearfar.edge_runtime import requests as edge
+from nearfar.edge_runtime.engine import EngineCore, Generation
+from nearfar.edge_runtime.sampling import SamplingParams
+from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
+from nearfar.fallback_server.backend import BackendInfo, BackendStats, Logprob, Sampling, TokenEvent, TokenRequest
+from nearfar.fallback_server.grammars import GrammarService, TokenConstraint
+
+log = logging.getLogger(__name__)
+
+FRESH = 5.0
+"""Seconds for which a generated token proves that the engine lives, and that a probe may take."""
+PRIORITY_SECONDS = 1.0
+"""A step of priority is worth so much waiting. So a waiting request cannot be overtaken for ever."""
+
+
+@dataclass
+class _Counts:
+    """Figures since the start."""
+
+    prompt: int = 0
+    generated: int = 0
+    hits: int = 0
+
+
+@dataclass(order=True)
+class _Place:
+    """A place in the waiting line; `order` is the time of arrival, moved by the priority."""
+
+    order: float
+    number: int
+    turn: asyncio.Future[None] = field(compare=False)
+
+
+class ArtifactBackend:
+    """Runs requests through an EngineCore, as many at once as it has logits rows; the rest wait here by priority."""
+
+    def __init__(self, core: EngineCore, grammars: GrammarService | None = None, *, max_waiting: int = 256) -> None:
+        model, table = core.manifest.model, core.scheduler.table
+        self.core = core
+        self.info = BackendInfo(
+            model=model.name,
+            vocab_size=model.vocab_size,
+            context_length=core.context,
+            eos_token_ids=tuple(model.eos_token_ids),
+            max_running=core.scheduler.limits.max_logits,
+            cache_tokens=table.available * table.page_size,
+        )
+        self._grammars = grammars
+        self._max_waiting = max_waiting
+        self._line: list[_Place] = []
+        self._numbers = itertools.count()
+        self._streams: dict[str, _Stream] = {}
+        self._running = 0
+        self._pages = table.available
+        self._counts = _Counts()
+        self._last_token = 0.0
+        self._probe: asyncio.Task[bool] | None = None
+
+    def submit(self, request: TokenRequest) -> AsyncIterator[TokenEvent]:
+        """Start a request. See Backend."""
+        if request.id in self._streams:
+            raise RequestError(f"a request with the id {request.id!r} is under way already")
+        params = _params(request)
+        params.check_vocabulary(self.info.vocab_size)
+        self._check(request)
+        if len(self._streams) - self._running >= self._max_waiting:
+            raise OverloadError(f"{self._max_waiting} requests are waiting already; try again later", 2.0)
+        stream = _Stream()
+        self._streams[request.id] = stream
+        self._counts.prompt += len(request.tokens)
+        stream.task = asyncio.get_running_loop().create_task(self._run(request, params, stream))
+        stream.task.add_done_callback(lambda _: self._streams.pop(request.id, None))
+        return stream
+
+    async def cancel(self, request_id: str) -> None:
+        """End a request."""
+        if (stream := self._streams.get(request_id)) is not None:
+            stream.put(TokenEvent(None, "abort"))
+            await stream.cancel()
+
+    async def embed(self, tokens: Seq[Seq[int]], pooling: Literal["mean", "last"]) -> list[list[float]]:
+        """An artifact gives logits, no hidden states."""
+        raise RequestError("an artifact computes no embeddings; serve the checkpoint with --engine torch", "model")
+
+    def stats(self) -> BackendStats:
+        """The figures now."""
+        table, counts = self.core.scheduler.table, self._counts
+        return BackendStats(
+            running=self._running,
+            waiting=len(self._streams) - self._running,
+            cache_usage=1 - table.available / self._pages,
+            prefix_hits=counts.hits,
+            prefix_queries=counts.prompt,
+            preemptions=self.core.scheduler.preemptions,
+            generated_tokens=counts.generated,
+            prompt_tokens=counts.prompt,
+            steps=self.core.steps,
+            restarts=0,
+        )
+
+    async def alive(self) -> bool:
+        """Whether a token came lately, or comes now."""
+        if time.monotonic() - self._last_token < FRESH:
+            return True
+        if self._probe is None or self._probe.done():
+            self._probe = asyncio.create_task(self._generate_one())
+        done, _ = await asyncio.wait([self._probe], timeout=FRESH)
+        return bool(done) and self._probe.result()
+
+    async def close(self, drain: float = 0.0) -> None:
+        """Wait at most `drain` seconds for requests under way, then stop."""
+        tasks = [stream.task for stream in self._streams.values() if stream.task is not None]
+        if tasks and drain > 0:
+            await asyncio.wait(tasks, timeout=drain)
+        for stream in list(self._streams.values()):
+            stream.put(EngineError("the server is shutting down"))
+            await stream.cancel()
+        await self.core.close()
+        if self._grammars is not None:
+            await self._grammars.close()
+
+    def _check(self, request: TokenRequest) -> None:
+        if not request.tokens:
+            raise RequestError("the prompt is empty; give at least one token", "prompt")
+        vocab = self.info.vocab_size
+        wrong = next((token for token in request.tokens if not 0 <= token < vocab), None)
+        if wrong is not None:
+            raise RequestError(f"token id {wrong} is outside the vocabulary of {vocab} tokens", "prompt")
+        self.core.scheduler.limit_tokens(request.tokens, request.max_tokens)
+        if request.prompt_logprobs is not None:
+            raise RequestError(
+                "an artifact gives no log-probabilities of the prompt; serve the checkpoint with --engine torch", "echo"
+            )
+        if request.grammar is not None and self._grammars is None:
+            raise RequestError("this server was started without grammars; install xgrammar", "response_format")
+
+    async def _run(self, request: TokenRequest, params: SamplingParams, stream: _Stream) -> None:
+        """One request from its place in the line to its last token."""
+        try:
+            constraint = await self._constraint(request)
+            await self._turn(request.priority)
+            try:
+                await self._generate(self.core.generate(request.tokens, params, constraint), request, stream)
+            finally:
+                self._leave()
+        except RequestError as error:
+            stream.put(error)
+        except NearfarError as error:
+            stream.put(EngineError(str(error)))
+        except Exception as error:  # a bug of ours must not leave the reader waiting
+            log.exception("request %s failed", request.id)
+            stream.put(EngineError(f"the engine failed: {type(error).__name__}: {error}"))
+
+    async def _generate(self, generation: Generation, request: TokenRequest, stream: _Stream) -> None:
+        first = True
+        try:
+            async for event in generation:
+                self._last_token = time.monotonic()
+                cached = generation.stats.cached_tokens if first else 0
+                self._counts.hits += cached
+                self._counts.generated += 1
+                made = _event(event, request, cached)
+                stream.put(made)
+                first = False
+                if made.finish is not None:
+                    return
+        finally:
+            await generation.aclose()
+
+    async def _constraint(self, request: TokenRequest) -> TokenConstraint | None:
+        if request.grammar is None and not request.min_tokens:
+            return None
+        matcher = None
+        if request.grammar is not None and self._grammars is not None:
+            matcher = await self._grammars.matcher(request.grammar)
+        return TokenConstraint(matcher, self.info.vocab_size, request.stop_token_ids, request.min_tokens)
+
+    async def _turn(self, priority: int) -> None:
+        """Wait for a free place among the running."""
+        if self._running < self.info.max_running and not self._line:
+            self._running += 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        place = _Place(time.monotonic() + priority * PRIORITY_SECONDS, next(self._numbers), turn)
+        heapq.heappush(self._line, place)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # the place was given at the same moment
+                self._leave()
+            raise
+
+    def _leave(self) -> None:
+        """Give the place to the next in line."""
+        self._running -= 1
+        while self._line and self._running < self.info.max_running:
+            turn = heapq.heappop(self._line).turn
+            if not turn.done():
+                self._running += 1
+                turn.set_result(None)
+
+    async def _generate_one(self) -> bool:
+        generation = self.core.generate([0], SamplingParams(max_tokens=1, temperature=0.0))
+        try:
+            async for _ in generation:
+                self._last_token = time.monotonic()
+        except NearfarError:
+            return False
+        return True
+
+
+class _Stream:
+    """The events of one request. Never holds more than its max_tokens."""
+
+    def __init__(self) -> None:
+        self._events: asyncio.Queue[TokenEvent | NearfarError] = asyncio.Queue()
+        self._ended = False
+        self.task: asyncio.Task[None] | None = None
+
+    def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        return self
+
+    async def __anext__(self) -> TokenEvent:
+        if self._ended:
+            raise StopAsyncIteration
+        event = await self._events.get()
+        if isinstance(event, NearfarError):
+            self._ended = True
+            raise event
+        self._ended = event.finish is not None
+        return event
+
+    def put(self, event: TokenEvent | NearfarError) -> None:
+        """Hand an event to who iterates."""
+        self._events.put_nowait(event)
+
+    async def cancel(self) -> None:
+        """Stop the work."""
+        if self.task is not None and not self.task.done():
+            self.task.cancel()
+            await asyncio.wait([self.task])
+
+    async def aclose(self) -> None:
+        """Who iterated wants no more."""
+        self._ended = True
+        await self.cancel()
+
+
+def _params(request: TokenRequest) -> SamplingParams:
+    """The edge runtime's parameters; they refuse what is out of range. End tokens are watched here, not there."""
+    sampling: Sampling = request.sampling
+    return SamplingParams(
+        max_tokens=request.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=sampling.logit_bias,
+        seed=sampling.seed,
+        logprobs=request.logprobs,
+        ignore_eos=True,
+    )
+
+
+def _event(event: edge.TokenEvent, request: TokenRequest, cached: int) -> TokenEvent:
+    finish: Literal["stop", "length"] | None = "stop" if event.token in request.stop_token_ids else event.finish_reason
+    top = tuple(Logprob(other.token, other.logprob) for other in event.top_logprobs)
+    return TokenEvent(event.token, finish, event.logprob, top, None, cached)

@@ -1,0 +1,188 @@
+"""The text-level protocol between the HTTP side and an engine: submit, stream, cancel, stats."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from nearfar.edge_runtime.types import TokenLogprob
+from nearfar.fallback_server.backend import BackendStats, Grammar, Sampling
+
+FinishReason = Literal["stop", "length", "tool_calls", "abort"]
+Prompt = str | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ToolChoice:
+    """Whether tools may, must or must not be called; `name`: this one must."""
+
+    mode: Literal["none", "auto", "required"] = "auto"
+    name: str | None = None
+    parallel: bool = True
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """One call of the API, validated. Either `messages` (chat) or `prompts` (completions) is given.
+
+    `max_tokens` None: until the context is full. `body` is the call as it came, for engines that pass it on.
+    """
+
+    id: str
+    model: str
+    messages: tuple[Mapping[str, Any], ...] = ()
+    prompts: tuple[Prompt, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
+    tool_choice: ToolChoice = ToolChoice()
+    grammar: Grammar | None = None
+    n: int = 1
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    echo: bool = False
+    priority: int = 0
+    template: Mapping[str, Any] = field(default_factory=dict)
+    continue_last: bool = False
+    split_reasoning: bool = True
+    body: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def chat(self) -> bool:
+        """Whether this is a chat completion."""
+        return bool(self.messages)
+
+    @property
+    def choices(self) -> int:
+        """How many answers it asks for."""
+        return self.n * max(len(self.prompts), 1)
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call that the model made; `arguments` is JSON.
+
+    From an upstream it may come in parts: those after the first have an empty id and name.
+    """
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What became certain of one answer. The last piece of an answer has `finish`. `tokens`: sampled for it."""
+
+    index: int
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: FinishReason | None = None
+    tokens: int = 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to tell the client."""
+        return not (self.text or self.reasoning or self.tool_calls or self.logprobs or self.finish)
+
+
+@dataclass(frozen=True)
+class TokenUsage:
+    """Tokens of a request so far; `cached` are those of the prompt that were in the cache."""
+
+    prompt: int
+    completion: int = 0
+    cached: int = 0
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that an engine will take: its prompts as tokens, and what it may cost.
+
+    `prompt_tokens` counts each prompt once; `cost` is the most tokens that it can hold in the cache. For engines that
+    do not tokenize, both are estimates and `prompts` is empty.
+    """
+
+    request: EngineRequest
+    prompts: tuple[tuple[int, ...], ...]
+    prompt_tokens: int
+    cost: int
+    grammar: Grammar | None = None
+    reasoning_open: bool = False
+
+
+class Answers(Protocol):
+    """The answers of one request on their way."""
+
+    def pieces(self) -> AsyncGenerator[Piece, None]:
+        """Pieces of all answers as they come, to be iterated once."""
+        ...
+
+    async def aclose(self) -> None:
+        """Cancel what is still going. To be called in any case, whether the pieces were iterated or not."""
+        ...
+
+    @property
+    def usage(self) -> TokenUsage:
+        """Tokens so far."""
+        ...
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A model that can be asked for. `context_length` 0: not known."""
+
+    id: str
+    context_length: int = 0
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """One vector an input, and the tokens of all inputs."""
+
+    vectors: list[list[float]]
+    tokens: int
+
+
+class Engine(Protocol):
+    """What answers requests. All methods are called on one event loop; none blocks it."""
+
+    def models(self) -> tuple[ModelInfo, ...]:
+        """What can be asked for; the first is the default."""
+        ...
+
+    async def prepare(self, request: EngineRequest) -> Prepared:
+        """Check and tokenize a request. Raises RequestError, OverloadError; nothing runs yet."""
+        ...
+
+    async def submit(self, prepared: Prepared) -> Answers:
+        """Start a request. Raises RequestError, OverloadError, EngineError before there is a first piece."""
+        ...
+
+    async def cancel(self, request_id: str) -> None:
+        """End a request; nothing happens if it has ended already."""
+        ...
+
+    async def embed(self, model: str, inputs: Seq[Prompt], pooling: Literal["mean", "last"]) -> Embeddings:
+        """One vector an input."""
+        ...
+
+    def stats(self) -> BackendStats:
+        """The figures now."""
+        ...
+
+    async def ready(self) -> bool:
+        """Whether a real token was generated lately, or is now, within seconds."""
+        ...
+
+    async def close(self, drain: float = 0.0) -> None:
+        """Wait at most `drain` seconds for requests under way, then stop."""
+        ...

@@ -1,0 +1,125 @@
+"""From what a user names to an engine: an artifact, a checkpoint, or the addresses of other servers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+from nearfar.errors import CheckpointError, RequestError
+from nearfar.fallback_server.backend import Backend
+from nearfar.fallback_server.engines.base import Engine
+from nearfar.fallback_server.engines.local import LocalEngine, TextOptions
+from nearfar.fallback_server.engines.upstream import UpstreamEngine, UpstreamOptions
+
+Kind = Literal["auto", "torch", "artifact", "upstream"]
+KINDS: tuple[Kind, ...] = ("auto", "torch", "artifact", "upstream")
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How an engine is opened. `names`: what clients call the model, by default its own name.
+
+    `device`, `threads`, `kv_memory` (bytes, or such as "512MB") are for local engines, `dtype` and `max_running` for
+    torch. None: chosen by what is found.
+    """
+
+    names: tuple[str, ...] = ()
+    device: str = "auto"
+    threads: int | None = None
+    kv_memory: str | None = None
+    dtype: str = "auto"
+    max_running: int | None = None
+    max_waiting: int = 256
+    grammar_timeout: float = 5.0
+    text: TextOptions = field(default_factory=TextOptions)
+    upstream: UpstreamOptions = field(default_factory=UpstreamOptions)
+
+
+def guess(models: Seq[str]) -> Kind:
+    """What kind of engine these are for."""
+    urls = [model.startswith(("http://", "https://")) for model in models]
+    if all(urls):
+        return "upstream"
+    if any(urls) or len(models) > 1:
+        raise RequestError(f"MODEL is one directory or hub id, or one or several URLs, not {' '.join(models)}")
+    path = Path(models[0])
+    if (path / "manifest.json").is_file() or (path.is_dir() and any(path.glob("*/manifest.json"))):
+        return "artifact"
+    return "torch"
+
+
+async def open_engine(models: Seq[str], kind: Kind, options: EngineOptions) -> Engine:
+    """Load a model, or connect to where it runs."""
+    if kind not in KINDS:
+        raise RequestError(f"engine must be one of {', '.join(KINDS)}, not {kind!r}", "engine")
+    kind = guess(models) if kind == "auto" else kind
+    if kind == "upstream":
+        return await UpstreamEngine.connect(models, options.upstream, options.names)
+    if len(models) != 1:
+        raise RequestError(f"the engine {kind} serves one model, not {len(models)}")
+    engine = await (_artifact(Path(models[0]), options) if kind == "artifact" else _torch(models[0], options))
+    await engine.start()
+    return engine
+
+
+async def _artifact(path: Path, options: EngineOptions) -> LocalEngine:
+    from nearfar.edge_runtime import AsyncEngine
+    from nearfar.edge_runtime.loading import choose
+    from nearfar.fallback_server.engines.artifact import ArtifactBackend
+    from nearfar.fallback_server.grammars import GrammarService
+
+    edge = await AsyncEngine.load(path, device=options.device, threads=options.threads, kv_memory=options.kv_memory)
+    artifact, _ = choose(path, options.device)
+    model = edge.manifest.model
+    directory = (artifact.path / (artifact.tokenizer_file("tokenizer.json") or "")).parent
+    eos = tuple(model.eos_token_ids)
+    grammars = GrammarService(directory, model.vocab_size, eos, timeout=options.grammar_timeout)
+    backend = ArtifactBackend(edge.core, grammars, max_waiting=options.max_waiting)
+    return LocalEngine(backend, directory, model.bos_token_id, options.text, options.names)
+
+
+async def _torch(source: str, options: EngineOptions) -> LocalEngine:
+    from nearfar.edge_runtime.memory import parse_size
+
+    path = Path(source) if Path(source).is_dir() else _download(source)
+    try:
+        client: Any = import_module("nearfar.fallback_server.torch_engine.client")
+        chosen: Any = import_module("nearfar.fallback_server.torch_engine.options")
+    except ModuleNotFoundError as error:
+        raise RequestError(f"--engine torch needs {error.name}: pip install 'nearfar[server]'") from error
+    given = {
+        "device": options.device, "dtype": options.dtype, "threads": options.threads,
+        "max_waiting": options.max_waiting, "max_running": options.max_running,
+        "cache_bytes": parse_size(options.kv_memory) if options.kv_memory else None,
+    }  # fmt: skip
+    settings = chosen.TorchOptions(**{name: value for name, value in given.items() if value is not None})
+    backend: Backend = await client.TorchBackend.load(path, settings)
+    return LocalEngine(backend, path, _bos(path), options.text, options.names)
+
+
+def _bos(path: Path) -> int | None:
+    """The token that begins a text, as the checkpoint's config says."""
+    try:
+        value = json.loads((path / "config.json").read_text(encoding="utf-8")).get("bos_token_id")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}/config.json cannot be read: {error}") from error
+    return value if isinstance(value, int) else None
+
+
+def _download(source: str) -> Path:
+    """A snapshot of a hub repository in the hub's cache."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model"]
+    try:
+        return Path(snapshot_download(source, allow_patterns=patterns))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(
+            f"{source}: no such directory, and the download from the hub failed ({reason}); check the name and the network"
+        ) from error

@@ -1,0 +1,1 @@
+"""The HTTP side: OpenAI's shapes, limits, keys, metrics."""

@@ -1,0 +1,69 @@
+"""Admin endpoints: figures, keys, requests under way. They need an admin's key, which opens nothing else."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter
+
+from nearfar.fallback_server.http.calls import Service
+from nearfar.fallback_server.http.errors import ApiError
+from nearfar.fallback_server.http.keys import KeyStore
+
+
+def router(service: Service, keys: KeyStore | None) -> APIRouter:
+    """The endpoints under /admin."""
+    api = APIRouter(prefix="/admin")
+
+    @api.get("/stats", response_model=None)
+    async def stats() -> dict[str, Any]:
+        """Figures of engine and admission."""
+        admission = service.admission
+        under_way = {"requests": admission.requests, "tokens": admission.tokens}
+        return {"engine": asdict(service.engine.stats()), "under_way": under_way, "draining": service.draining}
+
+    @api.get("/keys", response_model=None)
+    async def list_keys() -> dict[str, Any]:
+        """Names, limits and use of all keys; never what they are."""
+        found = [asdict(key) for key in keys.keys] if keys else []
+        for record in found:
+            del record["hash"]
+            record["under_way"] = service.admission.under_way(record["name"])
+        return {"keys": found}
+
+    @api.post("/keys/reload", response_model=None)
+    async def reload_keys() -> dict[str, Any]:
+        """Read the keys file now; an invalid one is refused, and the keys stay."""
+        assert keys is not None  # nobody comes here without
+        keys.reload()
+        return {"keys": len(keys.keys)}
+
+    @api.get("/requests", response_model=None)
+    async def requests() -> dict[str, Any]:
+        """Requests under way."""
+        now = time.monotonic()
+        found = [
+            {
+                "id": call.wanted.id,
+                "request_id": call.request.state.request_id,
+                "key": call.key.name,
+                "seconds": round(now - call.started, 3),
+                "prompt_tokens": call.usage.prompt,
+                "completion_tokens": call.usage.completion,
+            }
+            for call in service.live.values()
+        ]
+        return {"requests": found}
+
+    @api.delete("/requests/{name}", response_model=None)
+    async def cancel(name: str) -> dict[str, Any]:
+        """End a request; its client gets what there is, with the finish reason abort."""
+        call = service.live.get(name)
+        if call is None:
+            raise ApiError(404, f"there is no request {name!r:.100} under way", None, "not_found")
+        await call.cancel()
+        return {"cancelled": name}
+
+    return api

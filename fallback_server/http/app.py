@@ -1,0 +1,195 @@
+"""The FastAPI app: endpoints over one engine."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from fastapi.routing import APIRoute
+from starlette.middleware.cors import CORSMiddleware
+
+from nearfar import __version__
+from nearfar.fallback_server.engines.base import Engine
+from nearfar.fallback_server.http import admin, convert, errors
+from nearfar.fallback_server.http.calls import Call, Service, check_model, key_of
+from nearfar.fallback_server.http.errors import ApiError
+from nearfar.fallback_server.http.keys import KeyStore
+from nearfar.fallback_server.http.limits import Admission, ServerLimits
+from nearfar.fallback_server.http.logs import AuditLog
+from nearfar.fallback_server.http.metrics import Metrics
+from nearfar.fallback_server.http.middleware import Authentication, RequestIds, Sizes
+from nearfar.fallback_server.http.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
+from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, Head, embeddings
+from nearfar.fallback_server.http.streams import unless_gone
+from nearfar.fallback_server.http.tracing import Tracer
+
+READY_SECONDS = 7.0
+"""An engine that takes longer to say that it is ready is not."""
+
+
+@dataclass(frozen=True)
+class AppOptions:
+    """What an app needs beside its engine."""
+
+    limits: ServerLimits = field(default_factory=ServerLimits)
+    keys: KeyStore | None = None
+    audit: AuditLog | None = None
+    cors: tuple[str, ...] = ()
+    tracer: Tracer = field(default_factory=Tracer)
+
+
+class JsonRoute(APIRoute):
+    """A route whose body is read as strict JSON."""
+
+    max_depth = ServerLimits.json_depth
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """See APIRoute."""
+        handle = super().get_route_handler()
+
+        async def strict(request: Request) -> Response:
+            made = convert.JsonRequest(request.scope, request.receive)
+            made.max_depth = self.max_depth
+            return await handle(made)
+
+        return strict
+
+
+def create_app(engine: Engine, options: AppOptions | None = None) -> FastAPI:
+    """The app over an engine. It does not close the engine."""
+    options = options or AppOptions()
+    model = engine.models()[0].id
+    service = Service(engine, Admission(options.limits), Metrics(model, engine.stats), options.tracer, options.audit)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        if options.audit is not None:
+            options.audit.close()
+
+    app = FastAPI(title="nearfar", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app.state.service = service
+    errors.install(app)
+    app.include_router(_api(service, options.limits))
+    app.include_router(_probes(service))
+    app.include_router(admin.router(service, options.keys))
+    app.add_middleware(Authentication, keys=options.keys)
+    app.add_middleware(Sizes, limits=options.limits)
+    if options.cors:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(options.cors), allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type", "x-request-id"], expose_headers=["x-request-id"],
+        )  # fmt: skip
+    app.add_middleware(RequestIds)
+    return app
+
+
+def _api(service: Service, limits: ServerLimits) -> APIRouter:
+    """OpenAI's endpoints."""
+    route = type("LimitedJsonRoute", (JsonRoute,), {"max_depth": limits.json_depth})
+    api = APIRouter(prefix="/v1", route_class=route)
+    started = int(time.time())
+
+    @api.post("/chat/completions", response_model=None)
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        """Answer a conversation."""
+        return await _complete(service, request, body)
+
+    @api.post("/completions", response_model=None)
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Continue one or several texts."""
+        return await _complete(service, request, body)
+
+    @api.post("/embeddings", response_model=None)
+    async def embed(body: EmbeddingRequest, request: Request) -> Response:
+        """Vectors of texts."""
+        return await _embed(service, request, body)
+
+    @api.get("/models", response_model=None)
+    async def models(request: Request) -> dict[str, Any]:
+        """What can be asked for."""
+        return {"object": "list", "data": [_model(info, started) for info in _visible(service, request)]}
+
+    @api.get("/models/{name:path}", response_model=None)
+    async def model(name: str, request: Request) -> dict[str, Any]:
+        """One model."""
+        found = next((info for info in _visible(service, request) if info.id == name), None)
+        if found is None:
+            raise ApiError(404, f"there is no model {name!r:.100}", "model", "model_not_found")
+        return _model(found, started)
+
+    return api
+
+
+def _probes(service: Service) -> APIRouter:
+    """What balancers and Prometheus ask."""
+    router = APIRouter()
+
+    @router.get("/health", response_model=None)
+    async def health() -> dict[str, Any]:
+        """The server is alive."""
+        return {"status": "ok"}
+
+    @router.get("/ready", response_model=None)
+    async def ready() -> Response:
+        """The engine has generated a real token lately, or does now."""
+        if service.draining:
+            return JSONResponse({"status": "draining"}, 503)
+        try:
+            async with asyncio.timeout(READY_SECONDS):
+                alive = await service.engine.ready()
+        except TimeoutError:
+            alive = False
+        return JSONResponse({"status": "ready" if alive else "the engine generates nothing"}, 200 if alive else 503)
+
+    @router.get("/metrics", response_model=None)
+    async def metrics() -> Response:
+        """Prometheus' text format."""
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return router
+
+
+async def _complete(service: Service, request: Request, body: ChatRequest | CompletionRequest) -> Response:
+    wanted = convert.chat(body) if isinstance(body, ChatRequest) else convert.completion(body)
+    include_usage = bool(body.stream_options and body.stream_options.include_usage)
+    head = Head(wanted.id, wanted.model, include_usage)
+    shape = ChatShape(head) if wanted.chat else CompletionShape(head)
+    return await Call(service, request, wanted).respond(shape, bool(body.stream), include_usage)
+
+
+async def _embed(service: Service, request: Request, body: EmbeddingRequest) -> Response:
+    key = key_of(request)
+    check_model(service, key, body.model)
+    ticket = service.admission.enter(key)
+    tokens = 0
+    try:
+        work = service.engine.embed(body.model, convert.inputs(body), body.pooling)
+        found = await unless_gone(request.receive, work)
+        tokens = found.tokens
+    finally:
+        ticket.leave(tokens)
+    vectors = [np.asarray(vector, "<f4") for vector in found.vectors]
+    if body.dimensions is not None and vectors and body.dimensions != len(vectors[0]):
+        raise ApiError(400, f"dimensions must be {len(vectors[0])}, the width of this model", "dimensions")
+    if body.encoding_format == "base64":
+        return JSONResponse(embeddings(body.model, [base64.b64encode(v.tobytes()).decode() for v in vectors], tokens))
+    return JSONResponse(embeddings(body.model, [vector.tolist() for vector in vectors], tokens))
+
+
+def _visible(service: Service, request: Request) -> list[Any]:
+    key = key_of(request)
+    return [info for info in service.engine.models() if key.allows(info.id)]
+
+
+def _model(info: Any, started: int) -> dict[str, Any]:
+    made = {"id": info.id, "object": "model", "created": started, "owned_by": "nearfar"}
+    return {**made, "max_model_len": info.context_length} if info.context_length else made

@@ -1,0 +1,72 @@
+"""Connections of clients that are slow on purpose: uvicorn's protocol with a time limit wherever it would wait for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from nearfar.fallback_server.http.limits import ServerLimits
+
+
+class BoundedProtocol(H11Protocol):
+    """Aborts a connection whose headers do not come, or that takes none of what was written, for too long.
+
+    A client that reads one byte a second fills its window, the transport stops writing, and the time runs.
+    """
+
+    limits = ServerLimits()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._headers: asyncio.TimerHandle | None = None
+        self._writing: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See asyncio.Protocol."""
+        super().connection_made(transport)
+        self._await_headers()
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        super().data_received(data)
+        idle = self.cycle is None or self.cycle.response_complete
+        if not idle and self._headers is not None:
+            self._headers.cancel()
+            self._headers = None
+        elif idle:  # some of the next request's headers
+            self._await_headers()
+
+    def pause_writing(self) -> None:
+        """See asyncio.Protocol."""
+        super().pause_writing()
+        self._writing = self.loop.call_later(self.limits.write_timeout, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """See asyncio.Protocol."""
+        super().resume_writing()
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Closing waits until all is written: not for ever."""
+        super().timeout_keep_alive_handler()
+        self.loop.call_later(self.limits.write_timeout, self.transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        super().connection_lost(exc)
+        for timer in (self._headers, self._writing):
+            if timer is not None:
+                timer.cancel()
+
+    def _await_headers(self) -> None:
+        if self._headers is None:
+            self._headers = self.loop.call_later(self.limits.header_timeout, self.transport.abort)
+
+
+def protocol(limits: ServerLimits) -> type[asyncio.Protocol]:
+    """The protocol with these limits: uvicorn makes the instances."""
+    return type("LimitedProtocol", (BoundedProtocol,), {"limits": limits})

@@ -1,0 +1,178 @@
+"""From a request as clients send it to what an engine gets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import secrets
+from typing import Any
+
+from fastapi import Request
+from pydantic_core import from_json
+
+from nearfar.errors import RequestError
+from nearfar.fallback_server.backend import Grammar, Sampling
+from nearfar.fallback_server.engines.base import EngineRequest, Prompt, ToolChoice
+from nearfar.fallback_server.http.errors import ApiError
+from nearfar.fallback_server.http.schemas import (
+    MAX_SCHEMA_BYTES,
+    ChatRequest,
+    Common,
+    CompletionRequest,
+    EmbeddingRequest,
+    NamedTool,
+    ResponseFormat,
+)
+
+LARGE = 64 << 10
+"""Bytes of a body from which on it is parsed in a thread, for others wait meanwhile."""
+
+
+class JsonRequest(Request):
+    """Reads a body as strict JSON: no NaN, no lone surrogates, no deep nests."""
+
+    max_depth = 64
+
+    async def json(self) -> Any:
+        """The body; 400 if it is not what it must be."""
+        body = await self.body()
+        if len(body) < LARGE:
+            return _parse(body, self.max_depth)
+        return await asyncio.to_thread(_parse, body, self.max_depth)
+
+
+def _parse(body: bytes, depth: int) -> Any:
+    try:
+        data = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}", None, "invalid_json") from error
+    _check_nest(data, depth)
+    return data
+
+
+def _check_nest(data: Any, depth: int) -> None:
+    """Refuse what is nested too deeply, or holds numbers that JSON cannot carry on (1e999)."""
+    level = [data]
+    for _ in range(depth + 1):
+        if any(isinstance(item, float) and not math.isfinite(item) for item in level):
+            raise ApiError(400, "the body has a number that is too large", None, "invalid_json")
+        level = [
+            child
+            for item in level
+            if isinstance(item, dict | list)
+            for child in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return
+    raise ApiError(400, f"the body is nested more than {depth} levels deep", None, "invalid_json")
+
+
+def chat(body: ChatRequest) -> EngineRequest:
+    """A chat completion."""
+    dumped = body.model_dump(exclude_none=True, by_alias=True)
+    tools = tuple({"type": "function", "function": tool["function"]} for tool in dumped.get("tools", ()))
+    _small(tools, "tools")
+    limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    return EngineRequest(
+        messages=tuple(_message(message) for message in dumped["messages"]),
+        tools=tools,
+        tool_choice=_tool_choice(body),
+        max_tokens=limit,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        template=body.chat_template_kwargs or {},
+        continue_last=bool(body.continue_final_message),
+        split_reasoning=body.include_reasoning is not False,
+        **_common(body, f"chatcmpl-{secrets.token_hex(12)}", dumped),
+    )
+
+
+def completion(body: CompletionRequest) -> EngineRequest:
+    """A plain completion of one or several prompts."""
+    return EngineRequest(
+        prompts=prompts(body.prompt),
+        max_tokens=body.max_tokens,
+        logprobs=body.logprobs,
+        echo=bool(body.echo),
+        **_common(body, f"cmpl-{secrets.token_hex(12)}", body.model_dump(exclude_none=True, by_alias=True)),
+    )
+
+
+def prompts(given: str | list[int] | list[str] | list[list[int]]) -> tuple[Prompt, ...]:
+    """One prompt or several, text or tokens."""
+    if isinstance(given, str):
+        return (given,)
+    if isinstance(given[0], int):
+        return (tuple(token for token in given if isinstance(token, int)),)
+    return tuple(tuple(item) if isinstance(item, list) else str(item) for item in given)
+
+
+def inputs(body: EmbeddingRequest) -> tuple[Prompt, ...]:
+    """What is to be embedded."""
+    return prompts(body.input)
+
+
+def _common(body: Common | ChatRequest | CompletionRequest, name: str, dumped: dict[str, Any]) -> dict[str, Any]:
+    stop = body.stop
+    response_format = getattr(body, "response_format", None)
+    return {
+        "id": name,
+        "model": body.model,
+        "n": body.n or 1,
+        "min_tokens": body.min_tokens or 0,
+        "sampling": _sampling(body),
+        "stop": (stop,) if isinstance(stop, str) else tuple(stop or ()),
+        "stop_token_ids": tuple(body.stop_token_ids or ()),
+        "ignore_eos": bool(body.ignore_eos),
+        "grammar": _grammar(response_format) if response_format is not None else None,
+        "priority": body.priority or 0,
+        "body": dumped,
+    }
+
+
+def _sampling(body: Common) -> Sampling:
+    names = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+    given = {name: value for name in names if (value := getattr(body, name)) is not None}
+    bias = {int(token): float(value) for token, value in (body.logit_bias or {}).items()}
+    top_k = body.top_k if body.top_k and body.top_k > 0 else 0  # vLLM's clients send -1 for off
+    seed = None if body.seed is None else body.seed & (2**64 - 1)
+    return Sampling(**given, top_k=top_k, logit_bias=bias, seed=seed)
+
+
+def _grammar(form: ResponseFormat) -> Grammar | None:
+    match form.type:
+        case "text":
+            return None
+        case "json_object":
+            return Grammar("json_object", "")
+        case "json_schema":
+            schema = (form.json_schema.schema_ if form.json_schema else None) or {"type": "object"}
+            return Grammar("json_schema", _small(schema, "response_format"))
+        case "regex":
+            return Grammar("regex", form.regex or "")
+        case "grammar":
+            return Grammar("ebnf", form.grammar or "")
+
+
+def _small(value: Any, param: str) -> str:
+    """As JSON, if that is not too large."""
+    text = json.dumps(value)
+    if len(text) > MAX_SCHEMA_BYTES:
+        raise RequestError(f"{param} takes at most {MAX_SCHEMA_BYTES} bytes of schemas, not {len(text)}", param)
+    return text
+
+
+def _tool_choice(body: ChatRequest) -> ToolChoice:
+    parallel = body.parallel_tool_calls is not False
+    if isinstance(body.tool_choice, NamedTool):
+        return ToolChoice("required", body.tool_choice.function.name, parallel)
+    return ToolChoice(body.tool_choice or "auto", None, parallel)
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    """With its content as one string, and roles that chat templates know."""
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(part["text"] for part in content)
+    role = "system" if message["role"] == "developer" else message["role"]
+    return {**message, "role": role, "content": content or ""}

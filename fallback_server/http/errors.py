@@ -1,0 +1,124 @@
+"""Errors as OpenAI's clients expect them: message, type, param, code, and the HTTP status."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException as StarletteException
+
+from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
+
+log = logging.getLogger(__name__)
+
+_UNREAD = (408, 413, 431)
+"""After these there may be more of the request to come, which nobody will read."""
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An error on its way to a client."""
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after: float | None = None
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """OpenAI's shape."""
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        """As an HTTP response."""
+        headers = {} if self.retry_after is None else {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        if self.status in _UNREAD:
+            headers["Connection"] = "close"
+        return JSONResponse(self.body, self.status, headers)
+
+
+class ApiError(HTTPException):
+    """Raised where a request is refused before it reaches an engine."""
+
+    def __init__(
+        self, status: int, message: str, param: str | None = None, code: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(status, message)
+        self.problem = Problem(status, message, param, code, retry_after)
+
+
+def problem_of(error: Exception) -> Problem:
+    """What to tell a client of an error. Of a bug: nothing but that there is one."""
+    match error:
+        case ApiError():
+            return error.problem
+        case OverloadError():
+            return Problem(429, str(error), None, "overloaded", error.retry_after)
+        case RequestError():
+            return Problem(400, str(error), error.param, "invalid_request")
+        case EngineError():
+            return Problem(503, str(error), None, "engine_error", 1.0)
+        case NearfarError():
+            return Problem(500, str(error), None, "engine_error")
+        case _:
+            log.error("a request failed: %s", error, exc_info=error)
+            return Problem(500, "the server has a fault; its log says more", None, "internal_error")
+
+
+def install(app: FastAPI) -> None:
+    """Make the app answer every error in this shape."""
+
+    async def known(_: Request, error: Exception) -> Response:
+        return problem_of(error).response()
+
+    async def plain(_: Request, error: Exception) -> Response:
+        assert isinstance(error, StarletteException)
+        problem = Problem(error.status_code, str(error.detail), None, _CODES.get(error.status_code))
+        response = problem.response()
+        response.headers.update(error.headers or {})
+        return response
+
+    async def invalid(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return _validation(error.errors()).response()
+
+    app.add_exception_handler(NearfarError, known)
+    app.add_exception_handler(ApiError, known)
+    app.add_exception_handler(StarletteException, plain)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(Exception, known)
+
+
+_CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+def _validation(errors: Sequence[Mapping[str, Any]]) -> Problem:
+    """What is wrong, with its place and value. Of a union's errors: our own, else the one that lies deepest."""
+    error = max(errors, key=lambda e: (e["type"] == "value_error", len(e["loc"])))
+    place = [str(part) for part in error["loc"] if not _is_type_name(part)]
+    message = str(error["msg"]).removeprefix("Value error, ")
+    value = error.get("input")
+    shown = "" if isinstance(value, dict | list) or error["type"] == "missing" else f", not {value!a:.80}"
+    where = ".".join(place)
+    text = f"{where}: {message}{shown}" if where else message
+    return Problem(400, text, place[0] if place else None, "invalid_request")
+
+
+def _is_type_name(part: str | int) -> bool:
+    """Whether a part of a place tells a member of a union (or "body"), not a field."""
+    return isinstance(part, str) and (part in _TYPE_NAMES or "[" in part)
+
+
+_TYPE_NAMES = {"body", "str", "int", "float", "bool", "system", "developer", "assistant", "tool", "NamedTool"}

@@ -1,0 +1,169 @@
+"""API keys: kept as SHA-256, compared in constant time, read again when their file changes.
+
+A key is 256 random bits, so its hash needs neither salt nor stretching: there is nothing to guess.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import os
+import secrets
+import time
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from nearfar.errors import RequestError
+
+log = logging.getLogger(__name__)
+
+PREFIX = "sha256:"
+CHECK_SECONDS = 1.0
+"""How often the file is looked at, at most."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key. Limits None: none. `models`: ids, or "*" for all. An admin key opens /admin and nothing else."""
+
+    name: str
+    hash: str = ""
+    models: tuple[str, ...] = ("*",)
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrent: int | None = None
+    admin: bool = False
+
+    def allows(self, model: str) -> bool:
+        """Whether the key may use a model."""
+        return "*" in self.models or model in self.models
+
+
+ANYONE = Key("anonymous")
+"""Who calls a server that was started without keys."""
+
+
+def new_secret() -> str:
+    """A new key, to be shown once."""
+    return "nf-" + secrets.token_urlsafe(32)
+
+
+def hashed(secret: str) -> str:
+    """What the file keeps of a key."""
+    return PREFIX + hashlib.sha256(secret.encode()).hexdigest()
+
+
+class KeyStore:
+    """The keys of a file. A file that becomes invalid is reported, and the keys before it stay."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._stamp = (0, 0)
+        self._checked = 0.0
+        self.keys: tuple[Key, ...] = ()
+        self.reload()
+
+    def find(self, secret: str) -> Key | None:
+        """The key with this secret. Takes as long for a wrong one, and whichever it is."""
+        self._refresh()
+        wanted = hashed(secret)
+        found = None
+        for key in self.keys:
+            if hmac.compare_digest(key.hash, wanted):
+                found = key
+        return found
+
+    def reload(self) -> None:
+        """Read the file now."""
+        self._stamp = _stamp(self.path)
+        self.keys = read_keys(self.path)
+
+    def _refresh(self) -> None:
+        now = time.monotonic()
+        if now - self._checked < CHECK_SECONDS:
+            return
+        self._checked = now
+        try:
+            if _stamp(self.path) != self._stamp:
+                self.reload()
+                log.info("%d keys read again from %s", len(self.keys), self.path)
+        except RequestError as error:
+            log.error("the keys stay as they were: %s", error)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise RequestError(f"the keys file {path} cannot be read: {error}") from error
+    return stat.st_mtime_ns, stat.st_size
+
+
+def read_keys(path: Path) -> tuple[Key, ...]:
+    """Keys of a TOML (`[[keys]]`) or JSON (`{"keys": [...]}`) file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (OSError, ValueError) as error:
+        raise RequestError(f"the keys file {path} cannot be read: {error}") from error
+    records = data.get("keys") if isinstance(data, dict) else None
+    if not isinstance(records, list):
+        raise RequestError(f"the keys file {path} must have a list named keys")
+    keys = tuple(_key(record, f"{path}: key {index + 1}") for index, record in enumerate(records))
+    names = [key.name for key in keys]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise RequestError(f"{path}: the name {twice[0]!r} stands for two keys; give each its own")
+    return keys
+
+
+_LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent")
+
+
+def _key(record: Any, where: str) -> Key:
+    known = {field.name for field in fields(Key)}
+    if not isinstance(record, dict) or not set(record) <= known:
+        unknown = sorted(set(record) - known) if isinstance(record, dict) else record
+        raise RequestError(f"{where}: unknown {unknown!r}; a key has {', '.join(sorted(known))}")
+    name, digest = record.get("name"), record.get("hash")
+    if not isinstance(name, str) or not name:
+        raise RequestError(f"{where} needs a name")
+    if not isinstance(digest, str) or not digest.startswith(PREFIX) or len(digest) != len(PREFIX) + 64:
+        raise RequestError(f"{where} ({name}) needs a hash like {PREFIX}… ; make one with `nearfar keys`")
+    models = record.get("models", ["*"])
+    if not isinstance(models, list) or not all(isinstance(model, str) for model in models):
+        raise RequestError(f"{where} ({name}): models must be a list of model ids, not {models!r}")
+    for limit in _LIMITS:
+        value = record.get(limit)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise RequestError(f"{where} ({name}): {limit} must be a number of at least 1, not {value!r}")
+    if not isinstance(record.get("admin", False), bool):
+        raise RequestError(f"{where} ({name}): admin must be true or false")
+    return Key(**{**record, "models": tuple(models)})
+
+
+def add_key(path: Path, key: Key) -> None:
+    """Add a key to a file, made if need be and readable by its owner only. Other lines stay as they are."""
+    existing = read_keys(path) if path.exists() else ()
+    if any(key.name == other.name for other in existing):
+        raise RequestError(f"{path} has a key named {key.name!r} already; take another name or remove that one")
+    values = {f.name: getattr(key, f.name) for f in fields(Key)}
+    record = {name: list(v) if isinstance(v, tuple) else v for name, v in values.items() if v not in (None, False)}
+    _key(record, str(path))
+    old = path.read_text(encoding="utf-8") if path.exists() else ""
+    if path.suffix == ".json":
+        data = json.loads(old) if old else {"keys": []}
+        new = json.dumps({**data, "keys": [*data["keys"], record]}, indent=1, ensure_ascii=False) + "\n"
+    else:
+        lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in record.items()]
+        new = old + ("\n" if old else "") + "[[keys]]\n" + "\n".join(lines) + "\n"
+    aside = path.with_name(f".{path.stem}.new{path.suffix}")
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(new)
+    read_keys(aside)  # before it takes the place of what is there
+    aside.replace(path)

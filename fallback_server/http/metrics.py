@@ -1,0 +1,90 @@
+"""Prometheus metrics: vLLM's names with the prefix `nearfar:`, so that its dashboards work with another prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from nearfar.fallback_server.backend import BackendStats
+
+PREFIX = "nearfar:"
+
+_FIRST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+_WHOLE = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
+
+
+class Metrics:
+    """What is counted as requests pass, and what the engine says when it is asked. All with the label model_name."""
+
+    def __init__(self, model: str, stats: Callable[[], BackendStats]) -> None:
+        self._registry = CollectorRegistry()
+        self._model = model
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            made = Histogram(PREFIX + name, text, ["model_name"], buckets=buckets, registry=self._registry)
+            return made.labels(model)
+
+        self.first_token = histogram("time_to_first_token_seconds", "From the request to its first token.", _FIRST)
+        self.between = histogram("inter_token_latency_seconds", "Between two tokens of an answer.", _BETWEEN)
+        self.whole = histogram("e2e_request_latency_seconds", "From the request to its end.", _WHOLE)
+        self.prompt_length = histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
+        self.answer_length = histogram("request_generation_tokens", "Tokens of all answers of a request.", _TOKENS)
+        self._finished = Counter(
+            PREFIX + "request_success", "Answers by how they ended.", ["model_name", "finished_reason"],
+            registry=self._registry,
+        )  # fmt: skip
+        self._outcomes = Counter(
+            PREFIX + "requests", "Requests by outcome: ok, refused, limited, aborted, failed.", ["model_name", "outcome"],
+            registry=self._registry,
+        )  # fmt: skip
+        self._registry.register(_EngineCollector(model, stats))
+
+    def finished(self, reason: str) -> None:
+        """An answer has ended."""
+        self._finished.labels(self._model, reason).inc()
+
+    def outcome(self, outcome: str) -> None:
+        """A request has ended."""
+        self._outcomes.labels(self._model, outcome).inc()
+
+    def text(self) -> bytes:
+        """In Prometheus' text format."""
+        return generate_latest(self._registry)
+
+
+class _EngineCollector(Collector):
+    """Asks the engine at each scrape."""
+
+    def __init__(self, model: str, stats: Callable[[], BackendStats]) -> None:
+        self._model, self._stats = model, stats
+
+    def collect(self) -> Iterator[Metric]:
+        """The engine's figures."""
+        stats = self._stats()
+        gauges = {
+            "num_requests_running": ("Requests that the engine computes.", stats.running),
+            "num_requests_waiting": ("Requests that wait for the engine.", stats.waiting),
+            "kv_cache_usage_perc": ("Part of the KV cache in use; 1 is all.", stats.cache_usage),
+        }
+        counters = {
+            "prefix_cache_hits": ("Prompt tokens found in the prefix cache.", stats.prefix_hits),
+            "prefix_cache_queries": ("Prompt tokens looked for in the prefix cache.", stats.prefix_queries),
+            "num_preemptions": ("Requests that gave up their pages and were computed again.", stats.preemptions),
+            "prompt_tokens": ("Prompt tokens.", stats.prompt_tokens),
+            "generation_tokens": ("Generated tokens.", stats.generated_tokens),
+            "engine_steps": ("Steps of the engine.", stats.steps),
+            "engine_restarts": ("Times that the engine's process was started again.", stats.restarts),
+        }
+        for name, (text, value) in gauges.items():
+            gauge = GaugeMetricFamily(PREFIX + name, text, labels=["model_name"])
+            gauge.add_metric([self._model], value)
+            yield gauge
+        for name, (text, value) in counters.items():
+            counter = CounterMetricFamily(PREFIX + name, text, labels=["model_name"])
+            counter.add_metric([self._model], value)
+            yield counter

@@ -1,0 +1,148 @@
+"""ASGI middlewares: request id and access log, who is asking, sizes and times of bodies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from nearfar.fallback_server.http.errors import ApiError
+from nearfar.fallback_server.http.keys import ANYONE, Key, KeyStore
+from nearfar.fallback_server.http.limits import ServerLimits
+from nearfar.fallback_server.http.logs import request_id
+
+log = logging.getLogger(__name__)
+
+_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
+_QUIET = ("/health", "/ready", "/metrics")
+
+
+class RequestIds:
+    """Takes X-Request-Id from the client or makes one, gives it back, and logs one line a request."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        made = given if _ID.match(given) else f"req-{secrets.token_hex(12)}"
+        scope.setdefault("state", {})["request_id"] = made
+        token = request_id.set(made)
+        start, status = time.monotonic(), 0
+
+        async def tagged(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["X-Request-Id"] = made
+            await send(message)
+
+        try:
+            await self._app(scope, receive, tagged)
+        finally:
+            level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
+            fields = {"method": scope["method"], "path": scope["path"], "status": status,
+                      "seconds": round(time.monotonic() - start, 4)}  # fmt: skip
+            log.log(level, "request", extra={"fields": fields})
+            request_id.reset(token)
+
+
+class Authentication:
+    """Lets users' keys to /v1 and admins' keys to /admin, before a byte of the body is read.
+
+    Without a key store everybody may use /v1, and nobody /admin.
+    """
+
+    def __init__(self, app: ASGIApp, keys: KeyStore | None) -> None:
+        self._app, self._keys = app, keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] == "http" and scope["method"] != "OPTIONS":
+            try:
+                scope.setdefault("state", {})["key"] = self._key(scope)
+            except ApiError as error:
+                await error.problem.response()(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _key(self, scope: Scope) -> Key:
+        path: str = scope["path"]
+        admin = path.startswith("/admin")
+        # Scrapers of metrics bring an admin's key where there is one to bring.
+        metrics = path == "/metrics" and self._keys is not None and any(key.admin for key in self._keys.keys)
+        if not (admin or metrics or path.startswith("/v1")):
+            return ANYONE
+        if self._keys is None:
+            if admin:
+                raise ApiError(403, "the admin endpoints need a server with keys (--keys)", None, "no_admin_key")
+            return ANYONE
+        scheme, _, secret = Headers(scope=scope).get("authorization", "").partition(" ")
+        key = self._keys.find(secret.strip()) if scheme.lower() == "bearer" and secret else None
+        if key is None:
+            raise ApiError(401, "the API key is missing or wrong; send it as 'Authorization: Bearer …'", None,
+                           "invalid_api_key")  # fmt: skip
+        if key.admin != (admin or metrics):
+            wanted = "an admin key" if admin or metrics else "a user key; this one is for /admin"
+            raise ApiError(403, f"{path} needs {wanted}", None, "wrong_kind_of_key")
+        return key
+
+
+class Sizes:
+    """Refuses headers and bodies that are too large, and bodies that come too slowly.
+
+    Headers that come in pieces are refused by the HTTP parser already, with the same limit.
+    """
+
+    def __init__(self, app: ASGIApp, limits: ServerLimits) -> None:
+        self._app, self._limits = app, limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = sum(len(name) + len(value) + 4 for name, value in scope["headers"]) + len(scope.get("raw_path", b""))
+        if headers > self._limits.header_bytes:
+            refused = ApiError(431, f"the headers are larger than {self._limits.header_bytes} bytes", None,
+                               "headers_too_large")  # fmt: skip
+            await refused.problem.response()(scope, receive, send)
+            return
+        limit = self._limits.body_bytes
+        length = Headers(scope=scope).get("content-length", "")
+        if length.isdigit() and int(length[:20]) > limit:
+            await _too_large(limit).problem.response()(scope, receive, send)
+            return
+        deadline = asyncio.get_running_loop().time() + self._limits.body_timeout
+        size, complete = 0, False
+
+        async def bounded() -> Message:
+            nonlocal size, complete
+            if complete:  # the client may be silent now for as long as the answer takes
+                return await receive()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError:
+                raise ApiError(408, f"the request's body did not come within {self._limits.body_timeout:g} s", None,
+                               "timeout") from None  # fmt: skip
+            size += len(message.get("body", b""))
+            complete = not message.get("more_body", False)
+            if size > limit:
+                raise _too_large(limit)
+            return message
+
+        await self._app(scope, bounded, send)
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, f"the request's body is larger than {limit} bytes", None, "request_too_large")

@@ -1,0 +1,209 @@
+"""OpenAI's response shapes: pieces of answers in, records for JSON out."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from nearfar.edge_runtime.types import TokenLogprob, TopLogprob
+from nearfar.fallback_server.engines.base import Piece, TokenUsage, ToolCall
+
+Record = dict[str, Any]
+
+
+class Shape(Protocol):
+    """How one kind of response is written."""
+
+    def opening(self, index: int) -> Record | None:
+        """The first chunk of an answer, if there is one before its text."""
+        ...
+
+    def chunk(self, piece: Piece) -> Record | None:
+        """A piece as a chunk; None if it has nothing to say."""
+        ...
+
+    def whole(self, pieces: Seq[Piece], choices: int, usage: TokenUsage) -> Record:
+        """All pieces as one response."""
+        ...
+
+    def final(self, usage: TokenUsage) -> Record:
+        """The chunk with the usage that ends a stream."""
+        ...
+
+
+@dataclass(frozen=True)
+class Head:
+    """What all records of a response begin with. `usage`: a stream's chunks have the (empty) field."""
+
+    id: str
+    model: str
+    usage: bool = False
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def record(self, kind: str, choices: list[Record], streamed: bool) -> Record:
+        """A record with these choices."""
+        made = {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
+        return {**made, "usage": None} if streamed and self.usage else made
+
+
+class ChatShape:
+    """Chat completions."""
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+
+    def opening(self, index: int) -> Record | None:
+        """The role."""
+        return self._chunk({"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
+
+    def chunk(self, piece: Piece) -> Record | None:
+        """What an answer goes on with."""
+        if piece.empty:
+            return None
+        delta: Record = {}
+        if piece.reasoning:
+            delta["reasoning_content"] = piece.reasoning
+        if piece.text:
+            delta["content"] = piece.text
+        if piece.tool_calls:
+            delta["tool_calls"] = [_call_delta(call) for call in piece.tool_calls]
+        choice = {"index": piece.index, "delta": delta, "finish_reason": piece.finish}
+        if piece.logprobs:
+            choice["logprobs"] = _content_logprobs(piece.logprobs)
+        return self._chunk(choice)
+
+    def whole(self, pieces: Seq[Piece], choices: int, usage: TokenUsage) -> Record:
+        """All answers."""
+        made = [self._choice(index, [p for p in pieces if p.index == index]) for index in range(choices)]
+        return {**self._head.record("chat.completion", made, False), "usage": _usage(usage)}
+
+    def final(self, usage: TokenUsage) -> Record:
+        """The usage."""
+        return {**self._head.record("chat.completion.chunk", [], True), "usage": _usage(usage)}
+
+    def _choice(self, index: int, pieces: Seq[Piece]) -> Record:
+        calls = _merged([call for piece in pieces for call in piece.tool_calls])
+        text, reasoning = "".join(p.text for p in pieces), "".join(p.reasoning for p in pieces)
+        message: Record = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if calls:
+            message["tool_calls"] = calls
+        logprobs = [item for piece in pieces for item in piece.logprobs]
+        return {
+            "index": index,
+            "message": message,
+            "finish_reason": pieces[-1].finish if pieces else "abort",
+            "logprobs": _content_logprobs(logprobs) if logprobs else None,
+        }
+
+    def _chunk(self, choice: Record) -> Record:
+        return self._head.record("chat.completion.chunk", [choice], True)
+
+
+class CompletionShape:
+    """Plain completions. Offsets in the text are counted over all chunks of an answer."""
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+        self._offsets: dict[int, int] = {}
+
+    def opening(self, index: int) -> Record | None:
+        """There is none."""
+        return None
+
+    def chunk(self, piece: Piece) -> Record | None:
+        """What a text goes on with."""
+        if piece.empty:
+            return None
+        return self._head.record("text_completion", [self._choice(piece.index, [piece])], True)
+
+    def whole(self, pieces: Seq[Piece], choices: int, usage: TokenUsage) -> Record:
+        """All texts."""
+        made = [self._choice(index, [p for p in pieces if p.index == index]) for index in range(choices)]
+        return {**self._head.record("text_completion", made, False), "usage": _usage(usage)}
+
+    def final(self, usage: TokenUsage) -> Record:
+        """The usage."""
+        return {**self._head.record("text_completion", [], True), "usage": _usage(usage)}
+
+    def _choice(self, index: int, pieces: Seq[Piece]) -> Record:
+        logprobs = [item for piece in pieces for item in piece.logprobs]
+        return {
+            "index": index,
+            "text": "".join(piece.text for piece in pieces),
+            "finish_reason": pieces[-1].finish if pieces else "abort",
+            "logprobs": self._parallel(index, logprobs) if logprobs else None,
+        }
+
+    def _parallel(self, index: int, logprobs: Seq[TokenLogprob]) -> Record:
+        offsets = []
+        for item in logprobs:
+            offsets.append(self._offsets.get(index, 0))
+            self._offsets[index] = offsets[-1] + len(bytes(item.bytes).decode(errors="ignore"))
+        return {
+            "tokens": [_name(item) for item in logprobs],
+            "token_logprobs": [_finite(item.logprob) for item in logprobs],
+            "top_logprobs": [{_name(t): _finite(t.logprob) for t in item.top_logprobs} or None for item in logprobs],
+            "text_offset": offsets,
+        }
+
+
+def embeddings(model: str, vectors: list[list[float]] | list[str], tokens: int) -> Record:
+    """An embeddings response."""
+    data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors)]
+    return {"object": "list", "data": data, "model": model, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
+
+
+def _usage(usage: TokenUsage) -> Record:
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+    }
+
+
+def _call_delta(call: ToolCall) -> Record:
+    """A call, or what it goes on with: then it has no id and no name."""
+    if not call.id:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}
+
+
+def _merged(deltas: Seq[ToolCall]) -> list[Record]:
+    """Whole calls of the parts in which they came."""
+    whole: dict[int, Record] = {}
+    for call in deltas:
+        if call.index not in whole:
+            whole[call.index] = {k: v for k, v in _call_delta(call).items() if k != "index"}
+        else:
+            whole[call.index]["function"]["arguments"] += call.arguments
+    return [whole[index] for index in sorted(whole)]
+
+
+def _content_logprobs(logprobs: Seq[TokenLogprob]) -> Record:
+    content = [asdict(item) for item in logprobs]
+    for item in content:
+        item["logprob"] = _finite(item["logprob"])
+        for other in item["top_logprobs"]:
+            other["logprob"] = _finite(other["logprob"])
+    return {"content": content, "refusal": None}
+
+
+def _name(token: TokenLogprob | TopLogprob) -> str:
+    """The text of a token; where it is half a character its bytes, for texts are keys here and must differ."""
+    if "\ufffd" in token.token and token.bytes:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.bytes)
+    return token.token
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity: OpenAI writes -9999. A token without a predecessor has none (NaN)."""
+    if math.isnan(value):
+        return None
+    return max(value, -9999.0)

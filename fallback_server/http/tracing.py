@@ -1,0 +1,78 @@
+"""OpenTelemetry traces, where the library is installed and an endpoint is configured; else nothing."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Protocol
+
+log = logging.getLogger(__name__)
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+
+
+class Span(Protocol):
+    """What is used of a span."""
+
+    def set_attribute(self, name: str, value: Any) -> Any:
+        """Describe the request."""
+        ...
+
+    def add_event(self, name: str) -> Any:
+        """Something happened now."""
+        ...
+
+    def end(self) -> Any:
+        """The request has ended."""
+        ...
+
+
+class NoSpan:
+    """Where nobody looks."""
+
+    def set_attribute(self, name: str, value: Any) -> None:
+        """See Span."""
+
+    def add_event(self, name: str) -> None:
+        """See Span."""
+
+    def end(self) -> None:
+        """See Span."""
+
+
+# The library is optional, also for type checkers: so it is imported by name.
+class Tracer:
+    """Makes a span a request, below the caller's (`traceparent`). Attributes are those of OpenTelemetry's gen_ai."""
+
+    def __init__(self, provider: Any | None = None) -> None:
+        self._tracer = provider.get_tracer("nearfar") if provider is not None else None
+
+    @classmethod
+    def from_environment(cls) -> Tracer:
+        """By OpenTelemetry's own variables."""
+        if not any(os.environ.get(name) for name in ENDPOINTS):
+            return cls()
+        try:
+            exporter = import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter").OTLPSpanExporter()
+            sdk = import_module("opentelemetry.sdk.trace")
+            resource = import_module("opentelemetry.sdk.resources").Resource.create({"service.name": "nearfar"})
+            processor = import_module("opentelemetry.sdk.trace.export").BatchSpanProcessor(exporter)
+        except ImportError as error:
+            log.warning("no traces: %s is missing; pip install opentelemetry-sdk and an OTLP exporter", error.name)
+            return cls()
+        provider = sdk.TracerProvider(resource=resource)
+        provider.add_span_processor(processor)
+        return cls(provider)
+
+    def span(self, operation: str, model: str, headers: Mapping[str, str]) -> Span:
+        """Start the span of a request."""
+        if self._tracer is None:
+            return NoSpan()
+        parent = import_module("opentelemetry.propagate").extract(headers)
+        kind = import_module("opentelemetry.trace").SpanKind.SERVER
+        span: Span = self._tracer.start_span(f"{operation} {model}", context=parent, kind=kind)
+        span.set_attribute("gen_ai.operation.name", operation)
+        span.set_attribute("gen_ai.request.model", model)
+        return span

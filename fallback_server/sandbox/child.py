@@ -1,0 +1,70 @@
+"""The child's side: jobs in on stdin, answers out on stdout, as JSON with four bytes of length before it."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from nearfar.errors import NearfarError, RequestError
+
+_PR_SET_PDEATHSIG = 1
+Handler = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def serve(open_handler: Callable[[dict[str, Any]], Handler]) -> None:
+    """Answer jobs until stdin ends, as it does when the parent dies. `open_handler` loads what jobs need."""
+    settings = json.loads(sys.argv[1])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches the whole group; the parent decides
+    _die_with_parent()
+    _limit_memory(settings["memory"])
+    # What a library prints must not get between the answers.
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    source = sys.stdin.buffer
+    try:
+        handler = open_handler(settings)
+    except NearfarError as error:
+        _write(out, {"error": str(error)})
+        return
+    _write(out, {"ready": True})
+    while len(head := source.read(4)) == 4:
+        job = json.loads(source.read(int.from_bytes(head, "big")))
+        _write(out, _answer(handler, job))
+
+
+def _answer(handler: Handler, job: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return handler(job)
+    except RequestError as error:
+        return {"error": str(error), "param": error.param}
+    except MemoryError:
+        return {"error": "the request needs more memory than the server gives to one request; make it smaller"}
+    except RecursionError:
+        return {"error": "the request is nested too deeply; make it flatter"}
+    except Exception as error:  # whatever a template or a library makes of such input, it is this request's affair
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _write(out: Any, answer: dict[str, Any]) -> None:
+    data = json.dumps(answer).encode()
+    out.write(len(data).to_bytes(4, "big") + data)
+    out.flush()
+
+
+def _die_with_parent() -> None:
+    """The end of stdin ends the child between jobs; in a job that never ends, only the kernel can (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _limit_memory(size: int) -> None:
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    resource.setrlimit(resource.RLIMIT_DATA, (size, size))

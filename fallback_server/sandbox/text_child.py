@@ -1,0 +1,33 @@
+"""Chat templates and tokenizers: messages or text in, token ids out. Run as a child of the server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from nearfar.edge_runtime.text import TextCodec
+from nearfar.errors import RequestError
+from nearfar.fallback_server.sandbox.child import Handler, serve
+
+TAIL = 64
+"""Characters of a rendered prompt's end that are sent back: whether it opens a reasoning section."""
+
+
+def open_handler(settings: dict[str, Any]) -> Handler:
+    """Load the tokenizer. Settings: directory, bos (an id or None), visible (a list of tokens)."""
+    codec = TextCodec.open_directory(Path(settings["directory"]), settings["bos"], settings["visible"])
+
+    def handle(job: dict[str, Any]) -> dict[str, Any]:
+        if job["op"] == "encode":
+            return {"tokens": codec.encode(job["text"]), "tail": job["text"][-TAIL:]}
+        text = codec.render_chat(job["messages"], continue_last=job["continue_last"], variables=job["variables"])
+        try:
+            return {"tokens": codec.encode_raw(text), "tail": text[-TAIL:]}
+        except RequestError as error:
+            raise RequestError(str(error), "messages") from error
+
+    return handle
+
+
+if __name__ == "__main__":
+    serve(open_handler)

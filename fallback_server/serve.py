@@ -1,0 +1,170 @@
+"""`nearfar serve`: an engine, the app over it, and the process around both."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import uvicorn
+
+from nearfar.errors import NearfarError, RequestError
+from nearfar.fallback_server.engines.base import Engine
+from nearfar.fallback_server.engines.opening import EngineOptions, Kind, open_engine
+from nearfar.fallback_server.http.app import AppOptions, create_app
+from nearfar.fallback_server.http.connections import protocol
+from nearfar.fallback_server.http.keys import KeyStore
+from nearfar.fallback_server.http.limits import ServerLimits
+from nearfar.fallback_server.http.logs import AuditLog, set_up
+from nearfar.fallback_server.http.tracing import Tracer
+
+log = logging.getLogger(__name__)
+
+GRACE = 2.0
+"""Seconds after the drain for streams to send their last event."""
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """How the server runs; the command line takes its defaults from here."""
+
+    engine: Kind = "auto"
+    host: str = "127.0.0.1"
+    port: int = 8000
+    keys: Path | None = None
+    no_auth: bool = False
+    drain: float = 30.0
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    cors: tuple[str, ...] = ()
+    audit: Path | None = None
+    audit_text: bool = False
+    log_format: Literal["text", "json"] = "text"
+    log_level: str = "info"
+    limits: ServerLimits = field(default_factory=ServerLimits)
+    engines: EngineOptions = field(default_factory=EngineOptions)
+
+
+class DrainingServer(uvicorn.Server):
+    """Takes no more requests after SIGTERM, finishes those under way within `drain` seconds, then stops the engine.
+
+    What is left then gets an error event, not a cut connection.
+    """
+
+    def __init__(self, config: uvicorn.Config, engine: Engine, drain: float, keys: KeyStore | None) -> None:
+        super().__init__(config)
+        self._engine, self._drain, self._keys = engine, drain, keys
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn; then say where the server is."""
+        await super().startup(sockets)
+        if self.started:
+            print(_welcome(self._url(), self._engine, self._keys is not None), flush=True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn."""
+        service = self.config.app.state.service  # type: ignore[union-attr]
+        service.draining = True
+        log.info("draining %d requests, at most %g s", service.admission.requests, self._drain)
+        closing = asyncio.create_task(self._engine.close(self._drain))
+        await super().shutdown(sockets)
+        with suppress(NearfarError):
+            await closing
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn's, without raising the signals again at the end: a drained server has ended well."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
+        if self._keys is not None and hasattr(signal, "SIGHUP"):
+            before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: self._reload_keys())
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _reload_keys(self) -> None:
+        assert self._keys is not None
+        try:
+            self._keys.reload()
+        except RequestError as error:
+            log.error("the keys stay as they were: %s", error)
+
+    def _url(self) -> str:
+        config = self.config
+        port = self.servers[0].sockets[0].getsockname()[1] if self.servers and self.servers[0].sockets else config.port
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        return f"{'https' if config.is_ssl else 'http'}://{host}:{port}"
+
+
+def serve(models: tuple[str, ...], options: ServeOptions) -> None:
+    """Serve until SIGTERM or Ctrl-C."""
+    keys = check_access(options)
+    set_up(options.log_format, options.log_level)
+    asyncio.run(_main(models, options, keys))
+
+
+def check_access(options: ServeOptions) -> KeyStore | None:
+    """The keys; refuses to be open to a network without them by mistake."""
+    keys = KeyStore(options.keys) if options.keys is not None else None
+    if keys is None and not options.no_auth and not _loopback(options.host):
+        raise RequestError(
+            f"{options.host} can be reached from other machines: give --keys FILE (`nearfar keys FILE NAME` makes one), "
+            "or --no-auth if everybody who reaches it may use it",
+            "host",
+        )
+    if (options.tls_cert is None) != (options.tls_key is None):
+        raise RequestError("--tls-cert and --tls-key belong together", "tls_cert")
+    return keys
+
+
+async def _main(models: tuple[str, ...], options: ServeOptions, keys: KeyStore | None) -> None:
+    engine = await open_engine(models, options.engine, options.engines)
+    try:
+        audit = AuditLog(options.audit, options.audit_text) if options.audit is not None else None
+        made = AppOptions(options.limits, keys, audit, options.cors, Tracer.from_environment())
+        app = create_app(engine, made)
+        config = uvicorn.Config(
+            app, host=options.host, port=options.port, log_config=None, access_log=False, http=protocol(options.limits),
+            loop="asyncio", lifespan="on", server_header=False, proxy_headers=False,
+            limit_concurrency=options.limits.connections, timeout_graceful_shutdown=int(options.drain + GRACE + 0.999),
+            h11_max_incomplete_event_size=options.limits.header_bytes,
+            ssl_certfile=options.tls_cert, ssl_keyfile=options.tls_key,
+            ssl_ca_certs=str(options.tls_client_ca) if options.tls_client_ca else None,
+            ssl_cert_reqs=2 if options.tls_client_ca else 0,
+        )  # fmt: skip
+        await DrainingServer(config, engine, options.drain, keys).serve()
+    finally:
+        await engine.close()
+
+
+def _welcome(url: str, engine: Engine, keyed: bool) -> str:
+    model = engine.models()[0].id
+    key = " -H 'Authorization: Bearer KEY'" if keyed else ""
+    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    return (
+        f"nearfar serves {model} at {url}  (Ctrl-C ends)\n"
+        f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
+    )
+
+
+def _loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

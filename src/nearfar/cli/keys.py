@@ -1,0 +1,28 @@
+"""`nearfar keys`: add an API key to a file of `nearfar serve --keys`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nearfar.fallback_server.http.keys import Key, add_key, hashed, new_secret
+
+
+def keys(
+    file: Annotated[Path, typer.Argument(help="The keys file, TOML or .json; made if it is not there.")],
+    name: Annotated[str, typer.Argument(help="Who the key is for; stands in logs.")],
+    model: Annotated[list[str] | None, typer.Option(help="A model that it may use; may be repeated.")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(help="Requests a minute.")] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(help="Tokens a minute, prompts and answers.")] = None,
+    concurrent: Annotated[int | None, typer.Option(help="Requests at once.")] = None,
+    admin: Annotated[bool, typer.Option("--admin", help="For /admin and /metrics, and nothing else.")] = False,
+) -> None:
+    """Add an API key. The key is shown once and kept as a hash; a running server takes it within a second."""
+    secret = new_secret()
+    add_key(
+        file,
+        Key(name, hashed(secret), tuple(model or ("*",)), requests_per_minute, tokens_per_minute, concurrent, admin),
+    )
+    typer.echo(secret)

@@ -1,0 +1,110 @@
+"""`nearfar serve`: OpenAI's interface over a model here, or over other servers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nearfar.errors import RequestError
+from nearfar.fallback_server.engines.local import TextOptions
+from nearfar.fallback_server.engines.opening import KINDS, EngineOptions
+from nearfar.fallback_server.engines.upstream import KEY_VARIABLE, UpstreamOptions
+from nearfar.fallback_server.http.limits import ServerLimits
+from nearfar.fallback_server.serve import ServeOptions
+from nearfar.fallback_server.serve import serve as run
+
+DEFAULTS = ServeOptions()
+ENGINES, LIMITS = EngineOptions(), ServerLimits()
+TEXT, UPSTREAM = TextOptions(), UpstreamOptions()
+
+Model = Annotated[
+    list[str],
+    typer.Argument(
+        help="An artifact directory, a Hugging Face directory or hub id, or the URLs of OpenAI-compatible servers.",
+        show_default=False,
+    ),
+]
+
+
+def _option(panel: str, name: str, text: str) -> typer.models.OptionInfo:
+    made: typer.models.OptionInfo = typer.Option(name, help=text, rich_help_panel=panel)
+    return made
+
+
+def serve(
+    model: Model,
+    engine: Annotated[str, _option("Engine", "--engine", "auto, torch, artifact or upstream.")] = DEFAULTS.engine,
+    name: Annotated[
+        list[str] | None, _option("Engine", "--name", "What clients call the model; may be repeated.")
+    ] = None,
+    device: Annotated[str, _option("Engine", "--device", "cpu, webgpu, cuda or auto.")] = ENGINES.device,
+    dtype: Annotated[str, _option("Engine", "--dtype", "torch: auto, float32, bfloat16 …")] = ENGINES.dtype,
+    threads: Annotated[int | None, _option("Engine", "--threads", "CPU threads.")] = ENGINES.threads,
+    kv_memory: Annotated[
+        str | None, _option("Engine", "--kv-memory", "Memory for the KV cache, such as 512MB.")
+    ] = ENGINES.kv_memory,
+    max_running: Annotated[
+        int | None, _option("Engine", "--max-running", "torch: answers computed at once.")
+    ] = ENGINES.max_running,
+    reasoning: Annotated[
+        str, _option("Engine", "--reasoning", "auto, off, or the marks around reasoning as BEGIN,END.")
+    ] = TEXT.reasoning,
+    upstream_continues: Annotated[
+        bool,
+        _option("Engine", "--upstream-continues", "The upstream servers take continue_final_message (vLLM, nearfar)."),
+    ] = UPSTREAM.continues,
+    host: Annotated[str, _option("Network", "--host", "The address to listen on.")] = DEFAULTS.host,
+    port: Annotated[int, _option("Network", "--port", "0: any free one.")] = DEFAULTS.port,
+    tls_cert: Annotated[Path | None, _option("Network", "--tls-cert", "Certificate, for https.")] = None,
+    tls_key: Annotated[Path | None, _option("Network", "--tls-key", "Its private key.")] = None,
+    tls_client_ca: Annotated[
+        Path | None, _option("Network", "--tls-client-ca", "Let in only clients with a certificate of this CA.")
+    ] = None,
+    cors: Annotated[
+        list[str] | None, _option("Network", "--cors", "An origin whose pages may call; may be repeated.")
+    ] = None,
+    drain: Annotated[
+        float, _option("Network", "--drain", "Seconds that requests have to finish after SIGTERM.")
+    ] = DEFAULTS.drain,
+    keys: Annotated[Path | None, _option("Access", "--keys", "File of API keys; see `nearfar keys`.")] = None,
+    no_auth: Annotated[
+        bool, _option("Access", "--no-auth", "Let everybody in, also from other machines.")
+    ] = DEFAULTS.no_auth,
+    audit: Annotated[Path | None, _option("Access", "--audit", "Append who asked what to this file.")] = None,
+    audit_text: Annotated[
+        bool, _option("Access", "--audit-text", "With the text of prompts and answers.")
+    ] = DEFAULTS.audit_text,
+    max_requests: Annotated[
+        int, _option("Limits", "--max-requests", "Requests under way; beyond: 429.")
+    ] = LIMITS.requests,
+    max_tokens_under_way: Annotated[
+        int, _option("Limits", "--max-tokens-under-way", "Their tokens, possible answers included.")
+    ] = LIMITS.tokens,
+    max_body: Annotated[int, _option("Limits", "--max-body", "Bytes of a request.")] = LIMITS.body_bytes,
+    log_format: Annotated[str, _option("Logs", "--log-format", "text or json.")] = DEFAULTS.log_format,
+    log_level: Annotated[str, _option("Logs", "--log-level", "debug, info, warning, error.")] = DEFAULTS.log_level,
+) -> None:
+    """Serve a model to many clients at once, through OpenAI's interface."""
+    if log_format not in ("text", "json"):
+        raise RequestError(f"--log-format must be text or json, not {log_format!r}")
+    chosen = next((kind for kind in KINDS if kind == engine), None)
+    if chosen is None:
+        raise RequestError(f"--engine must be one of {', '.join(KINDS)}, not {engine!r}")
+    engines = replace(
+        ENGINES, names=tuple(name or ()), device=device, dtype=dtype, threads=threads, kv_memory=kv_memory,
+        max_running=max_running, text=replace(TEXT, reasoning=reasoning),
+        upstream=replace(UPSTREAM, continues=upstream_continues),
+    )  # fmt: skip
+    limits = replace(LIMITS, requests=max_requests, tokens=max_tokens_under_way, body_bytes=max_body)
+    options = ServeOptions(
+        engine=chosen, host=host, port=port, keys=keys, no_auth=no_auth, drain=drain, tls_cert=tls_cert,
+        tls_key=tls_key, tls_client_ca=tls_client_ca, cors=tuple(cors or ()), audit=audit, audit_text=audit_text,
+        log_format="json" if log_format == "json" else "text", log_level=log_level, limits=limits, engines=engines,
+    )  # fmt: skip
+    run(tuple(model), options)
+
+
+serve.__doc__ = f"{serve.__doc__}\n\nThe key for upstream servers is read from {KEY_VARIABLE}."

@@ -1,0 +1,89 @@
+"""The server over the torch engine: the same interface, and what an artifact cannot do."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from nearfar.fallback_server.engines.local import TextOptions
+from nearfar.fallback_server.engines.opening import EngineOptions, open_engine
+from tests.shared_data import shared_data
+from tests.support.servers import RunningServer
+
+pytest.importorskip("nearfar.fallback_server.torch_engine.client", reason="the torch engine is not here")
+
+MODEL = "classics-1M"
+HELLO: list[Any] = [{"role": "user", "content": "Tell me about the fox."}]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    path = str(shared_data("models", MODEL))
+    options = EngineOptions(dtype="float32", threads=1, kv_memory="64MB",
+                            text=replace(TextOptions(), text_processes=1, template_timeout=10))  # fmt: skip
+    made = RunningServer(lambda: open_engine([path], "auto", options))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0, timeout=60)
+
+
+def test_chat_streams_what_it_answers_whole(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 24, "temperature": 0}
+    whole = client.chat.completions.create(**asked)
+    parts = [chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(**asked, stream=True)]
+    assert "".join(parts) == whole.choices[0].message.content
+
+
+def test_prompt_logprobs(client: openai.OpenAI) -> None:
+    """Scoring a text in one go gives what its tokens had when they were generated."""
+    base: dict[str, Any] = {"model": MODEL, "temperature": 0, "logprobs": 1}
+    made = client.completions.create(prompt="Once upon a time", max_tokens=6, **base).choices[0]
+    whole = client.completions.create(prompt="Once upon a time" + made.text, echo=True, max_tokens=0, **base).choices[0]
+    assert whole.logprobs is not None
+    assert made.logprobs is not None
+    scored, generated = whole.logprobs.token_logprobs or [], made.logprobs.token_logprobs or []
+    assert scored[0] is None
+    assert scored[-len(generated) :] == pytest.approx(generated, abs=1e-3)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_embeddings_are_vectors_that_tell_texts_apart(client: openai.OpenAI, pooling: str) -> None:
+    extra = {"pooling": pooling}
+    made = client.embeddings.create(model=MODEL, input=["the cat", "the cat", "a storm at sea"], extra_body=extra)
+    first, same, other = (item.embedding for item in made.data)
+    assert first == pytest.approx(same, abs=1e-4)
+    assert math.dist(first, other) > 0.1
+
+
+def test_a_schema_is_kept_to(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"kind": {"enum": ["cat", "dog"]}}, "required": ["kind"],
+              "additionalProperties": False}  # fmt: skip
+    form: Any = {"type": "json_schema", "json_schema": {"name": "pet", "schema": schema}}
+    made = client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=100, response_format=form, seed=1)
+    assert json.loads(made.choices[0].message.content or "")["kind"] in ("cat", "dog")
+
+
+def test_a_killed_engine_is_an_error_event(server: RunningServer, client: openai.OpenAI) -> None:
+    """That it comes back is tested with the engine; here the client must not be left waiting. The last test: it kills."""
+    stream = client.completions.create(
+        model=MODEL, prompt="Once", max_tokens=400, temperature=0, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    engine: Any = server.engine
+    os.kill(engine.backend.worker_pid, signal.SIGKILL)
+    with pytest.raises(openai.APIError):
+        list(stream)
+    assert httpx.get(f"{server.address}/health", timeout=10).status_code == 200

@@ -1,0 +1,154 @@
+"""`nearfar serve` as a process: what it prints, answers, refuses, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.shared_data import shared_data
+from tests.support.artifacts import Built
+
+
+class Process:
+    """A running `nearfar serve`."""
+
+    def __init__(self, *arguments: str | Path) -> None:
+        command = [sys.executable, "-m", "nearfar", "serve", *map(str, arguments), "--port", "0"]
+        # Errors of the server go to the test's own stderr: shown where a test fails.
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.welcome = self.process.stdout.readline() + self.process.stdout.readline()
+        found = re.search(r"at (https?://\S+)", self.welcome)
+        assert found, self.welcome
+        self.url = found[1]
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal; the exit status."""
+        self.process.send_signal(number)
+        return self.process.wait(30)
+
+
+Serve = Callable[..., Process]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    made: list[Process] = []
+
+    def start(*arguments: str | Path) -> Process:
+        made.append(Process(*arguments))
+        return made[-1]
+
+    yield start
+    for one in made:
+        if one.process.poll() is None:
+            one.process.kill()
+            one.process.wait()
+
+
+@pytest.fixture(scope="module")
+def artifact(built: Built) -> Path:
+    return built("stories260K", "none") / "cpu"
+
+
+def nearfar(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "nearfar", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def events(lines: Sequence[str]) -> list[dict[str, Any]]:
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+
+
+BODY = {"model": "stories260K", "prompt": [1], "max_tokens": 199, "temperature": 0}
+
+
+def test_the_golden_text_through_the_server(serve: Serve, artifact: Path) -> None:
+    server = serve(artifact, "--threads", "1")
+    golden = shared_data("models", "stories260K", "golden_greedy.txt").read_text(encoding="utf-8")
+    made = httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=60).json()
+    assert made["choices"][0]["text"].strip() == golden.strip()
+    assert "curl http://127.0.0.1:" in server.welcome
+    assert httpx.get(f"{server.url}/ready", timeout=10).status_code == 200
+    top = nearfar("top", server.url, "--once")
+    assert "1 ok" in top.stdout, top.stderr
+    assert server.end() == 0
+
+
+def test_sigterm_lets_streams_finish_and_a_deadline_ends_them(serve: Serve, artifact: Path) -> None:
+    for drain, finished in (("20", True), ("0", False)):
+        server = serve(artifact, "--threads", "1", "--drain", drain, "--log-format", "json")
+        body = {**BODY, "max_tokens": 500, "stream": True, "ignore_eos": True, "logprobs": 20, "n": 8}
+        lines = []
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+            for line in response.iter_lines():
+                if not lines:
+                    server.process.send_signal(signal.SIGTERM)
+                lines.append(line)
+        assert server.process.wait(30) == 0
+        ends = {c["finish_reason"] for e in events(lines) for c in e.get("choices", ()) if c["finish_reason"]}
+        if finished:
+            assert ends == {"length"}
+            assert "data: [DONE]" in lines
+        else:
+            assert "shutting down" in events(lines)[-1]["error"]["message"]
+
+
+def test_keys_and_addresses(serve: Serve, artifact: Path, tmp_path: Path) -> None:
+    open_ = nearfar("serve", artifact, "--host", "0.0.0.0")
+    assert open_.returncode == 1
+    assert "--keys" in open_.stderr
+    file = tmp_path / "keys.toml"
+    made = nearfar("keys", file, "alice", "--concurrent", "2")
+    secret = made.stdout.strip()
+    assert secret.startswith("nf-"), made.stderr
+    assert secret not in file.read_text()
+    server = serve(artifact, "--threads", "1", "--keys", file, "--host", "0.0.0.0", "--name", "story")
+    local = re.sub(r"//0\.0\.0\.0", "//127.0.0.1", server.url)
+    assert httpx.get(f"{local}/v1/models", timeout=10).status_code == 401
+    allowed = httpx.get(f"{local}/v1/models", timeout=10, headers={"Authorization": f"Bearer {secret}"})
+    assert [model["id"] for model in allowed.json()["data"]] == ["story"]
+    assert server.end(signal.SIGINT) == 0
+
+
+def test_https(serve: Serve, artifact: Path, tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost",
+               "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True)
+    server = serve(artifact, "--threads", "1", "--tls-cert", cert, "--tls-key", key)
+    assert server.url.startswith("https://")
+    context = ssl.create_default_context(cafile=str(cert))
+    assert httpx.get(f"{server.url}/ready", verify=context, timeout=20).status_code == 200
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{server.url}/ready", timeout=20)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no/such/model", "--engine", "artifact"], "does not exist"),
+        (["http://127.0.0.1:1"], "lists a model"),
+        (["http://127.0.0.1:1", "folder"], "one or several URLs"),
+        (["folder", "--engine", "gpu"], "--engine must be"),
+        (["folder", "--tls-cert", "x.pem"], "belong together"),
+    ],
+)
+def test_what_cannot_be_served_is_said(arguments: list[str], message: str) -> None:
+    done = nearfar("serve", *arguments)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,256 @@
+"""Keys, limits of keys and of the server, admin endpoints, audit, CORS, sizes."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from nearfar.errors import RequestError
+from nearfar.fallback_server.engines.base import EngineRequest, Prepared
+from nearfar.fallback_server.http import keys as keys_module
+from nearfar.fallback_server.http.app import AppOptions
+from nearfar.fallback_server.http.errors import ApiError
+from nearfar.fallback_server.http.keys import Key, KeyStore, add_key, hashed, new_secret, read_keys
+from nearfar.fallback_server.http.limits import Admission, ServerLimits
+from nearfar.fallback_server.http.logs import AuditLog
+from tests.support.servers import MODEL, RunningServer, tiny_engine
+
+
+class Secured:
+    """A server with keys, and what opens it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "keys.toml"
+        self.secrets = {}
+        for key in (Key("alice"), Key("bob", models=("other",)), Key("carol", concurrent=1), Key("root", admin=True),
+                    Key("dave", requests_per_minute=2), Key("eve", tokens_per_minute=40)):  # fmt: skip
+            self.add(key)
+        self.audit = folder / "audit.jsonl"
+        limits = ServerLimits(body_bytes=20_000, header_bytes=4096, requests=8, tokens=4000)
+        options = AppOptions(limits, KeyStore(self.file), AuditLog(self.audit, False), ("https://app.example",))
+        self.server = RunningServer(lambda: tiny_engine(folder / "tokenizer", max_waiting=4), options)
+
+    def add(self, key: Key) -> None:
+        self.secrets[key.name] = secret = new_secret()
+        add_key(self.file, Key(**{**key.__dict__, "hash": hashed(secret)}))
+
+    def http(self, name: str | None, **headers: str) -> httpx.Client:
+        auth = {"Authorization": f"Bearer {self.secrets[name]}"} if name else {}
+        return httpx.Client(base_url=self.server.address, headers={**auth, **headers}, timeout=30)
+
+    def complete(self, name: str, **body: Any) -> httpx.Response:
+        with self.http(name) as http:
+            return http.post("/v1/completions", json={"model": MODEL, "prompt": "Hi", "max_tokens": 2, **body})
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    made = Secured(tmp_path_factory.mktemp("secured"))
+    yield made
+    made.server.close()
+
+
+def code(response: httpx.Response) -> str:
+    return str(response.json()["error"]["code"])
+
+
+def test_users_and_admins_are_apart(secured: Secured) -> None:
+    assert secured.complete("alice").status_code == 200
+    with secured.http(None) as http:
+        missing = http.get("/v1/models")
+        assert (missing.status_code, code(missing)) == (401, "invalid_api_key")
+        assert missing.headers["www-authenticate"] == "Bearer"
+        assert http.get("/health").status_code == 200
+        assert http.get("/metrics").status_code == 401
+    with secured.http(None, Authorization="Bearer nf-wrong") as http:
+        assert http.get("/v1/models").status_code == 401
+    with secured.http("alice") as http:
+        assert code(http.get("/admin/stats")) == "wrong_kind_of_key"
+    with secured.http("root") as http:
+        assert code(http.get("/v1/models")) == "wrong_kind_of_key"
+        assert http.get("/metrics").status_code == 200
+        assert http.get("/admin/stats").json()["engine"]["generated_tokens"] > 0
+        listed = http.get("/admin/keys").text
+    assert "alice" in listed
+    assert "sha256" not in listed
+
+
+def test_a_key_sees_only_its_models(secured: Secured) -> None:
+    refused = secured.complete("bob")
+    assert (refused.status_code, code(refused)) == (404, "model_not_found")
+    with secured.http("bob") as http:
+        assert http.get("/v1/models").json()["data"] == []
+
+
+def test_requests_and_tokens_a_minute(secured: Secured) -> None:
+    assert [secured.complete("dave").status_code for _ in range(3)] == [200, 200, 429]
+    limited = secured.complete("dave")
+    assert 1 <= int(limited.headers["retry-after"]) <= 31
+    assert code(limited) == "requests_per_minute"
+    assert secured.complete("eve", prompt="x" * 38, max_tokens=1).status_code == 200
+    assert code(secured.complete("eve", prompt="x" * 10)) == "tokens_per_minute"
+    never = secured.complete("eve", prompt="x" * 60)
+    assert (never.status_code, code(never)) == (400, "tokens_per_minute")
+
+
+def test_concurrent_requests_of_a_key_and_an_admin_who_ends_one(secured: Secured) -> None:
+    got: list[str] = []
+    running = threading.Event()
+
+    def read() -> None:
+        body = {"model": MODEL, "prompt": "Hi", "max_tokens": 900, "stream": True, "logit_bias": {"257": -100}}
+        with secured.http("carol") as http, http.stream("POST", "/v1/completions", json=body) as response:
+            for line in response.iter_lines():
+                got.append(line)
+                running.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert running.wait(20)
+    second = secured.complete("carol")
+    assert (second.status_code, code(second)) == (429, "concurrent")
+    with secured.http("root") as http:
+        under_way = [r for r in http.get("/admin/requests").json()["requests"] if r["key"] == "carol"]
+        assert len(under_way) == 1
+        assert http.delete(f"/admin/requests/{under_way[0]['id']}").status_code == 200
+        assert http.delete("/admin/requests/nothing").status_code == 404
+    reader.join(20)
+    assert [line for line in got if line][-1] == "data: [DONE]"
+    assert any('"finish_reason": "abort"' in line for line in got)
+    assert secured.complete("carol").status_code == 200
+
+
+def test_the_keys_file_is_read_again_and_a_broken_one_is_not_taken(secured: Secured, monkeypatch: Any) -> None:
+    monkeypatch.setattr(keys_module, "CHECK_SECONDS", 0.0)
+    secured.add(Key("frank"))
+    assert secured.complete("frank").status_code == 200
+    good = secured.file.read_text()
+    secured.file.write_text("[[keys]\nbroken")
+    assert secured.complete("frank").status_code == 200
+    with secured.http("root") as http:
+        assert http.post("/admin/keys/reload").status_code == 400
+    secured.file.write_text(good.replace('name = "frank"', 'name = "gone"').replace(hashed(secured.secrets["frank"]),
+                                                                                    hashed("other")))  # fmt: skip
+    assert secured.complete("frank").status_code == 401
+    secured.file.write_text(good)
+
+
+def test_sizes(secured: Secured) -> None:
+    large = secured.complete("alice", prompt="x" * 30_000)
+    assert (large.status_code, code(large)) == (413, "request_too_large")
+    with secured.http("alice") as http:
+        chunked = http.post("/v1/completions", content=iter([b"{" + b" " * 15_000] * 2))
+        assert chunked.status_code == 413
+        assert http.get("/v1/models", headers={"X-Long": "y" * 5000}).status_code == 431
+        assert http.get("/v1/models").status_code == 200
+
+
+def test_cors_is_an_allow_list(secured: Secured) -> None:
+    ask = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    with secured.http(None) as http:
+        yes = http.options("/v1/models", headers={**ask, "Origin": "https://app.example"})
+        no = http.options("/v1/models", headers={**ask, "Origin": "https://evil.example"})
+    assert yes.headers["access-control-allow-origin"] == "https://app.example"
+    assert no.status_code == 400
+    assert "access-control-allow-origin" not in no.headers
+
+
+def test_the_audit_log_names_who_and_what_but_not_the_text(secured: Secured) -> None:
+    with secured.http("alice", **{"X-Request-Id": "audited-1"}) as http:
+        http.post("/v1/completions", json={"model": MODEL, "prompt": "SECRET WORDS", "max_tokens": 2})
+    text = secured.audit.read_text()
+    assert "SECRET" not in text
+    entry = next(json.loads(line) for line in text.splitlines() if "audited-1" in line)
+    assert (entry["key"], entry["model"], entry["outcome"], entry["status"]) == ("alice", MODEL, "ok", 200)
+    assert (entry["prompt_tokens"], entry["completion_tokens"]) == (12, 2)
+    assert {json.loads(line)["outcome"] for line in text.splitlines()} >= {"ok", "limited", "refused"}
+
+
+def test_many_requests_at_once_are_refused_beyond_the_bound(secured: Secured) -> None:
+    """8 requests and 4,000 tokens may be under way; 24 come."""
+    statuses: list[int] = []
+
+    def ask() -> None:
+        statuses.append(secured.complete("alice", max_tokens=300, logit_bias={"257": -100}).status_code)
+
+    threads = [threading.Thread(target=ask) for _ in range(24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(statuses) == {200, 429}
+    assert statuses.count(200) >= 8
+    service = secured.server.app.state.service
+    for _ in range(100):
+        if service.admission.requests == 0:
+            break
+        time.sleep(0.01)
+    assert (service.admission.requests, service.admission.tokens, service.live) == (0, 0, {})
+
+
+def prepared(cost: int, prompt: int) -> Prepared:
+    return Prepared(EngineRequest("id", MODEL), (), prompt, cost)
+
+
+def test_buckets_fill_with_time() -> None:
+    now = [0.0]
+    admission = Admission(ServerLimits(requests=100, tokens=1000), lambda: now[0])
+    key = Key("k", requests_per_minute=60, tokens_per_minute=120)
+    for _ in range(60):
+        admission.enter(key).leave()
+    with pytest.raises(ApiError) as error:
+        admission.enter(key)
+    assert error.value.problem.retry_after == pytest.approx(1.0)
+    now[0] = 1.0
+    ticket = admission.enter(key)
+    ticket.charge(prepared(600, 100))
+    assert admission.tokens == 600
+    ticket.leave(completion_tokens=80)  # the answer overdraws
+    ticket.leave(completion_tokens=80)  # leaving twice counts once
+    assert (admission.tokens, admission.requests) == (0, 0)
+    now[0] = 2.0
+    other = admission.enter(key)
+    with pytest.raises(ApiError, match="120 tokens a minute"):
+        other.charge(prepared(20, 10))
+    other.leave()
+    now[0] = 60.0
+    last = admission.enter(key)
+    last.charge(prepared(20, 10))
+    last.leave()
+
+
+def test_one_request_may_be_larger_than_the_bound_but_not_beside_others() -> None:
+    admission = Admission(ServerLimits(tokens=100))
+    first, second = admission.enter(Key("a")), admission.enter(Key("b"))
+    first.charge(prepared(500, 10))
+    with pytest.raises(ApiError, match="500 tokens under way"):
+        second.charge(prepared(10, 10))
+
+
+def test_key_files(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    add_key(file, Key("a", hashed("x"), ("m",), concurrent=3))
+    add_key(file, Key("b", hashed("y"), admin=True))
+    assert read_keys(file) == (Key("a", hashed("x"), ("m",), concurrent=3), Key("b", hashed("y"), admin=True))
+    assert os.stat(file).st_mode & 0o077 == 0
+    assert [entry.name for entry in tmp_path.iterdir()] == ["keys.json"]
+    with pytest.raises(RequestError, match="already"):
+        add_key(file, Key("a", hashed("z")))
+    store = KeyStore(file)
+    assert store.find("x") == store.keys[0]
+    assert store.find("") is None
+    for wrong in ('{"keys": [{"name": "a"}]}', '{"keys": [{"name": "a", "hash": "sha256:1"}]}', '{"keys": 3}', "[",
+                  json.dumps({"keys": [{"name": "a", "hash": hashed("x"), "speed": 3}]}),
+                  json.dumps({"keys": [{"name": "a", "hash": hashed("x"), "concurrent": 0}]}),
+                  json.dumps({"keys": [{"name": "a", "hash": hashed("x")}] * 2})):  # fmt: skip
+        file.write_text(wrong)
+        with pytest.raises(RequestError, match=r"keys\.json"):
+            read_keys(file)

@@ -1,0 +1,247 @@
+"""The server over the tiny model, asked by the official openai client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.support.servers import MODEL, RunningServer, tiny_engine
+
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0}
+SCHEMA = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["cat", "dog"]}, "age": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["kind", "age"],
+    "additionalProperties": False,
+}
+WEATHER: Any = {"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": SCHEMA}}
+TIME: Any = {"type": "function", "function": {"name": "time", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    directory: Path = tmp_path_factory.mktemp("tiny")
+    made = RunningServer(lambda: tiny_engine(directory))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0)
+
+
+def idle(server: RunningServer) -> bool:
+    stats = server.engine.stats()
+    return stats.running == 0 and stats.waiting == 0
+
+
+def test_chat_whole_and_streamed_are_the_same_text(client: openai.OpenAI) -> None:
+    made = client.chat.completions.create(messages=HELLO, max_tokens=20, **GREEDY)
+    assert made.choices[0].finish_reason == "length"
+    assert made.usage is not None
+    assert (made.usage.prompt_tokens, made.usage.completion_tokens, made.usage.total_tokens) == (9, 20, 29)
+    options: Any = {"include_usage": True}
+    chunks = list(
+        client.chat.completions.create(messages=HELLO, max_tokens=20, stream=True, stream_options=options, **GREEDY)
+    )
+    text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+    assert text == made.choices[0].message.content
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 20
+    assert chunks[-1].choices == []
+    assert chunks[-2].choices[0].finish_reason == "length"
+
+
+async def test_many_asynchronous_streams_give_what_each_gives_alone(client: openai.OpenAI, server: Any) -> None:
+    prompts = [f"Prompt number {n}" for n in range(6)]
+    alone = [client.completions.create(prompt=p, max_tokens=12, **GREEDY).choices[0].text for p in prompts]
+    async with openai.AsyncOpenAI(base_url=f"{server.address}/v1", api_key="none") as asynchronous:
+
+        async def ask(prompt: str) -> str:
+            stream = await asynchronous.completions.create(prompt=prompt, max_tokens=12, stream=True, **GREEDY)
+            return "".join([chunk.choices[0].text async for chunk in stream])
+
+        assert await asyncio.gather(*(ask(prompt) for prompt in prompts)) == alone
+
+
+def test_several_choices_and_prompts_and_seeds(client: openai.OpenAI) -> None:
+    both: Any = {"model": MODEL, "prompt": ["one", "two"], "n": 2, "max_tokens": 8, "seed": 5}
+    first, second = client.completions.create(**both), client.completions.create(**both)
+    assert [choice.index for choice in first.choices] == [0, 1, 2, 3]
+    assert [choice.text for choice in first.choices] == [choice.text for choice in second.choices]
+    assert first.choices[0].text != first.choices[1].text
+    assert first.usage is not None
+    assert first.usage.completion_tokens == 32
+
+
+def test_token_prompts_echo_and_logprobs(client: openai.OpenAI) -> None:
+    made = client.completions.create(prompt=[72, 105], max_tokens=4, logprobs=3, **GREEDY)
+    found = made.choices[0].logprobs
+    assert found is not None
+    assert found.top_logprobs is not None
+    assert len(found.tokens or []) == len(found.top_logprobs) == 4
+    assert found.token_logprobs == [max(top.values()) for top in found.top_logprobs]
+    assert found.text_offset is not None
+    assert found.text_offset[0] == 0
+    echoed = client.completions.create(prompt="Hello", echo=True, max_tokens=4, **GREEDY)
+    alone = client.completions.create(prompt="Hello", max_tokens=4, **GREEDY)
+    assert echoed.choices[0].text == "Hello" + alone.choices[0].text
+    only = client.completions.create(prompt="Hello", echo=True, max_tokens=0, **GREEDY)
+    assert only.choices[0].text == "Hello"
+
+
+def test_chat_logprobs(client: openai.OpenAI) -> None:
+    made = client.chat.completions.create(messages=HELLO, max_tokens=3, logprobs=True, top_logprobs=2, **GREEDY)
+    assert made.choices[0].logprobs is not None
+    content = made.choices[0].logprobs.content
+    assert content is not None
+    assert len(content) == 3
+    assert all(item.logprob == item.top_logprobs[0].logprob and len(item.top_logprobs) == 2 for item in content)
+
+
+def test_stop_strings_bias_and_stop_tokens(client: openai.OpenAI) -> None:
+    base: Any = {"model": MODEL, "prompt": "Hello", "max_tokens": 40, "temperature": 0.9, "seed": 3}
+    whole = client.completions.create(**base).choices[0].text
+    stop = whole[10:13]
+    made = client.completions.create(**base, stop=[stop]).choices[0]
+    assert made.text == whole[: whole.find(stop)]
+    assert made.finish_reason == "stop"
+    biased = client.completions.create(**base, logit_bias={"65": 100}).choices[0].text
+    assert len(set(biased)) == 1
+    ended = client.completions.create(**base, logit_bias={"65": 100}, extra_body={"stop_token_ids": [65]})
+    assert ended.choices[0].finish_reason == "stop"
+    assert ended.choices[0].text == ""
+
+
+def test_min_tokens_hold_the_end_token_back(client: openai.OpenAI) -> None:
+    base: Any = {"model": MODEL, "prompt": "Hello", "max_tokens": 9, "logit_bias": {"257": 100}}
+    assert client.completions.create(**base).usage.completion_tokens == 1
+    assert client.completions.create(**base, extra_body={"min_tokens": 5}).usage.completion_tokens == 6
+
+
+def test_json_schema_json_object_regex_and_grammar(client: openai.OpenAI) -> None:
+    base: Any = {"model": MODEL, "messages": HELLO, "max_tokens": 150, "seed": 1}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA}}
+    pet = json.loads(client.chat.completions.create(**base, response_format=form).choices[0].message.content or "")
+    assert pet["kind"] in ("cat", "dog")
+    assert 0 <= pet["age"] <= 9
+    free = client.chat.completions.create(**base, response_format={"type": "json_object"}).choices[0]
+    assert (free.message.content or "").startswith("{")
+    regex: Any = {"response_format": {"type": "regex", "regex": "(yes|no){3}"}}
+    assert re.fullmatch("(yes|no){3}", client.chat.completions.create(**base, extra_body=regex).choices[0].message.content)
+    grammar: Any = {"response_format": {"type": "grammar", "grammar": 'root ::= "a" root | "b"'}}
+    made = client.chat.completions.create(**base, extra_body=grammar, logit_bias={"64": 1}).choices[0]
+    assert re.fullmatch("a*b?", made.message.content or "")
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_tools_that_must_be_called(client: openai.OpenAI, choice: Any) -> None:
+    made = client.chat.completions.create(
+        model=MODEL, messages=HELLO, tools=[WEATHER], tool_choice=choice, max_tokens=400, seed=2,
+        parallel_tool_calls=False,
+    )  # fmt: skip
+    assert made.choices[0].finish_reason == "tool_calls"
+    calls = made.choices[0].message.tool_calls
+    assert calls
+    call: Any = calls[0]
+    assert call.function.name == "weather"
+    assert json.loads(call.function.arguments)["kind"] in ("cat", "dog")
+    assert made.choices[0].message.content is None
+    history: list[Any] = [
+        *HELLO,
+        made.choices[0].message.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": call.id, "content": "sunny"},
+    ]
+    again = client.chat.completions.create(messages=history, tools=[WEATHER], tool_choice="none", max_tokens=4, **GREEDY)
+    assert again.choices[0].message.tool_calls is None
+
+
+def test_streamed_tool_calls(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model=MODEL, messages=HELLO, tools=[WEATHER, TIME], tool_choice="required", max_tokens=400, seed=4, stream=True,
+        parallel_tool_calls=False,
+    )  # fmt: skip
+    deltas = [choice for chunk in stream for choice in chunk.choices]
+    calls: list[Any] = [call for choice in deltas for call in choice.delta.tool_calls or []]
+    assert [call.function.name for call in calls] in (["weather"], ["time"])
+    json.loads(calls[0].function.arguments)
+    assert deltas[-1].finish_reason == "tool_calls"
+    assert not any(choice.delta.content for choice in deltas)
+
+
+def test_a_conversation_is_continued(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(messages=HELLO, max_tokens=12, logit_bias={"257": -100}, **GREEDY)
+    text = whole.choices[0].message.content or ""
+    begun: list[Any] = [*HELLO, {"role": "assistant", "content": "abc"}]
+    rest = client.chat.completions.create(
+        messages=begun, max_tokens=6, extra_body={"continue_final_message": True}, **GREEDY
+    )
+    raw = "<|bos|><|user|>Hello<|end|><|assistant|>abc"
+    same = client.completions.create(prompt=raw, max_tokens=6, **GREEDY)
+    assert rest.choices[0].message.content == same.choices[0].text
+    assert text != rest.choices[0].message.content
+
+
+def test_models_and_errors(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).id == MODEL
+    with pytest.raises(openai.NotFoundError, match="no model"):
+        client.chat.completions.create(model="other", messages=HELLO)
+    with pytest.raises(openai.BadRequestError, match="temperature") as error:
+        client.chat.completions.create(model=MODEL, messages=HELLO, temperature=-1)
+    assert error.value.param == "temperature"
+    assert error.value.type == "invalid_request_error"
+    with pytest.raises(openai.BadRequestError, match="context"):
+        client.completions.create(model=MODEL, prompt="long " * 300)
+    with pytest.raises(openai.BadRequestError, match="vocabulary"):
+        client.completions.create(model=MODEL, prompt=[5, 261])
+    with pytest.raises(openai.BadRequestError, match="no embeddings"):
+        client.embeddings.create(model=MODEL, input="text")
+    with pytest.raises(openai.BadRequestError, match="cannot be compiled"):
+        client.chat.completions.create(
+            model=MODEL, messages=HELLO, extra_body={"response_format": {"type": "regex", "regex": "(((("}}
+        )
+
+
+def test_probes_metrics_and_request_ids(server: RunningServer, client: openai.OpenAI) -> None:
+    client.completions.create(prompt="Hi", max_tokens=4, **GREEDY)
+    with httpx.Client(base_url=server.address) as http:
+        assert http.get("/health").json() == {"status": "ok"}
+        assert http.get("/ready").status_code == 200
+        text = http.get("/metrics").text
+        assert http.get("/health", headers={"X-Request-Id": "mine-1"}).headers["x-request-id"] == "mine-1"
+        assert http.get("/health", headers={"X-Request-Id": "bad id\x7f"}).headers["x-request-id"].startswith("req-")
+        missing = http.get("/v1/nothing")
+        assert missing.status_code == 404
+        assert missing.json()["error"]["code"] == "not_found"
+    for name in ("num_requests_running", "kv_cache_usage_perc", "prefix_cache_hits_total", "num_preemptions_total",
+                 "time_to_first_token_seconds_count", "inter_token_latency_seconds_bucket", "generation_tokens_total",
+                 "e2e_request_latency_seconds_sum"):  # fmt: skip
+        assert f'nearfar:{name}{{' in text
+    assert re.search(r'nearfar:request_success_total\{finished_reason="length",model_name="tiny"\} [1-9]', text)
+
+
+def test_leaving_a_stream_cancels_it(server: RunningServer, client: openai.OpenAI) -> None:
+    before = server.engine.stats().generated_tokens
+    stream = client.completions.create(
+        prompt="Hello", max_tokens=150, stream=True, logit_bias={"257": -100}, model=MODEL, n=4
+    )
+    next(iter(stream))
+    stream.close()
+    for _ in range(200):
+        if idle(server):
+            break
+        asyncio.run(asyncio.sleep(0.01))
+    assert idle(server)
+    assert server.engine.stats().generated_tokens - before < 4 * 150

@@ -1,0 +1,260 @@
+"""Parts of the server by themselves: child processes, the text engine over scripted tokens, priorities, traces."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import pytest
+
+from nearfar.edge_runtime.text import TextCodec
+from nearfar.errors import EngineError, OverloadError, RequestError
+from nearfar.fallback_server.backend import BackendInfo, BackendStats, Logprob, Sampling, TokenEvent, TokenRequest
+from nearfar.fallback_server.engines.artifact import ArtifactBackend
+from nearfar.fallback_server.engines.base import EngineRequest, Piece, ToolChoice
+from nearfar.fallback_server.engines.local import LocalEngine, TextOptions
+from nearfar.fallback_server.engines.opening import guess
+from nearfar.fallback_server.grammars import TokenConstraint
+from nearfar.fallback_server.http.app import AppOptions, create_app
+from nearfar.fallback_server.http.logs import AuditLog
+from nearfar.fallback_server.http.tracing import Tracer
+from nearfar.fallback_server.sandbox import ChildPool, ChildSpec
+from tests.support import tiny
+from tests.support.servers import tiny_core, tokenizer_directory
+
+THINKING = tiny.TEMPLATE.replace("<|assistant|>'", "<|assistant|><think>\n'")
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+TEXT_CHILD = "nearfar.fallback_server.sandbox.text_child"
+
+
+class Scripted:
+    """A backend that says what it is told; its prompts have log-probabilities."""
+
+    def __init__(self, directory: Path, text: str, *, error: Exception | None = None) -> None:
+        self.info = BackendInfo("scripted", 261, 500, (257,), 4, 1000)
+        self._tokens = TextCodec.open_directory(directory, 256).encode_raw(text)
+        self._error = error
+        self.requests: list[TokenRequest] = []
+
+    def submit(self, request: TokenRequest) -> AsyncIterator[TokenEvent]:
+        self.requests.append(request)
+        return self._events(request)
+
+    async def _events(self, request: TokenRequest) -> AsyncIterator[TokenEvent]:
+        prompt = None
+        if request.prompt_logprobs is not None:
+            prompt = (None, *((Logprob(token, -0.5), (Logprob(token, -0.5),)) for token in request.tokens[1:]))
+        for token in self._tokens:
+            await asyncio.sleep(0)
+            yield TokenEvent(token, None, -0.25 if request.logprobs is not None else None, (), prompt, 3 if prompt else 0)
+            prompt = None
+        if self._error is not None:
+            raise self._error
+        yield TokenEvent(257, "stop")
+
+    async def cancel(self, request_id: str) -> None:
+        raise NotImplementedError
+
+    async def embed(self, tokens: Sequence[Sequence[int]], pooling: Literal["mean", "last"]) -> list[list[float]]:
+        return [[float(len(item))] for item in tokens]
+
+    def stats(self) -> BackendStats:
+        return BackendStats(0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0)
+
+    async def alive(self) -> bool:
+        return True
+
+    async def close(self, drain: float = 0.0) -> None:
+        pass
+
+
+async def answer(folder: Path, text: str, *, template: str = tiny.TEMPLATE, reasoning: str = "auto",
+                 error: Exception | None = None, **request: Any) -> list[Piece]:  # fmt: skip
+    directory = tokenizer_directory(folder / str(len(template)), template)
+    options = TextOptions(reasoning=reasoning, template_timeout=20, text_processes=1)
+    engine = LocalEngine(Scripted(directory, text, error=error), directory, 256, options)
+    given = {"messages": ({"role": "user", "content": "x"},)} | request
+    try:
+        answers = await engine.submit(await engine.prepare(EngineRequest("id", "scripted", **given)))
+        try:
+            return [piece async for piece in answers.pieces()]
+        finally:
+            await answers.aclose()
+    finally:
+        await engine.close()
+
+
+def joined(pieces: Sequence[Piece]) -> tuple[str, str, list[str], str | None]:
+    calls = [call.name for piece in pieces for call in piece.tool_calls]
+    return "".join(p.reasoning for p in pieces), "".join(p.text for p in pieces), calls, pieces[-1].finish
+
+
+async def test_reasoning_is_split_off_where_the_template_knows_it(tmp_path: Path) -> None:
+    text = "hm, hm</think>\n\nyes"
+    assert joined(await answer(tmp_path, text, template=THINKING)) == ("hm, hm", "yes", [], "stop")
+    assert joined(await answer(tmp_path, text, template=THINKING, reasoning="off")) == ("", text, [], "stop")
+    assert joined(await answer(tmp_path, text, template=THINKING, split_reasoning=False))[1] == text
+    assert joined(await answer(tmp_path, "[a]b", reasoning="[,]")) == ("a", "b", [], "stop")
+    with pytest.raises(RequestError, match="BEGIN,END"):
+        await answer(tmp_path, "", reasoning="<think>")
+
+
+async def test_calls_that_the_model_chose_to_make(tmp_path: Path) -> None:
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    assert joined(await answer(tmp_path, f"Well: {call}", tools=(TOOL,))) == ("", "Well: ", ["f"], "tool_calls")
+    broken = '<tool_call>{"name": </tool_call>'
+    assert joined(await answer(tmp_path, broken, tools=(TOOL,))) == ("", broken, [], "stop")
+    none = await answer(tmp_path, call, tools=(TOOL,), tool_choice=ToolChoice("none"))
+    assert joined(none) == ("", call, [], "stop")
+
+
+async def test_stop_strings_echo_and_errors(tmp_path: Path) -> None:
+    assert joined(await answer(tmp_path, "one two three", stop=("tw", "xx"))) == ("", "one ", [], "stop")
+    pieces = await answer(tmp_path, "!", messages=(), prompts=("abc",), echo=True, logprobs=1)
+    assert "".join(piece.text for piece in pieces) == "abc!"
+    assert [len(piece.logprobs) for piece in pieces[:2]] == [3, 1]
+    assert pieces[0].logprobs[1].logprob == -0.5
+    with pytest.raises(EngineError, match="died"):
+        await answer(tmp_path, "abc", error=EngineError("it died"))
+
+
+async def test_a_child_that_takes_too_long_is_killed_and_the_next_job_is_done(tmp_path: Path) -> None:
+    loop = "{% for m in messages %}{% if m.content == 'loop' %}{% for i in range(99999) %}{% for j in range(99999) %}" \
+           "{% endfor %}{% endfor %}{% endif %}{{ m.content }}{% endfor %}"  # fmt: skip
+    directory = tokenizer_directory(tmp_path, loop)
+    settings = {"directory": str(directory), "bos": 256, "visible": []}
+    pool = ChildPool(ChildSpec(TEXT_CHILD, settings, "template", timeout=0.5, waiting=2))
+
+    def job(content: str, **variables: Any) -> dict[str, Any]:
+        messages = [{"role": "user", "content": content}]
+        return {"op": "chat", "messages": messages, "variables": variables, "continue_last": False}
+
+    try:
+        await pool.warm()
+        hostile, healthy = await asyncio.gather(pool.run(job("loop")), pool.run(job("ab")), return_exceptions=True)
+        assert isinstance(hostile, RequestError)
+        assert "longer than 0.5 seconds" in str(hostile)
+        assert isinstance(healthy, dict)
+        assert healthy["tail"] == "ab"
+        assert len(healthy["tokens"]) == 2
+        assert pool.kills == 1
+        with pytest.raises(RequestError, match="surrogate"):
+            await pool.run(job("\ud800"))
+        # Variables take the place of nothing, and a cancelled job does not answer the next.
+        assert (await pool.run(job("cd", messages="x", bos_token="y")))["tail"] == "cd"
+        cancelled = asyncio.create_task(pool.run(job("loop")))
+        await asyncio.sleep(0.1)
+        cancelled.cancel()
+        assert (await pool.run(job("ef")))["tail"] == "ef"
+        waiting = [asyncio.create_task(pool.run(job("loop"))) for _ in range(4)]
+        done = await asyncio.gather(*waiting, return_exceptions=True)
+        assert sum(isinstance(error, OverloadError) for error in done) >= 1
+    finally:
+        await pool.close()
+
+
+async def test_a_child_that_cannot_start_says_why(tmp_path: Path) -> None:
+    pool = ChildPool(ChildSpec(TEXT_CHILD, {"directory": str(tmp_path), "bos": None, "visible": []}, "template"))
+    with pytest.raises(EngineError, match=r"no tokenizer\.json"):
+        await pool.warm()
+
+
+async def test_who_waits_is_served_by_priority_and_nobody_waits_for_ever() -> None:
+    core = tiny_core(slots=1)
+    backend = ArtifactBackend(core, max_waiting=3)
+    order: list[str] = []
+
+    async def ask(name: str, priority: int) -> None:
+        async for event in backend.submit(TokenRequest(name, (1, 2), 30, Sampling(0.0), priority=priority)):
+            if event.finish is not None:
+                order.append(name)
+
+    tasks = [asyncio.create_task(ask(name, p)) for name, p in (("first", 0), ("late", 5), ("soon", -5), ("middle", 0))]
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadError, match="waiting"):
+        backend.submit(TokenRequest("more", (1,), 1))
+    tasks[3].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert order == ["first", "soon", "late"]
+    assert (backend.stats().running, backend.stats().waiting) == (0, 0)
+    await backend.close()
+
+
+async def test_closing_an_engine_ends_what_is_left_with_an_error() -> None:
+    backend = ArtifactBackend(tiny_core())
+    events = backend.submit(TokenRequest("a", (1, 2), 900, Sampling(0.0)))
+    await anext(events)
+    start = time.monotonic()
+    await backend.close(drain=0.05)
+    assert time.monotonic() - start < 10
+    with pytest.raises(EngineError, match="shutting down"):
+        [event async for event in events]
+
+
+def test_a_matcher_that_fails_or_gets_slow_ends_its_own_request() -> None:
+    class Matcher:
+        def __init__(self, work: float) -> None:
+            self.work = work
+
+        def is_terminated(self) -> bool:
+            return False
+
+        def fill_next_token_bitmask(self, row: Any) -> bool:
+            row[:] = 1
+            return True
+
+        def accept_token(self, token: int) -> bool:
+            end = time.thread_time() + self.work
+            while time.thread_time() < end:
+                pass
+            if token == 9:
+                raise RuntimeError("broken")
+            return True
+
+    quick = TokenConstraint(Matcher(0.0), 64, frozenset({0, 99}), 1)
+    assert quick.allowed().tolist() == [0, 1]  # token 0 ends the answer, and is held back
+    assert quick.accept(5)
+    assert quick.allowed().tolist() == [1, 1]
+    assert not quick.accept(9)
+    slow = TokenConstraint(Matcher(TokenConstraint.STEP_SECONDS * 1.5), 64, frozenset(), 0)
+    assert not slow.accept(1)
+
+
+def test_what_a_model_is_guessed_to_be(tmp_path: Path) -> None:
+    tiny.write_artifact(tmp_path / "out" / "cpu")
+    assert guess([str(tmp_path / "out")]) == "artifact"
+    assert guess([str(tmp_path / "out" / "cpu")]) == "artifact"
+    assert guess(["http://a", "https://b"]) == "upstream"
+    assert guess(["Qwen/Qwen3-0.6B"]) == guess([str(tmp_path)]) == "torch"
+
+
+async def test_traces_and_the_audit_log_with_text(tmp_path: Path) -> None:
+    sdk = pytest.importorskip("opentelemetry.sdk.trace")
+    export = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
+    simple = pytest.importorskip("opentelemetry.sdk.trace.export")
+    spans = export.InMemorySpanExporter()
+    provider = sdk.TracerProvider()
+    provider.add_span_processor(simple.SimpleSpanProcessor(spans))
+    directory = tokenizer_directory(tmp_path / "tokenizer")
+    engine = LocalEngine(Scripted(directory, "fine"), directory, 256, TextOptions(template_timeout=20, text_processes=1))
+    audit = AuditLog(tmp_path / "audit.jsonl", True)
+    app = create_app(engine, AppOptions(tracer=Tracer(provider), audit=audit))
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        body = {"model": "scripted", "messages": [{"role": "user", "content": "How are you?"}]}
+        made = await http.post("/v1/chat/completions", json=body, headers={"traceparent": parent})
+        assert made.json()["choices"][0]["message"]["content"] == "fine"
+    span = spans.get_finished_spans()[0]
+    assert span.name == "chat scripted"
+    assert f"{span.context.trace_id:032x}" == parent.split("-")[1]
+    assert span.attributes["gen_ai.usage.output_tokens"] == 5
+    assert [event.name for event in span.events] == ["first token"]
+    line = (tmp_path / "audit.jsonl").read_text()
+    assert "How are you?" in line
+    assert '"answer": ["fine"]' in line
+    audit.close()
+    await engine.close()

@@ -1,0 +1,222 @@
+"""Whatever a request holds, the answer is a status of the API's own: properties, and the app's own OpenAPI."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Literal
+
+import httpx
+import pytest
+import schemathesis
+from fastapi import FastAPI
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from nearfar.errors import EngineError, OverloadError, RequestError
+from nearfar.fallback_server.backend import BackendStats
+from nearfar.fallback_server.engines.base import (
+    Embeddings,
+    EngineRequest,
+    ModelInfo,
+    Piece,
+    Prepared,
+    Prompt,
+    TokenUsage,
+)
+from nearfar.fallback_server.http import convert
+from nearfar.fallback_server.http.app import create_app
+from nearfar.fallback_server.http.schemas import ChatRequest, CompletionRequest
+
+MODEL = "echo"
+
+
+class EchoAnswers:
+    """Says the prompt's length, once a choice."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._prepared = prepared
+        self.closed = 0
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        request = self._prepared.request
+        for index in range(request.choices):
+            yield Piece(index, str(self._prepared.prompt_tokens), tokens=1)
+            if "fail later" in str(request.messages):
+                raise EngineError("it died")
+            yield Piece(index, finish="stop")
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+    @property
+    def usage(self) -> TokenUsage:
+        return TokenUsage(self._prepared.prompt_tokens, self._prepared.request.choices)
+
+
+class EchoEngine:
+    """An engine that is quick and does what a message says."""
+
+    def __init__(self) -> None:
+        self.made: list[EchoAnswers] = []
+
+    def models(self) -> tuple[ModelInfo, ...]:
+        return (ModelInfo(MODEL, 100),)
+
+    async def prepare(self, request: EngineRequest) -> Prepared:
+        text = str(request.messages)
+        if "refuse" in text:
+            raise RequestError("refused", "messages")
+        if "overload" in text:
+            raise OverloadError("busy", 7)
+        if "bug" in text:
+            raise ZeroDivisionError("secret detail")
+        return Prepared(request, (), 5, 10)
+
+    async def submit(self, prepared: Prepared) -> EchoAnswers:
+        self.made.append(EchoAnswers(prepared))
+        return self.made[-1]
+
+    async def cancel(self, request_id: str) -> None:
+        pass
+
+    async def embed(self, model: str, inputs: Sequence[Prompt], pooling: Literal["mean", "last"]) -> Embeddings:
+        return Embeddings([[0.5, float(len(item))] for item in inputs], len(inputs))
+
+    def stats(self) -> BackendStats:
+        return BackendStats(0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0)
+
+    async def ready(self) -> bool:
+        return True
+
+    async def close(self, drain: float = 0.0) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def engine() -> EchoEngine:
+    return EchoEngine()
+
+
+@pytest.fixture(scope="module")
+def app(engine: EchoEngine) -> FastAPI:
+    return create_app(engine)
+
+
+@pytest.fixture(scope="module")
+def http(app: FastAPI) -> TestClient:
+    return TestClient(app, raise_server_exceptions=False)
+
+
+def ask(http: TestClient, text: str = "x", **more: Any) -> httpx.Response:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": text}], **more}
+    response: Any = http.post("/v1/chat/completions", json=body)
+    return response  # type: ignore[no-any-return]
+
+
+def test_errors_of_engines_have_their_statuses(http: TestClient, engine: EchoEngine) -> None:
+    assert ask(http).json()["choices"][0]["message"]["content"] == "5"
+    assert (ask(http, "refuse").status_code, ask(http, "refuse").json()["error"]["param"]) == (400, "messages")
+    overload = ask(http, "overload", stream=True)
+    assert (overload.status_code, overload.headers["retry-after"]) == (429, "7")
+    bug = ask(http, "bug")
+    assert bug.status_code == 500
+    assert "secret" not in bug.text
+    assert ask(http, "fail later").status_code == 503
+    late = ask(http, "fail later", stream=True)
+    assert late.status_code == 200
+    assert '"type": "server_error"' in late.text
+    assert "[DONE]" not in late.text
+    assert all(answers.closed == 1 for answers in engine.made)
+
+
+def test_embeddings(http: TestClient) -> None:
+    made: Any = http.post("/v1/embeddings", json={"model": MODEL, "input": ["a", "bc"]})
+    assert [item["embedding"] for item in made.json()["data"]] == [[0.5, 1.0], [0.5, 2.0]]
+    coded: Any = http.post("/v1/embeddings", json={"model": MODEL, "input": "a", "encoding_format": "base64"})
+    assert coded.json()["data"][0]["embedding"] == "AAAAPwAAgD8="
+    assert http.post("/v1/embeddings", json={"model": MODEL, "input": "a", "dimensions": 3}).status_code == 400
+
+
+def test_the_place_of_a_mistake_is_named(http: TestClient) -> None:
+    def message(**body: Any) -> tuple[str, str | None]:
+        error = ask(http, **body).json()["error"]
+        return error["message"], error["param"]
+
+    text, param = message(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}])
+    assert "fetches no URLs" in text
+    assert param == "messages"
+    assert message(n=1000)[1] == "n"
+    assert "1000" in message(n=1000)[0]
+    assert message(colour="red") == ("colour: Extra inputs are not permitted, not 'red'", "colour")
+    assert "tool_choice needs tools" in message(tool_choice="required")[0]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
+    max_leaves=12,
+)
+FIELDS = sorted({*ChatRequest.model_fields, *CompletionRequest.model_fields})
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=5), st.sampled_from(["chat/completions", "completions"]))
+def test_any_json_gets_an_answer_of_the_api(http: TestClient, fields: dict[str, Any], path: str) -> None:
+    prompt = {"messages": [{"role": "user", "content": "x"}]} if path.startswith("chat") else {"prompt": "x"}
+    content = json.dumps({"model": MODEL, **prompt, **fields})
+    response = http.post(f"/v1/{path}", content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code in (200, 400, 404)
+    if response.status_code != 200:
+        error = response.json()["error"]
+        assert error["message"]
+        assert set(error) == {"message", "type", "param", "code"}
+
+
+@given(st.binary(max_size=60) | st.text(alphabet='{}[]",:\\u019d8x ', max_size=60).map(str.encode))
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_bytes_get_an_answer_of_the_api(http: TestClient, data: bytes) -> None:
+    response = http.post("/v1/chat/completions", content=data, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"]
+
+
+SAMPLING = st.fixed_dictionaries({}, optional={
+    "temperature": st.floats(0, 2), "top_p": st.floats(0.01, 1), "top_k": st.integers(-1, 10**6), "seed": st.integers(-(2**63), 2**63 - 1),
+    "stop": st.text(min_size=1, max_size=8) | st.lists(st.text(min_size=1, max_size=8), max_size=4),
+    "logit_bias": st.dictionaries(st.integers(0, 10**6).map(str), st.floats(-100, 100), max_size=4),
+    "max_tokens": st.integers(1, 10**6), "n": st.integers(1, 4), "priority": st.integers(-5, 5),
+})  # fmt: skip
+
+
+@settings(max_examples=80, deadline=None)
+@given(SAMPLING)
+def test_what_is_valid_reaches_the_engine_as_it_was_meant(fields: dict[str, Any]) -> None:
+    made = convert.completion(CompletionRequest.model_validate({"model": MODEL, "prompt": "x", **fields}))
+    sampling = made.sampling
+    assert sampling.temperature == fields.get("temperature", 1.0)
+    assert sampling.top_k == max(fields.get("top_k", 0), 0)
+    assert sampling.logit_bias == {int(key): value for key, value in fields.get("logit_bias", {}).items()}
+    assert sampling.seed is None or 0 <= sampling.seed < 2**64
+    stop = fields.get("stop", [])
+    assert made.stop == ((stop,) if isinstance(stop, str) else tuple(stop))
+    assert (made.n, made.priority, made.max_tokens) == (
+        fields.get("n", 1), fields.get("priority", 0), fields.get("max_tokens", 16)
+    )  # fmt: skip
+
+
+schema = schemathesis.openapi.from_asgi("/openapi.json", create_app(EchoEngine()))
+
+
+@schema.include(path_regex="^/v1").parametrize()
+@settings(
+    max_examples=3, deadline=None, phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+)  # fmt: skip
+def test_the_app_keeps_to_its_own_openapi(case: Any) -> None:
+    """No status that is not the API's, errors in its shape, whatever its schema lets through."""
+    response = case.call()
+    assert response.status_code in (200, 400, 404, 405)
+    if response.status_code >= 400:
+        assert response.json()["error"]["message"]

@@ -1,0 +1,288 @@
+"""The upstream engine in front of real servers, which are killed, busy, and wrong."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from nearfar.errors import EngineError, RequestError
+from nearfar.fallback_server.engines.addresses import BLOCK, AddressBook, Breaker
+from nearfar.fallback_server.engines.base import TokenUsage
+from nearfar.fallback_server.engines.relay import to_piece
+from nearfar.fallback_server.engines.upstream import PATHS, UpstreamEngine, UpstreamOptions, checked
+from nearfar.fallback_server.http.app import AppOptions
+from nearfar.fallback_server.http.keys import Key, KeyStore, add_key, hashed
+from nearfar.fallback_server.http.limits import ServerLimits
+from nearfar.fallback_server.http.shapes import ChatShape, Head
+from tests.support.servers import MODEL, RunningServer, tiny_engine
+
+OPTIONS = UpstreamOptions(key="inner", continues=True, failures=1, open_seconds=0.5, probe_seconds=30)
+LONG: dict[str, Any] = {"model": "front", "max_tokens": 300, "temperature": 0, "logit_bias": {"257": -100}}
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+
+
+class Fleet:
+    """Two servers with a key of their own, and one in front of them."""
+
+    def __init__(self, folder: Path, options: UpstreamOptions = OPTIONS, requests: int = 256) -> None:
+        self.folder = folder
+        if not (folder / "keys.json").exists():
+            add_key(folder / "keys.json", Key("front", hashed("inner")))
+        limits = ServerLimits(requests=requests)
+        self._inner = AppOptions(limits, KeyStore(folder / "keys.json"))
+        self.servers = [self.start(), self.start()]
+        urls = [server.address + "/v1" for server in self.servers]
+        self.front = RunningServer(lambda: UpstreamEngine.connect(urls, options, ("front",)))
+        self.client = openai.OpenAI(base_url=f"{self.front.address}/v1", api_key="user", max_retries=0, timeout=60)
+
+    def start(self) -> RunningServer:
+        return RunningServer(lambda: tiny_engine(self.folder / "tokenizer"), self._inner)
+
+    @property
+    def engine(self) -> UpstreamEngine:
+        engine = self.front.engine
+        assert isinstance(engine, UpstreamEngine)
+        return engine
+
+    def serving(self) -> RunningServer:
+        """The server that has a request under way."""
+        for _ in range(500):
+            for server in self.servers:
+                if server.engine.stats().running:
+                    return server
+            time.sleep(0.01)
+        raise AssertionError("no server has a request")
+
+    def close(self) -> None:
+        for server in [self.front, *self.servers]:
+            server.close()
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    made = Fleet(tmp_path_factory.mktemp("fleet"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def mortal(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
+    """Makes a fleet whose servers the test may kill."""
+    made: list[Fleet] = []
+
+    def make(options: UpstreamOptions = OPTIONS, **more: Any) -> Fleet:
+        made.append(Fleet(tmp_path, options, **more))
+        return made[0]
+
+    yield make
+    for fleet in made:
+        fleet.close()
+
+
+def direct(fleet: Fleet) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{fleet.servers[1].address}/v1", api_key="inner")
+
+
+def test_answers_are_those_of_the_upstream(fleet: Fleet) -> None:
+    assert [model.id for model in fleet.client.models.list()] == ["front"]
+    body = {**LONG, "max_tokens": 20}
+    mine = fleet.client.chat.completions.create(messages=HELLO, logprobs=True, top_logprobs=2, **body)
+    theirs = direct(fleet).chat.completions.create(
+        messages=HELLO, logprobs=True, top_logprobs=2, **{**body, "model": MODEL}
+    )
+    assert mine.choices[0].message.content == theirs.choices[0].message.content
+    assert mine.choices[0].logprobs == theirs.choices[0].logprobs
+    assert mine.model == "front"
+    assert mine.usage is not None
+    assert (mine.usage.prompt_tokens, mine.usage.completion_tokens) == (9, 20)
+    two = fleet.client.completions.create(prompt=["a", "b"], n=2, **body)
+    assert len({choice.index for choice in two.choices}) == 4
+
+
+def test_tool_calls_that_come_in_parts_are_put_together() -> None:
+    """As vLLM streams them: id and name first, then the arguments bit by bit."""
+    deltas: list[dict[str, Any]] = [
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"index": 0, "id": "c1", "type": "function", "function": {"name": "f", "arguments": ""}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"a":'}}]},
+        {"tool_calls": [{"index": 1, "id": "c2", "type": "function", "function": {"name": "g", "arguments": "{}"}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": " 1}"}}]},
+        {"reasoning_content": "hm"},
+    ]  # fmt: skip
+    pieces = [to_piece({"index": 0, "delta": delta}, chat=True) for delta in deltas]
+    pieces.append(to_piece({"index": 0, "delta": {}, "finish_reason": "tool_calls"}, chat=True))
+    shape = ChatShape(Head("id", "m"))
+    whole = shape.whole(pieces, 1, TokenUsage(1))["choices"][0]
+    assert whole["finish_reason"] == "tool_calls"
+    assert whole["message"]["reasoning_content"] == "hm"
+    calls = [(call["id"], call["function"]["name"], call["function"]["arguments"])
+             for call in whole["message"]["tool_calls"]]  # fmt: skip
+    assert calls == [("c1", "f", '{"a": 1}'), ("c2", "g", "{}")]
+    chunk = shape.chunk(pieces[1])
+    assert chunk is not None
+    assert chunk["choices"][0]["delta"] == {"tool_calls": [{"index": 0, "function": {"arguments": '{"a":'}}]}
+
+
+def test_refusals_are_passed_on_and_break_no_circuit(fleet: Fleet) -> None:
+    with pytest.raises(openai.BadRequestError, match="context"):
+        fleet.client.completions.create(model="front", prompt="x" * 3000)
+    with pytest.raises(openai.BadRequestError, match="embeddings"):
+        fleet.client.embeddings.create(model="front", input="x")
+    assert [address.breaker.state for address in fleet.engine.book.addresses] == ["closed", "closed"]
+
+
+def test_leaving_is_passed_on(fleet: Fleet) -> None:
+    stream = fleet.client.completions.create(prompt="Hello", stream=True, **{**LONG, "max_tokens": 900})
+    next(iter(stream))
+    serving = fleet.serving()
+    stream.close()
+    for _ in range(500):
+        if not serving.engine.stats().running:
+            break
+        time.sleep(0.01)
+    assert serving.engine.stats().running == 0
+    assert fleet.engine.stats().running == 0
+
+
+def test_an_admin_ends_a_relayed_request(fleet: Fleet) -> None:
+    stream = fleet.client.completions.create(prompt="Hello", stream=True, **{**LONG, "max_tokens": 900})
+    first = next(iter(stream))
+    call = fleet.front.app.state.service.live[first.id]
+    fleet.front.run(call.cancel)
+    assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "abort"
+
+
+def test_only_allowed_paths_and_only_our_key_go_out(fleet: Fleet) -> None:
+    address = fleet.engine.book.addresses[0]
+    assert checked(address, PATHS[1]) == address.url + PATHS[1]
+    with pytest.raises(RequestError, match="/admin/stats"):
+        checked(address, "/admin/stats")
+    with httpx.Client(base_url=fleet.front.address) as http:
+        assert http.post("/v1/fine_tuning/jobs", json={}).status_code == 404
+        assert http.get("/ready").status_code == 200
+    # The client's own key would be refused upstream: what came through came with ours.
+    assert openai.OpenAI(base_url=f"{fleet.front.address}/v1", api_key="other").completions.create(
+        prompt="x", **{**LONG, "max_tokens": 1}
+    )
+
+
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+def test_a_killed_server_in_the_middle_of_a_stream(mortal: Callable[..., Fleet], kind: str) -> None:
+    """The answer goes on elsewhere where it stopped: greedily, the text is that of an unbroken answer."""
+    fleet = mortal()
+    create: Any = fleet.client.chat.completions.create if kind == "chat" else fleet.client.completions.create
+    asked: dict[str, Any] = {"messages": HELLO} if kind == "chat" else {"prompt": "Hello"}
+    # Printable ASCII only, so that the text so far is the same tokens again.
+    bias = {str(token): -100 for token in [*range(94, 262 - 1)]}
+    body = {**LONG, **asked, "logit_bias": bias}
+    whole = create(**body)
+    expected = whole.choices[0].message.content if kind == "chat" else whole.choices[0].text
+    text, killed = "", False
+    for chunk in create(stream=True, **body):
+        choice = chunk.choices[0]
+        text += (choice.delta.content or "") if kind == "chat" else choice.text
+        if len(text) > 20 and not killed:
+            killed = True
+            fleet.serving().kill()
+    assert killed
+    assert text == expected
+    assert len(text) == 300
+    assert fleet.engine.counts.continued == 1
+
+
+def test_a_killed_server_without_continuation_is_an_error_event(mortal: Callable[..., Fleet]) -> None:
+    fleet = mortal(replace(OPTIONS, continues=False))
+    stream = fleet.client.completions.create(prompt="Hello", stream=True, **{**LONG, "max_tokens": 900})
+    next(iter(stream))
+    fleet.serving().kill()
+    with pytest.raises(openai.APIError, match="during the answer"):
+        list(stream)
+    # The next is answered by the other: retried before its first token if need be.
+    assert fleet.client.completions.create(prompt="Hello", **{**LONG, "max_tokens": 2}).choices[0].text
+
+
+def test_before_the_first_token_another_address_is_tried_and_circuits_close_again(mortal: Any) -> None:
+    fleet = mortal()
+    port = fleet.servers[0].port
+    fleet.servers[0].kill()
+    texts = {fleet.client.completions.create(prompt="Hello", **{**LONG, "max_tokens": 5}).choices[0].text
+             for _ in range(4)}  # fmt: skip
+    assert len(texts) == 1
+    first = next(address for address in fleet.engine.book.addresses if address.url.endswith(f":{port}"))
+    assert first.breaker.state == "open"
+    fleet.servers[1].kill()
+    with pytest.raises(openai.InternalServerError, match="no upstream server"):
+        fleet.client.completions.create(prompt="Hello", **LONG)
+    with httpx.Client(base_url=fleet.front.address) as http:
+        assert http.get("/ready").status_code == 503 or fleet.engine.book.addresses[1].last_token
+
+
+def test_busy_servers_are_passed_over_and_their_429_is_passed_on(mortal: Callable[..., Fleet]) -> None:
+    fleet = mortal(requests=1)
+    codes: list[int] = []
+
+    def ask() -> None:
+        with httpx.Client(base_url=fleet.front.address, timeout=60) as http:
+            codes.append(http.post("/v1/completions", json={**LONG, "prompt": "Hello"}).status_code)
+
+    threads = [threading.Thread(target=ask) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert codes.count(200) >= 2
+    assert set(codes) == {200, 429}
+
+
+async def test_connecting_to_nothing_says_so() -> None:
+    with pytest.raises(EngineError, match=r"none of http://127\.0\.0\.1:1 "):
+        await UpstreamEngine.connect(["http://127.0.0.1:1/v1/"], UpstreamOptions(connect_timeout=1))
+
+
+def test_a_breaker_opens_tries_one_and_closes() -> None:
+    now = [0.0]
+    breaker = Breaker(2, 10, lambda: now[0])
+    breaker.failure()
+    breaker.success()
+    breaker.failure()
+    assert breaker.allows()
+    breaker.failure()
+    assert (breaker.state, breaker.allows()) == ("open", False)
+    now[0] = 10.0
+    assert breaker.allows()
+    breaker.begin()
+    assert (breaker.state, breaker.allows()) == ("half-open", False)
+    breaker.abandoned()
+    assert breaker.allows()
+    breaker.begin()
+    breaker.failure()
+    assert not breaker.allows()
+    now[0] = 20.0
+    breaker.begin()
+    breaker.success()
+    assert (breaker.state, breaker.allows()) == ("closed", True)
+
+
+def test_least_loaded_with_affinity_for_known_beginnings() -> None:
+    book = AddressBook(["http://a", "http://b", "http://c"], failures=1, seconds=9, slack=2, clock=lambda: 0.0)
+    a, b, c = book.addresses
+    system = "s" * BLOCK * 3
+    assert book.choose(system + "one") is a
+    a.under_way = 2
+    assert book.choose(system + "two") is a
+    assert book.choose("short") is b
+    a.under_way = 3
+    assert book.choose(system + "three") is b  # too busy; b knows the beginning from now on
+    a.under_way = 0
+    assert book.choose(system + "four") is b
+    b.breaker.failure()
+    assert book.choose(system + "five") in (a, c)
+    assert book.choose("x", without=(a, c)) is None
