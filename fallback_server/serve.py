@@ -25,6 +25,8 @@ from nearfar.fallback_server.http.keys import KeyStore
 from nearfar.fallback_server.http.limits import ServerLimits
 from nearfar.fallback_server.http.logs import AuditLog, set_up
 from nearfar.fallback_server.http.tracing import Tracer
+from nearfar.fallback_server.ray_engine.cluster import open_on_ray
+from nearfar.fallback_server.ray_engine.options import RayOptions
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +54,7 @@ class ServeOptions:
     log_level: str = "info"
     limits: ServerLimits = field(default_factory=ServerLimits)
     engines: EngineOptions = field(default_factory=EngineOptions)
+    ray: RayOptions | None = None
 
 
 class DrainingServer(uvicorn.Server):
@@ -132,7 +135,7 @@ def check_access(options: ServeOptions) -> KeyStore | None:
 
 
 async def _main(models: tuple[str, ...], options: ServeOptions, keys: KeyStore | None) -> None:
-    engine = await open_engine(models, options.engine, options.engines)
+    engine = await _open(models, options)
     try:
         audit = AuditLog(options.audit, options.audit_text) if options.audit is not None else None
         made = AppOptions(options.limits, keys, audit, options.cors, Tracer.from_environment())
@@ -149,6 +152,14 @@ async def _main(models: tuple[str, ...], options: ServeOptions, keys: KeyStore |
         await DrainingServer(config, engine, options.drain, keys).serve()
     finally:
         await engine.close()
+
+
+async def _open(models: tuple[str, ...], options: ServeOptions) -> Engine:
+    if options.ray is None:
+        return await open_engine(models, options.engine, options.engines)
+    if len(models) != 1:
+        raise RequestError(f"--ray runs replicas of one model, not of {len(models)}")
+    return await open_on_ray(models[0], options.engine, options.engines, options.ray)
 
 
 def _welcome(url: str, engine: Engine, keyed: bool) -> str:

@@ -18,6 +18,7 @@ from nearfar.edge_runtime.sampling import SamplingParams
 from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
 from nearfar.fallback_server.backend import BackendInfo, BackendStats, Logprob, Sampling, TokenEvent, TokenRequest
 from nearfar.fallback_server.grammars import GrammarService, TokenConstraint
+from nearfar.fallback_server.token_stream import TaskStream
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class ArtifactBackend:
         self._max_waiting = max_waiting
         self._line: list[_Place] = []
         self._numbers = itertools.count()
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, TaskStream] = {}
         self._running = 0
         self._pages = table.available
         self._counts = _Counts()
@@ -79,7 +80,7 @@ class ArtifactBackend:
         self._check(request)
         if len(self._streams) - self._running >= self._max_waiting:
             raise OverloadError(f"{self._max_waiting} requests are waiting already; try again later", 2.0)
-        stream = _Stream()
+        stream = TaskStream()
         self._streams[request.id] = stream
         self._counts.prompt += len(request.tokens)
         stream.task = asyncio.get_running_loop().create_task(self._run(request, params, stream))
@@ -148,7 +149,7 @@ class ArtifactBackend:
         if request.grammar is not None and self._grammars is None:
             raise RequestError("this server was started without grammars; install xgrammar", "response_format")
 
-    async def _run(self, request: TokenRequest, params: SamplingParams, stream: _Stream) -> None:
+    async def _run(self, request: TokenRequest, params: SamplingParams, stream: TaskStream) -> None:
         """One request from its place in the line to its last token."""
         try:
             constraint = await self._constraint(request)
@@ -165,7 +166,7 @@ class ArtifactBackend:
             log.exception("request %s failed", request.id)
             stream.put(EngineError(f"the engine failed: {type(error).__name__}: {error}"))
 
-    async def _generate(self, generation: Generation, request: TokenRequest, stream: _Stream) -> None:
+    async def _generate(self, generation: Generation, request: TokenRequest, stream: TaskStream) -> None:
         first = True
         try:
             async for event in generation:
@@ -221,43 +222,6 @@ class ArtifactBackend:
         except NearfarError:
             return False
         return True
-
-
-class _Stream:
-    """The events of one request. Never holds more than its max_tokens."""
-
-    def __init__(self) -> None:
-        self._events: asyncio.Queue[TokenEvent | NearfarError] = asyncio.Queue()
-        self._ended = False
-        self.task: asyncio.Task[None] | None = None
-
-    def __aiter__(self) -> AsyncIterator[TokenEvent]:
-        return self
-
-    async def __anext__(self) -> TokenEvent:
-        if self._ended:
-            raise StopAsyncIteration
-        event = await self._events.get()
-        if isinstance(event, NearfarError):
-            self._ended = True
-            raise event
-        self._ended = event.finish is not None
-        return event
-
-    def put(self, event: TokenEvent | NearfarError) -> None:
-        """Hand an event to who iterates."""
-        self._events.put_nowait(event)
-
-    async def cancel(self) -> None:
-        """Stop the work."""
-        if self.task is not None and not self.task.done():
-            self.task.cancel()
-            await asyncio.wait([self.task])
-
-    async def aclose(self) -> None:
-        """Who iterated wants no more."""
-        self._ended = True
-        await self.cancel()
 
 
 def _params(request: TokenRequest) -> SamplingParams:

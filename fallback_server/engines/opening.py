@@ -61,31 +61,54 @@ async def open_engine(models: Seq[str], kind: Kind, options: EngineOptions) -> E
         return await UpstreamEngine.connect(models, options.upstream, options.names)
     if len(models) != 1:
         raise RequestError(f"the engine {kind} serves one model, not {len(models)}")
-    engine = await (_artifact(Path(models[0]), options) if kind == "artifact" else _torch(models[0], options))
+    source = text_source(models[0], kind, options)
+    backend = await open_backend(models[0], kind, options)
+    engine = LocalEngine(backend, source.directory, source.bos, options.text, options.names)
     await engine.start()
     return engine
 
 
-async def _artifact(path: Path, options: EngineOptions) -> LocalEngine:
+@dataclass(frozen=True)
+class TextSource:
+    """Where a model's tokenizer files are, and the token that begins a text."""
+
+    directory: Path
+    bos: int | None
+
+
+def text_source(model: str, kind: Kind, options: EngineOptions) -> TextSource:
+    """What the text side needs of a model, without loading it."""
+    if kind == "artifact":
+        from nearfar.edge_runtime.loading import choose
+
+        artifact, _ = choose(Path(model), options.device)
+        directory = (artifact.path / (artifact.tokenizer_file("tokenizer.json") or "")).parent
+        return TextSource(directory, artifact.manifest.model.bos_token_id)
+    path = _checkpoint(model)
+    return TextSource(path, _bos(path))
+
+
+async def open_backend(model: str, kind: Kind, options: EngineOptions) -> Backend:
+    """Load a model that runs here: token ids in, token events out. `kind` is torch or artifact."""
+    return await (_artifact(Path(model), options) if kind == "artifact" else _torch(model, options))
+
+
+async def _artifact(path: Path, options: EngineOptions) -> Backend:
     from nearfar.edge_runtime import AsyncEngine
-    from nearfar.edge_runtime.loading import choose
     from nearfar.fallback_server.engines.artifact import ArtifactBackend
     from nearfar.fallback_server.grammars import GrammarService
 
     edge = await AsyncEngine.load(path, device=options.device, threads=options.threads, kv_memory=options.kv_memory)
-    artifact, _ = choose(path, options.device)
     model = edge.manifest.model
-    directory = (artifact.path / (artifact.tokenizer_file("tokenizer.json") or "")).parent
+    directory = text_source(str(path), "artifact", options).directory
     eos = tuple(model.eos_token_ids)
     grammars = GrammarService(directory, model.vocab_size, eos, timeout=options.grammar_timeout)
-    backend = ArtifactBackend(edge.core, grammars, max_waiting=options.max_waiting)
-    return LocalEngine(backend, directory, model.bos_token_id, options.text, options.names)
+    return ArtifactBackend(edge.core, grammars, max_waiting=options.max_waiting)
 
 
-async def _torch(source: str, options: EngineOptions) -> LocalEngine:
+async def _torch(source: str, options: EngineOptions) -> Backend:
     from nearfar.edge_runtime.memory import parse_size
 
-    path = Path(source) if Path(source).is_dir() else _download(source)
     try:
         client: Any = import_module("nearfar.fallback_server.torch_engine.client")
         chosen: Any = import_module("nearfar.fallback_server.torch_engine.options")
@@ -97,8 +120,12 @@ async def _torch(source: str, options: EngineOptions) -> LocalEngine:
         "cache_bytes": parse_size(options.kv_memory) if options.kv_memory else None,
     }  # fmt: skip
     settings = chosen.TorchOptions(**{name: value for name, value in given.items() if value is not None})
-    backend: Backend = await client.TorchBackend.load(path, settings)
-    return LocalEngine(backend, path, _bos(path), options.text, options.names)
+    backend: Backend = await client.TorchBackend.load(_checkpoint(source), settings)
+    return backend
+
+
+def _checkpoint(source: str) -> Path:
+    return Path(source) if Path(source).is_dir() else _download(source)
 
 
 def _bos(path: Path) -> int | None:

@@ -13,12 +13,13 @@ from nearfar.fallback_server.engines.local import TextOptions
 from nearfar.fallback_server.engines.opening import KINDS, EngineOptions
 from nearfar.fallback_server.engines.upstream import KEY_VARIABLE, UpstreamOptions
 from nearfar.fallback_server.http.limits import ServerLimits
+from nearfar.fallback_server.ray_engine.options import RayOptions, parse_replicas
 from nearfar.fallback_server.serve import ServeOptions
 from nearfar.fallback_server.serve import serve as run
 
 DEFAULTS = ServeOptions()
 ENGINES, LIMITS = EngineOptions(), ServerLimits()
-TEXT, UPSTREAM = TextOptions(), UpstreamOptions()
+TEXT, UPSTREAM, RAY = TextOptions(), UpstreamOptions(), RayOptions()
 
 Model = Annotated[
     list[str],
@@ -56,6 +57,19 @@ def serve(
         bool,
         _option("Engine", "--upstream-continues", "The upstream servers take continue_final_message (vLLM, nearfar)."),
     ] = UPSTREAM.continues,
+    ray: Annotated[bool, _option("Ray", "--ray", "Run replicas of the engine on Ray Serve.")] = DEFAULTS.ray is not None,
+    replicas: Annotated[
+        str, _option("Ray", "--replicas", "How many; MIN:MAX scales with the requests under way.")
+    ] = f"{RAY.min_replicas}:{RAY.max_replicas}",
+    ray_address: Annotated[
+        str | None, _option("Ray", "--ray-address", "An existing cluster, or auto; without it, Ray is started here.")
+    ] = RAY.address,
+    ray_app: Annotated[str, _option("Ray", "--ray-app", "The application's name on the cluster.")] = RAY.app,
+    cpus_per_replica: Annotated[float, _option("Ray", "--cpus-per-replica", "Set aside for each.")] = RAY.cpus,
+    gpus_per_replica: Annotated[float, _option("Ray", "--gpus-per-replica", "Set aside for each.")] = RAY.gpus,
+    target_requests: Annotated[
+        float, _option("Ray", "--target-requests", "Requests under way in a replica that scaling aims at.")
+    ] = RAY.target,
     host: Annotated[str, _option("Network", "--host", "The address to listen on.")] = DEFAULTS.host,
     port: Annotated[int, _option("Network", "--port", "0: any free one.")] = DEFAULTS.port,
     tls_cert: Annotated[Path | None, _option("Network", "--tls-cert", "Certificate, for https.")] = None,
@@ -99,10 +113,16 @@ def serve(
         upstream=replace(UPSTREAM, continues=upstream_continues),
     )  # fmt: skip
     limits = replace(LIMITS, requests=max_requests, tokens=max_tokens_under_way, body_bytes=max_body)
+    low, high = parse_replicas(replicas)
+    on_ray = replace(
+        RAY, address=ray_address, app=ray_app, min_replicas=low, max_replicas=high, cpus=cpus_per_replica,
+        gpus=gpus_per_replica, target=target_requests,
+    )  # fmt: skip
     options = ServeOptions(
         engine=chosen, host=host, port=port, keys=keys, no_auth=no_auth, drain=drain, tls_cert=tls_cert,
         tls_key=tls_key, tls_client_ca=tls_client_ca, cors=tuple(cors or ()), audit=audit, audit_text=audit_text,
         log_format="json" if log_format == "json" else "text", log_level=log_level, limits=limits, engines=engines,
+        ray=on_ray if ray else None,
     )  # fmt: skip
     run(tuple(model), options)
 

@@ -1,0 +1,212 @@
+"""The engines on Ray as the server sees them: one backend over a Serve handle. No request is lost with a replica."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ray.exceptions import RayError
+from ray.serve.exceptions import BackPressureError, RayServeException
+
+from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
+from nearfar.fallback_server.backend import BackendInfo, BackendStats, TokenEvent, TokenRequest
+from nearfar.fallback_server.ray_engine.continuing import Answer
+from nearfar.fallback_server.ray_engine.messages import Events, Refusal
+from nearfar.fallback_server.ray_engine.options import RayOptions
+from nearfar.fallback_server.token_stream import TaskStream
+
+log = logging.getLogger(__name__)
+
+FRESH = 5.0
+"""Seconds for which a token proves that a replica lives, and that a probe may take."""
+PAUSE = 0.1
+"""Seconds before another replica is asked; each time twice as long. Serve learns of a death meanwhile."""
+
+Close = Callable[[], Awaitable[None]]
+
+
+@dataclass
+class _Counts:
+    """Figures since the start."""
+
+    prompt: int = 0
+    generated: int = 0
+    hits: int = 0
+    lost: int = 0
+    running: int = 0
+
+
+class RayBackend:
+    """Asks replicas through a Serve handle. `handle` is of EngineReplica; `on_close` ends what was started for it."""
+
+    def __init__(self, handle: Any, info: BackendInfo, options: RayOptions, on_close: Close | None = None) -> None:
+        self.info = info
+        self._handle = handle
+        self._options = options
+        self._on_close = on_close
+        self._streams: dict[str, TaskStream] = {}
+        self._counts = _Counts()
+        self._replicas: dict[str, BackendStats] = {}
+        self._last_token = 0.0
+        self._closing = False
+
+    @classmethod
+    async def connect(cls, handle: Any, options: RayOptions, on_close: Close | None = None) -> RayBackend:
+        """Ask a replica what it serves."""
+        try:
+            return cls(handle, await handle.describe.remote(), options, on_close)
+        except (RayError, RayServeException) as error:
+            raise EngineError(f"no replica says what it serves: {_short(error)}") from error
+
+    def submit(self, request: TokenRequest) -> AsyncIterator[TokenEvent]:
+        """Start a request. See Backend."""
+        if self._closing:
+            raise OverloadError("the server is shutting down", 5.0)
+        if request.id in self._streams:
+            raise RequestError(f"a request with the id {request.id!r} is under way already")
+        if len(self._streams) - self._counts.running >= self._options.max_waiting:
+            raise OverloadError(f"{self._options.max_waiting} requests are waiting already; try again later", 2.0)
+        stream = TaskStream()
+        self._streams[request.id] = stream
+        self._counts.prompt += len(request.tokens)
+        stream.task = asyncio.get_running_loop().create_task(self._run(Answer(request), stream))
+        stream.task.add_done_callback(lambda _: self._streams.pop(request.id, None))
+        return stream
+
+    async def cancel(self, request_id: str) -> None:
+        """End a request."""
+        if (stream := self._streams.get(request_id)) is not None:
+            stream.put(TokenEvent(None, "abort"))
+            await stream.cancel()
+
+    async def embed(self, tokens: Seq[Seq[int]], pooling: Literal["mean", "last"]) -> list[list[float]]:
+        """One vector a sequence, all by one replica."""
+        asked = [list(sequence) for sequence in tokens]
+        for attempt in range(self._options.attempts):
+            await self._pause(attempt)
+            try:
+                found = await self._handle.embed.remote(asked, pooling)
+            except (RayError, RayServeException) as error:
+                self._lost(error)
+                continue
+            if isinstance(found, Refusal):
+                raise found.error()
+            vectors: list[list[float]] = found
+            return vectors
+        raise EngineError(f"{self._options.attempts} engines died while they embedded the inputs")
+
+    def stats(self) -> BackendStats:
+        """What was seen from here, and what replicas said of themselves with the last answer of each."""
+        counts, said = self._counts, list(self._replicas.values())
+        return BackendStats(
+            running=counts.running,
+            waiting=len(self._streams) - counts.running,
+            cache_usage=sum(stats.cache_usage for stats in said) / len(said) if said else 0.0,
+            prefix_hits=counts.hits,
+            prefix_queries=counts.prompt,
+            preemptions=sum(stats.preemptions for stats in said),
+            generated_tokens=counts.generated,
+            prompt_tokens=counts.prompt,
+            steps=sum(stats.steps for stats in said),
+            restarts=counts.lost,
+        )
+
+    async def alive(self) -> bool:
+        """Whether a replica gave a token lately, or gives one now."""
+        if time.monotonic() - self._last_token < FRESH:
+            return True
+        try:
+            return bool(await asyncio.wait_for(self._ask_alive(), FRESH))
+        except (RayError, RayServeException, TimeoutError):
+            return False
+
+    async def close(self, drain: float = 0.0) -> None:
+        """Wait at most `drain` seconds for requests under way, then stop."""
+        if self._closing:
+            return
+        self._closing = True
+        tasks = [stream.task for stream in self._streams.values() if stream.task is not None]
+        if tasks and drain > 0:
+            await asyncio.wait(tasks, timeout=drain)
+        for stream in list(self._streams.values()):
+            stream.put(EngineError("the server is shutting down"))
+            await stream.cancel()
+        if self._on_close is not None:
+            await self._on_close()
+
+    async def _run(self, answer: Answer, stream: TaskStream) -> None:
+        """One request until its last token, through as many replicas as that takes."""
+        error: NearfarError = EngineError("no engine took the request")
+        try:
+            for attempt in range(self._options.attempts):
+                await self._pause(attempt)
+                try:
+                    return await self._follow(answer, stream)
+                except BackPressureError as full:
+                    raise OverloadError(f"all replicas are full: {full}", 2.0) from full
+                except (RayError, RayServeException, EngineError) as lost:
+                    self._lost(lost)
+                    error = EngineError(f"the engine died while it answered the request: {_short(lost)}")
+            stream.put(error)
+        except NearfarError as refusal:
+            stream.put(refusal)
+        except Exception as failure:  # a bug of ours must not leave the reader waiting
+            log.exception("request %s failed", answer.request.id)
+            stream.put(EngineError(f"the engine failed: {type(failure).__name__}: {failure}"))
+
+    async def _follow(self, answer: Answer, stream: TaskStream) -> None:
+        """Hand on what a replica says of the request, to its end. Raises what went wrong."""
+        records = self._handle.options(stream=True).generate.remote(answer.ask())
+        running = False
+        try:
+            async for record in records:
+                if isinstance(record, Refusal):
+                    raise record.error()
+                self._counts.running += not running
+                running = True
+                if self._take(record, answer, stream):
+                    return
+            raise EngineError("the answer broke off")
+        finally:
+            self._counts.running -= running
+            records.cancel()
+
+    def _take(self, record: Events, answer: Answer, stream: TaskStream) -> bool:
+        """Hand on events; whether the answer is whole."""
+        self._last_token = time.monotonic()
+        if record.stats is not None:
+            self._replicas[record.replica] = record.stats
+        for event in record.events:
+            if event.finish == "abort":  # we asked for none: the replica is shutting down
+                raise EngineError("the replica ended the answer")
+            made = answer.take(event)
+            if made is None:
+                continue
+            self._counts.generated += 1
+            self._counts.hits += made.cached_tokens
+            stream.put(made)
+            if made.finish is not None:
+                return True
+        return False
+
+    async def _ask_alive(self) -> bool:
+        return bool(await self._handle.alive.remote())
+
+    async def _pause(self, attempt: int) -> None:
+        if attempt:
+            await asyncio.sleep(PAUSE * 2 ** (attempt - 1))
+
+    def _lost(self, error: Exception) -> None:
+        self._counts.lost += 1
+        log.warning("an engine was lost under a request: %s", _short(error))
+
+
+def _short(error: Exception) -> str:
+    """Ray's messages are pages long; their first line says what happened."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

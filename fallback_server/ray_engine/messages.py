@@ -1,0 +1,49 @@
+"""What a replica says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
+from nearfar.fallback_server.backend import BackendStats, TokenEvent
+
+
+@dataclass(frozen=True)
+class Events:
+    """Events of a request since the last record. With the last comes what the replica's engine says of itself."""
+
+    events: tuple[TokenEvent, ...]
+    replica: str
+    stats: BackendStats | None = None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An error of ours as data: Ray would wrap an exception in its own."""
+
+    kind: Literal["request", "overload", "engine"]
+    message: str
+    param: str | None = None
+    retry_after: float = 0.0
+
+    @classmethod
+    def of(cls, error: Exception) -> Refusal:
+        """What an error says."""
+        if isinstance(error, RequestError):
+            return cls("request", str(error), error.param)
+        if isinstance(error, OverloadError):
+            return cls("overload", str(error), retry_after=error.retry_after)
+        if isinstance(error, NearfarError):
+            return cls("engine", str(error))
+        return cls("engine", f"the engine failed: {type(error).__name__}: {error}")
+
+    def error(self) -> NearfarError:
+        """The error again."""
+        match self.kind:
+            case "request":
+                return RequestError(self.message, self.param)
+            case "overload":
+                return OverloadError(self.message, self.retry_after)
+            case "engine":
+                return EngineError(self.message)

@@ -1,0 +1,106 @@
+"""One engine on a Ray cluster: any token backend, behind methods that a Serve handle can call."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Literal
+
+from nearfar.errors import EngineError, NearfarError
+from nearfar.fallback_server.backend import Backend, BackendInfo, TokenEvent, TokenRequest
+from nearfar.fallback_server.engines.opening import EngineOptions, Kind, open_backend
+from nearfar.fallback_server.ray_engine.messages import Events, Refusal
+
+log = logging.getLogger(__name__)
+
+GATHER = 0.03
+"""Seconds between records of a request after the first. A record costs Ray far more than a token costs an engine."""
+
+Vectors = list[list[float]]
+
+
+class EngineReplica:
+    """Loads the model when Serve starts it; from then on all runs on Serve's event loop for user code."""
+
+    async def __init__(self, model: str, kind: Kind, options: EngineOptions) -> None:  # type: ignore[misc]
+        # Serve awaits a constructor; type checkers do not know that.
+        from ray import serve
+
+        self._backend: Backend = await open_backend(model, kind, options)
+        self._name: str = serve.get_replica_context().replica_id.unique_id
+
+    async def generate(self, request: TokenRequest) -> AsyncGenerator[Events | Refusal, None]:
+        """The events of a request; an error is the last record."""
+        try:
+            stream = self._backend.submit(request)
+            async with aclosing(in_batches(stream)) as batches:
+                async for batch in batches:
+                    last = batch[-1].finish is not None
+                    yield Events(batch, self._name, self._backend.stats() if last else None)
+        except Exception as error:
+            if not isinstance(error, NearfarError):
+                log.exception("request %s failed", request.id)
+            yield Refusal.of(error)
+
+    async def describe(self) -> BackendInfo:
+        """What the model is."""
+        return self._backend.info
+
+    async def embed(self, tokens: list[list[int]], pooling: Literal["mean", "last"]) -> Vectors | Refusal:
+        """One vector a sequence."""
+        try:
+            return await self._backend.embed(tokens, pooling)
+        except NearfarError as error:
+            return Refusal.of(error)
+
+    async def alive(self) -> bool:
+        """Whether a token comes."""
+        return await self._backend.alive()
+
+    async def check_health(self) -> None:
+        """Serve asks this every few seconds, and replaces a replica that fails it three times."""
+        if not await self._backend.alive():
+            raise EngineError("the engine generates nothing")
+
+
+async def in_batches(events: AsyncIterator[TokenEvent]) -> AsyncGenerator[tuple[TokenEvent, ...], None]:
+    """The first event at once, then what has come every GATHER seconds.
+
+    Raises what the events raise, after what came before it. Closes them in any case.
+    """
+    queue: asyncio.Queue[TokenEvent | Exception | None] = asyncio.Queue()
+
+    async def read() -> None:
+        try:
+            async for event in events:
+                queue.put_nowait(event)
+            queue.put_nowait(None)
+        except Exception as error:
+            queue.put_nowait(error)
+
+    task = asyncio.create_task(read())
+    try:
+        while True:
+            batch: list[TokenEvent] = []
+            item = await queue.get()
+            while isinstance(item, TokenEvent):
+                batch.append(item)
+                if queue.empty():
+                    break
+                item = queue.get_nowait()
+            if batch:
+                yield tuple(batch)
+                if item is not None and not isinstance(item, Exception) and batch[-1].finish is None:
+                    await asyncio.sleep(GATHER)
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                return
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        close = getattr(events, "aclose", None)  # generators and streams have it; the protocol asks for an iterator only
+        if close is not None:
+            await close()
