@@ -13,9 +13,13 @@ from nearfar.fallback_server.engines.local import LocalEngine
 from nearfar.fallback_server.engines.opening import EngineOptions, Kind, guess, text_source
 from nearfar.fallback_server.ray_engine.options import RayOptions
 
+log = logging.getLogger(__name__)
+
 OBJECT_STORE = 100 << 20
 """Bytes of shared memory of a Ray started here: nothing large goes through it (Ray wants at least 75 MiB)."""
 ENGINE = "Engine"
+STARTS = 4
+"""Times that Ray may fail to start here. It gives its agents 15 s, which two busy cores need for their imports alone."""
 QUIET = {"log_level": "WARNING"}
 
 
@@ -84,13 +88,7 @@ def _deploy(model: str, kind: Kind, engines: EngineOptions, options: RayOptions)
     except ModuleNotFoundError as error:
         raise RequestError(f"--ray needs {error.name}: pip install 'nearfar[ray]'") from error
 
-    if options.address is None:
-        ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE, logging_level=logging.WARNING)
-    else:
-        try:
-            ray.init(address=options.address, logging_level=logging.WARNING)
-        except ConnectionError as error:
-            raise EngineError(f"there is no Ray cluster at {options.address}: {error}") from error
+    _connect(ray, options.address)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     # nearfar is the HTTP server. A Serve that runs already stays as it is.
     serve.start(proxy_location="Disabled", logging_config=QUIET)
@@ -101,6 +99,25 @@ def _deploy(model: str, kind: Kind, engines: EngineOptions, options: RayOptions)
     except RuntimeError as error:
         _take_down(options)
         raise EngineError(f"the replicas do not start: {error}") from error
+
+
+def _connect(ray: Any, address: str | None) -> None:
+    """Join the cluster, or start one of this machine alone."""
+    if address is not None:
+        try:
+            ray.init(address=address, logging_level=logging.WARNING)
+        except ConnectionError as error:
+            raise EngineError(f"there is no Ray cluster at {address}: {error}") from error
+        return
+    for attempt in range(STARTS):
+        try:
+            ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE, logging_level=logging.WARNING)
+            return
+        except Exception as error:  # Ray raises a bare Exception when one of its processes is slow to start
+            ray.shutdown()
+            if attempt == STARTS - 1:
+                raise EngineError(f"Ray does not start here: {error}") from error
+            log.warning("Ray did not start (%s); it is tried again", error)
 
 
 def _take_down(options: RayOptions) -> None:

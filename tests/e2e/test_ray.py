@@ -33,7 +33,9 @@ class RayServer:
         command = [sys.executable, "-m", "nearfar", "serve", str(artifact), "--ray", *arguments]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
-        self.url = next(found[1] for line in self.process.stdout if (found := re.search(r"at (https?://\S+)", line)))
+        found = re.search(r"at (https?://\S+)", self.process.stdout.readline())
+        assert found, "the server did not start; its errors are above"
+        self.url = found[1]
 
     def replicas(self) -> list[psutil.Process]:
         """Processes of the engine's replicas."""

@@ -1,0 +1,36 @@
+{{- define "nearfar.name" -}}
+{{- printf "%s-nearfar" .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "nearfar.labels" -}}
+app.kubernetes.io/name: nearfar
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end -}}
+
+{{- define "nearfar.selector" -}}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: front
+{{- end -}}
+
+{{- define "nearfar.vllmSelector" -}}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: vllm
+{{- end -}}
+
+{{- define "nearfar.keysSecret" -}}
+{{- .Values.keys.existingSecret | default (printf "%s-keys" (include "nearfar.name" .)) -}}
+{{- end -}}
+
+{{- define "nearfar.upstreamSecret" -}}
+{{- .Values.upstreamKey.existingSecret | default (printf "%s-upstream" (include "nearfar.name" .)) -}}
+{{- end -}}
+
+{{- define "nearfar.maxUpstreams" -}}
+{{- if eq .Values.autoscaling.kind "none" }}{{ .Values.vllm.replicas }}{{ else }}{{ .Values.autoscaling.maxReplicas }}{{ end -}}
+{{- end -}}
+
+{{- define "nearfar.underWay" -}}
+sum(nearfar:num_requests_running{namespace={{ .Release.Namespace | quote }},service={{ include "nearfar.name" . | quote }}}) + sum(nearfar:num_requests_waiting{namespace={{ .Release.Namespace | quote }},service={{ include "nearfar.name" . | quote }}})
+{{- end -}}

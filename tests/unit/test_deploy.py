@@ -1,0 +1,181 @@
+"""The files under deploy/: what they say of the server is so, and what they refer to exists."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from nearfar.cli.serve import serve
+from nearfar.fallback_server.backend import BackendStats
+from nearfar.fallback_server.http.metrics import Metrics
+from tests.support.servers import RunningServer, tiny_engine
+
+yaml = pytest.importorskip("yaml")
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+CHART = DEPLOY / "helm" / "nearfar"
+TEMPLATES = sorted(CHART.glob("templates/*"))
+ACTION = re.compile(r"\{\{-?\s*(.*?)\s*-?\}\}", re.DOTALL)
+
+
+def exported() -> dict[str, set[str]]:
+    """Names of all series that the server exports, with their labels."""
+    metrics = Metrics("m", lambda: BackendStats(*([0] * 10)))
+    metrics.finished("stop")
+    metrics.outcome("ok")
+    found: dict[str, set[str]] = {}
+    for name, labels in re.findall(r"^([a-z0-9_:]+)\{(.*?)\} ", metrics.text().decode(), re.MULTILINE):
+        found.setdefault(name, set()).update(re.findall(r"(\w+)=", labels))
+    return found
+
+
+def queried(text: str) -> set[str]:
+    return set(re.findall(r"nearfar:\w+", text))
+
+
+def values() -> dict[str, Any]:
+    made: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    return made
+
+
+def test_the_dashboard_and_the_autoscaler_ask_for_metrics_that_exist() -> None:
+    series = exported()
+    board = json.loads((DEPLOY / "grafana" / "nearfar.json").read_text(encoding="utf-8"))
+    expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    assert len(expressions) >= 15
+    for expression in expressions:
+        names = queried(expression)
+        assert names
+        assert names <= series.keys()
+        for group in re.findall(r"by \((\w+)\)", expression):
+            assert any(group in series[name] for name in names)
+    shown = {re.sub(r"_(bucket|sum|count|total)$", "", name) for text in expressions for name in queried(text)}
+    known = {re.sub(r"_(bucket|sum|count|total|created)$", "", name) for name in series}
+    assert shown == known
+    assert queried((CHART / "templates" / "_helpers.tpl").read_text()) == {
+        "nearfar:num_requests_running", "nearfar:num_requests_waiting",
+    }  # fmt: skip
+    assert queried(board["templating"]["list"][1]["query"]["query"]) <= series.keys()
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+
+
+def test_every_value_that_the_chart_uses_is_there_and_every_value_is_used() -> None:
+    used = set()
+    for file in TEMPLATES:
+        text = file.read_text(encoding="utf-8")
+        used |= set(re.findall(r"\.Values\.([\w.]+)", text))
+        used |= {f"autoscaling.{name}" for name in re.findall(r"\$scaling\.(\w+)", text)}
+    for path in used:
+        node: Any = values()
+        for part in path.split("."):
+            assert isinstance(node, dict), path
+            assert part in node, f"{path} is not in values.yaml"
+            node = node[part]
+
+    def leaves(node: Any, path: str) -> list[str]:
+        if not isinstance(node, dict) or not node or any(path == one for one in used):
+            return [path]
+        return [leaf for key, child in node.items() for leaf in leaves(child, f"{path}.{key}" if path else key)]
+
+    assert [leaf for leaf in leaves(values(), "") if leaf not in used] == []
+
+
+def test_the_blocks_of_the_templates_close_and_what_they_include_is_defined() -> None:
+    defined, included = set(), set()
+    for file in TEMPLATES:
+        text, depth = file.read_text(encoding="utf-8"), 0
+        assert text.count("{{") == len(ACTION.findall(text)), file
+        for action in ACTION.findall(text):
+            assert action.count("(") == action.count(")"), action
+            word = action.split()[0]
+            depth += word in ("if", "range", "with", "define")
+            depth -= word == "end"
+            assert depth >= 0, f"{file}: {action}"
+            assert word not in ("else",) or depth > 0, f"{file}: {action}"
+            included |= set(re.findall(r'include "([\w.]+)"', action))
+            defined |= set(re.findall(r'define "([\w.]+)"', action))
+        assert depth == 0, file
+    assert included == defined
+
+
+@pytest.mark.parametrize("file", [file for file in TEMPLATES if file.suffix == ".yaml"], ids=lambda file: file.name)
+def test_the_templates_are_yaml_around_their_actions(file: Path) -> None:
+    """Lines that are only an action go; actions inside a line become a word. What is left must be Kubernetes objects."""
+    kept = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if re.fullmatch(r"\s*\{\{.*\}\}", line):
+            continue
+        line = re.sub(r"\{\{-[^}]*nindent[^}]*\}\}", "{word: word}", line)
+        kept.append(ACTION.sub("1", line))
+    documents = [document for document in re.split(r"^(?:---$|(?=# The rule))", "\n".join(kept), flags=re.MULTILINE) if document.strip()]
+    assert documents
+    for document in documents:
+        made = yaml.safe_load(document)
+        assert {"apiVersion", "kind", "metadata"} <= made.keys()
+
+
+def options_of_serve() -> set[str]:
+    app = typer.Typer()
+    app.command()(serve)
+    return {name for parameter in typer.main.get_command(app).params for name in parameter.opts}
+
+
+def test_what_is_started_has_the_options_that_it_is_given() -> None:
+    compose = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text(encoding="utf-8"))
+    services = compose["services"]
+    command = services["nearfar"]["command"]
+    front = (CHART / "templates" / "front.yaml").read_text(encoding="utf-8")
+    given = {word for word in command if word.startswith("--")} | set(re.findall(r"- (--[\w-]+)", front))
+    assert given <= options_of_serve()
+    addresses = [word for word in command if word.startswith("http://")]
+    assert {address.removeprefix("http://").removesuffix(":8000") for address in addresses} == {"vllm-1", "vllm-2"}
+    for service in services.values():
+        assert set(service.get("secrets", ())) <= compose["secrets"].keys()
+        assert set(service.get("networks", ())) <= compose["networks"].keys()
+        for volume in service.get("volumes", ()):
+            source = volume.split(":")[0]
+            assert source in compose["volumes"] or (DEPLOY / "compose" / source).exists(), volume
+    drain = int(command[command.index("--drain") + 1])
+    assert int(services["nearfar"]["stop_grace_period"].removesuffix("s")) > drain
+    scraped = yaml.safe_load((DEPLOY / "compose" / "prometheus.yml").read_text(encoding="utf-8"))["scrape_configs"]
+    targets = {target.split(":")[0] for job in scraped for one in job["static_configs"] for target in one["targets"]}
+    assert targets <= services.keys()
+    assert {Path(job["authorization"]["credentials_file"]).name for job in scraped} <= set(services["prometheus"]["secrets"])
+
+
+def test_the_health_check_wants_a_real_token(tmp_path: Path) -> None:
+    probe = [sys.executable, str(DEPLOY / "compose" / "probe.py")]
+    key = tmp_path / "key"
+    key.write_text("any\n")
+    server = RunningServer(lambda: tiny_engine(tmp_path / "model"))
+    try:
+        done = subprocess.run([*probe, server.address, str(key)], capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        assert server.run(lambda: stats(server)).generated_tokens == 1
+    finally:
+        server.close()
+    done = subprocess.run([*probe, server.address], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "generates nothing" in done.stderr
+
+
+async def stats(server: RunningServer) -> BackendStats:
+    return server.engine.stats()
+
+
+def test_the_entrypoint_reads_the_key_from_its_file(tmp_path: Path) -> None:
+    nearfar = tmp_path / "nearfar"
+    nearfar.write_text('#!/bin/sh\necho "$NEARFAR_UPSTREAM_KEY|$*"\n')
+    nearfar.chmod(0o755)
+    (tmp_path / "key").write_text("secret\n")
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "NEARFAR_UPSTREAM_KEY_FILE": str(tmp_path / "key")}
+    done = subprocess.run([DEPLOY / "entrypoint.sh", "serve", "http://x"], capture_output=True, text=True, env=environment,
+                          check=True)  # fmt: skip
+    assert done.stdout == "secret|serve http://x\n"

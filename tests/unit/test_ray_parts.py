@@ -1,0 +1,132 @@
+"""What the engines on Ray are made of, without Ray: going on with an answer, prefixes, batches, options."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
+from nearfar.fallback_server.backend import Grammar, Sampling, TokenEvent, TokenRequest
+from nearfar.fallback_server.ray_engine.continuing import Answer
+from nearfar.fallback_server.ray_engine.messages import Refusal
+from nearfar.fallback_server.ray_engine.options import RayOptions, parse_replicas
+from nearfar.fallback_server.ray_engine.prefixes import BLOCK, PrefixMap
+from nearfar.fallback_server.ray_engine.replica import in_batches
+
+
+def test_an_answer_goes_on_from_its_tokens() -> None:
+    answer = Answer(TokenRequest("a", (1, 2), 10, Sampling(seed=None), min_tokens=5, prompt_logprobs=1))
+    first = answer.ask()
+    assert (first.tokens, first.max_tokens, first.prompt_logprobs) == ((1, 2), 10, 1)
+    assert first.sampling.seed is not None
+    again = answer.ask()
+    assert again.id != first.id  # a replica that was only out of reach may still know the first
+    assert again.tokens == (1, 2)
+    events = [TokenEvent(7, cached_tokens=1, prompt_logprobs=(None,)), TokenEvent(8)]
+    assert [answer.take(event) for event in events] == events
+    third = answer.ask()
+    assert (third.tokens, third.max_tokens, third.min_tokens, third.prompt_logprobs) == ((1, 2, 7, 8), 8, 3, None)
+    assert third.sampling.seed == first.sampling.seed
+    assert answer.take(TokenEvent(9, cached_tokens=4)) == TokenEvent(9)  # the client has heard of the cache
+
+
+@pytest.mark.parametrize(
+    ("sampling", "grammar"),
+    [
+        (Sampling(presence_penalty=0.5), None),
+        (Sampling(frequency_penalty=0.5), None),
+        (Sampling(), Grammar("regex", "a+")),
+    ],
+)
+def test_an_answer_that_depends_on_its_tokens_is_repeated_and_compared(sampling: Sampling, grammar: Grammar | None) -> None:
+    answer = Answer(TokenRequest("a", (1,), 10, sampling, grammar=grammar))
+    first = answer.ask()
+    for token in (7, 8):
+        answer.take(TokenEvent(token))
+    again = answer.ask()
+    assert (again.tokens, again.max_tokens, again.sampling) == (first.tokens, first.max_tokens, first.sampling)
+    assert [answer.take(TokenEvent(token)) for token in (7, 8)] == [None, None]
+    assert answer.take(TokenEvent(9)) == TokenEvent(9)
+    answer.ask()
+    answer.take(TokenEvent(7))
+    with pytest.raises(EngineError, match="did not repeat"):
+        answer.take(TokenEvent(5))
+
+
+def test_prefixes_know_the_replica_with_the_longest_beginning() -> None:
+    prefixes = PrefixMap(remembered=8)
+    prompt = list(range(4 * BLOCK))
+    assert prefixes.known(prompt) == []
+    prefixes.remember(prompt[: 2 * BLOCK], "a")
+    prefixes.remember([*prompt[:BLOCK], *[0] * BLOCK], "b")
+    assert prefixes.known(prompt) == ["a", "b"]
+    assert prefixes.known(prompt[: 2 * BLOCK - 1]) == ["b"]
+    assert prefixes.known(prompt[1:]) == []
+    assert prefixes.known(prompt[: BLOCK - 1]) == []
+    prefixes.remember(list(range(1000, 1000 + 8 * BLOCK)), "c")  # all that there is room for
+    assert prefixes.known(prompt) == []
+
+
+class Source:
+    """Events by hand, then an error or the end."""
+
+    def __init__(self) -> None:
+        self.items: asyncio.Queue[TokenEvent | Exception | None] = asyncio.Queue()
+        self.closed = False
+
+    def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        return self
+
+    async def __anext__(self) -> TokenEvent:
+        item = await self.items.get()
+        if item is None:
+            raise StopAsyncIteration
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+async def test_batches_hold_what_has_come_and_lose_nothing() -> None:
+    source = Source()
+    batches = in_batches(source)
+    source.items.put_nowait(TokenEvent(0))
+    assert await asyncio.wait_for(anext(batches), 5) == (TokenEvent(0),)
+    for token in range(1, 6):
+        source.items.put_nowait(TokenEvent(token))
+    source.items.put_nowait(EngineError("gone"))
+    assert [event.token for event in await asyncio.wait_for(anext(batches), 5)] == [1, 2, 3, 4, 5]
+    with pytest.raises(EngineError, match="gone"):
+        await anext(batches)
+    assert source.closed
+    given_up = Source()
+    batches = in_batches(given_up)
+    given_up.items.put_nowait(TokenEvent(0))
+    await anext(batches)
+    await batches.aclose()
+    assert given_up.closed
+
+
+@pytest.mark.parametrize("error", [RequestError("no", "seed"), OverloadError("full", 3.0), EngineError("dead")])
+def test_errors_cross_as_data(error: NearfarError) -> None:
+    again = Refusal.of(error).error()
+    assert type(again) is type(error)
+    assert (str(again), vars(again)) == (str(error), vars(error))
+
+
+def test_a_bug_in_a_replica_crosses_as_an_engine_error() -> None:
+    assert "KeyError" in str(Refusal.of(KeyError("x")).error())
+
+
+def test_replicas() -> None:
+    assert parse_replicas("2") == (2, 2)
+    assert parse_replicas("1:8") == (1, 8)
+    for wrong in ("", "a", "1:", ":2", "1:2:3"):
+        with pytest.raises(RequestError, match="replicas"):
+            parse_replicas(wrong)
+    with pytest.raises(RequestError, match="MIN <= MAX"):
+        RayOptions(min_replicas=0)
