@@ -25,6 +25,7 @@ COMMANDS = {
     "serve": "Serve a model: OpenAI's interface for many clients at once.",
     "keys": "Add an API key to a keys file.",
     "top": "Watch a running server.",
+    "bench": "Measure: load on a server.",
     "synth": "Write a checkpoint of a published shape with random weights.",
 }
 

@@ -1,0 +1,1 @@
+"""`nearfar bench serve`: load on a server with OpenAI's interface, and figures of how it bore it."""

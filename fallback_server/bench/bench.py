@@ -1,0 +1,126 @@
+"""The bench: look at the server, make the requests, put load on it level by level, and report."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from nearfar import __version__
+from nearfar.fallback_server.bench import load, prompts, traces
+from nearfar.fallback_server.bench.calibrate import Server, look
+from nearfar.fallback_server.bench.client import Ask, Client, Outcome
+from nearfar.fallback_server.bench.figures import Level, level
+from nearfar.fallback_server.bench.options import BenchOptions
+from nearfar.fallback_server.bench.traces import Item
+
+OPEN_REQUESTS = 256
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A level to come. `load`: concurrency of a closed loop, mean requests a second of an open one (0: one request)."""
+
+    name: str
+    mode: str
+    load: float
+    items: tuple[Item, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that was found."""
+
+    options: BenchOptions
+    server: Server
+    levels: tuple[Level, ...]
+    interrupted: bool
+
+    def record(self) -> dict[str, Any]:
+        """For JSON; without the API key."""
+        options = asdict(replace(self.options, key=None))
+        options["work"]["trace"] = self.options.work.trace.name if self.options.work.trace else None
+        server = {**asdict(self.server), "words": {"overhead": self.server.words.overhead, "exact": self.server.words.exact}}
+        levels = [asdict(one) for one in self.levels]
+        return {"nearfar": __version__, "server": server, "options": options, "levels": levels, "interrupted": self.interrupted}
+
+
+class Watcher:
+    """Is told how the bench goes; this one does not care."""
+
+    def looked(self, server: Server) -> None:
+        """The server has been looked at."""
+
+    def began(self, plan: Plan) -> None:
+        """A level begins."""
+
+    def done(self, outcome: Outcome) -> None:
+        """A request has ended."""
+
+    def ended(self, figures: Level) -> None:
+        """A level has ended."""
+
+
+def run(url: str, options: BenchOptions, watcher: Watcher | None = None) -> Report:
+    """Run the bench. Ctrl-C ends it, and the report has what there is."""
+    return asyncio.run(measure(url, options, watcher or Watcher()))
+
+
+async def measure(url: str, options: BenchOptions, watcher: Watcher) -> Report:
+    """See `run`."""
+    client = Client(url, options)
+    found: list[Level] = []
+    try:
+        server = await look(client)
+        watcher.looked(server)
+        for plan in plans(options, server):
+            watcher.began(plan)
+            run_ = await _level(client, plan, options, server, watcher.done)
+            found.append(level(plan.name, plan.mode, plan.load, run_, options.slo))
+            watcher.ended(found[-1])
+            if run_.interrupted:
+                break
+    finally:
+        await client.close()
+    return Report(options, server, tuple(found), bool(found) and found[-1].interrupted)
+
+
+async def _level(
+    client: Client, plan: Plan, options: BenchOptions, server: Server, done: Callable[[Outcome], None]
+) -> load.Run:
+    # Each level's own prompts: none finds another level's in the server's prefix cache.
+    work = options.work
+    asks = [
+        Ask(
+            prompts.text(server.words, item, index, work.shared_prefix, f"{work.seed} {plan.name}"),
+            item.prompt_tokens,
+            item.output_tokens,
+        )
+        for index, item in enumerate(plan.items)
+    ]
+    if plan.mode == "closed":
+        return await load.closed(client, asks, int(plan.load), options.level_seconds, done)
+    return await load.open_(client, asks, [item.at for item in plan.items], options.level_seconds, done)
+
+
+def plans(options: BenchOptions, server: Server) -> Iterator[Plan]:
+    """The levels, in order."""
+    work = options.work
+    trace = traces.read_trace(work.trace) if work.trace is not None else None
+
+    def fitted(items: Sequence[Item]) -> tuple[Item, ...]:
+        return tuple(traces.fit(items, work, server.context, server.words.overhead))
+
+    if options.mode in ("closed", "both"):
+        for concurrency in options.concurrency:
+            count = options.count(concurrency)
+            items = traces.sample(trace, work, count) if trace else traces.synthetic(work, count)
+            yield Plan(f"{concurrency} at once", "closed", concurrency, fitted(items))
+    if options.mode in ("open", "both"):
+        for rate in options.rates or (None,):
+            count = options.requests or OPEN_REQUESTS
+            items = traces.window(trace, work, count) if trace else traces.synthetic(work, count)
+            items = traces.at_rate(items, rate)
+            mean = (len(items) - 1) / items[-1].at if items[-1].at else 0.0
+            yield Plan(f"{mean:.3g} a second", "open", mean, fitted(items))

@@ -1,0 +1,80 @@
+"""The two kinds of load.
+
+Closed: so many clients, each sends its next request when it has its answer. Open: requests are sent when they are due,
+whatever the server does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nearfar.fallback_server.bench.client import Ask, Client, Outcome
+
+Done = Callable[[Outcome], None]
+
+
+@dataclass
+class Run:
+    """What came of a level. `seconds`: from its beginning until the last answer, or until it was stopped."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    seconds: float = 0.0
+    unfinished: int = 0
+    interrupted: bool = False
+
+
+async def closed(client: Client, asks: Sequence[Ask], concurrency: int, limit: float, done: Done) -> Run:
+    """Send `asks` with so many under way at any time; after `limit` seconds no more are begun."""
+    start = time.perf_counter()
+    run, waiting = Run(), iter(asks)
+
+    async def worker() -> None:
+        for ask in waiting:
+            now = time.perf_counter()
+            if now - start > limit:
+                return
+            await _one(client, ask, now, run, done)
+
+    return await _together(run, [worker() for _ in range(min(concurrency, len(asks)))], start)
+
+
+async def open_(client: Client, asks: Sequence[Ask], at: Sequence[float], limit: float, done: Done) -> Run:
+    """Send each of `asks` at its time; those due after `limit` seconds are left out."""
+    start = time.perf_counter()
+    run = Run()
+
+    async def sender(ask: Ask, due: float) -> None:
+        await asyncio.sleep(due - time.perf_counter())
+        await _one(client, ask, due, run, done)
+
+    senders = [sender(ask, start + time_) for ask, time_ in zip(asks, at, strict=True) if time_ <= limit]
+    return await _together(run, senders, start)
+
+
+async def _one(client: Client, ask: Ask, due: float, run: Run, done: Done) -> None:
+    run.unfinished += 1  # stays so if it is cancelled
+    outcome = await client.stream(ask, due)
+    run.unfinished -= 1
+    run.outcomes.append(outcome)
+    done(outcome)
+
+
+async def _together(run: Run, work: Sequence[Coroutine[Any, Any, None]], start: float) -> Run:
+    """Until all have ended, or until Ctrl-C: asyncio.run cancels its main task then, which keeps what it has."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        await asyncio.gather(*tasks)
+    except asyncio.CancelledError:
+        run.interrupted = True
+        if (main := asyncio.current_task()) is not None:
+            main.uncancel()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    run.seconds = time.perf_counter() - start
+    return run

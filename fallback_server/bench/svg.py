@@ -1,0 +1,77 @@
+"""Line charts as inline SVG: no library, no network, readable in any browser. Colours come from the page's CSS."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+WIDTH, HEIGHT = 460, 280
+LEFT, RIGHT, TOP, BOTTOM = 62, 14, 34, 44
+
+
+@dataclass(frozen=True)
+class Line:
+    """Points (x, y) under one name; marked and with a tooltip where `dots`."""
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+    dots: bool = True
+
+
+def chart(title: str, x_name: str, y_name: str, lines: Sequence[Line], *, even: bool = False, bound: float | None = None) -> str:
+    """A chart. `even`: places on the x axis are equally far apart, such as 1, 4, 16. `bound`: a horizontal line (the SLO)."""
+    xs = sorted({x for line in lines for x, _ in line.points})
+    ys = [y for line in lines for _, y in line.points]
+    if not xs:
+        return ""
+    ticks = nice(max(ys, default=0.0))
+    x_ticks = xs if even else nice(xs[-1])
+    places = {x: index for index, x in enumerate(xs)} if even else {x: x for x in (*xs, *x_ticks)}
+    right = max((len(xs) - 1) if even else x_ticks[-1], 1e-9)
+
+    def px(x: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * places[x] / right
+
+    def py(y: float) -> float:
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * y / ticks[-1]
+
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">',
+             f'<text class="title" x="{LEFT}" y="18">{escape(title)}</text>']  # fmt: skip
+    for y in ticks:
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{py(y):.1f}" y2="{py(y):.1f}"/>')
+        parts.append(f'<text class="tick" text-anchor="end" x="{LEFT - 6}" y="{py(y) + 4:.1f}">{y:g}</text>')
+    for x in x_ticks:
+        parts.append(f'<text class="tick" text-anchor="middle" x="{px(x):.1f}" y="{HEIGHT - BOTTOM + 16}">{x:.4g}</text>')
+    parts.append(f'<text class="axis" text-anchor="middle" x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 8}">{escape(x_name)}</text>')
+    parts.append(f'<text class="axis" text-anchor="middle" transform="translate(13 {HEIGHT / 2}) rotate(-90)">{escape(y_name)}</text>')
+    if bound is not None and bound <= ticks[-1]:
+        parts.append(f'<line class="bound" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{py(bound):.1f}" y2="{py(bound):.1f}"/>')
+    for index, line in enumerate(lines):
+        path = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in line.points)
+        parts.append(f'<polyline class="line c{index % 8}" points="{path}"/>')
+        if line.dots:
+            parts += [
+                f'<circle class="dot c{index % 8}" cx="{px(x):.1f}" cy="{py(y):.1f}" r="3.5">'
+                f"<title>{escape(line.name)}: {x:g}, {y:.4g}</title></circle>"
+                for x, y in line.points
+            ]
+    return "".join([*parts, "</svg>", _legend(lines)])
+
+
+def _legend(lines: Sequence[Line]) -> str:
+    if len(lines) < 2:
+        return ""
+    keys = [f'<span class="key c{index % 8}">{escape(line.name)}</span>' for index, line in enumerate(lines)]
+    return f'<div class="legend">{"".join(keys)}</div>'
+
+
+def nice(top: float, count: int = 5) -> list[float]:
+    """Round ticks from 0 to at least `top`."""
+    if top <= 0 or not math.isfinite(top):
+        return [0.0, 1.0]
+    rough = top / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= rough * (1 - 1e-9))
+    return [float(f"{index * step:.10g}") for index in range(math.ceil(top / step - 1e-9) + 1)]

@@ -1,0 +1,86 @@
+"""The report in a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console, Group
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from nearfar.fallback_server.bench.bench import Plan, Report, Watcher
+from nearfar.fallback_server.bench.calibrate import Server
+from nearfar.fallback_server.bench.client import Outcome
+from nearfar.fallback_server.bench.figures import Level, Summary
+
+
+class Bars(Watcher):
+    """A progress bar for each level."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+                   TextColumn("{task.fields[errors]}", style="red"))  # fmt: skip
+        self.progress = Progress(*columns, console=console)
+        self._task: TaskID | None = None
+        self._errors = 0
+
+    def looked(self, server: Server) -> None:
+        """See Watcher."""
+        self.progress.console.print(f"{server.model} at {server.url}", markup=False)
+        for note in server.notes:
+            self.progress.console.print(note, style="yellow", markup=False)
+
+    def began(self, plan: Plan) -> None:
+        """See Watcher."""
+        self._errors = 0
+        self._task = self.progress.add_task(plan.name, total=len(plan.items), errors="")
+
+    def done(self, outcome: Outcome) -> None:
+        """See Watcher."""
+        assert self._task is not None
+        self._errors += outcome.error is not None
+        self.progress.update(self._task, advance=1, errors=f"{self._errors} failed" if self._errors else "")
+
+    def ended(self, figures: Level) -> None:
+        """See Watcher."""
+        if self._task is not None:
+            self.progress.stop_task(self._task)
+
+
+def view(report: Report) -> Group:
+    """A table with a row for each level, and what went wrong."""
+    slo = report.options.slo
+    table = Table(title=f"{report.server.model}: p50 / p95 / p99, in ms")
+    table.add_column("load")
+    for name in ("requests", "req/s", "tokens/s", "TTFT", "TPOT", "between pieces", "end to end", "cached"):
+        table.add_column(name, justify="right")
+    table.add_column(f"goodput, req/s\n(TTFT ≤ {slo.ttft:g} s, TPOT ≤ {slo.tpot:g} s)", justify="right")
+    for one in report.levels:
+        table.add_row(
+            one.name, _requests(one), f"{one.requests_per_second:.2f}", f"{one.output_tokens_per_second:.1f}",
+            _ms(one.ttft), _ms(one.tpot), _ms(one.itl), _ms(one.e2e), f"{one.cached_part:.0%}",
+            f"{one.goodput:.2f} ({one.good:.0%})",
+        )  # fmt: skip
+    return Group(table, *remarks(report))
+
+
+def remarks(report: Report) -> list[str]:
+    """What the reader of the figures should know, as plain sentences."""
+    said = list(report.server.notes)
+    for one in report.levels:
+        said += [f"{one.name}: {count} x {kind}. {one.examples.get(kind, '')}".strip() for kind, count in one.errors.items()]
+        if one.short_answers:
+            said.append(f"{one.name}: {one.short_answers} answers were shorter than asked for.")
+        if one.lag.p99 > 0.05:
+            said.append(f"{one.name}: this client was {one.lag.p99 * 1000:.0f} ms late (p99): it may be what limits.")
+    if report.interrupted:
+        said.append(f"Stopped early: {report.levels[-1].unfinished} requests were under way and do not count.")
+    return said
+
+
+def _requests(one: Level) -> str:
+    return f"{one.ok}" if one.ok == one.requests else f"{one.ok} of {one.requests}"
+
+
+def _ms(summary: Summary) -> str:
+    if not summary.count:
+        return "–"
+    return " / ".join(f"{value * 1000:.{0 if value >= 0.1 else 1}f}" for value in (summary.p50, summary.p95, summary.p99))
