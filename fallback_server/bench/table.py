@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from rich import box
 from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from nearfar.fallback_server.bench.bench import Plan, Report, Watcher
 from nearfar.fallback_server.bench.calibrate import Server
@@ -46,20 +48,24 @@ class Bars(Watcher):
 
 
 def view(report: Report) -> Group:
-    """A table with a row for each level, and what went wrong."""
+    """What was borne, how long it took, and what the reader should know."""
     slo = report.options.slo
-    table = Table(title=f"{report.server.model}: p50 / p95 / p99, in ms")
-    table.add_column("load")
-    for name in ("requests", "req/s", "tokens/s", "TTFT", "TPOT", "between pieces", "end to end", "cached"):
-        table.add_column(name, justify="right")
-    table.add_column(f"goodput, req/s\n(TTFT ≤ {slo.ttft:g} s, TPOT ≤ {slo.tpot:g} s)", justify="right")
+    rates = Table(title=report.server.model, box=box.SIMPLE)
+    for name in ("load", "ended well", "req/s", "answer tokens/s", "cached", "goodput, req/s"):
+        rates.add_column(name, justify="left" if name == "load" else "right")
+    times = Table(title="milliseconds", box=box.SIMPLE)
+    for name in ("load", "", "p50", "p95", "p99", "max"):
+        times.add_column(name, justify="right" if name.startswith(("p", "m")) else "left")
     for one in report.levels:
-        table.add_row(
-            one.name, _requests(one), f"{one.requests_per_second:.2f}", f"{one.output_tokens_per_second:.1f}",
-            _ms(one.ttft), _ms(one.tpot), _ms(one.itl), _ms(one.e2e), f"{one.cached_part:.0%}",
-            f"{one.goodput:.2f} ({one.good:.0%})",
+        rates.add_row(
+            one.name, f"{one.ok} of {one.requests}", f"{one.requests_per_second:.2f}",
+            f"{one.output_tokens_per_second:.1f}", f"{one.cached_part:.0%}", f"{one.goodput:.2f} ({one.good:.0%})",
         )  # fmt: skip
-    return Group(table, *remarks(report))
+        kinds = {"TTFT": one.ttft, "TPOT": one.tpot, "between pieces": one.itl, "end to end": one.e2e}
+        for index, (kind, summary) in enumerate(kinds.items()):
+            times.add_row("" if index else one.name, kind, *_ms(summary), end_section=index == len(kinds) - 1)
+    goal = f"Goodput: ended well with TTFT ≤ {slo.ttft:g} s and TPOT ≤ {slo.tpot:g} s."
+    return Group(rates, times, *(Text(line) for line in (goal, *remarks(report))))
 
 
 def remarks(report: Report) -> list[str]:
@@ -76,11 +82,6 @@ def remarks(report: Report) -> list[str]:
     return said
 
 
-def _requests(one: Level) -> str:
-    return f"{one.ok}" if one.ok == one.requests else f"{one.ok} of {one.requests}"
-
-
-def _ms(summary: Summary) -> str:
-    if not summary.count:
-        return "–"
-    return " / ".join(f"{value * 1000:.{0 if value >= 0.1 else 1}f}" for value in (summary.p50, summary.p95, summary.p99))
+def _ms(summary: Summary) -> list[str]:
+    values = (summary.p50, summary.p95, summary.p99, summary.max)
+    return [f"{value * 1000:.{0 if value >= 0.1 else 1}f}" if summary.count else "–" for value in values]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import asdict
 from typing import Any
@@ -19,10 +20,15 @@ def router(service: Service, keys: KeyStore | None) -> APIRouter:
 
     @api.get("/stats", response_model=None)
     async def stats() -> dict[str, Any]:
-        """Figures of engine and admission."""
+        """Figures of engine and admission; `tasks` are those of the event loop, the one that answers included."""
         admission = service.admission
         under_way = {"requests": admission.requests, "tokens": admission.tokens}
-        return {"engine": asdict(service.engine.stats()), "under_way": under_way, "draining": service.draining}
+        return {
+            "engine": asdict(service.engine.stats()),
+            "under_way": under_way,
+            "draining": service.draining,
+            "tasks": len(asyncio.all_tasks()),
+        }
 
     @api.get("/keys", response_model=None)
     async def list_keys() -> dict[str, Any]:
