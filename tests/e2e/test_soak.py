@@ -82,7 +82,8 @@ def soaked(tmp_path: Path) -> Iterator[Soaked]:
     keys = tmp_path / "keys.toml"
     add_key(keys, Key("user", hashed(Soaked.user)))
     add_key(keys, Key("admin", hashed(Soaked.admin), admin=True))
-    arguments = ("--threads", "1", "--keys", keys, "--kv-memory", "4MB", "--max-running", "8", "--max-requests", "10")
+    arguments = ("--threads", "1", "--keys", keys, "--kv-memory", "4MB", "--max-running", "8", "--max-requests", "10",
+                 "--log-level", "warning")  # fmt: skip
     process = Process(shared_data("models", MODEL), "--engine", "torch", *arguments)
     yield Soaked(process)
     if process.process.poll() is None:
@@ -141,9 +142,12 @@ async def traffic(url: str, key: str, seconds: float, seed: int) -> Counter[str]
 
     async def client(number: int) -> None:
         r = random.Random(f"{seed} {number}")
-        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=30) as http:
+        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=90) as http:
             while time.monotonic() < end:
-                ends[await one(http, r)] += 1
+                end_ = await one(http, r)
+                ends[end_] += 1
+                if end_.endswith("429"):
+                    await asyncio.sleep(0.2)
 
     await asyncio.gather(*map(client, range(CLIENTS)))
     return ends
