@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
@@ -25,6 +26,10 @@ def adapter(power: str = "high-performance") -> Any:
     """The adapter that the system prefers."""
     os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # without it Mesa complains on stderr at each start
     wgpu = require_wgpu()
+    with contextlib.suppress(ImportError):
+        # PyTorch imports Triton where it is installed, and Triton's LLVM crashes the process if it is loaded after the one
+        # of Mesa's lavapipe (libLLVM 15; seen with Triton 3.9). The other way round they get along.
+        import triton._C.libtriton  # noqa: F401
     try:
         found = wgpu.gpu.request_adapter_sync(power_preference=power)
     except Exception as error:

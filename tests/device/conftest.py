@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 
 import pytest
-
-with contextlib.suppress(ImportError):
-    # torch imports Triton where it is installed, and its libtriton crashes on loading once Mesa's lavapipe has brought
-    # libLLVM 15 into the process (seen with triton 3.9): so it goes first.
-    import triton  # noqa: F401
 
 from nearfar.edge_runtime import Engine
 from tests.support.artifacts import Built
