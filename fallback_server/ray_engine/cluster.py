@@ -69,7 +69,8 @@ def engine_application(model: str, kind: Kind, engines: EngineOptions, options: 
         target_ongoing_requests=options.target, upscale_delay_s=options.upscale_delay,
         downscale_delay_s=options.downscale_delay,
     )  # fmt: skip
-    router = RequestRouterConfig(request_router_class=PrefixRouter, request_router_kwargs={"slack": options.slack})
+    made: Any = RequestRouterConfig  # its annotations come out wrong for a type checker
+    router = made(request_router_class=PrefixRouter, request_router_kwargs={"slack": options.slack})
     deployment: Any = serve.deployment(
         EngineReplica, name=ENGINE, autoscaling_config=scaling, request_router_config=router,
         max_ongoing_requests=options.max_ongoing, health_check_period_s=options.health_seconds,
@@ -123,8 +124,7 @@ def _connect(ray: Any, address: str | None) -> None:
 def _take_down(options: RayOptions) -> None:
     """Delete the replicas; a Ray that was started here ends."""
     ray: Any = import_module("ray")
-    from ray import serve
-
+    serve: Any = import_module("ray.serve")
     if ray.is_initialized():
         if options.address is None:
             serve.shutdown()
