@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from importlib import import_module
 from typing import Any
 
 from nearfar.errors import DeviceError
@@ -29,7 +30,7 @@ def adapter(power: str = "high-performance") -> Any:
     with contextlib.suppress(ImportError):
         # PyTorch imports Triton where it is installed, and Triton's LLVM crashes the process if it is loaded after the one
         # of Mesa's lavapipe (libLLVM 15; seen with Triton 3.9). The other way round they get along.
-        import triton._C.libtriton  # noqa: F401
+        import_module("triton._C.libtriton")
     try:
         found = wgpu.gpu.request_adapter_sync(power_preference=power)
     except Exception as error:
