@@ -50,12 +50,13 @@ ifneq ($(WEB),)
 	cd web && npm run --silent check && npm run --silent lint
 endif
 
-# pytest comes last, so that its summary is the last line.
+# Unit tests run side by side; devices and whole journeys would get in each other's way, so they run one by one.
 test: setup lint ## lint and all tests: what CI runs
 ifneq ($(WEB),)
 	cd web && npm test --silent
 endif
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest tests/unit --numprocesses auto
+	$(BIN)/python -m pytest tests/device tests/e2e
 
 BENCH_READY := $(VENV)/.bench-ready
 $(BENCH_READY): $(PYTHON_READY)

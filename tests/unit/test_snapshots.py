@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -352,12 +353,16 @@ async def test_a_failed_write_leaves_no_prefix_behind(tmp_path: Path, monkeypatc
 async def test_cancelling_and_closing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file, "PIECE_BYTES", 64)
     async with engine() as made:
-        loop, writing = asyncio.get_running_loop(), asyncio.Event()
-        task = asyncio.create_task(
-            made.save_cache(tmp_path / "a.snap", tokens=prompt(90), progress=lambda *_: loop.call_soon_threadsafe(writing.set))
-        )
+        loop, writing, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+        def hold(done: int, total: int) -> None:
+            loop.call_soon_threadsafe(writing.set)
+            go_on.wait(10)
+
+        task = asyncio.create_task(made.save_cache(tmp_path / "a.snap", tokens=prompt(90), progress=hold))
         await writing.wait()
         task.cancel()
+        loop.call_later(0.1, go_on.set)
         with pytest.raises(asyncio.CancelledError):
             await task
         assert not list(tmp_path.iterdir())
