@@ -50,13 +50,13 @@ ifneq ($(WEB),)
 	cd web && npm run --silent check && npm run --silent lint
 endif
 
-# Unit tests run side by side; devices and whole journeys would get in each other's way, so they run one by one.
+# Most tests run side by side; those that take the whole machine (tests/conftest.py) one by one.
 test: setup lint ## lint and all tests: what CI runs
 ifneq ($(WEB),)
 	cd web && npm test --silent
 endif
-	$(BIN)/python -m pytest tests/unit --numprocesses auto
-	$(BIN)/python -m pytest tests/device tests/e2e
+	$(BIN)/python -m pytest -m "not alone" --numprocesses auto --dist loadfile
+	$(BIN)/python -m pytest -m alone
 
 BENCH_READY := $(VENV)/.bench-ready
 $(BENCH_READY): $(PYTHON_READY)

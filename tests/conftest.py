@@ -15,6 +15,16 @@ from tests.support.artifacts import Built
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+ALONE = ("e2e/", "device/test_backends", "device/test_browser", "device/test_snapshots", "device/test_webgpu", "device/test_wgsl")
+"""Tests that take the whole machine, or share what a session builds: `make test` runs them one by one, the others side by side."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    root = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(root) and item.path.relative_to(root).as_posix().startswith(ALONE):
+            item.add_marker("alone")
+
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:

@@ -56,15 +56,13 @@ def test_tools_are_called(found: dict[str, Any]) -> None:
 
 def test_an_abort_ends_the_request_in_the_server(server: Process, found: dict[str, Any]) -> None:
     assert 3 <= found["aborted"] < 50
+    wanted = ('requests_total{model_name="sample",outcome="aborted"} 1.0', 'num_requests_running{model_name="sample"} 0.0')
     deadline = time.monotonic() + 20
-    text = ""
-    while time.monotonic() < deadline:
-        text = httpx.get(f"{server.url}/metrics", timeout=10).text
-        if 'requests_total{model_name="sample",outcome="aborted"} 1.0' in text:
+    while (text := httpx.get(f"{server.url}/metrics", timeout=10).text) and time.monotonic() < deadline:
+        if all(line in text for line in wanted):
             break
         time.sleep(0.1)
-    assert 'requests_total{model_name="sample",outcome="aborted"} 1.0' in text
-    assert 'num_requests_running{model_name="sample"} 0.0' in text
+    assert [line for line in wanted if line not in text] == []
 
 
 def test_errors_are_the_clients_own_classes(found: dict[str, Any]) -> None:
