@@ -160,6 +160,8 @@ def main() -> None:
         for _ in range(args.rounds):
             mine = in_process(sys.executable, __file__, str(args.artifact), "--one", "ours", *common)
             rounds.append((mine, in_process(args.peer_python, __file__, model, "--one", "peer", *common)))
+        root = args.artifact / "cpu" if (args.artifact / "cpu").exists() else args.artifact
+        weights = json.loads((root / "manifest.json").read_text())["weights"]["bytes"]
     result: dict[str, Any] = {"threads": threads, "measure": f"{threads} threads, {'processor' if args.cpu_time else 'wall'} time"}
     for kind in ("prefill", "decode"):
         result[kind] = {
@@ -167,8 +169,6 @@ def main() -> None:
             "llama.cpp": statistics.median(b[kind] for _, b in rounds),
             "ratio": statistics.median(a[kind] / b[kind] for a, b in rounds),
         }
-        root = args.artifact / "cpu" if (args.artifact / "cpu").exists() else args.artifact
-        weights = json.loads((root / "manifest.json").read_text())["weights"]["bytes"]
     result["weights_gb_per_s"] = weights * result["decode"]["nearfar"] / 1e9
     result["bandwidth_gb_per_s"] = read_bandwidth(threads, clock)
     report(result)
