@@ -19,7 +19,7 @@ from nearfar.build.source import BuildOptions, Source
 from nearfar.build.target import Made
 from nearfar.build.weights import Piece, to_float16
 from nearfar.errors import BuildError
-from nearfar.targets.base import Matrix, QuantTensor
+from nearfar.targets.base import QuantTensor
 from nearfar.targets.mlx.config import mlx_config
 
 COPIED = ("generation_config.json", "special_tokens_map.json")
@@ -151,8 +151,8 @@ class MlxTarget:
 
 def _dense_layers(source: Source) -> list[str]:
     """Layers that stayed dense although the model is quantized."""
-    matrices: list[tuple[Param, Matrix | None]] = [(p, source.model.matrices.get(p.name)) for p in source.params]
-    dense = [param for param, matrix in matrices if matrix is not None and not matrix.quantized]
+    matrices = source.model.matrices
+    dense = [param for param in source.params if param.name in matrices and not matrices[param.name].quantized]
     return [layer_of(name) for param in dense for name, _ in param.sources]
 
 

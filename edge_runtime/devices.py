@@ -96,9 +96,7 @@ def _probe_mlx() -> Found:
 def _open_mlx(artifact: Artifact, program: Program, settings: Settings) -> Executor:
     from nearfar.edge_runtime.executors.mlx.executor import MlxExecutor
 
-    return MlxExecutor(
-        artifact, program, pages=settings.pages, context=settings.context, kv_bits=settings.kv_bits
-    )
+    return MlxExecutor(artifact, program, pages=settings.pages, kv_bits=settings.kv_bits)
 
 
 def _prefer_mlx() -> int:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from nearfar.edge_runtime.cache import SequenceTable
+from nearfar.edge_runtime.cache import SequenceTable, common_length
 from nearfar.edge_runtime.cache.sequences import Copy
 from nearfar.edge_runtime.requests import Request
 from nearfar.errors import RequestError
@@ -208,7 +208,7 @@ class Scheduler:
         """Whether a request being prefilled will leave a prefix that is worth waiting for."""
         for other in self.running:
             done = len(other.sequence.tokens) if other.sequence else 0
-            shared = _common(other.tokens, request.tokens)
+            shared = common_length(other.tokens, request.tokens)
             if other.remaining > 1 and shared >= done + self.table.page_size:
                 return True
         return False
@@ -239,7 +239,7 @@ class Scheduler:
         best, shared = None, len(request.sequence.tokens)
         for other in self.running:
             if other.sequence is not None:
-                common = min(_common(other.sequence.tokens, request.tokens), len(request.tokens) - 1)
+                common = min(common_length(other.sequence.tokens, request.tokens), len(request.tokens) - 1)
                 if common > shared:
                     best, shared = other.sequence, common
         if best is None:
@@ -249,13 +249,3 @@ class Scheduler:
         assert fork is not None
         self.table.truncate(fork, shared)
         request.sequence = fork
-
-
-def _common(a: Seq[int], b: Seq[int]) -> int:
-    """Length of the common beginning."""
-    count = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        count += 1
-    return count

@@ -51,10 +51,8 @@ class TextCodec:
         if not file.is_file():
             raise ArtifactError(f"{path} has no tokenizer.json; save the model's fast tokenizer there")
         try:
-            data = json.loads(file.read_text(encoding="utf-8"))
-            for token in data.get("added_tokens") or ():
-                token["special"] = token["special"] and token["content"] not in visible
-            tokenizer = Tokenizer.from_str(json.dumps(data))
+            text = file.read_text(encoding="utf-8")
+            tokenizer = Tokenizer.from_str(_with_visible(text, visible) if visible else text)
         except Exception as error:  # the library raises plain Exception
             raise ArtifactError(f"{path.name}/tokenizer.json of {path.parent} cannot be read: {error}") from error
         settings = path / "tokenizer_config.json"
@@ -241,6 +239,14 @@ def _compile(template: str) -> jinja2.Template:
         return environment.from_string(template)
     except jinja2.TemplateError as error:
         raise ArtifactError(f"the chat template cannot be read: {error}") from error
+
+
+def _with_visible(text: str, visible: Collection[str]) -> str:
+    """A tokenizer.json in which these tokens are not special."""
+    data = json.loads(text)
+    for token in data.get("added_tokens") or ():
+        token["special"] = token["special"] and token["content"] not in visible
+    return json.dumps(data)
 
 
 def _until_last(text: str, messages: Seq[Mapping[str, Any]]) -> str:

@@ -4,7 +4,7 @@ The TypeScript runtime has the same three classes; both pass the vectors in test
 """
 
 from nearfar.edge_runtime.cache.pages import PageAllocator
-from nearfar.edge_runtime.cache.prefix import PrefixIndex
+from nearfar.edge_runtime.cache.prefix import PrefixIndex, common_length
 from nearfar.edge_runtime.cache.sequences import Sequence, SequenceTable
 
-__all__ = ["PageAllocator", "PrefixIndex", "Sequence", "SequenceTable"]
+__all__ = ["PageAllocator", "PrefixIndex", "Sequence", "SequenceTable", "common_length"]

@@ -10,6 +10,16 @@ ROOT = -1
 Key = tuple[int, tuple[int, ...]]
 
 
+def common_length(a: Seq[int], b: Seq[int]) -> int:
+    """Length of the common beginning of two sequences of tokens."""
+    count = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        count += 1
+    return count
+
+
 class PrefixIndex:
     """A tree of full pages: a page is found by its parent page and the tokens in it.
 

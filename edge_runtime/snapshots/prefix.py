@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, Any
 
+from nearfar.edge_runtime.cache import common_length
 from nearfar.errors import RequestError
 
 if TYPE_CHECKING:
@@ -48,6 +49,4 @@ def whole_pages(tokens: Seq[int], page_size: int) -> list[int]:
 def _common(many: Seq[Seq[int]]) -> list[int]:
     """The longest common beginning."""
     first = many[0]
-    different: Callable[[int], bool] = lambda i: any(len(other) <= i or other[i] != first[i] for other in many)  # noqa: E731
-    end = next((i for i in range(len(first)) if different(i)), len(first))
-    return list(first[:end])
+    return list(first[: min(common_length(first, other) for other in many)])

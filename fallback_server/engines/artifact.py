@@ -15,10 +15,10 @@ from typing import Literal
 from nearfar.edge_runtime import requests as edge
 from nearfar.edge_runtime.engine import EngineCore, Generation
 from nearfar.edge_runtime.sampling import SamplingParams
-from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
+from nearfar.errors import EngineError, NearfarError, RequestError
 from nearfar.fallback_server.backend import BackendInfo, BackendStats, Logprob, Sampling, TokenEvent, TokenRequest
 from nearfar.fallback_server.grammars import GrammarService, TokenConstraint
-from nearfar.fallback_server.token_stream import TaskStream
+from nearfar.fallback_server.token_stream import TaskStream, TaskStreams
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class ArtifactBackend:
         self._max_waiting = max_waiting
         self._line: list[_Place] = []
         self._numbers = itertools.count()
-        self._streams: dict[str, TaskStream] = {}
+        self._streams = TaskStreams()
         self._running = 0
         self._pages = table.available
         self._counts = _Counts()
@@ -73,25 +73,17 @@ class ArtifactBackend:
 
     def submit(self, request: TokenRequest) -> AsyncIterator[TokenEvent]:
         """Start a request. See Backend."""
-        if request.id in self._streams:
-            raise RequestError(f"a request with the id {request.id!r} is under way already")
+        self._streams.check_new(request.id)
         params = _params(request)
         params.check_vocabulary(self.info.vocab_size)
         self._check(request)
-        if len(self._streams) - self._running >= self._max_waiting:
-            raise OverloadError(f"{self._max_waiting} requests are waiting already; try again later", 2.0)
-        stream = TaskStream()
-        self._streams[request.id] = stream
+        self._streams.check_room(self._running, self._max_waiting)
         self._counts.prompt += len(request.tokens)
-        stream.task = asyncio.get_running_loop().create_task(self._run(request, params, stream))
-        stream.task.add_done_callback(lambda _: self._streams.pop(request.id, None))
-        return stream
+        return self._streams.start(request.id, lambda stream: self._run(request, params, stream))
 
     async def cancel(self, request_id: str) -> None:
         """End a request."""
-        if (stream := self._streams.get(request_id)) is not None:
-            stream.put(TokenEvent(None, "abort"))
-            await stream.cancel()
+        await self._streams.cancel(request_id)
 
     async def embed(self, tokens: Seq[Seq[int]], pooling: Literal["mean", "last"]) -> list[list[float]]:
         """An artifact gives logits, no hidden states."""
@@ -124,12 +116,7 @@ class ArtifactBackend:
 
     async def close(self, drain: float = 0.0) -> None:
         """Wait at most `drain` seconds for requests under way, then stop."""
-        tasks = [stream.task for stream in self._streams.values() if stream.task is not None]
-        if tasks and drain > 0:
-            await asyncio.wait(tasks, timeout=drain)
-        for stream in list(self._streams.values()):
-            stream.put(EngineError("the server is shutting down"))
-            await stream.cancel()
+        await self._streams.close(drain)
         await self.core.close()
         if self._grammars is not None:
             await self._grammars.close()

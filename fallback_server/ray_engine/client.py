@@ -13,12 +13,12 @@ from typing import Any, Literal
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
 
-from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
+from nearfar.errors import EngineError, NearfarError, OverloadError
 from nearfar.fallback_server.backend import BackendInfo, BackendStats, TokenEvent, TokenRequest
 from nearfar.fallback_server.ray_engine.continuing import Answer
 from nearfar.fallback_server.ray_engine.messages import Events, Refusal
 from nearfar.fallback_server.ray_engine.options import RayOptions
-from nearfar.fallback_server.token_stream import TaskStream
+from nearfar.fallback_server.token_stream import TaskStream, TaskStreams
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class RayBackend:
         self._handle = handle
         self._options = options
         self._on_close = on_close
-        self._streams: dict[str, TaskStream] = {}
+        self._streams = TaskStreams()
         self._counts = _Counts()
         self._replicas: dict[str, BackendStats] = {}
         self._last_token = 0.0
@@ -67,22 +67,14 @@ class RayBackend:
         """Start a request. See Backend."""
         if self._closing:
             raise OverloadError("the server is shutting down", 5.0)
-        if request.id in self._streams:
-            raise RequestError(f"a request with the id {request.id!r} is under way already")
-        if len(self._streams) - self._counts.running >= self._options.max_waiting:
-            raise OverloadError(f"{self._options.max_waiting} requests are waiting already; try again later", 2.0)
-        stream = TaskStream()
-        self._streams[request.id] = stream
+        self._streams.check_new(request.id)
+        self._streams.check_room(self._counts.running, self._options.max_waiting)
         self._counts.prompt += len(request.tokens)
-        stream.task = asyncio.get_running_loop().create_task(self._run(Answer(request), stream))
-        stream.task.add_done_callback(lambda _: self._streams.pop(request.id, None))
-        return stream
+        return self._streams.start(request.id, lambda stream: self._run(Answer(request), stream))
 
     async def cancel(self, request_id: str) -> None:
         """End a request."""
-        if (stream := self._streams.get(request_id)) is not None:
-            stream.put(TokenEvent(None, "abort"))
-            await stream.cancel()
+        await self._streams.cancel(request_id)
 
     async def embed(self, tokens: Seq[Seq[int]], pooling: Literal["mean", "last"]) -> list[list[float]]:
         """One vector a sequence, all by one replica."""
@@ -130,12 +122,7 @@ class RayBackend:
         if self._closing:
             return
         self._closing = True
-        tasks = [stream.task for stream in self._streams.values() if stream.task is not None]
-        if tasks and drain > 0:
-            await asyncio.wait(tasks, timeout=drain)
-        for stream in list(self._streams.values()):
-            stream.put(EngineError("the server is shutting down"))
-            await stream.cancel()
+        await self._streams.close(drain)
         if self._on_close is not None:
             await self._on_close()
 

@@ -12,6 +12,7 @@ from typing import Literal
 
 from nearfar.errors import CheckpointError, DeviceError, EngineError, NearfarError, OverloadError, RequestError
 from nearfar.fallback_server.backend import BackendInfo, BackendStats, Sampling, TokenEvent, TokenRequest
+from nearfar.fallback_server.token_stream import EventStream
 from nearfar.fallback_server.torch_engine.messages import (
     Cancel,
     Counters,
@@ -32,44 +33,30 @@ STARTS = 3  # failed starts in a row after which those who wait are told
 SUMMED = ("prefix_hits", "prefix_queries", "preemptions", "generated_tokens", "prompt_tokens", "steps")
 
 
-class TokenStream:
-    """The events of one request, for `async for`. `aclose` cancels it."""
+class TokenStream(EventStream):
+    """The events of one request. `aclose` cancels it."""
 
     def __init__(self, backend: TorchBackend, request: TokenRequest) -> None:
+        super().__init__()
         self.request = request
         self.started = False  # it has been part of a step
         self.emitted = False
         self.deaths = 0  # engines that died with it under way
         self.done = False
         self._backend = backend
-        self._items: asyncio.Queue[TokenEvent | NearfarError] = asyncio.Queue()
-        self._ended = False  # the last item has been handed out
-
-    def __aiter__(self) -> TokenStream:
-        return self
-
-    async def __anext__(self) -> TokenEvent:
-        if self._ended:
-            raise StopAsyncIteration
-        item = await self._items.get()
-        if isinstance(item, NearfarError):
-            self._ended = True
-            raise item
-        self._ended = item.finish is not None
-        return item
 
     async def aclose(self) -> None:
         """End the request if it is still under way; iterating gives nothing more."""
         self._ended = True
-        self._items.put_nowait(TokenEvent(None, "abort"))  # wakes whoever waits for an event
+        super().put(TokenEvent(None, "abort"))  # wakes whoever waits for an event
         await self._backend.cancel(self.request.id)
 
-    def put(self, item: TokenEvent | NearfarError) -> None:
-        """Hand an item to the reader; after the last one there are no more."""
+    def put(self, event: TokenEvent | NearfarError) -> None:
+        """Hand an event to the reader; after the last one there are no more."""
         if not self.done:
             self.emitted = True
-            self.done = isinstance(item, NearfarError) or item.finish is not None
-            self._items.put_nowait(item)
+            self.done = isinstance(event, NearfarError) or event.finish is not None
+            super().put(event)
 
 
 @dataclass(eq=False)

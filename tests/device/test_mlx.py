@@ -52,7 +52,7 @@ class Direct:
     def __init__(self, path: Path, pages: int = 128, kv_bits: int | None = None) -> None:
         artifact = Artifact.open(path)
         self.program = artifact.manifest.programs[1]
-        self.device = MlxExecutor(artifact, self.program, pages=pages, context=640, kv_bits=kv_bits)
+        self.device = MlxExecutor(artifact, self.program, pages=pages, kv_bits=kv_bits)
         self.table_shape = next(tuple(b.shape) for b in artifact.manifest.buffers if b.name == "page_table")
 
     def pages(self, pages: list[int], slot: int = 0) -> None:

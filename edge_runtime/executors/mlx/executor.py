@@ -36,9 +36,7 @@ class MlxExecutor:
 
     name = "mlx"
 
-    def __init__(
-        self, artifact: Artifact, program: Program, *, pages: int, context: int, kv_bits: int | None = None
-    ) -> None:
+    def __init__(self, artifact: Artifact, program: Program, *, pages: int, kv_bits: int | None = None) -> None:
         """Load the weights, make the cache for so many pages; `kv_bits` 8 or 4 quantizes it."""
         manifest = artifact.manifest
         if manifest.model.architecture not in MODELS:

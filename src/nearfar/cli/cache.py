@@ -25,10 +25,10 @@ from nearfar.cli.options import (
     Threads,
     TopK,
     TopP,
-    describe,
     load_engine,
     load_snapshot,
     progress_bar,
+    report,
     sampling,
 )
 from nearfar.cli.run import answer, complete
@@ -102,7 +102,7 @@ def load(
         if prompt is not None:
             timings = _go_on(engine, found, prompt, params)
             if timings:
-                print(f"{engine.asynchronous.core.executor.name}: {describe(timings[0])}", file=sys.stderr)
+                report(engine, timings[0])
 
 
 def _source(system: str | None, file: Path | None, messages: Path | None, prompt: str | None, raw: bool) -> Source:

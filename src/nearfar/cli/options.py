@@ -105,6 +105,11 @@ def describe(stats: RequestStats) -> str:
     )
 
 
+def report(engine: Engine, stats: RequestStats) -> None:
+    """Write the figures of one answer to stderr."""
+    print(f"{engine.asynchronous.core.executor.name}: {describe(stats)}", file=sys.stderr)
+
+
 def emit(text: str) -> None:
     """Write to stdout as UTF-8 whatever the locale, at once."""
     sys.stdout.buffer.write(text.encode())

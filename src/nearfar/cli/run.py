@@ -28,10 +28,10 @@ from nearfar.cli.options import (
     Threads,
     TopK,
     TopP,
-    describe,
     emit,
     load_engine,
     load_snapshot,
+    report,
     sampling,
 )
 from nearfar.edge_runtime import Engine
@@ -77,7 +77,7 @@ def run(
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return
         if stats and timings:
-            print(f"{engine.asynchronous.core.executor.name}: {describe(timings[0])}", file=sys.stderr)
+            report(engine, timings[0])
         if cache is not None and timings and not timings[0].cached_tokens:
             print(f"note: {cache} saved nothing: the prompt does not begin as it does", file=sys.stderr)
 
