@@ -155,7 +155,8 @@ def _list_webgpu() -> list[Listed]:
 
     info, found = webgpu_device.information(), _probe_webgpu()
     kind, driver = info.get("adapter_type", ""), f"{info.get('backend_type', '')} {info.get('description', '')}".strip()
-    return [Listed("webgpu", info.get("device", ""), kind.lower(), driver, tuple(sorted(found.features)), 0, found.limits)]
+    features = tuple(sorted(name for name in found.features if name.startswith(("shader-", "subgroup"))))  # not the graphics
+    return [Listed("webgpu", info.get("device", ""), kind.lower(), driver, features, 0, found.limits)]
 
 
 def _list_mlx() -> list[Listed]:
