@@ -1,4 +1,4 @@
-"""Targets that TVM compiles: plans over our own kernels, and a weight stream packed for them (cpu, webgpu)."""
+"""Targets that TVM compiles: plans over our own kernels, and a weight stream packed for them (cpu, webgpu, vulkan)."""
 
 from __future__ import annotations
 
@@ -104,12 +104,13 @@ def _cpu_kernels() -> Kernels:
     return kernels
 
 
-def _webgpu_kernels() -> Kernels:
-    from nearfar.targets.webgpu import KERNELS
+def _gpu_kernels() -> Kernels:
+    from nearfar.targets.gpu import KERNELS
 
     kernels: Kernels = KERNELS
     return kernels
 
 
 CPU = CompiledTarget("cpu", _cpu_kernels, {"kind": "llvm"}, emit.emit_cpu)
-WEBGPU = CompiledTarget("webgpu", _webgpu_kernels, {"kind": "webgpu", "host": "llvm"}, emit.emit_webgpu)
+WEBGPU = CompiledTarget("webgpu", _gpu_kernels, {"kind": "webgpu", "host": "llvm"}, emit.emit_webgpu)
+VULKAN = CompiledTarget("vulkan", _gpu_kernels, {"kind": "vulkan", "host": "llvm"}, emit.emit_vulkan)

@@ -1,0 +1,196 @@
+"""Buffers in SPIR-V: storage buffers, workgroup arrays, and locals.
+
+A local array whose indices are all known becomes one variable an element. What was last stored there is remembered, and only
+written at the end of a block: straight code, such as unrolled loops, keeps its values in ids.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from tvm.ir import Var
+
+from nearfar.errors import BuildError
+
+from .arithmetic import BOOL, F16, I32, U32, Arithmetic, Dtype, dtype_of
+from .conversions import Conversions
+from .opcodes import Capability, Decoration, Op, Storage
+from .uses import Uses
+
+
+@dataclass
+class Place:
+    """Where a buffer lies. `element` is the type in memory, `variable` an array or a block (0 for scalars)."""
+
+    dtype: Dtype
+    storage: Storage
+    element: int
+    variable: int = 0
+    vector: int = 1
+    read_only: bool = False
+    scalars: dict[int, int] = field(default_factory=dict)
+    split: bool = False
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A storage buffer of the interface."""
+
+    buffer: Var
+    written: bool
+
+
+class Memory:
+    """Places of all buffers of a function; see the module."""
+
+    def __init__(self, arithmetic: Arithmetic, conversions: Conversions) -> None:
+        self._arithmetic, self._conversions, self._builder = arithmetic, conversions, arithmetic.builder
+        self._places: dict[Var, Place] = {}
+        self._held: dict[tuple[Var, int], int] = {}
+        self._dirty: dict[tuple[Var, int], None] = {}
+        self.shared_bytes = 0
+
+    def bind(self, buffer: Var, use: Uses, binding: int) -> None:
+        """A buffer of the interface. `Restrict`: a plan binds no buffer twice where one is written (see build/emit.py)."""
+        builder, dtype = self._builder, dtype_of(str(buffer.dtype))
+        if dtype.bits == 16:
+            builder.capability(Capability.STORAGE_BUFFER_16BIT)
+        elif dtype.bits <= 8:
+            builder.capability(Capability.STORAGE_BUFFER_8BIT)
+        lanes = use.vector or 1
+        element = self._stored_type(dtype)
+        held = element if lanes == 1 else builder.vector_type(element, lanes)
+        block = builder.buffer_type(held, dtype.bytes * lanes, use.stored)
+        variable = builder.global_variable(Storage.STORAGE_BUFFER, block)
+        builder.decorate(variable, Decoration.DESCRIPTOR_SET, 0)
+        builder.decorate(variable, Decoration.BINDING, binding)
+        builder.decorate(variable, Decoration.RESTRICT)
+        builder.name(variable, str(buffer.name))
+        self._places[buffer] = Place(dtype, Storage.STORAGE_BUFFER, element, variable, lanes, read_only=not use.stored)
+
+    def allocate(self, buffer: Var, use: Uses) -> None:
+        """A buffer of the function or the workgroup; nothing where it is not used."""
+        scope, dtype = str(buffer.scope()), dtype_of(str(buffer.dtype))
+        if not (use.loaded or use.stored):
+            return
+        element = self._arithmetic.computes(dtype)
+        count = math.prod(int(extent) for extent in buffer.shape)
+        if scope == "shared":
+            variable = self._builder.global_variable(Storage.WORKGROUP, self._builder.array_type(element, count))
+            self.shared_bytes += count * max(dtype.bytes, 2 if dtype == F16 else 4)
+            self._places[buffer] = Place(dtype, Storage.WORKGROUP, element, variable)
+        elif scope not in ("local", "global"):
+            raise BuildError(f"memory of scope {scope!r} has no SPIR-V code")
+        elif use.scalars:
+            self._places[buffer] = Place(dtype, Storage.FUNCTION, element, split=True)
+        else:
+            variable = self._builder.local_variable(self._builder.array_type(element, count))
+            self._places[buffer] = Place(dtype, Storage.FUNCTION, element, variable)
+
+    def alias(self, buffer: Var, other: Var) -> None:
+        """Another declaration of the same memory."""
+        place = self._places.get(other)
+        if place is None or dtype_of(str(buffer.dtype)) != place.dtype:
+            raise BuildError(f"buffer {buffer.name} looks at the memory of {other.name} as another dtype")
+        self._places[buffer] = place
+
+    def load(self, buffer: Var, index: int, lane: int = 0) -> int:
+        """The element at an index (of the first lane, where the buffer holds vectors)."""
+        place = self._place(buffer)
+        if place.split:
+            return self._load_scalar(buffer, place, int(self._arithmetic.known(index) or 0))
+        builder, pointer = self._builder, self._pointer(place, index)
+        kind = place.element if place.vector == 1 else builder.vector_type(place.element, place.vector)
+        read = builder.pure if place.read_only else builder.value
+        value = read(Op.LOAD, kind, pointer)
+        if place.vector > 1:
+            value = builder.pure(Op.COMPOSITE_EXTRACT, place.element, value, lane)
+        return self._taken(place, value)
+
+    def store(self, buffer: Var, index: int, values: list[int]) -> None:
+        """Store at an index: one value, or the lanes of a vector."""
+        place = self._place(buffer)
+        if place.split:
+            key = buffer, int(self._arithmetic.known(index) or 0)
+            self._held[key] = values[0]
+            self._dirty[key] = None
+            return
+        stored = [self._given(place, value) for value in values]
+        value = stored[0]
+        if place.vector > 1:
+            kind = self._builder.vector_type(place.element, place.vector)
+            value = self._builder.pure(Op.COMPOSITE_CONSTRUCT, kind, *stored)
+        self._builder.emit(Op.STORE, self._pointer(place, index), value)
+
+    def lanes(self, buffer: Var) -> int:
+        """Elements of the buffer's vectors."""
+        return self._place(buffer).vector
+
+    def flush(self) -> None:
+        """Write what is only remembered: before a block ends."""
+        for key in self._dirty:
+            self._builder.emit(Op.STORE, self._scalar(*key), self._held[key])
+        self._dirty.clear()
+
+    @contextmanager
+    def branch(self, lost: set[Var]) -> Iterator[None]:
+        """Blocks beside the way: they begin with what is remembered; after them, `lost` buffers may hold something else."""
+        held, dirty = dict(self._held), dict(self._dirty)
+        yield
+        self._held, self._dirty = held, dirty
+        self.forget(lost)
+
+    def forget(self, buffers: set[Var]) -> None:
+        """No longer know what these hold."""
+        self._held = {key: value for key, value in self._held.items() if key[0] not in buffers}
+
+    def _place(self, buffer: Var) -> Place:
+        if buffer not in self._places:
+            raise BuildError(f"buffer {buffer.name} is used before it is declared")
+        return self._places[buffer]
+
+    def _scalar(self, buffer: Var, index: int) -> int:
+        place = self._places[buffer]
+        if index not in place.scalars:
+            place.scalars[index] = self._builder.local_variable(place.element)
+        return place.scalars[index]
+
+    def _load_scalar(self, buffer: Var, place: Place, index: int) -> int:
+        key = buffer, index
+        if key not in self._held:
+            self._held[key] = self._builder.value(Op.LOAD, place.element, self._scalar(*key))
+        return self._held[key]
+
+    def _pointer(self, place: Place, index: int) -> int:
+        builder = self._builder
+        kind = place.element if place.vector == 1 else builder.vector_type(place.element, place.vector)
+        pointer = builder.pointer_type(place.storage, kind)
+        if place.storage == Storage.STORAGE_BUFFER:
+            return builder.pure(Op.ACCESS_CHAIN, pointer, place.variable, builder.u32(0), index)
+        return builder.pure(Op.ACCESS_CHAIN, pointer, place.variable, index)
+
+    def _stored_type(self, dtype: Dtype) -> int:
+        if dtype.kind == "f":
+            return self._builder.float_type(dtype.bits)
+        return self._builder.int_type(max(dtype.bits, 8))
+
+    def _taken(self, place: Place, value: int) -> int:
+        """From memory into a register."""
+        dtype = place.dtype
+        if place.storage != Storage.STORAGE_BUFFER or dtype.kind == "f" or dtype.bits >= 32:
+            return value
+        op = Op.S_CONVERT if dtype.kind == "i" else Op.U_CONVERT
+        wide = self._builder.pure(op, self._builder.int_type(), value)
+        return self._arithmetic.compare("ne", U32, wide, self._builder.u32(0)) if dtype == BOOL else wide
+
+    def _given(self, place: Place, value: int) -> int:
+        """From a register to memory."""
+        dtype = place.dtype
+        if place.storage != Storage.STORAGE_BUFFER or dtype.kind == "f" or dtype.bits >= 32:
+            return value
+        if dtype == BOOL:
+            value = self._conversions.cast(BOOL, I32, value)
+        return self._builder.pure(Op.U_CONVERT, place.element, value)

@@ -1,0 +1,119 @@
+"""What a function does with its buffers, found before code is written for it: TVM 0.27 has no visitor for Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.ir import Call, TensorLoad, Var
+from tvm.sym import Analyzer
+from tvm.tirx import Bind, BufferStore, IntImm, Ramp
+
+MAX_SCALARS = 512
+"""Elements up to which an array becomes variables: more is no register file's."""
+
+# Expressions and statements below a node, by the names of its fields. A node that is not here has none.
+_FIELDS: dict[str, tuple[str, ...]] = {
+    "SeqStmt": ("seq",), "AttrStmt": ("value", "body"), "For": ("min", "extent", "body"), "While": ("condition", "body"),
+    "IfThenElse": ("condition", "then_case", "else_case"), "Evaluate": ("value",), "Bind": ("value",),
+    "BufferStore": ("value", "indices"), "AssertStmt": ("condition",), "TensorLoad": ("indices",), "Call": ("args",),
+    "Cast": ("value",), "Not": ("a",), "BitwiseNot": ("a",), "Select": ("condition", "true_value", "false_value"),
+    "Ramp": ("base", "stride"), "Broadcast": ("value",), "Shuffle": ("vectors", "indices"), "Let": ("value", "body"),
+}  # fmt: skip
+_PAIR = ("a", "b")
+_PAIRS = frozenset({
+    "Add", "Sub", "Mul", "Div", "Mod", "FloorDiv", "FloorMod", "Min", "Max", "EQ", "NE", "LT", "LE", "GT", "GE", "And", "Or",
+    "BitwiseAnd", "BitwiseOr", "BitwiseXor", "LShift", "RShift",
+})  # fmt: skip
+
+
+def children(node: Any) -> Iterator[Any]:
+    """The nodes right below."""
+    name = type(node).__name__
+    for field_name in _PAIR if name in _PAIRS else _FIELDS.get(name, ()):
+        child = getattr(node, field_name)
+        if child is None:
+            continue
+        if field_name in ("seq", "args", "indices", "vectors"):
+            yield from child
+        else:
+            yield child
+
+
+def nodes(root: Any) -> Iterator[Any]:
+    """The node and all below it, in the order of the program."""
+    pending = [root]
+    while pending:
+        node = pending.pop()
+        yield node
+        pending += reversed(list(children(node)))
+
+
+@dataclass
+class Uses:
+    """How one buffer is used. `vector`: the lanes of all its accesses, where each is a whole, aligned vector; else 1."""
+
+    loaded: bool = False
+    stored: bool = False
+    constant: bool = True
+    highest: int = -1
+    vector: int | None = None
+
+    def add(self, index: Any, analyzer: Analyzer) -> None:
+        """One access."""
+        if isinstance(index, IntImm):
+            self.highest = max(self.highest, int(index.value))
+        else:
+            self.constant = False
+        lanes = _lanes(index, analyzer)
+        self.vector = lanes if self.vector in (None, lanes) else 1
+
+    @property
+    def scalars(self) -> bool:
+        """Whether an array can be as many variables."""
+        return self.constant and self.highest < MAX_SCALARS
+
+
+def _lanes(index: Any, analyzer: Analyzer) -> int:
+    """Lanes of an access that a vector type of SPIR-V can make at once: neighbours from a multiple of 2 or 4 on; else 1."""
+    if not isinstance(index, Ramp) or not isinstance(index.stride, IntImm) or int(index.stride.value) != 1:
+        return 1
+    lanes = int(index.lanes)
+    if lanes not in (2, 4):
+        return 1
+    modulus = analyzer.modular_set(index.base)
+    return lanes if int(modulus.coeff) % lanes == 0 and int(modulus.base) % lanes == 0 else 1
+
+
+def uses(root: Any) -> dict[Var, Uses]:
+    """The uses of each buffer under a node, in the order of their first appearance."""
+    out: dict[Var, Uses] = {}
+    analyzer = Analyzer()
+    for node in nodes(root):
+        if isinstance(node, TensorLoad):
+            found = out.setdefault(node.source, Uses())
+            found.loaded = True
+        elif isinstance(node, BufferStore):
+            found = out.setdefault(node.buffer, Uses())
+            found.stored = True
+        else:
+            if isinstance(node, Bind):
+                analyzer.bind(node.var, node.value)
+            continue
+        for index in node.indices:
+            found.add(index, analyzer)
+    return out
+
+
+def stored(root: Any) -> set[Var]:
+    """The buffers that are stored to under a node."""
+    return {node.buffer for node in nodes(root) if isinstance(node, BufferStore)}
+
+
+def cheap(root: Any) -> bool:
+    """Whether an expression may be computed where its value is not wanted: no load, call or division below."""
+    return not any(isinstance(node, TensorLoad | Call) or type(node).__name__ in _UNSAFE for node in nodes(root))
+
+
+_UNSAFE = frozenset({"Div", "Mod", "FloorDiv", "FloorMod", "Let"})
