@@ -97,7 +97,7 @@ class _Instance:
 
 
 @lru_cache(maxsize=2)
-def instance(debug: bool = False) -> _Instance:
+def instance(debug: bool, /) -> _Instance:
     """Connect to the loader. `debug`: with the validation layer, whose messages go to stderr and to `messages`."""
     vk = require_vulkan()
     version = vk.vkEnumerateInstanceVersion()
@@ -167,9 +167,13 @@ def _address(handle: Any, name: str) -> Any:
     return vk.lib.vkGetInstanceProcAddr(handle, vk.ffi.new("char[]", name.encode()))
 
 
-@lru_cache(maxsize=2)
 def gpus(debug: bool = False) -> tuple[Gpu, ...]:
     """The devices that can run kernels: discrete before integrated before software ones. DeviceError where there is none."""
+    return _gpus(debug)
+
+
+@lru_cache(maxsize=2)
+def _gpus(debug: bool, /) -> tuple[Gpu, ...]:
     vk = require_vulkan()
     made = instance(debug)
     try:
