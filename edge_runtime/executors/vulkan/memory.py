@@ -177,17 +177,21 @@ class Ring:
         """Copy `data` into the ring; gives its offset in the ring's buffer. It is free when the timeline reaches `value`."""
         size = -(-data.size // 16) * 16
         if self._at + size > self.region.size:
+            while self._taken and self._taken[0][0] >= self._at:  # of the round before
+                value = self._free_oldest(value)
             self._at = 0
         start, end = self._at, self._at + size
-        while self._taken and self._overlaps(start, end):
-            until = self._taken.popleft()[2]
-            if until >= value:  # recorded, but not yet handed over
-                value = self._submit() + 1
-            self._wait(until)
+        while self._taken and self._taken[0][0] < end and start < self._taken[0][1]:  # the oldest lies next
+            value = self._free_oldest(value)
         self._bytes[start : start + data.size] = data
         self._taken.append((start, end, value))
         self._at = end
         return self.region.offset + start
 
-    def _overlaps(self, start: int, end: int) -> bool:
-        return any(first < end and start < last for first, last, _ in self._taken)
+    def _free_oldest(self, value: int) -> int:
+        """Wait until the oldest piece has been copied; gives the value that marks what is recorded from now on."""
+        until = self._taken.popleft()[2]
+        if until >= value:  # recorded, but not yet handed over
+            value = self._submit() + 1
+        self._wait(until)
+        return value
