@@ -136,7 +136,7 @@ def _open_mlx(artifact: Artifact, program: Program, settings: Settings) -> Execu
 def _prefer_mlx() -> int:
     from nearfar.edge_runtime.executors.mlx import device
 
-    return 2 if device.installed() and device.has_metal() else 0
+    return 3 if device.installed() and device.has_metal() else 0
 
 
 def _list_cpu() -> list[Listed]:
