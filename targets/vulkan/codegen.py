@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import tirx
 
 from nearfar.errors import BuildError
@@ -24,6 +25,7 @@ from .opcodes import Capability
 from .spirv import ENTRY, Builder, Size3, to_bytes
 from .walker import Interface, Walker
 
+tvm_ffi.register_error("BuildError", BuildError)  # so that it is one again when it has passed through TVM's build
 FEATURES = {
     Capability.FLOAT16: "shaderFloat16",
     Capability.INT64: "shaderInt64",

@@ -31,7 +31,7 @@ from .uses import Uses, stored, uses
 MAX_GRID_X = 65535
 """Workgroups along x that every Vulkan device takes; more are folded into z."""
 
-_SILENT = ("pragma_", "storage_alignment", "realize_scope", "extern_scope", "compute_scope", "device_scope")
+_SILENT = ("pragma_", "storage_alignment", "reduce_scope", "realize_scope", "extern_scope", "compute_scope", "device_scope")
 _BARRIERS = {
     "shared": (SCOPE_WORKGROUP, SEMANTICS_WORKGROUP),
     "global": (SCOPE_WORKGROUP, SEMANTICS_WORKGROUP | SEMANTICS_STORAGE_BUFFER),
