@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,15 @@ import tvm
 from tvm import tirx
 from tvm.script import tirx as T
 
+from nearfar.build.pipeline import BuildOptions, build
+from nearfar.edge_runtime.manifest import parse
 from nearfar.targets.base import Attention, Linear, Matrix, QuantTensor
 from nearfar.targets.gpu.kernels.common import select
 from nearfar.targets.vulkan import KERNELS, modules
 from tests.support import vulkan_run
+from tests.support.backends import Lab
+from tests.support.paths import ROOT
+from tests.support.spirv import validate
 
 RNG = np.random.default_rng(2)
 N = 77  # no multiple of the workgroup
@@ -28,9 +34,7 @@ def module_of(func: tirx.PrimFunc) -> Any:
     """Its module, which must be valid."""
     made = modules(tvm.IRModule({"kernel": func}))["kernel"]
     if shutil.which("spirv-val"):
-        command = ["spirv-val", "--target-env", "vulkan1.2", "-"]
-        done = subprocess.run(command, input=made.code, capture_output=True)
-        assert done.returncode == 0, done.stderr.decode() + done.stdout.decode()
+        validate(made.code)
     return made
 
 
@@ -483,3 +487,33 @@ def test_attention_in_two_stages() -> None:
         weight = np.exp(score - score.max())
         want = weight @ values[head // 2] / weight.sum()
         np.testing.assert_allclose(got[0, head * 16 : head * 16 + 16], want, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("model", ["stories", "q4", "q8"])
+def test_every_module_of_an_artifact_is_valid(lab: Lab, model: str) -> None:
+    """Not quantized, q4 and q8, each in f32 and f16."""
+    root = lab.artifact(model, "vulkan")
+    files = sorted(root.glob("kernels/*/*.spv"))
+    assert {file.parent.name for file in files} == {"f16", "f32"}
+    for file in files:
+        validate(file.read_bytes())
+
+
+def test_the_sample_is_the_same_bytes_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two builds, of one bucket; f32 needs no feature, f16 storage of 16 bits only."""
+    monkeypatch.setattr("nearfar.build.program.STEP_BUCKETS", (1,))
+    roots = [tmp_path / name for name in ("first", "second")]
+    for root in roots:
+        build(BuildOptions(checkpoint=str(ROOT / "examples/sample-model"), out=root, targets=("vulkan",), quant="q4"))
+    first, second = (
+        {path.relative_to(root): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()} for root in roots
+    )
+    assert first == second
+    manifest = parse(json.loads(first[Path("vulkan/manifest.json")]), "the sample")
+    features = {program.precision: program.requires.features for program in manifest.programs}
+    assert features == {"f16": ("storageBuffer16BitAccess",), "f32": ()}
+    for program in manifest.programs:
+        for kernel in program.kernels.values():
+            assert len(kernel.workgroup) == 3
+            assert kernel.entry == "main"
+            validate(first[Path("vulkan") / str(kernel.file)])
