@@ -7,7 +7,9 @@ build time are computed here.
 
 from __future__ import annotations
 
+import operator
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -61,11 +63,12 @@ _COMPARE = {
     "lt": (Op.S_LESS, Op.U_LESS, Op.F_ORD_LESS), "le": (Op.S_LESS_EQUAL, Op.U_LESS_EQUAL, Op.F_ORD_LESS_EQUAL),
     "gt": (Op.S_GREATER, Op.U_GREATER, Op.F_ORD_GREATER), "ge": (Op.S_GREATER_EQUAL, Op.U_GREATER_EQUAL, Op.F_ORD_GREATER_EQUAL),
 }  # fmt: skip
-_FOLD = {
-    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "and": lambda a, b: a & b,
-    "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b, "shl": lambda a, b: a << b, "shr": lambda a, b: a >> b,
-    "eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "lt": lambda a, b: a < b, "le": lambda a, b: a <= b,
-    "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b, "min": min, "max": max,
+_FOLD: dict[str, Callable[[int, int], int]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "and": operator.and_, "or": operator.or_, "xor": operator.xor,
+    "shl": operator.lshift, "shr": operator.rshift, "min": min, "max": max,
+}  # fmt: skip
+_FOLD_COMPARE: dict[str, Callable[[int, int], bool]] = {
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
 }  # fmt: skip
 
 
@@ -200,7 +203,7 @@ class Arithmetic:
         """Eq ne lt le gt ge; a NaN is not equal to anything and not in any order."""
         x, y = self._taken(dtype, a), self._taken(dtype, b)
         if x is not None and y is not None:
-            return self.constant(BOOL, _FOLD[name](x, y))
+            return self.constant(BOOL, _FOLD_COMPARE[name](x, y))
         if dtype.kind == "b":
             op = {"eq": Op.LOGICAL_EQUAL, "ne": Op.LOGICAL_NOT_EQUAL}.get(name)
             if op is None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import tirx
 
 from nearfar.errors import BuildError
@@ -24,6 +25,7 @@ from .opcodes import Capability
 from .spirv import ENTRY, Builder, Size3, to_bytes
 from .walker import Interface, Walker
 
+tvm_ffi.register_error("BuildError", BuildError)  # so that it is one again when it has passed through TVM's build
 FEATURES = {
     Capability.FLOAT16: "shaderFloat16",
     Capability.INT64: "shaderInt64",
@@ -98,12 +100,15 @@ def generate(name: str, func: tirx.PrimFunc) -> tuple[bytes, Interface, tuple[st
     return code, interface, tuple(sorted(FEATURES[c] for c in builder.capabilities if c in FEATURES))
 
 
-@tvm.register_global_func("target.build.vulkan", override=True)
 def build(mod: tvm.IRModule, _target: tvm.target.Target) -> Any:
     """What TVM's build asks for: the device functions of `mod` as a runtime module."""
     out: dict[str, Any] = {}
     for variable, func in mod.functions_items():
-        code, interface, features = generate(str(variable.name_hint), func)
+        name = str(variable.name_hint).removesuffix("_kernel")  # which TVM adds to the device's side of a function
+        code, interface, features = generate(name, func)
         record = {"code": base64.b64encode(code).decode(), "features": features}
-        out[str(variable.name_hint)] = {**dataclasses.asdict(interface), **record}
+        out[name] = {**dataclasses.asdict(interface), **record}
     return tvm.get_global_func("runtime.SourceModuleCreate")(json.dumps(out), "spirv")
+
+
+tvm.register_global_func("target.build.vulkan", build, override=True)

@@ -83,16 +83,31 @@ class Intrinsics:
         return self._arithmetic.binary("mul", F32, self._glsl(which, value), self._arithmetic.constant(F32, factor))
 
     def _pow(self, base: int, exponent: int) -> int:
-        """Pow of GLSL is undefined below 0: there by the absolute value, with C's sign; x^0 is 1."""
+        """As C's. GLSL's is undefined below 0, and Mesa's lavapipe has 0^-2 = 0 and loses NaNs (it makes pow of exp2 and log2, too).
+
+        A small whole exponent becomes multiplications; the others take the power of the absolute value.
+        """
         a, number = self._arithmetic, self._arithmetic.constant
-        made = self._glsl(Glsl.POW, self._glsl(Glsl.F_ABS, base), exponent)
+        known = a.known(exponent)
+        if known is not None and known in (1, 2, 3, 4, -1, -2, -3, -4):
+            made = base
+            for _ in range(abs(int(known)) - 1):
+                made = a.binary("mul", F32, made, base)
+            return made if known > 0 else a.binary("div", F32, number(F32, 1.0), made)
+        size, zero = self._glsl(Glsl.F_ABS, base), number(F32, 0.0)
+        made = self._glsl(Glsl.POW, size, exponent)
+        vast = a.compare("eq", F32, size, number(F32, math.inf))
+        grows = a.compare("gt", F32, exponent, zero)
+        made = a.select(F32, vast, a.select(F32, grows, size, zero), made)
+        made = a.select(F32, a.compare("eq", F32, size, zero), a.select(F32, grows, zero, number(F32, math.inf)), made)
+        made = a.select(F32, self._builder.pure(Op.IS_NAN, a.type_of(BOOL), base), base, made)
         half = a.binary("mul", F32, exponent, number(F32, 0.5))
         odd = a.compare("ne", F32, self._glsl(Glsl.FLOOR, half), half)
         whole = a.compare("eq", F32, self._glsl(Glsl.FLOOR, exponent), exponent)
-        signed = a.select(F32, odd, a.binary("sub", F32, number(F32, 0.0), made), made)
-        below = a.select(F32, whole, signed, number(F32, math.nan))
-        made = a.select(F32, a.compare("lt", F32, base, number(F32, 0.0)), below, made)
-        return a.select(F32, a.compare("eq", F32, exponent, number(F32, 0.0)), number(F32, 1.0), made)
+        signed = a.select(F32, a.binary("and", BOOL, whole, odd), a.binary("sub", F32, zero, made), made)
+        below = a.select(F32, a.binary("or", BOOL, whole, vast), signed, number(F32, math.nan))
+        made = a.select(F32, a.compare("lt", F32, base, zero), below, made)
+        return a.select(F32, a.compare("eq", F32, exponent, zero), number(F32, 1.0), made)
 
     def _round(self, value: int) -> int:
         """TVM's round goes to the even neighbour from the middle, as its LLVM code (nearbyint)."""

@@ -15,7 +15,7 @@ from tvm.ir import Var
 
 from nearfar.errors import BuildError
 
-from .arithmetic import BOOL, F16, I32, U32, Arithmetic, Dtype, dtype_of
+from .arithmetic import BOOL, F16, F32, I32, U32, Arithmetic, Dtype, dtype_of
 from .conversions import Conversions
 from .opcodes import Capability, Decoration, Op, Storage
 from .uses import Uses
@@ -60,7 +60,7 @@ class Memory:
             builder.capability(Capability.STORAGE_BUFFER_16BIT)
         elif dtype.bits <= 8:
             builder.capability(Capability.STORAGE_BUFFER_8BIT)
-        lanes = use.vector or 1
+        lanes = 1 if dtype == BOOL else use.vector or 1
         element = self._stored_type(dtype)
         held = element if lanes == 1 else builder.vector_type(element, lanes)
         block = builder.buffer_type(held, dtype.bytes * lanes, use.stored)
@@ -98,17 +98,17 @@ class Memory:
         self._places[buffer] = place
 
     def load(self, buffer: Var, index: int, lane: int = 0) -> int:
-        """The element at an index (of the first lane, where the buffer holds vectors)."""
+        """The element at an index; where the buffer holds vectors, the index is a vector's and `lane` an element's in it."""
         place = self._place(buffer)
         if place.split:
             return self._load_scalar(buffer, place, int(self._arithmetic.known(index) or 0))
         builder, pointer = self._builder, self._pointer(place, index)
-        kind = place.element if place.vector == 1 else builder.vector_type(place.element, place.vector)
         read = builder.pure if place.read_only else builder.value
-        value = read(Op.LOAD, kind, pointer)
-        if place.vector > 1:
-            value = builder.pure(Op.COMPOSITE_EXTRACT, place.element, value, lane)
-        return self._taken(place, value)
+        value = read(Op.LOAD, self._held_type(place), pointer)
+        if place.vector == 1:
+            return self._widened(place, value, 1)
+        value = builder.pure(Op.COMPOSITE_EXTRACT, self._wide(place), self._widened(place, value, place.vector), lane)
+        return self._conversions.cast(F32, F16, value) if place.dtype == F16 else value
 
     def store(self, buffer: Var, index: int, values: list[int]) -> None:
         """Store at an index: one value, or the lanes of a vector."""
@@ -118,12 +118,13 @@ class Memory:
             self._held[key] = values[0]
             self._dirty[key] = None
             return
-        stored = [self._given(place, value) for value in values]
-        value = stored[0]
+        value = values[0]
         if place.vector > 1:
-            kind = self._builder.vector_type(place.element, place.vector)
-            value = self._builder.pure(Op.COMPOSITE_CONSTRUCT, kind, *stored)
-        self._builder.emit(Op.STORE, self._pointer(place, index), value)
+            if place.dtype == F16:
+                values = [self._conversions.cast(F16, F32, lane) for lane in values]
+            kind = self._builder.vector_type(self._wide(place), place.vector)
+            value = self._builder.pure(Op.COMPOSITE_CONSTRUCT, kind, *values)
+        self._builder.emit(Op.STORE, self._pointer(place, index), self._narrowed(place, value))
 
     def lanes(self, buffer: Var) -> int:
         """Elements of the buffer's vectors."""
@@ -166,31 +167,48 @@ class Memory:
 
     def _pointer(self, place: Place, index: int) -> int:
         builder = self._builder
-        kind = place.element if place.vector == 1 else builder.vector_type(place.element, place.vector)
-        pointer = builder.pointer_type(place.storage, kind)
+        pointer = builder.pointer_type(place.storage, self._held_type(place))
         if place.storage == Storage.STORAGE_BUFFER:
             return builder.pure(Op.ACCESS_CHAIN, pointer, place.variable, builder.u32(0), index)
         return builder.pure(Op.ACCESS_CHAIN, pointer, place.variable, index)
+
+    # Storage buffers of 8 and 16 bits: without Int8, Int16 and Float16, their values can be loaded, stored and converted, but not
+    # put into vectors or taken out, so a vector is converted as a whole.
+
+    def _held_type(self, place: Place) -> int:
+        return place.element if place.vector == 1 else self._builder.vector_type(place.element, place.vector)
 
     def _stored_type(self, dtype: Dtype) -> int:
         if dtype.kind == "f":
             return self._builder.float_type(dtype.bits)
         return self._builder.int_type(max(dtype.bits, 8))
 
-    def _taken(self, place: Place, value: int) -> int:
-        """From memory into a register."""
-        dtype = place.dtype
-        if place.storage != Storage.STORAGE_BUFFER or dtype.kind == "f" or dtype.bits >= 32:
-            return value
-        op = Op.S_CONVERT if dtype.kind == "i" else Op.U_CONVERT
-        wide = self._builder.pure(op, self._builder.int_type(), value)
-        return self._arithmetic.compare("ne", U32, wide, self._builder.u32(0)) if dtype == BOOL else wide
+    def _is_narrow(self, place: Place) -> bool:
+        """Whether memory and registers differ."""
+        if place.storage != Storage.STORAGE_BUFFER or place.dtype.bits >= 32:
+            return False
+        return place.dtype.kind != "f" or place.vector > 1
 
-    def _given(self, place: Place, value: int) -> int:
-        """From a register to memory."""
-        dtype = place.dtype
-        if place.storage != Storage.STORAGE_BUFFER or dtype.kind == "f" or dtype.bits >= 32:
+    def _wide(self, place: Place) -> int:
+        if place.dtype == F16 and place.vector > 1:
+            return self._builder.float_type()
+        return self._builder.int_type() if self._is_narrow(place) else place.element
+
+    def _widened(self, place: Place, value: int, lanes: int) -> int:
+        """From memory into a register."""
+        if not self._is_narrow(place):
             return value
-        if dtype == BOOL:
+        builder, dtype = self._builder, place.dtype
+        kind = self._wide(place) if lanes == 1 else builder.vector_type(self._wide(place), lanes)
+        op = {"f": Op.F_CONVERT, "i": Op.S_CONVERT, "u": Op.U_CONVERT, "b": Op.U_CONVERT}[dtype.kind]
+        wide = builder.pure(op, kind, value)
+        return self._arithmetic.compare("ne", U32, wide, builder.u32(0)) if dtype == BOOL else wide
+
+    def _narrowed(self, place: Place, value: int) -> int:
+        """From a register to memory."""
+        if not self._is_narrow(place):
+            return value
+        if place.dtype == BOOL:
             value = self._conversions.cast(BOOL, I32, value)
-        return self._builder.pure(Op.U_CONVERT, place.element, value)
+        op = Op.F_CONVERT if place.dtype.kind == "f" else Op.U_CONVERT
+        return self._builder.pure(op, self._held_type(place), value)

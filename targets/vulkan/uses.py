@@ -62,10 +62,11 @@ class Uses:
 
     def add(self, index: Any, analyzer: Analyzer) -> None:
         """One access."""
-        if isinstance(index, IntImm):
-            self.highest = max(self.highest, int(index.value))
-        else:
+        last = _last(index)
+        if last is None:
             self.constant = False
+        else:
+            self.highest = max(self.highest, last)
         lanes = _lanes(index, analyzer)
         self.vector = lanes if self.vector in (None, lanes) else 1
 
@@ -73,6 +74,15 @@ class Uses:
     def scalars(self) -> bool:
         """Whether an array can be as many variables."""
         return self.constant and self.highest < MAX_SCALARS
+
+
+def _last(index: Any) -> int | None:
+    """The highest element of an access, where it is known."""
+    if isinstance(index, IntImm):
+        return int(index.value)
+    if isinstance(index, Ramp) and isinstance(index.base, IntImm) and isinstance(index.stride, IntImm):
+        return int(index.base.value) + (int(index.lanes) - 1) * max(int(index.stride.value), 0)
+    return None
 
 
 def _lanes(index: Any, analyzer: Analyzer) -> int:

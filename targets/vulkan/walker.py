@@ -11,7 +11,7 @@ from tvm.ir import Call, Var
 
 from nearfar.errors import BuildError
 
-from .arithmetic import BOOL, I32, Arithmetic
+from .arithmetic import I32, Arithmetic
 from .conversions import Conversions
 from .expressions import Expressions, dtype, lanes
 from .memory import Memory
@@ -31,7 +31,7 @@ from .uses import Uses, stored, uses
 MAX_GRID_X = 65535
 """Workgroups along x that every Vulkan device takes; more are folded into z."""
 
-_SILENT = ("pragma_", "storage_alignment", "realize_scope", "extern_scope", "compute_scope", "device_scope")
+_SILENT = ("pragma_", "storage_alignment", "reduce_scope", "realize_scope", "extern_scope", "compute_scope", "device_scope")
 _BARRIERS = {
     "shared": (SCOPE_WORKGROUP, SEMANTICS_WORKGROUP),
     "global": (SCOPE_WORKGROUP, SEMANTICS_WORKGROUP | SEMANTICS_STORAGE_BUFFER),
@@ -87,12 +87,11 @@ class Walker:
                 raise BuildError(f"parameter {parameter.name} is a number: kernels take buffers of known shapes only")
             self._parameters[parameter] = i
         self._collect_extents(self._func.body)
-        body = lambda: self._statement(self._func.body)  # noqa: E731
         x = self._extents.get("blockIdx.x", 1)
         if x > MAX_GRID_X:
-            self._fold(x, body)
+            self._fold(x)
         else:
-            body()
+            self._statement(self._func.body)
         self._builder.end(Op.RETURN)
         return self._interface()
 
@@ -145,12 +144,12 @@ class Walker:
         loaded = builder.pure(Op.LOAD, vector, builder.built_in(which, vector))
         return builder.pure(Op.COMPOSITE_EXTRACT, kind, loaded, axis)
 
-    def _fold(self, extent: int, body: Callable[[], None]) -> None:
+    def _fold(self, extent: int) -> None:
         """More workgroups than x takes go on in z; those beyond the last do nothing (whole workgroups: barriers stay uniform)."""
         if self._extents.get("blockIdx.z", 1) != 1:
             raise BuildError(f"a grid of {extent} along x and more than one along z has no room for its folds")
         inside = self._arithmetic.compare("lt", I32, self._thread("blockIdx.x"), self._builder.u32(extent))
-        self._branches(inside, body, None)
+        self._branches(inside, lambda: self._statement(self._func.body), None)
 
     # Statements
 
@@ -334,6 +333,3 @@ class Walker:
             self._statement(body)
             self._leave(loop.step)
         self._loops.pop()
-
-
-__all__ = ["BOOL", "Interface", "Walker"]
