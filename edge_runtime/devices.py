@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Found:
-    """What a device offers. `memory`: bytes of its own memory that may be taken; None: it has the host's."""
+    """What a device offers. `memory`: bytes that may be taken, where it is not simply the host's."""
 
     features: frozenset[str]
     limits: Mapping[str, int] = field(default_factory=dict)
@@ -179,11 +179,13 @@ def _list_vulkan() -> list[Listed]:
 
 
 def _probe_vulkan(which: str | None = None) -> Found:
+    import psutil
+
     from nearfar.edge_runtime.executors.vulkan.device import gpus, select
 
     gpu = select(which, gpus())
-    own = None if gpu.shared else gpu.memory if gpu.free is None else gpu.free
-    return Found(gpu.features, gpu.limits, own)
+    free = gpu.memory if gpu.free is None else gpu.free
+    return Found(gpu.features, gpu.limits, min(free, psutil.virtual_memory().available) if gpu.shared else free)
 
 
 def _open_vulkan(artifact: Artifact, program: Program, settings: Settings) -> Executor:

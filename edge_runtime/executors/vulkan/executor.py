@@ -196,9 +196,8 @@ class VulkanExecutor:
         most = self.gpu.limits["maxStorageBufferRange"]
         for name, size in (large | small).items():
             if size > most:
-                raise DeviceError(
-                    f"{self.gpu.name} reaches {most:,} bytes of a buffer, and {name} has {size:,}: give the cache less (--kv-memory)"
-                )
+                what = "give the cache less (--kv-memory)" if name.startswith("buffer:") else "take a smaller model"
+                raise DeviceError(f"{self.gpu.name} reaches {most:,} bytes of a buffer, and {name} has {size:,}: {what}")
         regions = dict(zip(small, self._memory.reserve(list(small.values()), kinds.small, kinds.small_mapped), strict=True))
         regions |= zip(large, self._memory.reserve(list(large.values()), kinds.large, kinds.large_mapped), strict=True)
         for name, (shape, dtype) in shapes.items():
