@@ -7,8 +7,10 @@ own between the plans, so that they never overtake a step that still reads what 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -40,10 +42,10 @@ class Placed:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
         """Bytes of one row (what the first axis counts)."""
-        return int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,7 @@ class VulkanExecutor:
         large = {f"weight:{tensor.name}": tensor.bytes for tensor in manifest.weights.tensors}
         large |= {f"workspace:{i}": count for i, count in enumerate(self._program.workspace)}
         shapes = {b.name: (self._shape(b.shape), self._dtype(b.dtype)) for b in manifest.buffers}
-        sizes = {name: int(np.prod(shape, dtype=np.int64)) * dtype.itemsize for name, (shape, dtype) in shapes.items()}
+        sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in shapes.items()}
         large |= {f"buffer:{name}": size for name, size in sizes.items() if size > SMALL_BYTES or name.startswith("kv.")}
         small = {f"buffer:{name}": size for name, size in sizes.items() if f"buffer:{name}" not in large}
         most = self.gpu.limits["maxStorageBufferRange"]
