@@ -6,6 +6,7 @@
 Rounds alternate between the two, so that what else the machine does falls on both; the table gives medians of tokens/s, and the median
 of the rounds' ratios. The host's share of a decode step is the processor time of the thread that enqueues steps and reads results
 (on lavapipe other threads are the device), and, for vulkan, wall time less the time in vkWaitSemaphores.
+`--cpu-time` counts processor time instead of wall time: for lavapipe on machines that others use too.
 wgpu takes the adapter that it prefers: on a machine with several GPUs, check that both lines name the same device.
 """
 
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +41,13 @@ def prepare(folder: Path, shape: str) -> Path:
     return folder / "artifact"
 
 
-def rates(engine: Engine, seed: int, prefill: int, decode: int) -> dict[str, float]:
+def rates(engine: Engine, seed: int, prefill: int, decode: int, clock: Callable[[], float]) -> dict[str, float]:
     """Tokens per second of a prompt that the cache has never seen, and of the answer after its first token."""
     rng = np.random.default_rng(seed)
     prompt = rng.integers(0, engine.manifest.model.vocab_size, prefill).tolist()
-    times = [time.perf_counter()]
+    times = [clock()]
     for _ in engine.generate(prompt, SamplingParams(temperature=0, max_tokens=decode, ignore_eos=True)):
-        times.append(time.perf_counter())
+        times.append(clock())
     return {"prefill": prefill / (times[1] - times[0]), "decode": (decode - 1) / (times[-1] - times[1])}
 
 
@@ -79,7 +81,7 @@ def host_time(engine: Engine, steps: int) -> dict[str, float]:
     return found
 
 
-def compare(root: Path, device: str, precision: str, rounds: int) -> dict[str, Any]:
+def compare(root: Path, device: str, precision: str, rounds: int, clock: Callable[[], float]) -> dict[str, Any]:
     """Medians of both executors with one precision."""
     options: dict[str, Any] = {"precision": precision, "kv_memory": "256MB", "verify": False}
     names = ("vulkan", "webgpu")
@@ -90,11 +92,12 @@ def compare(root: Path, device: str, precision: str, rounds: int) -> dict[str, A
         engines = dict(zip(names, (vulkan, webgpu), strict=True))
         decode = min(DECODE, vulkan.context - PREFILL)
         for engine in engines.values():
-            rates(engine, 0, PREFILL, decode)  # compiles
+            rates(engine, 0, PREFILL, decode, clock)  # compiles
         seen: dict[str, list[dict[str, float]]] = {name: [] for name in names}
         for seed in range(1, rounds + 1):
             for name in names if seed % 2 else names[::-1]:
-                seen[name].append(rates(engines[name], seed, PREFILL, decode) | host_time(engines[name], HOST_STEPS))
+                made = rates(engines[name], seed, PREFILL, decode, clock)
+                seen[name].append(made | host_time(engines[name], HOST_STEPS))
     result: dict[str, Any] = {
         name: {key: statistics.median(r[key] for r in found) for key in found[0]} for name, found in seen.items()
     }
@@ -109,7 +112,7 @@ def report(result: dict[str, Any]) -> None:
     """Print the table."""
     print(f"vulkan: {result['devices']['vulkan']}\nwebgpu: {result['devices']['webgpu']}")
     for precision, found in result["precisions"].items():
-        print(f"{precision:10}{'vulkan':>12}{'webgpu':>12}{'ratio':>8}   tokens/s")
+        print(f"{precision:10}{'vulkan':>12}{'webgpu':>12}{'ratio':>8}   tokens/s, {result['measure']}")
         for kind in ("prefill", "decode"):
             ours, theirs = found["vulkan"][kind], found["webgpu"][kind]
             print(f"{kind:10}{ours:12.1f}{theirs:12.1f}{found['ratio'][kind]:8.2f}")
@@ -127,14 +130,16 @@ def main() -> None:
     parser.add_argument("--device", default="vulkan", help="vulkan:N or vulkan:NAME")
     parser.add_argument("--precision", choices=["f16", "f32"], help="only this one")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cpu-time", action="store_true", help="tokens per second of the process's processor time")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    clock = time.process_time if args.cpu_time else time.perf_counter
     with tempfile.TemporaryDirectory() as folder:
         root = args.artifact or prepare(Path(folder), args.shape)
         names = {name: DEVICES[name].list()[0].name for name in ("vulkan", "webgpu")}
         wanted = [args.precision] if args.precision else ["f16", "f32"]
-        precisions = {p: compare(root, args.device, p, args.rounds) for p in wanted}
-    result = {"devices": names, "precisions": precisions}
+        precisions = {p: compare(root, args.device, p, args.rounds, clock) for p in wanted}
+    result = {"measure": "processor time" if args.cpu_time else "wall time", "devices": names, "precisions": precisions}
     report(result)
     if args.json:
         args.json.write_text(json.dumps(result, indent=2))
