@@ -7,6 +7,7 @@ build time are computed here.
 
 from __future__ import annotations
 
+import math
 import operator
 import struct
 from collections.abc import Callable
@@ -78,6 +79,8 @@ class Arithmetic:
     def __init__(self, builder: Builder) -> None:
         self.builder = builder
         self._known: dict[int, Number] = {}
+        self._factors: dict[int, int] = {}
+        self._sums: dict[int, tuple[int, int]] = {}
 
     def type_of(self, dtype: Dtype) -> int:
         """The register type."""
@@ -114,6 +117,32 @@ class Arithmetic:
         self._known[made] = number
         return made
 
+    def factor(self, value: int) -> int:
+        """A number that the integer is a multiple of (0: it is 0)."""
+        known = self._known.get(value)
+        return abs(int(known)) if known is not None else self._factors.get(value, 1)
+
+    def split(self, value: int) -> tuple[int, int]:
+        """The integer as another and a known number to be added; a known one as 0 and itself."""
+        known = self._known.get(value)
+        return (self.constant(I32, 0), int(known)) if known is not None else self._sums.get(value, (value, 0))
+
+    def _learn(self, name: str, made: int, a: int, b: int) -> None:
+        """What is known of a new sum or product of 32 bits."""
+        if name == "mul":
+            self._factors[made] = self.factor(a) * self.factor(b)
+        elif name == "shl" and b in self._known:
+            self._factors[made] = self.factor(a) << int(self._known[b])
+        elif name in ("add", "sub"):
+            self._factors[made] = math.gcd(self.factor(a), self.factor(b))
+            sign = 1 if name == "add" else -1
+            if b in self._known:
+                base, offset = self.split(a)
+                self._sums[made] = base, offset + sign * int(self._known[b])
+            elif a in self._known and name == "add":
+                base, offset = self.split(b)
+                self._sums[made] = base, offset + int(self._known[a])
+
     def _taken(self, dtype: Dtype, value: int) -> int | None:
         """A known integer as the dtype reads it."""
         number = self._known.get(value)
@@ -144,7 +173,10 @@ class Arithmetic:
         if (name in ("add", "sub", "or", "xor", "shl", "shr") and y == 0) or (name == "mul" and y == 1):
             return a
         op = _SHIFT_RIGHT[dtype.kind] if name == "shr" else _INT_OPS[name]
-        return self.wrap(dtype, self.builder.pure(op, self.type_of(dtype), a, b))
+        made = self.builder.pure(op, self.type_of(dtype), a, b)
+        if dtype.bits == 32:
+            self._learn(name, made, a, b)
+        return self.wrap(dtype, made)
 
     def _logical(self, name: str, a: int, b: int) -> int:
         op = {"and": Op.LOGICAL_AND, "or": Op.LOGICAL_OR, "xor": Op.LOGICAL_NOT_EQUAL}.get(name)

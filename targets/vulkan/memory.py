@@ -10,20 +10,27 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import cast
 
 from tvm.ir import Var
+from tvm.sym import Analyzer
 
 from nearfar.errors import BuildError
 
 from .arithmetic import BOOL, F16, F32, I32, U32, Arithmetic, Dtype, dtype_of
 from .conversions import Conversions
 from .opcodes import Capability, Decoration, Op, Storage
+from .quads import WIDTH, Quads, Source
 from .uses import Uses
 
 
 @dataclass
 class Place:
-    """Where a buffer lies. `element` is the type in memory, `variable` an array or a block (0 for scalars)."""
+    """Where a buffer lies.
+
+    `element` is the type in memory, `variable` an array or a block (0 for scalars). `quads`: loads may become a
+    vector's, and workgroup memory is an array of vectors.
+    """
 
     dtype: Dtype
     storage: Storage
@@ -33,14 +40,8 @@ class Place:
     read_only: bool = False
     scalars: dict[int, int] = field(default_factory=dict)
     split: bool = False
-
-
-@dataclass(frozen=True)
-class Binding:
-    """A storage buffer of the interface."""
-
-    buffer: Var
-    written: bool
+    quads: bool = False
+    binding: int = 0
 
 
 class Memory:
@@ -51,6 +52,8 @@ class Memory:
         self._places: dict[Var, Place] = {}
         self._held: dict[tuple[Var, int], int] = {}
         self._dirty: dict[tuple[Var, int], None] = {}
+        self._quads = Quads(arithmetic)
+        self._epoch = 0
         self.shared_bytes = 0
 
     def bind(self, buffer: Var, use: Uses, binding: int) -> None:
@@ -64,12 +67,20 @@ class Memory:
         element = self._stored_type(dtype)
         held = element if lanes == 1 else builder.vector_type(element, lanes)
         block = builder.buffer_type(held, dtype.bytes * lanes, use.stored)
+        variable = self._bound(block, binding, str(buffer.name))
+        self._places[buffer] = Place(
+            dtype, Storage.STORAGE_BUFFER, element, variable, lanes, read_only=not use.stored,
+            quads=lanes == 1 and not use.stored and dtype in (F32, I32, U32, F16) and _count(buffer) % WIDTH == 0, binding=binding,
+        )  # fmt: skip
+
+    def _bound(self, block: int, binding: int, name: str) -> int:
+        builder = self._builder
         variable = builder.global_variable(Storage.STORAGE_BUFFER, block)
         builder.decorate(variable, Decoration.DESCRIPTOR_SET, 0)
         builder.decorate(variable, Decoration.BINDING, binding)
         builder.decorate(variable, Decoration.RESTRICT)
-        builder.name(variable, str(buffer.name))
-        self._places[buffer] = Place(dtype, Storage.STORAGE_BUFFER, element, variable, lanes, read_only=not use.stored)
+        builder.name(variable, name)
+        return variable
 
     def allocate(self, buffer: Var, use: Uses) -> None:
         """A buffer of the function or the workgroup; nothing where it is not used."""
@@ -79,9 +90,12 @@ class Memory:
         element = self._arithmetic.computes(dtype)
         count = math.prod(int(extent) for extent in buffer.shape)
         if scope == "shared":
-            variable = self._builder.global_variable(Storage.WORKGROUP, self._builder.array_type(element, count))
+            quads = dtype.bits == 32 and count % WIDTH == 0 and use.quads
+            kind = self._builder.vector_type(element, WIDTH) if quads else element
+            array = self._builder.array_type(kind, count // WIDTH if quads else count)
+            variable = self._builder.global_variable(Storage.WORKGROUP, array)
             self.shared_bytes += count * max(dtype.bytes, 2 if dtype == F16 else 4)
-            self._places[buffer] = Place(dtype, Storage.WORKGROUP, element, variable)
+            self._places[buffer] = Place(dtype, Storage.WORKGROUP, element, variable, quads=quads)
         elif scope not in ("local", "global"):
             raise BuildError(f"memory of scope {scope!r} has no SPIR-V code")
         elif use.scalars:
@@ -103,9 +117,11 @@ class Memory:
         if place.split:
             return self._load_scalar(buffer, place, int(self._arithmetic.known(index) or 0))
         builder, pointer = self._builder, self._pointer(place, index)
-        read = builder.pure if place.read_only else builder.value
+        read, before = builder.pure if place.read_only else builder.value, builder.position
         value = read(Op.LOAD, self._held_type(place), pointer)
         if place.vector == 1:
+            if place.quads and builder.position != before:
+                self._quads.note(buffer, 0 if place.read_only else self._epoch, index, value)
             return self._widened(place, value, 1)
         value = builder.pure(Op.COMPOSITE_EXTRACT, self._wide(place), self._widened(place, value, place.vector), lane)
         return self._conversions.cast(F32, F16, value) if place.dtype == F16 else value
@@ -125,6 +141,25 @@ class Memory:
             kind = self._builder.vector_type(self._wide(place), place.vector)
             value = self._builder.pure(Op.COMPOSITE_CONSTRUCT, kind, *values)
         self._builder.emit(Op.STORE, self._pointer(place, index), self._narrowed(place, value))
+        self.disturb()
+
+    def disturb(self) -> None:
+        """Workgroup memory may hold something else from here on."""
+        self._epoch += 1
+
+    def finish(self) -> None:
+        """Exchange loads for vectors' (see quads.py). A storage buffer gets a second view, as vectors."""
+        builder = self._builder
+        for buffer, groups in self._quads.wanted().items():
+            place = self._places[cast(Var, buffer)]
+            variable = place.variable
+            if place.storage == Storage.STORAGE_BUFFER:
+                vector = builder.vector_type(place.element, WIDTH)
+                block = builder.buffer_type(vector, WIDTH * place.dtype.bytes, False)
+                variable = self._bound(block, place.binding, f"{cast(Var, buffer).name} as vectors")
+            wide = builder.float_type() if place.dtype == F16 else 0
+            for group in groups:
+                self._quads.exchange(group, Source(place.storage, variable, place.element, wide))
 
     def lanes(self, buffer: Var) -> int:
         """Elements of the buffer's vectors."""
@@ -170,6 +205,10 @@ class Memory:
         pointer = builder.pointer_type(place.storage, self._held_type(place))
         if place.storage == Storage.STORAGE_BUFFER:
             return builder.pure(Op.ACCESS_CHAIN, pointer, place.variable, builder.u32(0), index)
+        if place.quads:
+            vector = self._arithmetic.binary("shr", U32, index, self._arithmetic.constant(U32, 2))
+            lane = self._arithmetic.binary("and", U32, index, self._arithmetic.constant(U32, WIDTH - 1))
+            return builder.pure(Op.ACCESS_CHAIN, pointer, place.variable, vector, lane)
         return builder.pure(Op.ACCESS_CHAIN, pointer, place.variable, index)
 
     # Storage buffers of 8 and 16 bits: without Int8, Int16 and Float16, their values can be loaded, stored and converted, but not
@@ -212,3 +251,14 @@ class Memory:
             value = self._conversions.cast(BOOL, I32, value)
         op = Op.F_CONVERT if place.dtype.kind == "f" else Op.U_CONVERT
         return self._builder.pure(op, self._held_type(place), value)
+
+
+def _count(buffer: Var) -> int:
+    """A number that the elements of a buffer are a multiple of: where an extent is not known, what its steps hold."""
+    analyzer = Analyzer()
+    return math.prod(int(extent) if isinstance(extent, int) else _steps(analyzer, extent) for extent in buffer.shape)
+
+
+def _steps(analyzer: Analyzer, extent: object) -> int:
+    found = analyzer.modular_set(extent)
+    return math.gcd(int(found.coeff), int(found.base))

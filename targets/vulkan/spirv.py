@@ -54,6 +54,7 @@ class Builder:
         self._interface: list[int] = []
         self._locals: list[int] = []
         self._code: list[int] = []
+        self._edits: list[tuple[int, int, list[int]]] = []
         self._scopes: list[dict[tuple[int, ...], int]] = [{}]
         self._glsl = 0
         self.block = self._first = self.new_id()
@@ -203,6 +204,15 @@ class Builder:
         self._glsl = self._glsl or self.new_id()
         return self.pure(Op.EXT_INST, kind, self._glsl, which, *operands)
 
+    @property
+    def position(self) -> int:
+        """Words of code so far."""
+        return len(self._code)
+
+    def replace(self, position: int, count: int, words: list[int]) -> None:
+        """In the finished module, `count` words of code from a position on are these instead."""
+        self._edits.append((position, count, words))
+
     # Blocks
 
     def label(self, block: int) -> None:
@@ -247,8 +257,15 @@ class Builder:
         out += instruction(Op.EXECUTION_MODE, main, LOCAL_SIZE, *workgroup)
         out += self._names + self._decorations + self._globals
         out += instruction(Op.FUNCTION, void, main, 0, signature)
-        out += instruction(Op.LABEL, self._first) + self._locals + self._code
+        out += instruction(Op.LABEL, self._first) + self._locals + self._edited()
         return out + instruction(Op.FUNCTION_END)
+
+    def _edited(self) -> list[int]:
+        out, at = [], 0
+        for position, count, words in sorted(self._edits):
+            out += self._code[at:position] + words
+            at = position + count
+        return out + self._code[at:]
 
     def _workgroup_size(self, size: Size3) -> None:
         parts = []

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tvm.ir import Call, TensorLoad, Var
 from tvm.sym import Analyzer
-from tvm.tirx import Bind, BufferStore, IntImm, Ramp
+from tvm.tirx import Add, Bind, BufferStore, IntImm, Ramp
+from tvm_ffi import structural_hash
 
 MAX_SCALARS = 512
 """Elements up to which an array becomes variables: more is no register file's."""
@@ -59,6 +60,23 @@ class Uses:
     constant: bool = True
     highest: int = -1
     vector: int | None = None
+    offsets: dict[int, set[int]] = field(default_factory=dict)
+
+    @property
+    def quads(self) -> bool:
+        """Whether aligned fours of neighbours are loaded: offsets by the structure of what they are added to."""
+        return any({i, i + 1, i + 2, i + 3} <= found for found in self.offsets.values() for i in found if i % 4 == 0)
+
+    def add_load(self, index: Any, analyzer: Analyzer) -> None:
+        """A load: `add`, and what it tells of its neighbours."""
+        self.add(index, analyzer)
+        base, offset = (index.a, index.b) if isinstance(index, Add) else (index, 0)
+        if isinstance(index, IntImm):
+            self.offsets.setdefault(0, set()).add(int(index.value))
+        elif isinstance(offset, int | IntImm) and not isinstance(index, Ramp):
+            modulus = analyzer.modular_set(base)
+            if int(modulus.coeff) % 4 == 0 and int(modulus.base) % 4 == 0:
+                self.offsets.setdefault(structural_hash(base, map_free_vars=False), set()).add(int(getattr(offset, "value", offset)))
 
     def add(self, index: Any, analyzer: Analyzer) -> None:
         """One access."""
@@ -104,15 +122,16 @@ def uses(root: Any) -> dict[Var, Uses]:
         if isinstance(node, TensorLoad):
             found = out.setdefault(node.source, Uses())
             found.loaded = True
+            note = found.add_load if str(node.source.scope()) == "shared" else found.add
+            for index in node.indices:
+                note(index, analyzer)
         elif isinstance(node, BufferStore):
             found = out.setdefault(node.buffer, Uses())
             found.stored = True
-        else:
-            if isinstance(node, Bind):
-                analyzer.bind(node.var, node.value)
-            continue
-        for index in node.indices:
-            found.add(index, analyzer)
+            for index in node.indices:
+                found.add(index, analyzer)
+        elif isinstance(node, Bind):
+            analyzer.bind(node.var, node.value)
     return out
 
 

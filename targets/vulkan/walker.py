@@ -93,6 +93,7 @@ class Walker:
         else:
             self._statement(self._func.body)
         self._builder.end(Op.RETURN)
+        self._memory.finish()
         return self._interface()
 
     def _interface(self) -> Interface:
@@ -228,6 +229,7 @@ class Walker:
                 raise BuildError(f"barrier {kind!r} has no SPIR-V code")
             scope, semantics = _BARRIERS[kind]
             u32 = self._builder.u32
+            self._memory.disturb()
             self._builder.emit(Op.CONTROL_BARRIER, u32(scope), u32(scope), u32(semantics | SEMANTICS_ACQUIRE_RELEASE))
         elif name == "ret":
             self._return(node)
