@@ -105,7 +105,7 @@ class AsyncCompletions:
         `x_nearfar`: mode, private, conversation, expected_tokens of this request (also inside `extra_body`). RequestError,
         OverloadError (`retry_after`) or EngineError name all reasons where neither side can answer.
         """
-        params = {**params, **(params.pop("extra_body", None) or {})}
+        params |= params.pop("extra_body", None) or {}
         hints = Hints.parse(params.pop("x_nearfar", None))
         plan = await self._router.plan(tuple(messages), params, hints)
         run = Run(self._router, plan, streamed=stream)
