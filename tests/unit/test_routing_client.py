@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -239,6 +240,40 @@ async def test_the_device_is_lost_in_mid_stream_and_the_cloud_goes_on(rig: Rig, 
     assert told[-1].reasons[-1].code in ("cut", "failed")
 
 
+async def test_a_device_that_stands_still_is_lost(rig: Rig) -> None:
+    expected = await rig.expected()
+    executor: Any = rig.device.core.executor
+    run, left = executor.run, 20
+    waiting = threading.Event()
+
+    def standing(*args: Any, **kwargs: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            waiting.wait(5)
+        return run(*args, **kwargs)
+
+    executor.run = standing
+    client = rig.client(replace(QUICK, timeouts=replace(QUICK.timeouts, device_between=0.2)))
+    text, told = await streamed(client)
+    waiting.set()
+    assert (text, told[-1].path, told[-1].reasons[-1].value) == (expected, ["device", "cloud"], "stalled")
+
+
+async def test_a_device_that_fails_again_and_again_is_left_alone_but_for_private_requests(rig: Rig) -> None:
+    client = rig.client()
+    for _ in range(2):
+        lose_after(rig.device, 0)
+        _, told = await streamed(client)
+        assert told[-1].path == ["cloud"]
+    _, told = await streamed(client)
+    assert [(reason.code, reason.value) for reason in told[-1].reasons] == [("unavailable", "failed lately")]
+    _, told = await streamed(client, x_nearfar={"private": True})
+    assert told[-1].path == ["device"]
+    _, told = await streamed(client)
+    assert told[-1].path == ["device"] or told[-1].path == ["cloud"]
+
+
 async def test_the_device_is_lost_during_a_private_request_and_nobody_else_hears_of_it(rig: Rig) -> None:
     client = rig.client()
     lose_after(rig.device, 12)
@@ -288,6 +323,11 @@ async def test_escalation_continues_or_restarts_and_shows_nothing_twice(rig: Rig
     whole = await rig.client(replace(QUICK, escalation="restart", monitor=LOW)).chat.completions.create(HELLO, **ASK)
     assert (whole.choices[0].message.content, whole.x_nearfar.path) == (expected, ["cloud"])
     assert whole.choices[0].logprobs is None, "nobody asked for them"
+    content = replace(QUICK, escalation="restart", monitor=replace(LOW, logprob=-100.0))
+    whole = await rig.client(content).chat.completions.create(HELLO, logprobs=True, **ASK)
+    assert (whole.choices[0].message.content, whole.x_nearfar.path) == (expected, ["device"])
+    assert whole.choices[0].logprobs is not None
+    assert len(whole.choices[0].logprobs.content) == 48
 
 
 async def test_escalation_without_a_cloud_goes_on_here(rig: Rig) -> None:
