@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nearfar.edge_runtime import Engine
-from nearfar.errors import DeviceError, EngineError
+from nearfar.errors import ArtifactError, DeviceError, EngineError, RequestError
 from nearfar.fallback_server.engines.local import TextOptions
 from nearfar.fallback_server.engines.opening import EngineOptions, open_engine
 from nearfar.routing import Endpoint, HybridClient, Policy
@@ -41,7 +41,8 @@ def artifact(built: Built) -> Path:
 
 @pytest.fixture(scope="module")
 def device(artifact: Path) -> Iterator[Engine]:
-    with Engine.load(artifact, threads=1, kv_memory="32MB") as engine:
+    tokens = json.loads((artifact / "manifest.json").read_text())["memory"]["kv_bytes_per_token"]["f32"]
+    with Engine.load(artifact, threads=1, kv_memory=256 * tokens) as engine:  # a small device
         yield engine
 
 
@@ -96,10 +97,77 @@ def test_easy_stays_long_goes_hard_goes(device: Engine, cloud: Proxy, expected: 
     with HybridClient(device=device, cloud=cloud.address, policy=POLICY, difficulty=difficulty) as client:
         text, told = ask(client)
         assert (text, told.route, cloud.connections) == (expected, "device", 0)
-        text, told = ask(client, [{"role": "user", "content": "Prove it."}])
+        _, told = ask(client, [{"role": "user", "content": "Prove it."}])
         assert (told.route, codes(told)) == ("cloud", ["hard"])
-        pages = device.asynchronous.core.scheduler.table
-        words = "fox " * (device.context - 45)
-        text, told = ask(client, [{"role": "user", "content": words}], max_tokens=64, x_nearfar={"mode": "prefer_device"})
-        assert pages.page_size
-        assert (told.route, "context" in codes(told)) == ("cloud", True) or told.route is None
+        text, told = ask(client, [{"role": "user", "content": "Tell me about the fox and the crow. " * 25}])
+        assert (told.route, codes(told)) == ("cloud", ["context", "kv_memory"])
+        assert text
+
+
+def test_the_server_is_stopped_and_answers_go_on_here(device: Engine, cloud: Proxy, expected: str) -> None:
+    with HybridClient(device=device, cloud=cloud.address, policy=replace(POLICY, mode="prefer_cloud")) as client:
+        text, told = ask(client)
+        assert (text, told.route, told.degraded) == (expected, "cloud", False)
+        cloud.down = True
+        for _ in range(4):
+            text, told = ask(client)
+            assert (text, told.route, told.degraded) == (expected, "device", True)
+        assert codes(told) == ["preferred", "breaker_open"]
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 6, 25])
+def test_the_device_is_lost_in_mid_stream_and_the_text_is_whole(
+    device: Engine, cloud: Proxy, expected: str, tokens: int
+) -> None:
+    with HybridClient(device=device, cloud=cloud.address, policy=POLICY, difficulty=difficulty) as client:
+        lose_after(device, tokens)
+        text, told = ask(client)
+        assert (text, told.route, told.degraded) == (expected, "cloud", False)
+        assert ask(client, x_nearfar={"mode": "device_only"})[0] == expected, "the device works again"
+
+
+@pytest.mark.parametrize("after_cut", ["device", "cloud"])
+@pytest.mark.parametrize("size", [1800, 3000, 6000])
+def test_the_cloud_is_cut_in_mid_stream_and_the_text_is_whole(
+    device: Engine, cloud: Proxy, expected: str, size: int, after_cut: Any
+) -> None:
+    policy = replace(POLICY, mode="prefer_cloud", after_cut=after_cut)
+    with HybridClient(device=device, cloud=cloud.address, policy=policy) as client:
+        cloud.cut_after = size
+        text, told = ask(client)
+        assert cloud.cut_after is None, "the cut must happen"
+        assert (text, told.route, told.path[0]) == (expected, after_cut, "cloud")
+        assert codes(told) == ["preferred", "cut"]
+
+
+def test_private_never_connects(device: Engine, cloud: Proxy, expected: str) -> None:
+    policy = replace(POLICY, mode="prefer_cloud", escalation="continue", monitor=MonitorOptions(logprob=-1e-6, min_tokens=2))
+    private = {"x_nearfar": {"private": True}}
+    with HybridClient(device=device, cloud=cloud.address, policy=policy) as client:
+        text, told = ask(client, **private)
+        assert (text, codes(told)) == (expected, ["private"])
+        lose_after(device, 5)
+        with pytest.raises(EngineError, match="device lost"):
+            ask(client, **private)
+        with pytest.raises(RequestError, match="private"):
+            ask(client, [{"role": "user", "content": "fox " * 500}], **private)
+    assert cloud.connections == 0
+
+
+def test_low_confidence_escalates_and_the_text_is_whole(device: Engine, cloud: Proxy, expected: str) -> None:
+    monitor = MonitorOptions(window=4, min_tokens=8, logprob=-0.05)
+    with HybridClient(device=device, cloud=cloud.address, policy=replace(POLICY, escalation="continue", monitor=monitor)) as client:
+        text, told = ask(client)
+        assert (text, told.path, codes(told)[-1]) == (expected, ["device", "cloud"], "low_logprob")
+
+
+def test_an_artifact_is_loaded_when_it_is_needed_and_its_speed_is_kept(artifact: Path, tmp_path: Path, expected: str) -> None:
+    state = tmp_path / "state.json"
+    with HybridClient(device=artifact, state=state) as client:
+        answer = client.chat.completions.create(ASK, **GREEDY)
+        assert (answer.choices[0].message.content, answer.x_nearfar.route) == (expected, "device")
+    assert json.loads(state.read_text())["speeds"]["device"]["decode_tps"] > 0
+    with HybridClient(device=tmp_path / "nothing") as client, pytest.raises(ArtifactError, match="does not exist"):
+        client.chat.completions.create(ASK, **GREEDY)
+    with HybridClient(cloud=Endpoint("http://127.0.0.1:9", model="none")) as client, pytest.raises(EngineError, match="connection|Connect"):
+        client.chat.completions.create(ASK, **GREEDY)
