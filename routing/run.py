@@ -45,6 +45,7 @@ class Run:
         self._plain = is_plain(plan.call.params)
         self._failures: dict[Side, int] = {"device": 0, "cloud": 0}
         self._handover: Ticket | None = None
+        self._tickets = [plan.ticket] if plan.ticket is not None else []
         self._usage: Usage | None = None
         self._parts = 0  # attempts that gave something
         self._monitor: Monitor | None = None
@@ -240,7 +241,9 @@ class Run:
         source = self._router.cloud if side == "cloud" else self._router.device
         if self._text and isinstance(source, EndpointSide) and not source.endpoint.continues:
             return None
-        return await self._router.admit(self.plan, side)
+        if (ticket := await self._router.admit(self.plan, side)) is not None:
+            self._tickets.append(ticket)
+        return ticket
 
     def _given_up(self, side: Side, error: SideError) -> NearfarError:
         begun = f" after {self._count} tokens of the answer" if self._count else ""
@@ -303,7 +306,9 @@ class Run:
         self._finish = piece.finish or self._finish
 
     def _end(self, error: BaseException | None) -> None:
-        """Remember the conversation and write the decision record."""
+        """Give back what is still held, remember the conversation, write the decision record."""
+        for ticket in self._tickets:  # admitted, but the caller left before the call began
+            self._router.leave(ticket, self.plan, "abandoned", None)
         usage = self.usage
         if self.path:
             self._router.remember(self.plan, self.path[-1], usage.total_tokens)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import socketserver
 import threading
 import time
@@ -21,12 +22,13 @@ from typer.testing import CliRunner
 from nearfar.cli import typer_app
 from nearfar.edge_runtime import AsyncEngine, Engine
 from nearfar.edge_runtime.text import TextCodec
-from nearfar.errors import DeviceError, EngineError, OverloadError, RequestError
+from nearfar.errors import ArtifactError, DeviceError, EngineError, OverloadError, RequestError
 from nearfar.fallback_server.http.app import AppOptions
 from nearfar.fallback_server.http.limits import ServerLimits
 from nearfar.routing import AsyncHybridClient, Endpoint, HybridClient, Policy
 from nearfar.routing.policy import BreakerOptions, MonitorOptions, RetryOptions, Timeouts
 from nearfar.routing.shapes import ChatCompletion, Provenance
+from nearfar.routing.types import MODES
 from tests.support import tiny
 from tests.support.proxy import Proxy
 from tests.support.servers import RunningServer, tiny_core, tiny_engine
@@ -432,7 +434,7 @@ async def test_hedging_keeps_the_first_and_stops_the_other(rig: Rig) -> None:
     assert text == expected
     assert (codes(told[-1])[-1], rig.proxy.connections) == ("hedged", 1)
     assert len(told[-1].path) == 1
-    for _ in range(100):
+    for _ in range(12):
         if not rig.device.core.scheduler.running and not rig.device.core.scheduler.waiting:
             break
         await asyncio.sleep(0.01)
@@ -532,6 +534,27 @@ async def test_leaving_a_stream_stops_it_and_gives_its_place_back(rig: Rig, tmp_
     assert not rig.device.core.scheduler.running
 
 
+async def test_a_cancelled_task_stops_both_sides(rig: Rig) -> None:
+    client = rig.client(replace(QUICK, hedge_seconds=0.0))
+    for wait in (0.0, 0.01, 0.05, 0.1):
+        task = asyncio.create_task(client.chat.completions.create(HELLO, **{**ASK, "max_tokens": 900}))
+        await asyncio.sleep(wait)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not rig.device.core.scheduler.running
+    assert client.router._ledger.spent_day("another day") == 0, "a reservation was left behind"
+    assert client.router._breakers["cloud"].state(time.monotonic()) == "closed"
+
+
+async def test_an_artifact_is_not_loaded_for_the_cloud_alone(rig: Rig) -> None:
+    client = rig.client(device="/no/such/artifact")
+    answer = await client.chat.completions.create(HELLO, x_nearfar={"mode": "cloud_only"}, **ASK)
+    assert answer.x_nearfar.route == "cloud"
+    with pytest.raises(ArtifactError, match="does not exist"):
+        await client.chat.completions.create(HELLO, **ASK)
+
+
 async def test_the_threshold_follows_its_share_and_is_kept(rig: Rig, tmp_path: Path) -> None:
     policy = replace(QUICK, target_share=0.0)
     client = rig.client(policy, state=tmp_path / "s.json")
@@ -544,6 +567,41 @@ async def test_the_threshold_follows_its_share_and_is_kept(rig: Rig, tmp_path: P
     assert kept["threshold"]["seen"] == 9
     assert kept["threshold"]["threshold"] > 0.9
     assert kept["speeds"]["cloud"]["round_trip"] > 0
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_whatever_fails_when_the_text_is_whole_or_an_error_tells_and_nothing_comes_twice(rig: Rig, seed: int) -> None:
+    rng = random.Random(seed)
+    expected = await rig.expected()
+    policy = replace(
+        QUICK, mode=rng.choice(MODES), after_cut=rng.choice(["device", "cloud"]), hold_tokens=rng.choice([0, 10]),
+        breaker=BreakerOptions(rng.choice([1, 3]), 0.05, 0.05), device_breaker=BreakerOptions(1, 0.05, 0.05),
+        retry=RetryOptions(base=0.01, before_fallback=rng.choice([0, 1])),
+    )  # fmt: skip
+    watched: dict[str, Any] = {"escalation": rng.choice(["continue", "restart"]), "monitor": LOW}
+    client = rig.client(replace(policy, **rng.choice([{}, {"hedge_seconds": 0.0}, watched])))
+    executor: Any = rig.device.core.executor
+    run = executor.run
+    for _ in range(4):
+        rig.proxy.down, rig.proxy.cut_after = rng.random() < 0.2, rng.choice([None, 900, rng.randrange(900, 9000)])
+        before, private = rig.proxy.connections, rng.random() < 0.2
+        if rng.random() < 0.6:
+            lose_after(rig.device, rng.randrange(12))
+        text = ""
+        try:
+            hints = {"private": private}
+            async for chunk in await client.chat.completions.create(HELLO, stream=True, x_nearfar=hints, **ASK):
+                text += "".join(choice.delta.content or "" for choice in chunk.choices)
+            assert text == expected
+        except (EngineError, OverloadError):
+            assert expected.startswith(text)
+        executor.run = run
+        assert not private or rig.proxy.connections == before
+    assert client.router._ledger.spent_day("another day") == 0, "a reservation was left behind"
+    await asyncio.sleep(0.06)
+    rig.proxy.down, rig.proxy.cut_after = False, None
+    for _ in range(2):
+        assert (await client.chat.completions.create(HELLO, **ASK)).choices[0].message.content == expected, "all is well again"
 
 
 @pytest.mark.parametrize(("asked", "match"), [
