@@ -59,11 +59,6 @@ class Run:
         self.degraded = plan.decision.degraded
 
     @property
-    def wants_logprobs(self) -> bool:
-        """Whether the caller asked for log-probabilities; the monitor may have them all the same."""
-        return self.plan.call.top_logprobs is not None
-
-    @property
     def usage(self) -> Usage:
         """Tokens of the whole answer, wherever its parts came from."""
         if self._usage is not None and self._parts == 1:
@@ -72,11 +67,11 @@ class Run:
 
     def provenance(self, *, whole: bool) -> Provenance:
         """Where the answer comes from, as far as it is known. `whole`: it is complete, and so are its costs."""
-        saved = max(self._router.price(self.plan, self.usage) - self._spent, 0.0) if whole else None
+        worth = self._router.price(self.plan, self.usage) if self.path else 0.0
         return Provenance(
             route=self.path[-1] if self.path else self.plan.decision.route, reasons=list(self.reasons),
             degraded=self.degraded, decision_id=self.plan.id, path=list(self.path),
-            spent=self._spent if whole else None, saved=saved,
+            spent=self._spent if whole else None, saved=max(worth - self._spent, 0.0) if whole else None,
             would_route=self.plan.would.route if self.plan.would is not None else None,
         )  # fmt: skip
 
@@ -170,7 +165,7 @@ class Run:
         held: list[Piece] = []
         seen, watching = 0, True
         async for piece in pieces:
-            reason = _worst(monitor, piece) if watching else None
+            reason = _worst(monitor, piece) if watching and piece.finish is None else None
             if reason is not None:
                 watching = False
                 self.reasons.append(reason)

@@ -410,11 +410,11 @@ async def test_escalation_continues_or_restarts_and_shows_nothing_twice(rig: Rig
     whole = await rig.client(replace(QUICK, escalation="restart", monitor=LOW)).chat.completions.create(HELLO, **ASK)
     assert (whole.choices[0].message.content, whole.x_nearfar.path) == (expected, ["cloud"])
     assert whole.choices[0].logprobs is None, "nobody asked for them"
-    content = replace(QUICK, escalation="restart", monitor=replace(LOW, logprob=-100.0))
-    whole = await rig.client(content).chat.completions.create(HELLO, logprobs=True, **ASK)
+    content = replace(QUICK, escalation="restart", monitor=replace(LOW, logprob=-100.0, entropy=100.0))
+    whole = await rig.client(content).chat.completions.create(HELLO, logprobs=True, top_logprobs=2, **ASK)
     assert (whole.choices[0].message.content, whole.x_nearfar.path) == (expected, ["device"])
     assert whole.choices[0].logprobs is not None
-    assert len(whole.choices[0].logprobs.content) == 48
+    assert [len(item.top_logprobs) for item in whole.choices[0].logprobs.content] == [2] * 48
 
 
 async def test_escalation_without_a_cloud_goes_on_here(rig: Rig) -> None:
