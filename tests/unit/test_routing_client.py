@@ -9,6 +9,8 @@ import asyncio
 import json
 import random
 import socketserver
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -27,7 +29,9 @@ from nearfar.fallback_server.http.app import AppOptions
 from nearfar.fallback_server.http.limits import ServerLimits
 from nearfar.routing import AsyncHybridClient, Endpoint, HybridClient, Policy
 from nearfar.routing.policy import BreakerOptions, MonitorOptions, RetryOptions, Timeouts
+from nearfar.routing.power import Power
 from nearfar.routing.shapes import ChatCompletion, Provenance
+from nearfar.routing.speed import Speeds
 from nearfar.routing.types import MODES
 from tests.support import tiny
 from tests.support.proxy import Proxy
@@ -567,6 +571,49 @@ async def test_the_threshold_follows_its_share_and_is_kept(rig: Rig, tmp_path: P
     assert kept["threshold"]["seen"] == 9
     assert kept["threshold"]["threshold"] > 0.9
     assert kept["speeds"]["cloud"]["round_trip"] > 0
+
+
+async def test_a_conversation_stays_where_its_cache_is_warm(rig: Rig) -> None:
+    client = rig.client(replace(QUICK, ttft=None))
+    assert client.router.device is not None
+    client.router.device.speeds.prefill_tps = 10.0  # a slow device
+    mine = {"x_nearfar": {"conversation": "a"}}
+    turns = [{"role": "user", "content": "prove it"}]
+    first = await client.chat.completions.create(turns, **mine, **ASK)
+    assert first.x_nearfar.route == "cloud"
+    turns += [{"role": "assistant", "content": first.choices[0].message.content}, {"role": "user", "content": "and then " * 10}]
+    second = await client.chat.completions.create(turns, **mine, **ASK)
+    assert (second.x_nearfar.route, codes(second.x_nearfar)) == ("cloud", ["sticky"])
+    stranger = await client.chat.completions.create(turns, **ASK)
+    assert stranger.x_nearfar.route == "device"
+    third = await client.chat.completions.create(turns, **mine, **ASK)
+    assert (third.x_nearfar.route, codes(third.x_nearfar)) == ("device", ["easy"]), "the device's cache is warm by now"
+
+
+async def test_slow_devices_and_empty_batteries_send_work_away(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = rig.client(replace(QUICK, completion=1.0))
+    assert client.router.device is not None
+    client.router.device.speeds = Speeds(prefill_tps=10.0, decode_tps=10.0)
+    answer = await client.chat.completions.create(HELLO, **ASK)
+    assert (answer.x_nearfar.route, codes(answer.x_nearfar)) == ("cloud", ["slow_ttft", "slow_total"])
+    empty = rig.client()
+    monkeypatch.setattr("nearfar.routing.router.power", lambda: Power(0.05, False))
+    answer = await empty.chat.completions.create(HELLO, **ASK)
+    assert (answer.x_nearfar.route, codes(answer.x_nearfar)) == ("cloud", ["battery"])
+    monkeypatch.setattr("nearfar.routing.router.power", lambda: Power(0.05, True))
+    assert (await empty.chat.completions.create(HELLO, **ASK)).x_nearfar.route == "device"
+
+
+def test_the_decision_needs_no_library_and_the_client_names_what_is_missing() -> None:
+    script = (
+        "import sys; sys.modules['httpx'] = None; import nearfar.routing as r\n"
+        "assert r.decide and r.Policy() and not {'numpy', 'tokenizers', 'jinja2'} & set(sys.modules)\n"
+        "import nearfar.routing.difficulty, nearfar.routing.ledger, nearfar.routing.confidence, nearfar.routing.retry\n"
+        "assert not {'numpy', 'tokenizers', 'jinja2'} & set(sys.modules)\n"
+        "try: r.HybridClient\nexcept ImportError as e: print(e)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("the hybrid client needs httpx: pip install 'nearfar[routing]'\n", "")
 
 
 @pytest.mark.parametrize("seed", range(12))
