@@ -7,7 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
+import socketserver
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +24,15 @@ from typer.testing import CliRunner
 from nearfar.cli import typer_app
 from nearfar.edge_runtime import AsyncEngine, Engine
 from nearfar.edge_runtime.text import TextCodec
-from nearfar.errors import DeviceError, EngineError, OverloadError, RequestError
+from nearfar.errors import ArtifactError, DeviceError, EngineError, OverloadError, RequestError
 from nearfar.fallback_server.http.app import AppOptions
 from nearfar.fallback_server.http.limits import ServerLimits
 from nearfar.routing import AsyncHybridClient, Endpoint, HybridClient, Policy
 from nearfar.routing.policy import BreakerOptions, MonitorOptions, RetryOptions, Timeouts
+from nearfar.routing.power import Power
 from nearfar.routing.shapes import ChatCompletion, Provenance
+from nearfar.routing.speed import Speeds
+from nearfar.routing.types import MODES
 from tests.support import tiny
 from tests.support.proxy import Proxy
 from tests.support.servers import RunningServer, tiny_core, tiny_engine
@@ -37,6 +45,7 @@ ASK: dict[str, Any] = {
     "logit_bias": {str(token): -100 for token in range(261) if token not in LETTERS},
 }  # fmt: skip
 HELLO: list[Any] = [{"role": "user", "content": "Tell me about the fox"}]
+LOW = MonitorOptions(window=4, min_tokens=6, logprob=-0.001)
 QUICK = Policy(retry=RetryOptions(base=0.01), timeouts=Timeouts(connect=2, first_token=10, between=10))
 HARD: Callable[[str], float] = lambda prompt: 0.9 if "prove" in prompt else 0.1  # noqa: E731
 
@@ -197,6 +206,91 @@ async def test_the_cloud_is_down_and_the_device_answers_degraded(rig: Rig) -> No
     assert 50 < raised.value.retry_after <= 60
 
 
+CHUNK = 'data: {"choices":[{"index":0,"delta":{"content":%s},"finish_reason":%s}]}\n\n'
+
+
+class Odd:
+    """A server that answers every request with the same bytes, and waits before it closes."""
+
+    def __init__(self, status: str, body: str, wait: float = 0.0) -> None:
+        answer = f"HTTP/1.1 {status}\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n{body}".encode()
+        self.requests: list[bytes] = []
+
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(handler) -> None:
+                head = b""
+                while not head.endswith(b"\r\n\r\n"):
+                    head += handler.rfile.readline()
+                length = next(int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
+                self.requests.append(head + handler.rfile.read(length))
+                handler.wfile.write(answer)
+                handler.wfile.flush()
+                time.sleep(wait)
+
+        self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def __enter__(self) -> Odd:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.mark.parametrize(("status", "body", "wait", "code"), [
+    ("401 Unauthorized", '{"error": {"message": "no such key"}}', 0, "401"),
+    ("500 Oops", "<html>", 0, "500"),
+    ("503 Busy\r\nRetry-After: 7", "", 0, "503"),
+    ("302 Found\r\nLocation: http://127.0.0.1:9/", "", 0, "cut"),
+    ("200 OK", "<html>sign in to the network</html>", 0, "cut"),
+    ("200 OK", "data: not json\n\n", 0, "shape"),
+    ("200 OK", 'data: {"choices": 7}\n\n', 0, "shape"),
+    ("200 OK", 'data: {"error": {"message": "overloaded"}}\n\n', 0, "error"),
+    ("200 OK", "", 0.8, "timeout"),
+])  # fmt: skip
+async def test_whatever_a_cloud_answers_the_device_answers_better(rig: Rig, status: str, body: str, wait: float, code: str) -> None:
+    with Odd(status, body, wait) as odd:
+        policy = replace(QUICK, mode="prefer_cloud", timeouts=Timeouts(connect=2, first_token=0.3, between=0.3))
+        client = rig.client(policy, cloud=Endpoint(odd.address, model="m", key="secret"))
+        text, told = await streamed(client)
+        assert (text, told[-1].route, told[-1].degraded) == (await rig.expected(), "device", True)
+        assert [(reason.code, reason.value) for reason in told[-1].reasons[1:]] == [("failed", code)]
+        assert (told[-1].spent, len(odd.requests)) == (0.0, 1)
+        assert b"Bearer secret" in odd.requests[0]
+        assert "secret" not in repr(client.router.cloud.endpoint)  # type: ignore[union-attr]
+        _, told = await streamed(client)
+        assert ("retry_after" in codes(told[-1])) == (code == "503")
+
+
+async def test_a_cloud_that_cannot_continue_is_not_asked_to(rig: Rig) -> None:
+    """A vendor without continue_final_message gets whole requests only."""
+    expected = await rig.expected()
+    cloud = Endpoint(rig.proxy.address, model="tiny", continues=False)
+    client = rig.client(replace(QUICK, escalation="continue", monitor=LOW), cloud=cloud)
+    text, told = await streamed(client)
+    assert (text, told[-1].path, told[-1].degraded) == (expected, ["device"], True)
+    lose_after(rig.device, 12)
+    with pytest.raises(EngineError, match=r"after \d+ tokens"):
+        await streamed(client, x_nearfar={"mode": "prefer_device"})
+    lose_after(rig.device, 0)
+    _, told = await streamed(client, x_nearfar={"mode": "prefer_device"})
+    assert told[-1].path == ["cloud"], "nothing was shown yet"
+
+
+async def test_a_stream_that_stops_coming_is_taken_over(rig: Rig) -> None:
+    expected = await rig.expected()
+    body = "".join(CHUNK % (json.dumps(char), "null") for char in expected[:10])
+    with Odd("200 OK", body, 0.8) as odd:
+        policy = replace(QUICK, mode="prefer_cloud", timeouts=Timeouts(connect=2, first_token=5, between=0.2))
+        text, told = await streamed(rig.client(policy, cloud=Endpoint(odd.address, model="m")))
+        assert (text, told[-1].path) == (expected, ["cloud", "device"])
+        assert (told[-1].reasons[-1].code, told[-1].reasons[-1].value) == ("cut", "timeout")
+        assert told[-1].spent is not None
+        assert told[-1].spent > 10, "what was given is paid for"
+
+
 async def test_cloud_only_retries_and_then_tells_why(rig: Rig) -> None:
     client = rig.client(replace(QUICK, mode="cloud_only"))
     rig.proxy.down = True
@@ -305,9 +399,6 @@ async def test_a_structured_answer_is_not_continued(rig: Rig) -> None:
         )
 
 
-LOW = MonitorOptions(window=4, min_tokens=6, logprob=-0.001)
-
-
 async def test_escalation_continues_or_restarts_and_shows_nothing_twice(rig: Rig) -> None:
     expected = await rig.expected()
     text, told = await streamed(rig.client(replace(QUICK, escalation="continue", monitor=LOW)))
@@ -323,11 +414,11 @@ async def test_escalation_continues_or_restarts_and_shows_nothing_twice(rig: Rig
     whole = await rig.client(replace(QUICK, escalation="restart", monitor=LOW)).chat.completions.create(HELLO, **ASK)
     assert (whole.choices[0].message.content, whole.x_nearfar.path) == (expected, ["cloud"])
     assert whole.choices[0].logprobs is None, "nobody asked for them"
-    content = replace(QUICK, escalation="restart", monitor=replace(LOW, logprob=-100.0))
-    whole = await rig.client(content).chat.completions.create(HELLO, logprobs=True, **ASK)
+    content = replace(QUICK, escalation="restart", monitor=replace(LOW, logprob=-100.0, entropy=100.0))
+    whole = await rig.client(content).chat.completions.create(HELLO, logprobs=True, top_logprobs=2, **ASK)
     assert (whole.choices[0].message.content, whole.x_nearfar.path) == (expected, ["device"])
     assert whole.choices[0].logprobs is not None
-    assert len(whole.choices[0].logprobs.content) == 48
+    assert [len(item.top_logprobs) for item in whole.choices[0].logprobs.content] == [2] * 48
 
 
 async def test_escalation_without_a_cloud_goes_on_here(rig: Rig) -> None:
@@ -347,7 +438,7 @@ async def test_hedging_keeps_the_first_and_stops_the_other(rig: Rig) -> None:
     assert text == expected
     assert (codes(told[-1])[-1], rig.proxy.connections) == ("hedged", 1)
     assert len(told[-1].path) == 1
-    for _ in range(100):
+    for _ in range(12):
         if not rig.device.core.scheduler.running and not rig.device.core.scheduler.waiting:
             break
         await asyncio.sleep(0.01)
@@ -447,6 +538,27 @@ async def test_leaving_a_stream_stops_it_and_gives_its_place_back(rig: Rig, tmp_
     assert not rig.device.core.scheduler.running
 
 
+async def test_a_cancelled_task_stops_both_sides(rig: Rig) -> None:
+    client = rig.client(replace(QUICK, hedge_seconds=0.0))
+    for wait in (0.0, 0.01, 0.05, 0.1):
+        task = asyncio.create_task(client.chat.completions.create(HELLO, **{**ASK, "max_tokens": 900}))
+        await asyncio.sleep(wait)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not rig.device.core.scheduler.running
+    assert client.router._ledger.spent_day("another day") == 0, "a reservation was left behind"
+    assert client.router._breakers["cloud"].state(time.monotonic()) == "closed"
+
+
+async def test_an_artifact_is_not_loaded_for_the_cloud_alone(rig: Rig) -> None:
+    client = rig.client(device="/no/such/artifact")
+    answer = await client.chat.completions.create(HELLO, x_nearfar={"mode": "cloud_only"}, **ASK)
+    assert answer.x_nearfar.route == "cloud"
+    with pytest.raises(ArtifactError, match="does not exist"):
+        await client.chat.completions.create(HELLO, **ASK)
+
+
 async def test_the_threshold_follows_its_share_and_is_kept(rig: Rig, tmp_path: Path) -> None:
     policy = replace(QUICK, target_share=0.0)
     client = rig.client(policy, state=tmp_path / "s.json")
@@ -459,6 +571,84 @@ async def test_the_threshold_follows_its_share_and_is_kept(rig: Rig, tmp_path: P
     assert kept["threshold"]["seen"] == 9
     assert kept["threshold"]["threshold"] > 0.9
     assert kept["speeds"]["cloud"]["round_trip"] > 0
+
+
+async def test_a_conversation_stays_where_its_cache_is_warm(rig: Rig) -> None:
+    client = rig.client(replace(QUICK, ttft=None))
+    assert client.router.device is not None
+    client.router.device.speeds.prefill_tps = 10.0  # a slow device
+    mine = {"x_nearfar": {"conversation": "a"}}
+    turns = [{"role": "user", "content": "prove it"}]
+    first = await client.chat.completions.create(turns, **mine, **ASK)
+    assert first.x_nearfar.route == "cloud"
+    turns += [{"role": "assistant", "content": first.choices[0].message.content}, {"role": "user", "content": "and then " * 10}]
+    second = await client.chat.completions.create(turns, **mine, **ASK)
+    assert (second.x_nearfar.route, codes(second.x_nearfar)) == ("cloud", ["sticky"])
+    stranger = await client.chat.completions.create(turns, **ASK)
+    assert stranger.x_nearfar.route == "device"
+    third = await client.chat.completions.create(turns, **mine, **ASK)
+    assert (third.x_nearfar.route, codes(third.x_nearfar)) == ("device", ["easy"]), "the device's cache is warm by now"
+
+
+async def test_slow_devices_and_empty_batteries_send_work_away(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = rig.client(replace(QUICK, completion=1.0))
+    assert client.router.device is not None
+    client.router.device.speeds = Speeds(prefill_tps=10.0, decode_tps=10.0)
+    answer = await client.chat.completions.create(HELLO, **ASK)
+    assert (answer.x_nearfar.route, codes(answer.x_nearfar)) == ("cloud", ["slow_ttft", "slow_total"])
+    empty = rig.client()
+    monkeypatch.setattr("nearfar.routing.router.power", lambda: Power(0.05, False))
+    answer = await empty.chat.completions.create(HELLO, **ASK)
+    assert (answer.x_nearfar.route, codes(answer.x_nearfar)) == ("cloud", ["battery"])
+    monkeypatch.setattr("nearfar.routing.router.power", lambda: Power(0.05, True))
+    assert (await empty.chat.completions.create(HELLO, **ASK)).x_nearfar.route == "device"
+
+
+def test_the_decision_needs_no_library_and_the_client_names_what_is_missing() -> None:
+    script = (
+        "import sys; sys.modules['httpx'] = None; import nearfar.routing as r\n"
+        "assert r.decide and r.Policy() and not {'numpy', 'tokenizers', 'jinja2'} & set(sys.modules)\n"
+        "import nearfar.routing.difficulty, nearfar.routing.ledger, nearfar.routing.confidence, nearfar.routing.retry\n"
+        "assert not {'numpy', 'tokenizers', 'jinja2'} & set(sys.modules)\n"
+        "try: r.HybridClient\nexcept ImportError as e: print(e)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("the hybrid client needs httpx: pip install 'nearfar[routing]'\n", "")
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_whatever_fails_when_the_text_is_whole_or_an_error_tells_and_nothing_comes_twice(rig: Rig, seed: int) -> None:
+    rng = random.Random(seed)
+    expected = await rig.expected()
+    policy = replace(
+        QUICK, mode=rng.choice(MODES), after_cut=rng.choice(["device", "cloud"]), hold_tokens=rng.choice([0, 10]),
+        breaker=BreakerOptions(rng.choice([1, 3]), 0.05, 0.05), device_breaker=BreakerOptions(1, 0.05, 0.05),
+        retry=RetryOptions(base=0.01, before_fallback=rng.choice([0, 1])),
+    )  # fmt: skip
+    watched: dict[str, Any] = {"escalation": rng.choice(["continue", "restart"]), "monitor": LOW}
+    client = rig.client(replace(policy, **rng.choice([{}, {"hedge_seconds": 0.0}, watched])))
+    executor: Any = rig.device.core.executor
+    run = executor.run
+    for _ in range(4):
+        rig.proxy.down, rig.proxy.cut_after = rng.random() < 0.2, rng.choice([None, 900, rng.randrange(900, 9000)])
+        before, private = rig.proxy.connections, rng.random() < 0.2
+        if rng.random() < 0.6:
+            lose_after(rig.device, rng.randrange(12))
+        text = ""
+        try:
+            hints = {"private": private}
+            async for chunk in await client.chat.completions.create(HELLO, stream=True, x_nearfar=hints, **ASK):
+                text += "".join(choice.delta.content or "" for choice in chunk.choices)
+            assert text == expected
+        except (EngineError, OverloadError):
+            assert expected.startswith(text)
+        executor.run = run
+        assert not private or rig.proxy.connections == before
+    assert client.router._ledger.spent_day("another day") == 0, "a reservation was left behind"
+    await asyncio.sleep(0.06)
+    rig.proxy.down, rig.proxy.cut_after = False, None
+    for _ in range(2):
+        assert (await client.chat.completions.create(HELLO, **ASK)).choices[0].message.content == expected, "all is well again"
 
 
 @pytest.mark.parametrize(("asked", "match"), [
