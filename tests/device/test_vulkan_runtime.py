@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from nearfar.cli import typer_app
 from nearfar.edge_runtime import Engine, SamplingParams
 from nearfar.edge_runtime.artifact import Artifact
 from nearfar.edge_runtime.engine import EngineCore
@@ -35,7 +37,7 @@ ENGINES = int(os.environ.get("NEARFAR_TEST_ENGINES", "200"))
 PAGES = 40
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _there() -> None:
     require("vulkan")
 
@@ -263,6 +265,17 @@ def test_no_loader_and_no_package_say_how_to_get_them(monkeypatch: pytest.Monkey
                 binding.require_vulkan()
     finally:
         binding.require_vulkan.cache_clear()
+
+
+def test_the_command_line_chooses_device_and_precision(artifact: Artifact) -> None:
+    golden = shared_data("models", "stories260K", "golden_greedy.txt").read_text(encoding="utf-8")
+    run = ["run", str(artifact.path), "", "--raw", "--temperature", "0", "--max-tokens", "20", "--precision", "f32"]
+    done = CliRunner().invoke(typer_app, [*run, "--device", "vulkan:0"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout
+    assert golden.startswith(done.stdout)
+    wrong = CliRunner().invoke(typer_app, [*run, "--device", "vulkan:no such device"])
+    assert "no Vulkan device 'no such device' here, only vulkan:0" in str(wrong.exception)
 
 
 def test_no_driver_says_what_to_install(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ class Queue:
         barrier = {"sType": vk.VK_STRUCTURE_TYPE_MEMORY_BARRIER}
         self._all = ffi.new("VkMemoryBarrier*", {**barrier, "srcAccessMask": WRITES, "dstAccessMask": ANYTHING})
         self._compute = ffi.new("VkMemoryBarrier*", {**barrier, "srcAccessMask": 0x40, "dstAccessMask": 0x60})
-        self._to_host = ffi.new("VkMemoryBarrier*", {**barrier, "srcAccessMask": 0x1000, "dstAccessMask": HOST_READ})
+        self._to_host = ffi.new("VkMemoryBarrier*", {**barrier, "srcAccessMask": 0x1040, "dstAccessMask": HOST_READ})
         self._region = ffi.new("VkBufferCopy*")
         self._sets = ffi.new("VkDescriptorSet[]", 1)
 
@@ -219,8 +219,8 @@ class Queue:
         self._barrier(commands, ALL_STAGES, DEVICE_STAGES, self._all)
 
     def to_host(self, commands: Any) -> None:
-        """Record a barrier behind copies that the host will read."""
-        self._barrier(commands, 0x1000, HOST_STAGE, self._to_host)
+        """Record a barrier behind what the host will read when the device is done."""
+        self._barrier(commands, DEVICE_STAGES, HOST_STAGE, self._to_host)
 
     def close(self) -> None:
         """Wait for the device, if it still answers, and free the queue's objects."""

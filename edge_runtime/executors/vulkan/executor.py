@@ -152,6 +152,7 @@ class VulkanExecutor:
 
     def read_pages(self, pages: Sequence[int]) -> dict[str, Array]:
         """See Executor.read_pages."""
+        self._queue.to_host(self._transfers())
         self._queue.wait(self._submit())
         content: dict[str, Array] = {}
         for name, cache in self._caches().items():
