@@ -17,6 +17,10 @@ API = (1, 2)
 
 VALIDATION = "VK_LAYER_KHRONOS_validation"
 DEBUG_UTILS = "VK_EXT_debug_utils"
+VALIDATION_FEATURES = "VK_EXT_validation_features"
+SYNCHRONIZATION = 4
+"""VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT: looks for missing barriers too."""
+
 PORTABILITY = "VK_KHR_portability_enumeration"
 SUBSET = "VK_KHR_portability_subset"
 BUDGET = "VK_EXT_memory_budget"
@@ -109,10 +113,13 @@ def instance(debug: bool, /) -> _Instance:
             "the Vulkan validation layer is not installed, which --debug needs: install vulkan-validationlayers (Debian, "
             "Ubuntu) or the Vulkan SDK, or leave --debug out"
         )
-    known = {extension.extensionName for extension in vk.vkEnumerateInstanceExtensionProperties(None)}
-    wanted = [name for name in (PORTABILITY, *([DEBUG_UTILS] if debug else [])) if name in known or name == DEBUG_UTILS]
+    known = {extension.extensionName for source in (None, *layers)
+             for extension in vk.vkEnumerateInstanceExtensionProperties(source)}  # fmt: skip
+    wanted = [name for name in (PORTABILITY, *((DEBUG_UTILS, VALIDATION_FEATURES) if debug else ())) if name in known]
+    checks = vk.VkValidationFeaturesEXT(pEnabledValidationFeatures=[SYNCHRONIZATION]) if VALIDATION_FEATURES in wanted else None
     application = vk.VkApplicationInfo(pApplicationName="nearfar", apiVersion=vk.VK_MAKE_VERSION(*API, 0))
     information = vk.VkInstanceCreateInfo(
+        pNext=checks,
         flags=1 if PORTABILITY in wanted else 0,  # VK_INSTANCE_CREATE_ENUMERATE_PORTABILITY_BIT_KHR: Vulkan over Metal
         pApplicationInfo=application,
         ppEnabledLayerNames=layers,
