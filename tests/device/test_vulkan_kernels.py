@@ -517,3 +517,34 @@ def test_the_sample_is_the_same_bytes_every_time(tmp_path: Path, monkeypatch: py
             assert len(kernel.workgroup) == 3
             assert kernel.entry == "main"
             validate(first[Path("vulkan") / str(kernel.file)])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
+def test_neighbours_loaded_at_once(dtype: str) -> None:
+    """From a storage buffer and from workgroup memory that changes between two loads of the same four."""
+    a = RNG.integers(-100, 100, 8 * 32).astype(dtype)
+
+    @T.prim_func(check_well_formed=False)
+    def kernel(a: T.Buffer((256,), dtype), out: T.Buffer((32,), "float32")):
+        for _ in T.thread_binding(1, thread="blockIdx.x"):
+            for tx in T.thread_binding(32, thread="threadIdx.x"):
+                part = T.alloc_shared((32,), "float32")
+                total = T.alloc_local((1,), "float32")
+                total[0] = T.float32(0)
+                part[tx] = T.Cast("float32", a[tx])
+                T.tvm_storage_sync("shared")
+                for e in T.unroll(8):
+                    total[0] = total[0] + T.Cast("float32", a[tx * 8 + e]) * part[e + 4]
+                T.tvm_storage_sync("shared")
+                part[31 - tx] = T.Cast("float32", tx)
+                T.tvm_storage_sync("shared")
+                for e in T.unroll(8):
+                    total[0] = total[0] + part[e + 4] * T.Cast("float32", e)
+                for i in T.serial(4):
+                    for e in T.unroll(4):
+                        total[0] = total[0] + part[i * 4 + e + 8]
+                out[tx] = total[0]
+
+    first, second = a[:32].astype(np.float64), np.arange(32)[::-1]
+    want = a.reshape(32, 8).astype(np.float64) @ first[4:12] + second[4:12] @ np.arange(8) + second[8:24].sum()
+    np.testing.assert_array_equal(launch(finished(kernel), a, np.zeros(32, np.float32)), want.astype(np.float32))

@@ -269,3 +269,54 @@ def test_barriers_order_workgroup_memory() -> None:
     barrier = next(i for i in listed if i.op == Op.CONTROL_BARRIER)
     assert [constants[operand] for operand in barrier.operands] == [2, 2, 0x108]
     assert made.shared_bytes == 256
+
+
+def vector_loads(code: bytes, storage: int) -> int:
+    """Loads of four numbers from a storage class."""
+    listed = instructions(code)
+    vectors = {i.operands[0] for i in listed if i.op == Op.TYPE_VECTOR and i.operands[2] == 4}
+    pointers = {i.operands[0] for i in listed if i.op == Op.TYPE_POINTER and i.operands[1] == storage}
+    chains = {i.operands[1] for i in listed if i.op == Op.ACCESS_CHAIN and i.operands[0] in pointers}
+    return sum(i.op == Op.LOAD and i.operands[0] in vectors and i.operands[2] in chains for i in listed)
+
+
+@pytest.mark.parametrize(("dtype", "offset", "length", "loads"), [
+    ("float32", 0, 256, 1), ("float16", 0, 256, 1), ("int32", 8, 264, 1),
+    ("float32", 1, 260, 0),  # not aligned
+    ("float32", 0, 257, 0),  # the last vector would reach beyond the buffer
+    ("int8", 0, 256, 0),
+])  # fmt: skip
+def test_neighbours_are_loaded_at_once(dtype: str, offset: int, length: int, loads: int) -> None:
+    @T.prim_func(check_well_formed=False)
+    def kernel(a: T.Buffer((length,), dtype), out: T.Buffer((64,), "float32")):
+        for tx in T.thread_binding(64, thread="threadIdx.x"):
+            total = T.alloc_local((1,), "float32")
+            total[0] = T.float32(0)
+            for e in T.unroll(4):
+                total[0] = total[0] + T.Cast("float32", a[tx * 4 + e + offset])
+            out[tx] = total[0]
+
+    made = compiled(kernel)
+    validate(made.code)
+    assert vector_loads(made.code, 12) == loads
+    assert made.features == {"float16": ("storageBuffer16BitAccess",), "int8": ("storageBuffer8BitAccess",)}.get(dtype, ())
+
+
+@pytest.mark.parametrize(("barrier_between", "loads"), [(False, 2), (True, 0)])
+def test_loads_of_workgroup_memory_stay_between_barriers(barrier_between: bool, loads: int) -> None:
+    @T.prim_func(check_well_formed=False)
+    def kernel(a: T.Buffer((64,), "float32"), out: T.Buffer((64,), "float32")):
+        for tx in T.thread_binding(64, thread="threadIdx.x"):
+            part = T.alloc_shared((64,), "float32")
+            total = T.alloc_local((1,), "float32")
+            part[tx] = a[tx]
+            T.tvm_storage_sync("shared")
+            total[0] = part[0] + part[1] + part[4] + part[5]
+            if barrier_between:
+                T.tvm_storage_sync("shared")
+            total[0] = total[0] + part[2] + part[3] + part[6] + part[7]
+            out[tx] = total[0]
+
+    made = compiled(kernel)
+    validate(made.code)
+    assert vector_loads(made.code, 4) == loads
