@@ -26,7 +26,7 @@ from .opcodes import (
     Op,
 )
 from .spirv import Builder, Size3
-from .uses import Uses, stored, uses
+from .uses import Stored, Uses, stored, uses
 
 MAX_GRID_X = 65535
 """Workgroups along x that every Vulkan device takes; more are folded into z."""
@@ -262,7 +262,7 @@ class Walker:
         )
 
     def _branches(
-        self, condition: int, then: Callable[[], None], otherwise: Callable[[], None] | None, lost: set[Var] | None = None
+        self, condition: int, then: Callable[[], None], otherwise: Callable[[], None] | None, lost: Stored | None = None
     ) -> None:
         builder, memory = self._builder, self._memory
         memory.flush()
