@@ -233,8 +233,10 @@ class Walker:
             self._builder.emit(Op.CONTROL_BARRIER, u32(scope), u32(scope), u32(semantics | SEMANTICS_ACQUIRE_RELEASE))
         elif name == "ret":
             self._return(node)
+        elif name in ("break_loop", "continue_loop"):
+            self._leave(self._loops[-1].merge if name == "break_loop" else self._loops[-1].step)
         else:
-            self._expressions.values(node.value)
+            self._expressions.value(node.value)  # a call without a result has no lanes, but must be known all the same
 
     def _return(self, _node: Any) -> None:
         self._builder.end(Op.RETURN)
