@@ -17,7 +17,13 @@ export class ChatTemplate {
     this.#tokens = tokens;
   }
 
-  render(messages: readonly ChatMessage[], addGenerationPrompt: boolean): string {
+  /** `continueLast`: up to where the content of the last message ends, so that the answer goes on from there. */
+  render(messages: readonly ChatMessage[], addGenerationPrompt: boolean, continueLast = false): string {
+    const text = this.#render(messages, addGenerationPrompt && !continueLast);
+    return continueLast ? untilLast(text, messages) : text;
+  }
+
+  #render(messages: readonly ChatMessage[], addGenerationPrompt: boolean): string {
     try {
       return this.#template.render({ ...this.#tokens, messages, add_generation_prompt: addGenerationPrompt });
     } catch (error) {
@@ -27,6 +33,16 @@ export class ChatTemplate {
       });
     }
   }
+}
+
+function untilLast(text: string, messages: readonly ChatMessage[]): string {
+  const last = messages.at(-1)?.content ?? "";
+  // Many templates strip.
+  for (const content of [last, last.trim()]) {
+    const at = content === "" ? -1 : text.lastIndexOf(content);
+    if (at >= 0) return text.slice(0, at + content.length);
+  }
+  throw new RequestError("the chat template leaves out the last message, so it cannot be continued", "messages");
 }
 
 function reason(error: unknown): string {
