@@ -29,11 +29,13 @@ export function decide(request: RouteRequest, device: DeviceState, cloud: CloudS
   const wanted = wantedSide({ request, device, cloud, policy, mode, predicted });
   const free = (["device", "cloud"] as const).filter((side) => blocks[side].length === 0);
   const route = free.includes(wanted.side) ? wanted.side : (free[0] ?? null);
+  const degraded = route === "device" && wanted.side === "cloud";
+  const reasons = route === wanted.side || degraded ? wanted.reasons : [];
   return {
     route,
     fallback: free.find((side) => side !== route) ?? null,
-    degraded: route === "device" && wanted.side === "cloud",
-    reasons: [...wanted.reasons, ...blocks.device, ...blocks.cloud],
+    degraded,
+    reasons: [...reasons, ...blocks.device, ...blocks.cloud],
     predicted,
     cost,
   };

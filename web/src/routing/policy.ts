@@ -61,8 +61,7 @@ export interface Policy {
   readonly hold_tokens: number;
   readonly after_cut: Side;
   readonly hedge_seconds: number | null;
-  readonly shadow: boolean;
-  readonly shadow_route: Side;
+  readonly shadow: Side | null;
   readonly record_text: boolean;
   readonly monitor: MonitorOptions;
   readonly breaker: BreakerOptions;
@@ -93,8 +92,7 @@ export const DEFAULT_POLICY: Policy = {
   hold_tokens: 0,
   after_cut: "device",
   hedge_seconds: null,
-  shadow: false,
-  shadow_route: "device",
+  shadow: null,
   record_text: false,
   monitor: { window: 16, min_tokens: 8, logprob: null, entropy: null, repeats: 4, period: 16, min_repeat: 24 },
   breaker: { failures: 3, seconds: 5, max_seconds: 300 },
