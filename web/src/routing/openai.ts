@@ -1,0 +1,180 @@
+/** OpenAI's shapes as both sides share them: the engine's own, and what only a cloud can do. */
+
+import type {
+  ChatCompletionRequest,
+  FinishReason as DeviceFinishReason,
+  TokenLogprob as DeviceTokenLogprob,
+  Usage as DeviceUsage,
+} from "../openai.js";
+import type { Feature, Mode, Prediction, Reason, Side } from "./types.js";
+
+export type ContentPart = { readonly type: string; readonly text?: string };
+
+/** A message of a chat. The device takes text only; parts of other kinds go to the cloud. */
+export interface Message {
+  readonly role: string;
+  readonly content?: string | readonly ContentPart[] | null;
+  readonly [field: string]: unknown;
+}
+
+/** What a single request decides for itself. */
+export interface RequestRouting {
+  /** Instead of the policy's mode. */
+  readonly mode?: Mode;
+  /** Never leaves the device, whatever fails. */
+  readonly private?: boolean;
+  /** Names the conversation, for budgets and warm caches. */
+  readonly conversation?: string;
+  /** 0 to 1; instead of the score of the difficulty model. */
+  readonly difficulty?: number;
+  /** The likely length of the answer, for the prediction of its time. */
+  readonly expected_tokens?: number;
+}
+
+/** OpenAI's request; fields that are not named here go to the cloud as they are. */
+export interface HybridRequest extends Omit<ChatCompletionRequest, "messages" | "stream"> {
+  messages: readonly Message[];
+  stream?: boolean | null;
+  model?: string;
+  tools?: readonly unknown[] | null;
+  tool_choice?: unknown;
+  response_format?: { readonly type: string; readonly [field: string]: unknown } | null;
+  reasoning_effort?: string | null;
+  x_nearfar?: RequestRouting;
+  [field: string]: unknown;
+}
+
+/** Where an answer came from, and why. */
+export interface RouteInfo {
+  readonly decision_id: string;
+  /** The side that answers; of an answer that was taken over, the one that ended it. */
+  readonly route: Side;
+  /** All that answered, in order. */
+  readonly legs: readonly Side[];
+  readonly reasons: readonly Reason[];
+  /** The device answers, though the cloud was wanted. */
+  readonly degraded: boolean;
+  readonly predicted: { readonly device: Prediction | null; readonly cloud: Prediction | null };
+  /** What the cloud charged and what it would have charged beside that for all of the answer, in the policy's unit. */
+  readonly cost: number;
+  readonly saved: number;
+}
+
+export type FinishReason = DeviceFinishReason | "tool_calls" | "content_filter";
+export type TokenLogprob = DeviceTokenLogprob;
+
+export interface ToolCallDelta {
+  index: number;
+  id?: string;
+  type?: "function";
+  function?: { name?: string; arguments?: string };
+}
+
+export interface Delta {
+  role?: "assistant";
+  content?: string | null;
+  reasoning_content?: string | null;
+  tool_calls?: ToolCallDelta[];
+}
+
+export interface Logprobs {
+  content: (TokenLogprob & { top_logprobs: TokenLogprob[] })[];
+}
+
+export interface ChunkChoice {
+  index: number;
+  delta: Delta;
+  finish_reason: FinishReason | null;
+  logprobs?: Logprobs | null;
+}
+
+export interface Usage {
+  prompt_tokens: number;
+  completion_tokens: number;
+  total_tokens: number;
+  prompt_tokens_details?: Partial<DeviceUsage["prompt_tokens_details"]> | null;
+}
+
+export interface Chunk {
+  id: string;
+  object: "chat.completion.chunk";
+  created: number;
+  model: string;
+  choices: ChunkChoice[];
+  usage?: Usage | null;
+  /** On the first chunk and on the last ones. */
+  x_nearfar?: RouteInfo;
+}
+
+export interface ToolCall {
+  id: string;
+  type: "function";
+  function: { name: string; arguments: string };
+}
+
+export interface Choice {
+  index: number;
+  message: { role: "assistant"; content: string; reasoning_content?: string; tool_calls?: ToolCall[] };
+  finish_reason: FinishReason;
+  logprobs: Logprobs | null;
+}
+
+export interface Completion {
+  id: string;
+  object: "chat.completion";
+  created: number;
+  model: string;
+  choices: Choice[];
+  usage: Usage;
+  x_nearfar: RouteInfo;
+}
+
+/** What a request needs of a side. */
+export function featuresOf(request: HybridRequest): Feature[] {
+  const features: Feature[] = [];
+  if (request.tools?.length) features.push("tools");
+  const format = request.response_format?.type;
+  if (format === "json_schema" || format === "json_object") features.push(format);
+  else if (format === "grammar" || format === "regex") features.push("grammar");
+  if (request.messages.some(({ content }) => Array.isArray(content) && content.some(({ type }) => type !== "text")))
+    features.push("images");
+  if (request.logprobs) features.push("logprobs");
+  if (request.reasoning_effort && request.reasoning_effort !== "none") features.push("reasoning");
+  return features;
+}
+
+/** The text of a message; parts of other kinds are left out. */
+export function textOf({ content }: Message): string {
+  if (typeof content === "string") return content;
+  return (content ?? []).map(({ text }) => text ?? "").join("");
+}
+
+/** What a model that nobody asked yet makes of messages, in tokens: four letters each, and each message's frame. */
+export function estimateTokens(messages: readonly Message[]): number {
+  return messages.reduce((sum, message) => sum + Math.ceil(textOf(message).length / 4) + 4, 0);
+}
+
+export function limitOf(request: HybridRequest): number | null {
+  return request.max_completion_tokens ?? request.max_tokens ?? null;
+}
+
+/**
+ * The request for the rest of an answer: the text so far becomes the beginning of the assistant's message, and what was
+ * written already counts against the limit.
+ */
+export function continued(request: HybridRequest, text: string, seen: number): HybridRequest {
+  if (text === "") return request;
+  const last = request.messages.at(-1);
+  const begun = request.continue_final_message && last !== undefined;
+  const messages: Message[] = begun
+    ? [...request.messages.slice(0, -1), { ...last, content: textOf(last) + text }]
+    : [...request.messages, { role: "assistant", content: text }];
+  const { max_completion_tokens: _, max_tokens: __, ...rest } = request;
+  const limit = limitOf(request);
+  return {
+    ...rest,
+    ...(limit !== null && { max_tokens: Math.max(limit - seen, 1) }),
+    messages,
+    continue_final_message: true,
+  };
+}
