@@ -1,0 +1,79 @@
+"""A circuit breaker for the cloud. Time is passed in (seconds on any clock that only goes forward); nothing is random."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from nearfar.routing.policy import BreakerOptions
+from nearfar.routing.types import BreakerState
+
+Pass = Literal["request", "probe"]
+"""What `begin` gives out and the end of the call gives back. Only a probe can close an open circuit, or keep it open."""
+
+
+class Breaker:
+    """Opens after failures in a row; when its time is over lets one probe at a time through, and closes if that is well.
+
+    Apart from that the cloud may ask for silence (`hold`: a 429 with Retry-After): then it works, but nothing is sent.
+    """
+
+    def __init__(self, options: BreakerOptions | None = None) -> None:
+        self._options = options or BreakerOptions()
+        self._failures = 0
+        self._opened: float | None = None
+        self._period = self._options.seconds
+        self._held_until = 0.0
+        self._probing = False
+
+    def state(self, now: float) -> BreakerState:
+        """closed, half_open (a probe may go, or is under way), or open."""
+        if self._opened is None:
+            return "closed"
+        return "half_open" if now - self._opened >= self._period else "open"
+
+    def allows(self, now: float) -> bool:
+        """Whether a call may go now."""
+        if now < self._held_until:
+            return False
+        state = self.state(now)
+        return state == "closed" or (state == "half_open" and not self._probing)
+
+    def retry_after(self, now: float) -> float:
+        """Seconds until a call may go, as far as time alone decides; 0: now."""
+        opens = 0.0 if self._opened is None else self._opened + self._period
+        return max(opens - now, self._held_until - now, 0.0)
+
+    def begin(self, now: float) -> Pass | None:
+        """A call goes, and gives this back when it ends. None: it may not go."""
+        if not self.allows(now):
+            return None
+        if self.state(now) == "closed":
+            return "request"
+        self._probing = True
+        return "probe"
+
+    def success(self, given: Pass) -> None:
+        """A call was answered. A late answer from before the circuit opened says nothing of now."""
+        if given == "probe" or self._opened is None:
+            self._failures, self._opened, self._probing = 0, None, False
+            self._period = self._options.seconds
+
+    def failure(self, now: float, given: Pass) -> None:
+        """A call failed."""
+        if given == "probe":
+            self._probing = False
+            self._opened = now
+            self._period = min(self._period * 2, self._options.max_seconds)
+        elif self._opened is None:
+            self._failures += 1
+            if self._failures >= self._options.failures:
+                self._opened = now
+
+    def abandoned(self, given: Pass) -> None:
+        """A call ended without telling anything of the cloud: the caller left, or the request was refused."""
+        if given == "probe":
+            self._probing = False
+
+    def hold(self, now: float, seconds: float) -> None:
+        """The cloud asked to be left alone for so long."""
+        self._held_until = max(self._held_until, now + seconds)

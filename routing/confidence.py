@@ -1,0 +1,84 @@
+"""Watches an answer on its way: log-probabilities, entropy and repetition say when a model has lost its thread."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from nearfar.routing.policy import MonitorOptions
+from nearfar.routing.types import Reason
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token of the answer. `top`: log-probabilities of the likeliest tokens, the chosen one perhaps among them."""
+
+    text: str
+    logprob: float | None = None
+    top: tuple[float, ...] = ()
+
+
+def entropy(top: Seq[float]) -> float:
+    """Entropy in nats, from below: what the given tokens leave over counts as one more token."""
+    given = [(math.exp(value), value) for value in top]
+    rest = 1.0 - sum(p for p, _ in given)
+    known = -sum(p * value for p, value in given if p > 0.0)
+    return known - rest * math.log(rest) if rest > 1e-12 else known
+
+
+class Monitor:
+    """Takes the tokens of one answer in order. `lowest_logprob` and `highest_entropy` are for calibration."""
+
+    def __init__(self, options: MonitorOptions | None = None) -> None:
+        self._options = options or MonitorOptions()
+        self._logprobs: deque[float] = deque(maxlen=self._options.window)
+        self._entropies: deque[float] = deque(maxlen=self._options.window)
+        self._texts: deque[str] = deque(maxlen=self._options.period)
+        self._runs = [0] * (self._options.period + 1)  # by distance: how many tokens in a row equal the one so far back
+        self._count = 0
+        self.lowest_logprob: float | None = None
+        self.highest_entropy: float | None = None
+
+    def push(self, token: Token) -> Reason | None:
+        """Why the answer should be escalated after this token; None: it goes on."""
+        self._count += 1
+        if token.logprob is not None:
+            self._logprobs.append(max(token.logprob, -100.0))  # one impossible token is not the end of every mean
+        if token.top:
+            self._entropies.append(entropy(token.top))
+        period = self._repeat(token.text)
+        if self._count < self._options.min_tokens:
+            return None
+        return self._low_logprob() or self._high_entropy() or period
+
+    def _low_logprob(self) -> Reason | None:
+        if not self._logprobs:
+            return None
+        mean, limit = sum(self._logprobs) / len(self._logprobs), self._options.logprob
+        self.lowest_logprob = mean if self.lowest_logprob is None else min(self.lowest_logprob, mean)
+        return Reason("low_logprob", "device", mean, limit) if limit is not None and mean < limit else None
+
+    def _high_entropy(self) -> Reason | None:
+        if not self._entropies:
+            return None
+        mean, limit = sum(self._entropies) / len(self._entropies), self._options.entropy
+        self.highest_entropy = mean if self.highest_entropy is None else max(self.highest_entropy, mean)
+        return Reason("high_entropy", "device", mean, limit) if limit is not None and mean > limit else None
+
+    def _repeat(self, text: str) -> Reason | None:
+        """The shortest period that has come often enough in a row, this token its end."""
+        for period in range(1, len(self._texts) + 1):
+            same = self._texts[-period] == text
+            self._runs[period] = self._runs[period] + 1 if same else 0
+        self._texts.append(text)
+        repeats = self._options.repeats
+        if repeats is None:
+            return None
+        for period in range(1, self._options.period + 1):
+            # A run of r equal tokens at distance p is r + p tokens that consist of one period over and over.
+            length = self._runs[period] + period
+            if self._runs[period] and length >= max(repeats * period, self._options.min_repeat):
+                return Reason("repetition", "device", length, period)
+        return None

@@ -1,0 +1,50 @@
+"""How fast each side was lately: exponentially weighted means of what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+WEIGHT = 0.3
+"""Weight of a new measurement."""
+MIN_PREFILL = 16
+"""A shorter prefill measures launches, not the device."""
+MIN_DECODE = 4
+
+
+@dataclass
+class Speeds:
+    """Tokens a second, and seconds to the first token of a prompt that costs nothing. None: not measured yet."""
+
+    prefill_tps: float | None = None
+    decode_tps: float | None = None
+    round_trip: float | None = None
+
+    def prefill(self, tokens: int, seconds: float) -> None:
+        """A prompt of so many uncached tokens took so long."""
+        if tokens >= MIN_PREFILL and seconds > 0:
+            self.prefill_tps = _mean(self.prefill_tps, tokens / seconds)
+
+    def decode(self, tokens: int, seconds: float) -> None:
+        """So many tokens came in that time, counted from the one before them."""
+        if tokens >= MIN_DECODE and seconds > 0:
+            self.decode_tps = _mean(self.decode_tps, tokens / seconds)
+
+    def first_token(self, seconds: float, uncached_tokens: int) -> None:
+        """The first token came after so long. What prefill is known to take is no part of the round trip."""
+        prefill = uncached_tokens / self.prefill_tps if self.prefill_tps else 0.0
+        self.round_trip = _mean(self.round_trip, max(seconds - prefill, 0.0))
+
+    def as_json(self) -> dict[str, Any]:
+        """What to keep from start to start."""
+        return asdict(self)
+
+    @classmethod
+    def restored(cls, data: Mapping[str, Any]) -> Speeds:
+        """From what was kept."""
+        return cls(**{name: data.get(name) for name in ("prefill_tps", "decode_tps", "round_trip")})
+
+
+def _mean(old: float | None, new: float) -> float:
+    return new if old is None else old + WEIGHT * (new - old)

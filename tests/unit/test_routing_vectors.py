@@ -1,0 +1,36 @@
+"""The Python side passes the vectors that the TypeScript side passes too."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.routing_vectors import MACHINES, VECTORS, decision, same
+
+
+def load(name: str) -> list[dict[str, Any]]:
+    return list(json.loads((VECTORS / f"{name}.json").read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("file", ["decision", "decision_random"])
+def test_decisions(file: str) -> None:
+    for case in load(file):
+        assert same(decision(case), case["decision"]), case["name"]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_machine(machine: str) -> None:
+    for scenario in load(machine):
+        run = MACHINES[machine](scenario["config"])
+        for number, step in enumerate(scenario["steps"]):
+            result, state = run(step["op"], step["args"])
+            where = f"{scenario['name']}, step {number}: {step['op']} {step['args']}"
+            assert same(result, step["result"]), f"{where}: {result}"
+            assert same(state, step["state"]), f"{where}: {state}"
+
+
+def test_comparison_notices_differences() -> None:
+    assert same({"a": [1, 2.0, None]}, {"a": [1.0, 2, None]})
+    assert not any(same(*pair) for pair in [(1, 2), (True, 1), (None, 0), ({"a": 1}, {"b": 1}), ([1], [1, 2]), ("a", "b")])

@@ -1,0 +1,50 @@
+"""Writes the vectors of scenarios.py with what Python makes of them: python -m tests.vectors.routing.record.
+
+Read the diff before committing.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+from tests.support.routing_vectors import MACHINES, VECTORS, decision
+from tests.vectors.routing.scenarios import DECISIONS, machines, random_case
+
+RANDOM_CASES = 150
+
+
+def line(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def write(name: str, items: list[str]) -> None:
+    (VECTORS / f"{name}.json").write_text("[\n" + ",\n".join(items) + "\n]\n", encoding="utf-8")
+
+
+def record_decisions(name: str, cases: list[dict[str, Any]]) -> None:
+    """One case a line."""
+    write(name, [line({**case, "decision": decision(case)}) for case in cases])
+
+
+def record_machine(name: str, scenarios: list[dict[str, Any]]) -> None:
+    """One step a line."""
+    items = []
+    for scenario in scenarios:
+        run = MACHINES[name](scenario["config"])
+        steps = []
+        for step in scenario["steps"]:
+            result, state = run(step["op"], step["args"])
+            steps.append("  " + line({**step, "result": result, "state": state}))
+        head = f'{{"name": {line(scenario["name"])}, "config": {line(scenario["config"])}, "steps": ['
+        items.append(head + "\n" + ",\n".join(steps) + "\n]}")
+    write(name, items)
+
+
+if __name__ == "__main__":
+    record_decisions("decision", DECISIONS)
+    rng = random.Random(2026)
+    record_decisions("decision_random", [random_case(number, rng) for number in range(RANDOM_CASES)])
+    for machine, scenarios in machines().items():
+        record_machine(machine, scenarios)
