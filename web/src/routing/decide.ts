@@ -19,13 +19,10 @@ import {
 
 /** Where a request goes, and why. Same arguments, same answer: no clock, no randomness. */
 export function decide(request: RouteRequest, device: DeviceState, cloud: CloudState, policy: Policy): Decision {
-  const mode: Mode = request.private ? "device_only" : (request.mode ?? policy.mode);
+  const mode = modeOf(request, policy);
   const predicted = { device: predictDevice(request, device), cloud: predictCloud(request, cloud) };
   const cost = costOf(request.prompt_tokens, request.max_tokens, cloud, policy);
-  const blocks: Record<Side, readonly Reason[]> = {
-    device: deviceBlocks(request, device, mode),
-    cloud: [...cloudBlocks(request, cloud, mode), ...budgetBlocks(request, cost, policy, mode)],
-  };
+  const blocks = blocksOf(request, device, cloud, policy);
   const wanted = wantedSide({ request, device, cloud, policy, mode, predicted });
   const free = (["device", "cloud"] as const).filter((side) => blocks[side].length === 0);
   const route = free.includes(wanted.side) ? wanted.side : (free[0] ?? null);
@@ -39,6 +36,25 @@ export function decide(request: RouteRequest, device: DeviceState, cloud: CloudS
     predicted,
     cost,
   };
+}
+
+/** Why each side cannot or may not answer; nothing where it can. */
+export function blocksOf(
+  request: RouteRequest,
+  device: DeviceState,
+  cloud: CloudState,
+  policy: Policy,
+): Record<Side, readonly Reason[]> {
+  const mode = modeOf(request, policy);
+  const cost = costOf(request.prompt_tokens, request.max_tokens, cloud, policy);
+  return {
+    device: deviceBlocks(request, device, mode),
+    cloud: [...cloudBlocks(request, cloud, mode), ...budgetBlocks(request, cost, policy, mode)],
+  };
+}
+
+function modeOf(request: RouteRequest, policy: Policy): Mode {
+  return request.private ? "device_only" : (request.mode ?? policy.mode);
 }
 
 /** What the cloud charges for a prompt and its answer, in the policy's unit. */
