@@ -8,15 +8,7 @@ import { isRequestError } from "./device.js";
 import { type Failure, firstUseful } from "./hedge.js";
 import { isUseful, type Leg, type Piece, tokensOf } from "./leg.js";
 import { Monitor, type WatchedToken } from "./monitor.js";
-import {
-  type Chunk,
-  type ChunkChoice,
-  continued,
-  type HybridRequest,
-  limitOf,
-  type RouteInfo,
-  type Usage,
-} from "./openai.js";
+import { type Chunk, type ChunkChoice, continued, type HybridRequest, type RouteInfo, type Usage } from "./openai.js";
 import { noRoute } from "./reasons.js";
 import { backoff } from "./retry.js";
 import type { Plan, Router } from "./router.js";
@@ -27,8 +19,10 @@ import { pause } from "./wait.js";
 const WATCHED_ALTERNATIVES = 10;
 
 export class Answer {
+  /** As it was asked, with the limit that the decision counted on. */
+  private readonly request: HybridRequest;
   readonly #controller = new AbortController();
-  readonly #legs: Side[] = [];
+  readonly #path: Side[] = [];
   readonly #reasons: Reason[];
   readonly #head: Pick<Chunk, "id" | "object" | "created" | "model">;
   /** Ends of choices: they go out last, when the cost is known. */
@@ -39,7 +33,7 @@ export class Answer {
   /** Text and tokens that the caller has. */
   #text = "";
   #seen = 0;
-  #cost = 0;
+  #spent = 0;
   #retries = 0;
   #watching: boolean;
   #monitor: Monitor | null = null;
@@ -50,9 +44,11 @@ export class Answer {
 
   constructor(
     private readonly router: Router,
-    private readonly request: HybridRequest,
+    request: HybridRequest,
     private readonly plan: Plan,
   ) {
+    const { max_completion_tokens: _, ...rest } = request;
+    this.request = { ...rest, max_tokens: plan.request.max_tokens };
     this.#reasons = [...plan.route.reasons];
     this.#degraded = plan.route.degraded;
     this.#watching = plan.policy.escalation !== "off" && this.#plain;
@@ -69,17 +65,20 @@ export class Answer {
 
   /** Where the answer came from, as far as it is known. */
   get info(): RouteInfo {
-    const { predicted, route } = this.plan.route;
-    const whole = this.router.cost(this.plan.request.prompt_tokens, this.#seen, this.plan);
+    const { route: done, decision, policy } = this.plan;
+    const { predicted, route } = done;
+    const { prompt_tokens, completion_tokens } = this.usage;
+    const whole = this.router.cost(prompt_tokens, completion_tokens, this.plan);
     return {
       decision_id: this.plan.id,
-      route: this.#legs.at(-1) ?? route ?? "device",
-      legs: [...this.#legs],
+      route: this.#path.at(-1) ?? route ?? "device",
+      path: [...this.#path],
       reasons: [...this.#reasons],
       degraded: this.#degraded,
       predicted,
-      cost: this.#cost,
-      saved: Math.max(whole - this.#cost, 0),
+      spent: this.#spent,
+      saved: Math.max(whole - this.#spent, 0),
+      would_route: policy.shadow === null ? null : decision.route,
     };
   }
 
@@ -98,7 +97,7 @@ export class Answer {
       }
       finish = this.#ends.get(0)?.finish_reason ?? "stop";
       const tokens = this.usage.total_tokens;
-      this.router.answered(this.plan, this.#legs, tokens);
+      this.router.answered(this.plan, this.#path, tokens);
       for (const end of this.#ends.values()) yield { ...this.#head, choices: [end], x_nearfar: this.info };
       if (this.request.stream_options?.include_usage)
         yield { ...this.#head, choices: [], usage: this.usage, x_nearfar: this.info };
@@ -147,8 +146,8 @@ export class Answer {
     const winner = await firstUseful(first, () => this.#open(other), seconds, this.#signal);
     if (winner.side === first.side) this.#leg = leg;
     // The one that answers is the one that counts.
-    this.#legs.length = 0;
-    this.#legs.push(winner.side);
+    this.#path.length = 0;
+    this.#path.push(winner.side);
     if (winner.side !== first.side) this.#reasons.push(reason("hedged", winner.side));
     return winner;
   }
@@ -165,7 +164,7 @@ export class Answer {
         request.top_logprobs = Math.max(this.request.top_logprobs ?? 0, alternatives);
       }
     }
-    this.#legs.push(side);
+    this.#path.push(side);
     this.#leg = { before: this.#seen, asked: performance.now(), first: null, usage: null };
     return this.router.open(side, request, this.plan, this.#signal);
   }
@@ -198,8 +197,7 @@ export class Answer {
 
   /** The next side, after one failed or lost its thread; null where nothing is left to write. Throws where there is no way on. */
   async #change(from: Side, failure: Failure): Promise<Leg | null> {
-    const limit = limitOf(this.request);
-    if (limit !== null && this.#seen >= limit) {
+    if (this.#seen >= this.plan.request.max_tokens) {
       this.#ends.set(0, { index: 0, delta: {}, finish_reason: "length", logprobs: null });
       return null;
     }
@@ -248,7 +246,7 @@ export class Answer {
     const param = (error as { param?: unknown }).param;
     if (!this.#watching || this.request.logprobs || param !== "logprobs" || this.#opened) throw error;
     this.#watching = false;
-    this.#legs.pop();
+    this.#path.pop();
     return this.#open("device");
   }
 
@@ -324,7 +322,7 @@ export class Answer {
     else if (side === "cloud") speeds.firstToken((first - asked) / 1000, fresh);
     if (side === "cloud" || this.router.warm) speeds.decode(written - 1, (this.#last - first) / 1000);
     this.router.warm ||= side === "device";
-    if (side === "cloud") this.#cost += this.router.cost(prompt, written, this.plan);
+    if (side === "cloud") this.#spent += this.router.cost(prompt, written, this.plan);
   }
 
   #record(finish: string, failure: unknown): void {
@@ -341,7 +339,7 @@ export class Answer {
       decision,
       shadow: policy.shadow !== null,
       outcome: {
-        legs: [...this.#legs],
+        path: [...this.#path],
         degraded: this.#degraded,
         finish,
         error: failure === null ? null : describe(failure),
@@ -349,7 +347,7 @@ export class Answer {
         total: seconds(performance.now()) ?? 0,
         prompt_tokens,
         completion_tokens,
-        cost: this.#cost,
+        spent: this.#spent,
       },
       ...(policy.record_text && { text: { messages: this.request.messages, answer: this.#text } }),
     });

@@ -93,7 +93,7 @@ export class Cloud {
     try {
       for (;;) {
         const late = (): Error => new CloudError(`The cloud sent nothing for ${limit} s.`);
-        const { done, value } = await within(records.next(), limit, late);
+        const { done, value } = await within(records.next(), limit, late, signal);
         if (done) break;
         const chunk = value as Chunk & { error?: { message?: string } };
         if (chunk.error) throw new CloudError(`The cloud broke off: ${chunk.error.message ?? "no reason given"}`);

@@ -70,12 +70,13 @@ export async function* deviceStream(
         ? "The device fell silent while the page was suspended."
         : `The device was silent for ${limit} s. It may be too slow for this model, or its driver hangs.`,
     );
+  let iterator: AsyncIterator<ChatCompletionChunk> | null = null;
   try {
     const asked = { ...taken, messages, stream: true, stream_options: { include_usage: true }, signal } as const;
-    const chunks = await within(engine.chat.completions.create(asked), limit, late);
-    const iterator = chunks[Symbol.asyncIterator]();
+    const chunks = await within(engine.chat.completions.create(asked), limit, late, signal);
+    iterator = chunks[Symbol.asyncIterator]();
     for (;;) {
-      const { done, value } = await within(iterator.next(), limit, late);
+      const { done, value } = await within(iterator.next(), limit, late, signal);
       if (done) break;
       const piece = pieceOf(value);
       check.see(piece);
@@ -85,6 +86,9 @@ export async function* deviceStream(
   } catch (error) {
     throwIfAborted(signal);
     throw isRequestError(error) || error instanceof DeviceError ? error : failed(error);
+  } finally {
+    // Not awaited: a device that hangs does not end, either.
+    iterator?.return?.().catch(() => undefined);
   }
   throwIfAborted(signal);
   if (!check.complete) throw new DeviceError("The device's answer ended before it was whole.");

@@ -49,15 +49,17 @@ export interface RouteInfo {
   readonly decision_id: string;
   /** The side that answers; of an answer that was taken over, the one that ended it. */
   readonly route: Side;
-  /** All that answered, in order. */
-  readonly legs: readonly Side[];
+  /** All sides that gave a part of it, in order. */
+  readonly path: readonly Side[];
   readonly reasons: readonly Reason[];
   /** The device answers, though the cloud was wanted. */
   readonly degraded: boolean;
   readonly predicted: { readonly device: Prediction | null; readonly cloud: Prediction | null };
-  /** What the cloud charged and what it would have charged beside that for all of the answer, in the policy's unit. */
-  readonly cost: number;
+  /** What the cloud has cost, and what it would have cost beyond that, in the policy's unit; whole with the last chunk. */
+  readonly spent: number;
   readonly saved: number;
+  /** In shadow mode: where the request would have gone. */
+  readonly would_route: Side | null;
 }
 
 export type FinishReason = DeviceFinishReason | "tool_calls" | "content_filter";

@@ -3,8 +3,8 @@
 import type { CloudState, Decision, DeviceState, RouteRequest, Side } from "./types.js";
 
 export interface Outcome {
-  /** All that answered, in order. */
-  readonly legs: readonly Side[];
+  /** All sides that gave a part of the answer, in order. */
+  readonly path: readonly Side[];
   readonly degraded: boolean;
   /** "stop", "length", …, "aborted", or "error". */
   readonly finish: string;
@@ -15,7 +15,7 @@ export interface Outcome {
   readonly prompt_tokens: number;
   readonly completion_tokens: number;
   /** What the cloud charged, in the policy's unit. */
-  readonly cost: number;
+  readonly spent: number;
 }
 
 export interface DecisionRecord {

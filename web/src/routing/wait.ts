@@ -9,16 +9,27 @@ const GRACE_MS = 2000;
 
 /**
  * The promise's value, or after `seconds` a rejection with what `late` makes. Where the page itself was suspended meanwhile
- * (frozen tab, sleeping machine), the peer was perhaps too, so it gets a short grace.
+ * (frozen tab, sleeping machine), the peer was perhaps too, so it gets a short grace. With an AbortError when `signal` says so.
  */
-export function within<T>(promise: Promise<T>, seconds: number, late: (suspended: boolean) => Error): Promise<T> {
+export function within<T>(
+  promise: Promise<T>,
+  seconds: number,
+  late: (suspended: boolean) => Error,
+  signal?: AbortSignal,
+): Promise<T> {
   return new Promise((resolve, reject) => {
+    const onAbort = (): void => reject(abortError());
+    if (signal?.aborted) onAbort();
+    else signal?.addEventListener("abort", onAbort, { once: true });
     const due = Date.now() + seconds * 1000;
     let timer = setTimeout(() => {
       if (Date.now() - due < SUSPENDED_MS) reject(late(false));
       else timer = setTimeout(() => reject(late(true)), GRACE_MS);
     }, seconds * 1000);
-    promise.then(resolve, reject).finally(() => clearTimeout(timer));
+    promise.then(resolve, reject).finally(() => {
+      clearTimeout(timer);
+      signal?.removeEventListener("abort", onAbort);
+    });
   });
 }
 
