@@ -72,9 +72,10 @@ export class Cloud {
    * ends early, or an AbortError.
    */
   async *stream(request: HybridRequest, signal: AbortSignal): AsyncGenerator<Piece> {
-    const { x_nearfar: _, signal: __, ...fields } = request;
-    const model = this.#model ?? (typeof fields.model === "string" ? fields.model : await this.#firstModel(signal));
+    const { x_nearfar: _, signal: __, extra_body, ...fields } = request;
+    const model = this.#model ?? fields.model ?? (await this.#firstModel(signal));
     const body = {
+      ...extra_body,
       ...fields,
       ...(fields.continue_final_message && { add_generation_prompt: false }),
       model,

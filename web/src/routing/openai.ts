@@ -14,7 +14,9 @@ export type ContentPart = { readonly type: string; readonly text?: string };
 export interface Message {
   readonly role: string;
   readonly content?: string | readonly ContentPart[] | null;
-  readonly [field: string]: unknown;
+  readonly name?: string;
+  readonly tool_calls?: readonly unknown[];
+  readonly tool_call_id?: string;
 }
 
 /** What a single request decides for itself. */
@@ -31,7 +33,7 @@ export interface RequestRouting {
   readonly expected_tokens?: number;
 }
 
-/** OpenAI's request; fields that are not named here go to the cloud as they are. */
+/** OpenAI's request. */
 export interface HybridRequest extends Omit<ChatCompletionRequest, "messages" | "stream"> {
   messages: readonly Message[];
   stream?: boolean | null;
@@ -40,8 +42,9 @@ export interface HybridRequest extends Omit<ChatCompletionRequest, "messages" | 
   tool_choice?: unknown;
   response_format?: { readonly type: string; readonly [field: string]: unknown } | null;
   reasoning_effort?: string | null;
+  /** What only this cloud knows: its fields become fields of the request. */
+  extra_body?: Readonly<Record<string, unknown>>;
   x_nearfar?: RequestRouting;
-  [field: string]: unknown;
 }
 
 /** Where an answer came from, and why. */
