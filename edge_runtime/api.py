@@ -180,8 +180,11 @@ class ChatCompletions:
     ) -> ChatCompletion | AsyncStream[ChatCompletionChunk]:
         """Answer a conversation, whole or in chunks."""
         sampling, n = chat_sampling(params), choices(params)
-        tokens = self._engine.codec.encode_chat(checked_messages(messages))
-        response = _Response.start(self._engine, "chatcmpl", tokens, (), sampling, n)
+        given, goes_on = checked_messages(messages), bool(params.get("continue_final_message"))
+        if goes_on and given[-1]["role"] != "assistant":
+            raise RequestError("continue_final_message needs a last message of the role assistant", "messages")
+        tokens = self._engine.codec.encode_chat(given, continue_last=goes_on)
+        response = _Response.start(self._engine, "chatcmpl", tokens, tokens if goes_on else (), sampling, n)
         if stream:
             return AsyncStream(_chat_chunks(response, include_usage(params)))
         return await _chat_whole(response)

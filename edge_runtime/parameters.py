@@ -34,12 +34,13 @@ class CommonParams(TypedDict, total=False):
 
 
 class ChatParams(CommonParams, total=False):
-    """Parameters of chat completions."""
+    """Parameters of chat completions. `continue_final_message`: the answer goes on where the last message ends, as in vLLM."""
 
     max_completion_tokens: int | None
     logprobs: bool | None
     top_logprobs: int | None
     response_format: Mapping[str, Any] | None
+    continue_final_message: bool | None
 
 
 class CompletionParams(CommonParams, total=False):

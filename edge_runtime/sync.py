@@ -21,7 +21,7 @@ T = TypeVar("T")
 Item = TypeVar("Item")
 
 
-class _Loop:
+class Loop:
     """An event loop in a daemon thread."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class _Loop:
 class Stream(Generic[Item]):
     """Items as they come. Closing it stops the request; so does leaving the loop over it early, or Ctrl-C in it."""
 
-    def __init__(self, loop: _Loop, items: AsyncIterator[Item], close: Coroutine[Any, Any, None]) -> None:
+    def __init__(self, loop: Loop, items: AsyncIterator[Item], close: Coroutine[Any, Any, None]) -> None:
         self._loop = loop
         self._items = items
         self._close: Coroutine[Any, Any, None] | None = close
@@ -85,10 +85,15 @@ class Engine:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.asynchronous = engine
-        self._loop = _Loop()
+        self._loop = Loop()
         self._closed = False
         self.chat = _Chat(self._loop, engine)
         self.completions = _Completions(self._loop, engine)
+
+    @property
+    def loop(self) -> Loop:
+        """Where the asynchronous engine runs, and only there may be used."""
+        return self._loop
 
     @classmethod
     def load(
@@ -163,14 +168,14 @@ class Engine:
 class _Chat:
     """`engine.chat`."""
 
-    def __init__(self, loop: _Loop, engine: AsyncEngine) -> None:
+    def __init__(self, loop: Loop, engine: AsyncEngine) -> None:
         self.completions = _ChatCompletions(loop, engine)
 
 
 class _ChatCompletions:
     """`engine.chat.completions`."""
 
-    def __init__(self, loop: _Loop, engine: AsyncEngine) -> None:
+    def __init__(self, loop: Loop, engine: AsyncEngine) -> None:
         self._loop, self._engine = loop, engine
 
     @overload
@@ -192,7 +197,7 @@ class _ChatCompletions:
 class _Completions:
     """`engine.completions`."""
 
-    def __init__(self, loop: _Loop, engine: AsyncEngine) -> None:
+    def __init__(self, loop: Loop, engine: AsyncEngine) -> None:
         self._loop, self._engine = loop, engine
 
     @overload
@@ -217,7 +222,7 @@ async def _next(items: AsyncIterator[Item]) -> Item:
 
 def _run_apart(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine in a loop of its own, also where the caller is inside one already (a notebook)."""
-    loop = _Loop()
+    loop = Loop()
     try:
         return loop.run(coroutine)
     finally:

@@ -71,9 +71,9 @@ class TextCodec:
         tokens = self._encode(text, True)
         return tokens if tokens or self._bos is None else [self._bos]
 
-    def encode_chat(self, messages: Seq[Mapping[str, Any]]) -> list[int]:
-        """Tokens of a conversation, up to where the answer begins."""
-        return self.encode_raw(self.render_chat(messages))
+    def encode_chat(self, messages: Seq[Mapping[str, Any]], *, continue_last: bool = False) -> list[int]:
+        """Tokens of a conversation, up to where the answer begins, or goes on (`continue_last`)."""
+        return self.encode_raw(self.render_chat(messages, continue_last=continue_last))
 
     def encode_raw(self, text: str) -> list[int]:
         """Tokens of a text that has all its special tokens already."""
@@ -93,12 +93,13 @@ class TextCodec:
         """
         if self._template is None:
             raise RequestError("this model has no chat template; send a raw prompt instead (completions, --raw)")
-        own = {**self._special, "messages": list(messages), "add_generation_prompt": not continue_last}
+        shown = _marked(messages) if continue_last else list(messages)
+        own = {**self._special, "messages": shown, "add_generation_prompt": not continue_last}
         try:
             text = self._template.render({**(variables or {}), **own})
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
             raise RequestError(f"the model's chat template refuses these messages: {error}", "messages") from error
-        return _until_last(text, messages) if continue_last else text
+        return _until_mark(text) if continue_last else text
 
     def decode(self, tokens: Seq[int]) -> str:
         """Text of tokens, special tokens left out."""
@@ -249,13 +250,20 @@ def _with_visible(text: str, visible: Collection[str]) -> str:
     return json.dumps(data)
 
 
-def _until_last(text: str, messages: Seq[Mapping[str, Any]]) -> str:
+_MARK = "[the-answer-goes-on-here]"
+"""Ends the content that is continued: to look for the content itself would find a short one in the template's own words."""
+
+
+def _marked(messages: Seq[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    last = messages[-1]
+    return [*messages[:-1], {**last, "content": f"{last.get('content') or ''}{_MARK}"}]
+
+
+def _until_mark(text: str) -> str:
     """A rendered conversation up to where the content of its last message ends."""
-    last = str(messages[-1].get("content") or "")
-    for content in (last, last.strip()):  # many templates strip
-        if content and (at := text.rfind(content)) >= 0:
-            return text[: at + len(content)]
-    raise RequestError("the chat template leaves out the last message, so it cannot be continued", "messages")
+    if (at := text.rfind(_MARK)) < 0:
+        raise RequestError("the chat template leaves out the last message, so it cannot be continued", "messages")
+    return text[:at]
 
 
 def _default_template(value: object) -> str | None:

@@ -1,7 +1,32 @@
 """Device or cloud: the decision, and the client that calls either. docs/routing.md is the guide."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from nearfar.routing.decision import decide
 from nearfar.routing.policy import Policy
 from nearfar.routing.types import CloudState, Conversation, Decision, DeviceState, Reason, Request
 
-__all__ = ["CloudState", "Conversation", "Decision", "DeviceState", "Policy", "Reason", "Request", "decide"]
+if TYPE_CHECKING:
+    from nearfar.routing.client import AsyncHybridClient as AsyncHybridClient
+    from nearfar.routing.client import HybridClient as HybridClient
+    from nearfar.routing.endpoint import Endpoint as Endpoint
+
+__all__ = [
+    "AsyncHybridClient", "CloudState", "Conversation", "Decision", "DeviceState", "Endpoint", "HybridClient", "Policy",
+    "Reason", "Request", "decide",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """The client, imported when it is asked for: the decision needs neither httpx nor an engine."""
+    if name in ("AsyncHybridClient", "HybridClient"):
+        from nearfar.routing import client
+
+        return getattr(client, name)
+    if name == "Endpoint":
+        from nearfar.routing.endpoint import Endpoint
+
+        return Endpoint
+    raise AttributeError(f"module 'nearfar.routing' has no attribute {name!r}")

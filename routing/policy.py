@@ -25,7 +25,8 @@ class RetryOptions:
 
     At most `attempts` times a request. Attempt n waits a random part of min(`cap`, `base`·2ⁿ) after what Retry-After asks for;
     a wait beyond `max_wait` is not worth it. All requests share a budget: it holds at most `burst` retries, and each request
-    adds `ratio` of one, so that retries stay under that share of the traffic.
+    adds `ratio` of one, so that retries stay under that share of the traffic. Where the device can answer it does after
+    `before_fallback` retries.
     """
 
     attempts: int = 2
@@ -33,6 +34,7 @@ class RetryOptions:
     cap: float = 4.0
     max_wait: float = 5.0
     ratio: float = 0.1
+    before_fallback: int = 0
     burst: float = 5.0
 
 
@@ -63,11 +65,12 @@ class CalibrationOptions:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Seconds to wait for the cloud: for a connection, for the first token, between tokens."""
+    """Seconds to wait for the cloud: for a connection, the first token, the next token; and for the device's next token."""
 
     connect: float = 5.0
     first_token: float = 30.0
     between: float = 30.0
+    device_between: float = 30.0
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class Policy:
     request without a limit. `escalation`: what happens when the monitor finds an answer going wrong. `hold_tokens`: tokens of
     a device's answer that are held back at its beginning, while it can be restarted unseen. `after_cut`: who goes on when the
     cloud's stream is cut. `hedge_seconds`: start the other side too when no token came by then. `shadow`: decide and
-    record, but answer from this side. `record_text`: decision records may have the texts.
+    record, but answer from this side where the request's own mode allows it. `record_text`: decision records may have the texts.
     """
 
     mode: Mode = "auto"
@@ -105,6 +108,7 @@ class Policy:
     record_text: bool = False
     monitor: MonitorOptions = MonitorOptions()
     breaker: BreakerOptions = BreakerOptions()
+    device_breaker: BreakerOptions = BreakerOptions(failures=2, seconds=30.0)
     retry: RetryOptions = RetryOptions()
     calibration: CalibrationOptions = CalibrationOptions()
     timeouts: Timeouts = Timeouts()
@@ -120,6 +124,8 @@ class Policy:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise RequestError(f"{name} must not be negative, not {value!r}", name)
+        if self.hedge_seconds is not None and self.escalation != "off":
+            raise RequestError("hedge_seconds and escalation exclude each other: set one of them", "hedge_seconds")
 
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> Policy:
@@ -128,7 +134,7 @@ class Policy:
         if unknown:
             raise RequestError(f"the policy has no field {', '.join(unknown)}", unknown[0])
         groups: dict[str, Any] = {
-            "monitor": MonitorOptions, "breaker": BreakerOptions, "retry": RetryOptions,
-            "calibration": CalibrationOptions, "timeouts": Timeouts,
+            "monitor": MonitorOptions, "breaker": BreakerOptions, "device_breaker": BreakerOptions,
+            "retry": RetryOptions, "calibration": CalibrationOptions, "timeouts": Timeouts,
         }  # fmt: skip
         return cls(**{name: groups[name](**value) if name in groups else value for name, value in data.items()})

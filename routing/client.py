@@ -1,0 +1,275 @@
+"""The hybrid client: OpenAI's chat completions over a device and a cloud."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Sequence as Seq
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, Literal, Self, overload
+
+from nearfar.edge_runtime.api import AsyncEngine, AsyncStream
+from nearfar.edge_runtime.sync import Engine, Loop, Stream
+from nearfar.edge_runtime.types import Logprobs
+from nearfar.errors import RequestError
+from nearfar.routing.device import EngineDevice
+from nearfar.routing.endpoint import Endpoint, EndpointSide
+from nearfar.routing.policy import Policy
+from nearfar.routing.request import Hints
+from nearfar.routing.router import Device, Router, default_scorer
+from nearfar.routing.run import Run
+from nearfar.routing.shapes import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Choice,
+    ChunkChoice,
+    Delta,
+    Message,
+    Piece,
+    whole_calls,
+)
+
+Messages = Seq[Mapping[str, Any]]
+AUTO: Literal["auto"] = "auto"
+
+
+class AsyncHybridClient:
+    """Answers from the device when it can, from the cloud when it must.
+
+    `device`: an AsyncEngine, the path of an artifact, or the address of a server on this machine (a URL or an Endpoint).
+    `cloud`: any OpenAI-compatible URL, or an Endpoint with its key, model and prices. One of them may be missing. `difficulty`:
+    scores a prompt 0..1; "auto" is the package's own model, None none. `state`: a JSON file that keeps costs, the calibrated
+    threshold and speeds. `records`: a JSONL file for decision records. Use it on one event loop.
+    """
+
+    def __init__(
+        self,
+        *,
+        device: AsyncEngine | Endpoint | str | Path | None = None,
+        cloud: Endpoint | str | None = None,
+        policy: Policy | None = None,
+        difficulty: Callable[[str], float] | Literal["auto"] | None = AUTO,
+        state: str | Path | None = None,
+        records: str | Path | None = None,
+    ) -> None:
+        policy = policy or Policy()
+        if device is None and cloud is None:
+            raise RequestError("give the client a device, a cloud, or both", "device")
+        self.router = Router(
+            _device(device, policy), None if cloud is None else _cloud(cloud, policy), policy,
+            default_scorer() if difficulty == AUTO else difficulty, _path(state), _path(records),
+        )  # fmt: skip
+        self.chat = _AsyncChat(self.router)
+
+    async def close(self) -> None:
+        """Keep the state, close connections, free a device that was loaded here."""
+        await self.router.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class _AsyncChat:
+    """`client.chat`."""
+
+    def __init__(self, router: Router) -> None:
+        self.completions = AsyncCompletions(router)
+
+
+class AsyncCompletions:
+    """`client.chat.completions`."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    @overload
+    async def create(self, messages: Messages, *, stream: Literal[False] = False, **params: Any) -> ChatCompletion: ...
+    @overload
+    async def create(
+        self, messages: Messages, *, stream: Literal[True], **params: Any
+    ) -> AsyncStream[ChatCompletionChunk]: ...
+    @overload
+    async def create(
+        self, messages: Messages, *, stream: bool, **params: Any
+    ) -> ChatCompletion | AsyncStream[ChatCompletionChunk]: ...
+    async def create(
+        self, messages: Messages, *, stream: bool = False, **params: Any
+    ) -> ChatCompletion | AsyncStream[ChatCompletionChunk]:
+        """Answer a conversation, whole or in chunks, with OpenAI's parameters.
+
+        `x_nearfar`: mode, private, conversation, expected_tokens of this request (also inside `extra_body`). RequestError,
+        OverloadError (`retry_after`) or EngineError name all reasons where neither side can answer.
+        """
+        params = {**params, **(params.pop("extra_body", None) or {})}
+        hints = Hints.parse(params.pop("x_nearfar", None))
+        plan = await self._router.plan(tuple(messages), params, hints)
+        run = Run(self._router, plan, streamed=stream)
+        usage = bool((params.get("stream_options") or {}).get("include_usage"))
+        return await _Begun.start(_chunks(run, usage)) if stream else await _whole(run)
+
+
+class HybridClient:
+    """The same for synchronous code; usable from several threads. A `device` may be an Engine: the client runs beside it."""
+
+    def __init__(
+        self,
+        *,
+        device: Engine | AsyncEngine | Endpoint | str | Path | None = None,
+        cloud: Endpoint | str | None = None,
+        policy: Policy | None = None,
+        difficulty: Callable[[str], float] | Literal["auto"] | None = AUTO,
+        state: str | Path | None = None,
+        records: str | Path | None = None,
+    ) -> None:
+        self._own = None if isinstance(device, Engine) else Loop()
+        self._loop = device.loop if isinstance(device, Engine) else self._own
+        assert self._loop is not None
+        inner = device.asynchronous if isinstance(device, Engine) else device
+
+        async def make() -> AsyncHybridClient:
+            return AsyncHybridClient(
+                device=inner, cloud=cloud, policy=policy, difficulty=difficulty, state=state, records=records
+            )
+
+        try:
+            self.asynchronous = self._loop.run(make())
+        except BaseException:
+            if self._own is not None:
+                self._own.stop()
+            raise
+        self._closed = False
+        self.chat = _Chat(self._loop, self.asynchronous)
+
+    def close(self) -> None:
+        """See AsyncHybridClient.close."""
+        if not self._closed:
+            self._closed = True
+            assert self._loop is not None
+            self._loop.run(self.asynchronous.close())
+            if self._own is not None:
+                self._own.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Chat:
+    """`client.chat`."""
+
+    def __init__(self, loop: Loop, client: AsyncHybridClient) -> None:
+        self.completions = Completions(loop, client)
+
+
+class Completions:
+    """`client.chat.completions`."""
+
+    def __init__(self, loop: Loop, client: AsyncHybridClient) -> None:
+        self._loop, self._client = loop, client
+
+    @overload
+    def create(self, messages: Messages, *, stream: Literal[False] = False, **params: Any) -> ChatCompletion: ...
+    @overload
+    def create(self, messages: Messages, *, stream: Literal[True], **params: Any) -> Stream[ChatCompletionChunk]: ...
+    def create(
+        self, messages: Messages, *, stream: bool = False, **params: Any
+    ) -> ChatCompletion | Stream[ChatCompletionChunk]:
+        """See AsyncCompletions.create."""
+        made = self._loop.run(self._client.chat.completions.create(messages, stream=stream, **params))
+        return Stream(self._loop, made, made.close()) if isinstance(made, AsyncStream) else made
+
+
+class _Begun(AsyncStream[ChatCompletionChunk]):
+    """A stream whose first chunk is here already: what goes wrong before it is raised by `create`.
+
+    And a generator that has begun can be closed; one that has not would keep its place in the budget.
+    """
+
+    @classmethod
+    async def start(cls, chunks: AsyncGenerator[ChatCompletionChunk, None]) -> _Begun:
+        """Wait for the first chunk."""
+        made = cls(chunks)
+        made._first = await anext(chunks, None)
+        return made
+
+    _first: ChatCompletionChunk | None = None
+
+    async def __anext__(self) -> ChatCompletionChunk:
+        first, self._first = self._first, None
+        return first if first is not None else await super().__anext__()
+
+
+async def _chunks(run: Run, usage: bool) -> AsyncGenerator[ChatCompletionChunk, None]:
+    """Chunks of a response. The last piece waits until the costs are known, so that its chunk can tell them."""
+    head = _head(run)
+    begun, last = False, None
+    async with aclosing(run.pieces()) as pieces:
+        async for piece in pieces:
+            if not begun:
+                begun = True
+                first = ChunkChoice(Delta("", "assistant"))
+                yield ChatCompletionChunk(**head, choices=[first], x_nearfar=run.provenance(whole=False))
+            if piece.finish is None:
+                yield ChatCompletionChunk(**head, choices=[_choice(run, piece)])
+            else:
+                last = piece
+    made = run.provenance(whole=True)
+    if last is not None:
+        yield ChatCompletionChunk(**head, choices=[_choice(run, last)], x_nearfar=made)
+    if usage:
+        yield ChatCompletionChunk(**head, choices=[], usage=run.usage, x_nearfar=made)
+
+
+async def _whole(run: Run) -> ChatCompletion:
+    head = _head(run)
+    pieces: list[Piece] = []
+    async with aclosing(run.pieces()) as coming:
+        async for piece in coming:
+            pieces.append(piece)
+    text, reasoning = "".join(piece.text for piece in pieces), "".join(piece.reasoning for piece in pieces)
+    calls = whole_calls(call for piece in pieces for call in piece.calls)
+    message = Message(text if text or not calls else None, calls or None, reasoning or None)
+    logprobs = [item for piece in pieces for item in piece.logprobs] if run.wants_logprobs else []
+    finish = next((piece.finish for piece in reversed(pieces) if piece.finish), "stop")
+    choice = Choice(message, finish, Logprobs(logprobs) if logprobs else None)
+    return ChatCompletion(**head, choices=[choice], usage=run.usage, x_nearfar=run.provenance(whole=True))
+
+
+def _head(run: Run) -> dict[str, Any]:
+    model = run.plan.call.params.get("model") or "hybrid"
+    return {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": str(model)}
+
+
+def _choice(run: Run, piece: Piece) -> ChunkChoice:
+    logprobs = Logprobs(list(piece.logprobs)) if piece.logprobs and run.wants_logprobs else None
+    return ChunkChoice(piece.delta(), piece.finish, logprobs)
+
+
+def _device(given: AsyncEngine | Endpoint | str | Path | None, policy: Policy) -> Device | None:
+    """A device of what the caller gave. An address must be this machine's: private requests go there."""
+    if given is None:
+        return None
+    if isinstance(given, str) and given.startswith(("http://", "https://")):
+        given = Endpoint(given)
+    if isinstance(given, Endpoint):
+        if not given.local:
+            raise RequestError(f"the device's address must be this machine (localhost, 127.0.0.1, ::1), not {given.url}", "device")
+        return EndpointSide(given, policy.timeouts, use_key=False)
+    if isinstance(given, Engine):
+        raise RequestError("an Engine belongs to HybridClient; give AsyncHybridClient an AsyncEngine", "device")
+    return EngineDevice(given, policy.timeouts.device_between)
+
+
+def _cloud(given: Endpoint | str, policy: Policy) -> EndpointSide:
+    return EndpointSide(Endpoint(given) if isinstance(given, str) else given, policy.timeouts)
+
+
+def _path(path: str | Path | None) -> Path | None:
+    return None if path is None else Path(path).expanduser()

@@ -1,0 +1,127 @@
+"""The device's side: an edge engine in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from pathlib import Path
+from typing import Any
+
+from nearfar.edge_runtime import AsyncEngine
+from nearfar.edge_runtime.parameters import ChatParams, CommonParams, checked_messages
+from nearfar.edge_runtime.types import ChatCompletionChunk
+from nearfar.errors import DeviceError, RequestError
+from nearfar.routing.shapes import Piece
+from nearfar.routing.sides import Call, SideError, Size
+from nearfar.routing.speed import Speeds
+from nearfar.routing.types import DeviceState, Feature
+
+_IGNORED = ("metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier", "parallel_tool_calls", "user")
+"""Parameters that mean something to a service only."""
+
+
+class EngineDevice:
+    """An engine, or the artifact that becomes one when it is first needed.
+
+    ArtifactError where there is no such artifact; a device that lacks what the artifact needs is unavailable, which is no error.
+    """
+
+    features: tuple[Feature, ...] = ("logprobs",)
+
+    def __init__(self, source: AsyncEngine | str | Path, token_timeout: float) -> None:
+        self.speeds = Speeds()
+        self._source = source
+        self._engine = source if isinstance(source, AsyncEngine) else None
+        self._why: str | None = None
+        self._loading = asyncio.Lock()
+        self._timeout = token_timeout
+
+    async def open(self) -> AsyncEngine | None:
+        """The engine; None if this device cannot have one."""
+        async with self._loading:
+            if self._engine is None and self._why is None:
+                assert not isinstance(self._source, AsyncEngine)
+                try:
+                    self._engine = await AsyncEngine.load(self._source)
+                except DeviceError as error:
+                    self._why = str(error)
+        return self._engine
+
+    async def measure(self, messages: tuple[Mapping[str, Any], ...]) -> Size | None:
+        """Exact: the prompt's tokens, and those whose keys and values are in the cache now. None: no engine."""
+        if (engine := await self.open()) is None or not engine.codec.has_template:
+            return None
+        tokens = engine.codec.encode_chat(checked_messages(messages))
+        table = engine.core.scheduler.table
+        limit = max(len(tokens) - 1, 0) // table.page_size
+        return Size(len(tokens), len(table.index.lookup(tokens, limit)) * table.page_size)
+
+    async def state(self) -> DeviceState:
+        """The device now. The queue is what other requests' prompts still cost."""
+        if (engine := await self.open()) is None:
+            return DeviceState(available=False, why=self._why)
+        if not engine.codec.has_template:
+            return DeviceState(available=False, why="the model has no chat template")
+        scheduler = engine.core.scheduler
+        ahead = sum(request.remaining for request in [*scheduler.waiting, *scheduler.running])
+        return DeviceState(
+            context=engine.context,
+            free_kv_tokens=scheduler.table.available * scheduler.table.page_size,
+            features=self.features,
+            prefill_tps=self.speeds.prefill_tps,
+            decode_tps=self.speeds.decode_tps,
+            queue_seconds=ahead / self.speeds.prefill_tps if self.speeds.prefill_tps else 0.0,
+        )
+
+    async def stream(self, call: Call) -> AsyncGenerator[Piece, None]:
+        """The engine's answer."""
+        if (engine := await self.open()) is None:
+            raise SideError(f"the device cannot run the model: {self._why}", "unavailable")
+        params: Any = {**_known(call.body), "stream_options": {"include_usage": True}}
+        try:
+            chunks = await engine.chat.completions.create(call.given, stream=True, **params)
+        except DeviceError as error:
+            raise SideError(str(error), "lost") from error
+        try:
+            timeout = None  # a long prompt takes its time
+            while True:
+                async with asyncio.timeout(timeout):
+                    chunk = await anext(chunks, None)
+                if chunk is None:
+                    return
+                timeout = self._timeout
+                self._learn(chunk)
+                yield _piece(chunk)
+        except TimeoutError as error:
+            raise SideError(f"the device gave no token for {self._timeout:g} s", "stalled") from error
+        except RequestError:
+            raise
+        except Exception as error:  # whatever a device's library raises
+            raise SideError(f"the device failed: {error}", "lost") from error
+        finally:
+            await chunks.close()
+
+    async def close(self) -> None:
+        """Close the engine if it was loaded here; another is its owner's."""
+        if self._engine is not None and not isinstance(self._source, AsyncEngine):
+            await self._engine.close()
+
+    def _learn(self, chunk: ChatCompletionChunk) -> None:
+        for stats in chunk.timings or ():
+            self.speeds.prefill(stats.prompt_tokens - stats.cached_tokens, stats.prefill)
+            self.speeds.decode(stats.completion_tokens - 1, stats.decode)
+
+
+def _piece(chunk: ChatCompletionChunk) -> Piece:
+    if not chunk.choices:
+        return Piece(usage=chunk.usage)
+    choice = chunk.choices[0]
+    logprobs = tuple(choice.logprobs.content) if choice.logprobs else ()
+    text = choice.delta.content or ""
+    return Piece(text, len(logprobs) or int(bool(text)), logprobs, finish=choice.finish_reason)
+
+
+def _known(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What the engine knows, and what it must refuse; not what means nothing to it."""
+    known = {*ChatParams.__annotations__, *CommonParams.__annotations__}
+    return {name: value for name, value in body.items() if name in known or name not in _IGNORED}

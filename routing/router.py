@@ -1,0 +1,338 @@
+"""What all requests of a client share: both sides, their breakers and speeds, budgets, the threshold, conversations."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from nearfar.edge_runtime.types import Usage
+from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
+from nearfar.routing.breaker import Breaker, Pass
+from nearfar.routing.calibration import Threshold
+from nearfar.routing.decision import cost_of, decide
+from nearfar.routing.device import EngineDevice
+from nearfar.routing.endpoint import EndpointSide
+from nearfar.routing.ledger import Ledger
+from nearfar.routing.policy import Policy
+from nearfar.routing.power import power
+from nearfar.routing.request import Hints, call_of, features_of
+from nearfar.routing.retry import RetryBudget
+from nearfar.routing.sides import Call, SideError, Size, estimate
+from nearfar.routing.speed import Speeds
+from nearfar.routing.store import Records, StateFile
+from nearfar.routing.types import (
+    CloudState,
+    Conversation,
+    Decision,
+    DeviceState,
+    Mode,
+    Request,
+    Side,
+)
+
+Device = EngineDevice | EndpointSide
+Scorer = Callable[[str], float]
+Outcome = Literal["ok", "failed", "busy", "abandoned"]
+REMEMBERED = 1000
+"""Conversations whose place is remembered."""
+
+
+@dataclass(frozen=True)
+class States:
+    """Both sides at the moment of a decision, and the policy with what has been spent and learnt."""
+
+    device: DeviceState
+    cloud: CloudState
+    policy: Policy
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request that has been decided. `would`: what would have been decided, in shadow mode."""
+
+    id: str
+    call: Call
+    hints: Hints
+    request: Request
+    states: States
+    decision: Decision
+    would: Decision | None
+    ticket: Ticket | None
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A call to one side on its way: what its breaker and the ledger must hear of its end."""
+
+    side: Side
+    given: Pass
+    reservation: int | None
+    ended: bool = False
+
+
+@dataclass
+class _Memory:
+    """Where a conversation was last, and how much of it the cloud has seen and when."""
+
+    last_route: Side | None = None
+    cloud_tokens: int = 0
+    cloud_time: float = 0.0
+
+
+class Router:
+    """Decides, admits and accounts. Everything is on one event loop."""
+
+    def __init__(
+        self, device: Device | None, cloud: EndpointSide | None, policy: Policy, score: Scorer | None,
+        state: Path | None, records: Path | None, clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self.device, self.cloud, self.policy = device, cloud, policy
+        self.retries = RetryBudget(policy.retry)
+        self.records = Records(records)
+        self.random = random.random
+        self._score, self._clock = score, clock
+        self._breakers = {"device": Breaker(policy.device_breaker), "cloud": Breaker(policy.breaker)}
+        self._memory: OrderedDict[str, _Memory] = OrderedDict()
+        self._file = StateFile(state)
+        kept = self._file.load()
+        self._ledger = Ledger.restored(kept.get("ledger", {}))
+        self._threshold: Threshold | None = None
+        if policy.target_share is not None:
+            self._threshold = Threshold.restored(
+                kept.get("threshold", {}), policy.target_share, policy.difficulty_threshold, policy.calibration
+            )
+        for side, name in ((device, "device"), (cloud, "cloud")):
+            if side is not None and name in kept.get("speeds", {}):
+                given = side.speeds.prefill_tps
+                side.speeds = Speeds.restored(kept["speeds"][name])
+                side.speeds.prefill_tps = given or side.speeds.prefill_tps
+
+    def side(self, name: Side) -> Device:
+        """One side; it is there when it has been decided for."""
+        found = self.device if name == "device" else self.cloud
+        assert found is not None
+        return found
+
+    async def plan(self, messages: tuple[Mapping[str, Any], ...], params: Mapping[str, Any], hints: Hints) -> Plan:
+        """Decide for a request and admit it. An error that names the reasons where nothing can take it."""
+        call = call_of(messages, params, self.policy.default_max_tokens)
+        size = await self._measure(call)
+        mode = hints.mode or self.policy.mode
+        difficulty = self._difficulty(messages) if mode == "auto" and not hints.private else None
+        request = Request(
+            prompt_tokens=size.prompt, max_tokens=call.max_tokens, expected_tokens=hints.expected_tokens,
+            features=features_of(messages, params), difficulty=difficulty, mode=hints.mode, private=hints.private,
+            conversation=self._conversation(hints.conversation, size),
+        )  # fmt: skip
+        states = await self._states(request)
+        decision, would = decide(request, states.device, states.cloud, states.policy), None
+        if self._threshold is not None and difficulty is not None:
+            self._threshold.observe(difficulty)
+        if self.policy.shadow is not None:
+            would, decision = decision, self._preferring(self.policy.shadow, request, states)
+        plan = Plan(f"d-{secrets.token_hex(8)}", call, hints, request, states, decision, would, None)
+        if decision.route is None:
+            error = _refusal(decision)
+            self.record(plan, {"error": str(error)})
+            raise error
+        self.retries.request()
+        return replace(plan, ticket=self._ticket(plan, decision.route, decision.cost))
+
+    async def admit(self, plan: Plan, side: Side) -> Ticket | None:
+        """Let a side take over, if it may now: everything is looked at again."""
+        request = plan.request
+        if plan.hints.conversation is not None:
+            spent = self._ledger.spent_conversation(plan.hints.conversation)
+            request = replace(request, conversation=replace(request.conversation, spent=spent))
+        decision = self._preferring(side, request, await self._states(request))
+        return self._ticket(plan, side, decision.cost) if decision.route == side else None
+
+    def leave(self, ticket: Ticket, plan: Plan, outcome: Outcome, used: Usage | None, error: SideError | None = None) -> float:
+        """A call ended. `used`: what it is charged for; None: nothing. Gives what it cost."""
+        if ticket.ended:
+            return 0.0
+        ticket.ended = True
+        breaker, now = self._breakers[ticket.side], self._clock()
+        if outcome == "ok":
+            breaker.success(ticket.given)
+        elif outcome == "failed":
+            breaker.failure(now, ticket.given)
+        else:
+            breaker.abandoned(ticket.given)
+        if error is not None and (error.busy or error.retry_after):
+            breaker.hold(now, error.retry_after if error.retry_after is not None else 1.0)
+        if ticket.reservation is None:
+            return 0.0
+        cost = 0.0 if used is None else self.price(plan, used)
+        self._ledger.settle(ticket.reservation, _today(), cost)
+        return cost
+
+    def price(self, plan: Plan, used: Usage) -> float:
+        """What the cloud charges for these tokens."""
+        return cost_of(used.prompt_tokens, used.completion_tokens, plan.states.cloud, self.policy)
+
+    def remember(self, plan: Plan, route: Side, tokens: int) -> None:
+        """An answer is there: the conversation's place, and what is kept from start to start."""
+        if (name := plan.hints.conversation) is not None:
+            memory = self._memory.setdefault(name, _Memory())
+            self._memory.move_to_end(name)
+            memory.last_route = route
+            if route == "cloud":
+                memory.cloud_tokens, memory.cloud_time = tokens, self._clock()
+            while len(self._memory) > REMEMBERED:
+                self._memory.popitem(last=False)
+        self.save()
+
+    def save(self) -> None:
+        """Keep costs, threshold and speeds."""
+        sides = {"device": self.device, "cloud": self.cloud}
+        self._file.save({
+            "ledger": self._ledger.as_json(),
+            "threshold": self._threshold.as_json() if self._threshold is not None else {},
+            "speeds": {name: side.speeds.as_json() for name, side in sides.items() if side is not None},
+        })  # fmt: skip
+
+    def record(self, plan: Plan, outcome: Mapping[str, Any], answer: str | None = None) -> None:
+        """Write a decision record. Texts only where the policy allows them, and never of a private request."""
+        states = plan.states
+        line: dict[str, Any] = {
+            "id": plan.id, "time": datetime.now(UTC).isoformat(timespec="milliseconds"), "request": asdict(plan.request),
+            "device": asdict(states.device), "cloud": asdict(states.cloud),
+            "policy": {"mode": states.policy.mode, "difficulty_threshold": states.policy.difficulty_threshold},
+            "decision": plan.decision.as_json(), "would": plan.would.as_json() if plan.would else None, "outcome": outcome,
+        }  # fmt: skip
+        if self.policy.record_text and not plan.hints.private:
+            line["text"] = {"messages": [dict(message) for message in plan.call.messages], "answer": answer}
+        self.records.add(line)
+
+    async def close(self) -> None:
+        """Close both sides."""
+        self.save()
+        for side in (self.device, self.cloud):
+            if side is not None:
+                await side.close()
+
+    def _ticket(self, plan: Plan, side: Side, cost: float) -> Ticket:
+        """Called without a pause after the decision, so that what it saw still holds."""
+        given = self._breakers[side].begin(self._clock())
+        reservation = self._ledger.reserve(plan.hints.conversation, cost) if side == "cloud" else None
+        return Ticket(side, given or "request", reservation)
+
+    def _preferring(self, side: Side, request: Request, states: States) -> Decision:
+        """The decision if that side is wanted, as far as the request's mode leaves a choice."""
+        mode: Mode = request.mode or states.policy.mode
+        if mode not in ("device_only", "cloud_only"):
+            mode = "prefer_device" if side == "device" else "prefer_cloud"
+        return decide(replace(request, mode=mode), states.device, states.cloud, states.policy)
+
+    async def _states(self, request: Request) -> States:
+        device = await self._device_state(request)
+        day = self._ledger.spent_day(_today())
+        threshold = self._threshold.value if self._threshold is not None else self.policy.difficulty_threshold
+        return States(device, self._cloud_state(), replace(self.policy, spent_day=day, difficulty_threshold=threshold))
+
+    async def _device_state(self, request: Request) -> DeviceState:
+        device = self.device
+        if device is None:
+            return DeviceState(available=False, why="none was given")
+        if isinstance(device, EngineDevice):
+            state = await device.state()
+        else:
+            state = await _endpoint_state(device)
+        only = request.private or (request.mode or self.policy.mode) == "device_only"
+        if state.available and not only and not self._breakers["device"].allows(self._clock()):
+            state = replace(state, available=False, why="failed lately")
+        found = power()
+        return replace(state, battery=found.battery, charging=found.charging)
+
+    def _cloud_state(self) -> CloudState:
+        cloud = self.cloud
+        if cloud is None:
+            return CloudState(available=False, why="none was given")
+        breaker, now = self._breakers["cloud"], self._clock()
+        state = breaker.state(now)
+        if state == "half_open" and not breaker.allows(now):
+            state = "open"  # its probe is under way
+        return CloudState(
+            breaker=state, retry_after=breaker.retry_after(now), context=cloud.context, features=cloud.features,
+            round_trip=cloud.speeds.round_trip, prefill_tps=cloud.speeds.prefill_tps, decode_tps=cloud.speeds.decode_tps,
+            price_in=cloud.endpoint.price_in, price_out=cloud.endpoint.price_out,
+        )  # fmt: skip
+
+    async def _measure(self, call: Call) -> Size:
+        if isinstance(self.device, EngineDevice):
+            # What the engine cannot read (images, tools) is the cloud's, and guessed.
+            with suppress(RequestError):
+                if (size := await self.device.measure(call.messages)) is not None:
+                    return size
+        return Size(estimate(call.messages, call.params))
+
+    def _conversation(self, name: str | None, size: Size) -> Conversation:
+        memory = self._memory.get(name, _Memory()) if name is not None else _Memory()
+        warm = self.cloud is not None and self._clock() - memory.cloud_time < self.cloud.endpoint.cache_seconds
+        return Conversation(
+            last_route=memory.last_route, cached_device=size.cached,
+            cached_cloud=min(memory.cloud_tokens, size.prompt) if warm else 0,
+            spent=self._ledger.spent_conversation(name),
+        )  # fmt: skip
+
+    def _difficulty(self, messages: tuple[Mapping[str, Any], ...]) -> float | None:
+        return None if self._score is None else min(max(self._score(_prompt(messages)), 0.0), 1.0)
+
+
+def default_scorer() -> Scorer | None:
+    """The difficulty model of the package."""
+    with suppress(ModuleNotFoundError):
+        return importlib.import_module("nearfar.routing.difficulty").score  # type: ignore[no-any-return]
+    return None
+
+
+async def _endpoint_state(side: EndpointSide) -> DeviceState:
+    try:
+        await side.describe()
+    except (SideError, RequestError) as error:
+        return DeviceState(available=False, why=str(error))
+    context = side.context or 2**31 - 1
+    speeds = side.speeds
+    return DeviceState(
+        context=context, free_kv_tokens=context, features=side.features, prefill_tps=speeds.prefill_tps,
+        decode_tps=speeds.decode_tps,
+    )  # fmt: skip
+
+
+def _prompt(messages: tuple[Mapping[str, Any], ...]) -> str:
+    """What the difficulty model reads."""
+    with suppress(ModuleNotFoundError, AttributeError):
+        return str(importlib.import_module("nearfar.routing.difficulty").messages_to_prompt(list(messages)))
+    last = next((message for message in reversed(messages) if message.get("role") == "user"), messages[-1])
+    return str(last.get("content") or "")
+
+
+def _refusal(decision: Decision) -> NearfarError:
+    """The error of a request that nothing can take."""
+    shown = ", ".join(
+        f"{reason.side or ''} {reason.code}{f' ({reason.value:g}' if isinstance(reason.value, float) else f' ({reason.value}'}"
+        f"{f' of {reason.limit:g}' if isinstance(reason.limit, int | float) else ''})".replace(" (None)", "").strip()
+        for reason in decision.reasons
+    )
+    message = f"neither the device nor the cloud can answer this: {shown}"
+    waits = [reason.value for reason in decision.reasons if reason.code in ("breaker_open", "retry_after")]
+    if waits:
+        return OverloadError(message, float(waits[0] or 0.0))
+    if any(reason.code in ("unavailable", "offline") for reason in decision.reasons):
+        return EngineError(message)
+    return RequestError(message)
+
+
+def _today() -> str:
+    """The day that budgets count by (UTC)."""
+    return datetime.now(UTC).date().isoformat()

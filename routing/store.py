@@ -1,0 +1,72 @@
+"""What a hybrid client keeps from start to start, and its decision records."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from nearfar.errors import RequestError
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+
+
+class StateFile:
+    """A small JSON file: costs, the calibrated threshold, measured speeds. One process at a time owns it.
+
+    A file that cannot be read is an error, for budgets hang on it; one that cannot be written is logged.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+
+    def load(self) -> dict[str, Any]:
+        """The content; empty where there is no file yet."""
+        if self.path is None or not self.path.exists():
+            return {}
+        try:
+            data = json.loads(self.path.read_text(encoding="utf-8"))
+            if data["version"] != VERSION:
+                raise ValueError(f"version {data['version']!r}")
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise RequestError(f"{self.path} is not a routing state that this nearfar can read ({error}); move it away") from error
+        return dict(data)
+
+    def save(self, content: Mapping[str, Any]) -> None:
+        """Write the file aside, then put it in place."""
+        if self.path is None:
+            return
+        aside = self.path.with_name(f".{self.path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            aside.write_text(json.dumps({"version": VERSION, **content}), encoding="utf-8")
+            os.replace(aside, self.path)
+        except OSError as error:
+            log.warning("the routing state %s cannot be written: %s", self.path, error)
+            with suppress(OSError):
+                aside.unlink(missing_ok=True)
+
+
+class Records:
+    """Decision records, one JSON object a line. A line that cannot be written is logged, and costs no answer."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Append one."""
+        if self.path is None:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        except OSError as error:
+            log.warning("the decision record %s cannot be written: %s", self.path, error)
