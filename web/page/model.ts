@@ -27,8 +27,9 @@ export interface Listener {
 }
 
 const STORAGE = "nearfar.routing";
-/** A slow processor that stands in for a GPU compiles kernels for minutes; that is no reason to give it up. */
-const DEVICE_TIMEOUTS = { first_token: 600, between: 60 };
+/** A slow processor that stands in for a GPU compiles kernels for minutes; that is no reason to give it up. Seconds. */
+const PATIENCE = { first_token: 600, between: 60 };
+const POLICY = { timeouts: { device_between: PATIENCE.between } };
 
 export async function readManifest(artifact: URL): Promise<Manifest> {
   const text = await fetchText(new URL("manifest.json", artifact), null, { cache: "no-cache" });
@@ -38,7 +39,8 @@ export async function readManifest(artifact: URL): Promise<Manifest> {
 export class Model {
   readonly client = new HybridClient({
     store: { read: readKept, write: writeKept },
-    device_timeouts: DEVICE_TIMEOUTS,
+    device_first_token: PATIENCE.first_token,
+    policy: POLICY,
     onDeviceLost: () => void this.#reload(),
   });
   #engine: Engine | null = null;
@@ -59,7 +61,7 @@ export class Model {
   setCloud({ mode, address, key }: CloudSettings): void {
     this.#cloud = address === "" || mode === "device_only" ? "" : new URL(address).host;
     this.client.setCloud(address === "" ? null : { baseURL: address, ...(key !== "" && { apiKey: key }) });
-    this.client.setPolicy({ mode });
+    this.client.setPolicy({ ...POLICY, mode });
   }
 
   /** Whether answers can come from elsewhere than this device. */

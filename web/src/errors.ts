@@ -44,20 +44,16 @@ export class RequestError extends NearfarError {
 /** The cloud cannot be reached, refuses, or broke off. */
 export class CloudError extends NearfarError {
   override readonly name = "CloudError";
+  /** Seconds that the server asked to wait; null where it said nothing. */
+  readonly retryAfter: number | null;
   constructor(
     message: string,
-    /** The HTTP status; null where no answer came. */
-    readonly status: number | null = null,
-    /** Seconds that the server asked to wait; null where it said nothing. */
-    readonly retryAfter: number | null = null,
-    options?: ErrorOptions,
+    /** Short, for reasons: an HTTP status, "timeout", "connection", "cut", "error", "shape". */
+    readonly reason: string,
+    options: ErrorOptions & { readonly retryAfter?: number | null } = {},
   ) {
     super("cloud", message, options);
-  }
-
-  /** Whether the same request may work later: it was too many, too slow, or the server is at fault. */
-  get passing(): boolean {
-    return this.status === null || this.status === 408 || this.status === 429 || this.status >= 500;
+    this.retryAfter = options.retryAfter ?? null;
   }
 }
 

@@ -1,46 +1,65 @@
 /**
- * One answer on its way: the route's side writes; where it fails or loses its thread, the other side goes on from the text so
- * far; the caller sees one stream in which nothing comes twice.
+ * One answer on its way: through the side that was chosen, and the other where that one fails or loses its thread. What the
+ * caller has is never taken back and never given again.
  */
 
 import { CloudError, DeviceError, throwIfAborted } from "../errors.js";
-import { isRequestError } from "./device.js";
-import { type Failure, firstUseful } from "./hedge.js";
-import { isUseful, type Leg, type Piece, tokensOf } from "./leg.js";
+import { isRequestError, StalledError } from "./device.js";
+import { firstUseful } from "./hedge.js";
+import { ends, isUseful, type Leg, type Piece, tokensOf } from "./leg.js";
 import { Monitor, type WatchedToken } from "./monitor.js";
-import { type Chunk, type ChunkChoice, continued, type HybridRequest, type RouteInfo, type Usage } from "./openai.js";
-import { noRoute } from "./reasons.js";
+import {
+  type Chunk,
+  type ChunkChoice,
+  continued,
+  type FinishReason,
+  type HybridRequest,
+  type RouteInfo,
+  type Usage,
+} from "./openai.js";
 import { backoff } from "./retry.js";
-import type { Plan, Router } from "./router.js";
+import type { Plan, Router, Ticket } from "./router.js";
 import { type Reason, reason, type Side } from "./types.js";
 import { pause } from "./wait.js";
 
-/** Alternatives a token, where the entropy is watched: what is beyond them counts as one more token. */
-const WATCHED_ALTERNATIVES = 10;
+/** Alternatives asked for where entropy is watched. */
+const TOP_LOGPROBS = 5;
+/** What no second try changes. */
+const FINAL = ["401", "403", "404", "shape"];
+
+/** One side's part, as it is accounted for. */
+interface Attempt {
+  readonly ticket: Ticket;
+  readonly leg: Leg;
+  /** Tokens of the answer before this part, and in it. */
+  readonly before: number;
+  count: number;
+  usage: Usage | null;
+  readonly asked: number;
+  first: number;
+  last: number;
+}
 
 export class Answer {
-  /** As it was asked, with the limit that the decision counted on. */
-  private readonly request: HybridRequest;
+  readonly #request: HybridRequest;
   readonly #controller = new AbortController();
+  readonly #head: Pick<Chunk, "id" | "object" | "created" | "model">;
+  readonly #started = performance.now();
+  readonly #attempts: Attempt[] = [];
   readonly #path: Side[] = [];
   readonly #reasons: Reason[];
-  readonly #head: Pick<Chunk, "id" | "object" | "created" | "model">;
-  /** Ends of choices: they go out last, when the cost is known. */
-  readonly #ends = new Map<number, ChunkChoice>();
-  readonly #started = performance.now();
+  readonly #failures: Record<Side, number> = { device: 0, cloud: 0 };
   #degraded: boolean;
-  #opened = false;
   /** Text and tokens that the caller has. */
   #text = "";
-  #seen = 0;
+  #count = 0;
+  #plain: boolean;
+  #finish: FinishReason | null = null;
   #spent = 0;
-  #retries = 0;
-  #watching: boolean;
+  #escalated = false;
+  #watches = true;
   #monitor: Monitor | null = null;
   #first: number | null = null;
-  #last = 0;
-  /** Of the side that writes now: tokens before it, when it was asked, its first token, its usage. */
-  #leg = { before: 0, asked: 0, first: null as number | null, usage: null as Usage | null };
 
   constructor(
     private readonly router: Router,
@@ -48,314 +67,351 @@ export class Answer {
     private readonly plan: Plan,
   ) {
     const { max_completion_tokens: _, ...rest } = request;
-    this.request = { ...rest, max_tokens: plan.request.max_tokens };
-    this.#reasons = [...plan.route.reasons];
-    this.#degraded = plan.route.degraded;
-    this.#watching = plan.policy.escalation !== "off" && this.#plain;
+    // The limit that the decision counted on.
+    this.#request = { ...rest, max_tokens: plan.request.max_tokens };
+    this.#reasons = [...plan.decision.reasons];
+    this.#degraded = plan.decision.degraded;
+    this.#plain = !request.tools?.length && (request.response_format?.type ?? "text") === "text";
     const created = Math.floor(Date.now() / 1000);
     this.#head = { id: `chatcmpl-${plan.id}`, object: "chat.completion.chunk", created, model: "" };
     const { signal } = request;
-    if (signal?.aborted) this.#controller.abort();
-    else
-      signal?.addEventListener("abort", () => this.#controller.abort(), {
-        once: true,
-        signal: this.#controller.signal,
-      });
+    const abort = (): void => this.#controller.abort();
+    if (signal?.aborted) abort();
+    else signal?.addEventListener("abort", abort, { once: true, signal: this.#controller.signal });
   }
 
-  /** Where the answer came from, as far as it is known. */
+  /** Where the answer comes from, as far as it is known; whole with its last chunk. */
   get info(): RouteInfo {
-    const { route: done, decision, policy } = this.plan;
-    const { predicted, route } = done;
-    const { prompt_tokens, completion_tokens } = this.usage;
-    const whole = this.router.cost(prompt_tokens, completion_tokens, this.plan);
+    const { decision, would, id } = this.plan;
     return {
-      decision_id: this.plan.id,
-      route: this.#path.at(-1) ?? route ?? "device",
+      decision_id: id,
+      route: this.#path.at(-1) ?? decision.route ?? "device",
       path: [...this.#path],
       reasons: [...this.#reasons],
       degraded: this.#degraded,
-      predicted,
+      predicted: decision.predicted,
       spent: this.#spent,
-      saved: Math.max(whole - this.#spent, 0),
-      would_route: policy.shadow === null ? null : decision.route,
+      saved: Math.max(this.router.price(this.plan, this.usage) - this.#spent, 0),
+      would_route: would?.route ?? null,
     };
   }
 
-  /** The chunks. The last ones end the choices; after them comes one with the usage, where the request asks for it. */
+  /** Tokens of the whole answer, wherever its parts came from. */
+  get usage(): Usage {
+    const parts = this.#attempts.filter(({ count }) => count > 0);
+    const { usage = null } = (parts.length === 1 && parts[0]) || {};
+    if (usage) return usage;
+    const { prompt_tokens } = this.plan.request;
+    return { prompt_tokens, completion_tokens: this.#count, total_tokens: prompt_tokens + this.#count };
+  }
+
+  /** The chunks. The last one ends the answer; after it comes one with the usage, where the request asks for that. */
   async *chunks(): AsyncGenerator<Chunk> {
-    let finish = "aborted";
     let failure: unknown = null;
     try {
-      let leg = await this.#begin();
-      for (;;) {
-        const failed = yield* this.#follow(leg);
-        if (failed === null) break;
-        const next = await this.#change(leg.side, failed);
-        if (next === null) break;
-        leg = next;
+      throwIfAborted(this.#controller.signal);
+      let leg: Attempt | null = await this.#begin();
+      while (leg) {
+        const next: Ticket | null = yield* this.#follow(leg);
+        leg = next && this.#open(next);
       }
-      finish = this.#ends.get(0)?.finish_reason ?? "stop";
-      const tokens = this.usage.total_tokens;
-      this.router.answered(this.plan, this.#path, tokens);
-      for (const end of this.#ends.values()) yield { ...this.#head, choices: [end], x_nearfar: this.info };
-      if (this.request.stream_options?.include_usage)
+      const end = { index: 0, delta: {}, finish_reason: this.#finish ?? "stop", logprobs: null };
+      this.router.remember(this.plan, this.#path.at(-1) ?? "device", this.usage.total_tokens);
+      yield { ...this.#head, choices: [end], x_nearfar: this.info };
+      if (this.#request.stream_options?.include_usage)
         yield { ...this.#head, choices: [], usage: this.usage, x_nearfar: this.info };
     } catch (error) {
-      if (!this.#controller.signal.aborted) {
-        finish = "error";
-        failure = error;
-      }
+      failure = error;
       throw error;
     } finally {
       this.#controller.abort();
-      this.#record(finish, failure);
+      for (const attempt of this.#attempts) this.#leave(attempt, "left");
+      this.router.leave(this.plan.ticket, this.plan, "left", null);
+      this.#record(failure);
     }
   }
 
-  /** Tokens of the request's own prompt, and of all that was written. */
-  get usage(): Usage {
-    const { usage, before } = this.#leg;
-    const prompt_tokens = usage ? Math.max(usage.prompt_tokens - before, 0) : this.plan.request.prompt_tokens;
-    const completion_tokens = before + (usage?.completion_tokens ?? this.#seen - before);
-    return { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens };
+  #open(ticket: Ticket): Attempt {
+    const { side } = ticket;
+    const request = continued(this.#request, this.#text, this.#count);
+    this.#monitor = side === "device" && this.#mayEscalate ? new Monitor(this.plan.policy.monitor) : null;
+    const leg = this.router.open(ticket, this.#monitor ? this.#watched(request) : request, this.plan, this.#signal);
+    const times = { asked: performance.now(), first: 0, last: 0 };
+    const attempt = { ticket, leg, before: this.#count, count: 0, usage: null, ...times };
+    this.#attempts.push(attempt);
+    return attempt;
   }
 
-  /** Whether the text so far says all that another side must know: one answer of plain text. */
-  get #plain(): boolean {
-    const { n, tools, response_format } = this.request;
-    return (n ?? 1) === 1 && !tools?.length && (response_format ?? { type: "text" }).type === "text";
+  async #begin(): Promise<Attempt> {
+    const { decision, policy, ticket } = this.plan;
+    const first = this.#open(ticket);
+    const { hedge_seconds } = policy;
+    const other = decision.fallback;
+    if (hedge_seconds === null || other === null) return first;
+    let second: Attempt | null = null;
+    const start = (): Leg | null => {
+      const admitted = this.router.admit(this.plan, other, false);
+      if (!admitted) return null;
+      this.#reasons.push(reason("hedged", other, hedge_seconds));
+      second = this.#open(admitted);
+      return second.leg;
+    };
+    const leg = await firstUseful(first.leg, start, hedge_seconds, this.#signal);
+    // Narrowing does not see the assignment in `start`.
+    const winner = leg.side === other ? ((second as Attempt | null) ?? first) : first;
+    for (const attempt of this.#attempts) if (attempt !== winner) this.#leave(attempt, "left");
+    const hedged = { ...winner, leg };
+    this.#attempts[this.#attempts.indexOf(winner)] = hedged;
+    return hedged;
   }
 
   get #signal(): AbortSignal {
     return this.#controller.signal;
   }
 
-  #begin(): Promise<Leg> | Leg {
-    const { route, fallback, reasons } = this.plan.route;
-    throwIfAborted(this.#signal);
-    if (route === null) throw noRoute(reasons);
-    const { hedge_seconds } = this.plan.policy;
-    const first = this.#open(route);
-    if (hedge_seconds === null || fallback === null) return first;
-    return this.#hedge(first, fallback, hedge_seconds);
-  }
-
-  async #hedge(first: Leg, other: Side, seconds: number): Promise<Leg> {
-    const leg = this.#leg;
-    const winner = await firstUseful(first, () => this.#open(other), seconds, this.#signal);
-    if (winner.side === first.side) this.#leg = leg;
-    // The one that answers is the one that counts.
-    this.#path.length = 0;
-    this.#path.push(winner.side);
-    if (winner.side !== first.side) this.#reasons.push(reason("hedged", winner.side));
-    return winner;
-  }
-
-  #open(side: Side): Leg {
-    const { policy } = this.plan;
-    const request = { ...continued(this.request, this.#text, this.#seen) };
-    if (side === "device" && this.#watching) {
-      this.#monitor = new Monitor(policy.monitor);
-      const { logprob, entropy } = policy.monitor;
-      if (logprob !== null || entropy !== null) {
-        request.logprobs = true;
-        const alternatives = entropy === null ? 0 : WATCHED_ALTERNATIVES;
-        request.top_logprobs = Math.max(this.request.top_logprobs ?? 0, alternatives);
-      }
-    }
-    this.#path.push(side);
-    this.#leg = { before: this.#seen, asked: performance.now(), first: null, usage: null };
-    return this.router.open(side, request, this.plan, this.#signal);
-  }
-
-  /** Passes a side's pieces on. Gives why it cannot go on, or null when the answer is complete. */
-  async *#follow(leg: Leg): AsyncGenerator<Chunk, Failure | null> {
+  /** Passes a side's pieces on. Gives the ticket of the side that goes on, or null when the answer is complete. */
+  async *#follow(attempt: Attempt): AsyncGenerator<Chunk, Ticket | null> {
+    const { leg } = attempt;
+    const restarts = this.plan.policy.escalation === "restart";
+    // A whole answer is shown at its end only, so all of it can be replaced.
+    let hold = this.#monitor
+      ? restarts && !this.#request.stream
+        ? Number.POSITIVE_INFINITY
+        : this.plan.policy.hold_tokens
+      : 0;
     const held: Piece[] = [];
-    let holding = leg.side === "device" && this.#watching && !this.#opened ? this.plan.policy.hold_tokens : 0;
-    let written = 0;
+    let seen = 0;
     try {
       for await (const piece of leg.pieces) {
-        this.#measure(piece);
-        const low = leg.side === "device" ? this.#watch(piece) : null;
-        if (low !== null) return { reason: low };
-        written += piece.choices.reduce((sum, choice) => sum + tokensOf(choice), 0);
+        this.#measure(attempt, piece);
+        const low = this.#watch(piece);
+        if (low) {
+          this.#reasons.push(low);
+          this.#escalated = true;
+          this.#monitor = null;
+          hold = 0;
+          const replaced = restarts && this.#count === 0;
+          if (!replaced) for (const shown of held.splice(0)) yield* this.#emit(leg.side, shown);
+          const ticket = this.#admit("cloud");
+          if (ticket) {
+            this.#leave(attempt, "left");
+            return ticket;
+          }
+          // The cloud was wanted.
+          this.#degraded = true;
+        }
+        seen += tokensIn(piece);
         held.push(piece);
-        if (written < holding && !piece.choices.some(({ finish_reason }) => finish_reason)) continue;
-        holding = 0;
-        for (const ready of held.splice(0)) yield* this.#emit(ready);
+        if (seen < hold && !ends(piece)) continue;
+        for (const shown of held.splice(0)) yield* this.#emit(leg.side, shown);
       }
+      this.#leave(attempt, "ok");
+      return null;
     } catch (error) {
       throwIfAborted(this.#signal);
-      return { error };
+      this.#leave(attempt, error instanceof Error ? error : new Error(String(error)));
+      return await this.#after(attempt.ticket.side, error);
     } finally {
       leg.abort();
-      this.#settle(leg.side);
     }
-    return null;
   }
 
-  /** The next side, after one failed or lost its thread; null where nothing is left to write. Throws where there is no way on. */
-  async #change(from: Side, failure: Failure): Promise<Leg | null> {
-    if (this.#seen >= this.plan.request.max_tokens) {
-      this.#ends.set(0, { index: 0, delta: {}, finish_reason: "length", logprobs: null });
+  /** Who goes on after a side failed. What the device refuses the cloud may take, if nothing is shown yet. */
+  async #after(side: Side, error: unknown): Promise<Ticket | null> {
+    if (this.#finish !== null) return null;
+    if (this.#count >= this.plan.request.max_tokens) {
+      this.#finish = "length";
       return null;
     }
-    if ("reason" in failure) {
-      this.#watching = false;
-      this.#reasons.push(failure.reason);
-      return this.#open("cloud");
+    if (isRequestError(error)) return this.#afterRefusal(side, error as Error);
+    if (!(error instanceof CloudError || error instanceof DeviceError)) throw error;
+    this.#failures[side] += 1;
+    this.#reasons.push(reason(this.#count > 0 ? "cut" : "failed", side, codeOf(error)));
+    for (const next of this.#order(side)) {
+      if (next === side && !(await this.#mayRetry(error))) continue;
+      const ticket = this.#admit(next);
+      if (!ticket) continue;
+      this.#degraded ||= side === "cloud" && next === "device";
+      return ticket;
     }
-    const { error } = failure;
-    if (isRequestError(error)) return this.#unwatched(error);
-    // Tool calls and several answers cannot be taken over in the middle.
-    if (this.#opened && !this.#plain) throw error;
-    const message = error instanceof Error ? error.message : String(error);
-    const code = from === "device" ? "lost" : this.#opened ? "cut" : "failed";
-    this.#reasons.push(reason(code, from, message));
-    if (from === "device") return this.#takeOver("cloud", error);
-    const cloudFirst = this.#opened && this.plan.policy.after_cut === "cloud";
-    const deviceCan = this.router.blocks(this.plan).device.length === 0;
-    // Before its first word, a cloud that failed for a moment gets another chance, unless waiting is worse than the device.
-    const again = error instanceof CloudError && error.passing && (cloudFirst || !this.#opened || !deviceCan);
-    if (again && (await this.#mayRetry(error, deviceCan))) return this.#open("cloud");
-    this.#degraded = true;
-    return this.#takeOver("device", error);
+    throw error;
   }
 
-  #takeOver(to: Side, error: unknown): Leg {
-    const possible = !(to === "cloud" && this.#opened && !this.router.continuesInCloud);
-    if (!possible || this.router.blocks(this.plan)[to].length > 0) throw error;
-    return this.#open(to);
+  #afterRefusal(side: Side, error: Error): Ticket {
+    if (side === "cloud" || this.#count > 0) throw error;
+    // An artifact without logprobs: the monitor wanted them, not the caller.
+    const unwatched = (error as { param?: unknown }).param === "logprobs" && !this.#request.logprobs && this.#watches;
+    this.#watches &&= !unwatched;
+    const ticket = this.#admit(unwatched ? "device" : "cloud");
+    if (!ticket) throw error;
+    if (!unwatched) this.#reasons.push(reason("refused", "device", error.message));
+    return ticket;
   }
 
-  /** Waits as long as it takes to try the cloud again. False: it should not be tried. */
-  async #mayRetry(error: CloudError, deviceCan: boolean): Promise<boolean> {
-    if (this.#opened && !this.router.continuesInCloud) return false;
-    if (deviceCan && (error.retryAfter ?? 0) > 0) return false;
+  /** Who is asked next, in order. A device that failed is not asked again, a cloud that failed only as a retry. */
+  #order(failed: Side): Side[] {
+    if (failed === "device") return this.#failures.cloud > 0 ? [] : ["cloud"];
+    const { after_cut, retry } = this.plan.policy;
+    const again = this.#count > 0 ? after_cut === "cloud" : this.#failures.cloud <= retry.before_fallback;
+    const device: Side[] = this.#failures.device > 0 ? [] : ["device"];
+    return again ? ["cloud", ...device] : [...device, "cloud"];
+  }
+
+  /** Waits for a retry, if the policy and the budget have one left. */
+  async #mayRetry(error: Error): Promise<boolean> {
+    if (!(error instanceof CloudError) || FINAL.includes(error.reason)) return false;
     const random = (this.router.options.random ?? Math.random)();
-    const wait = backoff(this.#retries, random, error.retryAfter, this.plan.policy.retry);
+    const wait = backoff(this.#failures.cloud - 1, random, error.retryAfter, this.plan.policy.retry);
     if (wait === null || !this.router.retries.withdraw()) return false;
-    this.#retries += 1;
     await pause(wait, this.#signal);
-    return this.router.blocks(this.plan).cloud.length === 0;
+    return true;
   }
 
-  /** Artifacts without logprobs refuse requests for them; the caller did not ask. */
-  #unwatched(error: unknown): Leg {
-    const param = (error as { param?: unknown }).param;
-    if (!this.#watching || this.request.logprobs || param !== "logprobs" || this.#opened) throw error;
-    this.#watching = false;
-    this.#path.pop();
-    return this.#open("device");
+  /** Lets a side take over, if the answer can go on there at all. */
+  #admit(side: Side): Ticket | null {
+    if (this.#count > 0 && !this.#plain) return null;
+    return this.router.admit(this.plan, side, this.#text !== "");
   }
 
-  /** What the monitor says of a piece, where the cloud could go on. */
+  // What the device's monitor does.
+
+  get #mayEscalate(): boolean {
+    const { decision, policy } = this.plan;
+    return policy.escalation !== "off" && !this.#escalated && decision.fallback === "cloud";
+  }
+
+  /** The request with the logprobs that the monitor needs. */
+  #watched(request: HybridRequest): HybridRequest {
+    const { logprob, entropy } = this.plan.policy.monitor;
+    if (!this.#watches || (logprob === null && entropy === null)) return request;
+    const top_logprobs = Math.max(request.top_logprobs ?? 0, entropy === null ? 0 : TOP_LOGPROBS);
+    return { ...request, logprobs: true, top_logprobs };
+  }
+
+  /** What the monitor says of a piece's tokens. A piece without logprobs counts as one token. */
   #watch({ choices }: Piece): Reason | null {
-    const monitor = this.#watching ? this.#monitor : null;
     const [choice] = choices;
-    if (!monitor || !choice) return null;
-    const scores = choice.logprobs?.content ?? [];
-    const text = choice.delta.content ?? "";
-    const tokens: WatchedToken[] = scores.map(({ token, logprob, top_logprobs }) => ({
+    if (!this.#monitor || !choice) return null;
+    const tokens: WatchedToken[] = (choice.logprobs?.content ?? []).map(({ token, logprob, top_logprobs }) => ({
       text: token,
       logprob,
       top: top_logprobs.map((other) => other.logprob),
     }));
-    if (scores.length === 0 && text !== "") tokens.push({ text, logprob: null, top: [] });
+    const text = choice.delta.content ?? "";
+    if (tokens.length === 0 && text !== "") tokens.push({ text, logprob: null, top: [] });
     for (const token of tokens) {
-      const low = monitor.push(token);
-      if (low !== null && this.#canEscalate()) return low;
+      const low = this.#monitor.push(token);
+      if (low) return low;
     }
     return null;
   }
 
-  #canEscalate(): boolean {
-    // A restart replaces what nobody has seen; what was shown stays.
-    if (this.#opened && (this.plan.policy.escalation === "restart" || !this.router.continuesInCloud)) return false;
-    return this.router.blocks(this.plan).cloud.length === 0;
-  }
+  // What is shown and noted on the way.
 
-  *#emit({ choices, model }: Piece): Generator<Chunk> {
-    if (this.#head.model === "") this.#head.model = model;
-    for (const choice of choices) {
-      if (!isUseful(choice) && !choice.logprobs?.content?.length) continue;
-      if (!this.#opened) yield* this.#opening();
-      if (this.#ends.has(choice.index)) continue;
-      const { index, finish_reason } = choice;
-      const { role: _, ...delta } = choice.delta;
-      const logprobs = this.request.logprobs ? (choice.logprobs ?? null) : null;
-      if (index === 0) this.#text += delta.content ?? "";
-      this.#seen += tokensOf(choice);
-      if (finish_reason) this.#ends.set(index, { index, delta: {}, finish_reason, logprobs: null });
-      const says = isUseful({ index, delta, finish_reason: null }) || logprobs?.content?.length;
-      if (says) yield { ...this.#head, choices: [{ index, delta, finish_reason: null, logprobs }] };
+  *#emit(side: Side, { choices, model }: Piece): Generator<Chunk> {
+    const [choice] = choices;
+    if (!choice || this.#finish !== null) return;
+    this.#finish = choice.finish_reason ?? null;
+    const logprobs = this.#request.logprobs ? (choice.logprobs ?? null) : null;
+    const { role: _, ...delta } = choice.delta;
+    if (this.#path.length === 0 && (isUseful(choice) || logprobs?.content?.length)) {
+      this.#path.push(side);
+      this.#head.model = model;
+      yield this.#chunk({ delta: { role: "assistant", content: "" } }, this.info);
     }
-  }
-
-  *#opening(): Generator<Chunk> {
-    this.#opened = true;
-    for (let index = 0; index < (this.request.n ?? 1); index++) {
-      const delta = { role: "assistant", content: "" } as const;
-      const choices = [{ index, delta, finish_reason: null, logprobs: null }];
-      yield { ...this.#head, choices, ...(index === 0 && { x_nearfar: this.info }) };
+    if (!isUseful({ ...choice, finish_reason: null }) && !logprobs?.content?.length) {
+      this.#count += tokensOf(choice);
+      return;
     }
+    if (this.#path.at(-1) !== side) this.#path.push(side);
+    this.#first ??= performance.now();
+    this.#text += delta.content ?? "";
+    this.#count += tokensOf(choice);
+    this.#plain &&= !delta.tool_calls && !delta.reasoning_content;
+    yield this.#chunk({ delta, logprobs });
   }
 
-  #measure({ choices, usage }: Piece): void {
-    if (usage) this.#leg.usage = usage;
-    if (!choices.some((choice) => tokensOf(choice) > 0)) return;
-    this.#last = performance.now();
-    this.#leg.first ??= this.#last;
-    this.#first ??= this.#last;
+  #chunk(choice: Pick<ChunkChoice, "delta"> & Partial<ChunkChoice>, info?: RouteInfo): Chunk {
+    const choices = [{ index: 0, finish_reason: null, logprobs: null, ...choice }];
+    return { ...this.#head, choices, ...(info && { x_nearfar: info }) };
   }
 
-  /** Learns from a side's part: how fast it was, and what it cost. */
-  #settle(side: Side): void {
-    const { before, asked, first, usage } = this.#leg;
-    if (first === null) return;
-    const speeds = this.router.speeds[side];
+  #measure(attempt: Attempt, piece: Piece): void {
+    attempt.usage = piece.usage ?? attempt.usage;
+    const tokens = tokensIn(piece);
+    if (tokens === 0) return;
+    attempt.count += tokens;
+    attempt.last = performance.now();
+    attempt.first ||= attempt.last;
+  }
+
+  /** Settles an attempt once, and learns from it. One that gave nothing is not charged for. */
+  #leave(attempt: Attempt, outcome: "ok" | "left" | Error): void {
+    const { ticket, before, count, usage, asked, first, last } = attempt;
+    if (ticket.ended) return;
+    attempt.leg.abort();
     const prompt = usage?.prompt_tokens ?? this.plan.request.prompt_tokens + before;
-    const written = usage?.completion_tokens ?? this.#seen - before;
+    const used = usage ?? { prompt_tokens: prompt, completion_tokens: count, total_tokens: prompt + count };
+    this.#spent += this.router.leave(ticket, this.plan, outcome, usage || count > 0 ? used : null);
+    if (outcome !== "ok" || first === 0) return;
+    const { speeds, warm } = this.router;
     const fresh = prompt - (usage?.prompt_tokens_details?.cached_tokens ?? 0);
-    if (side === "device" && this.router.warm) speeds.prefill(fresh, (first - asked) / 1000);
-    else if (side === "cloud") speeds.firstToken((first - asked) / 1000, fresh);
-    if (side === "cloud" || this.router.warm) speeds.decode(written - 1, (this.#last - first) / 1000);
-    this.router.warm ||= side === "device";
-    if (side === "cloud") this.#spent += this.router.cost(prompt, written, this.plan);
+    if (ticket.side === "cloud") speeds.cloud.firstToken((first - asked) / 1000, fresh);
+    else if (warm) speeds.device.prefill(fresh, (first - asked) / 1000);
+    if (ticket.side === "cloud" || warm) speeds[ticket.side].decode(count - 1, (last - first) / 1000);
+    this.router.warm ||= ticket.side === "device";
   }
 
-  #record(finish: string, failure: unknown): void {
-    const { id, request, device, cloud, policy, decision } = this.plan;
-    const seconds = (at: number | null): number | null => at && (at - this.#started) / 1000;
+  #record(failure: unknown): void {
+    const { id, request, device, cloud, policy, decision, would } = this.plan;
+    const left = this.#finish === null && (failure === null || isAbort(failure));
+    const { spent, saved, path, degraded, reasons, route } = this.info;
     const { prompt_tokens, completion_tokens } = this.usage;
     this.router.records.add({
       id,
-      time: this.#head.created,
+      time: new Date(this.#head.created * 1000).toISOString(),
       request,
       device,
       cloud,
-      threshold: policy.difficulty_threshold,
+      policy: { mode: policy.mode, difficulty_threshold: policy.difficulty_threshold },
       decision,
-      shadow: policy.shadow !== null,
+      would,
       outcome: {
-        path: [...this.#path],
-        degraded: this.#degraded,
-        finish,
-        error: failure === null ? null : describe(failure),
-        ttft: seconds(this.#first),
-        total: seconds(performance.now()) ?? 0,
+        route: path.length > 0 ? route : null,
+        path,
+        degraded,
+        reasons,
+        ttft: this.#first && (this.#first - this.#started) / 1000,
+        seconds: (performance.now() - this.#started) / 1000,
         prompt_tokens,
         completion_tokens,
-        spent: this.#spent,
+        spent,
+        saved,
+        finish: this.#finish,
+        lowest_logprob: this.#monitor?.lowestLogprob ?? null,
+        highest_entropy: this.#monitor?.highestEntropy ?? null,
+        error: left ? "stopped" : failure === null ? null : nameOf(failure),
       },
-      ...(policy.record_text && { text: { messages: this.request.messages, answer: this.#text } }),
+      ...(policy.record_text && !request.private && { text: { messages: this.#request.messages, answer: this.#text } }),
     });
   }
 }
 
+function tokensIn({ choices }: Piece): number {
+  return choices.reduce((sum, choice) => sum + tokensOf(choice), 0);
+}
+
+/** Short, for reasons: an HTTP status, "timeout", "connection", "cut", "lost", "stalled". */
+function codeOf(error: CloudError | DeviceError): string {
+  if (error instanceof CloudError) return error.reason;
+  return error instanceof StalledError ? "stalled" : "lost";
+}
+
+function isAbort(error: unknown): boolean {
+  return error instanceof DOMException && error.name === "AbortError";
+}
+
 /** The kind of an error, for records: its message may quote the prompt. */
-function describe(error: unknown): string {
-  if (error instanceof CloudError) return `CloudError ${error.status ?? ""}`.trim();
-  return error instanceof DeviceError || error instanceof Error ? error.name : "unknown";
+function nameOf(error: unknown): string {
+  return error instanceof Error ? error.name : "unknown";
 }

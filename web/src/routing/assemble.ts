@@ -4,30 +4,35 @@ import { CloudError } from "../errors.js";
 import type { Answer } from "./answer.js";
 import type { Choice, Chunk, Completion, ToolCall, ToolCallDelta } from "./openai.js";
 
-export async function assemble(answer: Answer, n: number): Promise<Completion> {
-  const choices = Array.from({ length: n }, (_, index): Choice => {
-    return { index, message: { role: "assistant", content: "" }, finish_reason: "stop", logprobs: null };
-  });
+export async function assemble(answer: Answer): Promise<Completion> {
+  const message: Choice["message"] = { role: "assistant", content: "" };
+  const choice: Choice = { index: 0, message, finish_reason: "stop", logprobs: null };
   let last: Chunk | null = null;
   for await (const chunk of answer.chunks()) {
     last = chunk;
-    for (const { index, delta, finish_reason, logprobs } of chunk.choices) {
-      const choice = choices[index];
-      if (!choice) continue;
-      choice.message.content += delta.content ?? "";
+    for (const { delta, finish_reason, logprobs } of chunk.choices) {
+      message.content += delta.content ?? "";
       if (delta.reasoning_content)
-        choice.message.reasoning_content = (choice.message.reasoning_content ?? "") + delta.reasoning_content;
-      for (const call of delta.tool_calls ?? []) addCall(choice, call);
+        message.reasoning_content = (message.reasoning_content ?? "") + delta.reasoning_content;
+      for (const call of delta.tool_calls ?? []) addCall(message, call);
       if (finish_reason) choice.finish_reason = finish_reason;
       if (logprobs?.content) choice.logprobs = { content: [...(choice.logprobs?.content ?? []), ...logprobs.content] };
     }
   }
-  if (last === null) throw new CloudError("The answer was empty.");
+  if (last === null) throw new CloudError("The answer was empty.", "shape");
   const { id, created, model } = last;
-  return { id, object: "chat.completion", created, model, choices, usage: answer.usage, x_nearfar: answer.info };
+  return {
+    id,
+    object: "chat.completion",
+    created,
+    model,
+    choices: [choice],
+    usage: answer.usage,
+    x_nearfar: answer.info,
+  };
 }
 
-function addCall({ message }: Choice, delta: ToolCallDelta): void {
+function addCall(message: Choice["message"], delta: ToolCallDelta): void {
   message.tool_calls ??= [];
   const empty: ToolCall = { id: "", type: "function", function: { name: "", arguments: "" } };
   const call = message.tool_calls[delta.index] ?? empty;

@@ -68,7 +68,7 @@ export class HybridCompletions {
   async create(request: HybridRequest): Promise<AsyncIterable<Chunk> | Completion> {
     const plan = await this.router.plan(request);
     const answer = new Answer(this.router, request, plan);
-    if (!request.stream) return assemble(answer, request.n ?? 1);
+    if (!request.stream) return assemble(answer);
     const chunks = answer.chunks();
     // The first chunk here, so that a request that cannot be answered rejects `create` and not the loop over its chunks.
     const first = await chunks.next();

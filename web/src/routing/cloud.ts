@@ -1,7 +1,7 @@
 /** The cloud: any server with OpenAI's interface. */
 
 import { CloudError, RequestError, throwIfAborted } from "../errors.js";
-import { FinishCheck, isUseful, type Piece, pieceOf } from "./leg.js";
+import { ends, isUseful, type Piece, pieceOf } from "./leg.js";
 import type { Chunk, HybridRequest } from "./openai.js";
 import type { Timeouts } from "./policy.js";
 import { events } from "./sse.js";
@@ -21,6 +21,8 @@ export interface CloudOptions {
   readonly context?: number;
   /** What the server can do; everything by default. */
   readonly features?: readonly Feature[];
+  /** Seconds that the server's cache keeps a conversation; 300 by default. */
+  readonly cache_seconds?: number;
   /** Per million tokens, in the unit of the policy's budgets. */
   readonly price_in?: number;
   readonly price_out?: number;
@@ -83,33 +85,35 @@ export class Cloud {
       stream_options: { include_usage: true },
     };
     const response = await this.#fetch("/chat/completions", signal, JSON.stringify(body));
-    if (!response.body) throw new CloudError("The cloud's answer is empty.");
-    yield* this.#pieces(response.body, request.n ?? 1, signal);
+    if (!response.body) throw new CloudError("The cloud's answer is empty.", "shape");
+    yield* this.#pieces(response.body, signal);
   }
 
-  async *#pieces(body: ReadableStream<Uint8Array>, n: number, signal: AbortSignal): AsyncGenerator<Piece> {
-    const check = new FinishCheck(n);
+  async *#pieces(body: ReadableStream<Uint8Array>, signal: AbortSignal): AsyncGenerator<Piece> {
+    let complete = false;
     const records = events(body);
     let limit = this.timeouts.first_token;
     try {
       for (;;) {
-        const late = (): Error => new CloudError(`The cloud sent nothing for ${limit} s.`);
+        const late = (): Error => new CloudError(`The cloud sent nothing for ${limit} s.`, "timeout");
         const { done, value } = await within(records.next(), limit, late, signal);
         if (done) break;
         const chunk = value as Chunk & { error?: { message?: string } };
-        if (chunk.error) throw new CloudError(`The cloud broke off: ${chunk.error.message ?? "no reason given"}`);
+        if (chunk.error)
+          throw new CloudError(`The cloud broke off: ${chunk.error.message ?? "no reason given"}`, "error");
         const piece = pieceOf({ ...chunk, choices: chunk.choices ?? [] });
-        check.see(piece);
+        complete ||= ends(piece);
         if (piece.choices.some(isUseful)) limit = this.timeouts.between;
         yield piece;
       }
     } catch (error) {
       throwIfAborted(signal);
       if (error instanceof CloudError) throw error;
-      throw new CloudError(`The cloud's stream was cut: ${said(error)}`, null, null, { cause: error });
+      throw new CloudError(`The cloud's stream was cut: ${said(error)}`, "cut", { cause: error });
     }
     throwIfAborted(signal);
-    if (!check.complete) throw new CloudError("The cloud's stream ended before its answer did.");
+    // A cut connection can end like a finished one.
+    if (!complete) throw new CloudError("The cloud's stream ended before its answer did.", "cut");
   }
 
   async #firstModel(signal: AbortSignal): Promise<string> {
@@ -117,7 +121,7 @@ export class Cloud {
     const list = (await response.json().catch(() => null)) as { data?: { id?: unknown }[] } | null;
     const id = list?.data?.[0]?.id;
     if (typeof id !== "string")
-      throw new CloudError(`${this.#root}/models lists no model. Name one (model), or correct the address.`, 404);
+      throw new CloudError(`${this.#root}/models lists no model. Name one (model), or correct the address.`, "shape");
     this.#model = id;
     return id;
   }
@@ -142,11 +146,15 @@ export class Cloud {
     const seconds = this.timeouts.connect + (body === undefined ? 0 : this.timeouts.first_token);
     let response: Response;
     try {
-      response = await within(sent, seconds, () => new CloudError(`The cloud did not answer for ${seconds} s.`));
+      response = await within(
+        sent,
+        seconds,
+        () => new CloudError(`The cloud did not answer for ${seconds} s.`, "timeout"),
+      );
     } catch (error) {
       throwIfAborted(signal);
       if (error instanceof CloudError) throw error;
-      throw new CloudError(`The cloud at ${this.#root} cannot be reached: ${said(error)}`, null, null, {
+      throw new CloudError(`The cloud at ${this.#root} cannot be reached: ${said(error)}`, "connection", {
         cause: error,
       });
     }
@@ -169,11 +177,9 @@ async function refusal(response: Response): Promise<Error> {
   }
   const { status, headers } = response;
   if (REFUSED.includes(status)) return new RequestError(`The cloud refuses the request: ${message}`, param);
-  return new CloudError(
-    `The cloud answered with status ${status}: ${message}`,
-    status,
-    retryAfter(headers.get("retry-after")),
-  );
+  return new CloudError(`The cloud answered with status ${status}: ${message}`, String(status), {
+    retryAfter: retryAfter(headers.get("retry-after")),
+  });
 }
 
 /** Seconds, from a number of them or from a date. */

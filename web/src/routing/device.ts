@@ -3,9 +3,12 @@
 import { DeviceError, throwIfAborted } from "../errors.js";
 import type { ChatCompletionChunk, ChatCompletionRequest } from "../openai.js";
 import type { ChatMessage } from "../text/types.js";
-import { FinishCheck, isUseful, type Piece, pieceOf } from "./leg.js";
+import { ends, isUseful, type Piece, pieceOf } from "./leg.js";
 import { type HybridRequest, type Message, textOf } from "./openai.js";
 import { within } from "./wait.js";
+
+/** A device that says nothing any more. */
+export class StalledError extends DeviceError {}
 
 /** What of an engine is used; the one that `createEngine` gives has all of it. */
 export interface DeviceEngine {
@@ -21,20 +24,17 @@ export interface DeviceEngine {
   stats?(): Promise<{ readonly freeTokens: number }>;
 }
 
-/** How long a device may be silent before it is given up; seconds. The first token of a model may wait for its kernels. */
+/** How long a device may be silent before it is given up; seconds. */
 export interface DeviceTimeouts {
   readonly first_token: number;
   readonly between: number;
 }
-
-export const DEVICE_TIMEOUTS: DeviceTimeouts = { first_token: 120, between: 15 };
 
 /** A question about the engine's state is not worth waiting longer for. */
 const ASK_SECONDS = 0.5;
 
 /** The parameters of a request that an engine takes. */
 const TAKEN = [
-  "n",
   "max_tokens",
   "max_completion_tokens",
   "temperature",
@@ -55,17 +55,18 @@ const TAKEN = [
 
 /** The answer's pieces. Throws the engine's RequestError, a DeviceError when it fails or falls silent, or an AbortError. */
 export async function* deviceStream(
-  engine: DeviceEngine,
+  engine: DeviceEngine | null,
   request: HybridRequest,
   timeouts: DeviceTimeouts,
   signal: AbortSignal,
 ): AsyncGenerator<Piece> {
+  if (!engine) throw new DeviceError("No model is loaded on this device.");
   const taken = Object.fromEntries(TAKEN.flatMap((name) => (request[name] == null ? [] : [[name, request[name]]])));
   const messages = request.messages.map(asText);
-  const check = new FinishCheck(request.n ?? 1);
+  let complete = false;
   let limit = timeouts.first_token;
   const late = (suspended: boolean): Error =>
-    new DeviceError(
+    new StalledError(
       suspended
         ? "The device fell silent while the page was suspended."
         : `The device was silent for ${limit} s. It may be too slow for this model, or its driver hangs.`,
@@ -79,7 +80,7 @@ export async function* deviceStream(
       const { done, value } = await within(iterator.next(), limit, late, signal);
       if (done) break;
       const piece = pieceOf(value);
-      check.see(piece);
+      complete ||= ends(piece);
       if (piece.choices.some(isUseful)) limit = timeouts.between;
       yield piece;
     }
@@ -91,7 +92,7 @@ export async function* deviceStream(
     iterator?.return?.().catch(() => undefined);
   }
   throwIfAborted(signal);
-  if (!check.complete) throw new DeviceError("The device's answer ended before it was whole.");
+  if (!complete) throw new DeviceError("The device's answer ended before it was whole.");
 }
 
 /** Tokens of the messages; null where the engine cannot tell, or not at once. */

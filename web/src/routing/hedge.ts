@@ -2,11 +2,7 @@
 
 import type { Leg, Piece } from "./leg.js";
 import { isUseful } from "./leg.js";
-import type { Reason } from "./types.js";
 import { pause } from "./wait.js";
-
-/** Why a side does not go on: it failed, or what it writes is not good enough. */
-export type Failure = { readonly error: unknown } | { readonly reason: Reason };
 
 interface Begun {
   readonly leg: Leg;
@@ -15,18 +11,21 @@ interface Begun {
 
 /**
  * The leg that has something to say first; the other one is ended. `other` is started after `seconds` of silence. Where both
- * fail, or the first one before the other was started, it is the first one, and its pieces fail.
+ * fail, or the first one before the other was started, it is the first one, and its pieces fail. `other` may be null: not allowed.
  */
-export async function firstUseful(first: Leg, other: () => Leg, seconds: number, signal: AbortSignal): Promise<Leg> {
+export async function firstUseful(
+  first: Leg,
+  other: () => Leg | null,
+  seconds: number,
+  signal: AbortSignal,
+): Promise<Leg> {
   const begun = begin(first);
   begun.catch(() => undefined);
   const early = await Promise.race([begun.catch((error: unknown) => ({ error })), pause(seconds, signal)]);
   if (early) return "error" in early ? failing(first, early.error) : joined(early);
   const second = other();
   try {
-    const winner = await Promise.any([begun, begin(second)]);
-    (winner.leg === first ? second : first).abort();
-    return joined(winner);
+    return joined(await Promise.any([begun, ...(second ? [begin(second)] : [])]));
   } catch (failures) {
     return failing(first, failures instanceof AggregateError ? failures.errors[0] : failures);
   }

@@ -1,6 +1,6 @@
 /** One side's part of an answer: a stream of pieces, whoever writes it. */
 
-import type { Chunk, ChunkChoice, FinishReason, TokenLogprob, Usage } from "./openai.js";
+import type { Chunk, ChunkChoice, Usage } from "./openai.js";
 import type { Side } from "./types.js";
 
 export interface Leg {
@@ -17,15 +17,13 @@ export interface Piece {
   readonly model: string;
 }
 
-export type Score = TokenLogprob & { readonly top_logprobs: readonly TokenLogprob[] };
-
 export function pieceOf(chunk: Chunk): Piece {
   return { choices: chunk.choices, usage: chunk.usage ?? null, model: chunk.model };
 }
 
 /** Whether a choice has something of the answer, and not only its frame. */
 export function isUseful({ delta, finish_reason }: ChunkChoice): boolean {
-  return finish_reason !== null || hasText(delta.content) || hasText(delta.reasoning_content) || !!delta.tool_calls;
+  return !!finish_reason || hasText(delta.content) || hasText(delta.reasoning_content) || !!delta.tool_calls;
 }
 
 /** How many tokens a choice's delta stands for: exact where their logprobs are known. */
@@ -39,17 +37,7 @@ function hasText(text: string | null | undefined): boolean {
   return text !== undefined && text !== null && text !== "";
 }
 
-/** Fails where a stream ends before all its choices have: a cut connection ends like a finished one. */
-export class FinishCheck {
-  readonly #finished = new Map<number, FinishReason>();
-
-  constructor(private readonly n: number) {}
-
-  see({ choices }: Piece): void {
-    for (const { index, finish_reason } of choices) if (finish_reason) this.#finished.set(index, finish_reason);
-  }
-
-  get complete(): boolean {
-    return this.#finished.size >= this.n;
-  }
+/** Whether it is the answer's last: a stream without it was cut. */
+export function ends({ choices }: Piece): boolean {
+  return choices.some(({ finish_reason }) => finish_reason !== null && finish_reason !== undefined);
 }

@@ -1,12 +1,13 @@
 /** OpenAI's shapes as both sides share them: the engine's own, and what only a cloud can do. */
 
+import { RequestError } from "../errors.js";
 import type {
   ChatCompletionRequest,
   FinishReason as DeviceFinishReason,
   TokenLogprob as DeviceTokenLogprob,
   Usage as DeviceUsage,
 } from "../openai.js";
-import type { Feature, Mode, Prediction, Reason, Side } from "./types.js";
+import { type Feature, MODES, type Mode, type Prediction, type Reason, type Side } from "./types.js";
 
 export type ContentPart = { readonly type: string; readonly text?: string };
 
@@ -27,14 +28,12 @@ export interface RequestRouting {
   readonly private?: boolean;
   /** Names the conversation, for budgets and warm caches. */
   readonly conversation?: string;
-  /** 0 to 1; instead of the score of the difficulty model. */
-  readonly difficulty?: number;
   /** The likely length of the answer, for the prediction of its time. */
   readonly expected_tokens?: number;
 }
 
-/** OpenAI's request. */
-export interface HybridRequest extends Omit<ChatCompletionRequest, "messages" | "stream"> {
+/** OpenAI's request, for one answer. */
+export interface HybridRequest extends Omit<ChatCompletionRequest, "messages" | "stream" | "n"> {
   messages: readonly Message[];
   stream?: boolean | null;
   model?: string;
@@ -134,17 +133,40 @@ export interface Completion {
   x_nearfar: RouteInfo;
 }
 
+const HINTS = ["mode", "private", "conversation", "expected_tokens"];
+
+/** Refuses what the client does not do, and what it does not know: a misspelt `private` must not pass. */
+export function checked(request: HybridRequest): HybridRequest {
+  const own = request.x_nearfar ?? {};
+  const unknown = Object.keys(own).filter((name) => !HINTS.includes(name));
+  const wrong = (message: string, param = "x_nearfar"): never => {
+    throw new RequestError(message, param);
+  };
+  if (unknown.length > 0) wrong(`x_nearfar has no field ${unknown.join(", ")}`);
+  if (own.mode !== undefined && !MODES.includes(own.mode))
+    wrong(`x_nearfar.mode must be one of ${MODES.join(", ")}, not ${JSON.stringify(own.mode)}`);
+  if (own.private !== undefined && typeof own.private !== "boolean")
+    wrong(`x_nearfar.private must be true or false, not ${JSON.stringify(own.private)}`);
+  if (!Array.isArray(request.messages) || request.messages.length === 0)
+    wrong("messages must be a list of at least one { role, content }", "messages");
+  if (((request as { n?: number | null }).n ?? 1) !== 1)
+    wrong("n: the hybrid client gives one answer a request; ask several times", "n");
+  if (request.continue_final_message)
+    wrong("continue_final_message is the hybrid client's own means; ask a side directly", "continue_final_message");
+  return request;
+}
+
 /** What a request needs of a side. */
 export function featuresOf(request: HybridRequest): Feature[] {
   const features: Feature[] = [];
-  if (request.tools?.length) features.push("tools");
+  if (request.tools?.length && request.tool_choice !== "none") features.push("tools");
   const format = request.response_format?.type;
   if (format === "json_schema" || format === "json_object") features.push(format);
   else if (format === "grammar" || format === "regex") features.push("grammar");
   if (request.messages.some(({ content }) => Array.isArray(content) && content.some(({ type }) => type !== "text")))
     features.push("images");
   if (request.logprobs) features.push("logprobs");
-  if (request.reasoning_effort && request.reasoning_effort !== "none") features.push("reasoning");
+  if (request.reasoning_effort) features.push("reasoning");
   return features;
 }
 
@@ -169,17 +191,7 @@ export function limitOf(request: HybridRequest): number | null {
  */
 export function continued(request: HybridRequest, text: string, seen: number): HybridRequest {
   if (text === "") return request;
-  const last = request.messages.at(-1);
-  const begun = request.continue_final_message && last !== undefined;
-  const messages: Message[] = begun
-    ? [...request.messages.slice(0, -1), { ...last, content: textOf(last) + text }]
-    : [...request.messages, { role: "assistant", content: text }];
-  const { max_completion_tokens: _, max_tokens: __, ...rest } = request;
-  const limit = limitOf(request);
-  return {
-    ...rest,
-    ...(limit !== null && { max_tokens: Math.max(limit - seen, 1) }),
-    messages,
-    continue_final_message: true,
-  };
+  const messages = [...request.messages, { role: "assistant", content: text }];
+  const max_tokens = Math.max((limitOf(request) ?? Number.POSITIVE_INFINITY) - seen, 1);
+  return { ...request, max_tokens, messages, continue_final_message: true };
 }

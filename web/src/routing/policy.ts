@@ -10,13 +10,17 @@ export interface BreakerOptions {
   readonly max_seconds: number;
 }
 
-/** How a failed call to the cloud is tried again before anything of its answer was shown; times in seconds. */
+/**
+ * How a failed call to the cloud is tried again before anything of its answer was shown; times in seconds. Where the device
+ * can answer, it does after `before_fallback` retries.
+ */
 export interface RetryOptions {
   readonly attempts: number;
   readonly base: number;
   readonly cap: number;
   readonly max_wait: number;
   readonly ratio: number;
+  readonly before_fallback: number;
   readonly burst: number;
 }
 
@@ -37,11 +41,12 @@ export interface CalibrationOptions {
   readonly floor: number;
 }
 
-/** Seconds to wait for the cloud: for an answer to begin, for its first token, between tokens. */
+/** Seconds to wait for the cloud: for a connection, the first token, the next token; and for the device's next token. */
 export interface Timeouts {
   readonly connect: number;
   readonly first_token: number;
   readonly between: number;
+  readonly device_between: number;
 }
 
 export interface Policy {
@@ -65,6 +70,7 @@ export interface Policy {
   readonly record_text: boolean;
   readonly monitor: MonitorOptions;
   readonly breaker: BreakerOptions;
+  readonly device_breaker: BreakerOptions;
   readonly retry: RetryOptions;
   readonly calibration: CalibrationOptions;
   readonly timeouts: Timeouts;
@@ -96,9 +102,10 @@ export const DEFAULT_POLICY: Policy = {
   record_text: false,
   monitor: { window: 16, min_tokens: 8, logprob: null, entropy: null, repeats: 4, period: 16, min_repeat: 24 },
   breaker: { failures: 3, seconds: 5, max_seconds: 300 },
-  retry: { attempts: 2, base: 0.25, cap: 4, max_wait: 5, ratio: 0.1, burst: 5 },
+  device_breaker: { failures: 2, seconds: 30, max_seconds: 300 },
+  retry: { attempts: 2, base: 0.25, cap: 4, max_wait: 5, ratio: 0.1, before_fallback: 0, burst: 5 },
   calibration: { rate: 0.1, floor: 0.002 },
-  timeouts: { connect: 5, first_token: 30, between: 30 },
+  timeouts: { connect: 5, first_token: 30, between: 30, device_between: 30 },
 };
 
 const SHARES = ["difficulty_threshold", "battery_floor", "target_share"] as const;
@@ -118,6 +125,8 @@ export function parsePolicy(options: PolicyOptions = {}): Policy {
     const value = policy[name];
     if (value !== null && !(value >= 0)) throw new RequestError(`${name} must not be negative, not ${value}`, name);
   }
+  if (policy.hedge_seconds !== null && policy.escalation !== "off")
+    throw new RequestError("hedge_seconds and escalation exclude each other: set one of them", "hedge_seconds");
   return policy;
 }
 

@@ -29,7 +29,10 @@ const WORDS: Readonly<Record<string, Words>> = {
   low_logprob: (value, limit) => `mean logprob ${value}, below ${limit}`,
   high_entropy: (value, limit) => `mean entropy ${value}, above ${limit}`,
   repetition: (value, limit) => `repeats itself: ${value} tokens with period ${limit}`,
-  hedged: () => "was faster",
+  hedged: (value) => `asked too, after ${value} s of silence`,
+  refused: (value) => `refused the request: ${value}`,
+  failed: (value) => `failed (${value})`,
+  cut: (value) => `broke off (${value})`,
 };
 
 /** "device: difficulty 0.7, at least 0.5" */

@@ -1,37 +1,29 @@
-/** What a hybrid client knows and remembers: both sides' state, speeds, costs, the threshold; and what follows from it. */
+/** What all requests of a client share: both sides, their breakers and speeds, budgets, the threshold, conversations. */
 
 import { CloudError, DeviceError } from "../errors.js";
-import { Breaker } from "./breaker.js";
+import { Breaker, type Pass } from "./breaker.js";
 import { Threshold, type ThresholdRecord } from "./calibration.js";
 import { ALL_FEATURES, Cloud, type CloudOptions } from "./cloud.js";
 import { blocksOf, costOf, decide } from "./decide.js";
-import {
-  countTokens,
-  DEVICE_TIMEOUTS,
-  type DeviceEngine,
-  type DeviceTimeouts,
-  deviceStream,
-  freeTokens,
-} from "./device.js";
+import { countTokens, type DeviceEngine, deviceStream, freeTokens } from "./device.js";
 import { type Hints, PlatformHints } from "./hints.js";
 import { Ledger, type LedgerRecord } from "./ledger.js";
-import { type Leg, type Piece, tokensOf } from "./leg.js";
-import { estimateTokens, featuresOf, type HybridRequest, limitOf, type Message } from "./openai.js";
+import type { Leg } from "./leg.js";
+import {
+  checked,
+  estimateTokens,
+  featuresOf,
+  type HybridRequest,
+  limitOf,
+  type Message,
+  type Usage,
+} from "./openai.js";
 import { type Policy, type PolicyOptions, parsePolicy } from "./policy.js";
+import { noRoute } from "./reasons.js";
 import { type DecisionRecord, Records } from "./records.js";
 import { RetryBudget } from "./retry.js";
 import { type SpeedRecord, Speeds } from "./speed.js";
-import {
-  type CloudState,
-  type ConversationState,
-  type Decision,
-  type DeviceState,
-  type Feature,
-  NO_CONVERSATION,
-  type Reason,
-  type RouteRequest,
-  type Side,
-} from "./types.js";
+import type { CloudState, ConversationState, Decision, DeviceState, Feature, RouteRequest, Side } from "./types.js";
 import { childController } from "./wait.js";
 
 /** What is kept from visit to visit. */
@@ -53,9 +45,10 @@ export interface HybridOptions {
   readonly policy?: PolicyOptions;
   /** How difficult a conversation's next answer is, 0 to 1; null where that cannot be said. */
   readonly difficulty?: ((messages: readonly Message[]) => number | null) | null;
-  /** What this build of the engine can do. */
+  /** What the engine can do; logprobs by default. */
   readonly device_features?: readonly Feature[];
-  readonly device_timeouts?: Partial<DeviceTimeouts>;
+  /** Seconds to wait for the device's first token: long, for kernels may have to be compiled. 120 by default. */
+  readonly device_first_token?: number;
   /** Instead of the browser's own. */
   readonly hints?: { read(): Hints };
   /** Keeps budgets, threshold and speeds; nothing is kept by default. */
@@ -75,34 +68,49 @@ export interface Plan {
   readonly policy: Policy;
   readonly device: DeviceState;
   readonly cloud: CloudState;
-  /** What is recorded. */
+  /** What is done. */
   readonly decision: Decision;
-  /** What is done: the same, except in shadow mode. */
-  readonly route: Decision;
+  /** In shadow mode: what would have been done. */
+  readonly would: Decision | null;
+  readonly ticket: Ticket;
 }
 
-/** A device that failed is left alone for this long before it is tried again; seconds. */
-const DEVICE_REST = { failures: 1, seconds: 10, max_seconds: 300 };
+/** A call to one side on its way: what its breaker and the ledger must hear of its end. */
+export interface Ticket {
+  readonly side: Side;
+  readonly pass: Pass;
+  readonly breaker: Breaker;
+  readonly reservation: number | null;
+  ended: boolean;
+}
+
 const RECORDS_KEPT = 1000;
 const CONVERSATIONS_KEPT = 1000;
+const CACHE_SECONDS = 300;
+const FIRST_TOKEN = 120;
+
+/** Where a conversation was last, and how much of it each side has seen. */
+interface Memory {
+  readonly last_route: Side;
+  readonly tokens: Record<Side, number>;
+  readonly cloudTime: number;
+}
 
 export class Router {
   readonly records: Records;
-  /** The device has answered once: its kernels are compiled, and what is measured from now on is its speed. */
-  warm = false;
   readonly speeds: Record<Side, Speeds>;
   readonly retries: RetryBudget;
+  /** The device has answered once: its kernels are compiled, and what is measured from now on is its speed. */
+  warm = false;
   readonly #ledger: Ledger;
   readonly #hints: { read(): Hints };
-  readonly #conversations = new Map<string, Omit<ConversationState, "spent">>();
+  readonly #memory = new Map<string, Memory>();
   #policy: Policy;
   #threshold: Threshold | null;
-  #device: DeviceEngine | null;
-  #deviceBreaker = new Breaker(DEVICE_REST);
-  #deviceFailure = "";
+  #device: DeviceEngine | null = null;
   #free = 0;
   #cloud: Cloud | null = null;
-  #breaker: Breaker;
+  #breakers: Record<Side, Breaker>;
 
   constructor(readonly options: HybridOptions) {
     const kept = options.store?.read() ?? {};
@@ -116,8 +124,8 @@ export class Router {
     this.#hints = options.hints ?? new PlatformHints();
     this.records = new Records(RECORDS_KEPT, options.onRecord ?? (() => undefined));
     this.retries = new RetryBudget(this.#policy.retry);
-    this.#breaker = new Breaker(this.#policy.breaker);
-    this.#device = options.device ?? null;
+    this.#breakers = { device: new Breaker(this.#policy.device_breaker), cloud: new Breaker(this.#policy.breaker) };
+    this.device = options.device ?? null;
     this.cloud = options.cloud ?? null;
   }
 
@@ -128,13 +136,13 @@ export class Router {
   set device(engine: DeviceEngine | null) {
     this.#device = engine;
     this.warm = false;
-    this.#deviceBreaker = new Breaker(DEVICE_REST);
     this.#free = engine?.model.contextLength ?? 0;
+    this.#breakers.device = new Breaker(this.#policy.device_breaker);
   }
 
   set cloud(options: CloudOptions | null) {
     this.#cloud = options && new Cloud(options, this.#policy.timeouts);
-    this.#breaker = new Breaker(this.#policy.breaker);
+    this.#breakers.cloud = new Breaker(this.#policy.breaker);
   }
 
   get policy(): Policy {
@@ -147,81 +155,96 @@ export class Router {
     this.cloud = this.#cloud?.options ?? null;
   }
 
-  get continuesInCloud(): boolean {
-    return this.#cloud?.continues ?? false;
-  }
-
-  /** Looks at both sides and decides. Asks nobody but the device. */
-  async plan(request: HybridRequest): Promise<Plan> {
-    const { x_nearfar: own = {} } = request;
-    const [tokens, free] = this.#device
-      ? await Promise.all([countTokens(this.#device, request.messages), freeTokens(this.#device)])
+  /** Decides for a request and lets it in. Asks nobody but the device. Throws RouteError where no side may answer. */
+  async plan(asked: HybridRequest): Promise<Plan> {
+    const request = checked(asked);
+    const engine = this.#device;
+    const [tokens, free] = engine
+      ? await Promise.all([countTokens(engine, request.messages), freeTokens(engine)])
       : [null, 0];
     this.#free = free;
-    const conversation = own.conversation ?? null;
+    const {
+      mode = null,
+      conversation = null,
+      expected_tokens = null,
+      private: stays = false,
+    } = request.x_nearfar ?? {};
+    const scored = (mode ?? this.#policy.mode) === "auto" && !stays;
+    const difficulty = scored ? (this.options.difficulty?.(request.messages) ?? null) : null;
+    const prompt_tokens = tokens ?? estimateTokens(request.messages);
     const routed: RouteRequest = {
-      prompt_tokens: tokens ?? estimateTokens(request.messages),
+      prompt_tokens,
       max_tokens: limitOf(request) ?? this.#policy.default_max_tokens,
-      expected_tokens: own.expected_tokens ?? null,
+      expected_tokens,
       features: featuresOf(request),
-      difficulty: own.difficulty ?? this.options.difficulty?.(request.messages) ?? null,
-      mode: own.mode ?? null,
-      private: own.private ?? false,
-      conversation: this.#conversation(conversation),
+      difficulty,
+      mode,
+      private: stays,
+      conversation: this.#conversation(conversation, prompt_tokens),
     };
+    // From here to the ticket without a pause, so that what the decision saw still holds.
     const policy = this.#policyNow();
-    const device = this.#deviceState();
-    const cloud = this.#cloudState();
-    const decision = decide(routed, device, cloud, policy);
-    if ((routed.mode ?? policy.mode) === "auto" && routed.difficulty !== null && !routed.private)
-      this.#threshold?.observe(routed.difficulty);
-    const preferred = policy.shadow && (policy.shadow === "device" ? "prefer_device" : "prefer_cloud");
-    const route = preferred ? decide({ ...routed, mode: preferred }, device, cloud, policy) : decision;
+    const [device, cloud] = [this.#deviceState(routed), this.#cloudState()];
+    const real = decide(routed, device, cloud, policy);
+    if (difficulty !== null) this.#threshold?.observe(difficulty);
+    const { shadow } = policy;
+    const decision = shadow ? decide(preferring(shadow, routed, policy), device, cloud, policy) : real;
+    const made = { id: crypto.randomUUID(), request: routed, conversation, policy, device, cloud, decision };
+    if (decision.route === null) throw noRoute(decision.reasons);
     this.retries.request();
-    return { id: crypto.randomUUID(), request: routed, conversation, policy, device, cloud, decision, route };
+    return { ...made, would: shadow && real, ticket: this.#ticket(made, decision.route) };
   }
 
-  /** Why each side cannot go on with a request now. */
-  blocks({ request, conversation, policy }: Plan): Record<Side, readonly Reason[]> {
-    // A request that is under way has reserved its cost itself: what is left must do for the rest.
-    const now = { ...request, conversation: this.#conversation(conversation) };
-    const { spent_day } = this.#policyNow();
-    return blocksOf(now, this.#deviceState(), this.#cloudState(), { ...policy, spent_day });
+  /** Lets a side take over, if it may now: everything is looked at again. */
+  admit(plan: Plan, side: Side, begun: boolean): Ticket | null {
+    if (side === "cloud" && begun && !(this.#cloud?.options.continues ?? true)) return null;
+    const spent = this.#ledger.spentConversation(plan.conversation);
+    const request = { ...plan.request, conversation: { ...plan.request.conversation, spent } };
+    const blocks = blocksOf(request, this.#deviceState(request), this.#cloudState(), this.#policyNow());
+    return blocks[side].length > 0 ? null : this.#ticket(plan, side);
   }
 
-  /** Starts one side's part of an answer. */
-  open(side: Side, request: HybridRequest, plan: Plan, parent: AbortSignal): Leg {
+  /** A side's part of an answer. */
+  open({ side }: Ticket, request: HybridRequest, plan: Plan, parent: AbortSignal): Leg {
     const controller = childController(parent);
-    const pieces =
-      side === "device"
-        ? this.#devicePieces(request, controller.signal)
-        : this.#cloudPieces(request, plan, controller.signal);
-    return { side, pieces, abort: () => controller.abort() };
+    return { side, pieces: this.#pieces(side, request, plan, controller.signal), abort: () => controller.abort() };
   }
 
-  /** What a whole answer costs in the cloud. */
-  cost(promptTokens: number, answerTokens: number, { policy, cloud }: Plan): number {
-    return costOf(promptTokens, answerTokens, cloud, policy);
+  /** A call ended, well or with an error; null: it was left. Gives what it cost: `used` counts. */
+  leave(ticket: Ticket, plan: Plan, outcome: "ok" | "left" | Error, used: Usage | null): number {
+    if (ticket.ended) return 0;
+    ticket.ended = true;
+    const { breaker, pass, reservation } = ticket;
+    if (outcome === "ok") breaker.success(pass);
+    else if (outcome instanceof CloudError && outcome.reason === "429") breaker.abandoned(pass);
+    else if (outcome instanceof CloudError || outcome instanceof DeviceError) breaker.failure(now(), pass);
+    else breaker.abandoned(pass);
+    if (outcome instanceof CloudError && (outcome.retryAfter !== null || outcome.reason === "429"))
+      breaker.hold(now(), outcome.retryAfter ?? 1);
+    if (outcome instanceof DeviceError) this.options.onDeviceLost?.(outcome);
+    if (reservation === null) return 0;
+    const cost = used ? this.price(plan, used) : 0;
+    this.#ledger.settle(reservation, today(), cost);
+    return cost;
   }
 
-  /** An answer is complete: where the conversation is warm now. */
-  answered(plan: Plan, legs: readonly Side[], tokens: number): void {
-    const last = legs.at(-1);
-    if (plan.conversation !== null && last) {
-      const { cached_device, cached_cloud } = this.#conversation(plan.conversation);
-      this.#conversations.delete(plan.conversation);
-      this.#conversations.set(plan.conversation, {
-        last_route: last,
-        cached_device: last === "device" ? tokens : cached_device,
-        cached_cloud: last === "cloud" ? tokens : cached_cloud,
-      });
-      const [oldest] = this.#conversations.keys();
-      if (this.#conversations.size > CONVERSATIONS_KEPT && oldest !== undefined) this.#conversations.delete(oldest);
+  /** What the cloud charges for these tokens. */
+  price({ policy, cloud }: Pick<Plan, "policy" | "cloud">, { prompt_tokens, completion_tokens }: Usage): number {
+    return costOf(prompt_tokens, completion_tokens, cloud, policy);
+  }
+
+  /** An answer is there: the conversation's place, and what is kept from visit to visit. */
+  remember({ conversation }: Plan, route: Side, tokens: number): void {
+    if (conversation !== null) {
+      const before = this.#memory.get(conversation);
+      const cloudTime = route === "cloud" ? now() : (before?.cloudTime ?? 0);
+      // Deleted first, so that it is the one used last.
+      this.#memory.delete(conversation);
+      const seen = { device: 0, cloud: 0, ...before?.tokens, [route]: tokens };
+      this.#memory.set(conversation, { last_route: route, tokens: seen, cloudTime });
+      const [oldest] = this.#memory.keys();
+      if (this.#memory.size > CONVERSATIONS_KEPT && oldest !== undefined) this.#memory.delete(oldest);
     }
-    this.save();
-  }
-
-  save(): void {
     this.options.store?.write({
       ledger: this.#ledger.record(),
       ...(this.#threshold && { threshold: this.#threshold.record() }),
@@ -229,63 +252,37 @@ export class Router {
     });
   }
 
-  async *#devicePieces(request: HybridRequest, signal: AbortSignal): AsyncGenerator<Piece> {
-    const engine = this.#device;
-    const breaker = this.#deviceBreaker;
-    const pass = breaker.begin(now());
-    if (!engine || !pass) throw new DeviceError(this.#deviceFailure || "No model is loaded on this device.");
-    try {
-      yield* deviceStream(engine, request, { ...DEVICE_TIMEOUTS, ...this.options.device_timeouts }, signal);
-      breaker.success(pass);
-    } catch (error) {
-      if (error instanceof DeviceError) {
-        breaker.failure(now(), pass);
-        this.#deviceFailure = error.message;
-        this.options.onDeviceLost?.(error);
-      }
-      throw error;
-    } finally {
-      breaker.abandoned(pass);
+  #pieces(side: Side, request: HybridRequest, plan: Plan, signal: AbortSignal): Leg["pieces"] {
+    if (side === "device") {
+      const first_token = this.options.device_first_token ?? FIRST_TOKEN;
+      const timeouts = { first_token, between: this.#policy.timeouts.device_between };
+      return deviceStream(this.#device, request, timeouts, signal);
     }
+    // The decision sees to it; this is for the day that somebody breaks the decision.
+    if (plan.request.private || !this.#cloud)
+      throw new Error("the cloud was asked against the policy: please report this");
+    return this.#cloud.stream(request, signal);
   }
 
-  async *#cloudPieces(request: HybridRequest, plan: Plan, signal: AbortSignal): AsyncGenerator<Piece> {
-    if (plan.request.private) throw new Error("a private request was about to leave the device: please report this");
-    const cloud = this.#cloud;
-    const breaker = this.#breaker;
-    const pass = breaker.begin(now());
-    if (!cloud || !pass) throw new CloudError("The cloud is not asked now: it failed lately, and is being tried.");
+  /** Called without a pause after the decision. */
+  #ticket(plan: Pick<Plan, "request" | "conversation" | "policy" | "cloud">, side: Side): Ticket {
+    const breaker = this.#breakers[side];
     const { prompt_tokens, max_tokens } = plan.request;
-    const reserved = this.#ledger.reserve(plan.conversation, this.cost(prompt_tokens, max_tokens, plan));
-    let counted = 0;
-    let cost = 0;
-    try {
-      for await (const piece of cloud.stream(request, signal)) {
-        for (const choice of piece.choices) counted += tokensOf(choice);
-        const { usage } = piece;
-        cost = this.cost(usage?.prompt_tokens ?? prompt_tokens, usage?.completion_tokens ?? counted, plan);
-        yield piece;
-      }
-      breaker.success(pass);
-    } catch (error) {
-      if (error instanceof CloudError) this.#cloudFailed(error, breaker, pass);
-      throw error;
-    } finally {
-      breaker.abandoned(pass);
-      this.#ledger.settle(reserved, today(), cost);
-      this.save();
-    }
+    const most = { prompt_tokens, completion_tokens: max_tokens, total_tokens: prompt_tokens + max_tokens };
+    const reservation = side === "cloud" ? this.#ledger.reserve(plan.conversation, this.price(plan, most)) : null;
+    // A device that rests is asked all the same where only it may answer.
+    return { side, pass: breaker.begin(now()) ?? "request", breaker, reservation, ended: false };
   }
 
-  #cloudFailed(error: CloudError, breaker: Breaker, pass: "request" | "probe"): void {
-    // A cloud that asks for a pause works; it only has too much to do.
-    if (error.retryAfter !== null) breaker.hold(now(), error.retryAfter);
-    else if (error.passing) breaker.failure(now(), pass);
-  }
-
-  #conversation(id: string | null): ConversationState {
-    const known = id === null ? undefined : this.#conversations.get(id);
-    return { ...NO_CONVERSATION, ...known, spent: this.#ledger.spentConversation(id) };
+  #conversation(id: string | null, prompt: number): ConversationState {
+    const memory = id === null ? undefined : this.#memory.get(id);
+    const warm = memory && now() - memory.cloudTime < (this.#cloud?.options.cache_seconds ?? CACHE_SECONDS);
+    return {
+      last_route: memory?.last_route ?? null,
+      cached_device: Math.min(memory?.tokens.device ?? 0, prompt),
+      cached_cloud: warm ? Math.min(memory.tokens.cloud, prompt) : 0,
+      spent: this.#ledger.spentConversation(id),
+    };
   }
 
   #policyNow(): Policy {
@@ -302,13 +299,14 @@ export class Router {
     return target_share === null ? null : Threshold.restored(kept, target_share, difficulty_threshold, calibration);
   }
 
-  #deviceState(): DeviceState {
+  #deviceState(request: RouteRequest): DeviceState {
     const { battery, charging } = this.#hints.read();
-    const rested = this.#deviceBreaker.allows(now());
+    const only = request.private || (request.mode ?? this.#policy.mode) === "device_only";
+    const rests = !only && !this.#breakers.device.allows(now());
     const { prefill_tps, decode_tps } = this.speeds.device;
     return {
-      available: this.#device !== null && rested,
-      why: this.#device === null ? "no model is loaded" : rested ? null : this.#deviceFailure,
+      available: this.#device !== null && !rests,
+      why: this.#device === null ? "no model is loaded" : rests ? "failed lately" : null,
       context: this.#device?.model.contextLength ?? 0,
       free_kv_tokens: this.#free,
       features: this.options.device_features ?? ["logprobs"],
@@ -324,25 +322,35 @@ export class Router {
 
   #cloudState(): CloudState {
     const { online, metered } = this.#hints.read();
-    const cloud = this.#cloud;
-    const offline = cloud !== null && !online && !cloud.local;
+    const { options = null, local = false } = this.#cloud ?? {};
+    const offline = options !== null && !online && !local;
+    const breaker = this.#breakers.cloud;
+    const state = breaker.state(now());
     const { prefill_tps, decode_tps, round_trip } = this.speeds.cloud;
     return {
-      available: cloud !== null && !offline,
-      why: cloud === null ? "no address is set" : offline ? "offline" : null,
-      breaker: this.#breaker.state(now()),
-      retry_after: this.#breaker.retryAfter(now()),
-      context: cloud?.options.context ?? null,
-      features: cloud?.options.features ?? ALL_FEATURES,
+      available: options !== null && !offline,
+      why: options === null ? "no address is set" : offline ? "offline" : null,
+      // Half open with its probe under way: closed to others.
+      breaker: state === "half_open" && !breaker.allows(now()) ? "open" : state,
+      retry_after: breaker.retryAfter(now()),
+      context: options?.context ?? null,
+      features: options?.features ?? ALL_FEATURES,
       round_trip,
       queue_seconds: 0,
       prefill_tps,
       decode_tps,
       metered,
-      price_in: cloud?.options.price_in ?? 0,
-      price_out: cloud?.options.price_out ?? 0,
+      price_in: options?.price_in ?? 0,
+      price_out: options?.price_out ?? 0,
     };
   }
+}
+
+/** The request as if that side were wanted, as far as its mode leaves a choice. */
+function preferring(side: Side, request: RouteRequest, policy: Policy): RouteRequest {
+  const mode = request.mode ?? policy.mode;
+  if (mode === "device_only" || mode === "cloud_only") return request;
+  return { ...request, mode: side === "device" ? "prefer_device" : "prefer_cloud" };
 }
 
 /** Seconds on a clock that only goes forward. */
@@ -350,9 +358,7 @@ function now(): number {
   return performance.now() / 1000;
 }
 
-/** The day at the person's place, for budgets. */
+/** The day that budgets count by (UTC). */
 function today(): string {
-  const date = new Date();
-  const two = (number: number): string => String(number).padStart(2, "0");
-  return `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())}`;
+  return new Date().toISOString().slice(0, 10);
 }
