@@ -29,7 +29,7 @@ $(PYTHON_READY): pyproject.toml hatch_build.py | system
 	@scripts/check_python.sh "$(PYTHON)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet -e ".[build,edge,mlx,server,dev]"
+	$(BIN)/python -m pip install --quiet -e ".[build,edge,mlx,server,ray,dev]"
 	@touch $@
 
 $(NPM_READY): web/package.json web/package-lock.json | system
@@ -40,7 +40,7 @@ $(WEB_READY): $(NPM_READY) $(shell find web/src web/page web/scripts -type f 2>/
 	cd web && npm run build
 	@touch $@
 
-demo: setup ## build the sample model, answer in Python and in headless Chromium
+demo: setup ## build the sample model, answer in Python, in headless Chromium and from the server
 	$(BIN)/python examples/demo.py
 
 lint: setup ## ruff, mypy --strict, tsc, biome
@@ -60,7 +60,7 @@ endif
 
 BENCH_READY := $(VENV)/.bench-ready
 $(BENCH_READY): $(PYTHON_READY)
-	CMAKE_ARGS="$${CMAKE_ARGS:-$$(scripts/llama_cpp_flags.sh)}" $(BIN)/python -m pip install --quiet -e ".[build,edge,mlx,server,dev,bench]"
+	CMAKE_ARGS="$${CMAKE_ARGS:-$$(scripts/llama_cpp_flags.sh)}" $(BIN)/python -m pip install --quiet -e ".[build,edge,mlx,server,ray,dev,bench]"
 	@touch $@
 
 bench: setup $(BENCH_READY) ## the scripts of benchmarks/, one after the other, beside their peers

@@ -1,6 +1,7 @@
-"""`make demo`: from a checkpoint to an answer in Python and in a real browser.
+"""`make demo`: from a checkpoint to an answer in Python, in a real browser, and from the fallback server.
 
-Builds the sample model for cpu and webgpu, asks both the same, prints both answers with their speeds, and ends.
+Builds the sample model for cpu and webgpu, asks both the same, then the server, which runs the checkpoint as it is;
+prints the answers with their speeds, and ends.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode
 
+import httpx
 from playwright.sync_api import sync_playwright
 
 from nearfar.edge_runtime import Engine
@@ -68,18 +70,18 @@ def in_python(artifact: Path, prompt: str, max_tokens: int) -> Answer:
 
 
 @contextmanager
-def page(artifact: Path) -> Iterator[str]:
-    """`nearfar web` in the background; gives the address it names."""
-    command = [*NEARFAR, "web", str(artifact), "--no-open", "--port", "0"]
+def running(*command: object) -> Iterator[str]:
+    """A command of nearfar that serves, in the background; gives the address it names."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+    arguments = [*NEARFAR, *map(str, command)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as server:
         try:
             assert server.stdout is not None
             for line in server.stdout:
                 if address := re.search(r"https?://\S+?/?(?=\s|$)", line):
                     yield address[0].rstrip("/")
                     return
-            raise SystemExit("error: `nearfar web` ended without naming its address")
+            raise SystemExit(f"error: `nearfar {command[0]}` ended without naming its address")
         finally:
             server.terminate()
 
@@ -99,8 +101,17 @@ def in_browser(address: str, prompt: str, max_tokens: int) -> Answer:
     return Answer(text, speed)
 
 
+def from_server(address: str, prompt: str, max_tokens: int) -> Answer:
+    """One chat completion over HTTP, as any OpenAI client asks for it."""
+    body = {"model": "sample-model", "messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens, **SAMPLING}
+    began = time.monotonic()
+    reply = httpx.post(f"{address}/v1/chat/completions", json=body, timeout=120).raise_for_status().json()
+    rate = reply["usage"]["completion_tokens"] / (time.monotonic() - began)
+    return Answer(reply["choices"][0]["message"]["content"], f"{rate:.0f} tokens/s with the prompt")
+
+
 def main() -> None:
-    """Build, answer twice, print."""
+    """Build, answer three times, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompt", default="Tell me a story about the fox.")
     parser.add_argument("--max-tokens", type=int, default=120)
@@ -111,14 +122,17 @@ def main() -> None:
     build(Path("examples/sample-model"), out)
     answers = {"Python, cpu": in_python(out / "cpu", arguments.prompt, arguments.max_tokens)}
     if CHROMIUM:
-        with page(out) as address:
+        with running("web", out, "--no-open", "--port", 0) as address:
             answers["Chromium, webgpu"] = in_browser(address, arguments.prompt, arguments.max_tokens)
+    with running("serve", "examples/sample-model", "--port", 0, "--log-level", "warning") as address:
+        answers["Fallback server, torch, not quantized"] = from_server(address, arguments.prompt, arguments.max_tokens)
     print(f"> {arguments.prompt}\n")
     for name, answer in answers.items():
         print(f"── {name}: {answer.speed}\n{answer.text}\n")
     if not CHROMIUM:
         raise SystemExit("error: no chromium here, so the page was not tried: apt-get install chromium")
-    print(f"Open the page yourself:  .venv/bin/nearfar web {out}")
+    print(f"Open the page yourself:   .venv/bin/nearfar web {out}")
+    print("Start the server:         .venv/bin/nearfar serve examples/sample-model")
 
 
 if __name__ == "__main__":

@@ -15,10 +15,11 @@ from nearfar.edge_runtime.sync import Engine, Loop, Stream
 from nearfar.edge_runtime.types import Logprobs
 from nearfar.errors import RequestError
 from nearfar.routing.device import EngineDevice
+from nearfar.routing.difficulty import score
 from nearfar.routing.endpoint import Endpoint, EndpointSide
 from nearfar.routing.policy import Policy
 from nearfar.routing.request import Hints
-from nearfar.routing.router import Device, Router, default_scorer
+from nearfar.routing.router import Device, Router
 from nearfar.routing.run import Run
 from nearfar.routing.shapes import (
     ChatCompletion,
@@ -59,7 +60,7 @@ class AsyncHybridClient:
             raise RequestError("give the client a device, a cloud, or both", "device")
         self.router = Router(
             _device(device, policy), None if cloud is None else _cloud(cloud, policy), policy,
-            default_scorer() if difficulty == AUTO else difficulty, _path(state), _path(records),
+            score if difficulty == AUTO else difficulty, _path(state), _path(records),
         )  # fmt: skip
         self.chat = _AsyncChat(self.router)
 
@@ -105,7 +106,7 @@ class AsyncCompletions:
         `x_nearfar`: mode, private, conversation, expected_tokens of this request (also inside `extra_body`). RequestError,
         OverloadError (`retry_after`) or EngineError name all reasons where neither side can answer.
         """
-        params = {**params, **(params.pop("extra_body", None) or {})}
+        params |= params.pop("extra_body", None) or {}
         hints = Hints.parse(params.pop("x_nearfar", None))
         plan = await self._router.plan(tuple(messages), params, hints)
         run = Run(self._router, plan, streamed=stream)

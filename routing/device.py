@@ -91,7 +91,9 @@ class EngineDevice:
                     return
                 timeout = self._timeout
                 self._learn(chunk)
-                yield _piece(chunk)
+                piece = _piece(chunk)
+                if piece.useful or piece.usage is not None:
+                    yield piece
         except TimeoutError as error:
             raise SideError(f"the device gave no token for {self._timeout:g} s", "stalled") from error
         except RequestError:

@@ -73,6 +73,12 @@ class Timeouts:
     device_between: float = 30.0
 
 
+_ONE_OF: dict[str, tuple[str | None, ...]] = {
+    "mode": MODES, "budget_unit": ("tokens", "money"), "escalation": ("off", "continue", "restart"),
+    "after_cut": ("device", "cloud"), "shadow": (None, "device", "cloud"),
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Policy:
     """The policy of a hybrid client. Times are seconds; docs/routing.md explains every field.
@@ -114,8 +120,10 @@ class Policy:
     timeouts: Timeouts = Timeouts()
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise RequestError(f"mode must be one of {', '.join(MODES)}, not {self.mode!r}", "mode")
+        for name, allowed in _ONE_OF.items():
+            if getattr(self, name) not in allowed:
+                shown = ", ".join(str(value) for value in allowed)
+                raise RequestError(f"{name} must be one of {shown}, not {getattr(self, name)!r}", name)
         for name in ("difficulty_threshold", "battery_floor", "target_share"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import random
 import secrets
 import time
@@ -20,6 +19,7 @@ from nearfar.routing.breaker import Breaker, Pass
 from nearfar.routing.calibration import Threshold
 from nearfar.routing.decision import cost_of, decide
 from nearfar.routing.device import EngineDevice
+from nearfar.routing.difficulty import messages_to_prompt
 from nearfar.routing.endpoint import EndpointSide
 from nearfar.routing.ledger import Ledger
 from nearfar.routing.policy import Policy
@@ -286,14 +286,7 @@ class Router:
         )  # fmt: skip
 
     def _difficulty(self, messages: tuple[Mapping[str, Any], ...]) -> float | None:
-        return None if self._score is None else min(max(self._score(_prompt(messages)), 0.0), 1.0)
-
-
-def default_scorer() -> Scorer | None:
-    """The difficulty model of the package."""
-    with suppress(ModuleNotFoundError):
-        return importlib.import_module("nearfar.routing.difficulty").score  # type: ignore[no-any-return]
-    return None
+        return None if self._score is None else min(max(self._score(messages_to_prompt(messages)), 0.0), 1.0)
 
 
 async def _endpoint_state(side: EndpointSide) -> DeviceState:
@@ -307,14 +300,6 @@ async def _endpoint_state(side: EndpointSide) -> DeviceState:
         context=context, free_kv_tokens=context, features=side.features, prefill_tps=speeds.prefill_tps,
         decode_tps=speeds.decode_tps,
     )  # fmt: skip
-
-
-def _prompt(messages: tuple[Mapping[str, Any], ...]) -> str:
-    """What the difficulty model reads."""
-    with suppress(ModuleNotFoundError, AttributeError):
-        return str(importlib.import_module("nearfar.routing.difficulty").messages_to_prompt(list(messages)))
-    last = next((message for message in reversed(messages) if message.get("role") == "user"), messages[-1])
-    return str(last.get("content") or "")
 
 
 def _refusal(decision: Decision) -> NearfarError:

@@ -17,7 +17,8 @@ body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(
   margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.4rem; margin-bottom: 0 } p { margin: .3rem 0; color: var(--dim) }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 1.2rem; margin: 1.5rem 0 }
-.scroll { overflow-x: auto } table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100% }
+.scroll { overflow-x: auto } table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100%;
+  font-size: .87em }
 th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid var(--rule); white-space: nowrap }
 th:first-child, td:first-child { text-align: left }
 svg { width: 100% } svg text { fill: var(--ink); font-size: 12px } svg .title { font-weight: 600; font-size: 13px }

@@ -116,7 +116,7 @@ async def _torch(source: str, options: EngineOptions) -> Backend:
         raise RequestError(f"--engine torch needs {error.name}: pip install 'nearfar[server]'") from error
     given = {
         "device": options.device, "dtype": options.dtype, "threads": options.threads,
-        "max_waiting": options.max_waiting, "max_running": options.max_running,
+        "max_waiting": options.max_waiting, "max_running": options.max_running, "grammar_seconds": options.grammar_timeout,
         "cache_bytes": parse_size(options.kv_memory) if options.kv_memory else None,
     }  # fmt: skip
     settings = chosen.TorchOptions(**{name: value for name, value in given.items() if value is not None})

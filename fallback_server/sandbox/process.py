@@ -16,7 +16,7 @@ Job = dict[str, Any]
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """A kind of child. `module` is run with `settings` as JSON; times are seconds.
+    """A kind of child. `module` is run with `settings` as JSON; times are seconds. At most `count` run, started when needed.
 
     `start_timeout` covers imports and loading; `waiting` bounds the jobs that wait for a free child.
     """
@@ -38,7 +38,7 @@ class ChildPool:
         self.spec = spec
         self.kills = 0
         self._children = [_Child(spec) for _ in range(spec.count)]
-        self._free: asyncio.Queue[_Child] = asyncio.Queue()
+        self._free: asyncio.LifoQueue[_Child] = asyncio.LifoQueue()  # those that run already first
         for child in self._children:
             self._free.put_nowait(child)
         self._waiting = 0

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from nearfar.errors import CheckpointError, DeviceError, EngineError, NearfarError, OverloadError, RequestError
-from nearfar.fallback_server.backend import BackendInfo, BackendStats, Sampling, TokenEvent, TokenRequest
+from nearfar.fallback_server.backend import BackendInfo, BackendStats, Grammar, Sampling, TokenEvent, TokenRequest
+from nearfar.fallback_server.grammars import GrammarService
 from nearfar.fallback_server.token_stream import EventStream
 from nearfar.fallback_server.torch_engine.messages import (
     Cancel,
@@ -39,6 +40,8 @@ class TokenStream(EventStream):
     def __init__(self, backend: TorchBackend, request: TokenRequest) -> None:
         super().__init__()
         self.request = request
+        self.message: Submit | None = None  # None while its grammar is being compiled
+        self.compiling: asyncio.Task[None] | None = None
         self.started = False  # it has been part of a step
         self.emitted = False
         self.deaths = 0  # engines that died with it under way
@@ -80,6 +83,7 @@ class TorchBackend:
         self.options = options
         self._path = path
         self._worker: WorkerProcess | None = worker
+        self._grammars = GrammarService(path, worker.info.vocab_size, worker.info.eos_token_ids, timeout=options.grammar_seconds)
         self._streams: dict[str, TokenStream] = {}
         self._embeds: dict[str, _EmbedJob] = {}
         self._counters = Counters()
@@ -126,7 +130,10 @@ class TorchBackend:
         stream = self._streams.pop(request_id, None)
         if stream is not None:
             stream.put(TokenEvent(None, "abort"))
-            self._send(Cancel(request_id))
+            if stream.compiling is not None:
+                stream.compiling.cancel()
+            if stream.message is not None:
+                self._send(Cancel(request_id))
 
     async def embed(self, tokens: Sequence[Sequence[int]], pooling: Literal["mean", "last"]) -> list[list[float]]:
         """One vector a sequence: the mean of the last hidden states, or the last one. Not normalized."""
@@ -185,15 +192,37 @@ class TorchBackend:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        compiling = [stream.compiling for stream in self._streams.values() if stream.compiling is not None]
         self._fail_all(EngineError("the engine was shut down with the request under way"))
+        for compiled in compiling:
+            compiled.cancel()
+        await asyncio.gather(*compiling, return_exceptions=True)
+        await self._grammars.close()
         if self._worker is not None:
             await self._worker.stop()
             self._worker = None
 
     def _submit(self, request: TokenRequest) -> TokenStream:
         stream = self._streams[request.id] = TokenStream(self, request)
-        self._send(Submit(request))
+        if request.grammar is None:
+            stream.message = Submit(request)
+            self._send(stream.message)
+        else:
+            stream.compiling = asyncio.create_task(self._compile(stream, request.grammar))
         return stream
+
+    async def _compile(self, stream: TokenStream, grammar: Grammar) -> None:
+        """Send a request once its grammar is compiled."""
+        try:
+            stream.message = Submit(stream.request, await self._grammars.compiled(grammar))
+        except NearfarError as error:
+            self._put(stream.request.id, error)
+        except Exception as error:  # a mistake of ours must not leave the reader waiting
+            self._put(stream.request.id, EngineError(f"the grammar could not be compiled: {error!r}"))
+        else:
+            self._send(stream.message)
+        finally:
+            stream.compiling = None
 
     def _send(self, message: Submit | Cancel | Embed) -> None:
         if self._worker is not None:  # else it is sent again when there is one
@@ -298,7 +327,8 @@ class TorchBackend:
         self._restarts += 1
         self._worker = worker
         for stream in self._streams.values():
-            worker.send(Submit(stream.request))
+            if stream.message is not None:
+                worker.send(stream.message)
         for job in self._embeds.values():
             worker.send(job.message)
         return worker

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,11 +14,12 @@ import xgrammar
 
 from nearfar.edge_runtime.cache import SequenceTable
 from nearfar.errors import RequestError
-from nearfar.fallback_server.backend import BackendInfo, FinishReason, Logprob, TokenEvent, TokenRequest
+from nearfar.fallback_server.backend import BackendInfo, FinishReason, Grammar, Logprob, TokenEvent, TokenRequest
+from nearfar.fallback_server.grammars import CompiledGrammars
 from nearfar.fallback_server.torch_engine import sampling
 from nearfar.fallback_server.torch_engine.cache import Batch, KVCache, build_batch
-from nearfar.fallback_server.torch_engine.grammar import GrammarCompiler, Matcher
 from nearfar.fallback_server.torch_engine.graphs import DecodeGraphs
+from nearfar.fallback_server.torch_engine.matcher import Matcher
 from nearfar.fallback_server.torch_engine.messages import (
     BEAT,
     Beat,
@@ -41,8 +43,8 @@ PromptLogprobs = list[tuple[Logprob, tuple[Logprob, ...]] | None]
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """From the grammar compiler: a request's grammar is ready, or wrong."""
+class Loaded:
+    """A request's grammar has been read, in a thread beside the engine's, or cannot be used."""
 
     id: str
     result: xgrammar.CompiledGrammar | RequestError
@@ -72,7 +74,7 @@ class Engine:
         path: Path,
         options: TorchOptions,
         emit: Callable[[FromWorker], None],
-        post: Callable[[Compiled], None],
+        post: Callable[[Loaded], None],
     ) -> None:
         self.model = model
         self.cache = cache
@@ -84,8 +86,9 @@ class Engine:
         budget = max(options.token_budget or BUDGET[model.device.type], options.max_running)
         table = SequenceTable(cache.pages, cache.page_size, options.max_running)
         self.scheduler = Scheduler(table, Limits(options.max_running, budget, options.ageing))
-        self._grammars = GrammarCompiler(path, model.facts.vocab_size, options)
-        self._compiling: dict[str, Active] = {}
+        self._grammars = CompiledGrammars(path, model.facts.vocab_size, model.facts.eos_token_ids)
+        self._loader = ThreadPoolExecutor(1, "grammars")
+        self._loading: dict[str, Active] = {}
         self._active: dict[str, Active] = {}
         self._embeds: deque[Embed] = deque()
         self._generated = self._prompted = self._steps = 0
@@ -110,7 +113,7 @@ class Engine:
         scheduler = self.scheduler
         return Counters(
             len(scheduler.running),
-            len(scheduler.waiting) + len(self._compiling),
+            len(scheduler.waiting) + len(self._loading),
             1.0 - scheduler.table.available / self.cache.pages,
             scheduler.prefix_hits,
             scheduler.prefix_queries,
@@ -120,17 +123,17 @@ class Engine:
             self._steps,
         )
 
-    def handle(self, message: Submit | Cancel | Embed | Compiled) -> None:
+    def handle(self, message: Submit | Cancel | Embed | Loaded) -> None:
         """Take a message in; nothing is computed yet."""
         match message:
-            case Submit(request):
-                self._submit(request)
+            case Submit(request, grammar):
+                self._submit(request, grammar)
             case Cancel(request_id):
                 self._cancel(request_id)
             case Embed():
                 self._embeds.append(message)
-            case Compiled(request_id, result):
-                self._compiled(request_id, result)
+            case Loaded(request_id, result):
+                self._loaded(request_id, result)
 
     def turn(self) -> None:
         """One step, and one sequence to embed."""
@@ -150,13 +153,13 @@ class Engine:
 
     def close(self) -> None:
         """Stop what runs beside the engine."""
-        self._grammars.close()
+        self._loader.shutdown(wait=False, cancel_futures=True)
 
     def _say(self, message: FromWorker) -> None:
         self._last_word = time.monotonic()
         self._emit(message)
 
-    def _submit(self, request: TokenRequest) -> None:
+    def _submit(self, request: TokenRequest, grammar: str | None) -> None:
         assert request.sampling.seed is not None
         work = Work(
             request.id,
@@ -176,14 +179,23 @@ class Engine:
             logprobs=request.logprobs,
         )
         active = Active(request, work, state, min(len(request.tokens) + request.max_tokens, self.info.context_length))
-        if request.grammar is None:
+        if request.grammar is None or grammar is None:
             self._begin(active)
         else:
-            self._compiling[request.id] = active
-            self._grammars.compile(request.grammar, lambda result: self._post(Compiled(request.id, result)))
+            self._loading[request.id] = active
+            self._loader.submit(self._load, request.id, request.grammar, grammar)
 
-    def _compiled(self, request_id: str, result: xgrammar.CompiledGrammar | RequestError) -> None:
-        active = self._compiling.pop(request_id, None)
+    def _load(self, request_id: str, grammar: Grammar, compiled: str) -> None:
+        """In the loader's thread: a large grammar takes longer to read than a step may wait."""
+        try:
+            self._post(Loaded(request_id, self._grammars.load(grammar, compiled)))
+        except RequestError as error:
+            self._post(Loaded(request_id, error))
+        except Exception as error:  # a mistake of ours must not leave the request waiting
+            self._post(Loaded(request_id, RequestError(f"the grammar cannot be read: {error!r}", "response_format")))
+
+    def _loaded(self, request_id: str, result: xgrammar.CompiledGrammar | RequestError) -> None:
+        active = self._loading.pop(request_id, None)
         if active is None:
             return  # cancelled meanwhile
         if not isinstance(result, RequestError):
@@ -201,7 +213,7 @@ class Engine:
         self.scheduler.add(active.work)
 
     def _cancel(self, request_id: str) -> None:
-        self._compiling.pop(request_id, None)
+        self._loading.pop(request_id, None)
         active = self._active.pop(request_id, None)
         if active is not None:
             self.scheduler.remove(active.work)

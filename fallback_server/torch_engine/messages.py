@@ -31,9 +31,10 @@ class Start:
 
 @dataclass(frozen=True)
 class Submit:
-    """A checked request; its sampling has a seed."""
+    """A checked request; its sampling has a seed. `grammar`: its grammar as GrammarService compiled it."""
 
     request: TokenRequest
+    grammar: str | None = None
 
 
 @dataclass(frozen=True)

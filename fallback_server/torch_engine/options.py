@@ -31,9 +31,8 @@ class TorchOptions:
     ageing: float = 10.0  # waiting this long is worth one step of priority
     native: bool = True  # on a CPU: compile the decode kernel where there is a C++ compiler
     cuda_graphs: bool = True
-    grammar_seconds: float = 10.0  # to compile one grammar
+    grammar_seconds: float = 5.0  # to compile one grammar
     grammar_chars: int = 65_536  # of one grammar's text
-    grammar_memory: int = 2 << 30  # bytes of address space beyond what the compiler starts with
     start_seconds: float = 600.0  # until a started worker must be ready
     hang_seconds: float = 5.0  # without progress while there is work
     alive_seconds: float = 5.0  # how old a token may be that proves life, and how long a probe may take

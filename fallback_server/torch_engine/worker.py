@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from nearfar.errors import CheckpointError, DeviceError
-from nearfar.fallback_server.torch_engine.engine import Compiled, Engine
+from nearfar.fallback_server.torch_engine.engine import Engine, Loaded
 from nearfar.fallback_server.torch_engine.messages import (
     BEAT,
     FromWorker,
@@ -38,7 +38,7 @@ def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     start = receive(connection)
     assert isinstance(start, Start)
-    inbox: queue.SimpleQueue[ToWorker | Compiled] = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[ToWorker | Loaded] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(connection, inbox), daemon=True).start()
     options = start.options
     if options.threads is not None:
@@ -65,7 +65,7 @@ def main() -> None:
     engine.close()
 
 
-def _take_in(engine: Engine, inbox: queue.SimpleQueue[ToWorker | Compiled]) -> bool:
+def _take_in(engine: Engine, inbox: queue.SimpleQueue[ToWorker | Loaded]) -> bool:
     """Handle what has arrived, waiting for the next while there is nothing to compute. False: it is time to end."""
     while True:
         try:
@@ -78,7 +78,7 @@ def _take_in(engine: Engine, inbox: queue.SimpleQueue[ToWorker | Compiled]) -> b
         engine.handle(message)
 
 
-def _read(connection: socket.socket, inbox: queue.SimpleQueue[ToWorker | Compiled]) -> None:
+def _read(connection: socket.socket, inbox: queue.SimpleQueue[ToWorker | Loaded]) -> None:
     while (message := receive(connection)) is not None:
         inbox.put(message)
     os._exit(0)  # the parent is gone: nobody waits for what is under way, not even for this step

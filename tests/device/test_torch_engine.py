@@ -212,16 +212,11 @@ def test_grammars_beside_free_text(stories: Path) -> None:
         "regex": Grammar("regex", r"[0-9]{3}-[a-f]{2}"),
         "ebnf": Grammar("ebnf", 'root ::= "yes" | "no"'),
     }
-    bad = {
-        "bad-schema": Grammar("json_schema", '{"type": 3}'),
-        "bad-regex": Grammar("regex", "(["),
-        "bad-ebnf": Grammar("ebnf", "root ::= other"),
-    }
     rig = Rig(stories)
     ends = frozenset({2})
     requests = [
         TokenRequest(name, (1,), 450, Sampling(seed=3), grammar=grammar, stop_token_ids=ends, logprobs=1)
-        for name, grammar in (kinds | bad).items()
+        for name, grammar in kinds.items()
     ]
     for request in requests:
         rig.submit(request)
@@ -238,9 +233,6 @@ def test_grammars_beside_free_text(stories: Path) -> None:
     assert 0 <= answer["age"] <= 99
     assert len(text["regex"]) == len(text["no-end"]) == 6
     assert text["ebnf"] in ("yes", "no")
-    for name in bad:
-        with pytest.raises(RequestError, match="grammar"):
-            rig.events(name)
     assert [event.token for event in rig.events("free")] == Rig(stories).tokens([free])[0]
     rig.assert_empty()
 

@@ -9,13 +9,15 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from nearfar.errors import CheckpointError, EngineError, OverloadError, RequestError
-from nearfar.fallback_server.backend import Sampling, TokenRequest
+from nearfar.fallback_server.backend import Grammar, Sampling, TokenRequest
 from nearfar.fallback_server.torch_engine import TorchBackend, TorchOptions
 from tests.shared_data import shared_data
 from tests.support.torch_rig import GREEDY, Rig
@@ -53,6 +55,7 @@ async def test_a_life_with_deaths(stories: Path) -> None:
         await _killed(backend, want)
         await _hung(backend, want)
         await _closed_streams(backend, want)
+        await _grammars(backend, want)
         assert backend.stats().restarts == 2
         await _drained(backend, want)
     finally:
@@ -61,6 +64,23 @@ async def test_a_life_with_deaths(stories: Path) -> None:
         backend.submit(request("late"))
     assert psutil.Process().num_fds() <= files
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def _grammars(backend: TorchBackend, want: list[int | None]) -> None:
+    """Compiled beside the engine: right ones are followed, wrong ones refused, one that is left costs nobody anything."""
+    await backend.submit(with_grammar("left", "regex", "a{1,9}")).aclose()
+    free = asyncio.create_task(tokens(backend, request("free")))
+    digits = await tokens(backend, with_grammar("digits", "regex", "[0-9]{3}"))
+    assert digits[-1] == 2
+    assert len(digits) <= 5
+    for kind, text in {"json_schema": '{"type": 3}', "regex": "([", "ebnf": "root ::= other"}.items():
+        with pytest.raises(RequestError, match="cannot be compiled"):
+            await tokens(backend, with_grammar("bad", kind, text))
+    assert await free == want
+
+
+def with_grammar(name: str, kind: Any, text: str) -> TokenRequest:
+    return replace(request(name), grammar=Grammar(kind, text), stop_token_ids=frozenset({2}))
 
 
 async def _killed(backend: TorchBackend, want: list[int | None]) -> None:

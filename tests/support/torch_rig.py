@@ -10,7 +10,8 @@ from typing import Any
 
 from nearfar.errors import RequestError
 from nearfar.fallback_server.backend import Sampling, TokenEvent, TokenRequest
-from nearfar.fallback_server.torch_engine.engine import Compiled, Engine
+from nearfar.fallback_server.grammars.compiled import compiler, vocabulary
+from nearfar.fallback_server.torch_engine.engine import Engine, Loaded
 from nearfar.fallback_server.torch_engine.messages import FromWorker, Refused, Stepped, Submit
 from nearfar.fallback_server.torch_engine.model import PagedModel, load_model, make_cache
 from nearfar.fallback_server.torch_engine.options import TorchOptions
@@ -35,13 +36,17 @@ class Rig:
             probe = make_cache(loaded, self.options)
             page_bytes = sum(t[0].nbytes for t in (*probe.keys, *probe.values))
             self.options = TorchOptions(device="cpu", cache_bytes=pages * page_bytes, **options)
+        facts = loaded.facts
+        self.compile = functools.cache(lambda: compiler(vocabulary(path, facts.vocab_size, facts.eos_token_ids)))
         self.said: list[FromWorker] = []
-        self.inbox: queue.SimpleQueue[Compiled] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[Loaded] = queue.SimpleQueue()
         self.engine = Engine(loaded, make_cache(loaded, self.options), path, self.options, self.said.append, self.inbox.put)
 
     def submit(self, request: TokenRequest) -> None:
-        """Check and queue a request."""
-        self.engine.handle(Submit(checked(request, self.engine.info, self.options)))
+        """Check and queue a request, its grammar compiled."""
+        request = checked(request, self.engine.info, self.options)
+        grammar = self.compile()(request.grammar).serialize_json() if request.grammar is not None else None
+        self.engine.handle(Submit(request, grammar))
 
     def events(self, request_id: str) -> list[TokenEvent]:
         """What has been said of a request; raises what it was refused with."""
@@ -58,7 +63,7 @@ class Rig:
         for request in requests:
             self.submit(request)
         for _ in range(20_000):
-            while self.engine.counters.waiting and not self.engine.busy:  # a grammar is being compiled
+            while self.engine.counters.waiting and not self.engine.busy:  # a grammar is being read
                 self.engine.handle(self.inbox.get(timeout=60))
             if not self.engine.busy:
                 break
@@ -74,4 +79,4 @@ class Rig:
         assert not self.engine.busy
         assert not any(self.engine.scheduler.table.allocator.refs)
         assert not self.engine._active
-        assert not self.engine._compiling
+        assert not self.engine._loading

@@ -66,6 +66,21 @@ async def test_the_stream_gives_the_same_text(engine: AsyncEngine) -> None:
     assert len({chunk.id for chunk in chunks}) == 1
 
 
+async def test_a_begun_answer_is_continued(engine: AsyncEngine) -> None:
+    """Its text goes on exactly; words and blanks only, for then a text has one reading in tokens."""
+    letters = {token for char, token in tiny.tokenizer().get_vocab().items() if char in "abcdefghijklmnopqrstuvwxyzĠ"}
+    greedy: dict[str, Any] = {
+        "temperature": 0, "repetition_penalty": 1.3, "logit_bias": {token: -100 for token in range(261) if token not in letters},
+    }  # fmt: skip
+    whole = (await engine.chat.completions.create(HELLO, max_tokens=24, **greedy)).choices[0].message.content
+    for cut in (1, 7, 23):
+        begun = [*HELLO, {"role": "assistant", "content": whole[:cut]}]
+        rest = await engine.chat.completions.create(begun, max_tokens=24 - cut, continue_final_message=True, **greedy)
+        assert rest.choices[0].message.content == whole[cut:]
+    with pytest.raises(RequestError, match="role assistant"):
+        await engine.chat.completions.create(HELLO, continue_final_message=True)
+
+
 async def test_a_second_turn_reports_cached_tokens(engine: AsyncEngine) -> None:
     question = [{"role": "user", "content": "What is it that I am asking you?"}]
     first = await engine.chat.completions.create(question, max_tokens=30, temperature=0, logit_bias={257: -100})

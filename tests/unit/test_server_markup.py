@@ -127,7 +127,7 @@ def test_choices_of_tools() -> None:
 
 def test_grammars_of_calls() -> None:
     xgrammar = pytest.importorskip("xgrammar")
-    from nearfar.fallback_server.grammars import compiler
+    from nearfar.fallback_server.grammars.compiled import compiler
 
     info = xgrammar.TokenizerInfo([bytes([b]) for b in range(256)] + [b""], vocab_size=257, stop_token_ids=[256])
     compile_grammar = compiler(info)

@@ -113,6 +113,18 @@ def test_chat_template() -> None:
     assert codec.encode_chat(messages)[:2] == [256, 259]
 
 
+@pytest.mark.parametrize("content", ["", "e", "d", "<", "end", "Hi ", "Hi there"])
+def test_a_message_is_continued_where_it_ends(content: str) -> None:
+    """Also one that is so short that the template's own words hold it, or ends in a blank that the template strips."""
+    messages = [{"role": "user", "content": "Hi end"}, {"role": "assistant", "content": content}]
+    assert tiny_codec().render_chat(messages, continue_last=True) == f"<|bos|><|user|>Hi end<|end|><|assistant|>{content}"
+    strips = TextCodec(tiny.tokenizer(), {}, "{% for m in messages %}[{{ m['content'] | trim }}]{% endfor %}", None)
+    assert strips.render_chat(messages, continue_last=True) == f"[Hi end][{content}"
+    drops = TextCodec(tiny.tokenizer(), {}, "{{ messages[0]['content'] }}", None)
+    with pytest.raises(RequestError, match="leaves out the last message"):
+        drops.render_chat(messages, continue_last=True)
+
+
 def test_template_helpers() -> None:
     template = (
         "{%- for m in messages %}\n{%- if m.role == 'x' %}{{ raise_exception('no x') }}{% endif %}\n"

@@ -26,6 +26,7 @@ COMMANDS = {
     "keys": "Add an API key to a keys file.",
     "top": "Watch a running server.",
     "bench": "Measure: load on a server.",
+    "route": "Device or cloud: how hard prompts are, what was decided.",
     "synth": "Write a checkpoint of a published shape with random weights.",
 }
 

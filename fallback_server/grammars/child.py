@@ -1,22 +1,19 @@
-"""Compiles grammars for a vocabulary. Run as a child of the server."""
+"""The process that compiles grammars for a vocabulary."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from nearfar.edge_runtime.text import TextCodec
 from nearfar.errors import RequestError
 from nearfar.fallback_server.backend import Grammar
-from nearfar.fallback_server.engines.markup import VISIBLE
-from nearfar.fallback_server.grammars import compiler, vocabulary
+from nearfar.fallback_server.grammars.compiled import compiler, vocabulary
 from nearfar.fallback_server.sandbox.child import Handler, serve
 
 
 def open_handler(settings: dict[str, Any]) -> Handler:
     """Load the vocabulary. Settings: directory, vocab_size, eos (ids), compiled_bytes (the limit of an answer)."""
-    codec = TextCodec.open_directory(Path(settings["directory"]), None, VISIBLE)
-    compile_grammar = compiler(vocabulary(codec, settings["vocab_size"], settings["eos"]))
+    compile_grammar = compiler(vocabulary(Path(settings["directory"]), settings["vocab_size"], settings["eos"]))
 
     def handle(job: dict[str, Any]) -> dict[str, Any]:
         compiled = compile_grammar(Grammar(job["kind"], job["text"])).serialize_json()

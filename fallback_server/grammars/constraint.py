@@ -1,0 +1,62 @@
+"""A grammar while an answer is sampled by the edge runtime."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+log = logging.getLogger(__name__)
+
+
+class TokenConstraint:
+    """Which tokens a request may take: those of its grammar, and no end token before `min_tokens`.
+
+    It never raises: the engine's loop serves other requests too. For the same reason a grammar whose matcher takes
+    more than STEP_SECONDS of processor time for a token ends its request; ambiguous grammars get slower with each.
+    """
+
+    STEP_SECONDS = 0.1
+
+    def __init__(self, matcher: Any | None, vocab_size: int, held: frozenset[int], min_tokens: int) -> None:
+        self._matcher = matcher
+        self._words = (vocab_size + 31) // 32
+        self._held = sorted(token for token in held if token < vocab_size)
+        self._min = min_tokens
+        self._count = 0
+        self._failed = False
+
+    def allowed(self) -> npt.NDArray[Any]:
+        """uint32 [(vocab_size+31)//32]."""
+        row = np.full((1, self._words), -1, np.int32)
+        if self._matcher is not None and not self._failed:
+            self._timed(lambda matcher: matcher.is_terminated() or matcher.fill_next_token_bitmask(row))
+        words: npt.NDArray[np.uint32] = row.view(np.uint32)[0]
+        if self._count < self._min:
+            for token in self._held:
+                words[token // 32] &= np.uint32(0xFFFFFFFF ^ (1 << token % 32))
+        return words
+
+    def accept(self, token: int) -> bool:
+        """Move on by a token."""
+        self._count += 1
+        if self._matcher is None:
+            return True
+        taken = self._timed(lambda matcher: matcher.is_terminated() or matcher.accept_token(token))
+        return taken and not self._failed
+
+    def _timed(self, call: Callable[[Any], Any]) -> bool:
+        start = time.thread_time()
+        try:
+            done = bool(call(self._matcher))
+        except RuntimeError as error:
+            log.warning("a grammar matcher failed: %s", error)
+            done, self._failed = False, True
+        if time.thread_time() - start > self.STEP_SECONDS:
+            log.warning("a grammar takes too long to follow, and its request ends")
+            self._failed = True
+        return done

@@ -1,0 +1,20 @@
+"""`nearfar route`: tools around the decision between device and cloud. One file a sub-command."""
+
+from __future__ import annotations
+
+import typer
+
+from nearfar.cli.route_log import log
+
+route = typer.Typer(
+    help="Device or cloud: how hard prompts are, what was decided.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+)
+route.command()(log)
+
+
+@route.callback()
+def _group() -> None:
+    """Keeps sub-commands sub-commands, also while there is one."""

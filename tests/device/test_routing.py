@@ -1,0 +1,174 @@
+"""The hybrid client with the CPU artifact of the sample as device and `nearfar`'s own server as cloud, on this machine.
+
+Both run the same weights, so a greedy answer is one text, whoever gives which part of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nearfar.edge_runtime import Engine
+from nearfar.errors import ArtifactError, DeviceError, EngineError, RequestError
+from nearfar.fallback_server.engines.local import TextOptions
+from nearfar.fallback_server.engines.opening import EngineOptions, open_engine
+from nearfar.routing import Endpoint, HybridClient, Policy
+from nearfar.routing.policy import MonitorOptions, RetryOptions
+from nearfar.routing.shapes import Provenance
+from tests.support.artifacts import Built
+from tests.support.paths import ROOT
+from tests.support.proxy import Proxy
+from tests.support.servers import RunningServer
+
+ASK: list[Any] = [{"role": "user", "content": "Tell me about the fox."}]
+GREEDY: dict[str, Any] = {"max_tokens": 40, "temperature": 0}
+POLICY = Policy(retry=RetryOptions(base=0.01))
+
+
+def difficulty(prompt: str) -> float:
+    return 0.9 if "Prove" in prompt else 0.1
+
+
+@pytest.fixture(scope="module")
+def artifact(built: Built) -> Path:
+    return built.of(ROOT / "examples" / "sample-model", "q4") / "cpu"
+
+
+@pytest.fixture(scope="module")
+def device(artifact: Path) -> Iterator[Engine]:
+    tokens = json.loads((artifact / "manifest.json").read_text())["memory"]["kv_bytes_per_token"]["f32"]
+    with Engine.load(artifact, threads=1, kv_memory=256 * tokens) as engine:  # a small device
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def server(artifact: Path) -> Iterator[RunningServer]:
+    options = EngineOptions(threads=1, kv_memory="32MB", text=replace(TextOptions(), text_processes=1, template_timeout=10))
+    made = RunningServer(lambda: open_engine([str(artifact)], "artifact", options))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def cloud(server: RunningServer) -> Iterator[Proxy]:
+    made = Proxy(server.port)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def expected(device: Engine) -> str:
+    """The answer without any trouble."""
+    return device.chat.completions.create(ASK, **GREEDY).choices[0].message.content
+
+
+def ask(client: HybridClient, messages: list[Any] = ASK, **more: Any) -> tuple[str, Provenance]:
+    chunks = list(client.chat.completions.create(messages, stream=True, **{**GREEDY, **more}))
+    told = [chunk.x_nearfar for chunk in chunks if chunk.x_nearfar is not None]
+    return "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices), told[-1]
+
+
+def codes(told: Provenance) -> list[str]:
+    return [reason.code for reason in told.reasons]
+
+
+def lose_after(engine: Engine, tokens: int) -> None:
+    """The device fails once, so many steps from now."""
+    executor: Any = engine.asynchronous.core.executor
+    run, left = executor.run, 2 * tokens
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            executor.run = run
+            raise DeviceError("device lost")
+        return run(*args, **kwargs)
+
+    executor.run = failing
+
+
+def test_easy_stays_long_goes_hard_goes(device: Engine, cloud: Proxy, expected: str) -> None:
+    with HybridClient(device=device, cloud=cloud.address, policy=POLICY, difficulty=difficulty) as client:
+        text, told = ask(client)
+        assert (text, told.route, cloud.connections) == (expected, "device", 0)
+        _, told = ask(client, [{"role": "user", "content": "Prove it."}])
+        assert (told.route, codes(told)) == ("cloud", ["hard"])
+        text, told = ask(client, [{"role": "user", "content": "Tell me about the fox and the crow. " * 25}])
+        assert (told.route, codes(told)) == ("cloud", ["context", "kv_memory"])
+        assert text
+
+
+def test_the_server_is_stopped_and_answers_go_on_here(device: Engine, cloud: Proxy, expected: str) -> None:
+    with HybridClient(device=device, cloud=cloud.address, policy=replace(POLICY, mode="prefer_cloud")) as client:
+        text, told = ask(client)
+        assert (text, told.route, told.degraded) == (expected, "cloud", False)
+        cloud.down = True
+        for _ in range(4):
+            text, told = ask(client)
+            assert (text, told.route, told.degraded) == (expected, "device", True)
+        assert codes(told) == ["preferred", "breaker_open"]
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 6, 25])
+def test_the_device_is_lost_in_mid_stream_and_the_text_is_whole(
+    device: Engine, cloud: Proxy, expected: str, tokens: int
+) -> None:
+    with HybridClient(device=device, cloud=cloud.address, policy=POLICY, difficulty=difficulty) as client:
+        lose_after(device, tokens)
+        text, told = ask(client)
+        assert (text, told.route, told.degraded) == (expected, "cloud", False)
+        assert ask(client, x_nearfar={"mode": "device_only"})[0] == expected, "the device works again"
+
+
+@pytest.mark.parametrize("after_cut", ["device", "cloud"])
+@pytest.mark.parametrize("size", [1800, 3000, 6000])
+def test_the_cloud_is_cut_in_mid_stream_and_the_text_is_whole(
+    device: Engine, cloud: Proxy, expected: str, size: int, after_cut: Any
+) -> None:
+    policy = replace(POLICY, mode="prefer_cloud", after_cut=after_cut)
+    with HybridClient(device=device, cloud=cloud.address, policy=policy) as client:
+        cloud.cut_after = size
+        text, told = ask(client)
+        assert cloud.cut_after is None, "the cut must happen"
+        assert (text, told.route, told.path[0]) == (expected, after_cut, "cloud")
+        assert codes(told) == ["preferred", "cut"]
+
+
+def test_private_never_connects(device: Engine, cloud: Proxy, expected: str) -> None:
+    policy = replace(POLICY, mode="prefer_cloud", escalation="continue", monitor=MonitorOptions(logprob=-1e-6, min_tokens=2))
+    private = {"x_nearfar": {"private": True}}
+    with HybridClient(device=device, cloud=cloud.address, policy=policy) as client:
+        text, told = ask(client, **private)
+        assert (text, codes(told)) == (expected, ["private"])
+        lose_after(device, 5)
+        with pytest.raises(EngineError, match="device lost"):
+            ask(client, **private)
+        with pytest.raises(RequestError, match="private"):
+            ask(client, [{"role": "user", "content": "fox " * 500}], **private)
+    assert cloud.connections == 0
+
+
+def test_low_confidence_escalates_and_the_text_is_whole(device: Engine, cloud: Proxy, expected: str) -> None:
+    monitor = MonitorOptions(window=4, min_tokens=8, logprob=-0.05)
+    with HybridClient(device=device, cloud=cloud.address, policy=replace(POLICY, escalation="continue", monitor=monitor)) as client:
+        text, told = ask(client)
+        assert (text, told.path, codes(told)[-1]) == (expected, ["device", "cloud"], "low_logprob")
+
+
+def test_an_artifact_is_loaded_when_it_is_needed_and_its_speed_is_kept(artifact: Path, tmp_path: Path, expected: str) -> None:
+    state = tmp_path / "state.json"
+    with HybridClient(device=artifact, state=state) as client:
+        answer = client.chat.completions.create(ASK, **GREEDY)
+        assert (answer.choices[0].message.content, answer.x_nearfar.route) == (expected, "device")
+    assert json.loads(state.read_text())["speeds"]["device"]["decode_tps"] > 0
+    with HybridClient(device=tmp_path / "nothing") as client, pytest.raises(ArtifactError, match="does not exist"):
+        client.chat.completions.create(ASK, **GREEDY)
+    nobody = Endpoint("http://127.0.0.1:9", model="none")
+    with HybridClient(cloud=nobody, policy=POLICY) as client, pytest.raises(EngineError, match="ConnectError"):
+        client.chat.completions.create(ASK, **GREEDY)

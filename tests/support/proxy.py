@@ -1,0 +1,71 @@
+"""A TCP proxy that a test can cut: what the network does to a server's answers."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from contextlib import suppress
+
+
+class Proxy:
+    """Forwards connections to a port; counts them; cuts an answer after so many of its bytes (once)."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self.connections = 0
+        self.cut_after: int | None = None
+        self.down = False
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._socket.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._socket.accept()
+                self.connections += 1
+                if self.down:
+                    _abort(client)
+                    continue
+                try:
+                    server = socket.create_connection(("127.0.0.1", self._target))
+                except OSError:
+                    _abort(client)
+                    continue
+                threading.Thread(target=self._pump, args=(client, server, False), daemon=True).start()
+                threading.Thread(target=self._pump, args=(server, client, True), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket, answer: bool) -> None:
+        passed = 0
+        with suppress(OSError):
+            while data := source.recv(512):
+                passed += len(data)
+                if answer and self.cut_after is not None and passed >= self.cut_after:
+                    self.cut_after = None
+                    time.sleep(0.2)  # what was sent before arrives first: the reset would throw it away
+                    _abort(sink)
+                    break
+                sink.sendall(data)
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+
+def _abort(connection: socket.socket) -> None:
+    """Reset the connection, as a crash or a lost network does."""
+    with suppress(OSError):  # whoever still reads from it is woken first: until then the kernel keeps it open
+        connection.shutdown(socket.SHUT_RD)
+    with suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+        connection.close()
