@@ -18,6 +18,8 @@ MODEL = Path(__file__).with_name("model.json")
 FORMAT = 1
 CLIP = 4.0
 """A standardized feature counts for at most so many standard deviations: an odd prompt must not run off the scale."""
+SAMPLES = {"open": "", "choice": "?\nA. 1\nB. 2"}
+"""A prompt of each kind, to learn which features such a prompt has."""
 SHORT = 80
 """A last message of fewer code points ("and why?") is read together with the user's message before it."""
 
@@ -71,8 +73,13 @@ class Difficulty:
         """The model in the form of model.json; ValueError if it is of another format."""
         if data["format"] != FORMAT:
             raise ValueError(f"format {data['format']}; this version reads {FORMAT}")
+        categories, lexicon = tuple(data["categories"]), lexicon_of(data["categories"])
         heads = {name: _head(data["heads"][name]) for name in ("open", "choice")}
-        return cls(tuple(data["categories"]), lexicon_of(data["categories"]), **heads, knots=tuple(data["knots"]))
+        for name, head in heads.items():
+            known = features(SAMPLES[name], categories, lexicon)[1]
+            if missing := [feature for feature in head.features if feature not in known]:
+                raise ValueError(f"{name}: unknown features {', '.join(missing)}")
+        return cls(categories, lexicon, **heads, knots=tuple(data["knots"]))
 
     def probability(self, prompt: str) -> float:
         """Estimate how likely the small model fails where the large one succeeds."""
