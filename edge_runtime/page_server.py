@@ -113,11 +113,16 @@ def _how_to_build() -> str:
 
 @dataclass
 class Site:
-    """Which file answers which path. `cloud`: the address that the page takes as its cloud, until told otherwise."""
+    """Which file answers which path.
+
+    `cloud`: the address that the page takes as its cloud, until told otherwise. `guarded`: the page comes with a
+    Content-Security-Policy; one that needs more than its own scripts (benchmarks) goes without.
+    """
 
     page: Path
     artifact: Path
     cloud: str | None = None
+    guarded: bool = True
     _etags: dict[tuple[Path, int, int], str] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
@@ -226,7 +231,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _head(self, status: HTTPStatus, headers: dict[str, str]) -> None:
         self.send_response(status)
-        policy = {"Content-Security-Policy": content_policy(self.server.site.cloud)}
+        site = self.server.site
+        policy = {"Content-Security-Policy": content_policy(site.cloud)} if site.guarded else {}
         for name, value in {**headers, **ISOLATION, **policy}.items():
             self.send_header(name, value)
         self.end_headers()

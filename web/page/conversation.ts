@@ -8,8 +8,8 @@ import { element } from "./dom.js";
 /** One answer as it grows. */
 export interface Answer {
   append(text: string): void;
-  /** Says where it comes from. */
-  route(info: RouteInfo): void;
+  /** Says where it comes from, and of which model it is. */
+  route(info: RouteInfo, model: string): void;
   /** Ends the answer; `note` says how, when that is not obvious. */
   end(note: string | null): void;
   /** Ends an answer that failed: neither it nor its question is part of what follows. */
@@ -52,7 +52,8 @@ export class Conversation {
     body.append(text);
     const turn = body.parentElement;
     const origin = badge();
-    turn?.querySelector(".who")?.append(origin.node);
+    const who = turn?.querySelector(".who");
+    who?.append(origin.node);
     turn?.setAttribute("aria-busy", "true");
     return {
       append: (more) => {
@@ -60,7 +61,10 @@ export class Conversation {
         text.appendData(more);
         if (follow) this.#scrollDown();
       },
-      route: origin.show,
+      route: (info, model) => {
+        origin.show(info);
+        if (who?.firstChild && model !== "") who.firstChild.nodeValue = model;
+      },
       end: (note) => {
         const follow = this.#atBottom();
         turn?.removeAttribute("aria-busy");

@@ -2,7 +2,7 @@
 
 import { createEngine, type Engine, type LoadProgress } from "../src/index.js";
 import { type Manifest, parseManifest } from "../src/manifest.js";
-import { HybridClient, type KeptState, type RouteInfo } from "../src/routing/index.js";
+import { HybridClient, type KeptState, loadDifficulty, type RouteInfo } from "../src/routing/index.js";
 import { fetchText } from "../src/store/http.js";
 import type { ChatMessage } from "../src/text/types.js";
 import type { CloudSettings } from "./cloud-settings.js";
@@ -23,7 +23,7 @@ export interface Outcome {
 
 export interface Listener {
   append(text: string): void;
-  route(info: RouteInfo): void;
+  route(info: RouteInfo, model: string): void;
 }
 
 const STORAGE = "nearfar.routing";
@@ -48,6 +48,11 @@ export class Model {
 
   constructor(private readonly artifact: URL) {
     this.#publish();
+    // Small and asked for at once; until it is here, and where it is missing, all prompts look alike.
+    loadDifficulty(new URL("difficulty.json", location.href)).then(
+      (difficulty) => this.client.setDifficulty(difficulty),
+      () => undefined,
+    );
   }
 
   /** Loads the model onto this device. */
@@ -129,7 +134,7 @@ export class Model {
       if (chunk.choices[0]?.finish_reason === "length") end.reason = "length";
       end.tokens = chunk.usage?.completion_tokens ?? end.tokens;
       end.info = chunk.x_nearfar ?? end.info;
-      if (chunk.x_nearfar) route(chunk.x_nearfar);
+      if (chunk.x_nearfar) route(chunk.x_nearfar, chunk.model);
     }
     if (end.info?.path.join() === "device") return this.#measured(end.reason);
     const [first] = times;

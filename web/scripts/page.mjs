@@ -24,15 +24,19 @@ const { metafile } = await build({
   chunkNames: "chunks/[name]-[hash]",
 });
 await cp(new URL("../page/index.html", import.meta.url), new URL("../dist/page/index.html", import.meta.url));
+await cp(
+  new URL("../../routing/difficulty/model.json", import.meta.url),
+  new URL("../dist/page/difficulty.json", import.meta.url),
+);
 
 // The service worker keeps what the page is made of; another build is another version.
 const files = Object.keys(metafile.outputs).filter((path) => !path.endsWith(".map"));
 const hash = createHash("sha256");
-for (const path of [...files, "page/index.html"].sort())
+for (const path of [...files, "dist/page/difficulty.json", "page/index.html"].sort())
   hash.update(await readFile(new URL(`../${path}`, import.meta.url)));
 const shell = {
   version: hash.digest("hex").slice(0, 16),
-  files: ["./", ...files.map((path) => path.replace(/^dist\/page\//, ""))],
+  files: ["./", "difficulty.json", ...files.map((path) => path.replace(/^dist\/page\//, ""))],
 };
 await build({
   absWorkingDir: root,

@@ -8,6 +8,7 @@ import type { Chunk, Completion, HybridRequest } from "./openai.js";
 import type { Policy, PolicyOptions } from "./policy.js";
 import type { DecisionRecord } from "./records.js";
 import { type HybridOptions, Router } from "./router.js";
+import type { Scorer } from "./scorer.js";
 
 export class HybridClient {
   readonly chat: { readonly completions: HybridCompletions };
@@ -25,6 +26,11 @@ export class HybridClient {
 
   set device(engine: DeviceEngine | null) {
     this.#router.device = engine;
+  }
+
+  /** Scores the difficulty of requests from now on. */
+  setDifficulty(scorer: Scorer | null): void {
+    this.#router.scorer = scorer;
   }
 
   /** Another cloud, or none. */

@@ -22,6 +22,7 @@ import { type Policy, type PolicyOptions, parsePolicy } from "./policy.js";
 import { noRoute } from "./reasons.js";
 import { type DecisionRecord, Records } from "./records.js";
 import { RetryBudget } from "./retry.js";
+import type { Scorer } from "./scorer.js";
 import { type SpeedRecord, Speeds } from "./speed.js";
 import type { CloudState, ConversationState, Decision, DeviceState, Feature, RouteRequest, Side } from "./types.js";
 import { childController } from "./wait.js";
@@ -43,8 +44,8 @@ export interface HybridOptions {
   readonly device?: DeviceEngine | null;
   readonly cloud?: CloudOptions | null;
   readonly policy?: PolicyOptions;
-  /** How difficult a conversation's next answer is, 0 to 1; null where that cannot be said. */
-  readonly difficulty?: ((messages: readonly Message[]) => number | null) | null;
+  /** Scores the difficulty of requests; all look alike without it. May be set later, when it is loaded. */
+  readonly difficulty?: Scorer | null;
   /** What the engine can do; logprobs by default. */
   readonly device_features?: readonly Feature[];
   /** Seconds to wait for the device's first token: long, for kernels may have to be compiled. 120 by default. */
@@ -102,6 +103,7 @@ export class Router {
   readonly retries: RetryBudget;
   /** The device has answered once: its kernels are compiled, and what is measured from now on is its speed. */
   warm = false;
+  scorer: Scorer | null;
   readonly #ledger: Ledger;
   readonly #hints: { read(): Hints };
   readonly #memory = new Map<string, Memory>();
@@ -115,6 +117,7 @@ export class Router {
   constructor(readonly options: HybridOptions) {
     const kept = options.store?.read() ?? {};
     this.#policy = parsePolicy(options.policy);
+    this.scorer = options.difficulty ?? null;
     this.#threshold = this.#makeThreshold(kept.threshold ?? {});
     this.#ledger = Ledger.restored(kept.ledger ?? {});
     this.speeds = {
@@ -170,7 +173,7 @@ export class Router {
       private: stays = false,
     } = request.x_nearfar ?? {};
     const scored = (mode ?? this.#policy.mode) === "auto" && !stays;
-    const difficulty = scored ? (this.options.difficulty?.(request.messages) ?? null) : null;
+    const difficulty = scored ? this.#difficulty(request.messages) : null;
     const prompt_tokens = tokens ?? estimateTokens(request.messages);
     const routed: RouteRequest = {
       prompt_tokens,
@@ -272,6 +275,11 @@ export class Router {
     const reservation = side === "cloud" ? this.#ledger.reserve(plan.conversation, this.price(plan, most)) : null;
     // A device that rests is asked all the same where only it may answer.
     return { side, pass: breaker.begin(now()) ?? "request", breaker, reservation, ended: false };
+  }
+
+  #difficulty(messages: readonly Message[]): number | null {
+    const score = this.scorer?.(messages) ?? null;
+    return score === null ? null : Math.min(Math.max(score, 0), 1);
   }
 
   #conversation(id: string | null, prompt: number): ConversationState {
