@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -39,7 +39,7 @@ class Endpoint:
 
     url: str
     model: str | None = None
-    key: str | None = None
+    key: str | None = field(default=None, repr=False)
     context: int | None = None
     features: tuple[Feature, ...] = FEATURES
     price_in: float = 0
@@ -74,6 +74,7 @@ class EndpointSide:
         self.context = endpoint.context
         self._timeouts = timeouts
         self._model = endpoint.model
+        self._described = endpoint.model is not None and endpoint.context is not None
         key = endpoint.key or (os.environ.get(KEY_VARIABLE) if use_key else None)
         self._client = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {key}"} if key else {},
@@ -85,7 +86,7 @@ class EndpointSide:
 
     async def describe(self) -> None:
         """Ask for the model and its context where they are not given. SideError where the endpoint does not answer."""
-        if self._model is not None and self.context is not None:
+        if self._described:
             return
         try:
             async with asyncio.timeout(self._timeouts.connect):
@@ -96,6 +97,7 @@ class EndpointSide:
             chosen = named or (listed[0] if self._model is None else {})
             self._model = self._model or str(chosen["id"])
             self.context = self.context or chosen.get("max_model_len")
+            self._described = True
         except (httpx.HTTPError, TimeoutError) as error:
             raise _unreachable(self.endpoint.root, error) from error
         except (ValueError, LookupError, TypeError) as error:

@@ -15,7 +15,7 @@ from nearfar.routing.confidence import Monitor, Token
 from nearfar.routing.endpoint import EndpointSide
 from nearfar.routing.request import is_plain
 from nearfar.routing.retry import backoff
-from nearfar.routing.router import Plan, Router, Ticket
+from nearfar.routing.router import Outcome, Plan, Router, Ticket
 from nearfar.routing.shapes import Piece, Provenance
 from nearfar.routing.sides import Call, SideError
 from nearfar.routing.types import Reason, Side
@@ -97,7 +97,7 @@ class Run:
     async def _relayed(self) -> AsyncGenerator[tuple[Side, Piece], None]:
         """Pieces of one side after the other, until one has brought the answer to its end."""
         ticket = self.plan.ticket
-        hedged = self._policy.hedge_seconds is not None
+        hedged = self._policy.hedge_seconds is not None and self._policy.shadow is None
         while ticket is not None:
             source = self._raced(ticket) if hedged else self._attempt(ticket)
             hedged = False
@@ -127,23 +127,27 @@ class Run:
             self._left(ticket, "busy" if error.busy else "failed", count, usage, error)
             raise _Failed(side, error) from error
         except RequestError as error:
-            raise _Failed(side, error) from error
-        finally:  # a refusal, or the caller left
             self._left(ticket, "abandoned", count, usage)
+            raise _Failed(side, error) from error
+        finally:  # the caller left; the prompt may have been computed
+            self._left(ticket, "abandoned", count, usage, begun=True)
 
-    def _left(self, ticket: Ticket, outcome: str, count: int, usage: Usage | None, error: SideError | None = None) -> None:
-        """Settle an attempt once. One that gave nothing is not charged for."""
+    def _left(
+        self, ticket: Ticket, outcome: Outcome, count: int, usage: Usage | None, error: SideError | None = None,
+        *, begun: bool = False,
+    ) -> None:  # fmt: skip
+        """Settle an attempt once. It is charged for if it gave something, or may have `begun` to."""
         prompt = self.plan.request.prompt_tokens + self._count - count
-        used = usage or (Usage(prompt, count, prompt + count) if count else None)
-        self._spent += self._router.leave(ticket, self.plan, outcome, used, error)  # type: ignore[arg-type]
+        used = usage or (Usage(prompt, count, prompt + count) if count or begun else None)
+        self._spent += self._router.leave(ticket, self.plan, outcome, used, error)
 
     # What the device's monitor does.
 
     def _may_escalate(self) -> bool:
         cloud = self._router.cloud
         return (
-            self._policy.escalation != "off" and not self._escalated and cloud is not None
-            and self.plan.decision.fallback == "cloud"
+            self._policy.escalation != "off" and self._policy.shadow is None and not self._escalated
+            and cloud is not None and self.plan.decision.fallback == "cloud"
         )  # fmt: skip
 
     def _watching(self, call: Call) -> Call:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socketserver
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +39,7 @@ ASK: dict[str, Any] = {
     "logit_bias": {str(token): -100 for token in range(261) if token not in LETTERS},
 }  # fmt: skip
 HELLO: list[Any] = [{"role": "user", "content": "Tell me about the fox"}]
+LOW = MonitorOptions(window=4, min_tokens=6, logprob=-0.001)
 QUICK = Policy(retry=RetryOptions(base=0.01), timeouts=Timeouts(connect=2, first_token=10, between=10))
 HARD: Callable[[str], float] = lambda prompt: 0.9 if "prove" in prompt else 0.1  # noqa: E731
 
@@ -197,6 +200,91 @@ async def test_the_cloud_is_down_and_the_device_answers_degraded(rig: Rig) -> No
     assert 50 < raised.value.retry_after <= 60
 
 
+CHUNK = 'data: {"choices":[{"index":0,"delta":{"content":%s},"finish_reason":%s}]}\n\n'
+
+
+class Odd:
+    """A server that answers every request with the same bytes, and waits before it closes."""
+
+    def __init__(self, status: str, body: str, wait: float = 0.0) -> None:
+        answer = f"HTTP/1.1 {status}\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n{body}".encode()
+        self.requests: list[bytes] = []
+
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(handler) -> None:
+                head = b""
+                while not head.endswith(b"\r\n\r\n"):
+                    head += handler.rfile.readline()
+                length = next(int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
+                self.requests.append(head + handler.rfile.read(length))
+                handler.wfile.write(answer)
+                handler.wfile.flush()
+                time.sleep(wait)
+
+        self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def __enter__(self) -> Odd:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.mark.parametrize(("status", "body", "wait", "code"), [
+    ("401 Unauthorized", '{"error": {"message": "no such key"}}', 0, "401"),
+    ("500 Oops", "<html>", 0, "500"),
+    ("503 Busy\r\nRetry-After: 7", "", 0, "503"),
+    ("302 Found\r\nLocation: http://127.0.0.1:9/", "", 0, "cut"),
+    ("200 OK", "<html>sign in to the network</html>", 0, "cut"),
+    ("200 OK", "data: not json\n\n", 0, "shape"),
+    ("200 OK", 'data: {"choices": 7}\n\n', 0, "shape"),
+    ("200 OK", 'data: {"error": {"message": "overloaded"}}\n\n', 0, "error"),
+    ("200 OK", "", 0.8, "timeout"),
+])  # fmt: skip
+async def test_whatever_a_cloud_answers_the_device_answers_better(rig: Rig, status: str, body: str, wait: float, code: str) -> None:
+    with Odd(status, body, wait) as odd:
+        policy = replace(QUICK, mode="prefer_cloud", timeouts=Timeouts(connect=2, first_token=0.3, between=0.3))
+        client = rig.client(policy, cloud=Endpoint(odd.address, model="m", key="secret"))
+        text, told = await streamed(client)
+        assert (text, told[-1].route, told[-1].degraded) == (await rig.expected(), "device", True)
+        assert [(reason.code, reason.value) for reason in told[-1].reasons[1:]] == [("failed", code)]
+        assert (told[-1].spent, len(odd.requests)) == (0.0, 1)
+        assert b"Bearer secret" in odd.requests[0]
+        assert "secret" not in repr(client.router.cloud.endpoint)  # type: ignore[union-attr]
+        _, told = await streamed(client)
+        assert ("retry_after" in codes(told[-1])) == (code == "503")
+
+
+async def test_a_cloud_that_cannot_continue_is_not_asked_to(rig: Rig) -> None:
+    """A vendor without continue_final_message gets whole requests only."""
+    expected = await rig.expected()
+    cloud = Endpoint(rig.proxy.address, model="tiny", continues=False)
+    client = rig.client(replace(QUICK, escalation="continue", monitor=LOW), cloud=cloud)
+    text, told = await streamed(client)
+    assert (text, told[-1].path, told[-1].degraded) == (expected, ["device"], True)
+    lose_after(rig.device, 12)
+    with pytest.raises(EngineError, match=r"after \d+ tokens"):
+        await streamed(client, x_nearfar={"mode": "prefer_device"})
+    lose_after(rig.device, 0)
+    _, told = await streamed(client, x_nearfar={"mode": "prefer_device"})
+    assert told[-1].path == ["cloud"], "nothing was shown yet"
+
+
+async def test_a_stream_that_stops_coming_is_taken_over(rig: Rig) -> None:
+    expected = await rig.expected()
+    body = "".join(CHUNK % (json.dumps(char), "null") for char in expected[:10])
+    with Odd("200 OK", body, 0.8) as odd:
+        policy = replace(QUICK, mode="prefer_cloud", timeouts=Timeouts(connect=2, first_token=5, between=0.2))
+        text, told = await streamed(rig.client(policy, cloud=Endpoint(odd.address, model="m")))
+        assert (text, told[-1].path) == (expected, ["cloud", "device"])
+        assert (told[-1].reasons[-1].code, told[-1].reasons[-1].value) == ("cut", "timeout")
+        assert told[-1].spent is not None
+        assert told[-1].spent > 10, "what was given is paid for"
+
+
 async def test_cloud_only_retries_and_then_tells_why(rig: Rig) -> None:
     client = rig.client(replace(QUICK, mode="cloud_only"))
     rig.proxy.down = True
@@ -303,9 +391,6 @@ async def test_a_structured_answer_is_not_continued(rig: Rig) -> None:
         await client.chat.completions.create(
             HELLO, max_tokens=80, temperature=0, response_format={"type": "regex", "regex": "[a-z]{80}"}
         )
-
-
-LOW = MonitorOptions(window=4, min_tokens=6, logprob=-0.001)
 
 
 async def test_escalation_continues_or_restarts_and_shows_nothing_twice(rig: Rig) -> None:
