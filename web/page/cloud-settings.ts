@@ -58,7 +58,7 @@ function show({ mode, address }: CloudSettings): void {
   const host = stays ? "" : new URL(address).host;
   element("privacy", HTMLParagraphElement).textContent = stays
     ? "Runs on this device. What you write never leaves it."
-    : mode === "cloud_only"
+    : mode === "cloud_only" || mode === "prefer_cloud"
       ? `What you write is sent to ${host}.`
       : `What this device should not answer is sent to ${host}, with the chat before it.`;
 }
