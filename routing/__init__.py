@@ -21,12 +21,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """The client, imported when it is asked for: the decision needs neither httpx nor an engine."""
-    if name in ("AsyncHybridClient", "HybridClient"):
+    if name not in ("AsyncHybridClient", "Endpoint", "HybridClient"):
+        raise AttributeError(f"module 'nearfar.routing' has no attribute {name!r}")
+    try:
         from nearfar.routing import client
-
-        return getattr(client, name)
-    if name == "Endpoint":
-        from nearfar.routing.endpoint import Endpoint
-
-        return Endpoint
-    raise AttributeError(f"module 'nearfar.routing' has no attribute {name!r}")
+    except ModuleNotFoundError as error:
+        raise ImportError(f"the hybrid client needs {error.name}: pip install 'nearfar[routing]'", name=error.name) from error
+    return getattr(client, name)

@@ -7,12 +7,13 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self, overload
 
 from nearfar.edge_runtime.api import AsyncEngine, AsyncStream
 from nearfar.edge_runtime.sync import Engine, Loop, Stream
-from nearfar.edge_runtime.types import Logprobs
+from nearfar.edge_runtime.types import Logprobs, TokenLogprob
 from nearfar.errors import RequestError
 from nearfar.routing.device import EngineDevice
 from nearfar.routing.difficulty import score
@@ -237,7 +238,7 @@ async def _whole(run: Run) -> ChatCompletion:
     text, reasoning = "".join(piece.text for piece in pieces), "".join(piece.reasoning for piece in pieces)
     calls = whole_calls(call for piece in pieces for call in piece.calls)
     message = Message(text if text or not calls else None, calls or None, reasoning or None)
-    logprobs = [item for piece in pieces for item in piece.logprobs] if run.wants_logprobs else []
+    logprobs = [item for piece in pieces for item in _logprobs(run, piece)]
     finish = next((piece.finish for piece in reversed(pieces) if piece.finish), "stop")
     choice = Choice(message, finish, Logprobs(logprobs) if logprobs else None)
     return ChatCompletion(**head, choices=[choice], usage=run.usage, x_nearfar=run.provenance(whole=True))
@@ -249,8 +250,14 @@ def _head(run: Run) -> dict[str, Any]:
 
 
 def _choice(run: Run, piece: Piece) -> ChunkChoice:
-    logprobs = Logprobs(list(piece.logprobs)) if piece.logprobs and run.wants_logprobs else None
-    return ChunkChoice(piece.delta(), piece.finish, logprobs)
+    logprobs = _logprobs(run, piece)
+    return ChunkChoice(piece.delta(), piece.finish, Logprobs(logprobs) if logprobs else None)
+
+
+def _logprobs(run: Run, piece: Piece) -> list[TokenLogprob]:
+    """What the caller asked for; the monitor may have asked for more."""
+    top = run.plan.call.top_logprobs
+    return [] if top is None else [replace(item, top_logprobs=item.top_logprobs[:top]) for item in piece.logprobs]
 
 
 def _device(given: AsyncEngine | Endpoint | str | Path | None, policy: Policy) -> Device | None:

@@ -47,6 +47,11 @@ class EngineDevice:
                     self._why = str(error)
         return self._engine
 
+    @property
+    def opened(self) -> bool:
+        """Whether loading has been tried. Requests for the cloud only need not wait for it."""
+        return self._engine is not None or self._why is not None
+
     async def measure(self, messages: tuple[Mapping[str, Any], ...]) -> Size | None:
         """Exact: the prompt's tokens, and those whose keys and values are in the cache now. None: no engine."""
         if (engine := await self.open()) is None or not engine.codec.has_template:

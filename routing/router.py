@@ -125,8 +125,8 @@ class Router:
     async def plan(self, messages: tuple[Mapping[str, Any], ...], params: Mapping[str, Any], hints: Hints) -> Plan:
         """Decide for a request and admit it. An error that names the reasons where nothing can take it."""
         call = call_of(messages, params, self.policy.default_max_tokens)
-        size = await self._measure(call)
         mode = hints.mode or self.policy.mode
+        size = await self._measure(call, mode)
         difficulty = self._difficulty(messages) if mode == "auto" and not hints.private else None
         request = Request(
             prompt_tokens=size.prompt, max_tokens=call.max_tokens, expected_tokens=hints.expected_tokens,
@@ -244,12 +244,14 @@ class Router:
         device = self.device
         if device is None:
             return DeviceState(available=False, why="none was given")
+        mode = "device_only" if request.private else request.mode or self.policy.mode
         if isinstance(device, EngineDevice):
+            if mode == "cloud_only" and not device.opened:
+                return DeviceState(available=False, why="not loaded")
             state = await device.state()
         else:
             state = await _endpoint_state(device)
-        only = request.private or (request.mode or self.policy.mode) == "device_only"
-        if state.available and not only and not self._breakers["device"].allows(self._clock()):
+        if state.available and mode != "device_only" and not self._breakers["device"].allows(self._clock()):
             state = replace(state, available=False, why="failed lately")
         found = power()
         return replace(state, battery=found.battery, charging=found.charging)
@@ -268,8 +270,8 @@ class Router:
             price_in=cloud.endpoint.price_in, price_out=cloud.endpoint.price_out,
         )  # fmt: skip
 
-    async def _measure(self, call: Call) -> Size:
-        if isinstance(self.device, EngineDevice):
+    async def _measure(self, call: Call, mode: Mode) -> Size:
+        if isinstance(self.device, EngineDevice) and (self.device.opened or mode != "cloud_only"):
             # What the engine cannot read (images, tools) is the cloud's, and guessed.
             with suppress(RequestError):
                 if (size := await self.device.measure(call.messages)) is not None:

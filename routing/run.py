@@ -45,6 +45,7 @@ class Run:
         self._plain = is_plain(plan.call.params)
         self._failures: dict[Side, int] = {"device": 0, "cloud": 0}
         self._handover: Ticket | None = None
+        self._tickets = [plan.ticket] if plan.ticket is not None else []
         self._usage: Usage | None = None
         self._parts = 0  # attempts that gave something
         self._monitor: Monitor | None = None
@@ -58,11 +59,6 @@ class Run:
         self.degraded = plan.decision.degraded
 
     @property
-    def wants_logprobs(self) -> bool:
-        """Whether the caller asked for log-probabilities; the monitor may have them all the same."""
-        return self.plan.call.top_logprobs is not None
-
-    @property
     def usage(self) -> Usage:
         """Tokens of the whole answer, wherever its parts came from."""
         if self._usage is not None and self._parts == 1:
@@ -71,11 +67,11 @@ class Run:
 
     def provenance(self, *, whole: bool) -> Provenance:
         """Where the answer comes from, as far as it is known. `whole`: it is complete, and so are its costs."""
-        saved = max(self._router.price(self.plan, self.usage) - self._spent, 0.0) if whole else None
+        worth = self._router.price(self.plan, self.usage) if self.path else 0.0
         return Provenance(
             route=self.path[-1] if self.path else self.plan.decision.route, reasons=list(self.reasons),
             degraded=self.degraded, decision_id=self.plan.id, path=list(self.path),
-            spent=self._spent if whole else None, saved=saved,
+            spent=self._spent if whole else None, saved=max(worth - self._spent, 0.0) if whole else None,
             would_route=self.plan.would.route if self.plan.would is not None else None,
         )  # fmt: skip
 
@@ -169,7 +165,7 @@ class Run:
         held: list[Piece] = []
         seen, watching = 0, True
         async for piece in pieces:
-            reason = _worst(monitor, piece) if watching else None
+            reason = _worst(monitor, piece) if watching and piece.finish is None else None
             if reason is not None:
                 watching = False
                 self.reasons.append(reason)
@@ -240,7 +236,9 @@ class Run:
         source = self._router.cloud if side == "cloud" else self._router.device
         if self._text and isinstance(source, EndpointSide) and not source.endpoint.continues:
             return None
-        return await self._router.admit(self.plan, side)
+        if (ticket := await self._router.admit(self.plan, side)) is not None:
+            self._tickets.append(ticket)
+        return ticket
 
     def _given_up(self, side: Side, error: SideError) -> NearfarError:
         begun = f" after {self._count} tokens of the answer" if self._count else ""
@@ -303,7 +301,9 @@ class Run:
         self._finish = piece.finish or self._finish
 
     def _end(self, error: BaseException | None) -> None:
-        """Remember the conversation and write the decision record."""
+        """Give back what is still held, remember the conversation, write the decision record."""
+        for ticket in self._tickets:  # admitted, but the caller left before the call began
+            self._router.leave(ticket, self.plan, "abandoned", None)
         usage = self.usage
         if self.path:
             self._router.remember(self.plan, self.path[-1], usage.total_tokens)

@@ -27,6 +27,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -34,7 +35,16 @@ from rich.table import Table as Rich
 
 from nearfar.routing.difficulty.score import MODEL, Difficulty
 from nearfar.routing.difficulty.training import (
-    GSM8K, Array, Example, apply, fit_choice, fit_open, folds, held_out, read_routellm, tabulate,
+    GSM8K,
+    Array,
+    Example,
+    apply,
+    fit_choice,
+    fit_open,
+    folds,
+    held_out,
+    read_routellm,
+    tabulate,
 )  # fmt: skip
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "eval" / "routellm"
@@ -151,16 +161,22 @@ def mt_bench(data: Path, model: Difficulty) -> Set:
     return Set("MT-Bench, first turns", np.array(gain, dtype=float), arrays)
 
 
+def cell(row: dict[str, Any], key: str, sign: str = "") -> str:
+    """A figure and its interval."""
+    low, high = row[f"{key}_95"]
+    return f"{row[key]:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
+
+
 def show(rows: list[dict[str, object]]) -> None:
     """The table on the terminal."""
     table = Rich(title="who answers: share of calls to the strong model; 95 % intervals")
     for heading in ("set", "n", "by", "APGR", "CPT(50 %)", "CPT(80 %)", "APGR over length"):
         table.add_column(heading)
     for row in rows:
-        cells = [f"{row[key]:.3f} [{row[key + '_95'][0]:.3f}, {row[key + '_95'][1]:.3f}]" for key in ("apgr", "cpt50", "cpt80")]  # type: ignore[index]
-        over = "" if "over_length" not in row else f"{row['over_length']:+.3f} [{row['over_length_95'][0]:+.3f}, {row['over_length_95'][1]:+.3f}]"  # type: ignore[index]
+        cells = [cell(row, key) for key in ("apgr", "cpt50", "cpt80")]
+        over = cell(row, "over_length", "+") if "over_length" in row else ""
         table.add_row(str(row["set"]), str(row["questions"]), str(row["by"]), *cells, over)
-    Console(width=150).print(table)
+    Console(width=180).print(table)
 
 
 def main() -> None:

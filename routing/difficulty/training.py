@@ -11,6 +11,7 @@ import csv
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +120,12 @@ def fit_head(table: Table, names: Sequence[str], target: Array, ridge: float) ->
     scale = np.where(used, scale, 1.0)
     x = within(np.clip((raw - mean) / scale, -CLIP, CLIP) * used, table.subjects)
     weights = np.linalg.solve(x.T @ x + ridge * np.eye(len(names)), x.T @ within(target, table.subjects))
-    kept = [at for at in range(len(names)) if used[at]]
-    pick = lambda values: tuple(float(f"{values[at]:.6g}") for at in kept)  # noqa: E731
-    return Head(tuple(names[at] for at in kept), pick(mean), pick(scale), pick(weights), 1.0, 0.0)
+    kept = tuple(name for name, some in zip(names, used, strict=True) if some)
+    return Head(kept, _rounded(mean[used]), _rounded(scale[used]), _rounded(weights[used]), 1.0, 0.0)
+
+
+def _rounded(values: Array) -> tuple[float, ...]:
+    return tuple(float(f"{value:.6g}") for value in values)
 
 
 def fit_open(table: Table) -> Head:
@@ -188,7 +192,7 @@ def train(examples: Sequence[Example], categories: dict[str, str], *, seed: int 
 def balance(subjects: npt.NDArray[np.str_]) -> Array:
     """Weights [examples] under which GSM8K counts as much as all of MMLU."""
     gsm8k = subjects == GSM8K
-    return np.where(gsm8k, 0.5 / max(1, gsm8k.sum()), 0.5 / max(1, (~gsm8k).sum()))
+    return np.asarray(np.where(gsm8k, 0.5 / max(1, gsm8k.sum()), 0.5 / max(1, (~gsm8k).sum())))
 
 
 def knots(values: Array, weights: Array) -> list[float]:
@@ -197,7 +201,7 @@ def knots(values: Array, weights: Array) -> list[float]:
     share = np.cumsum(weights[order]) / weights.sum()
     found = np.interp(np.linspace(0, 1, KNOTS), share, values[order])
     rounded = [float(f"{value:.6g}") for value in found]
-    if any(a >= b for a, b in zip(rounded, rounded[1:], strict=False)):
+    if any(a >= b for a, b in pairwise(rounded)):
         raise NearfarError(f"the reference prompts do not spread the scores: {rounded}")
     return rounded
 

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import socketserver
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -21,12 +24,15 @@ from typer.testing import CliRunner
 from nearfar.cli import typer_app
 from nearfar.edge_runtime import AsyncEngine, Engine
 from nearfar.edge_runtime.text import TextCodec
-from nearfar.errors import DeviceError, EngineError, OverloadError, RequestError
+from nearfar.errors import ArtifactError, DeviceError, EngineError, OverloadError, RequestError
 from nearfar.fallback_server.http.app import AppOptions
 from nearfar.fallback_server.http.limits import ServerLimits
 from nearfar.routing import AsyncHybridClient, Endpoint, HybridClient, Policy
 from nearfar.routing.policy import BreakerOptions, MonitorOptions, RetryOptions, Timeouts
+from nearfar.routing.power import Power
 from nearfar.routing.shapes import ChatCompletion, Provenance
+from nearfar.routing.speed import Speeds
+from nearfar.routing.types import MODES
 from tests.support import tiny
 from tests.support.proxy import Proxy
 from tests.support.servers import RunningServer, tiny_core, tiny_engine
@@ -408,11 +414,11 @@ async def test_escalation_continues_or_restarts_and_shows_nothing_twice(rig: Rig
     whole = await rig.client(replace(QUICK, escalation="restart", monitor=LOW)).chat.completions.create(HELLO, **ASK)
     assert (whole.choices[0].message.content, whole.x_nearfar.path) == (expected, ["cloud"])
     assert whole.choices[0].logprobs is None, "nobody asked for them"
-    content = replace(QUICK, escalation="restart", monitor=replace(LOW, logprob=-100.0))
-    whole = await rig.client(content).chat.completions.create(HELLO, logprobs=True, **ASK)
+    content = replace(QUICK, escalation="restart", monitor=replace(LOW, logprob=-100.0, entropy=100.0))
+    whole = await rig.client(content).chat.completions.create(HELLO, logprobs=True, top_logprobs=2, **ASK)
     assert (whole.choices[0].message.content, whole.x_nearfar.path) == (expected, ["device"])
     assert whole.choices[0].logprobs is not None
-    assert len(whole.choices[0].logprobs.content) == 48
+    assert [len(item.top_logprobs) for item in whole.choices[0].logprobs.content] == [2] * 48
 
 
 async def test_escalation_without_a_cloud_goes_on_here(rig: Rig) -> None:
@@ -432,7 +438,7 @@ async def test_hedging_keeps_the_first_and_stops_the_other(rig: Rig) -> None:
     assert text == expected
     assert (codes(told[-1])[-1], rig.proxy.connections) == ("hedged", 1)
     assert len(told[-1].path) == 1
-    for _ in range(100):
+    for _ in range(12):
         if not rig.device.core.scheduler.running and not rig.device.core.scheduler.waiting:
             break
         await asyncio.sleep(0.01)
@@ -532,6 +538,27 @@ async def test_leaving_a_stream_stops_it_and_gives_its_place_back(rig: Rig, tmp_
     assert not rig.device.core.scheduler.running
 
 
+async def test_a_cancelled_task_stops_both_sides(rig: Rig) -> None:
+    client = rig.client(replace(QUICK, hedge_seconds=0.0))
+    for wait in (0.0, 0.01, 0.05, 0.1):
+        task = asyncio.create_task(client.chat.completions.create(HELLO, **{**ASK, "max_tokens": 900}))
+        await asyncio.sleep(wait)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not rig.device.core.scheduler.running
+    assert client.router._ledger.spent_day("another day") == 0, "a reservation was left behind"
+    assert client.router._breakers["cloud"].state(time.monotonic()) == "closed"
+
+
+async def test_an_artifact_is_not_loaded_for_the_cloud_alone(rig: Rig) -> None:
+    client = rig.client(device="/no/such/artifact")
+    answer = await client.chat.completions.create(HELLO, x_nearfar={"mode": "cloud_only"}, **ASK)
+    assert answer.x_nearfar.route == "cloud"
+    with pytest.raises(ArtifactError, match="does not exist"):
+        await client.chat.completions.create(HELLO, **ASK)
+
+
 async def test_the_threshold_follows_its_share_and_is_kept(rig: Rig, tmp_path: Path) -> None:
     policy = replace(QUICK, target_share=0.0)
     client = rig.client(policy, state=tmp_path / "s.json")
@@ -544,6 +571,84 @@ async def test_the_threshold_follows_its_share_and_is_kept(rig: Rig, tmp_path: P
     assert kept["threshold"]["seen"] == 9
     assert kept["threshold"]["threshold"] > 0.9
     assert kept["speeds"]["cloud"]["round_trip"] > 0
+
+
+async def test_a_conversation_stays_where_its_cache_is_warm(rig: Rig) -> None:
+    client = rig.client(replace(QUICK, ttft=None))
+    assert client.router.device is not None
+    client.router.device.speeds.prefill_tps = 10.0  # a slow device
+    mine = {"x_nearfar": {"conversation": "a"}}
+    turns = [{"role": "user", "content": "prove it"}]
+    first = await client.chat.completions.create(turns, **mine, **ASK)
+    assert first.x_nearfar.route == "cloud"
+    turns += [{"role": "assistant", "content": first.choices[0].message.content}, {"role": "user", "content": "and then " * 10}]
+    second = await client.chat.completions.create(turns, **mine, **ASK)
+    assert (second.x_nearfar.route, codes(second.x_nearfar)) == ("cloud", ["sticky"])
+    stranger = await client.chat.completions.create(turns, **ASK)
+    assert stranger.x_nearfar.route == "device"
+    third = await client.chat.completions.create(turns, **mine, **ASK)
+    assert (third.x_nearfar.route, codes(third.x_nearfar)) == ("device", ["easy"]), "the device's cache is warm by now"
+
+
+async def test_slow_devices_and_empty_batteries_send_work_away(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = rig.client(replace(QUICK, completion=1.0))
+    assert client.router.device is not None
+    client.router.device.speeds = Speeds(prefill_tps=10.0, decode_tps=10.0)
+    answer = await client.chat.completions.create(HELLO, **ASK)
+    assert (answer.x_nearfar.route, codes(answer.x_nearfar)) == ("cloud", ["slow_ttft", "slow_total"])
+    empty = rig.client()
+    monkeypatch.setattr("nearfar.routing.router.power", lambda: Power(0.05, False))
+    answer = await empty.chat.completions.create(HELLO, **ASK)
+    assert (answer.x_nearfar.route, codes(answer.x_nearfar)) == ("cloud", ["battery"])
+    monkeypatch.setattr("nearfar.routing.router.power", lambda: Power(0.05, True))
+    assert (await empty.chat.completions.create(HELLO, **ASK)).x_nearfar.route == "device"
+
+
+def test_the_decision_needs_no_library_and_the_client_names_what_is_missing() -> None:
+    script = (
+        "import sys; sys.modules['httpx'] = None; import nearfar.routing as r\n"
+        "assert r.decide and r.Policy() and not {'numpy', 'tokenizers', 'jinja2'} & set(sys.modules)\n"
+        "import nearfar.routing.difficulty, nearfar.routing.ledger, nearfar.routing.confidence, nearfar.routing.retry\n"
+        "assert not {'numpy', 'tokenizers', 'jinja2'} & set(sys.modules)\n"
+        "try: r.HybridClient\nexcept ImportError as e: print(e)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("the hybrid client needs httpx: pip install 'nearfar[routing]'\n", "")
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_whatever_fails_when_the_text_is_whole_or_an_error_tells_and_nothing_comes_twice(rig: Rig, seed: int) -> None:
+    rng = random.Random(seed)
+    expected = await rig.expected()
+    policy = replace(
+        QUICK, mode=rng.choice(MODES), after_cut=rng.choice(["device", "cloud"]), hold_tokens=rng.choice([0, 10]),
+        breaker=BreakerOptions(rng.choice([1, 3]), 0.05, 0.05), device_breaker=BreakerOptions(1, 0.05, 0.05),
+        retry=RetryOptions(base=0.01, before_fallback=rng.choice([0, 1])),
+    )  # fmt: skip
+    watched: dict[str, Any] = {"escalation": rng.choice(["continue", "restart"]), "monitor": LOW}
+    client = rig.client(replace(policy, **rng.choice([{}, {"hedge_seconds": 0.0}, watched])))
+    executor: Any = rig.device.core.executor
+    run = executor.run
+    for _ in range(4):
+        rig.proxy.down, rig.proxy.cut_after = rng.random() < 0.2, rng.choice([None, 900, rng.randrange(900, 9000)])
+        before, private = rig.proxy.connections, rng.random() < 0.2
+        if rng.random() < 0.6:
+            lose_after(rig.device, rng.randrange(12))
+        text = ""
+        try:
+            hints = {"private": private}
+            async for chunk in await client.chat.completions.create(HELLO, stream=True, x_nearfar=hints, **ASK):
+                text += "".join(choice.delta.content or "" for choice in chunk.choices)
+            assert text == expected
+        except (EngineError, OverloadError):
+            assert expected.startswith(text)
+        executor.run = run
+        assert not private or rig.proxy.connections == before
+    assert client.router._ledger.spent_day("another day") == 0, "a reservation was left behind"
+    await asyncio.sleep(0.06)
+    rig.proxy.down, rig.proxy.cut_after = False, None
+    for _ in range(2):
+        assert (await client.chat.completions.create(HELLO, **ASK)).choices[0].message.content == expected, "all is well again"
 
 
 @pytest.mark.parametrize(("asked", "match"), [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from nearfar.cli.route_log import log
+from nearfar.cli.route_score import score
 
 route = typer.Typer(
     help="Device or cloud: how hard prompts are, what was decided.",
@@ -12,6 +13,7 @@ route = typer.Typer(
     add_completion=False,
     rich_markup_mode="markdown",
 )
+route.command()(score)
 route.command()(log)
 
 

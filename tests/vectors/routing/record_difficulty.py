@@ -17,6 +17,7 @@ FILE = Path(__file__).with_name("difficulty.json")
 
 CAPITAL = "Which of the following is the capital of France?"
 STATEMENTS = "Statement 1 | Every group of prime order is cyclic. Statement 2 | Z_6 is a field."
+PROBLEM = "Ann buys three boxes of 12 eggs for $4 each, breaks 5 and sells the rest at $0.50 apiece. How much does she earn?"
 TRIAL = (
     "A man was charged with murder. At trial the defendant's lawyer said: \"He was at home.\" The court did NOT believe him, "
     "because three witnesses had seen him near the house. If the jury finds him guilty, which argument is best on appeal?"
@@ -36,7 +37,7 @@ PROMPTS: list[tuple[str, str, int]] = [
     ("a task with detail", "Write a short story, in the first person, about a keeper of a lighthouse who finds a letter.", 1),
     ("arithmetic", "What is 17 * 23 + 4?", 1),
     ("algebra", "Solve x^2 - 5x + 6 = 0 for x, then compute the sum of the squares of the roots.", 1),
-    ("word problem", "Ann buys three boxes of 12 eggs for $4 each. She breaks 5 and sells the rest at $0.50 apiece. How much does she earn?", 1),
+    ("word problem", PROBLEM, 1),
     ("number words", "If twenty people share two dozen apples, how many does each get, and what is left?", 1),
     ("decimals and thousands", "Add 1,234.56 and 7.890 and round to 0.1.", 1),
     ("proof", "Prove that sqrt(2) is irrational; assume the contrary.", 1),
@@ -79,7 +80,7 @@ PROMPTS: list[tuple[str, str, int]] = [
     ("empty options", "Choose.\nA. \nB. \nC. ", 1),
     ("numeric options", "A ball falls for 3 s. How far?\nA. 44.1 m\nB. 29.4 m\nC. 14.7 m\nD. 4.9 m\nAnswer:", 1),
     ("statements", f"{STATEMENTS}\nA. True, True\nB. False, False\nC. True, False\nD. False, True\nAnswer:", 1),
-    ("a trial", f"{TRIAL}\nA. The verdict is contrary to law.\nB. The evidence was hearsay.\nC. None, unless new evidence is found.\nD. The statute is unconstitutional.\nAnswer:", 1),
+    ("a trial", f"{TRIAL}\nA. The verdict is contrary to law.\nB. The evidence was hearsay.\nC. None.\nD. The statute is void.", 1),
     ("options in Chinese", "哪个城市是法国的首都？\nA. 巴黎\nB. 里昂\nC. 里尔\nD. 尼斯\nAnswer:", 1),
     ("blank to fill", "Water boils at ____ degrees Celsius.\nA. 90\nB. 100\nC. 110\nD. 120\nAnswer: ", 1),
     ("exactly at the limit", "ab cd. ef", 910),
@@ -96,8 +97,20 @@ MESSAGES: list[list[dict[str, Any]]] = [
     [{"role": "system", "content": "Be brief."}],
     [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}],
     [{"role": "user", "content": "What is a monad?"}, {"role": "assistant", "content": "…"}, {"role": "user", "content": "Why?"}],
-    [{"role": "user", "content": "Hello"}, {"role": "user", "content": "Explain, step by step, how a compiler turns a loop into machine code, and why."}],
-    [{"role": "user", "content": [{"type": "text", "text": "What is in"}, {"type": "image_url", "image_url": {"url": "data:,"}}, {"type": "text", "text": "the picture?"}]}],
+    [
+        {"role": "user", "content": "Hello"},
+        {"role": "user", "content": "Explain, step by step, how a compiler turns a loop into machine code, and why."},
+    ],
+    [
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "What is in"},
+                {"type": "image_url", "image_url": {"url": "data:,"}},
+                {"type": "text", "text": "the picture?"},
+            ],
+        }
+    ],
     [{"role": "user", "content": None}, {"role": "assistant"}],
     [{"role": "user", "content": "first"}, {"role": "user", "content": "🚀" * 79}],
     [{"role": "user", "content": "first"}, {"role": "user", "content": "🚀" * 80}],
@@ -110,8 +123,8 @@ def main() -> None:
         {"name": name, "prompt": prompt, "times": times, "score": score(prompt * times)} for name, prompt, times in PROMPTS
     ]
     messages = [{"messages": some, "prompt": messages_to_prompt(some)} for some in MESSAGES]
-    lines = [",\n".join(f"  {json.dumps(case)}" for case in cases) for cases in (prompts, messages)]
-    FILE.write_text('{"prompts": [\n%s\n],\n"messages": [\n%s\n]}\n' % tuple(lines), encoding="utf-8")
+    first, second = (",\n".join(f"  {json.dumps(case)}" for case in cases) for cases in (prompts, messages))
+    FILE.write_text(f'{{"prompts": [\n{first}\n],\n"messages": [\n{second}\n]}}\n', encoding="utf-8")
     print(f"wrote {len(prompts)} prompts and {len(messages)} conversations to {FILE}")
 
 
