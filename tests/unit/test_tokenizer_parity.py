@@ -204,15 +204,10 @@ def render(python: Any, messages: list[dict[str, str]], addGenerationPrompt: boo
 @pytest.mark.parametrize("name", ["classics-1M", "classics-7M", "phi3"])
 def test_a_begun_answer_is_rendered_as_in_python(name: str) -> None:
     from nearfar.edge_runtime.text import TextCodec
-    from nearfar.errors import RequestError
 
     python = TextCodec.open_directory(shared_data(REAL[name]), None)
     job = job_for(name)
     begun = ["Once", "Once upon a", "a man who said: \n\n“No.”", "  spaces  ", ""]
     talks = [[*CONVERSATIONS[0], {"role": "assistant", "content": text}] for text in begun]
     job.chat = [{"messages": talk, "continueLast": True} for talk in talks]
-    for talk, ours in zip(talks, job.run()["chat"], strict=True):
-        try:
-            assert ours == python.encode_raw(python.render_chat(talk, continue_last=True))
-        except RequestError as refusal:
-            assert str(refusal) in ours["error"]
+    assert job.run()["chat"] == [python.encode_chat(talk, continue_last=True) for talk in talks]

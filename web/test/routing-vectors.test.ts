@@ -165,3 +165,7 @@ describe.each(Object.keys(MACHINES))("%s", (file) => {
     });
   });
 });
+
+test("the policy's defaults are Python's", () => {
+  expect(parsePolicy()).toEqual(JSON.parse(readFileSync(new URL("policy.json", VECTORS), "utf8")));
+});

@@ -14,6 +14,7 @@ import {
   continued,
   type FinishReason,
   type HybridRequest,
+  type Logprobs,
   type RouteInfo,
   type Usage,
 } from "./openai.js";
@@ -59,6 +60,7 @@ export class Answer {
   #escalated = false;
   #watches = true;
   #monitor: Monitor | null = null;
+  #watching = false;
   #first: number | null = null;
 
   constructor(
@@ -91,7 +93,7 @@ export class Answer {
       degraded: this.#degraded,
       predicted: decision.predicted,
       spent: this.#spent,
-      saved: Math.max(this.router.price(this.plan, this.usage) - this.#spent, 0),
+      saved: this.#path.length > 0 ? Math.max(this.router.price(this.plan, this.usage) - this.#spent, 0) : 0,
       would_route: would?.route ?? null,
     };
   }
@@ -134,8 +136,9 @@ export class Answer {
   #open(ticket: Ticket): Attempt {
     const { side } = ticket;
     const request = continued(this.#request, this.#text, this.#count);
-    this.#monitor = side === "device" && this.#mayEscalate ? new Monitor(this.plan.policy.monitor) : null;
-    const leg = this.router.open(ticket, this.#monitor ? this.#watched(request) : request, this.plan, this.#signal);
+    this.#watching = side === "device" && this.#mayEscalate;
+    if (this.#watching) this.#monitor = new Monitor(this.plan.policy.monitor);
+    const leg = this.router.open(ticket, this.#watching ? this.#watched(request) : request, this.plan, this.#signal);
     const times = { asked: performance.now(), first: 0, last: 0 };
     const attempt = { ticket, leg, before: this.#count, count: 0, usage: null, ...times };
     this.#attempts.push(attempt);
@@ -145,9 +148,9 @@ export class Answer {
   async #begin(): Promise<Attempt> {
     const { decision, policy, ticket } = this.plan;
     const first = this.#open(ticket);
-    const { hedge_seconds } = policy;
+    const { hedge_seconds, shadow } = policy;
     const other = decision.fallback;
-    if (hedge_seconds === null || other === null) return first;
+    if (hedge_seconds === null || other === null || shadow !== null) return first;
     let second: Attempt | null = null;
     const start = (): Leg | null => {
       const admitted = this.router.admit(this.plan, other, false);
@@ -174,7 +177,7 @@ export class Answer {
     const { leg } = attempt;
     const restarts = this.plan.policy.escalation === "restart";
     // A whole answer is shown at its end only, so all of it can be replaced.
-    let hold = this.#monitor
+    let hold = this.#watching
       ? restarts && !this.#request.stream
         ? Number.POSITIVE_INFINITY
         : this.plan.policy.hold_tokens
@@ -188,7 +191,7 @@ export class Answer {
         if (low) {
           this.#reasons.push(low);
           this.#escalated = true;
-          this.#monitor = null;
+          this.#watching = false;
           hold = 0;
           const replaced = restarts && this.#count === 0;
           if (!replaced) for (const shown of held.splice(0)) yield* this.#emit(leg.side, shown);
@@ -277,7 +280,8 @@ export class Answer {
 
   get #mayEscalate(): boolean {
     const { decision, policy } = this.plan;
-    return policy.escalation !== "off" && !this.#escalated && decision.fallback === "cloud";
+    const wanted = policy.escalation !== "off" && policy.shadow === null;
+    return wanted && !this.#escalated && decision.fallback === "cloud";
   }
 
   /** The request with the logprobs that the monitor needs. */
@@ -291,7 +295,8 @@ export class Answer {
   /** What the monitor says of a piece's tokens. A piece without logprobs counts as one token. */
   #watch({ choices }: Piece): Reason | null {
     const [choice] = choices;
-    if (!this.#monitor || !choice) return null;
+    const monitor = this.#watching ? this.#monitor : null;
+    if (!monitor || !choice || choice.finish_reason) return null;
     const tokens: WatchedToken[] = (choice.logprobs?.content ?? []).map(({ token, logprob, top_logprobs }) => ({
       text: token,
       logprob,
@@ -300,7 +305,7 @@ export class Answer {
     const text = choice.delta.content ?? "";
     if (tokens.length === 0 && text !== "") tokens.push({ text, logprob: null, top: [] });
     for (const token of tokens) {
-      const low = this.#monitor.push(token);
+      const low = monitor.push(token);
       if (low) return low;
     }
     return null;
@@ -312,7 +317,7 @@ export class Answer {
     const [choice] = choices;
     if (!choice || this.#finish !== null) return;
     this.#finish = choice.finish_reason ?? null;
-    const logprobs = this.#request.logprobs ? (choice.logprobs ?? null) : null;
+    const logprobs = this.#asked(choice.logprobs ?? null);
     const { role: _, ...delta } = choice.delta;
     if (this.#path.length === 0 && (isUseful(choice) || logprobs?.content?.length)) {
       this.#path.push(side);
@@ -331,6 +336,14 @@ export class Answer {
     yield this.#chunk({ delta, logprobs });
   }
 
+  /** The logprobs that the caller asked for; the monitor may have had more. */
+  #asked(logprobs: Logprobs | null): Logprobs | null {
+    if (!this.#request.logprobs || !logprobs) return null;
+    const most = this.#request.top_logprobs ?? 0;
+    const content = logprobs.content.map((token) => ({ ...token, top_logprobs: token.top_logprobs.slice(0, most) }));
+    return { content };
+  }
+
   #chunk(choice: Pick<ChunkChoice, "delta"> & Partial<ChunkChoice>, info?: RouteInfo): Chunk {
     const choices = [{ index: 0, finish_reason: null, logprobs: null, ...choice }];
     return { ...this.#head, choices, ...(info && { x_nearfar: info }) };
@@ -345,14 +358,16 @@ export class Answer {
     attempt.first ||= attempt.last;
   }
 
-  /** Settles an attempt once, and learns from it. One that gave nothing is not charged for. */
+  /** Settles an attempt once, and learns from it. One that failed before it gave anything is not charged for. */
   #leave(attempt: Attempt, outcome: "ok" | "left" | Error): void {
     const { ticket, before, count, usage, asked, first, last } = attempt;
     if (ticket.ended) return;
     attempt.leg.abort();
     const prompt = usage?.prompt_tokens ?? this.plan.request.prompt_tokens + before;
     const used = usage ?? { prompt_tokens: prompt, completion_tokens: count, total_tokens: prompt + count };
-    this.#spent += this.router.leave(ticket, this.plan, outcome, usage || count > 0 ? used : null);
+    // Where the caller left, the prompt may have been computed.
+    const charged = usage || count > 0 || outcome === "left";
+    this.#spent += this.router.leave(ticket, this.plan, outcome, charged ? used : null);
     if (outcome !== "ok" || first === 0) return;
     const { speeds, warm } = this.router;
     const fresh = prompt - (usage?.prompt_tokens_details?.cached_tokens ?? 0);

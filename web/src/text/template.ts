@@ -19,8 +19,8 @@ export class ChatTemplate {
 
   /** `continueLast`: up to where the content of the last message ends, so that the answer goes on from there. */
   render(messages: readonly ChatMessage[], addGenerationPrompt: boolean, continueLast = false): string {
-    const text = this.#render(messages, addGenerationPrompt && !continueLast);
-    return continueLast ? untilLast(text, messages) : text;
+    if (!continueLast) return this.#render(messages, addGenerationPrompt);
+    return untilMark(this.#render(marked(messages), false));
   }
 
   #render(messages: readonly ChatMessage[], addGenerationPrompt: boolean): string {
@@ -35,13 +35,18 @@ export class ChatTemplate {
   }
 }
 
-function untilLast(text: string, messages: readonly ChatMessage[]): string {
-  const last = messages.at(-1)?.content ?? "";
-  // Many templates strip.
-  for (const content of [last, last.trim()]) {
-    const at = content === "" ? -1 : text.lastIndexOf(content);
-    if (at >= 0) return text.slice(0, at + content.length);
-  }
+/** Ends the content that is continued: to look for the content itself would find a short one in the template's own words. */
+const MARK = "[the-answer-goes-on-here]";
+
+function marked(messages: readonly ChatMessage[]): ChatMessage[] {
+  return messages.map((message, at) =>
+    at === messages.length - 1 ? { ...message, content: message.content + MARK } : message,
+  );
+}
+
+function untilMark(text: string): string {
+  const at = text.lastIndexOf(MARK);
+  if (at >= 0) return text.slice(0, at);
   throw new RequestError("the chat template leaves out the last message, so it cannot be continued", "messages");
 }
 
