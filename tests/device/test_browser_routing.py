@@ -120,6 +120,9 @@ def codes(told: dict[str, Any]) -> list[str]:
 
 def test_easy_stays_long_goes_hard_goes(stage: Stage, expected: str) -> None:
     easy = stage.ask(tokens=24)
+    script = "return [client.records.at(-1).request.prompt_tokens, await engine.countTokens(argument)];"
+    counted = stage.page.run(f"const {{ client }} = window.nearfar; {script}", [{"role": "user", "content": EASY}])
+    assert counted[0] == counted[1] > 5
     assert (easy["text"], easy["told"]["path"], codes(easy["told"])) == (expected, ["device"], ["easy"])
     assert (stage.sent, stage.network.connections) == ([], 0)
     score = stage.ask(HARD, tokens=2)["told"]["reasons"][0]["value"]
@@ -156,6 +159,15 @@ def test_the_page_shows_who_answered_and_why(stage: Stage) -> None:
     assert "127.0.0.1" in tab.locator("#privacy").inner_text()
     tab.select_option("#mode", "auto")
     assert stage.page.complaints == []
+
+
+def test_a_browser_without_webgpu_is_answered_by_the_cloud(stage: Stage) -> None:
+    page = new_page(stage.page.tab.context.browser, stage.page.address)
+    page.tab.add_init_script("Object.defineProperty(Navigator.prototype, 'gpu', { value: undefined })")
+    assert page.answer(prompt=EASY, max_tokens=6, temperature=0)
+    assert page.tab.locator(".badge").get_attribute("data-path") == "cloud"
+    assert page.shards == []
+    page.tab.context.close()
 
 
 def test_the_network_is_cut_in_mid_stream_and_the_text_is_whole(stage: Stage, expected: str) -> None:

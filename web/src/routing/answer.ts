@@ -4,10 +4,9 @@
  */
 
 import { CloudError, DeviceError, throwIfAborted } from "../errors.js";
-import { isRequestError, StalledError } from "./device.js";
+import { failureOf, isRequestError } from "./device.js";
 import { firstUseful } from "./hedge.js";
-import { ends, isUseful, type Leg, type Piece, tokensOf } from "./leg.js";
-import { Monitor, type WatchedToken } from "./monitor.js";
+import { ends, isUseful, type Leg, type Piece, tokensIn, tokensOf } from "./leg.js";
 import {
   type Chunk,
   type ChunkChoice,
@@ -22,9 +21,8 @@ import { backoff } from "./retry.js";
 import type { Plan, Router, Ticket } from "./router.js";
 import { type Reason, reason, type Side } from "./types.js";
 import { pause } from "./wait.js";
+import { Watch } from "./watch.js";
 
-/** Alternatives asked for where entropy is watched. */
-const TOP_LOGPROBS = 5;
 /** What no second try changes. */
 const FINAL = ["401", "403", "404", "shape"];
 
@@ -58,9 +56,8 @@ export class Answer {
   #finish: FinishReason | null = null;
   #spent = 0;
   #escalated = false;
-  #watches = true;
-  #monitor: Monitor | null = null;
-  #watching = false;
+  #watch: Watch | null = null;
+  #hasLogprobs = true;
   #first: number | null = null;
 
   constructor(
@@ -136,9 +133,10 @@ export class Answer {
   #open(ticket: Ticket): Attempt {
     const { side } = ticket;
     const request = continued(this.#request, this.#text, this.#count);
-    this.#watching = side === "device" && this.#mayEscalate;
-    if (this.#watching) this.#monitor = new Monitor(this.plan.policy.monitor);
-    const leg = this.router.open(ticket, this.#watching ? this.#watched(request) : request, this.plan, this.#signal);
+    const watch =
+      side === "device" && this.#mayEscalate ? new Watch(this.plan.policy.monitor, this.#hasLogprobs) : null;
+    this.#watch = watch ?? this.#watch;
+    const leg = this.router.open(ticket, watch?.request(request) ?? request, this.plan, this.#signal);
     const times = { asked: performance.now(), first: 0, last: 0 };
     const attempt = { ticket, leg, before: this.#count, count: 0, usage: null, ...times };
     this.#attempts.push(attempt);
@@ -176,22 +174,17 @@ export class Answer {
   async *#follow(attempt: Attempt): AsyncGenerator<Chunk, Ticket | null> {
     const { leg } = attempt;
     const restarts = this.plan.policy.escalation === "restart";
-    // A whole answer is shown at its end only, so all of it can be replaced.
-    let hold = this.#watching
-      ? restarts && !this.#request.stream
-        ? Number.POSITIVE_INFINITY
-        : this.plan.policy.hold_tokens
-      : 0;
+    let hold = this.#hold;
     const held: Piece[] = [];
     let seen = 0;
     try {
       for await (const piece of leg.pieces) {
         this.#measure(attempt, piece);
-        const low = this.#watch(piece);
+        const low = leg.side === "device" ? (this.#watch?.push(piece) ?? null) : null;
         if (low) {
           this.#reasons.push(low);
+          if (this.#watch) this.#watch.on = false;
           this.#escalated = true;
-          this.#watching = false;
           hold = 0;
           const replaced = restarts && this.#count === 0;
           if (!replaced) for (const shown of held.splice(0)) yield* this.#emit(leg.side, shown);
@@ -229,7 +222,9 @@ export class Answer {
     if (isRequestError(error)) return this.#afterRefusal(side, error as Error);
     if (!(error instanceof CloudError || error instanceof DeviceError)) throw error;
     this.#failures[side] += 1;
-    this.#reasons.push(reason(this.#count > 0 ? "cut" : "failed", side, codeOf(error)));
+    this.#reasons.push(
+      reason(this.#count > 0 ? "cut" : "failed", side, error instanceof CloudError ? error.reason : failureOf(error)),
+    );
     for (const next of this.#order(side)) {
       if (next === side && !(await this.#mayRetry(error))) continue;
       const ticket = this.#admit(next);
@@ -243,8 +238,9 @@ export class Answer {
   #afterRefusal(side: Side, error: Error): Ticket {
     if (side === "cloud" || this.#count > 0) throw error;
     // An artifact without logprobs: the monitor wanted them, not the caller.
-    const unwatched = (error as { param?: unknown }).param === "logprobs" && !this.#request.logprobs && this.#watches;
-    this.#watches &&= !unwatched;
+    const unwatched =
+      (error as { param?: unknown }).param === "logprobs" && !this.#request.logprobs && this.#hasLogprobs;
+    this.#hasLogprobs &&= !unwatched;
     const ticket = this.#admit(unwatched ? "device" : "cloud");
     if (!ticket) throw error;
     if (!unwatched) this.#reasons.push(reason("refused", "device", error.message));
@@ -284,31 +280,12 @@ export class Answer {
     return wanted && !this.#escalated && decision.fallback === "cloud";
   }
 
-  /** The request with the logprobs that the monitor needs. */
-  #watched(request: HybridRequest): HybridRequest {
-    const { logprob, entropy } = this.plan.policy.monitor;
-    if (!this.#watches || (logprob === null && entropy === null)) return request;
-    const top_logprobs = Math.max(request.top_logprobs ?? 0, entropy === null ? 0 : TOP_LOGPROBS);
-    return { ...request, logprobs: true, top_logprobs };
-  }
-
-  /** What the monitor says of a piece's tokens. A piece without logprobs counts as one token. */
-  #watch({ choices }: Piece): Reason | null {
-    const [choice] = choices;
-    const monitor = this.#watching ? this.#monitor : null;
-    if (!monitor || !choice || choice.finish_reason) return null;
-    const tokens: WatchedToken[] = (choice.logprobs?.content ?? []).map(({ token, logprob, top_logprobs }) => ({
-      text: token,
-      logprob,
-      top: top_logprobs.map((other) => other.logprob),
-    }));
-    const text = choice.delta.content ?? "";
-    if (tokens.length === 0 && text !== "") tokens.push({ text, logprob: null, top: [] });
-    for (const token of tokens) {
-      const low = monitor.push(token);
-      if (low) return low;
-    }
-    return null;
+  /** Tokens of a watched answer that are held back at its beginning, while it can be restarted unseen. */
+  get #hold(): number {
+    const { escalation, hold_tokens } = this.plan.policy;
+    if (!this.#watch?.on) return 0;
+    // A whole answer is shown at its end only, so all of it can be replaced.
+    return escalation === "restart" && !this.#request.stream ? Number.POSITIVE_INFINITY : hold_tokens;
   }
 
   // What is shown and noted on the way.
@@ -403,23 +380,13 @@ export class Answer {
         spent,
         saved,
         finish: this.#finish,
-        lowest_logprob: this.#monitor?.lowestLogprob ?? null,
-        highest_entropy: this.#monitor?.highestEntropy ?? null,
+        lowest_logprob: this.#watch?.monitor.lowestLogprob ?? null,
+        highest_entropy: this.#watch?.monitor.highestEntropy ?? null,
         error: left ? "stopped" : failure === null ? null : nameOf(failure),
       },
       ...(policy.record_text && !request.private && { text: { messages: this.#request.messages, answer: this.#text } }),
     });
   }
-}
-
-function tokensIn({ choices }: Piece): number {
-  return choices.reduce((sum, choice) => sum + tokensOf(choice), 0);
-}
-
-/** Short, for reasons: an HTTP status, "timeout", "connection", "cut", "lost", "stalled". */
-function codeOf(error: CloudError | DeviceError): string {
-  if (error instanceof CloudError) return error.reason;
-  return error instanceof StalledError ? "stalled" : "lost";
 }
 
 function isAbort(error: unknown): boolean {

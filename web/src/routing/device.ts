@@ -10,6 +10,11 @@ import { within } from "./wait.js";
 /** A device that says nothing any more. */
 export class StalledError extends DeviceError {}
 
+/** Short, for reasons. */
+export function failureOf(error: DeviceError): "stalled" | "lost" {
+  return error instanceof StalledError ? "stalled" : "lost";
+}
+
 /** What of an engine is used; the one that `createEngine` gives has all of it. */
 export interface DeviceEngine {
   readonly model: { readonly name: string; readonly contextLength: number };

@@ -33,6 +33,10 @@ export function tokensOf({ delta, logprobs }: ChunkChoice): number {
   return scored || (written ? 1 : 0);
 }
 
+export function tokensIn({ choices }: Piece): number {
+  return choices.reduce((sum, choice) => sum + tokensOf(choice), 0);
+}
+
 function hasText(text: string | null | undefined): boolean {
   return text !== undefined && text !== null && text !== "";
 }
