@@ -18,7 +18,7 @@ emitted  the log-probability that classics-7M gives to the text that the user se
 Compared with: the device always, the cloud always, and the same takeovers dealt to the prompts at random (the same share of
 cloud tokens at the same places; mean of 500 deals and the middle 95 % of them). A limit earns its place only above that band.
 
-With --temperature 1 no curve leaves the band: the mean of 16 sampled tokens is then mostly the luck of the draw.
+With --temperature 1 the curves hardly leave the band: the mean of 16 sampled tokens is then mostly the luck of the draw.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ class Point:
     random_high: float
 
 
-def artifact(given: Path | None, name: str, work: Path) -> Path:
+def artifact(given: Path | None, model: Path, work: Path) -> Path:
     """The artifact of a model, built for the CPU if none was given."""
     if given is not None:
         return given
-    command = [sys.executable, "-m", "nearfar", "build", str(DATA / "models" / name), "--target", "cpu", "-o", str(work / name)]
+    command = [sys.executable, "-m", "nearfar", "build", str(model), "--target", "cpu", "-o", str(work / model.name)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return work / name
+    return work / model.name
 
 
 def true_logprobs(engine: Engine, prompt: Sequence[int], truth: Sequence[int]) -> tuple[float, ...]:
@@ -242,6 +242,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", type=Path, default=None, help="artifact of classics-1M")
     parser.add_argument("--cloud", type=Path, default=None, help="artifact of classics-7M")
+    parser.add_argument("--models", type=Path, default=DATA / "models", help="the folder with both checkpoints")
     parser.add_argument("--text", type=Path, default=DATA / "text" / "heldout.txt")
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--prompt-tokens", type=int, default=64)
@@ -256,8 +257,8 @@ def main() -> None:
     if options.answer_tokens % STEP or options.answer_tokens <= 0:
         parser.error(f"--answer-tokens {options.answer_tokens} is no multiple of {STEP}")
     with tempfile.TemporaryDirectory() as work:
-        device = artifact(options.device, "classics-1M", Path(work))
-        cloud = artifact(options.cloud, "classics-7M", Path(work))
+        device = artifact(options.device, options.models / "classics-1M", Path(work))
+        cloud = artifact(options.cloud, options.models / "classics-7M", Path(work))
         cases = collect(options, device, cloud)
     ends = {mark: ends_of(cases, mark) for mark in ("true", "emitted")}
     found = [
