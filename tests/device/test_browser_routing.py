@@ -183,7 +183,7 @@ def test_the_network_is_cut_in_mid_stream_and_the_text_is_whole(stage: Stage, ex
 
 
 def test_the_gpu_device_is_destroyed_in_mid_answer_and_the_text_is_whole(stage: Stage, expected: str) -> None:
-    stage.lose_device(10)
+    stage.lose_device(16)
     answer = stage.ask(tokens=24)
     assert answer["text"] == expected
     assert (answer["told"]["path"], answer["told"]["degraded"]) == (["device", "cloud"], False)
@@ -197,7 +197,7 @@ def test_private_never_causes_a_request(stage: Stage, expected: str) -> None:
     policy = {"mode": "prefer_cloud", "ttft": None, "escalation": "continue", "monitor": {"logprob": -1e-6, "min_tokens": 2}}
     answer = stage.ask(tokens=24, setup={"policy": policy}, private=True)
     assert (answer["text"], codes(answer["told"])) == (expected, ["private"])
-    stage.lose_device(10)
+    stage.lose_device(16)
     lost = stage.ask(tokens=24, private=True)
     assert expected.startswith(lost["text"])
     assert "GPU device was lost" in lost["error"]
