@@ -29,7 +29,7 @@ $(PYTHON_READY): pyproject.toml hatch_build.py | system
 	@scripts/check_python.sh "$(PYTHON)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet -e ".[build,edge,mlx,server,ray,dev]"
+	$(BIN)/python -m pip install --quiet -e ".[build,edge,mlx,server,ray,routing,dev]"
 	@touch $@
 
 $(NPM_READY): web/package.json web/package-lock.json | system
@@ -60,11 +60,11 @@ endif
 
 BENCH_READY := $(VENV)/.bench-ready
 $(BENCH_READY): $(PYTHON_READY)
-	CMAKE_ARGS="$${CMAKE_ARGS:-$$(scripts/llama_cpp_flags.sh)}" $(BIN)/python -m pip install --quiet -e ".[build,edge,mlx,server,ray,dev,bench]"
+	CMAKE_ARGS="$${CMAKE_ARGS:-$$(scripts/llama_cpp_flags.sh)}" $(BIN)/python -m pip install --quiet -e ".[build,edge,mlx,server,ray,routing,dev,bench]"
 	@touch $@
 
 bench: setup $(BENCH_READY) ## the scripts of benchmarks/, one after the other, beside their peers
-	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+	@for script in benchmarks/*.py benchmarks/routing/*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
 
 clean: ## everything that was built or downloaded here
 	rm -rf $(VENV) out web/dist web/node_modules .mypy_cache .ruff_cache .pytest_cache

@@ -104,13 +104,20 @@ def _cpu_kernels() -> Kernels:
     return kernels
 
 
-def _gpu_kernels() -> Kernels:
-    from nearfar.targets.gpu import KERNELS
+def _vulkan_kernels() -> Kernels:
+    from nearfar.targets.vulkan import KERNELS
+
+    kernels: Kernels = KERNELS
+    return kernels
+
+
+def _webgpu_kernels() -> Kernels:
+    from nearfar.targets.webgpu import KERNELS
 
     kernels: Kernels = KERNELS
     return kernels
 
 
 CPU = CompiledTarget("cpu", _cpu_kernels, {"kind": "llvm"}, emit.emit_cpu)
-WEBGPU = CompiledTarget("webgpu", _gpu_kernels, {"kind": "webgpu", "host": "llvm"}, emit.emit_webgpu)
-VULKAN = CompiledTarget("vulkan", _gpu_kernels, {"kind": "vulkan", "host": "llvm"}, emit.emit_vulkan)
+WEBGPU = CompiledTarget("webgpu", _webgpu_kernels, {"kind": "webgpu", "host": "llvm"}, emit.emit_webgpu)
+VULKAN = CompiledTarget("vulkan", _vulkan_kernels, {"kind": "vulkan", "host": "llvm"}, emit.emit_vulkan)

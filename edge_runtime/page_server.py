@@ -1,13 +1,15 @@
-"""Serves the chat page and one WebGPU artifact to a browser: static files, nothing else.
+"""Serves the chat page and one WebGPU artifact to a browser: static files, and what the page is told at its start.
 
 The standard library is enough for that, so a device install needs no web framework.
 """
 
 import errno
 import hashlib
+import io
 import json
 import mimetypes
 import os
+import re
 import shutil
 import socket
 import sys
@@ -23,6 +25,7 @@ import nearfar
 from nearfar.errors import ArtifactError, NearfarError
 
 ARTIFACT_PREFIX = "/artifact/"
+CONFIG_PATH = "/config.json"
 
 # The system's table knows neither shaders nor templates, and on Windows it may call JavaScript text/plain.
 MIME_TYPES = {
@@ -45,6 +48,31 @@ ISOLATION = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
 }
+
+LOOPBACK = ("http://localhost:*", "http://127.0.0.1:*")
+
+
+def content_policy(cloud: str | None) -> str:
+    """The page's Content-Security-Policy: its own files, and as a cloud any https address, this machine, and `cloud`."""
+    connect = ["'self'", "https:", *LOOPBACK, *([origin_of(cloud)] if cloud else [])]
+    return (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; worker-src 'self' blob:; "
+        f"connect-src {' '.join(connect)}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+def origin_of(address: str) -> str:
+    """Scheme, host and port of an http(s) address. NearfarError where it is none."""
+    wrong = NearfarError(f"{address!r} is no address of a server: write it as http://host:8000 or https://host/v1")
+    try:
+        parts = urlsplit(address)
+        host, port = parts.hostname or "", f":{parts.port}" if parts.port else ""
+    except ValueError as error:
+        raise wrong from error
+    # A policy is text: nothing of the address may end it or add to it.
+    if parts.scheme not in ("http", "https") or not re.fullmatch(r"[\w.-]+|[\da-f:]+", host, re.ASCII):
+        raise wrong
+    return f"{parts.scheme}://{_shown_host(host)}{port}"
 
 
 def find_page() -> Path:
@@ -85,10 +113,16 @@ def _how_to_build() -> str:
 
 @dataclass
 class Site:
-    """Which file answers which path."""
+    """Which file answers which path.
+
+    `cloud`: the address that the page takes as its cloud, until told otherwise. `guarded`: the page comes with a
+    Content-Security-Policy; one that needs more than its own scripts (benchmarks) goes without.
+    """
 
     page: Path
     artifact: Path
+    cloud: str | None = None
+    guarded: bool = True
     _etags: dict[tuple[Path, int, int], str] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
@@ -169,7 +203,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _begin(self) -> BinaryIO | None:
         """Send the status and headers; return the open file when a body is due."""
-        path = self.server.site.file(unquote(urlsplit(self.path).path))
+        asked = unquote(urlsplit(self.path).path)
+        if asked == CONFIG_PATH:
+            config = json.dumps({"cloud": self.server.site.cloud}).encode()
+            self._head(
+                HTTPStatus.OK,
+                {"Content-Type": "application/json", "Content-Length": str(len(config)), "Cache-Control": "no-cache"},
+            )
+            return io.BytesIO(config)
+        path = self.server.site.file(asked)
         if path is None:
             self.send_error(HTTPStatus.NOT_FOUND)
             return None
@@ -189,7 +231,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _head(self, status: HTTPStatus, headers: dict[str, str]) -> None:
         self.send_response(status)
-        for name, value in {**headers, **ISOLATION}.items():
+        site = self.server.site
+        policy = {"Content-Security-Policy": content_policy(site.cloud)} if site.guarded else {}
+        for name, value in {**headers, **ISOLATION, **policy}.items():
             self.send_header(name, value)
         self.end_headers()
 

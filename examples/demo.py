@@ -92,7 +92,7 @@ def in_browser(address: str, prompt: str, max_tokens: int) -> Answer:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGUMENTS)
         tab = browser.new_page()
         tab.goto(f"{address}/?{urlencode({'prompt': prompt, 'max_tokens': max_tokens, **SAMPLING})}")
-        tab.wait_for_function("['done', 'error'].includes(document.body.dataset.state)", timeout=300_000)
+        tab.wait_for_function("() => ['done', 'error'].includes(document.body.dataset.state)", timeout=300_000)
         text = tab.locator("#answer").inner_text()
         if tab.evaluate("document.body.dataset.state") == "error":
             raise SystemExit(f"error: the page says: {tab.locator('body').inner_text()}")

@@ -15,7 +15,7 @@ by weights trained on MMLU only, and by ten folds of its own questions (with MML
 which has never seen it; r is the judge's mark. Intervals (95 %) are of resampled questions with the scores as they are, and
 for the difference to length on MMLU also of resampled subjects.
 
-What is held out are weights, means and scales. The list of features and the two ridges were chosen by looking at these same
+What is held out are weights, means and scales. The lists of features and the two ridges were chosen by looking at all three
 sets, so the figures flatter a little.
 """
 

@@ -86,7 +86,7 @@ def create_app(engine: Engine, options: AppOptions | None = None) -> FastAPI:
     if options.cors:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(options.cors), allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type", "x-request-id"], expose_headers=["x-request-id"],
+            allow_headers=["authorization", "content-type", "x-request-id"], expose_headers=["x-request-id", "retry-after"],
         )  # fmt: skip
     app.add_middleware(RequestIds)
     return app

@@ -19,6 +19,10 @@ class GpuKernels:
 
     precisions: tuple[Precision, ...] = ("f16", "f32")
 
+    def __init__(self, *, vectors: bool = False) -> None:
+        """`vectors`: for a target that loads four neighbours at once."""
+        self._vectors = vectors
+
     def activation_dtype(self, precision: Precision) -> str:
         """Dtype of activations other than the residual stream."""
         return "float16" if precision == "f16" else "float32"
@@ -33,7 +37,7 @@ class GpuKernels:
 
     def linear(self, job: Linear) -> Staged:
         """One launch."""
-        return linear(job)
+        return linear(job, self._vectors)
 
     def embed(self, m: int, matrix: Matrix) -> Staged:
         """One launch."""

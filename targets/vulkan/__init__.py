@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from nearfar.targets.gpu import KERNELS
+from nearfar.targets.base import Kernels
+from nearfar.targets.gpu import GpuKernels
 
 from .codegen import Module, modules
+
+KERNELS: Kernels = GpuKernels(vectors=True)
 
 __all__ = ["KERNELS", "Module", "modules"]

@@ -172,6 +172,10 @@ class Arithmetic:
             return self._divide(name, dtype, a, b)
         if (name in ("add", "sub", "or", "xor", "shl", "shr") and y == 0) or (name == "mul" and y == 1):
             return a
+        if name == "add" and dtype.bits == 32 and x is None and y is None:
+            (base, offset), (other, more) = self.split(a), self.split(b)
+            if offset or more:  # (i + 1) + (j + 2) as (i + j) + 3, so that sums which differ by a number are seen to
+                return self.binary("add", dtype, self.binary("add", dtype, base, other), self.constant(dtype, offset + more))
         op = _SHIFT_RIGHT[dtype.kind] if name == "shr" else _INT_OPS[name]
         made = self.builder.pure(op, self.type_of(dtype), a, b)
         if dtype.bits == 32:
@@ -193,7 +197,9 @@ class Arithmetic:
         if dtype.kind == "f" or dtype.bits == 64:
             return self.select(dtype, self.compare("lt" if name == "min" else "gt", dtype, a, b), a, b)
         which = {"imin": Glsl.S_MIN, "imax": Glsl.S_MAX, "umin": Glsl.U_MIN, "umax": Glsl.U_MAX}[dtype.kind + name]
-        return self.builder.glsl(which, self.type_of(dtype), a, b)
+        made = self.builder.glsl(which, self.type_of(dtype), a, b)
+        self._factors[made] = math.gcd(self.factor(a), self.factor(b))
+        return made
 
     def _float(self, name: str, dtype: Dtype, a: int, b: int) -> int:
         kind = self.computes(dtype)

@@ -21,7 +21,7 @@ from .arithmetic import BOOL, F16, F32, I32, U32, Arithmetic, Dtype, dtype_of
 from .conversions import Conversions
 from .opcodes import Capability, Decoration, Op, Storage
 from .quads import WIDTH, Quads, Source
-from .uses import Uses
+from .uses import Stored, Uses
 
 
 @dataclass
@@ -172,16 +172,18 @@ class Memory:
         self._dirty.clear()
 
     @contextmanager
-    def branch(self, lost: set[Var]) -> Iterator[None]:
-        """Blocks beside the way: they begin with what is remembered; after them, `lost` buffers may hold something else."""
+    def branch(self, lost: Stored) -> Iterator[None]:
+        """Blocks beside the way: they begin with what is remembered; after them, what was stored there is no longer known."""
         held, dirty = dict(self._held), dict(self._dirty)
         yield
         self._held, self._dirty = held, dirty
         self.forget(lost)
 
-    def forget(self, buffers: set[Var]) -> None:
+    def forget(self, lost: Stored) -> None:
         """No longer know what these hold."""
-        self._held = {key: value for key, value in self._held.items() if key[0] not in buffers}
+        self._held = {
+            key: value for key, value in self._held.items() if key not in lost and (key[0], None) not in lost
+        }
 
     def _place(self, buffer: Var) -> Place:
         if buffer not in self._places:

@@ -135,9 +135,14 @@ def uses(root: Any) -> dict[Var, Uses]:
     return out
 
 
-def stored(root: Any) -> set[Var]:
-    """The buffers that are stored to under a node."""
-    return {node.buffer for node in nodes(root) if isinstance(node, BufferStore)}
+Stored = set[tuple[Var, int | None]]
+"""Buffers with the element that is stored to, None where that is not known."""
+
+
+def stored(root: Any) -> Stored:
+    """What is stored to under a node."""
+    stores = [node for node in nodes(root) if isinstance(node, BufferStore)]
+    return {(node.buffer, int(i.value) if isinstance(i, IntImm) else None) for node in stores for i in node.indices}
 
 
 def cheap(root: Any) -> bool:

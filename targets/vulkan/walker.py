@@ -26,7 +26,7 @@ from .opcodes import (
     Op,
 )
 from .spirv import Builder, Size3
-from .uses import Uses, stored, uses
+from .uses import Stored, Uses, stored, uses
 
 MAX_GRID_X = 65535
 """Workgroups along x that every Vulkan device takes; more are folded into z."""
@@ -233,8 +233,10 @@ class Walker:
             self._builder.emit(Op.CONTROL_BARRIER, u32(scope), u32(scope), u32(semantics | SEMANTICS_ACQUIRE_RELEASE))
         elif name == "ret":
             self._return(node)
+        elif name in ("break_loop", "continue_loop"):
+            self._leave(self._loops[-1].merge if name == "break_loop" else self._loops[-1].step)
         else:
-            self._expressions.values(node.value)
+            self._expressions.value(node.value)  # a call without a result has no lanes, but must be known all the same
 
     def _return(self, _node: Any) -> None:
         self._builder.end(Op.RETURN)
@@ -262,7 +264,7 @@ class Walker:
         )
 
     def _branches(
-        self, condition: int, then: Callable[[], None], otherwise: Callable[[], None] | None, lost: set[Var] | None = None
+        self, condition: int, then: Callable[[], None], otherwise: Callable[[], None] | None, lost: Stored | None = None
     ) -> None:
         builder, memory = self._builder, self._memory
         memory.flush()

@@ -186,7 +186,7 @@ def test_an_artifact_of_a_newer_format_is_refused(chromium: Any, artifact: Path,
 def test_the_card_shows_the_model(chromium: Any, address: str) -> None:
     page = new_page(chromium, address).open()
     page.wait("idle")
-    card = page.tab.locator("section.card").inner_text()
+    card = page.tab.get_by_role("region", name="toy").inner_text()
     assert all(word in card for word in ("llama", "KB", "1,024 tokens", "f32", "Apache-2.0"))
 
 
@@ -209,7 +209,7 @@ def test_chatting_by_keyboard(chromium: Any, address: str) -> None:
 
 def test_stop_keeps_what_was_written(chromium: Any, address: str) -> None:
     page = new_page(chromium, address).open(prompt="Tell me a long story", temperature=0, max_tokens=900)
-    page.tab.wait_for_function("document.querySelector('#answer')?.textContent.length > 20", timeout=PATIENCE_MS)
+    page.tab.wait_for_function("() => document.querySelector('#answer')?.textContent.length > 20", timeout=PATIENCE_MS)
     assert page.state == "generating"
     page.tab.keyboard.press("Escape")
     page.wait("done")
@@ -260,7 +260,7 @@ def test_the_progress_shows_bytes_while_loading(chromium: Any, address: str) -> 
     page.tab.route("**/weights/*", lambda route: (time.sleep(0.5), route.continue_()))
     page.tab.goto(address, wait_until="commit")
     page.wait("loading")
-    page.tab.wait_for_function(r"/ of [\d.]+ KB/.test(document.querySelector('#loading-bytes').textContent)")
+    page.tab.wait_for_function(r"() => / of [\d.]+ KB/.test(document.querySelector('#loading-bytes').textContent)")
     assert page.state == "loading"
     page.wait("idle")
     assert page.tab.locator("#loading").is_hidden()

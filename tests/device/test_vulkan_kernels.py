@@ -548,3 +548,29 @@ def test_neighbours_loaded_at_once(dtype: str) -> None:
     first, second = a[:32].astype(np.float64), np.arange(32)[::-1]
     want = a.reshape(32, 8).astype(np.float64) @ first[4:12] + second[4:12] @ np.arange(8) + second[8:24].sum()
     np.testing.assert_array_equal(launch(finished(kernel), a, np.zeros(32, np.float32)), want.astype(np.float32))
+
+
+def test_break_and_continue() -> None:
+    """The sum of the odd numbers before the first multiple of 7."""
+    a = RNG.integers(1, 100, N).astype(np.int32)
+
+    @T.prim_func(check_well_formed=False)
+    def kernel(a: T.Buffer((N,), "int32"), out: T.Buffer((N,), "int32")):
+        for bx in T.thread_binding(3, thread="blockIdx.x"):
+            for tx in T.thread_binding(32, thread="threadIdx.x"):
+                total = T.alloc_local((1,), "int32")
+                if bx * 32 + tx < N:
+                    total[0] = 0
+                    for i in T.serial(10):
+                        if (a[bx * 32 + tx] + i) % 7 == 0:
+                            break
+                        if (a[bx * 32 + tx] + i) % 2 == 0:
+                            continue
+                        total[0] = total[0] + a[bx * 32 + tx] + i
+                    out[bx * 32 + tx] = total[0]
+
+    want = []
+    for start in a.tolist():
+        before = next(i for i in range(10) if (start + i) % 7 == 0)
+        want.append(sum(start + i for i in range(before) if (start + i) % 2))
+    np.testing.assert_array_equal(launch(finished(kernel), a, np.zeros(N, np.int32)), want)

@@ -45,11 +45,11 @@ def launch(kind: Any, arguments: list[str]) -> Any:
 
 
 @contextmanager
-def serve(artifact: Path) -> Iterator[str]:
+def serve(artifact: Path, *options: str) -> Iterator[str]:
     """`nearfar web` for an artifact; gives the address that it prints."""
     if not (WEB / "dist" / "page" / "index.html").is_file():
         pytest.skip("the chat page is not built (run `make setup`)")
-    command = [sys.executable, "-m", "nearfar", "web", str(artifact), "--no-open", "--port", "0"]
+    command = [sys.executable, "-m", "nearfar", "web", str(artifact), "--no-open", "--port", "0", *options]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
         assert server.stdout is not None

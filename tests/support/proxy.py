@@ -12,7 +12,7 @@ class Proxy:
     """Forwards connections to a port; counts them; cuts an answer after so many of its bytes (once)."""
 
     def __init__(self, target: int) -> None:
-        self._target = target
+        self.target = target
         self.connections = 0
         self.cut_after: int | None = None
         self.down = False
@@ -38,7 +38,7 @@ class Proxy:
                     _abort(client)
                     continue
                 try:
-                    server = socket.create_connection(("127.0.0.1", self._target))
+                    server = socket.create_connection(("127.0.0.1", self.target))
                 except OSError:
                     _abort(client)
                     continue

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.edge_runtime.page_server import PageServer, Site, find_webgpu_artifact, open_server
+from nearfar.edge_runtime.page_server import PageServer, Site, find_webgpu_artifact, open_server, origin_of
 from nearfar.errors import ArtifactError, NearfarError
 
 
@@ -102,6 +102,25 @@ def test_nothing_outside_the_two_folders_is_served(server: PageServer, path: str
 def test_a_symbolic_link_does_not_lead_out(server: PageServer, site: Site, tmp_path: Path) -> None:
     (site.artifact / "link.txt").symlink_to(tmp_path / "secret.txt")
     assert ask(server, "GET", "/artifact/link.txt")[0].status == 404
+
+
+@pytest.mark.parametrize("cloud", [None, "http://gpu.example:8000/v1"])
+def test_the_page_is_told_of_its_cloud_and_may_reach_it(server: PageServer, site: Site, cloud: str | None) -> None:
+    site.cloud = cloud
+    response, body = ask(server, "GET", "/config.json")
+    assert json.loads(body) == {"cloud": cloud}
+    assert response.getheader("Content-Type") == "application/json"
+    policy = (ask(server, "GET", "/")[0].getheader("Content-Security-Policy") or "").split("; ")
+    connect = next(rule for rule in policy if rule.startswith("connect-src")).split()[1:]
+    local = ["'self'", "https:", "http://localhost:*", "http://127.0.0.1:*"]
+    assert connect == [*local, *(["http://gpu.example:8000"] if cloud else [])]
+
+
+def test_what_is_no_address_cannot_become_part_of_the_policy() -> None:
+    assert origin_of("https://Host.example/v1") == "https://host.example"
+    for wrong in ("host:8000", "ftp://host", "http://", "http://a;b/", "http://a b/", "http://*", "http://host:x/"):
+        with pytest.raises(NearfarError, match="no address"):
+            origin_of(wrong)
 
 
 def test_only_reading_is_allowed(server: PageServer) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
+from nearfar.routing.policy import Policy
 from tests.support.routing_vectors import MACHINES, VECTORS, decision, same
 
 
@@ -34,3 +36,7 @@ def test_machine(machine: str) -> None:
 def test_comparison_notices_differences() -> None:
     assert same({"a": [1, 2.0, None]}, {"a": [1.0, 2, None]})
     assert not any(same(*pair) for pair in [(1, 2), (True, 1), (None, 0), ({"a": 1}, {"b": 1}), ([1], [1, 2]), ("a", "b")])
+
+
+def test_the_policys_defaults_are_those_that_typescript_is_held_to() -> None:
+    assert json.loads((VECTORS / "policy.json").read_text(encoding="utf-8")) == asdict(Policy())

@@ -122,6 +122,24 @@ def test_known_conversions_are_computed() -> None:
     assert conversions.cast(U32, F32, arithmetic.constant(U32, 2**32 - 1)) == arithmetic.constant(F32, 2.0**32)
 
 
+def test_sums_that_differ_by_a_number_are_seen_to() -> None:
+    """(i * 4 + 1) + (j * 8 + 2) is (i * 4 + j * 8) + 3, a multiple of 4 and 3."""
+    builder = Builder()
+    arithmetic = Arithmetic(builder)
+    i, j = (builder.value(Op.LOAD, builder.int_type(), builder.local_variable(builder.int_type())) for _ in "ij")
+
+    def number(value: int) -> int:
+        return arithmetic.constant(I32, value)
+
+    rows = arithmetic.binary("add", I32, arithmetic.binary("mul", I32, i, number(4)), number(1))
+    columns = arithmetic.binary("add", I32, arithmetic.binary("shl", I32, j, number(3)), number(2))
+    base, offset = arithmetic.split(arithmetic.binary("add", I32, rows, columns))
+    assert (offset, arithmetic.factor(base)) == (3, 4)
+    assert arithmetic.split(arithmetic.binary("sub", I32, rows, number(5)))[1] == -4
+    assert arithmetic.factor(arithmetic.binary("min", I32, base, number(12))) == 4
+    assert arithmetic.factor(i) == 1
+
+
 def test_dtypes() -> None:
     assert dtype_of("float16") == F16
     assert dtype_of("uint8x4") == Dtype("u", 8)
@@ -226,6 +244,17 @@ def test_an_unknown_intrinsic_names_the_kernel_and_itself() -> None:
     def kernel(a: T.Buffer((64,), "float32"), out: T.Buffer((64,), "float32")):
         for tx in T.thread_binding(64, thread="threadIdx.x"):
             out[tx] = T.call_pure_extern("float32", "frobnicate", a[tx])
+
+    with pytest.raises(BuildError, match="kernel kernel: intrinsic frobnicate has no SPIR-V code"):
+        compiled(kernel)
+
+
+def test_an_unknown_call_without_a_result_is_not_passed_over() -> None:
+    @T.prim_func(check_well_formed=False)
+    def kernel(a: T.Buffer((64,), "float32"), out: T.Buffer((64,), "float32")):
+        for tx in T.thread_binding(64, thread="threadIdx.x"):
+            T.evaluate(T.call_extern("void", "frobnicate", a[tx]))
+            out[tx] = a[tx]
 
     with pytest.raises(BuildError, match="kernel kernel: intrinsic frobnicate has no SPIR-V code"):
         compiled(kernel)

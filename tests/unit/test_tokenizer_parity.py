@@ -199,3 +199,15 @@ def render(python: Any, messages: list[dict[str, str]], addGenerationPrompt: boo
     except jinja2.exceptions.TemplateError as error:
         return None, str(error)
     return text, ""
+
+
+@pytest.mark.parametrize("name", ["classics-1M", "classics-7M", "phi3"])
+def test_a_begun_answer_is_rendered_as_in_python(name: str) -> None:
+    from nearfar.edge_runtime.text import TextCodec
+
+    python = TextCodec.open_directory(shared_data(REAL[name]), None)
+    job = job_for(name)
+    begun = ["Once", "Once upon a", "a man who said: \n\n“No.”", "  spaces  ", ""]
+    talks = [[*CONVERSATIONS[0], {"role": "assistant", "content": text}] for text in begun]
+    job.chat = [{"messages": talk, "continueLast": True} for talk in talks]
+    assert job.run()["chat"] == [python.encode_chat(talk, continue_last=True) for talk in talks]

@@ -1,11 +1,15 @@
 /** The conversation on the page and the messages behind it. Text goes in as text, never as HTML. */
 
+import type { RouteInfo } from "../src/routing/index.js";
 import type { ChatMessage } from "../src/text/types.js";
+import { badge } from "./badge.js";
 import { element } from "./dom.js";
 
 /** One answer as it grows. */
 export interface Answer {
   append(text: string): void;
+  /** Says where it comes from, and of which model it is. */
+  route(info: RouteInfo, model: string): void;
   /** Ends the answer; `note` says how, when that is not obvious. */
   end(note: string | null): void;
   /** Ends an answer that failed: neither it nor its question is part of what follows. */
@@ -16,6 +20,12 @@ export class Conversation {
   readonly #log = element("log", HTMLOListElement);
   readonly #scroller = element("scroller", HTMLElement);
   readonly #messages: ChatMessage[] = [];
+  #id = crypto.randomUUID();
+
+  /** Names the conversation for budgets and caches; it says nothing else. */
+  get id(): string {
+    return this.#id;
+  }
 
   get messages(): readonly ChatMessage[] {
     return this.#messages;
@@ -23,6 +33,7 @@ export class Conversation {
 
   clear(): void {
     this.#messages.length = 0;
+    this.#id = crypto.randomUUID();
     this.#log.replaceChildren();
   }
 
@@ -40,12 +51,19 @@ export class Conversation {
     const text = document.createTextNode("");
     body.append(text);
     const turn = body.parentElement;
+    const origin = badge();
+    const who = turn?.querySelector(".who");
+    who?.append(origin.node);
     turn?.setAttribute("aria-busy", "true");
     return {
       append: (more) => {
         const follow = this.#atBottom();
         text.appendData(more);
         if (follow) this.#scrollDown();
+      },
+      route: (info, model) => {
+        origin.show(info);
+        if (who?.firstChild && model !== "") who.firstChild.nodeValue = model;
       },
       end: (note) => {
         const follow = this.#atBottom();

@@ -1,13 +1,15 @@
 /** The chat page: load the model, then answer, by hand or by link. */
 
 import type { LoadProgress } from "../src/index.js";
+import { openCloudSettings } from "./cloud-settings.js";
 import { Conversation } from "./conversation.js";
 import { element, setState } from "./dom.js";
 import { formatBytes, formatCount, formatRate, formatSeconds } from "./format.js";
 import { type Link, parseLink } from "./link.js";
-import { type Model, type Outcome, openModel, readManifest } from "./model.js";
+import { Model, type Outcome, readManifest } from "./model.js";
 import { showDevice, showModel } from "./model-card.js";
 import { explain, hideNotice, showNotice } from "./notice.js";
+import { keepForOffline } from "./offline.js";
 import { applyLink, readSettings } from "./settings.js";
 import { webgpuHelp } from "./webgpu-help.js";
 
@@ -21,16 +23,24 @@ const stats = element("stats", HTMLOutputElement);
 const welcome = element("welcome", HTMLParagraphElement);
 const loading = element("loading", HTMLElement);
 
-let model: Model | null = null;
+const model = new Model(artifact);
+/** Somebody can answer. */
+let isReady = false;
 /** Set while an answer is being written. */
 let running: AbortController | null = null;
 
 async function start(): Promise<void> {
   const link = parseLink(location.search);
   applyLink(link);
+  await openCloudSettings((settings) => model.setCloud(settings));
   const manifest = await readManifest(artifact);
   showModel(manifest);
   const help = await webgpuHelp();
+  if (help && model.hasCloud) {
+    showDevice("the cloud: this browser offers no GPU");
+    ready(link, "This browser cannot run the model, so the cloud answers. Write a message to begin.");
+    return;
+  }
   if (help) {
     showNotice(help);
     loading.hidden = true;
@@ -38,9 +48,10 @@ async function start(): Promise<void> {
     return;
   }
   showProgress({ phase: "weights", loaded: 0, cached: 0, total: manifest.weights.bytes });
-  model = await openModel(artifact, showProgress);
-  showDevice(model.runsOn);
-  ready(link);
+  const { precision, adapter } = (await model.load(showProgress)).model;
+  showDevice(`${precision} on ${adapter}`);
+  ready(link, "The model is ready. Write a message to begin.");
+  await keepForOffline(artifact, manifest, precision);
 }
 
 function showProgress(progress: LoadProgress): void {
@@ -54,9 +65,10 @@ function showProgress(progress: LoadProgress): void {
   element("progress", HTMLProgressElement).value = total > 0 ? loaded / total : 1;
 }
 
-function ready(link: Link): void {
+function ready(link: Link, greeting: string): void {
+  isReady = true;
   loading.hidden = true;
-  welcome.textContent = "The model is ready. Write a message to begin.";
+  welcome.textContent = greeting;
   welcome.hidden = false;
   send.disabled = false;
   newChat.disabled = false;
@@ -66,7 +78,7 @@ function ready(link: Link): void {
 }
 
 async function answer(text: string): Promise<void> {
-  if (model === null || running !== null) return;
+  if (!isReady || running !== null) return;
   hideNotice();
   welcome.hidden = true;
   stats.textContent = "";
@@ -79,10 +91,11 @@ async function answer(text: string): Promise<void> {
     if (settings.raw) conversation.clear();
     if (text !== "" || !settings.raw) conversation.ask(text);
     const system = settings.system === "" ? [] : [{ role: "system" as const, content: settings.system }];
-    const request = settings.raw ? { prompt: text } : { messages: [...system, ...conversation.messages] };
+    const messages = [...system, ...conversation.messages];
+    const request = settings.raw ? { prompt: text } : { messages, conversation: conversation.id };
     const written = conversation.answer(model.name);
     try {
-      const outcome = await model.answer(request, settings.sampling, written.append, controller.signal);
+      const outcome = await model.answer(request, settings.sampling, written, controller.signal);
       written.end(noteOf(outcome));
       showStats(outcome);
       setState("done", outcome.reason === "aborted" ? "Stopped" : "The answer is complete");
@@ -122,14 +135,14 @@ function fail(error: unknown): void {
   const help = explain(error);
   loading.hidden = true;
   // Without a model nothing works, so offer to begin again; with one, the next message is the way on.
-  showNotice(help, model === null ? { label: "Try again", run: () => location.reload() } : null);
+  showNotice(help, isReady ? null : { label: "Try again", run: () => location.reload() });
   setState("error", help.title);
 }
 
 element("composer", HTMLFormElement).addEventListener("submit", (event) => {
   event.preventDefault();
   const text = prompt.value;
-  if (model === null || running !== null || (text.trim() === "" && !readSettings().raw)) return;
+  if (!isReady || running !== null || (text.trim() === "" && !readSettings().raw)) return;
   prompt.value = "";
   void answer(text);
 });
@@ -146,7 +159,8 @@ document.addEventListener("keydown", (event) => {
 });
 
 stop.addEventListener("click", () => running?.abort());
-element("settings-form", HTMLFormElement).addEventListener("submit", (event) => event.preventDefault());
+for (const form of ["settings-form", "cloud-form"])
+  element(form, HTMLFormElement).addEventListener("submit", (event) => event.preventDefault());
 
 newChat.addEventListener("click", () => {
   conversation.clear();

@@ -1,12 +1,16 @@
-/** The loaded model as the page needs it: one answer at a time, as text that arrives in pieces. */
+/** The loaded model and its cloud as the page needs them: one answer at a time, as text that arrives in pieces. */
 
-import { createEngine, type LoadProgress } from "../src/index.js";
+import { createEngine, type Engine, type LoadProgress } from "../src/index.js";
 import { type Manifest, parseManifest } from "../src/manifest.js";
+import { HybridClient, type KeptState, loadDifficulty, type RouteInfo } from "../src/routing/index.js";
 import { fetchText } from "../src/store/http.js";
 import type { ChatMessage } from "../src/text/types.js";
+import type { CloudSettings } from "./cloud-settings.js";
 import type { Sampling } from "./link.js";
 
-export type Question = { readonly prompt: string } | { readonly messages: readonly ChatMessage[] };
+export type Question =
+  | { readonly prompt: string }
+  | { readonly messages: readonly ChatMessage[]; readonly conversation: string };
 
 /** How an answer ended and what it cost; times in milliseconds. */
 export interface Outcome {
@@ -17,62 +21,169 @@ export interface Outcome {
   readonly rate: number | null;
 }
 
-export interface Model {
-  readonly name: string;
-  /** "f16 on NVIDIA …": the precision of the kernels and the device that runs them. */
-  readonly runsOn: string;
-  /** Rejects with the engine's errors; an abort is an outcome. */
-  answer(question: Question, sampling: Sampling, onText: (text: string) => void, signal: AbortSignal): Promise<Outcome>;
+export interface Listener {
+  append(text: string): void;
+  route(info: RouteInfo, model: string): void;
 }
+
+const STORAGE = "nearfar.routing";
+/** A slow processor that stands in for a GPU compiles kernels for minutes; that is no reason to give it up. Seconds. */
+const PATIENCE = { first_token: 600, between: 60 };
+const POLICY = { timeouts: { device_between: PATIENCE.between } };
 
 export async function readManifest(artifact: URL): Promise<Manifest> {
-  return parseManifest(await fetchText(new URL("manifest.json", artifact), null, { cache: "no-cache" }));
+  const text = await fetchText(new URL("manifest.json", artifact), null, { cache: "no-cache" });
+  return parseManifest(text);
 }
 
-export async function openModel(artifact: URL, onProgress: (progress: LoadProgress) => void): Promise<Model> {
-  const engine = await createEngine(artifact, { onProgress });
-  // For the browser's console, and for tests.
-  Object.assign(window, { nearfar: { engine, createEngine, artifact } });
+export class Model {
+  readonly client = new HybridClient({
+    store: { read: readKept, write: writeKept },
+    device_first_token: PATIENCE.first_token,
+    policy: POLICY,
+    onDeviceLost: () => void this.#reload(),
+  });
+  #engine: Engine | null = null;
+  #cloud = "";
 
-  return {
-    name: engine.model.name,
-    runsOn: `${engine.model.precision} on ${engine.model.adapter}`,
-    async answer(question, { temperature, topP, maxTokens, seed }, onText, signal) {
-      const options = {
-        ...(temperature !== undefined && { temperature }),
-        ...(topP !== undefined && { top_p: topP }),
-        ...(maxTokens !== undefined && { max_tokens: maxTokens }),
-        ...(seed !== undefined && { seed }),
-        stream: true as const,
-        signal,
-      };
-      let reason: Outcome["reason"] = "stop";
-      try {
-        if ("prompt" in question) {
-          for await (const chunk of await engine.completions.create({ ...options, ...question })) {
-            const choice = chunk.choices[0];
-            onText(choice?.text ?? "");
-            reason = choice?.finish_reason ?? reason;
-          }
-        } else {
-          for await (const chunk of await engine.chat.completions.create({ ...options, ...question })) {
-            const choice = chunk.choices[0];
-            onText(choice?.delta.content ?? "");
-            reason = choice?.finish_reason ?? reason;
-          }
-        }
-      } catch (error) {
-        if (!signal.aborted) throw error;
-        // What was written until then stays; its cost is not known.
-        return { reason: "aborted", tokens: 0, ttft: null, rate: null };
-      }
-      const { last } = await engine.stats();
-      return {
-        reason,
-        tokens: last?.completionTokens ?? 0,
-        ttft: last?.ttft ?? null,
-        rate: last?.decodeTokensPerSecond || null,
-      };
-    },
-  };
+  constructor(private readonly artifact: URL) {
+    this.#publish();
+    // Small and asked for at once; until it is here, and where it is missing, all prompts look alike.
+    loadDifficulty(new URL("difficulty.json", location.href)).then(
+      (difficulty) => this.client.setDifficulty(difficulty),
+      () => undefined,
+    );
+  }
+
+  /** Loads the model onto this device. */
+  async load(onProgress: (progress: LoadProgress) => void): Promise<Engine> {
+    this.#engine = await createEngine(this.artifact, { onProgress });
+    this.client.device = this.#engine;
+    this.#publish();
+    return this.#engine;
+  }
+
+  setCloud({ mode, address, key }: CloudSettings): void {
+    this.#cloud = address === "" || mode === "device_only" ? "" : new URL(address).host;
+    this.client.setCloud(address === "" ? null : { baseURL: address, ...(key !== "" && { apiKey: key }) });
+    this.client.setPolicy({ ...POLICY, mode });
+  }
+
+  /** Whether answers can come from elsewhere than this device. */
+  get hasCloud(): boolean {
+    return this.#cloud !== "";
+  }
+
+  /** Who answers, as far as that is known before. */
+  get name(): string {
+    return this.#engine?.model.name ?? this.#cloud;
+  }
+
+  /** Answers; an abort is an outcome. Plain prompts are the device's alone. */
+  async answer(question: Question, sampling: Sampling, listener: Listener, signal: AbortSignal): Promise<Outcome> {
+    const { temperature, topP, maxTokens, seed } = sampling;
+    const options = {
+      ...(temperature !== undefined && { temperature }),
+      ...(topP !== undefined && { top_p: topP }),
+      ...(maxTokens !== undefined && { max_tokens: maxTokens }),
+      ...(seed !== undefined && { seed }),
+      stream: true as const,
+      signal,
+    };
+    try {
+      if ("prompt" in question) return await this.#continue({ ...options, ...question }, listener);
+      return await this.#chat(options, question, listener);
+    } catch (error) {
+      if (!signal.aborted) throw error;
+      // What was written until then stays; its cost is not known.
+      return { reason: "aborted", tokens: 0, ttft: null, rate: null };
+    }
+  }
+
+  async #continue(
+    request: Parameters<Engine["completions"]["create"]>[0] & { stream: true },
+    { append }: Listener,
+  ): Promise<Outcome> {
+    if (!this.#engine)
+      throw new Error("No model is loaded here, and the cloud only chats. Switch off “Continue my text”.");
+    let reason: Outcome["reason"] = "stop";
+    for await (const chunk of await this.#engine.completions.create(request)) {
+      append(chunk.choices[0]?.text ?? "");
+      reason = chunk.choices[0]?.finish_reason ?? reason;
+    }
+    return this.#measured(reason);
+  }
+
+  async #chat(
+    options: Omit<Parameters<HybridClient["chat"]["completions"]["create"]>[0], "messages">,
+    { messages, conversation }: Extract<Question, { conversation: string }>,
+    { append, route }: Listener,
+  ): Promise<Outcome> {
+    const started = performance.now();
+    const times: number[] = [];
+    const end: { reason: Outcome["reason"]; tokens: number; info: RouteInfo | null } = {
+      reason: "stop",
+      tokens: 0,
+      info: null,
+    };
+    const request = { ...options, messages, stream: true, stream_options: { include_usage: true } } as const;
+    for await (const chunk of await this.client.chat.completions.create({ ...request, x_nearfar: { conversation } })) {
+      const text = chunk.choices[0]?.delta.content ?? "";
+      if (text !== "") times.push(performance.now());
+      append(text);
+      if (chunk.choices[0]?.finish_reason === "length") end.reason = "length";
+      end.tokens = chunk.usage?.completion_tokens ?? end.tokens;
+      end.info = chunk.x_nearfar ?? end.info;
+      if (chunk.x_nearfar) route(chunk.x_nearfar, chunk.model);
+    }
+    if (end.info?.path.join() === "device") return this.#measured(end.reason);
+    const [first] = times;
+    if (first === undefined) return { reason: end.reason, tokens: end.tokens, ttft: null, rate: null };
+    const seconds = ((times.at(-1) ?? first) - first) / 1000;
+    const rate = seconds > 0 ? (end.tokens - 1) / seconds : null;
+    return { reason: end.reason, tokens: end.tokens, ttft: first - started, rate };
+  }
+
+  /** By the engine itself, which knows more than the page sees. */
+  async #measured(reason: Outcome["reason"]): Promise<Outcome> {
+    const last = (await this.#engine?.stats())?.last;
+    return {
+      reason,
+      tokens: last?.completionTokens ?? 0,
+      ttft: last?.ttft ?? null,
+      rate: last?.decodeTokensPerSecond || null,
+    };
+  }
+
+  /** After the device was lost: begins anew, from the weights that the browser keeps. Where that fails, the cloud stays. */
+  async #reload(): Promise<void> {
+    const lost = this.#engine;
+    if (!lost) return;
+    this.#engine = null;
+    this.client.device = null;
+    await lost.dispose();
+    await this.load(() => undefined).catch(() => undefined);
+  }
+
+  /** For the browser's console, and for tests. */
+  #publish(): void {
+    const { client, artifact } = this;
+    Object.assign(window, { nearfar: { engine: this.#engine, createEngine, artifact, client } });
+  }
+}
+
+function readKept(): KeptState | null {
+  try {
+    return JSON.parse(localStorage.getItem(STORAGE) ?? "null") as KeptState | null;
+  } catch {
+    return null;
+  }
+}
+
+function writeKept(state: KeptState): void {
+  try {
+    localStorage.setItem(STORAGE, JSON.stringify(state));
+  } catch {
+    // Storage that is full or forbidden: budgets and speeds hold for this visit.
+  }
 }

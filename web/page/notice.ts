@@ -1,6 +1,6 @@
 /** The box that says what went wrong and what to do. */
 
-import { ArtifactError, DeviceError, RequestError } from "../src/errors.js";
+import { ArtifactError, CloudError, DeviceError, RequestError, RouteError } from "../src/errors.js";
 import { element } from "./dom.js";
 import type { Help } from "./webgpu-help.js";
 
@@ -41,6 +41,8 @@ export function explain(error: unknown): Help {
 function titleOf(error: unknown): string {
   if (error instanceof ArtifactError) return "The model's files cannot be used";
   if (error instanceof DeviceError) return "This device cannot run the model";
+  if (error instanceof CloudError) return "The cloud cannot answer";
+  if (error instanceof RouteError) return "Nobody may answer this";
   if (error instanceof RequestError) return "The request cannot be answered";
   return "Something went wrong";
 }

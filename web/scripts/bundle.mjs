@@ -1,5 +1,5 @@
 // @ts-check
-/** Bundles the package into dist/: index.js for the page, worker.js for the worker, chunks that they import. */
+/** Bundles the package into dist/: index.js for the page, worker.js for the worker, routing/index.js, chunks that they import. */
 import { rm, writeFile } from "node:fs/promises";
 import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
@@ -13,7 +13,7 @@ const root = fileURLToPath(new URL("..", import.meta.url));
 export function bundle({ write }) {
   return build({
     absWorkingDir: root,
-    entryPoints: ["src/index.ts", "src/worker.ts"],
+    entryPoints: ["src/index.ts", "src/worker.ts", "src/routing/index.ts"],
     outdir: "dist",
     bundle: true,
     splitting: true,

@@ -1,6 +1,14 @@
 import { Channel } from "./channel.js";
 import { Completions, type Prepared } from "./completions.js";
-import { abortError, DeviceError, type ErrorRecord, fromErrorRecord, throwIfAborted, toErrorRecord } from "./errors.js";
+import {
+  abortError,
+  DeviceError,
+  type ErrorRecord,
+  fromErrorRecord,
+  RequestError,
+  throwIfAborted,
+  toErrorRecord,
+} from "./errors.js";
 import type {
   AnswerEvent,
   EngineStats,
@@ -9,10 +17,12 @@ import type {
   LoadProgress,
   LoadSettings,
   ModelCard,
+  Prompt,
   ToWorker,
 } from "./messages.js";
 import type * as openai from "./openai.js";
 import { CHAT, textShape } from "./replies.js";
+import type { ChatMessage } from "./text/types.js";
 
 export interface EngineOptions extends LoadSettings {
   /** Called while the model is loading. */
@@ -79,6 +89,11 @@ export class Engine {
     return this.#link.stats();
   }
 
+  /** How many tokens a conversation has as the model's prompt. */
+  countTokens(messages: readonly ChatMessage[]): Promise<number> {
+    return this.#link.count({ kind: "chat", messages, continueLast: false });
+  }
+
   /** Ends all answers, frees every GPU buffer, ends the worker. */
   dispose(): Promise<void> {
     return this.#link.close();
@@ -86,18 +101,21 @@ export class Engine {
 }
 
 function prepareChat(request: openai.ChatCompletionRequest): Prepared {
-  const { messages, max_completion_tokens, logprobs, top_logprobs, ...options } = request;
+  const { messages, max_completion_tokens, logprobs, top_logprobs, continue_final_message, ...options } = request;
+  const continueLast = continue_final_message ?? false;
+  if (continueLast && messages.at(-1)?.role !== "assistant")
+    throw new RequestError("continue_final_message needs a last message of the role assistant", "messages");
   const max_tokens = max_completion_tokens ?? options.max_tokens ?? null;
   const scores = logprobs ? (top_logprobs ?? 0) : null;
-  return { prompt: { kind: "chat", messages }, options: { ...options, max_tokens }, logprobs: scores };
+  return { prompt: { kind: "chat", messages, continueLast }, options: { ...options, max_tokens }, logprobs: scores };
 }
 
 function prepareText({ prompt, logprobs, ...options }: openai.CompletionRequest): Prepared {
   return { prompt: { kind: "text", text: prompt }, options, logprobs: logprobs ?? null };
 }
 
-interface StatsWaiter {
-  readonly resolve: (stats: EngineStats) => void;
+interface Waiter<T> {
+  readonly resolve: (value: T) => void;
   readonly reject: (error: Error) => void;
 }
 
@@ -107,7 +125,8 @@ const DISPOSE_TIMEOUT_MS = 2000;
 /** The page's end of the line to the worker. */
 export class WorkerLink {
   readonly #answers = new Map<number, Channel<AnswerEvent>>();
-  readonly #statsWaiting = new Map<number, StatsWaiter>();
+  readonly #statsWaiting = new Map<number, Waiter<EngineStats>>();
+  readonly #countsWaiting = new Map<number, Waiter<number>>();
   #nextId = 1;
   #closed: Promise<void> | null = null;
   #failure: ErrorRecord | null = null;
@@ -165,6 +184,15 @@ export class WorkerLink {
     });
   }
 
+  count(prompt: Prompt): Promise<number> {
+    if (this.#failure) return Promise.reject(fromErrorRecord(this.#failure));
+    const id = this.#nextId++;
+    return new Promise((resolve, reject) => {
+      this.#countsWaiting.set(id, { resolve, reject });
+      this.#post({ type: "count", id, prompt });
+    });
+  }
+
   close(): Promise<void> {
     this.#closed ??= this.#close();
     return this.#closed;
@@ -203,10 +231,20 @@ export class WorkerLink {
         this.#statsWaiting.get(message.id)?.resolve(message.stats);
         this.#statsWaiting.delete(message.id);
         return;
+      case "counted":
+        this.#counted(message.id, message.tokens);
+        return;
       case "disposed":
         this.#finalStats = message.stats;
         this.#onDisposed();
     }
+  }
+
+  #counted(id: number, tokens: number | ErrorRecord): void {
+    const waiter = this.#countsWaiting.get(id);
+    this.#countsWaiting.delete(id);
+    if (typeof tokens === "number") waiter?.resolve(tokens);
+    else waiter?.reject(fromErrorRecord(tokens));
   }
 
   #answer(id: number, answer: AnswerEvent): void {
@@ -221,8 +259,10 @@ export class WorkerLink {
     this.#onLoad({ type: "failed", error });
     for (const events of this.#answers.values()) events.put({ event: "error", error });
     this.#answers.clear();
-    for (const { reject } of this.#statsWaiting.values()) reject(fromErrorRecord(error));
-    this.#statsWaiting.clear();
+    for (const waiting of [this.#statsWaiting, this.#countsWaiting]) {
+      for (const { reject } of waiting.values()) reject(fromErrorRecord(error));
+      waiting.clear();
+    }
     this.#onDisposed();
   }
 

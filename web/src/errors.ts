@@ -1,6 +1,6 @@
 /** The errors nearfar throws on purpose. Each message says what was wrong, with which value, and what to do. */
 
-export type ErrorCode = "artifact" | "device" | "request";
+export type ErrorCode = "artifact" | "device" | "request" | "cloud" | "route";
 
 /** Base of all errors with a message meant for the user. */
 export class NearfarError extends Error {
@@ -41,6 +41,30 @@ export class RequestError extends NearfarError {
   }
 }
 
+/** The cloud cannot be reached, refuses, or broke off. */
+export class CloudError extends NearfarError {
+  override readonly name = "CloudError";
+  /** Seconds that the server asked to wait; null where it said nothing. */
+  readonly retryAfter: number | null;
+  constructor(
+    message: string,
+    /** Short, for reasons: an HTTP status, "timeout", "connection", "cut", "error", "shape". */
+    readonly reason: string,
+    options: ErrorOptions & { readonly retryAfter?: number | null } = {},
+  ) {
+    super("cloud", message, options);
+    this.retryAfter = options.retryAfter ?? null;
+  }
+}
+
+/** Neither device nor cloud may or can answer; the message names the reasons. */
+export class RouteError extends NearfarError {
+  override readonly name = "RouteError";
+  constructor(message: string, options?: ErrorOptions) {
+    super("route", message, options);
+  }
+}
+
 /** What an aborted load or generation rejects with, as fetch() does. */
 export function abortError(): DOMException {
   return new DOMException("The operation was aborted.", "AbortError");
@@ -52,7 +76,7 @@ export function throwIfAborted(signal: AbortSignal | undefined): void {
 
 /** An error in a form that survives postMessage with its class. */
 export interface ErrorRecord {
-  readonly kind: ErrorCode | "abort" | "internal";
+  readonly kind: "artifact" | "device" | "request" | "abort" | "internal";
   readonly message: string;
   readonly param: string | null;
   readonly stack: string | null;
@@ -62,7 +86,8 @@ export function toErrorRecord(error: unknown): ErrorRecord {
   const message = error instanceof Error ? error.message : String(error);
   const stack = error instanceof Error ? (error.stack ?? null) : null;
   if (error instanceof RequestError) return { kind: "request", message, param: error.param, stack };
-  if (error instanceof NearfarError) return { kind: error.code, message, param: null, stack };
+  if (error instanceof ArtifactError) return { kind: "artifact", message, param: null, stack };
+  if (error instanceof DeviceError) return { kind: "device", message, param: null, stack };
   if (error instanceof DOMException && error.name === "AbortError")
     return { kind: "abort", message, param: null, stack };
   return { kind: "internal", message, param: null, stack };

@@ -39,6 +39,8 @@ export interface EngineStats {
   /** Kernels of one greedy decode step of one sequence. */
   readonly launchesPerToken: number;
   readonly cachePages: number;
+  /** Tokens that a new request could put into the KV cache now. */
+  readonly freeTokens: number;
   readonly contextLength: number;
   /** The request that finished last. */
   readonly last: AnswerStats | null;
@@ -50,7 +52,8 @@ export interface AnswerStats extends RequestStats {
 }
 
 export type Prompt =
-  | { readonly kind: "chat"; readonly messages: readonly ChatMessage[] }
+  /** `continueLast`: the answer is the rest of the last message. */
+  | { readonly kind: "chat"; readonly messages: readonly ChatMessage[]; readonly continueLast: boolean }
   | { readonly kind: "text"; readonly text: string };
 
 export interface GenerateRequest {
@@ -81,6 +84,7 @@ export type ToWorker =
   | { readonly type: "generate"; readonly id: number; readonly request: GenerateRequest }
   | { readonly type: "abort"; readonly id: number }
   | { readonly type: "stats"; readonly id: number }
+  | { readonly type: "count"; readonly id: number; readonly prompt: Prompt }
   | { readonly type: "dispose" };
 
 export type FromWorker =
@@ -90,5 +94,6 @@ export type FromWorker =
   | { readonly type: "failed"; readonly error: ErrorRecord }
   | { readonly type: "answer"; readonly id: number; readonly answer: AnswerEvent }
   | { readonly type: "stats"; readonly id: number; readonly stats: EngineStats }
+  | { readonly type: "counted"; readonly id: number; readonly tokens: number | ErrorRecord }
   /** Everything is freed; no stats where nothing was loaded. */
   | { readonly type: "disposed"; readonly stats: EngineStats | null };

@@ -19,6 +19,8 @@ export interface ChatCompletionRequest extends RequestOptions {
   logprobs?: boolean | null;
   /** 0 to 20. */
   top_logprobs?: number | null;
+  /** The answer is the rest of the last message, which must be the assistant's. */
+  continue_final_message?: boolean | null;
   stream?: boolean | null;
 }
 

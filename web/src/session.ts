@@ -12,6 +12,7 @@ import type {
   LoadProgress,
   LoadSettings,
   ModelCard,
+  Prompt,
   TokenScore,
 } from "./messages.js";
 import { fetchText } from "./store/http.js";
@@ -90,6 +91,7 @@ export class Session {
       launches: executor.launches,
       launchesPerToken: executor.launchesOf("step") + executor.launchesOf("greedy"),
       cachePages: executor.shape.pages,
+      freeTokens: this.#core.freeTokens,
       contextLength: executor.shape.contextLength,
       last: this.#last,
     };
@@ -102,9 +104,9 @@ export class Session {
       if (!Number.isInteger(n) || n < 1 || n > MAX_CHOICES)
         throw new RequestError(`n must be at least 1 and at most ${MAX_CHOICES}, not ${n}`, "n");
       const params = parseSampling(options, logprobs, this.manifest.model.vocabSize);
-      const prompt = this.#encode(request);
-      // A plain prompt's answer continues its text; a chat's answer begins a new one.
-      const context = request.prompt.kind === "text" ? prompt : [];
+      const prompt = this.#encode(request.prompt);
+      // A plain prompt's answer continues its text; a chat's answer begins a new one, unless it is the rest of one.
+      const context = request.prompt.kind === "text" || request.prompt.continueLast ? prompt : [];
       const answer = new Answer(this.codec, params, context, n, tell, (stats) => this.#ended(id, stats));
       this.#requests.set(id, []);
       for (let i = 0; i < n; i++) {
@@ -128,8 +130,13 @@ export class Session {
     this.loaded.executor.dispose();
   }
 
-  #encode({ prompt }: GenerateRequest): number[] {
-    if (prompt.kind === "chat") return this.codec.chat(prompt.messages);
+  /** How many tokens a prompt has. */
+  count(prompt: Prompt): number {
+    return this.#encode(prompt).length;
+  }
+
+  #encode(prompt: Prompt): number[] {
+    if (prompt.kind === "chat") return this.codec.chat(prompt.messages, { continueLast: prompt.continueLast });
     const tokens = this.codec.encode(prompt.text);
     const { bosTokenId } = this.manifest.model;
     return tokens.length === 0 && bosTokenId !== null ? [bosTokenId] : tokens;

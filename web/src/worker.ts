@@ -1,5 +1,5 @@
-import { DeviceError, toErrorRecord } from "./errors.js";
-import type { AnswerEvent, FromWorker, LoadProgress, LoadSettings, ToWorker } from "./messages.js";
+import { DeviceError, type ErrorRecord, toErrorRecord } from "./errors.js";
+import type { AnswerEvent, FromWorker, LoadProgress, LoadSettings, Prompt, ToWorker } from "./messages.js";
 import { Session } from "./session.js";
 
 /** The dedicated worker's entry: loads one model and answers until it is disposed. */
@@ -35,6 +35,9 @@ function handle(message: ToWorker): void {
     case "stats":
       if (session) scope.postMessage({ type: "stats", id: message.id, stats: session.stats() });
       return;
+    case "count":
+      scope.postMessage({ type: "counted", id: message.id, tokens: count(message.prompt) });
+      return;
     case "dispose":
       void dispose();
   }
@@ -55,6 +58,15 @@ function generate({ id, request }: Extract<ToWorker, { type: "generate" }>): voi
   const tell = (answer: AnswerEvent): void => scope.postMessage({ type: "answer", id, answer });
   if (session) session.generate(id, request, tell);
   else tell({ event: "error", error: toErrorRecord(new DeviceError("The model is not loaded.")) });
+}
+
+function count(prompt: Prompt): number | ErrorRecord {
+  try {
+    if (!session) throw new DeviceError("The model is not loaded.");
+    return session.count(prompt);
+  } catch (error) {
+    return toErrorRecord(error);
+  }
 }
 
 async function dispose(): Promise<void> {

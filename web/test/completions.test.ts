@@ -33,7 +33,11 @@ function completions(source: FakeSource): Completions<ChatCompletionRequest, Cha
     "sample",
     "chatcmpl",
     () => CHAT,
-    ({ messages, logprobs: _, ...options }) => ({ prompt: { kind: "chat", messages }, options, logprobs: null }),
+    ({ messages, logprobs: _, ...options }) => ({
+      prompt: { kind: "chat", messages, continueLast: false },
+      options,
+      logprobs: null,
+    }),
   );
 }
 

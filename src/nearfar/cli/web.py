@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from nearfar.edge_runtime.page_server import Site, find_page, find_webgpu_artifact, open_server
+from nearfar.edge_runtime.page_server import Site, find_page, find_webgpu_artifact, open_server, origin_of
 
 
 def web(
@@ -20,10 +20,19 @@ def web(
     host: Annotated[
         str, typer.Option(help="The address to listen on; the default is reachable from this machine only.")
     ] = "127.0.0.1",
+    cloud: Annotated[
+        str | None,
+        typer.Option(
+            help="An OpenAI-compatible server that answers what this device should not; it must allow the page's origin (CORS).",
+            show_default=False,
+        ),
+    ] = None,
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
 ) -> None:
     """Serve the chat page for an artifact and open it in the browser."""
-    site = Site(find_page(), find_webgpu_artifact(artifact))
+    if cloud is not None:
+        origin_of(cloud)  # refuses what is no address
+    site = Site(find_page(), find_webgpu_artifact(artifact), cloud)
     # Ctrl-C is how a server is meant to end, from the moment that it listens.
     with open_server(host, port, site) as server, suppress(KeyboardInterrupt):
         if port and server.server_port != port:

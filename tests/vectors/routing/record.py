@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import asdict
 from typing import Any
 
+from nearfar.routing.policy import Policy
 from tests.support.routing_vectors import MACHINES, VECTORS, decision
 from tests.vectors.routing.scenarios import DECISIONS, machines, random_case
 
@@ -43,6 +45,7 @@ def record_machine(name: str, scenarios: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
+    (VECTORS / "policy.json").write_text(json.dumps(asdict(Policy()), indent=2) + "\n", encoding="utf-8")
     record_decisions("decision", DECISIONS)
     rng = random.Random(2026)
     record_decisions("decision_random", [random_case(number, rng) for number in range(RANDOM_CASES)])

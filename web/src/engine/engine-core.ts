@@ -46,6 +46,11 @@ export class EngineCore {
     this.#endTokens = new Set(endTokens);
   }
 
+  /** Tokens that a new request could put into the cache now. */
+  get freeTokens(): number {
+    return this.#table.available * this.#table.pageSize;
+  }
+
   /** Queues a request. Throws RequestError where it can never run; everything later goes to the listener. */
   submit(prompt: readonly number[], params: SamplingParams, listener: RequestListener): Request {
     if (this.#failure) throw this.#failure;

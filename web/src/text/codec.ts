@@ -7,7 +7,7 @@ import { AnswerStream, IncrementalDecoder } from "./stream.js";
 import { ChatTemplate } from "./template.js";
 import { type ByteRules, byteRules } from "./token-bytes.js";
 import { asObject, type JsonObject, namedTokens, specialIds, templateOf } from "./tokenizer-file.js";
-import type { ChatMessage, SpecialTokens, TextCodec, TextFiles, TextStream } from "./types.js";
+import type { ChatMessage, ChatOptions, SpecialTokens, TextCodec, TextFiles, TextStream } from "./types.js";
 
 class ModelTextCodec implements TextCodec {
   readonly #tokenizer: Tokenizer;
@@ -35,12 +35,12 @@ class ModelTextCodec implements TextCodec {
     return ids;
   }
 
-  chat(messages: readonly ChatMessage[], options: { readonly addGenerationPrompt?: boolean } = {}): number[] {
+  chat(messages: readonly ChatMessage[], options: ChatOptions = {}): number[] {
     if (this.#template === null) {
       throw new RequestError("this model has no chat template; give it a plain prompt instead of messages", "messages");
     }
     // The template writes BOS and all other special tokens itself.
-    const text = this.#template.render(messages, options.addGenerationPrompt ?? true);
+    const text = this.#template.render(messages, options.addGenerationPrompt ?? true, options.continueLast);
     return this.encode(text, { addSpecialTokens: false });
   }
 

@@ -17,7 +17,13 @@ export class ChatTemplate {
     this.#tokens = tokens;
   }
 
-  render(messages: readonly ChatMessage[], addGenerationPrompt: boolean): string {
+  /** `continueLast`: up to where the content of the last message ends, so that the answer goes on from there. */
+  render(messages: readonly ChatMessage[], addGenerationPrompt: boolean, continueLast = false): string {
+    if (!continueLast) return this.#render(messages, addGenerationPrompt);
+    return untilMark(this.#render(marked(messages), false));
+  }
+
+  #render(messages: readonly ChatMessage[], addGenerationPrompt: boolean): string {
     try {
       return this.#template.render({ ...this.#tokens, messages, add_generation_prompt: addGenerationPrompt });
     } catch (error) {
@@ -27,6 +33,21 @@ export class ChatTemplate {
       });
     }
   }
+}
+
+/** Ends the content that is continued: to look for the content itself would find a short one in the template's own words. */
+const MARK = "[the-answer-goes-on-here]";
+
+function marked(messages: readonly ChatMessage[]): ChatMessage[] {
+  return messages.map((message, at) =>
+    at === messages.length - 1 ? { ...message, content: message.content + MARK } : message,
+  );
+}
+
+function untilMark(text: string): string {
+  const at = text.lastIndexOf(MARK);
+  if (at >= 0) return text.slice(0, at);
+  throw new RequestError("the chat template leaves out the last message, so it cannot be continued", "messages");
 }
 
 function reason(error: unknown): string {

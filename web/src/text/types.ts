@@ -36,12 +36,20 @@ export interface TextStream {
   flush(): string;
 }
 
+export interface ChatOptions {
+  readonly addGenerationPrompt?: boolean;
+  readonly continueLast?: boolean;
+}
+
 /** Text to token ids and back. */
 export interface TextCodec {
   /** `addSpecialTokens` (default true) lets the tokenizer add what it adds by itself, such as BOS. */
   encode(text: string, options?: { readonly addSpecialTokens?: boolean }): number[];
-  /** Token ids of a conversation, ready for the assistant's answer. Throws RequestError where the model has no template. */
-  chat(messages: readonly ChatMessage[], options?: { readonly addGenerationPrompt?: boolean }): number[];
+  /**
+   * Token ids of a conversation, ready for the assistant's answer; with `continueLast` for the rest of the last message.
+   * Throws RequestError where the model has no template.
+   */
+  chat(messages: readonly ChatMessage[], options?: ChatOptions): number[];
   /**
    * A decoder for one answer that ends at any of the `stop` strings. `context` are the tokens that the answer's text
    * continues: some tokenizers drop the space at the start of a text, but not in its middle.

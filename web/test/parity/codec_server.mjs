@@ -1,7 +1,7 @@
 /**
  * Answers tokenizer questions for tests/unit/test_tokenizer_parity.py: one JSON job on stdin, one JSON answer on stdout.
  * Job: {files: {tokenizerJson, tokenizerConfig, chatTemplate?}, special, encode: [{text, addSpecialTokens}],
- *       decode: [[ids…]], chat: [{messages, addGenerationPrompt}], streams: [{ids, stop, context?}]}.
+ *       decode: [[ids…]], chat: [{messages, addGenerationPrompt?, continueLast?}], streams: [{ids, stop, context?}]}.
  */
 import { readFileSync } from "node:fs";
 import { mkdtemp, rm } from "node:fs/promises";
@@ -58,9 +58,7 @@ process.stdout.write(
   JSON.stringify({
     encode: job.encode.map(({ text, addSpecialTokens }) => codec.encode(text, { addSpecialTokens })),
     decode: job.decode.map((ids) => decode(codec, ids).pieces),
-    chat: job.chat.map(({ messages, addGenerationPrompt }) =>
-      attempt(() => codec.chat(messages, { addGenerationPrompt })),
-    ),
+    chat: job.chat.map(({ messages, ...options }) => attempt(() => codec.chat(messages, options))),
     streams: job.streams.map(({ ids, stop, context }) => decode(codec, ids, stop, context)),
   }),
 );

@@ -1,0 +1,37 @@
+/** Makes the page work without its server: registers the service worker and keeps the artifact's small files. */
+
+import type { Manifest } from "../src/manifest.js";
+
+const CACHE = "nearfar-artifact";
+
+/** Keeps what the model's next start needs. Quietly: a browser that refuses just needs the server again. */
+export async function keepForOffline(artifact: URL, manifest: Manifest, precision: string): Promise<void> {
+  // Absent in insecure contexts and in some private windows.
+  const { serviceWorker } = navigator as { readonly serviceWorker?: ServiceWorkerContainer };
+  if (!serviceWorker) return;
+  try {
+    await serviceWorker.register("sw.js");
+    await keepFiles([new URL("config.json", location.href), ...filesOf(artifact, manifest, precision)]);
+    await serviceWorker.ready;
+    document.body.dataset.offline = "ready";
+  } catch {
+    // Nothing depends on it.
+  }
+}
+
+/** All but the weights, of the one program that this device runs. */
+function filesOf(artifact: URL, manifest: Manifest, precision: string): URL[] {
+  const program = manifest.programs.find((candidate) => candidate.precision === precision);
+  const kernels = [...(program?.kernels.values() ?? [])].map(({ file }) => file);
+  const plans = Object.values(program?.functions ?? {}).flatMap((sizes) => sizes.map(({ plan }) => plan));
+  const tokenizer = manifest.tokenizerFiles.map(({ file }) => file);
+  return ["manifest.json", ...tokenizer, ...plans, ...kernels].map((file) => new URL(file, artifact));
+}
+
+async function keepFiles(urls: readonly URL[]): Promise<void> {
+  const cache = await caches.open(CACHE);
+  const wanted = new Set(urls.map(({ href }) => href));
+  for (const request of await cache.keys()) if (!wanted.has(request.url)) await cache.delete(request);
+  // The HTTP cache has them all: the server only confirms that they are still right.
+  await cache.addAll([...wanted].map((url) => new Request(url, { cache: "no-cache" })));
+}

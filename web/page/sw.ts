@@ -1,0 +1,63 @@
+/**
+ * The service worker: the page, its scripts and the artifact's small files come from here when the server does not answer.
+ * Online everything still comes from the server, so that a new build shows up at once. Weights are kept elsewhere (OPFS).
+ */
+
+/** The page's files and a hash of them, put in by scripts/page.mjs. */
+declare const SHELL: { readonly version: string; readonly files: readonly string[] };
+
+/** Parts of the worker's global, whose types cannot be loaded beside those of the window. */
+interface Scope {
+  readonly registration: { readonly scope: string };
+  skipWaiting(): Promise<void>;
+  readonly clients: { claim(): Promise<void> };
+  addEventListener(type: "install" | "activate", listener: (event: LifeEvent) => void): void;
+  addEventListener(type: "fetch", listener: (event: RequestEvent) => void): void;
+}
+
+interface LifeEvent {
+  waitUntil(work: Promise<unknown>): void;
+}
+
+interface RequestEvent {
+  readonly request: Request;
+  respondWith(response: Promise<Response>): void;
+}
+
+const worker = globalThis as unknown as Scope;
+const PREFIX = "nearfar-page-";
+const CACHE = PREFIX + SHELL.version;
+
+worker.addEventListener("install", (event) => event.waitUntil(install()));
+worker.addEventListener("activate", (event) => event.waitUntil(activate()));
+worker.addEventListener("fetch", (event) => {
+  if (isOurs(event.request)) event.respondWith(answer(event.request));
+});
+
+async function install(): Promise<void> {
+  const cache = await caches.open(CACHE);
+  await cache.addAll(SHELL.files.map((file) => new Request(file, { cache: "no-cache" })));
+  await worker.skipWaiting();
+}
+
+async function activate(): Promise<void> {
+  for (const name of await caches.keys()) if (name.startsWith(PREFIX) && name !== CACHE) await caches.delete(name);
+  await worker.clients.claim();
+}
+
+/** Only what is read from the page's own folder; never a cloud, never weights. */
+function isOurs({ method, url }: Request): boolean {
+  const { scope } = worker.registration;
+  return method === "GET" && url.startsWith(scope) && !url.startsWith(`${scope}artifact/weights/`);
+}
+
+async function answer(request: Request): Promise<Response> {
+  try {
+    return await fetch(request);
+  } catch (error) {
+    // A link's parameters are for the page, not for the server.
+    const kept = await caches.match(request, { ignoreSearch: true });
+    if (kept) return kept;
+    throw error;
+  }
+}

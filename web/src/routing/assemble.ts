@@ -1,0 +1,43 @@
+/** From the chunks of an answer to the whole of it. */
+
+import { CloudError } from "../errors.js";
+import type { Answer } from "./answer.js";
+import type { Choice, Chunk, Completion, ToolCall, ToolCallDelta } from "./openai.js";
+
+export async function assemble(answer: Answer): Promise<Completion> {
+  const message: Choice["message"] = { role: "assistant", content: "" };
+  const choice: Choice = { index: 0, message, finish_reason: "stop", logprobs: null };
+  let last: Chunk | null = null;
+  for await (const chunk of answer.chunks()) {
+    last = chunk;
+    for (const { delta, finish_reason, logprobs } of chunk.choices) {
+      message.content += delta.content ?? "";
+      if (delta.reasoning_content)
+        message.reasoning_content = (message.reasoning_content ?? "") + delta.reasoning_content;
+      for (const call of delta.tool_calls ?? []) addCall(message, call);
+      if (finish_reason) choice.finish_reason = finish_reason;
+      if (logprobs?.content) choice.logprobs = { content: [...(choice.logprobs?.content ?? []), ...logprobs.content] };
+    }
+  }
+  if (last === null) throw new CloudError("The answer was empty.", "shape");
+  const { id, created, model } = last;
+  return {
+    id,
+    object: "chat.completion",
+    created,
+    model,
+    choices: [choice],
+    usage: answer.usage,
+    x_nearfar: answer.info,
+  };
+}
+
+function addCall(message: Choice["message"], delta: ToolCallDelta): void {
+  message.tool_calls ??= [];
+  const empty: ToolCall = { id: "", type: "function", function: { name: "", arguments: "" } };
+  const call = message.tool_calls[delta.index] ?? empty;
+  message.tool_calls[delta.index] = call;
+  if (delta.id) call.id = delta.id;
+  call.function.name += delta.function?.name ?? "";
+  call.function.arguments += delta.function?.arguments ?? "";
+}

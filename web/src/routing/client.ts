@@ -1,0 +1,92 @@
+/** The hybrid client: OpenAI's interface over a device and a cloud. */
+
+import { Answer } from "./answer.js";
+import { assemble } from "./assemble.js";
+import type { CloudOptions } from "./cloud.js";
+import type { DeviceEngine } from "./device.js";
+import type { Chunk, Completion, HybridRequest } from "./openai.js";
+import type { Policy, PolicyOptions } from "./policy.js";
+import type { DecisionRecord } from "./records.js";
+import { type HybridOptions, Router } from "./router.js";
+import type { Scorer } from "./scorer.js";
+
+export class HybridClient {
+  readonly chat: { readonly completions: HybridCompletions };
+  readonly #router: Router;
+
+  constructor(options: HybridOptions) {
+    this.#router = new Router(options);
+    this.chat = { completions: new HybridCompletions(this.#router) };
+  }
+
+  /** The engine of the device; set it when it is loaded, or loaded again. */
+  get device(): DeviceEngine | null {
+    return this.#router.device;
+  }
+
+  set device(engine: DeviceEngine | null) {
+    this.#router.device = engine;
+  }
+
+  /** Scores the difficulty of requests from now on. */
+  setDifficulty(scorer: Scorer | null): void {
+    this.#router.scorer = scorer;
+  }
+
+  /** Another cloud, or none. */
+  setCloud(options: CloudOptions | null): void {
+    this.#router.cloud = options;
+  }
+
+  get policy(): Policy {
+    return this.#router.policy;
+  }
+
+  /** Replaces the policy. */
+  setPolicy(options: PolicyOptions): void {
+    this.#router.policy = options;
+  }
+
+  /** The latest decisions with their outcome. */
+  get records(): readonly DecisionRecord[] {
+    return this.#router.records.all;
+  }
+
+  /** The same as JSON lines. */
+  exportRecords(): string {
+    return this.#router.records.jsonLines();
+  }
+}
+
+export class HybridCompletions {
+  constructor(private readonly router: Router) {}
+
+  /**
+   * Answers on the device or in the cloud, as the policy decides; `x_nearfar` of the answer says where and why. With
+   * `stream: true` gives the chunks; leaving the loop over them ends the answer.
+   *
+   * @throws RouteError where no side may answer, RequestError, DeviceError or CloudError where the side that should answer fails
+   *     and no other may go on, or an AbortError when `signal` says so.
+   */
+  create(request: HybridRequest & { stream: true }): Promise<AsyncIterable<Chunk>>;
+  create(request: HybridRequest & { stream?: false | null }): Promise<Completion>;
+  create(request: HybridRequest): Promise<AsyncIterable<Chunk> | Completion>;
+  async create(request: HybridRequest): Promise<AsyncIterable<Chunk> | Completion> {
+    const plan = await this.router.plan(request);
+    const answer = new Answer(this.router, request, plan);
+    if (!request.stream) return assemble(answer);
+    const chunks = answer.chunks();
+    // The first chunk here, so that a request that cannot be answered rejects `create` and not the loop over its chunks.
+    const first = await chunks.next();
+    return first.done ? chunks : preceded(first.value, chunks);
+  }
+}
+
+async function* preceded(first: Chunk, rest: AsyncGenerator<Chunk>): AsyncGenerator<Chunk> {
+  try {
+    yield first;
+    yield* rest;
+  } finally {
+    await rest.return(undefined);
+  }
+}

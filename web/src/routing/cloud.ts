@@ -1,0 +1,196 @@
+/** The cloud: any server with OpenAI's interface. */
+
+import { CloudError, RequestError, throwIfAborted } from "../errors.js";
+import { ends, isUseful, type Piece, pieceOf } from "./leg.js";
+import type { Chunk, HybridRequest } from "./openai.js";
+import type { Timeouts } from "./policy.js";
+import { events } from "./sse.js";
+import type { Feature } from "./types.js";
+import { within } from "./wait.js";
+
+export interface CloudOptions {
+  /** As OpenAI's clients take it, such as `https://host/v1`; `/v1` may be left out where there is no other path. */
+  readonly baseURL: string;
+  readonly apiKey?: string;
+  /** What the server calls the model; by default the first that it lists. */
+  readonly model?: string;
+  readonly headers?: Readonly<Record<string, string>>;
+  /** Whether the server continues an answer that was begun elsewhere (`continue_final_message`: nearfar and vLLM do). */
+  readonly continues?: boolean;
+  /** Tokens of prompt and answer together; unknown by default. */
+  readonly context?: number;
+  /** What the server can do; everything by default. */
+  readonly features?: readonly Feature[];
+  /** Seconds that the server's cache keeps a conversation; 300 by default. */
+  readonly cache_seconds?: number;
+  /** Per million tokens, in the unit of the policy's budgets. */
+  readonly price_in?: number;
+  readonly price_out?: number;
+  /** Instead of the global fetch. */
+  readonly fetch?: typeof fetch;
+}
+
+export const ALL_FEATURES: readonly Feature[] = [
+  "tools",
+  "json_schema",
+  "json_object",
+  "grammar",
+  "images",
+  "logprobs",
+  "reasoning",
+];
+
+/** Statuses that say the request is wrong, and not the server, the key or the moment. */
+const REFUSED = [400, 413, 422];
+
+export class Cloud {
+  readonly #root: string;
+  readonly #loopback: boolean;
+  #model: string | null;
+
+  constructor(
+    readonly options: CloudOptions,
+    private readonly timeouts: Timeouts,
+  ) {
+    const url = new URL(options.baseURL, globalThis.location?.href);
+    if (!/^https?:$/.test(url.protocol))
+      throw new RequestError(`baseURL is ${options.baseURL}; give an http or https address`, "baseURL");
+    this.#root = `${url.origin}${url.pathname === "/" ? "/v1" : url.pathname.replace(/\/+$/, "")}`;
+    this.#loopback = /^(localhost|127(\.\d+){3}|\[::1\])$/.test(url.hostname);
+    this.#model = options.model || null;
+  }
+
+  /** A server on this machine is there without a network, too. */
+  get local(): boolean {
+    return this.#loopback;
+  }
+
+  get continues(): boolean {
+    return this.options.continues ?? true;
+  }
+
+  /**
+   * The answer's pieces. Throws RequestError where the server refuses the request, CloudError where it fails or its stream
+   * ends early, or an AbortError.
+   */
+  async *stream(request: HybridRequest, signal: AbortSignal): AsyncGenerator<Piece> {
+    const { x_nearfar: _, signal: __, extra_body, ...fields } = request;
+    const model = this.#model ?? fields.model ?? (await this.#firstModel(signal));
+    const body = {
+      ...extra_body,
+      ...fields,
+      ...(fields.continue_final_message && { add_generation_prompt: false }),
+      model,
+      stream: true,
+      stream_options: { include_usage: true },
+    };
+    const response = await this.#fetch("/chat/completions", signal, JSON.stringify(body));
+    if (!response.body) throw new CloudError("The cloud's answer is empty.", "shape");
+    yield* this.#pieces(response.body, signal);
+  }
+
+  async *#pieces(body: ReadableStream<Uint8Array>, signal: AbortSignal): AsyncGenerator<Piece> {
+    let complete = false;
+    const records = events(body);
+    let limit = this.timeouts.first_token;
+    try {
+      for (;;) {
+        const late = (): Error => new CloudError(`The cloud sent nothing for ${limit} s.`, "timeout");
+        const { done, value } = await within(records.next(), limit, late, signal);
+        if (done) break;
+        const chunk = value as Chunk & { error?: { message?: string } };
+        if (chunk.error)
+          throw new CloudError(`The cloud broke off: ${chunk.error.message ?? "no reason given"}`, "error");
+        const piece = pieceOf({ ...chunk, choices: chunk.choices ?? [] });
+        complete ||= ends(piece);
+        if (piece.choices.some(isUseful)) limit = this.timeouts.between;
+        yield piece;
+      }
+    } catch (error) {
+      throwIfAborted(signal);
+      if (error instanceof CloudError) throw error;
+      throw new CloudError(`The cloud's stream was cut: ${said(error)}`, "cut", { cause: error });
+    }
+    throwIfAborted(signal);
+    // A cut connection can end like a finished one.
+    if (!complete) throw new CloudError("The cloud's stream ended before its answer did.", "cut");
+  }
+
+  async #firstModel(signal: AbortSignal): Promise<string> {
+    const response = await this.#fetch("/models", signal);
+    const list = (await response.json().catch(() => null)) as { data?: { id?: unknown }[] } | null;
+    const id = list?.data?.[0]?.id;
+    if (typeof id !== "string")
+      throw new CloudError(`${this.#root}/models lists no model. Name one (model), or correct the address.`, "shape");
+    this.#model = id;
+    return id;
+  }
+
+  async #fetch(path: string, signal: AbortSignal, body?: string): Promise<Response> {
+    const { apiKey, headers, fetch: own } = this.options;
+    const sent = (own ?? globalThis.fetch)(this.#root + path, {
+      method: body === undefined ? "GET" : "POST",
+      headers: {
+        ...(body !== undefined && { "content-type": "application/json" }),
+        ...(apiKey && { authorization: `Bearer ${apiKey}` }),
+        ...headers,
+      },
+      ...(body !== undefined && { body }),
+      // A redirect could carry key and prompt to a server that nobody chose.
+      redirect: "error",
+      credentials: "omit",
+      cache: "no-store",
+      signal,
+    });
+    // What the server answers with at once is its headers; a prompt's prefill comes before the first token, not before them.
+    const seconds = this.timeouts.connect + (body === undefined ? 0 : this.timeouts.first_token);
+    let response: Response;
+    try {
+      response = await within(
+        sent,
+        seconds,
+        () => new CloudError(`The cloud did not answer for ${seconds} s.`, "timeout"),
+      );
+    } catch (error) {
+      throwIfAborted(signal);
+      if (error instanceof CloudError) throw error;
+      throw new CloudError(`The cloud at ${this.#root} cannot be reached: ${said(error)}`, "connection", {
+        cause: error,
+      });
+    }
+    if (response.ok) return response;
+    throw await refusal(response);
+  }
+}
+
+/** What an error response means: the request is wrong, or the cloud cannot answer it (now). */
+async function refusal(response: Response): Promise<Error> {
+  const text = await response.text().catch(() => "");
+  let message = text.slice(0, 200) || response.statusText;
+  let param: string | null = null;
+  try {
+    const { error } = JSON.parse(text) as { error?: { message?: string; param?: string | null } };
+    message = error?.message ?? message;
+    param = error?.param ?? null;
+  } catch {
+    // Not every server speaks JSON when it fails.
+  }
+  const { status, headers } = response;
+  if (REFUSED.includes(status)) return new RequestError(`The cloud refuses the request: ${message}`, param);
+  return new CloudError(`The cloud answered with status ${status}: ${message}`, String(status), {
+    retryAfter: retryAfter(headers.get("retry-after")),
+  });
+}
+
+/** Seconds, from a number of them or from a date. */
+export function retryAfter(header: string | null, now = Date.now()): number | null {
+  if (header === null || header.trim() === "") return null;
+  const seconds = Number(header);
+  if (Number.isFinite(seconds)) return Math.max(seconds, 0);
+  const date = Date.parse(header);
+  return Number.isNaN(date) ? null : Math.max((date - now) / 1000, 0);
+}
+
+function said(error: unknown): string {
+  return error instanceof Error ? error.message : String(error);
+}

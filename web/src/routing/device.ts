@@ -1,0 +1,135 @@
+/** The device: an engine of this package, passed in as an object, so that the SDK does not bring the engine along. */
+
+import { DeviceError, throwIfAborted } from "../errors.js";
+import type { ChatCompletionChunk, ChatCompletionRequest } from "../openai.js";
+import type { ChatMessage } from "../text/types.js";
+import { ends, isUseful, type Piece, pieceOf } from "./leg.js";
+import { type HybridRequest, type Message, textOf } from "./openai.js";
+import { within } from "./wait.js";
+
+/** A device that says nothing any more. */
+export class StalledError extends DeviceError {}
+
+/** Short, for reasons. */
+export function failureOf(error: DeviceError): "stalled" | "lost" {
+  return error instanceof StalledError ? "stalled" : "lost";
+}
+
+/** What of an engine is used; the one that `createEngine` gives has all of it. */
+export interface DeviceEngine {
+  readonly model: { readonly name: string; readonly contextLength: number };
+  readonly chat: {
+    readonly completions: {
+      create(request: ChatCompletionRequest & { stream: true }): Promise<AsyncIterable<ChatCompletionChunk>>;
+    };
+  };
+  /** Tokens of a conversation as the model's prompt. */
+  countTokens?(messages: readonly ChatMessage[]): Promise<number>;
+  /** Tokens that a new request could put into the KV cache now. */
+  stats?(): Promise<{ readonly freeTokens: number }>;
+}
+
+/** How long a device may be silent before it is given up; seconds. */
+export interface DeviceTimeouts {
+  readonly first_token: number;
+  readonly between: number;
+}
+
+/** A question about the engine's state is not worth waiting longer for. */
+const ASK_SECONDS = 0.5;
+
+/** The parameters of a request that an engine takes. */
+const TAKEN = [
+  "max_tokens",
+  "max_completion_tokens",
+  "temperature",
+  "top_p",
+  "top_k",
+  "min_p",
+  "repetition_penalty",
+  "presence_penalty",
+  "frequency_penalty",
+  "logit_bias",
+  "seed",
+  "stop",
+  "ignore_eos",
+  "logprobs",
+  "top_logprobs",
+  "continue_final_message",
+] as const;
+
+/** The answer's pieces. Throws the engine's RequestError, a DeviceError when it fails or falls silent, or an AbortError. */
+export async function* deviceStream(
+  engine: DeviceEngine | null,
+  request: HybridRequest,
+  timeouts: DeviceTimeouts,
+  signal: AbortSignal,
+): AsyncGenerator<Piece> {
+  if (!engine) throw new DeviceError("No model is loaded on this device.");
+  const taken = Object.fromEntries(TAKEN.flatMap((name) => (request[name] == null ? [] : [[name, request[name]]])));
+  const messages = request.messages.map(asText);
+  let complete = false;
+  let limit = timeouts.first_token;
+  const late = (suspended: boolean): Error =>
+    new StalledError(
+      suspended
+        ? "The device fell silent while the page was suspended."
+        : `The device was silent for ${limit} s. It may be too slow for this model, or its driver hangs.`,
+    );
+  let iterator: AsyncIterator<ChatCompletionChunk> | null = null;
+  try {
+    const asked = { ...taken, messages, stream: true, stream_options: { include_usage: true }, signal } as const;
+    const chunks = await within(engine.chat.completions.create(asked), limit, late, signal);
+    iterator = chunks[Symbol.asyncIterator]();
+    for (;;) {
+      const { done, value } = await within(iterator.next(), limit, late, signal);
+      if (done) break;
+      const piece = pieceOf(value);
+      complete ||= ends(piece);
+      if (piece.choices.some(isUseful)) limit = timeouts.between;
+      yield piece;
+    }
+  } catch (error) {
+    throwIfAborted(signal);
+    throw isRequestError(error) || error instanceof DeviceError ? error : failed(error);
+  } finally {
+    // Not awaited: a device that hangs does not end, either.
+    iterator?.return?.().catch(() => undefined);
+  }
+  throwIfAborted(signal);
+  if (!complete) throw new DeviceError("The device's answer ended before it was whole.");
+}
+
+/** Tokens of the messages; null where the engine cannot tell, or not at once. */
+export async function countTokens(engine: DeviceEngine, messages: readonly Message[]): Promise<number | null> {
+  if (!engine.countTokens) return null;
+  return quickly(engine.countTokens(messages.map(asText)));
+}
+
+/** Tokens that fit the KV cache now; the context's length where the engine cannot tell. */
+export async function freeTokens(engine: DeviceEngine): Promise<number> {
+  const stats = engine.stats ? await quickly(engine.stats()) : null;
+  return stats?.freeTokens ?? engine.model.contextLength;
+}
+
+async function quickly<T>(answer: Promise<T>): Promise<T | null> {
+  try {
+    return await within(answer, ASK_SECONDS, () => new DeviceError("The device is busy."));
+  } catch {
+    // Whether it works at all is found out by asking it to answer.
+    return null;
+  }
+}
+
+function asText(message: Message): ChatMessage {
+  return { role: message.role as ChatMessage["role"], content: textOf(message) };
+}
+
+/** By name: the engine may come from another copy of the package. */
+export function isRequestError(error: unknown): boolean {
+  return error instanceof Error && error.name === "RequestError";
+}
+
+function failed(error: unknown): DeviceError {
+  return new DeviceError(error instanceof Error ? error.message : String(error), { cause: error });
+}

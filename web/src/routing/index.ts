@@ -1,0 +1,32 @@
+/** nearfar/routing: `HybridClient` answers on the device when it can and in the cloud when it must. It needs no engine to load. */
+
+export { CloudError, DeviceError, NearfarError, RequestError, RouteError } from "../errors.js";
+export { Breaker, type Pass } from "./breaker.js";
+export { limitFor, Threshold, type ThresholdRecord } from "./calibration.js";
+export { HybridClient } from "./client.js";
+export type { CloudOptions } from "./cloud.js";
+export { blocksOf, costOf, decide, predictCloud, predictDevice } from "./decide.js";
+export type { DeviceEngine, DeviceTimeouts } from "./device.js";
+export type { DifficultyModel } from "./difficulty.js";
+export type { Hints } from "./hints.js";
+export { Ledger, type LedgerRecord } from "./ledger.js";
+export { entropy, Monitor, type WatchedToken } from "./monitor.js";
+export type {
+  Choice,
+  Chunk,
+  ChunkChoice,
+  Completion,
+  HybridRequest,
+  Message,
+  RequestRouting,
+  RouteInfo,
+  Usage,
+} from "./openai.js";
+export { DEFAULT_POLICY, type Policy, type PolicyOptions, parsePolicy } from "./policy.js";
+export { describeReason } from "./reasons.js";
+export type { DecisionRecord, Outcome } from "./records.js";
+export { backoff, RetryBudget } from "./retry.js";
+export type { HybridOptions, KeptState, Store } from "./router.js";
+export { type Difficulty, loadDifficulty, type Scorer } from "./scorer.js";
+export { type SpeedRecord, Speeds } from "./speed.js";
+export type * from "./types.js";

@@ -1,0 +1,94 @@
+/** Watches an answer on its way: log-probabilities, entropy and repetition say when a model has lost its thread. */
+
+import { DEFAULT_POLICY, type MonitorOptions } from "./policy.js";
+import { type Reason, reason } from "./types.js";
+
+/** A token of the answer. `top`: log-probabilities of the likeliest tokens, the chosen one perhaps among them. */
+export interface WatchedToken {
+  readonly text: string;
+  readonly logprob: number | null;
+  readonly top: readonly number[];
+}
+
+/** Entropy in nats, from below: what the given tokens leave over counts as one more token. */
+export function entropy(top: readonly number[]): number {
+  let rest = 1;
+  let known = 0;
+  for (const logprob of top) {
+    const probability = Math.exp(logprob);
+    rest -= probability;
+    if (probability > 0) known -= probability * logprob;
+  }
+  return rest > 1e-12 ? known - rest * Math.log(rest) : known;
+}
+
+/** Takes the tokens of one answer in order. The lowest and highest means are for calibration. */
+export class Monitor {
+  lowestLogprob: number | null = null;
+  highestEntropy: number | null = null;
+  readonly #logprobs: number[] = [];
+  readonly #entropies: number[] = [];
+  readonly #texts: string[] = [];
+  /** By distance: how many tokens in a row equal the one so far back. */
+  readonly #runs: number[];
+  #count = 0;
+
+  constructor(private readonly options: MonitorOptions = DEFAULT_POLICY.monitor) {
+    this.#runs = new Array<number>(options.period + 1).fill(0);
+  }
+
+  /** Why the answer should be escalated after this token; null: it goes on. */
+  push({ text, logprob, top }: WatchedToken): Reason | null {
+    this.#count += 1;
+    const { window, min_tokens } = this.options;
+    // One impossible token is not the end of every mean.
+    if (logprob !== null) keep(this.#logprobs, Math.max(logprob, -100), window);
+    if (top.length > 0) keep(this.#entropies, entropy(top), window);
+    const repeated = this.#repetition(text);
+    if (this.#count < min_tokens) return null;
+    return this.#lowLogprob() ?? this.#highEntropy() ?? repeated;
+  }
+
+  #lowLogprob(): Reason | null {
+    if (this.#logprobs.length === 0) return null;
+    const value = mean(this.#logprobs);
+    const limit = this.options.logprob;
+    this.lowestLogprob = Math.min(this.lowestLogprob ?? value, value);
+    return limit !== null && value < limit ? reason("low_logprob", "device", value, limit) : null;
+  }
+
+  #highEntropy(): Reason | null {
+    if (this.#entropies.length === 0) return null;
+    const value = mean(this.#entropies);
+    const limit = this.options.entropy;
+    this.highestEntropy = Math.max(this.highestEntropy ?? value, value);
+    return limit !== null && value > limit ? reason("high_entropy", "device", value, limit) : null;
+  }
+
+  /** The shortest period that has come often enough in a row, this token its end. */
+  #repetition(text: string): Reason | null {
+    const { repeats, period: longest, min_repeat } = this.options;
+    for (let period = 1; period <= this.#texts.length; period++) {
+      const same = this.#texts.at(-period) === text;
+      this.#runs[period] = same ? (this.#runs[period] ?? 0) + 1 : 0;
+    }
+    keep(this.#texts, text, longest);
+    if (repeats === null) return null;
+    for (let period = 1; period <= longest; period++) {
+      const run = this.#runs[period] ?? 0;
+      // A run of r equal tokens at distance p is r + p tokens that consist of one period over and over.
+      if (run > 0 && run + period >= Math.max(repeats * period, min_repeat))
+        return reason("repetition", "device", run + period, period);
+    }
+    return null;
+  }
+}
+
+function keep<T>(list: T[], item: T, most: number): void {
+  list.push(item);
+  if (list.length > most) list.shift();
+}
+
+function mean(values: readonly number[]): number {
+  return values.reduce((sum, value) => sum + value, 0) / values.length;
+}

@@ -1,0 +1,64 @@
+/** Records of decisions, for later training: JSON lines, without any text unless the policy allows it. */
+
+import type { CloudState, Decision, DeviceState, Mode, Reason, RouteRequest, Side } from "./types.js";
+
+export interface Outcome {
+  readonly route: Side | null;
+  /** All sides that gave a part of the answer, in order. */
+  readonly path: readonly Side[];
+  readonly degraded: boolean;
+  readonly reasons: readonly Reason[];
+  /** Seconds from the request to the first token, and to the end. */
+  readonly ttft: number | null;
+  readonly seconds: number;
+  readonly prompt_tokens: number;
+  readonly completion_tokens: number;
+  /** What the cloud has cost, and what it would have cost beyond that, in the policy's unit. */
+  readonly spent: number;
+  readonly saved: number;
+  readonly finish: string | null;
+  /** What the monitor saw, for the calibration of its limits. */
+  readonly lowest_logprob: number | null;
+  readonly highest_entropy: number | null;
+  /** "stopped" where the caller left, else the kind of error. */
+  readonly error: string | null;
+}
+
+export interface DecisionRecord {
+  readonly id: string;
+  readonly time: string;
+  readonly request: RouteRequest;
+  readonly device: DeviceState;
+  readonly cloud: CloudState;
+  readonly policy: { readonly mode: Mode; readonly difficulty_threshold: number };
+  /** What was done, and in shadow mode what would have been. */
+  readonly decision: Decision;
+  readonly would: Decision | null;
+  readonly outcome: Outcome;
+  readonly text?: { readonly messages: readonly unknown[]; readonly answer: string };
+}
+
+/** The latest records, kept in memory. */
+export class Records {
+  readonly #kept: DecisionRecord[] = [];
+
+  constructor(
+    private readonly most: number,
+    private readonly tell: (record: DecisionRecord) => void,
+  ) {}
+
+  add(record: DecisionRecord): void {
+    this.#kept.push(record);
+    if (this.#kept.length > this.most) this.#kept.shift();
+    this.tell(record);
+  }
+
+  get all(): readonly DecisionRecord[] {
+    return this.#kept;
+  }
+
+  /** One JSON object a line. */
+  jsonLines(): string {
+    return this.#kept.map((record) => `${JSON.stringify(record)}\n`).join("");
+  }
+}

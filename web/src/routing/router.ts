@@ -1,0 +1,372 @@
+/** What all requests of a client share: both sides, their breakers and speeds, budgets, the threshold, conversations. */
+
+import { CloudError, DeviceError } from "../errors.js";
+import { Breaker, type Pass } from "./breaker.js";
+import { Threshold, type ThresholdRecord } from "./calibration.js";
+import { ALL_FEATURES, Cloud, type CloudOptions } from "./cloud.js";
+import { blocksOf, costOf, decide } from "./decide.js";
+import { countTokens, type DeviceEngine, deviceStream, freeTokens } from "./device.js";
+import { type Hints, PlatformHints } from "./hints.js";
+import { Ledger, type LedgerRecord } from "./ledger.js";
+import type { Leg } from "./leg.js";
+import {
+  checked,
+  estimateTokens,
+  featuresOf,
+  type HybridRequest,
+  limitOf,
+  type Message,
+  type Usage,
+} from "./openai.js";
+import { type Policy, type PolicyOptions, parsePolicy } from "./policy.js";
+import { noRoute } from "./reasons.js";
+import { type DecisionRecord, Records } from "./records.js";
+import { RetryBudget } from "./retry.js";
+import type { Scorer } from "./scorer.js";
+import { type SpeedRecord, Speeds } from "./speed.js";
+import type { CloudState, ConversationState, Decision, DeviceState, Feature, RouteRequest, Side } from "./types.js";
+import { childController } from "./wait.js";
+
+/** What is kept from visit to visit. */
+export interface KeptState {
+  readonly ledger?: LedgerRecord;
+  readonly threshold?: ThresholdRecord;
+  readonly speeds?: { readonly device: SpeedRecord; readonly cloud: SpeedRecord };
+}
+
+export interface Store {
+  read(): KeptState | null;
+  write(state: KeptState): void;
+}
+
+export interface HybridOptions {
+  /** The engine of the device; null until it is loaded, and it may be set later. */
+  readonly device?: DeviceEngine | null;
+  readonly cloud?: CloudOptions | null;
+  readonly policy?: PolicyOptions;
+  /** Scores the difficulty of requests; all look alike without it. May be set later, when it is loaded. */
+  readonly difficulty?: Scorer | null;
+  /** What the engine can do; logprobs by default. */
+  readonly device_features?: readonly Feature[];
+  /** Seconds to wait for the device's first token: long, for kernels may have to be compiled. 120 by default. */
+  readonly device_first_token?: number;
+  /** Instead of the browser's own. */
+  readonly hints?: { read(): Hints };
+  /** Keeps budgets, threshold and speeds; nothing is kept by default. */
+  readonly store?: Store | null;
+  readonly onRecord?: (record: DecisionRecord) => void;
+  /** The device failed; the application may load it again and set `device`. */
+  readonly onDeviceLost?: (error: Error) => void;
+  /** Uniform in [0, 1), for the jitter of retries. */
+  readonly random?: () => number;
+}
+
+/** A decision with what it was made from. */
+export interface Plan {
+  readonly id: string;
+  readonly request: RouteRequest;
+  readonly conversation: string | null;
+  readonly policy: Policy;
+  readonly device: DeviceState;
+  readonly cloud: CloudState;
+  /** What is done. */
+  readonly decision: Decision;
+  /** In shadow mode: what would have been done. */
+  readonly would: Decision | null;
+  readonly ticket: Ticket;
+}
+
+/** A call to one side on its way: what its breaker and the ledger must hear of its end. */
+export interface Ticket {
+  readonly side: Side;
+  readonly pass: Pass;
+  readonly breaker: Breaker;
+  readonly reservation: number | null;
+  ended: boolean;
+}
+
+const RECORDS_KEPT = 1000;
+const CONVERSATIONS_KEPT = 1000;
+const CACHE_SECONDS = 300;
+const FIRST_TOKEN = 120;
+
+/** Where a conversation was last, and how much of it each side has seen. */
+interface Memory {
+  readonly last_route: Side;
+  readonly tokens: Record<Side, number>;
+  readonly cloudTime: number;
+}
+
+export class Router {
+  readonly records: Records;
+  readonly speeds: Record<Side, Speeds>;
+  readonly retries: RetryBudget;
+  /** The device has answered once: its kernels are compiled, and what is measured from now on is its speed. */
+  warm = false;
+  scorer: Scorer | null;
+  readonly #ledger: Ledger;
+  readonly #hints: { read(): Hints };
+  readonly #memory = new Map<string, Memory>();
+  #policy: Policy;
+  #threshold: Threshold | null;
+  #device: DeviceEngine | null = null;
+  #free = 0;
+  #cloud: Cloud | null = null;
+  #breakers: Record<Side, Breaker>;
+
+  constructor(readonly options: HybridOptions) {
+    const kept = options.store?.read() ?? {};
+    this.#policy = parsePolicy(options.policy);
+    this.scorer = options.difficulty ?? null;
+    this.#threshold = this.#makeThreshold(kept.threshold ?? {});
+    this.#ledger = Ledger.restored(kept.ledger ?? {});
+    this.speeds = {
+      device: Speeds.restored(kept.speeds?.device ?? {}),
+      cloud: Speeds.restored(kept.speeds?.cloud ?? {}),
+    };
+    this.#hints = options.hints ?? new PlatformHints();
+    this.records = new Records(RECORDS_KEPT, options.onRecord ?? (() => undefined));
+    this.retries = new RetryBudget(this.#policy.retry);
+    this.#breakers = { device: new Breaker(this.#policy.device_breaker), cloud: new Breaker(this.#policy.breaker) };
+    this.device = options.device ?? null;
+    this.cloud = options.cloud ?? null;
+  }
+
+  get device(): DeviceEngine | null {
+    return this.#device;
+  }
+
+  set device(engine: DeviceEngine | null) {
+    this.#device = engine;
+    this.warm = false;
+    this.#free = engine?.model.contextLength ?? 0;
+    this.#breakers.device = new Breaker(this.#policy.device_breaker);
+  }
+
+  set cloud(options: CloudOptions | null) {
+    this.#cloud = options && new Cloud(options, this.#policy.timeouts);
+    this.#breakers.cloud = new Breaker(this.#policy.breaker);
+  }
+
+  get policy(): Policy {
+    return this.#policy;
+  }
+
+  set policy(options: PolicyOptions) {
+    this.#policy = parsePolicy(options);
+    this.#threshold = this.#makeThreshold(this.#threshold?.record() ?? {});
+    this.cloud = this.#cloud?.options ?? null;
+  }
+
+  /** Decides for a request and lets it in. Asks nobody but the device. Throws RouteError where no side may answer. */
+  async plan(asked: HybridRequest): Promise<Plan> {
+    const request = checked(asked);
+    const engine = this.#device;
+    const [tokens, free] = engine
+      ? await Promise.all([countTokens(engine, request.messages), freeTokens(engine)])
+      : [null, 0];
+    this.#free = free;
+    const {
+      mode = null,
+      conversation = null,
+      expected_tokens = null,
+      private: stays = false,
+    } = request.x_nearfar ?? {};
+    const scored = (mode ?? this.#policy.mode) === "auto" && !stays;
+    const difficulty = scored ? this.#difficulty(request.messages) : null;
+    const prompt_tokens = tokens ?? estimateTokens(request.messages);
+    const routed: RouteRequest = {
+      prompt_tokens,
+      max_tokens: limitOf(request) ?? this.#policy.default_max_tokens,
+      expected_tokens,
+      features: featuresOf(request),
+      difficulty,
+      mode,
+      private: stays,
+      conversation: this.#conversation(conversation, prompt_tokens),
+    };
+    // From here to the ticket without a pause, so that what the decision saw still holds.
+    const policy = this.#policyNow();
+    const [device, cloud] = [this.#deviceState(routed), this.#cloudState()];
+    const real = decide(routed, device, cloud, policy);
+    if (difficulty !== null) this.#threshold?.observe(difficulty);
+    const { shadow } = policy;
+    const decision = shadow ? decide(preferring(shadow, routed, policy), device, cloud, policy) : real;
+    const made = { id: crypto.randomUUID(), request: routed, conversation, policy, device, cloud, decision };
+    if (decision.route === null) throw noRoute(decision.reasons);
+    this.retries.request();
+    return { ...made, would: shadow && real, ticket: this.#ticket(made, decision.route) };
+  }
+
+  /** Lets a side take over, if it may now: everything is looked at again. */
+  admit(plan: Plan, side: Side, begun: boolean): Ticket | null {
+    if (side === "cloud" && begun && !(this.#cloud?.options.continues ?? true)) return null;
+    const spent = this.#ledger.spentConversation(plan.conversation);
+    const request = { ...plan.request, conversation: { ...plan.request.conversation, spent } };
+    const blocks = blocksOf(request, this.#deviceState(request), this.#cloudState(), this.#policyNow());
+    return blocks[side].length > 0 ? null : this.#ticket(plan, side);
+  }
+
+  /** A side's part of an answer. */
+  open({ side }: Ticket, request: HybridRequest, plan: Plan, parent: AbortSignal): Leg {
+    const controller = childController(parent);
+    return { side, pieces: this.#pieces(side, request, plan, controller.signal), abort: () => controller.abort() };
+  }
+
+  /** A call ended, well or with an error; null: it was left. Gives what it cost: `used` counts. */
+  leave(ticket: Ticket, plan: Plan, outcome: "ok" | "left" | Error, used: Usage | null): number {
+    if (ticket.ended) return 0;
+    ticket.ended = true;
+    const { breaker, pass, reservation } = ticket;
+    if (outcome === "ok") breaker.success(pass);
+    else if (outcome instanceof CloudError && outcome.reason === "429") breaker.abandoned(pass);
+    else if (outcome instanceof CloudError || outcome instanceof DeviceError) breaker.failure(now(), pass);
+    else breaker.abandoned(pass);
+    if (outcome instanceof CloudError && (outcome.retryAfter !== null || outcome.reason === "429"))
+      breaker.hold(now(), outcome.retryAfter ?? 1);
+    if (outcome instanceof DeviceError) this.options.onDeviceLost?.(outcome);
+    if (reservation === null) return 0;
+    const cost = used ? this.price(plan, used) : 0;
+    this.#ledger.settle(reservation, today(), cost);
+    return cost;
+  }
+
+  /** What the cloud charges for these tokens. */
+  price({ policy, cloud }: Pick<Plan, "policy" | "cloud">, { prompt_tokens, completion_tokens }: Usage): number {
+    return costOf(prompt_tokens, completion_tokens, cloud, policy);
+  }
+
+  /** An answer is there: the conversation's place, and what is kept from visit to visit. */
+  remember({ conversation }: Plan, route: Side, tokens: number): void {
+    if (conversation !== null) {
+      const before = this.#memory.get(conversation);
+      const cloudTime = route === "cloud" ? now() : (before?.cloudTime ?? 0);
+      // Deleted first, so that it is the one used last.
+      this.#memory.delete(conversation);
+      const seen = { device: 0, cloud: 0, ...before?.tokens, [route]: tokens };
+      this.#memory.set(conversation, { last_route: route, tokens: seen, cloudTime });
+      const [oldest] = this.#memory.keys();
+      if (this.#memory.size > CONVERSATIONS_KEPT && oldest !== undefined) this.#memory.delete(oldest);
+    }
+    this.options.store?.write({
+      ledger: this.#ledger.record(),
+      ...(this.#threshold && { threshold: this.#threshold.record() }),
+      speeds: { device: this.speeds.device.record(), cloud: this.speeds.cloud.record() },
+    });
+  }
+
+  #pieces(side: Side, request: HybridRequest, plan: Plan, signal: AbortSignal): Leg["pieces"] {
+    if (side === "device") {
+      const first_token = this.options.device_first_token ?? FIRST_TOKEN;
+      const timeouts = { first_token, between: this.#policy.timeouts.device_between };
+      return deviceStream(this.#device, request, timeouts, signal);
+    }
+    // The decision sees to it; this is for the day that somebody breaks the decision.
+    if (plan.request.private || !this.#cloud)
+      throw new Error("the cloud was asked against the policy: please report this");
+    return this.#cloud.stream(request, signal);
+  }
+
+  /** Called without a pause after the decision. */
+  #ticket(plan: Pick<Plan, "request" | "conversation" | "policy" | "cloud">, side: Side): Ticket {
+    const breaker = this.#breakers[side];
+    const { prompt_tokens, max_tokens } = plan.request;
+    const most = { prompt_tokens, completion_tokens: max_tokens, total_tokens: prompt_tokens + max_tokens };
+    const reservation = side === "cloud" ? this.#ledger.reserve(plan.conversation, this.price(plan, most)) : null;
+    // A device that rests is asked all the same where only it may answer.
+    return { side, pass: breaker.begin(now()) ?? "request", breaker, reservation, ended: false };
+  }
+
+  #difficulty(messages: readonly Message[]): number | null {
+    const score = this.scorer?.(messages) ?? null;
+    return score === null ? null : Math.min(Math.max(score, 0), 1);
+  }
+
+  #conversation(id: string | null, prompt: number): ConversationState {
+    const memory = id === null ? undefined : this.#memory.get(id);
+    const warm = memory && now() - memory.cloudTime < (this.#cloud?.options.cache_seconds ?? CACHE_SECONDS);
+    return {
+      last_route: memory?.last_route ?? null,
+      cached_device: Math.min(memory?.tokens.device ?? 0, prompt),
+      cached_cloud: warm ? Math.min(memory.tokens.cloud, prompt) : 0,
+      spent: this.#ledger.spentConversation(id),
+    };
+  }
+
+  #policyNow(): Policy {
+    const difficulty_threshold = this.#threshold?.value ?? this.#policy.difficulty_threshold;
+    return {
+      ...this.#policy,
+      difficulty_threshold,
+      spent_day: this.#policy.spent_day + this.#ledger.spentDay(today()),
+    };
+  }
+
+  #makeThreshold(kept: Partial<ThresholdRecord>): Threshold | null {
+    const { target_share, difficulty_threshold, calibration } = this.#policy;
+    return target_share === null ? null : Threshold.restored(kept, target_share, difficulty_threshold, calibration);
+  }
+
+  #deviceState(request: RouteRequest): DeviceState {
+    const { battery, charging } = this.#hints.read();
+    const only = request.private || (request.mode ?? this.#policy.mode) === "device_only";
+    const rests = !only && !this.#breakers.device.allows(now());
+    const { prefill_tps, decode_tps } = this.speeds.device;
+    return {
+      available: this.#device !== null && !rests,
+      why: this.#device === null ? "no model is loaded" : rests ? "failed lately" : null,
+      context: this.#device?.model.contextLength ?? 0,
+      free_kv_tokens: this.#free,
+      features: this.options.device_features ?? ["logprobs"],
+      prefill_tps,
+      decode_tps,
+      queue_seconds: 0,
+      battery,
+      charging,
+      // No browser tells.
+      power_saver: null,
+    };
+  }
+
+  #cloudState(): CloudState {
+    const { online, metered } = this.#hints.read();
+    const { options = null, local = false } = this.#cloud ?? {};
+    const offline = options !== null && !online && !local;
+    const breaker = this.#breakers.cloud;
+    const state = breaker.state(now());
+    const { prefill_tps, decode_tps, round_trip } = this.speeds.cloud;
+    return {
+      available: options !== null && !offline,
+      why: options === null ? "no address is set" : offline ? "offline" : null,
+      // Half open with its probe under way: closed to others.
+      breaker: state === "half_open" && !breaker.allows(now()) ? "open" : state,
+      retry_after: breaker.retryAfter(now()),
+      context: options?.context ?? null,
+      features: options?.features ?? ALL_FEATURES,
+      round_trip,
+      queue_seconds: 0,
+      prefill_tps,
+      decode_tps,
+      metered,
+      price_in: options?.price_in ?? 0,
+      price_out: options?.price_out ?? 0,
+    };
+  }
+}
+
+/** The request as if that side were wanted, as far as its mode leaves a choice. */
+function preferring(side: Side, request: RouteRequest, policy: Policy): RouteRequest {
+  const mode = request.mode ?? policy.mode;
+  if (mode === "device_only" || mode === "cloud_only") return request;
+  return { ...request, mode: side === "device" ? "prefer_device" : "prefer_cloud" };
+}
+
+/** Seconds on a clock that only goes forward. */
+function now(): number {
+  return performance.now() / 1000;
+}
+
+/** The day that budgets count by (UTC). */
+function today(): string {
+  return new Date().toISOString().slice(0, 10);
+}

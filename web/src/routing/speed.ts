@@ -1,0 +1,49 @@
+/** How fast each side was lately: exponentially weighted means of what was measured. */
+
+/** Weight of a new measurement. */
+const WEIGHT = 0.3;
+/** A shorter prefill measures launches, not the device. */
+const MIN_PREFILL = 16;
+const MIN_DECODE = 4;
+
+/** Tokens a second, and seconds to the first token of a prompt that costs nothing. Null: not measured yet. */
+export interface SpeedRecord {
+  readonly prefill_tps: number | null;
+  readonly decode_tps: number | null;
+  readonly round_trip: number | null;
+}
+
+export class Speeds implements SpeedRecord {
+  prefill_tps: number | null = null;
+  decode_tps: number | null = null;
+  round_trip: number | null = null;
+
+  /** A prompt of so many uncached tokens took so long. */
+  prefill(tokens: number, seconds: number): void {
+    if (tokens >= MIN_PREFILL && seconds > 0) this.prefill_tps = mean(this.prefill_tps, tokens / seconds);
+  }
+
+  /** So many tokens came in that time, counted from the one before them. */
+  decode(tokens: number, seconds: number): void {
+    if (tokens >= MIN_DECODE && seconds > 0) this.decode_tps = mean(this.decode_tps, tokens / seconds);
+  }
+
+  /** The first token came after so long. What prefill is known to take is no part of the round trip. */
+  firstToken(seconds: number, uncachedTokens: number): void {
+    const prefill = this.prefill_tps ? uncachedTokens / this.prefill_tps : 0;
+    this.round_trip = mean(this.round_trip, Math.max(seconds - prefill, 0));
+  }
+
+  record(): SpeedRecord {
+    return { prefill_tps: this.prefill_tps, decode_tps: this.decode_tps, round_trip: this.round_trip };
+  }
+
+  static restored(data: Partial<SpeedRecord>): Speeds {
+    const { prefill_tps = null, decode_tps = null, round_trip = null } = data;
+    return Object.assign(new Speeds(), { prefill_tps, decode_tps, round_trip });
+  }
+}
+
+function mean(old: number | null, measured: number): number {
+  return old === null ? measured : old + WEIGHT * (measured - old);
+}

@@ -1,0 +1,50 @@
+/** An answer of the device under the monitor's eyes. */
+
+import { ends, type Piece } from "./leg.js";
+import { Monitor, type WatchedToken } from "./monitor.js";
+import type { HybridRequest } from "./openai.js";
+import type { MonitorOptions } from "./policy.js";
+import type { Reason } from "./types.js";
+
+/** Alternatives asked for where entropy is watched. */
+const TOP_LOGPROBS = 5;
+
+export class Watch {
+  /** Off once it has found something: then somebody else goes on, or nobody can. */
+  on = true;
+  readonly monitor: Monitor;
+
+  /** `logprobs`: whether the device has them. */
+  constructor(
+    private readonly options: MonitorOptions,
+    private readonly logprobs: boolean,
+  ) {
+    this.monitor = new Monitor(options);
+  }
+
+  /** The request with the logprobs that the monitor needs. */
+  request(request: HybridRequest): HybridRequest {
+    const { logprob, entropy } = this.options;
+    if (!this.logprobs || (logprob === null && entropy === null)) return request;
+    const top_logprobs = Math.max(request.top_logprobs ?? 0, entropy === null ? 0 : TOP_LOGPROBS);
+    return { ...request, logprobs: true, top_logprobs };
+  }
+
+  /** Why the answer should be escalated at this piece. A piece without logprobs counts as one token. */
+  push(piece: Piece): Reason | null {
+    const [choice] = piece.choices;
+    if (!this.on || !choice || ends(piece)) return null;
+    const tokens: WatchedToken[] = (choice.logprobs?.content ?? []).map(({ token, logprob, top_logprobs }) => ({
+      text: token,
+      logprob,
+      top: top_logprobs.map((other) => other.logprob),
+    }));
+    const text = choice.delta.content ?? "";
+    if (tokens.length === 0 && text !== "") tokens.push({ text, logprob: null, top: [] });
+    for (const token of tokens) {
+      const low = this.monitor.push(token);
+      if (low) return low;
+    }
+    return null;
+  }
+}

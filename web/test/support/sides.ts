@@ -1,0 +1,164 @@
+/** Two sides of one "model" that recites a text, word by word: a device without a GPU, and a cloud as a real HTTP server. */
+
+import { createServer, type IncomingMessage, type Server, type ServerResponse } from "node:http";
+import type { AddressInfo } from "node:net";
+import { DeviceError } from "../../src/errors.js";
+import type { ChatCompletionChunk, ChatCompletionRequest } from "../../src/openai.js";
+import type { DeviceEngine } from "../../src/routing/index.js";
+
+export const WORDS = Array.from({ length: 40 }, (_, index) => `w${index} `);
+export const TEXT = WORDS.join("");
+
+interface Asked {
+  readonly messages: readonly { readonly role: string; readonly content?: unknown }[];
+  readonly max_tokens?: number | null;
+  readonly continue_final_message?: boolean | null;
+}
+
+/** The words that an answer still has to say. */
+function rest({ messages, max_tokens, continue_final_message }: Asked): { words: string[]; reason: "stop" | "length" } {
+  const begun = continue_final_message ? String(messages.at(-1)?.content ?? "") : "";
+  if (!TEXT.startsWith(begun)) throw new Error(`asked to continue ${begun}, which is not how the text begins`);
+  const left = WORDS.slice(begun.split(" ").length - 1);
+  const words = left.slice(0, max_tokens ?? left.length);
+  return { words, reason: words.length < left.length ? "length" : "stop" };
+}
+
+function chunk(model: string, choices: ChatCompletionChunk["choices"]): ChatCompletionChunk {
+  return { id: model, object: "chat.completion.chunk", created: 1, model, choices };
+}
+
+function word(text: string, logprob: number | null): ChatCompletionChunk["choices"] {
+  const content = [{ token: text, logprob: logprob ?? 0, bytes: [], top_logprobs: [] }];
+  return [{ index: 0, delta: { content: text }, finish_reason: null, logprobs: logprob === null ? null : { content } }];
+}
+
+/** A device. Set what should go wrong. */
+export class FakeDevice implements DeviceEngine {
+  readonly model = { name: "near", contextLength: 1000 };
+  readonly requests: ChatCompletionRequest[] = [];
+  /** Fails with a DeviceError once it has said so many words. */
+  failAfter = Number.POSITIVE_INFINITY;
+  /** Says nothing more once it has said so many words. */
+  stallAfter = Number.POSITIVE_INFINITY;
+  /** From this word on it is unsure. */
+  unsureFrom = Number.POSITIVE_INFINITY;
+  /** Milliseconds before the first word. */
+  delay = 0;
+  hasLogprobs = true;
+  ended = 0;
+
+  readonly chat = {
+    completions: {
+      create: async (request: ChatCompletionRequest & { stream: true }) => {
+        this.requests.push(request);
+        if (request.logprobs && !this.hasLogprobs)
+          throw Object.assign(new Error("none"), { name: "RequestError", param: "logprobs" });
+        return this.#answer(request);
+      },
+    },
+  };
+
+  countTokens(messages: readonly unknown[]): Promise<number> {
+    return Promise.resolve(JSON.stringify(messages).length);
+  }
+
+  async *#answer(request: ChatCompletionRequest): AsyncGenerator<ChatCompletionChunk> {
+    try {
+      const { words, reason } = rest(request);
+      yield chunk("near", [
+        { index: 0, delta: { role: "assistant", content: "" }, finish_reason: null, logprobs: null },
+      ]);
+      await new Promise((resolve) => setTimeout(resolve, this.delay));
+      for (const [at, text] of words.entries()) {
+        if (at >= this.failAfter) throw new DeviceError("The GPU device was lost.");
+        if (at >= this.stallAfter) await new Promise(() => undefined);
+        if (request.signal?.aborted) throw new DOMException("aborted", "AbortError");
+        yield chunk("near", word(text, request.logprobs ? (at >= this.unsureFrom ? -9 : -0.1) : null));
+      }
+      yield chunk("near", [{ index: 0, delta: {}, finish_reason: reason, logprobs: null }]);
+      const usage = { prompt_tokens: 10, completion_tokens: words.length, total_tokens: 10 + words.length };
+      yield { ...chunk("near", []), usage: { ...usage, prompt_tokens_details: { cached_tokens: 0 } } };
+    } finally {
+      this.ended += 1;
+    }
+  }
+}
+
+/** A cloud. Set what should go wrong; `requests` are the bodies that came. */
+export class FakeCloud {
+  readonly requests: (Asked & Record<string, unknown>)[] = [];
+  readonly authorizations: (string | undefined)[] = [];
+  connections = 0;
+  url = "";
+  /** Answers so many requests with this status first. */
+  refusals: { status: number; headers?: Record<string, string>; count: number } | null = null;
+  /** Cuts the connection after so many words, so many times. */
+  cutAfter = Number.POSITIVE_INFINITY;
+  cuts = 1;
+  /** Ends the stream politely, but too early. */
+  endAfter = Number.POSITIVE_INFINITY;
+  stallAfter = Number.POSITIVE_INFINITY;
+  delay = 0;
+  aborted = 0;
+  readonly #server: Server;
+
+  constructor() {
+    this.#server = createServer((request, response) => void this.#serve(request, response));
+    this.#server.on("connection", () => {
+      this.connections += 1;
+    });
+  }
+
+  async start(): Promise<this> {
+    await new Promise<void>((resolve) => this.#server.listen(0, "127.0.0.1", resolve));
+    this.url = `http://127.0.0.1:${(this.#server.address() as AddressInfo).port}/v1`;
+    return this;
+  }
+
+  async stop(): Promise<void> {
+    this.#server.closeAllConnections();
+    await new Promise((resolve) => this.#server.close(resolve));
+  }
+
+  async #serve(request: IncomingMessage, response: ServerResponse): Promise<void> {
+    if (request.url === "/v1/models") {
+      response.end(JSON.stringify({ data: [{ id: "far" }] }));
+      return;
+    }
+    const parts: Buffer[] = [];
+    for await (const part of request) parts.push(part as Buffer);
+    const body = JSON.parse(Buffer.concat(parts).toString()) as Asked & Record<string, unknown>;
+    this.requests.push(body);
+    this.authorizations.push(request.headers.authorization);
+    if (this.refusals && this.refusals.count-- > 0) {
+      response.writeHead(this.refusals.status, this.refusals.headers);
+      response.end(JSON.stringify({ error: { message: "not now", param: null } }));
+      return;
+    }
+    response.on("close", () => {
+      if (!response.writableEnded) this.aborted += 1;
+    });
+    const { words, reason } = rest(body);
+    const say = (value: unknown): boolean => response.write(`data: ${JSON.stringify(value)}\r\n\r\n`);
+    response.writeHead(200, { "content-type": "text/event-stream" });
+    response.flushHeaders();
+    await new Promise((resolve) => setTimeout(resolve, this.delay));
+    for (const [at, text] of words.entries()) {
+      if (at >= this.stallAfter) return;
+      if (at >= this.endAfter) break;
+      if (at >= this.cutAfter && this.cuts-- > 0) {
+        await new Promise((resolve) => setTimeout(resolve, 20));
+        response.socket?.destroy();
+        return;
+      }
+      say(chunk("far", word(text, null)));
+    }
+    if (this.endAfter === Number.POSITIVE_INFINITY) {
+      say(chunk("far", [{ index: 0, delta: {}, finish_reason: reason, logprobs: null }]));
+      say({ ...chunk("far", []), usage: { prompt_tokens: 12, completion_tokens: words.length, total_tokens: 0 } });
+      response.write("data: [DONE]\n\n");
+    }
+    response.end();
+  }
+}
