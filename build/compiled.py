@@ -1,4 +1,4 @@
-"""Targets that TVM compiles: plans over our own kernels, and a weight stream packed for them (cpu, webgpu)."""
+"""Targets that TVM compiles: plans over our own kernels, and a weight stream packed for them (cpu, webgpu, vulkan)."""
 
 from __future__ import annotations
 
@@ -104,6 +104,13 @@ def _cpu_kernels() -> Kernels:
     return kernels
 
 
+def _vulkan_kernels() -> Kernels:
+    from nearfar.targets.vulkan import KERNELS
+
+    kernels: Kernels = KERNELS
+    return kernels
+
+
 def _webgpu_kernels() -> Kernels:
     from nearfar.targets.webgpu import KERNELS
 
@@ -113,3 +120,4 @@ def _webgpu_kernels() -> Kernels:
 
 CPU = CompiledTarget("cpu", _cpu_kernels, {"kind": "llvm"}, emit.emit_cpu)
 WEBGPU = CompiledTarget("webgpu", _webgpu_kernels, {"kind": "webgpu", "host": "llvm"}, emit.emit_webgpu)
+VULKAN = CompiledTarget("vulkan", _vulkan_kernels, {"kind": "vulkan", "host": "llvm"}, emit.emit_vulkan)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +14,7 @@ import tvm
 
 from nearfar.build.plan import Plan
 from nearfar.build.program import Program
+from nearfar.errors import BuildError
 
 CpuFeatures = Literal["native", "baseline"]
 
@@ -100,32 +102,72 @@ def emit_webgpu(program: Program, context: EmitContext) -> dict[str, Any]:
     from nearfar.targets.webgpu.codegen import shaders
 
     made = shaders(module_of(program), program.precision)
-    kernels: dict[str, Any] = {}
-    for name in program.kernels:
-        file = f"kernels/{program.precision}/{name}.wgsl"
-        path = context.root / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(made[name].source)
-        kernels[name] = {
-            "file": file, "entry": made[name].entry, "access": list(made[name].access), "sha256": sha256_of(path)
-        }  # fmt: skip
+    kernels = {
+        name: _shader_record(context, program, name, ".wgsl", made[name].source.encode(), made[name])
+        for name in program.kernels
+    }
+    largest = _largest_buffer(program, context)
+    limits = {
+        "maxStorageBuffersPerShaderStage": max(len(shader.access) for shader in made.values()),
+        "maxStorageBufferBindingSize": largest,
+        "maxBufferSize": largest,
+        "maxComputeInvocationsPerWorkgroup": max(math.prod(shader.workgroup) for shader in made.values()),
+        "maxComputeWorkgroupSizeX": max(shader.workgroup[0] for shader in made.values()),
+        "maxComputeWorkgroupStorageSize": max(shader.shared_bytes for shader in made.values()),
+    }
+    features = ["shader-f16"] if program.precision == "f16" else []
+    return _gpu_program(program, context, kernels, made, {"features": features, "limits": limits})
+
+
+def emit_vulkan(program: Program, context: EmitContext) -> dict[str, Any]:
+    """SPIR-V modules and plans; arguments in the order of the descriptor set's bindings."""
+    from nearfar.targets.vulkan.codegen import modules
+
+    made = modules(module_of(program))
+    kernels = {
+        name: {
+            **_shader_record(context, program, name, ".spv", made[name].code, made[name]),
+            "workgroup": list(made[name].workgroup),
+        }
+        for name in program.kernels
+    }
+    limits = {
+        "maxPerStageDescriptorStorageBuffers": max(len(module.access) for module in made.values()),
+        "maxStorageBufferRange": _largest_buffer(program, context),
+        "maxComputeWorkGroupInvocations": max(math.prod(module.workgroup) for module in made.values()),
+        "maxComputeSharedMemorySize": max(module.shared_bytes for module in made.values()),
+    }
+    for axis, letter in enumerate("XYZ"):
+        limits[f"maxComputeWorkGroupSize{letter}"] = max(module.workgroup[axis] for module in made.values())
+    subgroup = max(module.subgroup_size for module in made.values())
+    if subgroup:
+        limits["subgroupSize"] = subgroup
+    features = sorted({feature for module in made.values() for feature in module.features})
+    return _gpu_program(program, context, kernels, made, {"features": features, "limits": limits})
+
+
+def _shader_record(
+    context: EmitContext, program: Program, name: str, suffix: str, code: bytes, made: Any
+) -> dict[str, Any]:
+    """Write a kernel's file; its record in the manifest."""
+    file = f"kernels/{program.precision}/{name}{suffix}"
+    path = context.root / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(code)
+    return {"file": file, "entry": made.entry, "access": list(made.access), "sha256": sha256_of(path)}
+
+
+def _gpu_program(
+    program: Program, context: EmitContext, kernels: dict[str, Any], made: Mapping[str, Any], requires: dict[str, Any]
+) -> dict[str, Any]:
+    """The manifest's entry of a program of shaders; writes its plans."""
     launches: dict[str, list[dict[str, Any]]] = {}
     for plan in program.plans:
-        launches[plan_file(program, plan)] = [
-            {
-                "kernel": la.kernel,
-                "grid": list(made[la.kernel].grid),
-                "args": [la.args[i] for i in made[la.kernel].params],
-            }
-            for la in plan.launches
-        ]
+        launches[plan_file(program, plan)] = [_launch(la.kernel, la.args, made[la.kernel]) for la in plan.launches]
     return {
         "precision": program.precision,
         "kv_dtype": "float16" if program.precision == "f16" else "float32",
-        "requires": {
-            "features": ["shader-f16"] if program.precision == "f16" else [],
-            "limits": _limits(program, context, made),
-        },
+        "requires": requires,
         "workspace": program.workspace,
         "library": None,
         "kernels": kernels,
@@ -133,24 +175,21 @@ def emit_webgpu(program: Program, context: EmitContext) -> dict[str, Any]:
     }
 
 
-def _limits(program: Program, context: EmitContext, made: Mapping[str, Any]) -> dict[str, int]:
-    """WebGPU limits that the kernels and the fixed buffers need (the cache's own need depends on its budget)."""
+def _launch(kernel: str, args: Sequence[str], made: Any) -> dict[str, Any]:
+    """One launch. Shaders take it that no buffer that they write is bound twice: WebGPU demands it, our SPIR-V declares it."""
+    bound = [args[i] for i in made.params]
+    for arg, access in zip(bound, made.access, strict=True):
+        if access == "read_write" and bound.count(arg) > 1:
+            raise BuildError(f"kernel {kernel} writes {arg}, which is bound to it twice")
+    return {"kernel": kernel, "grid": list(made.grid), "args": bound}
+
+
+def _largest_buffer(program: Program, context: EmitContext) -> int:
+    """Bytes of the largest buffer of fixed size (the cache's own need depends on its budget)."""
     sizes = [record["bytes"] for record in context.weights.values()] + program.workspace
-    for buffer in context.buffers.values():
-        if all(isinstance(d, int) for d in buffer["shape"]):
-            count = 4
-            for extent in buffer["shape"]:
-                count *= extent
-            sizes.append(count)
-    return {
-        "maxStorageBuffersPerShaderStage": max(len(shader.access) for shader in made.values()),
-        "maxStorageBufferBindingSize": max(sizes),
-        "maxBufferSize": max(sizes),
-        "maxComputeInvocationsPerWorkgroup": max(_volume(shader.workgroup) for shader in made.values()),
-        "maxComputeWorkgroupSizeX": max(shader.workgroup[0] for shader in made.values()),
-        "maxComputeWorkgroupStorageSize": max(shader.shared_bytes for shader in made.values()),
-    }
-
-
-def _volume(size: tuple[int, int, int]) -> int:
-    return size[0] * size[1] * size[2]
+    sizes += [
+        4 * math.prod(buffer["shape"])
+        for buffer in context.buffers.values()
+        if all(isinstance(extent, int) for extent in buffer["shape"])
+    ]
+    return int(max(sizes))

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from nearfar.build import manifest
 from nearfar.build.checkpoint import Checkpoint
-from nearfar.build.compiled import CPU, WEBGPU
+from nearfar.build.compiled import CPU, VULKAN, WEBGPU
 from nearfar.build.config import ConfigReader, ModelConfig
 from nearfar.build.mlx import MLX
 from nearfar.build.output import output_directory
@@ -23,7 +23,7 @@ from nearfar.errors import BuildError
 
 __all__ = ["TARGETS", "BuildOptions", "Progress", "build"]
 
-TARGETS: Mapping[str, Target] = {"cpu": CPU, "webgpu": WEBGPU, "mlx": MLX}
+TARGETS: Mapping[str, Target] = {"cpu": CPU, "webgpu": WEBGPU, "vulkan": VULKAN, "mlx": MLX}
 
 
 class Progress(Protocol):

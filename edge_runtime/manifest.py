@@ -143,13 +143,14 @@ class Param:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A shader file with its entry point (webgpu), or the params of a library function (cpu)."""
+    """A shader file with its entry point (webgpu; vulkan, with its workgroup size), or the params of a library function (cpu)."""
 
     file: str | None = None
     entry: str | None = None
     access: tuple[str, ...] = ()
     sha256: str | None = None
     params: tuple[Param, ...] = ()
+    workgroup: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,7 @@ class Manifest:
 
     format: str
     version: int
-    target: Literal["cpu", "webgpu", "mlx"]
+    target: Literal["cpu", "webgpu", "vulkan", "mlx"]
     model: Model
     cache: Cache
     rope: Rope

@@ -8,9 +8,11 @@ if [ "$(uname -s)" = Linux ]; then
   # A browser with WebGPU, for the demo and the browser tests.
   command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null ||
     missing+=(chromium)
-  # lavapipe: a Vulkan device without a GPU, for the wgpu executor.
+  # lavapipe: a Vulkan device without a GPU, for the wgpu and vulkan executors.
   has_library libvulkan.so.1 || missing+=(libvulkan1)
   compgen -G '/usr/share/vulkan/icd.d/*.json' >/dev/null || missing+=(mesa-vulkan-drivers)
+  # spirv-val, which the tests ask about every Vulkan kernel.
+  command -v spirv-val >/dev/null || missing+=(spirv-tools)
 fi
 # The cpu target links its kernels to a shared library.
 command -v cc >/dev/null || command -v clang >/dev/null || missing+=(gcc libc6-dev)
@@ -23,8 +25,9 @@ if [ ${#missing[@]} -gt 0 ]; then
   else
     echo "These system packages are missing: ${missing[*]}" >&2
     echo "Install them (Debian, Ubuntu: sudo apt-get install ${missing[*]}), then run make again." >&2
-    echo "Without chromium there is no browser demo, without the Vulkan packages no wgpu executor on a machine" >&2
-    echo "that has no GPU driver, without a C compiler no cpu target. Going on without them." >&2
+    echo "Without chromium there is no browser demo, without libvulkan1 and mesa-vulkan-drivers no wgpu and vulkan" >&2
+    echo "executor on a machine that has no GPU driver, without spirv-tools no check of SPIR-V in the tests, without a" >&2
+    echo "C compiler no cpu target. Going on without them." >&2
   fi
 fi
 

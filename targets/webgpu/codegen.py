@@ -12,8 +12,7 @@ from tvm import tirx
 
 from nearfar.errors import BuildError
 from nearfar.targets.base import Precision
-
-from .lowering import EXPLICIT_SYNC, PIPELINE
+from nearfar.targets.gpu.lowering import EXPLICIT_SYNC, PIPELINE
 
 MAX_THREADS = 256
 MAX_SHARED_BYTES = 16384

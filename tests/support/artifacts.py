@@ -12,7 +12,7 @@ from tests.shared_data import shared_data
 
 
 class Built:
-    """Builds checkpoints of the shared data at first use; OUT holds the sub-folders cpu, webgpu and mlx."""
+    """Builds checkpoints of the shared data at first use; OUT holds a sub-folder for each target."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -26,7 +26,7 @@ class Built:
         out = self._root / f"{checkpoint.name}-{quant}"
         if not out.exists():
             command = [sys.executable, "-m", "nearfar", "build", str(checkpoint), "--quant", quant, "-o", str(out)]
-            done = subprocess.run([*command, "--target", "cpu,webgpu,mlx"], capture_output=True, text=True, timeout=900)
+            done = subprocess.run([*command, "--target", "cpu,webgpu,vulkan,mlx"], capture_output=True, text=True, timeout=900)
             assert done.returncode == 0, done.stderr
         return out
 

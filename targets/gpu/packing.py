@@ -1,4 +1,4 @@
-"""How the WebGPU target lays out weight matrices: the same arrays for its f16 and its f32 kernels.
+"""How the GPU targets (webgpu, vulkan) lay out weight matrices: the same arrays for f16 and f32 kernels.
 
 All are k-major: [k/…, n], so that neighbouring threads, which own neighbouring output rows, read neighbouring words. A thread then
 needs no other thread's sums: no workgroup memory and no barrier in the decode kernels. That is coalesced on a GPU; in SwiftShader,

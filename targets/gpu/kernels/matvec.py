@@ -20,9 +20,12 @@ from nearfar.targets.base import Linear
 
 from .common import ceil_div, f32, high_half, low_half, select
 from .layout import (
+    column_of,
     columns,
     dense_element,
     lanes_for,
+    loaded_column,
+    neighbours,
     params,
     place_factor,
     placed_code,
@@ -74,8 +77,8 @@ def placed_dot(word, xs, bits: int):
     return products[0]
 
 
-def matvec(job: Linear) -> tirx.PrimFunc:
-    """One launch of `job` for small m."""
+def matvec(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
+    """One launch of `job` for small m. `vectors`: threads have columns side by side, for targets that load four words at once."""
     m, k, bits = job.m, job.matrix.k, job.matrix.bits
     quantized, gated, has_norm, eps = job.matrix.quantized, job.gated, job.norm is not None, job.norm or 0.0
     plan = tiling(job)
@@ -83,6 +86,7 @@ def matvec(job: Linear) -> tirx.PrimFunc:
     n_out = columns(job)
     outs = rows // 2 if gated else rows  # output columns a thread
     block = lanes * outs
+    beside = neighbours(job, outs, vectors)
     each = ceil_div(plan.groups, splits)
     per_word = 32 // bits
     words = chunk // per_word
@@ -92,8 +96,7 @@ def matvec(job: Linear) -> tirx.PrimFunc:
 
     def row_of(bx, tx, r):
         """Matrix row `r` of a thread; of a gated pair the first half are gate rows, the second half their up rows."""
-        column = bx * block + r % outs * lanes + tx
-        column = T.min(column, n_out - 1) if ragged_n else column
+        column = loaded_column(bx, tx, r % outs, lanes, outs, beside, n_out - 1 if ragged_n else None)
         return column + r // outs * n_out
 
     def x_value(x, start, at):
@@ -202,7 +205,7 @@ def matvec(job: Linear) -> tirx.PrimFunc:
                                 for r in T.unroll(rows):
                                     acc[i * rows + r] = acc[i * rows + r] * acc[values + i]
                             for r in T.unroll(outs):
-                                at[rows + m] = bx * block + r * lanes + tx
+                                at[rows + m] = column_of(bx, tx, r, lanes, outs, beside)
                                 if not ragged_n or at[rows + m] < n_out:
                                     dot[0] = epilogue(acc[i * rows + r], bias, residual, i, at[rows + m])
                                     if gated:

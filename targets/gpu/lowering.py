@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from tvm import ir, s_tir, tirx, transform
 
-PIPELINE = "nearfar_webgpu"
+PIPELINE = "nearfar_gpu"
 EXPLICIT_SYNC = "nearfar.explicit_sync"  # attribute of the functions that this pipeline is for
 
 

@@ -19,9 +19,12 @@ from nearfar.targets.base import Linear
 
 from .common import ceil_div, f32, high_half, low_half, select
 from .layout import (
+    column_of,
     columns,
     dense_element,
     lanes_for,
+    loaded_column,
+    neighbours,
     params,
     place_factor,
     placed_code,
@@ -49,14 +52,15 @@ def divisor(value: int, limit: int) -> int:
     return next(size for size in range(min(value, limit), 0, -1) if value % size == 0)
 
 
-def matmul(job: Linear) -> tirx.PrimFunc:
-    """One launch of `job` for m of 8 and more."""
+def matmul(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
+    """One launch of `job` for m of 8 and more; `vectors` as in matvec."""
     m, k, bits = job.m, job.matrix.k, job.matrix.bits
     quantized, gated, has_norm, eps = job.matrix.quantized, job.gated, job.norm is not None, job.norm or 0.0
     n_out = columns(job)
     outs = TILE_N // 2 if gated else TILE_N  # output columns a thread
     lanes = lanes_for(n_out, outs)
     block = lanes * outs
+    beside = neighbours(job, outs, vectors)
     per_word = 32 // bits
     chunk = min(per_word, UNROLLED)
     words_shape, word_dtype = word_shape(job)
@@ -69,8 +73,7 @@ def matmul(job: Linear) -> tirx.PrimFunc:
 
     def row_of(bx, tx, r):
         """Matrix row `r` of a thread; of a gated pair the first half are gate rows, the second half their up rows."""
-        column = bx * block + r % outs * lanes + tx
-        column = T.min(column, n_out - 1) if ragged_n else column
+        column = loaded_column(bx, tx, r % outs, lanes, outs, beside, n_out - 1 if ragged_n else None)
         return column + r // outs * n_out
 
     def x_row(by, i):
@@ -171,7 +174,7 @@ def matmul(job: Linear) -> tirx.PrimFunc:
                                 for r in T.unroll(TILE_N):
                                     acc[i * TILE_N + r] = acc[i * TILE_N + r] * sq[0]
                             for r in T.unroll(outs):
-                                at[1] = bx * block + r * lanes + tx
+                                at[1] = column_of(bx, tx, r, lanes, outs, beside)
                                 if not ragged_n or at[1] < n_out:
                                     value[0] = epilogue(acc[i * TILE_N + r], bias, residual, at[0], at[1])
                                     if gated:

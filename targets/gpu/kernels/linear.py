@@ -11,7 +11,7 @@ from .matvec import matvec
 MATVEC_ROWS = 7  # a tile of the matmul has 16 rows; up to half of it, the matvec does less work
 
 
-def linear(job: Linear) -> Staged:
-    """The one launch of a job."""
-    func = matvec(job) if job.m <= MATVEC_ROWS else matmul(job)
+def linear(job: Linear, vectors: bool = False) -> Staged:
+    """The one launch of a job; `vectors`: see matvec."""
+    func = matvec(job, vectors) if job.m <= MATVEC_ROWS else matmul(job, vectors)
     return Staged((Stage(func, tuple(params(job))),))

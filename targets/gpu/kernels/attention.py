@@ -53,6 +53,7 @@ def _attend(job: Attention, splits: int) -> tirx.PrimFunc:
     per_kv = heads // kv // group  # workgroups a kv head
     cells = ceil_div(dim, TILE)  # dimensions a thread
     whole = dim % TILE == 0
+    step = 4 if dim % 4 == 0 else 1
 
     @T.prim_func(check_well_formed=False)
     def kernel(
@@ -106,10 +107,13 @@ def _attend(job: Attention, splits: int) -> tirx.PrimFunc:
                             at[1] = (page_table[slots[by], at[0] // page] * kv + head) * page + at[0] % page
                             for g in T.unroll(group):
                                 score[g] = T.float32(0)
-                            for d in T.serial(dim):
-                                tmp[0] = f32(k_cache[at[1] // (page * kv), at[1] // page % kv, at[1] % page, d])
-                                for g in T.unroll(group):
-                                    score[g] = score[g] + tmp[0] * qs[g * dim + d]
+                            for part in T.serial(dim // step):
+                                for e in T.unroll(step):  # neighbours: on Vulkan one load
+                                    tmp[0] = f32(
+                                        k_cache[at[1] // (page * kv), at[1] // page % kv, at[1] % page, part * step + e]
+                                    )
+                                    for g in T.unroll(group):
+                                        score[g] = score[g] + tmp[0] * qs[g * dim + part * step + e]
                         place[tx] = at[1]
                         for g in T.unroll(group):
                             weight[g * TILE + tx] = score[g]

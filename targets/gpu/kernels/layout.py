@@ -7,7 +7,7 @@ from __future__ import annotations
 from tvm.script import tirx as T
 
 from nearfar.targets.base import Linear
-from nearfar.targets.webgpu.packing import parts
+from nearfar.targets.gpu.packing import parts
 
 from .common import f32, high_half, low_half
 
@@ -34,6 +34,24 @@ def lanes_for(outputs: int, each: int) -> int:
         if -(-outputs // (lanes * each)) * lanes * each <= outputs * 1.1:
             return lanes
     return 8
+
+
+def neighbours(job: Linear, outputs: int, wanted: bool) -> int:
+    """How many columns side by side a thread has: 4 where they are wanted and the matrix and the thread's share allow, else 1."""
+    return 4 if wanted and outputs % 4 == 0 and columns(job) % 4 == 0 else 1
+
+
+def column_of(bx, tx, output, lanes: int, outputs: int, beside: int):
+    """Column of a thread's output: columns of neighbouring threads are neighbours, `beside` columns of a thread together."""
+    return bx * (lanes * outputs) + output // beside * (lanes * beside) + tx * beside + output % beside
+
+
+def loaded_column(bx, tx, output, lanes: int, outputs: int, beside: int, last: int | None):
+    """The same, at most `last` (None: no column is beyond it); groups of neighbours are moved as a whole."""
+    column = column_of(bx, tx, output, lanes, outputs, beside)
+    if last is None:
+        return column
+    return T.min(column - output % beside, last + 1 - beside) + output % beside
 
 
 def word_shape(job: Linear) -> tuple[tuple[int, ...], str]:

@@ -1,4 +1,4 @@
-"""What the WebGPU kernels share: weight decoding, parameter selection, sizes."""
+"""What the GPU kernels share: weight decoding, parameter selection, sizes."""
 
 # mypy: ignore-errors
 # TVMScript: what looks like Python is parsed, and nested ifs separate build time from run time.
@@ -7,7 +7,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
-from nearfar.targets.webgpu.lowering import EXPLICIT_SYNC
+from nearfar.targets.gpu.lowering import EXPLICIT_SYNC
 
 LOW_HALF, HIGH_HALF = "low_half", "high_half"
 
@@ -21,7 +21,7 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def low_half(word):
-    """The float16 in the low half of a word, as float32; see HALVES in codegen.py."""
+    """The float16 in the low half of a word, as float32; each target says how (FUNCTIONS of webgpu, intrinsics of vulkan)."""
     return T.call_pure_extern("float32", LOW_HALF, word)
 
 

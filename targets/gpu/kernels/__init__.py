@@ -1,0 +1,1 @@
+"""The GPU kernels, one file a job."""

@@ -1,0 +1,12 @@
+"""The Vulkan target: SPIR-V by our own code generator, of the kernels that the GPU targets share."""
+
+from __future__ import annotations
+
+from nearfar.targets.base import Kernels
+from nearfar.targets.gpu import GpuKernels
+
+from .codegen import Module, modules
+
+KERNELS: Kernels = GpuKernels(vectors=True)
+
+__all__ = ["KERNELS", "Module", "modules"]

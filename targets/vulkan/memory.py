@@ -1,0 +1,266 @@
+"""Buffers in SPIR-V: storage buffers, workgroup arrays, and locals.
+
+A local array whose indices are all known becomes one variable an element. What was last stored there is remembered, and only
+written at the end of a block: straight code, such as unrolled loops, keeps its values in ids.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import cast
+
+from tvm.ir import Var
+from tvm.sym import Analyzer
+
+from nearfar.errors import BuildError
+
+from .arithmetic import BOOL, F16, F32, I32, U32, Arithmetic, Dtype, dtype_of
+from .conversions import Conversions
+from .opcodes import Capability, Decoration, Op, Storage
+from .quads import WIDTH, Quads, Source
+from .uses import Stored, Uses
+
+
+@dataclass
+class Place:
+    """Where a buffer lies.
+
+    `element` is the type in memory, `variable` an array or a block (0 for scalars). `quads`: loads may become a
+    vector's, and workgroup memory is an array of vectors.
+    """
+
+    dtype: Dtype
+    storage: Storage
+    element: int
+    variable: int = 0
+    vector: int = 1
+    read_only: bool = False
+    scalars: dict[int, int] = field(default_factory=dict)
+    split: bool = False
+    quads: bool = False
+    binding: int = 0
+
+
+class Memory:
+    """Places of all buffers of a function; see the module."""
+
+    def __init__(self, arithmetic: Arithmetic, conversions: Conversions) -> None:
+        self._arithmetic, self._conversions, self._builder = arithmetic, conversions, arithmetic.builder
+        self._places: dict[Var, Place] = {}
+        self._held: dict[tuple[Var, int], int] = {}
+        self._dirty: dict[tuple[Var, int], None] = {}
+        self._quads = Quads(arithmetic)
+        self._epoch = 0
+        self.shared_bytes = 0
+
+    def bind(self, buffer: Var, use: Uses, binding: int) -> None:
+        """A buffer of the interface. `Restrict`: a plan binds no buffer twice where one is written (see build/emit.py)."""
+        builder, dtype = self._builder, dtype_of(str(buffer.dtype))
+        if dtype.bits == 16:
+            builder.capability(Capability.STORAGE_BUFFER_16BIT)
+        elif dtype.bits <= 8:
+            builder.capability(Capability.STORAGE_BUFFER_8BIT)
+        lanes = 1 if dtype == BOOL else use.vector or 1
+        element = self._stored_type(dtype)
+        held = element if lanes == 1 else builder.vector_type(element, lanes)
+        block = builder.buffer_type(held, dtype.bytes * lanes, use.stored)
+        variable = self._bound(block, binding, str(buffer.name))
+        self._places[buffer] = Place(
+            dtype, Storage.STORAGE_BUFFER, element, variable, lanes, read_only=not use.stored,
+            quads=lanes == 1 and not use.stored and dtype in (F32, I32, U32, F16) and _count(buffer) % WIDTH == 0, binding=binding,
+        )  # fmt: skip
+
+    def _bound(self, block: int, binding: int, name: str) -> int:
+        builder = self._builder
+        variable = builder.global_variable(Storage.STORAGE_BUFFER, block)
+        builder.decorate(variable, Decoration.DESCRIPTOR_SET, 0)
+        builder.decorate(variable, Decoration.BINDING, binding)
+        builder.decorate(variable, Decoration.RESTRICT)
+        builder.name(variable, name)
+        return variable
+
+    def allocate(self, buffer: Var, use: Uses) -> None:
+        """A buffer of the function or the workgroup; nothing where it is not used."""
+        scope, dtype = str(buffer.scope()), dtype_of(str(buffer.dtype))
+        if not (use.loaded or use.stored):
+            return
+        element = self._arithmetic.computes(dtype)
+        count = math.prod(int(extent) for extent in buffer.shape)
+        if scope == "shared":
+            quads = dtype.bits == 32 and count % WIDTH == 0 and use.quads
+            kind = self._builder.vector_type(element, WIDTH) if quads else element
+            array = self._builder.array_type(kind, count // WIDTH if quads else count)
+            variable = self._builder.global_variable(Storage.WORKGROUP, array)
+            self.shared_bytes += count * max(dtype.bytes, 2 if dtype == F16 else 4)
+            self._places[buffer] = Place(dtype, Storage.WORKGROUP, element, variable, quads=quads)
+        elif scope not in ("local", "global"):
+            raise BuildError(f"memory of scope {scope!r} has no SPIR-V code")
+        elif use.scalars:
+            self._places[buffer] = Place(dtype, Storage.FUNCTION, element, split=True)
+        else:
+            variable = self._builder.local_variable(self._builder.array_type(element, count))
+            self._places[buffer] = Place(dtype, Storage.FUNCTION, element, variable)
+
+    def alias(self, buffer: Var, other: Var) -> None:
+        """Another declaration of the same memory."""
+        place = self._places.get(other)
+        if place is None or dtype_of(str(buffer.dtype)) != place.dtype:
+            raise BuildError(f"buffer {buffer.name} looks at the memory of {other.name} as another dtype")
+        self._places[buffer] = place
+
+    def load(self, buffer: Var, index: int, lane: int = 0) -> int:
+        """The element at an index; where the buffer holds vectors, the index is a vector's and `lane` an element's in it."""
+        place = self._place(buffer)
+        if place.split:
+            return self._load_scalar(buffer, place, int(self._arithmetic.known(index) or 0))
+        builder, pointer = self._builder, self._pointer(place, index)
+        read, before = builder.pure if place.read_only else builder.value, builder.position
+        value = read(Op.LOAD, self._held_type(place), pointer)
+        if place.vector == 1:
+            if place.quads and builder.position != before:
+                self._quads.note(buffer, 0 if place.read_only else self._epoch, index, value)
+            return self._widened(place, value, 1)
+        value = builder.pure(Op.COMPOSITE_EXTRACT, self._wide(place), self._widened(place, value, place.vector), lane)
+        return self._conversions.cast(F32, F16, value) if place.dtype == F16 else value
+
+    def store(self, buffer: Var, index: int, values: list[int]) -> None:
+        """Store at an index: one value, or the lanes of a vector."""
+        place = self._place(buffer)
+        if place.split:
+            key = buffer, int(self._arithmetic.known(index) or 0)
+            self._held[key] = values[0]
+            self._dirty[key] = None
+            return
+        value = values[0]
+        if place.vector > 1:
+            if place.dtype == F16:
+                values = [self._conversions.cast(F16, F32, lane) for lane in values]
+            kind = self._builder.vector_type(self._wide(place), place.vector)
+            value = self._builder.pure(Op.COMPOSITE_CONSTRUCT, kind, *values)
+        self._builder.emit(Op.STORE, self._pointer(place, index), self._narrowed(place, value))
+        self.disturb()
+
+    def disturb(self) -> None:
+        """Workgroup memory may hold something else from here on."""
+        self._epoch += 1
+
+    def finish(self) -> None:
+        """Exchange loads for vectors' (see quads.py). A storage buffer gets a second view, as vectors."""
+        builder = self._builder
+        for buffer, groups in self._quads.wanted().items():
+            place = self._places[cast(Var, buffer)]
+            variable = place.variable
+            if place.storage == Storage.STORAGE_BUFFER:
+                vector = builder.vector_type(place.element, WIDTH)
+                block = builder.buffer_type(vector, WIDTH * place.dtype.bytes, False)
+                variable = self._bound(block, place.binding, f"{cast(Var, buffer).name} as vectors")
+            wide = builder.float_type() if place.dtype == F16 else 0
+            for group in groups:
+                self._quads.exchange(group, Source(place.storage, variable, place.element, wide))
+
+    def lanes(self, buffer: Var) -> int:
+        """Elements of the buffer's vectors."""
+        return self._place(buffer).vector
+
+    def flush(self) -> None:
+        """Write what is only remembered: before a block ends."""
+        for key in self._dirty:
+            self._builder.emit(Op.STORE, self._scalar(*key), self._held[key])
+        self._dirty.clear()
+
+    @contextmanager
+    def branch(self, lost: Stored) -> Iterator[None]:
+        """Blocks beside the way: they begin with what is remembered; after them, what was stored there is no longer known."""
+        held, dirty = dict(self._held), dict(self._dirty)
+        yield
+        self._held, self._dirty = held, dirty
+        self.forget(lost)
+
+    def forget(self, lost: Stored) -> None:
+        """No longer know what these hold."""
+        self._held = {
+            key: value for key, value in self._held.items() if key not in lost and (key[0], None) not in lost
+        }
+
+    def _place(self, buffer: Var) -> Place:
+        if buffer not in self._places:
+            raise BuildError(f"buffer {buffer.name} is used before it is declared")
+        return self._places[buffer]
+
+    def _scalar(self, buffer: Var, index: int) -> int:
+        place = self._places[buffer]
+        if index not in place.scalars:
+            place.scalars[index] = self._builder.local_variable(place.element)
+        return place.scalars[index]
+
+    def _load_scalar(self, buffer: Var, place: Place, index: int) -> int:
+        key = buffer, index
+        if key not in self._held:
+            self._held[key] = self._builder.value(Op.LOAD, place.element, self._scalar(*key))
+        return self._held[key]
+
+    def _pointer(self, place: Place, index: int) -> int:
+        builder = self._builder
+        pointer = builder.pointer_type(place.storage, self._held_type(place))
+        if place.storage == Storage.STORAGE_BUFFER:
+            return builder.pure(Op.ACCESS_CHAIN, pointer, place.variable, builder.u32(0), index)
+        if place.quads:
+            vector = self._arithmetic.binary("shr", U32, index, self._arithmetic.constant(U32, 2))
+            lane = self._arithmetic.binary("and", U32, index, self._arithmetic.constant(U32, WIDTH - 1))
+            return builder.pure(Op.ACCESS_CHAIN, pointer, place.variable, vector, lane)
+        return builder.pure(Op.ACCESS_CHAIN, pointer, place.variable, index)
+
+    # Storage buffers of 8 and 16 bits: without Int8, Int16 and Float16, their values can be loaded, stored and converted, but not
+    # put into vectors or taken out, so a vector is converted as a whole.
+
+    def _held_type(self, place: Place) -> int:
+        return place.element if place.vector == 1 else self._builder.vector_type(place.element, place.vector)
+
+    def _stored_type(self, dtype: Dtype) -> int:
+        if dtype.kind == "f":
+            return self._builder.float_type(dtype.bits)
+        return self._builder.int_type(max(dtype.bits, 8))
+
+    def _is_narrow(self, place: Place) -> bool:
+        """Whether memory and registers differ."""
+        if place.storage != Storage.STORAGE_BUFFER or place.dtype.bits >= 32:
+            return False
+        return place.dtype.kind != "f" or place.vector > 1
+
+    def _wide(self, place: Place) -> int:
+        if place.dtype == F16 and place.vector > 1:
+            return self._builder.float_type()
+        return self._builder.int_type() if self._is_narrow(place) else place.element
+
+    def _widened(self, place: Place, value: int, lanes: int) -> int:
+        """From memory into a register."""
+        if not self._is_narrow(place):
+            return value
+        builder, dtype = self._builder, place.dtype
+        kind = self._wide(place) if lanes == 1 else builder.vector_type(self._wide(place), lanes)
+        op = {"f": Op.F_CONVERT, "i": Op.S_CONVERT, "u": Op.U_CONVERT, "b": Op.U_CONVERT}[dtype.kind]
+        wide = builder.pure(op, kind, value)
+        return self._arithmetic.compare("ne", U32, wide, builder.u32(0)) if dtype == BOOL else wide
+
+    def _narrowed(self, place: Place, value: int) -> int:
+        """From a register to memory."""
+        if not self._is_narrow(place):
+            return value
+        if place.dtype == BOOL:
+            value = self._conversions.cast(BOOL, I32, value)
+        op = Op.F_CONVERT if place.dtype.kind == "f" else Op.U_CONVERT
+        return self._builder.pure(op, self._held_type(place), value)
+
+
+def _count(buffer: Var) -> int:
+    """A number that the elements of a buffer are a multiple of: where an extent is not known, what its steps hold."""
+    analyzer = Analyzer()
+    return math.prod(int(extent) if isinstance(extent, int) else _steps(analyzer, extent) for extent in buffer.shape)
+
+
+def _steps(analyzer: Analyzer, extent: object) -> int:
+    found = analyzer.modular_set(extent)
+    return math.gcd(int(found.coeff), int(found.base))

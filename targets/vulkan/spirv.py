@@ -1,0 +1,284 @@
+"""Builds one SPIR-V compute module: ids, types and constants without doubles, blocks, and the words in the spec's order.
+
+Equal pure instructions in a block, or in a block that dominates it, are one instruction: `pure` looks in the scopes that `scope`
+opens and closes with the structured blocks.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .opcodes import (
+    ADDRESSING_LOGICAL,
+    GL_COMPUTE,
+    LOCAL_SIZE,
+    MEMORY_GLSL450,
+    BuiltIn,
+    Capability,
+    Decoration,
+    Glsl,
+    Op,
+    Storage,
+)
+
+MAGIC = 0x07230203
+VERSION = 0x00010500  # SPIR-V 1.5, what Vulkan 1.2 brings
+ENTRY = "main"
+Size3 = tuple[int, int, int]
+
+
+def text(value: str) -> list[int]:
+    """A literal string: UTF-8, ended by a zero byte, padded to words."""
+    data = value.encode() + b"\0"
+    data += bytes(-len(data) % 4)
+    return list(struct.unpack(f"<{len(data) // 4}I", data))
+
+
+def instruction(op: Op, *operands: int) -> list[int]:
+    """The words of one instruction."""
+    return [(len(operands) + 1) << 16 | op, *operands]
+
+
+class Builder:
+    """A module with one entry point. Methods that make something give its id."""
+
+    def __init__(self) -> None:
+        self._next = 1
+        self._capabilities: set[int] = {int(Capability.SHADER)}
+        self._names: list[int] = []
+        self._decorations: list[int] = []
+        self._globals: list[int] = []  # types, constants and global variables, each after what it uses
+        self._made: dict[tuple[object, ...], int] = {}
+        self._interface: list[int] = []
+        self._locals: list[int] = []
+        self._code: list[int] = []
+        self._edits: list[tuple[int, int, list[int]]] = []
+        self._scopes: list[dict[tuple[int, ...], int]] = [{}]
+        self._glsl = 0
+        self.block = self._first = self.new_id()
+        """The block that instructions go to; 0 after a branch."""
+
+    def new_id(self) -> int:
+        """A fresh id."""
+        self._next += 1
+        return self._next - 1
+
+    # Declarations
+
+    def capability(self, capability: Capability) -> None:
+        """Declare a capability."""
+        self._capabilities.add(int(capability))
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """Those declared so far."""
+        return frozenset(Capability(value) for value in self._capabilities)
+
+    def name(self, target: int, value: str) -> None:
+        """A name for debuggers."""
+        self._names += instruction(Op.NAME, target, *text(value))
+
+    def decorate(self, target: int, decoration: Decoration, *operands: int) -> None:
+        """Decorate an id."""
+        self._decorations += instruction(Op.DECORATE, target, decoration, *operands)
+
+    def declare(self, op: Op, *operands: int) -> int:
+        """A type: the same operands give the same id."""
+        key = (op, *operands)
+        if key not in self._made:
+            self._made[key] = self.new_id()
+            self._globals += instruction(op, self._made[key], *operands)
+        return self._made[key]
+
+    def int_type(self, bits: int = 32) -> int:
+        """Integers. All are declared unsigned: the instructions say how they take them, so no casts are needed."""
+        if bits == 64:
+            self.capability(Capability.INT64)
+        return self.declare(Op.TYPE_INT, bits, 0)
+
+    def float_type(self, bits: int = 32) -> int:
+        """Floats. The capability for 16 bits depends on what is done with them: see Arithmetic and Memory."""
+        return self.declare(Op.TYPE_FLOAT, bits)
+
+    def bool_type(self) -> int:
+        """Truth values."""
+        return self.declare(Op.TYPE_BOOL)
+
+    def vector_type(self, element: int, count: int) -> int:
+        """Vectors of 2 to 4."""
+        return self.declare(Op.TYPE_VECTOR, element, count)
+
+    def array_type(self, element: int, count: int) -> int:
+        """Arrays without a layout (Function and Workgroup memory)."""
+        return self.declare(Op.TYPE_ARRAY, element, self.u32(count))
+
+    def pointer_type(self, storage: Storage, pointee: int) -> int:
+        """Pointers."""
+        return self.declare(Op.TYPE_POINTER, storage, pointee)
+
+    def buffer_type(self, element: int, stride: int, writable: bool) -> int:
+        """The block of a storage buffer: a struct of one unbounded array."""
+        array = self.declare(Op.TYPE_RUNTIME_ARRAY, element)
+        key = ("block", element, writable)
+        if key not in self._made:
+            if ("stride", array) not in self._made:
+                self._made["stride", array] = array
+                self.decorate(array, Decoration.ARRAY_STRIDE, stride)
+            made = self._made[key] = self.new_id()
+            self._globals += instruction(Op.TYPE_STRUCT, made, array)
+            self.decorate(made, Decoration.BLOCK)
+            self._decorations += instruction(Op.MEMBER_DECORATE, made, 0, Decoration.OFFSET, 0)
+            if not writable:
+                self._decorations += instruction(Op.MEMBER_DECORATE, made, 0, Decoration.NON_WRITABLE)
+        return self._made[key]
+
+    def constant(self, kind: int, *words: int) -> int:
+        """A number of type `kind` by its bits, low word first."""
+        key = (Op.CONSTANT, kind, *words)
+        if key not in self._made:
+            self._made[key] = self.new_id()
+            self._globals += instruction(Op.CONSTANT, kind, self._made[key], *words)
+        return self._made[key]
+
+    def u32(self, value: int) -> int:
+        """A 32-bit constant, signed or not."""
+        return self.constant(self.int_type(), value & 0xFFFFFFFF)
+
+    def truth(self, value: bool) -> int:
+        """A constant truth value."""
+        op = Op.CONSTANT_TRUE if value else Op.CONSTANT_FALSE
+        kind, key = self.bool_type(), (op,)
+        if key not in self._made:
+            self._made[key] = self.new_id()
+            self._globals += instruction(op, kind, self._made[key])
+        return self._made[key]
+
+    def global_variable(self, storage: Storage, pointee: int) -> int:
+        """A variable of the module; it joins the entry point's interface."""
+        pointer, made = self.pointer_type(storage, pointee), self.new_id()
+        self._globals += instruction(Op.VARIABLE, pointer, made, storage)
+        self._interface.append(made)
+        return made
+
+    def local_variable(self, pointee: int) -> int:
+        """A variable of the function."""
+        pointer, made = self.pointer_type(Storage.FUNCTION, pointee), self.new_id()
+        self._locals += instruction(Op.VARIABLE, pointer, made, Storage.FUNCTION)
+        return made
+
+    def built_in(self, which: BuiltIn, kind: int) -> int:
+        """The input variable of a built-in."""
+        key = ("built-in", which)
+        if key not in self._made:
+            made = self._made[key] = self.global_variable(Storage.INPUT, kind)
+            self.decorate(made, Decoration.BUILT_IN, which)
+        return self._made[key]
+
+    # Instructions
+
+    def emit(self, op: Op, *operands: int) -> None:
+        """An instruction without a result."""
+        if not self.block:
+            self.label(self.new_id())  # after a return or break: code that is never reached still needs a block
+        self._code += instruction(op, *operands)
+
+    def value(self, op: Op, kind: int, *operands: int) -> int:
+        """An instruction with a result of type `kind`."""
+        made = self.new_id()
+        self.emit(op, kind, made, *operands)
+        return made
+
+    def pure(self, op: Op, kind: int, *operands: int) -> int:
+        """The same, where equal operands always give the same result: found again instead of made again."""
+        key = (op, kind, *operands)
+        for scope in reversed(self._scopes):
+            if key in scope:
+                return scope[key]
+        made = self._scopes[-1][key] = self.value(op, kind, *operands)
+        return made
+
+    def glsl(self, which: Glsl, kind: int, *operands: int) -> int:
+        """An instruction of GLSL.std.450."""
+        self._glsl = self._glsl or self.new_id()
+        return self.pure(Op.EXT_INST, kind, self._glsl, which, *operands)
+
+    @property
+    def position(self) -> int:
+        """Words of code so far."""
+        return len(self._code)
+
+    def replace(self, position: int, count: int, words: list[int]) -> None:
+        """In the finished module, `count` words of code from a position on are these instead."""
+        self._edits.append((position, count, words))
+
+    # Blocks
+
+    def label(self, block: int) -> None:
+        """Begin a block."""
+        self._code += instruction(Op.LABEL, block)
+        self.block = block
+
+    def branch(self, block: int) -> None:
+        """End the block; nothing where it has ended already (by a return or break)."""
+        if self.block:
+            self.emit(Op.BRANCH, block)
+            self.block = 0
+
+    def end(self, op: Op, *operands: int) -> None:
+        """End the block by another instruction."""
+        self.emit(op, *operands)
+        self.block = 0
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Blocks that are dominated by what came before, but do not dominate what comes after."""
+        self._scopes.append({})
+        yield
+        self._scopes.pop()
+
+    # The module
+
+    def words(self, kernel: str, workgroup: Size3) -> list[int]:
+        """The whole module; its workgroup size can be set by the specialization constants 0, 1 and 2."""
+        void = self.declare(Op.TYPE_VOID)
+        signature = self.declare(Op.TYPE_FUNCTION, void)
+        self._workgroup_size(workgroup)
+        main = self.new_id()
+        self.name(main, kernel)
+        out = [MAGIC, VERSION, 0, self._next, 0]
+        for capability in sorted(self._capabilities):
+            out += instruction(Op.CAPABILITY, capability)
+        if self._glsl:
+            out += instruction(Op.EXT_INST_IMPORT, self._glsl, *text("GLSL.std.450"))
+        out += instruction(Op.MEMORY_MODEL, ADDRESSING_LOGICAL, MEMORY_GLSL450)
+        out += instruction(Op.ENTRY_POINT, GL_COMPUTE, main, *text(ENTRY), *self._interface)
+        out += instruction(Op.EXECUTION_MODE, main, LOCAL_SIZE, *workgroup)
+        out += self._names + self._decorations + self._globals
+        out += instruction(Op.FUNCTION, void, main, 0, signature)
+        out += instruction(Op.LABEL, self._first) + self._locals + self._edited()
+        return out + instruction(Op.FUNCTION_END)
+
+    def _edited(self) -> list[int]:
+        out, at = [], 0
+        for position, count, words in sorted(self._edits):
+            out += self._code[at:position] + words
+            at = position + count
+        return out + self._code[at:]
+
+    def _workgroup_size(self, size: Size3) -> None:
+        parts = []
+        for axis, extent in enumerate(size):
+            part = self.new_id()
+            self._globals += instruction(Op.SPEC_CONSTANT, self.int_type(), part, extent)
+            self.decorate(part, Decoration.SPEC_ID, axis)
+            parts.append(part)
+        kind, made = self.vector_type(self.int_type(), 3), self.new_id()
+        self._globals += instruction(Op.SPEC_CONSTANT_COMPOSITE, kind, made, *parts)
+        self.decorate(made, Decoration.BUILT_IN, BuiltIn.WORKGROUP_SIZE)
+
+
+def to_bytes(words: list[int]) -> bytes:
+    """The file: words, little-endian."""
+    return struct.pack(f"<{len(words)}I", *words)

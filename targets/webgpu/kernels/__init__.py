@@ -1,1 +1,0 @@
-"""The WebGPU kernels, one file a job."""

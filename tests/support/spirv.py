@@ -1,0 +1,48 @@
+"""Reads SPIR-V for tests: a module's instructions."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import subprocess
+from dataclasses import dataclass
+
+import pytest
+
+from nearfar.targets.vulkan.opcodes import Op
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """An instruction and its words; `op` is a number where Op does not have it."""
+
+    op: int
+    operands: tuple[int, ...]
+
+
+def instructions(code: bytes) -> list[Instruction]:
+    """All instructions in order; checks the header."""
+    words = struct.unpack(f"<{len(code) // 4}I", code)
+    assert words[:3] == (0x07230203, 0x00010500, 0)
+    assert words[4] == 0
+    out, at = [], 5
+    while at < len(words):
+        count, op = words[at] >> 16, words[at] & 0xFFFF
+        assert count
+        out.append(Instruction(op, words[at + 1 : at + count]))
+        at += count
+    assert all(operand < words[3] for i in out if i.op == Op.LABEL for operand in i.operands)
+    return out
+
+
+def count(code: bytes, op: Op) -> int:
+    """How often an instruction occurs."""
+    return sum(i.op == op for i in instructions(code))
+
+
+def validate(code: bytes) -> None:
+    """As Vulkan 1.2 wants it, says spirv-val."""
+    if shutil.which("spirv-val") is None:
+        pytest.skip("spirv-val is not installed (Debian: spirv-tools)")
+    done = subprocess.run(["spirv-val", "--target-env", "vulkan1.2", "-"], input=code, capture_output=True)
+    assert done.returncode == 0, (done.stderr + done.stdout).decode()

@@ -1,0 +1,165 @@
+"""Runs single kernels on the first Vulkan device, for the tests of the code generator: one dispatch, buffers in mapped memory.
+
+One device serves the whole test session. The real executor is nearfar.edge_runtime.executors.vulkan.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+
+from nearfar.targets.base import Staged
+from nearfar.targets.vulkan import Module, modules
+from nearfar.targets.vulkan.codegen import FEATURES
+
+vk = pytest.importorskip("vulkan", reason="the package vulkan is not installed", exc_type=(ImportError, OSError))
+VISIBLE = vk.VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | vk.VK_MEMORY_PROPERTY_HOST_COHERENT_BIT
+STORAGE = vk.VK_DESCRIPTOR_TYPE_STORAGE_BUFFER
+COMPUTE = vk.VK_SHADER_STAGE_COMPUTE_BIT
+
+
+class Device:
+    """A device with the features that kernels may need, where it has them, and one queue."""
+
+    def __init__(self) -> None:
+        os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # Mesa complains on stderr without it
+        with contextlib.suppress(ImportError):
+            import_module("triton._C.libtriton")  # before lavapipe's LLVM: see edge_runtime/executors/webgpu_device.py
+        app = vk.VkApplicationInfo(apiVersion=vk.VK_MAKE_VERSION(1, 2, 0))
+        try:
+            instance = vk.vkCreateInstance(vk.VkInstanceCreateInfo(pApplicationInfo=app), None)
+            self._gpu = vk.vkEnumeratePhysicalDevices(instance)[0]
+        except (vk.VkError, vk.VkException, IndexError) as error:
+            pytest.skip(f"no Vulkan device: {error!r}")
+        families = vk.vkGetPhysicalDeviceQueueFamilyProperties(self._gpu)
+        self._family = next(i for i, f in enumerate(families) if f.queueFlags & vk.VK_QUEUE_COMPUTE_BIT)
+        self._open()
+        self._memory = vk.vkGetPhysicalDeviceMemoryProperties(self._gpu)
+        info = vk.VkCommandPoolCreateInfo(queueFamilyIndex=self._family)
+        self._pool = vk.vkCreateCommandPool(self._device, info, None)
+
+    def _open(self) -> None:
+        """What the device offers of 1.2's features is switched on as it was found."""
+        new = vk.VkPhysicalDeviceVulkan12Features()
+        storage = vk.VkPhysicalDeviceVulkan11Features(pNext=new)
+        every = vk.VkPhysicalDeviceFeatures2(pNext=storage)
+        vk.vkGetPhysicalDeviceFeatures2(self._gpu, every)
+        every.features.robustBufferAccess = 0  # slow, and hides what reads beyond a buffer
+        structs = (new, storage, every.features)
+        self.features = {name for struct in structs for name in FEATURES.values() if getattr(struct, name, 0)}
+        queue = vk.VkDeviceQueueCreateInfo(queueFamilyIndex=self._family, queueCount=1, pQueuePriorities=[1.0])
+        info = vk.VkDeviceCreateInfo(pNext=every, queueCreateInfoCount=1, pQueueCreateInfos=[queue])
+        self._device = vk.vkCreateDevice(self._gpu, info, None)
+        self._queue = vk.vkGetDeviceQueue(self._device, self._family, 0)
+        self.subgroup = vk.VkPhysicalDeviceSubgroupProperties()
+        vk.vkGetPhysicalDeviceProperties2(self._gpu, vk.VkPhysicalDeviceProperties2(pNext=self.subgroup))
+
+    def run(self, module: Module, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The arrays, in the order of the module's bindings, after one dispatch."""
+        held = [self._buffer(array) for array in arrays]
+        bindings = [vk.VkDescriptorSetLayoutBinding(i, STORAGE, 1, COMPUTE) for i in range(len(held))]
+        kind = vk.VkDescriptorSetLayoutCreateInfo(bindingCount=len(held), pBindings=bindings)
+        layout = vk.vkCreateDescriptorSetLayout(self._device, kind, None)
+        outline = vk.VkPipelineLayoutCreateInfo(setLayoutCount=1, pSetLayouts=[layout])
+        outer = vk.vkCreatePipelineLayout(self._device, outline, None)
+        code = vk.VkShaderModuleCreateInfo(codeSize=len(module.code), pCode=module.code)
+        shader = vk.vkCreateShaderModule(self._device, code, None)
+        stage = vk.VkPipelineShaderStageCreateInfo(stage=COMPUTE, module=shader, pName=module.entry)
+        info = vk.VkComputePipelineCreateInfo(stage=stage, layout=outer)
+        pipeline = vk.vkCreateComputePipelines(self._device, None, 1, [info], None)[0]
+        sizes = [vk.VkDescriptorPoolSize(STORAGE, len(held))]
+        pooled = vk.VkDescriptorPoolCreateInfo(maxSets=1, poolSizeCount=1, pPoolSizes=sizes)
+        pool = vk.vkCreateDescriptorPool(self._device, pooled, None)
+        wanted = vk.VkDescriptorSetAllocateInfo(descriptorPool=pool, descriptorSetCount=1, pSetLayouts=[layout])
+        bound = vk.vkAllocateDescriptorSets(self._device, wanted)[0]
+        writes = [
+            vk.VkWriteDescriptorSet(
+                dstSet=bound, dstBinding=i, descriptorCount=1, descriptorType=STORAGE,
+                pBufferInfo=[vk.VkDescriptorBufferInfo(buffer, 0, 2**64 - 1)],
+            )
+            for i, (buffer, _, _) in enumerate(held)
+        ]  # fmt: skip
+        vk.vkUpdateDescriptorSets(self._device, len(writes), writes, 0, None)
+        self._submit(pipeline, outer, bound, module.grid)
+        out = [
+            np.frombuffer(bytes(mapped[: a.nbytes]), a.dtype).reshape(a.shape)
+            for (_, _, mapped), a in zip(held, arrays, strict=True)
+        ]
+        vk.vkDestroyDescriptorPool(self._device, pool, None)
+        vk.vkDestroyPipeline(self._device, pipeline, None)
+        vk.vkDestroyShaderModule(self._device, shader, None)
+        vk.vkDestroyPipelineLayout(self._device, outer, None)
+        vk.vkDestroyDescriptorSetLayout(self._device, layout, None)
+        for buffer, memory, _ in held:
+            vk.vkDestroyBuffer(self._device, buffer, None)
+            vk.vkFreeMemory(self._device, memory, None)
+        return out
+
+    def _buffer(self, array: np.ndarray) -> tuple[Any, Any, Any]:
+        """A buffer with the array in it, its memory, and that as the host sees it."""
+        data = np.ascontiguousarray(array).tobytes() or bytes(4)
+        info = vk.VkBufferCreateInfo(size=-(-len(data) // 4) * 4, usage=vk.VK_BUFFER_USAGE_STORAGE_BUFFER_BIT)
+        buffer = vk.vkCreateBuffer(self._device, info, None)
+        needs = vk.vkGetBufferMemoryRequirements(self._device, buffer)
+        kinds = self._memory.memoryTypes
+        fits = [i for i in range(32) if needs.memoryTypeBits >> i & 1 and kinds[i].propertyFlags & VISIBLE == VISIBLE]
+        memory = vk.vkAllocateMemory(self._device, vk.VkMemoryAllocateInfo(allocationSize=needs.size, memoryTypeIndex=fits[0]), None)
+        vk.vkBindBufferMemory(self._device, buffer, memory, 0)
+        mapped = vk.vkMapMemory(self._device, memory, 0, needs.size, 0)
+        mapped[: len(data)] = data
+        return buffer, memory, mapped
+
+    def _submit(self, pipeline: Any, layout: Any, bound: Any, grid: tuple[int, int, int]) -> None:
+        info = vk.VkCommandBufferAllocateInfo(commandPool=self._pool, commandBufferCount=1)
+        commands = vk.vkAllocateCommandBuffers(self._device, info)[0]
+        vk.vkBeginCommandBuffer(commands, vk.VkCommandBufferBeginInfo())
+        vk.vkCmdBindPipeline(commands, vk.VK_PIPELINE_BIND_POINT_COMPUTE, pipeline)
+        vk.vkCmdBindDescriptorSets(commands, vk.VK_PIPELINE_BIND_POINT_COMPUTE, layout, 0, 1, [bound], 0, None)
+        vk.vkCmdDispatch(commands, *grid)
+        vk.vkEndCommandBuffer(commands)
+        vk.vkQueueSubmit(self._queue, 1, [vk.VkSubmitInfo(commandBufferCount=1, pCommandBuffers=[commands])], None)
+        vk.vkQueueWaitIdle(self._queue)
+        vk.vkFreeCommandBuffers(self._device, self._pool, 1, [commands])
+
+
+@lru_cache(maxsize=1)
+def device() -> Device:
+    """The session's device; skips the test where there is none."""
+    return Device()
+
+
+def require(module: Module) -> None:
+    """Skip where the device lacks what the module needs."""
+    missing = {name for name in module.features if not name.startswith("subgroup")} - device().features
+    if missing or module.subgroup_size > device().subgroup.subgroupSize:
+        pytest.skip(f"the device lacks {', '.join(missing) or 'a wide enough subgroup'}")
+
+
+def run_module(module: Module, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The arrays after a kernel; they come and go in the order of its PrimFunc's parameters."""
+    require(module)
+    out = list(arrays)
+    after = device().run(module, [arrays[i] for i in module.params])
+    for i, array in zip(module.params, after, strict=True):
+        out[i] = array
+    return out
+
+
+def run(staged: Staged, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays after the launches of a job."""
+    held = dict(arrays)
+    for i, (shape, dtype) in enumerate(staged.scratch):
+        held[f"scratch:{i}"] = np.zeros(shape, dtype)
+    made = modules(tvm.IRModule({f"stage{i}": stage.func for i, stage in enumerate(staged.stages)}))
+    for i, stage in enumerate(staged.stages):
+        after = run_module(made[f"stage{i}"], [held[arg] for arg in stage.args])
+        held.update(zip(stage.args, after, strict=True))
+    return held

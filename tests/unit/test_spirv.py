@@ -1,0 +1,351 @@
+"""The SPIR-V builder and the walker over TIR, without a device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tvm
+from tvm import tirx
+from tvm.script import tirx as T
+
+from nearfar.errors import BuildError
+from nearfar.targets.base import Linear, Matrix
+from nearfar.targets.gpu import KERNELS
+from nearfar.targets.gpu.kernels.common import select
+from nearfar.targets.vulkan import Module, modules
+from nearfar.targets.vulkan.arithmetic import BOOL, F16, F32, I32, U32, Arithmetic, Dtype, dtype_of
+from nearfar.targets.vulkan.conversions import Conversions
+from nearfar.targets.vulkan.opcodes import BuiltIn, Capability, Decoration, Op
+from nearfar.targets.vulkan.spirv import Builder, instruction, text, to_bytes
+from tests.support.spirv import count, instructions, validate
+
+SECTIONS = [
+    {Op.CAPABILITY}, {Op.EXT_INST_IMPORT}, {Op.MEMORY_MODEL}, {Op.ENTRY_POINT}, {Op.EXECUTION_MODE}, {Op.NAME},
+    {Op.DECORATE, Op.MEMBER_DECORATE},
+]  # fmt: skip
+
+
+def compiled(func: tirx.PrimFunc) -> Module:
+    """The module of a function whose parameters are used in their order."""
+    ours = select(func, [str(param.name) for param in func.params], "kernel")
+    return modules(tvm.IRModule({"kernel": ours}))["kernel"]
+
+
+# The builder
+
+
+def test_strings_end_with_a_zero_and_fill_words() -> None:
+    assert text("main") == [0x6E69616D, 0]
+    assert text("abc") == [0x00636261]
+    assert instruction(Op.STORE, 7, 8) == [3 << 16 | 62, 7, 8]
+
+
+def test_types_and_constants_exist_once() -> None:
+    builder = Builder()
+    assert builder.int_type() == builder.int_type()
+    assert builder.int_type() != builder.int_type(64)
+    assert builder.u32(-1) == builder.u32(0xFFFFFFFF) != builder.u32(1)
+    assert builder.truth(True) == builder.truth(True) != builder.truth(False)
+    vector = builder.vector_type(builder.float_type(), 2)
+    assert vector == builder.vector_type(builder.float_type(), 2) != builder.vector_type(builder.int_type(), 2)
+    blocks = [builder.buffer_type(builder.float_type(), 4, writable) for writable in (True, True, False)]
+    assert blocks[0] == blocks[1] != blocks[2]
+    code = to_bytes(builder.words("kernel", (1, 1, 1)))
+    strides = [i for i in instructions(code) if i.op == Op.DECORATE and i.operands[1] == Decoration.ARRAY_STRIDE]
+    assert len(strides) == 1
+
+
+def test_sections_come_in_the_order_of_the_specification() -> None:
+    builder = Builder()
+    builder.capability(Capability.INT64)
+    builder.capability(Capability.FLOAT16)
+    builder.local_variable(builder.float_type())
+    builder.built_in(BuiltIn.WORKGROUP_ID, builder.vector_type(builder.int_type(), 3))
+    builder.end(Op.RETURN)
+    code = to_bytes(builder.words("a kernel", (8, 4, 1)))
+    listed = instructions(code)
+    places = [next((n for n, ops in enumerate(SECTIONS) if i.op in ops), len(SECTIONS)) for i in listed]
+    assert places == sorted(places)
+    assert [i.operands[0] for i in listed if i.op == Op.CAPABILITY] == [1, 9, 11]
+    first = next(n for n, i in enumerate(listed) if i.op == Op.LABEL)
+    assert listed[first + 1].op == Op.VARIABLE  # variables of the function begin its first block
+    specs = [i.operands[2] for i in listed if i.op == Op.SPEC_CONSTANT]
+    assert specs == [8, 4, 1]
+    assert [i.operands[2] for i in listed if i.op == Op.DECORATE and i.operands[1] == Decoration.SPEC_ID] == [0, 1, 2]
+    validate(code)
+
+
+def test_equal_pure_instructions_are_shared_where_one_dominates_the_other() -> None:
+    builder = Builder()
+    kind, one = builder.int_type(), builder.u32(1)
+    outer = builder.pure(Op.I_ADD, kind, one, one)
+    with builder.scope():
+        assert builder.pure(Op.I_ADD, kind, one, one) == outer
+        inner = builder.pure(Op.I_MUL, kind, one, one)
+        assert builder.pure(Op.I_MUL, kind, one, one) == inner
+    with builder.scope():
+        assert builder.pure(Op.I_MUL, kind, one, one) != inner
+
+
+# Arithmetic that is done now
+
+
+def test_known_integers_are_computed() -> None:
+    arithmetic = Arithmetic(Builder())
+
+    def known(name: str, dtype: Dtype, a: int, b: int) -> Any:
+        return arithmetic.known(arithmetic.binary(name, dtype, arithmetic.constant(dtype, a), arithmetic.constant(dtype, b)))
+
+    assert known("add", I32, 2**31 - 1, 1) == -(2**31)
+    assert known("shr", I32, -8, 1) == -4
+    assert known("floordiv", I32, -7, 2) == -4
+    assert known("floormod", I32, -7, 2) == 1
+    assert known("div", I32, -7, 2) == -3
+    assert known("mod", I32, -7, 2) == -1
+    assert known("div", U32, 2**32 - 1, 2) == 2**31 - 1
+    assert known("mul", Dtype("i", 8), 100, 3) == 44
+    assert known("add", Dtype("u", 8), 255, 2) == 1
+    zero, one = arithmetic.constant(I32, 0), arithmetic.constant(I32, 1)
+    assert arithmetic.binary("add", I32, one, zero) == one
+    assert arithmetic.known(arithmetic.compare("lt", U32, arithmetic.constant(U32, -1), one)) is False
+    assert arithmetic.known(arithmetic.compare("lt", I32, arithmetic.constant(I32, -1), one)) is True
+    assert arithmetic.select(I32, arithmetic.constant(BOOL, True), one, zero) == one
+
+
+def test_known_conversions_are_computed() -> None:
+    arithmetic = Arithmetic(Builder())
+    conversions = Conversions(arithmetic)
+    word = arithmetic.constant(I32, 0x3FC00000)
+    assert conversions.reinterpret(I32, F32, word) == arithmetic.constant(F32, 1.5)
+    assert arithmetic.known(conversions.cast(I32, Dtype("u", 8), arithmetic.constant(I32, -1))) == 255
+    assert conversions.cast(U32, F32, arithmetic.constant(U32, 2**32 - 1)) == arithmetic.constant(F32, 2.0**32)
+
+
+def test_sums_that_differ_by_a_number_are_seen_to() -> None:
+    """(i * 4 + 1) + (j * 8 + 2) is (i * 4 + j * 8) + 3, a multiple of 4 and 3."""
+    builder = Builder()
+    arithmetic = Arithmetic(builder)
+    i, j = (builder.value(Op.LOAD, builder.int_type(), builder.local_variable(builder.int_type())) for _ in "ij")
+
+    def number(value: int) -> int:
+        return arithmetic.constant(I32, value)
+
+    rows = arithmetic.binary("add", I32, arithmetic.binary("mul", I32, i, number(4)), number(1))
+    columns = arithmetic.binary("add", I32, arithmetic.binary("shl", I32, j, number(3)), number(2))
+    base, offset = arithmetic.split(arithmetic.binary("add", I32, rows, columns))
+    assert (offset, arithmetic.factor(base)) == (3, 4)
+    assert arithmetic.split(arithmetic.binary("sub", I32, rows, number(5)))[1] == -4
+    assert arithmetic.factor(arithmetic.binary("min", I32, base, number(12))) == 4
+    assert arithmetic.factor(i) == 1
+
+
+def test_dtypes() -> None:
+    assert dtype_of("float16") == F16
+    assert dtype_of("uint8x4") == Dtype("u", 8)
+    assert dtype_of("bool").bytes == 1
+    with pytest.raises(BuildError, match="float64 has no SPIR-V code"):
+        dtype_of("float64")
+    with pytest.raises(BuildError, match="bfloat16 has no SPIR-V code"):
+        dtype_of("bfloat16")
+
+
+# The walker
+
+
+def test_arrays_at_known_indices_stay_in_ids() -> None:
+    @T.prim_func(check_well_formed=False)
+    def kernel(a: T.Buffer((64,), "float32"), out: T.Buffer((64,), "float32")):
+        for tx in T.thread_binding(64, thread="threadIdx.x"):
+            part = T.alloc_local((4,), "float32")
+            for i in T.unroll(4):
+                part[i] = a[tx] * T.float32(0.5)
+            for i in T.unroll(4):
+                part[i] = part[i] + part[3 - i]
+            out[tx] = part[0] + part[1]
+
+    made = compiled(kernel)
+    validate(made.code)
+    assert count(made.code, Op.TYPE_ARRAY) == 0
+    assert count(made.code, Op.STORE) == 1
+    assert count(made.code, Op.F_MUL) == 1  # four equal products
+
+
+def test_a_value_that_lives_through_a_loop_is_a_variable() -> None:
+    @T.prim_func(check_well_formed=False)
+    def kernel(a: T.Buffer((64,), "float32"), out: T.Buffer((4,), "float32")):
+        for tx in T.thread_binding(4, thread="threadIdx.x"):
+            total = T.alloc_local((1,), "float32")
+            total[0] = T.float32(0)
+            for i in T.serial(16):
+                total[0] = total[0] + a[i * 4 + tx]
+            out[tx] = total[0]
+
+    made = compiled(kernel)
+    validate(made.code)
+    assert [count(made.code, op) for op in (Op.LOOP_MERGE, Op.PHI)] == [1, 1]
+    variables = [i for i in instructions(made.code) if i.op == Op.VARIABLE and i.operands[2] == 7]
+    assert len(variables) == 1
+
+
+@pytest.mark.parametrize(("dtype", "features"), [
+    ("float32", ()), ("int32", ()), ("int64", ("shaderInt64",)), ("int16", ("storageBuffer16BitAccess",)),
+    ("uint8", ("storageBuffer8BitAccess",)), ("float16", ("shaderFloat16", "storageBuffer16BitAccess")),
+])  # fmt: skip
+def test_features_are_those_that_the_code_needs(dtype: str, features: tuple[str, ...]) -> None:
+    """Small integers are computed in 32 bits, so they need no feature but their storage's."""
+
+    @T.prim_func(check_well_formed=False)
+    def kernel(a: T.Buffer((64,), dtype), out: T.Buffer((64,), dtype)):
+        for tx in T.thread_binding(64, thread="threadIdx.x"):
+            out[tx] = a[tx] + a[63 - tx]
+
+    made = compiled(kernel)
+    validate(made.code)
+    assert made.features == features
+    assert (made.params, made.access) == ((0, 1), ("read", "read_write"))
+    assert (made.grid, made.workgroup) == ((1, 1, 1), (64, 1, 1))
+
+
+def test_float16_that_is_only_stored_needs_no_arithmetic() -> None:
+    job = Linear(1, Matrix(64, 64, 4, 32), "float16", "float16", norm=1e-5)
+    made = modules(tvm.IRModule({"kernel": KERNELS.linear(job).stages[0].func}))["kernel"]
+    assert made.features == ("storageBuffer16BitAccess",)
+    job = Linear(1, Matrix(64, 64, 16), "float32", "float32")
+    assert modules(tvm.IRModule({"kernel": KERNELS.linear(job).stages[0].func}))["kernel"].features == ()
+
+
+def test_whole_vectors_are_loaded_at_once() -> None:
+    @T.prim_func(check_well_formed=False)
+    def kernel(a: T.Buffer((256,), "float32"), out: T.Buffer((64,), "float32")):
+        for tx in T.thread_binding(64, thread="threadIdx.x"):
+            part = T.alloc_local((4,), "float32")
+            for i in T.vectorized(4):
+                part[i] = a[tx * 4 + i]
+            out[tx] = part[0] + part[1] + part[2] + part[3]
+
+    made = compiled(kernel)
+    validate(made.code)
+    assert sorted(i.operands[2] for i in instructions(made.code) if i.op == Op.TYPE_VECTOR) == [3, 4]
+    assert count(made.code, Op.TYPE_ARRAY) == 0
+    from_buffer = [i for i in instructions(made.code) if i.op == Op.ACCESS_CHAIN and len(i.operands) == 5]
+    assert len(from_buffer) == 2  # a vector of `a`, an element of `out`
+
+
+def test_the_same_kernel_gives_the_same_bytes() -> None:
+    job = Linear(4, Matrix(96, 128, 4, 32), "float32", "float16", norm=1e-5, gated=True)
+    first, second = (modules(tvm.IRModule({"kernel": KERNELS.linear(job).stages[0].func}))["kernel"] for _ in range(2))
+    assert first == second
+    validate(first.code)
+
+
+def test_an_unknown_intrinsic_names_the_kernel_and_itself() -> None:
+    @T.prim_func(check_well_formed=False)
+    def kernel(a: T.Buffer((64,), "float32"), out: T.Buffer((64,), "float32")):
+        for tx in T.thread_binding(64, thread="threadIdx.x"):
+            out[tx] = T.call_pure_extern("float32", "frobnicate", a[tx])
+
+    with pytest.raises(BuildError, match="kernel kernel: intrinsic frobnicate has no SPIR-V code"):
+        compiled(kernel)
+
+
+def test_an_unknown_call_without_a_result_is_not_passed_over() -> None:
+    @T.prim_func(check_well_formed=False)
+    def kernel(a: T.Buffer((64,), "float32"), out: T.Buffer((64,), "float32")):
+        for tx in T.thread_binding(64, thread="threadIdx.x"):
+            T.evaluate(T.call_extern("void", "frobnicate", a[tx]))
+            out[tx] = a[tx]
+
+    with pytest.raises(BuildError, match="kernel kernel: intrinsic frobnicate has no SPIR-V code"):
+        compiled(kernel)
+
+
+def test_an_unknown_dtype_names_the_kernel() -> None:
+    @T.prim_func(check_well_formed=False)
+    def kernel(a: T.Buffer((64,), "float64"), out: T.Buffer((64,), "float64")):
+        for tx in T.thread_binding(64, thread="threadIdx.x"):
+            out[tx] = a[tx]
+
+    with pytest.raises(BuildError, match="kernel kernel: dtype float64 has no SPIR-V code"):
+        compiled(kernel)
+
+
+def test_a_number_as_a_parameter_is_refused() -> None:
+    @T.prim_func(check_well_formed=False)
+    def kernel(a_h: T.handle, out: T.Buffer((64,), "float32")):
+        rows = T.int32()
+        a = T.match_buffer(a_h, (rows, 64), "float32")
+        for tx in T.thread_binding(64, thread="threadIdx.x"):
+            out[tx] = a[rows - 1, tx]  # TVM passes the row's offset
+
+    with pytest.raises(BuildError, match="kernel kernel: parameter cse_v1 is a number"):
+        compiled(kernel)
+
+
+def test_barriers_order_workgroup_memory() -> None:
+    @T.prim_func(check_well_formed=False)
+    def kernel(a: T.Buffer((64,), "float32"), out: T.Buffer((64,), "float32")):
+        for tx in T.thread_binding(64, thread="threadIdx.x"):
+            part = T.alloc_shared((64,), "float32")
+            part[tx] = a[tx]
+            T.tvm_storage_sync("shared")
+            out[tx] = part[63 - tx]
+
+    made = compiled(kernel)
+    validate(made.code)
+    listed = instructions(made.code)
+    constants = {i.operands[1]: i.operands[2] for i in listed if i.op == Op.CONSTANT}
+    barrier = next(i for i in listed if i.op == Op.CONTROL_BARRIER)
+    assert [constants[operand] for operand in barrier.operands] == [2, 2, 0x108]
+    assert made.shared_bytes == 256
+
+
+def vector_loads(code: bytes, storage: int) -> int:
+    """Loads of four numbers from a storage class."""
+    listed = instructions(code)
+    vectors = {i.operands[0] for i in listed if i.op == Op.TYPE_VECTOR and i.operands[2] == 4}
+    pointers = {i.operands[0] for i in listed if i.op == Op.TYPE_POINTER and i.operands[1] == storage}
+    chains = {i.operands[1] for i in listed if i.op == Op.ACCESS_CHAIN and i.operands[0] in pointers}
+    return sum(i.op == Op.LOAD and i.operands[0] in vectors and i.operands[2] in chains for i in listed)
+
+
+@pytest.mark.parametrize(("dtype", "offset", "length", "loads"), [
+    ("float32", 0, 256, 1), ("float16", 0, 256, 1), ("int32", 8, 264, 1),
+    ("float32", 1, 260, 0),  # not aligned
+    ("float32", 0, 257, 0),  # the last vector would reach beyond the buffer
+    ("int8", 0, 256, 0),
+])  # fmt: skip
+def test_neighbours_are_loaded_at_once(dtype: str, offset: int, length: int, loads: int) -> None:
+    @T.prim_func(check_well_formed=False)
+    def kernel(a: T.Buffer((length,), dtype), out: T.Buffer((64,), "float32")):
+        for tx in T.thread_binding(64, thread="threadIdx.x"):
+            total = T.alloc_local((1,), "float32")
+            total[0] = T.float32(0)
+            for e in T.unroll(4):
+                total[0] = total[0] + T.Cast("float32", a[tx * 4 + e + offset])
+            out[tx] = total[0]
+
+    made = compiled(kernel)
+    validate(made.code)
+    assert vector_loads(made.code, 12) == loads
+    assert made.features == {"float16": ("storageBuffer16BitAccess",), "int8": ("storageBuffer8BitAccess",)}.get(dtype, ())
+
+
+@pytest.mark.parametrize(("barrier_between", "loads"), [(False, 2), (True, 0)])
+def test_loads_of_workgroup_memory_stay_between_barriers(barrier_between: bool, loads: int) -> None:
+    @T.prim_func(check_well_formed=False)
+    def kernel(a: T.Buffer((64,), "float32"), out: T.Buffer((64,), "float32")):
+        for tx in T.thread_binding(64, thread="threadIdx.x"):
+            part = T.alloc_shared((64,), "float32")
+            total = T.alloc_local((1,), "float32")
+            part[tx] = a[tx]
+            T.tvm_storage_sync("shared")
+            total[0] = part[0] + part[1] + part[4] + part[5]
+            if barrier_between:
+                T.tvm_storage_sync("shared")
+            total[0] = total[0] + part[2] + part[3] + part[6] + part[7]
+            out[tx] = total[0]
+
+    made = compiled(kernel)
+    validate(made.code)
+    assert vector_loads(made.code, 4) == loads
