@@ -36,7 +36,7 @@ $(NPM_READY): web/package.json web/package-lock.json | system
 	cd web && npm ci --ignore-scripts --no-audit --no-fund
 	@touch $@
 
-$(WEB_READY): $(NPM_READY) $(shell find web/src web/page web/scripts -type f 2>/dev/null) $(wildcard web/*.json)
+$(WEB_READY): $(NPM_READY) $(shell find web/src web/page web/scripts -type f 2>/dev/null) $(wildcard web/*.json) routing/difficulty/model.json
 	cd web && npm run build
 	@touch $@
 

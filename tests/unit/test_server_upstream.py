@@ -217,7 +217,7 @@ def test_before_the_first_token_another_address_is_tried_and_circuits_close_agai
              for _ in range(4)}  # fmt: skip
     assert len(texts) == 1
     first = next(address for address in fleet.engine.book.addresses if address.url.endswith(f":{port}"))
-    assert first.breaker.state == "open"
+    assert first.breaker.state != "closed"
     fleet.servers[1].kill()
     with pytest.raises(openai.InternalServerError, match="no upstream server"):
         fleet.client.completions.create(prompt="Hello", **LONG)
