@@ -72,6 +72,8 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     sliding_window: int | None = None
     layer_types: tuple[str, ...] = ()
+    qk_norm: bool = False
+    """Each head of queries and keys is normalized before it is rotated (with norm_eps)."""
 
     @property
     def qkv_size(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from tvm import relax, tirx
@@ -68,10 +69,13 @@ class StepGraph:
         return self._emit(ops.call(ops.LINEAR, tensors, job, (self.m, matrix.n), job.out_dtype), param.split(".")[-1])
 
     def rope_append(self, qkv: relax.Var, layer: int) -> relax.Var:
-        """Rotate q and k by position, append k and v to the layer's cache; returns q."""
+        """Normalize q and k where the model does, rotate them by position, append k and v to the layer's cache; returns q."""
         rope = self._input("rope", (self._context, self.config.head_dim), "float32")
-        tensors = [qkv, *self._where(), rope, *self._kv(layer)]
-        return self._emit(ops.call(ops.ROPE_APPEND, tensors, self._attention(), self._q_shape(), self._act), "q")
+        norms = [f"layers.{layer}.{which}_norm" for which in "qk"] if self.config.qk_norm else []
+        tensors = [qkv, *self._where(), rope]
+        tensors += [*(self._input(name, (self.config.head_dim,), "float32") for name in norms), *self._kv(layer)]
+        job = dataclasses.replace(self._attention(), qk_norm=self.config.norm_eps if norms else None)
+        return self._emit(ops.call(ops.ROPE_APPEND, tensors, job, self._q_shape(), self._act), "q")
 
     def attention(self, q: relax.Var, layer: int) -> relax.Var:
         """Causal attention of the rows over their sequences' pages. `q` comes from rope_append, which orders the two."""

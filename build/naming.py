@@ -10,7 +10,7 @@ def kernel_name(kind: str, job: Linear | Attention | Matrix, m: int) -> str:
     if isinstance(job, Matrix):
         return f"{kind}_m{m}_{_matrix(job)}"
     if isinstance(job, Attention):
-        return f"{kind}_m{job.m}_h{job.heads}x{job.kv_heads}x{job.head_dim}_{_short(job.kv_dtype)}"
+        return f"{kind}_m{job.m}_h{job.heads}x{job.kv_heads}x{job.head_dim}_{_short(job.kv_dtype)}" + "_norm" * (job.qk_norm is not None)
     flags = {
         "norm": job.norm is not None,
         "bias": job.bias,

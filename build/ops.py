@@ -59,7 +59,9 @@ def param_names(call: OpCall) -> list[str]:
     if call.kind == EMBED:
         return ["tokens", *(f"w{i}" for i in range(len(call.tensors) - 1))]
     if call.kind == ROPE_APPEND:
-        return ["qkv", "positions", "slots", "page_table", "rope", "k_cache", "v_cache"]
+        assert isinstance(call.job, Attention)
+        norms = ["q_norm", "k_norm"] * (call.job.qk_norm is not None)
+        return ["qkv", "positions", "slots", "page_table", "rope", *norms, "k_cache", "v_cache"]
     return ["q", "k_cache", "v_cache", "positions", "slots", "page_table"]
 
 

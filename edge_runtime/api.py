@@ -91,14 +91,19 @@ class AsyncEngine:
         threads: int | None = None,
         verify: bool = True,
         kv_bits: int | None = None,
+        precision: str | None = None,
+        debug: bool = False,
     ) -> AsyncEngine:
         """Load an artifact, or the best target of a directory of artifacts.
 
-        `device`: "cpu", "webgpu", "mlx" or "auto". `kv_memory`: bytes for the KV cache, such as "512MB"; default half of
+        `device`: "cpu", "webgpu", "vulkan", "mlx" or "auto"; "vulkan:1" or "vulkan:radeon" for one of several.
+        `kv_memory`: bytes for the KV cache, such as "512MB"; default half of
         what is free. `threads`: cpu threads, default all cores. `verify`: check the SHA-256 of every file first.
-        `kv_bits`: keep the KV cache in 8 or 4 bits a value (mlx); default as the program computes.
+        `kv_bits`: keep the KV cache in 8 or 4 bits a value (mlx); default as the program computes. `precision`: "f16" or
+        "f32"; default the best that the device has. `debug`: check every call with the validation layer (vulkan; slow).
         """
-        return cls(*await asyncio.to_thread(load, Path(path), device, kv_memory, threads, verify, kv_bits))
+        loading = (Path(path), device, kv_memory, threads, verify, kv_bits, precision, debug)
+        return cls(*await asyncio.to_thread(load, *loading))
 
     @property
     def manifest(self) -> Manifest:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.edge_runtime.manifest import Function, Manifest, Program, Tensor, parse
-from nearfar.errors import ArtifactError, DeviceError
+from nearfar.errors import ArtifactError, DeviceError, RequestError
 
 _hashes: dict[tuple[str, int, int], str] = {}
 """SHA-256 of files already read in this process, by path, size and time of change."""
@@ -81,11 +81,21 @@ class Artifact:
                 f"artifact {self.path} is damaged: " + "; ".join(problems) + ". Copy it again, or build it again"
             )
 
-    def choose_program(self, features: Collection[str], limits: Mapping[str, int] | None = None) -> Program:
-        """The first program that a device with these features and limits can run (limits not named are not checked)."""
+    def choose_program(
+        self, features: Collection[str], limits: Mapping[str, int] | None = None, precision: str | None = None
+    ) -> Program:
+        """The first program that a device with these features and limits can run (limits not named are not checked).
+
+        `precision`: only the program of this one.
+        """
         have = limits or {}
         reasons: list[str] = []
+        there = [program.precision for program in self.manifest.programs]
+        if precision is not None and precision not in there:
+            raise RequestError(f"the artifact has programs for {', '.join(there)}, not for {precision!r}", "precision")
         for program in self.manifest.programs:
+            if precision not in (None, program.precision):
+                continue
             needs = program.requires
             missing = [f"feature {name}" for name in needs.features if name not in features]
             missing += [f"{n} {need} (has {have[n]})" for n, need in needs.limits.items() if have.get(n, need) < need]

@@ -17,12 +17,15 @@ from nearfar.edge_runtime.requests import Constraint, FinishReason, Request, Req
 from nearfar.edge_runtime.sampling import SamplingParams
 from nearfar.edge_runtime.scheduler import Limits, Scheduler, Step
 from nearfar.edge_runtime.steps import Sampled, StepBuilder, StepWork, launch
-from nearfar.errors import DeviceError, NearfarError, RequestError
+from nearfar.errors import DeviceError, DeviceLost, NearfarError, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
     from nearfar.edge_runtime.executors.base import Executor
+
+MOST_LOSSES = 3
+"""How often in a row, without a token between, a lost device is opened anew."""
 
 T = TypeVar("T")
 _Event = TokenEvent | Exception
@@ -91,11 +94,19 @@ class EngineCore:
     """
 
     def __init__(
-        self, executor: Executor, manifest: Manifest, program: Program, pages: int, *, pipelined: bool = True
+        self,
+        executor: Executor,
+        manifest: Manifest,
+        program: Program,
+        pages: int,
+        *,
+        pipelined: bool = True,
+        reopen: Callable[[], Executor] | None = None,
     ) -> None:
         """Take over an executor. `pipelined`: queue a step before the tokens of the one before are read.
 
-        An executor that computes inside `run` gains nothing from that.
+        An executor that computes inside `run` gains nothing from that. `reopen`: makes another one like it, for when its
+        device is lost (DeviceLost); then requests go on where they were. Without it they fail.
         """
         self.executor = executor
         self.manifest = manifest
@@ -106,7 +117,13 @@ class EngineCore:
         table = SequenceTable(pages, cache.page_size, cache.slots)
         self.scheduler = Scheduler(table, Limits(tuple(buckets), min(rows, cache.slots), self.context))
         self._pipelined = pipelined
-        self._builder = StepBuilder(manifest, program, feed=pipelined)
+        self._new_builder = partial(StepBuilder, manifest, program, feed=pipelined)
+        self._builder = self._new_builder()
+        self._reopen = reopen
+        self._lost = False
+        self._lost_in_a_row = 0
+        self.losses = 0
+        """How often the device was lost: what the cache held before is gone."""
         self._generations: WeakValueDictionary[int, Generation] = WeakValueDictionary()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="nearfar-executor")
         self._task: asyncio.Task[None] | None = None
@@ -160,25 +177,55 @@ class EngineCore:
         self._worker.shutdown()
 
     async def _loop(self) -> None:
-        """Schedule → step → sample → emit, until there is nothing to do."""
-        before: _InFlight | None = None
+        """Run steps until there is nothing to do; where the device is lost on the way, go on with it opened anew."""
         try:
             while True:
-                step = self.scheduler.schedule(before.step if before else None)
-                work = self._builder.build(step) if step else None
-                if step:
-                    self.steps += 1
-                    self.scheduler.queue(step)
-                elif before is None:
+                try:
+                    if self._lost and self._reopen and not self._closed:
+                        await self._in_worker(partial(self._replace_executor, self._reopen))
+                        self._lost = False
+                    await self._steps()
                     return
-                before, read = await self._in_worker(partial(self._turn, step, work, before))
-                for done, sampled in read:
-                    self._emit(done, sampled)
+                except DeviceLost as error:
+                    self._forget_device(error)
         except Exception as error:
             self._fail(error)
         except asyncio.CancelledError:
             self._fail(DeviceError("the event loop of the engine was stopped while the request was running"))
             raise
+
+    async def _steps(self) -> None:
+        """Schedule → step → sample → emit, until there is nothing to do."""
+        before: _InFlight | None = None
+        while True:
+            step = self.scheduler.schedule(before.step if before else None)
+            work = self._builder.build(step) if step else None
+            if step:
+                self.steps += 1
+                self.scheduler.queue(step)
+            elif before is None:
+                return
+            before, read = await self._in_worker(partial(self._turn, step, work, before))
+            for done, sampled in read:
+                self._lost_in_a_row = 0
+                self._emit(done, sampled)
+
+    def _forget_device(self, error: DeviceLost) -> None:
+        """What the device knew is gone: requests will be computed again from their tokens. Raises when that happens too often."""
+        self._lost = True
+        self.losses += 1
+        self._lost_in_a_row += 1
+        self.scheduler.restart()
+        self._builder = self._new_builder()
+        if self._reopen is None or self._lost_in_a_row > MOST_LOSSES:
+            self._lost_in_a_row = 0
+            raise error
+
+    def _replace_executor(self, reopen: Callable[[], Executor]) -> None:
+        """Runs in the worker thread. Memory is given back before it is taken again."""
+        self.executor.close()
+        self.executor = reopen()
+        self._initialize()
 
     def _turn(self, step: Step | None, work: StepWork | None, before: _InFlight | None) -> _Turn:
         """Queue the next step, then wait for the one before. Runs in the worker thread."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from nearfar.edge_runtime.artifact import Artifact
-from nearfar.edge_runtime.devices import DEVICES, Device, Settings
+from nearfar.edge_runtime.devices import DEVICES, Device, Settings, parse_device
 from nearfar.edge_runtime.engine import EngineCore
 from nearfar.edge_runtime.memory import plan_pages
 from nearfar.edge_runtime.text import TextCodec
@@ -19,8 +20,10 @@ def load(
     threads: int | None,
     verify: bool,
     kv_bits: int | None = None,
+    precision: str | None = None,
+    debug: bool = False,
 ) -> tuple[EngineCore, TextCodec]:
-    """Open the artifact that suits the device, check it, put it on the device."""
+    """Open the artifact that suits the device, check it, put it on the device. The options are those of AsyncEngine.load."""
     if threads is not None and threads < 1:
         raise RequestError(f"threads must be at least 1, not {threads}", "threads")
     artifact, chosen = choose(path, device)
@@ -28,13 +31,14 @@ def load(
     if verify:
         artifact.verify()
     codec = TextCodec.open(artifact)
-    found = chosen.probe()
-    program = artifact.choose_program(found.features, found.limits)
+    which = parse_device(device)[1]
+    found = chosen.probe(which)
+    program = artifact.choose_program(found.features, found.limits, precision)
     manifest = artifact.manifest
-    pages = plan_pages(manifest, program, kv_memory, found.max_pages(manifest, program), kv_bits)
+    pages = plan_pages(manifest, program, kv_memory, found.max_pages(manifest, program), kv_bits, found.memory)
     context = min(manifest.model.context_length, pages * manifest.cache.page_size)
-    executor = chosen.open(artifact, program, Settings(pages, context, threads, kv_bits))
-    return EngineCore(executor, manifest, program, pages, pipelined=chosen.pipelined), codec
+    reopen = partial(chosen.open, artifact, program, Settings(pages, context, threads, kv_bits, which, debug))
+    return EngineCore(reopen(), manifest, program, pages, pipelined=chosen.pipelined, reopen=reopen), codec
 
 
 def _check_kv_bits(kv_bits: int | None, target: str, device: Device) -> None:
@@ -50,17 +54,16 @@ def _check_kv_bits(kv_bits: int | None, target: str, device: Device) -> None:
 
 def choose(path: Path, device: str) -> tuple[Artifact, Device]:
     """The artifact at `path`, or the best of those one level below, and the device to run it."""
-    if device != "auto" and device not in DEVICES:
-        raise RequestError(f"device must be auto, {' or '.join(DEVICES)}, not {device!r}", "device")
+    target, _ = parse_device(device)
     artifacts = _artifacts(path)
-    wanted = [name for name in DEVICES if name in artifacts and device in ("auto", name)]
+    wanted = [name for name in DEVICES if name in artifacts and target in ("auto", name)]
     if wanted:
         # A device is asked only where it is one of several: opening a GPU's driver takes a while.
         best = max(wanted, key=lambda name: DEVICES[name].preferred()) if len(wanted) > 1 else wanted[0]
         return artifacts[best], DEVICES[best]
     raise DeviceError(
-        f"{path} holds no artifact for {device}, only for {', '.join(sorted(artifacts))}. "
-        f"Build it with nearfar build --target {device}, or choose another device"
+        f"{path} holds no artifact for {target}, only for {', '.join(sorted(artifacts))}. "
+        f"Build it with nearfar build --target {target}, or choose another device"
     )
 
 

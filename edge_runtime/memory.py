@@ -64,13 +64,17 @@ def plan_pages(
     kv_memory: int | str | None,
     max_pages: int | None = None,
     kv_bits: int | None = None,
+    memory: int | None = None,
 ) -> int:
     """How many pages the cache gets: from the budget, else from half of the memory that is free.
 
-    `max_pages` is a limit of the device, such as the size of a buffer. `kv_bits`: the cache is quantized.
+    `max_pages` is a limit of the device, such as the size of a buffer. `kv_bits`: the cache is quantized. `memory`: bytes that
+    the device has to give, where it has memory of its own.
     """
     each = page_bytes(manifest, program, kv_bits)
-    free = psutil.virtual_memory().available - (manifest.memory.weights if kv_memory is None else 0)
+    host = psutil.virtual_memory()
+    there, total = (host.available, host.total) if memory is None else (memory, memory)
+    free = there - (manifest.memory.weights if kv_memory is None else 0)
     budget = parse_size(kv_memory) if kv_memory is not None else max(free, 0) // 2
     pages = min(budget // each, useful_pages(manifest), max_pages or useful_pages(manifest))
     if pages < 1:
@@ -80,9 +84,9 @@ def plan_pages(
             f"{show_size(each)}, the full context of {context} tokens "
             f"{show_size(each * -(-context // manifest.cache.page_size))}. Give it more with kv_memory (--kv-memory)"
         )
-    if kv_memory is not None and budget > psutil.virtual_memory().total:
+    if kv_memory is not None and budget > total:
+        what = "this machine has" if memory is None else "the device can give"
         raise DeviceError(
-            f"{show_size(budget)} for the KV cache is more than this machine has "
-            f"({show_size(psutil.virtual_memory().total)}); {show_size(max(free, 0))} are free"
+            f"{show_size(budget)} for the KV cache is more than {what} ({show_size(total)}); {show_size(max(free, 0))} are free"
         )
     return pages

@@ -112,6 +112,16 @@ class Scheduler:
             self.waiting.remove(request)
         self._release(request)
 
+    def restart(self) -> None:
+        """The device has lost the cache: running requests wait again, in their order, to be computed from the tokens known."""
+        for request in reversed(self.running):
+            self._release(request)
+            request.queued = request.pending = 0
+            self.waiting.appendleft(request)
+        self.running.clear()
+        self._copies.clear()
+        self.table.forget()
+
     def schedule(self, before: Step | None) -> Step | None:
         """Plan the next step. `before` is the step in flight whose tokens have not been read, if any.
 

@@ -105,11 +105,14 @@ class Engine:
         threads: int | None = None,
         verify: bool = True,
         kv_bits: int | None = None,
+        precision: str | None = None,
+        debug: bool = False,
     ) -> Engine:
         """See AsyncEngine.load."""
         loading = AsyncEngine.load(
-            path, device=device, kv_memory=kv_memory, threads=threads, verify=verify, kv_bits=kv_bits
-        )
+            path, device=device, kv_memory=kv_memory, threads=threads, verify=verify, kv_bits=kv_bits,
+            precision=precision, debug=debug,
+        )  # fmt: skip
         return cls(_run_apart(loading))
 
     @property

@@ -94,7 +94,10 @@ class Linear:
 
 @dataclass(frozen=True)
 class Attention:
-    """Shapes of the paged attention of M rows; `kv_dtype` "float32" or "float16"; q/out have dtype `dtype`."""
+    """Shapes of the paged attention of M rows; `kv_dtype` "float32" or "float16"; q/out have dtype `dtype`.
+
+    `qk_norm`: the epsilon of the norm of each head of q and k, where the model has one; only rope_append does it.
+    """
 
     m: int
     heads: int
@@ -106,6 +109,7 @@ class Attention:
     dtype: str
     kv_dtype: str
     scale: float
+    qk_norm: float | None = None
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ALONE = ("e2e/", "device/test_backends", "device/test_browser", "device/test_routing", "device/test_snapshots",
-         "device/test_webgpu", "device/test_wgsl")  # fmt: skip
+         "device/test_vulkan", "device/test_webgpu", "device/test_wgsl")  # fmt: skip
 """Tests that take the whole machine, or share what a session builds: `make test` runs them one by one, the others side by side."""
 
 

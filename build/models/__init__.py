@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nearfar.build.config import ModelConfig
-from nearfar.build.models import llama, mistral
+from nearfar.build.models import llama, mistral, qwen3
 from nearfar.build.params import Param
 from nearfar.errors import CheckpointError
 
@@ -30,7 +30,7 @@ class Architecture(Protocol):
         ...
 
 
-ARCHITECTURES: dict[str, Architecture] = {"llama": llama, "mistral": mistral}
+ARCHITECTURES: dict[str, Architecture] = {"llama": llama, "mistral": mistral, "qwen3": qwen3}
 
 
 def architecture(config: Mapping[str, Any]) -> Architecture:

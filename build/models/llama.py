@@ -75,6 +75,8 @@ def _layer_params(config: ModelConfig, name: str, source: str) -> list[Param]:
         if part in norms:
             out.append(Param(f"{name}.{part}.norm", ((f"{source}.{norms[part]}.weight", hidden),)))
         out.append(Param(f"{name}.{part}", tuple((f"{s}.weight", n) for s, n in sources), k))
+        if part == "qkv" and config.qk_norm:
+            out += [Param(f"{name}.{which}_norm", ((f"{attn}.{which}_norm.weight", config.head_dim),)) for which in "qk"]
         if bias:
             out.append(Param(f"{name}.{part}.bias", tuple((f"{s}.bias", n) for s, n in sources)))
     return out

@@ -23,7 +23,7 @@ def kernels_for(kernels: Kernels, call: ops.OpCall, m: int) -> Staged:
     if isinstance(job, Matrix):
         return kernels.embed(m, job)
     assert isinstance(job, Attention)
-    return kernels.rope_append(job, None) if call.kind == ops.ROPE_APPEND else kernels.attention(job)
+    return kernels.rope_append(job, job.qk_norm) if call.kind == ops.ROPE_APPEND else kernels.attention(job)
 
 
 class KernelTable:

@@ -80,6 +80,11 @@ class PrefixIndex:
         """The page is held again."""
         self._idle.pop(page, None)
 
+    def clear(self) -> None:
+        """Forget every page. The caller has evicted the idle ones; the others are freed when they are released."""
+        self._pages.clear()
+        self._keys.clear()
+
     def evict(self) -> int:
         """Forget the page that has been idle longest, and return it. The caller has checked `idle_count`."""
         page = next(iter(self._idle))

@@ -142,6 +142,11 @@ class SequenceTable:
             self.allocator.free(self.index.evict())
         return count
 
+    def forget(self) -> None:
+        """What the pages held is gone: no prefix is found any more. Pages that sequences hold stay theirs."""
+        self.clear()
+        self.index.clear()
+
     def _free_slot(self) -> int | None:
         return next((slot for slot in range(self._slots) if slot not in self.sequences), None)
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from importlib import import_module
 from typing import Any
 
+from nearfar.edge_runtime.executors import mesa
 from nearfar.errors import DeviceError
 
 
@@ -25,12 +23,8 @@ def require_wgpu() -> Any:
 @lru_cache(maxsize=2)
 def adapter(power: str = "high-performance") -> Any:
     """The adapter that the system prefers."""
-    os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # without it Mesa complains on stderr at each start
+    mesa.prepare()
     wgpu = require_wgpu()
-    with contextlib.suppress(ImportError):
-        # PyTorch imports Triton where it is installed, and Triton's LLVM crashes the process if it is loaded after the one
-        # of Mesa's lavapipe (libLLVM 15; seen with Triton 3.9). The other way round they get along.
-        import_module("triton._C.libtriton")
     try:
         found = wgpu.gpu.request_adapter_sync(power_preference=power)
     except Exception as error:
@@ -48,6 +42,11 @@ def features() -> frozenset[str]:
 def limits() -> dict[str, int]:
     """The adapter's limits by their WebGPU names."""
     return {_camel(name): int(value) for name, value in adapter().limits.items()}
+
+
+def information() -> dict[str, str]:
+    """What the adapter says about itself: device, adapter_type, backend_type, description and more."""
+    return {str(name): str(value) for name, value in adapter().info.items()}
 
 
 def is_hardware() -> bool:

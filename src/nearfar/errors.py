@@ -25,6 +25,10 @@ class DeviceError(NearfarError):
     """The device lacks a feature or memory that the artifact needs."""
 
 
+class DeviceLost(DeviceError):
+    """The driver gave the device up, and everything on it is gone. An engine opens it anew and computes its requests again."""
+
+
 class RequestError(NearfarError):
     """A request asks for something impossible; `param` names the offending parameter."""
 

@@ -10,13 +10,12 @@ import pytest
 from nearfar.edge_runtime import Engine
 from nearfar.errors import SnapshotError
 from tests.device.test_backends import text, tolerance
-from tests.support.backends import Lab, Transformers, executor, forget, greedy, last_logits, require
+from tests.support.backends import Lab, Transformers, executor, forget, greedy, last_logits
 
 
 def fresh(lab: Lab, model: str, backend: str) -> Engine:
     """An engine that has seen nothing."""
-    require(backend)
-    return Engine.load(lab.artifact(model, backend), kv_memory="64MB", verify=False)
+    return lab.open(model, backend, verify=False)
 
 
 @pytest.fixture(scope="module")

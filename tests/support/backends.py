@@ -19,7 +19,9 @@ from tests.support.artifacts import Built, Reference
 
 Array = npt.NDArray[Any]
 
-BACKENDS = ("cpu", "webgpu", "mlx")
+BACKENDS = ("cpu", "webgpu", "vulkan-f32", "vulkan-f16", "mlx")
+"""A target, with the precision of its program where it is not the device's to choose."""
+
 MODELS = {"stories": ("stories260K", "none"), "q4": ("classics-7M", "q4"), "q8": ("classics-7M", "q8")}
 
 
@@ -36,10 +38,15 @@ class Lab:
 
     def engine(self, model: str, backend: str) -> Engine:
         """An engine that all tests of the session share; skips where the device is absent."""
-        require(backend)
         if (model, backend) not in self._engines:
-            self._engines[model, backend] = Engine.load(self.artifact(model, backend), kv_memory="64MB")
+            self._engines[model, backend] = self.open(model, backend)
         return self._engines[model, backend]
+
+    def open(self, model: str, backend: str, **options: Any) -> Engine:
+        """An engine of one's own, to be closed by the caller; skips where the device is absent."""
+        require(backend)
+        target, _, precision = backend.partition("-")
+        return Engine.load(self.artifact(model, target), kv_memory="64MB", precision=precision or None, **options)
 
     def close(self) -> None:
         """Free the devices."""
@@ -49,10 +56,11 @@ class Lab:
 
 def require(backend: str) -> None:
     """Skip the test where the backend cannot run, saying why."""
-    if backend not in DEVICES:
+    target = backend.partition("-")[0]
+    if target not in DEVICES:
         pytest.skip(f"{backend}: no executor in this nearfar")
     try:
-        DEVICES[backend].probe()
+        DEVICES[target].probe()
     except (DeviceError, ImportError) as error:
         pytest.skip(f"{backend}: {error}")
 

@@ -26,6 +26,14 @@ def limits() -> dict[str, int]:
     return {"maxBufferSize": int(mx.device_info()["max_buffer_length"])}
 
 
+def describe() -> tuple[str, int]:
+    """Name and bytes of memory of what MLX computes on; 0 bytes where it does not say."""
+    import mlx.core as mx
+
+    information = mx.device_info() if has_metal() else {}
+    return str(information.get("device_name", "CPU")), int(information.get("memory_size", 0))
+
+
 def has_metal() -> bool:
     """Whether MLX runs on a GPU of Apple's here."""
     try:

@@ -21,7 +21,7 @@ from nearfar.edge_runtime.executors.mlx.weights import Weights
 from nearfar.edge_runtime.manifest import Program
 from nearfar.errors import ArtifactError
 
-MODELS = {"llama": Llama, "mistral": Llama}
+MODELS = {"llama": Llama, "mistral": Llama, "qwen3": Llama}
 CLEAR_AFTER = 256
 """Rows after which MLX is told to give back buffers it keeps: each length of a sequence leaves some of a new size."""
 

@@ -1,4 +1,4 @@
-"""Llama and what computes like it (Mistral, with its sliding window): the step as an MLX graph."""
+"""Llama and what computes like it (Mistral, with its sliding window; Qwen3, with norms of queries and keys): the step as an MLX graph."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ class Layer:
     gate_up: Linear
     down: Matrix
     window: int | None
+    qk_norms: tuple[mx.array, ...]
+    """Weights of the norms of a query's and a key's head, where the model has them."""
 
     @property
     def arrays(self) -> list[mx.array]:
         """What it holds."""
         matrices = (self.qkv, self.o, self.gate_up, self.down)
-        return [self.input_norm, self.post_norm, *(array for matrix in matrices for array in matrix.arrays)]
+        return [self.input_norm, self.post_norm, *self.qk_norms, *(array for matrix in matrices for array in matrix.arrays)]
 
 
 class Llama:
@@ -67,7 +69,7 @@ class Llama:
         for index, layer in enumerate(self._layers):
             projected = layer.qkv(mx.fast.rms_norm(x, layer.input_norm, self._eps))
             heads = projected.reshape(len(rows), -1, model.head_dim)
-            turned = turn(heads[:, : model.heads + model.kv_heads]).swapaxes(0, 1)
+            turned = turn(self._normed(layer, heads[:, : model.heads + model.kv_heads])).swapaxes(0, 1)
             values = heads[:, model.heads + model.kv_heads :].swapaxes(0, 1)
             cache.append(index, turned[model.heads :], values, rows.cells)
             parts = [
@@ -84,6 +86,13 @@ class Llama:
             x = x + layer.down(self._gate(inner[:, :half], inner[:, half:]))
         return mx.fast.rms_norm(x, self._norm, self._eps)
 
+    def _normed(self, layer: Layer, heads: mx.array) -> mx.array:
+        """Queries and keys [M, heads + kv_heads, head_dim], each head normalized where the model does that."""
+        if not layer.qk_norms:
+            return heads
+        parts = zip(mx.split(heads, [self._model.heads], axis=1), layer.qk_norms, strict=True)
+        return mx.concatenate([mx.fast.rms_norm(part, weight, self._eps) for part, weight in parts], axis=1)
+
     def logits(self, hidden: mx.array) -> mx.array:
         """float32 [M, vocab_size] of hidden states [M, hidden_size]."""
         return self._head(hidden).astype(mx.float32)
@@ -98,6 +107,9 @@ def _layer(weights: Weights, name: str, window: int | None) -> Layer:
         join([weights.matrix(f"{name}.mlp.{part}_proj") for part in ("gate", "up")]),
         weights.matrix(f"{name}.mlp.down_proj"),
         window,
+        tuple(weights.vector(f"{name}.self_attn.{which}_norm.weight") for which in "qk")
+        if f"{name}.self_attn.q_norm.weight" in weights
+        else (),
     )
 
 

@@ -20,6 +20,7 @@ COMMANDS = {
     "inspect": "Show what an artifact holds and what it needs.",
     "run": "Answer one prompt.",
     "chat": "Chat in the terminal.",
+    "devices": "List what each target would use on this machine.",
     "cache": "Save and load snapshots of the KV cache.",
     "web": "Serve the chat page with an artifact.",
     "serve": "Serve a model: OpenAI's interface for many clients at once.",

@@ -14,11 +14,13 @@ from nearfar.cli.options import (
     DEFAULTS,
     ArtifactPath,
     Cache,
+    Debug,
     DeviceName,
     KvBits,
     KvMemory,
     MaxTokens,
     MinP,
+    Precision,
     Seed,
     Stats,
     Stop,
@@ -63,11 +65,13 @@ def chat(
     threads: Threads = None,
     kv_memory: KvMemory = None,
     kv_bits: KvBits = None,
+    precision: Precision = None,
+    debug: Debug = False,
 ) -> None:
     """Chat in the terminal. In a pipe, each line of stdin is a question."""
     params = sampling(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
     console = Console(highlight=False, soft_wrap=True)
-    with load_engine(artifact, device, threads, kv_memory, kv_bits) as engine:
+    with load_engine(artifact, device, threads, kv_memory, kv_bits, precision, debug) as engine:
         if not engine.asynchronous.codec.has_template:
             raise RequestError("this model has no chat template; use nearfar run --raw")
         if cache is not None:

@@ -33,7 +33,18 @@ MinP = Annotated[float, typer.Option(help="Only tokens at least this likely, rel
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text, on every device.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End the answer before this text; may be repeated.")]
 System = Annotated[str | None, typer.Option(help="System prompt.")]
-DeviceName = Annotated[str, typer.Option("--device", help="cpu, webgpu, mlx or auto.")]
+DeviceName = Annotated[
+    str,
+    typer.Option(
+        "--device", help="cpu, webgpu, vulkan, mlx or auto; vulkan:1 or vulkan:PART-OF-NAME for one of several (nearfar devices)."
+    ),
+]
+Precision = Annotated[
+    str | None, typer.Option(help="f16 or f32, where the artifact has both. Default: the best that the device has.")
+]
+Debug = Annotated[
+    bool, typer.Option("--debug", help="Check every call with Vulkan's validation layer; slow, messages go to stderr.")
+]
 Threads = Annotated[int | None, typer.Option(help="CPU threads. Default: one a core.")]
 KvMemory = Annotated[
     str | None, typer.Option(help="Memory for the KV cache, such as 512MB. Default: half of what is free.")
@@ -71,12 +82,20 @@ def sampling(
 
 
 def load_engine(
-    artifact: Path, device: str, threads: int | None, kv_memory: str | None, kv_bits: int | None = None
+    artifact: Path,
+    device: str,
+    threads: int | None,
+    kv_memory: str | None,
+    kv_bits: int | None = None,
+    precision: str | None = None,
+    debug: bool = False,
 ) -> Engine:
     """Load, showing that something happens where somebody looks."""
     console = Console(stderr=True)
     with console.status(f"loading {artifact.resolve().name} …") if console.is_terminal else contextlib.nullcontext():
-        return Engine.load(artifact, device=device, threads=threads, kv_memory=kv_memory, kv_bits=kv_bits)
+        return Engine.load(
+            artifact, device=device, threads=threads, kv_memory=kv_memory, kv_bits=kv_bits, precision=precision, debug=debug
+        )
 
 
 def load_snapshot(engine: Engine, file: Path) -> Snapshot:

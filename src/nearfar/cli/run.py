@@ -14,11 +14,13 @@ from nearfar.cli.options import (
     DEFAULTS,
     ArtifactPath,
     Cache,
+    Debug,
     DeviceName,
     KvBits,
     KvMemory,
     MaxTokens,
     MinP,
+    Precision,
     Raw,
     Seed,
     Stats,
@@ -62,13 +64,15 @@ def run(
     threads: Threads = None,
     kv_memory: KvMemory = None,
     kv_bits: KvBits = None,
+    precision: Precision = None,
+    debug: Debug = False,
 ) -> None:
     """Answer one prompt. Only the answer goes to stdout, piece by piece; with --raw exactly the sampled text."""
     text = _prompt(prompt)
     params = sampling(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
     if raw and system is not None:
         raise RequestError("--system needs the chat template, which --raw leaves out", "system")
-    with load_engine(artifact, device, threads, kv_memory, kv_bits) as engine:
+    with load_engine(artifact, device, threads, kv_memory, kv_bits, precision, debug) as engine:
         if cache is not None:
             load_snapshot(engine, cache)
         try:

@@ -41,7 +41,7 @@ def serve(
     name: Annotated[
         list[str] | None, _option("Engine", "--name", "What clients call the model; may be repeated.")
     ] = None,
-    device: Annotated[str, _option("Engine", "--device", "cpu, webgpu, cuda or auto.")] = ENGINES.device,
+    device: Annotated[str, _option("Engine", "--device", "cpu, webgpu, vulkan, vulkan:1, vulkan:NAME, cuda or auto.")] = ENGINES.device,
     dtype: Annotated[str, _option("Engine", "--dtype", "torch: auto, float32, bfloat16 …")] = ENGINES.dtype,
     threads: Annotated[int | None, _option("Engine", "--threads", "CPU threads.")] = ENGINES.threads,
     kv_memory: Annotated[

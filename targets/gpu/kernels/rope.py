@@ -12,21 +12,17 @@ from nearfar.targets.base import Attention, Stage, Staged
 from .common import ceil_div, f32, select
 
 THREADS = 64
-CACHE = ["qkv", "positions", "slots", "page_table", "rope"]
+FLAT = ("positions", "slots", "page_table", "rope", "k_cache", "v_cache", "q")
 
 
 def rope_append(job: Attention, qk_norm: float | None) -> Staged:
-    """One launch; two with the norm of q and k, whose ten buffers exceed the eight of a kernel."""
-    kv = job.kv_heads
+    """One launch; with the norm of q and k another before it, since together they have more than the eight buffers of a kernel."""
+    flat = select(_flat(job), ["qkv", *FLAT], "rope_append")
     if qk_norm is None:
-        names = [*CACHE, "k_cache", "v_cache", "q"]
-        func = select(_flat(job), names, "rope_append")
-        return Staged((Stage(func, tuple(names)),))
-    rotate = ["qkv", "positions", "rope", "q_norm", "q"]
-    append = [*CACHE, "k_norm", "k_cache", "v_cache"]
-    q = select(_normed(job, qk_norm, 0, job.heads), rotate, "rope_norm_q")
-    k = select(_normed(job, qk_norm, job.heads, job.heads + 2 * kv), append, "rope_norm_append")
-    return Staged((Stage(q, tuple(rotate)), Stage(k, tuple(append))))
+        return Staged((Stage(flat, ("qkv", *FLAT)),))
+    norm = select(_normed(job, qk_norm), ["qkv", "q_norm", "k_norm", "out"], "qk_norm")
+    stages = (Stage(norm, ("qkv", "q_norm", "k_norm", "scratch:0")), Stage(flat, ("scratch:0", *FLAT)))
+    return Staged(stages, (((job.m, (job.heads + 2 * job.kv_heads) * job.head_dim), job.dtype),))
 
 
 def _flat(job: Attention) -> tirx.PrimFunc:
@@ -86,69 +82,39 @@ def _flat(job: Attention) -> tirx.PrimFunc:
     return kernel
 
 
-def _normed(job: Attention, eps: float, first: int, last: int) -> tirx.PrimFunc:
-    """A workgroup a row's head among heads first…last-1 (q, k, v in order), with the norm of its q or k before the rotation."""
+def _normed(job: Attention, eps: float) -> tirx.PrimFunc:
+    """A workgroup a row's head: q and k times the weight of their norm over the root of their mean square, v as it is."""
     m, heads, kv, half = job.m, job.heads, job.kv_heads, job.head_dim // 2
-    queries = first == 0
+    all_heads = heads + 2 * kv
 
     @T.prim_func(check_well_formed=False)
     def kernel(
-        qkv: T.Buffer((m, (heads + 2 * kv) * half * 2), job.dtype),
-        positions: T.Buffer((256,), "int32"),
-        slots: T.Buffer((256,), "int32"),
-        page_table: T.Buffer((job.slots, job.pages_per_slot), "int32"),
-        rope_h: T.handle,
+        qkv: T.Buffer((m, all_heads * half * 2), job.dtype),
         q_norm: T.Buffer((half * 2,), "float32"),
         k_norm: T.Buffer((half * 2,), "float32"),
-        k_h: T.handle,
-        v_h: T.handle,
-        q: T.Buffer((m, heads * half * 2), job.dtype),
+        out: T.Buffer((m, all_heads * half * 2), job.dtype),
     ):
-        pages = T.int32()
-        context = T.int32()
-        rope = T.match_buffer(rope_h, (context, half * 2), "float32")
-        k_cache = T.match_buffer(k_h, (pages, kv, job.page_size, half * 2), job.kv_dtype)
-        v_cache = T.match_buffer(v_h, (pages, kv, job.page_size, half * 2), job.kv_dtype)
-        for bx in T.thread_binding(last - first, thread="blockIdx.x"):
+        for bx in T.thread_binding(all_heads, thread="blockIdx.x"):
             for by in T.thread_binding(m, thread="blockIdx.y"):
                 for tx in T.thread_binding(half, thread="threadIdx.x"):
                     squares = T.alloc_shared((half,), "float32")
-                    value = T.alloc_local((6,), "float32")
-                    at = T.alloc_local((3,), "int32")
-                    value[0] = f32(qkv[by, (first + bx) * half * 2 + tx])
-                    value[1] = f32(qkv[by, (first + bx) * half * 2 + half + tx])
+                    value = T.alloc_local((3,), "float32")
+                    value[0] = f32(qkv[by, bx * half * 2 + tx])
+                    value[1] = f32(qkv[by, bx * half * 2 + half + tx])
                     squares[tx] = value[0] * value[0] + value[1] * value[1]
                     T.tvm_storage_sync("shared")
-                    at[0] = positions[by]
-                    value[4] = value[0]
-                    value[5] = value[1]
-                    if queries or bx < kv:
+                    if bx < heads + kv:
                         value[2] = T.float32(0)
                         for t in T.serial(half):
                             value[2] = value[2] + squares[t]
                         value[2] = T.rsqrt(value[2] * T.float32(0.5 / half) + T.float32(eps))
-                        if queries:
+                        if bx < heads:
                             value[0] = value[0] * value[2] * q_norm[tx]
                             value[1] = value[1] * value[2] * q_norm[half + tx]
                         else:
                             value[0] = value[0] * value[2] * k_norm[tx]
                             value[1] = value[1] * value[2] * k_norm[half + tx]
-                        value[2] = rope[T.max(at[0], 0), tx]
-                        value[3] = rope[T.max(at[0], 0), half + tx]
-                        value[4] = value[0] * value[2] - value[1] * value[3]
-                        value[5] = value[1] * value[2] + value[0] * value[3]
-                    if queries:
-                        q[by, bx * half * 2 + tx] = T.Cast(job.dtype, value[4])
-                        q[by, bx * half * 2 + half + tx] = T.Cast(job.dtype, value[5])
-                    else:
-                        if at[0] >= 0:
-                            at[1] = page_table[slots[by], at[0] // job.page_size]
-                            at[2] = at[0] % job.page_size
-                            if bx < kv:
-                                k_cache[at[1], bx, at[2], tx] = T.Cast(job.kv_dtype, value[4])
-                                k_cache[at[1], bx, at[2], half + tx] = T.Cast(job.kv_dtype, value[5])
-                            else:
-                                v_cache[at[1], bx - kv, at[2], tx] = T.Cast(job.kv_dtype, value[4])
-                                v_cache[at[1], bx - kv, at[2], half + tx] = T.Cast(job.kv_dtype, value[5])
+                    out[by, bx * half * 2 + tx] = T.Cast(job.dtype, value[0])
+                    out[by, bx * half * 2 + half + tx] = T.Cast(job.dtype, value[1])
 
     return kernel

@@ -1,0 +1,139 @@
+"""What a Vulkan GPU gives: copy bandwidth, and for each shape decode, prefill and the time to the first token.
+
+    python benchmarks/gpu_vulkan.py [--device vulkan:0] [--shapes smollm2-135m,qwen3-0.6b,llama-3.2-1b] [--rounds 5] [--json FILE]
+    python benchmarks/gpu_vulkan.py --artifacts DIR       DIR/<shape> are `nearfar build --target vulkan` outputs; nothing is built
+
+Weights are random, q4; speed does not depend on them. A decoded token reads all weights but an embedding of its own, and the keys and
+values before it: those bytes over the time of a token, as a part of the copy bandwidth (bytes read plus bytes written), say how much
+of the memory's speed decoding uses. All figures are medians of the rounds; prompts are new in each, so that no prefix is in the cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nearfar.edge_runtime import Engine, SamplingParams
+from nearfar.edge_runtime.devices import parse_device
+from nearfar.edge_runtime.executors.vulkan.commands import Queue
+from nearfar.edge_runtime.executors.vulkan.device import Gpu, gpus, open_device, select
+from nearfar.edge_runtime.executors.vulkan.memory import Memory
+from nearfar.edge_runtime.manifest import Manifest, Requires
+
+SHAPES = ("smollm2-135m", "qwen3-0.6b", "llama-3.2-1b")
+PREFILL, DECODE = 512, 128
+COPY_BYTES, COPIES = 256 << 20, 20
+
+
+def copy_bandwidth(gpu: Gpu, rounds: int, size: int) -> float:
+    """Bytes per second, read plus written, of copying within the device's memory."""
+    device = open_device(gpu, Requires(()))
+    memory, queue = Memory(device), Queue(device)
+    try:
+        source, target = memory.reserve([size, size], memory.kinds.large, False)
+        seconds = []
+        for _ in range(rounds + 1):
+            commands = queue.once()
+            for _ in range(COPIES):
+                queue.copy(commands, (source.buffer, source.offset), (target.buffer, target.offset), size)
+                queue.barrier(commands)
+            queue.add_once(commands)
+            start = time.perf_counter()
+            queue.wait(queue.submit())
+            seconds.append(time.perf_counter() - start)
+        return 2 * size * COPIES / statistics.median(seconds[1:])  # the first one touches the memory
+    finally:
+        queue.close()
+        memory.close()
+        device.close()
+
+
+def bytes_per_token(manifest: Manifest, precision: str, position: float) -> float:
+    """Bytes that decoding one token at a position reads: weights, but of an untied embedding only a row; keys and values."""
+    tensors = manifest.weights.tensors
+    untied = any(tensor.name.startswith("lm_head.") for tensor in tensors)
+    weights = sum(tensor.bytes for tensor in tensors if not (untied and tensor.name.startswith("embed.")))
+    return weights + manifest.memory.kv_bytes_per_token[precision] * position
+
+
+def measure(artifact: Path, device: str, precision: str | None, rounds: int, prefill: int, decode: int) -> dict[str, Any]:
+    """Medians of one model."""
+    with Engine.load(artifact, device=device, precision=precision, verify=False) as engine:
+        vocab = engine.manifest.model.vocab_size
+        params = SamplingParams(temperature=0, max_tokens=decode, ignore_eos=True)
+        seen: list[tuple[float, float]] = []
+        for seed in range(rounds + 1):  # the first compiles
+            prompt = np.random.default_rng(seed).integers(0, vocab, prefill).tolist()
+            times = [time.perf_counter()]
+            times += [time.perf_counter() for _ in engine.generate(prompt, params)]
+            seen.append((times[1] - times[0], (decode - 1) / (times[-1] - times[1])))
+        executor = engine.asynchronous.core.executor
+        ttft, rate = (statistics.median(values) for values in zip(*seen[1:], strict=True))
+        per_token = bytes_per_token(engine.manifest, executor.precision, prefill + decode / 2)
+        return {
+            "precision": executor.precision, "memory": executor.memory_used(), "decode": rate, "ttft": ttft,
+            "prefill": prefill / ttft, "bytes_per_token": per_token, "bytes_per_second": per_token * rate,
+        }  # fmt: skip
+
+
+def prepare(folder: Path, shape: str) -> Path:
+    """The q4 artifact of a shape with random weights."""
+    nearfar, checkpoint, out = [sys.executable, "-m", "nearfar"], folder / f"{shape}-checkpoint", folder / shape
+    subprocess.run([*nearfar, "synth", shape, "-o", str(checkpoint)], check=True)
+    subprocess.run([*nearfar, "build", str(checkpoint), "--target", "vulkan", "--quant", "q4", "-o", str(out)], check=True)
+    return out
+
+
+def report(result: dict[str, Any]) -> None:
+    """Print the table."""
+    bandwidth = result["copy_bytes_per_second"]
+    print(f"{result['device']}: copies {bandwidth / 1e9:.1f} GB/s (read and written)")
+    print(f"{'':14}{'decode':>10}{'GB/s':>8}{'of copy':>9}{'prefill':>10}{'TTFT':>9}   tokens/s; {result['prefill']} tokens; ms")
+    for shape, one in result["shapes"].items():
+        part = one["bytes_per_second"] / bandwidth
+        print(
+            f"{shape:14}{one['decode']:10.1f}{one['bytes_per_second'] / 1e9:8.1f}{part:9.0%}{one['prefill']:10.1f}"
+            f"{one['ttft'] * 1e3:9.1f}   {one['precision']}"
+        )
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="vulkan", help="vulkan:N or vulkan:NAME")
+    parser.add_argument("--shapes", default=",".join(SHAPES))
+    parser.add_argument("--precision", choices=["f16", "f32"])
+    parser.add_argument("--artifacts", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--prefill", type=int, default=PREFILL)
+    parser.add_argument("--decode", type=int, default=DECODE)
+    parser.add_argument("--copy-bytes", type=int, default=COPY_BYTES)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    gpu = select(parse_device(args.device)[1], gpus())
+    result: dict[str, Any] = {
+        "device": gpu.name, "driver": gpu.driver, "prefill": args.prefill, "shapes": {},
+        "copy_bytes_per_second": copy_bandwidth(gpu, args.rounds, args.copy_bytes),
+    }  # fmt: skip
+    for shape in args.shapes.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            artifact = args.artifacts / shape if args.artifacts else prepare(Path(folder), shape)
+            result["shapes"][shape] = measure(
+                artifact, args.device, args.precision, args.rounds, args.prefill, args.decode
+            )
+    report(result)
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()

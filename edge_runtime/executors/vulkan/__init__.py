@@ -1,0 +1,1 @@
+"""The Vulkan runtime: a device chosen, memory planned once, plans recorded once and resubmitted."""

@@ -1,0 +1,331 @@
+"""Runs a Vulkan artifact: one command buffer a plan, recorded at its first use and handed over again at every other.
+
+Nothing is handed over before a `fetch` (or what waits): a step's writes, its plans and the copy of its results are one
+vkQueueSubmit. Writes go straight to mapped memory where the device is idle; else through a ring, in a command buffer of their
+own between the plans, so that they never overtake a step that still reads what they change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.edge_runtime.artifact import Artifact
+from nearfar.edge_runtime.executors.memory import check_pages, rope_table
+from nearfar.edge_runtime.executors.vulkan.commands import Queue
+from nearfar.edge_runtime.executors.vulkan.device import Gpu, open_device
+from nearfar.edge_runtime.executors.vulkan.memory import Memory, Region, Ring
+from nearfar.edge_runtime.executors.vulkan.pipelines import Pipelines
+from nearfar.edge_runtime.manifest import Program
+from nearfar.errors import ArtifactError, DeviceError
+
+Array = npt.NDArray[np.generic]
+Bytes = npt.NDArray[np.uint8]
+
+RING_BYTES = 8 << 20
+SMALL_BYTES = 1 << 20
+"""Buffers up to this size are state that changes from step to step; larger ones are placed with the cache."""
+READBACK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A named buffer: where it is and how the host sees it."""
+
+    region: Region
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Bytes of one row (what the first axis counts)."""
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class _Landing:
+    """Mapped memory that a fetch copies to, and the command buffer that does."""
+
+    commands: Any
+    content: Bytes
+
+
+class VulkanExecutor:
+    """See Executor."""
+
+    name = "vulkan"
+
+    def __init__(
+        self, gpu: Gpu, artifact: Artifact, program: Program, *, pages: int, context: int, direct: bool = True
+    ) -> None:
+        """Open a device, load the weights, make the buffers for so many pages and positions.
+
+        `direct`: False treats all memory of the device as out of the host's reach, as on a GPU without a mapped window.
+        """
+        self.precision = str(program.precision)
+        self.gpu = gpu
+        self._artifact = artifact
+        self._program = program
+        self._layers = artifact.manifest.model.layers
+        self._symbols = {"pages": pages, "context": context}
+        self._plans: dict[tuple[str, int], Any] = {}
+        self._buffers: dict[str, Placed] = {}
+        self._landings: dict[tuple[str, int], list[_Landing]] = {}
+        self._readback: tuple[Region, int] | None = None  # where landings are cut from, and how far it is used
+        self._pages_back: Region | None = None
+        self._open: Any = None
+        self._touched: set[str] = set()
+        self._parts: list[Any] = []  # what to close, in the order in which it was made
+        self._device = open_device(gpu, program.requires)
+        self._parts.append(self._device)
+        try:
+            self._prepare(direct)
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(self, direct: bool) -> None:
+        self._memory = Memory(self._device, direct)
+        self._parts.append(self._memory)
+        regions = self._place()
+        self._pipelines = Pipelines(self._device, self._artifact, self._program, regions)
+        self._parts.append(self._pipelines)
+        self._queue = Queue(self._device)
+        self._parts.append(self._queue)  # closed first: it waits for the device
+        (ring,) = self._memory.reserve([RING_BYTES], self._memory.kinds.upload, True)
+        self._ring = Ring(ring, self._submit, self._queue.wait)
+        self._load_weights(regions)
+        rope = self._artifact.manifest.rope
+        frequencies = self._artifact.read_tensor(str(rope.inv_freq))
+        self.write("rope", rope_table(frequencies, rope.scale, self._symbols["context"]))
+        self._queue.wait(self._submit())
+
+    def write(self, buffer: str, data: Array, row: int = 0) -> None:
+        """See Executor.write."""
+        placed = self._placed(buffer)
+        if data.dtype != placed.dtype or data.shape[1:] != placed.shape[1:] or not 0 <= row <= placed.shape[0] - len(data):
+            raise ValueError(
+                f"{data.dtype}{list(data.shape)} at row {row} does not fit {buffer}, {placed.dtype}{list(placed.shape)}"
+            )
+        if data.size:
+            self._put(f"buffer:{buffer}", placed.region, row * placed.row_bytes, _as_bytes(data))
+
+    def run(self, function: str, size: int) -> None:
+        """See Executor.run."""
+        plan = self._plans.get((function, size)) or self._record(function, size)
+        self._end_transfers()
+        self._queue.add(plan)
+
+    def fetch(self, buffer: str, rows: int) -> Callable[[], Array]:
+        """See Executor.fetch. Hands over all that was enqueued."""
+        placed = self._placed(buffer)
+        rows = min(rows, placed.shape[0])
+        # Few sizes, so that few command buffers are recorded: rows up to a power of two.
+        room = min(1 << max(rows - 1, 0).bit_length(), placed.shape[0])
+        pool = self._landings.setdefault((buffer, room), [])
+        landing = pool.pop() if pool else self._make_landing(placed, room)
+        self._end_transfers()
+        self._queue.add(landing.commands)
+        value = self._submit()
+
+        def wait() -> Array:
+            self._queue.wait(value)
+            data = landing.content[: rows * placed.row_bytes].copy().view(placed.dtype).reshape(rows, *placed.shape[1:])
+            pool.append(landing)
+            return data
+
+        return wait
+
+    def copy_page(self, source: int, target: int) -> None:
+        """See Executor.copy_page."""
+        caches = self._caches()
+        commands = self._transfers(*(f"{name}:{page}" for name in caches for page in (source, target)))
+        for cache in caches.values():
+            buffer, start, count = cache.region.buffer, cache.region.offset, cache.row_bytes
+            self._queue.copy(commands, (buffer, start + source * count), (buffer, start + target * count), count)
+
+    def read_pages(self, pages: Sequence[int]) -> dict[str, Array]:
+        """See Executor.read_pages."""
+        self._queue.to_host(self._transfers())
+        self._queue.wait(self._submit())
+        content: dict[str, Array] = {}
+        for name, cache in self._caches().items():
+            raw = np.empty((len(pages), cache.row_bytes), np.uint8)
+            for index, page in enumerate(pages):
+                self._get(cache.region, page * cache.row_bytes, raw[index])
+            content[name] = raw.reshape(-1).view(cache.dtype).reshape(len(pages), *cache.shape[1:])
+        return content
+
+    def write_pages(self, pages: Sequence[int], content: Mapping[str, Array]) -> None:
+        """See Executor.write_pages."""
+        caches = self._caches()
+        check_pages(content, {name: ((len(pages), *cache.shape[1:]), cache.dtype) for name, cache in caches.items()})
+        for name, cache in caches.items():
+            for page, data in zip(pages, content[name], strict=True):
+                self._put(f"{name}:{page}", cache.region, page * cache.row_bytes, _as_bytes(data))
+
+    def memory_used(self) -> int:
+        """See Executor.memory_used."""
+        return self._memory.held if self._parts else 0
+
+    def close(self) -> None:
+        """See Executor.close."""
+        while self._parts:
+            self._parts.pop().close()
+        self._plans.clear()
+        self._landings.clear()
+        self._buffers.clear()
+
+    @property
+    def waited(self) -> float:
+        """Seconds spent waiting for the device so far."""
+        return self._queue.waited
+
+    def _place(self) -> dict[str, Region]:
+        """Reserve all memory that plans name: weights, workspace and cache in large blocks, small state in mapped memory."""
+        manifest, kinds = self._artifact.manifest, self._memory.kinds
+        large = {f"weight:{tensor.name}": tensor.bytes for tensor in manifest.weights.tensors}
+        large |= {f"workspace:{i}": count for i, count in enumerate(self._program.workspace)}
+        shapes = {b.name: (self._shape(b.shape), self._dtype(b.dtype)) for b in manifest.buffers}
+        sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in shapes.items()}
+        large |= {f"buffer:{name}": size for name, size in sizes.items() if size > SMALL_BYTES or name.startswith("kv.")}
+        small = {f"buffer:{name}": size for name, size in sizes.items() if f"buffer:{name}" not in large}
+        most = self.gpu.limits["maxStorageBufferRange"]
+        for name, size in (large | small).items():
+            if size > most:
+                what = "give the cache less (--kv-memory)" if name.startswith("buffer:") else "take a smaller model"
+                raise DeviceError(f"{self.gpu.name} reaches {most:,} bytes of a buffer, and {name} has {size:,}: {what}")
+        regions = dict(zip(small, self._memory.reserve(list(small.values()), kinds.small, kinds.small_mapped), strict=True))
+        regions |= zip(large, self._memory.reserve(list(large.values()), kinds.large, kinds.large_mapped), strict=True)
+        for name, (shape, dtype) in shapes.items():
+            self._buffers[name] = Placed(regions[f"buffer:{name}"], shape, dtype)
+        return regions
+
+    def _load_weights(self, regions: Mapping[str, Region]) -> None:
+        """Zero all but the weights, read those: straight to the device where it is mapped, else in pieces through the ring."""
+        commands = self._queue.once()
+        for name, region in regions.items():
+            if not name.startswith("weight:"):
+                self._queue.fill(commands, region.buffer, region.offset, region.bound)
+        self._queue.add_once(commands)
+        self._queue.wait(self._submit())
+        piece = np.empty(self._ring.most, np.uint8)
+        for tensor in self._artifact.manifest.weights.tensors:
+            region = regions[f"weight:{tensor.name}"]
+            if region.mapped is not None:
+                self._artifact.read_into(tensor.offset, region.mapped[: tensor.bytes].data)
+                continue
+            for start in range(0, tensor.bytes, len(piece)):
+                part = piece[: min(len(piece), tensor.bytes - start)]
+                self._artifact.read_into(tensor.offset + start, part.data)
+                self._put(f"weight:{tensor.name}:{start}", region, start, part)
+
+    def _record(self, function: str, size: int) -> Any:
+        """The command buffer of a plan."""
+        entry = next((f for f in self._program.functions.get(function, ()) if f.size == size), None)
+        if entry is None:
+            raise ArtifactError(f"the artifact has no plan for {function} of size {size}")
+        launches = self._pipelines.prepare(self._artifact.plan(entry).launches)
+        commands = self._queue.kept()
+        self._queue.record(commands, launches)
+        self._queue.end(commands)
+        self._plans[function, size] = commands
+        return commands
+
+    def _make_landing(self, placed: Placed, rows: int) -> _Landing:
+        size = max(rows * placed.row_bytes, 1)
+        if self._readback is None or self._readback[1] + size > self._readback[0].size:
+            self._readback = (self._reserve_readback(max(size, READBACK_BYTES)), 0)
+        region, used = self._readback
+        self._readback = (region, -(-(used + size) // 64) * 64)
+        commands = self._queue.kept()
+        self._queue.copy(
+            commands, (placed.region.buffer, placed.region.offset), (region.buffer, region.offset + used), size
+        )
+        self._queue.to_host(commands)
+        self._queue.end(commands)
+        assert region.mapped is not None
+        return _Landing(commands, region.mapped[used : used + size])
+
+    def _put(self, name: str, region: Region, at: int, data: Bytes) -> None:
+        """Write bytes of a region, after everything enqueued before. `name` stands for what they belong to."""
+        if region.mapped is not None and self._open is None and self._queue.idle:
+            region.mapped[at : at + data.size] = data
+            return
+        for start in range(0, data.size, self._ring.most):
+            part = data[start : start + self._ring.most]
+            offset = self._ring.put(part, self._queue.next)
+            self._queue.copy(
+                self._transfers(name),
+                (self._ring.region.buffer, offset),
+                (region.buffer, region.offset + at + start),
+                part.size,
+            )
+
+    def _get(self, region: Region, at: int, target: Bytes) -> None:
+        """Read bytes of a region; the device is idle."""
+        if region.mapped is not None and self._memory.kinds.readable:
+            target[:] = region.mapped[at : at + target.size]
+            return
+        if self._pages_back is None:
+            self._pages_back = self._reserve_readback(READBACK_BYTES)
+        back = self._pages_back
+        assert back.mapped is not None
+        for start in range(0, target.size, READBACK_BYTES):
+            count = min(READBACK_BYTES, target.size - start)
+            commands = self._queue.once()
+            self._queue.copy(commands, (region.buffer, region.offset + at + start), (back.buffer, back.offset), count)
+            self._queue.to_host(commands)
+            self._queue.add_once(commands)
+            self._queue.wait(self._submit())
+            target[start : start + count] = back.mapped[:count]
+
+    def _reserve_readback(self, size: int) -> Region:
+        (region,) = self._memory.reserve([size], self._memory.kinds.readback, True)
+        return region
+
+    def _transfers(self, *names: str) -> Any:
+        """The command buffer that collects copies since the last plan, ready for one that touches what `names` stand for."""
+        if self._open is None:
+            self._open = self._queue.once()
+            self._touched.clear()
+        elif not self._touched.isdisjoint(names):
+            self._queue.barrier(self._open)
+            self._touched.clear()
+        self._touched.update(names)
+        return self._open
+
+    def _end_transfers(self) -> None:
+        if self._open is not None:
+            self._queue.add_once(self._open)
+            self._open = None
+
+    def _submit(self) -> int:
+        self._end_transfers()
+        return self._queue.submit()
+
+    def _caches(self) -> dict[str, Placed]:
+        """Keys and values of all layers, as `read_pages` names them."""
+        return {f"layers.{i}.{part}": self._placed(f"kv.{i}.{part}") for i in range(self._layers) for part in "kv"}
+
+    def _placed(self, name: str) -> Placed:
+        try:
+            return self._buffers[name]
+        except KeyError:
+            raise ArtifactError(f"the artifact has no buffer {name!r}") from None
+
+    def _shape(self, shape: Sequence[int | str]) -> tuple[int, ...]:
+        return tuple(self._symbols[extent] if isinstance(extent, str) else extent for extent in shape)
+
+    def _dtype(self, name: str) -> np.dtype[Any]:
+        return np.dtype(self._program.kv_dtype if name == "kv" else name)
+
+
+def _as_bytes(data: Array) -> Bytes:
+    return np.ascontiguousarray(data).reshape(-1).view(np.uint8)

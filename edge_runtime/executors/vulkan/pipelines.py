@@ -1,0 +1,219 @@
+"""Compute pipelines and descriptor sets of one program, and the pipeline cache on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nearfar.edge_runtime.artifact import Artifact, Launch
+from nearfar.edge_runtime.executors.vulkan.binding import guard, require_vulkan
+from nearfar.edge_runtime.executors.vulkan.commands import Dispatch
+from nearfar.edge_runtime.executors.vulkan.device import Device
+from nearfar.edge_runtime.executors.vulkan.memory import Region
+from nearfar.edge_runtime.manifest import Kernel, Program
+from nearfar.errors import ArtifactError
+
+STORAGE_BUFFER = 7
+COMPUTE = 0x20
+DIGEST_BYTES = 32
+
+
+class Pipelines:
+    """Makes the launches of plans ready to record; each pipeline and each set of arguments is made once."""
+
+    def __init__(self, device: Device, artifact: Artifact, program: Program, regions: Mapping[str, Region]) -> None:
+        self._vk = require_vulkan()
+        self._device = device
+        self._artifact = artifact
+        self._program = program
+        self._regions = regions
+        self._layouts: dict[int, tuple[Any, Any]] = {}
+        self._pipelines: dict[str, Any] = {}
+        self._sets: dict[tuple[str, ...], Any] = {}
+        self._pools: list[Any] = []
+        self._file = cache_file(device.gpu.identity)
+        self._cached = read_cache(self._file)
+        with guard(device.gpu.name, "reading its pipeline cache"):
+            self._cache = self._create_cache(self._cached)
+
+    def prepare(self, launches: Sequence[Launch]) -> list[Dispatch]:
+        """Pipelines and descriptor sets of a plan. ArtifactError where it names what the artifact lacks."""
+        for launch in launches:
+            if launch.kernel not in self._program.kernels:
+                raise ArtifactError(f"a plan names the kernel {launch.kernel!r}, which the manifest does not have")
+            for argument in launch.args:
+                if argument not in self._regions:
+                    raise ArtifactError(f"a plan names {argument!r}, which the manifest does not have")
+        self._make_pipelines(sorted({launch.kernel for launch in launches} - self._pipelines.keys()))
+        self._make_sets(list(dict.fromkeys(x.args for x in launches if x.args not in self._sets)))
+        return [self._dispatch(launch) for launch in launches]
+
+    def close(self) -> None:
+        """Keep the cache for the next time, and free everything."""
+        vk, device = self._vk, self._device.handle
+        self._save_cache()
+        for pipeline in self._pipelines.values():
+            vk.vkDestroyPipeline(device, pipeline, None)
+        for pool in self._pools:
+            vk.vkDestroyDescriptorPool(device, pool, None)
+        for sets, layout in self._layouts.values():
+            vk.vkDestroyPipelineLayout(device, layout, None)
+            vk.vkDestroyDescriptorSetLayout(device, sets, None)
+        vk.vkDestroyPipelineCache(device, self._cache, None)
+
+    def _dispatch(self, launch: Launch) -> Dispatch:
+        kernel = self._program.kernels[launch.kernel]
+        x, y, z = launch.grid
+        writes = frozenset(a for a, access in zip(launch.args, kernel.access, strict=True) if access != "read")
+        return Dispatch(
+            self._pipelines[launch.kernel],
+            self._layout(len(launch.args))[1],
+            self._sets[launch.args],
+            (x, y, z),
+            frozenset(launch.args),
+            writes,
+        )
+
+    def _layout(self, arguments: int) -> tuple[Any, Any]:
+        """Layouts of the descriptor set and of the pipeline of kernels with so many arguments."""
+        if arguments not in self._layouts:
+            vk, device = self._vk, self._device.handle
+            bindings = [
+                vk.VkDescriptorSetLayoutBinding(
+                    binding=i, descriptorType=STORAGE_BUFFER, descriptorCount=1, stageFlags=COMPUTE
+                )
+                for i in range(arguments)
+            ]
+            with guard(self._device.gpu.name, "preparing kernels"):
+                sets = vk.vkCreateDescriptorSetLayout(device, vk.VkDescriptorSetLayoutCreateInfo(pBindings=bindings), None)
+                layout = vk.vkCreatePipelineLayout(device, vk.VkPipelineLayoutCreateInfo(pSetLayouts=[sets]), None)
+            self._layouts[arguments] = sets, layout
+        return self._layouts[arguments]
+
+    def _make_pipelines(self, names: Sequence[str]) -> None:
+        """All at once: drivers compile them side by side, or share work."""
+        if not names:
+            return
+        vk, device = self._vk, self._device.handle
+        modules: list[Any] = []
+        try:
+            with guard(self._device.gpu.name, f"compiling {len(names)} kernels"):
+                stages = []
+                for name in names:
+                    kernel = self._program.kernels[name]
+                    code = self._code(name, kernel)
+                    information = vk.VkShaderModuleCreateInfo(codeSize=len(code), pCode=code)
+                    modules.append(vk.vkCreateShaderModule(device, information, None))
+                    stages.append(self._stage(modules[-1], kernel))
+                infos = [
+                    vk.VkComputePipelineCreateInfo(stage=stage, layout=self._layout(len(self._program.kernels[name].access))[1],
+                                                   basePipelineIndex=-1)
+                    for name, stage in zip(names, stages, strict=True)
+                ]  # fmt: skip
+                made = vk.vkCreateComputePipelines(device, self._cache, len(infos), infos, None)
+                self._pipelines.update(zip(names, list(made), strict=True))
+        finally:
+            for module in modules:
+                vk.vkDestroyShaderModule(device, module, None)
+
+    def _stage(self, module: Any, kernel: Kernel) -> Any:
+        """The shader stage, with the workgroup's size as specialization constants 0, 1 and 2."""
+        vk = self._vk
+        size = vk.ffi.new("uint32_t[3]", list(kernel.workgroup))
+        entries = [vk.VkSpecializationMapEntry(constantID=i, offset=4 * i, size=4) for i in range(3)]
+        special = vk.VkSpecializationInfo(pMapEntries=entries, dataSize=12, pData=size)
+        return vk.VkPipelineShaderStageCreateInfo(
+            stage=COMPUTE, module=module, pName=kernel.entry or "main", pSpecializationInfo=special
+        )
+
+    def _code(self, name: str, kernel: Kernel) -> bytes:
+        try:
+            code = (self._artifact.path / str(kernel.file)).read_bytes()
+        except OSError as error:
+            raise ArtifactError(f"kernel {name} cannot be read: {error}. Copy or build the artifact again") from error
+        if len(code) % 4 or not code.startswith(b"\x03\x02\x23\x07") or len(kernel.workgroup) != 3:
+            raise ArtifactError(f"kernel {name} ({kernel.file}) is not SPIR-V for Vulkan. Copy or build the artifact again")
+        return code
+
+    def _make_sets(self, argument_lists: Sequence[tuple[str, ...]]) -> None:
+        if not argument_lists:
+            return
+        vk, device = self._vk, self._device.handle
+        total = sum(len(arguments) for arguments in argument_lists)
+        sizes = [vk.VkDescriptorPoolSize(type=STORAGE_BUFFER, descriptorCount=total)]
+        with guard(self._device.gpu.name, "preparing the arguments of kernels"):
+            information = vk.VkDescriptorPoolCreateInfo(maxSets=len(argument_lists), pPoolSizes=sizes)
+            self._pools.append(vk.vkCreateDescriptorPool(device, information, None))
+            layouts = [self._layout(len(arguments))[0] for arguments in argument_lists]
+            wanted = vk.VkDescriptorSetAllocateInfo(descriptorPool=self._pools[-1], pSetLayouts=layouts)
+            made = list(vk.vkAllocateDescriptorSets(device, wanted))
+        for arguments, descriptors in zip(argument_lists, made, strict=True):
+            regions = [self._regions[argument] for argument in arguments]
+            infos = [vk.VkDescriptorBufferInfo(buffer=r.buffer, offset=r.offset, range=r.bound) for r in regions]
+            write = vk.VkWriteDescriptorSet(
+                dstSet=descriptors, descriptorCount=len(infos), descriptorType=STORAGE_BUFFER, pBufferInfo=infos
+            )
+            vk.vkUpdateDescriptorSets(device, 1, [write], 0, None)
+            self._sets[arguments] = descriptors
+
+    def _create_cache(self, data: bytes) -> Any:
+        vk = self._vk
+        held = vk.ffi.from_buffer(data) if data else None
+        information = vk.VkPipelineCacheCreateInfo(initialDataSize=len(data), pInitialData=held)
+        return vk.vkCreatePipelineCache(self._device.handle, information, None)
+
+    def _save_cache(self) -> None:
+        """Only where kernels were compiled that it did not have."""
+        vk, lib = self._vk, self._vk.lib
+        size = vk.ffi.new("size_t*")
+        if not self._pipelines or lib.vkGetPipelineCacheData(self._device.handle, self._cache, size, vk.ffi.NULL):
+            return
+        data = np.empty(size[0], np.uint8)
+        result = lib.vkGetPipelineCacheData(self._device.handle, self._cache, size, vk.ffi.from_buffer(data))
+        content = data[: size[0]].tobytes()
+        if result == 0 and content and content != self._cached:
+            write_cache(self._file, content)
+
+
+def cache_file(identity: str) -> Path:
+    """Where the pipelines of a device and driver are kept: in the user's cache folder."""
+    name = f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.bin"
+    if sys.platform == "win32":
+        root = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        root = Path.home() / "Library" / "Caches"
+    else:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return root / "nearfar" / "vulkan" / name
+
+
+def read_cache(file: Path) -> bytes:
+    """What `write_cache` wrote; empty where there is nothing, or it is damaged: drivers check little of what they are given."""
+    try:
+        data = file.read_bytes()
+    except OSError:
+        return b""
+    digest, content = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
+    return content if hashlib.sha256(content).digest() == digest else b""
+
+
+def write_cache(file: Path, content: bytes) -> None:
+    """Write beside the file and rename, so that no other process reads half of it. A disk that is full or read-only is no error."""
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, aside = tempfile.mkstemp(dir=file.parent, prefix=file.stem)
+        try:
+            with os.fdopen(handle, "wb") as out:
+                out.write(hashlib.sha256(content).digest() + content)
+            Path(aside).replace(file)
+        except OSError:
+            Path(aside).unlink(missing_ok=True)
+            raise

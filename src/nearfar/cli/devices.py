@@ -1,0 +1,58 @@
+"""`nearfar devices`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from nearfar.edge_runtime.devices import DEVICES, Listed
+from nearfar.edge_runtime.memory import show_size
+from nearfar.errors import DeviceError
+
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON: for each target its devices, or why there is none.")]
+Limits = Annotated[bool, typer.Option("--limits", help="Also the limits of each device.")]
+
+
+def devices(as_json: AsJson = False, limits: Limits = False) -> None:
+    """List the devices that artifacts of each target would run on here, the one that is taken by default first."""
+    found = {target: _list(target) for target in DEVICES}
+    if as_json:
+        json.dump({target: _record(entry) for target, entry in found.items()}, sys.stdout, indent=2)
+        print()
+        return
+    for target, entry in found.items():
+        if isinstance(entry, str):
+            print(f"{target}\n    not here: {entry}")
+            continue
+        for listed in entry:
+            print(listed.id)
+            for line in _describe(listed, limits):
+                print(f"    {line}")
+
+
+def _list(target: str) -> Sequence[Listed] | str:
+    """The devices of a target, or why there is none."""
+    try:
+        return DEVICES[target].list()
+    except (DeviceError, ImportError) as error:
+        return str(error)
+
+
+def _record(entry: Sequence[Listed] | str) -> dict[str, Any]:
+    if isinstance(entry, str):
+        return {"devices": [], "reason": entry}
+    return {"devices": [dataclasses.asdict(listed) for listed in entry]}
+
+
+def _describe(listed: Listed, limits: bool) -> list[str]:
+    memory = f", {show_size(listed.memory)}" if listed.memory else ""
+    lines = [f"{listed.name} ({listed.kind}{memory})", f"driver: {listed.driver}"]
+    lines.append(f"features: {', '.join(listed.features) or 'none'}")
+    if limits:
+        lines += [f"{name}: {value:,}" for name, value in sorted(listed.limits.items())]
+    return lines

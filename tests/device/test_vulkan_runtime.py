@@ -1,0 +1,338 @@
+"""The Vulkan runtime on a device: staging, recording, errors, recovery, leaks. What kernels compute: test_backends.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from nearfar.cli import typer_app
+from nearfar.edge_runtime import Engine, SamplingParams
+from nearfar.edge_runtime.artifact import Artifact
+from nearfar.edge_runtime.engine import EngineCore
+from nearfar.edge_runtime.executors.vulkan import binding, commands, device
+from nearfar.edge_runtime.executors.vulkan.binding import DEVICE_LOST, fail
+from nearfar.edge_runtime.executors.vulkan.executor import VulkanExecutor
+from nearfar.edge_runtime.executors.vulkan.memory import Memory
+from nearfar.edge_runtime.manifest import Requires
+from nearfar.edge_runtime.steps import StepWork, Write, launch
+from nearfar.errors import DeviceError, DeviceLost
+from tests.shared_data import shared_data
+from tests.support.artifacts import Built
+from tests.support.backends import Lab, executor, greedy, require
+
+ENGINES = int(os.environ.get("NEARFAR_TEST_ENGINES", "200"))
+"""How many engines are opened and closed to look for leaks."""
+
+PAGES = 40
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _there() -> None:
+    require("vulkan")
+
+
+@pytest.fixture(scope="module")
+def artifact(built: Built) -> Artifact:
+    return Artifact.open(built("stories260K", "none") / "vulkan")
+
+
+def open_executor(artifact: Artifact, precision: str = "f32", debug: bool = False, **options: Any) -> VulkanExecutor:
+    program = next(p for p in artifact.manifest.programs if p.precision == precision)
+    return VulkanExecutor(device.gpus(debug)[0], artifact, program, pages=PAGES, context=512, **options)
+
+
+@pytest.fixture
+def plain(artifact: Artifact) -> Iterator[VulkanExecutor]:
+    made = open_executor(artifact)
+    yield made
+    made.close()
+
+
+def engine(artifact: Artifact, made: VulkanExecutor, **options: Any) -> Engine:
+    """An engine around an executor of ours."""
+    from nearfar.edge_runtime.api import AsyncEngine
+    from nearfar.edge_runtime.text import TextCodec
+
+    program = next(p for p in artifact.manifest.programs if p.precision == made.precision)
+    core = EngineCore(made, artifact.manifest, program, PAGES, **options)
+    return Engine(AsyncEngine(core, TextCodec.open(artifact)))
+
+
+def test_memory_out_of_the_hosts_reach_gives_the_same_text(artifact: Artifact) -> None:
+    """As on a GPU without mapped memory: everything goes through the ring and comes back through mapped memory."""
+    golden = shared_data("models", "stories260K", "golden_greedy.txt").read_text(encoding="utf-8")
+    staged = open_executor(artifact, direct=False)
+    assert not staged._memory.kinds.small_mapped
+    with engine(artifact, staged) as made:
+        assert made.completions.create("", max_tokens=199, temperature=0).choices[0].text == golden
+        pages = made.asynchronous.core.scheduler.table.index.lookup([1] * 16, 1) or [0]
+        content = staged.read_pages([*pages, 3])
+        rng = np.random.default_rng(0)
+        fresh = {name: rng.random(array.shape).astype(array.dtype) for name, array in content.items()}
+        staged.write_pages([5, 7], fresh)
+        staged.copy_page(7, 6)
+        staged.copy_page(6, 8)
+        for name, array in staged.read_pages([5, 8]).items():
+            np.testing.assert_array_equal(array, fresh[name])
+
+
+def test_writes_never_overtake_and_are_never_overtaken(artifact: Artifact) -> None:
+    """A hundred steps are enqueued before the first result is read; each must have seen its own inputs."""
+    for direct in (True, False):
+        made = open_executor(artifact, direct=direct)
+        vocab = artifact.manifest.model.vocab_size
+        ints = np.full((16, 8), -1, np.int32)
+        ints[0, 0] = 0
+        made.write("sample_i32", ints)
+        reads = []
+        for i in range(100):
+            logits = np.zeros((1, vocab), np.float32)
+            logits[0, i * 5 % vocab] = 1
+            made.write("logits", logits)
+            made.run("greedy", 1)
+            reads.append((i * 5 % vocab, made.fetch("sampled", 1)))
+            if i % 10 == 3:  # a second write of the same rows before a run
+                made.write("logits", logits)
+                made.write("logits", np.roll(logits, 1))
+                made.run("greedy", 1)
+                reads.append(((i * 5 + 1) % vocab, made.fetch("sampled", 1)))
+        assert [int(read()[0]) for _, read in reads] == [token for token, _ in reads]
+        made.close()
+
+
+def test_a_step_is_one_submit_and_records_only_its_writes(plain: VulkanExecutor) -> None:
+    queue = plain._queue
+    kept, submits = [], []
+    record, submit = queue.kept, queue.submit_call
+    queue.kept = lambda: kept.append(1) or record()  # type: ignore[method-assign, func-returns-value]
+    queue.submit_call = lambda *args: submits.append(args[2].commandBufferCount) or submit(*args)
+    ints = np.full((16, 8), -1, np.int32)
+    ints[0, 0] = 0
+
+    def step(position: int) -> Any:
+        writes = [Write("positions", np.array([position], np.int32)), Write("sample_i32", ints)]
+        return launch(plain, StepWork(1, (), writes, sampler="greedy", sampler_size=1, sampled=1))
+
+    before = step(0)
+    for position in range(1, 40):
+        after = step(position)
+        before()
+        before = after
+    before()
+    assert len(submits) == 40
+    assert max(submits) == 4, "writes, step, sampler, copy of the result"
+    assert len(kept) <= 4, "the plans of step and sampler, and a copy for each of two steps in flight"
+
+
+def lose(made: VulkanExecutor, after: int) -> None:
+    """From the submit so many ahead on, the queue says that the device is lost."""
+    left, submit = [after], made._queue.submit_call
+
+    def call(*args: Any) -> Any:
+        left[0] -= 1
+        return submit(*args) if left[0] >= 0 else DEVICE_LOST
+
+    made._queue.submit_call = call
+
+
+def test_an_engine_goes_on_where_its_device_was_lost(artifact: Artifact) -> None:
+    params = [
+        SamplingParams(temperature=0, max_tokens=30, ignore_eos=True),
+        SamplingParams(temperature=0.9, seed=4, repetition_penalty=1.2, max_tokens=25, ignore_eos=True),
+    ]
+    prompts = [[1, 50, 70, 9] * 10, [1, 300, 20]]
+
+    def ask(made: Engine) -> list[list[int]]:
+        streams = [made.generate(tokens, p) for tokens, p in zip(prompts, params, strict=True)]
+        return [[event.token for event in stream] for stream in streams]
+
+    with engine(artifact, open_executor(artifact)) as calm:
+        expected = ask(calm)
+    opened = []
+
+    def reopen() -> VulkanExecutor:
+        opened.append(open_executor(artifact))
+        if len(opened) == 2:
+            lose(opened[-1], 8)
+        return opened[-1]
+
+    first = open_executor(artifact)
+    lose(first, 12)
+    with engine(artifact, first, reopen=reopen) as made:
+        assert ask(made) == expected
+        assert (made.asynchronous.core.losses, len(opened)) == (1, 1)
+        assert first.memory_used() == 0, "what was lost is freed"
+        lose(opened[0], 0)
+        assert ask(made) == expected, "lost at the first submit, and again in the middle"
+        assert (made.asynchronous.core.losses, len(opened)) == (3, 3)
+
+
+def test_without_recovery_the_error_names_the_device(artifact: Artifact) -> None:
+    made = open_executor(artifact)
+    name = device.gpus()[0].name
+    lose(made, 2)
+    with engine(artifact, made) as broken, pytest.raises(DeviceLost, match="was lost while") as error:
+        greedy(broken, [1, 2, 3], 10)
+    assert name in str(error.value)
+    assert "nearfar devices" in str(error.value)
+
+
+def test_loading_recovers_by_itself(lab: Lab) -> None:
+    with lab.open("stories", "vulkan-f32", verify=False) as made:
+        expected = greedy(made, [1, 9, 8], 12)
+        lose(executor(made), 3)  # type: ignore[arg-type]
+        assert greedy(made, [1, 9, 8], 12) == expected
+        assert made.asynchronous.core.losses == 1
+
+
+def test_the_validation_layer_finds_nothing(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it miss a barrier; and where we leave them out, it does."""
+    layers = {layer.layerName for layer in binding.require_vulkan().vkEnumerateInstanceLayerProperties()}
+    if device.VALIDATION not in layers:
+        pytest.skip("the Vulkan validation layer is not installed (vulkan-validationlayers)")
+    messages = device.instance(True).messages
+    for options in ({"direct": True}, {"direct": False}):
+        made = open_executor(artifact, debug=True, **options)
+        made.write_pages([1], {name: page for name, page in made.read_pages([2]).items()})
+        made.copy_page(1, 3)
+        with engine(artifact, made) as checked:
+            greedy(checked, [1] * 20, 5)
+    assert messages == []
+    monkeypatch.setattr(commands, "barriers", lambda launches: [False] * len(launches))
+    made = open_executor(artifact, debug=True)
+    made.run("step", 1)
+    made.close()
+    assert any("SYNC-HAZARD" in message for message in messages)
+    messages.clear()
+
+
+def test_what_a_device_lacks_is_named(artifact: Artifact) -> None:
+    gpu = device.gpus()[0]
+    with pytest.raises(DeviceError, match=f"{gpu.name.split()[0]}.* lacks shaderFloat128"):
+        device.open_device(gpu, Requires(("shaderInt64", "shaderFloat128")))
+    with pytest.raises(DeviceError, match=r"maxComputeSharedMemorySize [\d,]+ of 1,000,000,000"):
+        device.open_device(gpu, Requires((), {"maxComputeSharedMemorySize": 10**9}))
+
+
+def test_out_of_memory_says_what_to_do() -> None:
+    opened = device.open_device(device.gpus()[0], Requires(()))
+    memory = Memory(opened)
+    try:
+        with pytest.raises(DeviceError, match=r"allocates at most .*--kv-memory"):
+            memory.reserve([1 << 50], memory.kinds.large, False)
+        assert memory.held == 0
+        with pytest.raises(DeviceError, match=r"is out of memory while loading, with 5,000 bytes .*--kv-memory"):
+            fail(opened.gpu.name, "loading", "VkErrorOutOfDeviceMemory", 5000)
+    finally:
+        memory.close()
+        opened.close()
+
+
+def test_a_device_without_compute_or_with_an_old_driver_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    device._gpus.cache_clear()
+    try:
+        monkeypatch.setattr(device, "_queue_family", lambda _handle: None)
+        with pytest.raises(DeviceError, match="has no queue for compute"):
+            device.gpus()
+        monkeypatch.undo()
+        monkeypatch.setattr(device, "API", (9, 0))
+        with pytest.raises(DeviceError, match=r"has Vulkan 1\.\d, and 1\.2 is needed"):
+            device.gpus()
+    finally:
+        device._gpus.cache_clear()
+
+
+def test_no_loader_and_no_package_say_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    binding.require_vulkan.cache_clear()
+    try:
+        for error, message in ((OSError("no lib"), "libvulkan1"), (ImportError("no module"), "pip install")):
+
+            def gone(_name: str, error: Exception = error) -> None:
+                raise error
+
+            monkeypatch.setattr(binding, "import_module", gone)
+            with pytest.raises(DeviceError, match=message):
+                binding.require_vulkan()
+    finally:
+        binding.require_vulkan.cache_clear()
+
+
+def test_the_command_line_chooses_device_and_precision(artifact: Artifact) -> None:
+    golden = shared_data("models", "stories260K", "golden_greedy.txt").read_text(encoding="utf-8")
+    run = ["run", str(artifact.path), "", "--raw", "--temperature", "0", "--max-tokens", "20", "--precision", "f32"]
+    done = CliRunner().invoke(typer_app, [*run, "--device", "vulkan:0"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout
+    assert golden.startswith(done.stdout)
+    wrong = CliRunner().invoke(typer_app, [*run, "--device", "vulkan:no such device"])
+    assert "no Vulkan device 'no such device' here, only vulkan:0" in str(wrong.exception)
+
+
+def test_no_driver_says_what_to_install(tmp_path: Path) -> None:
+    empty = {**os.environ, "VK_ICD_FILENAMES": str(tmp_path / "none.json"), "VK_DRIVER_FILES": str(tmp_path / "none.json")}
+    done = subprocess.run(
+        [sys.executable, "-m", "nearfar", "devices", "--json"], env=empty, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    vulkan = json.loads(done.stdout)["vulkan"]
+    assert vulkan["devices"] == []
+    assert "mesa-vulkan-drivers" in vulkan["reason"]
+
+
+def test_the_pipeline_cache_is_kept_and_a_damaged_one_ignored(
+    artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "cache.bin"
+    monkeypatch.setattr("nearfar.edge_runtime.executors.vulkan.pipelines.cache_file", lambda _identity: file)
+    for damage in (None, b"nonsense", b""):
+        if damage is not None:
+            file.write_bytes(damage)
+        made = open_executor(artifact)
+        made.run("greedy", 1)
+        made.fetch("sampled", 1)()
+        made.close()
+        assert len(file.read_bytes()) > 32
+
+
+LEAKS = """
+import gc, json, sys, psutil
+from nearfar.edge_runtime import Engine, SamplingParams
+
+def opened(number):
+    with Engine.load(sys.argv[1], device="vulkan", precision="f32", kv_memory="1MB", verify=False) as made:
+        if number % 20 == 0:  # not all of them compute: kernels are compiled for that, which takes longer than all the rest
+            assert len(list(made.generate([1, 5, 7], SamplingParams(temperature=0, max_tokens=2)))) == 2
+
+def measure():
+    gc.collect()
+    process = psutil.Process()
+    return process.memory_info().rss, process.num_fds(), process.num_threads(), len(gc.get_objects())
+
+count = int(sys.argv[2])
+for number in range(40):  # until allocators and caches have what they want
+    opened(number)
+before = measure()
+for number in range(count):
+    opened(number)
+print(json.dumps([before, measure()]))
+"""
+
+
+def test_engines_opened_and_closed_leak_nothing(built: Built) -> None:
+    """In a process whose threads share one heap: glibc's heaps of each thread fill up over hundreds of engines, and hide much."""
+    command = [sys.executable, "-c", LEAKS, str(built("stories260K", "none") / "vulkan"), str(ENGINES)]
+    done = subprocess.run(command, env={**os.environ, "MALLOC_ARENA_MAX": "1"}, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    before, after = json.loads(done.stdout)
+    assert after[1:3] == before[1:3], "file handles, threads"
+    assert after[3] - before[3] < ENGINES, "objects of Python"
+    assert after[0] - before[0] < 8 << 20, "bytes; that is less than one engine takes"
