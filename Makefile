@@ -29,7 +29,7 @@ $(PYTHON_READY): pyproject.toml hatch_build.py | system
 	@scripts/check_python.sh "$(PYTHON)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet -e ".[build,edge,mlx,server,ray,routing,dev]"
+	$(BIN)/python -m pip install --quiet -e ".[build,edge,mlx,vulkan,server,ray,routing,dev]"
 	@touch $@
 
 $(NPM_READY): web/package.json web/package-lock.json | system
@@ -50,17 +50,19 @@ ifneq ($(WEB),)
 	cd web && npm run --silent check && npm run --silent lint
 endif
 
-# Most tests run side by side; those that take the whole machine (tests/conftest.py) one by one.
+# Most tests run side by side; those that take the whole machine (tests/conftest.py) one by one. Both share what they build.
+test: export NEARFAR_TEST_ARTIFACTS := $(CURDIR)/out/tests
 test: setup lint ## lint and all tests: what CI runs
 ifneq ($(WEB),)
 	cd web && npm test --silent
 endif
+	rm -rf "$(NEARFAR_TEST_ARTIFACTS)" && mkdir -p "$(NEARFAR_TEST_ARTIFACTS)"
 	$(BIN)/python -m pytest -m "not alone" --numprocesses auto --dist loadfile
 	$(BIN)/python -m pytest -m alone
 
 BENCH_READY := $(VENV)/.bench-ready
 $(BENCH_READY): $(PYTHON_READY)
-	CMAKE_ARGS="$${CMAKE_ARGS:-$$(scripts/llama_cpp_flags.sh)}" $(BIN)/python -m pip install --quiet -e ".[build,edge,mlx,server,ray,routing,dev,bench]"
+	CMAKE_ARGS="$${CMAKE_ARGS:-$$(scripts/llama_cpp_flags.sh)}" $(BIN)/python -m pip install --quiet -e ".[build,edge,mlx,vulkan,server,ray,routing,dev,bench]"
 	@touch $@
 
 bench: setup $(BENCH_READY) ## the scripts of benchmarks/, one after the other, beside their peers

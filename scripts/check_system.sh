@@ -11,6 +11,7 @@ if [ "$(uname -s)" = Linux ]; then
   # lavapipe: a Vulkan device without a GPU, for the wgpu and vulkan executors.
   has_library libvulkan.so.1 || missing+=(libvulkan1)
   compgen -G '/usr/share/vulkan/icd.d/*.json' >/dev/null || missing+=(mesa-vulkan-drivers)
+  compgen -G '/usr/share/vulkan/explicit_layer.d/VkLayer_khronos_validation.json' >/dev/null || missing+=(vulkan-validationlayers)
   # spirv-val, which the tests ask about every Vulkan kernel.
   command -v spirv-val >/dev/null || missing+=(spirv-tools)
 fi

@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from tests.shared_data import shared_data
 
 
 class Built:
-    """Builds checkpoints of the shared data at first use; OUT holds a sub-folder for each target."""
+    """Builds checkpoints of the shared data at first use; OUT holds a sub-folder for each target.
+
+    Processes that share the folder build once and wait for each other.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -24,10 +28,11 @@ class Built:
     def of(self, checkpoint: Path, quant: str) -> Path:
         """Any checkpoint; told apart by its folder's name."""
         out = self._root / f"{checkpoint.name}-{quant}"
-        if not out.exists():
-            command = [sys.executable, "-m", "nearfar", "build", str(checkpoint), "--quant", quant, "-o", str(out)]
-            done = subprocess.run([*command, "--target", "cpu,webgpu,vulkan,mlx"], capture_output=True, text=True, timeout=900)
-            assert done.returncode == 0, done.stderr
+        with FileLock(f"{out}.lock"):
+            if not out.exists():
+                command = [sys.executable, "-m", "nearfar", "build", str(checkpoint), "--quant", quant, "-o", str(out)]
+                done = subprocess.run([*command, "--target", "cpu,webgpu,vulkan,mlx"], capture_output=True, text=True, timeout=900)
+                assert done.returncode == 0, done.stderr
         return out
 
 
