@@ -19,6 +19,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,7 +50,10 @@ def commands(model: Path, threads: int, port: int) -> dict[str, list[str]]:
 @contextlib.contextmanager
 def server(command: list[str], port: int, threads: int) -> Iterator[str]:
     """A server that answers; its address."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    # transformers' server cannot list models without the hub's cache folder, were it an empty one.
+    cache = Path(os.environ.get("HF_HUB_CACHE", Path(tempfile.gettempdir()) / "empty-hub-cache"))
+    cache.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_CACHE": str(cache)}
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
     url = f"http://127.0.0.1:{port}"
     try:
