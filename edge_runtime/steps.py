@@ -76,6 +76,8 @@ class StepBuilder:
         self._slots = [_SlotState() for _ in range(manifest.cache.slots)]
         self._sizes = {name: sorted(f.size for f in buckets) for name, buckets in program.functions.items()}
         self._feed = feed
+        rows = max(self._sizes["step"])
+        self._written = {"slots": np.full(rows, -2, np.int32), "logit_rows": np.full(16, -2, np.int32)}
 
     def initial(self) -> list[Write]:
         """Writes to make once: no bias, every token allowed."""
@@ -117,10 +119,18 @@ class StepBuilder:
                 logit_rows[sampled] = end - 1
                 sampled += 1
             row = end
-        writes = [Write("positions", positions), Write("slots", slots), Write("logit_rows", logit_rows)]
+        writes = [Write("positions", positions), *self._changed("slots", slots), *self._changed("logit_rows", logit_rows)]
         if step.fed < step.size:
             writes.append(Write("tokens", tokens[step.fed :], step.fed))
         return writes
+
+    def _changed(self, buffer: str, data: npt.NDArray[np.int32]) -> list[Write]:
+        """The write, unless the buffer holds that already, as it does while the same requests decode."""
+        known = self._written[buffer][: len(data)]
+        if np.array_equal(known, data):
+            return []
+        known[:] = data
+        return [Write(buffer, data)]
 
     def _page_table(self, request: Request) -> list[Write]:
         sequence = request.sequence

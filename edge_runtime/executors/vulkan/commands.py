@@ -126,8 +126,8 @@ class Queue:
 
     @property
     def idle(self) -> bool:
-        """Whether the device has done everything."""
-        return not self._pending and self.reached(self._submitted)
+        """Whether the device is known to have done everything. It is not asked: that takes 17 µs of each step."""
+        return not self._pending and self._reached >= self._submitted
 
     def add(self, commands: Any) -> None:
         """Queue a command buffer behind those before it; `submit` hands them over together."""
