@@ -57,8 +57,8 @@ ifneq ($(WEB),)
 	cd web && npm test --silent
 endif
 	rm -rf "$(NEARFAR_TEST_ARTIFACTS)" && mkdir -p "$(NEARFAR_TEST_ARTIFACTS)"
-	$(BIN)/python -m pytest -m "not alone" --numprocesses auto --dist loadfile
-	$(BIN)/python -m pytest -m alone
+	$(BIN)/python -m pytest -rs -m "not alone" --numprocesses auto --dist loadfile
+	$(BIN)/python -m pytest -rs -m alone
 
 BENCH_READY := $(VENV)/.bench-ready
 $(BENCH_READY): $(PYTHON_READY)

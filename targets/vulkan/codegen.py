@@ -9,8 +9,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
-import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +17,7 @@ import tvm_ffi
 from tvm import tirx
 
 from nearfar.errors import BuildError
-from nearfar.targets.gpu.lowering import EXPLICIT_SYNC, PIPELINE
+from nearfar.targets.gpu.sources import device_sources, kernels
 
 from .opcodes import Capability
 from .spirv import ENTRY, Builder, Size3, to_bytes
@@ -55,23 +53,14 @@ class Module:
 
 def modules(mod: tvm.IRModule) -> dict[str, Module]:
     """The module of every PrimFunc of `mod`, by its name."""
-    target = tvm.target.Target("vulkan", host="c")  # nobody runs the host's side, and C is printed sooner than LLVM compiles
-    funcs = {str(variable.name_hint): func for variable, func in mod.functions_items() if isinstance(func, tirx.PrimFunc)}
-
-    def compile_one(name: str) -> Module:
-        func = funcs[name]
-        single = tvm.IRModule({name: func.with_attr("global_symbol", name)})
-        ours = func.attrs is not None and EXPLICIT_SYNC in func.attrs
-        imports = tvm.tirx.build(single, target=target, pipeline=PIPELINE if ours else "s_tir").imports
-        if len(imports) != 1:
-            raise BuildError(f"kernel {name}: {len(imports)} device modules, expected 1")
-        made = json.loads(str(imports[0].inspect_source()))
-        if len(made) != 1:
-            raise BuildError(f"kernel {name}: {len(made)} device functions, expected 1: {', '.join(made)}")
-        return _module(name, func, next(iter(made.values())))
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # TVM's passes release the interpreter lock
-        return dict(zip(funcs, pool.map(compile_one, funcs), strict=True))
+    made = {}
+    funcs = kernels(mod)
+    for name, source in device_sources(mod, "vulkan").items():
+        found = json.loads(source)
+        if len(found) != 1:
+            raise BuildError(f"kernel {name}: {len(found)} device functions, expected 1: {', '.join(found)}")
+        made[name] = _module(name, funcs[name], next(iter(found.values())))
+    return made
 
 
 def _module(name: str, func: tirx.PrimFunc, made: dict[str, Any]) -> Module:

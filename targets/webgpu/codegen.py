@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import tvm
@@ -12,7 +10,7 @@ from tvm import tirx
 
 from nearfar.errors import BuildError
 from nearfar.targets.base import Precision
-from nearfar.targets.gpu.lowering import EXPLICIT_SYNC, PIPELINE
+from nearfar.targets.gpu.sources import device_sources, kernels
 
 MAX_THREADS = 256
 MAX_SHARED_BYTES = 16384
@@ -47,20 +45,8 @@ class Shader:
 
 def shaders(mod: tvm.IRModule, precision: Precision) -> dict[str, Shader]:
     """The shader of every PrimFunc of `mod`, by its name."""
-    target = tvm.target.Target("webgpu", host="llvm")
-    funcs = {str(variable.name_hint): func for variable, func in mod.functions_items() if isinstance(func, tirx.PrimFunc)}
-
-    def compile_one(name: str) -> Shader:
-        func = funcs[name]
-        single = tvm.IRModule({name: func.with_attr("global_symbol", name)})
-        ours = func.attrs is not None and EXPLICIT_SYNC in func.attrs
-        imports = tvm.tirx.build(single, target=target, pipeline=PIPELINE if ours else "s_tir").imports
-        if len(imports) != 1:
-            raise BuildError(f"kernel {name}: {len(imports)} device modules, expected 1")
-        return _shader(name, func, str(imports[0].inspect_source()), precision)
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # TVM releases the interpreter lock
-        return dict(zip(funcs, pool.map(compile_one, funcs), strict=True))
+    funcs = kernels(mod)
+    return {name: _shader(name, funcs[name], source, precision) for name, source in device_sources(mod, "webgpu").items()}
 
 
 def grid_of(func: tirx.PrimFunc) -> tuple[int, int, int]:

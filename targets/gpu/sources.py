@@ -1,0 +1,37 @@
+"""TVM's build of the kernels of a GPU target: one device module each, as what its code generator made of it."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import tvm
+from tvm import tirx
+
+from nearfar.errors import BuildError
+
+from .lowering import EXPLICIT_SYNC, PIPELINE
+
+
+def kernels(mod: tvm.IRModule) -> dict[str, tirx.PrimFunc]:
+    """The PrimFuncs of a module by name."""
+    return {str(variable.name_hint): func for variable, func in mod.functions_items() if isinstance(func, tirx.PrimFunc)}
+
+
+def device_sources(mod: tvm.IRModule, kind: str) -> dict[str, str]:
+    """The source of every kernel of `mod` for a kind of target, by the kernel's name."""
+    # Nobody runs the host's side, and C is printed sooner than LLVM compiles.
+    target = tvm.target.Target(kind, host="c")
+    funcs = kernels(mod)
+
+    def compile_one(name: str) -> str:
+        func = funcs[name]
+        single = tvm.IRModule({name: func.with_attr("global_symbol", name)})
+        ours = func.attrs is not None and EXPLICIT_SYNC in func.attrs
+        imports = tvm.tirx.build(single, target=target, pipeline=PIPELINE if ours else "s_tir").imports
+        if len(imports) != 1:
+            raise BuildError(f"kernel {name}: {len(imports)} device modules, expected 1")
+        return str(imports[0].inspect_source())
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # TVM's passes release the interpreter lock
+        return dict(zip(funcs, pool.map(compile_one, funcs), strict=True))
