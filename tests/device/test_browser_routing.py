@@ -1,7 +1,7 @@
 """The chat page in headless Chromium as device and `nearfar`'s own server as cloud: one browser and one server for all.
 
-Both run the same weights, so a greedy answer is one text, whoever gives which part of it. The tests build on each other: the
-last ones stop the servers.
+Both run the same weights, so a greedy answer is one text, whoever gives which part of it; one test has a larger model in the
+cloud. The tests build on each other: the last ones stop the servers.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
+import httpx
 import pytest
 
 from nearfar.fallback_server.engines.local import TextOptions
@@ -23,11 +24,14 @@ from tests.support.servers import RunningServer
 
 EASY = "And the king?"
 HARD = "A train leaves at 9:15 and covers 240 km in 2.5 hours. How many km/h is that, if it stops 3 times for 4 minutes?"
+OPTIONS = EngineOptions(
+    threads=1, kv_memory="32MB", text=replace(TextOptions(), text_processes=1, template_timeout=10)
+)
 CLIENT = """
 const { client } = window.nearfar;
 const { content, setup, own, tokens } = argument;
 if (setup.policy) client.setPolicy(setup.policy);
-if (setup.cloud) client.setCloud({ baseURL: setup.cloud, model: "classics-1M" });
+if (setup.cloud) client.setCloud({ baseURL: setup.cloud, model: setup.model ?? "classics-1M" });
 const request = { messages: [{ role: "user", content }], temperature: 0, max_tokens: tokens, x_nearfar: own };
 let text = "", told = null;
 try {
@@ -55,6 +59,7 @@ class Stage:
 
     page: Page
     server: RunningServer
+    allowed: AppOptions
     network: Proxy
     servers: ExitStack
     page_server: ExitStack
@@ -82,20 +87,18 @@ class Stage:
 @pytest.fixture(scope="module")
 def stage(built: Built) -> Iterator[Stage]:
     artifact = built("classics-1M", "q4")
-    text = replace(TextOptions(), text_processes=1, template_timeout=10)
-    options = EngineOptions(threads=1, kv_memory="32MB", text=text)
     with ExitStack() as servers, ExitStack() as page_server, browser() as chromium:
         # The server must know the page's origin, and the page the server's address.
         network = Proxy(0)
         servers.callback(network.close)
         address = page_server.enter_context(serve(artifact, "--cloud", network.address))
         allowed = AppOptions(cors=(address.rstrip("/"),))
-        server = RunningServer(lambda: open_engine([str(artifact / "cpu")], "artifact", options), allowed)
+        server = RunningServer(lambda: open_engine([str(artifact / "cpu")], "artifact", OPTIONS), allowed)
         servers.callback(server.close)
         network.target = server.port
         page = new_page(chromium, address).open()
         assert page.wait("idle", "error") == "idle", page.notice
-        yield Stage(page, server, network, servers, page_server)
+        yield Stage(page, server, allowed, network, servers, page_server)
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +194,36 @@ def test_the_gpu_device_is_destroyed_in_mid_answer_and_the_text_is_whole(stage: 
     stage.wait_for_device()
     again = stage.ask(tokens=24)
     assert (again["text"], again["told"]["path"]) == (expected, ["device"]), "the device is back"
+
+
+def test_a_larger_model_takes_over_what_is_hard_and_what_is_lost(stage: Stage, built: Built, expected: str) -> None:
+    larger = str(built("classics-7M", "q4") / "cpu")
+    server = RunningServer(lambda: open_engine([larger], "artifact", OPTIONS), stage.allowed)
+    try:
+        with httpx.Client(base_url=server.address, timeout=60) as http:
+
+            def answer_of_larger(content: str, begun: str, tokens: int) -> str:
+                messages = [{"role": "user", "content": content}]
+                own: dict[str, Any] = {"model": "classics-7M", "temperature": 0, "max_tokens": tokens}
+                if begun:
+                    messages.append({"role": "assistant", "content": begun})
+                    own |= {"continue_final_message": True, "add_generation_prompt": False}
+                reply = http.post("/v1/chat/completions", json={**own, "messages": messages}).raise_for_status().json()
+                return str(reply["choices"][0]["message"]["content"])
+
+            setup = {"policy": {"ttft": None, "difficulty_threshold": 0.0}, "cloud": server.address, "model": "classics-7M"}
+            hard = stage.ask(HARD, setup=setup)
+            assert (hard["told"]["path"], hard["text"]) == (["cloud"], answer_of_larger(HARD, "", 12))
+            stage.lose_device(16)
+            lost = stage.ask(tokens=24, setup={"policy": {"ttft": None, "difficulty_threshold": 1.0}})
+            assert lost["told"]["path"] == ["device", "cloud"]
+            text = lost["text"]
+            shown = [text[:end] for end in range(1, len(text)) if expected.startswith(text[:end])]
+            wholes = (begun + answer_of_larger(EASY, begun, 24) for begun in reversed(shown))
+            assert any(whole.startswith(text) for whole in wholes), "the device's beginning, and what 7M makes of it"
+    finally:
+        server.close()
+    stage.wait_for_device()
 
 
 def test_private_never_causes_a_request(stage: Stage, expected: str) -> None:
