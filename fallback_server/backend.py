@@ -24,6 +24,10 @@ class Sampling:
     seed: int | None = None
 
 
+GRAMMAR_SECONDS = 5.0
+"""That compiling one grammar may take, the start of its process not counted."""
+
+
 @dataclass(frozen=True)
 class Grammar:
     """What the answer must match: kind and its text (a JSON schema, a regular expression, an EBNF grammar).

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nearfar.errors import CheckpointError, RequestError
-from nearfar.fallback_server.backend import Backend
+from nearfar.fallback_server.backend import GRAMMAR_SECONDS, Backend
 from nearfar.fallback_server.engines.base import Engine
 from nearfar.fallback_server.engines.local import LocalEngine, TextOptions
 from nearfar.fallback_server.engines.upstream import UpstreamEngine, UpstreamOptions
@@ -34,7 +34,7 @@ class EngineOptions:
     dtype: str = "auto"
     max_running: int | None = None
     max_waiting: int = 256
-    grammar_timeout: float = 5.0
+    grammar_timeout: float = GRAMMAR_SECONDS
     text: TextOptions = field(default_factory=TextOptions)
     upstream: UpstreamOptions = field(default_factory=UpstreamOptions)
 

@@ -24,7 +24,7 @@ class GrammarService:
     KEPT_CHARS = 64 << 20
 
     def __init__(
-        self, directory: Path, vocab_size: int, eos: Sequence[int], *, timeout: float = 5.0, compiled_bytes: int = 64 << 20
+        self, directory: Path, vocab_size: int, eos: Sequence[int], *, timeout: float, compiled_bytes: int = 64 << 20
     ) -> None:
         """`timeout`: seconds for one grammar, the start of its process not counted. `compiled_bytes`: the most it may become."""
         settings = {

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from nearfar.errors import CheckpointError
+from nearfar.fallback_server.backend import GRAMMAR_SECONDS
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -31,7 +32,7 @@ class TorchOptions:
     ageing: float = 10.0  # waiting this long is worth one step of priority
     native: bool = True  # on a CPU: compile the decode kernel where there is a C++ compiler
     cuda_graphs: bool = True
-    grammar_seconds: float = 5.0  # to compile one grammar
+    grammar_seconds: float = GRAMMAR_SECONDS  # to compile one grammar
     grammar_chars: int = 65_536  # of one grammar's text
     start_seconds: float = 600.0  # until a started worker must be ready
     hang_seconds: float = 5.0  # without progress while there is work

@@ -13,8 +13,8 @@ from rich.console import Console
 from nearfar import __version__
 from nearfar.errors import NearfarError
 
-# Command, module, and whether unknown options are the command's own affair. Modules are imported only when asked for,
-# so that `nearfar run` starts without the build's dependencies.
+# Commands, each a module of this package, and what the list of them says. Modules are imported only when a command is used,
+# so that `nearfar run` starts without the build's dependencies, and `nearfar --help` without any.
 COMMANDS = {
     "build": "Compile a checkpoint into artifacts for devices.",
     "inspect": "Show what an artifact holds and what it needs.",
@@ -44,9 +44,17 @@ class LazyGroup(typer.core.TyperGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, name: str) -> Any:
-        """The command, from `nearfar.cli.<name>`."""
+        """What the list shows of a command."""
         if name not in COMMANDS:
             return super().get_command(ctx, name)
+        return typer.core.TyperCommand(name, help=COMMANDS[name])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that the arguments name, from `nearfar.cli.<name>`."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, self._load(name) if name in COMMANDS else command, rest
+
+    def _load(self, name: str) -> Any:
         try:
             module = importlib.import_module(f"nearfar.cli.{name}")
         except ModuleNotFoundError as error:
