@@ -14,7 +14,7 @@ PYTHON_READY := $(VENV)/.ready
 NPM_READY    := $(if $(WEB),web/node_modules/.ready)
 WEB_READY    := $(if $(WEB),web/dist/.ready)
 
-.PHONY: help setup system demo test lint bench clean
+.PHONY: help setup system demo test lint fuzz bench clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -59,6 +59,14 @@ endif
 	rm -rf "$(NEARFAR_TEST_ARTIFACTS)" && mkdir -p "$(NEARFAR_TEST_ARTIFACTS)"
 	$(BIN)/python -m pytest -rs -m "not alone" --numprocesses auto --dist loadfile
 	$(BIN)/python -m pytest -rs -m alone
+
+# The fuzz tests are part of `make test` with few examples; here with FUZZ times as many.
+fuzz: export NEARFAR_FUZZ := $(or $(FUZZ),50)
+fuzz: setup ## every parser of untrusted bytes against hostile input, FUZZ times (50) as long as in CI
+	$(BIN)/python -m pytest -rs tests/fuzz --numprocesses auto
+ifneq ($(WEB),)
+	cd web && npx vitest run test/fuzz --testTimeout 36000000
+endif
 
 BENCH_READY := $(VENV)/.bench-ready
 $(BENCH_READY): $(PYTHON_READY)

@@ -1,1 +1,1 @@
-"""OpenAI-compatible cloud server (not built yet)."""
+"""OpenAI-compatible cloud server."""
