@@ -21,10 +21,7 @@ command -v cc >/dev/null || command -v clang >/dev/null || missing+=(gcc libc6-d
 if [ ${#missing[@]} -gt 0 ]; then
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     echo "installing ${missing[*]}"
-    # Another apt may be at work (unattended upgrades, a second setup): wait for it, ten minutes at most.
-    waiting=(-o DPkg::Lock::Timeout=600)
-    apt-get "${waiting[@]}" update -qq
-    DEBIAN_FRONTEND=noninteractive apt-get "${waiting[@]}" install -y -qq --no-install-recommends "${missing[@]}"
+    "$(dirname "$0")/apt_install.sh" "${missing[@]}"
   else
     echo "These system packages are missing: ${missing[*]}" >&2
     echo "Install them (Debian, Ubuntu: sudo apt-get install ${missing[*]}), then run make again." >&2
