@@ -15,6 +15,7 @@ from nearfar.fallback_server.tenants import Limits, Tenant
 class ServerLimits:
     """Bounds of the whole server. Bytes, counts, seconds; `tokens` counts prompts and the answers they may get.
 
+    `send_buffer`: what the kernel keeps of a connection's answers; the less, the sooner a reader that is slow shows.
     `keep_alive`: a stream that has nothing to say for so long says a comment; 0: never. `fronts`: how many servers share
     the requests of the same keys, of which each grants its part of a key's limits.
     """
@@ -23,6 +24,7 @@ class ServerLimits:
     header_bytes: int = 32 << 10
     json_depth: int = 64
     connections: int = 1024
+    send_buffer: int = 256 << 10
     requests: int = 256
     tokens: int = 2 << 20
     header_timeout: float = 15.0

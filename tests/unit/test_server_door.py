@@ -216,6 +216,28 @@ def test_too_many_connections_are_told_so_and_probes_are_answered(server: Runnin
     assert get(server.port, "/v1/models", "x").startswith(b"HTTP/1.1 200")
 
 
+def test_two_fronts_grant_a_key_its_limits_together(server: RunningServer, tmp_path: Path) -> None:
+    """Two processes with the same keys file, as the chart starts them."""
+    keys = tmp_path / "keys.toml"
+    add_key(keys, Key("alice", hashed("secret"), requests_per_minute=6))
+    fronts = []
+    try:
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            fronts.append(Front(server, tmp_path / name, "--keys", str(keys), "--fronts", "2"))
+        body = {"model": MODEL, "prompt": "Hi", "max_tokens": 1}
+        statuses = [
+            httpx.post(f"{front.url}/v1/completions", json=body, headers={"Authorization": "Bearer secret"}, timeout=60).status_code
+            for _ in range(5)
+            for front in fronts
+        ]
+    finally:
+        for front in fronts:
+            front.close()
+    assert set(statuses) == {200, 429}
+    assert 6 <= statuses.count(200) <= 8  # a minute goes on while the test runs
+
+
 # Streams that have nothing to say
 
 
@@ -245,7 +267,8 @@ def test_a_silent_stream_shows_that_it_lives_and_readers_skip_that(server: Runni
     upstream = RunningServer(lambda: UpstreamEngine.connect([server.address], UpstreamOptions(probe_seconds=300)))
     try:
         with stalled(server, 1.2):
-            with httpx.stream("POST", f"{server.address}/v1/completions", json={**BODY, "stream": True}, timeout=60) as response:
+            body = {**BODY, "stream": True, "logprobs": 1}  # so each token is an event of its own, text or not
+            with httpx.stream("POST", f"{server.address}/v1/completions", json=body, timeout=60) as response:
                 lines = [line for line in response.iter_lines() if line]
             client = openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0, timeout=60)
             read = [chunk.choices[0].text for chunk in client.completions.create(**BODY, stream=True)]
@@ -258,7 +281,7 @@ def test_a_silent_stream_shows_that_it_lives_and_readers_skip_that(server: Runni
     comments = [index for index, line in enumerate(lines) if line.startswith(":")]
     first = next(index for index, line in enumerate(lines) if line.startswith("data:"))
     assert comments[0] < first  # while the prompt is computed
-    assert any(index > first for index in comments)
+    assert any(index > first for index in comments), lines
     assert lines[-1] == "data: [DONE]"
     assert "".join(read) == through == whole
     assert events[-1] == "[DONE]"
@@ -323,10 +346,9 @@ def test_slow_readers_take_neither_the_server_nor_its_memory(tmp_path: Path) -> 
             reader.join(60)
             assert answered == [200]
             deadline = time.monotonic() + 60
-            while server.connections > 1 and time.monotonic() < deadline:
+            admission, stats = server.app.state.service.admission, server.engine.stats
+            while (server.connections or admission.requests or stats().running) and time.monotonic() < deadline:
                 time.sleep(0.1)
-            assert server.connections <= 1
-            assert server.engine.stats().running == 0
-            assert server.app.state.service.admission.requests == 0
+            assert (server.connections, admission.requests, stats().running, stats().waiting) == (0, 0, 0, 0)
     finally:
         server.close()

@@ -266,7 +266,8 @@ def test_a_key_that_is_edited_under_a_stream_is_not_locked_out(house: House, mon
     with house.http("one") as http:
         body = house.endless()
         with http.stream("POST", "/v1/completions", json=body) as response:
-            next(response.iter_lines())
+            lines = response.iter_lines()
+            next(lines)
             house.file.write_text(good.replace("concurrent = 1", "concurrent = 1\nrequests_per_minute = 600"))
             assert code(house.complete("one", "Hi")) == "concurrent"
     for _ in range(500):
@@ -308,7 +309,8 @@ def test_what_is_refused_at_the_door_is_audited_and_counted(house: House) -> Non
     with house.http("one") as http:
         body = house.endless()
         with http.stream("POST", "/v1/completions", json=body) as response:
-            next(response.iter_lines())
+            lines = response.iter_lines()
+            next(lines)
             with house.http("one") as other:
                 refused = other.post("/v1/completions", json=body, headers={"X-Request-Id": "turned-away"})
     assert refused.status_code == 429
