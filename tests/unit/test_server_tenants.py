@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from nearfar.fallback_server.engines.base import Engine
+from nearfar.fallback_server.engines.base import Engine, EngineRequest, Prepared
 from nearfar.fallback_server.engines.local import TextOptions
 from nearfar.fallback_server.engines.opening import EngineOptions, open_engine
 from nearfar.fallback_server.http import keys as keys_module
@@ -338,6 +338,19 @@ def test_limits_of_one_of_several_fronts_are_its_part() -> None:
         ticket.leave()
     with pytest.raises(ApiError, match="a minute"):
         admission.enter(key)
+
+
+def test_what_waits_unread_in_memory_is_bounded_with_alternatives_too() -> None:
+    admission = Admission(ServerLimits(tokens=1000), lambda: 0.0)
+    plain, rich, other = (admission.enter(ANONYMOUS) for _ in range(3))
+    plain.charge(Prepared(EngineRequest("a", MODEL), (), 10, 50))
+    rich.charge(Prepared(EngineRequest("b", MODEL, logprobs=20), (), 10, 50))
+    assert admission.tokens == 50 + 16 * 50
+    with pytest.raises(ApiError, match="tokens under way"):
+        other.charge(Prepared(EngineRequest("c", MODEL, logprobs=5), (), 10, 50))
+    for ticket in (plain, rich, other):
+        ticket.leave()
+    assert admission.tokens == 0
 
 
 async def test_the_slot_of_a_stream_comes_back_if_nothing_of_it_can_be_sent(tmp_path: Path) -> None:
