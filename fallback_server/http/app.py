@@ -66,7 +66,7 @@ class JsonRoute(APIRoute):
 def create_app(engine: Engine, options: AppOptions | None = None) -> FastAPI:
     """The app over an engine. It does not close the engine."""
     options = options or AppOptions()
-    model = engine.models()[0].id
+    model = next((info.id for info in engine.models()), "")  # none yet: its servers are still to come
     service = Service(engine, Admission(options.limits), Metrics(model, engine.stats), options.tracer, options.audit)
 
     @asynccontextmanager

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
+from nearfar.errors import EngineError
 from nearfar.fallback_server.engines.base import Answers, Engine, EngineRequest, Piece, Prepared, TokenUsage
 from nearfar.fallback_server.http.errors import ApiError, Problem, problem_of
 from nearfar.fallback_server.http.keys import ANYONE, Key
@@ -47,7 +48,10 @@ def key_of(request: Request) -> Key:
 
 def check_model(service: Service, key: Key, model: str) -> None:
     """Refuse a model that is not here, or not for this key; both look the same."""
-    known = [info.id for info in service.engine.models() if key.allows(info.id)]
+    served = service.engine.models()
+    if not served:
+        raise EngineError("no model is there yet; try again later")
+    known = [info.id for info in served if key.allows(info.id)]
     if model not in known:
         raise ApiError(404, f"there is no model {model!r:.100}; there are {', '.join(known) or 'none for this key'}",
                        "model", "model_not_found")  # fmt: skip
