@@ -154,7 +154,7 @@ class Server:
         except TimeoutError as error:
             raise RemoteError(f"{self.root}: {error}", "timeout") from error
         except httpx.ConnectError as error:
-            raise RemoteError(f"{self.root} cannot be reached: {error or type(error).__name__}", "connection") from error
+            raise RemoteError(f"{self.root} cannot be reached: {type(error).__name__}: {error}", "connection") from error
         except (httpx.HTTPError, httpx.StreamError) as error:
             raise RemoteError(f"{self.root}: {type(error).__name__}: {error}", "cut") from error
         except (ValueError, RecursionError) as error:

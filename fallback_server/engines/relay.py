@@ -126,10 +126,10 @@ class Relay:
 
     async def _hang_up(self) -> None:
         self._stopped = True
-        if self._waiting is not None:
-            self._waiting.reschedule(asyncio.get_running_loop().time())
-        elif self._chunks is not None:
-            with suppress(RuntimeError):  # it is just being closed
+        with suppress(RuntimeError):  # it is just ending
+            if self._waiting is not None:
+                self._waiting.reschedule(asyncio.get_running_loop().time())
+            elif self._chunks is not None:
                 await self._chunks.aclose()
 
     def _can_continue(self) -> bool:

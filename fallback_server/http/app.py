@@ -66,8 +66,8 @@ class JsonRoute(APIRoute):
 def create_app(engine: Engine, options: AppOptions | None = None) -> FastAPI:
     """The app over an engine. It does not close the engine."""
     options = options or AppOptions()
-    model = next((info.id for info in engine.models()), "")  # none yet: its servers are still to come
-    service = Service(engine, Admission(options.limits), Metrics(model, engine.stats), options.tracer, options.audit)
+    metrics = Metrics(lambda: next((info.id for info in engine.models()), ""), engine.stats)
+    service = Service(engine, Admission(options.limits), metrics, options.tracer, options.audit)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

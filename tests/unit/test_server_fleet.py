@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -262,6 +263,8 @@ def test_a_front_starts_before_its_servers_and_finds_them() -> None:
             assert front.becomes_ready()
             assert [model["id"] for model in front.http.get("/v1/models").json()["data"]] == ["m"]
             assert front.text() == "Hi."
+            shown = front.http.get("/metrics").text
+            assert 'requests_total{model_name="m",outcome="ok"} 1.0' in shown, "the label is known with the model"
     finally:
         front.server.close()
 
@@ -289,6 +292,27 @@ def test_a_named_model_is_one_model(made: Make) -> None:
             assert b.posts() == []
         finally:
             server.close()
+
+
+async def test_a_reader_who_is_slow_costs_the_upstream_no_time() -> None:
+    """Only waiting for a token counts, not what its reader does between two of them."""
+
+    def steady(body: Json) -> Iterator[bytes]:
+        yield STREAM + said("a")
+        time.sleep(0.05)
+        yield said("b") + said(finish="stop") + DONE
+
+    with Cloud(chatting(completions=steady)) as cloud:
+        engine = await UpstreamEngine.connect([cloud.address], replace(OPTIONS, between_timeout=0.5, continues=False))
+        wanted = EngineRequest("1", "m", messages=tuple(CHAT["messages"]), body=CHAT)
+        relay = await engine.submit(await engine.prepare(wanted))
+        text = ""
+        async for piece in relay.pieces():
+            text += piece.text
+            await asyncio.sleep(0.7)
+        assert text == "ab"
+        await relay.aclose()
+        await engine.close()
 
 
 def endless(head: bytes, part: bytes) -> Callable[[Json], Iterable[bytes]]:
