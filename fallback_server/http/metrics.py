@@ -23,6 +23,8 @@ class Observer:
 
     def __init__(self, histogram: Histogram, model: Callable[[], str]) -> None:
         self._histogram, self._model = histogram, model
+        if name := model():
+            histogram.labels(name)  # seen before there is a value
 
     def observe(self, value: float) -> None:
         """Count a value."""
