@@ -26,10 +26,11 @@ class ToolChoice:
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """One call of the API, validated. Either `messages` (chat) or `prompts` (completions) is given.
+    """One call of the API, validated. Either `messages` (chat) or `prompts` (completions, embeddings) is given.
 
     `max_tokens` None: until the context is full. `body` is the call as it came, for engines that pass it on.
-    `tenant` is for whom it is answered: its salt keeps its prefixes apart from those of others.
+    `tenant` is for whom it is answered: its salt keeps its prefixes apart from those of others. `pooling`: vectors of the
+    prompts are wanted (Engine.embed), no answers.
     """
 
     id: str
@@ -50,6 +51,7 @@ class EngineRequest:
     echo: bool = False
     priority: int = 0
     tenant: Tenant = ANONYMOUS
+    pooling: Literal["mean", "last"] | None = None
     template: Mapping[str, Any] = field(default_factory=dict)
     continue_last: bool = False
     split_reasoning: bool = True
