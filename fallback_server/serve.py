@@ -175,11 +175,11 @@ async def _open(models: tuple[str, ...], options: ServeOptions) -> Engine:
 
 
 def _welcome(url: str, engine: Engine, keyed: bool) -> str:
-    model = engine.models()[0].id
+    model = next((info.id for info in engine.models()), "MODEL")
     key = " -H 'Authorization: Bearer KEY'" if keyed else ""
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
     return (
-        f"nearfar serves {model} at {url}  (Ctrl-C ends)\n"
+        f"nearfar serves {model if engine.models() else 'no model yet'} at {url}  (Ctrl-C ends)\n"
         f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
     )
 

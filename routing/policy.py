@@ -7,16 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from nearfar.errors import RequestError
+from nearfar.remote.breaker import BreakerOptions as BreakerOptions
 from nearfar.routing.types import MODES, Mode, Side, Unit
-
-
-@dataclass(frozen=True)
-class BreakerOptions:
-    """`failures` in a row open the circuit for `seconds`; each failed probe doubles them, up to `max_seconds`."""
-
-    failures: int = 3
-    seconds: float = 5.0
-    max_seconds: float = 300.0
 
 
 @dataclass(frozen=True)

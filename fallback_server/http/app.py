@@ -65,8 +65,8 @@ class JsonRoute(APIRoute):
 def create_app(engine: Engine, options: AppOptions | None = None) -> FastAPI:
     """The app over an engine. It does not close the engine."""
     options = options or AppOptions()
-    model = engine.models()[0].id
-    service = Service(engine, Admission(options.limits), Metrics(model, engine.stats), options.tracer, options.audit)
+    metrics = Metrics(lambda: next((info.id for info in engine.models()), ""), engine.stats)
+    service = Service(engine, Admission(options.limits), metrics, options.tracer, options.audit)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -13,6 +13,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from starlette.types import Scope
 
+from nearfar.errors import EngineError
 from nearfar.fallback_server.engines.base import Answers, Embeddings, Engine, EngineRequest, Piece, Prepared, TokenUsage
 from nearfar.fallback_server.http.embedding import EmbeddingShape
 from nearfar.fallback_server.http.errors import ApiError, Problem, problem_of
@@ -67,7 +68,10 @@ def _ticket_of(request: Request) -> Ticket:
 def _check_rights(service: Service, wanted: EngineRequest) -> None:
     """Refuse a model that is not here, or not for this key (both look the same), and more urgency than it may ask for."""
     tenant, model = wanted.tenant, wanted.model
-    known = [info.id for info in service.engine.models() if tenant.allows(info.id)]
+    served = service.engine.models()
+    if not served:
+        raise EngineError("no model is there yet; try again later")
+    known = [info.id for info in served if tenant.allows(info.id)]
     if model not in known:
         raise ApiError(404, f"there is no model {model!r:.100}; there are {', '.join(known) or 'none for this key'}",
                        "model", "model_not_found")  # fmt: skip

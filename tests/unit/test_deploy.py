@@ -27,7 +27,7 @@ ACTION = re.compile(r"\{\{-?\s*(.*?)\s*-?\}\}", re.DOTALL)
 
 def exported() -> dict[str, set[str]]:
     """Names of all series that the server exports, with their labels."""
-    metrics = Metrics("m", lambda: BackendStats(*([0] * 10)))
+    metrics = Metrics(lambda: "m", lambda: BackendStats(*([0] * 10)))
     metrics.finished("stop")
     metrics.outcome("ok")
     found: dict[str, set[str]] = {}

@@ -57,6 +57,11 @@ def serve(
         bool,
         _option("Engine", "--upstream-continues", "The upstream servers take continue_final_message (vLLM, nearfar)."),
     ] = UPSTREAM.continues,
+    upstream_salts: Annotated[
+        bool,
+        _option("Engine", "--upstream-salts/--no-upstream-salts",
+                "The upstream servers take cache_salt (vLLM, SGLang, nearfar): each key has a prompt cache of its own there."),
+    ] = UPSTREAM.salts,
     ray: Annotated[bool, _option("Ray", "--ray", "Run replicas of the engine on Ray Serve.")] = DEFAULTS.ray is not None,
     replicas: Annotated[
         str, _option("Ray", "--replicas", "How many; MIN:MAX scales with the requests under way.")
@@ -120,7 +125,7 @@ def serve(
     engines = replace(
         ENGINES, names=tuple(name or ()), device=device, dtype=dtype, threads=threads, kv_memory=kv_memory,
         max_running=max_running, text=replace(TEXT, reasoning=reasoning),
-        upstream=replace(UPSTREAM, continues=upstream_continues),
+        upstream=replace(UPSTREAM, continues=upstream_continues, salts=upstream_salts),
     )  # fmt: skip
     if fronts < 1:
         raise RequestError(f"--fronts must be at least 1, not {fronts}")
