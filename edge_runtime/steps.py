@@ -24,6 +24,9 @@ Array = npt.NDArray[Any]
 PROMPT_FLAG = 1 << 24
 """Bit of `counts` that marks a token of the prompt."""
 
+COLDEST = 1e-6
+"""The least temperature but 0: divided by less, a logit could pass what a float32 holds."""
+
 EVERY = 0xFFFFFFFF
 """Word of `allowed` that forbids nothing."""
 
@@ -203,7 +206,8 @@ class StepBuilder:
             feed = index if self._feed else -1
             ints[index] = request.sequence.slot, params.top_k, low, high, chunk.start + chunk.count, feed, 0, 0
             penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
-            floats[index] = params.temperature, params.top_p, params.min_p, *penalties, 0, 0
+            temperature = max(params.temperature, COLDEST) if params.temperature else 0.0
+            floats[index] = temperature, params.top_p, params.min_p, *penalties, 0, 0
             if work.sampler == "sample":
                 work.writes += self._slot_rows(request)
                 self._allowed(work, request)
