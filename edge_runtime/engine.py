@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakValueDictionary
@@ -16,7 +17,7 @@ from nearfar.edge_runtime.manifest import Manifest, Program
 from nearfar.edge_runtime.requests import Constraint, FinishReason, Request, RequestStats, TokenEvent, TopLogprob
 from nearfar.edge_runtime.sampling import SamplingParams
 from nearfar.edge_runtime.scheduler import Limits, Scheduler, Step
-from nearfar.edge_runtime.steps import Sampled, StepBuilder, StepWork, launch
+from nearfar.edge_runtime.steps import Done, Launched, Sampled, StepBuilder, StepWork, finish, launch
 from nearfar.errors import DeviceError, DeviceLost, NearfarError, RequestError
 
 if TYPE_CHECKING:
@@ -31,16 +32,10 @@ T = TypeVar("T")
 _Event = TokenEvent | Exception
 
 
-@dataclass(frozen=True)
-class _InFlight:
-    """A step that the device is computing, and how to wait for its tokens."""
-
-    step: Step
-    read: Callable[[], Sampled]
-
-
-_Turn = tuple[_InFlight | None, list[tuple[Step, Sampled]]]
+_Turn = tuple[Launched | None, list[Done]]
 """The step that is still in flight after a turn of the loop, and the steps that were read."""
+
+log = logging.getLogger(__name__)
 
 
 class Generation:
@@ -90,7 +85,11 @@ class Generation:
 class EngineCore:
     """Runs token ids through one executor. Text, templates and OpenAI's shapes are above it.
 
-    Everything but the executor's calls happens on the event loop; those happen in one worker thread, in order.
+    Everything but the calls of the executor and of constraints happens on the event loop; those happen in one worker thread,
+    in order. So a mask that takes its time holds up steps, but nobody else on the event loop.
+
+    A step that fails ends an *epoch*: nothing that it or its predecessors computed is found any more, the device is opened anew
+    before the next step (or, where it cannot be, every call is refused), and what is remembered of its buffers starts afresh.
     """
 
     def __init__(
@@ -105,8 +104,8 @@ class EngineCore:
     ) -> None:
         """Take over an executor. `pipelined`: queue a step before the tokens of the one before are read.
 
-        An executor that computes inside `run` gains nothing from that. `reopen`: makes another one like it, for when its
-        device is lost (DeviceLost); then requests go on where they were. Without it they fail.
+        An executor that computes inside `run` gains nothing from that. `reopen`: makes another one like it, for when this one
+        has failed; where its device is lost (DeviceLost), requests go on where they were. Without it the engine ends there.
         """
         self.executor = executor
         self.manifest = manifest
@@ -120,16 +119,22 @@ class EngineCore:
         self._new_builder = partial(StepBuilder, manifest, program, feed=pipelined)
         self._builder = self._new_builder()
         self._reopen = reopen
-        self._lost = False
+        self._failed: Exception | None = None  # what the executor raised; set and cleared in the worker thread
+        self._initialized = False  # whether the device has the initial writes of the builder; so too
         self._lost_in_a_row = 0
-        self.losses = 0
-        """How often the device was lost: what the cache held before is gone."""
+        self.epoch = 0
+        """How often a step has failed: what the cache held before is gone."""
         self._generations: WeakValueDictionary[int, Generation] = WeakValueDictionary()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="nearfar-executor")
         self._task: asyncio.Task[None] | None = None
         self._closed = False
         self.steps = 0
-        self._worker.submit(self._initialize).result()
+        try:
+            self._worker.submit(self._ready).result()
+        except BaseException:
+            self._worker.submit(executor.close)
+            self._worker.shutdown()
+            raise
 
     def generate(
         self, tokens: Seq[int], params: SamplingParams | None = None, constraint: Constraint | None = None, salt: str = ""
@@ -139,8 +144,7 @@ class EngineCore:
         It shares prefixes with requests of the same `salt` only: where one engine serves several who must not learn of
         each other.
         """
-        if self._closed:
-            raise DeviceError("the engine is closed; load the artifact again")
+        self._check_open()
         params = params or SamplingParams()
         self._check_tokens(tokens)
         params.check_vocabulary(self.manifest.model.vocab_size)
@@ -160,9 +164,13 @@ class EngineCore:
 
     async def on_device(self, call: Callable[[], T]) -> T:
         """Call the executor between two turns of the loop: after every step that is queued already, before any later one."""
-        if self._closed:
-            raise DeviceError("the engine is closed; load the artifact again")
-        return await self._in_worker(call)
+        self._check_open()
+
+        def ready() -> T:
+            self._ready()
+            return call()
+
+        return await self._in_worker(ready)
 
     def wake(self) -> None:
         """Start the loop if it stands still: a request has come, or pages that somebody held are back."""
@@ -177,30 +185,30 @@ class EngineCore:
         self._fail(DeviceError("the engine was closed while the request was running"))
         if self._task is not None and not self._task.done():
             await asyncio.wait([self._task])
-        await self._in_worker(self.executor.close)
-        self._worker.shutdown()
+        try:
+            await self._in_worker(self.executor.close)
+        finally:
+            self._worker.shutdown()
 
     async def _loop(self) -> None:
         """Run steps until there is nothing to do; where the device is lost on the way, go on with it opened anew."""
-        try:
-            while True:
-                try:
-                    if self._lost and self._reopen and not self._closed:
-                        await self._in_worker(partial(self._replace_executor, self._reopen))
-                        self._lost = False
-                    await self._steps()
+        while True:
+            try:
+                await self._steps()
+                return
+            except asyncio.CancelledError:
+                self._end_epoch()
+                self._fail(DeviceError("the event loop of the engine was stopped while the request was running"))
+                raise
+            except Exception as error:
+                self._end_epoch()
+                if not self._goes_on(error):
+                    self._fail(error)
                     return
-                except DeviceLost as error:
-                    self._forget_device(error)
-        except Exception as error:
-            self._fail(error)
-        except asyncio.CancelledError:
-            self._fail(DeviceError("the event loop of the engine was stopped while the request was running"))
-            raise
 
     async def _steps(self) -> None:
         """Schedule → step → sample → emit, until there is nothing to do."""
-        before: _InFlight | None = None
+        before: Launched | None = None
         while True:
             step = self.scheduler.schedule(before.step if before else None)
             work = self._builder.build(step) if step else None
@@ -210,55 +218,92 @@ class EngineCore:
             elif before is None:
                 return
             before, read = await self._in_worker(partial(self._turn, step, work, before))
-            for done, sampled in read:
+            for done in read:
                 self._lost_in_a_row = 0
-                self._emit(done, sampled)
+                self._emit(done)
 
-    def _forget_device(self, error: DeviceLost) -> None:
-        """What the device knew is gone: requests will be computed again from their tokens. Raises when that happens too often."""
-        self._lost = True
-        self.losses += 1
-        self._lost_in_a_row += 1
+    def _end_epoch(self) -> None:
+        """A step has failed: requests will be computed again from their tokens, or fail; nothing is known of the device."""
+        self.epoch += 1
         self.scheduler.restart()
         self._builder = self._new_builder()
+        self._initialized = False
+
+    def _goes_on(self, error: Exception) -> bool:
+        """Whether requests wait for the device to be opened anew, as they do where it was lost, but not too often in a row."""
+        if not isinstance(error, DeviceLost):
+            return False
+        self._lost_in_a_row += 1
         if self._reopen is None or self._lost_in_a_row > MOST_LOSSES:
             self._lost_in_a_row = 0
-            raise error
+            return False
+        return not self._closed
 
-    def _replace_executor(self, reopen: Callable[[], Executor]) -> None:
-        """Runs in the worker thread. Memory is given back before it is taken again."""
-        self.executor.close()
-        self.executor = reopen()
-        self._initialize()
+    def _ready(self) -> None:
+        """Runs in the worker thread, before other calls: a failed executor is replaced, a new one gets the initial writes."""
+        if self._failed is not None and self._reopen is not None:
+            # Memory is given back before it is taken again. What has failed may well fail to close.
+            try:
+                self.executor.close()
+            except Exception as error:
+                log.warning("the device that failed could not be closed: %s", error)
+            self.executor = self._reopen()
+            self._failed, self._initialized = None, False
+        if not self._initialized:
+            with self._guard():
+                for write in self._builder.initial():
+                    self.executor.write(write.buffer, write.data, write.row)
+            self._initialized = True
 
-    def _turn(self, step: Step | None, work: StepWork | None, before: _InFlight | None) -> _Turn:
+    def _turn(self, step: Step | None, work: StepWork | None, before: Launched | None) -> _Turn:
         """Queue the next step, then wait for the one before. Runs in the worker thread."""
-        flying = _InFlight(step, launch(self.executor, work)) if step and work else None
-        read = [(before.step, before.read())] if before else []
-        if flying and not self._pipelined:
-            read.append((flying.step, flying.read()))
-            flying = None
-        return flying, read
+        self._ready()
+        read: list[tuple[Launched, Sampled]] = []
+        with self._guard():
+            flying = launch(self.executor, step, work) if step and work else None
+            if before:
+                read.append((before, before.read()))
+            if flying and not self._pipelined:
+                read.append((flying, flying.read()))
+                flying = None
+        # Last, because constraints must not take note of tokens that a failure of the device would take back.
+        return flying, [finish(launched, sampled) for launched, sampled in read]
 
-    def _emit(self, step: Step, sampled: Sampled) -> None:
-        """Give each request of a step its token."""
-        for row, request in enumerate(step.sampled):
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        """Remember that the executor has failed: from then on it can only be closed."""
+        try:
+            yield
+        except Exception as error:
+            self._failed = error
+            raise
+
+    def _emit(self, done: Done) -> None:
+        """Publish what a step computed, and give each of its requests its token."""
+        sampled = done.step.sampled
+        for request in sampled:
+            if request.number in done.refused and not request.done:
+                self._refuse(request, done.refused[request.number])
+        self.scheduler.publish(done.step)
+        for row, request in enumerate(sampled):
             if request.done:
                 continue
-            token = int(sampled.tokens[row])
+            token = int(done.sampled.tokens[row])
             request.accept(token)
             self.scheduler.record(request)
-            finish = self._finish_reason(request, token)
+            reason = self._finish_reason(request, token)
             generation = self._generations.get(request.number)
-            if request.constraint is not None and not request.constraint.accept(token):
-                finish = finish or "stop"
-                if generation is not None:
-                    message = "the grammar allows no token here, or takes too long to follow; make it simpler"
-                    generation.put(RequestError(message, "response_format"))
-            elif generation is not None:
-                generation.put(_event(request, token, finish, sampled, row))
-            if finish or generation is None:
+            if generation is not None:
+                generation.put(_event(request, token, reason, done.sampled, row))
+            if reason or generation is None:
                 self.cancel(request)
+
+    def _refuse(self, request: Request, error: Exception) -> None:
+        """End one request with an error."""
+        generation = self._generations.get(request.number)
+        if generation is not None:
+            generation.put(error)
+        self.cancel(request)
 
     def _finish_reason(self, request: Request, token: int) -> FinishReason | None:
         if token in self.manifest.model.eos_token_ids and not request.params.ignore_eos:
@@ -284,9 +329,12 @@ class EngineCore:
                     f"token id {token} at position {position} is outside the vocabulary of {vocab} tokens", "prompt"
                 )
 
-    def _initialize(self) -> None:
-        for write in self._builder.initial():
-            self.executor.write(write.buffer, write.data, write.row)
+    def _check_open(self) -> None:
+        """Refuse where the engine has come to its end."""
+        if self._closed:
+            raise DeviceError("the engine is closed; load the artifact again")
+        if self._failed is not None and self._reopen is None:
+            raise DeviceError(f"the device has failed ({self._failed}), and the engine ended there; load the artifact again")
 
     async def _in_worker(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, call)

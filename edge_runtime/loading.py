@@ -38,7 +38,12 @@ def load(
     pages = plan_pages(manifest, program, kv_memory, found.max_pages(manifest, program), kv_bits, found.memory)
     context = min(manifest.model.context_length, pages * manifest.cache.page_size)
     reopen = partial(chosen.open, artifact, program, Settings(pages, context, threads, kv_bits, which, debug))
-    return EngineCore(reopen(), manifest, program, pages, pipelined=chosen.pipelined, reopen=reopen), codec
+    executor = reopen()
+    try:
+        return EngineCore(executor, manifest, program, pages, pipelined=chosen.pipelined, reopen=reopen), codec
+    except BaseException:
+        executor.close()
+        raise
 
 
 def _check_kv_bits(kv_bits: int | None, target: str, device: Device) -> None:

@@ -86,6 +86,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.preemptions = 0
         self._copies: list[Copy] = []  # page copies that the next step must make first
+        self._no_room: tuple[Request, int] | None = None  # who found no room, and what had been given back by then
 
     def add(self, request: Request) -> None:
         """Queue a request."""
@@ -113,7 +114,7 @@ class Scheduler:
         self._release(request)
 
     def restart(self) -> None:
-        """The device has lost the cache: running requests wait again, in their order, to be computed from the tokens known."""
+        """What the cache holds is void: running requests wait again, in their order, to be computed from the tokens known."""
         for request in reversed(self.running):
             self._release(request)
             request.queued = request.pending = 0
@@ -144,12 +145,18 @@ class Scheduler:
         return Step(self.limits.bucket(rows), tuple(chunks), len(before.sampled) if before else 0, copies)
 
     def queue(self, step: Step) -> None:
-        """The step is on its way to the device: its rows count as computed."""
+        """The step is on its way to the device: the next step is planned as if its rows were computed."""
         for chunk in step.chunks:
             if chunk is not None:
                 chunk.request.queued += chunk.count
                 chunk.request.pending += chunk.samples
                 self.record(chunk.request)
+
+    def publish(self, step: Step) -> None:
+        """The step has been read: others may start from the pages that it filled."""
+        for chunk in step.chunks:
+            if chunk is not None and chunk.request.sequence is not None:
+                self.table.publish(chunk.request.sequence, chunk.start + chunk.count)
 
     def record(self, request: Request) -> None:
         """Tell the cache the tokens that are known and queued."""
@@ -206,7 +213,10 @@ class Scheduler:
         rows = sum(r.remaining for r in wanted)
         while self.waiting and rows < self.limits.max_rows and len(self.running) < self.limits.max_logits:
             request = self.waiting[0]
-            if self._soon_cached(request) or not self._admit(request):
+            if self._no_room == (request, self.table.freed) or self._soon_cached(request):
+                break
+            if not self._admit(request):
+                self._no_room = request, self.table.freed
                 break
             self.waiting.popleft()
             self.running.append(request)
@@ -217,9 +227,11 @@ class Scheduler:
     def _soon_cached(self, request: Request) -> bool:
         """Whether a request being prefilled will leave a prefix that is worth waiting for."""
         for other in self.running:
-            done = len(other.sequence.tokens) if other.sequence else 0
-            shared = common_length(other.tokens, request.tokens)
-            if other.salt == request.salt and other.remaining > 1 and shared >= done + self.table.page_size:
+            enough = self.table.page_size + (other.sequence.computed if other.sequence else 0)
+            # First what costs nothing: comparing takes as long as the prompt.
+            if other.salt != request.salt or len(other.tokens) < enough:
+                continue
+            if common_length(other.tokens, request.tokens) >= enough:
                 return True
         return False
 
@@ -249,7 +261,8 @@ class Scheduler:
         best, shared = None, len(request.sequence.tokens)
         for other in self.running:
             if other.sequence is not None and other.salt == request.salt:
-                common = min(common_length(other.sequence.tokens, request.tokens), len(request.tokens) - 1)
+                common = common_length(other.sequence.tokens, request.tokens)
+                common = min(common, other.sequence.computed, len(request.tokens) - 1)
                 if common > shared:
                     best, shared = other.sequence, common
         if best is None:

@@ -12,17 +12,31 @@ import numpy.typing as npt
 from nearfar.edge_runtime.cache import Sequence
 from nearfar.edge_runtime.cache.sequences import Copy
 from nearfar.edge_runtime.manifest import Manifest, Program
-from nearfar.edge_runtime.requests import Request
+from nearfar.edge_runtime.requests import Constraint, Request
 from nearfar.edge_runtime.scheduler import Step
+from nearfar.errors import DeviceError, NearfarError, RequestError
 
 if TYPE_CHECKING:
     from nearfar.edge_runtime.executors.base import Executor
 
 Array = npt.NDArray[Any]
-Read = Callable[[], Array]
 
 PROMPT_FLAG = 1 << 24
 """Bit of `counts` that marks a token of the prompt."""
+
+COLDEST = 1e-6
+"""The least temperature but 0: divided by less, a logit could pass what a float32 holds."""
+
+EVERY = 0xFFFFFFFF
+"""Word of `allowed` that forbids nothing."""
+
+
+NO_TOKEN = "the grammar allows no token here, or takes too long to follow; make it simpler"
+
+NOT_FINITE = (
+    "the logits of this request are not finite numbers, so no token can be chosen: the model overflows in the precision that it "
+    "runs in. Load it with precision f32 (--precision f32); if it runs in f32 already, report the model and the prompt"
+)
 
 
 @dataclass(frozen=True)
@@ -34,13 +48,22 @@ class Write:
     row: int = 0
 
 
+@dataclass(frozen=True)
+class Mask:
+    """A constrained request whose tokens the constraint names when the step is launched, and its slot."""
+
+    request: Request
+    slot: int
+
+
 @dataclass
 class StepWork:
-    """All that the device is asked to do for one step, in order: copies, writes, runs."""
+    """All that the device is asked to do for one step, in order: copies, writes and masks, runs."""
 
     size: int
     copies: tuple[Copy, ...]
     writes: list[Write]
+    masks: list[Mask] = field(default_factory=list)
     sampler: Literal["greedy", "sample"] | None = None
     sampler_size: int = 0
     sampled: int = 0
@@ -49,12 +72,34 @@ class StepWork:
 
 @dataclass(frozen=True)
 class Sampled:
-    """What was sampled, a row a request."""
+    """What was sampled, a row a request. Token -1: no logit of the row was finite."""
 
     tokens: Array
     logprobs: Array | None = None
     top_ids: Array | None = None
     top_logprobs: Array | None = None
+
+
+Refused = dict[int, NearfarError]
+"""Why requests end at a step, by their number; the others of the step go on."""
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A step that the device is computing. `read` waits for its tokens."""
+
+    step: Step
+    read: Callable[[], Sampled]
+    refused: Refused
+
+
+@dataclass(frozen=True)
+class Done:
+    """A step that has been read. The tokens of `refused` requests mean nothing."""
+
+    step: Step
+    sampled: Sampled
+    refused: Refused
 
 
 @dataclass
@@ -76,6 +121,7 @@ class StepBuilder:
         self._slots = [_SlotState() for _ in range(manifest.cache.slots)]
         self._sizes = {name: sorted(f.size for f in buckets) for name, buckets in program.functions.items()}
         self._feed = feed
+        self._words = (manifest.model.vocab_size + 31) // 32
         rows = max(self._sizes["step"])
         self._written = {"slots": np.full(rows, -2, np.int32), "logit_rows": np.full(16, -2, np.int32)}
 
@@ -85,7 +131,7 @@ class StepBuilder:
         return [
             Write("logit_bias", np.zeros((slots, vocab), np.float32)),
             Write("counts", np.zeros((slots, vocab), np.int32)),
-            Write("allowed", np.full((slots, (vocab + 31) // 32), 0xFFFFFFFF, np.uint32)),
+            Write("allowed", np.full((slots, self._words), EVERY, np.uint32)),
         ]
 
     def build(self, step: Step) -> StepWork:
@@ -160,10 +206,11 @@ class StepBuilder:
             feed = index if self._feed else -1
             ints[index] = request.sequence.slot, params.top_k, low, high, chunk.start + chunk.count, feed, 0, 0
             penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
-            floats[index] = params.temperature, params.top_p, params.min_p, *penalties, 0, 0
+            temperature = max(params.temperature, COLDEST) if params.temperature else 0.0
+            floats[index] = temperature, params.top_p, params.min_p, *penalties, 0, 0
             if work.sampler == "sample":
                 work.writes += self._slot_rows(request)
-                work.writes += self._allowed(request)
+                self._allowed(work, request)
         work.writes.append(Write("sample_i32", ints))
         if work.sampler == "sample":
             work.writes.append(Write("sample_f32", floats))
@@ -189,36 +236,82 @@ class StepBuilder:
             writes.append(Write("counts", counts[None], sequence.slot))
         return writes
 
-    def _allowed(self, request: Request) -> list[Write]:
+    def _allowed(self, work: StepWork, request: Request) -> None:
         """The tokens that a request may take: of a constrained one at each step, of another once after it."""
         assert request.sequence is not None
         slot = request.sequence.slot
-        state, constraint = self._slots[slot], request.constraint
-        if constraint is None and not state.constrained:
-            return []
-        state.constrained = constraint is not None
-        words = (self._model.vocab_size + 31) // 32
-        row = np.full(words, 0xFFFFFFFF, np.uint32) if constraint is None else constraint.allowed()
-        return [Write("allowed", row.reshape(1, words), slot)]
+        state = self._slots[slot]
+        if request.constraint is not None:
+            work.masks.append(Mask(request, slot))
+        elif state.constrained:
+            work.writes.append(Write("allowed", np.full((1, self._words), EVERY, np.uint32), slot))
+        state.constrained = request.constraint is not None
 
     def _size(self, function: str, rows: int) -> int:
         return next(size for size in self._sizes[function] if size >= rows)
 
 
-def launch(executor: Executor, work: StepWork) -> Callable[[], Sampled]:
-    """Enqueue a step; returns what waits for it and reads its tokens."""
+def launch(executor: Executor, step: Step, work: StepWork) -> Launched:
+    """Enqueue a step. A constraint that fails ends its own request; what the executor raises ends the epoch."""
     for source, target in work.copies:
         executor.copy_page(source, target)
     for write in work.writes:
         executor.write(write.buffer, write.data, write.row)
+    refused: Refused = {}
+    for mask in work.masks:
+        row = _allowed(mask.request, refused)
+        if row is not None:
+            executor.write("allowed", row[None], mask.slot)
     executor.run("step", work.size)
     if work.sampler is not None:
         executor.run(work.sampler, work.sampler_size)
     # Read even where nothing was sampled, so that no more than two steps are ever under way.
     tokens = executor.fetch("sampled", max(work.sampled, 1))
     if not work.logprobs_size:
-        return lambda: Sampled(tokens())
+        return Launched(step, lambda: Sampled(tokens()), refused)
     executor.run("logprobs", work.logprobs_size)
     chosen = executor.fetch("logprob", work.sampled)
     ids, values = executor.fetch("top_ids", work.sampled), executor.fetch("top_logprobs", work.sampled)
-    return lambda: Sampled(tokens(), chosen(), ids(), values())
+    return Launched(step, lambda: Sampled(tokens(), chosen(), ids(), values()), refused)
+
+
+def finish(launched: Launched, sampled: Sampled) -> Done:
+    """What came of a step: constraints take note of their tokens, and requests without a token are refused."""
+    refused = dict(launched.refused)
+    for row, request in enumerate(launched.step.sampled):
+        if request.done or request.number in refused:
+            continue
+        token = int(sampled.tokens[row])
+        if token < 0:
+            refused[request.number] = DeviceError(NOT_FINITE)
+        elif request.constraint is not None:
+            _accept(request, request.constraint, token, refused)
+    return Done(launched.step, sampled, refused)
+
+
+def _allowed(request: Request, refused: Refused) -> Array | None:
+    """uint32 [(vocab_size+31)//32]: the tokens that may come next. None where the constraint names none, or fails."""
+    assert request.constraint is not None
+    try:
+        row = request.constraint.allowed()
+    except Exception as error:
+        refused[request.number] = _grammar_failed(error)
+        return None
+    if not row.any():
+        refused[request.number] = RequestError(NO_TOKEN, "response_format")
+        return None
+    return row
+
+
+def _accept(request: Request, constraint: Constraint, token: int, refused: Refused) -> None:
+    try:
+        if not constraint.accept(token):
+            refused[request.number] = RequestError(NO_TOKEN, "response_format")
+    except Exception as error:
+        refused[request.number] = _grammar_failed(error)
+
+
+def _grammar_failed(error: Exception) -> NearfarError:
+    if isinstance(error, NearfarError):
+        return error
+    return RequestError(f"the grammar failed ({type(error).__name__}: {error}); make it simpler", "response_format")

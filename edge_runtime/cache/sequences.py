@@ -20,14 +20,15 @@ NO_SLOT = -1
 class Sequence:
     """Tokens whose keys and values are in the cache (or will be, once the steps already queued have run).
 
-    `pages` covers at least `tokens`; pages beyond are reserved for what comes next. Only sequences with the same `salt`
-    share prefixes.
+    `pages` covers at least `tokens`; pages beyond are reserved for what comes next. The first `computed` tokens are known to be
+    in the cache: others may share them, and their full pages are in the prefix index. Only sequences with the same `salt` share.
     """
 
     slot: int
     tokens: list[int] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
     salt: str = ""
+    computed: int = 0
 
 
 class SequenceTable:
@@ -41,6 +42,8 @@ class SequenceTable:
         self.allocator = PageAllocator(pages)
         self.index = PrefixIndex(page_size)
         self.sequences: dict[int, Sequence] = {}
+        self.freed = 0
+        """How often a page or a slot has been given back: while it stays the same, what found no room finds none now."""
         self._slots = slots
 
     @property
@@ -78,7 +81,8 @@ class SequenceTable:
         pages = self.index.lookup(tokens, len(tokens) // self.page_size)
         for page in pages:
             self._hold(page)
-        return Sequence(NO_SLOT, list(tokens[: len(pages) * self.page_size]), pages)
+        cached = len(pages) * self.page_size
+        return Sequence(NO_SLOT, list(tokens[:cached]), pages, computed=cached)
 
     def reserve(self, sequence: Sequence, length: int) -> list[Copy] | None:
         """Make the positions from the end of the sequence up to `length` writable.
@@ -100,27 +104,33 @@ class SequenceTable:
         return copies
 
     def append(self, sequence: Sequence, tokens: Iterable[int]) -> None:
-        """Record tokens in reserved positions. Pages that became full enter the prefix index.
-
-        Where the index knows a page with the same content, the sequence takes that page and gives its own back.
-        """
-        first = len(sequence.tokens) // self.page_size
+        """Record tokens in reserved positions. Nobody else finds them before they are published."""
         new = list(tokens)
         if len(sequence.tokens) + len(new) > len(sequence.pages) * self.page_size:
             raise ValueError(f"{len(new)} tokens do not fit {len(sequence.pages)} pages: reserve before append")
         sequence.tokens.extend(new)
-        for index in range(first, len(sequence.tokens) // self.page_size):
+
+    def publish(self, sequence: Sequence, length: int) -> None:
+        """The device has computed the first `length` tokens: their full pages enter the prefix index.
+
+        Where the index knows a page with the same content, the sequence takes that page and gives its own back.
+        """
+        first, sequence.computed = sequence.computed, max(sequence.computed, min(length, len(sequence.tokens)))
+        for index in range(first // self.page_size, sequence.computed // self.page_size):
             self._publish(sequence, index)
 
     def fork(self, sequence: Sequence) -> Sequence | None:
-        """A second sequence with the same tokens, sharing all their pages. None when no slot is free."""
+        """A second sequence with the computed tokens, sharing all their pages. None when no slot is free.
+
+        A page that is not published yet may still be replaced by another with the same content: nobody else may hold it.
+        """
         slot = self._free_slot()
         if slot is None:
             return None
-        pages = sequence.pages[: self.pages_for(len(sequence.tokens))]
+        pages = sequence.pages[: self.pages_for(sequence.computed)]
         for page in pages:
             self._hold(page)
-        return self._add(slot, list(sequence.tokens), pages, sequence.salt)
+        return self._add(slot, sequence.tokens[: sequence.computed], pages, sequence.salt)
 
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Keep the first `length` tokens; give back the pages beyond them, last first."""
@@ -130,12 +140,14 @@ class SequenceTable:
         keep = self.pages_for(length)
         while len(sequence.pages) > keep:
             self._drop(sequence.pages.pop())
+        sequence.computed = min(sequence.computed, length)
 
     def release(self, sequence: Sequence) -> None:
-        """Close the sequence. Its full pages stay in the prefix index until they are evicted."""
+        """Close the sequence. Its published pages stay in the prefix index until they are evicted."""
         while sequence.pages:
             self._drop(sequence.pages.pop())
         del self.sequences[sequence.slot]
+        self.freed += 1
 
     def clear(self) -> int:
         """Evict every idle page; returns how many."""
@@ -153,7 +165,7 @@ class SequenceTable:
         return next((slot for slot in range(self._slots) if slot not in self.sequences), None)
 
     def _add(self, slot: int, tokens: list[int], pages: list[int], salt: str) -> Sequence:
-        sequence = self.sequences[slot] = Sequence(slot, tokens, pages, salt)
+        sequence = self.sequences[slot] = Sequence(slot, tokens, pages, salt, len(tokens))
         return sequence
 
     def _shared_tail(self, sequence: Sequence, length: int) -> int | None:
@@ -186,6 +198,7 @@ class SequenceTable:
     def _drop(self, page: int) -> None:
         if self.allocator.release(page):
             return
+        self.freed += 1
         if page in self.index:
             self.index.park(page)
         else:

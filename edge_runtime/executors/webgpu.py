@@ -7,7 +7,8 @@ Pipelines and bind groups are made at the first use of a bucket and kept, so a r
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from nearfar.edge_runtime.executors.memory import check_pages, rope_table
 from nearfar.edge_runtime.executors.webgpu_device import open_device, require_wgpu
-from nearfar.errors import ArtifactError, DeviceError
+from nearfar.errors import ArtifactError, DeviceError, DeviceLost, NearfarError
 
 Array = npt.NDArray[np.generic]
 MAX_GRID_X = 65535
@@ -87,18 +88,19 @@ class WebGpuExecutor:
         self._uniforms: dict[int, Any] = {}
         self._staging: dict[int, list[Any]] = {}
         try:
-            self._load_weights(manifest["weights"])
-            for i, count in enumerate(program["workspace"]):
-                self._reserve(f"workspace:{i}", (int(count),), np.dtype("uint8"))
-            for name, (shape, dtype) in shapes.items():
-                self._reserve(f"buffer:{name}", shape, dtype)
-            self._page = self._create(max((self._kv(0, "k").row_bytes if pages else 4), 4))
-        except Exception as error:
+            with self._guard(f"loading weights and a cache of {pages} pages"):
+                self._load_weights(manifest["weights"])
+                for i, count in enumerate(program["workspace"]):
+                    self._reserve(f"workspace:{i}", (int(count),), np.dtype("uint8"))
+                for name, (shape, dtype) in shapes.items():
+                    self._reserve(f"buffer:{name}", shape, dtype)
+                self._page = self._create(max((self._kv(0, "k").row_bytes if pages else 4), 4))
+                rope = manifest["rope"]
+                table = rope_table(self._read_weight(manifest["weights"], rope["inv_freq"]), float(rope["scale"]), context)
+                self.write("rope", table)
+        except BaseException:
             self.close()
-            raise DeviceError(f"the device has no room for weights and cache of {pages} pages: {error}") from error
-        rope = manifest["rope"]
-        table = rope_table(self._read_weight(manifest["weights"], rope["inv_freq"]), float(rope["scale"]), context)
-        self.write("rope", table)
+            raise
 
     def write(self, buffer: str, data: Array, row: int = 0) -> None:
         """See Executor.write."""
@@ -112,19 +114,21 @@ class WebGpuExecutor:
                 f"{data.dtype}{list(data.shape)} at row {row} does not fit {buffer}, {memory.dtype}{list(memory.shape)}"
             )
         if data.size:
-            self._device.queue.write_buffer(memory.buffer, row * memory.row_bytes, np.ascontiguousarray(data))
+            with self._guard(f"writing {buffer}"):
+                self._device.queue.write_buffer(memory.buffer, row * memory.row_bytes, np.ascontiguousarray(data))
 
     def run(self, function: str, size: int) -> None:
         """See Executor.run."""
-        plan = self._plans.get((function, size)) or self._prepare(function, size)
-        encoder = self._device.create_command_encoder()
-        compute = encoder.begin_compute_pass()
-        for dispatch in plan:
-            compute.set_pipeline(dispatch.pipeline)
-            compute.set_bind_group(0, dispatch.group)
-            compute.dispatch_workgroups(*dispatch.grid)
-        compute.end()
-        self._submit(encoder)
+        with self._guard(f"running {function} of size {size}"):
+            plan = self._plans.get((function, size)) or self._prepare(function, size)
+            encoder = self._device.create_command_encoder()
+            compute = encoder.begin_compute_pass()
+            for dispatch in plan:
+                compute.set_pipeline(dispatch.pipeline)
+                compute.set_bind_group(0, dispatch.group)
+                compute.dispatch_workgroups(*dispatch.grid)
+            compute.end()
+            self._submit(encoder)
 
     def fetch(self, buffer: str, rows: int) -> Callable[[], Array]:
         """See Executor.fetch."""
@@ -133,13 +137,15 @@ class WebGpuExecutor:
         count = rows * memory.row_bytes
         padded = -(-count // 4) * 4
         pool = self._staging.setdefault(padded, [])
-        staging = pool.pop() if pool else self._create_staging(padded)
-        encoder = self._device.create_command_encoder()
-        encoder.copy_buffer_to_buffer(memory.buffer, 0, staging, 0, padded)
-        self._submit(encoder)
+        with self._guard(f"fetching {buffer}"):
+            staging = pool.pop() if pool else self._create_staging(padded)
+            encoder = self._device.create_command_encoder()
+            encoder.copy_buffer_to_buffer(memory.buffer, 0, staging, 0, padded)
+            self._submit(encoder)
 
         def wait() -> Array:
-            data = self._mapped(staging, count).view(memory.dtype).reshape(rows, *memory.shape[1:])
+            with self._guard(f"waiting for {buffer}"):
+                data = self._mapped(staging, count).view(memory.dtype).reshape(rows, *memory.shape[1:])
             pool.append(staging)
             return data
 
@@ -147,37 +153,32 @@ class WebGpuExecutor:
 
     def copy_page(self, source: int, target: int) -> None:
         """See Executor.copy_page. Through a buffer between, since WebGPU copies no buffer onto itself."""
-        encoder = self._device.create_command_encoder()
-        for layer in range(self._layers):
-            for part in ("k", "v"):
-                cache = self._kv(layer, part)
-                count = cache.row_bytes
-                encoder.copy_buffer_to_buffer(cache.buffer, source * count, self._page, 0, count)
-                encoder.copy_buffer_to_buffer(self._page, 0, cache.buffer, target * count, count)
-        self._submit(encoder)
+        with self._guard("copying a page"):
+            encoder = self._device.create_command_encoder()
+            for layer in range(self._layers):
+                for part in ("k", "v"):
+                    cache = self._kv(layer, part)
+                    count = cache.row_bytes
+                    encoder.copy_buffer_to_buffer(cache.buffer, source * count, self._page, 0, count)
+                    encoder.copy_buffer_to_buffer(self._page, 0, cache.buffer, target * count, count)
+            self._submit(encoder)
 
     def read_pages(self, pages: Sequence[int]) -> dict[str, Array]:
         """See Executor.read_pages."""
         content: dict[str, Array] = {}
         for name, cache in self._caches().items():
-            count = cache.row_bytes
-            staging = self._create_staging(count * len(pages))
-            encoder = self._device.create_command_encoder()
-            for index, page in enumerate(pages):
-                encoder.copy_buffer_to_buffer(cache.buffer, page * count, staging, index * count, count)
-            self._submit(encoder)
-            raw = self._mapped(staging, count * len(pages))
-            content[name] = raw.view(cache.dtype).reshape(len(pages), *cache.shape[1:])
-            self._destroy(staging)
+            with self._guard("reading pages"):
+                content[name] = self._read_cache(cache, pages)
         return content
 
     def write_pages(self, pages: Sequence[int], content: Mapping[str, Array]) -> None:
         """See Executor.write_pages."""
         caches = self._caches()
         check_pages(content, {name: ((len(pages), *cache.shape[1:]), cache.dtype) for name, cache in caches.items()})
-        for name, cache in caches.items():
-            for page, data in zip(pages, content[name], strict=True):
-                self._device.queue.write_buffer(cache.buffer, page * cache.row_bytes, np.ascontiguousarray(data))
+        with self._guard("writing pages"):
+            for name, cache in caches.items():
+                for page, data in zip(pages, content[name], strict=True):
+                    self._device.queue.write_buffer(cache.buffer, page * cache.row_bytes, np.ascontiguousarray(data))
 
     def memory_used(self) -> int:
         """See Executor.memory_used."""
@@ -199,11 +200,38 @@ class WebGpuExecutor:
         self._held = 0
         self._device.destroy()
 
-    def _submit(self, encoder: Any) -> None:
+    @contextmanager
+    def _guard(self, doing: str) -> Iterator[None]:
+        """Turn what wgpu raises into our errors: DeviceLost where the device is gone, so that the engine opens it anew."""
         try:
-            self._device.queue.submit([encoder.finish()])
+            yield
+        except NearfarError:
+            raise
         except Exception as error:
-            raise DeviceError(f"the device refused the work: {error}") from error
+            if self._is_lost(error):
+                raise DeviceLost(
+                    f"the WebGPU device was lost while {doing}: the driver reset it, after a fault or because a step took too "
+                    "long. If it happens again, update the driver, or choose another device (nearfar devices lists them)"
+                ) from error
+            if isinstance(error, self._wgpu.GPUOutOfMemoryError):
+                raise DeviceError(
+                    f"the WebGPU device has no room while {doing}, with {self._held:,} bytes held. Give the cache less "
+                    "(--kv-memory), close other programs that use the device, or take a smaller model"
+                ) from error
+            raise DeviceError(f"the WebGPU device failed while {doing}: {type(error).__name__}: {error}") from error
+
+    def _is_lost(self, error: Exception) -> bool:
+        """Whether the device is gone. wgpu-py (0.32) has no error class and no `device.lost` for that, only wgpu-native's words."""
+        if not isinstance(error, self._wgpu.GPUError | RuntimeError):
+            return False
+        try:
+            self._device.create_command_encoder().finish()
+        except Exception as found:
+            return "lost" in str(found)
+        return "device is lost" in str(error)
+
+    def _submit(self, encoder: Any) -> None:
+        self._device.queue.submit([encoder.finish()])
 
     def _create_staging(self, count: int) -> Any:
         usage = self._wgpu.BufferUsage
@@ -211,10 +239,7 @@ class WebGpuExecutor:
 
     def _mapped(self, staging: Any, count: int) -> npt.NDArray[np.uint8]:
         """Wait for the first `count` bytes of a staging buffer, and copy them."""
-        try:
-            staging.map_sync(self._wgpu.MapMode.READ)
-        except Exception as error:
-            raise DeviceError(f"the device was lost: {error}") from error
+        staging.map_sync(self._wgpu.MapMode.READ)
         data = np.frombuffer(staging.read_mapped(), np.uint8)[:count].copy()
         staging.unmap()
         return data
@@ -222,6 +247,18 @@ class WebGpuExecutor:
     def _destroy(self, buffer: Any) -> None:
         self._held -= buffer.size
         buffer.destroy()
+
+    def _read_cache(self, cache: Memory, pages: Sequence[int]) -> Array:
+        """Copies of pages of keys or values, [len(pages), kv_heads, page_size, head_dim]."""
+        count = cache.row_bytes
+        staging = self._create_staging(count * len(pages))
+        encoder = self._device.create_command_encoder()
+        for index, page in enumerate(pages):
+            encoder.copy_buffer_to_buffer(cache.buffer, page * count, staging, index * count, count)
+        self._submit(encoder)
+        raw = self._mapped(staging, count * len(pages))
+        self._destroy(staging)
+        return raw.view(cache.dtype).reshape(len(pages), *cache.shape[1:])
 
     def _caches(self) -> dict[str, Memory]:
         """Keys and values of all layers, as `read_pages` names them."""
@@ -310,15 +347,13 @@ class WebGpuExecutor:
     def _pipeline(self, name: str, kernel: Mapping[str, Any]) -> Any:
         if name not in self._pipelines:
             layout = self._device.create_pipeline_layout(bind_group_layouts=[self._layout(tuple(kernel["access"]))])
-            try:
+            with self._guard(f"compiling kernel {name}"):
                 module = self._device.create_shader_module(
                     code=(self._root / kernel["file"]).read_text(encoding="utf-8")
                 )
                 self._pipelines[name] = self._device.create_compute_pipeline(
                     layout=layout, compute={"module": module, "entry_point": kernel["entry"]}
                 )
-            except Exception as error:
-                raise DeviceError(f"the device does not take kernel {name}: {error}") from error
         return self._pipelines[name]
 
 
@@ -333,10 +368,9 @@ def _pieces(root: Path, weights: Mapping[str, Any], offset: int, count: int) -> 
     while count > 0:
         index, start = divmod(offset, size)
         shard = root / weights["shards"][index]["file"]
-        mapped = np.memmap(shard, np.uint8, "r")
-        piece = mapped[start : start + count]
-        if not len(piece):
-            raise ArtifactError(f"{shard} is truncated: copy or build the artifact again")
+        if not shard.is_file() or shard.stat().st_size <= start:
+            raise ArtifactError(f"{shard} is truncated or missing: copy or build the artifact again")
+        piece = np.memmap(shard, np.uint8, "r")[start : start + count]
         out.append(piece)
         offset, count = offset + len(piece), count - len(piece)
     return out

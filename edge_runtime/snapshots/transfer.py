@@ -37,7 +37,7 @@ async def capture(core: EngineCore, tokens: Seq[int]) -> dict[str, Array]:
     By the names of Executor.read_pages, each [kv_heads, tokens, …].
     """
     table = core.scheduler.table
-    losses = core.losses
+    epoch = core.epoch
     sequence = await _resident(core, tokens)
     try:
         layout = await core.on_device(lambda: core.executor.read_pages(sequence.pages[:1]))
@@ -47,7 +47,7 @@ async def capture(core: EngineCore, tokens: Seq[int]) -> dict[str, Array]:
         step = _pages_at_once(layout)
         for start in range(0, len(sequence.pages), step):
             await core.on_device(_reader(core, sequence.pages[start : start + step], whole, start * table.page_size))
-            _check_device(core, losses)
+            _check_epoch(core, epoch)
         return whole
     finally:
         table.truncate(sequence, 0)
@@ -65,7 +65,7 @@ async def restore(core: EngineCore, tokens: Seq[int], tensors: Mapping[str, Arra
     await asyncio.to_thread(check_layout, layout, tensors, len(tokens), core.manifest.model.head_dim)
     tokens = tokens[: len(tokens) // size * size]
     _check_room(core, len(tokens))
-    losses = core.losses
+    epoch = core.epoch
     sequence = table.borrow(tokens)
     try:
         if table.reserve(sequence, len(tokens)) is None:
@@ -78,8 +78,9 @@ async def restore(core: EngineCore, tokens: Seq[int], tensors: Mapping[str, Arra
         for start in range(len(sequence.tokens) // size, len(sequence.pages), step):
             pages = sequence.pages[start : start + step]
             await core.on_device(_writer(core, pages, layout, tensors, start * size))
-            _check_device(core, losses)
+            _check_epoch(core, epoch)
             table.append(sequence, tokens[start * size : (start + len(pages)) * size])
+            table.publish(sequence, len(sequence.tokens))
     finally:
         table.truncate(sequence, 0)
         core.wake()
@@ -130,10 +131,10 @@ def _layers(content: Mapping[str, Array]) -> int:
     return len({name.split(".")[1] for name in content if name.startswith("layers.")})
 
 
-def _check_device(core: EngineCore, losses: int) -> None:
-    """Whether the pages written or found since the device had been lost so often still hold what they did."""
-    if core.losses != losses:
-        raise DeviceLost("the device was lost while a snapshot was being copied, and opened anew: save or load it again")
+def _check_epoch(core: EngineCore, epoch: int) -> None:
+    """Whether the pages written or found in this epoch of the engine still hold what they did."""
+    if core.epoch != epoch:
+        raise DeviceLost("the device failed or was lost while a snapshot was being copied: save or load it again")
 
 
 def _check_room(core: EngineCore, tokens: int) -> None:

@@ -30,6 +30,10 @@ from nearfar.fallback_server.torch_engine.process import WorkerProcess
 from nearfar.fallback_server.torch_engine.requests import MAX_PRIORITY, check_tokens, checked
 
 SILENCE = 3.0  # seconds without a word after which the engine is not called alive
+NOT_FINITE = (
+    "the logits of this request are not finite numbers, so no token can be chosen: the model overflows in the type that it "
+    "computes in. Serve it with --dtype float32; if it runs so already, report the model and the prompt"
+)
 STARTS = 3  # failed starts in a row after which those who wait are told
 SUMMED = ("prefix_hits", "prefix_queries", "preemptions", "generated_tokens", "prompt_tokens", "steps")
 
@@ -274,7 +278,7 @@ class TorchBackend:
             case Stepped(events, counters):
                 self._counters = counters
                 for request_id, event in events:
-                    self._put(request_id, event)
+                    self._put(request_id, EngineError(NOT_FINITE) if event.finish == "abort" else event)
                 if events:
                     self._last_token = time.monotonic()
             case Refused(request_id, text, param):

@@ -97,7 +97,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Stepped:
-    """The events of one step."""
+    """The events of one step. One that ends with "abort" has no token, because the logits of its request are not finite."""
 
     events: tuple[tuple[str, TokenEvent], ...]
     counters: Counters

@@ -162,6 +162,7 @@ class Scheduler:
         before = list(sequence.pages)
         work.computed += count
         self.table.append(sequence, work.tokens[start : work.computed])
+        self.table.publish(sequence, work.computed)
         held = self.table.pages_for(work.computed)
         known = frozenset(i for i in range(held) if sequence.pages[i] != before[i])
         return Chunk(work, start, count, work.remaining == 0, tuple(sequence.pages[:held]), known)

@@ -472,6 +472,20 @@ def test_a_matmul_of_the_model(m: int, precision: str) -> None:
     assert np.abs(got - want).max() < (2e-5 if precision == "f32" else 1e-3) * np.abs(want).max()
 
 
+@pytest.mark.parametrize("m", [1, 64])
+def test_float16_stores_saturate(m: int) -> None:
+    """As in WGSL: beyond 65,504 there is no infinity, and a NaN stays one."""
+    matrix = Matrix(64, 64, 16)
+    dense = RNG.standard_normal((64, 64)).astype(np.float16).astype(np.float32)
+    (part,) = KERNELS.pack(matrix, dense)
+    x = np.full((m, 64), 1e6, np.float32)
+    arrays = {"x": x, "w0": part, "out": np.zeros((m, 64), np.float16)}
+    want = np.clip(x @ dense.T, -65504, 65504)
+    assert (vulkan_run.run(KERNELS.linear(Linear(m, matrix, "float32", "float16")), arrays)["out"] == want).all()
+    x[0, 5] = NAN
+    assert np.isnan(vulkan_run.run(KERNELS.linear(Linear(m, matrix, "float32", "float16")), arrays)["out"][0]).all()
+
+
 def test_attention_in_two_stages() -> None:
     job = Attention(1, 4, 2, 16, 16, 2, 20, "float16", "float16", 0.25)
     table = RNG.permutation(40).astype(np.int32).reshape(2, 20)

@@ -169,11 +169,11 @@ def test_an_engine_goes_on_where_its_device_was_lost(artifact: Artifact) -> None
     lose(first, 12)
     with engine(artifact, first, reopen=reopen) as made:
         assert ask(made) == expected
-        assert (made.asynchronous.core.losses, len(opened)) == (1, 1)
+        assert (made.asynchronous.core.epoch, len(opened)) == (1, 1)
         assert first.memory_used() == 0, "what was lost is freed"
         lose(opened[0], 0)
         assert ask(made) == expected, "lost at the first submit, and again in the middle"
-        assert (made.asynchronous.core.losses, len(opened)) == (3, 3)
+        assert (made.asynchronous.core.epoch, len(opened)) == (3, 3)
 
 
 def test_without_recovery_the_error_names_the_device(artifact: Artifact) -> None:
@@ -191,7 +191,7 @@ def test_loading_recovers_by_itself(lab: Lab) -> None:
         expected = greedy(made, [1, 9, 8], 12)
         lose(executor(made), 3)  # type: ignore[arg-type]
         assert greedy(made, [1, 9, 8], 12) == expected
-        assert made.asynchronous.core.losses == 1
+        assert made.asynchronous.core.epoch == 1
 
 
 def test_the_validation_layer_finds_nothing(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:

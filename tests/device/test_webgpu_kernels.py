@@ -107,6 +107,35 @@ def test_linear_variants(variant, m, precision):
     check_linear(jobs[variant], precision)
 
 
+@pytest.mark.parametrize("variant", ["plain", "gated"])
+@pytest.mark.parametrize("m", [1, 64])
+def test_float16_stores_saturate(m, variant):
+    """A product beyond 65,504 is stored as that, not as an infinity, which would make NaN of what follows; a NaN stays one."""
+    matrix, gated = Matrix(64, 64, 16), variant == "gated"
+    tensor, values = weights(matrix)
+    x = RNG.standard_normal((m, 64)).astype(np.float32) * 1e5
+    x[0, 3] = np.nan
+    columns = 32 if gated else 64
+    out = np.zeros((m, columns), np.float16)
+    arrays = {**packed(matrix, tensor), "x": x, "out": out}
+    got = harness.run(KERNELS.linear(Linear(m, matrix, "float32", "float16", gated=gated)), "f16", arrays)["out"]
+    want = x.astype(np.float64) @ values.T
+    if gated:
+        with np.errstate(over="ignore"):
+            want = want[:, :32] / (1 + np.exp(-want[:, :32])) * want[:, 32:]
+    assert np.isnan(got[0]).all()
+    assert not np.isinf(got).any()
+    beyond = np.abs(want[1:]) > 7e4
+    assert beyond.mean() > 0.3 or m == 1
+    assert (got[1:][beyond] == np.copysign(65504.0, want[1:][beyond])).all()
+    inside = np.abs(want[1:]) < 6e4
+    assert np.abs(got[1:][inside] - want[1:][inside]).max(initial=0) < 100
+    arrays["x"], arrays["out"] = np.full((m, 64), 1e6, np.float32), out
+    got = harness.run(KERNELS.linear(Linear(m, matrix, "float32", "float16", gated=gated)), "f16", arrays)["out"]
+    assert (np.abs(got) <= 65504).all()
+    assert (np.abs(got) == 65504).any()
+
+
 @pytest.mark.parametrize("matrix", MATRICES)
 def test_embed(matrix):
     shape = MATRICES[matrix]

@@ -24,6 +24,7 @@ def apply(table: SequenceTable, op: str, args: dict[str, Any]) -> dict[str, Any]
             return None if copies is None else {"copies": [list(copy) for copy in copies]}
         case "append":
             table.append(sequence, args["tokens"])
+            table.publish(sequence, len(sequence.tokens))
         case "fork":
             child = table.fork(sequence)
             return None if child is None else {"slot": child.slot}

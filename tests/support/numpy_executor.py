@@ -142,11 +142,11 @@ class NumpyExecutor:
         self.buffers["sampled"][row] = token
         feed = self.buffers["sample_i32"][row, 5]
         if feed >= 0:
-            self.buffers["tokens"][feed] = token
+            self.buffers["tokens"][feed] = max(token, 0)
 
     def _greedy(self, rows: int) -> None:
         for row in np.flatnonzero(self.buffers["sample_i32"][:rows, 0] >= 0).tolist():
-            self._take(row, int(np.argmax(np.nan_to_num(self.buffers["logits"][row], nan=-np.inf))))
+            self._take(row, best_finite(self.buffers["logits"][row]))
 
     def _sample(self, rows: int) -> None:
         b = self.buffers
@@ -155,7 +155,8 @@ class NumpyExecutor:
             if slot >= 0:
                 token = sample_row(b["logits"][row], b["logit_bias"][slot], b["allowed"][slot], b["counts"][slot],
                                    b["sample_f32"][row], b["sample_i32"][row])  # fmt: skip
-                b["counts"][slot, token] += 1
+                if token >= 0:
+                    b["counts"][slot, token] += 1
                 self._take(row, token)
 
     def _logprobs(self, rows: int) -> None:
@@ -165,8 +166,15 @@ class NumpyExecutor:
             values = logits - logits.max()
             values = (values - np.log(np.exp(values).sum())).astype(np.float32)
             order = np.argsort(-values, kind="stable")[:20]
-            b["logprob"][row] = values[b["sampled"][row]]
+            b["logprob"][row] = values[max(b["sampled"][row], 0)]
             b["top_ids"][row, : len(order)], b["top_logprobs"][row, : len(order)] = order, values[order]
+
+
+def best_finite(score: Array) -> int:
+    """The lowest index of the largest finite value; -1 where there is none."""
+    known = np.where(np.isfinite(score), score, -np.inf)
+    best = int(np.argmax(known))
+    return best if known[best] > -np.inf else -1
 
 
 def sample_row(logits: Array, bias: Array, allowed: Array, counts: Array, floats: Array, ints: Array) -> int:
@@ -179,9 +187,9 @@ def sample_row(logits: Array, bias: Array, allowed: Array, counts: Array, floats
     seen, generated = counts != 0, (counts & 0xFFFFFF).astype(np.float32)
     score = np.where(seen, np.where(score > 0, score / repetition, score * repetition), score)
     score = score - frequency * generated - presence * (generated > 0)
-    if temperature == 0:
-        return int(np.argmax(score))
-    score = score / temperature
+    if temperature == 0 or best_finite(score) < 0:
+        return best_finite(score)
+    score = np.where(np.isfinite(score), score, -np.inf) / temperature
     kept = np.isfinite(score)
     if 0 < top_k < len(score):
         kept &= score >= np.sort(score)[-top_k]

@@ -70,7 +70,7 @@ def write_toy_artifact(out: Path, checkpoint: Path, script: list[int]) -> Path:
         },
         "cache": {"page_size": PAGE, "slots": SLOTS},
         "rope": {"inv_freq": "rope.inv_freq", "scale": 1.0},
-        "quantization": None,
+        "quantization": {"scheme": "none"},
         "weights": {
             "bytes": len(weights),
             "shard_bytes": SHARD_BYTES,

@@ -25,13 +25,14 @@ class CacheMachine(RuleBasedStateMachine):
         self.table = SequenceTable(PAGES, PAGE_SIZE, SLOTS)
         self.memory = [[-1] * PAGE_SIZE for _ in range(PAGES)]
         self.borrowed: list[Sequence] = []
+        self.computed: set[tuple[int, ...]] = set()  # beginnings that were published, in whole pages
 
     def any_sequence(self, number: int) -> Sequence:
         live = list(self.table.sequences.values())
         return live[number % len(live)]
 
     def extend(self, sequence: Sequence, new: list[int], extra: int = 0) -> None:
-        """Reserve, do on the shadow device what the engine would do, append."""
+        """Reserve, queue on the shadow device what the engine would queue, append."""
         start = len(sequence.tokens)
         copies = self.table.reserve(sequence, start + len(new) + extra)
         if copies is None:
@@ -44,6 +45,12 @@ class CacheMachine(RuleBasedStateMachine):
             assert page not in self.table.index
             self.memory[page][position % PAGE_SIZE] = token
         self.table.append(sequence, new)
+
+    def read(self, sequence: Sequence, length: int) -> None:
+        """The step that computed so many tokens has been read."""
+        whole = min(length, len(sequence.tokens)) // PAGE_SIZE * PAGE_SIZE
+        self.computed |= {tuple(sequence.tokens[:end]) for end in range(PAGE_SIZE, whole + 1, PAGE_SIZE)}
+        self.table.publish(sequence, length)
 
     @rule(prompt=tokens)
     def open(self, prompt: list[int]) -> None:
@@ -61,12 +68,29 @@ class CacheMachine(RuleBasedStateMachine):
         self.extend(self.any_sequence(number), new, extra)
 
     @precondition(lambda self: self.table.sequences)
+    @rule(number=pick, length=st.integers(0, 20))
+    def step_was_read(self, number: int, length: int) -> None:
+        self.read(self.any_sequence(number), length)
+
+    @rule()
+    def a_step_failed(self) -> None:
+        """What the engine does: every sequence goes, and nothing is found any more."""
+        for sequence in list(self.table.sequences.values()):
+            self.table.release(sequence)
+        for sequence in self.borrowed:
+            self.table.truncate(sequence, 0)
+        self.borrowed.clear()
+        self.table.forget()
+        self.computed.clear()
+        assert self.table.index.entries() == []
+
+    @precondition(lambda self: self.table.sequences)
     @rule(number=pick)
     def fork(self, number: int) -> None:
         parent = self.any_sequence(number)
         child = self.table.fork(parent)
         if child is not None:
-            assert child.tokens == parent.tokens
+            assert child.tokens == parent.tokens[: parent.computed]
 
     @precondition(lambda self: self.table.sequences)
     @rule(number=pick, length=st.integers(0, 20))
@@ -87,6 +111,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert sequence.tokens == prefix[: len(sequence.tokens)]
         self.borrowed.append(sequence)
         self.extend(sequence, prefix[len(sequence.tokens) :])
+        self.read(sequence, len(sequence.tokens))
 
     @precondition(lambda self: self.borrowed)
     @rule(number=pick)
@@ -120,6 +145,18 @@ class CacheMachine(RuleBasedStateMachine):
             assert self.memory[page] == content
 
     @invariant()
+    def only_what_was_read_is_found(self) -> None:
+        entries = {page: (parent, content) for page, parent, content in self.table.index.entries()}
+        for page in entries:
+            path: list[int] = []
+            while page >= 0:
+                page, content = entries[page]
+                path = [*content, *path]
+            assert tuple(path) in self.computed
+        for sequence in [*self.table.sequences.values(), *self.borrowed]:
+            assert all(page in self.table.index for page in sequence.pages[: sequence.computed // PAGE_SIZE])
+
+    @invariant()
     def parents_outlive_children(self) -> None:
         order = {page: age for age, page in enumerate(self.table.index.idle_pages())}
         for page, parent, _ in self.table.index.entries():
@@ -135,7 +172,7 @@ TestCache = CacheMachine.TestCase
 def test_long_random_run_leaks_nothing() -> None:
     machine, rng = CacheMachine(), random.Random(3)
     for _ in range(3000):
-        action = rng.randrange(6)
+        action = rng.randrange(8)
         if action == 0 or not machine.table.sequences:
             machine.open([rng.randrange(2) for _ in range(rng.randrange(14))])
         elif action == 1:
@@ -144,10 +181,13 @@ def test_long_random_run_leaks_nothing() -> None:
             machine.fork(rng.randrange(99))
         elif action == 3:
             machine.truncate(rng.randrange(99), rng.randrange(20))
+        elif action < 6:
+            machine.step_was_read(rng.randrange(99), rng.randrange(20))
         else:
             machine.release(rng.randrange(99))
         machine.every_page_has_one_place()
         machine.content_is_what_was_written()
+        machine.only_what_was_read_is_found()
         machine.parents_outlive_children()
     for sequence in list(machine.table.sequences.values()):
         machine.table.release(sequence)

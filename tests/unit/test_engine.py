@@ -184,23 +184,6 @@ async def test_closing_dropping_and_cancelling_stop_a_request(pipelined: bool) -
     await core.close()
 
 
-async def test_a_failing_device_fails_the_requests_but_not_the_next_one() -> None:
-    core = tiny.core()
-    run, broken = core.executor.run, True
-
-    def fail(function: str, size: int) -> None:
-        if broken:
-            raise OSError("lost")
-        run(function, size)
-
-    core.executor.run = fail  # type: ignore[method-assign]
-    with pytest.raises(DeviceError, match="lost"):
-        await collect(core, prompt(5))
-    broken = False
-    assert await collect(core, prompt(5)) == await alone(prompt(5))
-    await core.close()
-
-
 async def test_logprobs_are_those_of_the_raw_logits() -> None:
     core = tiny.core()
     params = SamplingParams(temperature=0, max_tokens=3, logprobs=4, ignore_eos=True)

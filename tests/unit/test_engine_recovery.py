@@ -83,7 +83,7 @@ async def test_requests_go_on_after_the_device_was_lost(lives: list[int], pipeli
     await calm.close()
     core = engine(lives, pipelined)
     assert await asyncio.gather(*(collect(core, *request) for request in MIXED)) == expected
-    assert core.losses == len(lives)
+    assert core.epoch == len(lives)
     # The prefix index starts anew with the device: what it finds now was computed there.
     assert await collect(core, *MIXED[2]) == expected[2]
     assert core.scheduler.table.sequences == {}
@@ -95,7 +95,7 @@ async def test_a_device_that_is_lost_again_and_again_fails_the_requests_and_only
     core = engine([0] * (MOST_LOSSES + 1))
     with pytest.raises(DeviceLost):
         await collect(core, *MIXED[0])
-    assert core.losses == MOST_LOSSES + 1
+    assert core.epoch == MOST_LOSSES + 1
     assert len(await collect(core, *MIXED[0])) == 20, "the next request opens the device again"
     await core.close()
 
@@ -135,7 +135,7 @@ async def test_a_snapshot_that_the_loss_runs_through_is_an_error_and_leaves_noth
     loading = asyncio.create_task(restore(core, tokens, content))
     while not core.scheduler.table.allocator.refs[0]:  # pages are held: they are being written
         await asyncio.sleep(0)
-    core._forget_device(DeviceLost("the device was lost"))
+    core._end_epoch()
     with pytest.raises(DeviceLost, match="load it again"):
         await loading
     assert core.scheduler.table.available == PAGES

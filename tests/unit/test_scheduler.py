@@ -29,6 +29,7 @@ def shape(step: Step | None) -> tuple[int, list[tuple[int, int, bool] | None]] |
 
 
 def sampled(scheduler: Scheduler, step: Step, token: int = 7) -> None:
+    scheduler.publish(step)
     for each in step.sampled:
         each.accept(token)
         scheduler.record(each)
@@ -176,3 +177,55 @@ def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
     assert s.limit_tokens(range(63), None) == 1
     with pytest.raises(RequestError, match="the prompt has 64 tokens, but only 64 fit"):
         s.limit_tokens(range(64), 1)
+
+
+class Counted(int):
+    """A token that counts how often it is compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return int.__eq__(self, other)  # type: ignore[arg-type]
+
+    def __ne__(self, other: object) -> bool:
+        Counted.compared += 1
+        return int.__ne__(self, other)  # type: ignore[arg-type]
+
+    __hash__ = int.__hash__
+
+
+def long_request(shared: list[Counted], last: int) -> Request:
+    return Request((*shared, Counted(last)), SamplingParams(temperature=0), 100, 0)
+
+
+def test_a_request_that_waits_for_pages_costs_no_comparison_of_its_prompt() -> None:
+    s = scheduler(pages=140, context=4096)
+    shared = [Counted(token) for token in range(2000)]
+    for number in range(6):
+        s.add(long_request(shared, 5000 + number))
+    while len(s.running) < 6 or any(each.remaining > 1 for each in s.running):
+        turn(s)
+    other = Request(tuple(Counted(9000 + token) for token in range(1500)), SamplingParams(temperature=0), 100, 0)
+    s.add(other)
+    turn(s)
+    assert list(s.waiting) == [other], "there is no room for it"
+    Counted.compared = 0
+    for _ in range(8):
+        turn(s)
+    assert Counted.compared < 500, "the prompts are not walked again while nothing has been given back"
+    for each in list(s.running):
+        s.remove(each)
+    turn(s)
+    assert list(s.running) == [other], "room was given back"
+
+
+def test_only_a_prompt_under_way_is_compared_with_one_that_waits() -> None:
+    s = scheduler(pages=200, context=4096)
+    shared = [Counted(token) for token in range(1000)]
+    s.add(long_request(shared, 5000))
+    while not s.running or s.running[0].remaining > 1:
+        turn(s)
+    Counted.compared = 0
+    assert not s._soon_cached(long_request(shared, 6000))
+    assert Counted.compared == 0

@@ -112,7 +112,7 @@ class Results:
         if (feed >= 0).any():
             fed = np.flatnonzero(feed >= 0)
             chosen = picked if len(fed) == len(feed) else picked[mx.array(fed.astype(np.int32))]
-            _put(self._buffers["tokens"], feed[fed], chosen)
+            _put(self._buffers["tokens"], feed[fed], mx.maximum(chosen, 0))
 
     def _rows(self, count: int) -> mx.array:
         """At least so many rows of logits."""
@@ -135,7 +135,8 @@ class Results:
         choice = Choice(floats, ints, bias if bias.any() else None, allowed, counts)
         picked = sample(logits, choice)
         for row, slot in enumerate(slots):
-            self._counts[slot] = self._counts[slot].at[picked[row]].add(1)
+            chosen = mx.maximum(picked[row], 0)
+            self._counts[slot] = self._counts[slot].at[chosen].add((picked[row] >= 0).astype(mx.int32))
         return picked
 
 

@@ -28,21 +28,21 @@ class Choice:
 
 
 def greedy(logits: mx.array) -> mx.array:
-    """int32 [R]: the argmax of logits [R, V]; the lowest index wins a tie, a NaN never wins."""
-    return mx.argmax(mx.where(mx.isnan(logits), -mx.inf, logits), axis=-1).astype(mx.int32)
+    """int32 [R]: the argmax over the finite logits [R, V], the lowest index on ties; -1 where none is finite."""
+    return _best(_finite(logits))
 
 
 def sample(logits: mx.array, choice: Choice) -> mx.array:
     """int32 [R]: steps 1 to 9 of "sample" in docs/artifact.md, for logits [R, V]."""
-    score = _penalized(logits, choice)
+    score = _finite(_penalized(logits, choice))
     temperature = choice.floats[:, 0]
-    best = mx.argmax(score, axis=-1)
+    best = _best(score)
     if not temperature.any():
-        return best.astype(mx.int32)
+        return best
     score = score / _column(np.where(temperature == 0, np.float32(1), temperature))
     noise = gumbel(choice.ints[:, 2:5].view(np.uint32), score.shape[1])
-    drawn = mx.argmax(mx.where(_kept(score, choice), score + noise, -mx.inf), axis=-1)
-    return mx.where(mx.array(temperature == 0), best, drawn).astype(mx.int32)
+    drawn = _best(mx.where(_kept(score, choice), score + noise, -mx.inf))
+    return mx.where(mx.array(temperature == 0), best, drawn)
 
 
 def gumbel(seeds: Array, vocab: int) -> mx.array:
@@ -67,8 +67,18 @@ def logprobs(logits: mx.array, sampled: mx.array) -> tuple[mx.array, mx.array, m
     """Log-softmax of logits [R, V] at `sampled` [R]; then the ids and values of the likeliest, best first."""
     values = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     order = mx.argsort(-logits, axis=-1)[:, :TOP_LOGPROBS].astype(mx.int32)
-    chosen = mx.take_along_axis(values, sampled[:, None], axis=-1)[:, 0]
+    chosen = mx.take_along_axis(values, mx.maximum(sampled, 0)[:, None], axis=-1)[:, 0]
     return chosen, order, mx.take_along_axis(values, order, axis=-1)
+
+
+def _finite(score: mx.array) -> mx.array:
+    return mx.where(mx.isfinite(score), score, -mx.inf)
+
+
+def _best(score: mx.array) -> mx.array:
+    """int32 [R]: the argmax of scores [R, V]; -1 where all are -inf."""
+    best = mx.argmax(score, axis=-1).astype(mx.int32)
+    return mx.where(mx.max(score, axis=-1) > -mx.inf, best, -1)
 
 
 def _penalized(logits: mx.array, choice: Choice) -> mx.array:

@@ -46,17 +46,18 @@ def sample(rows: int, vocab: int, slots: int) -> Staged:
                     best = Best()
                     with T.serial(0, width // v.LANES) as i:
                         best.offer(v.lanes(buf["scratch:0"], [r, i * v.LANES]), i * v.LANES)
-                    v.put1(token, [0], best.result()[1])
+                    v.put1(token, [0], best.token())
                 with T.Else():
                     _draw(buf, r, temperature, token, width)
             _finish(buf, r, token[0])
-            v.put1(buf["counts"], [slot, token[0]], buf["counts"][slot, token[0]] + 1)
+            with T.If(token[0] >= 0), T.Then():
+                v.put1(buf["counts"], [slot, token[0]], buf["counts"][slot, token[0]] + 1)
 
     return _build("sample", args, rows, row, scratch=2)
 
 
 def _adjust(buf: dict[str, Expr], r: Expr, slot: Expr, vocab: int) -> None:
-    """Steps 1 to 4 into scratch:0; the end of the padded row is -inf."""
+    """Steps 1 to 4 into scratch:0; what is not finite, and the end of the padded row, is -inf."""
     repetition, presence, frequency = (T.Bind(buf["sample_f32"][r, i]) for i in (3, 4, 5))
 
     def adjusted(logit: Expr, bias: Expr, count: Expr, allowed: Expr, splat: Callable[[Expr], Expr], typed: Callable[[str], str]) -> Expr:
@@ -65,7 +66,8 @@ def _adjust(buf: dict[str, Expr], r: Expr, slot: Expr, vocab: int) -> None:
         x = T.Bind(tirx.Select(tirx.NE(count, splat(v.i32(0))), penal, x))
         generated = T.Bind(count & splat(v.i32(0xFFFFFF)))
         flat = tirx.Select(generated > splat(v.i32(0)), splat(presence), splat(v.f32(0.0)))
-        return T.Bind(x - (splat(frequency) * v.cast(generated, typed("float32")) + flat))
+        x = T.Bind(x - (splat(frequency) * v.cast(generated, typed("float32")) + flat))
+        return T.Bind(tirx.Select(x < splat(v.f32(float("inf"))), x, splat(v.f32(NEG_INF))))
 
     full = vocab // v.LANES
     with T.serial(0, full) as i:
@@ -117,7 +119,7 @@ def _draw(buf: dict[str, Expr], r: Expr, temperature: Expr, token: Expr, width: 
         kept_lanes = x >= v.splat(limit[0])
         noisy = T.Bind(x + gumbel(buf["sample_i32"], r, i * v.LANES))
         best.offer(T.Bind(tirx.Select(kept_lanes, noisy, v.splat(NEG_INF))), i * v.LANES)
-    v.put1(token, [0], best.result()[1])
+    v.put1(token, [0], best.token())
 
 
 def _sum_from(logit: Expr, mass: Expr | None, r: Expr, at: Expr, n: int) -> Expr:

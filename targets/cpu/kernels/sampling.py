@@ -44,10 +44,15 @@ class Best:
         v.put1(self.index, [0], _iota())
 
     def offer(self, value: Expr, start: Expr) -> None:
-        """Eight values of tokens start … start+7; NaN never wins."""
-        wins = value > self.value[0]
+        """Eight values of tokens start … start+7; infinities and NaN never win."""
+        wins = tirx.all(value > self.value[0], value < v.splat(float("inf")))
         v.put1(self.index, [0], tirx.Select(wins, v.splat(start) + _iota(), self.index[0]))
         v.put1(self.value, [0], tirx.Select(wins, value, self.value[0]))
+
+    def token(self) -> Expr:
+        """The token of the largest value; -1 where none was finite."""
+        best, index = self.result()
+        return T.Bind(tirx.Select(best > v.f32(float("-inf")), index, v.i32(-1)))
 
     def result(self) -> tuple[Expr, Expr]:
         """(value, index): the largest, the lowest index on ties."""
@@ -60,7 +65,7 @@ def _finish(buf: dict[str, Expr], r: Expr, token: Expr) -> None:
     v.put1(buf["sampled"], [r], token)
     feed = T.Bind(buf["sample_i32"][r, 5])
     with T.If(feed >= 0), T.Then():
-        v.put1(buf["tokens"], [feed], token)
+        v.put1(buf["tokens"], [feed], tirx.max(token, v.i32(0)))
 
 
 def _padded(vocab: int) -> int:
@@ -92,7 +97,7 @@ def greedy(rows: int, vocab: int) -> Staged:
                 best.offer(v.lanes(buf["logits"], [r, i * v.LANES]), i * v.LANES)
             if vocab % v.LANES:
                 best.offer(_copy_tail(buf["logits"], r, vocab), v.i32(vocab - vocab % v.LANES))
-            _finish(buf, r, best.result()[1])
+            _finish(buf, r, best.token())
 
     return _build("greedy", args, rows, row)
 

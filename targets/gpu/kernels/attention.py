@@ -16,7 +16,7 @@ from tvm.script import tirx as T
 
 from nearfar.targets.base import Attention, Stage, Staged
 
-from .common import LOWEST, ceil_div, f32, finish, select
+from .common import LOWEST, ceil_div, f32, finish, select, stored
 
 TILE = 32  # positions a tile, and threads: in SwiftShader 100 positions take 1.5 ms with 32 and 3.7 ms with 64
 MAX_SHARED_HEADS = 8  # query heads a workgroup: what fits registers and workgroup memory
@@ -160,8 +160,8 @@ def _attend(job: Attention, splits: int) -> tirx.PrimFunc:
                                     tmp[0] = T.if_then_else(
                                         total[g] > T.float32(0), T.float32(1) / total[g], T.float32(0)
                                     )
-                                    out[by, (block * group + g) * dim + i * TILE + tx] = T.Cast(
-                                        job.dtype, acc[g * cells + i] * tmp[0]
+                                    out[by, (block * group + g) * dim + i * TILE + tx] = stored(
+                                        acc[g * cells + i] * tmp[0], job.dtype
                                     )
                         if splits > 1:
                             if tx == 0:
@@ -196,6 +196,6 @@ def _combine(job: Attention, splits: int) -> tirx.PrimFunc:
                         value[1] = value[1] + value[3] * partial[at[0], at[1], s, at[2]]
                         value[2] = value[2] + value[3] * partial[at[0], at[1], s, dim + 1]
                     value[3] = T.if_then_else(value[2] > T.float32(0), value[1] / value[2], T.float32(0))
-                    out[at[0], at[1] * dim + at[2]] = T.Cast(job.dtype, value[3])
+                    out[at[0], at[1] * dim + at[2]] = stored(value[3], job.dtype)
 
     return finish(kernel, "attention_combine")

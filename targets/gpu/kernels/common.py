@@ -13,6 +13,8 @@ LOW_HALF, HIGH_HALF = "low_half", "high_half"
 
 # WGSL rejects a constant expression that is infinite, so "minus infinity" is the lowest finite float32.
 LOWEST = -3.4028234663852886e38
+HIGHEST = -LOWEST
+MOST_F16 = 65504.0
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -33,6 +35,14 @@ def high_half(word):
 def f32(value):
     """Cast to float32."""
     return T.Cast("float32", value)
+
+
+def stored(value, dtype: str):
+    """A float32 as the dtype of a buffer. float16 saturates: an infinity would make NaN of all that is computed from it. NaN stays."""
+    if dtype != "float16":
+        return T.Cast(dtype, value)
+    below = T.Select(value > T.float32(MOST_F16), T.float32(MOST_F16), value)
+    return T.Cast(dtype, T.Select(below < T.float32(-MOST_F16), T.float32(-MOST_F16), below))
 
 
 def select(func: tirx.PrimFunc, names: list[str], symbol: str) -> tirx.PrimFunc:

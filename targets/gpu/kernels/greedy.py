@@ -10,7 +10,7 @@ from tvm.script import tirx as T
 
 from nearfar.targets.base import Stage, Staged
 
-from .common import LOWEST, ceil_div, finish
+from .common import HIGHEST, LOWEST, ceil_div, finish
 
 THREADS = 64
 RANGE = 2048  # tokens a workgroup: 75 workgroups for the largest vocabulary
@@ -28,7 +28,7 @@ def greedy(rows: int, vocab: int) -> Staged:
 
 
 def _ranges(rows: int, vocab: int, ranges: int) -> tirx.PrimFunc:
-    """Best value and lowest index of each range. `>` keeps the first of equals and never takes a NaN."""
+    """Best value and lowest index of each range. `>` keeps the first of equals; no infinity and no NaN is taken."""
 
     @T.prim_func(check_well_formed=False)
     def kernel(
@@ -49,7 +49,7 @@ def _ranges(rows: int, vocab: int, ranges: int) -> tirx.PrimFunc:
                         at[1] = bx * RANGE + t * THREADS + tx
                         if at[1] < vocab:
                             value[1] = logits[by, at[1]]
-                            if value[1] > value[0]:
+                            if value[1] > value[0] and value[1] <= T.float32(HIGHEST):
                                 value[0] = value[1]
                                 at[0] = at[1]
                     best[tx] = value[0]
@@ -89,10 +89,12 @@ def _best(rows: int, ranges: int) -> tirx.PrimFunc:
                     if values[tx, t] > value[0]:
                         value[0] = values[tx, t]
                         at[0] = ids[tx, t]
+                if value[0] <= T.float32(LOWEST):
+                    at[0] = -1  # nothing was finite
                 if sample_i32[tx, SLOT] >= 0:
                     sampled[tx] = at[0]
                     at[1] = sample_i32[tx, FEED]
                     if at[1] >= 0:
-                        tokens[T.min(at[1], 255)] = at[0]
+                        tokens[T.min(at[1], 255)] = T.max(at[0], 0)
 
     return finish(kernel, "greedy_best")

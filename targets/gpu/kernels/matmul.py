@@ -17,7 +17,7 @@ from tvm.script import tirx as T
 
 from nearfar.targets.base import Linear
 
-from .common import ceil_div, f32, high_half, low_half, select
+from .common import ceil_div, f32, high_half, low_half, select, stored
 from .layout import (
     column_of,
     columns,
@@ -182,6 +182,6 @@ def matmul(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
                                         if job.bias:
                                             value[1] = value[1] + bias[n_out + at[1]]
                                         value[0] = silu(value[0]) * value[1]
-                                    out[at[0], at[1]] = T.Cast(job.out_dtype, value[0])
+                                    out[at[0], at[1]] = stored(value[0], job.out_dtype)
 
     return select(kernel, params(job), "matmul")

@@ -18,7 +18,7 @@ from tvm.script import tirx as T
 
 from nearfar.targets.base import Linear
 
-from .common import ceil_div, f32, high_half, low_half, select
+from .common import ceil_div, f32, high_half, low_half, select, stored
 from .layout import (
     column_of,
     columns,
@@ -213,6 +213,6 @@ def matvec(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
                                         if job.bias:
                                             up[0] = up[0] + bias[n_out + at[rows + m]]
                                         dot[0] = silu(dot[0]) * up[0]
-                                    out[i, at[rows + m]] = T.Cast(job.out_dtype, dot[0])
+                                    out[i, at[rows + m]] = stored(dot[0], job.out_dtype)
 
     return select(kernel, params(job), "matvec")

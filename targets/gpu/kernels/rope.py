@@ -9,7 +9,7 @@ from tvm.script import tirx as T
 
 from nearfar.targets.base import Attention, Stage, Staged
 
-from .common import ceil_div, f32, select
+from .common import ceil_div, f32, select, stored
 
 THREADS = 64
 FLAT = ("positions", "slots", "page_table", "rope", "k_cache", "v_cache", "q")
@@ -66,18 +66,18 @@ def _flat(job: Attention) -> tirx.PrimFunc:
                         value[4] = value[0] * value[2] - value[1] * value[3]
                         value[5] = value[1] * value[2] + value[0] * value[3]
                     if at[1] < heads:
-                        q[at[0], at[1] * half * 2 + at[2]] = T.Cast(job.dtype, value[4])
-                        q[at[0], at[1] * half * 2 + half + at[2]] = T.Cast(job.dtype, value[5])
+                        q[at[0], at[1] * half * 2 + at[2]] = stored(value[4], job.dtype)
+                        q[at[0], at[1] * half * 2 + half + at[2]] = stored(value[5], job.dtype)
                     else:
                         if at[3] >= 0:
                             at[4] = page_table[slots[at[0]], at[3] // job.page_size]
                             at[5] = at[3] % job.page_size
                             if at[1] < heads + kv:
-                                k_cache[at[4], at[1] - heads, at[5], at[2]] = T.Cast(job.kv_dtype, value[4])
-                                k_cache[at[4], at[1] - heads, at[5], half + at[2]] = T.Cast(job.kv_dtype, value[5])
+                                k_cache[at[4], at[1] - heads, at[5], at[2]] = stored(value[4], job.kv_dtype)
+                                k_cache[at[4], at[1] - heads, at[5], half + at[2]] = stored(value[5], job.kv_dtype)
                             else:
-                                v_cache[at[4], at[1] - heads - kv, at[5], at[2]] = T.Cast(job.kv_dtype, value[4])
-                                v_cache[at[4], at[1] - heads - kv, at[5], half + at[2]] = T.Cast(job.kv_dtype, value[5])
+                                v_cache[at[4], at[1] - heads - kv, at[5], at[2]] = stored(value[4], job.kv_dtype)
+                                v_cache[at[4], at[1] - heads - kv, at[5], half + at[2]] = stored(value[5], job.kv_dtype)
 
     return kernel
 
@@ -114,7 +114,7 @@ def _normed(job: Attention, eps: float) -> tirx.PrimFunc:
                         else:
                             value[0] = value[0] * value[2] * k_norm[tx]
                             value[1] = value[1] * value[2] * k_norm[half + tx]
-                    out[by, bx * half * 2 + tx] = T.Cast(job.dtype, value[0])
-                    out[by, bx * half * 2 + half + tx] = T.Cast(job.dtype, value[1])
+                    out[by, bx * half * 2 + tx] = stored(value[0], job.dtype)
+                    out[by, bx * half * 2 + half + tx] = stored(value[1], job.dtype)
 
     return kernel

@@ -13,7 +13,7 @@ from tvm.script import tirx as T
 
 from nearfar.targets.base import Stage, Staged
 
-from .common import LOWEST, ceil_div, f32, finish
+from .common import HIGHEST, LOWEST, ceil_div, f32, finish
 
 THREADS = 256
 WAYS = 15
@@ -71,11 +71,13 @@ def _adjust(rows: int, vocab: int, slots: int) -> tirx.PrimFunc:
                         at[2] = T.bitwise_and(at[2], GENERATED)
                         if at[2] > 0:
                             value[0] = value[0] - sample_f32[by, FREQUENCY] * f32(at[2]) - sample_f32[by, PRESENCE]
+                        if value[0] > T.float32(HIGHEST):
+                            value[0] = T.float32(LOWEST)
                         if sample_f32[by, TEMPERATURE] > T.float32(0):
                             value[0] = value[0] / sample_f32[by, TEMPERATURE]
                         if (allowed[at[0], at[1] // 32] >> T.Cast("uint32", at[1] % 32)) & T.uint32(1) == T.uint32(0):
                             value[0] = T.float32(LOWEST)
-                        # A NaN fails the comparison and never wins; minus infinity becomes finite for the arithmetic after.
+                        # A NaN fails the comparison; infinities become the lowest float. Neither is ever sampled.
                         value[1] = T.float32(LOWEST)
                         if value[0] > value[1]:
                             value[1] = value[0]
@@ -217,10 +219,13 @@ def _choose(rows: int, vocab: int, slots: int) -> tirx.PrimFunc:
                             if value[1] > value[2] or (value[1] == value[2] and at[2] < at[0]):
                                 value[2] = value[1]
                                 at[0] = at[2]
+                        if value[2] <= T.float32(LOWEST):
+                            at[0] = -1  # nothing was finite and allowed
                         sampled[bx] = at[0]
-                        counts[at[1], at[0]] = counts[at[1], at[0]] + 1
+                        if at[0] >= 0:
+                            counts[at[1], at[0]] = counts[at[1], at[0]] + 1
                         at[2] = sample_i32[bx, FEED]
                         if at[2] >= 0:
-                            tokens[T.min(at[2], 255)] = at[0]
+                            tokens[T.min(at[2], 255)] = T.max(at[0], 0)
 
     return finish(kernel, "sample_choose")
