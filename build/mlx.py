@@ -141,7 +141,7 @@ class MlxTarget:
         extra: dict[str, Any] = {}
         if options.export_function:
             export = _exporter()
-            shape = export.StepShape.of(document, manifest.model_section("", config, ()), inv_freq)
+            shape = export.StepShape.of(document, manifest.model_section("", config), inv_freq)
             tensors = export.load_weights([root / shard["file"] for shard in weights["shards"]])
             export.export_step(root / export.FUNCTION, shape, tensors)
             extra = {"function": manifest.file_record(root, root / export.FUNCTION)}

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 from nearfar.build import manifest
 from nearfar.build.checkpoint import Checkpoint
 from nearfar.build.compiled import CPU, VULKAN, WEBGPU
-from nearfar.build.config import ConfigReader, ModelConfig
 from nearfar.build.mlx import MLX
 from nearfar.build.output import output_directory
 from nearfar.build.source import BuildOptions, Source, open_source
@@ -89,7 +88,7 @@ def _write_manifest(
         "format": manifest.FORMAT,
         "version": manifest.VERSION,
         "target": name,
-        "model": manifest.model_section(checkpoint.name, config, _eos_token_ids(checkpoint, config)),
+        "model": manifest.model_section(checkpoint.name, config),
         "cache": {"page_size": made.model.cache.page_size, "slots": made.model.cache.slots},
         "rope": made.rope,
         "quantization": manifest.quantization_section(source.scheme, source.report),
@@ -103,13 +102,6 @@ def _write_manifest(
         **made.extra,
     }
     (root / "manifest.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _eos_token_ids(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, ...]:
-    """End tokens: generation_config.json's where it has them (chat models end turns with more than one), else config.json's."""
-    generation = ConfigReader(checkpoint.generation_config)
-    ids = config.eos_token_ids if generation.get("eos_token_id") is None else generation.token_ids("eos_token_id")
-    return tuple(dict.fromkeys(ids))
 
 
 def _write_license(checkpoint: Checkpoint, root: Path) -> str:
