@@ -15,7 +15,6 @@ from nearfar.build.layout import MAX_ROWS, MAX_STEP, TOP_LOGPROBS, CacheLayout
 from nearfar.build.quantize import Scheme
 from nearfar.build.weights import Report
 
-FORMAT, VERSION = "nearfar-artifact", 1
 ROPE_WEIGHT = "rope.inv_freq"
 
 

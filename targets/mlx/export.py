@@ -36,6 +36,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from nearfar.edge_runtime.seal import seal
+
 FUNCTION = "step.mlxfn"
 Weights = Mapping[str, mx.array]
 
@@ -225,8 +227,7 @@ def main() -> None:
     export_step(root / FUNCTION, shape, load_weights(files))
     data = (root / FUNCTION).read_bytes()
     manifest["function"] = {"file": FUNCTION, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
-    (root / "manifest.json").write_text(text, encoding="utf-8")
+    (root / "manifest.json").write_bytes(seal(manifest).encode())
     print(f"wrote {root / FUNCTION} for {mx.default_device()}")
 
 
