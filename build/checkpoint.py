@@ -323,7 +323,9 @@ def read_header(file: Path) -> dict[str, Entry]:
         raise CheckpointError(f"{file}: unreadable safetensors header ({error}): download it again") from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{file}: its safetensors header is no JSON object: download it again")
-    header.pop("__metadata__", None)
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise CheckpointError(f"{file}: __metadata__ of its header is no object of strings: download it again")
     entries = {name: _entry(file, name, record, 8 + length) for name, record in header.items()}
     _check_tiling(file, entries, 8 + length, size)
     return entries

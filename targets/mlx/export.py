@@ -231,7 +231,10 @@ class _Read(dict[str, mx.array]):
 
     def get(self, name: str, default: Any = None) -> Any:
         """As a mapping's."""
-        return self[name] if name in self else default
+        try:
+            return self[name]
+        except KeyError:
+            return default
 
 
 def load_weights(files: Sequence[Path]) -> dict[str, mx.array]:

@@ -103,7 +103,7 @@ def test_a_manifest_edited_by_hand_is_refused(path: Path, change: Callable[[dict
     data = json.loads(file.read_text())
     change(data)
     file.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
-    with pytest.raises(ArtifactError, match="is not as the build wrote it.*Copy the artifact again, or build it again"):
+    with pytest.raises(ArtifactError, match=r"is not as the build wrote it.*Copy the artifact again, or build it again"):
         Artifact.open(path)
 
 

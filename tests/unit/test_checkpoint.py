@@ -201,6 +201,7 @@ def tensor(start: int, stop: int, shape: list[int] | None = None) -> dict[str, A
         ({"a": {**tensor(0, 48), "data_offsets": [0, 48, 96]}}, "make sense"),
         ({"a": {**tensor(0, 48), "dtype": ["F32"]}}, "make sense"),
         ({"a": [1]}, "make sense"),
+        ({"a": tensor(0, 48), "__metadata__": {"format": 1}}, "__metadata__ .* no object of strings"),
         ('{"a": {"dtype": "F32", "shape": [Infinity], "data_offsets": [0, 48]}}', "Infinity is no JSON number"),
         ("[" * 100_000, "nested too deeply"),
         ("[]", "no JSON object"),

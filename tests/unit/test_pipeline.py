@@ -28,6 +28,6 @@ class Careless(MlxTarget):
 
 def test_what_its_own_reader_refuses_never_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "TARGETS", {"mlx": Careless()})
-    with pytest.raises(BuildError, match="its own reader refuses, please report it: .*inv_freq should be 32 numbers"):
+    with pytest.raises(BuildError, match=r"its own reader refuses, please report it: .*inv_freq should be 32 numbers"):
         build(BuildOptions(str(SAMPLE), tmp_path / "out", targets=("mlx",)))
     assert list((tmp_path / "out").iterdir()) == []
