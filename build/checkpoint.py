@@ -7,7 +7,6 @@ that of the tensor asked for and not of the file.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 import threading
@@ -15,12 +14,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from nearfar import strict_json
 from nearfar.errors import CheckpointError
 from nearfar.targets.base import Array
 
@@ -146,12 +146,17 @@ class Checkpoint:
         """The chat template: chat_template.jinja, else the one in tokenizer_config.json (of several, `default`)."""
         file = self.path / "chat_template.jinja"
         if file.is_file():
-            return file.read_text(encoding="utf-8")
+            return _read_text(file)
         template = self.tokenizer_config.get("chat_template")
-        if isinstance(template, list):
-            named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
-            template = named.get("default", next(iter(named.values()), None))
-        return template if isinstance(template, str) else None
+        if isinstance(template, list) and template and all(isinstance(item, dict) for item in template):
+            named = {str(item.get("name")): item.get("template", template) for item in template}
+            template = named.get("default", next(iter(named.values())))
+        if template is not None and not isinstance(template, str):
+            raise CheckpointError(
+                f"{self.path / 'tokenizer_config.json'}: chat_template is {str(template)[:80]}; expected a template, or a "
+                "list of objects with name and template: correct it, or remove it"
+            )
+        return template
 
     def write_tokenizer(self, folder: Path) -> list[Path]:
         """Copy the tokenizer's files into a folder, the chat template always as a file of its own; what was written."""
@@ -201,29 +206,34 @@ def _name_in_manifest(path: Path) -> str | None:
     manifest = read_json(path / "manifest.json", required=False)
     if manifest.get("format") != "nearfar-artifact":
         return None
-    name = manifest.get("model", {}).get("name")
+    model = manifest.get("model")
+    name = model.get("name") if isinstance(model, dict) else None
     return name if isinstance(name, str) else None
 
 
 def read_json(path: Path, required: bool = True) -> dict[str, Any]:
     """Read a JSON object; {} where the file is missing and not required, CheckpointError where it is not one."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    if not path.exists():
         if not required:
             return {}
         raise CheckpointError(
             f"{path.parent}: {path.name} is missing: this is not a whole Hugging Face checkpoint directory"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error}): download or copy it again") from error
+        )
+    text = _read_text(path)
     try:
-        value = json.loads(text)
+        value = strict_json.loads(text)
     except ValueError as error:
         raise CheckpointError(f"{path}: not valid JSON ({error}): download or copy it again") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: holds a JSON {type(value).__name__} where an object is needed: copy it again")
     return value
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error}): download or copy it again") from error
 
 
 def _download(source: str) -> Path:
@@ -306,36 +316,67 @@ def read_header(file: Path) -> dict[str, Entry]:
                 f"{file}: its header should be {length:,} bytes, the file has {size:,}: it is truncated or no "
                 "safetensors file; download it again"
             )
-        try:
-            header = json.loads(stream.read(length))
-            listed = [item for item in header.items() if item[0] != "__metadata__"]
-            entries = {name: _entry(file, name, record, 8 + length) for name, record in listed}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{file}: unreadable safetensors header ({error}): download it again") from error
-    end = max((entry.offset + entry.bytes for entry in entries.values()), default=8 + length)
-    if end > size:
-        raise CheckpointError(
-            f"{file}: truncated: its header lists tensors up to byte {end:,}, the file has {size:,} bytes "
-            f"({end - size:,} missing): download or copy it again"
-        )
+        text = stream.read(length)
+    try:
+        header = strict_json.loads(text.decode("utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{file}: unreadable safetensors header ({error}): download it again") from error
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{file}: its safetensors header is no JSON object: download it again")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise CheckpointError(f"{file}: __metadata__ of its header is no object of strings: download it again")
+    entries = {name: _entry(file, name, record, 8 + length) for name, record in header.items()}
+    _check_tiling(file, entries, 8 + length, size)
     return entries
 
 
-def _entry(file: Path, name: str, record: Mapping[str, Any], data: int) -> Entry:
+def _entry(file: Path, name: str, record: object, data: int) -> Entry:
     """One header record, its byte range checked against dtype and shape."""
-    if record["dtype"] not in DTYPES:
+    known = record if isinstance(record, dict) else {}
+    code, extents, offsets = (known.get(key) for key in ("dtype", "shape", "data_offsets"))
+    if not isinstance(code, str) or not _naturals(extents) or not _naturals(offsets) or len(offsets) != 2:
         raise CheckpointError(
-            f"{file}: tensor {name!r} has dtype {record['dtype']}, which is not read: use a float32, float16 or "
-            "bfloat16 checkpoint"
+            f"{file}: tensor {name!r} has no dtype, shape and data_offsets that make sense: {str(record)[:120]}: "
+            "download it again"
         )
-    dtype, shape = DTYPES[record["dtype"]], tuple(int(extent) for extent in record["shape"])
-    start, stop = record["data_offsets"]
-    if start < 0 or stop - start != math.prod(shape) * dtype.itemsize:
+    if code not in DTYPES:
         raise CheckpointError(
-            f"{file}: tensor {name!r} {list(shape)} {record['dtype']} should be {math.prod(shape) * dtype.itemsize:,} "
+            f"{file}: tensor {name!r} has dtype {code}, which is not read: use a float32, float16 or bfloat16 checkpoint"
+        )
+    dtype, shape, (start, stop) = DTYPES[code], tuple(extents), offsets
+    if stop - start != math.prod(shape) * dtype.itemsize:
+        raise CheckpointError(
+            f"{file}: tensor {name!r} {list(shape)} {code} should be {math.prod(shape) * dtype.itemsize:,} "
             f"bytes, its range has {stop - start:,}: download it again"
         )
     return Entry(file, dtype, shape, data + start, stop - start)
+
+
+def _naturals(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+
+
+def _check_tiling(file: Path, entries: Mapping[str, Entry], start: int, size: int) -> None:
+    """The tensors must fill the file from byte `start` to its end, without gaps and overlaps, as safetensors demands."""
+    at = start
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].offset, item[1].bytes)):
+        if entry.offset != at:
+            kind = "overlaps the tensor before it" if entry.offset < at else "leaves a gap before it"
+            raise CheckpointError(
+                f"{file}: tensor {name!r} at byte {entry.offset:,} {kind}, which ends at {at:,}: download it again"
+            )
+        at += entry.bytes
+    if at > size:
+        raise CheckpointError(
+            f"{file}: truncated: its header lists tensors up to byte {at:,}, the file has {size:,} bytes "
+            f"({at - size:,} missing): download or copy it again"
+        )
+    if at < size:
+        raise CheckpointError(
+            f"{file}: {size - at:,} bytes follow the last tensor, which ends at {at:,}: the file is no longer what was "
+            "written; download it again"
+        )
 
 
 def check_tensors(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from nearfar.build.layout import MAX_ROWS, MAX_STEP, TOP_LOGPROBS, CacheLayout
 from nearfar.build.quantize import Scheme
 from nearfar.build.weights import Report
 
-FORMAT, VERSION = "nearfar-artifact", 1
 ROPE_WEIGHT = "rope.inv_freq"
 
 
@@ -48,7 +46,7 @@ def buffers(config: ModelConfig, cache: CacheLayout) -> list[dict[str, Any]]:
     return [{"name": name, "dtype": dtype, "shape": shape} for name, (dtype, shape) in shapes.items()]
 
 
-def model_section(name: str, config: ModelConfig, eos_token_ids: Iterable[int]) -> dict[str, Any]:
+def model_section(name: str, config: ModelConfig) -> dict[str, Any]:
     """The manifest's `model`; windows only where the model has them."""
     section: dict[str, Any] = {
         "name": name,
@@ -61,7 +59,7 @@ def model_section(name: str, config: ModelConfig, eos_token_ids: Iterable[int]) 
         "vocab_size": config.vocab_size,
         "context_length": config.context_length,
         "bos_token_id": config.bos_token_id,
-        "eos_token_ids": list(eos_token_ids),
+        "eos_token_ids": list(config.eos_token_ids),
     }
     if config.sliding_window is not None:
         section |= {"sliding_window": config.sliding_window, "layer_types": list(config.layer_types)}

@@ -138,13 +138,13 @@ class MlxTarget:
                 (root / name).write_bytes((checkpoint.path / name).read_bytes())
         files = checkpoint.write_tokenizer(root)
         inv_freq = [float(value) for value in config.rope.inv_freq(config.head_dim)]
-        extra: dict[str, Any] = {}
+        extra: dict[str, Any] = {"config": manifest.file_record(root, root / "config.json")}
         if options.export_function:
             export = _exporter()
-            shape = export.StepShape.of(document, manifest.model_section("", config, ()), inv_freq)
+            shape = export.StepShape.of(document, manifest.model_section("", config), inv_freq)
             tensors = export.load_weights([root / shard["file"] for shard in weights["shards"]])
             export.export_step(root / export.FUNCTION, shape, tensors)
-            extra = {"function": manifest.file_record(root, root / export.FUNCTION)}
+            extra["function"] = manifest.file_record(root, root / export.FUNCTION)
         programs = [_program("f16", ["metal"]), _program("f32", [])]
         return Made(source.model, {"inv_freq": inv_freq, "scale": 1.0}, programs, files, extra)
 

@@ -1,4 +1,4 @@
-"""Kernel names: readable, made from the job alone, so that they are the same in every build."""
+"""Kernel names: readable, made from the job, so that they are the same in every build; not every field is in them (KernelTable)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,13 +12,16 @@ from typing import Any, Protocol
 from nearfar.build import manifest
 from nearfar.build.checkpoint import Checkpoint
 from nearfar.build.compiled import CPU, VULKAN, WEBGPU
-from nearfar.build.config import ConfigReader, ModelConfig
 from nearfar.build.mlx import MLX
 from nearfar.build.output import output_directory
 from nearfar.build.source import BuildOptions, Source, open_source
 from nearfar.build.target import Made, Target
 from nearfar.build.weights import WeightStream
-from nearfar.errors import BuildError
+from nearfar.edge_runtime.artifact import Artifact
+from nearfar.edge_runtime.manifest import FORMAT, VERSION
+from nearfar.edge_runtime.seal import seal
+from nearfar.edge_runtime.text import TextCodec
+from nearfar.errors import ArtifactError, BuildError
 
 __all__ = ["TARGETS", "BuildOptions", "Progress", "build"]
 
@@ -50,6 +52,7 @@ def build(options: BuildOptions, progress: Progress = lambda stage, done, total:
             progress(f"making {name}", index, len(targets))
             made = target.finish(source, roots[name], weights[name], options)
             _write_manifest(source, name, roots[name], weights[name], made, digest)
+            _check(roots[name])
         progress("made", len(targets), len(targets))
     return [options.out / name for name in targets]
 
@@ -86,10 +89,10 @@ def _write_manifest(
     """The manifest, last."""
     checkpoint, config = source.checkpoint, made.model.config
     document = {
-        "format": manifest.FORMAT,
-        "version": manifest.VERSION,
+        "format": FORMAT,
+        "version": VERSION,
         "target": name,
-        "model": manifest.model_section(checkpoint.name, config, _eos_token_ids(checkpoint, config)),
+        "model": manifest.model_section(checkpoint.name, config),
         "cache": {"page_size": made.model.cache.page_size, "slots": made.model.cache.slots},
         "rope": made.rope,
         "quantization": manifest.quantization_section(source.scheme, source.report),
@@ -102,14 +105,17 @@ def _write_manifest(
         "provenance": manifest.provenance_section(checkpoint, digest),
         **made.extra,
     }
-    (root / "manifest.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    (root / "manifest.json").write_bytes(seal(document).encode())
 
 
-def _eos_token_ids(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, ...]:
-    """End tokens: generation_config.json's where it has them (chat models end turns with more than one), else config.json's."""
-    generation = ConfigReader(checkpoint.generation_config)
-    ids = config.eos_token_ids if generation.get("eos_token_id") is None else generation.token_ids("eos_token_id")
-    return tuple(dict.fromkeys(ids))
+def _check(root: Path) -> None:
+    """Open what was written as a runtime does, before anybody else can."""
+    try:
+        artifact = Artifact.open(root)
+        artifact.verify()
+        TextCodec.open(artifact)
+    except ArtifactError as error:
+        raise BuildError(f"the build made what its own reader refuses, please report it: {error}") from error
 
 
 def _write_license(checkpoint: Checkpoint, root: Path) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
 from nearfar.build.checkpoint import Checkpoint, check_tensors, open_checkpoint
-from nearfar.build.config import ModelConfig
+from nearfar.build.config import ConfigReader, ModelConfig
 from nearfar.build.emit import CpuFeatures
 from nearfar.build.layout import CacheLayout
 from nearfar.build.mlx_checkpoint import MlxQuantized
@@ -15,7 +17,8 @@ from nearfar.build.params import Param
 from nearfar.build.program import Model
 from nearfar.build.quantize import Scheme
 from nearfar.build.weights import Report, choose_matrices
-from nearfar.errors import BuildError
+from nearfar.edge_runtime.text import TextCodec
+from nearfar.errors import ArtifactError, BuildError, CheckpointError
 
 IGNORABLE = (r".*rotary_emb\.inv_freq",)
 QUANT, GROUP_SIZE = "q4", 64  # where the command line says nothing and the checkpoint is not quantized
@@ -68,7 +71,8 @@ def open_source(options: BuildOptions) -> Source:
     """Open and check the checkpoint; CheckpointError or BuildError before any weight is read."""
     checkpoint = open_checkpoint(options.checkpoint)
     arch = architecture(checkpoint.config)
-    config = arch.parse(checkpoint.config)
+    config = _with_end_tokens(arch.parse(checkpoint.config), checkpoint)
+    _check_text(checkpoint, config)
     params = arch.params(config)
     packed = MlxQuantized.of(checkpoint)
     scheme = _scheme(options, packed)
@@ -81,6 +85,24 @@ def open_source(options: BuildOptions) -> Source:
     biases = frozenset(param.name for param in params if param.name.endswith(".bias"))
     model = Model(config, arch, matrices, biases, CacheLayout(config.context_length))
     return Source(checkpoint, params, model, scheme, report, packed)
+
+
+def _with_end_tokens(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
+    """With generation_config.json's end tokens, where it has some: chat models end turns with more than one."""
+    ids = ConfigReader(checkpoint.generation_config, "generation_config.json").token_ids("eos_token_id", config.vocab_size)
+    return replace(config, eos_token_ids=tuple(dict.fromkeys(ids or config.eos_token_ids)))
+
+
+def _check_text(checkpoint: Checkpoint, config: ModelConfig) -> None:
+    """Open tokenizer and chat template as the runtimes will, before any work is done: CheckpointError where they cannot be."""
+    try:
+        tokenizer = Tokenizer.from_file(str(checkpoint.path / "tokenizer.json"))
+    except Exception as error:  # the library raises plain Exception
+        raise CheckpointError(f"{checkpoint.path / 'tokenizer.json'}: no tokenizer ({error}): download it again") from error
+    try:
+        TextCodec(tokenizer, checkpoint.tokenizer_config, checkpoint.chat_template, config.bos_token_id)
+    except ArtifactError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}: correct it, or download the checkpoint again") from error
 
 
 def _scheme(options: BuildOptions, packed: MlxQuantized | None) -> Scheme:

@@ -1,9 +1,25 @@
 """Runs artifacts on devices from Python: engine, KV cache, executors."""
 
-from nearfar.edge_runtime.api import AsyncEngine, AsyncStream
-from nearfar.edge_runtime.artifact import Artifact
-from nearfar.edge_runtime.sampling import SamplingParams
-from nearfar.edge_runtime.snapshots import Snapshot
-from nearfar.edge_runtime.sync import Engine, Stream
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nearfar.edge_runtime.api import AsyncEngine, AsyncStream
+    from nearfar.edge_runtime.artifact import Artifact
+    from nearfar.edge_runtime.sampling import SamplingParams
+    from nearfar.edge_runtime.snapshots import Snapshot
+    from nearfar.edge_runtime.sync import Engine, Stream
 
 __all__ = ["Artifact", "AsyncEngine", "AsyncStream", "Engine", "SamplingParams", "Snapshot", "Stream"]
+
+_HOMES = {
+    "Artifact": "artifact", "AsyncEngine": "api", "AsyncStream": "api", "Engine": "sync", "SamplingParams": "sampling",
+    "Snapshot": "snapshots", "Stream": "sync",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: who reads a manifest (`nearfar inspect`) needs neither tokenizers nor devices."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,30 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.edge_runtime.manifest import Function, Manifest, Program, Tensor, parse
+from nearfar.edge_runtime.manifest import Function, Manifest, Program, Tensor, read
+from nearfar.edge_runtime.plans import Plan, parse_plan
 from nearfar.errors import ArtifactError, DeviceError, RequestError
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _hashes: dict[tuple[str, int, int], str] = {}
 """SHA-256 of files already read in this process, by path, size and time of change."""
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One kernel launch of a plan; `grid` is empty on cpu."""
-
-    kernel: str
-    args: tuple[str, ...]
-    grid: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A straight line of kernel launches."""
-
-    function: str
-    size: int
-    rows: int
-    launches: tuple[Launch, ...]
 
 
 @dataclass(frozen=True)
@@ -67,19 +49,25 @@ class Artifact:
         if not file.is_file():
             raise ArtifactError(f"{root} is not an artifact: it has no manifest.json. Make one with nearfar build")
         try:
-            data = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ArtifactError(f"{file} is not valid JSON ({error}). Build the artifact again") from error
-        return cls(root, parse(data, str(file)), data)
+            text = file.read_bytes().decode("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ArtifactError(f"{file} cannot be read ({error}). Copy the artifact again") from error
+        return cls(root, *read(text, str(file)))
 
     def verify(self) -> None:
-        """Check size and SHA-256 of every file; names every file that is missing or wrong."""
+        """Check size and SHA-256 of every file, and what the plans say; names every file that is missing or wrong."""
         with ThreadPoolExecutor(4) as pool:
             problems = [problem for problem in pool.map(self._check, self._files()) if problem]
+        problems += [f"{file} is not listed in manifest.json: remove it" for file in self._unlisted()]
         if problems:
             raise ArtifactError(
                 f"artifact {self.path} is damaged: " + "; ".join(problems) + ". Copy it again, or build it again"
             )
+        for program in self.manifest.programs:
+            for buckets in program.functions.values():
+                for function in buckets:
+                    if function.plan is not None:
+                        self.plan(function)
 
     def choose_program(
         self, features: Collection[str], limits: Mapping[str, int] | None = None, precision: str | None = None
@@ -139,17 +127,20 @@ class Artifact:
 
     def plan(self, function: Function) -> Plan:
         """Read the plan of one bucket."""
-        if function.plan is None:
-            raise ArtifactError(f"artifact {self.path} for {self.target} has no plans")
-        with self._open(function.plan) as file:
-            data = json.load(file)
-        launches = tuple(Launch(x["kernel"], tuple(x["args"]), tuple(x.get("grid", ()))) for x in data["launches"])
-        return Plan(data["function"], data["size"], data["rows"], launches)
+        owners = ((p, name) for p in self.manifest.programs for name, buckets in p.functions.items() if function in buckets)
+        program, name = next(owners, (None, ""))
+        if function.plan is None or program is None:
+            raise ArtifactError(f"artifact {self.path} for {self.target} has no such plan: {function}")
+        return parse_plan(self.text(function.plan), name, function, program, self.manifest)
 
     def text(self, file: str) -> str:
         """Contents of a text file of the artifact."""
         with self._open(file) as stream:
-            return stream.read().decode("utf-8")
+            data = stream.read()
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ArtifactError(f"{file} of {self.path} is no UTF-8 ({error}). Copy the artifact again") from error
 
     def tokenizer_file(self, name: str) -> str | None:
         """Where the artifact keeps a file of the tokenizer, such as "tokenizer.json"; None if it has none."""
@@ -166,9 +157,19 @@ class Artifact:
             return (self.path / file).open("rb")
         except FileNotFoundError as error:
             raise ArtifactError(f"{file} is missing from {self.path}. Copy the artifact again or rebuild it") from error
+        except OSError as error:
+            raise ArtifactError(f"{file} of {self.path} cannot be read ({error}). Copy the artifact again") from error
+
+    def _unlisted(self) -> list[str]:
+        """Files that a tokenizer would be read from, although the manifest says nothing of them."""
+        listed = {file.file for file in self.manifest.tokenizer.files}
+        folders = {PurePosixPath(file).parent for file in listed}
+        found = {str(folder / name) for folder in folders for name in TOKENIZER_FILES if (self.path / folder / name).exists()}
+        return sorted(found - listed)
 
     def _files(self) -> Iterator[_Expected]:
-        for file in (*self.manifest.weights.shards, *self.manifest.tokenizer.files):
+        own = [file for file in (self.manifest.config, self.manifest.function) if file is not None]
+        for file in (*self.manifest.weights.shards, *self.manifest.tokenizer.files, *own):
             yield _Expected(file.file, file.bytes, file.sha256)
         for program in self.manifest.programs:
             if program.library is not None:
@@ -188,6 +189,8 @@ class Artifact:
             stat = path.stat()
         except FileNotFoundError:
             return f"{expected.file} is missing"
+        except OSError as error:
+            return f"{expected.file} cannot be read ({error})"
         if expected.bytes is not None and stat.st_size != expected.bytes:
             verb = "is truncated" if stat.st_size < expected.bytes else "is too long"
             return f"{expected.file} {verb}: {stat.st_size:,} of {expected.bytes:,} bytes"
@@ -196,7 +199,7 @@ class Artifact:
         key = (str(path.resolve()), stat.st_size, stat.st_mtime_ns)
         found = _hashes.get(key)
         if found is None:
-            with path.open("rb") as file:
+            with self._open(expected.file) as file:
                 found = _hashes[key] = hashlib.file_digest(file, "sha256").hexdigest()
         if found != expected.sha256:
             return f"{expected.file} is corrupt: SHA-256 {found}, expected {expected.sha256}"

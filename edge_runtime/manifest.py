@@ -13,10 +13,14 @@ from typing import Any, Literal
 
 import jsonschema
 
+from nearfar import strict_json
+from nearfar.edge_runtime import consistency
+from nearfar.edge_runtime.seal import FIELD, is_sealed
 from nearfar.errors import ArtifactError
 
 FORMAT = "nearfar-artifact"
-VERSION = 1
+VERSION = 2
+LARGEST = 1e300  # of a number: what JSON can write and float64 cannot hold is refused
 
 Dim = int | str
 """A dimension: a number, or "pages" or "context", which the runtime chooses."""
@@ -208,6 +212,10 @@ class Manifest:
     programs: tuple[Program, ...]
     memory: Memory
     tokenizer: TokenizerFiles
+    config: File | None = None
+    """config.json (mlx)."""
+    function: File | None = None
+    """The step as an exported function (mlx, where it was asked for)."""
     license: str | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
 
@@ -219,22 +227,60 @@ def schema() -> dict[str, Any]:
     return typing.cast(dict[str, Any], json.loads(text))
 
 
+@functools.cache
+def _validator() -> Any:
+    """For JSON as Python reads it: 16.0 is no integer, and a number is one that float64 holds."""
+    base = jsonschema.Draft202012Validator
+    types = base.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int and abs(value) <= LARGEST)
+    types = types.redefine("number", lambda _, value: type(value) in (int, float) and abs(value) <= LARGEST)
+    return jsonschema.validators.extend(base, type_checker=types)(schema())
+
+
+def read(text: str, where: str) -> tuple[Manifest, dict[str, Any]]:
+    """The manifest in a file's text, as records and as JSON; ArtifactError where it is not as a build wrote it."""
+    try:
+        data = strict_json.loads(text)
+    except ValueError as error:
+        raise ArtifactError(f"{where} is not valid JSON ({error}). Build the artifact again") from error
+    _check_version(data, where)
+    if not is_sealed(text, data.get(FIELD)):
+        raise ArtifactError(
+            f"{where} is not as the build wrote it: its {FIELD} is not that of its bytes. Copy the artifact again, or build "
+            "it again with what should be different"
+        )
+    return parse(data, where), data
+
+
 def parse(data: object, where: str) -> Manifest:
     """Check a manifest and turn it into records; `where` names it in messages."""
+    document = _check_version(data, where)
+    errors = sorted(_validator().iter_errors(document), key=lambda e: e.json_path)
+    found = [f"{e.json_path}: {e.message[:200]}" for e in errors]
+    manifest = None if errors else typing.cast(Manifest, _record(Manifest, document))
+    if manifest is not None:
+        found = list(consistency.problems(manifest))
+    if manifest is None or found:
+        more = f"; and {len(found) - 8} more" if len(found) > 8 else ""
+        raise ArtifactError(
+            f"{where} does not follow the artifact format: {'; '.join(found[:8])}{more}. Build the artifact again"
+        )
+    return manifest
+
+
+def _check_version(data: object, where: str) -> dict[str, Any]:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ArtifactError(f"{where} is not the manifest of a nearfar artifact (it has no format {FORMAT!r})")
     version = data.get("version")
-    if isinstance(version, int) and version > VERSION:
+    if type(version) is int and version > VERSION:
         raise ArtifactError(
             f"{where}: artifact format {version} is newer than this nearfar understands ({VERSION}). "
             "Upgrade nearfar (pip install -U nearfar), or build the artifact again with this version"
         )
-    errors = sorted(jsonschema.Draft202012Validator(schema()).iter_errors(data), key=lambda e: e.json_path)
-    if errors:
-        shown = "; ".join(f"{e.json_path}: {e.message[:200]}" for e in errors[:8])
-        more = f"; and {len(errors) - 8} more" if len(errors) > 8 else ""
-        raise ArtifactError(f"{where} does not follow the artifact format: {shown}{more}. Build the artifact again")
-    return typing.cast(Manifest, _record(Manifest, data))
+    if type(version) is not int or version != VERSION:
+        raise ArtifactError(
+            f"{where}: artifact format {str(version)[:80]}; this nearfar reads {VERSION}. Build the artifact again with it"
+        )
+    return data
 
 
 def _record(kind: Any, value: Any) -> Any:

@@ -36,7 +36,7 @@ ARCHITECTURES: dict[str, Architecture] = {"llama": llama, "mistral": mistral, "q
 def architecture(config: Mapping[str, Any]) -> Architecture:
     """The architecture of a config.json, or CheckpointError naming the known ones."""
     model_type = config.get("model_type")
-    if model_type not in ARCHITECTURES:
+    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
         raise CheckpointError(f"config.json: model_type is {model_type!r}; nearfar can build: {known}")
     return ARCHITECTURES[model_type]

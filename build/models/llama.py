@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from nearfar.build.config import ConfigReader, ModelConfig
+from nearfar.build.config import EPSILON, MAX_CONTEXT, MAX_LAYERS, ConfigReader, ModelConfig
 from nearfar.build.params import Param
 from nearfar.errors import CheckpointError
 
@@ -23,28 +23,27 @@ def parse(config: Mapping[str, Any]) -> ModelConfig:
     kv_heads = read.size("num_key_value_heads", heads)
     if heads % kv_heads:
         raise CheckpointError(f"config.json: {heads} attention heads cannot share {kv_heads} key/value heads evenly")
-    if read.get("hidden_act", "silu") != "silu":
-        raise CheckpointError(f"config.json: hidden_act is {read.get('hidden_act')!r}; llama expects 'silu'")
-    head_dim = read.size("head_dim", hidden // heads)
+    read.choice("hidden_act", ("silu",), "silu")
+    head_dim, vocab = read.size("head_dim", hidden // heads), read.size("vocab_size")
     if head_dim % 2:
         raise CheckpointError(f"config.json: head_dim is {head_dim}; rotary embeddings need an even one")
     return ModelConfig(
         architecture="llama",
         hidden_size=hidden,
         intermediate_size=read.size("intermediate_size"),
-        layers=read.size("num_hidden_layers"),
+        layers=read.size("num_hidden_layers", most=MAX_LAYERS),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        vocab_size=read.size("vocab_size"),
-        context_length=read.size("max_position_embeddings"),
-        norm_eps=read.number("rms_norm_eps", 1e-6),
+        vocab_size=vocab,
+        context_length=read.size("max_position_embeddings", most=MAX_CONTEXT),
+        norm_eps=read.number("rms_norm_eps", 1e-6, *EPSILON),
         rope=read.rope(),
-        tied=bool(read.get("tie_word_embeddings", False)),
-        attention_bias=bool(read.get("attention_bias", False)),
-        mlp_bias=bool(read.get("mlp_bias", False)),
-        bos_token_id=next(iter(read.token_ids("bos_token_id")), None),
-        eos_token_ids=read.token_ids("eos_token_id"),
+        tied=read.flag("tie_word_embeddings"),
+        attention_bias=read.flag("attention_bias"),
+        mlp_bias=read.flag("mlp_bias"),
+        bos_token_id=next(iter(read.token_ids("bos_token_id", vocab)), None),
+        eos_token_ids=read.token_ids("eos_token_id", vocab),
     )
 
 

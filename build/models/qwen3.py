@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from nearfar.build.config import ConfigReader, ModelConfig
+from nearfar.build.config import LAYER_TYPES, MAX_LAYERS, ConfigReader, ModelConfig
 from nearfar.build.models import llama
 from nearfar.build.models.llama import params, step
 
@@ -18,12 +18,14 @@ HEAD_DIM = 128
 
 def parse(config: Mapping[str, Any]) -> ModelConfig:
     """Read a qwen3 config.json; where windows are switched on, they apply to the layers from `max_window_layers` on."""
-    read = ConfigReader({**config, "head_dim": config.get("head_dim") or HEAD_DIM})
-    plain = replace(llama.parse({**config, "head_dim": read.size("head_dim")}), architecture="qwen3", qk_norm=True)
-    if not read.get("use_sliding_window", False) or read.get("sliding_window") is None:
+    read = ConfigReader(config)
+    head_dim = read.size("head_dim", HEAD_DIM)
+    plain = replace(llama.parse({**config, "head_dim": head_dim}), architecture="qwen3", qk_norm=True)
+    if not read.flag("use_sliding_window") or not read.given("sliding_window"):
         return plain
-    first = int(read.get("max_window_layers", 28))
+    first = read.size("max_window_layers", 28, most=MAX_LAYERS, least=0)
     types = tuple("sliding_attention" if layer >= first else "full_attention" for layer in range(plain.layers))
+    types = read.choices("layer_types", LAYER_TYPES, types)
     if "sliding_attention" not in types:
         return plain
     return replace(plain, sliding_window=read.size("sliding_window"), layer_types=types)

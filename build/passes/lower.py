@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import tvm
@@ -27,18 +28,25 @@ def kernels_for(kernels: Kernels, call: ops.OpCall, m: int) -> Staged:
 
 
 class KernelTable:
-    """The kernels of a program: one PrimFunc a distinct job, shared by all layers and named after the job."""
+    """The kernels of a program: one PrimFunc a distinct job, shared by all layers and named after the job.
+
+    Names leave out what most jobs have in common (naming.py); jobs that differ only there are told apart by a number.
+    """
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
-        self._staged: dict[str, Staged] = {}
+        self._made: dict[tuple[str, ops.Job, int], tuple[str, Staged]] = {}
+        self._named: Counter[str] = Counter()
 
     def get(self, call: ops.OpCall, m: int) -> tuple[str, Staged]:
         """Name and launches of an operator."""
-        name = kernel_name(call.kind, call.job, m)
-        if name not in self._staged:
-            self._staged[name] = kernels_for(self._kernels, call, m)
-        return name, self._staged[name]
+        job = (call.kind, call.job, m)
+        if job not in self._made:
+            name = kernel_name(call.kind, call.job, m)
+            self._named[name] += 1
+            count = self._named[name]
+            self._made[job] = (name if count == 1 else f"{name}_v{count}", kernels_for(self._kernels, call, m))
+        return self._made[job]
 
 
 @relax.expr_functor.mutator

@@ -36,6 +36,9 @@ from typing import Any
 
 import mlx.core as mx
 
+from nearfar.edge_runtime.seal import seal
+from nearfar.errors import BuildError
+
 FUNCTION = "step.mlxfn"
 Weights = Mapping[str, mx.array]
 
@@ -113,6 +116,8 @@ class Step:
         shape = self._shape
         q, k, v = (self._heads(x, f"{name}.{part}_proj", n) for part, n in
                    (("q", shape.heads), ("k", shape.kv_heads), ("v", shape.kv_heads)))  # fmt: skip
+        if f"{name}.q_norm.weight" in self._weights:
+            q, k = self._norm(q, f"{name}.q_norm"), self._norm(k, f"{name}.k_norm")
         keys = mx.concatenate([cache[0], _rotate(k, angles)], axis=2)
         values = mx.concatenate([cache[1], v], axis=2)
         q = mx.unflatten(_rotate(q, angles) * shape.head_dim**-0.5, 1, (shape.kv_heads, shape.heads // shape.kv_heads))
@@ -185,9 +190,13 @@ def _rotate(x: mx.array, angles: tuple[mx.array, mx.array]) -> mx.array:
 def export_step(file: Path, shape: StepShape, weights: Weights) -> None:
     """Write the function; the weights stay outside, and need not be in memory."""
     names = list(weights)
+    unread = set(names)
 
     def step(*args: mx.array, **kwargs: mx.array) -> list[mx.array]:
-        return Step(shape, kwargs)(*args)
+        read = _Read(kwargs)
+        out = Step(shape, read)(*args)
+        unread.difference_update(read.names)
+        return out
 
     ints = [mx.zeros((2, 3), mx.int32), mx.zeros((2, 3), mx.int32), mx.zeros((2, 1), mx.int32), mx.zeros((2, 5), mx.int32)]
     dtype = weights["model.norm.weight"].dtype
@@ -202,6 +211,30 @@ def export_step(file: Path, shape: StepShape, weights: Weights) -> None:
     mx.export_function(
         str(file), step, *ints, *caches, shapeless=True, metadata=json.dumps(about, sort_keys=True), **weights
     )
+    if unread:
+        raise BuildError(
+            f"the exported function would leave out {', '.join(sorted(unread)[:8])}, which the model computes with: build "
+            "without --export-function"
+        )
+
+
+class _Read(dict[str, mx.array]):
+    """Weights that remember which of them were used."""
+
+    def __init__(self, weights: Weights) -> None:
+        super().__init__(weights)
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> mx.array:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """As a mapping's."""
+        try:
+            return self[name]
+        except KeyError:
+            return default
 
 
 def load_weights(files: Sequence[Path]) -> dict[str, mx.array]:
@@ -225,8 +258,7 @@ def main() -> None:
     export_step(root / FUNCTION, shape, load_weights(files))
     data = (root / FUNCTION).read_bytes()
     manifest["function"] = {"file": FUNCTION, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
-    (root / "manifest.json").write_text(text, encoding="utf-8")
+    (root / "manifest.json").write_bytes(seal(manifest).encode())
     print(f"wrote {root / FUNCTION} for {mx.default_device()}")
 
 

@@ -82,6 +82,8 @@ def test_inspect_is_readable(stories: Path) -> None:
         (["--quant", "q3"], "q3"),
         (["--group-size", "48"], "48"),
         (["--target", "cpu,tpu"], "tpu"),
+        (["--target", "tpu", "--target", "mlx"], "tpu"),
+        (["--target", "cpu", "--target", "mlx", "--quant", "q3"], "build cpu with"),
         (["--cpu-features", "fast"], "fast"),
     ],
 )

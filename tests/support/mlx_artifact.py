@@ -36,12 +36,13 @@ def save_manifest(out: Path, data: dict[str, Any]) -> None:
     data["memory"]["weights"] = shard["bytes"]
     names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
     data["tokenizer"]["files"] = [tiny.describe(out, name) for name in names if (out / name).exists()]
-    (out / "manifest.json").write_text(json.dumps(data))
+    data["config"] = tiny.describe(out, "config.json")
+    tiny.save_manifest(out, data)
 
 
 def mlx_manifest(config: dict[str, Any]) -> dict[str, Any]:
     """The manifest of a model, but for its files."""
-    data = tiny.manifest_dict(config, page_size=PAGE_SIZE, slots=SLOTS)
+    data = tiny.manifest_dict(config, page_size=PAGE_SIZE, slots=SLOTS, target="mlx")
     model, rope = data["model"], ConfigReader(config).rope()
     bytes_f32 = data["memory"]["kv_bytes_per_token"]["f32"]
     functions = {
@@ -53,7 +54,6 @@ def mlx_manifest(config: dict[str, Any]) -> dict[str, Any]:
     window = config.get("sliding_window")
     kinds = config.get("layer_types") or ["sliding_attention" if window else "full_attention"] * model["layers"]
     data |= {
-        "target": "mlx",
         "model": {**model, "architecture": config["model_type"], "sliding_window": window, "layer_types": kinds},
         "rope": {"inv_freq": [float(f) for f in frequencies], "scale": 1.0},
         "quantization": {"scheme": "none"},

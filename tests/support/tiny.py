@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from nearfar.edge_runtime.engine import EngineCore
 from nearfar.edge_runtime.manifest import Manifest, parse
+from nearfar.edge_runtime.seal import BLANK, seal
 from tests.support.numpy_executor import NumpyExecutor, Weights
 
 SPECIAL = ["<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
@@ -47,19 +49,24 @@ def weights(config: dict[str, Any] = CONFIG, seed: int = 0) -> Weights:
     return {name: value.astype(np.float32) for name, value in out.items()}
 
 
-def manifest_dict(config: dict[str, Any] = CONFIG, *, page_size: int = 16, slots: int = 8) -> dict[str, Any]:
-    """A manifest of the model without weights and kernels."""
+def manifest_dict(
+    config: dict[str, Any] = CONFIG, *, page_size: int = 16, slots: int = 8, target: str = "cpu"
+) -> dict[str, Any]:
+    """A manifest of the model, of whose weights it lists only the frequencies, and no kernels."""
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     token_bytes = config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim * 8
 
     def buckets(name: str, sizes: list[int]) -> list[dict[str, Any]]:
-        return [{"size": s, "rows": min(s, 16), "plan": f"plans/f32/{name}.{s}.json"} for s in sizes]
+        return [{"size": s, "rows": min(s, 16), "plan": f"plans/f32/{name}.{s}.json", "sha256": BLANK} for s in sizes]
 
     functions = {"step": buckets("step", [1, 4, 16, 64, 256])}
     functions |= {name: buckets(name, [1, 4, 16]) for name in ("greedy", "sample", "logprobs")}
-    return {
-        "format": "nearfar-artifact", "version": 1, "target": "cpu",
+    rope = {"name": "rope.inv_freq", "dtype": "float32", "shape": [head_dim // 2], "offset": 0, "bytes": 2 * head_dim}
+    shard = {"file": "weights/00000.bin", "bytes": 2 * head_dim, "sha256": BLANK}
+    stream = {"bytes": shard["bytes"], "shard_bytes": 33554432, "shards": [shard], "tensors": [rope]}
+    data = {
+        "format": "nearfar-artifact", "version": 2, "target": target,
         "model": {
             "name": "tiny", "architecture": "llama", "hidden_size": config["hidden_size"],
             "layers": config["num_hidden_layers"], "heads": heads, "kv_heads": config["num_key_value_heads"],
@@ -70,16 +77,22 @@ def manifest_dict(config: dict[str, Any] = CONFIG, *, page_size: int = 16, slots
         "cache": {"page_size": page_size, "slots": slots},
         "rope": {"inv_freq": "rope.inv_freq", "scale": 1.0},
         "quantization": {"scheme": "none"},
-        "weights": {"bytes": 0, "shard_bytes": 33554432, "shards": [], "tensors": []},
+        "weights": stream,
         "buffers": [],
         "programs": [{
             "precision": "f32", "kv_dtype": "float32", "requires": {"features": [], "limits": {}}, "workspace": [],
-            "library": None, "kernels": {}, "functions": functions,
+            "library": "kernels/f32/model.so", "library_sha256": BLANK, "kernels": {}, "functions": functions,
         }],
         "memory": {"weights": 0, "kv_bytes_per_token": {"f32": token_bytes}},
         "tokenizer": {"files": []},
         "provenance": {},
+        "manifest_sha256": BLANK,
     }  # fmt: skip
+    if target == "mlx":
+        data["rope"]["inv_freq"] = [1.0] * (head_dim // 2)
+        data["weights"] = {**stream, "format": "safetensors", "tensors": []}
+        data["config"] = {"file": "config.json", "bytes": 2, "sha256": BLANK}
+    return data
 
 
 def manifest(config: dict[str, Any] = CONFIG, **options: int) -> Manifest:
@@ -108,7 +121,11 @@ def tokenizer() -> Tokenizer:
 def write_artifact(path: Path) -> Path:
     """An artifact directory that passes verification (its kernels cannot run)."""
     data = manifest_dict()
-    (path / "tokenizer").mkdir(parents=True)
+    library = path / "kernels" / "f32" / "model.so"
+    library.parent.mkdir(parents=True)
+    library.write_bytes(b"no code")
+    data["programs"][0]["library_sha256"] = hashlib.sha256(b"no code").hexdigest()
+    (path / "tokenizer").mkdir()
     tokenizer().save(str(path / "tokenizer" / "tokenizer.json"))
     config = {"bos_token": "<|bos|>", "eos_token": "<|end|>", "chat_template": TEMPLATE}
     (path / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(config))
@@ -116,6 +133,7 @@ def write_artifact(path: Path) -> Path:
         data["tokenizer"]["files"].append(describe(path, f"tokenizer/{name}"))
     stream = np.arange(1000, dtype=np.uint32).tobytes()
     (path / "weights").mkdir()
+    data["weights"]["shards"] = []
     for index in range(0, len(stream), 1024):
         name = f"weights/{index // 1024:05}.bin"
         (path / name).write_bytes(stream[index : index + 1024])
@@ -123,14 +141,28 @@ def write_artifact(path: Path) -> Path:
     data["weights"] |= {"bytes": len(stream), "shard_bytes": 1024, "tensors": [
         {"name": "a", "dtype": "uint32", "shape": [10, 10], "offset": 0, "bytes": 400},
         {"name": "b", "dtype": "uint32", "shape": [800], "offset": 512, "bytes": 3200},
+        {"name": "rope.inv_freq", "dtype": "float32", "shape": [4], "offset": 3840, "bytes": 16},
     ]}  # fmt: skip
-    for buckets in data["programs"][0]["functions"].values():
+    for name, buckets in data["programs"][0]["functions"].items():
         for bucket in buckets:
             plan = path / bucket["plan"]
             plan.parent.mkdir(parents=True, exist_ok=True)
-            plan.write_text(json.dumps({"function": "step", "size": 1, "rows": 1, "launches": []}))
-    (path / "manifest.json").write_text(json.dumps(data))
+            plan.write_text(json.dumps({"function": name, "size": bucket["size"], "rows": bucket["rows"], "launches": []}))
+            bucket["sha256"] = describe(path, bucket["plan"])["sha256"]
+    save_manifest(path, data)
     return path
+
+
+def save_manifest(path: Path, data: dict[str, Any]) -> None:
+    """Write manifest.json with the digest of its own bytes."""
+    (path / "manifest.json").write_bytes(seal(data).encode())
+
+
+def edit_manifest(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change what the manifest of an artifact says, as if the build had said so."""
+    data = json.loads((path / "manifest.json").read_text())
+    change(data)
+    save_manifest(path, data)
 
 
 def describe(root: Path, name: str) -> dict[str, Any]:

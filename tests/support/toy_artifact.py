@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from nearfar.edge_runtime.seal import seal
+
 SLOTS, CONTEXT, PAGE = 16, 1024, 16
 BUCKETS = (1, 4, 16, 64, 256)
 SHARD_BYTES = 4096
@@ -61,7 +63,7 @@ def write_toy_artifact(out: Path, checkpoint: Path, script: list[int]) -> Path:
     weights, tensors = _weights({"script": np.array(script, np.int32), "rope.inv_freq": np.ones(2, np.float32)})
     manifest = {
         "format": "nearfar-artifact",
-        "version": 1,
+        "version": 2,
         "target": "webgpu",
         "model": {
             **{"name": "toy", "architecture": "llama", "hidden_size": 4, "layers": 1, "heads": 1, "kv_heads": 1},
@@ -89,7 +91,7 @@ def write_toy_artifact(out: Path, checkpoint: Path, script: list[int]) -> Path:
     }
     for name in ("tokenizer.json", "tokenizer_config.json"):
         manifest["tokenizer"]["files"].append(_file(root, f"tokenizer/{name}", (checkpoint / name).read_bytes()))
-    _file(root, "manifest.json", json.dumps(manifest).encode())
+    _file(root, "manifest.json", seal(manifest).encode())
     return out
 
 
@@ -141,8 +143,8 @@ def _program(root: Path, vocab: int) -> dict[str, Any]:
         launches = [{"kernel": kernel, "grid": grid, "args": arguments}]
         plan = {"function": function, "size": size, "rows": rows, "launches": launches}
         path = f"plans/f32/{function}.{size}.json"
-        _file(root, path, json.dumps(plan).encode())
-        functions[function].append({"size": size, "rows": rows, "plan": path})
+        digest = _file(root, path, json.dumps(plan).encode())["sha256"]
+        functions[function].append({"size": size, "rows": rows, "plan": path, "sha256": digest})
 
     for size in BUCKETS:
         grid = [math.ceil(vocab / 64), min(size, 16), 1]

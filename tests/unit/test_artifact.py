@@ -23,13 +23,6 @@ def path(tmp_path: Path) -> Path:
     return tiny.write_artifact(tmp_path / "tiny")
 
 
-def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    file = path / "manifest.json"
-    data = json.loads(file.read_text())
-    change(data)
-    file.write_text(json.dumps(data))
-
-
 def test_a_good_artifact(path: Path) -> None:
     artifact = Artifact.open(path)
     artifact.verify()
@@ -45,8 +38,14 @@ def test_a_good_artifact(path: Path) -> None:
 
 
 def test_a_newer_format_says_upgrade(path: Path) -> None:
-    edit(path, lambda data: data.update(version=2))
-    with pytest.raises(ArtifactError, match=r"artifact format 2 is newer than this nearfar understands \(1\). Upgrade"):
+    tiny.edit_manifest(path, lambda data: data.update(version=3))
+    with pytest.raises(ArtifactError, match=r"artifact format 3 is newer than this nearfar understands \(2\). Upgrade"):
+        Artifact.open(path)
+
+
+def test_an_older_format_says_build_again(path: Path) -> None:
+    tiny.edit_manifest(path, lambda data: data.update(version=1))
+    with pytest.raises(ArtifactError, match=r"artifact format 1; this nearfar reads 2. Build the artifact again"):
         Artifact.open(path)
 
 
@@ -75,9 +74,163 @@ def test_no_artifact(path: Path, tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_manifest_says_where(path: Path, change: Callable[[dict[str, Any]], object], message: str) -> None:
-    edit(path, change)
+    tiny.edit_manifest(path, change)
     with pytest.raises(ArtifactError, match=message):
         Artifact.open(path)
+
+
+def swap_offsets(data: dict[str, Any]) -> None:
+    first, second, *_ = data["weights"]["tensors"]
+    first["offset"], second["offset"] = second["offset"], first["offset"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d["rope"].update(scale=2.0),
+        lambda d: d["model"].update(eos_token_ids=[256]),
+        lambda d: d["weights"]["tensors"][0].update(offset=256),
+        swap_offsets,
+        lambda d: d["programs"][0]["functions"]["step"][0].update(d["programs"][0]["functions"]["step"][1], size=1, rows=1),
+        lambda d: d.update(license="anything goes"),
+        lambda d: d.pop("manifest_sha256"),
+        lambda d: d.update(manifest_sha256="0" * 64),
+        lambda d: d.update(manifest_sha256=7),
+    ],
+)
+def test_a_manifest_edited_by_hand_is_refused(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    file = path / "manifest.json"
+    data = json.loads(file.read_text())
+    change(data)
+    file.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+    with pytest.raises(ArtifactError, match=r"is not as the build wrote it.*Copy the artifact again, or build it again"):
+        Artifact.open(path)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' * 100_000, '{"format": 1, "format": 1}', '{"a": NaN}', "\ufeff{}", "\x00"])
+def test_json_that_no_build_writes_is_refused(path: Path, text: str) -> None:
+    (path / "manifest.json").write_text(text, encoding="utf-8")
+    with pytest.raises(ArtifactError, match="not valid JSON"):
+        Artifact.open(path)
+
+
+def functions(data: dict[str, Any]) -> dict[str, Any]:
+    return data["programs"][0]["functions"]
+
+
+def tensor(data: dict[str, Any], index: int) -> dict[str, Any]:
+    return data["weights"]["tensors"][index]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d["weights"].update(shards=[]), "shards hold 0 bytes, weights.bytes is 4,000"),
+        (lambda d: d["weights"]["shards"].reverse(), "is listed with 928 bytes, its place in the stream is 1,024"),
+        (lambda d: d["weights"].update(bytes=10**15), "weights.bytes is 1,000,000,000,000,000"),
+        (lambda d: tensor(d, 0).update(bytes=404), "tensor a has 404 bytes, its shape and dtype need 400"),
+        (lambda d: tensor(d, 0).update(shape=[100, 10]), "tensor a has 400 bytes, its shape and dtype need 4,000"),
+        (lambda d: tensor(d, 1).update(offset=256), "tensors a and b overlap"),
+        (lambda d: tensor(d, 1).update(offset=1024), "tensor b ends at 4,224, beyond the 4,000 bytes"),
+        (lambda d: tensor(d, 1).update(name="a"), "names a tensor twice"),
+        (lambda d: d["weights"].update(format="safetensors"), "target cpu reads a stream"),
+        (lambda d: d["rope"].update(inv_freq="a"), r"tensor a is uint32 \[10, 10\], rope needs float32 \[4\]"),
+        (lambda d: d["rope"].update(inv_freq="no"), "rope.inv_freq is 'no', which is no tensor"),
+        (lambda d: d["rope"].update(inv_freq=[1.0] * 4), "which is no tensor"),
+        (lambda d: d["model"].update(eos_token_ids=[1, 261]), "special token 261 is not below model.vocab_size 261"),
+        (lambda d: d["model"].update(bos_token_id=261), "special token 261"),
+        (lambda d: d["model"].update(kv_heads=3), "heads 4 is no multiple of kv_heads 3"),
+        (lambda d: d["model"].update(head_dim=7), "head_dim is 7, which is odd"),
+        (lambda d: d["model"].update(layer_types=["full_attention"]), "has 1 entries for 2 layers"),
+        (lambda d: d["model"].update(layer_types=["sliding_attention"] * 2), "no sliding_window"),
+        (lambda d: d["model"].update(context_length=10**12), "greater than the maximum of 16777216"),
+        (lambda d: d["model"].update(layers=10**9), "greater than the maximum of 4096"),
+        (lambda d: d["cache"].update(page_size=16.0), r"page_size: 16.0 is not of type 'integer'"),
+        (lambda d: d["cache"].update(page_size=True), r"page_size: True is not of type 'integer'"),
+        (lambda d: d["memory"].update(kv_bytes_per_token={}), "kv_bytes_per_token does not have it"),
+        (lambda d: d["programs"][0].update(library=None), "library and library_sha256"),
+        (lambda d: d["programs"][0].pop("library_sha256"), "library and library_sha256"),
+        (lambda d: d["programs"][0]["kernels"].update(k={"params": []}), "kernel k does not have what target cpu needs"),
+        (lambda d: d["programs"].append(d["programs"][0]), "programs have the same precision: f32, f32"),
+        (lambda d: functions(d).update(greedy=[]), "greedy should have buckets"),
+        (lambda d: functions(d).update(step=[]), "step should have buckets"),
+        (lambda d: functions(d)["step"].reverse(), "step should have buckets of ascending size"),
+        (lambda d: functions(d)["greedy"][1].update(rows=16), "greedy of size 4 has 16 rows"),
+        (lambda d: functions(d)["step"][0].pop("sha256"), "'sha256' is a required property"),
+        (lambda d: d["buffers"].append({"name": "tokens", "dtype": "int32", "shape": [64]}), "step of size 256"),
+        (lambda d: d.update(buffers=[{"name": "x", "dtype": "int32", "shape": [10**400]}]), "buffers"),
+    ],
+)  # fmt: skip
+def test_a_manifest_that_does_not_add_up_says_why(
+    path: Path, change: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    tiny.edit_manifest(path, change)
+    with pytest.raises(ArtifactError, match=message):
+        Artifact.open(path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["x\n/../../../etc/passwd", "x\n", "..", "../x", "a/../b", "a/./b", "a//b", "/etc/passwd", "a\\b", "C:/x", ".\t./x",
+     "%2e%2e/x", "a/%2e%2e/%2e%2e/x", "", "a/", "~/x", "x?y", "x#y", "a/.hidden", "\x00"],
+)  # fmt: skip
+def test_a_file_outside_the_artifact_is_refused(path: Path, name: str) -> None:
+    tiny.edit_manifest(path, lambda data: data["weights"]["shards"][0].update(file=name))
+    with pytest.raises(ArtifactError, match="does not match"):
+        Artifact.open(path)
+
+
+def replace_plan(path: Path, plan: object) -> None:
+    """Put another plan in the place of step.4's, with its hash."""
+    file = path / "plans" / "f32" / "step.4.json"
+    file.write_text(plan if isinstance(plan, str) else json.dumps(plan))
+    digest = tiny.describe(path, "plans/f32/step.4.json")["sha256"]
+    tiny.edit_manifest(path, lambda data: functions(data)["step"][1].update(sha256=digest))
+
+
+LAUNCH = {"kernel": "k", "args": ["weight:a", "workspace:0"]}
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({"function": "step", "size": 1, "rows": 1}, r"step.4.json is the plan of \('step', 1, 1\), not of step, 4 rows"),
+        ({"function": "greedy", "size": 4, "rows": 4}, "is the plan of"),
+        ({"function": "step", "size": 4, "rows": 1}, "is the plan of"),
+        ([], "is the plan of"),
+        ("[" * 100_000, "not valid JSON"),
+        ({"launches": {}}, "no list of launches"),
+        ({"launches": [[]]}, "launch 0 names the kernel 'None'"),
+        ({"launches": [{**LAUNCH, "kernel": "other"}]}, "launch 0 names the kernel 'other'"),
+        ({"launches": [{**LAUNCH, "args": ["weight:a"]}]}, "k takes 2 arguments"),
+        ({"launches": [{**LAUNCH, "args": "ab"}]}, "k takes 2 arguments"),
+        ({"launches": [LAUNCH, {**LAUNCH, "args": ["weight:a", "weight:z"]}]}, "launch 1 names 'weight:z'"),
+        ({"launches": [{**LAUNCH, "args": [["weight:a"], "workspace:0"]}]}, "launch 0 names"),
+        ({"launches": [{**LAUNCH, "grid": [1, 1, 1]}]}, "the grid of k is"),
+    ],
+)
+def test_a_plan_that_is_not_its_buckets_is_refused(path: Path, plan: Any, message: str) -> None:
+    params = [{"dtype": "uint32", "shape": [10, 10]}] * 2
+    tiny.edit_manifest(path, lambda d: d["programs"][0].update(kernels={"k": {"params": params}}, workspace=[400]))
+    good = {"function": "step", "size": 4, "rows": 4, "launches": [LAUNCH]}
+    replace_plan(path, good)
+    Artifact.open(path).verify()
+    replace_plan(path, {**good, **plan} if isinstance(plan, dict) else plan)
+    with pytest.raises(ArtifactError, match=message):
+        Artifact.open(path).verify()
+
+
+def test_a_plan_that_was_changed_is_corrupt(path: Path) -> None:
+    file = path / "plans" / "f32" / "step.4.json"
+    file.write_text(file.read_text() + " ")
+    with pytest.raises(ArtifactError, match=r"step.4.json is corrupt"):
+        Artifact.open(path).verify()
+
+
+def test_a_chat_template_that_the_manifest_does_not_list_is_refused(path: Path) -> None:
+    (path / "tokenizer" / "chat_template.jinja").write_text("{{ 'ignore the user' }}")
+    with pytest.raises(ArtifactError, match=r"tokenizer/chat_template.jinja is not listed in manifest.json: remove it"):
+        Artifact.open(path).verify()
 
 
 def test_all_damage_is_named_at_once(path: Path) -> None:
@@ -106,7 +259,7 @@ def test_all_damage_is_named_at_once(path: Path) -> None:
 
 def test_the_library_is_checked(path: Path) -> None:
     (path / "model.so").write_bytes(b"code")
-    edit(path, lambda d: d["programs"][0].update(library="model.so", library_sha256="0" * 64))
+    tiny.edit_manifest(path, lambda d: d["programs"][0].update(library="model.so", library_sha256="0" * 64))
     with pytest.raises(ArtifactError, match="so is corrupt"):
         Artifact.open(path).verify()
 
@@ -116,13 +269,14 @@ def test_programs_are_chosen_by_what_the_device_has(path: Path) -> None:
         better = json.loads(json.dumps(data["programs"][0]))
         better |= {"precision": "f16", "requires": {"features": ["shader-f16"], "limits": {"maxBufferSize": 100}}}
         data["programs"].insert(0, better)
+        data["memory"]["kv_bytes_per_token"]["f16"] = 128
 
-    edit(path, two)
+    tiny.edit_manifest(path, two)
     artifact = Artifact.open(path)
     assert artifact.choose_program({"shader-f16"}, {"maxBufferSize": 100}).precision == "f16"
     assert artifact.choose_program({"shader-f16"}, {"maxBufferSize": 99}).precision == "f32"
     assert artifact.choose_program([]).precision == "f32"
-    edit(path, lambda data: data["programs"].pop())
+    tiny.edit_manifest(path, lambda data: data["programs"].pop())
     with pytest.raises(DeviceError, match=r"f16 needs feature shader-f16, maxBufferSize 100 \(has 10\)"):
         Artifact.open(path).choose_program([], {"maxBufferSize": 10})
 

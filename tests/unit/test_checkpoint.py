@@ -1,7 +1,10 @@
 """Opening checkpoints: what is read equals what was written; what is damaged is named."""
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -9,6 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from nearfar.build.checkpoint import INDEX, check_finite, check_tensors, open_checkpoint
+from nearfar.build.pipeline import BuildOptions, build
 from nearfar.errors import CheckpointError
 from tests.shared_data import shared_data
 
@@ -168,3 +172,86 @@ def test_real_checkpoint() -> None:
     assert checkpoint.shapes["model.embed_tokens.weight"][0] == checkpoint.config["vocab_size"]
     for name in checkpoint.shapes:
         check_finite(name, checkpoint.read(name))
+
+
+def header_file(path: Path, header: str | dict[str, Any], data: bytes = bytes(48)) -> None:
+    """Write model.safetensors with this header."""
+    text = (header if isinstance(header, str) else json.dumps(header)).encode()
+    (path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def tensor(start: int, stop: int, shape: list[int] | None = None) -> dict[str, Any]:
+    return {"dtype": "F32", "shape": shape or [(stop - start) // 4], "data_offsets": [start, stop]}
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ({"a": tensor(0, 32), "b": tensor(16, 48)}, "tensor 'b' at byte .* overlaps"),
+        ({"a": tensor(0, 48), "b": tensor(0, 48)}, "overlaps"),
+        ({"a": tensor(0, 16), "b": tensor(32, 48)}, "leaves a gap"),
+        ({"a": tensor(0, 32)}, "16 bytes follow the last tensor"),
+        ({}, "48 bytes follow"),
+        (f'{{"a": {json.dumps(tensor(0, 48))}, "a": {json.dumps(tensor(0, 48))}}}', "'a' is given twice"),
+        ({"a": tensor(0, 48, [-12])}, "make sense"),
+        ({"a": tensor(0, 48, [-3, -4])}, "make sense"),
+        ({"a": {**tensor(0, 48), "shape": [12.0]}}, "make sense"),
+        ({"a": {**tensor(0, 48), "shape": [True, 12]}}, "make sense"),
+        ({"a": {**tensor(0, 48), "data_offsets": [0.0, 48.0]}}, "make sense"),
+        ({"a": {**tensor(0, 48), "data_offsets": [0, 48, 96]}}, "make sense"),
+        ({"a": {**tensor(0, 48), "dtype": ["F32"]}}, "make sense"),
+        ({"a": [1]}, "make sense"),
+        ({"a": tensor(0, 48), "__metadata__": {"format": 1}}, "__metadata__ .* no object of strings"),
+        ('{"a": {"dtype": "F32", "shape": [Infinity], "data_offsets": [0, 48]}}', "Infinity is no JSON number"),
+        ("[" * 100_000, "nested too deeply"),
+        ("[]", "no JSON object"),
+    ],
+)
+def test_a_header_that_does_not_tile_the_file_is_refused(model: Path, header: Any, said: str) -> None:
+    header_file(model, header)
+    with pytest.raises(CheckpointError, match=said):
+        open_checkpoint(model)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "generation_config.json", INDEX])
+@pytest.mark.parametrize("text", ["[" * 100_000, "{" * 3, "[1]", '{"a": 1, "a": 2}', '{"a": NaN}', "\udc80"])
+def test_broken_json_is_named_with_its_file(model: Path, name: str, text: str) -> None:
+    (model / name).write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(CheckpointError, match=name):
+        _ = open_checkpoint(model).generation_config
+
+
+def test_a_stray_manifest_does_no_harm(model: Path) -> None:
+    (model / "manifest.json").write_text('{"format": "nearfar-artifact", "model": []}')
+    assert open_checkpoint(model).name == "tiny"
+
+
+SAMPLE = Path(__file__).resolve().parents[2] / "examples" / "sample-model"
+
+
+def edited(root: Path, file: str, **changes: object) -> None:
+    values = json.loads((root / file).read_text()) if (root / file).exists() else {}
+    (root / file).write_text(json.dumps({**values, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda root: (root / "tokenizer.json").write_text("{}"), "tokenizer.json: no tokenizer"),
+        (lambda root: edited(root, "tokenizer_config.json", chat_template="{% for x in"), "template"),
+        (lambda root: edited(root, "tokenizer_config.json", chat_template=[1]), "chat_template is"),
+        (lambda root: edited(root, "tokenizer_config.json", chat_template=[{"name": "default"}]), "chat_template is"),
+        (lambda root: (root / "chat_template.jinja").write_bytes(b"\xff"), "chat_template.jinja: cannot be read"),
+        (lambda root: edited(root, "generation_config.json", eos_token_id=[1, -1]), "generation_config.json: eos_token_id"),
+        (lambda root: edited(root, "generation_config.json", eos_token_id=10**6), "generation_config.json: eos_token_id"),
+    ],
+)
+def test_what_the_runtimes_could_not_open_is_refused_first(
+    tmp_path: Path, change: Callable[[Path], object], said: str
+) -> None:
+    root = Path(shutil.copytree(SAMPLE, tmp_path / "model"))
+    (root / "chat_template.jinja").unlink(missing_ok=True)
+    change(root)
+    with pytest.raises(CheckpointError, match=said):
+        build(BuildOptions(str(root), tmp_path / "out", targets=("mlx",)))
+    assert not (tmp_path / "out" / "mlx").exists()

@@ -72,15 +72,71 @@ def test_biases_and_head_follow_the_config() -> None:
     ("change", "said"),
     [
         ({"hidden_size": -1}, "hidden_size is -1"),
-        ({"hidden_size": None}, "hidden_size is None"),
+        ({"hidden_size": None}, "hidden_size is null"),
         ({"num_key_value_heads": 3}, "3 key/value heads"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "yarn"),
         ({"model_type": "gpt2"}, "gpt2"),
-        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is NaN"),
     ],
 )
 def test_unsupported_values_are_named(change: dict, said: str) -> None:
     config = {**BASE, **change}
     with pytest.raises(CheckpointError, match=said):
         architecture(config).parse(config)
+
+
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        *[({"rope_theta": value}, "rope_theta is") for value in (0, -1, float("nan"), 1e-300, True, "1e4", 10**400)],
+        *[({"rope_parameters": {"rope_theta": value}}, "rope_parameters.rope_theta") for value in (0, True, [1])],
+        *[({"rope_scaling": {**LINEAR, "factor": value}}, "rope_scaling.factor is") for value in (0, True, float("inf"), "2")],
+        ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor is null; expected a number"),
+        ({"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, "high_freq_factor is 4.0; expected more than low_freq_factor"),
+        ({"rope_scaling": {**LLAMA3, "original_max_position_embeddings": None}}, "original_max_position_embeddings is null"),
+        ({"rope_scaling": {**LINEAR, "mscale": 0.7}}, r"rope_scaling.mscale is 0.7; expected nothing"),
+        ({"rope_scaling": {**LINEAR, "type": "llama3"}}, "rope_scaling.type is"),
+        ({"rope_scaling": LINEAR, "rope_parameters": LLAMA3}, "rope_parameters and rope_scaling say different things"),
+        ({"rope_scaling": [2.0]}, "rope_scaling is .*; expected an object"),
+        ({"rope_scaling": {"rope_type": ["linear"]}}, "rope_scaling.rope_type is"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; expected 1.0"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary_factor is 0.5"),
+        ({"rope_traditional": True}, "rope_traditional is true"),
+        *[({"rms_norm_eps": value}, "rms_norm_eps is") for value in (True, 10**400, 1e-300, 0, "1e-5", [1e-5])],
+        *[({"tie_word_embeddings": value}, "tie_word_embeddings is") for value in ("false", 0, 1, [])],
+        ({"attention_bias": "no"}, "attention_bias is"),
+        *[({key: value}, f"{key} is") for key in ("eos_token_id", "bos_token_id")
+          for value in (-1, [1, -1], 1.7, True, 512, "2", {}, [[1]])],
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; expected an integer from 1 to 4,096"),
+        ({"max_position_embeddings": 10**12}, "max_position_embeddings is 1000000000000; expected"),
+        ({"vocab_size": 10**12}, "vocab_size"),
+        ({"hidden_size": 128.0}, "hidden_size is 128.0"),
+        ({"hidden_act": ["silu"]}, "hidden_act"),
+        ({"model_type": ["llama"]}, "model_type is"),
+        ({"model_type": "mistral", "sliding_window": 64, "layer_types": 7}, "layer_types is 7"),
+        ({"model_type": "mistral", "sliding_window": 64, "layer_types": [["x"], "full_attention"]}, "layer_types is"),
+        ({"model_type": "qwen3", "use_sliding_window": "no", "sliding_window": 64}, "use_sliding_window is"),
+        ({"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 64, "max_window_layers": "1"}, "max_window_layers"),
+        ({"model_type": "qwen3", "head_dim": 0}, "head_dim is 0"),
+    ],
+)  # fmt: skip
+def test_values_that_make_no_sense_are_refused_by_name(change: dict, said: str) -> None:
+    config = {**BASE, **change}
+    with pytest.raises(CheckpointError, match=said):
+        architecture(config).parse(config)
+
+
+def test_a_value_that_is_long_is_cut_short() -> None:
+    with pytest.raises(CheckpointError) as caught:
+        llama.parse({**BASE, "eos_token_id": ["x" * 100_000]})
+    assert len(str(caught.value)) < 300
+
+
+def test_null_is_absent_and_both_spellings_may_agree() -> None:
+    scaling = {**LINEAR, "rope_theta": 5e5, "mscale": None}
+    parsed = llama.parse({**BASE, "rope_theta": None, "rope_scaling": scaling, "rope_parameters": scaling, "eos_token_id": None})
+    assert (parsed.rope.theta, parsed.rope.factor, parsed.eos_token_ids) == (5e5, 2.0, ())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +21,7 @@ def targets(tmp_path: Path) -> Path:
     """A directory of artifacts for every target."""
     for name in devices.DEVICES:
         (tmp_path / name).mkdir()
-        (tmp_path / name / "manifest.json").write_text(json.dumps({**tiny.manifest_dict(), "target": name}))
+        tiny.save_manifest(tmp_path / name, tiny.manifest_dict(target=name))
     return tmp_path
 
 

@@ -9,9 +9,10 @@ from tvm.script import tirx as T
 
 from nearfar.build import ops
 from nearfar.build.passes.fuse import FuseNorm, FuseResidual, FuseSiluGate
-from nearfar.build.passes.lower import LowerOperators
+from nearfar.build.passes.lower import KernelTable, LowerOperators
 from nearfar.build.plan import Plan, plan_of, share_workspace
-from nearfar.targets.base import Linear, Matrix, Part, Stage, Staged
+from nearfar.targets.base import Attention, Linear, Matrix, Part, Stage, Staged
+from nearfar.targets.cpu import KERNELS
 
 M, N, K = 4, 8, 16
 JOB = Linear(m=M, matrix=Matrix(N, K, 32), x_dtype="float32", out_dtype="float32", x_rows=M)
@@ -173,3 +174,18 @@ def test_plans_share_workspace_by_size() -> None:
     for plan in (small, large):
         for launch in plan.launches:
             assert not any(arg.startswith("storage:") for arg in launch.args)
+
+
+def test_jobs_of_one_name_get_kernels_of_their_own() -> None:
+    # The name of a kernel leaves out the epsilon of the norm, and the scale of attention.
+    table = KernelTable(KERNELS)
+    attention = Attention(1, 4, 2, 16, 16, 16, 10, "float32", "float32", 0.25)
+    for kind, job, other in (
+        (ops.LINEAR, dataclasses.replace(JOB, norm=1e-6), dataclasses.replace(JOB, norm=1e-2)),
+        (ops.ATTENTION, attention, dataclasses.replace(attention, scale=1.0)),
+    ):
+        made = [table.get(ops.OpCall(kind, [], each), each.m) for each in (job, other, job)]
+        (first, staged), (second, others), again = made
+        assert first != second
+        assert again == (first, staged)
+        assert [stage.func.script() for stage in staged.stages] != [stage.func.script() for stage in others.stages]

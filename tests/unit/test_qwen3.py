@@ -66,3 +66,22 @@ def test_answers_are_those_of_transformers(checkpoint: Path, tmp_path: Path, tar
     assert tokens == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
     # The last step is the one that gave the last token.
     assert np.abs(ours - logits[-2]).max() < 2e-3 * np.abs(logits).max()
+
+
+def test_the_exported_function_normalizes_queries_and_keys(checkpoint: Path, tmp_path: Path) -> None:
+    mx = pytest.importorskip("mlx.core")
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    options = BuildOptions(str(checkpoint), tmp_path / "out", targets=("mlx",), quant="none", export_function=True)
+    (made,) = build(options)
+    prompt = np.random.default_rng(3).integers(0, 256, 40).tolist()
+    row = mx.array([list(range(len(prompt)))], mx.int32)
+    cache = [mx.zeros((1, CONFIG["num_key_value_heads"], 0, CONFIG["head_dim"]))] * (2 * CONFIG["num_hidden_layers"])
+    step = mx.import_function(str(made / "step.mlxfn"))
+    inputs = (mx.array([prompt], mx.int32), row, row, mx.zeros((1, 0), mx.int32), *cache)
+    ours = np.array(step(inputs, mx.load(str(made / "model.safetensors")))[0])[0]
+    with torch.no_grad():
+        reference = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+        logits = reference(torch.tensor([prompt])).logits[0].numpy()
+    assert ours.argmax(-1).tolist() == logits.argmax(-1).tolist()
+    assert np.abs(ours - logits).max() < 2e-3 * np.abs(logits).max()

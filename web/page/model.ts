@@ -1,7 +1,7 @@
 /** The loaded model and its cloud as the page needs them: one answer at a time, as text that arrives in pieces. */
 
 import { createEngine, type Engine, type LoadProgress } from "../src/index.js";
-import { type Manifest, parseManifest } from "../src/manifest.js";
+import { type Manifest, openManifest } from "../src/manifest.js";
 import { HybridClient, type KeptState, loadDifficulty, type RouteInfo } from "../src/routing/index.js";
 import { fetchText } from "../src/store/http.js";
 import type { ChatMessage } from "../src/text/types.js";
@@ -33,7 +33,7 @@ const POLICY = { timeouts: { device_between: PATIENCE.between } };
 
 export async function readManifest(artifact: URL): Promise<Manifest> {
   const text = await fetchText(new URL("manifest.json", artifact), null, { cache: "no-cache" });
-  return parseManifest(text);
+  return openManifest(text);
 }
 
 export class Model {

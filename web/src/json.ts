@@ -8,8 +8,9 @@ export class Field {
   ) {}
 
   private wrong(expected: string): never {
-    const shown = JSON.stringify(this.value)?.slice(0, 60) ?? "nothing";
-    throw new ArtifactError(`${this.path} should be ${expected}, but is ${shown}. Build the artifact again.`);
+    throw new ArtifactError(
+      `${this.path} should be ${expected}, but is ${show(this.value)}. Build the artifact again.`,
+    );
   }
 
   private object(): Record<string, unknown> {
@@ -59,18 +60,26 @@ export class Field {
     return found;
   }
 
-  /** A relative path that stays inside the artifact. */
+  /** A relative path that stays inside the artifact: names of letters, digits and "-_.", none beginning with a dot. */
   file(): string {
     const path = this.string();
-    if (
-      path === "" ||
-      path.startsWith("/") ||
-      path.includes("\\") ||
-      path.includes(":") ||
-      path.split("/").includes("..")
-    )
-      this.wrong("a relative path inside the artifact");
+    if (!/^[\w-][\w.-]*(\/[\w-][\w.-]*)*$/.test(path)) this.wrong("a relative path inside the artifact");
     return path;
+  }
+
+  sha256(): string {
+    const digest = this.string();
+    if (!/^[0-9a-f]{64}$/.test(digest)) this.wrong("a SHA-256 in hexadecimal");
+    return digest;
+  }
+}
+
+/** A value as JSON, cut short. */
+export function show(value: unknown): string {
+  try {
+    return JSON.stringify(value)?.slice(0, 60) ?? "nothing";
+  } catch {
+    return "nested too deeply to be shown";
   }
 }
 

@@ -1,10 +1,11 @@
 import { ArtifactError } from "./errors.js";
-import { type Field, parseJson } from "./json.js";
+import { type Field, parseJson, show } from "./json.js";
+import { sha256Hex } from "./store/http.js";
 
 /** The manifest of an artifact, as docs/artifact.md lays it down (what a WebGPU runtime needs of it). */
 
 export const FORMAT = "nearfar-artifact";
-export const VERSION = 1;
+export const VERSION = 2;
 
 /** Bytes of one element of each dtype that a buffer or tensor may have. */
 export const DTYPE_BYTES = {
@@ -69,6 +70,7 @@ export interface FunctionEntry {
   readonly size: number;
   readonly rows: number;
   readonly plan: string;
+  readonly sha256: string;
 }
 
 export interface Program {
@@ -98,16 +100,34 @@ export interface Manifest {
   readonly license: string | null;
 }
 
+/** The manifest of an artifact as its build wrote it: `parseManifest`, and its own digest. */
+export async function openManifest(text: string): Promise<Manifest> {
+  const manifest = parseManifest(text);
+  const stated = parseJson(text, "manifest.json").at("manifest_sha256").sha256();
+  // The digest of the file with the digest's own digits replaced by zeros.
+  const [before = "", after, ...more] = text.split(stated);
+  const bytes = new TextEncoder().encode(`${before}${"0".repeat(64)}${after}`);
+  if (more.length > 0 || (await sha256Hex(bytes)) !== stated)
+    throw new ArtifactError(
+      "manifest.json is not as the build wrote it: its manifest_sha256 is not that of its bytes. Upload the artifact again, or build it again.",
+    );
+  return manifest;
+}
+
 /** Parses and checks a manifest; throws ArtifactError with the path of the first wrong value. */
 export function parseManifest(text: string): Manifest {
   const root = parseJson(text, "manifest.json");
   const format = root.at("format").value;
   if (format !== FORMAT)
-    throw new ArtifactError(`manifest.json says format ${JSON.stringify(format)}: this is no nearfar artifact.`);
+    throw new ArtifactError(`manifest.json says format ${show(format)}: this is no nearfar artifact.`);
   const version = root.at("version").int(1);
   if (version > VERSION)
     throw new ArtifactError(
       `The artifact has format version ${version}, this runtime reads up to ${VERSION}. Upgrade the npm package nearfar.`,
+    );
+  if (version < VERSION)
+    throw new ArtifactError(
+      `The artifact has format version ${version}, this runtime reads ${VERSION}. Build it again with this version of nearfar.`,
     );
   const target = root.at("target").string();
   if (target !== "webgpu")
@@ -126,7 +146,9 @@ export function parseManifest(text: string): Manifest {
   };
   if (manifest.programs.length === 0)
     throw new ArtifactError("manifest.json lists no programs. Build the artifact again.");
+  checkModel(manifest.model);
   checkWeights(manifest);
+  for (const program of manifest.programs) checkFunctions(program);
   return manifest;
 }
 
@@ -145,7 +167,7 @@ function readModel(model: Field): ModelInfo {
 }
 
 function readFile(entry: Field): FileEntry {
-  return { file: entry.at("file").file(), bytes: entry.at("bytes").int(), sha256: entry.at("sha256").string() };
+  return { file: entry.at("file").file(), bytes: entry.at("bytes").int(), sha256: entry.at("sha256").sha256() };
 }
 
 function readWeights(weights: Field): Manifest["weights"] {
@@ -198,16 +220,40 @@ function readKernel(kernel: Field): KernelEntry {
     file: kernel.at("file").file(),
     entry: kernel.at("entry").string(),
     access: kernel.at("access").list((access) => access.oneOf(["read", "read_write"])),
-    sha256: kernel.at("sha256").string(),
+    sha256: kernel.at("sha256").sha256(),
   };
 }
 
 function readFunction(entry: Field): FunctionEntry {
-  return { size: entry.at("size").int(1), rows: entry.at("rows").int(1), plan: entry.at("plan").file() };
+  return {
+    size: entry.at("size").int(1),
+    rows: entry.at("rows").int(1),
+    plan: entry.at("plan").file(),
+    sha256: entry.at("sha256").sha256(),
+  };
+}
+
+function checkModel({ bosTokenId, eosTokenIds, vocabSize }: ModelInfo): void {
+  for (const token of [...eosTokenIds, bosTokenId ?? 0])
+    if (token >= vocabSize)
+      throw new ArtifactError(`The special token ${token} is not below the vocabulary's size, ${vocabSize}.`);
+}
+
+/** Every step needs a bucket, and every bucket a size of its own with so many rows at most. */
+function checkFunctions({ precision, functions }: Program): void {
+  for (const name of FUNCTIONS) {
+    const buckets = functions[name];
+    if (buckets.length === 0 && (name === "step" || name === "greedy"))
+      throw new ArtifactError(`The program ${precision} has no bucket of ${name}. Build the artifact again.`);
+    buckets.forEach(({ size, rows }, i) => {
+      if (size === buckets[i - 1]?.size || rows > size)
+        throw new ArtifactError(`The program ${precision} lists ${name} of size ${size} twice, or with ${rows} rows.`);
+    });
+  }
 }
 
 /** The shards must hold exactly the stream that the tensors lie in. */
-function checkWeights({ weights, rope }: Manifest): void {
+function checkWeights({ model, weights, rope }: Manifest): void {
   const { shards, shardBytes, bytes, tensors } = weights;
   shards.forEach((shard, i) => {
     const expected = Math.min(shardBytes, bytes - i * shardBytes);
@@ -228,6 +274,19 @@ function checkWeights({ weights, rope }: Manifest): void {
     if (size !== tensor.bytes)
       throw new ArtifactError(`The tensor ${tensor.name} has ${tensor.bytes} bytes; its shape and dtype need ${size}.`);
   }
-  if (!tensors.some((tensor) => tensor.name === rope.invFreq))
+  const ordered = [...tensors].sort((a, b) => a.offset - b.offset || a.bytes - b.bytes);
+  ordered.forEach((tensor, i) => {
+    const last = ordered[i - 1];
+    if (last && last.offset + last.bytes > tensor.offset)
+      throw new ArtifactError(`The tensors ${last.name} and ${tensor.name} overlap.`);
+  });
+  if (new Set(tensors.map(({ name }) => name)).size < tensors.length)
+    throw new ArtifactError("The weights name a tensor twice.");
+  const frequencies = tensors.find((tensor) => tensor.name === rope.invFreq);
+  if (!frequencies)
     throw new ArtifactError(`The weights lack the tensor ${rope.invFreq} that manifest.json names for rope.`);
+  if (frequencies.dtype !== "float32" || frequencies.shape.join() !== `${model.headDim / 2}`)
+    throw new ArtifactError(
+      `The tensor ${rope.invFreq} is ${frequencies.dtype} [${frequencies.shape}]; rope needs float32 [${model.headDim / 2}].`,
+    );
 }

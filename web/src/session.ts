@@ -3,7 +3,7 @@ import type { Request, RequestListener, RequestStats, TokenLogprobs } from "./en
 import { parseSampling, type SamplingParams } from "./engine/sampling.js";
 import { ArtifactError, DeviceError, RequestError, toErrorRecord } from "./errors.js";
 import { type LoadedExecutor, loadExecutor } from "./gpu/load.js";
-import { type Manifest, parseManifest } from "./manifest.js";
+import { type Manifest, openManifest } from "./manifest.js";
 import type {
   AnswerEvent,
   AnswerStats,
@@ -15,7 +15,7 @@ import type {
   Prompt,
   TokenScore,
 } from "./messages.js";
-import { fetchText } from "./store/http.js";
+import { fetchText, within } from "./store/http.js";
 import { openOpfsCache } from "./store/shard-cache.js";
 import type { TextCodec } from "./text/types.js";
 
@@ -49,7 +49,7 @@ export class Session {
     onProgress({ phase: "manifest" });
     // Not from the HTTP cache: an old manifest would not match new shards.
     const text = await fetchText(new URL("manifest.json", base), null, { signal, cache: "no-cache" });
-    const manifest = parseManifest(text);
+    const manifest = await openManifest(text);
     const cache = await openOpfsCache();
     const codec = loadCodec(base, manifest, signal);
     codec.catch(() => undefined);
@@ -157,7 +157,7 @@ function decodeRate({ completionTokens, decode }: RequestStats): number {
 async function loadCodec(base: URL, manifest: Manifest, signal: AbortSignal): Promise<TextCodec> {
   const read = async (name: string): Promise<string | null> => {
     const entry = manifest.tokenizerFiles.find(({ file }) => file.endsWith(`/${name}`));
-    return entry ? fetchText(new URL(entry.file, base), entry.sha256, { signal }) : null;
+    return entry ? fetchText(within(base, entry.file), entry.sha256, { signal }) : null;
   };
   const [{ createTextCodec }, tokenizer, config, template] = await Promise.all([
     import("./text/index.js"),

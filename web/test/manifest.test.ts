@@ -1,8 +1,10 @@
 import { describe, expect, test } from "vitest";
 import { ArtifactError } from "../src/errors.js";
-import { parseManifest } from "../src/manifest.js";
-import { parsePlan } from "../src/plan.js";
+import { openManifest, type Program, parseManifest } from "../src/manifest.js";
+import { parsePlan, planNames } from "../src/plan.js";
+import { within } from "../src/store/http.js";
 import { sampleManifest } from "./support/manifest.js";
+import { seal } from "./support/seal.js";
 
 type Sample = ReturnType<typeof sampleManifest>;
 
@@ -39,9 +41,16 @@ describe("manifest", () => {
     ],
     [
       "a newer version",
-      /format version 2.*Upgrade/,
+      /format version 3.*Upgrade/,
       (m) => {
-        m.version = 2;
+        m.version = 3;
+      },
+    ],
+    [
+      "an older version",
+      /format version 1.*Build it again/,
+      (m) => {
+        m.version = 1;
       },
     ],
     [
@@ -108,6 +117,56 @@ describe("manifest", () => {
       },
     ],
     [
+      "tensors that overlap",
+      /rope\.inv_freq and embed\.codes overlap/,
+      (m) => {
+        Object.assign(m.weights.tensors[1] ?? {}, { offset: 4, shape: [8, 4], bytes: 128 });
+      },
+    ],
+    [
+      "a tensor named twice",
+      /name a tensor twice/,
+      (m) => {
+        Object.assign(m.weights.tensors[1] ?? {}, { name: "rope.inv_freq" });
+      },
+    ],
+    [
+      "rope frequencies of another shape",
+      /rope needs float32 \[4\]/,
+      (m) => {
+        m.model.head_dim = 8;
+        m.rope.inv_freq = "embed.codes";
+      },
+    ],
+    [
+      "a special token beyond the vocabulary",
+      /special token 97 is not below the vocabulary's size, 97/,
+      (m) => {
+        m.model.eos_token_ids = [1, 97];
+      },
+    ],
+    [
+      "a plan without its hash",
+      /step\[0\]\.sha256 should be a string/,
+      (m) => {
+        Reflect.deleteProperty(m.programs[0]?.functions.step[0] ?? {}, "sha256");
+      },
+    ],
+    [
+      "no bucket of a function that every token needs",
+      /has no bucket of greedy/,
+      (m) => {
+        Object.assign(m.programs[0]?.functions ?? {}, { greedy: [] });
+      },
+    ],
+    [
+      "two buckets of one size",
+      /lists step of size 4 twice/,
+      (m) => {
+        Object.assign(m.programs[0]?.functions.step[1] ?? {}, { size: 4 });
+      },
+    ],
+    [
       "no rope frequencies",
       /lack the tensor rope\.other/,
       (m) => {
@@ -127,33 +186,109 @@ describe("manifest", () => {
     expect(() => parseWith(change)).toThrow(ArtifactError);
   });
 
+  const outside = [
+    ...[
+      "../x",
+      "a/../b",
+      "a/./b",
+      "/etc/passwd",
+      "weights/%2e%2e/%2e%2e/x",
+      ".\t./x",
+      "x\n/../../../etc/passwd",
+      "x\n",
+    ],
+    ...["a\\..\\b", "https://elsewhere/x", "//elsewhere/x", "x?y", "x#y", "", "a//b", "a/"],
+  ];
+  test.each(outside)("with a file %j is refused", (file) => {
+    const change = (m: Sample): void => {
+      Object.assign(m.programs[0]?.kernels.k ?? {}, { file });
+    };
+    expect(() => parseWith(change)).toThrow(/k\.file should be a relative path/);
+  });
+
+  test("whose value is nested too deeply to be shown is refused all the same", () => {
+    const deep = "[".repeat(100_000) + "]".repeat(100_000);
+    expect(() => parseManifest(`{"format": ${deep}}`)).toThrow(ArtifactError);
+    expect(() => parseManifest(JSON.stringify(sampleManifest()).replace('"sample"', deep))).toThrow(ArtifactError);
+  });
+
+  test("as the build wrote it is opened, and refused once anything in it has changed", async () => {
+    const text = seal(sampleManifest());
+    await expect(openManifest(text)).resolves.toMatchObject({ model: { name: "sample" } });
+    const edits: [string, string][] = [
+      ['"scale": 1', '"scale": 2'],
+      ['"license": "mit"', '"license": "any"'],
+      ["}\n", "} \n"],
+      ['"manifest_sha256": "', `"manifest_sha256": "${"0".repeat(64)}", "other": "`],
+    ];
+    for (const [from, to] of edits) {
+      expect(text).toContain(from);
+      await expect(openManifest(text.replace(from, to))).rejects.toThrow(/is not as the build wrote it.*again/);
+    }
+    await expect(openManifest(JSON.stringify(sampleManifest()))).rejects.toThrow(/manifest_sha256 should be a string/);
+  });
+
   test("that is no JSON is refused", () => {
     expect(() => parseManifest("<!doctype html>")).toThrow(/manifest\.json is no valid JSON/);
   });
 });
 
+describe("a file's address", () => {
+  const base = new URL("https://host/models/a/");
+  test("stays inside the artifact, however it is spelled", () => {
+    expect(within(base, "weights/00000.bin").href).toBe("https://host/models/a/weights/00000.bin");
+    for (const file of [
+      "weights/%2e%2e/%2e%2e/x",
+      ".\t./x",
+      "..\\x",
+      "/x",
+      "//other/models/a/x",
+      "https://host/models/b",
+    ])
+      expect(() => within(base, file)).toThrow(/lies outside the artifact/);
+  });
+});
+
 describe("plan", () => {
-  const kernels = parseManifest(JSON.stringify(sampleManifest())).programs[0]?.kernels ?? new Map();
-  const plan = (launch: object): string => JSON.stringify({ function: "step", size: 1, rows: 1, launches: [launch] });
+  const manifest = parseManifest(JSON.stringify(sampleManifest()));
+  const program = manifest.programs[0] as Program;
+  const names = planNames(manifest, program);
+  const bucket = { size: 1, rows: 1, plan: "step.1.json", sha256: "" };
+  const launch = { kernel: "k", grid: [70000, 1, 1], args: ["weight:embed.codes", "workspace:0"] };
+  const parse = (changes: object): unknown => {
+    const plan = { function: "step", size: 1, rows: 1, launches: [launch], ...changes };
+    return parsePlan(JSON.stringify(plan), "step", bucket, names);
+  };
 
   test("is read", () => {
-    const text = plan({ kernel: "k", grid: [70000, 1, 1], args: ["weight:embed.codes", "workspace:0"] });
-    expect(parsePlan(text, "step.1.json", kernels).launches).toEqual([
-      {
-        kernel: "k",
-        grid: [70000, 1, 1],
-        args: [
-          { space: "weight", name: "embed.codes" },
-          { space: "workspace", name: "0" },
-        ],
-      },
-    ]);
+    expect(parse({})).toEqual({
+      launches: [
+        {
+          kernel: "k",
+          grid: [70000, 1, 1],
+          args: [
+            { space: "weight", name: "embed.codes" },
+            { space: "workspace", name: "0" },
+          ],
+        },
+      ],
+    });
   });
 
-  test("with an unknown kernel, space or number of arguments is refused", () => {
-    const parse = (launch: object) => () => parsePlan(plan(launch), "step.1.json", kernels);
-    expect(parse({ kernel: "x", grid: [1, 1, 1], args: [] })).toThrow(/names the kernel x/);
-    expect(parse({ kernel: "k", grid: [1, 1, 1], args: ["weight:a"] })).toThrow(/gives k 1 arguments; it takes 2/);
-    expect(parse({ kernel: "k", grid: [1, 1, 1], args: ["weight:a", "disk:b"] })).toThrow(/known spaces/);
+  test("with what the manifest does not list is refused", () => {
+    const withLaunch = (changes: object) => () => parse({ launches: [{ ...launch, ...changes }] });
+    expect(withLaunch({ kernel: "x" })).toThrow(/names the kernel x/);
+    expect(withLaunch({ args: ["weight:embed.codes"] })).toThrow(/gives k 1 arguments; it takes 2/);
+    expect(withLaunch({ args: ["weight:embed.codes", "disk:b"] })).toThrow(/known spaces/);
+    expect(withLaunch({ args: ["weight:other", "workspace:0"] })).toThrow(/"weight:other", which manifest/);
+    expect(withLaunch({ args: ["weight:embed.codes", "workspace:1"] })).toThrow(/"workspace:1", which manifest/);
+    expect(withLaunch({ grid: [1, 1] })).toThrow(/not three extents/);
+    expect(withLaunch({ grid: [1, 1, 0] })).toThrow(/integer ≥ 1/);
+  });
+
+  test("of another bucket is refused", () => {
+    expect(() => parse({ size: 4 })).toThrow(/is the plan of step 4 1, not of step 1 1/);
+    expect(() => parse({ rows: 4 })).toThrow(/is the plan of/);
+    expect(() => parse({ function: "greedy" })).toThrow(/is the plan of greedy/);
   });
 });

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.edge_runtime.artifact import Artifact, Launch
+from nearfar.edge_runtime.artifact import Artifact
 from nearfar.edge_runtime.executors.vulkan.binding import guard, require_vulkan
 from nearfar.edge_runtime.executors.vulkan.commands import Dispatch
 from nearfar.edge_runtime.executors.vulkan.device import Device
 from nearfar.edge_runtime.executors.vulkan.memory import Region
 from nearfar.edge_runtime.manifest import Kernel, Program
+from nearfar.edge_runtime.plans import Launch
 from nearfar.errors import ArtifactError
 
 STORAGE_BUFFER = 7

@@ -46,9 +46,9 @@ def build(
         ),
     ],
     out: Annotated[Path, typer.Option("--output", "-o", help="Where to write; each target gets a sub-directory.")],
-    target: Annotated[str, typer.Option(help=f"Targets, separated by commas: {', '.join(TARGETS)}.")] = ",".join(
-        DEFAULTS.targets
-    ),
+    target: Annotated[
+        list[str], typer.Option(help=f"Targets: {', '.join(TARGETS)}; separated by commas, or the option given again.")
+    ] = list(DEFAULTS.targets),  # noqa: B006 (typer reads it, nobody changes it)
     quant: Annotated[
         str | None,
         typer.Option(
@@ -74,11 +74,14 @@ def build(
     Example: `nearfar build ./SmolLM2-135M-Instruct --target cpu,webgpu --quant q4 -o out/smollm2`
     then `nearfar run out/smollm2 "Why is the sky blue?"` or `nearfar web out/smollm2`.
     """
-    if export_function and "mlx" not in target:
-        raise BuildError(f"--export-function is for target mlx, and --target is {target}: add mlx or leave it out")
+    named = [name.strip() for part in target for name in part.split(",")]
+    targets = tuple(dict.fromkeys(name for name in named if name))
+    if export_function and "mlx" not in targets:
+        raise BuildError(
+            f"--export-function is for target mlx, and --target is {','.join(targets)}: add mlx or leave it out"
+        )
     if cpu_features not in ("native", "baseline"):
         raise BuildError(f"--cpu-features is {cpu_features!r}: use native or baseline")
-    targets = tuple(dict.fromkeys(name.strip() for name in target.split(",") if name.strip()))
     options = BuildOptions(
         checkpoint=checkpoint,
         out=out,

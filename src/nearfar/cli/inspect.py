@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -11,10 +12,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from nearfar import strict_json
+from nearfar.edge_runtime.artifact import Artifact
+from nearfar.edge_runtime.consistency import DTYPE_BYTES
+from nearfar.edge_runtime.manifest import Function, Program
 from nearfar.errors import ArtifactError
 
 CONTEXTS = (512, 2048, 8192, 32768, 131072)
-DTYPE_BYTES = {"float32": 4, "float16": 2, "int32": 4, "uint32": 4}
 
 
 def inspect(
@@ -45,82 +49,79 @@ def find_artifacts(path: Path) -> list[Path]:
 
 def describe(path: Path) -> dict[str, Any]:
     """All facts that `inspect` shows, from the manifest and the plans."""
-    try:
-        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ArtifactError(
-            f"{path / 'manifest.json'} is no JSON ({error}); build or download the artifact again"
-        ) from error
-    if manifest.get("format") != "nearfar-artifact" or manifest.get("version") != 1:
-        raise ArtifactError(
-            f"{path}: format {manifest.get('format')!r} version {manifest.get('version')!r}; this nearfar reads "
-            "nearfar-artifact version 1: upgrade nearfar, or build the artifact again"
-        )
-    model, weights = manifest["model"], manifest["weights"]
-    contexts = sorted({c for c in CONTEXTS if c < model["context_length"]} | {model["context_length"]})
+    artifact = Artifact.open(path)
+    manifest, data = artifact.manifest, artifact.data
+    limit = manifest.model.context_length
+    contexts = sorted({c for c in CONTEXTS if c < limit} | {limit})
     return {
         "path": str(path),
-        "target": manifest["target"],
-        "model": model,
-        "quantization": manifest["quantization"],
+        "target": manifest.target,
+        "model": data["model"],
+        "quantization": data["quantization"],
         "weights": {
-            "bytes": weights["bytes"], "shards": len(weights["shards"]), "format": weights.get("format", "stream")
+            "bytes": manifest.weights.bytes, "shards": len(manifest.weights.shards), "format": manifest.weights.format
         },
-        "programs": [_program(path, program, manifest) for program in manifest["programs"]],
+        "programs": [_program(artifact, program) for program in manifest.programs],
         "memory": {
-            program["precision"]: {str(c): _memory(path, manifest, program, c) for c in contexts}
-            for program in manifest["programs"]
+            program.precision: {str(c): _memory(artifact, program, c) for c in contexts} for program in manifest.programs
         },
-        "license": manifest["license"],
-        "provenance": manifest["provenance"],
+        "license": manifest.license or "not stated",
+        "provenance": manifest.provenance,
     }
 
 
-def _program(path: Path, program: dict[str, Any], manifest: dict[str, Any]) -> dict[str, Any]:
+def _program(artifact: Artifact, program: Program) -> dict[str, Any]:
     """One program; launches and the weights of each function where there are plans (mlx has none: MLX makes its own)."""
-    functions = {
-        name: [_bucket(path, entry, manifest) for entry in entries] for name, entries in program["functions"].items()
-    }
+    functions = {name: [_bucket(artifact, bucket) for bucket in buckets] for name, buckets in program.functions.items()}
     decode, greedy = functions["step"][0], functions["greedy"][0]
     planned = decode["launches"] is not None
     return {
-        "precision": program["precision"],
-        "requires": program["requires"],
-        "workspace_bytes": sum(program["workspace"]),
-        "kernels": len(program["kernels"]),
+        "precision": program.precision,
+        "requires": {"limits": {}, **dataclasses.asdict(program.requires)},
+        "workspace_bytes": sum(program.workspace),
+        "kernels": len(program.kernels),
         "launches_per_token": decode["launches"] + greedy["launches"] if planned else None,
-        "weight_bytes_per_token": decode["weight_bytes"] if planned else _step_bytes(path, program, manifest),
+        "weight_bytes_per_token": decode["weight_bytes"] if planned else _step_bytes(artifact, program),
         "functions": functions,
     }
 
 
-def _bucket(path: Path, entry: dict[str, Any], manifest: dict[str, Any]) -> dict[str, Any]:
-    size = {"size": entry["size"], "rows": entry["rows"]}
-    if "plan" not in entry:
+def _bucket(artifact: Artifact, bucket: Function) -> dict[str, Any]:
+    size = {"size": bucket.size, "rows": bucket.rows}
+    if bucket.plan is None:
         return {**size, "launches": None, "weight_bytes": None}
-    sizes = {tensor["name"]: tensor["bytes"] for tensor in manifest["weights"]["tensors"]}
-    plan = json.loads((path / entry["plan"]).read_text(encoding="utf-8"))
-    weights = {arg[7:] for launch in plan["launches"] for arg in launch["args"] if arg.startswith("weight:")}
-    return {**size, "launches": len(plan["launches"]), "weight_bytes": sum(sizes[weight] for weight in weights)}
+    launches = artifact.plan(bucket).launches
+    weights = {arg.removeprefix("weight:") for launch in launches for arg in launch.args if arg.startswith("weight:")}
+    return {**size, "launches": len(launches), "weight_bytes": sum(artifact.tensors[name].bytes for name in weights)}
 
 
-def _step_bytes(path: Path, program: dict[str, Any], manifest: dict[str, Any]) -> int:
+def _step_bytes(artifact: Artifact, program: Program) -> int:
     """Weights that a step of one token reads: all of them, but for an embedding that is no lm_head as well (a row of it)."""
-    tensors = [tensor for shard in manifest["weights"]["shards"] for tensor in read_tensors(path / shard["file"])]
+    tensors = _tensors(artifact)
     untied = any(name.startswith("lm_head.") for name, _, _ in tensors)
     read = [tensor for tensor in tensors if not (untied and tensor[0].startswith("model.embed_tokens."))]
-    return sum(_loaded_bytes(dtype, size, program["precision"]) for _, dtype, size in read)
+    return sum(_loaded_bytes(dtype, size, program.precision) for _, dtype, size in read)
+
+
+def _tensors(artifact: Artifact) -> list[tuple[str, str, int]]:
+    """Name, dtype and bytes of each tensor of the artifact's safetensors files."""
+    files = [artifact.path / shard.file for shard in artifact.manifest.weights.shards]
+    return [tensor for file in files for tensor in read_tensors(file)]
 
 
 def read_tensors(file: Path) -> list[tuple[str, str, int]]:
     """Name, dtype and bytes of each tensor of a safetensors file, from its header."""
     try:
         with file.open("rb") as stream:
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-    except (OSError, ValueError) as error:
+            header = strict_json.loads(stream.read(int.from_bytes(stream.read(8), "little")).decode("utf-8"))
+        records = [(name, record) for name, record in header.items() if name != "__metadata__"]
+        return [(name, str(record["dtype"]), _length(*record["data_offsets"])) for name, record in records]
+    except (OSError, ValueError, OverflowError, MemoryError, LookupError, TypeError, AttributeError) as error:
         raise ArtifactError(f"{file} cannot be read ({error}); build or copy the artifact again") from error
-    records = [(name, record) for name, record in header.items() if name != "__metadata__"]
-    return [(name, record["dtype"], record["data_offsets"][1] - record["data_offsets"][0]) for name, record in records]
+
+
+def _length(start: int, stop: int) -> int:
+    return stop - start
 
 
 def _loaded_bytes(dtype: str, size: int, precision: str) -> int:
@@ -128,23 +129,21 @@ def _loaded_bytes(dtype: str, size: int, precision: str) -> int:
     return 2 * size if dtype == "F16" and precision == "f32" else size
 
 
-def _memory(path: Path, manifest: dict[str, Any], program: dict[str, Any], context: int) -> int:
+def _memory(artifact: Artifact, program: Program, context: int) -> int:
     """Bytes on the device to hold one sequence of `context` tokens: weights, cache, workspace and fixed buffers."""
-    symbols = {"pages": math.ceil(context / manifest["cache"]["page_size"]), "context": context}
-    kv = DTYPE_BYTES[program["kv_dtype"]]
-    total: int = _weights_in_memory(path, manifest, program) + sum(program["workspace"])
-    for buffer in manifest["buffers"]:
-        count = int(math.prod(symbols[d] if isinstance(d, str) else int(d) for d in buffer["shape"]))
-        total += count * (kv if buffer["dtype"] == "kv" else DTYPE_BYTES[buffer["dtype"]])
+    manifest = artifact.manifest
+    symbols = {"pages": math.ceil(context / manifest.cache.page_size), "context": context}
+    total: int = _weights_in_memory(artifact, program) + sum(program.workspace)
+    for buffer in manifest.buffers:
+        count = math.prod(symbols[extent] if isinstance(extent, str) else extent for extent in buffer.shape)
+        total += count * DTYPE_BYTES[program.kv_dtype if buffer.dtype == "kv" else buffer.dtype]
     return total
 
 
-def _weights_in_memory(path: Path, manifest: dict[str, Any], program: dict[str, Any]) -> int:
-    weights = manifest["weights"]
-    if weights.get("format", "stream") == "stream":
-        return int(weights["bytes"])
-    tensors = [tensor for shard in weights["shards"] for tensor in read_tensors(path / shard["file"])]
-    return sum(_loaded_bytes(dtype, size, program["precision"]) for _, dtype, size in tensors)
+def _weights_in_memory(artifact: Artifact, program: Program) -> int:
+    if artifact.manifest.weights.format == "stream":
+        return artifact.manifest.weights.bytes
+    return sum(_loaded_bytes(dtype, size, program.precision) for _, dtype, size in _tensors(artifact))
 
 
 def _show(console: Console, report: dict[str, Any]) -> None:
@@ -157,7 +156,7 @@ def _show(console: Console, report: dict[str, Any]) -> None:
     facts.add_row(
         "weights", f"{_size(report['weights']['bytes'])} in {_files(report['weights'])}, {_quant(quant)}"
     )
-    for dense in quant["dense"] if quant["bits"] else []:
+    for dense in quant.get("dense", []) if quant.get("bits") else []:
         facts.add_row("", f"not quantized: {dense['name']} ({dense['reason']})")
     if model.get("sliding_window"):
         facts.add_row("window", f"{model['sliding_window']:,} tokens in {model['layer_types'].count('sliding_attention')} layers")
@@ -200,9 +199,10 @@ def _files(weights: dict[str, Any]) -> str:
 
 
 def _quant(quant: dict[str, Any]) -> str:
-    if not quant["bits"]:
+    if not quant.get("bits"):
         return "not quantized"
-    return f"{quant['scheme']} group {quant['group_size']} ({len(quant['quantized'])} matrices; {quant['method']})"
+    matrices, method = len(quant.get("quantized", [])), quant.get("method") or "method not stated"
+    return f"{quant['scheme']} group {quant.get('group_size')} ({matrices} matrices; {method})"
 
 
 def _size(count: float) -> str:

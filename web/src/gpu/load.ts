@@ -1,5 +1,5 @@
 import type { HostArray } from "../engine/backend.js";
-import { ArtifactError, DeviceError, throwIfAborted } from "../errors.js";
+import { DeviceError, throwIfAborted } from "../errors.js";
 import {
   FUNCTIONS,
   type FunctionName,
@@ -8,9 +8,9 @@ import {
   type Program,
   type TensorEntry,
 } from "../manifest.js";
-import { type Launch, type Plan, parsePlan } from "../plan.js";
+import { type Launch, type Plan, parsePlan, planNames } from "../plan.js";
 import { ropeTable } from "../rope.js";
-import { type Fetch, fetchText } from "../store/http.js";
+import { type Fetch, fetchText, within } from "../store/http.js";
 import type { ShardCache } from "../store/shard-cache.js";
 import { type ShardProgress, streamShards } from "../store/shards.js";
 import { BufferRegistry } from "./buffers.js";
@@ -141,9 +141,10 @@ class Loader {
   }
 
   async #fetchPlans(): Promise<Record<FunctionName, Map<number, Plan>>> {
+    const names = planNames(this.manifest, this.program);
     const read = async (name: FunctionName): Promise<[FunctionName, Map<number, Plan>]> => {
-      const entries = this.program.functions[name].map(async ({ size, plan }) => {
-        return [size, parsePlan(await this.#text(plan, null), plan, this.program.kernels)] as const;
+      const entries = this.program.functions[name].map(async (bucket) => {
+        return [bucket.size, parsePlan(await this.#text(bucket.plan, bucket.sha256), name, bucket, names)] as const;
       });
       return [name, new Map(await Promise.all(entries))];
     };
@@ -156,8 +157,7 @@ class Loader {
     const { queue } = this.buffers.device;
     const { onShards: onProgress, ...options } = this.options;
     const invFreq = tensors.find((tensor) => tensor.name === this.manifest.rope.invFreq);
-    if (invFreq?.dtype !== "float32") throw new ArtifactError("The rope frequencies should be float32.");
-    const onHost = new Uint8Array(invFreq.bytes);
+    const onHost = new Uint8Array(invFreq?.bytes ?? 0);
     let start = 0;
     for await (const shard of streamShards(this.base, shards, { ...options, onProgress })) {
       for (const { tensor, part, at } of partsIn(tensors, start, shard)) {
@@ -186,9 +186,9 @@ class Loader {
     put("allowed", new Uint32Array(slots * Math.ceil(this.manifest.model.vocabSize / 32)).fill(0xffffffff));
   }
 
-  #text(file: string, sha256: string | null): Promise<string> {
+  #text(file: string, sha256: string): Promise<string> {
     const { fetch, signal } = this.options;
-    return fetchText(new URL(file, this.base), sha256, { fetch, signal });
+    return fetchText(within(this.base, file), sha256, { fetch, signal });
   }
 }
 

@@ -10,6 +10,14 @@ export interface DownloadOptions {
   readonly onBytes?: (received: number) => void;
 }
 
+/** The address of a file of the artifact at `base`; throws ArtifactError where it lies elsewhere, however it is spelled. */
+export function within(base: URL, file: string): URL {
+  const url = new URL(file, base);
+  if (url.origin !== base.origin || !url.pathname.startsWith(new URL(".", base).pathname))
+    throw new ArtifactError(`${file} lies outside the artifact at ${base.href}. Build the artifact again.`);
+  return url;
+}
+
 /** `retry`: a second try may go better (a broken connection), or cannot (404). */
 export type Download =
   | { readonly ok: true; readonly bytes: Uint8Array<ArrayBuffer> }

@@ -1,6 +1,6 @@
 import { ArtifactError, throwIfAborted } from "../errors.js";
 import type { FileEntry } from "../manifest.js";
-import { type DownloadOptions, download, sha256Hex } from "./http.js";
+import { type DownloadOptions, download, sha256Hex, within } from "./http.js";
 import type { ShardCache } from "./shard-cache.js";
 
 /** How far the shards are. `cached` of the `loaded` bytes came from the browser's storage. */
@@ -89,7 +89,7 @@ class ShardStore {
 
   /** Two tries: a connection may break once, a server that sends wrong bytes twice has a wrong file. */
   async #fromNetwork(shard: FileEntry, signal: AbortSignal): Promise<Uint8Array<ArrayBuffer>> {
-    const url = new URL(shard.file, this.base);
+    const url = within(this.base, shard.file);
     const { fetch } = this.options;
     let problem = "";
     for (const attempt of [0, 1]) {

@@ -160,6 +160,21 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
     server.intercept = () => false;
     artifact.files.delete("weights/00002.bin");
     expect(await attempt()).toEqual({ name: "ArtifactError", message: expect.stringMatching(/00002\.bin.*HTTP 404/) });
+    artifact = toyArtifact();
+    // What a CDN does that still has the plan of an earlier build.
+    const stale = new TextEncoder().encode(`${new TextDecoder().decode(artifact.files.get("plans/f32/step.1.json"))} `);
+    artifact.files.set("plans/f32/step.1.json", stale);
+    expect(await attempt()).toEqual({
+      name: "ArtifactError",
+      message: expect.stringMatching(/step\.1\.json is corrupt/),
+    });
+    artifact = toyArtifact();
+    const edited = new TextDecoder().decode(artifact.files.get("manifest.json")).replace('"scale": 1', '"scale": 2');
+    artifact.files.set("manifest.json", new TextEncoder().encode(edited));
+    expect(await attempt()).toEqual({
+      name: "ArtifactError",
+      message: expect.stringMatching(/not as the build wrote/),
+    });
     artifact = toyArtifact({ features: ["shader-f16"] });
     expect(await attempt()).toEqual({ name: "DeviceError", message: expect.stringMatching(/f32: shader-f16/) });
     artifact = toyArtifact();

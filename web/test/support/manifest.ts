@@ -2,7 +2,7 @@
 export function sampleManifest() {
   return {
     format: "nearfar-artifact",
-    version: 1,
+    version: 2,
     target: "webgpu",
     model: {
       name: "sample",
@@ -24,8 +24,8 @@ export function sampleManifest() {
       bytes: 1024,
       shard_bytes: 512,
       shards: [
-        { file: "weights/00000.bin", bytes: 512, sha256: "a" },
-        { file: "weights/00001.bin", bytes: 512, sha256: "b" },
+        { file: "weights/00000.bin", bytes: 512, sha256: "a".repeat(64) },
+        { file: "weights/00001.bin", bytes: 512, sha256: "b".repeat(64) },
       ],
       tensors: [
         { name: "rope.inv_freq", dtype: "float32", shape: [2], offset: 0, bytes: 8 },
@@ -40,7 +40,7 @@ export function sampleManifest() {
     ],
     programs: [program("f16", ["shader-f16"]), program("f32", [])],
     memory: { weights: 1024, kv_bytes_per_token: { f16: 16, f32: 32 } },
-    tokenizer: { files: [{ file: "tokenizer/tokenizer.json", bytes: 1, sha256: "c" }] },
+    tokenizer: { files: [{ file: "tokenizer/tokenizer.json", bytes: 1, sha256: "c".repeat(64) }] },
     license: "mit",
     provenance: {},
   };
@@ -54,14 +54,19 @@ function program(precision: string, features: string[]) {
     workspace: [4096],
     library: null,
     kernels: {
-      k: { file: `kernels/${precision}/k.wgsl`, entry: "k_kernel", access: ["read", "read_write"], sha256: "d" },
+      k: {
+        file: `kernels/${precision}/k.wgsl`,
+        entry: "k_kernel",
+        access: ["read", "read_write"],
+        sha256: "d".repeat(64),
+      },
     },
     functions: {
       step: [
-        { size: 4, rows: 4, plan: `plans/${precision}/step.4.json` },
-        { size: 1, rows: 1, plan: `plans/${precision}/step.1.json` },
+        { size: 4, rows: 4, plan: `plans/${precision}/step.4.json`, sha256: "e".repeat(64) },
+        { size: 1, rows: 1, plan: `plans/${precision}/step.1.json`, sha256: "e".repeat(64) },
       ],
-      greedy: [{ size: 1, rows: 1, plan: `plans/${precision}/greedy.1.json` }],
+      greedy: [{ size: 1, rows: 1, plan: `plans/${precision}/greedy.1.json`, sha256: "e".repeat(64) }],
     },
   };
 }

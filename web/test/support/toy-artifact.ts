@@ -1,4 +1,5 @@
 import { createHash } from "node:crypto";
+import { seal } from "./seal.js";
 
 /**
  * A whole artifact small enough to write by hand, whose "model" is that of FakeBackend: the next token is a hash of
@@ -154,8 +155,8 @@ function program(files: Files, features: readonly string[]): object {
   const plan = (name: string, size: number, launches: object[]): object => {
     const path = `plans/f32/${name}.${size}.json`;
     const rows = Math.min(size, 16);
-    files.put(path, JSON.stringify({ function: name, size, rows, launches }));
-    return { size, rows, plan: path };
+    const { sha256 } = files.put(path, JSON.stringify({ function: name, size, rows, launches }));
+    return { size, rows, plan: path, sha256 };
   };
   const step = SIZES.map((size) => {
     const rows = Math.min(size, 16);
@@ -181,7 +182,7 @@ export function toyArtifact({ features = [] }: { readonly features?: readonly st
   const files = new Files();
   const manifest = {
     format: "nearfar-artifact",
-    version: 1,
+    version: 2,
     target: "webgpu",
     model: {
       name: "toy",
@@ -208,6 +209,6 @@ export function toyArtifact({ features = [] }: { readonly features?: readonly st
     },
     license: null,
   };
-  files.put("manifest.json", JSON.stringify(manifest));
+  files.put("manifest.json", seal(manifest));
   return { files };
 }
