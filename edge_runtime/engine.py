@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 
 MOST_LOSSES = 3
 """How often in a row, without a token between, a lost device is opened anew."""
+
+FORKED = (
+    "the engine was loaded before this process was forked, and its threads stayed with the parent: load the artifact here, "
+    "or start processes another way (multiprocessing's spawn)"
+)
 
 T = TypeVar("T")
 _Event = TokenEvent | Exception
@@ -128,6 +134,7 @@ class EngineCore:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="nearfar-executor")
         self._task: asyncio.Task[None] | None = None
         self._closed = False
+        self._process = os.getpid()
         self.steps = 0
         self._worker.submit(self._initialize).result()
 
@@ -135,8 +142,7 @@ class EngineCore:
         self, tokens: Seq[int], params: SamplingParams | None = None, constraint: Constraint | None = None
     ) -> Generation:
         """Start a request; call it on the event loop that will iterate the result."""
-        if self._closed:
-            raise DeviceError("the engine is closed; load the artifact again")
+        self._check_open()
         params = params or SamplingParams()
         self._check_tokens(tokens)
         params.check_vocabulary(self.manifest.model.vocab_size)
@@ -156,8 +162,7 @@ class EngineCore:
 
     async def on_device(self, call: Callable[[], T]) -> T:
         """Call the executor between two turns of the loop: after every step that is queued already, before any later one."""
-        if self._closed:
-            raise DeviceError("the engine is closed; load the artifact again")
+        self._check_open()
         return await self._in_worker(call)
 
     def wake(self) -> None:
@@ -166,15 +171,28 @@ class EngineCore:
             self._task = asyncio.get_running_loop().create_task(self._loop())
 
     async def close(self) -> None:
-        """Stop all requests and free the device."""
+        """Stop all requests and free the device; in a forked process nothing, for all of that is the parent's."""
         if self._closed:
             return
         self._closed = True
+        if self.forked:
+            return
         self._fail(DeviceError("the engine was closed while the request was running"))
         if self._task is not None and not self._task.done():
             await asyncio.wait([self._task])
         await self._in_worker(self.executor.close)
         self._worker.shutdown()
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the one that loaded the engine: the threads that compute are not here."""
+        return os.getpid() != self._process
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise DeviceError("the engine is closed; load the artifact again")
+        if self.forked:
+            raise DeviceError(FORKED)
 
     async def _loop(self) -> None:
         """Run steps until there is nothing to do; where the device is lost on the way, go on with it opened anew."""

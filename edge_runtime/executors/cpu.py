@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from nearfar.edge_runtime.executors.cores import usable_cores
 from nearfar.edge_runtime.executors.cpu_features import architecture, cpu_flags
 from nearfar.edge_runtime.executors.library import Array, Library, Plan, Tensor
 from nearfar.edge_runtime.executors.memory import check_pages, load_weights, reserve, rope_table
@@ -54,7 +54,7 @@ class CpuExecutor:
             for entry in entries:
                 plan = json.loads((root / entry["plan"]).read_text())
                 self._plans[function, int(entry["size"])] = self._bind(plan["launches"], program["kernels"])
-        self.threads = self._library.start(threads or usable_cores())
+        self._pool = self._library.pool(threads or usable_cores())
         self._closed = False
 
     def write(self, buffer: str, data: Array, row: int = 0) -> None:
@@ -70,7 +70,7 @@ class CpuExecutor:
             plan = self._plans[function, size]
         except KeyError:
             raise ArtifactError(f"the artifact has no plan for {function} of size {size}") from None
-        self._library.replay(plan)
+        self._pool.replay(plan)
 
     def fetch(self, buffer: str, rows: int) -> Callable[[], Array]:
         """See Executor.fetch."""
@@ -95,6 +95,11 @@ class CpuExecutor:
         for name, cache in caches.items():
             cache[list(pages)] = content[name]
 
+    @property
+    def threads(self) -> int:
+        """Threads that compute, the caller's included; 0 once it is closed."""
+        return self._pool.threads
+
     def memory_used(self) -> int:
         """See Executor.memory_used."""
         return self._held
@@ -103,7 +108,7 @@ class CpuExecutor:
         """See Executor.close."""
         if not self._closed:
             self._closed = True
-            self._library.stop()
+            self._pool.close()
             self._plans.clear()
             self._tensors.clear()
             self._memory.clear()
@@ -151,17 +156,6 @@ class CpuExecutor:
         if key not in self._tensors:
             self._tensors[key] = Tensor(self._memory[arg], shape, param["dtype"])
         return self._tensors[key]
-
-
-def usable_cores() -> int:
-    """Physical cores this process may use: a second thread on a core adds nothing where all wait for the same arithmetic units."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        import psutil
-
-        return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
-    except ImportError:
-        return allowed
 
 
 def check_cpu(requires: Mapping[str, Any]) -> None:

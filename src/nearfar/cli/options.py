@@ -45,7 +45,7 @@ Precision = Annotated[
 Debug = Annotated[
     bool, typer.Option("--debug", help="Check every call with Vulkan's validation layer; slow, messages go to stderr.")
 ]
-Threads = Annotated[int | None, typer.Option(help="CPU threads. Default: one a core.")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads. Default: one a core, within the container's quota.")]
 KvMemory = Annotated[
     str | None, typer.Option(help="Memory for the KV cache, such as 512MB. Default: half of what is free.")
 ]
