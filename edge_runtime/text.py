@@ -31,6 +31,9 @@ class TextCodec:
         self._special = {name: text for name in _SPECIAL if (text := _content(config.get(name))) is not None}
         self.template_source = template or None
         self._template = _compile(template) if template else None
+        added = tokenizer.get_added_tokens_decoder()
+        self.silent = frozenset(token for token, entry in added.items() if entry.special)
+        """Tokens that add nothing to a text."""
         self._byte_level = '"ByteLevel"' in json.dumps(json.loads(tokenizer.to_str()).get("decoder"))
 
     @classmethod
@@ -130,38 +133,54 @@ class TextCodec:
 class Detokenizer:
     """Text of a growing list of tokens. What it has given out never changes, and never ends in half a character.
 
-    `context` are tokens before the first: a tokenizer may decode a word differently at the start of a text.
+    Each token costs the decoding of at most MOST tokens, whatever they are. `context` are tokens before the first: a tokenizer
+    may decode a word differently at the start of a text.
     """
 
     KEEP = 6
-    """Tokens decoded again for context. A character takes up to four byte tokens."""
+    """Tokens decoded again for context: more than the bytes of a character."""
+    MOST = 8 * KEEP
 
     def __init__(self, codec: TextCodec, context: Seq[int] = ()) -> None:
         self._codec = codec
-        self._window = list(context[-self.KEEP :])
+        self._window = [token for token in context[-4 * self.KEEP :] if token not in codec.silent][-self.KEEP :]
         self._given = len(codec.decode(self._window))
+        self._open = 0  # tokens since the last that made a character: the last three may be the beginning of one
 
     def push(self, token: int) -> str:
         """The text that is certain now and was not before."""
+        if token in self._codec.silent:
+            return ""
         self._window.append(token)
         text = self._codec.decode(self._window)
-        # Bytes that do not make a character (yet) decode to U+FFFD: wait for the rest of them.
-        stable = text.rstrip("\ufffd")
-        new = stable[self._given :]
-        self._given = max(self._given, len(stable))
-        if len(stable) == len(text) and len(self._window) > 4 * self.KEEP:
-            self._shorten()
+        # Bytes that do not make a character (yet) decode to U+FFFD: wait for the rest of them, which is three at most.
+        certain = len(text.rstrip("\ufffd"))
+        self._open = 0 if certain == len(text) else 1 if certain > self._given else self._open + 1
+        if self._open > 3:
+            certain = max(certain, len(self._codec.decode(self._window[:-3])))
+        new = text[self._given : certain]
+        self._given = max(self._given, certain)
+        if len(self._window) > 4 * self.KEEP:
+            self._shorten(text)
         return new
 
     def finish(self) -> str:
         """What was held back."""
         return self._codec.decode(self._window)[self._given :]
 
-    def _shorten(self) -> None:
-        tail = self._window[-self.KEEP :]
-        text = self._codec.decode(tail)
-        if text and "\ufffd" not in text:
-            self._window, self._given = tail, len(text)
+    def _shorten(self, text: str) -> None:
+        """Forget tokens whose text was given out, if the others decode to the same without them; in the end even if not."""
+        held = text[self._given :]
+        for size in range(self.KEEP, self.KEEP + 4):  # the window must not begin inside a character
+            tail = self._codec.decode(self._window[-size:])
+            before = len(tail) - len(held)
+            if before > 0 and tail.endswith(held) and "\ufffd" not in tail[:before]:
+                self._window, self._given = self._window[-size:], before
+                return
+        if len(self._window) >= self.MOST:  # bytes that make no characters
+            self._window = self._window[-self.KEEP :]
+            sure = self._window[:-3] if self._open > 3 else self._window
+            self._given = max(len(self._codec.decode(sure)) - (len(held) if self._open <= 3 else 0), 0)
 
 
 class StopMatcher:
