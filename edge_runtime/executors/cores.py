@@ -61,12 +61,12 @@ def _found(quotas: Iterator[float | None]) -> list[float]:
 
 
 def _unified(folder: Path) -> float | None:
-    """cgroup v2: "QUOTA PERIOD" in microseconds, or "max PERIOD"."""
+    """Control groups v2: "QUOTA PERIOD" in microseconds, or "max PERIOD"."""
     return _ratio(*_words(folder / "cpu.max", 2))
 
 
 def _legacy(folder: Path) -> float | None:
-    """cgroup v1: the same in two files, -1 for no limit."""
+    """Control groups v1: the same in two files, -1 for no limit."""
     return _ratio(*_words(folder / "cpu.cfs_quota_us", 1), *_words(folder / "cpu.cfs_period_us", 1))
 
 
