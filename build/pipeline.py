@@ -19,6 +19,7 @@ from nearfar.build.output import output_directory
 from nearfar.build.source import BuildOptions, Source, open_source
 from nearfar.build.target import Made, Target
 from nearfar.build.weights import WeightStream
+from nearfar.edge_runtime import trust
 from nearfar.errors import BuildError
 
 __all__ = ["TARGETS", "BuildOptions", "Progress", "build"]
@@ -51,7 +52,10 @@ def build(options: BuildOptions, progress: Progress = lambda stage, done, total:
             made = target.finish(source, roots[name], weights[name], options)
             _write_manifest(source, name, roots[name], weights[name], made, digest)
         progress("made", len(targets), len(targets))
-    return [options.out / name for name in targets]
+    made = [options.out / name for name in targets]
+    for path in made:
+        trust.remember(path)
+    return made
 
 
 def _write_weights(

@@ -10,6 +10,7 @@ from nearfar.edge_runtime.devices import DEVICES, Device, Settings, parse_device
 from nearfar.edge_runtime.engine import EngineCore
 from nearfar.edge_runtime.memory import plan_pages
 from nearfar.edge_runtime.text import TextCodec
+from nearfar.edge_runtime.trust import check_trust
 from nearfar.errors import ArtifactError, DeviceError, RequestError
 
 
@@ -22,6 +23,7 @@ def load(
     kv_bits: int | None = None,
     precision: str | None = None,
     debug: bool = False,
+    trust: bool = False,
 ) -> tuple[EngineCore, TextCodec]:
     """Open the artifact that suits the device, check it, put it on the device. The options are those of AsyncEngine.load."""
     if threads is not None and threads < 1:
@@ -30,6 +32,7 @@ def load(
     _check_kv_bits(kv_bits, artifact.target, chosen)
     if verify:
         artifact.verify()
+    check_trust(artifact, trust)
     codec = TextCodec.open(artifact)
     which = parse_device(device)[1]
     found = chosen.probe(which)

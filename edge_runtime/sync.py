@@ -121,11 +121,12 @@ class Engine:
         kv_bits: int | None = None,
         precision: str | None = None,
         debug: bool = False,
+        trust: bool = False,
     ) -> Engine:
         """See AsyncEngine.load."""
         loading = AsyncEngine.load(
             path, device=device, kv_memory=kv_memory, threads=threads, verify=verify, kv_bits=kv_bits,
-            precision=precision, debug=debug,
+            precision=precision, debug=debug, trust=trust,
         )  # fmt: skip
         return cls(_run_apart(loading))
 
