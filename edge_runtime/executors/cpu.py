@@ -46,14 +46,17 @@ class CpuExecutor:
             dtype = program["kv_dtype"] if buffer["dtype"] == "kv" else buffer["dtype"]
             self._memory[f"buffer:{buffer['name']}"] = self._reserve(self._shape(buffer["shape"]), dtype)
         rope = manifest["rope"]
+        if rope["inv_freq"] not in weights:
+            raise ArtifactError(f"{root} has no weight {rope['inv_freq']!r}, which rope.inv_freq names: build the artifact again")
         self.write("rope", rope_table(weights[rope["inv_freq"]], float(rope["scale"]), context))
+        if not program["library"]:
+            raise ArtifactError(f"{root} names no library for its {self.precision} program: build the artifact again")
         self._library = Library(root / program["library"])
         self._tensors: dict[tuple[Any, ...], Tensor] = {}
         self._plans: dict[tuple[str, int], Plan] = {}
         for function, entries in program["functions"].items():
             for entry in entries:
-                plan = json.loads((root / entry["plan"]).read_text())
-                self._plans[function, int(entry["size"])] = self._bind(plan["launches"], program["kernels"])
+                self._plans[function, int(entry["size"])] = self._bind(root / entry["plan"], program["kernels"])
         self._pool = self._library.pool(threads or usable_cores())
         self._closed = False
 
@@ -141,11 +144,17 @@ class CpuExecutor:
     def _shape(self, shape: list[int | str]) -> tuple[int, ...]:
         return tuple(self._symbols[extent] if isinstance(extent, str) else int(extent) for extent in shape)
 
-    def _bind(self, launches: list[Mapping[str, Any]], kernels: Mapping[str, Any]) -> Plan:
+    def _bind(self, file: Path, kernels: Mapping[str, Any]) -> Plan:
+        """The plan of a file, its kernels looked up and their arguments fixed."""
         bound = []
-        for launch in launches:
-            params = kernels[launch["kernel"]]["params"]
-            bound.append((launch["kernel"], [self._tensor(arg, p) for arg, p in zip(launch["args"], params, strict=True)]))
+        try:
+            for launch in json.loads(file.read_text(encoding="utf-8"))["launches"]:
+                params = kernels[launch["kernel"]]["params"]
+                tensors = [self._tensor(arg, param) for arg, param in zip(launch["args"], params, strict=True)]
+                bound.append((launch["kernel"], tensors))
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise ArtifactError(f"the plan {file} cannot be bound ({reason}): copy or build the artifact again") from error
         return self._library.bind(bound)
 
     def _tensor(self, arg: str, param: Mapping[str, Any]) -> Tensor:
