@@ -17,6 +17,7 @@ from nearfar.build.output import output_directory
 from nearfar.build.source import BuildOptions, Source, open_source
 from nearfar.build.target import Made, Target
 from nearfar.build.weights import WeightStream
+from nearfar.edge_runtime import trust
 from nearfar.edge_runtime.artifact import Artifact
 from nearfar.edge_runtime.manifest import FORMAT, VERSION
 from nearfar.edge_runtime.seal import seal
@@ -54,7 +55,10 @@ def build(options: BuildOptions, progress: Progress = lambda stage, done, total:
             _write_manifest(source, name, roots[name], weights[name], made, digest)
             _check(roots[name])
         progress("made", len(targets), len(targets))
-    return [options.out / name for name in targets]
+    paths = [options.out / name for name in targets]
+    for path in paths:
+        trust.remember(path)
+    return paths
 
 
 def _write_weights(

@@ -93,16 +93,18 @@ class AsyncEngine:
         kv_bits: int | None = None,
         precision: str | None = None,
         debug: bool = False,
+        trust: bool = False,
     ) -> AsyncEngine:
         """Load an artifact, or the best target of a directory of artifacts.
 
         `device`: "cpu", "webgpu", "vulkan", "mlx" or "auto"; "vulkan:1" or "vulkan:radeon" for one of several.
-        `kv_memory`: bytes for the KV cache, such as "512MB"; default half of
-        what is free. `threads`: cpu threads, default all cores. `verify`: check the SHA-256 of every file first.
+        `kv_memory`: bytes for the KV cache, such as "512MB"; default half of what is free. `threads`: cpu threads, default one
+        a core, within the quota of the container. `verify`: check the SHA-256 of every file first.
         `kv_bits`: keep the KV cache in 8 or 4 bits a value (mlx); default as the program computes. `precision`: "f16" or
         "f32"; default the best that the device has. `debug`: check every call with the validation layer (vulkan; slow).
+        `trust`: run the native code of a CPU artifact that was not built here, now and later (docs/artifact.md).
         """
-        loading = (Path(path), device, kv_memory, threads, verify, kv_bits, precision, debug)
+        loading = (Path(path), device, kv_memory, threads, verify, kv_bits, precision, debug, trust)
         return cls(*await asyncio.to_thread(load, *loading))
 
     @property

@@ -181,10 +181,10 @@ def _list_vulkan() -> list[Listed]:
 def _probe_vulkan(which: str | None = None) -> Found:
     import psutil
 
-    from nearfar.edge_runtime.executors.vulkan.device import gpus, select
+    from nearfar.edge_runtime.executors.vulkan.device import free_memory, gpus, select
 
     gpu = select(which, gpus())
-    free = gpu.memory if gpu.free is None else gpu.free
+    free = free_memory(gpu)
     return Found(gpu.features, gpu.limits, min(free, psutil.virtual_memory().available) if gpu.shared else free)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
 
 MOST_LOSSES = 3
 """How often in a row, without a token between, a lost device is opened anew."""
+
+FORKED = (
+    "the engine was loaded before this process was forked, and its threads stayed with the parent: load the artifact here, "
+    "or start processes another way (multiprocessing's spawn)"
+)
 
 T = TypeVar("T")
 _Event = TokenEvent | Exception
@@ -128,6 +134,7 @@ class EngineCore:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="nearfar-executor")
         self._task: asyncio.Task[None] | None = None
         self._closed = False
+        self._process = os.getpid()
         self.steps = 0
         try:
             self._worker.submit(self._ready).result()
@@ -178,10 +185,12 @@ class EngineCore:
             self._task = asyncio.get_running_loop().create_task(self._loop())
 
     async def close(self) -> None:
-        """Stop all requests and free the device."""
+        """Stop all requests and free the device; in a forked process nothing, for all of that is the parent's."""
         if self._closed:
             return
         self._closed = True
+        if self.forked:
+            return
         self._fail(DeviceError("the engine was closed while the request was running"))
         if self._task is not None and not self._task.done():
             await asyncio.wait([self._task])
@@ -189,6 +198,11 @@ class EngineCore:
             await self._in_worker(self.executor.close)
         finally:
             self._worker.shutdown()
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the one that loaded the engine: the threads that compute are not here."""
+        return os.getpid() != self._process
 
     async def _loop(self) -> None:
         """Run steps until there is nothing to do; where the device is lost on the way, go on with it opened anew."""
@@ -333,6 +347,8 @@ class EngineCore:
         """Refuse where the engine has come to its end."""
         if self._closed:
             raise DeviceError("the engine is closed; load the artifact again")
+        if self.forked:
+            raise DeviceError(FORKED)
         if self._failed is not None and self._reopen is None:
             raise DeviceError(f"the device has failed ({self._failed}), and the engine ended there; load the artifact again")
 

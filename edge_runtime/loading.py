@@ -8,8 +8,11 @@ from pathlib import Path
 from nearfar.edge_runtime.artifact import Artifact
 from nearfar.edge_runtime.devices import DEVICES, Device, Settings, parse_device
 from nearfar.edge_runtime.engine import EngineCore
-from nearfar.edge_runtime.memory import plan_pages
+from nearfar.edge_runtime.executors.base import Executor
+from nearfar.edge_runtime.manifest import Program
+from nearfar.edge_runtime.memory import check_buffers, plan_pages
 from nearfar.edge_runtime.text import TextCodec
+from nearfar.edge_runtime.trust import check_trust
 from nearfar.errors import ArtifactError, DeviceError, RequestError
 
 
@@ -22,6 +25,7 @@ def load(
     kv_bits: int | None = None,
     precision: str | None = None,
     debug: bool = False,
+    trust: bool = False,
 ) -> tuple[EngineCore, TextCodec]:
     """Open the artifact that suits the device, check it, put it on the device. The options are those of AsyncEngine.load."""
     if threads is not None and threads < 1:
@@ -30,6 +34,7 @@ def load(
     _check_kv_bits(kv_bits, artifact.target, chosen)
     if verify:
         artifact.verify()
+    check_trust(artifact, trust)
     codec = TextCodec.open(artifact)
     which = parse_device(device)[1]
     found = chosen.probe(which)
@@ -37,13 +42,26 @@ def load(
     manifest = artifact.manifest
     pages = plan_pages(manifest, program, kv_memory, found.max_pages(manifest, program), kv_bits, found.memory)
     context = min(manifest.model.context_length, pages * manifest.cache.page_size)
-    reopen = partial(chosen.open, artifact, program, Settings(pages, context, threads, kv_bits, which, debug))
+    check_buffers(manifest, program, pages, context, found.memory)
+    reopen = partial(_open, chosen, artifact, program, Settings(pages, context, threads, kv_bits, which, debug))
     executor = reopen()
     try:
         return EngineCore(executor, manifest, program, pages, pipelined=chosen.pipelined, reopen=reopen), codec
     except BaseException:
         executor.close()
         raise
+
+
+def _open(device: Device, artifact: Artifact, program: Program, settings: Settings) -> Executor:
+    """Put an artifact on a device. Whatever of it makes no sense only there is an ArtifactError, too."""
+    try:
+        return device.open(artifact, program, settings)
+    except MemoryError as error:
+        raise DeviceError(f"there is not enough memory to load {artifact.path}: give the cache less (--kv-memory)") from error
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError, RecursionError, StopIteration) as error:
+        raise ArtifactError(
+            f"{artifact.path} does not make sense to its runtime ({type(error).__name__}: {error}): copy it again, or build it again"
+        ) from error
 
 
 def _check_kv_bits(kv_bits: int | None, target: str, device: Device) -> None:

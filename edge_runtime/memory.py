@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import psutil
 
 from nearfar.edge_runtime.manifest import Manifest, Program
-from nearfar.errors import DeviceError, RequestError
+from nearfar.errors import ArtifactError, DeviceError, RequestError
 
+_BYTES = {"float16": 2, "float32": 4, "int32": 4, "uint32": 4}
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
@@ -26,6 +28,7 @@ def parse_size(size: int | str) -> int:
 
 def show_size(size: int) -> str:
     """Bytes as a person reads them."""
+    size = min(size, 10**24)  # beyond, it was never a size
     for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size >= scale:
             return f"{size / scale:.1f} {unit}"
@@ -45,6 +48,8 @@ def kv_group(head_dim: int, bits: int) -> int:
 
 def page_bytes(manifest: Manifest, program: Program, kv_bits: int | None = None) -> int:
     """Bytes of one page of all layers; a quantized cache has a scale and a bias for each group."""
+    if manifest.memory.kv_bytes_per_token.get(program.precision, 0) < 1:
+        raise ArtifactError(f"the manifest of {manifest.model.name} does not say what a token of the cache takes. Build it again")
     each = manifest.memory.kv_bytes_per_token[program.precision] * manifest.cache.page_size
     if kv_bits is None:
         return each
@@ -56,6 +61,21 @@ def page_bytes(manifest: Manifest, program: Program, kv_bits: int | None = None)
 def useful_pages(manifest: Manifest) -> int:
     """Pages beyond which memory would lie idle: every slot at the full context."""
     return manifest.cache.slots * -(-manifest.model.context_length // manifest.cache.page_size)
+
+
+def check_buffers(manifest: Manifest, program: Program, pages: int, context: int, memory: int | None = None) -> None:
+    """Refuse an artifact whose buffers no memory could hold, before it is tried. `memory`: see plan_pages."""
+    symbols = {"pages": pages, "context": context}
+    total = psutil.virtual_memory().total if memory is None else max(memory, psutil.virtual_memory().total)
+    for buffer in manifest.buffers:
+        width = _BYTES.get(program.kv_dtype if buffer.dtype == "kv" else buffer.dtype, 4)
+        size = width * math.prod(symbols.get(extent, 0) if isinstance(extent, str) else extent for extent in buffer.shape)
+        if not 0 <= size <= total:
+            raise DeviceError(
+                f"the buffer {buffer.name} of {manifest.model.name} takes {show_size(size)}, more than there is memory "
+                f"({show_size(total)}). It grows with the model's context of {manifest.model.context_length:,} tokens: if that is "
+                "not true, correct max_position_embeddings in the checkpoint's config.json and build the artifact again"
+            )
 
 
 def plan_pages(

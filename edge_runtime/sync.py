@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from collections.abc import Sequence as Seq
@@ -10,12 +11,14 @@ from pathlib import Path
 from typing import Any, Generic, Literal, Self, TypeVar, Unpack, overload
 
 from nearfar.edge_runtime.api import AsyncEngine, AsyncStream
+from nearfar.edge_runtime.engine import FORKED
 from nearfar.edge_runtime.manifest import Manifest
 from nearfar.edge_runtime.parameters import ChatParams, CompletionParams
 from nearfar.edge_runtime.requests import TokenEvent
 from nearfar.edge_runtime.sampling import SamplingParams
 from nearfar.edge_runtime.snapshots import Progress, Snapshot
 from nearfar.edge_runtime.types import ChatCompletion, ChatCompletionChunk, Completion
+from nearfar.errors import DeviceError
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -28,9 +31,18 @@ class Loop:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="nearfar-engine", daemon=True)
         self._thread.start()
+        self._process = os.getpid()
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the one that has the thread."""
+        return os.getpid() != self._process
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine there and wait for it; interrupting the wait cancels it."""
+        """Run a coroutine there and wait for it; interrupting the wait cancels it. DeviceError in a forked process."""
+        if self.forked:
+            coroutine.close()
+            raise DeviceError(FORKED)
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
@@ -66,7 +78,9 @@ class Stream(Generic[Item]):
     def close(self) -> None:
         """Stop the request."""
         close, self._close = self._close, None
-        if close is not None:
+        if close is not None and self._loop.forked:  # the request is the parent's
+            close.close()
+        elif close is not None:
             self._loop.run(close)
 
     def __enter__(self) -> Self:
@@ -107,11 +121,12 @@ class Engine:
         kv_bits: int | None = None,
         precision: str | None = None,
         debug: bool = False,
+        trust: bool = False,
     ) -> Engine:
         """See AsyncEngine.load."""
         loading = AsyncEngine.load(
             path, device=device, kv_memory=kv_memory, threads=threads, verify=verify, kv_bits=kv_bits,
-            precision=precision, debug=debug,
+            precision=precision, debug=debug, trust=trust,
         )  # fmt: skip
         return cls(_run_apart(loading))
 
@@ -155,9 +170,11 @@ class Engine:
         return self._loop.run(self.asynchronous.load_cache(path, progress=progress))
 
     def close(self) -> None:
-        """Stop all requests and free the device."""
+        """Stop all requests and free the device; in a forked process nothing, for all of that is the parent's."""
         if not self._closed:
             self._closed = True
+            if self._loop.forked:
+                return
             self._loop.run(self.asynchronous.close())
             self._loop.stop()
 

@@ -6,16 +6,13 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import jinja2
-import jinja2.ext
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from nearfar.edge_runtime.artifact import Artifact
+from nearfar.edge_runtime.templates import ChatTemplate
 from nearfar.errors import ArtifactError, RequestError
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -30,7 +27,10 @@ class TextCodec:
         self._bos = bos
         self._special = {name: text for name in _SPECIAL if (text := _content(config.get(name))) is not None}
         self.template_source = template or None
-        self._template = _compile(template) if template else None
+        self._template = ChatTemplate(template) if template else None
+        added = tokenizer.get_added_tokens_decoder()
+        self.silent = frozenset(token for token, entry in added.items() if entry.special)
+        """Tokens that add nothing to a text."""
         self._byte_level = '"ByteLevel"' in json.dumps(json.loads(tokenizer.to_str()).get("decoder"))
 
     @classmethod
@@ -53,13 +53,10 @@ class TextCodec:
         try:
             text = file.read_text(encoding="utf-8")
             tokenizer = Tokenizer.from_str(_with_visible(text, visible) if visible else text)
-        except Exception as error:  # the library raises plain Exception
-            raise ArtifactError(f"{path.name}/tokenizer.json of {path.parent} cannot be read: {error}") from error
-        settings = path / "tokenizer_config.json"
-        config = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
-        own = path / "chat_template.jinja"
-        template = own.read_text(encoding="utf-8") if own.is_file() else _default_template(config.get("chat_template"))
-        return cls(tokenizer, config, template, bos)
+        except BaseException as error:
+            raise _refusal(error, f"{path.name}/tokenizer.json of {path.parent} cannot be read") from error
+        config, template = _read_config(path / "tokenizer_config.json"), _read(path / "chat_template.jinja")
+        return cls(tokenizer, config, _default_template(config, path) if template is None else template, bos)
 
     @property
     def has_template(self) -> bool:
@@ -95,15 +92,15 @@ class TextCodec:
             raise RequestError("this model has no chat template; send a raw prompt instead (completions, --raw)")
         shown = _marked(messages) if continue_last else list(messages)
         own = {**self._special, "messages": shown, "add_generation_prompt": not continue_last}
-        try:
-            text = self._template.render({**(variables or {}), **own})
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-            raise RequestError(f"the model's chat template refuses these messages: {error}", "messages") from error
+        text = self._template.render({**(variables or {}), **own})
         return _until_mark(text) if continue_last else text
 
     def decode(self, tokens: Seq[int]) -> str:
         """Text of tokens, special tokens left out."""
-        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+        try:
+            return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+        except BaseException as error:
+            raise _refusal(error, "the model's tokenizer.json cannot decode a text") from error
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that one token stands for."""
@@ -124,44 +121,63 @@ class TextCodec:
                 f"the prompt is not valid Unicode: lone surrogate {text[error.start]!r} at character {error.start}",
                 "prompt",
             ) from error
-        return list(self.tokenizer.encode(text, add_special_tokens=special).ids)
+        try:
+            return list(self.tokenizer.encode(text, add_special_tokens=special).ids)
+        except BaseException as error:
+            raise _refusal(error, "the model's tokenizer.json cannot encode a text") from error
 
 
 class Detokenizer:
     """Text of a growing list of tokens. What it has given out never changes, and never ends in half a character.
 
-    `context` are tokens before the first: a tokenizer may decode a word differently at the start of a text.
+    Each token costs the decoding of at most MOST tokens, whatever they are. `context` are tokens before the first: a tokenizer
+    may decode a word differently at the start of a text.
     """
 
     KEEP = 6
-    """Tokens decoded again for context. A character takes up to four byte tokens."""
+    """Tokens decoded again for context: more than the bytes of a character."""
+    MOST = 8 * KEEP
 
     def __init__(self, codec: TextCodec, context: Seq[int] = ()) -> None:
         self._codec = codec
-        self._window = list(context[-self.KEEP :])
+        self._window = [token for token in context[-4 * self.KEEP :] if token not in codec.silent][-self.KEEP :]
         self._given = len(codec.decode(self._window))
+        self._open = 0  # tokens since the last that made a character: the last three may be the beginning of one
 
     def push(self, token: int) -> str:
         """The text that is certain now and was not before."""
+        if token in self._codec.silent:
+            return ""
         self._window.append(token)
         text = self._codec.decode(self._window)
-        # Bytes that do not make a character (yet) decode to U+FFFD: wait for the rest of them.
-        stable = text.rstrip("\ufffd")
-        new = stable[self._given :]
-        self._given = max(self._given, len(stable))
-        if len(stable) == len(text) and len(self._window) > 4 * self.KEEP:
-            self._shorten()
+        # Bytes that do not make a character (yet) decode to U+FFFD: wait for the rest of them, which is three at most.
+        certain = len(text.rstrip("\ufffd"))
+        self._open = 0 if certain == len(text) else 1 if certain > self._given else self._open + 1
+        if self._open > 3:
+            certain = max(certain, len(self._codec.decode(self._window[:-3])))
+        new = text[self._given : certain]
+        self._given = max(self._given, certain)
+        if len(self._window) > 4 * self.KEEP:
+            self._shorten(text)
         return new
 
     def finish(self) -> str:
         """What was held back."""
         return self._codec.decode(self._window)[self._given :]
 
-    def _shorten(self) -> None:
-        tail = self._window[-self.KEEP :]
-        text = self._codec.decode(tail)
-        if text and "\ufffd" not in text:
-            self._window, self._given = tail, len(text)
+    def _shorten(self, text: str) -> None:
+        """Forget tokens whose text was given out, if the others decode to the same without them; in the end even if not."""
+        held = text[self._given :]
+        for size in range(self.KEEP, self.KEEP + 4):  # the window must not begin inside a character
+            tail = self._codec.decode(self._window[-size:])
+            before = len(tail) - len(held)
+            if before > 0 and tail.endswith(held) and "\ufffd" not in tail[:before]:
+                self._window, self._given = self._window[-size:], before
+                return
+        if len(self._window) >= self.MOST:  # bytes that make no characters
+            self._window = self._window[-self.KEEP :]
+            sure = self._window[:-3] if self._open > 3 else self._window
+            self._given = max(len(self._codec.decode(sure)) - (len(held) if self._open <= 3 else 0), 0)
 
 
 class StopMatcher:
@@ -220,28 +236,6 @@ class TextStream:
         return out + self._matcher.finish()
 
 
-def _compile(template: str) -> jinja2.Template:
-    """A chat template with the helpers that Hugging Face's templates count on."""
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    def tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None,
-               separators: tuple[str, str] | None = None, sort_keys: bool = False) -> str:  # fmt: skip
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    try:
-        return environment.from_string(template)
-    except jinja2.TemplateError as error:
-        raise ArtifactError(f"the chat template cannot be read: {error}") from error
-
-
 def _with_visible(text: str, visible: Collection[str]) -> str:
     """A tokenizer.json in which these tokens are not special."""
     data = json.loads(text)
@@ -266,11 +260,47 @@ def _until_mark(text: str) -> str:
     return text[:at]
 
 
-def _default_template(value: object) -> str | None:
+def _unreadable(file: Path, error: BaseException) -> ArtifactError:
+    name = f"{file.parent.name}/{file.name} of {file.parent.parent}"
+    return ArtifactError(f"{name} cannot be read: {error or type(error).__name__}. Correct it, or copy or build it again")
+
+
+def _refusal(error: BaseException, what: str) -> BaseException:
+    """What to raise for an error of the tokenizers library: it raises plain Exception, and where its Rust panics a BaseException."""
+    if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+        return ArtifactError(f"{what}: {error}. Correct it, or copy or build it again")
+    return error
+
+
+def _read(file: Path) -> str | None:
+    """The text of a file that need not be there."""
+    try:
+        return file.read_text(encoding="utf-8") if file.is_file() else None
+    except (OSError, ValueError) as error:
+        raise _unreadable(file, error) from error
+
+
+def _read_config(file: Path) -> Mapping[str, Any]:
+    try:
+        config = json.loads(_read(file) or "{}")
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(file, error) from error
+    if not isinstance(config, dict):
+        raise _unreadable(file, TypeError(f"it holds a {type(config).__name__}, not an object"))
+    return config
+
+
+def _default_template(config: Mapping[str, Any], path: Path) -> str | None:
     """The template of a tokenizer config: a string, or a list of named ones."""
-    if isinstance(value, list):
-        return next((str(item["template"]) for item in value if item.get("name") == "default"), None)
-    return value if isinstance(value, str) else None
+    value = config.get("chat_template")
+    if isinstance(value, list) and all(isinstance(item, dict) for item in value):
+        value = next((item.get("template", False) for item in value if item.get("name") == "default"), None)
+    if value is None or isinstance(value, str):
+        return value
+    raise ArtifactError(
+        f"chat_template in {path.name}/tokenizer_config.json of {path.parent} is neither a text nor a list of named ones "
+        "({name, template}): correct it, and build the artifact again"
+    )
 
 
 def _content(value: object) -> str | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from nearfar.edge_runtime.executors.cores import usable_cores
 from nearfar.edge_runtime.executors.cpu_features import architecture, cpu_flags
 from nearfar.edge_runtime.executors.library import Array, Library, Plan, Tensor
 from nearfar.edge_runtime.executors.memory import check_pages, load_weights, reserve, rope_table
@@ -46,15 +46,18 @@ class CpuExecutor:
             dtype = program["kv_dtype"] if buffer["dtype"] == "kv" else buffer["dtype"]
             self._memory[f"buffer:{buffer['name']}"] = self._reserve(self._shape(buffer["shape"]), dtype)
         rope = manifest["rope"]
+        if rope["inv_freq"] not in weights:
+            raise ArtifactError(f"{root} has no weight {rope['inv_freq']!r}, which rope.inv_freq names: build the artifact again")
         self.write("rope", rope_table(weights[rope["inv_freq"]], float(rope["scale"]), context))
+        if not program["library"]:
+            raise ArtifactError(f"{root} names no library for its {self.precision} program: build the artifact again")
         self._library = Library(root / program["library"])
         self._tensors: dict[tuple[Any, ...], Tensor] = {}
         self._plans: dict[tuple[str, int], Plan] = {}
         for function, entries in program["functions"].items():
             for entry in entries:
-                plan = json.loads((root / entry["plan"]).read_text())
-                self._plans[function, int(entry["size"])] = self._bind(plan["launches"], program["kernels"])
-        self.threads = self._library.start(threads or usable_cores())
+                self._plans[function, int(entry["size"])] = self._bind(root / entry["plan"], program["kernels"])
+        self._pool = self._library.pool(threads or usable_cores())
         self._closed = False
 
     def write(self, buffer: str, data: Array, row: int = 0) -> None:
@@ -70,7 +73,7 @@ class CpuExecutor:
             plan = self._plans[function, size]
         except KeyError:
             raise ArtifactError(f"the artifact has no plan for {function} of size {size}") from None
-        self._library.replay(plan)
+        self._pool.replay(plan)
 
     def fetch(self, buffer: str, rows: int) -> Callable[[], Array]:
         """See Executor.fetch."""
@@ -95,6 +98,11 @@ class CpuExecutor:
         for name, cache in caches.items():
             cache[list(pages)] = content[name]
 
+    @property
+    def threads(self) -> int:
+        """Threads that compute, the caller's included; 0 once it is closed."""
+        return self._pool.threads
+
     def memory_used(self) -> int:
         """See Executor.memory_used."""
         return self._held
@@ -103,7 +111,7 @@ class CpuExecutor:
         """See Executor.close."""
         if not self._closed:
             self._closed = True
-            self._library.stop()
+            self._pool.close()
             self._plans.clear()
             self._tensors.clear()
             self._memory.clear()
@@ -136,11 +144,17 @@ class CpuExecutor:
     def _shape(self, shape: list[int | str]) -> tuple[int, ...]:
         return tuple(self._symbols[extent] if isinstance(extent, str) else int(extent) for extent in shape)
 
-    def _bind(self, launches: list[Mapping[str, Any]], kernels: Mapping[str, Any]) -> Plan:
+    def _bind(self, file: Path, kernels: Mapping[str, Any]) -> Plan:
+        """The plan of a file, its kernels looked up and their arguments fixed."""
         bound = []
-        for launch in launches:
-            params = kernels[launch["kernel"]]["params"]
-            bound.append((launch["kernel"], [self._tensor(arg, p) for arg, p in zip(launch["args"], params, strict=True)]))
+        try:
+            for launch in json.loads(file.read_text(encoding="utf-8"))["launches"]:
+                params = kernels[launch["kernel"]]["params"]
+                tensors = [self._tensor(arg, param) for arg, param in zip(launch["args"], params, strict=True)]
+                bound.append((launch["kernel"], tensors))
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise ArtifactError(f"the plan {file} cannot be bound ({reason}): copy or build the artifact again") from error
         return self._library.bind(bound)
 
     def _tensor(self, arg: str, param: Mapping[str, Any]) -> Tensor:
@@ -151,17 +165,6 @@ class CpuExecutor:
         if key not in self._tensors:
             self._tensors[key] = Tensor(self._memory[arg], shape, param["dtype"])
         return self._tensors[key]
-
-
-def usable_cores() -> int:
-    """Physical cores this process may use: a second thread on a core adds nothing where all wait for the same arithmetic units."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        import psutil
-
-        return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
-    except ImportError:
-        return allowed
 
 
 def check_cpu(requires: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import sys
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,9 +34,9 @@ class _DLTensor(ctypes.Structure):
 
 
 class _Any(ctypes.Structure):
-    """TVMFFIAny holding a DLTensor*."""
+    """TVMFFIAny holding a DLTensor*: 64 bits of value also where a pointer has 32."""
 
-    _fields_ = (("type_index", ctypes.c_int32), ("zero", ctypes.c_uint32), ("value", ctypes.c_void_p))
+    _fields_ = (("type_index", ctypes.c_int32), ("zero", ctypes.c_uint32), ("value", ctypes.c_uint64))
 
 
 class _Launch(ctypes.Structure):
@@ -86,8 +87,40 @@ class Plan:
         self._keep = keep
 
 
+class Pool:
+    """The threads of one engine. Several pools over one library run side by side, and each runs one replay at a time."""
+
+    def __init__(self, lib: ctypes.CDLL, ffi: ctypes.CDLL, threads: int) -> None:
+        """Start so many threads, the caller's included; fewer if the system refuses more."""
+        self._lib = lib
+        self._ffi = ffi
+        self._handle = ctypes.c_void_p(lib.nf_pool_new(threads))
+        if not self._handle:
+            raise DeviceError("there is no memory for a pool of threads")
+        # Threads end with an engine that was dropped without being closed; at exit the system ends them.
+        self._end = weakref.finalize(self, lib.nf_pool_free, self._handle)
+        self._end.atexit = False
+
+    @property
+    def threads(self) -> int:
+        """How many there are now, the caller's included: 1 in a forked process, where the parent's are not."""
+        return int(self._lib.nf_pool_threads(self._handle)) if self._end.alive else 0
+
+    def replay(self, plan: Plan) -> None:
+        """Run all launches of a plan in order. DeviceError where a kernel refuses its arguments, or the pool is closed."""
+        if not self._end.alive:
+            raise DeviceError("the threads of this engine have ended: it is closed")
+        failed = self._lib.nf_replay(self._handle, ctypes.addressof(plan.launches), len(plan.names))
+        if failed >= 0:
+            raise DeviceError(f"kernel {plan.names[failed]} (launch {failed}) refused its arguments: {_raised(self._ffi)}")
+
+    def close(self) -> None:
+        """End the threads; not while another thread is in `replay`."""
+        self._end()
+
+
 class Library:
-    """A loaded library: its thread pool and its kernels."""
+    """A loaded library: its kernels, and pools of threads to run them."""
 
     def __init__(self, path: Path | str) -> None:
         self._ffi = _load_ffi()
@@ -95,18 +128,20 @@ class Library:
             self._lib = ctypes.CDLL(str(path))
         except OSError as error:
             raise ArtifactError(f"{path} cannot be loaded: {error}") from error
-        self._lib.nf_pool_start.argtypes = [ctypes.c_int]
-        self._lib.nf_pool_start.restype = ctypes.c_int
-        self._lib.nf_replay.argtypes = [ctypes.c_void_p, ctypes.c_int32]
+        if not hasattr(self._lib, "nf_pool_new"):
+            raise ArtifactError(f"{path} was made by another version of nearfar: build the artifact again")
+        self._lib.nf_pool_new.argtypes = [ctypes.c_int]
+        self._lib.nf_pool_new.restype = ctypes.c_void_p
+        self._lib.nf_pool_threads.argtypes = [ctypes.c_void_p]
+        self._lib.nf_pool_threads.restype = ctypes.c_int
+        self._lib.nf_pool_free.argtypes = [ctypes.c_void_p]
+        self._lib.nf_pool_free.restype = None
+        self._lib.nf_replay.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32]
         self._lib.nf_replay.restype = ctypes.c_int32
 
-    def start(self, threads: int) -> int:
-        """Use so many threads (the caller's included); returns how many there are."""
-        return int(self._lib.nf_pool_start(threads))
-
-    def stop(self) -> None:
-        """End the worker threads."""
-        self._lib.nf_pool_stop()
+    def pool(self, threads: int) -> Pool:
+        """A pool of so many threads, the caller's included."""
+        return Pool(self._lib, self._ffi, threads)
 
     def bind(self, launches: Sequence[tuple[str, Sequence[Tensor]]]) -> Plan:
         """Resolve kernels by name and fix their arguments."""
@@ -127,12 +162,6 @@ class Library:
             keep += [args, *tensors]
         return Plan(table, [name for name, _ in launches], keep)
 
-    def replay(self, plan: Plan) -> None:
-        """Run all launches of a plan in order."""
-        failed = self._lib.nf_replay(ctypes.addressof(plan.launches), len(plan.names))
-        if failed >= 0:
-            raise DeviceError(f"kernel {plan.names[failed]} (launch {failed}) refused its arguments: {_raised(self._ffi)}")
-
 
 def _load_ffi() -> ctypes.CDLL:
     """libtvm_ffi, through which kernels report bad arguments, made visible to libraries loaded later.
@@ -148,7 +177,7 @@ def _load_ffi() -> ctypes.CDLL:
 
 
 class _Error(ctypes.Structure):
-    """TVMFFIErrorCell behind its object header: kind and message, each a pointer and a length."""
+    """The beginning of a TVMFFIErrorCell behind its TVMFFIObject, as tvm-ffi's c_api.h publishes them (a test compares)."""
 
     _fields_ = (
         ("header", ctypes.c_uint8 * 24),

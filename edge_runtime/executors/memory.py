@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.errors import ArtifactError
+from nearfar.errors import ArtifactError, DeviceError
 
 Array = npt.NDArray[np.generic]
 
@@ -21,7 +21,10 @@ def reserve(count: int) -> npt.NDArray[np.uint8]:
 
     Weights are read once a token from end to end; with 4 KiB pages the address translation alone costs several percent.
     """
-    area = mmap.mmap(-1, max(count, 1))
+    try:
+        area = mmap.mmap(-1, max(count, 1))
+    except (OSError, OverflowError) as error:
+        raise DeviceError(f"there is no memory for {count:,} bytes: give the cache less (--kv-memory), or take a smaller model") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without transparent huge pages
             area.madvise(mmap.MADV_HUGEPAGE)
@@ -33,18 +36,30 @@ def load_weights(directory: Path, weights: Mapping[str, Any]) -> tuple[dict[str,
     stream = reserve(int(weights["bytes"]))
     at = 0
     for shard in weights["shards"]:
-        with (directory / shard["file"]).open("rb", buffering=0) as file:
-            part = memoryview(stream.data)[at : at + int(shard["bytes"])]
-            got = 0
-            while got < len(part) and (count := file.readinto(part[got:])):
-                got += count
+        part = memoryview(stream.data)[at : at + int(shard["bytes"])]
+        got = 0
+        try:
+            with (directory / shard["file"]).open("rb", buffering=0) as file:
+                while got < len(part) and (count := file.readinto(part[got:])):
+                    got += count
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ArtifactError(f"{directory / shard['file']} cannot be read: {reason}. Copy or build the artifact again") from error
         if got != int(shard["bytes"]):
             raise ArtifactError(f"{shard['file']} has {got} bytes, the manifest says {shard['bytes']}: copy or build the artifact again")
         at += got
     tensors = {}
     for record in weights["tensors"]:
-        raw = stream[int(record["offset"]) : int(record["offset"]) + int(record["bytes"])]
-        tensors[str(record["name"])] = raw.view(record["dtype"]).reshape(record["shape"])
+        start, end = int(record["offset"]), int(record["offset"]) + int(record["bytes"])
+        try:
+            if not 0 <= start <= end <= len(stream):
+                raise ValueError(f"bytes {start} to {end} are not in {len(stream)}")
+            tensors[str(record["name"])] = stream[start:end].view(record["dtype"]).reshape(record["shape"])
+        except (ValueError, TypeError) as error:
+            raise ArtifactError(
+                f"the tensor {record['name']} is not {record['dtype']}{record['shape']} in the weights of {directory} ({error}): "
+                "build the artifact again"
+            ) from error
     return tensors, stream
 
 

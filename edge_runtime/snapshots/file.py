@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import secrets
 import shutil
 import threading
@@ -30,6 +31,7 @@ FORMAT, VERSION = "nearfar-snapshot", 1
 DTYPES = {"I32": "<i4", "U32": "<u4", "F16": "<f2", "F32": "<f4"}
 PIECE_BYTES = 4 << 20  # read or written, and hashed, at a time
 HEADER_LIMIT = 100_000_000  # as the safetensors library
+MOST_AXES = 8
 _CODES = {np.dtype(name): code for code, name in DTYPES.items()}
 _START = f'{{"__metadata__":{{"format":"{FORMAT}","version":"'.encode()
 _UNSIGNED = "0" * 64  # stands in the place of the checksum while it is computed
@@ -172,7 +174,7 @@ _AGAIN = "Copy it again, or save it again with nearfar cache save"
 def _parse(path: Path, text: bytes) -> dict[str, Any]:
     """The header, once it is known to be of this version."""
     found = text[len(_START) :].partition(b'"')[0]
-    if found.isdigit() and int(found) > VERSION:
+    if re.fullmatch(rb"\d{1,9}", found) and int(found) > VERSION:
         raise SnapshotError(
             f"{path} is a snapshot of version {int(found)}, newer than this nearfar understands ({VERSION}). "
             "Upgrade nearfar (pip install -U nearfar), or save the snapshot again with this version"
@@ -183,7 +185,7 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
         signature = metadata["sha256"]
         fine = metadata["version"] == str(VERSION) and text.count(f'"sha256":"{signature}"'.encode()) == 1
         fine = fine and len(signature) == 64 and all(isinstance(value, str) for value in metadata.values())
-    except (ValueError, LookupError, TypeError, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         fine = False
     if not fine:
         raise SnapshotError(f"the snapshot {path} is damaged: its header cannot be read. {_AGAIN}")
@@ -195,8 +197,11 @@ def _check_layout(path: Path, header: Mapping[str, Any]) -> int:
     end = 0
     try:
         for entry in header.values():
-            count = math.prod(entry["shape"]) * np.dtype(DTYPES[entry["dtype"]]).itemsize
-            if entry["data_offsets"] != [end, end + count] or any(extent < 0 for extent in entry["shape"]):
+            shape, offsets = entry["shape"], entry["data_offsets"]
+            count = math.prod(shape) * np.dtype(DTYPES[entry["dtype"]]).itemsize
+            if not all(type(number) is int and 0 <= number < 1 << 63 for number in (*shape, *offsets)) or len(shape) > MOST_AXES:
+                raise ValueError
+            if offsets != [end, end + count]:
                 raise ValueError
             end += count
     except (ValueError, LookupError, TypeError):

@@ -104,9 +104,17 @@ class Snapshot:
                 page_size=int(fields["page_size"]),
                 kv_dtype=fields["kv_dtype"],
                 kv_bits=int(fields["kv_bits"]) if "kv_bits" in fields else None,
-                messages=tuple(json.loads(fields["messages"])) if "messages" in fields else None,
+                messages=_messages(fields["messages"]) if "messages" in fields else None,
                 prompt=fields.get("prompt"),
                 nearfar=fields["nearfar"],
             )
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise SnapshotError(f"the snapshot {path} lacks or misstates {error}. Save it again with nearfar cache save") from error
+
+
+def _messages(text: str) -> tuple[Mapping[str, Any], ...]:
+    found = json.loads(text)
+    texts = (isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in found)
+    if not isinstance(found, list) or not all(texts):
+        raise ValueError("its messages")
+    return tuple(found)

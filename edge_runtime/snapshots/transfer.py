@@ -89,6 +89,9 @@ async def restore(core: EngineCore, tokens: Seq[int], tensors: Mapping[str, Arra
 def check_layout(layout: Mapping[str, Array], tensors: Mapping[str, Array], tokens: int, head_dim: int) -> None:
     """Whether keys and values of so many tokens fit a cache whose pages look like `layout`; SnapshotError where they do not."""
     again = "save it again with the same model and the same quantization of the cache (--kv-bits)"
+    flat = [name for name, given in tensors.items() if given.ndim != 3]
+    if flat:
+        raise SnapshotError(f"the snapshot's {flat[0]} is {list(tensors[flat[0]].shape)}, which are no keys or values: {again}")
     theirs, ours = kind(tensors, head_dim), kind(layout, head_dim)
     if tensors.keys() != layout.keys() or quantized_bits(tensors, head_dim) != quantized_bits(layout, head_dim):
         raise SnapshotError(
@@ -99,6 +102,11 @@ def check_layout(layout: Mapping[str, Array], tensors: Mapping[str, Array], toke
         given, wanted = tensors[name], (page.shape[1], tokens, page.shape[3])
         if given.shape != wanted:
             raise SnapshotError(f"the snapshot's {name} is {list(given.shape)}, this cache needs {list(wanted)}: {again}")
+        if given.dtype.kind == "f" and not np.isfinite(given).all():
+            raise SnapshotError(
+                f"the snapshot's {name} has values that are not numbers: the device that saved it computed nonsense, or the file "
+                "was altered. Save it again"
+            )
         if given.dtype == page.dtype:
             continue
         if (given.dtype.name, page.dtype.name) != ("float32", "float16"):

@@ -24,13 +24,14 @@ class EngineOptions:
     """How an engine is opened. `names`: what clients call the model, by default its own name.
 
     `device`, `threads`, `kv_memory` (bytes, or such as "512MB") are for local engines, `dtype` and `max_running` for
-    torch. None: chosen by what is found.
+    torch. None: chosen by what is found. `trust`: run the native code of an artifact that was not built here.
     """
 
     names: tuple[str, ...] = ()
     device: str = "auto"
     threads: int | None = None
     kv_memory: str | None = None
+    trust: bool = False
     dtype: str = "auto"
     max_running: int | None = None
     max_waiting: int = 256
@@ -98,7 +99,9 @@ async def _artifact(path: Path, options: EngineOptions) -> Backend:
     from nearfar.fallback_server.engines.artifact import ArtifactBackend
     from nearfar.fallback_server.grammars import GrammarService
 
-    edge = await AsyncEngine.load(path, device=options.device, threads=options.threads, kv_memory=options.kv_memory)
+    edge = await AsyncEngine.load(
+        path, device=options.device, threads=options.threads, kv_memory=options.kv_memory, trust=options.trust
+    )
     model = edge.manifest.model
     directory = text_source(str(path), "artifact", options).directory
     eos = tuple(model.eos_token_ids)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 from nearfar.cli import typer_app
 from nearfar.edge_runtime import Engine, SamplingParams
 from nearfar.edge_runtime.artifact import Artifact
+from nearfar.edge_runtime.devices import DEVICES
 from nearfar.edge_runtime.engine import EngineCore
 from nearfar.edge_runtime.executors.vulkan import binding, commands, device
 from nearfar.edge_runtime.executors.vulkan.binding import DEVICE_LOST, fail
@@ -55,6 +57,39 @@ def plain(artifact: Artifact) -> Iterator[VulkanExecutor]:
     made = open_executor(artifact)
     yield made
     made.close()
+
+
+def test_a_fetch_that_is_read_twice_lends_its_memory_once(plain: VulkanExecutor) -> None:
+    """Else the next two fetches would land in one place, and the later one overwrite the earlier."""
+    again = plain.fetch("tokens", 4)
+    assert (again() == again()).all()
+    reads = []
+    for value in (1, 2):
+        plain.write("tokens", np.full(4, value, np.int32))
+        reads.append(plain.fetch("tokens", 4))
+    assert [read().tolist() for read in reads] == [[1] * 4, [2] * 4]
+
+
+def test_free_memory_is_asked_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second engine must not be planned with what was free before the first."""
+    vk = binding.require_vulkan()
+    gpu = replace(device.gpus()[0], budgeted=True, shared=False)  # as a card with memory of its own
+    monkeypatch.setattr(device, "gpus", lambda _debug=False: (gpu,))
+    ask, left = vk.vkGetPhysicalDeviceMemoryProperties2, 3 << 20
+
+    def told(handle: Any, both: Any) -> None:
+        ask(handle, both)
+        if both.pNext != vk.ffi.NULL:
+            budget = vk.ffi.cast("VkPhysicalDeviceMemoryBudgetPropertiesEXT*", both.pNext)
+            for heap in range(both.memoryProperties.memoryHeapCount):
+                budget.heapBudget[heap], budget.heapUsage[heap] = 8 << 20, (8 << 20) - left
+
+    monkeypatch.setattr(vk, "vkGetPhysicalDeviceMemoryProperties2", told)
+    assert DEVICES["vulkan"].probe().memory == 3 << 20
+    left = 1 << 20
+    assert DEVICES["vulkan"].probe().memory == 1 << 20
+    left = -1
+    assert DEVICES["vulkan"].probe().memory == 0
 
 
 def engine(artifact: Artifact, made: VulkanExecutor, **options: Any) -> Engine:

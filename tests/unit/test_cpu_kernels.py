@@ -28,7 +28,7 @@ class Runner:
         path = folder / f"model{next(_numbers)}.so"
         self.features = compile_library(tvm.IRModule(functions), path)
         self.library = Library(path)
-        self.threads = self.library.start(threads)
+        self.pool = self.library.pool(threads)
 
     def __call__(self, **arrays: np.ndarray) -> dict[str, np.ndarray]:
         held: dict[str, np.ndarray] = {}
@@ -38,8 +38,7 @@ class Runner:
         for i, (shape, dtype) in enumerate(self.staged.scratch):
             held[f"scratch:{i}"] = aligned(shape, dtype)
         launches = [(f"k{i}", [Tensor(held[arg]) for arg in stage.args]) for i, stage in enumerate(self.staged.stages)]
-        self.library.replay(self.library.bind(launches))
-        self.library.stop()
+        self.pool.replay(self.library.bind(launches))
         return held
 
 

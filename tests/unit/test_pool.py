@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import importlib.util
+import os
+import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +18,13 @@ tvm = pytest.importorskip("tvm")
 
 from tvm.script.ir_builder import tirx as T  # noqa: E402
 
-from nearfar.edge_runtime.executors.library import Library, Tensor, aligned  # noqa: E402
+from nearfar.edge_runtime.executors import library as records  # noqa: E402
+from nearfar.edge_runtime.executors.library import Library, Plan, Tensor, aligned  # noqa: E402
 from nearfar.errors import ArtifactError, DeviceError  # noqa: E402
+from nearfar.targets.cpu import codegen  # noqa: E402
 from nearfar.targets.cpu.codegen import compile_library  # noqa: E402
 from nearfar.targets.cpu.kernels import vec as v  # noqa: E402
+from tests.support.processes import eventually, forked, pool_threads  # noqa: E402
 
 N = 1000
 
@@ -41,51 +50,167 @@ def expected(steps: int) -> np.ndarray:
     return x
 
 
+def mirror(library: Library, repeats: int = 1) -> tuple[Plan, np.ndarray]:
+    """A plan of 2 · `repeats` launches, and the array that holds its result (zero it before each replay)."""
+    a, b = aligned((N,), np.int32), aligned((N,), np.int32)
+    return library.bind([("mirror", [Tensor(a), Tensor(b)]), ("mirror", [Tensor(b), Tensor(a)])] * repeats), a
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 def test_every_launch_sees_the_one_before(path, threads):
     library = Library(path)
-    assert library.start(threads) == threads
-    a, b = aligned((N,), np.int32), aligned((N,), np.int32)
-    launches = [("mirror", [Tensor(a), Tensor(b)]), ("mirror", [Tensor(b), Tensor(a)])] * 20
-    plan = library.bind(launches)
+    pool = library.pool(threads)
+    assert pool.threads == threads
+    plan, a = mirror(library, 20)
     for _ in range(20):
         a[:] = 0
-        library.replay(plan)
+        pool.replay(plan)
         assert (a == expected(40)).all()
-    library.stop()
+    pool.close()
+    assert pool.threads == 0
+    with pytest.raises(DeviceError, match="it is closed"):
+        pool.replay(plan)
+    pool.close()
 
 
-def test_threads_may_change_and_may_sleep_between_replays(path):
+def test_pools_over_one_library_have_threads_of_their_own(path):
+    """Two engines over one artifact share the library: neither takes or ends the other's threads."""
+    first, second = Library(path), Library(path)
+    ours, theirs = first.pool(4), second.pool(3)
+    assert (ours.threads, theirs.threads) == (4, 3)
+    assert eventually(pool_threads, 3 + 2)
+    ours.close()
+    assert (ours.threads, theirs.threads) == (0, 3)
+    assert eventually(pool_threads, 2)
+    plan, a = mirror(second)
+    theirs.replay(plan)
+    assert (a == expected(2)).all()
+    theirs.close()
+    assert eventually(pool_threads, 0)
+
+
+def test_pools_run_side_by_side(path):
+    """Replays of two pools, at the same time in two threads, do not see each other's launches."""
     library = Library(path)
-    a, b = aligned((N,), np.int32), aligned((N,), np.int32)
-    plan = library.bind([("mirror", [Tensor(a), Tensor(b)])])
-    for threads in (2, 1, 4, 2):
-        library.start(threads)
+
+    def run(threads: int) -> bool:
+        pool, (plan, a) = library.pool(threads), mirror(library, 20)
+        right = True
+        for _ in range(200):
+            a[:] = 0
+            pool.replay(plan)
+            right = right and bool((a == expected(40)).all())
+        pool.close()
+        return right
+
+    with ThreadPoolExecutor(3) as callers:
+        assert all(callers.map(run, (1, 2, 3)))
+
+
+def test_a_pool_that_is_dropped_ends_its_threads(path):
+    pool = Library(path).pool(3)
+    assert eventually(pool_threads, 2)
+    del pool
+    gc.collect()
+    assert eventually(pool_threads, 0)
+
+
+def test_threads_may_sleep_between_replays(path):
+    library = Library(path)
+    pool, (plan, a) = library.pool(4), mirror(library)
+    for _ in range(4):
         time.sleep(0.02)  # long enough for the workers to sleep
-        library.replay(plan)
-        assert (b == expected(1)).all()
-    library.stop()
-    library.replay(plan)  # without workers the caller does all the work
+        a[:] = 0
+        pool.replay(plan)
+        assert (a == expected(2)).all()
+    pool.close()
 
 
 def test_idle_workers_take_no_cpu(path):
-    library = Library(path)
-    library.start(4)
+    pool = Library(path).pool(4)
     time.sleep(0.05)
     before = time.process_time()
     time.sleep(0.3)
     assert time.process_time() - before < 0.05
-    library.stop()
+    pool.close()
 
 
-def test_a_failing_launch_is_named(path):
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_process_computes_alone_and_closes(path):
+    """fork() copies a pool without its threads: the child must not wait for them."""
     library = Library(path)
-    library.start(2)
+    pool, (plan, a) = library.pool(4), mirror(library)
+
+    def child() -> bool:
+        a[:] = 0
+        pool.replay(plan)
+        right = pool.threads == 1 and bool((a == expected(2)).all())
+        pool.close()
+        return right
+
+    assert forked(child)
+    a[:] = 0
+    pool.replay(plan)
+    assert (pool.threads, bool((a == expected(2)).all())) == (4, True), "the parent goes on as before"
+    pool.close()
+
+
+def test_a_failing_launch_is_named_with_the_kernels_message(path):
+    library = Library(path)
+    pool = library.pool(2)
     good, short = aligned((N,), np.int32), aligned((N - 1,), np.int32)
     plan = library.bind([("mirror", [Tensor(good), Tensor(good)]), ("mirror", [Tensor(good), Tensor(short)])])
-    with pytest.raises(DeviceError, match="launch 1"):
-        library.replay(plan)
-    library.stop()
+    with pytest.raises(DeviceError, match=r"kernel mirror \(launch 1\) refused its arguments: Invalid y.shape"):
+        pool.replay(plan)
+    pool.close()
+
+
+def test_a_library_of_another_version_is_refused(tmp_path):
+    source = tmp_path / "old.c"
+    source.write_text("int nf_pool_start(int count) { return count; }")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "old.so", source], check=True)
+    with pytest.raises(ArtifactError, match="another version of nearfar: build the artifact again"):
+        Library(tmp_path / "old.so")
+
+
+LAYOUTS = """
+#include <stddef.h>
+#include <tvm/ffi/c_api.h>
+_Static_assert(sizeof(TVMFFIAny) == {any_size} && offsetof(TVMFFIAny, v_ptr) == {any_value}, "TVMFFIAny");
+_Static_assert(sizeof(DLTensor) == {tensor_size} && offsetof(DLTensor, byte_offset) == {byte_offset}, "DLTensor");
+_Static_assert(kTVMFFIDLTensorPtr == {tensor_pointer}, "kTVMFFIDLTensorPtr");
+_Static_assert(sizeof(TVMFFIObject) + offsetof(TVMFFIErrorCell, message) == {message}, "TVMFFIErrorCell");
+"""
+
+
+def test_records_are_laid_out_as_tvm_ffi_publishes_them(tmp_path):
+    """The installed tvm-ffi's own header, compiled, says where the fields lie that are read and written here by offset."""
+    folder = Path(importlib.util.find_spec("tvm_ffi").origin).parent / "include"
+    facts = {
+        "any_size": ctypes.sizeof(records._Any), "any_value": records._Any.value.offset,
+        "tensor_size": ctypes.sizeof(records._DLTensor), "byte_offset": records._DLTensor.byte_offset.offset,
+        "tensor_pointer": records._TENSOR_POINTER, "message": records._Error.message.offset,
+    }  # fmt: skip
+    source = LAYOUTS
+    for name, value in facts.items():
+        source = source.replace(f"{{{name}}}", str(value))
+    (tmp_path / "layouts.c").write_text(source)
+    command = ["cc", "-std=c11", "-fsyntax-only", f"-I{folder}", "layouts.c"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_pool_compiles_for_32_bits(tmp_path):
+    """Where pointers have 32 bits a kernel's argument still has 64 bits of value: a static assertion of pool.c."""
+    triple = subprocess.run(["cc", "-print-multiarch"], capture_output=True, text=True, check=True).stdout.strip()
+    (tmp_path / "gnu").mkdir()
+    (tmp_path / "gnu" / "stubs-32.h").touch()  # of a package for linking, which is not wanted here
+    (tmp_path / "probe.c").write_text("#include <pthread.h>\n_Static_assert(sizeof(void *) == 4, \"32 bits\");")
+    command = ["cc", "-m32", "-std=c11", "-fsyntax-only", "-isystem", tmp_path, "-isystem", f"/usr/include/{triple}"]
+    if subprocess.run([*command, tmp_path / "probe.c"], capture_output=True).returncode != 0:
+        pytest.skip("this compiler cannot check code for 32 bits")
+    done = subprocess.run([*command, codegen._POOL], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_unknown_kernel_is_named(path):

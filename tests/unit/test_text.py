@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence as Seq
 
 import pytest
-from tokenizers import Tokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from nearfar.edge_runtime.text import Detokenizer, StopMatcher, TextCodec, TextStream
+from nearfar.edge_runtime.text import _BYTES, Detokenizer, StopMatcher, TextCodec, TextStream
 from nearfar.errors import RequestError
 from tests.shared_data import shared_data
 from tests.support import tiny
@@ -19,6 +22,10 @@ TEXTS = [
     "a\u0301 combining, \t tabs\n\n\nlines   spaces  ",
     "Ω≈ç√∫˜µ≤≥÷ \U0001f600\U0001f601\U0001f602",
 ]
+
+
+CHARACTERS = {byte: char for char, byte in _BYTES.items()}
+"""By byte, how byte-level tokenizers write it."""
 
 
 def tiny_codec() -> TextCodec:
@@ -73,6 +80,93 @@ def test_byte_tokens_that_make_no_character_do_not_hold_text_back_for_ever() -> 
     broken = codec.tokenizer.encode("é").ids[:1] * 3
     out = "".join(map(detokenizer.push, [*broken, *codec.tokenizer.encode("ok").ids]))
     assert out.endswith("ok")
+
+
+class CountingCodec(TextCodec):
+    """Counts the tokens that it decodes."""
+
+    decoded = 0
+
+    def decode(self, tokens: Seq[int]) -> str:
+        self.decoded += len(tokens)
+        return super().decode(tokens)
+
+
+def byte_fallback() -> Tokenizer:
+    """A token a byte as Llama's tokenizers write them, with words that begin with a space."""
+    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"▁": 256, "▁ok": 257, "a": 258}
+    made = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    made.add_special_tokens([AddedToken("<|end|>", special=True, normalized=False)])
+    return made
+
+
+def crossing() -> Tokenizer:
+    """Tokens that end one character and begin the next: no push ends where a character does."""
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    text = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str("éé")[0][0]
+    vocab = {char: index for index, char in enumerate(sorted(alphabet))} | {text[1] + text[2]: 256}
+    made = Tokenizer(models.BPE(vocab=vocab, merges=[(text[1], text[2])]))
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+FALLBACK: dict[str, list[int]] = {
+    "an invalid byte": [0xFF],
+    "continuation bytes": [0x80],
+    "beginnings": [0xF0, 0x9F],
+    "a special token": [259],
+    "a special token in a character": [0xF0, 259],
+    "spaces": [256],
+    "emoji": list("😀".encode()),
+    "chinese": list("你".encode()),
+    "words": [257, 258],
+    "bad then good": [0xFF, *"你".encode()],
+}
+
+
+@pytest.mark.parametrize("loop", FALLBACK)
+def test_the_work_grows_with_the_tokens_whatever_they_are(loop: str) -> None:
+    """A model that repeats bytes which make no character, or tokens without text, must not slow down the whole engine."""
+    check_work(byte_fallback(), FALLBACK[loop])
+
+
+@pytest.mark.parametrize("loop", [b"\xff", b"\xf0", "é".encode(), b"a\xf0\x9f"])
+def test_the_work_grows_with_the_tokens_of_byte_level_tokenizers(loop: bytes) -> None:
+    alphabet = crossing()
+    ids = {bytes([byte]): alphabet.token_to_id(char) for byte, char in CHARACTERS.items()}
+    check_work(alphabet, [ids[bytes([byte])] for byte in loop])
+    check_work(alphabet, [256])
+
+
+def check_work(tokenizer: Tokenizer, loop: list[int], count: int = 3000) -> None:
+    codec = CountingCodec(tokenizer, {}, None, None)
+    tokens = (loop * count)[:count]
+    detokenizer = Detokenizer(codec)
+    for token in tokens:
+        detokenizer.push(token)
+    assert codec.decoded < 120 * count, f"{codec.decoded / count:.0f} tokens decoded for each"
+
+
+def test_bytes_that_make_no_character_come_out_after_four() -> None:
+    codec = TextCodec(byte_fallback(), {}, None, None)
+    detokenizer = Detokenizer(codec)
+    assert [detokenizer.push(0xFF) for _ in range(6)] == ["", "", "", *["\ufffd"] * 3]
+    assert detokenizer.finish() == "\ufffd" * 3
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(st.sampled_from([0x41, 0xE4, 0xBD, 0xA0, 0xF0, 0x9F, 0x98, 0x80, 0xFF]), max_size=60))
+def test_pieces_of_any_bytes_add_up_to_the_whole(data: list[int]) -> None:
+    """Byte-level decoders mark each broken character alone, so any bytes read in pieces are what they are in one."""
+    tokenizer = crossing()
+    codec = TextCodec(tokenizer, {}, None, None)
+    tokens = [tokenizer.token_to_id(CHARACTERS[byte]) for byte in data]
+    detokenizer = Detokenizer(codec)
+    pieces = [detokenizer.push(token) for token in tokens]
+    assert "".join(pieces) + detokenizer.finish() == bytes(data).decode(errors="replace")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])

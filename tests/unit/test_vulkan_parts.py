@@ -124,7 +124,7 @@ def test_pipelines_of_two_drivers_are_kept_apart(monkeypatch: pytest.MonkeyPatch
 
 def gpu(index: int, name: str) -> Gpu:
     empty = dict.fromkeys(("driver", "version", "kind", "identity"), "")
-    return Gpu(None, index, name, features=frozenset(), limits={}, memory_types=(), memory=0, free=None, shared=True,
+    return Gpu(None, index, name, features=frozenset(), limits={}, memory_types=(), memory=0, heap=0, budgeted=False, shared=True,
                queue_family=0, portability=False, **empty)  # fmt: skip
 
 

@@ -194,4 +194,7 @@ def _host_buffers(artifact: Artifact) -> dict[str, Array]:
     missing = [name for name in names if name not in shapes]
     if missing:
         raise ArtifactError(f"artifact {artifact.path} has no buffers {', '.join(missing)}. Build the artifact again")
+    wrong = [name for name in names if not all(isinstance(extent, int) for extent in shapes[name].shape)]
+    if wrong:
+        raise ArtifactError(f"the size of the buffer {wrong[0]} of {artifact.path} is not in its manifest. Build the artifact again")
     return {name: np.zeros([int(d) for d in shapes[name].shape], shapes[name].dtype) for name in names}

@@ -57,8 +57,8 @@ class MemoryType:
 class Gpu:
     """A physical device as the driver describes it. `features` and `limits` by the names that programs require them by.
 
-    `memory`: bytes of its largest device-local heap; `free`: those that this process may take, where the driver tells, else
-    None. `shared`: that memory is the host's. `identity`: device and driver version, for what is kept on disk.
+    `memory`: bytes of its largest device-local heap, whose number is `heap`; `budgeted`: the driver tells how much of it this
+    process may take. `shared`: that memory is the host's. `identity`: device and driver version, for what is kept on disk.
     """
 
     handle: Any
@@ -71,7 +71,8 @@ class Gpu:
     limits: Mapping[str, int]
     memory_types: tuple[MemoryType, ...]
     memory: int
-    free: int | None
+    heap: int
+    budgeted: bool
     shared: bool
     identity: str
     queue_family: int
@@ -307,7 +308,7 @@ def _describe(handle: Any, index: int) -> Gpu:
     properties = both.properties
     operations = int(subgroup.supportedOperations) if subgroup.supportedStages & vk.VK_SHADER_STAGE_COMPUTE_BIT else 0
     extensions = {e.extensionName for e in vk.vkEnumerateDeviceExtensionProperties(handle, None)}
-    types, heaps, free = _memory(handle, BUDGET in extensions)
+    types, heaps = _memory(handle)
     local = max(range(len(heaps)), key=lambda heap: (any(t.heap == heap and t.local for t in types), heaps[heap]))
     kind = KINDS.get(int(properties.deviceType), "other")
     family = _queue_family(handle)
@@ -326,7 +327,8 @@ def _describe(handle: Any, index: int) -> Gpu:
         limits=_limits(properties.limits, int(third.maxMemoryAllocationSize), int(subgroup.subgroupSize)),
         memory_types=types,
         memory=heaps[local],
-        free=free[local] if free else None,
+        heap=local,
+        budgeted=BUDGET in extensions,
         shared=kind in ("integrated", "cpu"),
         identity=b"".join(ids).hex(),
         queue_family=family,
@@ -346,20 +348,32 @@ def _limits(limits: Any, allocation: int, subgroup: int) -> dict[str, int]:
     return made | {"maxMemoryAllocationSize": allocation, "subgroupSize": subgroup}
 
 
-def _memory(handle: Any, budget: bool) -> tuple[tuple[MemoryType, ...], list[int], list[int]]:
-    """Memory types, the sizes of the heaps, and where the driver tells, what of each is still to be had."""
+def free_memory(gpu: Gpu) -> int:
+    """Bytes that this process may take of its memory now: what other processes and engines hold changes all the time."""
     vk = require_vulkan()
+    if not gpu.budgeted:
+        return gpu.memory
     told = vk.ffi.new("VkPhysicalDeviceMemoryBudgetPropertiesEXT*")
     told.sType = vk.VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_BUDGET_PROPERTIES_EXT
-    both = vk.ffi.new("VkPhysicalDeviceMemoryProperties2*")
-    both.sType = vk.VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_PROPERTIES_2
-    both.pNext = told if budget else vk.ffi.NULL
-    vk.vkGetPhysicalDeviceMemoryProperties2(handle, both)
-    memory = both.memoryProperties
+    _memory_properties(gpu.handle, told)
+    return max(int(told.heapBudget[gpu.heap]) - int(told.heapUsage[gpu.heap]), 0)
+
+
+def _memory(handle: Any) -> tuple[tuple[MemoryType, ...], list[int]]:
+    """Memory types, and the sizes of the heaps."""
+    memory = _memory_properties(handle, require_vulkan().ffi.NULL)
     heaps = [int(memory.memoryHeaps[i].size) for i in range(memory.memoryHeapCount)]
-    free = [max(int(told.heapBudget[i]) - int(told.heapUsage[i]), 0) for i in range(len(heaps))] if budget else []
     types = []
     for i in range(memory.memoryTypeCount):
         flags, heap = int(memory.memoryTypes[i].propertyFlags), int(memory.memoryTypes[i].heapIndex)
         types.append(MemoryType(bool(flags & 1), bool(flags & 2), bool(flags & 4), bool(flags & 8), heap, heaps[heap]))
-    return tuple(types), heaps, free
+    return tuple(types), heaps
+
+
+def _memory_properties(handle: Any, more: Any) -> Any:
+    """VkPhysicalDeviceMemoryProperties; `more` is a struct to be filled beside it, or NULL."""
+    vk = require_vulkan()
+    both = vk.ffi.new("VkPhysicalDeviceMemoryProperties2*")
+    both.sType, both.pNext = vk.VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_PROPERTIES_2, more
+    vk.vkGetPhysicalDeviceMemoryProperties2(handle, both)
+    return both.memoryProperties

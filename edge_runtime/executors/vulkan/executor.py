@@ -7,6 +7,7 @@ own between the plans, so that they never overtake a step that still reads what 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -134,6 +135,7 @@ class VulkanExecutor:
         self._queue.add(landing.commands)
         value = self._submit()
 
+        @functools.cache  # the landing is another fetch's once it has been read
         def wait() -> Array:
             self._queue.wait(value)
             data = landing.content[: rows * placed.row_bytes].copy().view(placed.dtype).reshape(rows, *placed.shape[1:])

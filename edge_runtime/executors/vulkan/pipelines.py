@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from nearfar.edge_runtime.executors.vulkan.binding import guard, require_vulkan
 from nearfar.edge_runtime.executors.vulkan.commands import Dispatch
 from nearfar.edge_runtime.executors.vulkan.device import Device
 from nearfar.edge_runtime.executors.vulkan.memory import Region
+from nearfar.edge_runtime.folders import cache_folder
 from nearfar.edge_runtime.manifest import Kernel, Program
 from nearfar.edge_runtime.plans import Launch
 from nearfar.errors import ArtifactError
@@ -186,14 +186,7 @@ class Pipelines:
 
 def cache_file(identity: str) -> Path:
     """Where the pipelines of a device and driver are kept: in the user's cache folder."""
-    name = f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.bin"
-    if sys.platform == "win32":
-        root = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        root = Path.home() / "Library" / "Caches"
-    else:
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "nearfar" / "vulkan" / name
+    return cache_folder() / "vulkan" / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.bin"
 
 
 def read_cache(file: Path) -> bytes:

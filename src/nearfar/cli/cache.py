@@ -25,6 +25,7 @@ from nearfar.cli.options import (
     Threads,
     TopK,
     TopP,
+    Trust,
     load_engine,
     load_snapshot,
     progress_bar,
@@ -67,10 +68,11 @@ def save(
     threads: Threads = None,
     kv_memory: KvMemory = None,
     kv_bits: KvBits = None,
+    trust: Trust = False,
 ) -> None:
     """Compute the beginning of a prompt and save its keys and values."""
     source = _source(system, file, messages, prompt, raw)
-    with load_engine(artifact, device, threads, kv_memory, kv_bits) as engine:
+    with load_engine(artifact, device, threads, kv_memory, kv_bits, trust=trust) as engine:
         with progress_bar(f"saving {output.name}") as progress:
             made = engine.save_cache(output, force=force, progress=progress, **source)
         print(f"{output}: {_facts(made)}", file=sys.stderr)
@@ -92,10 +94,11 @@ def load(
     threads: Threads = None,
     kv_memory: KvMemory = None,
     kv_bits: KvBits = None,
+    trust: Trust = False,
 ) -> None:
     """Check a snapshot, show what it holds, load it; with a prompt, answer. Only the answer goes to stdout."""
     params = sampling(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
-    with load_engine(artifact, device, threads, kv_memory, kv_bits) as engine:
+    with load_engine(artifact, device, threads, kv_memory, kv_bits, trust=trust) as engine:
         found = load_snapshot(engine, file)
         print(f"{file}: {_facts(found)}", file=sys.stderr)
         print(_beginning(found), file=sys.stderr)

@@ -29,6 +29,7 @@ from nearfar.cli.options import (
     Threads,
     TopK,
     TopP,
+    Trust,
     describe,
     emit,
     load_engine,
@@ -67,11 +68,12 @@ def chat(
     kv_bits: KvBits = None,
     precision: Precision = None,
     debug: Debug = False,
+    trust: Trust = False,
 ) -> None:
     """Chat in the terminal. In a pipe, each line of stdin is a question."""
     params = sampling(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
     console = Console(highlight=False, soft_wrap=True)
-    with load_engine(artifact, device, threads, kv_memory, kv_bits, precision, debug) as engine:
+    with load_engine(artifact, device, threads, kv_memory, kv_bits, precision, debug, trust) as engine:
         if not engine.asynchronous.codec.has_template:
             raise RequestError("this model has no chat template; use nearfar run --raw")
         if cache is not None:

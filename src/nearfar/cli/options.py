@@ -45,7 +45,10 @@ Precision = Annotated[
 Debug = Annotated[
     bool, typer.Option("--debug", help="Check every call with Vulkan's validation layer; slow, messages go to stderr.")
 ]
-Threads = Annotated[int | None, typer.Option(help="CPU threads. Default: one a core.")]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Run the native code of a CPU artifact that was not built here, now and from now on.")
+]
+Threads = Annotated[int | None, typer.Option(help="CPU threads. Default: one a core, within the container's quota.")]
 KvMemory = Annotated[
     str | None, typer.Option(help="Memory for the KV cache, such as 512MB. Default: half of what is free.")
 ]
@@ -89,13 +92,15 @@ def load_engine(
     kv_bits: int | None = None,
     precision: str | None = None,
     debug: bool = False,
+    trust: bool = False,
 ) -> Engine:
     """Load, showing that something happens where somebody looks."""
     console = Console(stderr=True)
     with console.status(f"loading {artifact.resolve().name} …") if console.is_terminal else contextlib.nullcontext():
         return Engine.load(
-            artifact, device=device, threads=threads, kv_memory=kv_memory, kv_bits=kv_bits, precision=precision, debug=debug
-        )
+            artifact, device=device, threads=threads, kv_memory=kv_memory, kv_bits=kv_bits, precision=precision, debug=debug,
+            trust=trust,
+        )  # fmt: skip
 
 
 def load_snapshot(engine: Engine, file: Path) -> Snapshot:

@@ -30,6 +30,7 @@ from nearfar.cli.options import (
     Threads,
     TopK,
     TopP,
+    Trust,
     emit,
     load_engine,
     load_snapshot,
@@ -66,13 +67,14 @@ def run(
     kv_bits: KvBits = None,
     precision: Precision = None,
     debug: Debug = False,
+    trust: Trust = False,
 ) -> None:
     """Answer one prompt. Only the answer goes to stdout, piece by piece; with --raw exactly the sampled text."""
     text = _prompt(prompt)
     params = sampling(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
     if raw and system is not None:
         raise RequestError("--system needs the chat template, which --raw leaves out", "system")
-    with load_engine(artifact, device, threads, kv_memory, kv_bits, precision, debug) as engine:
+    with load_engine(artifact, device, threads, kv_memory, kv_bits, precision, debug, trust) as engine:
         if cache is not None:
             load_snapshot(engine, cache)
         try:

@@ -47,6 +47,9 @@ def serve(
     kv_memory: Annotated[
         str | None, _option("Engine", "--kv-memory", "Memory for the KV cache, such as 512MB.")
     ] = ENGINES.kv_memory,
+    trust: Annotated[
+        bool, _option("Engine", "--trust", "Run the native code of a CPU artifact that was not built here, now and from now on.")
+    ] = ENGINES.trust,
     max_running: Annotated[
         int | None, _option("Engine", "--max-running", "torch: answers computed at once.")
     ] = ENGINES.max_running,
@@ -123,7 +126,7 @@ def serve(
     if chosen is None:
         raise RequestError(f"--engine must be one of {', '.join(KINDS)}, not {engine!r}")
     engines = replace(
-        ENGINES, names=tuple(name or ()), device=device, dtype=dtype, threads=threads, kv_memory=kv_memory,
+        ENGINES, names=tuple(name or ()), device=device, dtype=dtype, threads=threads, kv_memory=kv_memory, trust=trust,
         max_running=max_running, text=replace(TEXT, reasoning=reasoning),
         upstream=replace(UPSTREAM, continues=upstream_continues, salts=upstream_salts),
     )  # fmt: skip

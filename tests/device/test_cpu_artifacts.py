@@ -1,0 +1,83 @@
+"""CPU artifacts whose manifest or plans do not add up: refused by name, whatever is wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nearfar.edge_runtime import Engine
+from nearfar.errors import ArtifactError, DeviceError, NearfarError
+from tests.support.backends import Lab
+
+Change = Callable[[dict[str, Any]], None]
+
+
+@pytest.fixture
+def artifact(lab: Lab, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(lab.artifact("stories", "cpu"), tmp_path / "cpu"))
+
+
+def alter(artifact: Path, file: str, change: Change) -> None:
+    data = json.loads((artifact / file).read_text())
+    change(data)
+    (artifact / file).write_text(json.dumps(data))
+
+
+def load(artifact: Path) -> None:
+    with Engine.load(artifact, verify=False, kv_memory="8MB", threads=1):
+        pass
+
+
+def buffer(manifest: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(found for found in manifest["buffers"] if found["name"] == name)
+
+
+def tensor(manifest: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(found for found in manifest["weights"]["tensors"] if found["name"] == name)
+
+
+MANIFESTS: dict[str, Change] = {
+    "a tensor past the end": lambda m: tensor(m, "rope.inv_freq").update(offset=m["weights"]["bytes"]),
+    "a tensor of another dtype": lambda m: tensor(m, "rope.inv_freq").update(dtype="complex3"),
+    "a tensor of another shape": lambda m: tensor(m, "rope.inv_freq").update(shape=[3, 5, 7]),
+    "no frequencies": lambda m: m["rope"].update(inv_freq="nowhere"),
+    "frequencies as numbers": lambda m: m["rope"].update(inv_freq=[1.0, 2.0]),
+    "no library": lambda m: m["programs"][0].update(library=None),
+    "a library that is not there": lambda m: m["programs"][0].update(library="kernels/f32/other.so"),
+    "a library that is none": lambda m: m["programs"][0].update(library="manifest.json"),
+    "a shard that is not there": lambda m: m["weights"]["shards"][0].update(file="weights/9.bin"),
+    "no kernels": lambda m: m["programs"][0].update(kernels={}),
+    "a kernel without parameters": lambda m: next(iter(m["programs"][0]["kernels"].values())).update(params=[]),
+    "no buffers": lambda m: m.update(buffers=[]),
+    "a buffer without a size": lambda m: buffer(m, "logits").update(shape=["nothing"]),
+    "no bytes of a token": lambda m: m["memory"].update(kv_bytes_per_token={}),
+}
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_a_manifest_that_does_not_fit_is_refused_by_name(artifact: Path, name: str) -> None:
+    alter(artifact, "manifest.json", MANIFESTS[name])
+    with pytest.raises(NearfarError):
+        load(artifact)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"launches": [{}]}', '{"launches": 3}', "[" * 100_000, "\x80"])
+def test_a_plan_that_cannot_be_read_is_named(artifact: Path, content: str) -> None:
+    (artifact / "plans" / "f32" / "greedy.1.json").write_text(content, encoding="latin-1")
+    with pytest.raises(ArtifactError, match=r"greedy\.1\.json"):
+        load(artifact)
+
+
+def test_a_context_that_no_memory_holds_is_refused_with_its_length(artifact: Path) -> None:
+    def far(manifest: dict[str, Any]) -> None:
+        manifest["model"]["context_length"] = 10**12
+        buffer(manifest, "page_table")["shape"][1] = 10**12 // 16
+
+    alter(artifact, "manifest.json", far)
+    with pytest.raises(DeviceError, match=r"buffer page_table .* context of 1,000,000,000,000 tokens.*max_position_embeddings"):
+        load(artifact)

@@ -1,0 +1,58 @@
+"""Several engines over one CPU artifact, in one process and across a fork, as an application has them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from nearfar.edge_runtime import Engine
+from nearfar.errors import DeviceError
+from tests.support.backends import Lab, executor
+from tests.support.processes import eventually, forked, pool_threads
+
+
+def load(artifact: Path, threads: int) -> Engine:
+    return Engine.load(artifact, threads=threads, kv_memory="32MB")
+
+
+def answer(engine: Engine) -> str:
+    return engine.completions.create("Once upon a time", max_tokens=24, temperature=0).choices[0].text
+
+
+@pytest.fixture
+def artifact(lab: Lab) -> Path:
+    return lab.artifact("stories", "cpu")
+
+
+def test_closing_one_engine_leaves_the_others_threads(artifact: Path) -> None:
+    """A server that loads the next version before it closes the last; a notebook that loads again."""
+    before = pool_threads()
+    first = load(artifact, 2)
+    text = answer(first)
+    with load(artifact, 3) as second:
+        assert (executor(first).threads, executor(second).threads) == (2, 3)
+        assert eventually(pool_threads, before + 1 + 2)
+        first.close()
+        assert (executor(first).threads, executor(second).threads) == (0, 3)
+        assert eventually(pool_threads, before + 2)
+        assert answer(second) == text
+    assert eventually(pool_threads, before)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_fork_of_a_process_with_an_engine_does_not_hang(artifact: Path) -> None:
+    """multiprocessing forks by default on Linux: the child closes what it inherited, and says why it cannot use it."""
+    with load(artifact, 2) as engine:
+        text = answer(engine)
+
+        def child() -> bool:
+            with pytest.raises(DeviceError, match="loaded before this process was forked"):
+                answer(engine)
+            engine.close()
+            with load(artifact, 2) as own:
+                return answer(own) == text
+
+        assert forked(child)
+        assert answer(engine) == text

@@ -1,0 +1,126 @@
+"""Native code of strangers is not run unasked: what was built or trusted here, and what was not, through the real commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from nearfar.edge_runtime import Artifact, Engine
+from nearfar.edge_runtime.folders import data_folder
+from nearfar.edge_runtime.trust import remember
+from nearfar.errors import ArtifactError
+from tests.shared_data import shared_data
+from tests.support.backends import Lab
+from tests.support.paths import ROOT
+
+REFUSAL = r"model\.so is native code, .* neither built nor trusted it.*stories260K.*--trust .*trust=True.*nearfar build"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user who has built and trusted nothing yet."""
+    monkeypatch.delenv("NEARFAR_TRUST", raising=False)
+    for variable in ("HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(variable, str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def artifact(lab: Lab, home: Path, tmp_path: Path) -> Path:
+    """A CPU artifact as it comes from somewhere else."""
+    return Path(shutil.copytree(lab.artifact("stories", "cpu"), tmp_path / "downloaded"))
+
+
+def load(artifact: Path, **options: bool) -> str:
+    with Engine.load(artifact, kv_memory="32MB", threads=1, **options) as engine:
+        return engine.completions.create("Once", max_tokens=4, temperature=0).choices[0].text
+
+
+def command(*args: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "nearfar", *map(str, args)], cwd=ROOT, capture_output=True, text=True, timeout=600
+    )
+
+
+def test_a_downloaded_library_runs_only_once_it_is_trusted(artifact: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=REFUSAL):
+        load(artifact)
+    text = load(artifact, trust=True)
+    assert load(artifact) == text, "it was noted"
+    moved = artifact.rename(tmp_path / "moved")
+    assert load(moved) == text, "wherever it lies"
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_an_altered_library_is_not_the_one_that_was_trusted(artifact: Path, verify: bool) -> None:
+    load(artifact, trust=True)
+    library = artifact / "kernels" / "f32" / "model.so"
+    code = library.read_bytes()
+    library.unlink()  # a file that is loaded must not change under the process
+    library.write_bytes(code + b"\0")
+    with pytest.raises(ArtifactError, match=r"model.so is (corrupt|native code)"):
+        load(artifact, verify=verify)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_an_altered_manifest_is_not_the_one_that_was_trusted(artifact: Path, verify: bool) -> None:
+    """The hashes in an artifact are those of whoever wrote it."""
+    load(artifact, trust=True)
+    manifest = json.loads((artifact / "manifest.json").read_text())
+    manifest["license"] = "another"
+    (artifact / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ArtifactError, match="is native code"):
+        load(artifact, verify=verify)
+
+
+def test_a_container_may_trust_all(artifact: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEARFAR_TRUST", "1")
+    assert load(artifact)
+    assert not home.exists(), "nothing is noted"
+
+
+def test_what_is_built_here_is_trusted_here(home: Path, tmp_path: Path) -> None:
+    built = command("build", shared_data("models", "stories260K"), "--target", "cpu", "--quant", "none", "-o", tmp_path / "out")
+    assert built.returncode == 0, built.stderr
+    assert load(tmp_path / "out")
+    copied = Path(shutil.copytree(tmp_path / "out" / "cpu", tmp_path / "copied"))
+    assert load(copied)
+    assert (data_folder() / "trusted").read_text().count("\n") == 1
+
+
+def test_commands_ask_and_take_the_answer(artifact: Path) -> None:
+    options = ("--raw", "--max-tokens", 4, "--temperature", 0, "--threads", 1, "--kv-memory", "32MB")
+    refused = command("run", artifact, "Once", *options)
+    assert refused.returncode == 1
+    assert "is native code" in refused.stderr
+    assert refused.stdout == ""
+    serve = command("serve", artifact, "--port", 0)
+    assert serve.returncode == 1
+    assert "is native code" in serve.stderr
+    allowed = command("run", artifact, "Once", *options, "--trust")
+    assert allowed.returncode == 0, allowed.stderr
+    assert command("run", artifact, "Once", *options).stdout == allowed.stdout
+
+
+def test_where_nothing_can_be_noted_it_says_so_and_runs(artifact: Path, home: Path) -> None:
+    home.write_text("no directory")
+    with pytest.warns(UserWarning, match="cannot note that .*downloaded is trusted"):
+        assert load(artifact, trust=True)
+    with pytest.raises(ArtifactError, match="is native code"):
+        load(artifact)
+
+
+def test_shaders_are_not_native_code(lab: Lab, home: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        remember(lab.artifact("stories", "vulkan"))
+    assert not home.exists()
+    assert Artifact.open(lab.artifact("stories", "vulkan")).target == "vulkan"
+    assert os.environ.get("NEARFAR_TRUST") is None

@@ -1,0 +1,95 @@
+"""How many CPU threads are started: affinity, physical cores, and what the container is given."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nearfar.edge_runtime.executors.cores import cpu_quota, usable_cores
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+V1 = "5:cpuset:/\n4:cpu,cpuacct:/docker/abc\n1:name=systemd:/docker/abc\n"
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "expected"),
+    [
+        ("0::/", {"cpu.max": "200000 100000\n"}, 2.0),
+        ("0::/", {"cpu.max": "max 100000\n"}, None),
+        ("0::/", {}, None),
+        ("0::/", {"cpu.max": "50000 100000\n"}, 0.5),
+        ("0::/pod/app", {"pod/app/cpu.max": "max 100000", "pod/cpu.max": "150000 100000"}, 1.5),
+        ("0::/pod/app", {"pod/app/cpu.max": "300000 100000", "pod/cpu.max": "400000 100000"}, 3.0),
+        ("0::/host/name/of/it", {"cpu.max": "100000 50000"}, 2.0),
+        ("0::/../../outside", {"cpu.max": "100000 100000"}, 1.0),
+        (V1, {"cpu,cpuacct/docker/abc/cpu.cfs_quota_us": "250000", "cpu,cpuacct/docker/abc/cpu.cfs_period_us": "100000"}, 2.5),
+        (V1, {"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4.0),
+        (V1, {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+        (V1, {"cpu/cpu.cfs_quota_us": "100000"}, None),
+        ("0::/", {"cpu.max": "nonsense"}, None),
+        ("0::/", {"cpu.max": "100000 0"}, None),
+        ("", {}, None),
+        ("no colons", {}, None),
+    ],
+)
+def test_the_quota_is_the_least_of_the_groups(
+    tmp_path: Path, membership: str, files: dict[str, str], expected: float | None
+) -> None:
+    write(tmp_path, {"self": membership, **{f"cgroup/{name}": text for name, text in files.items()}})
+    assert cpu_quota(tmp_path / "self", tmp_path / "cgroup") == expected
+
+
+def test_where_nothing_is_told_there_is_no_quota(tmp_path: Path) -> None:
+    assert cpu_quota(tmp_path / "absent", tmp_path) is None
+
+
+@pytest.mark.parametrize(("quota", "expected"), [(None, 8), (64.0, 8), (2.0, 2), (2.9, 2), (0.3, 1)])
+def test_threads_stay_within_the_quota(monkeypatch: pytest.MonkeyPatch, quota: float | None, expected: int) -> None:
+    monkeypatch.setattr("nearfar.edge_runtime.executors.cores.cpu_quota", lambda: quota)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr("psutil.cpu_count", lambda logical: 16)
+    assert usable_cores() == expected
+
+
+@contextlib.contextmanager
+def control_group() -> Iterator[Path]:
+    """A group of this machine with half a CPU; skips where none may be made."""
+    for root, limits in ((Path("/sys/fs/cgroup/cpu"), {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "50000"}),
+                         (Path("/sys/fs/cgroup"), {"cpu.max": "50000 100000"})):  # fmt: skip
+        group = root / f"nearfar-test-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            if all((group / name).exists() for name in limits):
+                for name, value in limits.items():
+                    (group / name).write_text(value)
+                yield group
+                return
+        finally:
+            group.rmdir()
+    pytest.skip("this system lets no control group be made here")
+
+
+def test_a_real_control_group_limits_the_threads() -> None:
+    with control_group() as group:
+        code = (
+            f"import os; open({str(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
+            "from nearfar.edge_runtime.executors.cores import cpu_quota, usable_cores\n"
+            "print(cpu_quota(), usable_cores())"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+        assert done.stdout.split() == ["0.5", "1"], done.stderr
