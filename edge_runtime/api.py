@@ -21,10 +21,13 @@ from nearfar.edge_runtime.parameters import (
     ChatParams,
     CompletionParams,
     chat_sampling,
+    check_model,
     checked_messages,
     choices,
     completion_sampling,
+    continues_last,
     include_usage,
+    token_prompt,
 )
 from nearfar.edge_runtime.sampling import SamplingParams
 from nearfar.edge_runtime.snapshots import Progress, Snapshot
@@ -186,14 +189,14 @@ class ChatCompletions:
         self, messages: Seq[Mapping[str, Any]], *, stream: bool = False, **params: Unpack[ChatParams]
     ) -> ChatCompletion | AsyncStream[ChatCompletionChunk]:
         """Answer a conversation, whole or in chunks."""
-        sampling, n = chat_sampling(params), choices(params)
-        given, goes_on = checked_messages(messages), bool(params.get("continue_final_message"))
-        if goes_on and given[-1]["role"] != "assistant":
-            raise RequestError("continue_final_message needs a last message of the role assistant", "messages")
+        sampling, n, usage = chat_sampling(params), choices(params), include_usage(params)
+        check_model(params, self._engine.manifest.model.name)
+        given = checked_messages(messages)
+        goes_on = continues_last(params, given)
         tokens = self._engine.codec.encode_chat(given, continue_last=goes_on)
         response = _Response.start(self._engine, "chatcmpl", tokens, tokens if goes_on else (), sampling, n)
         if stream:
-            return AsyncStream(_chat_chunks(response, include_usage(params)))
+            return AsyncStream(_chat_chunks(response, usage))
         return await _chat_whole(response)
 
 
@@ -219,13 +222,14 @@ class Completions:
         self, prompt: str | Seq[int], *, stream: bool = False, **params: Unpack[CompletionParams]
     ) -> Completion | AsyncStream[Completion]:
         """Continue a text (an empty one: from BOS) or token ids, whole or in chunks."""
-        sampling, n = completion_sampling(params), choices(params)
-        tokens = self._engine.codec.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        sampling, n, usage = completion_sampling(params), choices(params), include_usage(params)
+        check_model(params, self._engine.manifest.model.name)
+        tokens = self._engine.codec.encode(prompt) if isinstance(prompt, str) else token_prompt(prompt)
         if params.get("echo"):
             raise RequestError("echo is not supported", "echo")
         response = _Response.start(self._engine, "cmpl", tokens, tokens, sampling, n)
         if stream:
-            return AsyncStream(_completion_chunks(response, include_usage(params)))
+            return AsyncStream(_completion_chunks(response, usage))
         return await _completion_whole(response)
 
 

@@ -13,10 +13,11 @@ import re
 import shutil
 import socket
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from threading import Lock
 from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
@@ -107,6 +108,40 @@ def find_webgpu_artifact(path: Path) -> Path:
     raise ArtifactError(f"{path} holds no artifact (no manifest.json there or in webgpu/): {_how_to_build()}")
 
 
+def _linked_files(artifact: Path) -> dict[str, Path]:
+    """Give the real files behind the symbolic links that the manifest lists, by their path in the artifact.
+
+    Caches such as Hugging Face's keep a folder of links to files elsewhere. Their targets are settled here, once: nothing
+    that is put or relinked there later leads out of the artifact.
+    """
+    try:
+        manifest = json.loads((artifact / "manifest.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    linked = {}
+    for name in {"manifest.json", *_listed(manifest)}:
+        relative = PurePosixPath(name)
+        if relative.is_absolute() or ".." in relative.parts or "\\" in name or "\0" in name:
+            continue
+        found = (artifact / relative).resolve()
+        if found.is_file() and not found.is_relative_to(artifact.resolve()):
+            linked[name] = found
+    return linked
+
+
+def _listed(value: object) -> Iterator[str]:
+    """Every path in a manifest: the entries that are called `file` or `plan`, wherever they stand."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _listed(item)
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if key in ("file", "plan") and isinstance(item, str):
+                yield item
+            else:
+                yield from _listed(item)
+
+
 def _how_to_build() -> str:
     return "make one with `nearfar build CHECKPOINT --target webgpu -o OUT`"
 
@@ -116,22 +151,30 @@ class Site:
     """Which file answers which path.
 
     `cloud`: the address that the page takes as its cloud, until told otherwise. `guarded`: the page comes with a
-    Content-Security-Policy; one that needs more than its own scripts (benchmarks) goes without.
+    Content-Security-Policy; one that needs more than its own scripts (benchmarks) goes without. `hosts`: names that it
+    answers for beside this machine's; "*": any.
     """
 
     page: Path
     artifact: Path
     cloud: str | None = None
     guarded: bool = True
+    hosts: tuple[str, ...] = ()
+    _linked: dict[str, Path] = field(init=False)
     _etags: dict[tuple[Path, int, int], str] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
+    def __post_init__(self) -> None:
+        self._linked = _linked_files(self.artifact)
+
     def file(self, url_path: str) -> Path | None:
-        """Find the file of an (unquoted) URL path, or None: outside the two folders nothing is served."""
+        """Find the file of an (unquoted) URL path, or None: outside the two folders, and the manifest's links, nothing is served."""
         if "\\" in url_path or "\0" in url_path:
             return None
         if url_path.startswith(ARTIFACT_PREFIX):
             root, relative = self.artifact, url_path.removeprefix(ARTIFACT_PREFIX)
+            if (linked := self._linked.get(relative)) is not None:
+                return linked if linked.is_file() else None
         else:
             root, relative = self.page, url_path.removeprefix("/") or "index.html"
         root = root.resolve()
@@ -162,6 +205,7 @@ class PageServer(ThreadingHTTPServer):
 
     def __init__(self, host: str, port: int, site: Site) -> None:
         self.site = site
+        self._hosts = _answered_hosts(host, site.hosts)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
 
@@ -171,10 +215,29 @@ class PageServer(ThreadingHTTPServer):
         host, port = self.server_address[:2]
         return f"http://{_shown_host(str(host))}:{port}/"
 
+    def answers_for(self, given: str | None) -> bool:
+        """Whether a request's `Host` is this server.
+
+        A page of another site can have its own name point at this machine (DNS rebinding), and then reads what a server on
+        this machine answers; the name in `Host` gives it away. A request without a Host is no browser's.
+        """
+        return self._hosts is None or given is None or _PORT.sub("", given.strip().lower()) in self._hosts
+
     def handle_error(self, request: object, client_address: object) -> None:
         """Report a fault, but not a browser that closed its connection, as it does on an aborted load."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+
+_PORT = re.compile(r":\d*\Z")
+
+
+def _answered_hosts(host: str, more: tuple[str, ...]) -> frozenset[str] | None:
+    """Give the names in `Host` that are answered, or None for any: a server that others reach may have any name."""
+    local = host == "localhost" or host == "::1" or host.startswith("127.")
+    if "*" in more or not (more or local):
+        return None
+    return frozenset(name.lower() for name in ("localhost", "127.0.0.1", "[::1]", _shown_host(host), *more))
 
 
 def _shown_host(host: str) -> str:
@@ -203,6 +266,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _begin(self) -> BinaryIO | None:
         """Send the status and headers; return the open file when a body is due."""
+        if not self.server.answers_for(self.headers.get("Host")):
+            self.send_error(
+                HTTPStatus.MISDIRECTED_REQUEST, explain="Start `nearfar web` with --allowed-host for this name."
+            )
+            return None
         asked = unquote(urlsplit(self.path).path)
         if asked == CONFIG_PATH:
             config = json.dumps({"cloud": self.server.site.cloud}).encode()
@@ -231,11 +299,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _head(self, status: HTTPStatus, headers: dict[str, str]) -> None:
         self.send_response(status)
-        site = self.server.site
-        policy = {"Content-Security-Policy": content_policy(site.cloud)} if site.guarded else {}
-        for name, value in {**headers, **ISOLATION, **policy}.items():
+        for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
+
+    def end_headers(self) -> None:
+        """Every answer, a refusal too, is isolated and under the page's policy."""
+        site = self.server.site
+        policy = {"Content-Security-Policy": content_policy(site.cloud)} if site.guarded else {}
+        for name, value in {**ISOLATION, **policy}.items():
+            self.send_header(name, value)
+        super().end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
         """Stay silent: the terminal belongs to the person who started the server."""

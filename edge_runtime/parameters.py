@@ -13,7 +13,10 @@ MAX_CHOICES = 64
 
 
 class CommonParams(TypedDict, total=False):
-    """Parameters of both kinds of completion; None stands for the default. `model` and `user` are for compatibility."""
+    """Parameters of both kinds of completion; None stands for the default.
+
+    `model`: the loaded model's name, or nothing. `user`: whom a service would bill; without a meaning here.
+    """
 
     model: str | None
     user: str | None
@@ -86,7 +89,35 @@ def choices(params: CommonParams) -> int:
 
 def include_usage(params: CommonParams) -> bool:
     """Whether a stream ends with a chunk of usage figures."""
-    return bool((params.get("stream_options") or {}).get("include_usage"))
+    options = params.get("stream_options")
+    if options is None:
+        return False
+    if not isinstance(options, Mapping) or set(options) - {"include_usage"}:
+        raise RequestError(f"stream_options must be {{'include_usage': …}}, not {options!r:.80}", "stream_options")
+    return _flag("stream_options", options.get("include_usage"))
+
+
+def continues_last(params: ChatParams, messages: Seq[Mapping[str, Any]]) -> bool:
+    """Whether the answer is the rest of the last message, which must be the assistant's."""
+    goes_on = _flag("continue_final_message", params.get("continue_final_message"))
+    if goes_on and messages[-1]["role"] != "assistant":
+        raise RequestError("continue_final_message needs a last message of the role assistant", "messages")
+    return goes_on
+
+
+def check_model(params: CommonParams, loaded: str) -> None:
+    """Refuse another model than the one that is loaded."""
+    if (model := params.get("model")) is not None and model != loaded:
+        raise RequestError(f"model {model!r} is not loaded here, but {loaded!r} is: leave model out", "model")
+
+
+def token_prompt(prompt: object) -> list[int]:
+    """A prompt of token ids; whether the model has them is the engine's business."""
+    if not isinstance(prompt, Seq) or not all(
+        isinstance(token, int) and not isinstance(token, bool) for token in prompt
+    ):
+        raise RequestError(f"prompt must be a string or a list of token ids, not {prompt!r:.80}", "prompt")
+    return list(prompt)
 
 
 def checked_messages(messages: object) -> list[dict[str, Any]]:
@@ -100,7 +131,7 @@ def checked_messages(messages: object) -> list[dict[str, Any]]:
 
 def _message(index: int, message: object) -> dict[str, Any]:
     where = f"messages[{index}]"
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or not message["role"]:
         raise RequestError(f"{where} must have a role (system, user, assistant) and content", "messages")
     content = message.get("content")
     if isinstance(content, Seq) and not isinstance(content, str | bytes):
@@ -118,7 +149,17 @@ def _given(params: dict[str, Any], known: Any) -> dict[str, Any]:
     unknown = sorted(set(params) - set(known.__annotations__) - set(CommonParams.__annotations__))
     if unknown:
         raise RequestError(f"unknown parameter {', '.join(unknown)}", unknown[0])
+    if not isinstance(params.get("user"), str | None):
+        raise RequestError(f"user must be a string, not {params['user']!r}", "user")
+    _flag("ignore_eos", params.get("ignore_eos"))
     return {name: value for name, value in params.items() if value is not None}
+
+
+def _flag(name: str, value: object) -> bool:
+    """A switch; None is off."""
+    if not isinstance(value, bool | None):
+        raise RequestError(f"{name} must be true or false, not {value!r:.80}", name)
+    return bool(value)
 
 
 def _sampling(given: dict[str, Any], max_tokens: Any, logprobs: Any) -> SamplingParams:
@@ -143,7 +184,7 @@ def _bias(bias: object) -> dict[int, float]:
     out: dict[int, float] = {}
     for token, value in bias.items():
         try:
-            out[int(token)] = value
+            out[int(token) if isinstance(token, str) else token] = value
         except (TypeError, ValueError) as error:
             raise RequestError(f"logit_bias: {token!r} is not a token id", "logit_bias") from error
     return out

@@ -16,8 +16,9 @@ from nearfar.routing.sides import Call, SideError, Size
 from nearfar.routing.speed import Speeds
 from nearfar.routing.types import DeviceState, Feature
 
-_IGNORED = ("metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier", "parallel_tool_calls", "user")
-"""Parameters that mean something to a service only."""
+_IGNORED = ("metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier", "parallel_tool_calls", "user",
+            "model")  # fmt: skip
+"""Parameters that mean something to a service only; `model` is the cloud's."""
 
 
 class EngineDevice:
@@ -130,5 +131,5 @@ def _piece(chunk: ChatCompletionChunk) -> Piece:
 
 def _known(body: Mapping[str, Any]) -> dict[str, Any]:
     """What the engine knows, and what it must refuse; not what means nothing to it."""
-    known = {*ChatParams.__annotations__, *CommonParams.__annotations__}
+    known = {*ChatParams.__annotations__, *CommonParams.__annotations__} - {"model"}
     return {name: value for name, value in body.items() if name in known or name not in _IGNORED}

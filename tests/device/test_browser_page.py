@@ -2,10 +2,14 @@
 
 import json
 import re
+import threading
 import time
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -165,8 +169,8 @@ def test_a_shard_that_is_corrupt_on_the_server_is_named(chromium: Any, artifact:
     data[len(data) // 2] ^= 1
     shard.write_bytes(data)
     with serve(tmp_path) as address:
-        page = new_page(chromium, address).open(prompt="Once", max_tokens=5)
-        assert page.wait("done", "error") == "error"
+        page = new_page(chromium, address).open()
+        assert page.wait("idle", "error") == "error"
         assert "weights/00001.bin" in page.notice
 
 
@@ -208,7 +212,7 @@ def test_chatting_by_keyboard(chromium: Any, address: str) -> None:
 
 
 def test_stop_keeps_what_was_written(chromium: Any, address: str) -> None:
-    page = new_page(chromium, address).open(prompt="Tell me a long story", temperature=0, max_tokens=900)
+    page = new_page(chromium, address).open(prompt="Tell me a long story", temperature=0, max_tokens=900).send()
     page.tab.wait_for_function("() => document.querySelector('#answer')?.textContent.length > 20", timeout=PATIENCE_MS)
     assert page.state == "generating"
     page.tab.keyboard.press("Escape")
@@ -222,16 +226,126 @@ def test_stop_keeps_what_was_written(chromium: Any, address: str) -> None:
     [
         ({"prompt": "Once", "temperature": "-1"}, "temperature"),
         ({"prompt": "Once", "top_p": "7"}, "top_p"),
-        ({"prompt": "Once", "max_tokens": "many"}, "max_tokens=many"),
         ({"prompt": "word " * 2000, "raw": "1", "max_tokens": "5"}, "1024"),
     ],
 )
 def test_a_link_that_asks_for_the_impossible_says_so(
     chromium: Any, address: str, parameters: dict[str, str], words: str
 ) -> None:
-    page = new_page(chromium, address).open(**parameters)
+    page = new_page(chromium, address).open(**parameters).send()
     assert page.wait("done", "error") == "error"
     assert words in page.notice
+
+
+def test_a_link_that_cannot_be_read_says_so(chromium: Any, address: str) -> None:
+    page = new_page(chromium, address).open(prompt="Once", max_tokens="many")
+    assert page.wait("idle", "error") == "error"
+    assert "max_tokens=many" in page.notice
+
+
+CLOUD, KEY = "https://cloud.example", "sk-of-a-person"
+
+SET_CLOUD = """
+([address, key]) => {
+  for (const [id, value] of [["mode", "cloud_only"], ["cloud-address", address], ["cloud-key", key]]) {
+    const field = document.getElementById(id);
+    field.value = value;
+    field.dispatchEvent(new Event("change"));
+  }
+}
+"""
+
+FIND = """
+const seen = new Set();
+const holds = (value) => {
+  if (typeof value === "string") return value.includes(argument);
+  if (value === null || typeof value !== "object" || seen.has(value)) return false;
+  seen.add(value);
+  const names = [...Object.getOwnPropertyNames(value), "device", "policy", "records"];
+  return names.some((name) => { try { return holds(value[name]); } catch { return false; } });
+};
+return {
+  kept: JSON.stringify(localStorage).includes(argument),
+  inTab: JSON.stringify(sessionStorage).includes(argument),
+  published: holds(window.nearfar) || window.nearfar.client.exportRecords().includes(argument),
+};
+"""
+
+
+def cloud_page(chromium: Any, address: str, context: Any = None) -> tuple[Page, list[Any]]:
+    """A page whose cloud is made up; and the requests that reached that."""
+    page = new_page(chromium, address, context)
+    asked: list[Any] = []
+    chunk = {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    choice = {"index": 0, "delta": {"role": "assistant", "content": "Far."}, "finish_reason": "stop"}
+    body = f"data: {json.dumps({**chunk, 'choices': [choice]})}\n\ndata: [DONE]\n\n"
+    headers = {
+        "access-control-allow-origin": "*",
+        "access-control-allow-headers": "*",
+        "content-type": "text/event-stream",
+    }
+
+    def answer(route: Any) -> None:
+        if route.request.method == "POST":
+            asked.append(route.request)
+        route.fulfill(status=200, headers=headers, body=body)
+
+    page.tab.route(f"{CLOUD}/**", answer)
+    return page, asked
+
+
+def test_a_link_fills_in_the_message_and_spends_nothing(chromium: Any, address: str) -> None:
+    """Any site can open the page with a link; only a person may spend the person's key."""
+    page, asked = cloud_page(chromium, address)
+    page.open().wait("idle")
+    page.tab.evaluate(SET_CLOUD, [f"{CLOUD}/v1", KEY])
+    page.open(prompt="Write a book", system="Be long", max_tokens=100000).wait("idle")
+    page.tab.wait_for_timeout(500)
+    assert page.tab.input_value("#prompt") == "Write a book"
+    assert page.tab.input_value("#system") == "Be long"
+    assert (asked, page.state, page.tab.locator(".turn").count()) == ([], "idle", 0)
+    page.send().wait("done")
+    assert page.text == "Far."
+    assert asked[0].headers["authorization"] == f"Bearer {KEY}"
+
+
+def test_the_key_stays_with_its_tab(chromium: Any, address: str) -> None:
+    """What lies in localStorage is read by whoever serves localhost:8080 next."""
+    context = chromium.new_context()
+    page, _ = cloud_page(chromium, address, context)
+    page.open().wait("idle")
+    page.tab.evaluate(SET_CLOUD, [f"{CLOUD}/v1", KEY])
+    assert page.run(FIND, KEY) == {"kept": False, "inTab": True, "published": False}
+    page.open().wait("idle")
+    assert page.tab.input_value("#cloud-key") == KEY
+    other, _ = cloud_page(chromium, address, context)
+    # As earlier versions kept it.
+    old = {"mode": "cloud_only", "address": f"{CLOUD}/v1", "key": "sk-old", "preset": None}
+    other.tab.add_init_script(f"localStorage.setItem('nearfar.cloud', {json.dumps(json.dumps(old))})")
+    other.open().wait("idle")
+    assert other.tab.input_value("#cloud-address") == f"{CLOUD}/v1"
+    assert other.tab.input_value("#cloud-key") == ""
+    assert other.run(FIND, "sk-old")["kept"] is False
+
+
+def test_the_service_worker_leaves_when_another_server_has_the_address(
+    chromium: Any, artifact: Path, tmp_path: Path
+) -> None:
+    context = chromium.new_context()
+    with serve(artifact) as address:
+        page = new_page(chromium, address, context).open()
+        page.tab.wait_for_function("document.body.dataset.offline === 'ready'", timeout=PATIENCE_MS)
+    assert page.open().wait("idle", "error") == "idle", "without its server the page goes on"
+    (tmp_path / "index.html").write_text("<!doctype html><title>Another app</title>")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", int(urlsplit(address).port or 0)), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        tab = context.new_page()
+        tab.goto(address)
+        assert tab.title() == "Another app"
+        left = "async () => !(await navigator.serviceWorker.getRegistrations()).length && !(await caches.keys()).length"
+        tab.wait_for_function(left, timeout=20_000)
+        server.shutdown()
 
 
 @pytest.mark.parametrize("how", ["no adapter", "no navigator.gpu"])
@@ -248,7 +362,7 @@ def test_missing_webgpu_is_explained(chromium: Any, address: str, how: str) -> N
 
 def check_missing_webgpu(page: Page) -> None:
     page.open(prompt="Once")
-    assert page.wait("done", "error") == "error"
+    assert page.wait("idle", "error") == "error"
     first = page.tab.locator("#notice li").all_inner_texts()
     assert any(step.startswith("Chrome:") for step in first[:2])
     assert all(any(name in step for step in first) for name in ("Edge", "Firefox", "Safari"))

@@ -83,9 +83,15 @@ class Page:
         )
         return self.state
 
+    def send(self) -> "Page":
+        """Send what the box holds, once somebody can answer."""
+        assert self.wait("idle", "error") == "idle", self.notice
+        self.tab.get_by_role("button", name="Send").click()
+        return self
+
     def answer(self, **parameters: object) -> str:
-        """The text that the page's link with these parameters gives."""
-        state = self.open(**parameters).wait("done", "error")
+        """The text that the page's link with these parameters gives, once it is sent."""
+        state = self.open(**parameters).send().wait("done", "error")
         assert state == "done", self.notice
         return self.text
 

@@ -156,6 +156,42 @@ async def test_token_prompts_and_bad_requests(engine: AsyncEngine) -> None:
         assert caught.value.param == param, param
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("model", "gpt-4o"),
+        ("user", 5),
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("response_format", {"type": "json_object"}),
+        ("temprature", 0),
+        ("stream_options", 5),
+        ("stream_options", {"usage": True}),
+        ("stream_options", {"include_usage": "no"}),
+        ("continue_final_message", "no"),
+        ("ignore_eos", "no"),
+        ("logit_bias", {1.7: 1.0}),
+        ("top_logprobs", 3),
+    ],
+)
+async def test_nothing_that_is_asked_for_is_ignored(engine: AsyncEngine, name: str, value: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        await engine.chat.completions.create(HELLO, **{name: value})
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize("prompt", [["a", "b"], [1.5], [True], 5, {"a": 1}, None])
+async def test_a_prompt_of_another_kind_is_refused(engine: AsyncEngine, prompt: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        await engine.completions.create(prompt)
+    assert caught.value.param == "prompt"
+
+
+async def test_the_loaded_model_may_be_named(engine: AsyncEngine) -> None:
+    name = engine.manifest.model.name
+    made = await engine.chat.completions.create(HELLO, model=name, user="me", max_tokens=1)
+    assert made.model == name
+
+
 async def test_closing_a_stream_stops_the_request(engine: AsyncEngine) -> None:
     async with await engine.chat.completions.create(HELLO, stream=True, n=2, temperature=0, ignore_eos=True) as stream:
         async for chunk in stream:

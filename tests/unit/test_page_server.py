@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,8 @@ def site(tmp_path: Path) -> Site:
     return Site(page, artifact)
 
 
-@pytest.fixture
-def server(site: Site) -> Iterator[PageServer]:
+@contextmanager
+def serving(site: Site) -> Iterator[PageServer]:
     with open_server("127.0.0.1", 0, site) as running:
         thread = threading.Thread(target=running.serve_forever, args=(0.05,))
         thread.start()
@@ -41,9 +42,15 @@ def server(site: Site) -> Iterator[PageServer]:
         thread.join()
 
 
+@pytest.fixture
+def server(site: Site) -> Iterator[PageServer]:
+    with serving(site) as running:
+        yield running
+
+
 def ask(server: PageServer, method: str, path: str, **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
-    connection.putrequest(method, path, skip_accept_encoding=True)
+    connection.putrequest(method, path, skip_host="Host" in headers, skip_accept_encoding=True)
     for name, value in headers.items():
         connection.putheader(name.replace("_", "-"), value)
     connection.endheaders()
@@ -102,6 +109,87 @@ def test_nothing_outside_the_two_folders_is_served(server: PageServer, path: str
 def test_a_symbolic_link_does_not_lead_out(server: PageServer, site: Site, tmp_path: Path) -> None:
     (site.artifact / "link.txt").symlink_to(tmp_path / "secret.txt")
     assert ask(server, "GET", "/artifact/link.txt")[0].status == 404
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Path:
+    """An artifact as Hugging Face's cache holds it: a folder of links to files that are called by their hash."""
+    blobs, folder = tmp_path / "cache" / "blobs", tmp_path / "cache" / "snapshots" / "1f2e"
+    files = {
+        "manifest.json": json.dumps(
+            {
+                "target": "webgpu",
+                "weights": {"shards": [{"file": "weights/00000.bin"}]},
+                "programs": [
+                    {"functions": {"step": {"1": {"plan": "plans/step.1.json"}}}, "kernels": {"k": {"file": "k.wgsl"}}}
+                ],
+                "tokenizer": {"files": [{"file": "tokenizer/tokenizer.json"}]},
+                "license": {"file": "../../../secret.txt"},
+            }
+        ),
+        "weights/00000.bin": "weights",
+        "plans/step.1.json": "{}",
+        "k.wgsl": "// shader",
+        "tokenizer/tokenizer.json": "{}",
+        "unlisted.txt": "unlisted",
+    }
+    blobs.mkdir(parents=True)
+    for number, (name, content) in enumerate(files.items()):
+        (blobs / str(number)).write_text(content)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        up = "/".join([".."] * (2 + name.count("/")))
+        (folder / name).symlink_to(f"{up}/blobs/{number}")
+    return folder
+
+
+def test_an_artifact_of_links_is_served_as_its_manifest_lists_it(snapshot: Path, site: Site) -> None:
+    with serving(Site(site.page, find_webgpu_artifact(snapshot))) as server:
+        for name in ("manifest.json", "weights/00000.bin", "plans/step.1.json", "k.wgsl", "tokenizer/tokenizer.json"):
+            response, body = ask(server, "GET", f"/artifact/{name}")
+            assert (response.status, body) == (200, (snapshot / name).read_bytes()), name
+        for name in ("unlisted.txt", "../../../secret.txt", "%2e%2e/%2e%2e/%2e%2e/secret.txt", "blobs/0"):
+            assert ask(server, "GET", f"/artifact/{name}")[0].status == 404, name
+        # What a link leads to is settled at the start.
+        (snapshot / "k.wgsl").unlink()
+        (snapshot / "k.wgsl").symlink_to(snapshot.parents[2] / "secret.txt")
+        (snapshot / "new.txt").symlink_to(snapshot.parents[2] / "secret.txt")
+        assert ask(server, "GET", "/artifact/k.wgsl")[1] == b"// shader"
+        assert ask(server, "GET", "/artifact/new.txt")[0].status == 404
+
+
+def test_a_refusal_is_as_guarded_as_the_page(server: PageServer) -> None:
+    page = ask(server, "GET", "/")[0]
+    for method, path in (("GET", "/absent"), ("HEAD", "/absent"), ("POST", "/")):
+        response = ask(server, method, path)[0]
+        assert response.status in (404, 501)
+        for name in ("Content-Security-Policy", "X-Content-Type-Options", "Cross-Origin-Resource-Policy"):
+            assert response.getheader(name) == page.getheader(name) is not None
+
+
+@pytest.mark.parametrize("host", ["localhost:8080", "127.0.0.1", "LOCALHOST", "[::1]:80"])
+def test_this_machines_names_are_answered(server: PageServer, host: str) -> None:
+    assert ask(server, "GET", "/", Host=host)[0].status == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example", ""]
+)
+def test_another_name_for_this_machine_is_not_answered(server: PageServer, host: str) -> None:
+    """A page of another site whose name was pointed here would read the answer as its own."""
+    for path in ("/", "/config.json", "/artifact/manifest.json"):
+        response, body = ask(server, "GET", path, Host=host)
+        assert response.status == 421
+        assert b"--allowed-host" in body
+        assert b"hello" not in body
+
+
+def test_a_name_that_was_allowed_is_answered(site: Site) -> None:
+    site.hosts = ("Models.example",)
+    with serving(site) as server:
+        assert ask(server, "GET", "/", Host="models.example:443")[0].status == 200
+        assert ask(server, "GET", "/", Host="evil.example")[0].status == 421
+    with open_server("0.0.0.0", 0, Site(site.page, site.artifact)) as reached_by_others:
+        assert reached_by_others.answers_for("gpu-box.example:8080")
 
 
 @pytest.mark.parametrize("cloud", [None, "http://gpu.example:8000/v1"])

@@ -11,11 +11,13 @@ export interface CloudSettings {
 }
 
 /** `preset`: the address that `nearfar web --cloud` named when this was kept. */
-interface Kept extends CloudSettings {
+interface Kept extends Omit<CloudSettings, "key"> {
   readonly preset: string | null;
 }
 
 const STORAGE = "nearfar.cloud";
+/** The key stays with this tab: an address such as localhost:8080 soon belongs to another server, whose pages read what is kept. */
+const KEY_STORAGE = "nearfar.cloud-key";
 const mode = element("mode", HTMLSelectElement);
 const address = element("cloud-address", HTMLInputElement);
 const key = element("cloud-key", HTMLInputElement);
@@ -27,7 +29,7 @@ export async function openCloudSettings(onChange: (settings: CloudSettings) => v
   const kept = read();
   mode.value = kept.mode;
   address.value = kept.address;
-  key.value = kept.key;
+  key.value = readKey(kept.address);
   // A key is for one server: it does not follow to another one.
   let keysOwner = originOf(kept.address);
   address.addEventListener("change", () => {
@@ -38,7 +40,7 @@ export async function openCloudSettings(onChange: (settings: CloudSettings) => v
   });
   const changed = (): void => {
     const settings = settingsNow();
-    keep({ ...settings, preset });
+    keep(settings);
     show(settings);
     onChange(settings);
   };
@@ -75,9 +77,12 @@ async function readPreset(): Promise<string | null> {
 }
 
 function read(): Kept {
-  const fresh: Kept = { mode: "auto", address: preset ?? "", key: "", preset };
+  const fresh: Kept = { mode: "auto", address: preset ?? "", preset };
   try {
-    const kept = { ...fresh, ...(JSON.parse(localStorage.getItem(STORAGE) ?? "{}") as Partial<Kept>) };
+    const { key, ...old } = JSON.parse(localStorage.getItem(STORAGE) ?? "{}") as Partial<Kept> & { key?: unknown };
+    // Earlier versions of this page left the key here.
+    if (key !== undefined) localStorage.setItem(STORAGE, JSON.stringify(old));
+    const kept = { ...fresh, ...old };
     // Another --cloud than last time was meant; what was typed for the old one is not for it.
     return preset !== null && kept.preset !== preset ? { ...fresh, mode: kept.mode } : kept;
   } catch {
@@ -85,9 +90,23 @@ function read(): Kept {
   }
 }
 
-function keep(settings: Kept): void {
+/** The key that was typed in this tab for this server. */
+function readKey(address: string): string {
   try {
-    localStorage.setItem(STORAGE, JSON.stringify(settings));
+    const { origin, key } = JSON.parse(sessionStorage.getItem(KEY_STORAGE) ?? "{}") as {
+      origin?: string;
+      key?: string;
+    };
+    return key !== undefined && origin === originOf(address) ? key : "";
+  } catch {
+    return "";
+  }
+}
+
+function keep({ mode, address, key }: CloudSettings): void {
+  try {
+    localStorage.setItem(STORAGE, JSON.stringify({ mode, address, preset } satisfies Kept));
+    sessionStorage.setItem(KEY_STORAGE, JSON.stringify({ origin: originOf(address), key }));
   } catch {
     // Storage that is full or forbidden: the settings hold for this visit.
   }

@@ -1,4 +1,4 @@
-/** What the page's address asks for: /?prompt=Once&max_tokens=60&temperature=0&raw=1 */
+/** What the page's address fills in: /?prompt=Once&max_tokens=60&temperature=0&raw=1 */
 
 /** How an answer is drawn; what is absent is left to the page's settings. */
 export interface Sampling {

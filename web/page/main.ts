@@ -1,4 +1,4 @@
-/** The chat page: load the model, then answer, by hand or by link. */
+/** The chat page: load the model, then answer what is written by hand, or filled in by a link. */
 
 import type { LoadProgress } from "../src/index.js";
 import { openCloudSettings } from "./cloud-settings.js";
@@ -38,7 +38,7 @@ async function start(): Promise<void> {
   const help = await webgpuHelp();
   if (help && model.hasCloud) {
     showDevice("the cloud: this browser offers no GPU");
-    ready(link, "This browser cannot run the model, so the cloud answers. Write a message to begin.");
+    ready(link, "This browser cannot run the model, so the cloud answers.");
     return;
   }
   if (help) {
@@ -50,7 +50,7 @@ async function start(): Promise<void> {
   showProgress({ phase: "weights", loaded: 0, cached: 0, total: manifest.weights.bytes });
   const { precision, adapter } = (await model.load(showProgress)).model;
   showDevice(`${precision} on ${adapter}`);
-  ready(link, "The model is ready. Write a message to begin.");
+  ready(link, "The model is ready.");
   await keepForOffline(artifact, manifest, precision);
 }
 
@@ -68,13 +68,16 @@ function showProgress(progress: LoadProgress): void {
 function ready(link: Link, greeting: string): void {
   isReady = true;
   loading.hidden = true;
-  welcome.textContent = greeting;
+  const next =
+    link.prompt === null ? "Write a message to begin." : "The link has filled in a message: Send asks for an answer.";
+  welcome.textContent = `${greeting} ${next}`;
   welcome.hidden = false;
   send.disabled = false;
   newChat.disabled = false;
   setState("idle", "The model is ready");
-  if (link.prompt === null) prompt.focus();
-  else void answer(link.prompt);
+  // A link writes, a person sends: any site can open this page with a link, and an answer may cost the person's key.
+  if (link.prompt !== null) prompt.value = link.prompt;
+  prompt.focus();
 }
 
 async function answer(text: string): Promise<void> {

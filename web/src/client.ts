@@ -1,14 +1,6 @@
 import { Channel } from "./channel.js";
-import { Completions, type Prepared } from "./completions.js";
-import {
-  abortError,
-  DeviceError,
-  type ErrorRecord,
-  fromErrorRecord,
-  RequestError,
-  throwIfAborted,
-  toErrorRecord,
-} from "./errors.js";
+import { Completions } from "./completions.js";
+import { abortError, DeviceError, type ErrorRecord, fromErrorRecord, throwIfAborted, toErrorRecord } from "./errors.js";
 import type {
   AnswerEvent,
   EngineStats,
@@ -22,7 +14,7 @@ import type {
 } from "./messages.js";
 import type * as openai from "./openai.js";
 import { CHAT, textShape } from "./replies.js";
-import type { ChatMessage } from "./text/types.js";
+import { checkedMessages, prepareChat, prepareText } from "./requests.js";
 
 export interface EngineOptions extends LoadSettings {
   /** Called while the model is loading. */
@@ -80,8 +72,16 @@ export class Engine {
     readonly model: ModelCard,
   ) {
     this.#link = link;
-    this.chat = { completions: new Completions(link, model.name, "chatcmpl", () => CHAT, prepareChat) };
-    this.completions = new Completions(link, model.name, "cmpl", textShape, prepareText);
+    const { name } = model;
+    const chat = new Completions(
+      link,
+      name,
+      "chatcmpl",
+      () => CHAT,
+      (request: openai.ChatCompletionRequest) => prepareChat(request, name),
+    );
+    this.chat = { completions: chat };
+    this.completions = new Completions(link, name, "cmpl", textShape, (request) => prepareText(request, name));
   }
 
   /** What the engine holds and how fast its last answer was. After `dispose`: what was left. */
@@ -90,28 +90,14 @@ export class Engine {
   }
 
   /** How many tokens a conversation has as the model's prompt. */
-  countTokens(messages: readonly ChatMessage[]): Promise<number> {
-    return this.#link.count({ kind: "chat", messages, continueLast: false });
+  async countTokens(messages: readonly openai.MessageParam[]): Promise<number> {
+    return this.#link.count({ kind: "chat", messages: checkedMessages(messages), continueLast: false });
   }
 
   /** Ends all answers, frees every GPU buffer, ends the worker. */
   dispose(): Promise<void> {
     return this.#link.close();
   }
-}
-
-function prepareChat(request: openai.ChatCompletionRequest): Prepared {
-  const { messages, max_completion_tokens, logprobs, top_logprobs, continue_final_message, ...options } = request;
-  const continueLast = continue_final_message ?? false;
-  if (continueLast && messages.at(-1)?.role !== "assistant")
-    throw new RequestError("continue_final_message needs a last message of the role assistant", "messages");
-  const max_tokens = max_completion_tokens ?? options.max_tokens ?? null;
-  const scores = logprobs ? (top_logprobs ?? 0) : null;
-  return { prompt: { kind: "chat", messages, continueLast }, options: { ...options, max_tokens }, logprobs: scores };
-}
-
-function prepareText({ prompt, logprobs, ...options }: openai.CompletionRequest): Prepared {
-  return { prompt: { kind: "text", text: prompt }, options, logprobs: logprobs ?? null };
 }
 
 interface Waiter<T> {

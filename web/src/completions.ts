@@ -44,9 +44,9 @@ export class Completions<Req extends RequestOptions & { stream?: boolean | null 
   }
 
   async #start(request: Req): Promise<Answering> {
+    const { prompt, logprobs, options } = this.prepare(request);
     const { signal } = request;
     throwIfAborted(signal);
-    const { prompt, logprobs, options } = this.prepare(request);
     const n = request.n ?? 1;
     const { events, abort: stop } = this.source.generate({ prompt, logprobs, n, options: cloneable(options) });
     let onAbort = (): void => undefined;
@@ -119,6 +119,7 @@ export class Completions<Req extends RequestOptions & { stream?: boolean | null 
 
 /** The options that go to the worker, without those that stay on the page (an AbortSignal cannot be sent). */
 function cloneable(options: RequestOptions & { stream?: boolean | null }): GenerateRequest["options"] {
-  const { signal: _signal, n: _n, stream: _stream, stream_options: _streamOptions, ...rest } = options;
+  const { signal: _signal, n: _n, stream: _stream, stream_options: _streamOptions, ...sampling } = options;
+  const { model: _model, user: _user, ...rest } = sampling;
   return rest;
 }

@@ -3,7 +3,22 @@ import type { ChatMessage } from "./text/types.js";
 
 /** OpenAI's shapes, as far as they concern a model on a device. */
 
+/** A piece of a message's content. */
+export interface TextPart {
+  readonly type: "text";
+  readonly text: string;
+}
+
+/** A message as callers write it: parts of text are joined. */
+export interface MessageParam extends Omit<ChatMessage, "content"> {
+  readonly content: string | readonly TextPart[];
+}
+
 export interface RequestOptions extends SamplingOptions {
+  /** The loaded model's name, or nothing. */
+  model?: string;
+  /** Whom a service would bill; without a meaning here. */
+  user?: string;
   /** How many answers to give. */
   n?: number | null;
   /** End the stream with a chunk that holds the usage. */
@@ -13,7 +28,7 @@ export interface RequestOptions extends SamplingOptions {
 }
 
 export interface ChatCompletionRequest extends RequestOptions {
-  messages: readonly ChatMessage[];
+  messages: readonly MessageParam[];
   /** OpenAI's newer name for max_tokens; wins over it. */
   max_completion_tokens?: number | null;
   logprobs?: boolean | null;

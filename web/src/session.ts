@@ -50,7 +50,10 @@ export class Session {
     // Not from the HTTP cache: an old manifest would not match new shards.
     const text = await fetchText(new URL("manifest.json", base), null, { signal, cache: "no-cache" });
     const manifest = await openManifest(text);
-    const cache = await openOpfsCache();
+    const cache = await openOpfsCache(
+      base,
+      manifest.weights.shards.map(({ sha256 }) => sha256),
+    );
     const codec = loadCodec(base, manifest, signal);
     codec.catch(() => undefined);
     const loaded = await loadExecutor(base, manifest, {

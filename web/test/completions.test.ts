@@ -5,6 +5,7 @@ import { RequestError, toErrorRecord } from "../src/errors.js";
 import type { AnswerEvent, GenerateRequest } from "../src/messages.js";
 import type { ChatCompletion, ChatCompletionChunk, ChatCompletionRequest } from "../src/openai.js";
 import { CHAT } from "../src/replies.js";
+import { prepareChat } from "../src/requests.js";
 
 const STATS = { promptTokens: 5, cachedTokens: 2, completionTokens: 3, ttft: 1, decode: 2 };
 const SCORE = { token: "é", logprob: -0.5, top: [{ token: "e", logprob: -1 }] };
@@ -33,11 +34,7 @@ function completions(source: FakeSource): Completions<ChatCompletionRequest, Cha
     "sample",
     "chatcmpl",
     () => CHAT,
-    ({ messages, logprobs: _, ...options }) => ({
-      prompt: { kind: "chat", messages, continueLast: false },
-      options,
-      logprobs: null,
-    }),
+    (request) => prepareChat(request, "sample"),
   );
 }
 

@@ -27,12 +27,19 @@ def web(
             show_default=False,
         ),
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A name that browsers may call it by, beside this machine's; may be repeated; '*': any.",
+            show_default=False,
+        ),
+    ] = None,
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
 ) -> None:
     """Serve the chat page for an artifact and open it in the browser."""
     if cloud is not None:
         origin_of(cloud)  # refuses what is no address
-    site = Site(find_page(), find_webgpu_artifact(artifact), cloud)
+    site = Site(find_page(), find_webgpu_artifact(artifact), cloud, hosts=tuple(allowed_host or ()))
     # Ctrl-C is how a server is meant to end, from the moment that it listens.
     with open_server(host, port, site) as server, suppress(KeyboardInterrupt):
         if port and server.server_port != port:

@@ -16,6 +16,9 @@ const STEPS_AHEAD = 3;
 /** `step` gives at most this many rows of logits (docs/artifact.md). */
 const MAX_LOGIT_ROWS = 16;
 
+/** What a sampler writes instead of a token where no logit is finite. */
+const NOT_FINITE = -1;
+
 /** A function and its size. */
 type Run = readonly [name: FunctionName, size: number];
 
@@ -111,7 +114,7 @@ export class EngineCore {
         this.#emit(oldest, await oldest.results);
       }
     } catch (error) {
-      this.stop(error instanceof Error ? error : new DeviceError(String(error)));
+      this.stop(deviceError(error));
     }
     // In the same turn as the last look for work, so that no request comes in between unseen.
     this.#running = false;
@@ -147,7 +150,8 @@ export class EngineCore {
     try {
       await Promise.all(runs.map(([name, size]) => this.backend.prepare(name, size)));
     } catch (error) {
-      for (const chunk of step.chunks) if (chunk && !chunk.request.done) this.#fail(chunk.request, error);
+      const named = deviceError(error);
+      for (const chunk of step.chunks) if (chunk && !chunk.request.done) this.#fail(chunk.request, named);
     }
   }
 
@@ -175,8 +179,13 @@ export class EngineCore {
   #emit({ step, logprobs }: Flight, [sampled, ...scores]: HostArray[]): void {
     step.sampled.forEach((request, row) => {
       request.pending -= 1;
+      // Before its pages are entered: what this step computed of it is worth nothing.
+      if (!request.done && (sampled?.[row] ?? NOT_FINITE) < 0) this.#fail(request, notFinite(request));
+    });
+    this.#scheduler.read(step);
+    step.sampled.forEach((request, row) => {
       if (request.done) return;
-      const token = sampled?.[row] ?? 0;
+      const token = sampled?.[row] ?? NOT_FINITE;
       const wanted = logprobs ? request.params.logprobs : null;
       this.#accept(request, token, wanted === null ? null : logprobsOf(scores, row, wanted));
     });
@@ -189,7 +198,6 @@ export class EngineCore {
       return;
     }
     request.tokens.push(token);
-    this.#scheduler.record(request);
     const goOn = this.#tell(request, token, logprobs);
     if (request.done) return;
     if (!goOn) this.#finish(request, "stop");
@@ -213,8 +221,27 @@ export class EngineCore {
 
   #finish(request: Request, reason: "stop" | "length"): void {
     this.#scheduler.remove(request);
-    request.listener.finish(reason, request.stats());
+    try {
+      request.listener.finish(reason, request.stats());
+    } catch (error) {
+      this.#fail(request, error);
+    }
   }
+}
+
+/** By name, whatever the driver threw: after it nothing on the device can be relied on. */
+function deviceError(cause: unknown): DeviceError {
+  if (cause instanceof DeviceError) return cause;
+  const message = cause instanceof Error ? cause.message : String(cause);
+  return new DeviceError(`A step failed on the device: ${message}. Load the model again.`, { cause });
+}
+
+function notFinite({ tokens, prompt }: Request): DeviceError {
+  return new DeviceError(
+    `The model's logits were not finite (NaN or infinite) after ${tokens.length - prompt.length} tokens of the answer. ` +
+      "Ask again. Where it comes back, the model's values are too large for this device's kernels, or the artifact is " +
+      "damaged: download or build it again, or use another model.",
+  );
 }
 
 function readsOf(rows: number, logprobs: boolean): Read[] {

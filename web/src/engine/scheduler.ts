@@ -36,6 +36,8 @@ export interface Step {
 export class Scheduler {
   readonly #waiting: Request[] = [];
   readonly #running: Request[] = [];
+  /** Page copies that the next step must make first; a plan that comes to nothing leaves them to the one after it. */
+  #copies: PageCopy[] = [];
 
   constructor(
     private readonly table: SequenceTable,
@@ -81,7 +83,7 @@ export class Scheduler {
     const plan = new StepPlan(this.buckets);
     for (const request of before?.feeds ?? []) {
       if (request.done || !request.sequence) plan.pad();
-      else if (this.#reserve(request, request.queued + 1, before !== null, plan)) plan.add(request, 1);
+      else if (this.#reserve(request, request.queued + 1, before !== null)) plan.add(request, 1);
       else return null;
     }
     const fed = before?.feeds.length ?? 0;
@@ -90,22 +92,30 @@ export class Scheduler {
     const wanted = ready.reduce((sum, request) => sum + request.remaining, 0);
     const take = plan.rowsWorthTaking(wanted);
     for (const request of ready) plan.add(request, Math.min(request.remaining, fed + take - plan.rows));
-    return plan.finish(fed);
+    const step = plan.finish(fed, this.#copies);
+    if (step) this.#copies = [];
+    return step;
   }
 
-  /** The step is on its way: its rows count as computed, its tokens as sampled. */
+  /** The step is on its way: its rows are queued, its tokens will be sampled. */
   launched(step: Step): void {
     for (const chunk of step.chunks) {
       if (!chunk) continue;
       chunk.request.queued += chunk.count;
       if (chunk.samples) chunk.request.pending += 1;
-      this.record(chunk.request);
     }
   }
 
-  /** Tells the cache the tokens that are known and queued. */
-  record({ sequence, tokens, queued }: Request): void {
-    if (sequence) this.table.append(sequence, tokens.slice(sequence.tokens.length, queued));
+  /**
+   * The step has run, as its results show: only now others may share the pages that it filled. Pages of a step that
+   * fails were never written, and whoever found them in the prefix index would get a wrong answer.
+   */
+  read(step: Step): void {
+    for (const chunk of step.chunks) {
+      if (!chunk?.request.sequence) continue;
+      const { sequence, tokens } = chunk.request;
+      this.table.append(sequence, tokens.slice(sequence.tokens.length, chunk.start + chunk.count));
+    }
   }
 
   /** Requests whose next rows the host can write: running ones, then as many waiting ones as can be admitted. */
@@ -114,12 +124,12 @@ export class Scheduler {
     for (const request of [...this.#running]) {
       // Its token is in flight: it was fed above, or comes when that token has been read.
       if (request.pending > 0 || !request.sequence || before?.feeds.includes(request)) continue;
-      if (!this.#reserve(request, request.tokens.length, before !== null, plan)) return null;
+      if (!this.#reserve(request, request.tokens.length, before !== null)) return null;
       if (request.sequence) ready.push(request);
     }
     let wanted = ready.reduce((sum, request) => sum + request.remaining, plan.rows);
     for (let next = this.#waiting[0]; next && wanted < plan.maxRows; next = this.#waiting[0]) {
-      if (this.#soonCached(next) || !this.#admit(next, plan)) break;
+      if (this.#soonCached(next) || !this.#admit(next)) break;
       this.#waiting.shift();
       this.#running.push(next);
       ready.push(next);
@@ -129,11 +139,11 @@ export class Scheduler {
   }
 
   /** Pages for `length` tokens, at the cost of requests admitted later. False: read the tokens in flight first. */
-  #reserve(request: Request, length: number, inFlight: boolean, plan: StepPlan): boolean {
+  #reserve(request: Request, length: number, inFlight: boolean): boolean {
     while (request.sequence) {
       const copies = this.table.reserve(request.sequence, length);
       if (copies) {
-        plan.copies.push(...copies);
+        this.#copies.push(...copies);
         return true;
       }
       const last = this.#running.at(-1);
@@ -150,7 +160,7 @@ export class Scheduler {
     this.#waiting.unshift(request);
   }
 
-  #admit(request: Request, plan: StepPlan): boolean {
+  #admit(request: Request): boolean {
     const sequence = this.table.open(request.tokens);
     if (!sequence) return false;
     const copies = this.table.reserve(sequence, request.tokens.length);
@@ -158,19 +168,18 @@ export class Scheduler {
       this.table.release(sequence);
       return false;
     }
-    plan.copies.push(...copies);
+    this.#copies.push(...copies);
     request.sequence = sequence;
     request.queued = sequence.tokens.length;
     if (request.generated === 0) request.cachedTokens = request.queued;
     return true;
   }
 
-  /** Whether a request being prefilled will leave a prefix that is worth waiting for. */
+  /** Whether a request whose prompt is not all read will leave a prefix that is worth waiting for. */
   #soonCached(request: Request): boolean {
     return this.#running.some((other) => {
-      if (!other.sequence || other.queued >= other.prompt.length) return false;
-      const shared = commonPrefix(other.prompt, request.tokens);
-      return shared >= other.sequence.tokens.length + this.table.pageSize;
+      const read = other.sequence?.tokens.length ?? other.prompt.length;
+      return read < other.prompt.length && commonPrefix(other.prompt, request.tokens) >= read + this.table.pageSize;
     });
   }
 
@@ -183,7 +192,6 @@ export class Scheduler {
 
 /** A step in the making. */
 class StepPlan {
-  readonly copies: PageCopy[] = [];
   readonly #chunks: (Chunk | null)[] = [];
   readonly #sampled: Request[] = [];
   rows = 0;
@@ -223,13 +231,13 @@ class StepPlan {
     return (fill ? below : total) - this.rows;
   }
 
-  finish(fed: number): Step | null {
+  finish(fed: number, copies: readonly PageCopy[]): Step | null {
     if (this.#chunks.every((chunk) => chunk === null)) return null;
     const bucket = this.buckets.find(({ size, logits }) => size >= this.rows && logits >= this.#sampled.length);
     if (!bucket) throw new Error(`no bucket holds ${this.rows} rows with ${this.#sampled.length} rows of logits`);
     // Its sampled token is the last one where the limit is reached: nothing to feed.
     const feeds = this.#sampled.filter((request) => request.generated + 1 < request.limit);
-    return { bucket, chunks: this.#chunks, fed, copies: this.copies, sampled: this.#sampled, feeds };
+    return { bucket, chunks: this.#chunks, fed, copies, sampled: this.#sampled, feeds };
   }
 }
 

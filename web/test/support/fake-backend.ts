@@ -12,6 +12,8 @@ export class FakeBackend implements Backend {
   /** Set to make every later fetch fail. */
   failure: Error | null = null;
   cannotRun: FunctionName | null = null;
+  /** Whether the logits after these tokens are NaN: the sampler then writes −1. */
+  notFinite: (seen: readonly number[]) => boolean = () => false;
   inFlight = 0;
   mostInFlight = 0;
   readonly #prepared = new Set<string>();
@@ -35,6 +37,7 @@ export class FakeBackend implements Backend {
       sampled: new Int32Array(16),
       top_ids: new Int32Array(16 * 20),
       state: new Int32Array(16),
+      finite: new Int32Array(16),
     };
     this.#floats = {
       sample_f32: new Float32Array(16 * 8),
@@ -119,6 +122,7 @@ export class FakeBackend implements Backend {
       const seen: number[] = [];
       for (let p = 0; p <= this.#int("positions", row); p++) seen.push(this.#kv[this.#cell(slot, p)] ?? -1);
       this.#buffer("state")[r] = hash(seen);
+      this.#buffer("finite")[r] = this.notFinite(seen) ? 0 : 1;
     }
   }
 
@@ -130,8 +134,9 @@ export class FakeBackend implements Backend {
       const temperature = this.#floats.sample_f32?.[r * 8] ?? 0;
       const random = name === "sample" && temperature > 0 ? [low, high, counter] : [];
       const bias = this.#floats.logit_bias?.[slot * this.shape.vocabSize] ?? 0;
-      const token = name === "sample" && bias > 0 ? 0 : nextToken(state, this.shape.vocabSize, random);
-      if (name === "sample") this.#count(slot * this.shape.vocabSize + token);
+      const free = name === "sample" && bias > 0 ? 0 : nextToken(state, this.shape.vocabSize, random);
+      const token = this.#int("finite", r) === 0 ? -1 : free;
+      if (name === "sample" && token >= 0) this.#count(slot * this.shape.vocabSize + token);
       this.#buffer("sampled")[r] = token;
       if (feed >= 0) this.#buffer("tokens")[feed] = token;
     }

@@ -109,8 +109,10 @@ class Files extends Map<string, Uint8Array> {
   }
 }
 
-function weights(files: Files): object {
+function weights(files: Files, build: number): object {
   const stream = new Uint8Array(256 + MARKS * 4);
+  // Between the two tensors.
+  stream[100] = build;
   new Float32Array(stream.buffer, 0, 2).set([1, 0.01]);
   new Uint32Array(stream.buffer, 256, MARKS).set(Array.from({ length: MARKS }, (_, i) => i * 3));
   const shards = [];
@@ -177,8 +179,14 @@ function program(files: Files, features: readonly string[]): object {
   };
 }
 
-/** `features`: what the artifact's only program requires. */
-export function toyArtifact({ features = [] }: { readonly features?: readonly string[] } = {}): ToyArtifact {
+export interface ToyOptions {
+  /** What the artifact's only program requires. */
+  readonly features?: readonly string[];
+  /** Another build has another first shard; 0 to 255. */
+  readonly build?: number;
+}
+
+export function toyArtifact({ features = [], build = 0 }: ToyOptions = {}): ToyArtifact {
   const files = new Files();
   const manifest = {
     format: "nearfar-artifact",
@@ -198,7 +206,7 @@ export function toyArtifact({ features = [] }: { readonly features?: readonly st
     cache: { page_size: PAGE_SIZE, slots: SLOTS },
     rope: { inv_freq: "rope.inv_freq", scale: 1 },
     quantization: { scheme: "none" },
-    weights: weights(files),
+    weights: weights(files, build),
     buffers: buffers(),
     programs: [program(files, features)],
     tokenizer: {

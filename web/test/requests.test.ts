@@ -1,0 +1,188 @@
+/** What a web app asks of the engine, as JavaScript can: nothing of it is ignored. */
+
+import { describe, expect, test } from "vitest";
+import { Engine, WorkerLink } from "../src/client.js";
+import { RequestError } from "../src/errors.js";
+import type { FromWorker, GenerateRequest, ModelCard, ToWorker } from "../src/messages.js";
+import type { ChatCompletionRequest, CompletionRequest, MessageParam } from "../src/openai.js";
+
+const CARD: ModelCard = {
+  name: "sample",
+  architecture: "llama",
+  quantization: "q4",
+  precision: "f32",
+  adapter: "none",
+  contextLength: 128,
+  vocabSize: 97,
+  weightBytes: 1,
+  license: null,
+};
+const STATS = { promptTokens: 1, cachedTokens: 0, completionTokens: 1, ttft: 1, decode: 1 };
+
+/** A worker that answers "hi" to everything; messages are copied as postMessage copies them. */
+class FakeWorker extends EventTarget {
+  readonly asked: GenerateRequest[] = [];
+  readonly counted: ToWorker[] = [];
+
+  postMessage(message: ToWorker): void {
+    const copy = structuredClone(message);
+    if (copy.type === "count") {
+      this.counted.push(copy);
+      this.#say({ type: "counted", id: copy.id, tokens: 1 });
+    }
+    if (copy.type !== "generate") return;
+    const { id } = copy;
+    this.asked.push(copy.request);
+    this.#say({ type: "answer", id, answer: { event: "accepted" } });
+    this.#say({ type: "answer", id, answer: { event: "finish", index: 0, text: "hi", reason: "stop" } });
+    this.#say({ type: "answer", id, answer: { event: "end", stats: STATS } });
+  }
+
+  terminate(): void {}
+
+  #say(data: FromWorker): void {
+    this.dispatchEvent(new MessageEvent("message", { data }));
+  }
+}
+
+function engine(): { worker: FakeWorker; engine: Engine } {
+  const worker = new FakeWorker();
+  return { worker, engine: new Engine(new WorkerLink(worker as unknown as Worker), CARD) };
+}
+
+const HELLO = [{ role: "user", content: "hello" }];
+
+/** What JavaScript, or a spread object, gives without the compiler's leave. */
+function chat(fields: Record<string, unknown>): Promise<unknown> {
+  return engine().engine.chat.completions.create({ messages: HELLO, ...fields } as unknown as ChatCompletionRequest);
+}
+
+describe("a chat request", () => {
+  test.each([
+    ["tools", [{ type: "function", function: { name: "f" } }]],
+    ["tool_choice", "required"],
+    ["response_format", { type: "json_object" }],
+    ["response_format", { type: "json_schema", json_schema: { name: "x", schema: {} } }],
+    ["functions", [{ name: "f" }]],
+    ["reasoning_effort", "high"],
+    ["modalities", ["text", "audio"]],
+    ["temprature", 0],
+    ["temprature", null],
+    ["toString", 1],
+    ["__proto__x", 1],
+    ["onToken", () => undefined],
+    ["model", "gpt-4o"],
+    ["temperature", "0.5"],
+    ["max_tokens", "5"],
+    ["n", "2"],
+    ["stream", "yes"],
+    ["stream_options", { include_usage: "yes" }],
+    ["stream_options", { usage: true }],
+    ["logit_bias", [1, 2]],
+    ["logit_bias", 5],
+    ["logit_bias", { 5: () => 1 }],
+    ["stop", [1]],
+    ["stop", { text: "x" }],
+    ["seed", "7"],
+    ["ignore_eos", "no"],
+    ["logprobs", 1],
+    ["top_logprobs", 3],
+    ["signal", 5],
+    ["continue_final_message", "no"],
+  ])("with %s %j is refused by name", async (name, value) => {
+    const asked = chat({ [name]: value });
+    await expect(asked).rejects.toBeInstanceOf(RequestError);
+    await expect(asked).rejects.toMatchObject({ param: name, message: expect.stringContaining(name) });
+  });
+
+  test("takes what asks for nothing, as OpenAI does", async () => {
+    const given = {
+      model: "sample",
+      user: "me",
+      tools: [],
+      tool_choice: "none",
+      parallel_tool_calls: true,
+      response_format: { type: "text" },
+      functions: null,
+      reasoning_effort: null,
+      store: false,
+      temperature: null,
+      unknown: undefined,
+      top_logprobs: 0,
+      stream_options: null,
+      logit_bias: null,
+    };
+    expect(await chat(given)).toMatchObject({ choices: [{ message: { content: "hi" } }] });
+  });
+
+  test("joins the parts of a message's text", async () => {
+    const { engine: made, worker } = engine();
+    const content = [
+      { type: "text", text: "Once " },
+      { type: "text", text: "upon" },
+    ] as const;
+    await made.chat.completions.create({ messages: [{ role: "user", content }] });
+    await made.countTokens([{ role: "user", content }]);
+    const messages = [{ role: "user", content: "Once upon" }];
+    expect(worker.asked[0]?.prompt).toEqual({ kind: "chat", messages, continueLast: false });
+    expect(worker.counted).toMatchObject([{ prompt: { messages } }]);
+  });
+
+  test("takes back the message that it gave", async () => {
+    const answer = { role: "assistant", content: "hi", refusal: null, annotations: [], tool_calls: undefined };
+    await chat({ messages: [...HELLO, answer, ...HELLO] });
+  });
+
+  test.each([
+    [[], /at least one/],
+    ["hello", /at least one/],
+    [["hello"], /messages\[0\] must be an object/],
+    [[{ content: "x" }], /messages\[0\].role/],
+    [[{ role: "user" }], /messages\[0\].content must be text/],
+    [[{ role: "user", content: null }], /content must be text, not null/],
+    [[{ role: "user", content: 5 }], /content must be text, not 5/],
+    [[{ role: "user", content: [{ type: "image_url", image_url: { url: "x" } }] }], /content\[0\].*image_url/],
+    [[{ role: "user", content: [{ type: "text" }] }], /content\[0\]/],
+    [[{ role: "user", content: ["x"] }], /content\[0\]/],
+    [[{ role: "assistant", content: "x", tool_calls: [{ id: "1" }] }], /messages\[0\].tool_calls is not supported/],
+    [[{ role: "user", content: "x", name: 5 }], /messages\[0\].name/],
+  ])("with the messages %j is refused", async (messages, message) => {
+    const asked = chat({ messages });
+    await expect(asked).rejects.toMatchObject({
+      name: "RequestError",
+      param: "messages",
+      message: expect.stringMatching(message),
+    });
+    const counted = engine().engine.countTokens(messages as unknown as MessageParam[]);
+    await expect(counted).rejects.toMatchObject({ name: "RequestError", param: "messages" });
+  });
+
+  test.each([null, undefined, "hello", [HELLO]])("that is %j is refused", async (request) => {
+    const asked = engine().engine.chat.completions.create(request as unknown as ChatCompletionRequest);
+    await expect(asked).rejects.toBeInstanceOf(RequestError);
+  });
+});
+
+describe("a plain request", () => {
+  const plain = (fields: Record<string, unknown>): Promise<unknown> =>
+    engine().engine.completions.create(fields as unknown as CompletionRequest);
+
+  test.each([
+    ["prompt", { prompt: ["a", "b"] }],
+    ["prompt", { prompt: [1, 2] }],
+    ["prompt", {}],
+    ["echo", { prompt: "a", echo: true }],
+    ["suffix", { prompt: "a", suffix: "b" }],
+    ["best_of", { prompt: "a", best_of: 2 }],
+    ["messages", { prompt: "a", messages: HELLO }],
+    ["logprobs", { prompt: "a", logprobs: true }],
+  ])("with another %s is refused by name", async (name, fields) => {
+    await expect(plain(fields)).rejects.toMatchObject({ name: "RequestError", param: name });
+  });
+
+  test("takes what asks for nothing", async () => {
+    expect(await plain({ prompt: "", echo: false, suffix: null, best_of: 1 })).toMatchObject({
+      choices: [{ text: "hi" }],
+    });
+  });
+});
