@@ -28,6 +28,7 @@ class EngineRequest:
     """One call of the API, validated. Either `messages` (chat) or `prompts` (completions) is given.
 
     `max_tokens` None: until the context is full. `body` is the call as it came, for engines that pass it on.
+    `hints` are reasoning_effort and verbosity, which a chat template follows or not.
     """
 
     id: str
@@ -48,6 +49,7 @@ class EngineRequest:
     echo: bool = False
     priority: int = 0
     template: Mapping[str, Any] = field(default_factory=dict)
+    hints: Mapping[str, str] = field(default_factory=dict)
     continue_last: bool = False
     split_reasoning: bool = True
     body: Mapping[str, Any] = field(default_factory=dict)
