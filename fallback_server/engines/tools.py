@@ -142,7 +142,7 @@ def _tag(function: Mapping[str, Any], form: CallFormat) -> Record:
 
 
 def _json(schema: Any, blanks: int, strict: bool, param: str) -> Record:
-    """xgrammar's record; `strict` and `param` are for `schema.narrowed`, which takes them out."""
+    """Xgrammar's record; `strict` and `param` are for `schema.narrowed`, which takes them out."""
     return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": blanks, "strict": strict, "param": param}
 
 

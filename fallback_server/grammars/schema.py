@@ -74,7 +74,7 @@ class _Narrowing:
         if schema is True:
             return {}
         if not isinstance(schema, dict):
-            raise self._error(place, f"{str(schema):.40} allows nothing, or is no schema")
+            raise self._error(place, f"{schema!s:.40} allows nothing, or is no schema")
         known = {key: value for key, value in schema.items() if key not in ANNOTATIONS and not key.startswith("x-")}
         if place == "#":
             known.pop("$id", None)

@@ -92,7 +92,8 @@ class Engine:
         self._graphs = DecodeGraphs(model, cache, capture=True) if graphs else None
         budget = max(options.token_budget or BUDGET[model.device.type], options.max_running)
         table = SequenceTable(cache.pages, cache.page_size, options.max_running)
-        self.scheduler = Scheduler(table, Limits(options.max_running, budget, options.ageing))
+        limits = Limits(options.max_running, budget, options.ageing, sampling.prompt_rows(model.facts.vocab_size))
+        self.scheduler = Scheduler(table, limits)
         # The server's process says what is kept.
         self._grammars = CompiledGrammars(path, model.facts.vocab_size, model.facts.eos_token_ids, kept_bytes=1 << 62)
         self._unusable: dict[str, RequestError] = {}
