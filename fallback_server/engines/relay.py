@@ -172,7 +172,7 @@ class Relay:
         counts = self._engine.counts
         async for record in self._records(response):
             if "error" in record:
-                raise UpstreamError(str(record["error"]))
+                raise _told(record["error"])
             if record.get("usage"):
                 self._take_usage(record["usage"])
             for choice in record.get("choices") or ():
@@ -233,6 +233,14 @@ def to_piece(choice: Mapping[str, Any], *, chat: bool) -> Piece:
     logprobs = tuple(_logprob(item) for item in (choice.get("logprobs") or {}).get("content") or ())
     tokens = len(logprobs) or int(bool(text or reasoning or calls))
     return Piece(index, text, reasoning, calls, logprobs, known, tokens)
+
+
+def _told(error: Any) -> UpstreamError | RequestError:
+    """The error of an event. A request that turns out to be wrong is no fault of the server, and wrong everywhere."""
+    if isinstance(error, dict) and error.get("type") == "invalid_request_error":
+        param = error.get("param")
+        return RequestError(str(error.get("message"))[:500], param if isinstance(param, str) else None)
+    return UpstreamError(str(error))
 
 
 def refusal(status: int, text: str, headers: Mapping[str, str]) -> Exception:

@@ -132,7 +132,7 @@ class Call:
         try:
             async with aclosing(rest):
                 for index in range(self.wanted.choices):
-                    if (opening := shape.opening(index)) is not None:
+                    if (opening := shape.opening(index, self.usage)) is not None:
                         yield event(opening)
                 if (chunk := shape.chunk(first, self.usage)) is not None:
                     yield event(chunk)

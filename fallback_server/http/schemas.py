@@ -108,7 +108,7 @@ class AssistantMessage(Strict):
     reasoning: str | None = None
     audio: None = None
     function_call: None = None
-    annotations: Annotated[list[Any], many(MAX_PARTS), few(MAX_PARTS)] | None = None
+    annotations: Annotated[list[AnyJson], many(MAX_PARTS), few(MAX_PARTS)] | None = None
 
 
 class ToolMessage(Strict):

@@ -17,7 +17,7 @@ Record = dict[str, Any]
 class Shape(Protocol):
     """How one kind of response is written."""
 
-    def opening(self, index: int) -> Record | None:
+    def opening(self, index: int, usage: TokenUsage) -> Record | None:
         """The first chunk of an answer, if there is one before its text."""
         ...
 
@@ -61,9 +61,9 @@ class ChatShape:
     def __init__(self, head: Head) -> None:
         self._head = head
 
-    def opening(self, index: int) -> Record | None:
+    def opening(self, index: int, usage: TokenUsage) -> Record | None:
         """The role."""
-        return self._chunk({"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
+        return self._chunk({"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}, usage)
 
     def chunk(self, piece: Piece, usage: TokenUsage) -> Record | None:
         """What an answer goes on with."""
@@ -106,7 +106,7 @@ class ChatShape:
             "logprobs": _content_logprobs(logprobs) if logprobs else None,
         }
 
-    def _chunk(self, choice: Record, usage: TokenUsage | None = None) -> Record:
+    def _chunk(self, choice: Record, usage: TokenUsage) -> Record:
         return self._head.record("chat.completion.chunk", [choice], True, usage)
 
 
@@ -117,7 +117,7 @@ class CompletionShape:
         self._head = head
         self._offsets: dict[int, int] = {}
 
-    def opening(self, index: int) -> Record | None:
+    def opening(self, index: int, usage: TokenUsage) -> Record | None:
         """There is none."""
         return None
 

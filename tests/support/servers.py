@@ -105,6 +105,10 @@ class RunningServer:
 
         return asyncio.run_coroutine_threadsafe(call(), self.loop).result(30)
 
+    def join(self) -> None:
+        """Wait until it has stopped."""
+        self._thread.join()
+
     def close(self) -> None:
         """Stop."""
         self._server.should_exit = True
