@@ -58,9 +58,12 @@ def error_of(where: str, status: int, text: str, headers: Mapping[str, str]) -> 
 
 
 def event_error(where: str, error: object) -> RemoteError | RefusedError:
-    """The error that an event of a stream tells. One with a status (vLLM's `code`) means what the status means."""
+    """The error that an event of a stream tells. One with a status (vLLM's `code`) means what the status means.
+
+    A request that turns out to be wrong on the way (OpenAI's `type`) is no fault of the server, and wrong everywhere.
+    """
     fields = error if isinstance(error, dict) else {}
-    status = fields.get("code")
+    status = 400 if fields.get("type") == "invalid_request_error" else fields.get("code")
     if isinstance(status, int) and 400 <= status < 600:
         return error_of(where, status, json.dumps({"error": fields}), {})
     kind = fields.get("type") or status or "error"

@@ -12,7 +12,8 @@ from nearfar.edge_runtime.text import TextCodec, TextStream
 from nearfar.edge_runtime.types import TokenLogprob, TopLogprob
 from nearfar.fallback_server.backend import Logprob, TokenEvent
 from nearfar.fallback_server.engines.base import FinishReason, Piece, TokenUsage
-from nearfar.fallback_server.engines.markup import CallFormat, Fragment, MarkupSplitter, parse_calls
+from nearfar.fallback_server.engines.markup import Fragment, MarkupSplitter, parse_calls, partial_call
+from nearfar.fallback_server.marks import CallFormat
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,9 @@ class Choice:
         splitter: MarkupSplitter | None,
         calls: CallFormat | None,
         echo: Echo | None,
+        calls_only: bool = False,
     ) -> None:
+        """`calls_only`: text beside calls is none; it is what a cut left of their marks, and blank lines."""
         self.index = index
         self.generated = 0
         self.cached = 0
@@ -45,6 +48,7 @@ class Choice:
         self._stream = stream
         self._splitter = splitter
         self._calls = calls
+        self._calls_only = calls_only
         self._called = 0
         self._echo = echo
 
@@ -101,13 +105,16 @@ class Choice:
     def _with(self, fragment: Fragment, piece: Piece) -> Piece:
         if fragment.kind == "reasoning":
             return replace(piece, reasoning=piece.reasoning + fragment.text)
-        if fragment.kind == "call" and self._calls is not None:
+        if fragment.kind in ("call", "cut") and self._calls is not None:
             calls = parse_calls(fragment.text, self._calls, self._called)
             if calls is not None:
                 self._called += len(calls)
                 return replace(piece, tool_calls=piece.tool_calls + calls)
+            if fragment.kind == "cut" or piece.finish == "length":
+                begun = partial_call(fragment.text, self._called)
+                return replace(piece, tool_calls=(*piece.tool_calls, begun)) if begun else piece
             return replace(piece, text=piece.text + self._calls.begin + fragment.text + self._calls.end)
-        return replace(piece, text=piece.text + fragment.text)
+        return piece if self._calls_only else replace(piece, text=piece.text + fragment.text)
 
     def _echoed(self, event: TokenEvent, echo: Echo) -> Piece:
         """The prompt. A token without a predecessor has no log-probability."""

@@ -142,7 +142,8 @@ class ArtifactBackend:
             constraint = await self._constraint(request)
             await self._turn(request.priority)
             try:
-                await self._generate(self.core.generate(request.tokens, params, constraint, request.salt), request, stream)
+                generation = self.core.generate(request.tokens, params, constraint, request.salt)
+                await self._generate(generation, request, stream, constraint)
             finally:
                 self._leave()
         except RequestError as error:
@@ -153,8 +154,10 @@ class ArtifactBackend:
             log.exception("request %s failed", request.id)
             stream.put(EngineError(f"the engine failed: {type(error).__name__}: {error}"))
 
-    async def _generate(self, generation: Generation, request: TokenRequest, stream: TaskStream) -> None:
-        first = True
+    async def _generate(
+        self, generation: Generation, request: TokenRequest, stream: TaskStream, constraint: TokenConstraint | None
+    ) -> None:
+        first, count = True, 0
         try:
             async for event in generation:
                 self._last_token = time.monotonic()
@@ -163,8 +166,11 @@ class ArtifactBackend:
                 self._counts.generated += 1
                 made = _event(event, request, cached)
                 stream.put(made)
-                first = False
+                first, count = False, count + 1
                 if made.finish is not None:
+                    return
+                if constraint is not None and constraint.complete_at == count:
+                    stream.put(TokenEvent(None, "stop"))  # the grammar ends without an end token
                     return
         finally:
             await generation.aclose()
@@ -174,7 +180,8 @@ class ArtifactBackend:
             return None
         matcher = None
         if request.grammar is not None and self._grammars is not None:
-            matcher = await self._grammars.matcher(request.grammar)
+            stops = frozenset(token for token in request.stop_token_ids if token < self.info.vocab_size)
+            matcher = await self._grammars.matcher(request.grammar, stops)
         return TokenConstraint(matcher, self.info.vocab_size, request.stop_token_ids, request.min_tokens)
 
     async def _turn(self, priority: int) -> None:

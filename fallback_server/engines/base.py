@@ -30,7 +30,8 @@ class EngineRequest:
 
     `max_tokens` None: until the context is full. `body` is the call as it came, for engines that pass it on.
     `tenant` is for whom it is answered: its salt keeps its prefixes apart from those of others. `pooling`: vectors of the
-    prompts are wanted (Engine.embed), no answers.
+    prompts are wanted (Engine.embed), no answers. `hints` are reasoning_effort and verbosity, which a chat template follows
+    or not.
     """
 
     id: str
@@ -53,6 +54,7 @@ class EngineRequest:
     tenant: Tenant = ANONYMOUS
     pooling: Literal["mean", "last"] | None = None
     template: Mapping[str, Any] = field(default_factory=dict)
+    hints: Mapping[str, str] = field(default_factory=dict)
     continue_last: bool = False
     split_reasoning: bool = True
     body: Mapping[str, Any] = field(default_factory=dict)

@@ -20,7 +20,8 @@ from nearfar.fallback_server.engines.base import (
     Prompt,
     ToolChoice,
 )
-from nearfar.fallback_server.engines.markup import THINK, VISIBLE, Marks, MarkupSplitter, call_format
+from nearfar.fallback_server.engines.markup import MarkupSplitter, call_format
+from nearfar.fallback_server.marks import THINK, VISIBLE, Marks
 from nearfar.fallback_server.sandbox import ChildPool, ChildSpec
 
 
@@ -149,7 +150,7 @@ class LocalEngine:
     def _chat_job(self, request: EngineRequest) -> dict[str, Any]:
         if self.codec.template_source is None:
             raise RequestError("this model has no chat template; use /v1/completions", "messages")
-        variables = dict(request.template)
+        variables = {**request.template, **self._hints(request)}
         messages: list[dict[str, Any]]
         offered = tools.offered(request.tools, request.tool_choice)
         if offered and not self._template_has_tools:
@@ -163,6 +164,16 @@ class LocalEngine:
         return {
             "op": "chat", "messages": messages, "variables": variables, "continue_last": request.continue_last,
         }  # fmt: skip
+
+    def _hints(self, request: EngineRequest) -> dict[str, str]:
+        """The hints that the chat template follows. Others are refused, but for the values that change nothing."""
+        source = self.codec.template_source or ""
+        for name, value in request.hints.items():
+            idle = value == "medium" or (name == "reasoning_effort" and value == "none" and self._reasoning is None)
+            if name not in source and not idle:
+                raise RequestError(f"this model's chat template knows no {name}, so {value!r:.40} would change nothing; "
+                                   "leave it out", name)  # fmt: skip
+        return {name: value for name, value in request.hints.items() if name in source}
 
     async def _tokens(self, prompt: Prompt, param: str) -> list[int]:
         if isinstance(prompt, str):
@@ -192,7 +203,7 @@ class LocalEngine:
         offered = tools.offered(request.tools, request.tool_choice)
         form = request.grammar
         if not offered:
-            if form is None or reasoning is None or form.kind == "structural_tag":
+            if form is None or reasoning is None:
                 return form
             return tools.structural(tools.after_reasoning(tools.as_format(form), reasoning, opened))
         if form is None or request.tool_choice.mode == "required" or request.tool_choice.name is not None:
@@ -235,7 +246,9 @@ class LocalEngine:
             splitter = MarkupSplitter(reasoning, calls, reasoning_open=prepared.reasoning_open)
         context = () if request.chat and not request.continue_last else prompt
         stream = TextStream(self.codec, request.stop, context)
-        return Choice(index, events, self.codec, stream, splitter, calls, self._echo(request, index, prompt))
+        required = request.tool_choice.mode == "required" or request.tool_choice.name is not None
+        echo = self._echo(request, index, prompt)
+        return Choice(index, events, self.codec, stream, splitter, calls, echo, calls_only=bool(calls) and required)
 
     def _echo(self, request: EngineRequest, index: int, prompt: tuple[int, ...]) -> Echo | None:
         if not request.echo:

@@ -3,43 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from nearfar.fallback_server.engines.base import ToolCall
-
-
-@dataclass(frozen=True)
-class Marks:
-    """The strings around reasoning, such as <think> and </think>."""
-
-    begin: str
-    end: str
-
-
-@dataclass(frozen=True)
-class CallFormat:
-    """How a model writes tool calls: JSON with `arguments` under this name, between `begin` and `end`.
-
-    `end` empty: up to the end of the answer. `listed`: an array of calls stands there.
-    """
-
-    begin: str
-    end: str
-    arguments: str = "arguments"
-    listed: bool = False
-
-
-HERMES = CallFormat("<tool_call>", "</tool_call>")
-MISTRAL = CallFormat("[TOOL_CALLS]", "", listed=True)
-LLAMA = CallFormat("<|python_tag|>", "", arguments="parameters")
-FORMATS = (HERMES, MISTRAL, LLAMA)
-THINK = Marks("<think>", "</think>")
-
-VISIBLE = (*(mark for form in FORMATS for mark in (form.begin, form.end) if mark), THINK.begin, THINK.end)
-"""Special tokens of some models that must not be lost when tokens become text."""
+from nearfar.fallback_server.marks import FORMATS, HERMES, LLAMA, CallFormat, Marks
 
 
 def call_format(template: str) -> tuple[CallFormat, bool]:
@@ -53,9 +25,9 @@ def call_format(template: str) -> tuple[CallFormat, bool]:
 
 @dataclass(frozen=True)
 class Fragment:
-    """A piece of text by kind; the text of a `call` is what stands between the marks."""
+    """A piece of text by kind; the text of a `call` is what stands between the marks, of a `cut` one after the first."""
 
-    kind: Literal["text", "reasoning", "call"]
+    kind: Literal["text", "reasoning", "call", "cut"]
     text: str
 
 
@@ -74,14 +46,12 @@ class MarkupSplitter:
         return list(self._split())
 
     def finish(self) -> list[Fragment]:
-        """What was held back, for the text ends here. An open call is a call only where its format has no end mark."""
+        """What was held back, for the text ends here. An open call is whole only where its format has no end mark."""
         held, self._held = self._held, ""
         if self._kind != "call":
             return [Fragment(self._kind, held)] if held else []
         assert self._calls is not None
-        if not self._calls.end:
-            return [Fragment("call", held)]
-        return [Fragment("text", self._calls.begin + held)]
+        return [Fragment("call" if not self._calls.end else "cut", held)]
 
     def _split(self) -> Iterator[Fragment]:
         while True:
@@ -134,6 +104,20 @@ def parse_calls(text: str, form: CallFormat, first: int) -> tuple[ToolCall, ...]
     records = data if form.listed and isinstance(data, list) else [data]
     calls = [_call(record, first + offset) for offset, record in enumerate(records)]
     return None if None in calls or not calls else tuple(call for call in calls if call is not None)
+
+
+_BEGUN = re.compile(r'[\s\[]*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")(?:\s*,\s*"(?:arguments|parameters)"\s*:\s*(.*))?', re.DOTALL)
+
+
+def partial_call(text: str, index: int) -> ToolCall | None:
+    """The call that a section begins which was cut: its name and the JSON text of its arguments so far. None: no name yet."""
+    found = _BEGUN.match(text)
+    if found is None:
+        return None
+    arguments = found[2] or ""
+    with suppress(ValueError, RecursionError):  # they may be whole, and only the end of the section missing
+        arguments = arguments[: json.JSONDecoder().raw_decode(arguments)[1]]
+    return ToolCall(index, f"call_{secrets.token_hex(12)}", json.loads(found[1]), arguments)
 
 
 def _call(record: Any, index: int) -> ToolCall | None:

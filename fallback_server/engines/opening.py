@@ -106,6 +106,7 @@ async def _artifact(path: Path, options: EngineOptions) -> Backend:
     directory = text_source(str(path), "artifact", options).directory
     eos = tuple(model.eos_token_ids)
     grammars = GrammarService(directory, model.vocab_size, eos, timeout=options.grammar_timeout)
+    grammars.start(here=True)
     return ArtifactBackend(edge.core, grammars, max_waiting=options.max_waiting)
 
 

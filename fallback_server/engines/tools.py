@@ -10,12 +10,10 @@ from typing import Any
 from nearfar.errors import RequestError
 from nearfar.fallback_server.backend import Grammar
 from nearfar.fallback_server.engines.base import ToolChoice
-from nearfar.fallback_server.engines.markup import CallFormat, Marks
+from nearfar.fallback_server.grammars import BLANKS, CALL_BLANKS
+from nearfar.fallback_server.marks import CallFormat, Marks
 
 Record = dict[str, Any]
-
-WHITESPACE = 16
-"""Blanks in a row that JSON may have: small models would go on with them for ever."""
 
 
 def offered(tools: Seq[Mapping[str, Any]], choice: ToolChoice) -> tuple[Mapping[str, Any], ...]:
@@ -35,18 +33,17 @@ def call_grammar(
 ) -> Grammar:
     """Free text with calls in it; where a call is required, calls only. Arguments match the schema of their tool.
 
-    The format is xgrammar's structural tag. Reasoning may come before required calls.
+    The format is xgrammar's structural tag. Reasoning may come before required calls, and nothing but another call after.
     """
-    required = choice.mode == "required" or choice.name is not None
     tags = [_tag(tool["function"], form) for tool in tools]
-    calls: Record = {
-        "type": "triggered_tags",
-        "triggers": [form.begin],
-        "tags": tags,
-        "at_least_one": required,
-        "stop_after_first": (required and not choice.parallel) or choice.name is not None or not form.end,
-    }
-    return structural(after_reasoning(calls, reasoning, open_) if required else calls)
+    if choice.mode != "required" and choice.name is None:
+        calls: Record = {"type": "triggered_tags", "triggers": [form.begin], "tags": tags, "stop_after_first": not form.end}
+        return structural(calls)
+    one: Record = {"type": "or", "elements": tags}
+    if not choice.parallel or choice.name is not None or not form.end:
+        return structural(after_reasoning(one, reasoning, open_))
+    more = {"type": "star", "content": {"type": "sequence", "elements": [_blank(), one]}}
+    return structural(after_reasoning({"type": "sequence", "elements": [one, more]}, reasoning, open_))
 
 
 def after_reasoning(content: Record, reasoning: Marks | None, open_: bool) -> Record:
@@ -69,9 +66,9 @@ def as_format(grammar: Grammar) -> Record:
     """A grammar as part of a structural tag."""
     match grammar.kind:
         case "json_schema":
-            return _json(json.loads(grammar.text))
+            return _json(json.loads(grammar.text), BLANKS, True, "response_format")
         case "json_object":
-            return _json({"type": "object", "additionalProperties": True})
+            return _json({"type": "object", "additionalProperties": True}, BLANKS, True, "response_format")
         case "regex":
             return {"type": "regex", "pattern": grammar.text}
         case "ebnf":
@@ -139,13 +136,14 @@ def _tag(function: Mapping[str, Any], form: CallFormat) -> Record:
     return {
         "type": "tag",
         "begin": f"{form.begin}{newline}{head}",
-        "content": _json(schema),
+        "content": _json(schema, CALL_BLANKS, function.get("strict") is True, "tools"),
         "end": f"{tail}{newline}{form.end}",
     }
 
 
-def _json(schema: Any) -> Record:
-    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": WHITESPACE}
+def _json(schema: Any, blanks: int, strict: bool, param: str) -> Record:
+    """Xgrammar's record; `strict` and `param` are for `schema.narrowed`, which takes them out."""
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": blanks, "strict": strict, "param": param}
 
 
 def _blank() -> Record:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,14 @@ from typing import Any
 from nearfar.edge_runtime.text import TextCodec
 from nearfar.errors import RequestError
 from nearfar.fallback_server.backend import Grammar
-from nearfar.fallback_server.engines.markup import VISIBLE
-from nearfar.fallback_server.engines.tools import WHITESPACE
+from nearfar.fallback_server.grammars.kept import Kept
+from nearfar.fallback_server.grammars.schema import narrowed
+from nearfar.fallback_server.marks import VISIBLE
+
+BLANKS = 16
+"""Blanks in a row that JSON may have: small models would go on with them for ever."""
+CALL_BLANKS = 1
+"""Of the arguments of a tool, which nobody reads."""
 
 
 def vocabulary(directory: Path, vocab_size: int, eos: Sequence[int]) -> Any:
@@ -37,15 +42,16 @@ def compiler(info: Any) -> Callable[[Grammar], Any]:
             match grammar.kind:
                 case "json_object":
                     anything = '{"type": "object", "additionalProperties": true}'
-                    return made.compile_json_schema(anything, max_whitespace_cnt=WHITESPACE)
+                    return made.compile_json_schema(anything, max_whitespace_cnt=BLANKS)
                 case "json_schema":
-                    return made.compile_json_schema(grammar.text, max_whitespace_cnt=WHITESPACE)
+                    schema = narrowed(json.loads(grammar.text), strict=True, param="response_format")
+                    return made.compile_json_schema(json.dumps(schema), max_whitespace_cnt=BLANKS)
                 case "regex":
                     return made.compile_regex(grammar.text)
                 case "ebnf":
                     return made.compile_grammar(grammar.text)
                 case "structural_tag":
-                    return made.compile_structural_tag(json.loads(grammar.text))
+                    return made.compile_structural_tag(_with_narrowed(json.loads(grammar.text)))
         except (RuntimeError, ValueError, TypeError, LookupError) as error:
             kind = grammar.kind.replace("_", " ")
             raise RequestError(f"the {kind} cannot be compiled: {_first_line(error)}", "response_format") from error
@@ -53,44 +59,59 @@ def compiler(info: Any) -> Callable[[Grammar], Any]:
     return compile_grammar
 
 
+def _with_narrowed(record: Any) -> Any:
+    """A structural tag whose JSON schemas are such as xgrammar keeps to."""
+    if isinstance(record, list):
+        return [_with_narrowed(one) for one in record]
+    if not isinstance(record, dict):
+        return record
+    if record.get("type") != "json_schema":
+        return {key: _with_narrowed(value) for key, value in record.items()}
+    rest = {key: value for key, value in record.items() if key not in ("strict", "param")}
+    return {**rest, "json_schema": narrowed(record["json_schema"], strict=record["strict"], param=record["param"])}
+
+
 class CompiledGrammars:
     """Compiled grammars of one vocabulary, read from the text that travels between processes; those read lately are kept.
 
-    May be called from several threads.
+    May be called from several threads. `kept_bytes` bounds what is kept; what is in use lives on beside it.
     """
 
-    KEPT = 64
-
-    def __init__(self, directory: Path, vocab_size: int, eos: Sequence[int]) -> None:
+    def __init__(self, directory: Path, vocab_size: int, eos: Sequence[int], *, kept_bytes: int = 256 << 20) -> None:
         self._of = (directory, vocab_size, eos)
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Grammar, Any] = OrderedDict()
+        self._kept: Kept[str, Any] = Kept(kept_bytes)
         self._info: Any = None
 
-    def known(self, grammar: Grammar) -> Any | None:
-        """The compiled grammar, if it is kept."""
+    def warm(self) -> None:
+        """Load xgrammar, which brings PyTorch with it, and the vocabulary."""
         with self._lock:
-            if grammar in self._kept:
-                self._kept.move_to_end(grammar)
-            return self._kept.get(grammar)
+            self._info = self._info or vocabulary(*self._of)
 
-    def load(self, grammar: Grammar, compiled: str) -> Any:
+    def known(self, key: str) -> Any | None:
+        """The compiled grammar of this key (`key_of`), if it is kept."""
+        with self._lock:
+            return self._kept.get(key)
+
+    def load(self, key: str, compiled: str) -> Any:
         """An xgrammar.CompiledGrammar. RequestError where this xgrammar does not take the text."""
-        if (known := self.known(grammar)) is not None:
+        if (known := self.known(key)) is not None:
             return known
         import xgrammar
 
-        with self._lock:
-            self._info = self._info or vocabulary(*self._of)
+        self.warm()
         try:
             made = xgrammar.CompiledGrammar.deserialize_json(compiled, self._info)
         except (RuntimeError, ValueError) as error:
             raise RequestError(f"the compiled grammar cannot be used: {_first_line(error)}", "response_format") from error
         with self._lock:
-            self._kept[grammar] = made
-            while len(self._kept) > self.KEPT:
-                self._kept.popitem(last=False)
+            self._kept.put(key, made, max(len(compiled), made.memory_size_bytes))
         return made
+
+    def forget(self, key: str) -> None:
+        """Keep it no longer."""
+        with self._lock:
+            self._kept.drop(key)
 
 
 def _first_line(error: Exception) -> str:

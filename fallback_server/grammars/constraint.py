@@ -1,4 +1,4 @@
-"""A grammar while an answer is sampled by the edge runtime."""
+"""A grammar while an answer is sampled, by the edge runtime or the torch engine."""
 
 from __future__ import annotations
 
@@ -11,6 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 log = logging.getLogger(__name__)
+
+
+def follow(compiled: Any, stops: frozenset[int]) -> Any:
+    """A matcher at the start of a compiled grammar. `stops`: tokens that may come at its end; without any it ends by itself."""
+    import xgrammar  # loaded by now, in a thread: it brings PyTorch with it, which takes seconds
+
+    return xgrammar.GrammarMatcher(
+        compiled, override_stop_tokens=sorted(stops) or None, terminate_without_stop_token=not stops
+    )
 
 
 class TokenConstraint:
@@ -29,6 +38,8 @@ class TokenConstraint:
         self._min = min_tokens
         self._count = 0
         self._failed = False
+        self.complete_at: int | None = None
+        """How many tokens had come when the grammar was at its end; it takes no more."""
 
     def allowed(self) -> npt.NDArray[Any]:
         """uint32 [(vocab_size+31)//32]."""
@@ -47,6 +58,8 @@ class TokenConstraint:
         if self._matcher is None:
             return True
         taken = self._timed(lambda matcher: matcher.is_terminated() or matcher.accept_token(token))
+        if self.complete_at is None and taken and self._matcher.is_terminated():
+            self.complete_at = self._count
         return taken and not self._failed
 
     def _timed(self, call: Callable[[Any], Any]) -> bool:

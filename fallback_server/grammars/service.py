@@ -6,14 +6,19 @@ A hostile grammar can cost any amount of time and memory. A thread cannot be sto
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from nearfar.errors import NearfarError
 from nearfar.fallback_server.backend import Grammar
 from nearfar.fallback_server.grammars.compiled import CompiledGrammars
+from nearfar.fallback_server.grammars.constraint import follow
+from nearfar.fallback_server.grammars.kept import Kept, key_of
 from nearfar.fallback_server.sandbox import ChildPool, ChildSpec
+
+log = logging.getLogger(__name__)
 
 
 class GrammarService:
@@ -21,10 +26,16 @@ class GrammarService:
 
     PROCESSES = 2
     """So that one slow grammar does not hold up all others; the second starts when both are needed."""
-    KEPT_CHARS = 64 << 20
 
     def __init__(
-        self, directory: Path, vocab_size: int, eos: Sequence[int], *, timeout: float, compiled_bytes: int = 64 << 20
+        self,
+        directory: Path,
+        vocab_size: int,
+        eos: Sequence[int],
+        *,
+        timeout: float,
+        compiled_bytes: int = 64 << 20,
+        kept_bytes: int = 64 << 20,
     ) -> None:
         """`timeout`: seconds for one grammar, the start of its process not counted. `compiled_bytes`: the most it may become."""
         settings = {
@@ -33,42 +44,55 @@ class GrammarService:
         module = f"{__package__}.child"
         self._pool = ChildPool(ChildSpec(module, settings, "grammar", self.PROCESSES, timeout=timeout, waiting=16))
         self._loaded = CompiledGrammars(directory, vocab_size, eos)
-        self._kept: OrderedDict[Grammar, str] = OrderedDict()
-        self._under_way: dict[Grammar, asyncio.Task[str]] = {}
+        self._kept: Kept[str, str] = Kept(kept_bytes)
+        self._under_way: dict[str, asyncio.Task[str]] = {}
+        self._warming: asyncio.Task[None] | None = None
+
+    def start(self, *, here: bool) -> None:
+        """Start the compiler beside what goes on, so that the first grammar need not wait for it.
+
+        `here`: answers are sampled in this process, which then needs xgrammar too.
+        """
+        self._warming = asyncio.create_task(self._warm(here))
 
     async def compiled(self, grammar: Grammar) -> str:
         """The grammar as CompiledGrammars.load takes it.
 
         RequestError: it does not compile, or not within the limits. OverloadError: too many wait.
         """
-        if grammar in self._kept:
-            self._kept.move_to_end(grammar)
-            return self._kept[grammar]
-        task = self._under_way.get(grammar)
+        key = key_of(grammar)
+        if (kept := self._kept.get(key)) is not None:
+            return kept
+        task = self._under_way.get(key)
         if task is None:
-            task = self._under_way[grammar] = asyncio.create_task(self._compile(grammar))
-            task.add_done_callback(lambda _: self._under_way.pop(grammar, None))
+            task = self._under_way[key] = asyncio.create_task(self._compile(key, grammar))
+            task.add_done_callback(lambda _: self._under_way.pop(key, None))
         return await asyncio.shield(task)  # others may wait for it too
 
-    async def matcher(self, grammar: Grammar) -> Any:
-        """A fresh xgrammar.GrammarMatcher, for sampling in this process."""
-        made: Any = self._loaded.known(grammar)
+    async def matcher(self, grammar: Grammar, stops: frozenset[int]) -> Any:
+        """A fresh xgrammar.GrammarMatcher, for sampling in this process. `stops`: tokens that may end the text."""
+        key = key_of(grammar)
+        made: Any = self._loaded.known(key)
         if made is None:
-            made = await asyncio.to_thread(self._loaded.load, grammar, await self.compiled(grammar))
-        import xgrammar  # loaded by now, in a thread: it brings PyTorch with it, which takes seconds
-
-        return xgrammar.GrammarMatcher(made)
+            made = await asyncio.to_thread(self._loaded.load, key, await self.compiled(grammar))
+        return follow(made, stops)
 
     async def close(self) -> None:
         """End the compiling processes."""
-        for task in list(self._under_way.values()):
+        for task in (*self._under_way.values(), *([self._warming] if self._warming else ())):
             task.cancel()
         await self._pool.close()
 
-    async def _compile(self, grammar: Grammar) -> str:
+    async def _warm(self, here: bool) -> None:
+        try:
+            await self._pool.warm(1)
+            if here:
+                await asyncio.to_thread(self._loaded.warm)
+        except (NearfarError, ImportError) as error:  # who asks for a grammar is told again
+            log.warning("grammars cannot be compiled: %s", error)
+
+    async def _compile(self, key: str, grammar: Grammar) -> str:
         answer = await self._pool.run({"kind": grammar.kind, "text": grammar.text})
         compiled: str = answer["compiled"]
-        self._kept[grammar] = compiled
-        while len(self._kept) > 1 and sum(map(len, self._kept.values())) > self.KEPT_CHARS:
-            self._kept.popitem(last=False)
+        self._kept.put(key, compiled, len(compiled))
         return compiled

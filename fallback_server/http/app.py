@@ -165,8 +165,10 @@ async def _complete(service: Service, request: Request, body: ChatRequest | Comp
     tenant = tenant_of(request)
     priority = max(0, tenant.priority) if body.priority is None else body.priority
     wanted = replace(asked, tenant=tenant.within(body.cache_salt), priority=priority)
-    include_usage = bool(body.stream_options and body.stream_options.include_usage)
-    head = Head(wanted.id, wanted.model, include_usage)
+    options = body.stream_options
+    continuous = bool(options and options.continuous_usage_stats)
+    include_usage = continuous or bool(options and options.include_usage)
+    head = Head(wanted.id, wanted.model, include_usage, continuous)
     shape = ChatShape(head) if wanted.chat else CompletionShape(head)
     return await Call(service, request, wanted).respond(shape, bool(body.stream), include_usage)
 

@@ -193,12 +193,12 @@ class Call:
             async with aclosing(rest):
                 piece = await first
                 for index in range(self.wanted.choices):
-                    if (opening := shape.opening(index)) is not None:
+                    if (opening := shape.opening(index, self.usage)) is not None:
                         yield event(opening)
-                if (chunk := shape.chunk(piece)) is not None:
+                if (chunk := shape.chunk(piece, self.usage)) is not None:
                     yield event(chunk)
                 async for piece in rest:
-                    if (chunk := shape.chunk(piece)) is not None:
+                    if (chunk := shape.chunk(piece, self.usage)) is not None:
                         yield event(chunk)
             if include_usage:
                 yield event(shape.final(self.usage))

@@ -15,8 +15,8 @@ from nearfar.errors import RequestError
 from nearfar.fallback_server.backend import Grammar, Sampling
 from nearfar.fallback_server.engines.base import EngineRequest, Prompt, ToolChoice
 from nearfar.fallback_server.http.errors import ApiError
+from nearfar.fallback_server.http.fields import MAX_SCHEMA_BYTES
 from nearfar.fallback_server.http.schemas import (
-    MAX_SCHEMA_BYTES,
     ChatRequest,
     Common,
     CompletionRequest,
@@ -25,6 +25,8 @@ from nearfar.fallback_server.http.schemas import (
     ResponseFormat,
 )
 
+HINTS = ("reasoning_effort", "verbosity")
+"""Fields of OpenAI's that only a chat template can follow."""
 LARGE = 64 << 10
 """Bytes of a body from which on it is parsed in a thread, for others wait meanwhile."""
 
@@ -70,7 +72,7 @@ def _check_nest(data: Any, depth: int) -> None:
 
 def chat(body: ChatRequest) -> EngineRequest:
     """A chat completion."""
-    dumped = body.model_dump(exclude_none=True, by_alias=True)
+    dumped = _dumped(body)
     tools = tuple({"type": "function", "function": tool["function"]} for tool in dumped.get("tools", ()))
     _small(tools, "tools")
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
@@ -81,6 +83,7 @@ def chat(body: ChatRequest) -> EngineRequest:
         max_tokens=limit,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         template=body.chat_template_kwargs or {},
+        hints={name: value for name in HINTS if (value := getattr(body, name)) is not None},
         continue_last=bool(body.continue_final_message),
         split_reasoning=body.include_reasoning is not False,
         **_common(body, f"chatcmpl-{secrets.token_hex(12)}", dumped),
@@ -94,7 +97,7 @@ def completion(body: CompletionRequest) -> EngineRequest:
         max_tokens=body.max_tokens,
         logprobs=body.logprobs,
         echo=bool(body.echo),
-        **_common(body, f"cmpl-{secrets.token_hex(12)}", body.model_dump(exclude_none=True, by_alias=True)),
+        **_common(body, f"cmpl-{secrets.token_hex(12)}", _dumped(body)),
     )
 
 
@@ -112,9 +115,13 @@ def inputs(body: EmbeddingRequest) -> tuple[Prompt, ...]:
     return prompts(body.input)
 
 
-def _common(body: Common | ChatRequest | CompletionRequest, name: str, dumped: dict[str, Any]) -> dict[str, Any]:
+def _dumped(body: Common) -> dict[str, Any]:
+    """The body as an upstream server gets it: without fields that change nothing, which it may not know."""
+    return body.model_dump(exclude_none=True, by_alias=True, exclude=body.idle())
+
+
+def _common(body: Common, name: str, dumped: dict[str, Any]) -> dict[str, Any]:
     stop = body.stop
-    response_format = getattr(body, "response_format", None)
     return {
         "id": name,
         "model": body.model,
@@ -124,7 +131,7 @@ def _common(body: Common | ChatRequest | CompletionRequest, name: str, dumped: d
         "stop": (stop,) if isinstance(stop, str) else tuple(stop or ()),
         "stop_token_ids": tuple(body.stop_token_ids or ()),
         "ignore_eos": bool(body.ignore_eos),
-        "grammar": _grammar(response_format) if response_format is not None else None,
+        "grammar": _grammar(body),
         "priority": body.priority or 0,
         "body": dumped,
     }
@@ -139,7 +146,19 @@ def _sampling(body: Common) -> Sampling:
     return Sampling(**given, top_k=top_k, logit_bias=bias, seed=seed)
 
 
-def _grammar(form: ResponseFormat) -> Grammar | None:
+def _grammar(body: Common) -> Grammar | None:
+    """What the answer must match. OpenAI says it in response_format, vLLM in structured_outputs or guided_*."""
+    if body.response_format is not None and body.response_format.type != "text":
+        return _form(body.response_format)
+    outputs = body.structured_outputs
+    if outputs is not None:
+        if outputs.json_object:
+            return Grammar("json_object", "")
+        return _guided("structured_outputs", outputs.json_, outputs.regex, outputs.choice, outputs.grammar)
+    return _guided("guided_json", body.guided_json, body.guided_regex, body.guided_choice, body.guided_grammar)
+
+
+def _form(form: ResponseFormat) -> Grammar | None:
     match form.type:
         case "text":
             return None
@@ -152,6 +171,22 @@ def _grammar(form: ResponseFormat) -> Grammar | None:
             return Grammar("regex", form.regex or "")
         case "grammar":
             return Grammar("ebnf", form.grammar or "")
+
+
+def _guided(param: str, schema: Any, regex: str | None, choice: list[str] | None, grammar: str | None) -> Grammar | None:
+    if isinstance(schema, str):
+        try:
+            schema = from_json(schema, allow_inf_nan=False)
+        except ValueError as error:
+            raise RequestError(f"{param}: the schema is not JSON: {error}", param) from error
+    if schema is not None:
+        return Grammar("json_schema", _small(schema, param))
+    if choice is not None:
+        either = {"type": "or", "elements": [{"type": "const_string", "value": text} for text in choice]}
+        return Grammar("structural_tag", _small({"type": "structural_tag", "format": either}, param))
+    if regex is not None:
+        return Grammar("regex", regex)
+    return Grammar("ebnf", grammar) if grammar is not None else None
 
 
 def _small(value: Any, param: str) -> str:
@@ -175,4 +210,7 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
     if isinstance(content, list):
         content = "".join(part["text"] for part in content)
     role = "system" if message["role"] == "developer" else message["role"]
-    return {**message, "role": role, "content": content or ""}
+    made = {**message, "role": role, "content": content or ""}
+    if "reasoning" in made:  # vLLM's name of what templates know as reasoning_content
+        made.setdefault("reasoning_content", made.pop("reasoning"))
+    return made

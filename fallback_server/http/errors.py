@@ -110,6 +110,7 @@ def _validation(errors: Sequence[Mapping[str, Any]]) -> Problem:
     place = [str(part) for part in error["loc"] if not _is_type_name(part)]
     message = str(error["msg"]).removeprefix("Value error, ")
     value = error.get("input")
+    value = value[:80] if isinstance(value, str) else value
     shown = "" if isinstance(value, dict | list) or error["type"] == "missing" else f", not {value!a:.80}"
     where = ".".join(place)
     text = f"{where}: {message}{shown}" if where else message

@@ -4,32 +4,42 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, Tag, field_validator, model_validator
 
+from nearfar.fallback_server.http.fields import (
+    MAX_PARTS,
+    MAX_SCHEMA_BYTES,
+    MAX_STOPS,
+    AnyJson,
+    Bias,
+    Inputs,
+    JsonObject,
+    Name,
+    Only,
+    Prompts,
+    Stops,
+    Strict,
+    Text,
+    TokenId,
+    few,
+    many,
+    one_of,
+)
 from nearfar.fallback_server.tenants import MAX_PRIORITY
 
 MAX_MESSAGES = 2048
 MAX_CHOICES = 32
-MAX_STOPS = 16
-MAX_STOP_CHARS = 512
 MAX_TOP_LOGPROBS = 20
-MAX_BIASES = 1024
-MAX_PROMPTS = 64
-MAX_INPUTS = 256
 MAX_TOOLS = 128
-MAX_SCHEMA_BYTES = 64 << 10
-"""Bytes of a schema, a regular expression or a grammar; of all tools together."""
-
-Name = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
-Stop = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARS)]
-TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
-JsonObject = dict[str, Any]
+MAX_OPTIONS = 1024
+"""Of a choice in structured_outputs."""
 
 
-class Strict(BaseModel):
-    """No unknown fields, no conversions, no NaN."""
+class CacheControl(Strict):
+    """Where a cache may begin, for servers that must be told; here prefixes are found without."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+    type: str = Field(max_length=32)
+    ttl: str | None = Field(None, max_length=32)
 
 
 class TextPart(Strict):
@@ -40,6 +50,7 @@ class TextPart(Strict):
     image_url: Any = None
     input_audio: Any = None
     file: Any = None
+    cache_control: CacheControl | None = None
 
     @model_validator(mode="after")
     def _text_only(self) -> TextPart:
@@ -48,7 +59,10 @@ class TextPart(Strict):
         return self
 
 
-Content = str | list[TextPart]
+Content = Annotated[
+    Text | Annotated[list[TextPart], many(MAX_PARTS), few(MAX_PARTS), Tag("list[part]")],
+    one_of({dict: "list[part]"}, "this must be a string or a list of parts"),
+]
 
 
 class Function(Strict):
@@ -90,17 +104,12 @@ class AssistantMessage(Strict):
     content: Content | None = None
     name: str | None = None
     refusal: str | None = None
-    tool_calls: list[Call] | None = Field(None, max_length=MAX_TOOLS)
+    tool_calls: Annotated[list[Call], many(MAX_TOOLS), few(MAX_TOOLS)] | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     audio: None = None
     function_call: None = None
-    annotations: list[Any] | None = None
-
-    @model_validator(mode="after")
-    def _something(self) -> AssistantMessage:
-        if self.content is None and not self.tool_calls:
-            raise ValueError("an assistant message needs content or tool_calls")
-        return self
+    annotations: Annotated[list[AnyJson], many(MAX_PARTS), few(MAX_PARTS)] | None = None
 
 
 class ToolMessage(Strict):
@@ -129,6 +138,7 @@ class Tool(Strict):
 
     type: Literal["function"]
     function: FunctionSpec
+    cache_control: CacheControl | None = None
 
 
 class NamedFunction(Strict):
@@ -168,10 +178,35 @@ class ResponseFormat(Strict):
         return self
 
 
+class StructuredOutputs(Strict):
+    """What the answer must be, as vLLM's clients say it: exactly one of these."""
+
+    json_: AnyJson = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
+    choice: Annotated[list[str], many(MAX_OPTIONS, 1), few(MAX_OPTIONS)] | None = None
+    grammar: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
+    structural_tag: None = None
+    disable_fallback: bool | None = None
+    disable_any_whitespace: Annotated[Any, Only((False,))] = None
+    disable_additional_properties: Annotated[Any, Only((True,))] = None
+    whitespace_pattern: None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> StructuredOutputs:
+        given = [self.json_, self.json_object or None, self.regex, self.choice, self.grammar]
+        if sum(one is not None for one in given) != 1:
+            raise ValueError("structured_outputs needs exactly one of json, json_object, regex, choice and grammar")
+        if self.json_ is not None and not isinstance(self.json_, str | dict):
+            raise ValueError("json must be a JSON schema, as an object or as text")
+        return self
+
+
 class StreamOptions(Strict):
-    """Options of a stream."""
+    """Options of a stream. `continuous_usage_stats`: each chunk has the usage so far."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 
@@ -189,22 +224,36 @@ class Common(Strict):
     repetition_penalty: float | None = Field(None, gt=0, le=100)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=MAX_BIASES)
+    logit_bias: Bias | None = None
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
-    stop: Stop | list[Stop] | None = Field(None)
-    stop_token_ids: list[TokenId] | None = Field(None, max_length=MAX_STOPS)
+    stop: Stops | None = None
+    stop_token_ids: Annotated[list[TokenId], many(MAX_STOPS), few(MAX_STOPS)] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
     priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     cache_salt: str | None = Field(None, min_length=1, max_length=512)
     user: str | None = Field(None, max_length=512)
-
-    @field_validator("stop")
-    @classmethod
-    def _few_stops(cls, stop: str | list[str] | None) -> str | list[str] | None:
-        if isinstance(stop, list) and len(stop) > MAX_STOPS:
-            raise ValueError(f"at most {MAX_STOPS} stop strings, not {len(stop)}")
-        return stop
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: AnyJson = None
+    guided_regex: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
+    guided_choice: Annotated[list[str], many(MAX_OPTIONS, 1), few(MAX_OPTIONS)] | None = None
+    guided_grammar: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
+    guided_decoding_backend: None = None
+    guided_whitespace_pattern: None = None
+    use_beam_search: Annotated[Any, Only((False,))] = None
+    length_penalty: Annotated[Any, Only((1, 1.0))] = None
+    skip_special_tokens: Annotated[Any, Only((True,))] = None
+    spaces_between_special_tokens: Annotated[Any, Only((True,))] = None
+    include_stop_str_in_output: Annotated[Any, Only((False,))] = None
+    detokenize: Annotated[Any, Only((True,))] = None
+    return_token_ids: Annotated[Any, Only((False,))] = None
+    return_tokens_as_token_ids: Annotated[Any, Only((False,))] = None
+    bad_words: Annotated[Any, Only(([],))] = None
+    allowed_token_ids: None = None
+    prompt_logprobs: None = None
+    truncate_prompt_tokens: None = None
+    logits_processors: Annotated[Any, Only(([],))] = None
 
     @field_validator("logit_bias")
     @classmethod
@@ -214,6 +263,25 @@ class Common(Strict):
                 raise ValueError(f"{token!r:.40} is not a token id")
         return bias
 
+    @classmethod
+    def idle(cls) -> set[str]:
+        """The fields that are taken only where they ask for nothing."""
+        return {
+            name
+            for name, field in cls.model_fields.items()
+            if field.annotation is type(None) or any(isinstance(one, Only) for one in field.metadata)
+        }
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Common:
+        guided = (self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
+        form = None if self.response_format is None or self.response_format.type == "text" else self.response_format
+        if sum(one is not None for one in (form, self.structured_outputs, *guided)) > 1:
+            raise ValueError("an answer has one form: give one of response_format, structured_outputs and guided_*")
+        if self.guided_json is not None and not isinstance(self.guided_json, str | dict):
+            raise ValueError("guided_json must be a JSON schema, as an object or as text")
+        return self
+
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> Common:
         if self.stream_options is not None and not self.stream:
@@ -221,28 +289,43 @@ class Common(Strict):
         return self
 
 
-class ChatRequest(Common):
-    """/v1/chat/completions. The last fields are taken and not used."""
+Scalar = bool | int | float | str
+TemplateValue = Scalar | Annotated[list[Scalar], many(256), few(256)]
 
-    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
+
+class ChatRequest(Common):
+    """/v1/chat/completions. The last fields say nothing of the answer: they are taken and not used."""
+
+    messages: Annotated[list[Message], many(MAX_MESSAGES, 1), few(MAX_MESSAGES)]
     max_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
     max_completion_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
-    response_format: ResponseFormat | None = None
-    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    tools: Annotated[list[Tool], many(MAX_TOOLS), few(MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     include_reasoning: bool | None = None
-    chat_template_kwargs: dict[Name, bool | int | float | str] | None = Field(None, max_length=16)
-    metadata: dict[str, str] | None = Field(None, max_length=16)
-    store: bool | None = None
-    service_tier: str | None = None
+    chat_template_kwargs: Annotated[dict[Name, TemplateValue], Field(max_length=16), few(16)] | None = None
     reasoning_effort: str | None = Field(None, max_length=32)
-    prompt_cache_key: str | None = None
-    safety_identifier: str | None = None
+    verbosity: str | None = Field(None, max_length=32)
+    best_of: Annotated[Any, Only((1,))] = None
+    add_special_tokens: Annotated[Any, Only((False,))] = None
+    chat_template: None = None
+    echo: Annotated[Any, Only((False,))] = None
+    modalities: Annotated[Any, Only((["text"],))] = None
+    audio: None = None
+    prediction: None = None
+    web_search_options: None = None
+    functions: None = None
+    function_call: None = None
+    metadata: Annotated[dict[str, str], Field(max_length=16), few(16)] | None = None
+    store: bool | None = None
+    service_tier: str | None = Field(None, max_length=32)
+    prompt_cache_key: str | None = Field(None, max_length=512)
+    prompt_cache_retention: str | None = Field(None, max_length=32)
+    safety_identifier: str | None = Field(None, max_length=512)
 
     @model_validator(mode="after")
     def _fits_together(self) -> ChatRequest:
@@ -258,13 +341,13 @@ class ChatRequest(Common):
 class CompletionRequest(Common):
     """/v1/completions."""
 
-    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
+    prompt: Prompts
     max_tokens: int | None = Field(16, ge=0, le=2**31 - 1)
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     echo: bool | None = None
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
     suffix: None = None
-    response_format: ResponseFormat | None = None
+    add_special_tokens: Annotated[Any, Only((True,))] = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> CompletionRequest:
@@ -272,11 +355,6 @@ class CompletionRequest(Common):
             raise ValueError("best_of must equal n: answers are not ranked")
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens 0 needs echo: true")
-        if isinstance(self.prompt, list):
-            if not self.prompt:
-                raise ValueError("prompt is an empty list")
-            if not isinstance(self.prompt[0], int) and len(self.prompt) > MAX_PROMPTS:
-                raise ValueError(f"at most {MAX_PROMPTS} prompts, not {len(self.prompt)}")
         return self
 
 
@@ -284,18 +362,8 @@ class EmbeddingRequest(Strict):
     """/v1/embeddings. `pooling` is ours."""
 
     model: str = Field(min_length=1, max_length=256)
-    input: str | list[TokenId] | list[str] | list[list[TokenId]]
+    input: Inputs
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1, le=65536)
     pooling: Literal["mean", "last"] = "mean"
     user: str | None = Field(None, max_length=512)
-
-    @field_validator("input")
-    @classmethod
-    def _some(cls, value: str | list[Any]) -> str | list[Any]:
-        if isinstance(value, list):
-            if not value:
-                raise ValueError("input is an empty list")
-            if not isinstance(value[0], int) and len(value) > MAX_INPUTS:
-                raise ValueError(f"at most {MAX_INPUTS} inputs, not {len(value)}")
-        return value

@@ -17,12 +17,12 @@ Record = dict[str, Any]
 class Shape(Protocol):
     """How one kind of response is written."""
 
-    def opening(self, index: int) -> Record | None:
+    def opening(self, index: int, usage: TokenUsage) -> Record | None:
         """The first chunk of an answer, if there is one before its text."""
         ...
 
-    def chunk(self, piece: Piece) -> Record | None:
-        """A piece as a chunk; None if it has nothing to say."""
+    def chunk(self, piece: Piece, usage: TokenUsage) -> Record | None:
+        """A piece as a chunk, with the tokens so far; None if it has nothing to say."""
         ...
 
     def whole(self, pieces: Seq[Piece], choices: int, usage: TokenUsage) -> Record:
@@ -36,17 +36,23 @@ class Shape(Protocol):
 
 @dataclass(frozen=True)
 class Head:
-    """What all records of a response begin with. `usage`: a stream's chunks have the (empty) field."""
+    """What all records of a response begin with.
+
+    `usage`: a stream's chunks have the field; it is empty, or with `continuous` has the tokens so far.
+    """
 
     id: str
     model: str
     usage: bool = False
+    continuous: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def record(self, kind: str, choices: list[Record], streamed: bool) -> Record:
+    def record(self, kind: str, choices: list[Record], streamed: bool, usage: TokenUsage | None = None) -> Record:
         """A record with these choices."""
         made = {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
-        return {**made, "usage": None} if streamed and self.usage else made
+        if not (streamed and self.usage):
+            return made
+        return {**made, "usage": _usage(usage) if self.continuous and usage is not None else None}
 
 
 class ChatShape:
@@ -55,11 +61,11 @@ class ChatShape:
     def __init__(self, head: Head) -> None:
         self._head = head
 
-    def opening(self, index: int) -> Record | None:
+    def opening(self, index: int, usage: TokenUsage) -> Record | None:
         """The role."""
-        return self._chunk({"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
+        return self._chunk({"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}, usage)
 
-    def chunk(self, piece: Piece) -> Record | None:
+    def chunk(self, piece: Piece, usage: TokenUsage) -> Record | None:
         """What an answer goes on with."""
         if piece.empty:
             return None
@@ -73,7 +79,7 @@ class ChatShape:
         choice = {"index": piece.index, "delta": delta, "finish_reason": piece.finish}
         if piece.logprobs:
             choice["logprobs"] = _content_logprobs(piece.logprobs)
-        return self._chunk(choice)
+        return self._chunk(choice, usage)
 
     def whole(self, pieces: Seq[Piece], choices: int, usage: TokenUsage) -> Record:
         """All answers."""
@@ -100,8 +106,8 @@ class ChatShape:
             "logprobs": _content_logprobs(logprobs) if logprobs else None,
         }
 
-    def _chunk(self, choice: Record) -> Record:
-        return self._head.record("chat.completion.chunk", [choice], True)
+    def _chunk(self, choice: Record, usage: TokenUsage) -> Record:
+        return self._head.record("chat.completion.chunk", [choice], True, usage)
 
 
 class CompletionShape:
@@ -111,15 +117,15 @@ class CompletionShape:
         self._head = head
         self._offsets: dict[int, int] = {}
 
-    def opening(self, index: int) -> Record | None:
+    def opening(self, index: int, usage: TokenUsage) -> Record | None:
         """There is none."""
         return None
 
-    def chunk(self, piece: Piece) -> Record | None:
+    def chunk(self, piece: Piece, usage: TokenUsage) -> Record | None:
         """What a text goes on with."""
         if piece.empty:
             return None
-        return self._head.record("text_completion", [self._choice(piece.index, [piece])], True)
+        return self._head.record("text_completion", [self._choice(piece.index, [piece])], True, usage)
 
     def whole(self, pieces: Seq[Piece], choices: int, usage: TokenUsage) -> Record:
         """All texts."""
@@ -147,7 +153,7 @@ class CompletionShape:
         return {
             "tokens": [_name(item) for item in logprobs],
             "token_logprobs": [_finite(item.logprob) for item in logprobs],
-            "top_logprobs": [{_name(t): _finite(t.logprob) for t in item.top_logprobs} or None for item in logprobs],
+            "top_logprobs": [_top(item) for item in logprobs],
             "text_offset": offsets,
         }
 
@@ -193,6 +199,13 @@ def _content_logprobs(logprobs: Seq[TokenLogprob]) -> Record:
         for other in item["top_logprobs"]:
             other["logprob"] = _finite(other["logprob"])
     return {"content": content, "refusal": None}
+
+
+def _top(item: TokenLogprob) -> Record | None:
+    """The likeliest tokens and the token itself, which is always among them. A token without a predecessor has none."""
+    if math.isnan(item.logprob):
+        return None
+    return {_name(token): _finite(token.logprob) for token in (*item.top_logprobs, item)}
 
 
 def _name(token: TokenLogprob | TopLogprob) -> str:

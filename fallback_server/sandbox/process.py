@@ -43,9 +43,15 @@ class ChildPool:
             self._free.put_nowait(child)
         self._waiting = 0
 
-    async def warm(self) -> None:
-        """Start all children, so that the first job need not wait for that."""
-        await asyncio.gather(*(child.ready() for child in self._children))
+    async def warm(self, count: int | None = None) -> None:
+        """Start all children or so many, so that the first job need not wait for that."""
+        free = [self._free.get_nowait() for _ in range(self._free.qsize())]
+        chosen = free[: len(free) if count is None else count]
+        try:
+            await asyncio.gather(*(child.ready() for child in chosen))
+        finally:  # those that run are the last in, so the first out
+            for child in (*free[len(chosen) :], *chosen):
+                self._free.put_nowait(child)
 
     async def run(self, job: Job) -> Job:
         """The child's answer. RequestError if it refuses the job or the job takes too long."""

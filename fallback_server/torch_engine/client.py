@@ -6,20 +6,22 @@ import asyncio
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from nearfar.errors import CheckpointError, DeviceError, EngineError, NearfarError, OverloadError, RequestError
 from nearfar.fallback_server.backend import BackendInfo, BackendStats, Grammar, Sampling, TokenEvent, TokenRequest
-from nearfar.fallback_server.grammars import GrammarService
+from nearfar.fallback_server.grammars import GrammarService, Kept, key_of
 from nearfar.fallback_server.token_stream import EventStream
 from nearfar.fallback_server.torch_engine.messages import (
     Cancel,
     Counters,
     Embed,
     Embedded,
+    Forget,
     FromWorker,
+    Learn,
     Refused,
     Started,
     Stepped,
@@ -35,6 +37,7 @@ NOT_FINITE = (
     "computes in. Serve it with --dtype float32; if it runs so already, report the model and the prompt"
 )
 STARTS = 3  # failed starts in a row after which those who wait are told
+LEARNT_BYTES = 256 << 20  # of compiled grammars that the worker is told to keep
 SUMMED = ("prefix_hits", "prefix_queries", "preemptions", "generated_tokens", "prompt_tokens", "steps")
 
 
@@ -45,6 +48,7 @@ class TokenStream(EventStream):
         super().__init__()
         self.request = request
         self.message: Submit | None = None  # None while its grammar is being compiled
+        self.compiled: str | None = None  # the same text for all requests of one grammar
         self.compiling: asyncio.Task[None] | None = None
         self.started = False  # it has been part of a step
         self.emitted = False
@@ -88,6 +92,8 @@ class TorchBackend:
         self._path = path
         self._worker: WorkerProcess | None = worker
         self._grammars = GrammarService(path, worker.info.vocab_size, worker.info.eos_token_ids, timeout=options.grammar_seconds)
+        self._grammars.start(here=False)
+        self._learnt: Kept[str, None] = Kept(LEARNT_BYTES)  # what this worker keeps, as it was told
         self._streams: dict[str, TokenStream] = {}
         self._embeds: dict[str, _EmbedJob] = {}
         self._counters = Counters()
@@ -210,7 +216,7 @@ class TorchBackend:
         stream = self._streams[request.id] = TokenStream(self, request)
         if request.grammar is None:
             stream.message = Submit(request)
-            self._send(stream.message)
+            self._start(stream)
         else:
             stream.compiling = asyncio.create_task(self._compile(stream, request.grammar))
         return stream
@@ -218,17 +224,29 @@ class TorchBackend:
     async def _compile(self, stream: TokenStream, grammar: Grammar) -> None:
         """Send a request once its grammar is compiled."""
         try:
-            stream.message = Submit(stream.request, await self._grammars.compiled(grammar))
+            stream.compiled = await self._grammars.compiled(grammar)
+            stream.message = Submit(replace(stream.request, grammar=None), key_of(grammar))
         except NearfarError as error:
             self._put(stream.request.id, error)
         except Exception as error:  # a mistake of ours must not leave the reader waiting
             self._put(stream.request.id, EngineError(f"the grammar could not be compiled: {error!r}"))
         else:
-            self._send(stream.message)
+            self._start(stream)
         finally:
             stream.compiling = None
 
-    def _send(self, message: Submit | Cancel | Embed) -> None:
+    def _start(self, stream: TokenStream) -> None:
+        """Send a request, and before it the grammar that it names, if this worker does not have it."""
+        message = stream.message
+        if message is None or self._worker is None:  # else it is sent when there is a worker
+            return
+        if message.grammar is not None and stream.compiled is not None and not self._learnt.has(message.grammar):
+            self._send(Learn(message.grammar, stream.compiled))
+            for key in self._learnt.put(message.grammar, None, len(stream.compiled)):
+                self._send(Forget(key))
+        self._send(message)
+
+    def _send(self, message: Submit | Learn | Forget | Cancel | Embed) -> None:
         if self._worker is not None:  # else it is sent again when there is one
             self._worker.send(message)
 
@@ -330,9 +348,9 @@ class TorchBackend:
         self._failed_starts = 0
         self._restarts += 1
         self._worker = worker
+        self._learnt.clear()
         for stream in self._streams.values():
-            if stream.message is not None:
-                worker.send(stream.message)
+            self._start(stream)
         for job in self._embeds.values():
             worker.send(job.message)
         return worker

@@ -8,18 +8,19 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
-import xgrammar
 
 from nearfar.edge_runtime.cache import SequenceTable
 from nearfar.errors import RequestError
-from nearfar.fallback_server.backend import BackendInfo, FinishReason, Grammar, Logprob, TokenEvent, TokenRequest
-from nearfar.fallback_server.grammars import CompiledGrammars
+from nearfar.fallback_server.backend import BackendInfo, FinishReason, Logprob, TokenEvent, TokenRequest
+from nearfar.fallback_server.grammars import CompiledGrammars, TokenConstraint
+from nearfar.fallback_server.grammars.constraint import follow
 from nearfar.fallback_server.torch_engine import sampling
 from nearfar.fallback_server.torch_engine.cache import Batch, KVCache, build_batch
 from nearfar.fallback_server.torch_engine.graphs import DecodeGraphs
-from nearfar.fallback_server.torch_engine.matcher import Matcher
 from nearfar.fallback_server.torch_engine.messages import (
     BEAT,
     Beat,
@@ -27,7 +28,9 @@ from nearfar.fallback_server.torch_engine.messages import (
     Counters,
     Embed,
     Embedded,
+    Forget,
     FromWorker,
+    Learn,
     Refused,
     Started,
     Stepped,
@@ -51,7 +54,7 @@ class Loaded:
     """A request's grammar has been read, in a thread beside the engine's, or cannot be used."""
 
     id: str
-    result: xgrammar.CompiledGrammar | RequestError
+    result: Any  # an xgrammar.CompiledGrammar or a RequestError
 
 
 @dataclass(eq=False)
@@ -62,7 +65,7 @@ class Active:
     work: Work
     state: sampling.RowState
     limit: int  # tokens in all, the prompt included
-    matcher: Matcher | None = None
+    constraint: TokenConstraint | None = None
     started: bool = False
     emitted: bool = False
     prompt_logprobs: PromptLogprobs = field(default_factory=list)
@@ -89,9 +92,13 @@ class Engine:
         self._graphs = DecodeGraphs(model, cache, capture=True) if graphs else None
         budget = max(options.token_budget or BUDGET[model.device.type], options.max_running)
         table = SequenceTable(cache.pages, cache.page_size, options.max_running)
-        self.scheduler = Scheduler(table, Limits(options.max_running, budget, options.ageing))
-        self._grammars = CompiledGrammars(path, model.facts.vocab_size, model.facts.eos_token_ids)
-        self._loader = ThreadPoolExecutor(1, "grammars")
+        limits = Limits(options.max_running, budget, options.ageing, sampling.prompt_rows(model.facts.vocab_size))
+        self.scheduler = Scheduler(table, limits)
+        # The server's process says what is kept.
+        self._grammars = CompiledGrammars(path, model.facts.vocab_size, model.facts.eos_token_ids, kept_bytes=1 << 62)
+        self._unusable: dict[str, RequestError] = {}
+        self._loader = ThreadPoolExecutor(1, "grammars")  # one thread: what is learnt is there when it is named
+        self._loader.submit(self._grammars.warm)
         self._loading: dict[str, Active] = {}
         self._threads, self._weights = torch.get_num_threads(), model.weights
         self._active: dict[str, Active] = {}
@@ -128,9 +135,13 @@ class Engine:
             self._steps,
         )
 
-    def handle(self, message: Submit | Cancel | Embed | Loaded) -> None:
+    def handle(self, message: Learn | Forget | Submit | Cancel | Embed | Loaded) -> None:
         """Take a message in; nothing is computed yet."""
         match message:
+            case Learn(key, compiled):
+                self._loader.submit(self._learn, key, compiled)
+            case Forget(key):
+                self._loader.submit(self._forget, key)
             case Submit(request, grammar):
                 self._submit(request, grammar)
             case Cancel(request_id):
@@ -185,28 +196,39 @@ class Engine:
             logprobs=request.logprobs,
         )
         active = Active(request, work, state, min(len(request.tokens) + request.max_tokens, self.info.context_length))
-        if request.grammar is None or grammar is None:
+        if grammar is None:
             self._begin(active)
         else:
             self._loading[request.id] = active
-            self._loader.submit(self._load, request.id, request.grammar, grammar)
+            self._loader.submit(self._find, request.id, grammar)
 
-    def _load(self, request_id: str, grammar: Grammar, compiled: str) -> None:
+    def _learn(self, key: str, compiled: str) -> None:
         """In the loader's thread: a large grammar takes longer to read than a step may wait."""
         try:
-            self._post(Loaded(request_id, self._grammars.load(grammar, compiled)))
+            self._grammars.load(key, compiled)
         except RequestError as error:
-            self._post(Loaded(request_id, error))
-        except Exception as error:  # a mistake of ours must not leave the request waiting
-            self._post(Loaded(request_id, RequestError(f"the grammar cannot be read: {error!r}", "response_format")))
+            self._unusable[key] = error
+        except Exception as error:  # a mistake of ours must not leave the requests waiting
+            self._unusable[key] = RequestError(f"the grammar cannot be read: {error!r}", "response_format")
 
-    def _loaded(self, request_id: str, result: xgrammar.CompiledGrammar | RequestError) -> None:
+    def _forget(self, key: str) -> None:
+        """In the loader's thread."""
+        self._grammars.forget(key)
+        self._unusable.pop(key, None)
+
+    def _find(self, request_id: str, key: str) -> None:
+        """In the loader's thread."""
+        unknown = RequestError("the grammar was not sent; this is a fault of the server", "response_format")
+        self._post(Loaded(request_id, self._grammars.known(key) or self._unusable.get(key, unknown)))
+
+    def _loaded(self, request_id: str, result: Any) -> None:
         active = self._loading.pop(request_id, None)
         if active is None:
             return  # cancelled meanwhile
         if not isinstance(result, RequestError):
             try:
-                active.matcher = Matcher(result, active.request.stop_token_ids, self.model.facts.vocab_size)
+                matcher = follow(result, active.request.stop_token_ids)
+                active.constraint = TokenConstraint(matcher, self.model.facts.vocab_size, frozenset(), 0)
             except (RuntimeError, ValueError) as error:
                 result = RequestError(f"the grammar cannot be followed: {error}", "response_format")
         if isinstance(result, RequestError):
@@ -267,19 +289,23 @@ class Engine:
         active.prompt_logprobs += sampling.logprobs_of(logits[: len(targets)], targets, active.request.prompt_logprobs or 0)
 
     def _emit_tokens(self, actives: list[Active], logits: torch.Tensor) -> None:
-        events = []
+        events: list[tuple[str, TokenEvent]] = []
         if actives:
-            rows = [
-                sampling.RowInput(active.state, len(active.work.tokens), active.matcher.allowed() if active.matcher else None)
-                for active in actives
-            ]
+            rows = [sampling.RowInput(a.state, len(a.work.tokens), _allowed(a.constraint)) for a in actives]
             choices = sampling.sample(logits, rows)
-            events = [(a.request.id, self._advance(a, choice)) for a, choice in zip(actives, choices, strict=True)]
+            for active, choice in zip(actives, choices, strict=True):
+                events += [(active.request.id, event) for event in self._advance(active, choice)]
         self._say(Stepped(tuple(events), self.counters))
 
-    def _advance(self, active: Active, choice: sampling.Choice) -> TokenEvent:
+    def _advance(self, active: Active, choice: sampling.Choice) -> list[TokenEvent]:
         """Take the token into the request; a request that ends is forgotten."""
-        work, finish = active.work, self._finish(active, choice)
+        work, constraint = active.work, active.constraint
+        if constraint is not None and choice.token is not None and not constraint.accept(choice.token):
+            self._remove(active)
+            message = "the grammar allows no token here, or takes too long to follow; make it simpler"
+            self._say(Refused(active.request.id, message, "response_format"))
+            return []
+        finish = self._finish(active, choice)
         cached, prompt = 0, None
         if not active.emitted:
             active.emitted = True
@@ -289,24 +315,30 @@ class Engine:
         if choice.token is not None:
             work.tokens.append(choice.token)
             self._generated += 1
+        events = [TokenEvent(choice.token, finish, choice.logprob, choice.top, prompt, cached)]
+        if finish is None and constraint is not None and constraint.complete_at is not None:
+            finish = "stop"  # the grammar ends without an end token, and the last one belongs to the text
+            events.append(TokenEvent(None, finish))
         if finish is not None:
-            del self._active[active.request.id]
-            self.scheduler.remove(work)
-        return TokenEvent(choice.token, finish, choice.logprob, choice.top, prompt, cached)
+            self._remove(active)
+        return events
+
+    def _remove(self, active: Active) -> None:
+        del self._active[active.request.id]
+        self.scheduler.remove(active.work)
 
     def _finish(self, active: Active, choice: sampling.Choice) -> FinishReason | None:
         """Why the answer ends with this token, if it does."""
         if choice.token is None:
             return "abort" if choice.broken else "stop"
-        complete = False
-        if active.matcher is not None:
-            try:
-                complete = active.matcher.accept(choice.token)
-            except RequestError:
-                return "abort"
-        if complete or choice.token in active.request.stop_token_ids:
+        if choice.token in active.request.stop_token_ids:
             return "stop"
         return "length" if len(active.work.tokens) + 1 >= active.limit else None
 
     def _embed(self, wanted: Embed) -> None:
         self._say(Embedded(wanted.id, self.model.pooled(wanted.tokens, wanted.pooling, self.pulse)))
+
+
+def _allowed(constraint: TokenConstraint | None) -> torch.Tensor | None:
+    """The grammar's bitmask int32 [ceil(vocab / 32)]."""
+    return None if constraint is None else torch.from_numpy(constraint.allowed().view(np.int32))

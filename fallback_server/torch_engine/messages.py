@@ -30,8 +30,23 @@ class Start:
 
 
 @dataclass(frozen=True)
+class Learn:
+    """A grammar as GrammarService compiled it, for the requests after it that name its key."""
+
+    key: str
+    compiled: str
+
+
+@dataclass(frozen=True)
+class Forget:
+    """No request after this one names the grammar."""
+
+    key: str
+
+
+@dataclass(frozen=True)
 class Submit:
-    """A checked request; its sampling has a seed. `grammar`: its grammar as GrammarService compiled it."""
+    """A checked request; its sampling has a seed. `grammar`: the key of one that was sent before."""
 
     request: TokenRequest
     grammar: str | None = None
@@ -127,7 +142,7 @@ class Beat:
     counters: Counters
 
 
-ToWorker = Start | Submit | Cancel | Embed | Shutdown
+ToWorker = Start | Learn | Forget | Submit | Cancel | Embed | Shutdown
 FromWorker = Ready | Unfit | Started | Stepped | Refused | Embedded | Beat
 
 

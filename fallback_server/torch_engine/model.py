@@ -26,6 +26,7 @@ from nearfar.fallback_server.torch_engine.cache import (
 )
 from nearfar.fallback_server.torch_engine.native import NativeDecode, compile_decode
 from nearfar.fallback_server.torch_engine.options import TorchOptions, require_checkpoint
+from nearfar.fallback_server.torch_engine.sampling import step_bytes
 from nearfar.fallback_server.torch_engine.scheduler import Chunk, Work
 
 CACHE_SHARE = {"cpu": 0.4, "cuda": 0.85}
@@ -147,6 +148,7 @@ def make_cache(model: PagedModel, options: TorchOptions) -> KVCache:
         pages = options.cache_bytes // per_page
     else:
         free = torch.cuda.mem_get_info(model.device)[0] if model.device.type == "cuda" else psutil.virtual_memory().available
+        free = max(free - step_bytes(model.facts.vocab_size, options.max_running), 0)
         pages = min(int(free * CACHE_SHARE[model.device.type]) // per_page, usable)
     if pages < 2:
         raise DeviceError(

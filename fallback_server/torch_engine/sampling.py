@@ -18,6 +18,23 @@ SORTED = 1024
 """How many of the largest logits are sorted first: nearly always they hold the mass that top_p asks for."""
 
 
+PROMPT_LOGITS = 64 << 20
+"""Bytes of float32 logits that log-probabilities of prompts are made of in one step."""
+COPIES = 6
+"""How many times the logits of a step lie in memory at most: as the model gives them, in float32, as log-probabilities, shaped,
+sorted, with noise."""
+
+
+def prompt_rows(vocab: int) -> int:
+    """Rows of prompts whose log-probabilities one step may compute."""
+    return max(1, PROMPT_LOGITS // (4 * vocab))
+
+
+def step_bytes(vocab: int, max_running: int) -> int:
+    """What the logits of one step take at most."""
+    return (prompt_rows(vocab) + max_running) * vocab * 4 * COPIES
+
+
 @dataclass(eq=False)
 class RowState:
     """What sampling knows of one request. `seed` is drawn. `blocked` are the tokens that may not come before `min_tokens`.

@@ -15,11 +15,15 @@ from nearfar.edge_runtime.cache.sequences import Sequence
 
 @dataclass(frozen=True)
 class Limits:
-    """Sizes of a step: sequences, and token rows of decode and prefill together."""
+    """Sizes of a step: sequences, and token rows of decode and prefill together.
+
+    `whole_rows`: rows of prompts whose log-probabilities are wanted: each of them keeps its logits.
+    """
 
     max_running: int
     token_budget: int
     ageing: float = 10.0
+    whole_rows: int = 1 << 30
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_running <= self.token_budget:
@@ -138,6 +142,7 @@ class Scheduler:
     def _prefill(self, budget: int) -> list[Chunk]:
         """Chunks of prompts by rank: those under way, and those that can be admitted now."""
         chunks: list[Chunk] = []
+        whole = self.limits.whole_rows
         started = [work for work in self.running if work.remaining > 1]
         full = False
         while budget > 0 and (started or not full):
@@ -146,14 +151,18 @@ class Scheduler:
                 if not started:
                     break
                 work = started.pop(0)
-            elif self._admit(head):
+                if work.whole and not whole:
+                    continue
+            elif not (head.whole and not whole) and self._admit(head):
                 work = self.waiting.pop(0)
                 insort(self.running, work, key=_rank)
             else:
                 full = True
                 continue
-            chunks.append(self._plan(work, min(work.remaining, budget)))
-            budget -= chunks[-1].count
+            count = min(work.remaining, budget, whole if work.whole else budget)
+            chunks.append(self._plan(work, count))
+            budget -= count
+            whole -= count if work.whole else 0
         return chunks
 
     def _plan(self, work: Work, count: int) -> Chunk:

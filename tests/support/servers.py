@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from safetensors.numpy import save_file
 
 from nearfar.edge_runtime.engine import EngineCore
 from nearfar.fallback_server.engines.artifact import ArtifactBackend
@@ -41,6 +42,15 @@ def tiny_core(*, pages: int = 256, slots: int = 8, context: int = 1024) -> Engin
     executor = NumpyExecutor(config, tiny.weights(), pages=pages, page_size=16, slots=slots)
     description = tiny.manifest(config, slots=slots, page_size=16)
     return EngineCore(executor, description, description.programs[0], pages, pipelined=True)
+
+
+def tiny_checkpoint(path: Path, template: str = tiny.TEMPLATE, context: int = 1024) -> Path:
+    """The tiny model as a checkpoint that transformers loads."""
+    config = {**tiny.CONFIG, "max_position_embeddings": context, "architectures": ["LlamaForCausalLM"], "dtype": "float32"}
+    tokenizer_directory(path, template)
+    (path / "config.json").write_text(json.dumps(config))
+    save_file(tiny.weights(), path / "model.safetensors", metadata={"format": "pt"})
+    return path
 
 
 async def tiny_engine(
@@ -95,6 +105,10 @@ class RunningServer:
             return await work()
 
         return asyncio.run_coroutine_threadsafe(call(), self.loop).result(30)
+
+    def join(self) -> None:
+        """Wait until it has stopped."""
+        self._thread.join()
 
     def close(self) -> None:
         """Stop."""

@@ -10,9 +10,10 @@ from typing import Any
 
 from nearfar.errors import RequestError
 from nearfar.fallback_server.backend import Sampling, TokenEvent, TokenRequest
+from nearfar.fallback_server.grammars import key_of
 from nearfar.fallback_server.grammars.compiled import compiler, vocabulary
 from nearfar.fallback_server.torch_engine.engine import Engine, Loaded
-from nearfar.fallback_server.torch_engine.messages import FromWorker, Refused, Stepped, Submit
+from nearfar.fallback_server.torch_engine.messages import FromWorker, Learn, Refused, Stepped, Submit
 from nearfar.fallback_server.torch_engine.model import PagedModel, load_model, make_cache
 from nearfar.fallback_server.torch_engine.options import TorchOptions
 from nearfar.fallback_server.torch_engine.requests import checked
@@ -45,8 +46,11 @@ class Rig:
     def submit(self, request: TokenRequest) -> None:
         """Check and queue a request, its grammar compiled."""
         request = checked(request, self.engine.info, self.options)
-        grammar = self.compile()(request.grammar).serialize_json() if request.grammar is not None else None
-        self.engine.handle(Submit(request, grammar))
+        key = None
+        if request.grammar is not None:
+            key = key_of(request.grammar)
+            self.engine.handle(Learn(key, self.compile()(request.grammar).serialize_json()))
+        self.engine.handle(Submit(request, key))
 
     def events(self, request_id: str) -> list[TokenEvent]:
         """What has been said of a request; raises what it was refused with."""

@@ -13,17 +13,8 @@ from nearfar.errors import RequestError
 from nearfar.fallback_server.backend import Grammar
 from nearfar.fallback_server.engines import tools
 from nearfar.fallback_server.engines.base import ToolChoice
-from nearfar.fallback_server.engines.markup import (
-    HERMES,
-    LLAMA,
-    MISTRAL,
-    THINK,
-    CallFormat,
-    Fragment,
-    MarkupSplitter,
-    call_format,
-    parse_calls,
-)
+from nearfar.fallback_server.engines.markup import Fragment, MarkupSplitter, call_format, parse_calls, partial_call
+from nearfar.fallback_server.marks import HERMES, LLAMA, MISTRAL, THINK, CallFormat
 
 CALL = '{"name": "f", "arguments": {"x": 1}}'
 TOOLS: list[dict[str, Any]] = [
@@ -58,7 +49,7 @@ def test_reasoning_and_calls_are_taken_out() -> None:
 def test_a_section_that_the_prompt_opened_and_marks_that_never_close() -> None:
     assert split(["why</think>yes"], opened=True) == [Fragment("reasoning", "why"), Fragment("text", "yes")]
     assert split(["<think>on and on"]) == [Fragment("reasoning", "on and on")]
-    assert split(["a <tool_call>{"]) == [Fragment("text", "a <tool_call>{")]
+    assert split(["a <tool_call>{"]) == [Fragment("text", "a "), Fragment("cut", "{")]
     assert split(["[TOOL_CALLS]" + CALL], MISTRAL) == [Fragment("call", CALL)]
     assert split(["1 < 2 <thin"]) == [Fragment("text", "1 < 2 <thin")]
 
@@ -92,6 +83,19 @@ def test_calls_are_parsed() -> None:
     assert json.loads(llama[0].arguments) == {"x": 1}
     for wrong in ("", "[]", "{}", '{"name": 1}', '{"name": "f", "arguments": 3}', "[" * 100_000):
         assert parse_calls(wrong, MISTRAL, 0) is None
+
+
+def test_a_call_that_was_cut() -> None:
+    cut = partial_call('\n{"name": "f", "arguments": {"x": "a}', 1)
+    assert cut is not None
+    assert (cut.index, cut.name, cut.arguments) == (1, "f", '{"x": "a}')
+    whole = partial_call(f"[{CALL}\n</tool", 0)
+    assert whole is not None
+    assert whole.arguments == '{"x": 1}'
+    named = partial_call('{"name": "f", "argu', 0)
+    assert named is not None
+    assert named.arguments == ""
+    assert partial_call('{"name": "f', 0) is None
 
 
 def test_the_format_is_read_off_the_template() -> None:
@@ -146,6 +150,8 @@ def test_grammars_of_calls() -> None:
     assert matches(must, call + call)
     assert matches(must, "<think>hm</think>\n\n" + call)
     assert not matches(must, "hello")
+    assert not matches(must, call + " and so on")
+    assert not matches(must, call.replace(": {", ":" + " " * 9 + "{"))
     one = tools.call_grammar(TOOLS, ToolChoice("required", "f", False), HERMES, THINK, True)
     assert matches(one, "hm</think>\n" + call)
     assert not matches(one, "hm</think>\n" + call + call)

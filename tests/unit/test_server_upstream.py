@@ -133,7 +133,7 @@ def test_tool_calls_that_come_in_parts_are_put_together() -> None:
     calls = [(call["id"], call["function"]["name"], call["function"]["arguments"])
              for call in whole["message"]["tool_calls"]]  # fmt: skip
     assert calls == [("c1", "f", '{"a": 1}'), ("c2", "g", "{}")]
-    chunk = shape.chunk(pieces[1])
+    chunk = shape.chunk(pieces[1], TokenUsage(0))
     assert chunk is not None
     assert chunk["choices"][0]["delta"] == {"tool_calls": [{"index": 0, "function": {"arguments": '{"a":'}}]}
 

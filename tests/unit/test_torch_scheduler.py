@@ -161,3 +161,22 @@ def test_the_last_in_rank_gives_up_its_pages() -> None:
     chunks = scheduler.schedule()
     assert [(c.work.id, c.samples) for c in chunks] == [("second", True)]
     assert chunks[0].start + chunks[0].count == len(chunks[0].work.tokens)
+
+
+def test_rows_that_keep_their_logits_are_few_in_a_step() -> None:
+    """Scored prompts share a bound of their own; others use the rest of the step, and all come to their end."""
+    scheduler = Scheduler(SequenceTable(64, PAGE, 4), Limits(4, 32, whole_rows=5))
+    works = [Work(f"{i}", [1] * 23, whole=i < 2) for i in range(4)]
+    for work in works:
+        scheduler.add(work)
+    rows = []
+    for _ in range(40):
+        chunks = scheduler.schedule()
+        rows.append(sum(chunk.count for chunk in chunks if chunk.work.whole))
+        for done in finish_step(chunks):
+            scheduler.remove(done)
+        if not len(scheduler):
+            break
+    assert not len(scheduler)
+    assert max(rows) == 5
+    assert sum(rows) == 46

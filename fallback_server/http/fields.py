@@ -1,0 +1,158 @@
+"""What the fields of requests are made of: strict, and bounded before they are looked into.
+
+A body of wrong types must cost no more than a right one. So a list ends at its first wrong element, a union is told apart
+by what it holds before anything is validated, and what is too long is refused by its length.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    StringConstraints,
+    Tag,
+    model_validator,
+)
+from pydantic_core import CoreSchema, core_schema
+
+MAX_STOPS = 16
+MAX_STOP_CHARS = 512
+MAX_BIASES = 1024
+MAX_PROMPTS = 64
+MAX_INPUTS = 256
+MAX_PROMPT_TOKENS = 1 << 20
+MAX_PARTS = 256
+MAX_SCHEMA_BYTES = 64 << 10
+"""Bytes of a schema, a regular expression or a grammar; of all tools together."""
+UNKNOWN = 16
+"""Unknown fields that are told one by one."""
+
+
+class Strict(BaseModel):
+    """No unknown fields, no conversions, no NaN."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _not_a_heap_of_fields(cls, data: Any) -> Any:
+        """Each unknown field is an error of its own: they are counted first."""
+        if isinstance(data, dict) and len(data) > len(cls.model_fields) + UNKNOWN:
+            raise ValueError(f"{len(data):,} fields, of which at most {len(cls.model_fields)} can be known here")
+        return data
+
+
+def few(most: int) -> BeforeValidator:
+    """At most so many entries, counted before any is looked at."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict | list) and len(value) > most:
+            raise ValueError(f"at most {most:,} entries, not {len(value):,}")
+        return value
+
+    return BeforeValidator(check)
+
+
+@dataclass(frozen=True, eq=False)  # for (1,) equals (True,)
+class Only:
+    """A field that is taken at values that ask for nothing, and null. Others are refused, not ignored."""
+
+    values: tuple[Any, ...] = ()
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """See pydantic."""
+        return core_schema.no_info_plain_validator_function(self._check)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """See pydantic."""
+        return {"enum": [None, *self.values]}
+
+    def _check(self, value: Any) -> Any:
+        if any(type(value) is type(known) and value == known for known in (None, *self.values)):
+            return value
+        taken = " or ".join(json.dumps(known) for known in self.values) or "null"
+        raise ValueError(f"this server takes only {taken} here, which changes nothing; leave the field out")
+
+
+def _kind(names: dict[type, str]) -> Callable[[Any], str | None]:
+    """Tells a union's member by the type of the value, or of its first element."""
+
+    def kind(value: Any) -> str | None:
+        if isinstance(value, str):
+            return "str"
+        if not isinstance(value, list):
+            return None
+        return names.get(type(value[0])) if value else next(iter(names.values()))
+
+    return kind
+
+
+def one_of(names: dict[type, str], said: str) -> Discriminator:
+    """A union's member by what a list begins with; an empty list is the first of them."""
+    return Discriminator(_kind(names), custom_error_type="type", custom_error_message=said)
+
+
+def many(most: int, least: int = 0) -> Any:
+    """A list's bounds; its first wrong element ends it."""
+    return Field(min_length=least, max_length=most, fail_fast=True)
+
+
+def _weight(value: Any, most: int) -> int:
+    """A lower bound of the bytes of a value as JSON; it stops counting beyond `most`."""
+    weight, stack = 0, [value]
+    while stack and weight <= most:
+        item = stack.pop()
+        weight += len(item) + 1 if isinstance(item, str | list | dict) else 1
+        if isinstance(item, dict):
+            stack += item
+            stack += item.values()
+        elif isinstance(item, list):
+            stack += item
+    return weight
+
+
+def _small(value: Any) -> Any:
+    if _weight(value, MAX_SCHEMA_BYTES) > MAX_SCHEMA_BYTES:
+        raise ValueError(f"at most {MAX_SCHEMA_BYTES:,} bytes of JSON are taken here")
+    return value
+
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+JsonObject = Annotated[dict[str, Any], BeforeValidator(_small)]
+"""A JSON schema: any object, of a size that is looked at before it is copied."""
+AnyJson = Annotated[Any, BeforeValidator(_small)]
+Stop = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARS)]
+Text = Annotated[str, Tag("str")]
+Stops = Annotated[
+    Annotated[Stop, Tag("str")] | Annotated[list[Stop], many(MAX_STOPS), few(MAX_STOPS), Tag("list[str]")],
+    one_of({str: "list[str]"}, "this must be a string or a list of strings"),
+]
+Bias = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES), few(MAX_BIASES)]
+Tokens = Annotated[list[TokenId], many(MAX_PROMPT_TOKENS, 1), few(MAX_PROMPT_TOKENS)]
+_SAID = "this must be a string, token ids, or a list of either, and not empty"
+_KINDS: dict[type, str] = {int: "list[int]", str: "list[str]", list: "list[list]"}
+Prompts = Annotated[
+    Text
+    | Annotated[Tokens, Tag("list[int]")]
+    | Annotated[list[str], many(MAX_PROMPTS), few(MAX_PROMPTS), Tag("list[str]")]
+    | Annotated[list[Tokens], many(MAX_PROMPTS), few(MAX_PROMPTS), Tag("list[list]")],
+    one_of(_KINDS, _SAID),
+]
+Inputs = Annotated[
+    Text
+    | Annotated[Tokens, Tag("list[int]")]
+    | Annotated[list[str], many(MAX_INPUTS), few(MAX_INPUTS), Tag("list[str]")]
+    | Annotated[list[Tokens], many(MAX_INPUTS), few(MAX_INPUTS), Tag("list[list]")],
+    one_of(_KINDS, _SAID),
+]

@@ -1,0 +1,120 @@
+"""Bodies of wrong types as large as the server takes: refused in no time and no memory, wherever they stand.
+
+The places are read off the schemas of the requests, so that a field that comes new is attacked too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from pydantic import BaseModel
+
+from nearfar.fallback_server.http.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
+from tests.support.hostile import MemoryWatch
+
+SIZE = (4 << 20) - 4096
+SECONDS = 10.0
+"""For one body; most take a quarter of a second."""
+MEGABYTES = 300
+MODELS: dict[str, type[BaseModel]] = {
+    "/v1/chat/completions": ChatRequest, "/v1/completions": CompletionRequest, "/v1/embeddings": EmbeddingRequest,
+}  # fmt: skip
+Wrap = Callable[[Any], Any]
+
+
+def places(path: str) -> Iterator[tuple[str, Wrap]]:
+    """Every object and list of a request: its name, and the least request with a value there."""
+    root = MODELS[path].model_json_schema()
+    yield from _walk(root, root, "", lambda value: value, frozenset())
+
+
+def _walk(root: Any, schema: Any, name: str, wrap: Wrap, seen: frozenset[str]) -> Iterator[tuple[str, Wrap]]:
+    if "$ref" in schema:
+        target = schema["$ref"].rsplit("/", 1)[1]
+        if target not in seen:
+            yield from _walk(root, root["$defs"][target], name, wrap, seen | {target})
+        return
+    for branch in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
+        yield from _walk(root, branch, name, wrap, seen)
+    if schema.get("type") == "array":
+        yield f"{name}[]", wrap
+        yield from _walk(root, schema.get("items", {}), f"{name}[]", lambda value: wrap([value]), seen)
+    if schema.get("type") == "object":
+        yield f"{name}{{}}", wrap
+        for key, inner in schema.get("properties", {}).items():
+            base = {other: least(root, schema["properties"][other]) for other in schema.get("required", ())}
+            yield from _walk(root, inner, f"{name}.{key}", lambda value, k=key, b=base: wrap({**b, k: value}), seen)
+    if not schema.keys() & {"type", "anyOf", "oneOf", "enum", "const"}:  # anything may stand here
+        yield f"{name}[]", wrap
+        yield f"{name}{{}}", wrap
+
+
+def least(root: Any, schema: Any) -> Any:
+    """A small value of a schema."""
+    if "$ref" in schema:
+        return least(root, root["$defs"][schema["$ref"].rsplit("/", 1)[1]])
+    if "const" in schema or "enum" in schema:
+        return schema.get("const", schema.get("enum", [None])[0])
+    for union in ("anyOf", "oneOf"):
+        if union in schema:
+            return least(root, schema[union][0])
+    match schema.get("type"):
+        case "array":
+            return [least(root, schema["items"])]
+        case "object":
+            return {key: least(root, schema["properties"][key]) for key in schema.get("required", ())}
+        case "integer" | "number":
+            return 1
+        case _:
+            return "x"
+
+
+def heap(name: str, wrap: Wrap) -> bytes:
+    """A body with a heap of wrong values at a place, as a list or an object."""
+    item, ends = ("{}", "[]") if name.endswith("[]") else ('"%d":{}', "{}")
+    parts = (item % n for n in range(SIZE // 15)) if "%" in item else (item for _ in range(SIZE // 3))
+    return json.dumps(wrap("@")).encode().replace(b'"@"', (ends[0] + ",".join(parts) + ends[1]).encode())
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, psutil.Process]]:
+    """A server in a process of its own, over an engine that is never reached."""
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "src"), *filter(None, sys.path)])}
+    command = [sys.executable, "-m", "tests.support.tiny_server", str(tmp_path_factory.mktemp("tiny"))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=root) as started:
+        assert started.stdout is not None
+        yield started.stdout.readline().strip(), psutil.Process(started.pid)
+        started.terminate()
+
+
+def test_the_places_are_found() -> None:
+    found = {name for path in MODELS for name, _ in places(path)}
+    assert {"{}", ".messages[]", ".messages[].content[]", ".tools[].function.parameters{}", ".logit_bias{}", ".stop[]",
+            ".prompt[]", ".prompt[][]", ".input[]", ".stop_token_ids[]", ".messages[].tool_calls[]",
+            ".response_format.json_schema.schema{}", ".chat_template_kwargs{}", ".metadata{}", ".guided_json[]"} <= found  # fmt: skip
+
+
+@pytest.mark.parametrize("path", MODELS)
+def test_a_heap_of_wrong_types_is_refused_at_once(path: str, process: tuple[str, psutil.Process]) -> None:
+    address, server = process
+    wrong = []
+    with httpx.Client(base_url=address, timeout=60) as http:
+        for name, wrap in dict(places(path)).items():
+            with MemoryWatch([server]) as watch:
+                start = time.monotonic()
+                response = http.post(path, content=heap(name, wrap), headers={"Content-Type": "application/json"})
+                seconds = time.monotonic() - start
+            if response.status_code != 400 or seconds > SECONDS or watch.megabytes > MEGABYTES or len(response.content) > 4096:
+                wrong.append(f"{name}: {response.status_code} {seconds:.1f} s {watch.megabytes:.0f} MB {response.text[:200]}")
+    assert wrong == []

@@ -1,0 +1,150 @@
+"""JSON schemas: what is let through is kept to, what cannot be kept to is named. Measured with xgrammar itself."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nearfar.errors import RequestError
+from nearfar.fallback_server.grammars.patterns import why_not
+from nearfar.fallback_server.grammars.schema import ANNOTATIONS, OF_TYPE, STRUCTURE, narrowed
+from tests.shared_data import shared_data
+
+xgrammar = pytest.importorskip("xgrammar")
+Matches = Callable[[Any, str], bool]
+STRING = {"type": "string"}
+
+
+@pytest.fixture(scope="module")
+def matches() -> Matches:
+    info = xgrammar.TokenizerInfo([bytes([b]) for b in range(256)] + [b""], vocab_size=257, stop_token_ids=[256])
+    compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=True)
+
+    def match(schema: Any, text: str) -> bool:
+        made = compiler.compile_json_schema(json.dumps(narrowed(schema, strict=True, param="p")), max_whitespace_cnt=16)
+        matcher = xgrammar.GrammarMatcher(made)
+        return bool(matcher.accept_string(text)) and bool(matcher.accept_token(256))
+
+    return match
+
+
+@pytest.mark.parametrize("draft", ["draft2020-12", "draft7"])
+def test_the_test_suite_accepts_nothing_that_is_invalid(draft: str, matches: Matches) -> None:
+    """Each schema of the suite is refused, or no value that it forbids can be written."""
+    archive = shared_data("eval", "json-schema-test-suite", "json-schema-test-suite.tar.gz")
+    wrong, fates = [], Counter[str]()
+    with tarfile.open(archive) as tar:
+        files = [m for m in tar if m.name.count("/") == 2 and f"tests/{draft}/" in m.name and m.name.endswith(".json")]
+        groups = [group for member in files for group in json.load(tar.extractfile(member))]  # type: ignore[arg-type]
+    for group in groups:
+        try:
+            matches(group["schema"], "")
+        except (RequestError, RuntimeError):
+            fates["refused"] += 1
+            continue
+        fates["kept"] += 1
+        for case in group["tests"]:
+            texts = {json.dumps(case["data"]), json.dumps(case["data"], ensure_ascii=False)}
+            if not case["valid"] and any(matches(group["schema"], text) for text in texts):
+                wrong.append((group["schema"], case["data"]))
+    assert wrong == []
+    assert fates["kept"] > 120  # so that the measurement measures something
+
+
+KEPT: dict[str, tuple[Any, list[str], list[str]]] = {
+    "required without properties": ({"type": "object", "required": ["a"]}, ['{"a": 1}'], ["{}"]),
+    "required beside properties": ({"type": "object", "properties": {"b": STRING}, "required": ["a"]}, ['{"b": "x", "a": 1}'],
+                                   ['{"b": "x"}', "{}"]),
+    "no type": ({"maxLength": 1}, ['"a"'], ['"ab"', "5"]),
+    "two types by their keywords": ({"maxLength": 1, "minimum": 3}, ['"a"', "3"], ['"ab"', "2", "null"]),
+    "enum beside a type": ({"type": "string", "enum": ["a", 1, None]}, ['"a"'], ["1", "null"]),
+    "const beside enum": ({"const": 1, "enum": [1, 2]}, ["1"], ["2"]),
+    "bounds that are no whole numbers": ({"type": "integer", "minimum": 2.5, "exclusiveMaximum": 5}, ["3", "4"], ["2", "5"]),
+    "allOf of one": ({"allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": STRING}}, ['"a"'], ["1"]),
+    "unevaluatedProperties": ({"unevaluatedProperties": False}, ["{}"], ['{"a": 1}']),
+    "minItems alone": ({"type": "array", "minItems": 1}, ["[1]"], ["[]"]),
+    "a discriminated union": ({"oneOf": [
+        {"type": "object", "properties": {"k": {"const": k}, k: STRING}, "required": ["k", k]} for k in ("a", "b")]},
+        ['{"k": "a", "a": "x"}'], ['{"k": "a", "b": "x"}']),
+    "what pydantic writes": ({"$defs": {"P": {"properties": {"n": {"default": None, "title": "N", "anyOf": [
+        {"type": "integer", "minimum": 0}, {"type": "null"}]}}, "title": "P", "type": "object"}},
+        "type": "object", "properties": {"p": {"$ref": "#/$defs/P", "description": "d"}}, "required": ["p"],
+        "additionalProperties": False}, ['{"p": {"n": 1}}', '{"p": {"n": null}}', '{"p": {}}'], ['{"p": {"n": -1}}', "{}"]),
+    "a format": ({"type": "string", "format": "date"}, ['"2020-01-01"'], ['"x"']),
+    "a pattern": ({"type": "string", "pattern": "^[A-Z]{2}-\\d+$"}, ['"AB-1"'], ['"AB-"', '"xAB-1"']),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_is_kept_to(name: str, matches: Matches) -> None:
+    schema, right, wrong = KEPT[name]
+    assert [text for text in right if not matches(schema, text)] == []
+    assert [text for text in wrong if matches(schema, text)] == []
+
+
+REFUSED: dict[str, tuple[Any, str, str]] = {
+    "not": ({"not": {}}, "'not'", "#"),
+    "if": ({"type": "string", "if": {"type": "string"}, "then": {"minLength": 100}}, "'if'", "#"),
+    "allOf": ({"allOf": [{"type": "integer", "minimum": 5}, {"maximum": 6}]}, "'allOf'", "#"),
+    "uniqueItems": ({"properties": {"x": {"type": "array", "uniqueItems": True}}}, "'uniqueItems'", "#/properties/x"),
+    "contains": ({"items": {"contains": {}}}, "'contains'", "#/items"),
+    "dependentRequired": ({"$defs": {"a": {"dependentRequired": {"a": ["b"]}}}}, "'dependentRequired'", "#/$defs/a"),
+    "multipleOf": ({"type": "number", "multipleOf": 0.5}, "'multipleOf'", "#"),
+    "an unknown keyword": ({"type": "string", "minLenght": 3}, "'minLenght'", "#"),
+    "required beside a closed object": ({"properties": {}, "required": ["a"], "additionalProperties": False}, "'required'", "#"),
+    "beside anyOf": ({"type": "object", "anyOf": [{"required": ["a"]}]}, "'type'", "#"),
+    "beside $ref": ({"$ref": "#/$defs/a", "maxLength": 1, "$defs": {"a": STRING}}, "'maxLength'", "#"),
+    "a reference elsewhere": ({"$ref": "http://127.0.0.1:1/x"}, "'$ref'", "#"),
+    "a reference to itself": ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "itself", "#/$defs/a"),
+    "a reference to nothing": ({"properties": {"a": {"$ref": "#/$defs/b"}}}, "leads to nothing", "#/properties/a"),
+    "a reference past the schemas": ({"$ref": "#/default", "default": {"not": {}}}, "leads to nothing", "#"),
+    "oneOf that overlaps": ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "'oneOf'", "#"),
+    "a pattern that looks ahead": ({"type": "string", "pattern": "^(?=.*\\d).+$"}, "'pattern'", "#"),
+    "a pattern with a quote": ({"type": "string", "pattern": '^"$'}, "'pattern'", "#"),
+    "a pattern beside a length": ({"type": "string", "pattern": "^a+$", "maxLength": 3}, "'pattern'", "#"),
+    "two patterns of names": ({"patternProperties": {"a": {}, "b": {}}}, "'patternProperties'", "#"),
+    "an exclusive bound of an old draft": ({"minimum": 3, "exclusiveMinimum": True}, "exclusiveMinimum", "#"),
+    "an empty enum": ({"type": "string", "enum": [1]}, "enum", "#"),
+    "a type that is none": ({"type": "unicorn"}, "unicorn", "#"),
+    "false": ({"properties": {"a": False}}, "False", "#/properties/a"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_by_its_name_and_place(name: str) -> None:
+    schema, named, place = REFUSED[name]
+    with pytest.raises(RequestError) as error:
+        narrowed(schema, strict=True, param="response_format")
+    assert named in str(error.value)
+    assert f"at {place}:" in str(error.value)
+    assert error.value.param == "response_format"
+
+
+def test_tools_that_are_not_strict_keep_what_can_be_kept() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "items": STRING, "uniqueItems": True}},
+              "if": {}, "required": ["a"]}  # fmt: skip
+    assert narrowed(schema, strict=False, param="tools") == {
+        "type": "object", "properties": {"a": {"type": "array", "items": STRING}}, "required": ["a"],
+    }  # fmt: skip
+    with pytest.raises(RequestError, match=r"tools: .*'if'"):
+        narrowed(schema, strict=True, param="tools")
+
+
+def test_a_keyword_has_one_meaning() -> None:
+    known = [*ANNOTATIONS, *STRUCTURE, *(key for keys in OF_TYPE.values() for key in keys)]
+    assert len(known) == len(set(known))
+
+
+@pytest.mark.parametrize("pattern", ["", "a", "^a|b$", "^(ab|c)*d?$", "[^x]", r"\d{3}-\w+", "^[ -~]+$", "a*?", "(?:x)"])
+def test_patterns_that_are_kept_to(pattern: str) -> None:
+    assert why_not(pattern) is None
+
+
+@pytest.mark.parametrize("pattern", ["a$b", "(^a|b)$", r"\bx", r"(a)\1", "(?i)a", "(?!a)b", r"\\", "\n", "[\x01]", "(", 3])
+def test_patterns_that_are_not(pattern: Any) -> None:
+    assert why_not(pattern)

@@ -1,0 +1,245 @@
+"""What clients send beside the plain fields: forms of answers, tools that must be called, values that change nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import jsonschema
+import openai
+import pytest
+from pydantic import BaseModel, Field
+
+from tests.support.servers import MODEL, RunningServer, tiny_engine
+from tests.support.tiny import TEMPLATE
+
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+PARAMETERS = {"type": "object", "properties": {"kind": {"enum": ["cat", "dog"]}}, "required": ["kind"]}
+TOOL: Any = {"type": "function", "function": {"name": "pick", "parameters": PARAMETERS}}
+HINTED = TEMPLATE + "{{ reasoning_effort | default('') }}"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    directory: Path = tmp_path_factory.mktemp("tiny")
+    made = RunningServer(lambda: tiny_engine(directory))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def http(server: RunningServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.address, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0, timeout=60)
+
+
+def chat(http: httpx.Client, **more: Any) -> httpx.Response:
+    return http.post(CHAT, json={"model": MODEL, "messages": HELLO, "max_tokens": 8, "temperature": 0, **more})
+
+
+def complete(http: httpx.Client, **more: Any) -> httpx.Response:
+    return http.post(COMPLETION, json={"model": MODEL, "prompt": "Hello", "max_tokens": 8, "temperature": 0, **more})
+
+
+class Pet(BaseModel):
+    """As pydantic describes it: with titles, defaults, definitions and alternatives."""
+
+    class Home(BaseModel):
+        town: str | None = Field(None, max_length=4, description="where")
+
+    kind: Literal["cat", "dog"]
+    age: int = Field(3, ge=0, le=9)
+    home: Home = Home()
+
+
+def test_a_schema_that_no_grammar_keeps_to_is_refused_by_its_keyword(client: openai.OpenAI) -> None:
+    for schema, word in (({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "uniqueItems"),
+                         ({"allOf": [{"type": "integer"}, {"minimum": 6}]}, "allOf"),
+                         ({"properties": {"a": {"not": {}}}}, "#/properties/a: 'not'")):  # fmt: skip
+        form: Any = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema, "strict": True}}
+        with pytest.raises(openai.BadRequestError, match=re.escape(word)) as error:
+            client.chat.completions.create(model=MODEL, messages=HELLO, response_format=form)
+        assert error.value.param == "response_format"
+    strict: Any = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"not": {}}}}
+    with pytest.raises(openai.BadRequestError, match="'not'") as error:
+        client.chat.completions.create(model=MODEL, messages=HELLO, tools=[strict])
+    assert error.value.param == "tools"
+
+
+@pytest.mark.parametrize("schema", [
+    {"type": "object", "required": ["a"], "properties": {}},
+    {"type": "object", "required": ["a", "b"], "additionalProperties": {"type": "boolean"}},
+    {"oneOf": [{"const": 1}, {"type": "null"}, {"enum": ["x", "y"]}]},
+])  # fmt: skip
+def test_a_schema_that_is_taken_is_kept_to(http: httpx.Client, schema: Any) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    for seed in range(4):
+        made = chat(http, response_format=form, seed=seed, temperature=1, max_tokens=400, logit_bias={"125": 3}).json()
+        if made["choices"][0]["finish_reason"] == "stop":
+            jsonschema.validate(json.loads(made["choices"][0]["message"]["content"]), schema)
+
+
+def test_openai_parses_a_pydantic_model(client: openai.OpenAI) -> None:
+    made = client.chat.completions.parse(model=MODEL, messages=HELLO, response_format=Pet, max_tokens=200, seed=1)
+    pet = made.choices[0].message.parsed
+    assert pet is not None
+    assert pet.kind in ("cat", "dog")
+
+
+@pytest.mark.parametrize(("form", "pattern"), [
+    ({"structured_outputs": {"regex": "(yes|no){3}"}}, "(yes|no){3}"),
+    ({"structured_outputs": {"choice": ["a.b", "cd"]}}, r"a\.b|cd"),
+    ({"structured_outputs": {"grammar": 'root ::= "x" "y"'}}, "xy"),
+    ({"structured_outputs": {"json": {"enum": ["é"]}}}, '"é"'),
+    ({"structured_outputs": {"json": '{"const": 12}'}}, "12"),
+    ({"structured_outputs": {"json_object": True}}, r"\{.*"),
+    ({"guided_regex": "[ab]{2}"}, "[ab]{2}"),
+    ({"guided_choice": ['"q"', "\\"]}, r'"q"|\\'),
+    ({"guided_json": {"const": None}}, "null"),
+    ({"guided_grammar": 'root ::= "z"'}, "z"),
+    ({"response_format": {"type": "text"}, "guided_regex": "q"}, "q"),
+])  # fmt: skip
+def test_forms_as_other_servers_clients_ask_for_them(http: httpx.Client, form: Any, pattern: str) -> None:
+    for made in (chat(http, **form), complete(http, **form)):
+        assert made.status_code == 200, made.text
+        choice = made.json()["choices"][0]
+        assert re.fullmatch(pattern, choice.get("text") or choice["message"]["content"], re.DOTALL)
+
+
+def test_an_answer_has_one_form(http: httpx.Client) -> None:
+    for form in ({"structured_outputs": {}}, {"structured_outputs": {"regex": "a", "choice": ["b"]}},
+                 {"guided_regex": "a", "guided_choice": ["b"]}, {"guided_json": 3}, {"guided_json": "{"},
+                 {"response_format": {"type": "json_object"}, "guided_regex": "a"}):  # fmt: skip
+        assert chat(http, **form).status_code == 400
+
+
+def test_after_a_call_comes_another_or_the_end(http: httpx.Client) -> None:
+    for seed in range(6):
+        made = chat(http, tools=[TOOL], tool_choice="required", temperature=1, seed=seed, max_tokens=300).json()["choices"][0]
+        assert not made["message"]["content"]
+        assert made["message"]["tool_calls"]
+        whole = made["message"]["tool_calls"][: -1 if made["finish_reason"] == "length" else None]
+        for call in whole:
+            jsonschema.validate(json.loads(call["function"]["arguments"]), PARAMETERS)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_is_cut_never_shows_as_text(http: httpx.Client, stream: bool) -> None:
+    longest = 0
+    for tokens in (3, 11, 20, 30, 45, 60):
+        asked = {"tools": [TOOL], "tool_choice": "required", "max_tokens": tokens, "stream": stream}
+        if stream:
+            with http.stream("POST", CHAT, json={"model": MODEL, "messages": HELLO, "temperature": 0, **asked}) as response:
+                records = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")]
+            parts = [record["choices"][0]["delta"] for record in records]
+            assert records[-1]["choices"][0]["finish_reason"] == "length"
+        else:
+            choice = chat(http, **asked).json()["choices"][0]
+            parts = [choice["message"]]
+            assert choice["finish_reason"] == "length"
+        assert "".join(part.get("content") or "" for part in parts) == ""
+        calls = [call for part in parts for call in part.get("tool_calls") or ()]
+        assert all(call["function"]["name"] == "pick" for call in calls)
+        longest = max(longest, len(calls))
+    assert longest  # some cuts come after the name
+
+
+def test_a_forced_call_is_short(http: httpx.Client) -> None:
+    """Blanks in its JSON are bounded: the text of such a call has 60 characters without them."""
+    named = {"type": "function", "function": {"name": "pick"}}
+    made = chat(http, tools=[TOOL], tool_choice=named, max_tokens=100).json()
+    assert made["choices"][0]["finish_reason"] == "tool_calls"
+    assert made["usage"]["completion_tokens"] < 80
+
+
+IDLE: list[dict[str, Any]] = [
+    {"best_of": 1}, {"use_beam_search": False}, {"skip_special_tokens": True}, {"spaces_between_special_tokens": True},
+    {"include_stop_str_in_output": False}, {"length_penalty": 1.0}, {"bad_words": []}, {"return_token_ids": False},
+    {"guided_decoding_backend": None}, {"allowed_token_ids": None},
+]  # fmt: skip
+IDLE_CHAT: list[dict[str, Any]] = [
+    {"verbosity": "medium"}, {"modalities": ["text"]}, {"prompt_cache_retention": "24h"}, {"prompt_cache_key": "k"},
+    {"functions": None}, {"function_call": None}, {"prediction": None}, {"web_search_options": None}, {"audio": None},
+    {"chat_template": None}, {"add_special_tokens": False}, {"reasoning_effort": "none"}, {"reasoning_effort": "medium"},
+    {"echo": False}, {"chat_template_kwargs": {"documents": ["a", 1, True], "enable_thinking": False}},
+]  # fmt: skip
+
+
+def test_fields_at_values_that_change_nothing_are_taken(http: httpx.Client) -> None:
+    plain, text = chat(http).json()["choices"], complete(http).json()["choices"]
+    for fields in (*IDLE, *IDLE_CHAT):
+        made = chat(http, **fields)
+        assert made.status_code == 200, (fields, made.text)
+        assert made.json()["choices"] == plain
+    for fields in IDLE:
+        assert complete(http, **fields).json()["choices"] == text, fields
+
+
+def test_at_other_values_they_are_refused_by_name(http: httpx.Client) -> None:
+    for name, value in {"use_beam_search": True, "skip_special_tokens": False, "best_of": 2, "length_penalty": 2.0,
+                        "bad_words": ["x"], "allowed_token_ids": [1], "modalities": ["audio"], "verbosity": "low",
+                        "functions": [], "prediction": {}, "reasoning_effort": "high"}.items():  # fmt: skip
+        made = chat(http, **{name: value})
+        assert made.status_code == 400, name
+        assert name in made.json()["error"]["message"]
+        assert made.json()["error"]["param"] == name
+
+
+def test_effort_reaches_a_template_that_follows_it(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text(HINTED)
+    server = RunningServer(lambda: tiny_engine(tmp_path))
+    try:
+        with httpx.Client(base_url=server.address, timeout=60) as http:
+            tokens = [chat(http, **more).json()["usage"]["prompt_tokens"] for more in ({}, {"reasoning_effort": "high"})]
+    finally:
+        server.close()
+    assert tokens[1] == tokens[0] + len("high")
+
+
+def test_messages_as_clients_send_them_back(http: httpx.Client) -> None:
+    cached = {"type": "ephemeral"}
+    messages = [
+        {"role": "system", "content": [{"type": "text", "text": "Be kind.", "cache_control": cached}]},
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": None, "reasoning": "hm", "refusal": None},
+        {"role": "assistant", "content": "x", "reasoning_content": "hm"},
+        {"role": "user", "content": "again"},
+    ]
+    made = chat(http, messages=messages, tools=[{**TOOL, "cache_control": cached}], tool_choice="none")
+    assert made.status_code == 200, made.text
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+def test_usage_in_every_chunk(http: httpx.Client, path: str) -> None:
+    prompt: dict[str, Any] = {"messages": HELLO} if path == CHAT else {"prompt": "Hello"}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"model": MODEL, "max_tokens": 6, "temperature": 0, "stream": True, "stream_options": options, **prompt}
+    with http.stream("POST", path, json={**body, "logit_bias": {"257": -100}}) as response:
+        records = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")]
+    counts = [record["usage"]["completion_tokens"] for record in records]
+    assert counts == sorted(counts)
+    assert counts[-1] == 6
+    assert len(set(counts)) > 3
+    assert all(record["usage"]["prompt_tokens"] == records[-1]["usage"]["prompt_tokens"] for record in records)
+
+
+def test_log_probabilities_of_the_chosen_tokens_alone(http: httpx.Client) -> None:
+    """logprobs 0: each token's own, in the shapes that OpenAI and vLLM give it."""
+    made = complete(http, logprobs=0).json()["choices"][0]["logprobs"]
+    assert len(made["tokens"]) == len(made["top_logprobs"])
+    assert made["top_logprobs"] == [
+        {token: value} for token, value in zip(made["tokens"], made["token_logprobs"], strict=True)
+    ]
+    content = chat(http, logprobs=True, top_logprobs=0).json()["choices"][0]["logprobs"]["content"]
+    assert [item["top_logprobs"] for item in content] == [[] for _ in content]
+    assert all(item["logprob"] <= 0 for item in content)

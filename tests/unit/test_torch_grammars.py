@@ -1,0 +1,131 @@
+"""Grammars and scored prompts in the torch engine: a clock of their own, sent once, few logits at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers", reason="the torch engine is not here")
+pytest.importorskip("xgrammar")
+
+from nearfar.errors import RequestError
+from nearfar.fallback_server.backend import Grammar, Sampling, TokenRequest
+from nearfar.fallback_server.grammars import Kept, TokenConstraint
+from nearfar.fallback_server.torch_engine import client, sampling
+from nearfar.fallback_server.torch_engine.client import TorchBackend
+from nearfar.fallback_server.torch_engine.messages import Forget, Learn, encode
+from nearfar.fallback_server.torch_engine.options import TorchOptions
+from tests.support.servers import tiny_checkpoint
+from tests.support.torch_rig import GREEDY, Rig
+
+END = frozenset({257})
+DIGITS = Grammar("regex", "[0-9]{6}")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+def asked(name: str, grammar: Grammar | None = None, **more: Any) -> TokenRequest:
+    return TokenRequest(name, (72, 105), 12, GREEDY, grammar=grammar, stop_token_ids=END, **more)
+
+
+def test_a_grammar_that_is_too_slow_ends_its_own_request(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = Rig(checkpoint).tokens([asked("free")])[0]
+    monkeypatch.setattr(TokenConstraint, "STEP_SECONDS", -1.0)  # every matcher takes longer than this
+    rig = Rig(checkpoint)
+    rig.submit(asked("slow", DIGITS))
+    rig.run([asked("free")])
+    while rig.engine.counters.waiting:  # its grammar is still being read
+        rig.engine.handle(rig.inbox.get(timeout=60))
+    while rig.engine.busy:
+        rig.engine.turn()
+    with pytest.raises(RequestError, match="too long to follow"):
+        rig.events("slow")
+    assert [event.token for event in rig.events("free")] == alone
+    rig.assert_empty()
+    rig.engine.close()
+
+
+def test_scored_prompts_keep_few_logits_at_a_time(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they are does not depend on how many are kept at once."""
+    prompt = tuple(3 + (index * 7) % 200 for index in range(150))
+    request = TokenRequest("scored", prompt, 1, GREEDY, logprobs=2, prompt_logprobs=2)
+    whole = Rig(checkpoint).run([request])[0][0].prompt_logprobs
+    monkeypatch.setattr(sampling, "PROMPT_LOGITS", 16 * 4 * 261)
+    rig = Rig(checkpoint)
+    rows: list[int] = []
+    forward = rig.engine.model.forward
+
+    def counted(batch: Any, wanted: Any) -> Any:
+        rows.append(len(wanted))
+        return forward(batch, wanted)
+
+    monkeypatch.setattr(rig.engine.model, "forward", counted)
+    sliced = rig.run([request])[0][0].prompt_logprobs
+    assert max(rows) == 16
+    assert len(rows) >= 10
+    assert whole is not None
+    assert sliced is not None
+    assert len(sliced) == len(whole) == 150
+    for first, second in zip(whole[1:], sliced[1:], strict=True):
+        assert first is not None
+        assert second is not None
+        assert first[0].token == second[0].token
+        assert first[0].logprob == pytest.approx(second[0].logprob, abs=1e-4)
+
+
+async def test_a_grammar_is_sent_once_and_kept_by_its_bytes(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = TorchOptions(dtype="float32", threads=1, cache_bytes=8 << 20, native=False, grammar_seconds=30)
+    backend = await TorchBackend.load(checkpoint, options)
+    sent: list[Any] = []
+
+    def watch() -> None:
+        worker: Any = backend._worker
+        send = worker.send
+
+        def recorded(message: Any) -> None:
+            sent.append(message)
+            send(message)
+
+        worker.send = recorded
+
+    async def text(name: str, grammar: Grammar) -> list[int | None]:
+        request = TokenRequest(name, (72,), 20, Sampling(temperature=0.0), grammar=grammar, stop_token_ids=END)
+        return [event.token async for event in backend.submit(request)]
+
+    try:
+        watch()
+        answers = await asyncio.gather(*(text(f"a{n}", DIGITS) for n in range(32)))
+        assert all(len(answer) == 7 and answer[-1] == 257 for answer in answers)
+        learnt = [message for message in sent if isinstance(message, Learn)]
+        assert len(learnt) == 1
+        others = [len(encode(message)) for message in sent if not isinstance(message, Learn)]
+        assert max(others) < 2048
+        # With no room, one goes for each that comes; who comes back is sent again.
+        monkeypatch.setattr(backend, "_learnt", Kept(1))
+        sent.clear()
+        other = Grammar("regex", "[a-f]{4}")
+        for number, grammar in enumerate((DIGITS, other, DIGITS)):
+            assert (await text(f"b{number}", grammar))[-1] == 257
+        assert len([message for message in sent if isinstance(message, Learn)]) == 3
+        assert len([message for message in sent if isinstance(message, Forget)]) == 2
+    finally:
+        await backend.close()
+    assert client.LEARNT_BYTES <= 1 << 30
+
+
+def test_what_is_kept_is_bounded_by_bytes() -> None:
+    kept: Kept[str, int] = Kept(100)
+    assert kept.put("a", 1, 40) == []
+    assert kept.put("b", 2, 40) == []
+    assert kept.get("a") == 1  # used, so the other goes first
+    assert kept.put("c", 3, 50) == ["b"]
+    assert kept.put("d", 4, 1000) == ["a", "c"]
+    assert (len(kept), kept.bytes, kept.get("d")) == (1, 1000, 4)
+    assert kept.put("e", 5, 1) == ["d"]
+    assert kept.bytes == 1
