@@ -187,7 +187,7 @@ class Run:
         assert error is not None
         said = without_quotes(str(error), self.plan.call.messages)
         if isinstance(error, RequestError):
-            return error if said == str(error) else RequestError(said, error.param)
+            return error if said == str(error) else RequestError(said)
         begun = f" after {self._count} tokens of the answer" if self._count else ""
         message = f"the {side} failed{begun}, and nothing else can answer: {said}"
         if error.busy or error.retry_after is not None:
