@@ -58,7 +58,7 @@ def playable(script: Json) -> bool:
     """Whether the client over two servers can live through it."""
     words = {word for line, _ in script["steps"] for word in line.split()}
     late = any(not actions and not line.startswith(("ended", "failed")) for line, actions in script["steps"])
-    if words & set(_UNPLAYED) or late or script["rules"]["private"]:
+    if words & set(_UNPLAYED) or late or script["rules"]["private"] or script["rules"]["watched"]:
         return False
     parts = [part for side in parts_of(script).values() for part in side]
     return not any(line.startswith("refused") for part in parts for line in part[1:])
