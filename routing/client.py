@@ -19,7 +19,7 @@ from nearfar.routing.device import EngineDevice
 from nearfar.routing.difficulty import score
 from nearfar.routing.endpoint import Endpoint, EndpointSide
 from nearfar.routing.policy import Policy
-from nearfar.routing.request import Hints
+from nearfar.routing.request import hints_of
 from nearfar.routing.router import Device, Router
 from nearfar.routing.run import Run
 from nearfar.routing.shapes import (
@@ -34,7 +34,7 @@ from nearfar.routing.shapes import (
 )
 
 Messages = Seq[Mapping[str, Any]]
-AUTO: Literal["auto"] = "auto"
+ENGLISH: Literal["english"] = "english"
 
 
 class AsyncHybridClient:
@@ -42,7 +42,8 @@ class AsyncHybridClient:
 
     `device`: an AsyncEngine, the path of an artifact, or the address of a server on this machine (a URL or an Endpoint).
     `cloud`: any OpenAI-compatible URL, or an Endpoint with its key, model and prices. One of them may be missing. `difficulty`:
-    scores a prompt 0..1; "auto" is the package's own model, None none. `state`: a JSON file that keeps costs, the calibrated
+    scores a prompt 0..1, and what is hard goes to the cloud; "english" is the package's own model, which knows only English
+    and only what a prompt looks like; None: no prompt is sent away for its looks. `state`: a JSON file that keeps costs, the calibrated
     threshold and speeds. `records`: a JSONL file for decision records. Use it on one event loop.
     """
 
@@ -52,7 +53,7 @@ class AsyncHybridClient:
         device: AsyncEngine | Endpoint | str | Path | None = None,
         cloud: Endpoint | str | None = None,
         policy: Policy | None = None,
-        difficulty: Callable[[str], float] | Literal["auto"] | None = AUTO,
+        difficulty: Callable[[str], float] | Literal["english"] | None = None,
         state: str | Path | None = None,
         records: str | Path | None = None,
     ) -> None:
@@ -61,7 +62,7 @@ class AsyncHybridClient:
             raise RequestError("give the client a device, a cloud, or both", "device")
         self.router = Router(
             _device(device, policy), None if cloud is None else _cloud(cloud, policy), policy,
-            score if difficulty == AUTO else difficulty, _path(state), _path(records),
+            _scorer(difficulty), _path(state), _path(records),
         )  # fmt: skip
         self.chat = _AsyncChat(self.router)
 
@@ -104,14 +105,14 @@ class AsyncCompletions:
     ) -> ChatCompletion | AsyncStream[ChatCompletionChunk]:
         """Answer a conversation, whole or in chunks, with OpenAI's parameters.
 
-        `x_nearfar`: mode, private, conversation, expected_tokens of this request (also inside `extra_body`). RequestError,
+        `x_nearfar`: mode, private, conversation, expected_tokens of this request (also inside `extra_body`, and private in a
+        message). What has been private stays so in later requests that carry it. RequestError,
         OverloadError (`retry_after`) or EngineError name all reasons where neither side can answer.
         """
-        params |= params.pop("extra_body", None) or {}
-        hints = Hints.parse(params.pop("x_nearfar", None))
-        plan = await self._router.plan(tuple(messages), params, hints)
+        asked = hints_of(messages, params)
+        plan = await self._router.plan(asked)
         run = Run(self._router, plan, streamed=stream)
-        usage = bool((params.get("stream_options") or {}).get("include_usage"))
+        usage = bool((asked.params.get("stream_options") or {}).get("include_usage"))
         return await _Begun.start(_chunks(run, usage)) if stream else await _whole(run)
 
 
@@ -124,7 +125,7 @@ class HybridClient:
         device: Engine | AsyncEngine | Endpoint | str | Path | None = None,
         cloud: Endpoint | str | None = None,
         policy: Policy | None = None,
-        difficulty: Callable[[str], float] | Literal["auto"] | None = AUTO,
+        difficulty: Callable[[str], float] | Literal["english"] | None = None,
         state: str | Path | None = None,
         records: str | Path | None = None,
     ) -> None:
@@ -272,11 +273,19 @@ def _device(given: AsyncEngine | Endpoint | str | Path | None, policy: Policy) -
         return EndpointSide(given, policy.timeouts, use_key=False)
     if isinstance(given, Engine):
         raise RequestError("an Engine belongs to HybridClient; give AsyncHybridClient an AsyncEngine", "device")
-    return EngineDevice(given, policy.timeouts.device_between)
+    return EngineDevice(given, policy.timeouts)
 
 
 def _cloud(given: Endpoint | str, policy: Policy) -> EndpointSide:
     return EndpointSide(Endpoint(given) if isinstance(given, str) else given, policy.timeouts)
+
+
+def _scorer(given: Callable[[str], float] | Literal["english"] | None) -> Callable[[str], float] | None:
+    if given is None or callable(given):
+        return given
+    if given != ENGLISH:
+        raise RequestError(f"difficulty must be a function, {ENGLISH!r} (the package's own model) or None, not {given!r}", "difficulty")
+    return score
 
 
 def _path(path: str | Path | None) -> Path | None:

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from nearfar.edge_runtime import AsyncEngine
+from nearfar.edge_runtime.api import AsyncStream
 from nearfar.edge_runtime.parameters import ChatParams, CommonParams, checked_messages
 from nearfar.edge_runtime.types import ChatCompletionChunk
 from nearfar.errors import DeviceError, RequestError
+from nearfar.routing.policy import Timeouts
 from nearfar.routing.shapes import Piece
 from nearfar.routing.sides import Call, SideError, Size
 from nearfar.routing.speed import Speeds
@@ -21,6 +23,10 @@ _IGNORED = ("metadata", "store", "service_tier", "prompt_cache_key", "safety_ide
 """Parameters that mean something to a service only; `model` is the cloud's."""
 
 
+CLOSING_SECONDS = 1.0
+"""What a step under way gets to end."""
+
+
 class EngineDevice:
     """An engine, or the artifact that becomes one when it is first needed.
 
@@ -29,13 +35,14 @@ class EngineDevice:
 
     features: tuple[Feature, ...] = ("logprobs",)
 
-    def __init__(self, source: AsyncEngine | str | Path, token_timeout: float) -> None:
+    def __init__(self, source: AsyncEngine | str | Path, timeouts: Timeouts) -> None:
         self.speeds = Speeds()
         self._source = source
         self._engine = source if isinstance(source, AsyncEngine) else None
         self._why: str | None = None
         self._loading = asyncio.Lock()
-        self._timeout = token_timeout
+        self._timeouts = timeouts
+        self._closing: set[asyncio.Future[None]] = set()
 
     async def open(self) -> AsyncEngine | None:
         """The engine; None if this device cannot have one."""
@@ -84,35 +91,46 @@ class EngineDevice:
         if (engine := await self.open()) is None:
             raise SideError(f"the device cannot run the model: {self._why}", "unavailable")
         params: Any = {**_known(call.body), "stream_options": {"include_usage": True}}
+        limit = self._timeouts.device_first_token
+        chunks: AsyncStream[ChatCompletionChunk] | None = None
+        finished = False
         try:
-            chunks = await engine.chat.completions.create(call.given, stream=True, **params)
-        except DeviceError as error:
-            raise SideError(str(error), "lost") from error
-        try:
-            timeout = None  # a long prompt takes its time
+            async with asyncio.timeout(limit):
+                chunks = await engine.chat.completions.create(call.given, stream=True, **params)
             while True:
-                async with asyncio.timeout(timeout):
+                async with asyncio.timeout(limit):
                     chunk = await anext(chunks, None)
                 if chunk is None:
-                    return
-                timeout = self._timeout
+                    break
                 self._learn(chunk)
                 piece = _piece(chunk)
                 if piece.useful or piece.usage is not None:
+                    limit = self._timeouts.device_between
+                    finished = finished or piece.finish is not None
                     yield piece
         except TimeoutError as error:
-            raise SideError(f"the device gave no token for {self._timeout:g} s", "stalled") from error
+            raise SideError(f"the device gave no token for {limit:g} s", "stalled") from error
         except RequestError:
             raise
         except Exception as error:  # whatever a device's library raises
             raise SideError(f"the device failed: {error}", "lost") from error
         finally:
-            await chunks.close()
+            if chunks is not None:
+                await self._end(chunks)
+        if not finished:
+            raise SideError("the device's answer ended before it was whole", "lost")
 
     async def close(self) -> None:
         """Close the engine if it was loaded here; another is its owner's."""
         if self._engine is not None and not isinstance(self._source, AsyncEngine):
             await self._engine.close()
+
+    async def _end(self, chunks: AsyncStream[ChatCompletionChunk]) -> None:
+        """Stop the work. A device that hangs does not end, either, so it is not waited for long."""
+        closing = asyncio.ensure_future(chunks.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        await asyncio.wait([closing], timeout=CLOSING_SECONDS)
 
     def _learn(self, chunk: ChatCompletionChunk) -> None:
         for stats in chunk.timings or ():

@@ -91,6 +91,19 @@ class EndpointSide:
             self._model, self.context = chosen.id, self.context or chosen.context
         self._described = True
 
+    async def computes_here(self) -> bool:
+        """Whether the server says, now, that it computes on its own machine (its list of models). A relay does not."""
+        try:
+            async with asyncio.timeout(self._timeouts.connect):
+                response = await self._client.get(f"{self.endpoint.root}/v1/models")
+                raise_for(response.status_code, response.text, response.headers)
+                listed = {item["id"]: item.get("x_nearfar") or {} for item in response.json()["data"]}
+            return bool(listed.get(self._model, {}).get("computes") == "here")
+        except (httpx.HTTPError, TimeoutError) as error:
+            raise _unreachable(self.endpoint.root, error) from error
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return False
+
     async def stream(self, call: Call) -> AsyncGenerator[Piece, None]:
         """The endpoint's answer. A continuation needs one that `continues`."""
         if call.prefix and not self.endpoint.continues:

@@ -2,17 +2,70 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from nearfar.errors import RequestError
-from nearfar.remote.breaker import BreakerOptions as BreakerOptions
+from nearfar.remote import breaker
 from nearfar.routing.types import MODES, Mode, Side, Unit
+
+Group = TypeVar("Group", bound="_Options")
+
+_ONE_OF: dict[str, tuple[str | None, ...]] = {
+    "mode": MODES, "budget_unit": ("tokens", "money"), "escalation": ("off", "continue", "restart"),
+    "after_cut": ("device", "cloud"), "shadow": (None, "device", "cloud"),
+}  # fmt: skip
+_LEAST = {"window": 1, "period": 1, "failures": 1, "default_max_tokens": 1, "logprob": -math.inf}
+"""Of numbers; 0 of all others."""
+
+
+class _Options:
+    """Refuses values that make no sense, however the options were made."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, each.name)
+            if wrong := _wrong(each.name, str(each.type), value):
+                raise RequestError(f"{each.name} must be {wrong}, not {value!r}", each.name)
+
+
+def _wrong(name: str, kind: str, value: object) -> str | None:
+    """What a value should be; None: it is."""
+    if name in _ONE_OF:
+        return None if value in _ONE_OF[name] else f"one of {', '.join(str(each) for each in _ONE_OF[name])}"
+    kinds = kind.split(" | ")
+    if value is None and "None" in kinds:
+        return None
+    if kinds[0] == "bool":
+        return None if isinstance(value, bool) else "true or false"
+    if kinds[0] not in ("int", "float"):
+        return None
+    whole = kinds[0] == "int"
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or not math.isfinite(value):
+        return "a whole number" if whole else "a number"
+    if name in ("difficulty_threshold", "battery_floor", "target_share"):
+        return None if 0 <= value <= 1 else "from 0 to 1"
+    least = _LEAST.get(name, 0)
+    return None if value >= least else f"at least {least}"
+
+
+def _parsed(group: type[Group], data: object, where: str) -> Group:
+    if not isinstance(data, Mapping):
+        raise RequestError(f"{where} must be an object, not {data!r}", where)
+    if unknown := sorted(str(name) for name in set(data) - {each.name for each in fields(group)}):  # type: ignore[arg-type]
+        raise RequestError(f"{where} has no field {', '.join(unknown)}", unknown[0])
+    return group(**data)
 
 
 @dataclass(frozen=True)
-class RetryOptions:
+class BreakerOptions(_Options, breaker.BreakerOptions):
+    """Those of the breaker (see there), checked."""
+
+
+@dataclass(frozen=True)
+class RetryOptions(_Options):
     """How a failed call to the cloud is tried again, before anything of its answer was shown. Times are seconds.
 
     At most `attempts` times a request. Attempt n waits a random part of min(`cap`, `base`·2ⁿ) after what Retry-After asks for;
@@ -31,7 +84,7 @@ class RetryOptions:
 
 
 @dataclass(frozen=True)
-class MonitorOptions:
+class MonitorOptions(_Options):
     """When a device's answer is taken to go wrong: docs/routing.md says how each figure is made. None: not watched.
 
     Means are over the last `window` tokens, from the `min_tokens`-th on. `logprob`: natural logarithms, `entropy`: nats.
@@ -48,7 +101,7 @@ class MonitorOptions:
 
 
 @dataclass(frozen=True)
-class CalibrationOptions:
+class CalibrationOptions(_Options):
     """How fast the difficulty threshold follows. Step n moves by at most max(`floor`, `rate`/√n)."""
 
     rate: float = 0.1
@@ -56,23 +109,21 @@ class CalibrationOptions:
 
 
 @dataclass(frozen=True)
-class Timeouts:
-    """Seconds to wait for the cloud: for a connection, the first token, the next token; and for the device's next token."""
+class Timeouts(_Options):
+    """Seconds to wait for the cloud: for a connection, the first token, the next token; and for the device's first and next.
+
+    The device's first token may take long: kernels may have to be compiled.
+    """
 
     connect: float = 5.0
     first_token: float = 30.0
     between: float = 30.0
+    device_first_token: float = 120.0
     device_between: float = 30.0
 
 
-_ONE_OF: dict[str, tuple[str | None, ...]] = {
-    "mode": MODES, "budget_unit": ("tokens", "money"), "escalation": ("off", "continue", "restart"),
-    "after_cut": ("device", "cloud"), "shadow": (None, "device", "cloud"),
-}  # fmt: skip
-
-
 @dataclass(frozen=True)
-class Policy:
+class Policy(_Options):
     """The policy of a hybrid client. Times are seconds; docs/routing.md explains every field.
 
     `difficulty_threshold`: prompts at least this difficult go to the cloud. `ttft`, `completion`: objectives for the first and
@@ -98,7 +149,7 @@ class Policy:
     sticky_seconds: float = 1.0
     target_share: float | None = None
     default_max_tokens: int = 512
-    escalation: Literal["off", "continue", "restart"] = "off"
+    escalation: Literal["off", "continue", "restart"] = "restart"
     hold_tokens: int = 0
     after_cut: Side = "device"
     hedge_seconds: float | None = None
@@ -111,30 +162,14 @@ class Policy:
     calibration: CalibrationOptions = CalibrationOptions()
     timeouts: Timeouts = Timeouts()
 
-    def __post_init__(self) -> None:
-        for name, allowed in _ONE_OF.items():
-            if getattr(self, name) not in allowed:
-                shown = ", ".join(str(value) for value in allowed)
-                raise RequestError(f"{name} must be one of {shown}, not {getattr(self, name)!r}", name)
-        for name in ("difficulty_threshold", "battery_floor", "target_share"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise RequestError(f"{name} must be from 0 to 1, not {value!r}", name)
-        for name in ("ttft", "completion", "budget_conversation", "budget_day", "sticky_seconds", "hold_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise RequestError(f"{name} must not be negative, not {value!r}", name)
-        if self.hedge_seconds is not None and self.escalation != "off":
-            raise RequestError("hedge_seconds and escalation exclude each other: set one of them", "hedge_seconds")
-
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> Policy:
         """From its JSON form; refuses names that nobody knows."""
-        unknown = sorted(set(data) - {field.name for field in fields(cls)})
-        if unknown:
-            raise RequestError(f"the policy has no field {', '.join(unknown)}", unknown[0])
-        groups: dict[str, Any] = {
+        groups: dict[str, type[_Options]] = {
             "monitor": MonitorOptions, "breaker": BreakerOptions, "device_breaker": BreakerOptions,
             "retry": RetryOptions, "calibration": CalibrationOptions, "timeouts": Timeouts,
         }  # fmt: skip
-        return cls(**{name: groups[name](**value) if name in groups else value for name, value in data.items()})
+        given = dict(data) if isinstance(data, Mapping) else data
+        if isinstance(given, dict):
+            given |= {name: _parsed(group, given[name], name) for name, group in groups.items() if name in given}
+        return _parsed(cls, given, "the policy")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from nearfar.errors import RequestError
@@ -25,18 +25,81 @@ class Hints:
     expected_tokens: int | None = None
 
     @classmethod
-    def parse(cls, data: Mapping[str, Any] | None) -> Hints:
+    def parse(cls, data: Any) -> Hints:
         """Check them. RequestError names what is wrong: a misspelt `private` must not pass."""
-        given = dict(data or {})
-        unknown = sorted(set(given) - {field.name for field in fields(cls)})
+        if not isinstance(data or {}, Mapping):
+            raise RequestError(f"x_nearfar must be an object with {', '.join(_HINTS)}, not a {type(data).__name__}", "x_nearfar")
+        given = {name: value for name, value in (data or {}).items() if value is not None}
+        unknown = sorted(str(name) for name in set(given) - set(_HINTS))
         if unknown:
             raise RequestError(f"x_nearfar has no field {', '.join(unknown)}", "x_nearfar")
-        made = cls(**given)
-        if made.mode is not None and made.mode not in MODES:
-            raise RequestError(f"x_nearfar.mode must be one of {', '.join(MODES)}, not {made.mode!r}", "x_nearfar")
-        if not isinstance(made.private, bool):
-            raise RequestError(f"x_nearfar.private must be true or false, not {made.private!r}", "x_nearfar")
-        return made
+        for name, (right, words) in _CHECKS.items():
+            if name in given and not right(given[name]):
+                raise RequestError(f"x_nearfar.{name} must be {words}, not {given[name]!r}", "x_nearfar")
+        return cls(**given)
+
+
+_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "mode": (lambda value: isinstance(value, str) and value in MODES, f"one of {', '.join(MODES)}"),
+    "private": (lambda value: isinstance(value, bool), "true or false"),
+    "conversation": (lambda value: isinstance(value, str), "a string"),
+    "expected_tokens": (lambda value: type(value) is int and value > 0, "a whole number from 1"),
+}
+_HINTS = tuple(_CHECKS)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request as the sides may see it, and what it says of its own routing."""
+
+    messages: tuple[dict[str, Any], ...]
+    params: dict[str, Any]
+    hints: Hints
+
+
+def hints_of(messages: Any, params: Mapping[str, Any]) -> Asked:
+    """The one reading of a request's own words: `x_nearfar` at the top, in `extra_body` and (private) of a message.
+
+    The fields of `extra_body` become fields of the request. RequestError for any other place that looks like them.
+    """
+    extra = params.get("extra_body") or {}
+    if not isinstance(extra, Mapping):
+        raise RequestError(f"extra_body must be an object, not a {type(extra).__name__}", "extra_body")
+    if wrong := sorted({"messages", "stream", "signal", "extra_body"} & set(extra)):
+        raise RequestError(f"extra_body must not have {', '.join(wrong)}: give it beside extra_body", "extra_body")
+    merged = {**params, **extra}
+    for name in ("extra_body", "x_nearfar"):
+        merged.pop(name, None)
+    _no_strangers(merged, "the request")
+    if not isinstance(messages, list | tuple) or not messages or not all(isinstance(each, Mapping) for each in messages):
+        raise RequestError("messages must be a list of at least one {'role', 'content'}", "messages")
+    said = [Hints.parse(params.get("x_nearfar")), Hints.parse(extra.get("x_nearfar"))]
+    plain = []
+    for message in messages:
+        _no_strangers(message, "a message")
+        own = Hints.parse(message.get("x_nearfar"))
+        if own != Hints(private=own.private):
+            raise RequestError("the x_nearfar of a message says private and nothing else", "messages")
+        said.append(own)
+        plain.append({name: value for name, value in message.items() if name != "x_nearfar"})
+    return Asked(tuple(plain), merged, _together(said))
+
+
+def _no_strangers(given: Mapping[str, Any], where: str) -> None:
+    for name in given:
+        if name in ("private", "hints") or (str(name).startswith("x_") and name != "x_nearfar"):
+            raise RequestError(f"{where} has no field {name}; what it says of its routing goes into x_nearfar", str(name))
+
+
+def _together(said: list[Hints]) -> Hints:
+    """All of them; private if one says so."""
+    found: dict[str, Any] = {"private": any(hints.private for hints in said)}
+    for name in ("mode", "conversation", "expected_tokens"):
+        values = {getattr(hints, name) for hints in said} - {None}
+        if len(values) > 1:
+            raise RequestError(f"x_nearfar.{name} is given twice, and not the same", "x_nearfar")
+        found[name] = values.pop() if values else None
+    return Hints(**found)
 
 
 def limit_of(params: Mapping[str, Any], default: int) -> int:
@@ -70,8 +133,6 @@ def features_of(messages: tuple[Mapping[str, Any], ...], params: Mapping[str, An
 
 def call_of(messages: tuple[Mapping[str, Any], ...], params: Mapping[str, Any], default_limit: int) -> Call:
     """The call that either side gets. RequestError for what the client does not do."""
-    if not messages or not all(isinstance(message, Mapping) for message in messages):
-        raise RequestError("messages must be a list of at least one {'role', 'content'}", "messages")
     if params.get("n") not in (None, 1):
         raise RequestError("n: the hybrid client gives one answer a request; ask several times", "n")
     if params.get("continue_final_message"):

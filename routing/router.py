@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from nearfar.edge_runtime.types import Usage
 from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
@@ -21,10 +21,12 @@ from nearfar.routing.decision import cost_of, decide
 from nearfar.routing.device import EngineDevice
 from nearfar.routing.difficulty import messages_to_prompt
 from nearfar.routing.endpoint import EndpointSide
+from nearfar.routing.handover import Outcome
 from nearfar.routing.ledger import Ledger
 from nearfar.routing.policy import Policy
 from nearfar.routing.power import power
-from nearfar.routing.request import Hints, call_of, features_of
+from nearfar.routing.privacy import PrivateTexts
+from nearfar.routing.request import Asked, Hints, call_of, features_of
 from nearfar.routing.retry import RetryBudget
 from nearfar.routing.sides import Call, SideError, Size, estimate
 from nearfar.routing.speed import Speeds
@@ -41,7 +43,6 @@ from nearfar.routing.types import (
 
 Device = EngineDevice | EndpointSide
 Scorer = Callable[[str], float]
-Outcome = Literal["ok", "failed", "busy", "abandoned"]
 REMEMBERED = 1000
 """Conversations whose place is remembered."""
 
@@ -105,6 +106,7 @@ class Router:
         self._file = StateFile(state)
         kept = self._file.load()
         self._ledger = Ledger.restored(kept.get("ledger", {}))
+        self._private = PrivateTexts(map(str, kept.get("private", ())))
         self._threshold: Threshold | None = None
         if policy.target_share is not None:
             self._threshold = Threshold.restored(
@@ -122,8 +124,12 @@ class Router:
         assert found is not None
         return found
 
-    async def plan(self, messages: tuple[Mapping[str, Any], ...], params: Mapping[str, Any], hints: Hints) -> Plan:
+    async def plan(self, asked: Asked) -> Plan:
         """Decide for a request and admit it. An error that names the reasons where nothing can take it."""
+        messages, params, hints = asked.messages, asked.params, asked.hints
+        if hints.private or self._private.carries(messages, hints.conversation):
+            hints = replace(hints, private=True)
+            self._private.remember(messages, hints.conversation)
         call = call_of(messages, params, self.policy.default_max_tokens)
         mode = hints.mode or self.policy.mode
         size = await self._measure(call, mode)
@@ -142,7 +148,7 @@ class Router:
         plan = Plan(f"d-{secrets.token_hex(8)}", call, hints, request, states, decision, would, None)
         if decision.route is None:
             error = _refusal(decision)
-            self.record(plan, {"error": str(error)})
+            self.record(plan, {"error": type(error).__name__})
             raise error
         self.retries.request()
         return replace(plan, ticket=self._ticket(plan, decision.route, decision.cost))
@@ -164,7 +170,7 @@ class Router:
         breaker, now = self._breakers[ticket.side], self._clock()
         if outcome == "ok":
             breaker.success(ticket.given)
-        elif outcome == "failed":
+        elif outcome == "failed" and not (error is not None and error.busy):
             breaker.failure(now, ticket.given)
         else:
             breaker.abandoned(ticket.given)
@@ -180,8 +186,10 @@ class Router:
         """What the cloud charges for these tokens."""
         return cost_of(used.prompt_tokens, used.completion_tokens, plan.states.cloud, self.policy)
 
-    def remember(self, plan: Plan, route: Side, tokens: int) -> None:
+    def remember(self, plan: Plan, route: Side, tokens: int, answer: str) -> None:
         """An answer is there: the conversation's place, and what is kept from start to start."""
+        if plan.hints.private and answer:
+            self._private.remember([{"role": "assistant", "content": answer}], None)
         if (name := plan.hints.conversation) is not None:
             memory = self._memory.setdefault(name, _Memory())
             self._memory.move_to_end(name)
@@ -198,6 +206,7 @@ class Router:
         self._file.save({
             "ledger": self._ledger.as_json(),
             "threshold": self._threshold.as_json() if self._threshold is not None else {},
+            "private": self._private.conversations,
             "speeds": {name: side.speeds.as_json() for name, side in sides.items() if side is not None},
         })  # fmt: skip
 
@@ -250,7 +259,7 @@ class Router:
                 return DeviceState(available=False, why="not loaded")
             state = await device.state()
         else:
-            state = await _endpoint_state(device)
+            state = await _endpoint_state(device, private=request.private)
         if state.available and mode != "device_only" and not self._breakers["device"].allows(self._clock()):
             state = replace(state, available=False, why="failed lately")
         found = power()
@@ -291,15 +300,16 @@ class Router:
         return None if self._score is None else min(max(self._score(messages_to_prompt(messages)), 0.0), 1.0)
 
 
-async def _endpoint_state(side: EndpointSide) -> DeviceState:
+async def _endpoint_state(side: EndpointSide, *, private: bool) -> DeviceState:
     try:
         await side.describe()
+        here = private and await side.computes_here()
     except (SideError, RequestError) as error:
         return DeviceState(available=False, why=str(error))
     context = side.context or 2**31 - 1
     speeds = side.speeds
     return DeviceState(
-        context=context, free_kv_tokens=context, features=side.features, prefill_tps=speeds.prefill_tps,
+        here=here or not private, context=context, free_kv_tokens=context, features=side.features, prefill_tps=speeds.prefill_tps,
         decode_tps=speeds.decode_tps,
     )  # fmt: skip
 
@@ -312,6 +322,11 @@ def _refusal(decision: Decision) -> NearfarError:
         for reason in decision.reasons
     )
     message = f"neither the device nor the cloud can answer this: {shown}"
+    if any(reason.code == "elsewhere" for reason in decision.reasons):
+        message += (
+            ". A private request needs a device that says that it computes here: an artifact, an Engine, or a server on this "
+            'machine that lists its model with x_nearfar: {"computes": "here"}, as nearfar serve ARTIFACT does'
+        )
     waits = [reason.value for reason in decision.reasons if reason.code in ("breaker_open", "retry_after")]
     if waits:
         return OverloadError(message, float(waits[0] or 0.0))

@@ -134,7 +134,7 @@ class Piece:
     @property
     def useful(self) -> bool:
         """Whether it has anything of the answer."""
-        return bool(self.text or self.reasoning or self.calls or self.finish)
+        return bool(self.text or self.reasoning or self.calls or self.finish or self.logprobs)
 
     def delta(self) -> Delta:
         """As a chunk's delta."""

@@ -9,13 +9,18 @@ import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from nearfar.errors import RequestError
 
 log = logging.getLogger(__name__)
 
 VERSION = 1
+
+
+def private(path: Path) -> TextIO:
+    """Open a file to append to it. A new one is its owner's alone: it tells who asked what, when."""
+    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8")
 
 
 class StateFile:
@@ -46,7 +51,8 @@ class StateFile:
         aside = self.path.with_name(f".{self.path.name}.{os.getpid()}-{secrets.token_hex(4)}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            aside.write_text(json.dumps({"version": VERSION, **content}), encoding="utf-8")
+            with private(aside) as file:
+                file.write(json.dumps({"version": VERSION, **content}))
             os.replace(aside, self.path)
         except OSError as error:
             log.warning("the routing state %s cannot be written: %s", self.path, error)
@@ -66,7 +72,7 @@ class Records:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8") as file:
+            with private(self.path) as file:
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
         except OSError as error:
             log.warning("the decision record %s cannot be written: %s", self.path, error)

@@ -52,7 +52,10 @@ class Request:
 
 @dataclass(frozen=True)
 class DeviceState:
-    """The device now. `context`, `free_kv_tokens`: tokens; speeds: tokens a second; `battery`: 0..1."""
+    """The device now. `context`, `free_kv_tokens`: tokens; speeds: tokens a second; `battery`: 0..1.
+
+    `here`: it computes on this machine, as far as it says; a server that hands requests on does not.
+    """
 
     available: bool = True
     why: str | None = None
@@ -65,6 +68,7 @@ class DeviceState:
     battery: float | None = None
     charging: bool | None = None
     power_saver: bool | None = None
+    here: bool = True
 
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> DeviceState:

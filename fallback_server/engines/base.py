@@ -145,10 +145,11 @@ class Answers(Protocol):
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A model that can be asked for. `context_length` 0: not known."""
+    """A model that can be asked for. `context_length` 0: not known. `here`: it is computed on this machine."""
 
     id: str
     context_length: int = 0
+    here: bool = False
 
 
 @dataclass(frozen=True)

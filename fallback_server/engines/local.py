@@ -38,7 +38,10 @@ class TextOptions:
 
 
 class LocalEngine:
-    """A model that runs here. `directory` holds its tokenizer files; `names` are what clients may call it."""
+    """A model of which the text side is here. `directory` holds its tokenizer files; `names` are what clients may call it.
+
+    `here`: its backend computes on this machine, and says so to clients that ask before they send what is private.
+    """
 
     def __init__(
         self,
@@ -47,8 +50,11 @@ class LocalEngine:
         bos: int | None,
         options: TextOptions | None = None,
         names: Seq[str] = (),
+        *,
+        here: bool = False,
     ) -> None:
         options = options or TextOptions()
+        self._here = here
         self.backend = backend
         self.codec = TextCodec.open_directory(directory, bos, VISIBLE)
         self._names = tuple(names) or (backend.info.model,)
@@ -73,7 +79,7 @@ class LocalEngine:
 
     def models(self) -> tuple[ModelInfo, ...]:
         """The model under each of its names."""
-        return tuple(ModelInfo(name, self.backend.info.context_length) for name in self._names)
+        return tuple(ModelInfo(name, self.backend.info.context_length, self._here) for name in self._names)
 
     async def prepare(self, request: EngineRequest) -> Prepared:
         """Render, tokenize, check."""

@@ -64,7 +64,7 @@ async def open_engine(models: Seq[str], kind: Kind, options: EngineOptions) -> E
         raise RequestError(f"the engine {kind} serves one model, not {len(models)}")
     source = text_source(models[0], kind, options)
     backend = await open_backend(models[0], kind, options)
-    engine = LocalEngine(backend, source.directory, source.bos, options.text, options.names)
+    engine = LocalEngine(backend, source.directory, source.bos, options.text, options.names, here=True)
     await engine.start()
     return engine
 

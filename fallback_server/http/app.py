@@ -186,4 +186,6 @@ def _visible(service: Service, request: Request) -> list[Any]:
 
 def _model(info: Any, started: int) -> dict[str, Any]:
     made = {"id": info.id, "object": "model", "created": started, "owned_by": "nearfar"}
+    if info.here:  # the routing client gives private requests to no other server
+        made["x_nearfar"] = {"computes": "here"}
     return {**made, "max_model_len": info.context_length} if info.context_length else made

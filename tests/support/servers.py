@@ -64,7 +64,7 @@ async def tiny_engine(
     grammars = GrammarService(directory, tiny.CONFIG["vocab_size"], (257,), timeout=grammar_timeout)
     backend = ArtifactBackend(made, grammars, max_waiting=max_waiting)
     engine = LocalEngine(backend, directory, 256, options or TextOptions(template_timeout=10, text_processes=1),
-                         names or (MODEL,))  # fmt: skip
+                         names or (MODEL,), here=True)  # fmt: skip
     await engine.start()
     return engine
 

@@ -472,8 +472,8 @@ async def test_records_have_text_only_where_it_is_allowed(rig: Rig, tmp_path: Pa
 async def test_records_are_summed_up(rig: Rig, tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     client = rig.client(records=path)
-    for more in ({}, {"x_nearfar": {"private": True}}, {"x_nearfar": {"mode": "cloud_only"}}):
-        await client.chat.completions.create(HELLO, **more, **ASK)
+    for words, more in (("fox", {}), ("cat", {"x_nearfar": {"private": True}}), ("fox", {"x_nearfar": {"mode": "cloud_only"}})):
+        await client.chat.completions.create([{"role": "user", "content": words}], **more, **ASK)
     rig.proxy.down = True
     await client.chat.completions.create(HELLO, x_nearfar={"mode": "prefer_cloud"}, **ASK)
     with pytest.raises(RequestError, match="neither the device nor the cloud"):
@@ -575,7 +575,7 @@ async def test_the_threshold_follows_its_share_and_is_kept(rig: Rig, tmp_path: P
 
 
 async def test_a_conversation_stays_where_its_cache_is_warm(rig: Rig) -> None:
-    client = rig.client(replace(QUICK, ttft=None))
+    client = rig.client(replace(QUICK, ttft=None, escalation="off"))
     assert client.router.device is not None
     client.router.device.speeds.prefill_tps = 10.0  # a slow device
     mine = {"x_nearfar": {"conversation": "a"}}

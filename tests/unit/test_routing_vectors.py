@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nearfar.errors import RequestError
 from nearfar.routing.policy import Policy
 from tests.support.routing_vectors import MACHINES, VECTORS, decision, same
 
@@ -40,3 +41,10 @@ def test_comparison_notices_differences() -> None:
 
 def test_the_policys_defaults_are_those_that_typescript_is_held_to() -> None:
     assert json.loads((VECTORS / "policy.json").read_text(encoding="utf-8")) == asdict(Policy())
+
+
+@pytest.mark.parametrize("case", load("policy_refused"), ids=lambda case: json.dumps(case["policy"]))
+def test_a_policy_that_makes_no_sense_is_refused_by_name(case: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as raised:
+        Policy.parse(case["policy"])
+    assert raised.value.param == case["param"]

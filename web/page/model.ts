@@ -29,7 +29,7 @@ export interface Listener {
 const STORAGE = "nearfar.routing";
 /** A slow processor that stands in for a GPU compiles kernels for minutes; that is no reason to give it up. Seconds. */
 const PATIENCE = { first_token: 600, between: 60 };
-const POLICY = { timeouts: { device_between: PATIENCE.between } };
+const POLICY = { timeouts: { device_first_token: PATIENCE.first_token, device_between: PATIENCE.between } };
 
 export async function readManifest(artifact: URL): Promise<Manifest> {
   const text = await fetchText(new URL("manifest.json", artifact), null, { cache: "no-cache" });
@@ -39,7 +39,6 @@ export async function readManifest(artifact: URL): Promise<Manifest> {
 export class Model {
   readonly client = new HybridClient({
     store: { read: readKept, write: writeKept },
-    device_first_token: PATIENCE.first_token,
     policy: POLICY,
     onDeviceLost: () => void this.#reload(),
   });

@@ -5,7 +5,7 @@ import { gzipSync } from "node:zlib";
 import { bundle } from "./bundle.mjs";
 
 /** Bytes of gzip: the runtime alone; the routing SDK alone, without an engine; all with tokenizer and chat template. */
-export const LIMITS = { runtime: 60_000, routing: 15_000, all: 100_000 };
+export const LIMITS = { runtime: 60_000, routing: 21_000, all: 100_000 };
 
 /** Gzipped bytes of what the entries import statically, and of everything. */
 export async function measure() {

@@ -49,22 +49,23 @@ export class Completions<Req extends RequestOptions & { stream?: boolean | null 
     throwIfAborted(signal);
     const n = request.n ?? 1;
     const { events, abort: stop } = this.source.generate({ prompt, logprobs, n, options: cloneable(options) });
-    let onAbort = (): void => undefined;
-    const aborted = new Promise<never>((_, reject) => {
-      onAbort = () => {
-        stop();
-        reject(abortError());
-      };
-    });
-    // Nobody may be listening at the time.
-    aborted.catch(() => undefined);
+    // One listener for the whole answer: it ends the wait that is on, if one is.
+    let interrupt = (): void => undefined;
+    const onAbort = (): void => {
+      stop();
+      interrupt();
+    };
     signal?.addEventListener("abort", onAbort, { once: true });
     const abort = (): void => {
       signal?.removeEventListener("abort", onAbort);
       stop();
     };
     const next = async (): Promise<AnswerEvent> => {
-      const event = await Promise.race([aborted, events.take()]);
+      const event = await new Promise<AnswerEvent>((resolve, reject) => {
+        interrupt = () => reject(abortError());
+        if (signal?.aborted) interrupt();
+        else events.take().then(resolve, reject);
+      });
       if (event.event === "error") throw fromErrorRecord(event.error);
       return event;
     };

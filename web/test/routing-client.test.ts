@@ -1,3 +1,5 @@
+import { setFlagsFromString } from "node:v8";
+import { runInNewContext } from "node:vm";
 import { afterEach, beforeEach, describe, expect, test, vi } from "vitest";
 import {
   type Chunk,
@@ -163,6 +165,69 @@ describe("a stream", () => {
     if (mode === "cloud_only") await vi.waitFor(() => expect(cloud.aborted).toBe(1));
     expect(records).toMatchObject([{ outcome: { finish: null, error: "stopped" } }]);
   });
+});
+
+describe("a stream that nobody reads", () => {
+  const policy = { mode: "prefer_cloud", budget_day: 200 } as const;
+  const unread = (made: HybridClient, signal?: AbortSignal): Promise<AsyncIterable<Chunk>> =>
+    made.chat.completions.create({ messages: MESSAGES, max_tokens: 100, stream: true, ...(signal && { signal }) });
+
+  test("gives its budget back when its signal says so", async () => {
+    const made = client({ policy });
+    const controller = new AbortController();
+    await unread(made, controller.signal);
+    expect((await ask(made, { max_tokens: 100 })).x_nearfar.route).toBe("device");
+    controller.abort();
+    expect(records.at(-1)).toMatchObject({ outcome: { error: "stopped" } });
+    expect((await ask(made, { max_tokens: 100 })).x_nearfar.route).toBe("cloud");
+    expect(records).toHaveLength(3);
+  });
+
+  test("gives it back when nobody holds it any more", async () => {
+    setFlagsFromString("--expose-gc");
+    const collect = runInNewContext("gc") as () => void;
+    const made = client({ policy });
+    await unread(made);
+    await vi.waitFor(
+      () => {
+        collect();
+        expect(records.at(-1)).toMatchObject({ outcome: { error: "stopped" } });
+      },
+      { timeout: 20_000, interval: 50 },
+    );
+    expect((await ask(made, { max_tokens: 100 })).x_nearfar.route).toBe("cloud");
+  });
+
+  test("adds no listener for each token to a signal that lives long", async () => {
+    const { signal } = new AbortController();
+    const added = vi.spyOn(signal, "addEventListener");
+    for await (const _ of await unread(client({ policy }), signal));
+    expect(added).toHaveBeenCalledOnce();
+  });
+});
+
+test("another policy brings its own retry budget and breakers", async () => {
+  difficulty = 0.9;
+  cloud.refusals = { status: 500, count: 1000 };
+  const breaker = { failures: 1000 };
+  const made = client({ policy: { retry: { ...CHANCES.retry, burst: 0, ratio: 0 }, breaker } });
+  await ask(made);
+  expect(cloud.requests).toHaveLength(1);
+  made.setPolicy({ ...QUICK, retry: { ...CHANCES.retry, burst: 2, ratio: 0 }, breaker });
+  await ask(made);
+  expect(cloud.requests).toHaveLength(1 + 3);
+  device.failAfter = 0;
+  made.setPolicy({
+    ...QUICK,
+    mode: "prefer_device",
+    device_breaker: { failures: 1, seconds: 60 },
+    retry: { attempts: 0 },
+  });
+  await expect(ask(made)).rejects.toMatchObject({ name: "CloudError" });
+  device.failAfter = Number.POSITIVE_INFINITY;
+  expect((await ask(made).catch(() => null))?.x_nearfar.route ?? "cloud").toBe("cloud");
+  made.setPolicy({ ...QUICK, mode: "prefer_device", device_breaker: { failures: 2, seconds: 60 } });
+  expect((await ask(made)).x_nearfar.path).toEqual(["device"]);
 });
 
 describe("the cloud fails", () => {

@@ -34,7 +34,7 @@ describe("server-sent events", () => {
   test("leaving the loop cancels the body", async () => {
     const cancel = vi.fn();
     const body = new ReadableStream<Uint8Array>({
-      pull: (controller) => controller.enqueue(new TextEncoder().encode("data: 1\n")),
+      pull: (controller) => controller.enqueue(new TextEncoder().encode("data: 1\n\n")),
       cancel,
     });
     for await (const value of events(body)) if (value === 1) break;
@@ -144,6 +144,7 @@ test("for every random state the decision obeys the hard rules", () => {
       battery: pick(null, random()),
       charging: pick(null, true, false),
       power_saver: pick(null, true),
+      here: pick(true, true, false),
     };
     const cloud = {
       available: pick(true, true, false),

@@ -169,3 +169,11 @@ describe.each(Object.keys(MACHINES))("%s", (file) => {
 test("the policy's defaults are Python's", () => {
   expect(parsePolicy()).toEqual(JSON.parse(readFileSync(new URL("policy.json", VECTORS), "utf8")));
 });
+
+test.each(
+  read<{ policy: PolicyOptions; param: string }>("policy_refused").map(
+    (item) => [JSON.stringify(item.policy), item] as const,
+  ),
+)("%s is refused by name", (_, { policy, param }) => {
+  expect(() => parsePolicy(policy)).toThrow(expect.objectContaining({ name: "RequestError", param }));
+});

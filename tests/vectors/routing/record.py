@@ -11,7 +11,9 @@ from dataclasses import asdict
 from typing import Any
 
 from nearfar.routing.policy import Policy
+from tests.support.handover_vectors import replay
 from tests.support.routing_vectors import MACHINES, VECTORS, decision
+from tests.vectors.routing.handover_scripts import SCRIPTS
 from tests.vectors.routing.scenarios import DECISIONS, machines, random_case
 
 RANDOM_CASES = 150
@@ -44,6 +46,18 @@ def record_machine(name: str, scenarios: list[dict[str, Any]]) -> None:
     write(name, items)
 
 
+def record_handover(name: str, scripts: list[dict[str, Any]]) -> None:
+    """One event a line, with its actions."""
+    items = []
+    for script in scripts:
+        actions, outcome = replay(script)
+        steps = [f"  {line([event, done])}" for event, done in zip(script["events"], actions, strict=True)]
+        head = f'{{"name": {line(script["name"])}, "begin": {line(script["begin"])}, "rules": {line(script["rules"])}, "steps": ['
+        items.append(head + "\n" + ",\n".join(steps) + f'\n], "outcome": {line(outcome)}}}')
+    (VECTORS / "handover").mkdir(exist_ok=True)
+    write(f"handover/{name}", items)
+
+
 if __name__ == "__main__":
     (VECTORS / "policy.json").write_text(json.dumps(asdict(Policy()), indent=2) + "\n", encoding="utf-8")
     record_decisions("decision", DECISIONS)
@@ -51,3 +65,5 @@ if __name__ == "__main__":
     record_decisions("decision_random", [random_case(number, rng) for number in range(RANDOM_CASES)])
     for machine, scenarios in machines().items():
         record_machine(machine, scenarios)
+    for name, scripts in SCRIPTS.items():
+        record_handover(name, scripts)

@@ -15,6 +15,7 @@ REQUEST: Json = {
 DEVICE: Json = {
     "available": True, "why": None, "context": 2048, "free_kv_tokens": 2048, "features": ["logprobs"], "prefill_tps": 400.0,
     "decode_tps": 40.0, "queue_seconds": 0, "battery": None, "charging": None, "power_saver": None,
+    "here": True,
 }  # fmt: skip
 CLOUD: Json = {
     "available": True, "why": None, "breaker": "closed", "retry_after": 0, "context": 32768, "features": ALL,
@@ -93,6 +94,8 @@ DECISIONS = [
     _case("private, hard", {"private": True, "difficulty": 0.9}),
     _case("private, too long", {"private": True, "prompt_tokens": 4000}),
     _case("private beats cloud_only", {"private": True, "mode": "cloud_only"}),
+    _case("private, and the device is a relay", {"private": True}, {"here": False}),
+    _case("a relay takes what is not private", device={"here": False}),
     _case("private, device lost", {"private": True}, {"available": False, "why": "device lost"}),
     _case("device_only", {"difficulty": 0.9}, policy={"mode": "device_only"}),
     _case("device_only of the request", {"difficulty": 0.9, "mode": "device_only"}, policy={"mode": "cloud_only"}),
@@ -133,7 +136,7 @@ def random_case(number: int, rng: random.Random) -> Json:
                              "cached_cloud": rng.randrange(2000), "spent": rng.randrange(5000)},
         },
         "device": {
-            "available": rng.random() < 0.9, "why": maybe("lost"), "context": rng.choice([512, 2048, 4096]),
+            "available": rng.random() < 0.9, "why": maybe("lost"), "here": rng.random() < 0.9, "context": rng.choice([512, 2048, 4096]),
             "free_kv_tokens": rng.randrange(4096), "features": features(0.7), "prefill_tps": maybe(figure(2000)),
             "decode_tps": maybe(figure(100)), "queue_seconds": figure(2), "battery": maybe(figure(1)),
             "charging": maybe(rng.random() < 0.5), "power_saver": maybe(rng.random() < 0.2),

@@ -1,12 +1,9 @@
-/**
- * One answer on its way: through the side that was chosen, and the other where that one fails or loses its thread. What the
- * caller has is never taken back and never given again.
- */
+/** One answer on its way: drives the hand-over table through the sides, and shows what it says. */
 
-import { CloudError, DeviceError, throwIfAborted } from "../errors.js";
+import { abortError, CloudError, DeviceError, RequestError, throwIfAborted } from "../errors.js";
 import { failureOf, isRequestError } from "./device.js";
-import { firstUseful } from "./hedge.js";
-import { ends, isUseful, type Leg, type Piece, tokensIn, tokensOf } from "./leg.js";
+import { type Action, begin, type HandoverEvent, type Rules, rulesOf, running, type State, step } from "./handover.js";
+import { isUseful, type Leg, type Piece, tokensIn, tokensOf } from "./leg.js";
 import {
   type Chunk,
   type ChunkChoice,
@@ -17,19 +14,18 @@ import {
   type RouteInfo,
   type Usage,
 } from "./openai.js";
+import { withoutQuotes } from "./privacy.js";
+import { isPlain } from "./request.js";
 import { backoff } from "./retry.js";
-import type { Plan, Router, Ticket } from "./router.js";
-import { type Reason, reason, type Side } from "./types.js";
+import type { Plan, Router, Settled, Ticket } from "./router.js";
+import type { Side } from "./types.js";
 import { pause } from "./wait.js";
 import { Watch } from "./watch.js";
 
-/** What no second try changes. */
-const FINAL = ["401", "403", "404", "shape"];
-
-/** One side's part, as it is accounted for. */
-interface Attempt {
+/** One side's part, as it is accounted for. `task`: its next event, where it is awaited beside others. */
+interface Attempt extends Leg {
   readonly ticket: Ticket;
-  readonly leg: Leg;
+  readonly watch: Watch | null;
   /** Tokens of the answer before this part, and in it. */
   readonly before: number;
   count: number;
@@ -37,6 +33,12 @@ interface Attempt {
   readonly asked: number;
   first: number;
   last: number;
+  task: Promise<Happened> | null;
+}
+
+interface Happened {
+  readonly event: HandoverEvent;
+  readonly piece: Piece | null;
 }
 
 export class Answer {
@@ -44,21 +46,22 @@ export class Answer {
   readonly #controller = new AbortController();
   readonly #head: Pick<Chunk, "id" | "object" | "created" | "model">;
   readonly #started = performance.now();
-  readonly #attempts: Attempt[] = [];
-  readonly #path: Side[] = [];
-  readonly #reasons: Reason[];
-  readonly #failures: Record<Side, number> = { device: 0, cloud: 0 };
-  #degraded: boolean;
+  readonly #rules: Rules;
+  #state: State;
+  readonly #attempts = new Map<Side, Attempt>();
+  #ticket: Ticket;
+  #held: Piece[] = [];
+  #error: Error | null = null;
   /** Text and tokens that the caller has. */
   #text = "";
   #count = 0;
-  #plain: boolean;
-  #finish: FinishReason | null = null;
+  /** Attempts that gave something, and what the last one says that it used. */
+  #parts = 0;
+  #usage: Usage | null = null;
   #spent = 0;
-  #escalated = false;
   #watch: Watch | null = null;
-  #hasLogprobs = true;
   #first: number | null = null;
+  #ended = false;
 
   constructor(
     private readonly router: Router,
@@ -66,40 +69,48 @@ export class Answer {
     private readonly plan: Plan,
   ) {
     const { max_completion_tokens: _, ...rest } = request;
+    const { decision, policy, ticket } = plan;
+    const { max_tokens } = plan.request;
     // The limit that the decision counted on.
-    this.#request = { ...rest, max_tokens: plan.request.max_tokens };
-    this.#reasons = [...plan.decision.reasons];
-    this.#degraded = plan.decision.degraded;
-    this.#plain = !request.tools?.length && (request.response_format?.type ?? "text") === "text";
+    this.#request = { ...rest, max_tokens };
+    this.#ticket = ticket;
+    const streamed = request.stream ?? false;
+    const answer = { max_tokens, plain: isPlain(request), private: plan.request.private, streamed };
+    this.#rules = rulesOf(policy, decision, answer);
+    this.#state = begin(this.#rules, ticket.side, decision.reasons, decision.degraded);
     const created = Math.floor(Date.now() / 1000);
     this.#head = { id: `chatcmpl-${plan.id}`, object: "chat.completion.chunk", created, model: "" };
     const { signal } = request;
-    const abort = (): void => this.#controller.abort();
+    const abort = (): void => this.abort();
     if (signal?.aborted) abort();
     else signal?.addEventListener("abort", abort, { once: true, signal: this.#controller.signal });
+  }
+
+  /** Ends the answer, whether somebody reads it or not: what it held is given back at once. */
+  abort(): void {
+    this.#end(abortError());
   }
 
   /** Where the answer comes from, as far as it is known; whole with its last chunk. */
   get info(): RouteInfo {
     const { decision, would, id } = this.plan;
+    const { path, reasons, degraded } = this.#state;
     return {
       decision_id: id,
-      route: this.#path.at(-1) ?? decision.route ?? "device",
-      path: [...this.#path],
-      reasons: [...this.#reasons],
-      degraded: this.#degraded,
+      route: path.at(-1) ?? decision.route ?? "device",
+      path,
+      reasons,
+      degraded,
       predicted: decision.predicted,
       spent: this.#spent,
-      saved: this.#path.length > 0 ? Math.max(this.router.price(this.plan, this.usage) - this.#spent, 0) : 0,
+      saved: path.length > 0 ? Math.max(this.router.price(this.plan, this.usage) - this.#spent, 0) : 0,
       would_route: would?.route ?? null,
     };
   }
 
   /** Tokens of the whole answer, wherever its parts came from. */
   get usage(): Usage {
-    const parts = this.#attempts.filter(({ count }) => count > 0);
-    const { usage = null } = (parts.length === 1 && parts[0]) || {};
-    if (usage) return usage;
+    if (this.#usage && this.#parts === 1) return this.#usage;
     const { prompt_tokens } = this.plan.request;
     return { prompt_tokens, completion_tokens: this.#count, total_tokens: prompt_tokens + this.#count };
   }
@@ -108,14 +119,25 @@ export class Answer {
   async *chunks(): AsyncGenerator<Chunk> {
     let failure: unknown = null;
     try {
-      throwIfAborted(this.#controller.signal);
-      let leg: Attempt | null = await this.#begin();
-      while (leg) {
-        const next: Ticket | null = yield* this.#follow(leg);
-        leg = next && this.#open(next);
+      throwIfAborted(this.#signal);
+      let happened: Happened = { event: { on: "start" }, piece: null };
+      while (this.#state.phase !== "over") {
+        const events = [happened.event];
+        for (let event = events.shift(); event; event = events.shift()) {
+          const [state, actions] = step(this.#rules, this.#state, event);
+          this.#state = state;
+          for (const action of actions) {
+            for (const shown of this.#showing(action, happened.piece)) yield* this.#emit(shown);
+            const answer = await this.#done(action, happened.piece);
+            if (answer) events.push({ on: answer });
+          }
+        }
+        if (this.#over) break;
+        happened = await this.#next();
       }
-      const end = { index: 0, delta: {}, finish_reason: this.#finish ?? "stop", logprobs: null };
-      this.router.remember(this.plan, this.#path.at(-1) ?? "device", this.usage.total_tokens);
+      const { finish, path } = this.#state;
+      const end = { index: 0, delta: {}, finish_reason: (finish ?? "stop") as FinishReason, logprobs: null };
+      this.router.remember(this.plan, path.at(-1) ?? "device", this.usage.total_tokens, this.#text);
       yield { ...this.#head, choices: [end], x_nearfar: this.info };
       if (this.#request.stream_options?.include_usage)
         yield { ...this.#head, choices: [], usage: this.usage, x_nearfar: this.info };
@@ -123,194 +145,202 @@ export class Answer {
       failure = error;
       throw error;
     } finally {
-      this.#controller.abort();
-      for (const attempt of this.#attempts) this.#leave(attempt, "left");
-      this.router.leave(this.plan.ticket, this.plan, "left", null);
-      this.#record(failure);
+      this.#end(failure);
     }
-  }
-
-  #open(ticket: Ticket): Attempt {
-    const { side } = ticket;
-    const request = continued(this.#request, this.#text, this.#count);
-    const watch =
-      side === "device" && this.#mayEscalate ? new Watch(this.plan.policy.monitor, this.#hasLogprobs) : null;
-    this.#watch = watch ?? this.#watch;
-    const leg = this.router.open(ticket, watch?.request(request) ?? request, this.plan, this.#signal);
-    const times = { asked: performance.now(), first: 0, last: 0 };
-    const attempt = { ticket, leg, before: this.#count, count: 0, usage: null, ...times };
-    this.#attempts.push(attempt);
-    return attempt;
-  }
-
-  async #begin(): Promise<Attempt> {
-    const { decision, policy, ticket } = this.plan;
-    const first = this.#open(ticket);
-    const { hedge_seconds, shadow } = policy;
-    const other = decision.fallback;
-    if (hedge_seconds === null || other === null || shadow !== null) return first;
-    let second: Attempt | null = null;
-    const start = (): Leg | null => {
-      const admitted = this.router.admit(this.plan, other, false);
-      if (!admitted) return null;
-      this.#reasons.push(reason("hedged", other, hedge_seconds));
-      second = this.#open(admitted);
-      return second.leg;
-    };
-    const leg = await firstUseful(first.leg, start, hedge_seconds, this.#signal);
-    // Narrowing does not see the assignment in `start`.
-    const winner = leg.side === other ? ((second as Attempt | null) ?? first) : first;
-    for (const attempt of this.#attempts) if (attempt !== winner) this.#leave(attempt, "left");
-    const hedged = { ...winner, leg };
-    this.#attempts[this.#attempts.indexOf(winner)] = hedged;
-    return hedged;
   }
 
   get #signal(): AbortSignal {
     return this.#controller.signal;
   }
 
-  /** Passes a side's pieces on. Gives the ticket of the side that goes on, or null when the answer is complete. */
-  async *#follow(attempt: Attempt): AsyncGenerator<Chunk, Ticket | null> {
-    const { leg } = attempt;
-    const restarts = this.plan.policy.escalation === "restart";
-    let hold = this.#hold;
-    const held: Piece[] = [];
-    let seen = 0;
-    try {
-      for await (const piece of leg.pieces) {
-        this.#measure(attempt, piece);
-        const low = leg.side === "device" ? (this.#watch?.push(piece) ?? null) : null;
-        if (low) {
-          this.#reasons.push(low);
-          if (this.#watch) this.#watch.on = false;
-          this.#escalated = true;
-          hold = 0;
-          const replaced = restarts && this.#count === 0;
-          if (!replaced) for (const shown of held.splice(0)) yield* this.#emit(leg.side, shown);
-          const ticket = this.#admit("cloud");
-          if (ticket) {
-            this.#leave(attempt, "left");
-            return ticket;
-          }
-          // The cloud was wanted.
-          this.#degraded = true;
-        }
-        seen += tokensIn(piece);
-        held.push(piece);
-        if (seen < hold && !ends(piece)) continue;
-        for (const shown of held.splice(0)) yield* this.#emit(leg.side, shown);
-      }
-      this.#leave(attempt, "ok");
-      return null;
-    } catch (error) {
-      throwIfAborted(this.#signal);
-      this.#leave(attempt, error instanceof Error ? error : new Error(String(error)));
-      return await this.#after(attempt.ticket.side, error);
-    } finally {
-      leg.abort();
-    }
+  get #over(): boolean {
+    return this.#state.phase === "over";
   }
 
-  /** Who goes on after a side failed. What the device refuses the cloud may take, if nothing is shown yet. */
-  async #after(side: Side, error: unknown): Promise<Ticket | null> {
-    if (this.#finish !== null) return null;
-    if (this.#count >= this.plan.request.max_tokens) {
-      this.#finish = "length";
-      return null;
-    }
-    if (isRequestError(error)) return this.#afterRefusal(side, error as Error);
-    if (!(error instanceof CloudError || error instanceof DeviceError)) throw error;
-    this.#failures[side] += 1;
-    this.#reasons.push(
-      reason(this.#count > 0 ? "cut" : "failed", side, error instanceof CloudError ? error.reason : failureOf(error)),
-    );
-    for (const next of this.#order(side)) {
-      if (next === side && !(await this.#mayRetry(error))) continue;
-      const ticket = this.#admit(next);
-      if (!ticket) continue;
-      this.#degraded ||= side === "cloud" && next === "device";
-      return ticket;
-    }
-    throw error;
+  // What the table says is done.
+
+  #showing(action: Action, piece: Piece | null): readonly Piece[] {
+    if (action.do !== "show" && action.do !== "show_held") return [];
+    const held = this.#held;
+    this.#held = [];
+    return action.do === "show" && piece ? [...held, piece] : held;
   }
 
-  #afterRefusal(side: Side, error: Error): Ticket {
-    if (side === "cloud" || this.#count > 0) throw error;
-    // An artifact without logprobs: the monitor wanted them, not the caller.
-    const unwatched =
-      (error as { param?: unknown }).param === "logprobs" && !this.#request.logprobs && this.#hasLogprobs;
-    this.#hasLogprobs &&= !unwatched;
-    const ticket = this.#admit(unwatched ? "device" : "cloud");
-    if (!ticket) throw error;
-    if (!unwatched) this.#reasons.push(reason("refused", "device", error.message));
-    return ticket;
+  /** Does what is no showing. Asking the router gives an event. */
+  async #done(action: Action, piece: Piece | null): Promise<"admitted" | "barred" | null> {
+    throwIfAborted(this.#signal);
+    if (action.do === "hold" && piece) this.#held.push(piece);
+    else if (action.do === "drop") this.#held = [];
+    else if (action.do === "open") this.#open(this.#ticket);
+    else if (action.do === "settle") {
+      const attempt = this.#attempts.get(action.side);
+      if (attempt) this.#settle(attempt, action.as === "failed" ? (this.#error ?? "left") : action.as);
+    } else if (action.do === "retry" && !(await this.#waited())) return "barred";
+    else if (action.do === "admit" || action.do === "retry") return this.#admit(action.side) ? "admitted" : "barred";
+    else if (action.do === "fail") throw this.#givenUp();
+    return null;
   }
 
-  /** Who is asked next, in order. A device that failed is not asked again, a cloud that failed only as a retry. */
-  #order(failed: Side): Side[] {
-    if (failed === "device") return this.#failures.cloud > 0 ? [] : ["cloud"];
-    const { after_cut, retry } = this.plan.policy;
-    const again = this.#count > 0 ? after_cut === "cloud" : this.#failures.cloud <= retry.before_fallback;
-    const device: Side[] = this.#failures.device > 0 ? [] : ["device"];
-    return again ? ["cloud", ...device] : [...device, "cloud"];
+  #open(ticket: Ticket): void {
+    const { side } = ticket;
+    const request = continued(this.#request, this.#text, this.#count);
+    const watched = side === "device" && this.#rules.watched && !this.#state.escalated;
+    const watch = watched ? new Watch(this.plan.policy.monitor, this.#state.logprobs) : null;
+    this.#watch = watch ?? this.#watch;
+    const leg = this.router.open(ticket, watch?.request(request) ?? request, this.plan, this.#signal);
+    const account = { before: this.#count, count: 0, usage: null, asked: performance.now(), first: 0, last: 0 };
+    this.#attempts.set(side, { ...leg, ...account, ticket, watch, task: null });
+  }
+
+  /** Settles a part once, and learns from it. It is charged for if it gave something, or may have begun to. */
+  #settle(attempt: Attempt, outcome: Settled): void {
+    const { ticket, before, count, usage, asked, first, last } = attempt;
+    this.#attempts.delete(ticket.side);
+    attempt.abort();
+    attempt.pieces.return(undefined).catch(() => undefined);
+    const prompt = usage?.prompt_tokens ?? this.plan.request.prompt_tokens + before;
+    const used = usage ?? { prompt_tokens: prompt, completion_tokens: count, total_tokens: prompt + count };
+    // Where the caller left, the prompt may have been computed.
+    const charged = usage || count > 0 || outcome === "left";
+    this.#spent += this.router.leave(ticket, this.plan, outcome, charged ? used : null);
+    if (outcome === "ok" && first > 0) this.#learn(ticket.side, prompt, attempt, { asked, first, last });
+  }
+
+  #learn(
+    side: Side,
+    prompt: number,
+    { count, usage }: Attempt,
+    times: Pick<Attempt, "asked" | "first" | "last">,
+  ): void {
+    const { speeds, warm } = this.router;
+    const { asked, first, last } = times;
+    const fresh = prompt - (usage?.prompt_tokens_details?.cached_tokens ?? 0);
+    if (side === "cloud") speeds.cloud.firstToken((first - asked) / 1000, fresh);
+    else if (warm) speeds.device.prefill(fresh, (first - asked) / 1000);
+    if (side === "cloud" || warm) speeds[side].decode(count - 1, (last - first) / 1000);
+    this.router.warm ||= side === "device";
   }
 
   /** Waits for a retry, if the policy and the budget have one left. */
-  async #mayRetry(error: Error): Promise<boolean> {
-    if (!(error instanceof CloudError) || FINAL.includes(error.reason)) return false;
+  async #waited(): Promise<boolean> {
     const random = (this.router.options.random ?? Math.random)();
-    const wait = backoff(this.#failures.cloud - 1, random, error.retryAfter, this.plan.policy.retry);
+    const retryAfter = this.#error instanceof CloudError ? this.#error.retryAfter : null;
+    const wait = backoff(this.#state.cloud_failures - 1, random, retryAfter, this.plan.policy.retry);
     if (wait === null || !this.router.retries.withdraw()) return false;
     await pause(wait, this.#signal);
     return true;
   }
 
-  /** Lets a side take over, if the answer can go on there at all. */
-  #admit(side: Side): Ticket | null {
-    if (this.#count > 0 && !this.#plain) return null;
-    return this.router.admit(this.plan, side, this.#text !== "");
+  #admit(side: Side): boolean {
+    throwIfAborted(this.#signal);
+    const ticket = this.router.admit(this.plan, side, this.#text !== "");
+    if (ticket) this.#ticket = ticket;
+    return ticket !== null;
   }
 
-  // What the device's monitor does.
-
-  get #mayEscalate(): boolean {
-    const { decision, policy } = this.plan;
-    const wanted = policy.escalation !== "off" && policy.shadow === null;
-    return wanted && !this.#escalated && decision.fallback === "cloud";
+  /** The last error; without its message where that quotes the prompt. */
+  #givenUp(): Error {
+    const error = this.#error ?? new DeviceError("The answer ended before it was whole.");
+    const said = withoutQuotes(error.message, this.plan.messages);
+    if (said === error.message) return error;
+    if (error instanceof CloudError) return new CloudError(said, error.reason, { retryAfter: error.retryAfter });
+    if (isRequestError(error)) return new RequestError(said, (error as { param?: string | null }).param ?? null);
+    return new DeviceError(said);
   }
 
-  /** Tokens of a watched answer that are held back at its beginning, while it can be restarted unseen. */
-  get #hold(): number {
-    const { escalation, hold_tokens } = this.plan.policy;
-    if (!this.#watch?.on) return 0;
-    // A whole answer is shown at its end only, so all of it can be replaced.
-    return escalation === "restart" && !this.#request.stream ? Number.POSITIVE_INFINITY : hold_tokens;
+  // What happens.
+
+  /** The next event: of the side that answers, or of the first of both, or that it is silent for too long. */
+  async #next(): Promise<Happened> {
+    throwIfAborted(this.#signal);
+    const { phase, side, raced, seen } = this.#state;
+    const attempts = running(this.#state).flatMap((name) => this.#attempts.get(name) ?? []);
+    const [only] = attempts;
+    const { hedge, hedge_seconds } = this.#rules;
+    const hedging = phase === "answering" && hedge !== null && hedge !== side && !raced && seen === 0;
+    if (attempts.length === 1 && only && !only.task && !hedging) return await this.#of(only);
+    const racing: Promise<Attempt | null>[] = attempts.map(async (attempt) => {
+      attempt.task ??= this.#of(attempt);
+      await attempt.task;
+      return attempt;
+    });
+    for (const runner of racing) runner.catch(() => undefined);
+    const waiting = new AbortController();
+    if (hedging) racing.push(pause(hedge_seconds ?? 0, waiting.signal).then(() => null));
+    for (const runner of racing) runner.catch(() => undefined);
+    try {
+      const first = await Promise.race(racing);
+      if (!first?.task) return { event: { on: "silent" }, piece: null };
+      const happened = await first.task;
+      first.task = null;
+      return happened;
+    } finally {
+      waiting.abort();
+    }
+  }
+
+  /** What a side does next: a piece with something of the answer, or its end. */
+  async #of(attempt: Attempt): Promise<Happened> {
+    const { side } = attempt;
+    try {
+      for (;;) {
+        const { done, value: piece } = await attempt.pieces.next();
+        throwIfAborted(this.#signal);
+        if (done) return { event: { on: "ended", side }, piece: null };
+        const tokens = this.#measure(attempt, piece);
+        const [choice] = piece.choices;
+        if (!choice || !isUseful(choice)) continue;
+        const low = attempt.watch && !this.#state.escalated ? attempt.watch.push(piece) : null;
+        const plain = !choice.delta.tool_calls && !choice.delta.reasoning_content;
+        return { event: { on: "piece", side, tokens, plain, finish: choice.finish_reason ?? null, low }, piece };
+      }
+    } catch (error) {
+      throwIfAborted(this.#signal);
+      return { event: this.#fault(side, error, attempt.watch !== null), piece: null };
+    }
+  }
+
+  #fault(side: Side, error: unknown, watched: boolean): HandoverEvent {
+    if (isRequestError(error)) {
+      this.#error = error as Error;
+      const param = String((error as { param?: unknown }).param);
+      const known = Object.hasOwn(this.#request, param);
+      // An artifact without logprobs: the monitor wanted them, not the caller.
+      const unwatched = watched && param === "logprobs" && !this.#request.logprobs;
+      return { on: "refused", side, code: known ? param : null, unwatched };
+    }
+    if (!(error instanceof CloudError || error instanceof DeviceError)) throw error;
+    this.#error = error;
+    return { on: "failed", side, code: error instanceof CloudError ? error.reason : failureOf(error) };
+  }
+
+  #measure(attempt: Attempt, piece: Piece): number {
+    attempt.usage = piece.usage ?? attempt.usage;
+    this.#usage = piece.usage ?? this.#usage;
+    const tokens = tokensIn(piece);
+    if (tokens === 0) return 0;
+    if (attempt.count === 0) this.#parts += 1;
+    attempt.count += tokens;
+    attempt.last = performance.now();
+    attempt.first ||= attempt.last;
+    return tokens;
   }
 
   // What is shown and noted on the way.
 
-  *#emit(side: Side, { choices, model }: Piece): Generator<Chunk> {
+  *#emit({ choices, model }: Piece): Generator<Chunk> {
     const [choice] = choices;
-    if (!choice || this.#finish !== null) return;
-    this.#finish = choice.finish_reason ?? null;
+    if (!choice) return;
     const logprobs = this.#asked(choice.logprobs ?? null);
     const { role: _, ...delta } = choice.delta;
-    if (this.#path.length === 0 && (isUseful(choice) || logprobs?.content?.length)) {
-      this.#path.push(side);
+    if (this.#first === null) {
+      this.#first = performance.now();
       this.#head.model = model;
       yield this.#chunk({ delta: { role: "assistant", content: "" } }, this.info);
     }
-    if (!isUseful({ ...choice, finish_reason: null }) && !logprobs?.content?.length) {
-      this.#count += tokensOf(choice);
-      return;
-    }
-    if (this.#path.at(-1) !== side) this.#path.push(side);
-    this.#first ??= performance.now();
     this.#text += delta.content ?? "";
     this.#count += tokensOf(choice);
-    this.#plain &&= !delta.tool_calls && !delta.reasoning_content;
-    yield this.#chunk({ delta, logprobs });
+    if (isUseful({ ...choice, logprobs, finish_reason: null })) yield this.#chunk({ delta, logprobs });
   }
 
   /** The logprobs that the caller asked for; the monitor may have had more. */
@@ -326,74 +356,23 @@ export class Answer {
     return { ...this.#head, choices, ...(info && { x_nearfar: info }) };
   }
 
-  #measure(attempt: Attempt, piece: Piece): void {
-    attempt.usage = piece.usage ?? attempt.usage;
-    const tokens = tokensIn(piece);
-    if (tokens === 0) return;
-    attempt.count += tokens;
-    attempt.last = performance.now();
-    attempt.first ||= attempt.last;
-  }
-
-  /** Settles an attempt once, and learns from it. One that failed before it gave anything is not charged for. */
-  #leave(attempt: Attempt, outcome: "ok" | "left" | Error): void {
-    const { ticket, before, count, usage, asked, first, last } = attempt;
-    if (ticket.ended) return;
-    attempt.leg.abort();
-    const prompt = usage?.prompt_tokens ?? this.plan.request.prompt_tokens + before;
-    const used = usage ?? { prompt_tokens: prompt, completion_tokens: count, total_tokens: prompt + count };
-    // Where the caller left, the prompt may have been computed.
-    const charged = usage || count > 0 || outcome === "left";
-    this.#spent += this.router.leave(ticket, this.plan, outcome, charged ? used : null);
-    if (outcome !== "ok" || first === 0) return;
-    const { speeds, warm } = this.router;
-    const fresh = prompt - (usage?.prompt_tokens_details?.cached_tokens ?? 0);
-    if (ticket.side === "cloud") speeds.cloud.firstToken((first - asked) / 1000, fresh);
-    else if (warm) speeds.device.prefill(fresh, (first - asked) / 1000);
-    if (ticket.side === "cloud" || warm) speeds[ticket.side].decode(count - 1, (last - first) / 1000);
-    this.router.warm ||= ticket.side === "device";
-  }
-
-  #record(failure: unknown): void {
-    const { id, request, device, cloud, policy, decision, would } = this.plan;
-    const left = this.#finish === null && (failure === null || isAbort(failure));
-    const { spent, saved, path, degraded, reasons, route } = this.info;
-    const { prompt_tokens, completion_tokens } = this.usage;
-    this.router.records.add({
-      id,
-      time: new Date(this.#head.created * 1000).toISOString(),
-      request,
-      device,
-      cloud,
-      policy: { mode: policy.mode, difficulty_threshold: policy.difficulty_threshold },
-      decision,
-      would,
-      outcome: {
-        route: path.length > 0 ? route : null,
-        path,
-        degraded,
-        reasons,
-        ttft: this.#first && (this.#first - this.#started) / 1000,
-        seconds: (performance.now() - this.#started) / 1000,
-        prompt_tokens,
-        completion_tokens,
-        spent,
-        saved,
-        finish: this.#finish,
-        lowest_logprob: this.#watch?.monitor.lowestLogprob ?? null,
-        highest_entropy: this.#watch?.monitor.highestEntropy ?? null,
-        error: left ? "stopped" : failure === null ? null : nameOf(failure),
-      },
-      ...(policy.record_text && !request.private && { text: { messages: this.#request.messages, answer: this.#text } }),
+  /** Once: ends both sides, gives back what is still held, writes the decision record. */
+  #end(failure: unknown): void {
+    if (this.#ended) return;
+    this.#ended = true;
+    for (const attempt of [...this.#attempts.values()]) this.#settle(attempt, "left");
+    this.router.leave(this.plan.ticket, this.plan, "left", null);
+    this.router.leave(this.#ticket, this.plan, "left", null);
+    this.#controller.abort();
+    this.router.record(this.plan, this.#head.created, {
+      info: this.info,
+      usage: this.usage,
+      ttft: this.#first && (this.#first - this.#started) / 1000,
+      seconds: (performance.now() - this.#started) / 1000,
+      finish: this.#state.finish,
+      monitor: this.#watch?.monitor ?? null,
+      text: this.#text,
+      failure,
     });
   }
-}
-
-function isAbort(error: unknown): boolean {
-  return error instanceof DOMException && error.name === "AbortError";
-}
-
-/** The kind of an error, for records: its message may quote the prompt. */
-function nameOf(error: unknown): string {
-  return error instanceof Error ? error.name : "unknown";
 }

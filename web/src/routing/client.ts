@@ -7,6 +7,7 @@ import type { DeviceEngine } from "./device.js";
 import type { Chunk, Completion, HybridRequest } from "./openai.js";
 import type { Policy, PolicyOptions } from "./policy.js";
 import type { DecisionRecord } from "./records.js";
+import { hintsOf } from "./request.js";
 import { type HybridOptions, Router } from "./router.js";
 import type { Scorer } from "./scorer.js";
 
@@ -72,15 +73,22 @@ export class HybridCompletions {
   create(request: HybridRequest & { stream?: false | null }): Promise<Completion>;
   create(request: HybridRequest): Promise<AsyncIterable<Chunk> | Completion>;
   async create(request: HybridRequest): Promise<AsyncIterable<Chunk> | Completion> {
-    const plan = await this.router.plan(request);
-    const answer = new Answer(this.router, request, plan);
+    const asked = hintsOf(request);
+    const plan = await this.router.plan(asked);
+    const answer = new Answer(this.router, asked.request, plan);
     if (!request.stream) return assemble(answer);
     const chunks = answer.chunks();
     // The first chunk here, so that a request that cannot be answered rejects `create` and not the loop over its chunks.
     const first = await chunks.next();
-    return first.done ? chunks : preceded(first.value, chunks);
+    if (first.done) return chunks;
+    const stream = preceded(first.value, chunks);
+    UNREAD.register(stream, answer);
+    return stream;
   }
 }
+
+/** Answers whose stream nobody holds any more, so that nobody can end it: what they reserved is given back. */
+const UNREAD = new FinalizationRegistry<Answer>((answer) => answer.abort());
 
 async function* preceded(first: Chunk, rest: AsyncGenerator<Chunk>): AsyncGenerator<Chunk> {
   try {

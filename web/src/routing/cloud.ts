@@ -1,10 +1,11 @@
 /** The cloud: any server with OpenAI's interface. */
 
 import { CloudError, RequestError, throwIfAborted } from "../errors.js";
-import { ends, isUseful, type Piece, pieceOf } from "./leg.js";
-import type { Chunk, HybridRequest } from "./openai.js";
+import { pieceIn } from "./chunks.js";
+import { ends, isUseful, type Piece } from "./leg.js";
+import type { HybridRequest } from "./openai.js";
 import type { Timeouts } from "./policy.js";
-import { events } from "./sse.js";
+import { events, textOf } from "./sse.js";
 import type { Feature } from "./types.js";
 import { within } from "./wait.js";
 
@@ -74,10 +75,9 @@ export class Cloud {
    * ends early, or an AbortError.
    */
   async *stream(request: HybridRequest, signal: AbortSignal): AsyncGenerator<Piece> {
-    const { x_nearfar: _, signal: __, extra_body, ...fields } = request;
+    const { signal: _, ...fields } = request;
     const model = this.#model ?? fields.model ?? (await this.#firstModel(signal));
     const body = {
-      ...extra_body,
       ...fields,
       ...(fields.continue_final_message && { add_generation_prompt: false }),
       model,
@@ -98,10 +98,7 @@ export class Cloud {
         const late = (): Error => new CloudError(`The cloud sent nothing for ${limit} s.`, "timeout");
         const { done, value } = await within(records.next(), limit, late, signal);
         if (done) break;
-        const chunk = value as Chunk & { error?: { message?: string } };
-        if (chunk.error)
-          throw new CloudError(`The cloud broke off: ${chunk.error.message ?? "no reason given"}`, "error");
-        const piece = pieceOf({ ...chunk, choices: chunk.choices ?? [] });
+        const piece = pieceIn(value);
         complete ||= ends(piece);
         if (piece.choices.some(isUseful)) limit = this.timeouts.between;
         yield piece;
@@ -118,8 +115,7 @@ export class Cloud {
 
   async #firstModel(signal: AbortSignal): Promise<string> {
     const response = await this.#fetch("/models", signal);
-    const list = (await response.json().catch(() => null)) as { data?: { id?: unknown }[] } | null;
-    const id = list?.data?.[0]?.id;
+    const id = firstId(await textOf(response.body, 1 << 22).catch(() => ""));
     if (typeof id !== "string")
       throw new CloudError(`${this.#root}/models lists no model. Name one (model), or correct the address.`, "shape");
     this.#model = id;
@@ -165,13 +161,13 @@ export class Cloud {
 
 /** What an error response means: the request is wrong, or the cloud cannot answer it (now). */
 async function refusal(response: Response): Promise<Error> {
-  const text = await response.text().catch(() => "");
+  const text = await textOf(response.body).catch(() => "");
   let message = text.slice(0, 200) || response.statusText;
   let param: string | null = null;
   try {
-    const { error } = JSON.parse(text) as { error?: { message?: string; param?: string | null } };
-    message = error?.message ?? message;
-    param = error?.param ?? null;
+    const { error } = JSON.parse(text) as { error?: { message?: unknown; param?: unknown } };
+    if (typeof error?.message === "string") message = error.message.slice(0, 2000);
+    if (typeof error?.param === "string") param = error.param;
   } catch {
     // Not every server speaks JSON when it fails.
   }
@@ -189,6 +185,14 @@ export function retryAfter(header: string | null, now = Date.now()): number | nu
   if (Number.isFinite(seconds)) return Math.max(seconds, 0);
   const date = Date.parse(header);
   return Number.isNaN(date) ? null : Math.max((date - now) / 1000, 0);
+}
+
+function firstId(text: string): unknown {
+  try {
+    return (JSON.parse(text) as { data?: { id?: unknown }[] } | null)?.data?.[0]?.id;
+  } catch {
+    return null;
+  }
 }
 
 function said(error: unknown): string {

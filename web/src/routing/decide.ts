@@ -87,6 +87,7 @@ function prediction(ttft: number, request: RouteRequest, decodeTps: number | nul
 function deviceBlocks(request: RouteRequest, device: DeviceState, mode: Mode): Reason[] {
   const blocks = mode === "cloud_only" ? [reason("mode", "device", mode)] : [];
   if (!device.available) return [...blocks, reason("unavailable", "device", device.why)];
+  if (request.private && !device.here) blocks.push(reason("elsewhere", "device"));
   const needed = request.prompt_tokens + request.max_tokens;
   if (needed > device.context) blocks.push(reason("context", "device", needed, device.context));
   if (needed > device.free_kv_tokens) blocks.push(reason("kv_memory", "device", needed, device.free_kv_tokens));

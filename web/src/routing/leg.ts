@@ -22,7 +22,8 @@ export function pieceOf(chunk: Chunk): Piece {
 }
 
 /** Whether a choice has something of the answer, and not only its frame. */
-export function isUseful({ delta, finish_reason }: ChunkChoice): boolean {
+export function isUseful({ delta, finish_reason, logprobs }: ChunkChoice): boolean {
+  if (logprobs?.content?.length) return true;
   return !!finish_reason || hasText(delta.content) || hasText(delta.reasoning_content) || !!delta.tool_calls;
 }
 

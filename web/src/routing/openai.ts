@@ -1,13 +1,13 @@
 /** OpenAI's shapes as both sides share them: the engine's own, and what only a cloud can do. */
 
-import { RequestError } from "../errors.js";
 import type {
   ChatCompletionRequest,
   FinishReason as DeviceFinishReason,
   TokenLogprob as DeviceTokenLogprob,
   Usage as DeviceUsage,
 } from "../openai.js";
-import { type Feature, MODES, type Mode, type Prediction, type Reason, type Side } from "./types.js";
+import { limitOf } from "./request.js";
+import type { Mode, Prediction, Reason, Side } from "./types.js";
 
 export type ContentPart = { readonly type: string; readonly text?: string };
 
@@ -18,13 +18,15 @@ export interface Message {
   readonly name?: string;
   readonly tool_calls?: readonly unknown[];
   readonly tool_call_id?: string;
+  /** Of a message: only that it is private, which makes the request private. It is not sent. */
+  readonly x_nearfar?: Pick<RequestRouting, "private">;
 }
 
 /** What a single request decides for itself. */
 export interface RequestRouting {
   /** Instead of the policy's mode. */
   readonly mode?: Mode;
-  /** Never leaves the device, whatever fails. */
+  /** Never leaves the device, whatever fails; nor do later requests that carry its text or name its conversation. */
   readonly private?: boolean;
   /** Names the conversation, for budgets and warm caches. */
   readonly conversation?: string;
@@ -133,56 +135,10 @@ export interface Completion {
   x_nearfar: RouteInfo;
 }
 
-const HINTS = ["mode", "private", "conversation", "expected_tokens"];
-
-/** Refuses what the client does not do, and what it does not know: a misspelt `private` must not pass. */
-export function checked(request: HybridRequest): HybridRequest {
-  const own = request.x_nearfar ?? {};
-  const unknown = Object.keys(own).filter((name) => !HINTS.includes(name));
-  const wrong = (message: string, param = "x_nearfar"): never => {
-    throw new RequestError(message, param);
-  };
-  if (unknown.length > 0) wrong(`x_nearfar has no field ${unknown.join(", ")}`);
-  if (own.mode !== undefined && !MODES.includes(own.mode))
-    wrong(`x_nearfar.mode must be one of ${MODES.join(", ")}, not ${JSON.stringify(own.mode)}`);
-  if (own.private !== undefined && typeof own.private !== "boolean")
-    wrong(`x_nearfar.private must be true or false, not ${JSON.stringify(own.private)}`);
-  if (!Array.isArray(request.messages) || request.messages.length === 0)
-    wrong("messages must be a list of at least one { role, content }", "messages");
-  if (((request as { n?: number | null }).n ?? 1) !== 1)
-    wrong("n: the hybrid client gives one answer a request; ask several times", "n");
-  if (request.continue_final_message)
-    wrong("continue_final_message is the hybrid client's own means; ask a side directly", "continue_final_message");
-  return request;
-}
-
-/** What a request needs of a side. */
-export function featuresOf(request: HybridRequest): Feature[] {
-  const features: Feature[] = [];
-  if (request.tools?.length && request.tool_choice !== "none") features.push("tools");
-  const format = request.response_format?.type;
-  if (format === "json_schema" || format === "json_object") features.push(format);
-  else if (format === "grammar" || format === "regex") features.push("grammar");
-  if (request.messages.some(({ content }) => Array.isArray(content) && content.some(({ type }) => type !== "text")))
-    features.push("images");
-  if (request.logprobs) features.push("logprobs");
-  if (request.reasoning_effort) features.push("reasoning");
-  return features;
-}
-
 /** The text of a message; parts of other kinds are left out. */
 export function textOf({ content }: Message): string {
   if (typeof content === "string") return content;
   return (content ?? []).map(({ text }) => text ?? "").join("");
-}
-
-/** What a model that nobody asked yet makes of messages, in tokens: four letters each, and each message's frame. */
-export function estimateTokens(messages: readonly Message[]): number {
-  return messages.reduce((sum, message) => sum + Math.ceil(textOf(message).length / 4) + 4, 0);
-}
-
-export function limitOf(request: HybridRequest): number | null {
-  return request.max_completion_tokens ?? request.max_tokens ?? null;
 }
 
 /**

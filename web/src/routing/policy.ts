@@ -41,11 +41,15 @@ export interface CalibrationOptions {
   readonly floor: number;
 }
 
-/** Seconds to wait for the cloud: for a connection, the first token, the next token; and for the device's next token. */
+/**
+ * Seconds to wait for the cloud: for a connection, the first token, the next token; and for the device's first and next. The
+ * device's first token may take long: kernels may have to be compiled.
+ */
 export interface Timeouts {
   readonly connect: number;
   readonly first_token: number;
   readonly between: number;
+  readonly device_first_token: number;
   readonly device_between: number;
 }
 
@@ -94,7 +98,7 @@ export const DEFAULT_POLICY: Policy = {
   sticky_seconds: 1,
   target_share: null,
   default_max_tokens: 512,
-  escalation: "off",
+  escalation: "restart",
   hold_tokens: 0,
   after_cut: "device",
   hedge_seconds: null,
@@ -105,40 +109,73 @@ export const DEFAULT_POLICY: Policy = {
   device_breaker: { failures: 2, seconds: 30, max_seconds: 300 },
   retry: { attempts: 2, base: 0.25, cap: 4, max_wait: 5, ratio: 0.1, before_fallback: 0, burst: 5 },
   calibration: { rate: 0.1, floor: 0.002 },
-  timeouts: { connect: 5, first_token: 30, between: 30, device_between: 30 },
+  timeouts: { connect: 5, first_token: 30, between: 30, device_first_token: 120, device_between: 30 },
 };
 
-const SHARES = ["difficulty_threshold", "battery_floor", "target_share"] as const;
-const AMOUNTS = ["ttft", "completion", "budget_conversation", "budget_day", "sticky_seconds", "hold_tokens"] as const;
+const ONE_OF = {
+  mode: MODES,
+  budget_unit: ["tokens", "money"],
+  escalation: ["off", "continue", "restart"],
+  after_cut: ["device", "cloud"],
+  shadow: [null, "device", "cloud"],
+} as const;
+const SHARES = ["difficulty_threshold", "battery_floor", "target_share"];
+/** Numbers that may be null, beside those whose default is. */
+const NULLABLE = ["ttft", "repeats"];
+const WHOLE = [
+  "default_max_tokens",
+  "hold_tokens",
+  "failures",
+  "attempts",
+  "before_fallback",
+  "window",
+  "min_tokens",
+  "repeats",
+  "period",
+  "min_repeat",
+];
+/** Of numbers; 0 of all others. */
+const LEAST: Readonly<Record<string, number>> = {
+  window: 1,
+  period: 1,
+  failures: 1,
+  default_max_tokens: 1,
+  logprob: Number.NEGATIVE_INFINITY,
+};
 
-/** Fills in the defaults. Throws RequestError for a name that nobody knows and for a value out of range. */
+/** Fills in the defaults. Throws RequestError for a name that nobody knows and for a value that makes no sense. */
 export function parsePolicy(options: PolicyOptions = {}): Policy {
-  const policy: Policy = merged(DEFAULT_POLICY, options, "the policy");
-  if (!MODES.includes(policy.mode))
-    throw new RequestError(`mode must be one of ${MODES.join(", ")}, not ${JSON.stringify(policy.mode)}`, "mode");
-  for (const name of SHARES) {
-    const value = policy[name];
-    if (value !== null && !(value >= 0 && value <= 1))
-      throw new RequestError(`${name} must be from 0 to 1, not ${value}`, name);
-  }
-  for (const name of AMOUNTS) {
-    const value = policy[name];
-    if (value !== null && !(value >= 0)) throw new RequestError(`${name} must not be negative, not ${value}`, name);
-  }
-  if (policy.hedge_seconds !== null && policy.escalation !== "off")
-    throw new RequestError("hedge_seconds and escalation exclude each other: set one of them", "hedge_seconds");
-  return policy;
+  return merged(DEFAULT_POLICY, options, "the policy");
 }
 
-function merged<T extends object>(defaults: T, options: object, where: string): T {
-  const unknown = Object.keys(options).filter((name) => !(name in defaults));
+function merged<T extends object>(defaults: T, options: unknown, where: string): T {
+  if (typeof options !== "object" || options === null || Array.isArray(options))
+    throw new RequestError(`${where} must be an object, not ${JSON.stringify(options)}`, where);
+  const unknown = Object.keys(options).filter((name) => !Object.hasOwn(defaults, name));
   if (unknown.length > 0)
     throw new RequestError(`${where} has no field ${unknown.sort().join(", ")}`, unknown[0] ?? null);
   const entries = Object.entries(options).filter(([, value]) => value !== undefined);
   const values = entries.map(([name, value]: [string, unknown]) => {
-    const group: unknown = defaults[name as keyof T];
-    const isGroup = typeof group === "object" && group !== null && typeof value === "object" && value !== null;
-    return [name, isGroup ? merged(group, value, name) : value];
+    const known: unknown = defaults[name as keyof T];
+    if (typeof known === "object" && known !== null) return [name, merged(known, value, name)];
+    const wrong = wrongIn(name, known, value);
+    if (wrong !== null) throw new RequestError(`${name} must be ${wrong}, not ${JSON.stringify(value)}`, name);
+    return [name, value];
   });
   return { ...defaults, ...Object.fromEntries(values) };
+}
+
+/** What a value should be; null: it is. */
+function wrongIn(name: string, known: unknown, value: unknown): string | null {
+  if (Object.hasOwn(ONE_OF, name)) {
+    const allowed: readonly unknown[] = ONE_OF[name as keyof typeof ONE_OF];
+    return allowed.includes(value) ? null : `one of ${allowed.join(", ")}`;
+  }
+  if (value === null && (known === null || NULLABLE.includes(name))) return null;
+  if (typeof known === "boolean") return typeof value === "boolean" ? null : "true or false";
+  if (WHOLE.includes(name) && !Number.isInteger(value)) return "a whole number";
+  if (typeof value !== "number" || !Number.isFinite(value)) return "a number";
+  if (SHARES.includes(name)) return value >= 0 && value <= 1 ? null : "from 0 to 1";
+  const least = LEAST[name] ?? 0;
+  return value >= least ? null : `at least ${least}`;
 }

@@ -7,6 +7,7 @@ type Words = (value: string, limit: string) => string;
 
 const WORDS: Readonly<Record<string, Words>> = {
   private: () => "the request is private",
+  elsewhere: () => "does not say that it computes here",
   mode: (value) => `the mode is ${value}`,
   unavailable: (value) => (value === "" ? "not available" : value),
   offline: () => "the browser is offline",
@@ -30,7 +31,7 @@ const WORDS: Readonly<Record<string, Words>> = {
   high_entropy: (value, limit) => `mean entropy ${value}, above ${limit}`,
   repetition: (value, limit) => `repeats itself: ${value} tokens with period ${limit}`,
   hedged: (value) => `asked too, after ${value} s of silence`,
-  refused: (value) => `refused the request: ${value}`,
+  refused: (value) => `refused the request${value === "" ? "" : ` (${value})`}`,
   failed: (value) => `failed (${value})`,
   cut: (value) => `broke off (${value})`,
 };

@@ -1,5 +1,8 @@
 /** Records of decisions, for later training: JSON lines, without any text unless the policy allows it. */
 
+import type { Monitor } from "./monitor.js";
+import type { RouteInfo, Usage } from "./openai.js";
+import type { Plan } from "./router.js";
 import type { CloudState, Decision, DeviceState, Mode, Reason, RouteRequest, Side } from "./types.js";
 
 export interface Outcome {
@@ -36,6 +39,63 @@ export interface DecisionRecord {
   readonly would: Decision | null;
   readonly outcome: Outcome;
   readonly text?: { readonly messages: readonly unknown[]; readonly answer: string };
+}
+
+/** How an answer ended, for its record. */
+export interface Ending {
+  readonly info: RouteInfo;
+  readonly usage: Usage;
+  readonly ttft: number | null;
+  readonly seconds: number;
+  readonly finish: string | null;
+  readonly monitor: Monitor | null;
+  readonly text: string;
+  readonly failure: unknown;
+}
+
+/** The record of a plan and its end. Texts only where the policy allows them, and never of a private request. */
+export function recordOf(plan: Plan, created: number, ending: Ending): DecisionRecord {
+  const { id, request, device, cloud, policy, decision, would, messages } = plan;
+  const { info, usage, ttft, seconds, finish, monitor, text, failure } = ending;
+  const { spent, saved, path, degraded, reasons, route } = info;
+  const { prompt_tokens, completion_tokens } = usage;
+  const left = finish === null && (failure === null || isAbort(failure));
+  return {
+    id,
+    time: new Date(created * 1000).toISOString(),
+    request,
+    device,
+    cloud,
+    policy: { mode: policy.mode, difficulty_threshold: policy.difficulty_threshold },
+    decision,
+    would,
+    outcome: {
+      route: path.length > 0 ? route : null,
+      path,
+      degraded,
+      reasons,
+      ttft,
+      seconds,
+      prompt_tokens,
+      completion_tokens,
+      spent,
+      saved,
+      finish,
+      lowest_logprob: monitor?.lowestLogprob ?? null,
+      highest_entropy: monitor?.highestEntropy ?? null,
+      error: left ? "stopped" : failure === null ? null : nameOf(failure),
+    },
+    ...(policy.record_text && !request.private && { text: { messages, answer: text } }),
+  };
+}
+
+function isAbort(error: unknown): boolean {
+  return error instanceof DOMException && error.name === "AbortError";
+}
+
+/** The kind of an error: its message may quote the prompt. */
+function nameOf(error: unknown): string {
+  return error instanceof Error ? error.name : "unknown";
 }
 
 /** The latest records, kept in memory. */

@@ -9,18 +9,12 @@ import { countTokens, type DeviceEngine, deviceStream, freeTokens } from "./devi
 import { type Hints, PlatformHints } from "./hints.js";
 import { Ledger, type LedgerRecord } from "./ledger.js";
 import type { Leg } from "./leg.js";
-import {
-  checked,
-  estimateTokens,
-  featuresOf,
-  type HybridRequest,
-  limitOf,
-  type Message,
-  type Usage,
-} from "./openai.js";
+import type { HybridRequest, Message, Usage } from "./openai.js";
 import { type Policy, type PolicyOptions, parsePolicy } from "./policy.js";
+import { PrivateTexts } from "./privacy.js";
 import { noRoute } from "./reasons.js";
-import { type DecisionRecord, Records } from "./records.js";
+import { type DecisionRecord, type Ending, Records, recordOf } from "./records.js";
+import { type Asked, estimateTokens, featuresOf, limitOf } from "./request.js";
 import { RetryBudget } from "./retry.js";
 import type { Scorer } from "./scorer.js";
 import { type SpeedRecord, Speeds } from "./speed.js";
@@ -31,6 +25,8 @@ import { childController } from "./wait.js";
 export interface KeptState {
   readonly ledger?: LedgerRecord;
   readonly threshold?: ThresholdRecord;
+  /** Ids of private conversations. */
+  readonly private?: readonly string[];
   readonly speeds?: { readonly device: SpeedRecord; readonly cloud: SpeedRecord };
 }
 
@@ -48,8 +44,6 @@ export interface HybridOptions {
   readonly difficulty?: Scorer | null;
   /** What the engine can do; logprobs by default. */
   readonly device_features?: readonly Feature[];
-  /** Seconds to wait for the device's first token: long, for kernels may have to be compiled. 120 by default. */
-  readonly device_first_token?: number;
   /** Instead of the browser's own. */
   readonly hints?: { read(): Hints };
   /** Keeps budgets, threshold and speeds; nothing is kept by default. */
@@ -64,6 +58,7 @@ export interface HybridOptions {
 /** A decision with what it was made from. */
 export interface Plan {
   readonly id: string;
+  readonly messages: readonly Message[];
   readonly request: RouteRequest;
   readonly conversation: string | null;
   readonly policy: Policy;
@@ -75,6 +70,9 @@ export interface Plan {
   readonly would: Decision | null;
   readonly ticket: Ticket;
 }
+
+/** How a side's part ended: whole, left by us or the caller, refused by the side as a wrong request, or failed. */
+export type Settled = "ok" | "left" | "refused" | Error;
 
 /** A call to one side on its way: what its breaker and the ledger must hear of its end. */
 export interface Ticket {
@@ -88,7 +86,6 @@ export interface Ticket {
 const RECORDS_KEPT = 1000;
 const CONVERSATIONS_KEPT = 1000;
 const CACHE_SECONDS = 300;
-const FIRST_TOKEN = 120;
 
 /** Where a conversation was last, and how much of it each side has seen. */
 interface Memory {
@@ -100,12 +97,13 @@ interface Memory {
 export class Router {
   readonly records: Records;
   readonly speeds: Record<Side, Speeds>;
-  readonly retries: RetryBudget;
+  retries: RetryBudget;
   /** The device has answered once: its kernels are compiled, and what is measured from now on is its speed. */
   warm = false;
   scorer: Scorer | null;
   readonly #ledger: Ledger;
   readonly #hints: { read(): Hints };
+  readonly #private: PrivateTexts;
   readonly #memory = new Map<string, Memory>();
   #policy: Policy;
   #threshold: Threshold | null;
@@ -120,6 +118,7 @@ export class Router {
     this.scorer = options.difficulty ?? null;
     this.#threshold = this.#makeThreshold(kept.threshold ?? {});
     this.#ledger = Ledger.restored(kept.ledger ?? {});
+    this.#private = new PrivateTexts(kept.private ?? []);
     this.speeds = {
       device: Speeds.restored(kept.speeds?.device ?? {}),
       cloud: Speeds.restored(kept.speeds?.cloud ?? {}),
@@ -153,25 +152,29 @@ export class Router {
   }
 
   set policy(options: PolicyOptions) {
-    this.#policy = parsePolicy(options);
+    const policy = parsePolicy(options);
+    const renewed = (name: "retry" | "breaker" | "device_breaker"): boolean =>
+      JSON.stringify(policy[name]) !== JSON.stringify(this.#policy[name]);
+    if (renewed("retry")) this.retries = new RetryBudget(policy.retry);
+    if (renewed("device_breaker")) this.#breakers.device = new Breaker(policy.device_breaker);
+    if (renewed("breaker")) this.#breakers.cloud = new Breaker(policy.breaker);
+    this.#policy = policy;
     this.#threshold = this.#makeThreshold(this.#threshold?.record() ?? {});
-    this.cloud = this.#cloud?.options ?? null;
+    const { options: cloud = null } = this.#cloud ?? {};
+    this.#cloud = cloud && new Cloud(cloud, policy.timeouts);
   }
 
   /** Decides for a request and lets it in. Asks nobody but the device. Throws RouteError where no side may answer. */
-  async plan(asked: HybridRequest): Promise<Plan> {
-    const request = checked(asked);
+  async plan({ request, hints }: Asked): Promise<Plan> {
+    const { mode, conversation, expected_tokens } = hints;
+    const { messages } = request;
+    const stays = hints.private || this.#private.carries(messages, conversation);
+    if (stays) this.#private.remember(messages, conversation);
     const engine = this.#device;
     const [tokens, free] = engine
       ? await Promise.all([countTokens(engine, request.messages), freeTokens(engine)])
       : [null, 0];
     this.#free = free;
-    const {
-      mode = null,
-      conversation = null,
-      expected_tokens = null,
-      private: stays = false,
-    } = request.x_nearfar ?? {};
     const scored = (mode ?? this.#policy.mode) === "auto" && !stays;
     const difficulty = scored ? this.#difficulty(request.messages) : null;
     const prompt_tokens = tokens ?? estimateTokens(request.messages);
@@ -192,7 +195,7 @@ export class Router {
     if (difficulty !== null) this.#threshold?.observe(difficulty);
     const { shadow } = policy;
     const decision = shadow ? decide(preferring(shadow, routed, policy), device, cloud, policy) : real;
-    const made = { id: crypto.randomUUID(), request: routed, conversation, policy, device, cloud, decision };
+    const made = { id: crypto.randomUUID(), messages, request: routed, conversation, policy, device, cloud, decision };
     if (decision.route === null) throw noRoute(decision.reasons);
     this.retries.request();
     return { ...made, would: shadow && real, ticket: this.#ticket(made, decision.route) };
@@ -214,7 +217,7 @@ export class Router {
   }
 
   /** A call ended, well or with an error; null: it was left. Gives what it cost: `used` counts. */
-  leave(ticket: Ticket, plan: Plan, outcome: "ok" | "left" | Error, used: Usage | null): number {
+  leave(ticket: Ticket, plan: Plan, outcome: Settled, used: Usage | null): number {
     if (ticket.ended) return 0;
     ticket.ended = true;
     const { breaker, pass, reservation } = ticket;
@@ -231,13 +234,19 @@ export class Router {
     return cost;
   }
 
+  /** The decision record of an answer that ended. */
+  record(plan: Plan, created: number, ending: Ending): void {
+    this.records.add(recordOf(plan, created, ending));
+  }
+
   /** What the cloud charges for these tokens. */
   price({ policy, cloud }: Pick<Plan, "policy" | "cloud">, { prompt_tokens, completion_tokens }: Usage): number {
     return costOf(prompt_tokens, completion_tokens, cloud, policy);
   }
 
   /** An answer is there: the conversation's place, and what is kept from visit to visit. */
-  remember({ conversation }: Plan, route: Side, tokens: number): void {
+  remember({ conversation, request }: Plan, route: Side, tokens: number, answer: string): void {
+    if (request.private && answer !== "") this.#private.remember([{ role: "assistant", content: answer }], null);
     if (conversation !== null) {
       const before = this.#memory.get(conversation);
       const cloudTime = route === "cloud" ? now() : (before?.cloudTime ?? 0);
@@ -250,6 +259,7 @@ export class Router {
     }
     this.options.store?.write({
       ledger: this.#ledger.record(),
+      private: this.#private.conversations,
       ...(this.#threshold && { threshold: this.#threshold.record() }),
       speeds: { device: this.speeds.device.record(), cloud: this.speeds.cloud.record() },
     });
@@ -257,8 +267,8 @@ export class Router {
 
   #pieces(side: Side, request: HybridRequest, plan: Plan, signal: AbortSignal): Leg["pieces"] {
     if (side === "device") {
-      const first_token = this.options.device_first_token ?? FIRST_TOKEN;
-      const timeouts = { first_token, between: this.#policy.timeouts.device_between };
+      const { device_first_token, device_between } = this.#policy.timeouts;
+      const timeouts = { first_token: device_first_token, between: device_between };
       return deviceStream(this.#device, request, timeouts, signal);
     }
     // The decision sees to it; this is for the day that somebody breaks the decision.
@@ -325,6 +335,7 @@ export class Router {
       charging,
       // No browser tells.
       power_saver: null,
+      here: true,
     };
   }
 

@@ -39,6 +39,8 @@ export interface DeviceState {
   readonly battery: number | null;
   readonly charging: boolean | null;
   readonly power_saver: boolean | null;
+  /** It computes on this machine. */
+  readonly here: boolean;
 }
 
 /** The cloud now. Times in seconds, prices per million tokens; `round_trip` is the TTFT of a prompt that costs nothing. */

@@ -46,6 +46,7 @@ export class FakeDevice implements DeviceEngine {
   /** Milliseconds before the first word. */
   delay = 0;
   hasLogprobs = true;
+  lostMessage = "The GPU device was lost.";
   ended = 0;
 
   readonly chat = {
@@ -71,7 +72,7 @@ export class FakeDevice implements DeviceEngine {
       ]);
       await new Promise((resolve) => setTimeout(resolve, this.delay));
       for (const [at, text] of words.entries()) {
-        if (at >= this.failAfter) throw new DeviceError("The GPU device was lost.");
+        if (at >= this.failAfter) throw new DeviceError(this.lostMessage);
         if (at >= this.stallAfter) await new Promise(() => undefined);
         if (request.signal?.aborted) throw new DOMException("aborted", "AbortError");
         yield chunk("near", word(text, request.logprobs ? (at >= this.unsureFrom ? -9 : -0.1) : null));

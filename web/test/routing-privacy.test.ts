@@ -1,0 +1,144 @@
+/** The privacy contract: what is private stays on the device, in every seam. Python passes the same cases. */
+
+import { readFileSync } from "node:fs";
+import type { AddressInfo } from "node:net";
+import { createServer, type Server } from "node:net";
+import { afterEach, beforeEach, expect, test } from "vitest";
+import {
+  type Chunk,
+  HybridClient,
+  type HybridRequest,
+  type KeptState,
+  type Message,
+  NearfarError,
+  type PolicyOptions,
+} from "../src/routing/index.js";
+import { FakeDevice } from "./support/sides.js";
+
+const LONG = "Dear diary, the number of my account is 4711, and nobody may know it.";
+const SHORT = "pin 4711";
+const SECRET = "4711";
+const CASES = new URL("../../tests/vectors/routing/privacy.json", import.meta.url);
+const QUIET: PolicyOptions = { mode: "prefer_cloud", retry: { attempts: 0 }, timeouts: { connect: 5 } };
+
+interface Turn {
+  readonly expect: "device" | "refused" | "failed";
+  readonly content?: string;
+  readonly parts?: string;
+  readonly before?: string;
+  readonly system?: string;
+  readonly carry?: boolean;
+  readonly message?: object;
+  readonly device?: string;
+  readonly policy?: PolicyOptions;
+  readonly leave?: boolean;
+  readonly restart?: boolean;
+  readonly stream?: boolean;
+}
+
+interface Case {
+  readonly name: string;
+  readonly device?: string;
+  readonly policy?: PolicyOptions;
+  readonly touched?: boolean;
+  readonly turns: readonly Turn[];
+}
+
+const text = readFileSync(CASES, "utf8")
+  .replaceAll("LONG", JSON.stringify(LONG).slice(1, -1))
+  .replaceAll("SHORT", SHORT);
+
+/** A cloud that answers nobody and remembers that somebody came. */
+let cloud: Server;
+let touched: number;
+
+beforeEach(async () => {
+  touched = 0;
+  cloud = createServer((socket) => {
+    touched += 1;
+    socket.destroy();
+  });
+  await new Promise<void>((resolve) => cloud.listen(0, "127.0.0.1", resolve));
+});
+afterEach(() => new Promise((resolve) => cloud.close(resolve)));
+
+function merged(...policies: readonly (PolicyOptions | undefined)[]): PolicyOptions {
+  const made: Record<string, unknown> = {};
+  for (const policy of policies)
+    for (const [name, value] of Object.entries(policy ?? {}))
+      made[name] = typeof value === "object" && value !== null ? { ...(made[name] as object), ...value } : value;
+  return made;
+}
+
+function deviceThat(how: string): FakeDevice | null {
+  if (how === "absent") return null;
+  const device = new FakeDevice();
+  device.countTokens = (messages) => Promise.resolve(Math.ceil(JSON.stringify(messages).length / 4));
+  if (how === "lost") device.failAfter = 0;
+  if (how === "cut") device.failAfter = 4;
+  if (how === "stalls") device.stallAfter = 0;
+  if (how === "slow") device.delay = 20;
+  if (how === "unsure") device.unsureFrom = 0;
+  device.lostMessage = `lost, in the middle of: ${LONG}`;
+  return device;
+}
+
+function messagesOf({ carry, system, before, parts, content, message }: Turn, last: readonly Message[]): Message[] {
+  const made: Message[] = carry ? [...last] : [];
+  if (system !== undefined) made.push({ role: "system", content: system });
+  if (before !== undefined) made.push({ role: "user", content: before }, { role: "assistant", content: "Hi." });
+  const said = parts === undefined ? (content ?? "") : [{ type: "text", text: parts }];
+  return [...made, { role: "user", content: said, ...message }];
+}
+
+async function answered(client: HybridClient, messages: readonly Message[], turn: Turn): Promise<string> {
+  const { expect: _, content, parts, before, system, carry, message, device, policy, leave, restart, ...asked } = turn;
+  const { stream = false, ...fields } = asked;
+  const request: HybridRequest = { messages, max_tokens: 8, temperature: 0, ...fields };
+  if (!stream) {
+    const whole = await client.chat.completions.create({ ...request, stream: false });
+    expect(whole.x_nearfar.path).toEqual(["device"]);
+    return whole.choices[0]?.message.content ?? "";
+  }
+  const chunks: Chunk[] = [];
+  for await (const chunk of await client.chat.completions.create({ ...request, stream: true })) {
+    chunks.push(chunk);
+    if (leave && chunk.choices[0]?.delta.content) break;
+  }
+  return chunks.map(({ choices }) => choices[0]?.delta.content ?? "").join("");
+}
+
+test.each((JSON.parse(text) as Case[]).map((item) => [item.name, item] as const))("%s", async (_, item) => {
+  const kept: KeptState[] = [];
+  const said: string[] = [];
+  const make = (policy: PolicyOptions): HybridClient =>
+    new HybridClient({
+      device: deviceThat(item.device ?? "ok"),
+      cloud: { baseURL: `http://127.0.0.1:${(cloud.address() as AddressInfo).port}` },
+      hints: { read: () => ({ online: true, battery: null, charging: null, metered: null }) },
+      store: { read: () => kept.at(-1) ?? null, write: (state) => void kept.push(state) },
+      onRecord: (record) => void said.push(JSON.stringify(record)),
+      policy,
+    });
+  let client = make(merged(QUIET, item.policy));
+  let messages: Message[] = [];
+  for (const turn of item.turns) {
+    const policy = merged(QUIET, item.policy, turn.policy);
+    if (turn.restart) client = make(policy);
+    else if (turn.policy) client.setPolicy(policy);
+    if (turn.device) client.device = deviceThat(turn.device);
+    messages = messagesOf(turn, messages);
+    const answer = answered(client, messages, turn);
+    if (turn.expect === "device") messages = [...messages, { role: "assistant", content: await answer }];
+    else {
+      const error: unknown = await answer.then(
+        () => null,
+        (reason: unknown) => reason,
+      );
+      expect(error, "it should have failed").toBeInstanceOf(NearfarError);
+      said.push(String(error), String((error as Error).cause));
+    }
+  }
+  expect(touched > 0).toBe(item.touched ?? false);
+  if (!item.touched) expect([...said, JSON.stringify(kept)].join("\n")).not.toContain(SECRET);
+});

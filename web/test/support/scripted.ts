@@ -1,0 +1,125 @@
+/** Sides that play the hand-over's events: each time that they are asked for an answer, the next part. */
+
+import { createServer, type IncomingMessage, type Server, type ServerResponse } from "node:http";
+import type { AddressInfo } from "node:net";
+import { DeviceError, RequestError } from "../../src/errors.js";
+import type { ChatCompletionChunk, ChatCompletionRequest } from "../../src/openai.js";
+import type { DeviceEngine } from "../../src/routing/index.js";
+
+type Json = Readonly<Record<string, unknown>>;
+
+/** What a piece's line says, chunk by chunk. */
+function chunksOf(words: readonly string[]): Json[] {
+  const [, , count, ...more] = words;
+  const call = { index: 0, id: "t", type: "function", function: { name: "go", arguments: "{}" } };
+  const delta = more.includes("calls") ? { tool_calls: [call] } : { content: "x " };
+  const choices = Array.from({ length: Number(count) }, () => ({
+    index: 0,
+    delta,
+    finish_reason: null as string | null,
+  }));
+  const finish = more.find((word) => word.startsWith("="))?.slice(1);
+  const all = finish ? [...choices, { index: 0, delta: {}, finish_reason: finish }] : choices;
+  return all.map((choice) => ({
+    id: "x",
+    object: "chat.completion.chunk",
+    created: 1,
+    model: "m",
+    choices: [choice],
+  }));
+}
+
+export class ScriptedDevice implements DeviceEngine {
+  readonly model = { name: "near", contextLength: 999 };
+  readonly chat = {
+    completions: {
+      create: (request: ChatCompletionRequest & { stream: true }): Promise<AsyncIterable<ChatCompletionChunk>> => {
+        const part = this.#parts.shift() ?? ["failed device lost"];
+        const [first = "", , param] = part[0]?.split(" ") ?? [];
+        if (first === "refused") return Promise.reject(new RequestError("not this", param ?? null));
+        return Promise.resolve(this.#play(part, request));
+      },
+    },
+  };
+  readonly #parts: string[][];
+
+  constructor(parts: readonly (readonly string[])[]) {
+    this.#parts = parts.map((part) => [...part]);
+  }
+
+  get left(): number {
+    return this.#parts.length;
+  }
+
+  async *#play(part: readonly string[], _: ChatCompletionRequest): AsyncGenerator<ChatCompletionChunk> {
+    for (const words of part.map((line) => line.split(" "))) {
+      const [kind, , code] = words;
+      if (kind === "piece") yield* chunksOf(words) as unknown as ChatCompletionChunk[];
+      if (kind === "refused") throw new RequestError("not this", code ?? null);
+      if (code === "stalled") await new Promise(() => undefined);
+      if (kind === "failed") throw new DeviceError("The GPU device was lost.");
+      if (kind === "ended") return;
+    }
+  }
+}
+
+export class ScriptedCloud {
+  url = "";
+  connections = 0;
+  readonly #parts: string[][];
+  readonly #server: Server;
+
+  constructor(parts: readonly (readonly string[])[]) {
+    this.#parts = parts.map((part) => [...part]);
+    this.#server = createServer((request, response) => void this.#serve(request, response));
+    this.#server.on("connection", () => {
+      this.connections += 1;
+    });
+  }
+
+  get left(): number {
+    return this.#parts.length;
+  }
+
+  async start(): Promise<this> {
+    await new Promise<void>((resolve) => this.#server.listen(0, "127.0.0.1", resolve));
+    this.url = `http://127.0.0.1:${(this.#server.address() as AddressInfo).port}/v1`;
+    return this;
+  }
+
+  async stop(): Promise<void> {
+    this.#server.closeAllConnections();
+    await new Promise((resolve) => this.#server.close(resolve));
+  }
+
+  async #serve(request: IncomingMessage, response: ServerResponse): Promise<void> {
+    for await (const _ of request);
+    const part = this.#parts.shift() ?? ["failed cloud 599"];
+    const [kind, , code = ""] = part[0]?.split(" ") ?? [];
+    const status = kind === "refused" ? 400 : kind === "failed" ? Number(code) : Number.NaN;
+    if (Number.isFinite(status)) {
+      response.writeHead(status);
+      response.end(JSON.stringify({ error: { message: "not now", param: code } }));
+      return;
+    }
+    response.writeHead(200, { "content-type": "text/event-stream" });
+    response.flushHeaders();
+    for (const words of part.map((line) => line.split(" "))) await this.#play(response, words);
+  }
+
+  async #play(response: ServerResponse, words: readonly string[]): Promise<void> {
+    const say = (data: string): boolean => response.write(`data: ${data}\n\n`);
+    const [kind, , code] = words;
+    if (kind === "piece") for (const chunk of chunksOf(words)) say(JSON.stringify(chunk));
+    else if (kind === "ended") {
+      say("[DONE]");
+      response.end();
+    } else if (code === "error") say(JSON.stringify({ error: { message: "overloaded" } }));
+    else if (code === "shape") say("not json");
+    else if (code !== "timeout") {
+      // What was written goes first.
+      await new Promise((resolve) => setTimeout(resolve, 30));
+      response.socket?.destroy();
+    }
+  }
+}
