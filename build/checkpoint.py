@@ -308,8 +308,12 @@ def _indexed(path: Path) -> dict[str, Entry]:
 
 def read_header(file: Path) -> dict[str, Entry]:
     """List the tensors of one safetensors file (8 bytes of header length, a JSON header, the data), bounds checked."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
+    try:
+        stream = file.open("rb")
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read ({error}): download or copy it again") from error
+    with stream:
+        size = file.stat().st_size
         length = int.from_bytes(stream.read(8), "little")
         if size < 8 or length > min(size - 8, HEADER_LIMIT):
             raise CheckpointError(

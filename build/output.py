@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from nearfar import strict_json
 from nearfar.build.shards import disk_error
 from nearfar.errors import BuildError
 
@@ -23,7 +23,7 @@ from nearfar.errors import BuildError
 def is_artifact(path: Path) -> bool:
     """Whether the directory holds the manifest of a nearfar artifact, whatever its version."""
     try:
-        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+        manifest = strict_json.loads((path / "manifest.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(manifest, dict) and manifest.get("format") == "nearfar-artifact"

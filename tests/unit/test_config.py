@@ -140,3 +140,40 @@ def test_null_is_absent_and_both_spellings_may_agree() -> None:
     scaling = {**LINEAR, "rope_theta": 5e5, "mscale": None}
     parsed = llama.parse({**BASE, "rope_theta": None, "rope_scaling": scaling, "rope_parameters": scaling, "eos_token_id": None})
     assert (parsed.rope.theta, parsed.rope.factor, parsed.eos_token_ids) == (5e5, 2.0, ())
+
+
+SMOLLM2 = {
+    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+    "hidden_act": "silu", "hidden_size": 576, "initializer_range": 0.041666666666666664, "intermediate_size": 1536,
+    "is_llama_config": True, "max_position_embeddings": 8192, "mlp_bias": False, "model_type": "llama", "num_attention_heads": 9,
+    "num_hidden_layers": 30, "num_key_value_heads": 3, "pad_token_id": 2, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+    "rope_interleaved": False, "rope_scaling": None, "rope_theta": 100000, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+    "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}}, "use_cache": True, "vocab_size": 49152,
+}  # fmt: skip
+LLAMA32 = {
+    **SMOLLM2, "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009], "head_dim": 64, "hidden_size": 2048,
+    "intermediate_size": 8192, "max_position_embeddings": 131072, "num_attention_heads": 32, "num_hidden_layers": 16,
+    "num_key_value_heads": 8, "rope_scaling": {**LLAMA3, "original_max_position_embeddings": 8192}, "rope_theta": 500000.0,
+    "vocab_size": 128256,
+}  # fmt: skip
+QWEN3 = {
+    **SMOLLM2, "model_type": "qwen3", "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128, "hidden_size": 1024,
+    "max_position_embeddings": 40960, "max_window_layers": 28, "num_attention_heads": 16, "num_hidden_layers": 28,
+    "num_key_value_heads": 8, "rope_theta": 1000000, "sliding_window": None, "use_sliding_window": False, "vocab_size": 151936,
+}  # fmt: skip
+MISTRAL = {
+    **SMOLLM2, "model_type": "mistral", "hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 32768,
+    "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "rope_theta": 10000.0, "sliding_window": 4096,
+    "tie_word_embeddings": False, "vocab_size": 32000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("config", [SMOLLM2, LLAMA32, QWEN3, MISTRAL], ids=["smollm2", "llama32", "qwen3", "mistral"])
+def test_configs_of_the_hub_are_taken(config: dict) -> None:
+    parsed = architecture(config).parse(config)
+    assert parsed.layers == config["num_hidden_layers"]
+    assert parsed.rope.theta == config["rope_theta"]
+    # And as transformers 5 writes it again.
+    ours = transformers.AutoConfig.for_model(config["model_type"], **{k: v for k, v in config.items() if k != "model_type"})
+    again = ours.to_dict()
+    assert architecture(again).parse(again) == parsed

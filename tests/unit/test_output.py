@@ -61,8 +61,10 @@ def test_empty_directory_is_taken_but_nothing_else_is_overwritten(tmp_path: Path
     build(tmp_path / "empty")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("precious")
-    with pytest.raises(BuildError, match="not empty"):
-        build(tmp_path / "mine")
+    for manifest in ("{", "[" * 100_000, "[]"):
+        (tmp_path / "mine" / "manifest.json").write_text(manifest)
+        with pytest.raises(BuildError, match="not empty"):
+            build(tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "precious"
     (tmp_path / "file").touch()
     with pytest.raises(BuildError, match="is a file"):
