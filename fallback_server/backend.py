@@ -44,7 +44,7 @@ class TokenRequest:
     """One sequence to complete. `id` is unique. `priority`: smaller first (vLLM's sense).
 
     `prompt_logprobs`: logprobs of the prompt's own tokens are wanted too. `salt`: only requests with the same one share
-    prefixes in a cache.
+    prefixes in a cache. `late`: seconds that it stands in line behind its arrival.
     """
 
     id: str
@@ -58,6 +58,7 @@ class TokenRequest:
     grammar: Grammar | None = None
     priority: int = 0
     salt: str = ""
+    late: float = 0.0
 
 
 @dataclass(frozen=True)

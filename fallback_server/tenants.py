@@ -7,6 +7,8 @@ caches (here, and upstream) the salt.
 from __future__ import annotations
 
 import hashlib
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 MAX_PRIORITY = 1000
@@ -49,6 +51,40 @@ def digest(*parts: str) -> str:
     """A salt of several parts: 64 characters that tell none of them. Different parts never give the same one."""
     joined = b"".join(len(data := part.encode("utf-8", "surrogatepass")).to_bytes(8, "big") + data for part in parts)
     return hashlib.sha256(joined).hexdigest()
+
+
+SHARE_SECONDS = 0.5
+"""So much later than it came does a sequence stand in line for each that its tenant has under way."""
+
+
+class Shares:
+    """Who stands where in an engine's line: behind its own tenant's sequences, but not behind all of them of another.
+
+    Who comes with a hundred at once has his first before everybody who comes later, and his last half a minute behind.
+    Nobody starves: how late one stands is bounded by what its tenant has under way. Among one tenant's the order is
+    that of arrival.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._under_way: dict[str, int] = {}
+        self._last: dict[str, float] = {}
+
+    def late(self, tenant: Tenant) -> float:
+        """Count a sequence in; the seconds that it stands behind its arrival. `leave` when it has ended."""
+        now, count = self._clock(), self._under_way.get(tenant.name, 0)
+        place = max(now + SHARE_SECONDS * count, self._last.get(tenant.name, now))
+        self._under_way[tenant.name], self._last[tenant.name] = count + 1, place
+        return place - now
+
+    def leave(self, tenant: Tenant, sequences: int) -> None:
+        """So many of the tenant's sequences have ended."""
+        left = self._under_way.get(tenant.name, 0) - sequences
+        if left > 0:
+            self._under_way[tenant.name] = left
+        else:
+            self._under_way.pop(tenant.name, None)
+            self._last.pop(tenant.name, None)
 
 
 ANONYMOUS = Tenant("anonymous", priority=-MAX_PRIORITY)

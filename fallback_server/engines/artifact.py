@@ -140,7 +140,7 @@ class ArtifactBackend:
         """One request from its place in the line to its last token."""
         try:
             constraint = await self._constraint(request)
-            await self._turn(request.priority)
+            await self._turn(request.late + request.priority * PRIORITY_SECONDS)
             try:
                 generation = self.core.generate(request.tokens, params, constraint, request.salt)
                 await self._generate(generation, request, stream, constraint)
@@ -184,13 +184,13 @@ class ArtifactBackend:
             matcher = await self._grammars.matcher(request.grammar, stops)
         return TokenConstraint(matcher, self.info.vocab_size, request.stop_token_ids, request.min_tokens)
 
-    async def _turn(self, priority: int) -> None:
-        """Wait for a free place among the running."""
+    async def _turn(self, late: float) -> None:
+        """Wait for a free place among the running, as if one had come so many seconds later."""
         if self._running < self.info.max_running and not self._line:
             self._running += 1
             return
         turn = asyncio.get_running_loop().create_future()
-        place = _Place(time.monotonic() + priority * PRIORITY_SECONDS, next(self._numbers), turn)
+        place = _Place(time.monotonic() + late, next(self._numbers), turn)
         heapq.heappush(self._line, place)
         try:
             await turn

@@ -23,6 +23,7 @@ from nearfar.fallback_server.engines.base import (
 from nearfar.fallback_server.engines.markup import MarkupSplitter, call_format
 from nearfar.fallback_server.marks import THINK, VISIBLE, Marks
 from nearfar.fallback_server.sandbox import ChildPool, ChildSpec
+from nearfar.fallback_server.tenants import Shares
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class LocalEngine:
         self.codec = TextCodec.open_directory(directory, bos, VISIBLE)
         self._names = tuple(names) or (backend.info.model,)
         self._live: dict[str, int] = {}
+        self._shares = Shares()
         self._calls, self._template_has_tools = call_format(self.codec.template_source or "")
         self._reasoning = _marks(options.reasoning, self.codec.template_source or "")
         settings = {"directory": str(directory), "bos": bos, "visible": list(VISIBLE)}
@@ -105,19 +107,25 @@ class LocalEngine:
         """Start the request: one sequence an answer."""
         request = prepared.request
         choices: list[Choice] = []
+        late = [self._shares.late(request.tenant) for _ in range(request.choices)]
         try:
             for at, prompt in enumerate(prepared.prompts):
                 for number in range(request.n):
                     index = at * request.n + number
                     token_request = self._token_request(prepared, prompt, index, number)
-                    events = self.backend.submit(token_request)
+                    events = self.backend.submit(replace(token_request, late=late[index]))
                     choices.append(self._choice(prepared, index, prompt, events))
         except Exception:
+            self._shares.leave(request.tenant, len(late))
             for choice in choices:
                 await choice.aclose()
             raise
         self._live[request.id] = len(choices)
-        return LocalAnswers(choices, prepared.prompt_tokens, lambda: self._live.pop(request.id, None))
+        return LocalAnswers(choices, prepared.prompt_tokens, lambda: self._ended(request))
+
+    def _ended(self, request: EngineRequest) -> None:
+        if (sequences := self._live.pop(request.id, None)) is not None:
+            self._shares.leave(request.tenant, sequences)
 
     async def cancel(self, request_id: str) -> None:
         """End all answers of a request."""

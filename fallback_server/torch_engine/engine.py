@@ -181,7 +181,7 @@ class Engine:
             request.id,
             list(request.tokens),
             request.priority,
-            time.monotonic(),
+            time.monotonic() + request.late,
             salt=request.salt,
             whole=request.prompt_logprobs is not None,
         )

@@ -65,6 +65,9 @@ def test_prefixes_know_the_replica_with_the_longest_beginning() -> None:
     assert prefixes.known(prompt[: 2 * BLOCK - 1]) == ["b"]
     assert prefixes.known(prompt[1:]) == []
     assert prefixes.known(prompt[: BLOCK - 1]) == []
+    assert prefixes.known(prompt, "another tenant's") == []  # its cache does not have them
+    prefixes.remember(prompt[:BLOCK], "a", "another tenant's")
+    assert prefixes.known(prompt, "another tenant's") == ["a"]
     prefixes.remember(list(range(1000, 1000 + 8 * BLOCK)), "c")  # all that there is room for
     assert prefixes.known(prompt) == []
 

@@ -12,7 +12,10 @@ from typing import Any
 
 import httpx
 import pytest
+import typer
+from typer.testing import CliRunner
 
+from nearfar.cli.keys import keys as keys_command
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import EngineRequest, Prepared
 from nearfar.fallback_server.http import keys as keys_module
@@ -236,6 +239,17 @@ def test_one_request_may_be_larger_than_the_bound_but_not_beside_others() -> Non
         second.charge(prepared(10, 10))
 
 
+def test_keys_are_made_with_their_groups_and_bounds(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    app = typer.Typer()
+    app.command()(keys_command)
+    for arguments in (["a", "--cache-group", "team", "--priority", "-5"], ["b", "--concurrent", "2"]):
+        assert CliRunner().invoke(app, [str(file), *arguments]).exit_code == 0
+    first, second = read_keys(file)
+    assert (first.cache_group, first.priority, first.concurrent) == ("team", -5, None)
+    assert (second.cache_group, second.priority, second.concurrent) == (None, 0, 2)
+
+
 def test_key_files(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     add_key(file, Key("a", hashed("x"), ("m",), concurrent=3))
@@ -251,6 +265,9 @@ def test_key_files(tmp_path: Path) -> None:
     for wrong in ('{"keys": [{"name": "a"}]}', '{"keys": [{"name": "a", "hash": "sha256:1"}]}', '{"keys": 3}', "[",
                   json.dumps({"keys": [{"name": "a", "hash": hashed("x"), "speed": 3}]}),
                   json.dumps({"keys": [{"name": "a", "hash": hashed("x"), "concurrent": 0}]}),
+                  json.dumps({"keys": [{"name": "a", "hash": hashed("x"), "priority": 1001}]}),
+                  json.dumps({"keys": [{"name": "a", "hash": hashed("x"), "priority": True}]}),
+                  json.dumps({"keys": [{"name": "a", "hash": hashed("x"), "cache_group": ""}]}),
                   json.dumps({"keys": [{"name": "a", "hash": hashed("x")}] * 2})):  # fmt: skip
         file.write_text(wrong)
         with pytest.raises(RequestError, match=r"keys\.json"):

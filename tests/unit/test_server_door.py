@@ -319,7 +319,7 @@ def test_a_client_that_leaves_before_the_first_token_leaves_nothing(server: Runn
 # Readers that are slow on purpose
 
 
-def test_slow_readers_take_neither_the_server_nor_its_memory(tmp_path: Path) -> None:
+def test_slow_readers_do_not_take_the_server(tmp_path: Path) -> None:
     """Many that ask for much and read nothing, and one that reads."""
     slow, tokens = 24, 400
     server = RunningServer(lambda: tiny_engine(tmp_path / "tokenizer", slots=8, pages=1024), AppOptions(ServerLimits(write_timeout=3.0)))

@@ -25,7 +25,7 @@ from nearfar.fallback_server.http.errors import ApiError
 from nearfar.fallback_server.http.keys import Key, KeyStore, add_key, hashed, new_secret
 from nearfar.fallback_server.http.limits import Admission, ServerLimits
 from nearfar.fallback_server.http.logs import AuditLog
-from nearfar.fallback_server.tenants import ANONYMOUS, Tenant, digest
+from nearfar.fallback_server.tenants import ANONYMOUS, Shares, Tenant, digest
 from tests.shared_data import shared_data
 from tests.support.servers import MODEL, RunningServer, tiny_engine
 
@@ -316,6 +316,40 @@ def test_what_is_refused_at_the_door_is_audited_and_counted(house: House) -> Non
     assert refused.status_code == 429
     entry = house.audited("turned-away")
     assert (entry["key"], entry["outcome"], entry["status"]) == ("one", "limited", 429)
+
+
+def test_who_asks_for_much_does_not_stand_before_everybody(house: House) -> None:
+    """Alice sends 96 answers at once; bob, who comes later and wants one, does not wait for her last."""
+    threads = [threading.Thread(target=house.complete, args=("alice", f"Long answer {n}"),
+                                kwargs={"max_tokens": 150, "n": 8, "ignore_eos": True}) for n in range(12)]  # fmt: skip
+    for thread in threads:
+        thread.start()
+    engine = house.server.engine
+    for _ in range(1000):
+        if engine.stats().waiting >= 60:
+            break
+        time.sleep(0.01)
+    assert engine.stats().waiting >= 60
+    assert house.complete("bob", "One short answer").status_code == 200
+    left = engine.stats().waiting
+    for thread in threads:
+        thread.join(120)
+    assert left >= 20
+
+
+def test_shares_of_the_line() -> None:
+    now = [0.0]
+    shares, alice, bob = Shares(lambda: now[0]), Tenant("alice"), Tenant("bob")
+    assert [shares.late(alice) for _ in range(4)] == [0, 0.5, 1.0, 1.5]
+    now[0] = 1.0
+    assert shares.late(bob) == 0  # before the last two of alice's
+    shares.leave(alice, 3)
+    assert shares.late(alice) == 0.5  # and not before those that came earlier
+    shares.leave(alice, 2)
+    assert shares.late(alice) == 0
+    shares.leave(alice, 1)
+    shares.leave(bob, 1)
+    assert (shares._under_way, shares._last) == ({}, {})
 
 
 def test_urgency_is_a_right_of_the_key(house: House) -> None:
