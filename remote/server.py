@@ -43,10 +43,11 @@ class Waits:
 
 @dataclass(frozen=True)
 class Listed:
-    """A model that a server lists. `context`: tokens, where it tells them."""
+    """A model that a server lists. `context`: tokens, where it tells them. `here`: it says that it computes on its machine."""
 
     id: str
     context: int | None = None
+    here: bool = False
 
 
 def client(key: str | None, connect: float, *, direct: bool) -> httpx.AsyncClient:
@@ -202,7 +203,12 @@ def _listed(record: Mapping[str, Any]) -> tuple[Listed, ...]:
     data = record.get("data")
     if not isinstance(data, list) or not all(isinstance(item, dict) and isinstance(item.get("id"), str) for item in data):
         raise ShapeError(f"{MODELS} lists no models: {data!r:.80}")
-    return tuple(Listed(item["id"], _context(item.get("max_model_len"))) for item in data[:LISTED])
+    return tuple(Listed(item["id"], _context(item.get("max_model_len")), _here(item)) for item in data[:LISTED])
+
+
+def _here(item: Mapping[str, Any]) -> bool:
+    told = item.get("x_nearfar")
+    return isinstance(told, dict) and told.get("computes") == "here"
 
 
 def _context(value: object) -> int | None:

@@ -94,15 +94,10 @@ class EndpointSide:
     async def computes_here(self) -> bool:
         """Whether the server says, now, that it computes on its own machine (its list of models). A relay does not."""
         try:
-            async with asyncio.timeout(self._timeouts.connect):
-                response = await self._client.get(f"{self.endpoint.root}/v1/models")
-                raise_for(response.status_code, response.text, response.headers)
-                listed = {item["id"]: item.get("x_nearfar") or {} for item in response.json()["data"]}
-            return bool(listed.get(self._model, {}).get("computes") == "here")
-        except (httpx.HTTPError, TimeoutError) as error:
-            raise _unreachable(self.endpoint.root, error) from error
-        except (ValueError, LookupError, TypeError, AttributeError):
-            return False
+            listed = await self._server.models(self._timeouts.connect)
+        except RemoteError as error:
+            raise _side_error(error) from error
+        return any(model.here for model in listed if model.id == self._model)
 
     async def stream(self, call: Call) -> AsyncGenerator[Piece, None]:
         """The endpoint's answer. A continuation needs one that `continues`."""

@@ -205,7 +205,7 @@ def _top(item: TokenLogprob) -> Record | None:
     """The likeliest tokens and the token itself, which is always among them. A token without a predecessor has none."""
     if math.isnan(item.logprob):
         return None
-    return {_name(token): _finite(token.logprob) for token in (*item.top_logprobs, item)}
+    return {**{_name(other): _finite(other.logprob) for other in item.top_logprobs}, _name(item): _finite(item.logprob)}
 
 
 def _name(token: TokenLogprob | TopLogprob) -> str:

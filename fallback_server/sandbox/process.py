@@ -47,10 +47,12 @@ class ChildPool:
         """Start all children or so many, so that the first job need not wait for that."""
         free = [self._free.get_nowait() for _ in range(self._free.qsize())]
         chosen = free[: len(free) if count is None else count]
+        for child in free[len(chosen) :]:
+            self._free.put_nowait(child)
         try:
             await asyncio.gather(*(child.ready() for child in chosen))
-        finally:  # those that run are the last in, so the first out
-            for child in (*free[len(chosen) :], *chosen):
+        finally:
+            for child in chosen:  # last in, first out
                 self._free.put_nowait(child)
 
     async def run(self, job: Job) -> Job:

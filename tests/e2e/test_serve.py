@@ -9,11 +9,13 @@ import signal
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.shared_data import shared_data
@@ -84,6 +86,14 @@ def test_the_golden_text_through_the_server(serve: Serve, artifact: Path) -> Non
     top = nearfar("top", server.url, "--once")
     assert "1 ok" in top.stdout, top.stderr
     assert server.end() == 0
+
+
+def test_the_grammar_compiler_runs_before_it_is_asked_for(serve: Serve, artifact: Path) -> None:
+    server = psutil.Process(serve(artifact, "--threads", "1").process.pid)
+    deadline = time.monotonic() + 60
+    while not any("grammars.child" in " ".join(child.cmdline()) for child in server.children(recursive=True)):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_sigterm_lets_streams_finish_and_a_deadline_ends_them(serve: Serve, artifact: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 pytest.importorskip("transformers", reason="the torch engine is not here")
@@ -117,6 +118,18 @@ async def test_a_grammar_is_sent_once_and_kept_by_its_bytes(checkpoint: Path, mo
     finally:
         await backend.close()
     assert client.LEARNT_BYTES <= 1 << 30
+
+
+async def test_the_compiler_runs_before_it_is_asked_for(checkpoint: Path) -> None:
+    options = TorchOptions(dtype="float32", threads=1, cache_bytes=8 << 20, native=False)
+    backend = await TorchBackend.load(checkpoint, options)
+    try:
+        async with asyncio.timeout(60):
+            while not any("grammars.child" in " ".join(child.cmdline()) for child in psutil.Process().children()):
+                await asyncio.sleep(0.05)
+    finally:
+        await backend.close()
+    assert not any("grammars.child" in " ".join(child.cmdline()) for child in psutil.Process().children())
 
 
 def test_what_is_kept_is_bounded_by_bytes() -> None:
