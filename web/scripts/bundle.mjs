@@ -6,12 +6,29 @@ import { build } from "esbuild";
 
 const root = fileURLToPath(new URL("..", import.meta.url));
 
+/** The worker without chunks, as `define` for what imports src/worker-source.ts. */
+export async function workerSource() {
+  const { outputFiles } = await build({
+    absWorkingDir: root,
+    entryPoints: ["src/worker.ts"],
+    bundle: true,
+    format: "esm",
+    target: "es2022",
+    platform: "browser",
+    minify: true,
+    legalComments: "none",
+    write: false,
+  });
+  return { WORKER_SOURCE: JSON.stringify(outputFiles[0]?.text) };
+}
+
 /**
  * Bundles to disk, or into memory with `write: false`.
  * @param {{ write: boolean }} options
  */
-export function bundle({ write }) {
+export async function bundle({ write }) {
   return build({
+    define: await workerSource(),
     absWorkingDir: root,
     entryPoints: ["src/index.ts", "src/worker.ts", "src/routing/index.ts"],
     outdir: "dist",

@@ -3,11 +3,13 @@ import { createHash } from "node:crypto";
 import { cp, readFile, rm } from "node:fs/promises";
 import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
+import { workerSource } from "./bundle.mjs";
 
 const root = fileURLToPath(new URL("..", import.meta.url));
 
 await rm(new URL("../dist/page", import.meta.url), { recursive: true, force: true });
 const { metafile } = await build({
+  define: await workerSource(),
   absWorkingDir: root,
   metafile: true,
   // The engine looks for worker.js beside the script that holds it.
@@ -29,8 +31,8 @@ await cp(
   new URL("../dist/page/difficulty.json", import.meta.url),
 );
 
-// The service worker keeps what the page is made of; another build is another version.
-const files = Object.keys(metafile.outputs).filter((path) => !path.endsWith(".map"));
+// The service worker keeps what the page is made of, without the worker's copy; another build is another version.
+const files = Object.keys(metafile.outputs).filter((path) => !/\.map$|chunks\/worker-source-/.test(path));
 const hash = createHash("sha256");
 for (const path of [...files, "dist/page/difficulty.json", "page/index.html"].sort())
   hash.update(await readFile(new URL(`../${path}`, import.meta.url)));

@@ -34,7 +34,7 @@ export interface EngineOptions extends LoadSettings {
  */
 export async function createEngine(url: string | URL, options: EngineOptions = {}): Promise<Engine> {
   throwIfAborted(options.signal);
-  const link = new WorkerLink(options.worker?.() ?? startWorker());
+  const link = new WorkerLink(options.worker?.() ?? (await startWorker(options.signal)));
   try {
     const card = await link.load(new URL(url, globalThis.location?.href), options);
     return new Engine(link, card);
@@ -44,7 +44,19 @@ export async function createEngine(url: string | URL, options: EngineOptions = {
   }
 }
 
-function startWorker(): Worker {
+/**
+ * The worker from its file, which is all that a strict Content-Security-Policy allows; where it does not start, from a
+ * copy in the package: dev servers that prebundle dependencies (Vite 6 and 7) leave worker.js behind.
+ */
+async function startWorker(signal: AbortSignal | undefined): Promise<Worker> {
+  const worker = workerOfFile();
+  if (await starts(worker, signal)) return worker;
+  worker.terminate();
+  const { workerSource } = await import("./worker-source.js");
+  return workerOf(workerSource);
+}
+
+function workerOfFile(): Worker {
   try {
     // Bundlers look for this very expression.
     return new Worker(new URL("./worker.js", import.meta.url), { type: "module", name: "nearfar" });
@@ -53,9 +65,28 @@ function startWorker(): Worker {
   }
   // Browsers refuse workers of another origin, such as a CDN's, but let a worker of this page import from there.
   const here = import.meta.url;
-  const code = `import ${JSON.stringify(new URL("./worker.js", here).href)};`;
+  return workerOf(`import ${JSON.stringify(new URL("./worker.js", here).href)};`);
+}
+
+function workerOf(code: string): Worker {
   const blob = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
   return new Worker(blob, { type: "module", name: "nearfar" });
+}
+
+/** Whether a worker says its first word before it fails. */
+function starts(worker: Worker, signal: AbortSignal | undefined): Promise<boolean> {
+  const settled = new AbortController();
+  const once = { once: true, signal: settled.signal };
+  const answer = new Promise<boolean>((resolve, reject) => {
+    worker.addEventListener("message", () => resolve(true), once);
+    worker.addEventListener("error", () => resolve(false), once);
+    const onAbort = (): void => {
+      worker.terminate();
+      reject(abortError());
+    };
+    signal?.addEventListener("abort", onAbort, once);
+  });
+  return answer.finally(() => settled.abort());
 }
 
 /** A loaded model. */
@@ -199,6 +230,8 @@ export class WorkerLink {
 
   #receive(message: FromWorker): void {
     switch (message.type) {
+      case "started":
+        return;
       case "progress":
         this.#options.onProgress?.(message.progress);
         return;

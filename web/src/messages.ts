@@ -88,6 +88,8 @@ export type ToWorker =
   | { readonly type: "dispose" };
 
 export type FromWorker =
+  /** Its first word: the script has been found and runs. */
+  | { readonly type: "started" }
   | { readonly type: "progress"; readonly progress: LoadProgress }
   | { readonly type: "warning"; readonly message: string }
   | { readonly type: "loaded"; readonly card: ModelCard }

@@ -20,6 +20,7 @@ let loaded: Promise<void> = Promise.resolve();
 let lastProgress = 0;
 
 scope.addEventListener("message", ({ data }) => handle(data));
+scope.postMessage({ type: "started" });
 
 function handle(message: ToWorker): void {
   switch (message.type) {

@@ -1,11 +1,9 @@
-import { execFileSync } from "node:child_process";
-import { fileURLToPath } from "node:url";
 import type { Browser, Page } from "playwright-core";
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "vitest";
 import type * as nearfar from "../../src/index.js";
 import { CHROMIUM, openChromium } from "../support/chromium.js";
 import { expectedTokens } from "../support/fake-backend.js";
-import { distFile, type StaticServer, serve } from "../support/serve.js";
+import { builtPackage, distFile, type StaticServer, serve } from "../support/serve.js";
 import { TOY_VOCAB, toyArtifact } from "../support/toy-artifact.js";
 
 /** What the test's page has: the package, as an app imports it. */
@@ -28,7 +26,7 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
   let artifact = toyArtifact();
 
   beforeAll(async () => {
-    execFileSync(process.execPath, [fileURLToPath(new URL("../../scripts/bundle.mjs", import.meta.url))]);
+    await builtPackage();
     browser = await openChromium();
   }, 60_000);
   afterAll(() => browser?.close());
@@ -281,6 +279,41 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
     });
     expect(result.name).toBe("AbortError");
     expect(result.took).toBeLessThan(1900);
+  });
+
+  test("an abort after loading is none of the engine's business", async () => {
+    const text = await page.evaluate(async () => {
+      const controller = new AbortController();
+      const engine = await nearfarPackage.createEngine("/toy/", { signal: controller.signal });
+      controller.abort();
+      const { choices } = await engine.completions.create({ prompt: "z", max_tokens: 5, temperature: 0 });
+      await engine.dispose();
+      return choices[0]?.text;
+    });
+    expect(text).toBe(expectedText("z", 5));
+  });
+
+  test("a strict policy needs the worker's file alone", async () => {
+    const policy = "default-src 'none'; script-src 'self'; worker-src 'self'; connect-src 'self'";
+    server.intercept = (path, response) => {
+      if (path !== "strict" && path !== "strict.js") return false;
+      const [type, body] =
+        path === "strict"
+          ? ["text/html", `<!doctype html><script type="module" src="strict.js"></script>`]
+          : ["text/javascript", `import * as nearfar from "/dist/index.js"; globalThis.nearfarPackage = nearfar;`];
+      response.writeHead(200, { "content-type": type, "content-security-policy": policy }).end(body);
+      return true;
+    };
+    await page.goto(new URL("strict", server.url).href);
+    await page.waitForFunction(() => "nearfarPackage" in globalThis);
+    const text = await page.evaluate(async () => {
+      const engine = await nearfarPackage.createEngine("/toy/");
+      const { choices } = await engine.completions.create({ prompt: "z", max_tokens: 5, temperature: 0 });
+      await engine.dispose();
+      return choices[0]?.text;
+    });
+    expect(text).toBe(expectedText("z", 5));
+    expect(server.requests.filter((path) => path.includes("worker-source"))).toEqual([]);
   });
 
   test("fails what runs when it is disposed", async () => {

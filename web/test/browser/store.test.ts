@@ -1,4 +1,3 @@
-import { execFileSync } from "node:child_process";
 import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
 import type { Browser, BrowserContext, Page } from "playwright-core";
@@ -6,7 +5,7 @@ import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } fr
 import type * as nearfar from "../../src/index.js";
 import type * as store from "../../src/store/shard-cache.js";
 import { CHROMIUM, openChromium } from "../support/chromium.js";
-import { distFile, type StaticServer, serve } from "../support/serve.js";
+import { builtPackage, distFile, type StaticServer, serve } from "../support/serve.js";
 import { toyArtifact } from "../support/toy-artifact.js";
 
 const ROOT = fileURLToPath(new URL("../..", import.meta.url));
@@ -32,7 +31,7 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
   ]);
 
   beforeAll(async () => {
-    execFileSync(process.execPath, [fileURLToPath(new URL("../../scripts/bundle.mjs", import.meta.url))]);
+    await builtPackage();
     const entry = { contents: `export * from "./src/store/shard-cache.ts"`, resolveDir: ROOT };
     const made = await build({ stdin: entry, bundle: true, format: "iife", globalName: "shardStore", write: false });
     code = made.outputFiles[0]?.text ?? "";

@@ -1,7 +1,8 @@
-import { readFile } from "node:fs/promises";
 import { createServer, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
-import { extname } from "node:path";
+import { extname, relative } from "node:path";
+import { fileURLToPath } from "node:url";
+import { bundle } from "../../scripts/bundle.mjs";
 
 const TYPES: Record<string, string> = { ".html": "text/html", ".js": "text/javascript", ".json": "application/json" };
 
@@ -43,10 +44,19 @@ export async function serve(lookUp: (path: string) => Promise<Uint8Array | null>
   return self;
 }
 
-const DIST = new URL("../../dist/", import.meta.url);
+const DIST = fileURLToPath(new URL("../../dist/", import.meta.url));
+let built: Promise<Map<string, Uint8Array>> | null = null;
+
+/** The files of the package as they are now, by path under dist/; built in memory, so that nobody's dist/ is touched. */
+export function builtPackage(): Promise<Map<string, Uint8Array>> {
+  built ??= bundle({ write: false }).then(
+    ({ outputFiles = [] }) => new Map(outputFiles.map(({ path, contents }) => [relative(DIST, path), contents])),
+  );
+  return built;
+}
 
 /** A file of the built package, for paths under dist/. */
 export async function distFile(path: string): Promise<Uint8Array | null> {
   if (!path.startsWith("dist/")) return null;
-  return readFile(new URL(path.slice("dist/".length), DIST)).catch(() => null);
+  return (await builtPackage()).get(path.slice("dist/".length)) ?? null;
 }
