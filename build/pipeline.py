@@ -52,10 +52,10 @@ def build(options: BuildOptions, progress: Progress = lambda stage, done, total:
             made = target.finish(source, roots[name], weights[name], options)
             _write_manifest(source, name, roots[name], weights[name], made, digest)
         progress("made", len(targets), len(targets))
-    made = [options.out / name for name in targets]
-    for path in made:
+    paths = [options.out / name for name in targets]
+    for path in paths:
         trust.remember(path)
-    return made
+    return paths
 
 
 def _write_weights(
