@@ -21,7 +21,7 @@ def parse_size(size: int | str) -> int:
             raise RequestError(f"kv_memory must be positive, not {size}", "kv_memory")
         return size
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", size.lower())
-    if not found or float(found[1]) == 0:
+    if not found or not 0 < float(found[1]) < 1e15:
         raise RequestError(f"kv_memory must be a size such as 512MB or 2GiB, not {size!r}", "kv_memory")
     return int(float(found[1]) * _UNITS[found[2] or ""])
 

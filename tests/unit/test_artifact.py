@@ -297,7 +297,7 @@ def test_memory_sizes() -> None:
     assert parse_size("1.5 GiB") == 3 * 2**29
     assert parse_size("1000") == 1000
     assert parse_size(7) == 7
-    for bad in ("", "MB", "-1", "1 XB", "0MB", 0):
+    for bad in ("", "MB", "-1", "1 XB", "0MB", 0, "9" * 400):
         with pytest.raises(RequestError, match="kv_memory"):
             parse_size(bad)
 
@@ -316,3 +316,5 @@ def test_pages_of_a_budget() -> None:
         plan_pages(manifest, program, 100)
     with pytest.raises(DeviceError, match="more than this machine has"):
         plan_pages(manifest, program, "900TB")
+    with pytest.raises(DeviceError, match="more than this machine has"):
+        plan_pages(manifest, program, 10**400)
