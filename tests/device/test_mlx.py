@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -279,10 +280,17 @@ def test_what_the_files_lack_or_have_too_much_is_named(tmp_path: Path) -> None:
     del weights["model.layers.1.mlp.up_proj.weight"]
     with pytest.raises(ArtifactError, match=r"no tensor model\.layers\.1\.mlp\.up_proj\.weight"):
         Engine.load(write_mlx_artifact(tmp_path / "missing", CONFIG, weights))
-    config = extra / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "quantization": {"mode": "mxfp4"}}))
+    other = {**CONFIG, "quantization": {"mode": "mxfp4"}}
     with pytest.raises(ArtifactError, match="mxfp4"):
-        Engine.load(extra)
+        Engine.load(write_mlx_artifact(tmp_path / "other", other, weights))
+
+
+def test_a_config_edited_by_hand_is_refused(plain: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(plain, tmp_path / "copy"))
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.05}))
+    with pytest.raises(ArtifactError, match=r"config.json is "):
+        Engine.load(copy)
 
 
 def test_without_mlx_the_extra_is_named(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
