@@ -15,7 +15,7 @@ from nearfar.fallback_server.engines.addresses import Address, AddressBook
 from nearfar.fallback_server.engines.base import EngineRequest, FinishReason, Piece, Prepared, TokenUsage, ToolCall
 from nearfar.remote.chunks import Chunk, Part, Usage
 from nearfar.remote.continuing import continued
-from nearfar.remote.errors import RemoteError
+from nearfar.remote.errors import RefusedError, RemoteError
 from nearfar.remote.server import CHAT, COMPLETIONS
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class Relay:
         self._before = 0  # tokens of streams that were cut
         self._seen = 0  # and with them, of the one under way
         self._text = ""
-        self._reasoned = False
+        self._began = self._reasoned = False
         self._chunks: AsyncGenerator[Chunk, None] | None = None
         self._waiting: asyncio.Timeout | None = None
         self._ended_by: NearfarError | None = None
@@ -100,13 +100,18 @@ class Relay:
             except RemoteError as error:
                 log.warning("upstream failed: %s", error)
                 failures.append(error)
-            if self._seen and not self._can_continue():
+            except RefusedError as error:
+                if not self._began:
+                    raise
+                log.warning("upstream cannot go on with an answer: %s", error)
+                break
+            if self._began and not self._can_continue():
                 break
             if self._seen >= (self._request.max_tokens or self._seen + 1):
                 yield Piece(0, finish="length")  # only its end was lost
                 return
             self._before = self._seen
-        if self._seen:
+        if self._began:
             raise EngineError("the upstream server failed during the answer")
         raise unavailable(path, failures)
 
@@ -171,6 +176,7 @@ class Relay:
         return chunk
 
     def _take(self, part: Part) -> Piece:
+        self._began = True
         self._seen += part.tokens
         self._route.counts.generated += part.tokens
         self._text += part.text

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,6 +16,8 @@ import pytest
 
 from nearfar.fallback_server.engines.base import EngineRequest
 from nearfar.fallback_server.engines.upstream import UpstreamEngine, UpstreamOptions
+from nearfar.fallback_server.http.app import AppOptions
+from nearfar.fallback_server.http.keys import Key, KeyStore, add_key, hashed
 from nearfar.fallback_server.tenants import Tenant
 from tests.support.clouds import (
     CHUNKED,
@@ -242,6 +245,18 @@ def test_a_continued_answer_has_the_tokens_that_were_left(made: Make, told: str)
     assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (9, 24)
 
 
+def test_a_server_that_refuses_to_go_on_is_no_fault_of_the_client(made: Make) -> None:
+    def either(body: Json) -> Iterator[bytes]:
+        if body.get("continue_final_message"):
+            yield reply("400 Bad Request", {"error": {"message": "continue_final_message: 10.1.2.3 knows it not"}})
+        else:
+            yield CHUNKED + chunk(said("Hi"))
+
+    front, _ = made(*[chatting(completions=either)] * 2)
+    error = front.streamed()[-1]["error"]
+    assert (error["message"], error["type"]) == ("the upstream server failed during the answer", "server_error")
+
+
 def test_an_answer_whose_end_only_was_lost_is_whole(made: Make) -> None:
     cut = CHUNKED + b"".join(chunk(said(letter)) for letter in "abcd")
     front, clouds = made(*[chatting(completions=always(cut))] * 2)
@@ -362,6 +377,23 @@ async def test_the_salt_of_a_tenant_goes_along() -> None:
             await engine.close()
         assert [body.get("cache_salt") for body in cloud.posts()] == ["salt of alice", None, None, None]
         assert "user" not in cloud.posts()[0]
+
+
+def test_each_key_has_a_cache_of_its_own_upstream(tmp_path: Path) -> None:
+    for name in ("alice", "bob"):
+        add_key(tmp_path / "keys.json", Key(name, hashed(name)))
+    with Cloud(chatting()) as cloud:
+        options = AppOptions(keys=KeyStore(tmp_path / "keys.json"))
+        server = RunningServer(lambda: UpstreamEngine.connect([cloud.address], OPTIONS), options)
+        try:
+            for name in ("alice", "bob", "alice"):
+                headers = {"Authorization": f"Bearer {name}"}
+                assert httpx.post(f"{server.address}/v1/chat/completions", json=CHAT, headers=headers, timeout=30).status_code == 200
+        finally:
+            server.close()
+        first, second, third = (body["cache_salt"] for body in cloud.posts())
+        assert first == third != second
+        assert "alice" not in first
 
 
 def test_listing_is_read_strictly(made: Make) -> None:
