@@ -132,9 +132,13 @@ class EngineCore:
         self._worker.submit(self._initialize).result()
 
     def generate(
-        self, tokens: Seq[int], params: SamplingParams | None = None, constraint: Constraint | None = None
+        self, tokens: Seq[int], params: SamplingParams | None = None, constraint: Constraint | None = None, salt: str = ""
     ) -> Generation:
-        """Start a request; call it on the event loop that will iterate the result."""
+        """Start a request; call it on the event loop that will iterate the result.
+
+        It shares prefixes with requests of the same `salt` only: where one engine serves several who must not learn of
+        each other.
+        """
         if self._closed:
             raise DeviceError("the engine is closed; load the artifact again")
         params = params or SamplingParams()
@@ -142,7 +146,7 @@ class EngineCore:
         params.check_vocabulary(self.manifest.model.vocab_size)
         limit = self.scheduler.limit_tokens(tokens, params.max_tokens)
         seed = secrets.randbits(64) if params.seed is None else params.seed & (2**64 - 1)
-        request = Request(tuple(tokens), params, limit, seed, constraint=constraint)
+        request = Request(tuple(tokens), params, limit, seed, constraint=constraint, salt=salt)
         generation = self._generations[request.number] = Generation(self, request)
         self.scheduler.add(request)
         self.wake()

@@ -79,7 +79,7 @@ class Request:
     """The state of one request. The scheduler owns it until it is finished or cancelled.
 
     `tokens` are the prompt and the answer as far as it is known; `queued` positions have been given to the device,
-    `pending` of them end in a sampled token that has not been read yet.
+    `pending` of them end in a sampled token that has not been read yet. Requests share prefixes if their `salt` is the same.
     """
 
     prompt: tuple[int, ...]
@@ -95,6 +95,7 @@ class Request:
     number: int = field(default_factory=lambda: next(_numbers))
     cached_tokens: int = 0
     constraint: Constraint | None = None
+    salt: str = ""
     created: float = field(default_factory=time.monotonic)
     admitted: float = 0.0
     first: float = 0.0

@@ -219,13 +219,13 @@ class Scheduler:
         for other in self.running:
             done = len(other.sequence.tokens) if other.sequence else 0
             shared = common_length(other.tokens, request.tokens)
-            if other.remaining > 1 and shared >= done + self.table.page_size:
+            if other.salt == request.salt and other.remaining > 1 and shared >= done + self.table.page_size:
                 return True
         return False
 
     def _admit(self, request: Request) -> bool:
         """Give the request a slot, the longest prefix that the cache has, and pages for its tokens."""
-        sequence = self.table.open(request.tokens)
+        sequence = self.table.open(request.tokens, request.salt)
         if sequence is None:
             return False
         request.sequence = sequence
@@ -248,7 +248,7 @@ class Scheduler:
         assert request.sequence is not None
         best, shared = None, len(request.sequence.tokens)
         for other in self.running:
-            if other.sequence is not None:
+            if other.sequence is not None and other.salt == request.salt:
                 common = min(common_length(other.sequence.tokens, request.tokens), len(request.tokens) - 1)
                 if common > shared:
                     best, shared = other.sequence, common

@@ -43,7 +43,8 @@ class Grammar:
 class TokenRequest:
     """One sequence to complete. `id` is unique. `priority`: smaller first (vLLM's sense).
 
-    `prompt_logprobs`: logprobs of the prompt's own tokens are wanted too.
+    `prompt_logprobs`: logprobs of the prompt's own tokens are wanted too. `salt`: only requests with the same one share
+    prefixes in a cache.
     """
 
     id: str
@@ -56,6 +57,7 @@ class TokenRequest:
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None
     priority: int = 0
+    salt: str = ""
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ class Front:
         self._engine = LocalEngine(backend, source.directory, source.bos, options.engines.text, options.engines.names)
         await self._engine.start()
         keys = KeyStore(options.keys) if options.keys is not None else None
-        limits = ServerLimits(requests=options.max_requests)
+        limits = ServerLimits(requests=options.max_requests, fronts=options.fronts)
         self._app = create_app(self._engine, AppOptions(limits, keys, tracer=Tracer.from_environment()))
 
     def __serve_build_asgi_app__(self) -> Any:

@@ -48,6 +48,7 @@ class ServeOptions:
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
     cors: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
     audit: Path | None = None
     audit_text: bool = False
     log_format: Literal["text", "json"] = "text"
@@ -134,16 +135,27 @@ def check_access(options: ServeOptions) -> KeyStore | None:
     return keys
 
 
+def allowed_hosts(options: ServeOptions) -> tuple[str, ...]:
+    """The names that the server answers for; none: all.
+
+    A server that only this machine reaches has no other protection from pages of other sites: it answers for the names
+    of this machine. One that others reach has keys, and whatever name they know it by.
+    """
+    if "*" in options.hosts or not (options.hosts or _loopback(options.host)):
+        return ()
+    return ("localhost", "127.0.0.1", "[::1]", f"[{options.host}]" if ":" in options.host else options.host, *options.hosts)
+
+
 async def _main(models: tuple[str, ...], options: ServeOptions, keys: KeyStore | None) -> None:
     engine = await _open(models, options)
     try:
         audit = AuditLog(options.audit, options.audit_text) if options.audit is not None else None
-        made = AppOptions(options.limits, keys, audit, options.cors, Tracer.from_environment())
+        made = AppOptions(options.limits, keys, audit, options.cors, allowed_hosts(options), Tracer.from_environment())
         app = create_app(engine, made)
         config = uvicorn.Config(
             app, host=options.host, port=options.port, log_config=None, access_log=False, http=protocol(options.limits),
             loop="asyncio", lifespan="on", server_header=False, proxy_headers=False,
-            limit_concurrency=options.limits.connections, timeout_graceful_shutdown=int(options.drain + GRACE + 0.999),
+            timeout_graceful_shutdown=int(options.drain + GRACE + 0.999),
             h11_max_incomplete_event_size=options.limits.header_bytes,
             ssl_certfile=options.tls_cert, ssl_keyfile=options.tls_key,
             ssl_ca_certs=str(options.tls_client_ca) if options.tls_client_ca else None,
@@ -163,11 +175,11 @@ async def _open(models: tuple[str, ...], options: ServeOptions) -> Engine:
 
 
 def _welcome(url: str, engine: Engine, keyed: bool) -> str:
-    model = engine.models()[0].id
+    model = next((info.id for info in engine.models()), "MODEL")
     key = " -H 'Authorization: Bearer KEY'" if keyed else ""
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
     return (
-        f"nearfar serves {model} at {url}  (Ctrl-C ends)\n"
+        f"nearfar serves {model if engine.models() else 'no model yet'} at {url}  (Ctrl-C ends)\n"
         f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
     )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, TypeVar
 
 from nearfar.errors import RequestError
+from nearfar.remote.breaker import BreakerOptions as BreakerOptions
 from nearfar.routing.types import MODES, Mode, Side, Unit
 
 Group = TypeVar("Group")
@@ -62,15 +63,6 @@ def _parsed(group: type[Group], data: object, where: str) -> Group:
     if unknown := sorted(str(name) for name in set(data) - {each.name for each in fields(group)}):  # type: ignore[arg-type]
         raise RequestError(f"{where} has no field {', '.join(unknown)}", unknown[0])
     return group(**data)
-
-
-@dataclass(frozen=True)
-class BreakerOptions:
-    """`failures` in a row open the circuit for `seconds`; each failed probe doubles them, up to `max_seconds`."""
-
-    failures: int = 3
-    seconds: float = 5.0
-    max_seconds: float = 300.0
 
 
 @dataclass(frozen=True)

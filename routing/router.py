@@ -15,7 +15,7 @@ from typing import Any
 
 from nearfar.edge_runtime.types import Usage
 from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
-from nearfar.routing.breaker import Breaker, Pass
+from nearfar.remote.breaker import Breaker, Pass
 from nearfar.routing.calibration import Threshold
 from nearfar.routing.decision import cost_of, decide
 from nearfar.routing.device import EngineDevice

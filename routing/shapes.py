@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from nearfar.edge_runtime.types import Logprobs, Record, TokenLogprob, TopLogprob, Usage
+from nearfar.edge_runtime.types import Logprobs, Record, TokenLogprob, Usage
 from nearfar.routing.types import Reason, Side
 
 
@@ -141,22 +141,6 @@ class Piece:
         return Delta(self.text or None, None, list(self.calls) or None, self.reasoning or None)
 
 
-def piece_of(choice: Mapping[str, Any]) -> Piece:
-    """A choice of a streamed chunk as JSON. KeyError, TypeError where it has not OpenAI's shape."""
-    delta = choice.get("delta") or {}
-    text, reasoning = delta.get("content") or "", delta.get("reasoning_content") or delta.get("reasoning") or ""
-    calls = tuple(_call(item) for item in delta.get("tool_calls") or ())
-    logprobs = tuple(_logprob(item) for item in (choice.get("logprobs") or {}).get("content") or ())
-    count = len(logprobs) or int(bool(text or reasoning or calls))
-    return Piece(text, count, logprobs, reasoning, calls, choice.get("finish_reason"))
-
-
-def usage_of(usage: Mapping[str, Any]) -> Usage:
-    """A usage record as JSON."""
-    prompt, completion = int(usage["prompt_tokens"]), int(usage["completion_tokens"])
-    return Usage(prompt, completion, prompt + completion)
-
-
 def whole_calls(deltas: Iterable[ToolCall]) -> list[ToolCall]:
     """Calls of the parts in which they came."""
     parts: dict[int, list[ToolCall]] = {}
@@ -169,14 +153,3 @@ def _joined(parts: Seq[ToolCall]) -> ToolCall:
     name = next((part.function.name for part in parts if part.function.name), None)
     arguments = "".join(part.function.arguments for part in parts)
     return ToolCall(Function(name, arguments), None, next((part.id for part in parts if part.id), None))
-
-
-def _call(item: Mapping[str, Any]) -> ToolCall:
-    function = item.get("function") or {}
-    made = Function(function.get("name"), function.get("arguments") or "")
-    return ToolCall(made, item.get("index"), item.get("id"), item.get("type"))
-
-
-def _logprob(item: Mapping[str, Any]) -> TokenLogprob:
-    top = [TopLogprob(other["token"], other["logprob"], other.get("bytes") or []) for other in item.get("top_logprobs") or ()]
-    return TokenLogprob(item["token"], item["logprob"], item.get("bytes") or [], top)

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from nearfar.remote.breaker import BreakerState as BreakerState
+
 Side = Literal["device", "cloud"]
 Mode = Literal["device_only", "prefer_device", "auto", "prefer_cloud", "cloud_only"]
 Unit = Literal["tokens", "money"]
-BreakerState = Literal["closed", "half_open", "open"]
 Feature = Literal["tools", "json_schema", "json_object", "grammar", "images", "logprobs", "reasoning"]
 
 MODES: tuple[Mode, ...] = ("device_only", "prefer_device", "auto", "prefer_cloud", "cloud_only")

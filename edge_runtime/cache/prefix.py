@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 ROOT = -1
-"""Parent of the first page of a sequence."""
+"""Parent of the first page of a sequence without a salt."""
 
-Key = tuple[int, tuple[int, ...]]
+Parent = int | str
+"""A page, ROOT, or the salt of a tenant: the root of a tree of its own, from which nobody else's pages are reached."""
+Key = tuple[Parent, tuple[int, ...]]
+
+
+def root(salt: str) -> Parent:
+    """Parent of the first page of a sequence with this salt."""
+    return salt or ROOT
 
 
 def common_length(a: Seq[int], b: Seq[int]) -> int:
@@ -47,14 +54,14 @@ class PrefixIndex:
         """The idle pages in the order in which they will be evicted."""
         return list(self._idle)
 
-    def entries(self) -> list[tuple[int, int, list[int]]]:
+    def entries(self) -> list[tuple[int, Parent, list[int]]]:
         """(page, parent, tokens) of every page, by page number."""
         return [(page, key[0], list(key[1])) for page, key in sorted(self._keys.items())]
 
-    def lookup(self, tokens: Seq[int], limit: int) -> list[int]:
-        """The pages of the longest cached prefix of `tokens`, at most `limit` pages."""
+    def lookup(self, tokens: Seq[int], limit: int, salt: str = "") -> list[int]:
+        """The pages of the longest cached prefix of `tokens` in the salt's tree, at most `limit` pages."""
         found: list[int] = []
-        parent = ROOT
+        parent = root(salt)
         for index in range(limit):
             start = index * self.page_size
             page = self._pages.get((parent, tuple(tokens[start : start + self.page_size])))
@@ -64,7 +71,7 @@ class PrefixIndex:
             parent = page
         return found
 
-    def insert(self, parent: int, tokens: Seq[int], page: int) -> int:
+    def insert(self, parent: Parent, tokens: Seq[int], page: int) -> int:
         """Enter a full page. Returns the page that holds these tokens: `page`, or the one that was there first."""
         key = (parent, tuple(tokens))
         known = self._pages.setdefault(key, page)

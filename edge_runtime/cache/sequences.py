@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from nearfar.edge_runtime.cache.pages import PageAllocator
-from nearfar.edge_runtime.cache.prefix import ROOT, PrefixIndex
+from nearfar.edge_runtime.cache.prefix import PrefixIndex, root
 
 Copy = tuple[int, int]
 """(from, to): the device must copy this page before the next step."""
@@ -20,12 +20,14 @@ NO_SLOT = -1
 class Sequence:
     """Tokens whose keys and values are in the cache (or will be, once the steps already queued have run).
 
-    `pages` covers at least `tokens`; pages beyond are reserved for what comes next.
+    `pages` covers at least `tokens`; pages beyond are reserved for what comes next. Only sequences with the same `salt`
+    share prefixes.
     """
 
     slot: int
     tokens: list[int] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
+    salt: str = ""
 
 
 class SequenceTable:
@@ -55,7 +57,7 @@ class SequenceTable:
         """Pages that `length` tokens fill, the last perhaps in part."""
         return -(-length // self.page_size)
 
-    def open(self, tokens: Seq[int]) -> Sequence | None:
+    def open(self, tokens: Seq[int], salt: str = "") -> Sequence | None:
         """Open a sequence that will hold `tokens`, in the lowest free slot, starting from their longest cached prefix.
 
         At least one of the tokens is left to compute, because its logits are wanted. None when no slot is free.
@@ -63,10 +65,10 @@ class SequenceTable:
         slot = self._free_slot()
         if slot is None:
             return None
-        pages = self.index.lookup(tokens, max(len(tokens) - 1, 0) // self.page_size)
+        pages = self.index.lookup(tokens, max(len(tokens) - 1, 0) // self.page_size, salt)
         for page in pages:
             self._hold(page)
-        return self._add(slot, list(tokens[: len(pages) * self.page_size]), pages)
+        return self._add(slot, list(tokens[: len(pages) * self.page_size]), pages, salt)
 
     def borrow(self, tokens: Seq[int]) -> Sequence:
         """The longest cached prefix of `tokens`, whole pages of it, as a sequence without a slot: it holds pages, but never runs.
@@ -118,7 +120,7 @@ class SequenceTable:
         pages = sequence.pages[: self.pages_for(len(sequence.tokens))]
         for page in pages:
             self._hold(page)
-        return self._add(slot, list(sequence.tokens), pages)
+        return self._add(slot, list(sequence.tokens), pages, sequence.salt)
 
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Keep the first `length` tokens; give back the pages beyond them, last first."""
@@ -150,8 +152,8 @@ class SequenceTable:
     def _free_slot(self) -> int | None:
         return next((slot for slot in range(self._slots) if slot not in self.sequences), None)
 
-    def _add(self, slot: int, tokens: list[int], pages: list[int]) -> Sequence:
-        sequence = self.sequences[slot] = Sequence(slot, tokens, pages)
+    def _add(self, slot: int, tokens: list[int], pages: list[int], salt: str) -> Sequence:
+        sequence = self.sequences[slot] = Sequence(slot, tokens, pages, salt)
         return sequence
 
     def _shared_tail(self, sequence: Sequence, length: int) -> int | None:
@@ -165,7 +167,7 @@ class SequenceTable:
     def _publish(self, sequence: Sequence, index: int) -> None:
         page = sequence.pages[index]
         start = index * self.page_size
-        parent = sequence.pages[index - 1] if index else ROOT
+        parent = sequence.pages[index - 1] if index else root(sequence.salt)
         known = self.index.insert(parent, sequence.tokens[start : start + self.page_size], page)
         if known != page:
             self._hold(known)

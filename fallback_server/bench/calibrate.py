@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from nearfar.errors import NearfarError
 from nearfar.fallback_server.bench.client import Client
 from nearfar.fallback_server.bench.prompts import OPENING, WORDS, Words
+from nearfar.remote.chunks import ShapeError, read_usage
+from nearfar.remote.errors import RefusedError, RemoteError
 
 REPEATS = 4
 AT_ONCE = 4
@@ -31,17 +33,16 @@ class Server:
 async def look(client: Client, words: Sequence[str] = WORDS) -> Server:
     """Ask the server; sets the client's model and `ignore_eos`."""
     notes = []
-    listed = [entry for entry in (await client.get("/models")).get("data", ()) if "id" in entry]
-    names = [entry["id"] for entry in listed]
-    if not client.model and not names:
+    listed = await client.models()
+    if not client.model and not listed:
         raise NearfarError(f"{client.url} lists no model: name one with --model")
-    client.model = client.model or names[0]
-    context = next((entry.get("max_model_len") for entry in listed if entry["id"] == client.model), None)
+    client.model = client.model or listed[0].id
+    context = next((model.context for model in listed if model.id == client.model), None)
     if context is None:
         notes.append("The server does not tell its context length: lengths are not cut to it (see --max-prompt).")
-    if client.ignore_eos and (await client.whole(OPENING, 1)).status_code in (400, 422):
+    if client.ignore_eos and not await _takes(client):
         client.ignore_eos = False
-        if (await client.whole(OPENING, 1)).status_code == 200:
+        if await _takes(client):
             notes.append("The server refuses ignore_eos: answers may be shorter than asked for.")
     measured = await _measure(client, words)
     if not measured.exact:
@@ -68,14 +69,25 @@ async def _measure(client: Client, words: Sequence[str]) -> Words:
     return Words(whole, overhead, True)
 
 
+async def _takes(client: Client) -> bool:
+    """Whether the server takes the body that the client makes now."""
+    try:
+        await _prompt_tokens(client, OPENING)
+    except RefusedError:
+        return False
+    return True
+
+
 async def _prompt_tokens(client: Client, prompt: str) -> int | None:
-    for wait in BUSY_WAITS:
-        response = await client.whole(prompt, 1)
-        if response.status_code != 429:
-            break
-        await asyncio.sleep(wait)
-    if response.status_code != 200:
-        raise NearfarError(f"{response.url} answers {response.status_code}: {response.text:.300}")
-    usage = response.json().get("usage") or {}
-    found = usage.get("prompt_tokens")
-    return found if isinstance(found, int) else None
+    """Tokens of a prompt as the server counts them; None where it does not tell."""
+    waits = list(BUSY_WAITS)
+    while True:
+        try:
+            usage = read_usage((await client.whole(prompt, 1)).get("usage"))
+            return usage.prompt if usage else None
+        except ShapeError as error:
+            raise NearfarError(f"{client.url}: {error}") from error
+        except RemoteError as error:
+            if not error.busy or not waits:
+                raise
+        await asyncio.sleep(waits.pop(0))

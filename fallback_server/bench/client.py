@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-
-from nearfar.errors import NearfarError
 from nearfar.fallback_server.bench.options import BenchOptions
+from nearfar.remote.chunks import Chunk, Usage
+from nearfar.remote.errors import RefusedError, RemoteError
+from nearfar.remote.server import CHAT, COMPLETIONS, Listed, Server, Waits, client
 
 
 @dataclass(frozen=True)
@@ -69,24 +68,15 @@ class Ask:
     output_tokens: int
 
 
-class StreamError(Exception):
-    """An error event in a stream; `kind` is its type."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
-
-
 class Client:
     """Sends requests to one server. `ignore_eos` may be turned off when the server is found to refuse it."""
 
     def __init__(self, url: str, options: BenchOptions) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1") + "/v1"
-        headers = {"Authorization": f"Bearer {options.key}"} if options.key else {}
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._http = httpx.AsyncClient(headers=headers, timeout=options.timeout, limits=limits, follow_redirects=False)
+        self._http = client(options.key, options.timeout, direct=False)
+        self._server = Server(url, self._http, Waits(options.timeout, options.timeout, options.timeout))
+        self.url = f"{self._server.root}/v1"
         self._options = options
-        self._path = "/chat/completions" if options.api == "chat" else "/completions"
+        self._path = CHAT if options.api == "chat" else COMPLETIONS
         self.model = options.model or ""
         self.ignore_eos = options.ignore_eos
 
@@ -94,27 +84,13 @@ class Client:
         """Close the connections."""
         await self._http.aclose()
 
-    async def get(self, path: str) -> Any:
-        """JSON of a GET below /v1."""
-        return self._checked(await self._call("GET", path))
+    async def models(self) -> tuple[Listed, ...]:
+        """What the server lists."""
+        return await self._server.models(self._options.timeout)
 
-    async def whole(self, prompt: str, tokens: int) -> httpx.Response:
+    async def whole(self, prompt: str, tokens: int) -> Mapping[str, Any]:
         """An answer that is not streamed."""
-        return await self._call("POST", self._path, self._body(prompt, tokens))
-
-    async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
-        try:
-            return await self._http.request(method, self.url + path, json=body)
-        except httpx.HTTPError as error:
-            raise NearfarError(f"{self.url} cannot be reached: {error or type(error).__name__}") from error
-
-    def _checked(self, response: httpx.Response) -> Any:
-        if response.status_code != 200:
-            raise NearfarError(f"{response.url} answers {response.status_code}: {response.text:.300}")
-        try:
-            return response.json()
-        except ValueError as error:
-            raise NearfarError(f"{response.url} answers no JSON: {response.text:.100!r}") from error
+        return await self._server.post(self._path, self._body(prompt, tokens))
 
     def _body(self, prompt: str, tokens: int) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -130,35 +106,25 @@ class Client:
 
     async def stream(self, ask: Ask, due: float) -> Outcome:
         """Send a request and watch its answer come. Never raises but for cancellation."""
-        sent = time.perf_counter()
-        watch = _Watch()
+        sent, watch = time.perf_counter(), _Watch()
         error, message = None, ""
         try:
-            body = {**self._body(ask.prompt, ask.output_tokens), "stream": True, "stream_options": {"include_usage": True}}
-            async with self._http.stream("POST", self.url + self._path, json=body) as response:
-                if response.status_code != 200:
-                    error = f"HTTP {response.status_code}"
-                    message = (await response.aread()).decode(errors="replace")[:300]
-                else:
-                    async for event in _events(response):
-                        watch.take(event, time.perf_counter())
-                    error = None if watch.finished else "cut"
-        except httpx.TimeoutException:
-            error = "timeout"
-        except httpx.ConnectError as failed:
-            error, message = "connect", str(failed)
-        except httpx.HTTPError as failed:
-            error, message = "cut", str(failed)
-        except StreamError as failed:
-            error, message = f"stream: {failed.kind}", str(failed)
-        except ValueError as failed:
-            error, message = "not SSE", str(failed)
-        end = time.perf_counter()
+            async for chunk in self._server.stream(self._path, self._body(ask.prompt, ask.output_tokens)):
+                watch.take(chunk, time.perf_counter())
+        except RefusedError as refused:
+            error, message = f"HTTP {refused.status}", str(refused)
+        except RemoteError as failed:
+            error, message = _KINDS.get(failed.code, f"HTTP {failed.code}"), str(failed)
+        usage = watch.usage
         return Outcome(
-            due, sent, end, watch.first, watch.last, tuple(watch.gaps), watch.pieces, ask.prompt_tokens,
-            ask.output_tokens, watch.usage.get("prompt_tokens"), watch.usage.get("completion_tokens"),
-            (watch.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0, error, message,
+            due, sent, time.perf_counter(), watch.first, watch.last, tuple(watch.gaps), watch.pieces, ask.prompt_tokens,
+            ask.output_tokens, usage.prompt if usage else None, usage.completion if usage else None,
+            usage.cached if usage else 0, error, message[:300],
         )  # fmt: skip
+
+
+_KINDS = {"timeout": "timeout", "connection": "connect", "cut": "cut", "shape": "not SSE", "error": "stream"}
+"""What went wrong with a stream, beside a status."""
 
 
 class _Watch:
@@ -169,22 +135,15 @@ class _Watch:
         self.last: float | None = None
         self.gaps: list[float] = []
         self.pieces = 0
-        self.finished = False
-        self.usage: dict[str, Any] = {}
+        self.usage: Usage | None = None
 
-    def take(self, event: dict[str, Any], now: float) -> None:
+    def take(self, chunk: Chunk, now: float) -> None:
         """One event of the stream."""
-        if event.get("error"):
-            error = event["error"] if isinstance(event["error"], dict) else {"message": event["error"]}
-            raise StreamError(str(error.get("type") or error.get("code") or "error"), str(error.get("message", "")))
-        self.usage = event.get("usage") or self.usage
-        for choice in event.get("choices") or ():
-            done = choice.get("finish_reason") is not None
-            delta = choice.get("delta") or choice
-            said = any(delta.get(name) for name in ("content", "text", "reasoning_content", "reasoning", "tool_calls"))
-            self.finished |= done
+        self.usage = chunk.usage or self.usage
+        for part in chunk.parts:
+            said = part.text or part.reasoning or part.calls
             # An answer may end without having said a thing: tokens without a text. Its end is all that can be seen of it.
-            if said or (done and self.first is None):
+            if said or (part.finish is not None and self.first is None):
                 self._piece(now)
 
     def _piece(self, now: float) -> None:
@@ -193,16 +152,3 @@ class _Watch:
         self.first = now if self.first is None else self.first
         self.last = now
         self.pieces += 1
-
-
-async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
-    """JSON of server-sent events until [DONE]."""
-    async for line in response.aiter_lines():
-        if line.startswith("data:"):
-            data = line[5:].strip()
-            if data == "[DONE]":
-                return
-            event = json.loads(data)
-            if not isinstance(event, dict):
-                raise ValueError(f"an event that is no object: {data:.100}")
-            yield event

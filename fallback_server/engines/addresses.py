@@ -1,90 +1,144 @@
-"""Addresses of one upstream model: which is up, how busy each is, and which to ask next."""
+"""Addresses behind one engine: what each serves, which is up, how busy each is, and which to ask next."""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from nearfar.remote.breaker import Breaker, BreakerOptions
+from nearfar.remote.errors import RefusedError, RemoteError
+from nearfar.remote.server import CHAT, COMPLETIONS, Listed, Server
+
+log = logging.getLogger(__name__)
 
 BLOCK = 256
 """Characters of a prompt that are hashed together. Shorter prompts have no affinity."""
 REMEMBERED = 65536
 """Blocks whose address is remembered."""
-
-
-class Breaker:
-    """A circuit breaker: opens after `failures` in a row, lets one request try after `seconds`, closes if that is well."""
-
-    def __init__(self, failures: int, seconds: float, clock: Callable[[], float]) -> None:
-        self._limit, self._seconds, self._clock = failures, seconds, clock
-        self._failures = 0
-        self._opened: float | None = None
-        self._trying = False
-
-    @property
-    def state(self) -> str:
-        """closed, open, or half-open."""
-        if self._opened is None:
-            return "closed"
-        return "half-open" if self._clock() - self._opened >= self._seconds else "open"
-
-    def allows(self) -> bool:
-        """Whether a request may go."""
-        return self.state == "closed" or (self.state == "half-open" and not self._trying)
-
-    def begin(self) -> None:
-        """A request goes."""
-        self._trying = self.state == "half-open"
-
-    def success(self) -> None:
-        """A request was answered."""
-        self._failures, self._opened, self._trying = 0, None, False
-
-    def failure(self) -> None:
-        """A request failed."""
-        self._failures += 1
-        if self._failures >= self._limit or self._opened is not None:
-            self._opened = self._clock()
-        self._trying = False
-
-    def abandoned(self) -> None:
-        """A request ended without telling anything of the address."""
-        self._trying = False
+Clock = Callable[[], float]
 
 
 @dataclass(eq=False)
 class Address:
-    """One server. `last_token` is when it last gave a token, on the monotonic clock."""
+    """One server. `models`: as it listed them last. `heard` is when it was last known to work, on the monotonic clock.
 
-    url: str
-    breaker: Breaker
+    Each path has a circuit of its own: a server without embeddings chats all the same.
+    """
+
+    server: Server
+    options: BreakerOptions
+    clock: Clock
+    models: tuple[Listed, ...] = ()
     under_way: int = 0
-    last_token: float = 0.0
+    down: bool = False
+    heard: float | None = None
+    breakers: dict[str, Breaker] = field(default_factory=dict)
+
+    @property
+    def answers(self) -> bool:
+        """Whether it may be asked for answers now: a path that nobody used has nothing against it."""
+        used = [self.breakers[path] for path in (CHAT, COMPLETIONS) if path in self.breakers]
+        return not used or any(breaker.allows(self.clock()) for breaker in used)
+
+    def breaker(self, path: str) -> Breaker:
+        """The circuit of one path."""
+        return self.breakers.setdefault(path, Breaker(self.options))
+
+    def works(self) -> None:
+        """It was seen to work."""
+        self.heard = self.clock()
+
+    async def list(self, seconds: float) -> bool:
+        """Ask for its models, which costs it nothing. Whether it told them; if not, those of the last time hold."""
+        try:
+            found = await self.server.models(seconds)
+        except (RemoteError, RefusedError) as error:
+            log.log(logging.DEBUG if self.down else logging.WARNING, "upstream: %s", error)
+            self.heard, self.down = None, True
+            return False
+        self.down = False
+        if found != self.models:
+            log.info("upstream %s serves %s", self.server.root, ", ".join(model.id for model in found) or "no model")
+        self.models = found
+        self.works()
+        return bool(found)
+
+    @contextmanager
+    def calling(self, path: str) -> Iterator[None]:
+        """A call to a path: its circuit hears how it ends."""
+        breaker = self.breaker(path)
+        given = breaker.begin(self.clock()) or "request"
+        self.under_way += 1
+        try:
+            yield
+        except RemoteError as error:
+            if error.broken:
+                breaker.failure(self.clock(), given)
+                self.heard = None
+            elif error.busy:
+                breaker.success(given)
+            else:
+                breaker.abandoned(given)
+            raise
+        except RefusedError:
+            breaker.success(given)
+            raise
+        except BaseException:
+            breaker.abandoned(given)
+            raise
+        else:
+            breaker.success(given)
+            self.works()
+        finally:
+            self.under_way -= 1
 
 
 class AddressBook:
-    """Chooses the address with the fewest requests under way, or the one that knows the prompt's beginning.
+    """Chooses of the addresses that serve a model the one with the fewest requests under way.
 
-    The latter as long as it has no more than `slack` requests more.
+    One that knows the prompt's beginning is preferred as long as it has no more than `slack` requests more.
     """
 
     def __init__(
-        self, urls: Collection[str], *, failures: int, seconds: float, slack: int,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
-        self.addresses = [Address(url.rstrip("/"), Breaker(failures, seconds, clock)) for url in urls]
-        self._slack = slack
+        self, servers: Collection[Server], options: BreakerOptions, slack: int, clock: Clock = time.monotonic
+    ) -> None:
+        self.addresses = [Address(server, options, clock) for server in servers]
+        self._slack, self._clock = slack, clock
         self._blocks: OrderedDict[bytes, Address] = OrderedDict()
 
-    def choose(self, prompt: str, without: Collection[Address] = ()) -> Address | None:
-        """The address for a prompt; None if all are down or excluded."""
-        able = [a for a in self.addresses if a not in without and a.breaker.allows()]
+    def models(self) -> tuple[Listed, ...]:
+        """All that are served, in the order of the addresses; of a context that differs, the shortest."""
+        found: dict[str, Listed] = {}
+        for model in (model for address in self.addresses for model in address.models):
+            known = found.setdefault(model.id, model)
+            if model.context is not None and (known.context is None or model.context < known.context):
+                found[model.id] = model
+        return tuple(found.values())
+
+    def candidates(self, prompt: str, path: str, model: str, attempts: int) -> Iterator[Address]:
+        """The addresses to ask, one after the other. Each is chosen when it is asked for."""
+        tried: list[Address] = []
+        while len(tried) < attempts and (address := self.choose(prompt, path, model, tried)) is not None:
+            tried.append(address)
+            yield address
+
+    def choose(self, prompt: str, path: str, model: str, without: Collection[Address] = ()) -> Address | None:
+        """The address for a prompt; None if all that serve the model are down or excluded."""
+        now = self._clock()
+        able = [
+            address for address in self.addresses
+            if address not in without and any(listed.id == model for listed in address.models)
+            and address.breaker(path).allows(now)
+        ]  # fmt: skip
         if not able:
             return None
         chosen = min(able, key=lambda address: address.under_way)
-        blocks = _blocks(prompt)
+        blocks = _blocks(f"{model}\n{prompt}")
         known = next((self._blocks[block] for block in reversed(blocks) if block in self._blocks), None)
         if known in able and known is not None and known.under_way <= chosen.under_way + self._slack:
             chosen = known

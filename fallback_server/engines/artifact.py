@@ -142,7 +142,7 @@ class ArtifactBackend:
             constraint = await self._constraint(request)
             await self._turn(request.priority)
             try:
-                await self._generate(self.core.generate(request.tokens, params, constraint), request, stream)
+                await self._generate(self.core.generate(request.tokens, params, constraint, request.salt), request, stream)
             finally:
                 self._leave()
         except RequestError as error:

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 
 from nearfar.edge_runtime.types import TokenLogprob
 from nearfar.fallback_server.backend import BackendStats, Grammar, Sampling
+from nearfar.fallback_server.tenants import ANONYMOUS, Tenant
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort"]
 Prompt = str | tuple[int, ...]
@@ -25,9 +26,11 @@ class ToolChoice:
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """One call of the API, validated. Either `messages` (chat) or `prompts` (completions) is given.
+    """One call of the API, validated. Either `messages` (chat) or `prompts` (completions, embeddings) is given.
 
     `max_tokens` None: until the context is full. `body` is the call as it came, for engines that pass it on.
+    `tenant` is for whom it is answered: its salt keeps its prefixes apart from those of others. `pooling`: vectors of the
+    prompts are wanted (Engine.embed), no answers.
     """
 
     id: str
@@ -47,6 +50,8 @@ class EngineRequest:
     logprobs: int | None = None
     echo: bool = False
     priority: int = 0
+    tenant: Tenant = ANONYMOUS
+    pooling: Literal["mean", "last"] | None = None
     template: Mapping[str, Any] = field(default_factory=dict)
     continue_last: bool = False
     split_reasoning: bool = True

@@ -85,6 +85,10 @@ class LocalEngine:
         prompts, tail = await self._prompts(request)
         context = self.backend.info.context_length
         longest = max(len(prompt) for prompt in prompts)
+        total = sum(len(prompt) for prompt in prompts)
+        if request.pooling is not None:
+            self._check_input(longest)
+            return Prepared(request, prompts, total, total)
         if longest >= context:
             raise RequestError(
                 f"the prompt has {longest} tokens, but this model's context is {context} tokens, the answer included; "
@@ -93,7 +97,6 @@ class LocalEngine:
             )
         opened = self._reasoning is not None and tail.rstrip().endswith(self._reasoning.begin)
         grammar = self._grammar(request, opened)
-        total = sum(len(prompt) for prompt in prompts)
         cost = total + sum(self._limit(request, prompt) for prompt in prompts) * request.n
         return Prepared(request, prompts, total, cost, grammar, opened)
 
@@ -123,12 +126,7 @@ class LocalEngine:
     async def embed(self, model: str, inputs: Seq[Prompt], pooling: Literal["mean", "last"]) -> Embeddings:
         """One vector an input."""
         tokens = [await self._tokens(item, "input") for item in inputs]
-        longest = max(len(item) for item in tokens)
-        if longest > self.backend.info.context_length:
-            raise RequestError(
-                f"an input has {longest} tokens, but the context is {self.backend.info.context_length}; shorten it",
-                "input",
-            )
+        self._check_input(max(len(item) for item in tokens))
         return Embeddings(await self.backend.embed(tokens, pooling), sum(len(item) for item in tokens))
 
     def stats(self) -> BackendStats:
@@ -147,7 +145,8 @@ class LocalEngine:
     async def _prompts(self, request: EngineRequest) -> tuple[tuple[tuple[int, ...], ...], str]:
         """Token ids of each prompt, and the end of the rendered text of a chat."""
         if not request.chat:
-            return tuple([tuple(await self._tokens(prompt, "prompt")) for prompt in request.prompts]), ""
+            param = "prompt" if request.pooling is None else "input"
+            return tuple([tuple(await self._tokens(prompt, param)) for prompt in request.prompts]), ""
         answer = await self._text.run(self._chat_job(request))
         if not answer["tokens"]:
             raise RequestError("the chat template makes an empty prompt of these messages", "messages")
@@ -188,6 +187,11 @@ class LocalEngine:
             raise RequestError(f"token id {wrong} is outside the vocabulary of {vocab} tokens", param)
         return list(prompt)
 
+    def _check_input(self, longest: int) -> None:
+        context = self.backend.info.context_length
+        if longest > context:
+            raise RequestError(f"an input has {longest} tokens, but the context is {context}; shorten it", "input")
+
     def _grammar(self, request: EngineRequest, opened: bool) -> Grammar | None:
         """What the answers must match: the calls, the response format, or either."""
         reasoning = self._reasoning
@@ -225,6 +229,7 @@ class LocalEngine:
             prompt_logprobs=request.logprobs if request.echo else None,
             grammar=prepared.grammar,
             priority=request.priority,
+            salt=request.tenant.salt,
         )
 
     def _choice(self, prepared: Prepared, index: int, prompt: tuple[int, ...], events: Any) -> Choice:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import time
@@ -12,19 +11,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import httpx
-
-from nearfar.errors import EngineError, RequestError
+from nearfar.errors import EngineError
 from nearfar.fallback_server.backend import BackendStats
-from nearfar.fallback_server.engines.addresses import Address, AddressBook
+from nearfar.fallback_server.engines.addresses import AddressBook
 from nearfar.fallback_server.engines.base import Embeddings, EngineRequest, ModelInfo, Prepared, Prompt
-from nearfar.fallback_server.engines.relay import Relay, UpstreamError, refusal
+from nearfar.fallback_server.engines.relay import Counts, Relay, Route, prompt_text, unavailable
+from nearfar.remote.breaker import BreakerOptions
+from nearfar.remote.errors import RemoteError
+from nearfar.remote.server import EMBEDDINGS, Server, Waits, client, root_of
 
 log = logging.getLogger(__name__)
 
 KEY_VARIABLE = "NEARFAR_UPSTREAM_KEY"
-PATHS = ("/v1/models", "/v1/chat/completions", "/v1/completions", "/v1/embeddings")
-"""The only paths that are ever asked for, whatever a client sends."""
 CHARS_PER_TOKEN = 4
 ANSWER_ESTIMATE = 1024
 """Tokens that an answer without max_tokens is taken to cost."""
@@ -35,13 +33,15 @@ class UpstreamOptions:
     """How upstream servers are used. Times are seconds.
 
     `key`: sent as the bearer token; None: from NEARFAR_UPSTREAM_KEY. `continues`: the servers take
-    `continue_final_message` (vLLM, nearfar), so that an answer can go on elsewhere when its server fails.
-    `failures` in a row open an address's circuit for `open_seconds`. `slack`: how many requests more than the least
-    loaded an address may have and still be preferred for a prompt whose beginning it knows.
+    `continue_final_message` (vLLM, nearfar), so that an answer can go on elsewhere when its server fails. `salts`: they take
+    `cache_salt` (vLLM, SGLang, nearfar). `failures` in a row open a circuit for `open_seconds`. `slack`: how many requests more than
+    the least loaded an address may have and still be preferred for a prompt whose beginning it knows. Addresses are asked for
+    their models every `probe_seconds`.
     """
 
     key: str | None = None
     continues: bool = False
+    salts: bool = True
     attempts: int = 3
     failures: int = 3
     open_seconds: float = 10.0
@@ -53,49 +53,40 @@ class UpstreamOptions:
     between_timeout: float = 60.0
 
 
-@dataclass
-class Counts:
-    """Figures since the start."""
-
-    prompt: int = 0
-    generated: int = 0
-    cached: int = 0
-    retries: int = 0
-    continued: int = 0
-
-
 class UpstreamEngine:
-    """Several addresses of the same model as one engine."""
+    """Several addresses as one engine. Each request goes to those that serve its model."""
 
-    def __init__(self, urls: Seq[str], options: UpstreamOptions, models: Seq[ModelInfo], remote: str) -> None:
+    def __init__(self, urls: Seq[str], options: UpstreamOptions, names: Seq[str] = ()) -> None:
+        waits = Waits(options.connect_timeout, options.first_token_timeout, options.between_timeout)
+        self._http = client(options.key or os.environ.get(KEY_VARIABLE), options.connect_timeout, direct=True)
+        breaker = BreakerOptions(options.failures, options.open_seconds, options.open_seconds)
         self.options = options
-        self.book = AddressBook(
-            urls, failures=options.failures, seconds=options.open_seconds, slack=options.slack
-        )
+        self.book = AddressBook([Server(url, self._http, waits) for url in map(root_of, urls)], breaker, options.slack)
         self.counts = Counts()
-        self.client = _client(options)
-        self.remote = remote
-        self._models = tuple(models)
+        self._names, self._named = tuple(names), ""
         self._live: dict[str, Relay] = {}
         self._checking: asyncio.Task[bool] | None = None
-        self._prober = asyncio.create_task(self._probe_always())
+        self._prober = asyncio.create_task(self._list_always())
 
     @classmethod
     async def connect(cls, urls: Seq[str], options: UpstreamOptions, names: Seq[str] = ()) -> UpstreamEngine:
-        """Ask the addresses for their model. `names`: what clients call it here; by default as it is called there."""
-        roots = [url.rstrip("/").removesuffix("/v1") for url in urls]
-        async with _client(options) as client:
-            answers = await asyncio.gather(*(_ask_models(client, root) for root in roots))
-        found = next((answer for answer in answers if answer), None)
-        if not found:
-            raise EngineError(f"none of {', '.join(roots)} lists a model at /v1/models; start it, or correct the address")
-        remote = found[0]
-        models = [ModelInfo(name, remote.context_length) for name in names] or [remote]
-        return cls(roots, options, models, remote.id)
+        """Ask the addresses for their models; those that are not up yet are asked again and again.
+
+        `names`: what clients call the model here; by default, each as it is called there.
+        """
+        engine = cls(urls, options, names)
+        if not await engine._list():
+            roots = ", ".join(address.server.root for address in engine.book.addresses)
+            log.warning("none of %s lists a model at /v1/models; asking again every %g s", roots, options.probe_seconds)
+        return engine
 
     def models(self) -> tuple[ModelInfo, ...]:
-        """The model under each of its names."""
-        return self._models
+        """All that an address serves, or the one model under each of its names. Empty while nothing is known yet."""
+        found = [ModelInfo(model.id, model.context or 0) for model in self.book.models()]
+        if not self._names:
+            return tuple(found)
+        context = next((model.context_length for model in found if model.id == self._named), 0)
+        return tuple(ModelInfo(name, context) for name in self._names)
 
     async def prepare(self, request: EngineRequest) -> Prepared:
         """Estimate the cost; the upstream tokenizes and checks."""
@@ -105,8 +96,9 @@ class UpstreamEngine:
 
     async def submit(self, prepared: Prepared) -> Relay:
         """Start a request; it goes out when its pieces are asked for."""
-        relay = Relay(self, prepared)
-        self._live[prepared.request.id] = relay
+        options, name = self.options, self._there(prepared.request.model)
+        route = Route(self.book, name, options.attempts, options.continues, options.salts, self.counts)
+        relay = self._live[prepared.request.id] = Relay(route, prepared)
         relay.on_close = lambda: self._live.pop(prepared.request.id, None)
         return relay
 
@@ -117,17 +109,16 @@ class UpstreamEngine:
 
     async def embed(self, model: str, inputs: Seq[Prompt], pooling: Literal["mean", "last"]) -> Embeddings:
         """One vector an input, pooled as the upstream does it."""
-        body = {"model": self.remote, "input": [item if isinstance(item, str) else list(item) for item in inputs]}
-        tried: set[Address] = set()
-        while (address := self.book.choose("", tried)) is not None and len(tried) < self.options.attempts:
-            tried.add(address)
+        name, failures = self._there(model), list[RemoteError]()
+        body = {"model": name, "input": [item if isinstance(item, str) else list(item) for item in inputs]}
+        for address in self.book.candidates("", EMBEDDINGS, name, self.options.attempts):
             try:
-                answer = await self.post(address, "/v1/embeddings", body)
-            except UpstreamError:
-                continue
-            vectors = [item["embedding"] for item in sorted(answer["data"], key=lambda item: item["index"])]
-            return Embeddings(vectors, int(answer.get("usage", {}).get("prompt_tokens", 0)))
-        raise EngineError("no upstream server could embed the inputs; try again later")
+                with address.calling(EMBEDDINGS):
+                    return _embeddings(await address.server.post(EMBEDDINGS, body), len(inputs))
+            except RemoteError as error:
+                log.warning("upstream failed: %s", error)
+                failures.append(error)
+        raise unavailable(EMBEDDINGS, failures)
 
     def stats(self) -> BackendStats:
         """What was seen from here."""
@@ -139,14 +130,13 @@ class UpstreamEngine:
         )  # fmt: skip
 
     async def ready(self) -> bool:
-        """Whether an address gave a token lately, or gives one now."""
-        now = time.monotonic()
-        fresh = 2 * self.options.probe_seconds
-        if any(a.breaker.allows() and now - a.last_token < fresh for a in self.book.addresses if a.last_token):
+        """Whether an address that may be asked was seen to work lately, or lists a model now."""
+        if self._seen_lately():
             return True
         if self._checking is None or self._checking.done():  # however many ask
-            self._checking = asyncio.create_task(self._probe_all())
-        return await asyncio.shield(self._checking)
+            self._checking = asyncio.create_task(self._list())
+        await asyncio.shield(self._checking)
+        return self._seen_lately()
 
     async def close(self, drain: float = 0.0) -> None:
         """Wait at most `drain` seconds for requests under way, then stop."""
@@ -158,90 +148,43 @@ class UpstreamEngine:
         self._prober.cancel()
         with suppress(asyncio.CancelledError):
             await self._prober
-        await self.client.aclose()
+        await self._http.aclose()
 
-    async def post(self, address: Address, path: str, body: dict[str, Any], timeout: float | None = None) -> Any:
-        """A whole answer. RequestError if the upstream refuses, UpstreamError if it fails."""
-        address.breaker.begin()
-        address.under_way += 1
-        try:
-            response = await self.client.post(
-                checked(address, path), json=body, timeout=timeout or self.options.first_token_timeout
-            )
-            error = refusal(response.status_code, response.text, response.headers) if response.is_error else None
-            data = None if error else response.json()
-        except (httpx.HTTPError, ValueError) as failure:
-            address.breaker.failure()
-            raise UpstreamError(f"{address.url}: {type(failure).__name__}: {failure}") from failure
-        except asyncio.CancelledError:
-            address.breaker.abandoned()
-            raise
-        finally:
-            address.under_way -= 1
-        if error is not None and not isinstance(error, RequestError):
-            address.breaker.failure()
-            raise error
-        address.breaker.success()
-        if error is not None:
-            raise error
-        return data
+    def _there(self, model: str) -> str:
+        """What a model is called upstream."""
+        return self._named if model in self._names else model
 
-    async def probe(self, address: Address) -> bool:
-        """Ask for one real token."""
-        body = {"model": self.remote, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
-        try:
-            answer = await self.post(address, "/v1/completions", body, self.options.probe_timeout)
-            if not answer["choices"]:
-                raise UpstreamError(f"{address.url}: the probe had no answer")
-        except (UpstreamError, RequestError, LookupError, TypeError) as error:
-            log.warning("upstream probe failed: %s", error)
-            return False
-        address.last_token = time.monotonic()
-        return True
+    def _seen_lately(self) -> bool:
+        since = time.monotonic() - 2 * self.options.probe_seconds
+        return any(a.models and a.answers and a.heard is not None and a.heard > since for a in self.book.addresses)
 
-    async def _probe_all(self) -> bool:
-        return any(await asyncio.gather(*(self.probe(address) for address in self.book.addresses)))
+    async def _list(self) -> bool:
+        """Ask all addresses what they serve. Whether any of them serves something."""
+        addresses = self.book.addresses
+        found = await asyncio.gather(*(address.list(self.options.probe_timeout) for address in addresses))
+        if self._names and not self._named and any(found):
+            self._named = self.book.models()[0].id
+            log.info("%s is the upstream's %s", ", ".join(self._names), self._named)
+        for address in addresses:
+            if self._named and address.models and all(model.id != self._named for model in address.models):
+                log.warning("upstream %s does not serve %s and gets no requests", address.server.root, self._named)
+        return any(found)
 
-    async def _probe_always(self) -> None:
-        """Probe what gave no token lately, so that requests do not find out what is down."""
+    async def _list_always(self) -> None:
+        """New servers are found, and those that are gone, before a request meets them."""
         while True:
             await asyncio.sleep(self.options.probe_seconds)
-            now = time.monotonic()
-            quiet = [a for a in self.book.addresses if now - a.last_token > self.options.probe_seconds]
-            await asyncio.gather(*(self.probe(address) for address in quiet if address.breaker.allows()))
+            await self._list()
 
 
-def checked(address: Address, path: str) -> str:
-    """The URL of an allowed path."""
-    if path not in PATHS:
-        raise RequestError(f"{path} is not passed on", "path")
-    return address.url + path
-
-
-def prompt_text(request: EngineRequest) -> str:
-    """What the prompt says, for affinity and estimates."""
-    if request.chat:
-        return json.dumps([request.tools, request.messages], ensure_ascii=False)
-    return "\n".join(prompt if isinstance(prompt, str) else " ".join(map(str, prompt)) for prompt in request.prompts)
-
-
-def _client(options: UpstreamOptions) -> httpx.AsyncClient:
-    """Reaches addresses directly: neither proxies of the environment nor redirects are followed."""
-    key = options.key or os.environ.get(KEY_VARIABLE)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    timeout = httpx.Timeout(options.between_timeout, connect=options.connect_timeout)
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-    return httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits, trust_env=False, follow_redirects=False)
-
-
-async def _ask_models(client: httpx.AsyncClient, root: str) -> list[ModelInfo]:
+def _embeddings(answer: Any, count: int) -> Embeddings:
+    """The vectors in order; a RemoteError if they are not what was asked for."""
     try:
-        response = await client.get(f"{root}/v1/models")
-        response.raise_for_status()
-        data = response.json()["data"]
-        return [ModelInfo(str(item["id"]), int(item.get("max_model_len") or 0)) for item in data]
-    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-        log.warning("upstream %s: %s: %s", root, type(error).__name__, error)
-        return []
-
-
+        vectors = [item["embedding"] for item in sorted(answer["data"], key=lambda item: item["index"])]
+        tokens = int(answer.get("usage", {}).get("prompt_tokens", 0))
+        numbers = all(isinstance(vector, list) and all(type(x) in (int, float) for x in vector) for vector in vectors)
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise RemoteError(f"not the shape of embeddings: {error!r}", "shape") from error
+    if not numbers or len(vectors) != count or len({len(vector) for vector in vectors}) > 1:
+        raise RemoteError(f"{len(vectors)} vectors of numbers were not given for {count} inputs", "shape")
+    return Embeddings(vectors, max(tokens, 0))

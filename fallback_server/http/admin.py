@@ -54,7 +54,7 @@ def router(service: Service, keys: KeyStore | None) -> APIRouter:
             {
                 "id": call.wanted.id,
                 "request_id": call.request.state.request_id,
-                "key": call.key.name,
+                "key": call.wanted.tenant.name,
                 "seconds": round(now - call.started, 3),
                 "prompt_tokens": call.usage.prompt,
                 "completion_tokens": call.usage.completion,

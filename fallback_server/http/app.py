@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
@@ -19,16 +17,16 @@ from starlette.middleware.cors import CORSMiddleware
 from nearfar import __version__
 from nearfar.fallback_server.engines.base import Engine
 from nearfar.fallback_server.http import admin, convert, errors
-from nearfar.fallback_server.http.calls import Call, Service, check_model, key_of
+from nearfar.fallback_server.http.calls import Call, Service, tenant_of
+from nearfar.fallback_server.http.embedding import EmbeddingShape, embedding
 from nearfar.fallback_server.http.errors import ApiError
 from nearfar.fallback_server.http.keys import KeyStore
 from nearfar.fallback_server.http.limits import Admission, ServerLimits
 from nearfar.fallback_server.http.logs import AuditLog
 from nearfar.fallback_server.http.metrics import Metrics
-from nearfar.fallback_server.http.middleware import Authentication, RequestIds, Sizes
+from nearfar.fallback_server.http.middleware import Authentication, Door, Hosts, RequestIds, Sizes
 from nearfar.fallback_server.http.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
-from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, Head, embeddings
-from nearfar.fallback_server.http.streams import unless_gone
+from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, Head
 from nearfar.fallback_server.http.tracing import Tracer
 
 READY_SECONDS = 7.0
@@ -37,12 +35,13 @@ READY_SECONDS = 7.0
 
 @dataclass(frozen=True)
 class AppOptions:
-    """What an app needs beside its engine."""
+    """What an app needs beside its engine. `hosts`: the names that it answers for; none: all."""
 
     limits: ServerLimits = field(default_factory=ServerLimits)
     keys: KeyStore | None = None
     audit: AuditLog | None = None
     cors: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
     tracer: Tracer = field(default_factory=Tracer)
 
 
@@ -66,8 +65,8 @@ class JsonRoute(APIRoute):
 def create_app(engine: Engine, options: AppOptions | None = None) -> FastAPI:
     """The app over an engine. It does not close the engine."""
     options = options or AppOptions()
-    model = engine.models()[0].id
-    service = Service(engine, Admission(options.limits), Metrics(model, engine.stats), options.tracer, options.audit)
+    metrics = Metrics(lambda: next((info.id for info in engine.models()), ""), engine.stats)
+    service = Service(engine, Admission(options.limits), metrics, options.tracer, options.audit)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -81,6 +80,7 @@ def create_app(engine: Engine, options: AppOptions | None = None) -> FastAPI:
     app.include_router(_api(service, options.limits))
     app.include_router(_probes(service))
     app.include_router(admin.router(service, options.keys))
+    app.add_middleware(Door, admission=service.admission, turned_away=service.turned_away)
     app.add_middleware(Authentication, keys=options.keys)
     app.add_middleware(Sizes, limits=options.limits)
     if options.cors:
@@ -88,6 +88,8 @@ def create_app(engine: Engine, options: AppOptions | None = None) -> FastAPI:
             CORSMiddleware, allow_origins=list(options.cors), allow_methods=["GET", "POST"],
             allow_headers=["authorization", "content-type", "x-request-id"], expose_headers=["x-request-id", "retry-after"],
         )  # fmt: skip
+    if options.hosts:
+        app.add_middleware(Hosts, allowed=options.hosts)
     app.add_middleware(RequestIds)
     return app
 
@@ -159,7 +161,10 @@ def _probes(service: Service) -> APIRouter:
 
 
 async def _complete(service: Service, request: Request, body: ChatRequest | CompletionRequest) -> Response:
-    wanted = convert.chat(body) if isinstance(body, ChatRequest) else convert.completion(body)
+    asked = convert.chat(body) if isinstance(body, ChatRequest) else convert.completion(body)
+    tenant = tenant_of(request)
+    priority = max(0, tenant.priority) if body.priority is None else body.priority
+    wanted = replace(asked, tenant=tenant.within(body.cache_salt), priority=priority)
     include_usage = bool(body.stream_options and body.stream_options.include_usage)
     head = Head(wanted.id, wanted.model, include_usage)
     shape = ChatShape(head) if wanted.chat else CompletionShape(head)
@@ -167,27 +172,14 @@ async def _complete(service: Service, request: Request, body: ChatRequest | Comp
 
 
 async def _embed(service: Service, request: Request, body: EmbeddingRequest) -> Response:
-    key = key_of(request)
-    check_model(service, key, body.model)
-    ticket = service.admission.enter(key)
-    tokens = 0
-    try:
-        work = service.engine.embed(body.model, convert.inputs(body), body.pooling)
-        found = await unless_gone(request.receive, work)
-        tokens = found.tokens
-    finally:
-        ticket.leave(tokens)
-    vectors = [np.asarray(vector, "<f4") for vector in found.vectors]
-    if body.dimensions is not None and vectors and body.dimensions != len(vectors[0]):
-        raise ApiError(400, f"dimensions must be {len(vectors[0])}, the width of this model", "dimensions")
-    if body.encoding_format == "base64":
-        return JSONResponse(embeddings(body.model, [base64.b64encode(v.tobytes()).decode() for v in vectors], tokens))
-    return JSONResponse(embeddings(body.model, [vector.tolist() for vector in vectors], tokens))
+    wanted = replace(embedding(body), tenant=tenant_of(request))
+    shape = EmbeddingShape(body.model, body.encoding_format == "base64", body.dimensions)
+    return await Call(service, request, wanted).embed(shape)
 
 
 def _visible(service: Service, request: Request) -> list[Any]:
-    key = key_of(request)
-    return [info for info in service.engine.models() if key.allows(info.id)]
+    tenant = tenant_of(request)
+    return [info for info in service.engine.models() if tenant.allows(info.id)]
 
 
 def _model(info: Any, started: int) -> dict[str, Any]:

@@ -1,25 +1,29 @@
-"""One call from admission to its last token: the same steps for chats and completions, whole and streamed."""
+"""One call from admission to its last token: the same steps for chats and completions, whole and streamed, and for vectors."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
+from starlette.types import Scope
 
-from nearfar.fallback_server.engines.base import Answers, Engine, EngineRequest, Piece, Prepared, TokenUsage
+from nearfar.errors import EngineError
+from nearfar.fallback_server.engines.base import Answers, Embeddings, Engine, EngineRequest, Piece, Prepared, TokenUsage
+from nearfar.fallback_server.http.embedding import EmbeddingShape
 from nearfar.fallback_server.http.errors import ApiError, Problem, problem_of
-from nearfar.fallback_server.http.keys import ANYONE, Key
 from nearfar.fallback_server.http.limits import Admission, Ticket
 from nearfar.fallback_server.http.logs import AuditEntry, AuditLog
 from nearfar.fallback_server.http.metrics import Metrics
 from nearfar.fallback_server.http.shapes import Shape
 from nearfar.fallback_server.http.streams import DONE, ClientGoneError, EventStream, event, unless_gone
 from nearfar.fallback_server.http.tracing import Span, Tracer
+from nearfar.fallback_server.tenants import ANONYMOUS, Tenant
 
 GONE = 499
 """Status of a request whose client left; it is only ever logged."""
@@ -37,20 +41,43 @@ class Service:
     draining: bool = False
     live: dict[str, Call] = field(default_factory=dict)
 
+    def turned_away(self, scope: Scope, error: ApiError) -> None:
+        """A request was refused before anybody knew what it asks."""
+        problem, state = error.problem, scope["state"]
+        self.metrics.outcome(_outcome(problem))
+        if self.audit is not None:
+            entry = AuditEntry(state["request_id"], state["tenant"].name, scope["path"], "", problem.status, _outcome(problem),
+                               0, 0, 0.0)  # fmt: skip
+            self.audit.write(entry)
 
-def key_of(request: Request) -> Key:
+
+def tenant_of(request: Request) -> Tenant:
     """Who is asking."""
-    key = getattr(request.state, "key", ANYONE)
-    assert isinstance(key, Key)
-    return key
+    tenant = getattr(request.state, "tenant", ANONYMOUS)
+    assert isinstance(tenant, Tenant)
+    return tenant
 
 
-def check_model(service: Service, key: Key, model: str) -> None:
-    """Refuse a model that is not here, or not for this key; both look the same."""
-    known = [info.id for info in service.engine.models() if key.allows(info.id)]
+def _ticket_of(request: Request) -> Ticket:
+    """What the request was let in with, at the door."""
+    ticket = request.state.ticket
+    assert isinstance(ticket, Ticket)
+    return ticket
+
+
+def _check_rights(service: Service, wanted: EngineRequest) -> None:
+    """Refuse a model that is not here, or not for this key (both look the same), and more urgency than it may ask for."""
+    tenant, model = wanted.tenant, wanted.model
+    served = service.engine.models()
+    if not served:
+        raise EngineError("no model is there yet; try again later")
+    known = [info.id for info in served if tenant.allows(info.id)]
     if model not in known:
         raise ApiError(404, f"there is no model {model!r:.100}; there are {', '.join(known) or 'none for this key'}",
                        "model", "model_not_found")  # fmt: skip
+    if wanted.priority < tenant.priority:
+        raise ApiError(403, f"priority must be at least {tenant.priority} with this key, not {wanted.priority}; smaller is more "
+                       "urgent", "priority", "priority")  # fmt: skip
 
 
 class Call:
@@ -58,32 +85,39 @@ class Call:
 
     def __init__(self, service: Service, request: Request, wanted: EngineRequest) -> None:
         self.service, self.request, self.wanted = service, request, wanted
-        self.key = key_of(request)
         self.started = time.monotonic()
-        self._ticket: Ticket | None = None
+        self._ticket = _ticket_of(request)
         self._answers: Answers | None = None
         self._prepared: Prepared | None = None
+        self._embedded: Embeddings | None = None
+        self._first: asyncio.Future[Piece] | None = None
+        self._rest: AsyncGenerator[Piece, None] | None = None
         self._texts: dict[int, list[str]] = {}
         self._last = 0.0
+        self._status, self._outcome = GONE, "aborted"  # of a stream, unless it comes to its end
         self._ended = False
-        operation = "chat" if wanted.chat else "text_completion"
+        operation = "chat" if wanted.chat else "text_completion" if wanted.pooling is None else "embeddings"
         self._span: Span = service.tracer.span(operation, wanted.model, request.headers)
 
     async def respond(self, shape: Shape, stream: bool, include_usage: bool) -> Response:
-        """Run the call. For a stream, the status is that of what happens up to the first piece."""
+        """Answer. For a stream, the status is that of what happens up to the first piece, or within `keep_alive` seconds."""
+        if stream:
+            return await self._run(lambda: self._stream(shape, include_usage))
+        return await self._run(lambda: self._at_once(self._whole(shape)))
+
+    async def embed(self, shape: EmbeddingShape) -> Response:
+        """Give vectors."""
+        return await self._run(lambda: self._at_once(self._vectors(shape)))
+
+    async def _run(self, answer: Callable[[], Awaitable[Response]]) -> Response:
+        """The call, once it is let in, and its end where that is not a stream's."""
         try:
-            check_model(self.service, self.key, self.wanted.model)
+            _check_rights(self.service, self.wanted)
             if self.service.draining:
                 raise ApiError(503, "the server is shutting down", None, "shutting_down", 5.0)
-            self._ticket = self.service.admission.enter(self.key)
+            self._ticket.admit()
             self.service.live[self.wanted.id] = self
-            if stream:
-                pieces = self._pieces()
-                first = await unless_gone(self.request.receive, anext(pieces, Piece(0)))
-                return EventStream(self._events(shape, first, pieces, include_usage))
-            record = await unless_gone(self.request.receive, self._whole(shape))
-            await self._end(200, "ok")
-            return JSONResponse(record)
+            return await answer()
         except ClientGoneError:
             await self._end(GONE, "aborted")
             return Response(status_code=GONE)
@@ -97,6 +131,8 @@ class Call:
 
     async def cancel(self) -> None:
         """End the call from outside; its client gets what there is."""
+        if self.wanted.pooling is not None:
+            raise ApiError(409, "embeddings cannot be ended halfway; they are done within seconds", None, "not_cancellable")
         await self.service.engine.cancel(self.wanted.id)
 
     @property
@@ -104,16 +140,41 @@ class Call:
         """Tokens so far."""
         if self._answers is not None:
             return self._answers.usage
+        if self._embedded is not None:
+            return TokenUsage(self._embedded.tokens)
         return TokenUsage(self._prepared.prompt_tokens if self._prepared else 0)
+
+    async def _at_once(self, record: Coroutine[Any, Any, dict[str, object]]) -> Response:
+        made = await unless_gone(self.request.receive, record)
+        await self._end(200, "ok")
+        return JSONResponse(made)
+
+    async def _stream(self, shape: Shape, include_usage: bool) -> Response:
+        keep_alive = self.service.admission.limits.keep_alive
+        rest = self._rest = self._pieces()
+        first = self._first = asyncio.ensure_future(anext(rest, Piece(0)))
+        await unless_gone(self.request.receive, asyncio.wait((first,), timeout=keep_alive or None))
+        if first.done():
+            first.result()
+        return EventStream(self._events(shape, first, rest, include_usage), self._finish, keep_alive)
+
+    async def _prepare(self) -> Prepared:
+        """The request as tokens, paid for."""
+        prepared = self._prepared = await self.service.engine.prepare(self.wanted)
+        self._ticket.charge(prepared)
+        self.service.metrics.prompt_length.observe(prepared.prompt_tokens)
+        return prepared
+
+    async def _vectors(self, shape: EmbeddingShape) -> dict[str, object]:
+        prepared, wanted = await self._prepare(), self.wanted
+        assert wanted.pooling is not None
+        inputs = prepared.prompts or wanted.prompts
+        self._embedded = await self.service.engine.embed(wanted.model, inputs, wanted.pooling)
+        return shape.whole(self._embedded)
 
     async def _pieces(self) -> AsyncGenerator[Piece, None]:
         """Prepare, submit, and watch the pieces pass."""
-        engine = self.service.engine
-        prepared = self._prepared = await engine.prepare(self.wanted)
-        assert self._ticket is not None
-        self._ticket.charge(prepared)
-        answers = self._answers = await engine.submit(prepared)
-        self.service.metrics.prompt_length.observe(prepared.prompt_tokens)
+        answers = self._answers = await self.service.engine.submit(await self._prepare())
         async with aclosing(answers.pieces()) as pieces:
             async for piece in pieces:
                 self._watch(piece)
@@ -125,30 +186,34 @@ class Call:
         return shape.whole(made, self.wanted.choices, self.usage)
 
     async def _events(
-        self, shape: Shape, first: Piece, rest: AsyncGenerator[Piece, None], include_usage: bool
+        self, shape: Shape, first: asyncio.Future[Piece], rest: AsyncGenerator[Piece, None], include_usage: bool
     ) -> AsyncGenerator[bytes, None]:
         """The stream. An error after its beginning is an event of its own, and the last."""
-        status, outcome = GONE, "aborted"
         try:
             async with aclosing(rest):
+                piece = await first
                 for index in range(self.wanted.choices):
                     if (opening := shape.opening(index)) is not None:
                         yield event(opening)
-                if (chunk := shape.chunk(first)) is not None:
+                if (chunk := shape.chunk(piece)) is not None:
                     yield event(chunk)
                 async for piece in rest:
                     if (chunk := shape.chunk(piece)) is not None:
                         yield event(chunk)
             if include_usage:
                 yield event(shape.final(self.usage))
-            status, outcome = 200, "ok"
+            self._status, self._outcome = 200, "ok"
+            await self._finish()
             yield DONE
         except Exception as error:
             problem = problem_of(error)
-            status, outcome = problem.status, _outcome(problem)
+            self._status, self._outcome = problem.status, _outcome(problem)
+            await self._finish()
             yield event(problem.body)
-        finally:
-            await self._end(status, outcome)
+
+    async def _finish(self) -> None:
+        """The end of a stream, whether its events were ever asked for or not."""
+        await self._end(self._status, self._outcome)
 
     def _watch(self, piece: Piece) -> None:
         metrics, now = self.service.metrics, time.monotonic()
@@ -170,8 +235,7 @@ class Call:
         self._ended = True
         usage, service = self.usage, self.service
         service.live.pop(self.wanted.id, None)
-        if self._ticket is not None:
-            self._ticket.leave(usage.completion)
+        self._ticket.leave(usage.completion)
         seconds = time.monotonic() - self.started
         service.metrics.outcome(outcome)
         if outcome == "ok":
@@ -180,6 +244,11 @@ class Call:
         self._trace(status, usage)
         if service.audit is not None:
             service.audit.write(self._entry(status, outcome, usage, seconds))
+        if self._first is not None and not self._first.done():
+            self._first.cancel()
+            await asyncio.wait((self._first,))
+        if self._rest is not None:
+            await self._rest.aclose()
         if self._answers is not None:
             await self._answers.aclose()
 
@@ -194,7 +263,7 @@ class Call:
         text = self.service.audit.text
         return AuditEntry(
             request_id=self.request.state.request_id,
-            key=self.key.name,
+            key=self.wanted.tenant.name,
             endpoint=self.request.url.path,
             model=self.wanted.model,
             status=status,

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from nearfar.fallback_server.http.errors import Problem
 from nearfar.fallback_server.http.limits import ServerLimits
+
+ALIVE = ("/health", "/metrics")
+"""What is answered however many connections there are: a server that is merely full must not be taken for dead."""
 
 
 class BoundedProtocol(H11Protocol):
@@ -22,10 +28,25 @@ class BoundedProtocol(H11Protocol):
         super().__init__(*args, **kwargs)
         self._headers: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
+        self._app, self.app = self.app, self._within_limit
+
+    async def _within_limit(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The app, while there are not too many connections. uvicorn's own limit answers in plain text, and to probes too."""
+        most = self.limits.connections
+        if len(self.connections) <= most or scope["path"] in ALIVE:
+            await self._app(scope, receive, send)
+            return
+        problem = Problem(503, f"the server has {most} connections, as many as it takes; try again later", None,
+                          "too_many_connections", 2.0)  # fmt: skip
+        response = problem.response()
+        response.headers["Connection"] = "close"
+        await response(scope, receive, send)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See asyncio.Protocol."""
         super().connection_made(transport)
+        # Linux would let it grow to megabytes, which the engine fills before anybody sees that nobody reads.
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.limits.send_buffer)
         self._await_headers()
 
     def data_received(self, data: bytes) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nearfar.errors import RequestError
+from nearfar.fallback_server.tenants import MAX_PRIORITY, Limits, Tenant, digest
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,11 @@ CHECK_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Key:
-    """One key. Limits None: none. `models`: ids, or "*" for all. An admin key opens /admin and nothing else."""
+    """One key, as the file has it. Limits None: none. `models`: ids, or "*" for all.
+
+    An admin key opens /admin and nothing else. Keys with the same `cache_group` find each other's prompts in the prefix
+    cache; without one, a key finds its own only. `priority`: the most urgent that its requests may be (-10 is before 0).
+    """
 
     name: str
     hash: str = ""
@@ -37,14 +42,20 @@ class Key:
     tokens_per_minute: int | None = None
     concurrent: int | None = None
     admin: bool = False
+    cache_group: str | None = None
+    priority: int = 0
 
-    def allows(self, model: str) -> bool:
-        """Whether the key may use a model."""
-        return "*" in self.models or model in self.models
+    @property
+    def tenant(self) -> Tenant:
+        """For whom requests with this key are answered.
 
-
-ANYONE = Key("anonymous")
-"""Who calls a server that was started without keys."""
+        The salt of a key has its hash in it, which nobody knows who cannot read the file: upstream servers may be open to
+        others. That of a group is as hard to guess as its name.
+        """
+        group = self.cache_group
+        salt = digest("key", self.name, self.hash) if group is None else digest("group", group)
+        limits = Limits(self.requests_per_minute, self.tokens_per_minute, self.concurrent)
+        return Tenant(self.name, salt, self.priority, limits, self.models)
 
 
 def new_secret() -> str:
@@ -141,6 +152,12 @@ def _key(record: Any, where: str) -> Key:
         value = record.get(limit)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise RequestError(f"{where} ({name}): {limit} must be a number of at least 1, not {value!r}")
+    priority = record.get("priority", 0)
+    if isinstance(priority, bool) or not isinstance(priority, int) or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise RequestError(f"{where} ({name}): priority must be from {-MAX_PRIORITY} to {MAX_PRIORITY}, not {priority!r}")
+    group = record.get("cache_group")
+    if group is not None and (not isinstance(group, str) or not group):
+        raise RequestError(f"{where} ({name}): cache_group must be the name of a group, not {group!r}")
     if not isinstance(record.get("admin", False), bool):
         raise RequestError(f"{where} ({name}): admin must be true or false")
     return Key(**{**record, "models": tuple(models)})

@@ -8,52 +8,70 @@ from dataclasses import dataclass, field
 
 from nearfar.fallback_server.engines.base import Prepared
 from nearfar.fallback_server.http.errors import ApiError
-from nearfar.fallback_server.http.keys import Key
+from nearfar.fallback_server.tenants import Limits, Tenant
 
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Bounds of the whole server. Bytes, counts, seconds; `tokens` counts prompts and the answers they may get."""
+    """Bounds of the whole server. Bytes, counts, seconds; `tokens` counts prompts and the answers they may get.
+
+    `send_buffer`: what the kernel keeps of a connection's answers; the less, the sooner a reader that is slow shows.
+    `keep_alive`: a stream that has nothing to say for so long says a comment; 0: never. `fronts`: how many servers share
+    the requests of the same keys, of which each grants its part of a key's limits.
+    """
 
     body_bytes: int = 4 << 20
     header_bytes: int = 32 << 10
     json_depth: int = 64
     connections: int = 1024
+    send_buffer: int = 256 << 10
     requests: int = 256
     tokens: int = 2 << 20
     header_timeout: float = 15.0
     body_timeout: float = 30.0
     write_timeout: float = 30.0
+    keep_alive: float = 15.0
+    fronts: int = 1
 
 
 class Bucket:
-    """A token bucket that fills in a minute. It may be overdrawn by what was not known beforehand."""
+    """A token bucket that fills in a minute. It may be overdrawn: by what was not known beforehand, and by what is larger."""
 
-    def __init__(self, per_minute: int, now: float) -> None:
-        self.size = per_minute
-        self._level = float(per_minute)
+    def __init__(self, per_minute: float, now: float) -> None:
+        self._rate = per_minute
+        self._level = self._size
         self._at = now
 
+    @property
+    def _size(self) -> float:
+        return max(self._rate, 1.0)  # half a request a minute is one in two minutes
+
     def wait(self, amount: float, now: float) -> float:
-        """Seconds until so much can be taken; 0: now."""
+        """Seconds until so much can be taken; 0: now. What is larger than the bucket waits until it is full."""
         self._fill(now)
-        return max(0.0, (amount - self._level) * 60 / self.size)
+        return max(0.0, (min(amount, self._size) - self._level) * 60 / self._rate)
 
     def take(self, amount: float, now: float) -> None:
         """Take so much, there or not."""
         self._fill(now)
         self._level -= amount
 
+    def resize(self, per_minute: float, now: float) -> None:
+        """Another size from now on. What was taken stays taken."""
+        self._fill(now)
+        self._level += per_minute - self._rate
+        self._rate = per_minute
+
     def _fill(self, now: float) -> None:
-        self._level = min(self.size, self._level + (now - self._at) * self.size / 60)
+        self._level = min(self._size, self._level + (now - self._at) * self._rate / 60)
         self._at = now
 
 
 @dataclass
-class _KeyUse:
-    """What one key has under way and what is left of its minute."""
+class _Use:
+    """What one tenant has under way and what is left of its minute. One object as long as the server runs."""
 
-    key: Key
+    limits: Limits = field(default_factory=Limits)
     concurrent: int = 0
     requests: Bucket | None = None
     tokens: Bucket | None = None
@@ -61,12 +79,17 @@ class _KeyUse:
 
 @dataclass
 class Ticket:
-    """A request that was let in. `leave` it in any case."""
+    """A request that was let in at the door. `leave` it in any case."""
 
     admission: Admission
-    use: _KeyUse
+    use: _Use
+    admitted: bool = False
     cost: int = 0
     left: bool = field(default=False)
+
+    def admit(self) -> None:
+        """The request has come whole: refuse it if the server has too many."""
+        self.admission.admit(self)
 
     def charge(self, prepared: Prepared) -> None:
         """The request's tokens are known now: refuse it if they are too many at this time."""
@@ -80,41 +103,52 @@ class Ticket:
 
 
 class Admission:
-    """Lets requests in, or refuses them with 429 and the time after which to try again."""
+    """Lets requests in, or refuses them with 429 and the time after which to try again.
+
+    A tenant's own limits are looked at before its request's body is read, so that bodies cannot pile up beyond them; the
+    server's when the request is whole, so that none is kept out by others that only dawdle.
+    """
 
     def __init__(self, limits: ServerLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
         self.requests = 0
         self.tokens = 0
         self._clock = clock
-        self._uses: dict[str, _KeyUse] = {}
+        self._uses: dict[str, _Use] = {}
 
-    def enter(self, key: Key) -> Ticket:
-        """Let a request in by counts."""
-        use, now = self._use(key), self._clock()
-        if key.concurrent is not None and use.concurrent >= key.concurrent:
+    def enter(self, tenant: Tenant) -> Ticket:
+        """Let a request of a tenant in by its counts."""
+        now = self._clock()
+        use = self._use(tenant, now)
+        limits = use.limits
+        most = None if limits.concurrent is None else -(-limits.concurrent // self.limits.fronts)
+        if most is not None and use.concurrent >= most:
             raise _refusal(f"this key has {use.concurrent} requests under way, as many as it may", "concurrent", 1.0)
-        if use.requests is not None and (wait := use.requests.wait(1, now)) > 0:
-            raise _refusal(f"this key may send {use.requests.size} requests a minute", "requests_per_minute", wait)
-        if self.requests >= self.limits.requests:
-            raise _refusal(f"the server has {self.requests} requests under way, as many as it takes", "queue_full", 2.0)
         if use.requests is not None:
+            if (wait := use.requests.wait(1, now)) > 0:
+                raise _refusal(f"this key may send {limits.requests_per_minute} requests a minute", "requests_per_minute", wait)
             use.requests.take(1, now)
         use.concurrent += 1
-        self.requests += 1
         return Ticket(self, use)
+
+    def admit(self, ticket: Ticket) -> None:
+        """Count a request into what the server has under way."""
+        if self.requests >= self.limits.requests:
+            raise _refusal(f"the server has {self.requests} requests under way, as many as it takes", "queue_full", 2.0)
+        ticket.admitted = True
+        self.requests += 1
 
     def charge(self, ticket: Ticket, prepared: Prepared) -> None:
         """Let a request in by tokens."""
-        use, now, cost = ticket.use, self._clock(), prepared.cost
-        if use.tokens is not None:
-            if prepared.prompt_tokens > use.tokens.size:
+        use, now, cost, most = ticket.use, self._clock(), _weight(prepared), ticket.use.limits.tokens_per_minute
+        if use.tokens is not None and most is not None:
+            if prepared.prompt_tokens > most:
                 raise ApiError(
-                    400, f"the prompt has {prepared.prompt_tokens} tokens; this key may send {use.tokens.size} a minute",
-                    "messages", "tokens_per_minute",
+                    400, f"the prompt has {prepared.prompt_tokens} tokens; this key may send {most} a minute",
+                    _text_of(prepared), "tokens_per_minute",
                 )  # fmt: skip
             if (wait := use.tokens.wait(prepared.prompt_tokens, now)) > 0:
-                raise _refusal(f"this key may use {use.tokens.size} tokens a minute", "tokens_per_minute", wait)
+                raise _refusal(f"this key may use {most} tokens a minute", "tokens_per_minute", wait)
         if self.tokens and self.tokens + cost > self.limits.tokens:
             raise _refusal(
                 f"the server has {self.tokens} tokens under way; {cost} more would be over {self.limits.tokens}",
@@ -127,25 +161,51 @@ class Admission:
 
     def leave(self, ticket: Ticket, completion_tokens: int) -> None:
         """A request has ended."""
-        self.requests -= 1
+        self.requests -= ticket.admitted
         self.tokens -= ticket.cost
         ticket.use.concurrent -= 1
         if ticket.use.tokens is not None:
             ticket.use.tokens.take(completion_tokens, self._clock())
 
     def under_way(self, name: str) -> int:
-        """Requests that a key has under way."""
+        """Requests that a tenant has under way."""
         return self._uses[name].concurrent if name in self._uses else 0
 
-    def _use(self, key: Key) -> _KeyUse:
-        use = self._uses.get(key.name)
-        if use is None or use.key != key:  # new, or its limits were changed
-            now = self._clock()
-            requests = Bucket(key.requests_per_minute, now) if key.requests_per_minute else None
-            tokens = Bucket(key.tokens_per_minute, now) if key.tokens_per_minute else None
-            before = use.concurrent if use else 0
-            use = self._uses[key.name] = _KeyUse(key, before, requests, tokens)
+    def _use(self, tenant: Tenant, now: float) -> _Use:
+        """What the tenant has under way, under the limits that it has now: they may have been edited meanwhile."""
+        use = self._uses.setdefault(tenant.name, _Use())
+        limits = tenant.limits
+        if use.limits != limits:
+            use.limits = limits
+            use.requests = self._resized(use.requests, limits.requests_per_minute, now)
+            use.tokens = self._resized(use.tokens, limits.tokens_per_minute, now)
         return use
+
+    def _resized(self, bucket: Bucket | None, per_minute: int | None, now: float) -> Bucket | None:
+        """The bucket of this front's part: balancers spread requests evenly enough."""
+        if per_minute is None:
+            return None
+        part = per_minute / self.limits.fronts
+        if bucket is None:
+            return Bucket(part, now)
+        bucket.resize(part, now)
+        return bucket
+
+
+def _weight(prepared: Prepared) -> int:
+    """Tokens that the request may hold at once, in tokens without alternatives.
+
+    While a client does not read, what was computed for it waits in memory: about 0.2 KB a token, and 0.15 KB for each
+    alternative that is told with it. Without this, `tokens` would bound the memory 16 times worse with 20 of them.
+    """
+    return prepared.cost * (1 + (prepared.request.logprobs or 0) * 3 // 4)
+
+
+def _text_of(prepared: Prepared) -> str:
+    """The parameter that the prompt's tokens came from."""
+    if prepared.request.chat:
+        return "messages"
+    return "prompt" if prepared.request.pooling is None else "input"
 
 
 def _refusal(message: str, code: str, wait: float) -> ApiError:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import re
 import sys
 import time
 from contextvars import ContextVar
@@ -33,19 +35,35 @@ class JsonFormatter(logging.Formatter):
         entry |= getattr(record, "fields", {})
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False, default=str)
+        return json.dumps(entry, default=str)  # ASCII: some control characters are not JSON's, but a terminal's
 
 
 class TextFormatter(logging.Formatter):
-    """For a terminal."""
+    """For a terminal. What came from outside can neither end a line nor speak to the terminal, nor look like a field."""
 
     def format(self, record: logging.LogRecord) -> str:
         """See logging.Formatter."""
-        fields = " ".join(f"{name}={value}" for name, value in getattr(record, "fields", {}).items())
+        fields = " ".join(f"{name}={_value(value)}" for name, value in getattr(record, "fields", {}).items())
         current = request_id.get()
-        parts = [time.strftime("%H:%M:%S"), record.levelname.lower(), record.getMessage(), fields, current or ""]
+        parts = [time.strftime("%H:%M:%S"), record.levelname.lower(), _line(record.getMessage()), fields, current or ""]
         text = " ".join(part for part in parts if part)
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+        if not record.exc_info:
+            return text
+        return "\n  ".join((text, *map(_line, self.formatException(record.exc_info).split("\n"))))
+
+
+_PLAIN = re.compile(r"[\w./:@%+,~-]+")
+
+
+def _value(value: object) -> str:
+    """A field's value as it is, or in quotes where that would mislead."""
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)
+
+
+def _line(text: str) -> str:
+    """The text with what is not printable escaped: one line."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def set_up(form: Literal["text", "json"], level: str) -> None:
@@ -55,6 +73,9 @@ def set_up(form: Literal["text", "json"], level: str) -> None:
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
     for name in ("httpx", "httpcore", "uvicorn"):
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 
 @dataclass(frozen=True)
@@ -75,11 +96,14 @@ class AuditEntry:
 
 
 class AuditLog:
-    """JSON lines, appended. `text`: also what was said. A disk that is full costs entries, not requests."""
+    """JSON lines, appended. `text`: also what was said. A disk that is full costs entries, not requests.
+
+    A file that is made is its owner's alone to read; one that is there keeps the rights that it was given.
+    """
 
     def __init__(self, path: Path, text: bool) -> None:
         self.text = text
-        self._file = path.open("a", encoding="utf-8", buffering=1)
+        self._file = os.fdopen(os.open(path, _APPEND, 0o600), "a", encoding="utf-8", buffering=1)
 
     def write(self, entry: AuditEntry) -> None:
         """Append an entry."""

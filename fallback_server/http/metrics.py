@@ -18,16 +18,32 @@ _WHOLE = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 
 
-class Metrics:
-    """What is counted as requests pass, and what the engine says when it is asked. All with the label model_name."""
+class Observer:
+    """A histogram with the label model_name."""
 
-    def __init__(self, model: str, stats: Callable[[], BackendStats]) -> None:
+    def __init__(self, histogram: Histogram, model: Callable[[], str]) -> None:
+        self._histogram, self._model = histogram, model
+        if name := model():
+            histogram.labels(name)  # seen before there is a value
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self._histogram.labels(self._model()).observe(value)
+
+
+class Metrics:
+    """What is counted as requests pass, and what the engine says when it is asked. All with the label model_name.
+
+    `model` is asked each time: which model it is may show later than the start.
+    """
+
+    def __init__(self, model: Callable[[], str], stats: Callable[[], BackendStats]) -> None:
         self._registry = CollectorRegistry()
         self._model = model
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Observer:
             made = Histogram(PREFIX + name, text, ["model_name"], buckets=buckets, registry=self._registry)
-            return made.labels(model)
+            return Observer(made, model)
 
         self.first_token = histogram("time_to_first_token_seconds", "From the request to its first token.", _FIRST)
         self.between = histogram("inter_token_latency_seconds", "Between two tokens of an answer.", _BETWEEN)
@@ -46,11 +62,11 @@ class Metrics:
 
     def finished(self, reason: str) -> None:
         """An answer has ended."""
-        self._finished.labels(self._model, reason).inc()
+        self._finished.labels(self._model(), reason).inc()
 
     def outcome(self, outcome: str) -> None:
         """A request has ended."""
-        self._outcomes.labels(self._model, outcome).inc()
+        self._outcomes.labels(self._model(), outcome).inc()
 
     def text(self) -> bytes:
         """In Prometheus' text format."""
@@ -60,7 +76,7 @@ class Metrics:
 class _EngineCollector(Collector):
     """Asks the engine at each scrape."""
 
-    def __init__(self, model: str, stats: Callable[[], BackendStats]) -> None:
+    def __init__(self, model: Callable[[], str], stats: Callable[[], BackendStats]) -> None:
         self._model, self._stats = model, stats
 
     def collect(self) -> Iterator[Metric]:
@@ -82,9 +98,9 @@ class _EngineCollector(Collector):
         }
         for name, (text, value) in gauges.items():
             gauge = GaugeMetricFamily(PREFIX + name, text, labels=["model_name"])
-            gauge.add_metric([self._model], value)
+            gauge.add_metric([self._model()], value)
             yield gauge
         for name, (text, value) in counters.items():
             counter = CounterMetricFamily(PREFIX + name, text, labels=["model_name"])
-            counter.add_metric([self._model], value)
+            counter.add_metric([self._model()], value)
             yield counter

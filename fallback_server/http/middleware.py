@@ -1,4 +1,4 @@
-"""ASGI middlewares: request id and access log, who is asking, sizes and times of bodies."""
+"""ASGI middlewares: request id and access log, which host is meant, who is asking, sizes and times of bodies."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Callable, Collection
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nearfar.fallback_server.http.errors import ApiError
-from nearfar.fallback_server.http.keys import ANYONE, Key, KeyStore
-from nearfar.fallback_server.http.limits import ServerLimits
+from nearfar.fallback_server.http.keys import KeyStore
+from nearfar.fallback_server.http.limits import Admission, ServerLimits
 from nearfar.fallback_server.http.logs import request_id
+from nearfar.fallback_server.tenants import ANONYMOUS, Tenant
 
 log = logging.getLogger(__name__)
 
-_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
-_QUIET = ("/health", "/ready", "/metrics")
+_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_PROBES = ("/health", "/ready", "/metrics")
 
 
 class RequestIds:
@@ -34,7 +36,7 @@ class RequestIds:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get("x-request-id", "")
-        made = given if _ID.match(given) else f"req-{secrets.token_hex(12)}"
+        made = given if _ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
         scope.setdefault("state", {})["request_id"] = made
         token = request_id.set(made)
         start, status = time.monotonic(), 0
@@ -49,17 +51,42 @@ class RequestIds:
         try:
             await self._app(scope, receive, tagged)
         finally:
-            level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
+            level = logging.DEBUG if scope["path"] in _PROBES else logging.INFO
             fields = {"method": scope["method"], "path": scope["path"], "status": status,
                       "seconds": round(time.monotonic() - start, 4)}  # fmt: skip
             log.log(level, "request", extra={"fields": fields})
             request_id.reset(token)
 
 
+class Hosts:
+    """Refuses requests that name another host than this server's.
+
+    A page of any site can make its own name stand for 127.0.0.1 (DNS rebinding) and then read, as its own origin, what a
+    server on this machine answers; the name in `Host` gives it away. A request without a Host is HTTP/1.0: no browser's.
+    """
+
+    def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
+        self._app, self._allowed = app, frozenset(host.lower() for host in allowed)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        given = Headers(scope=scope).get("host") if scope["type"] == "http" else None
+        if given is None or (host := _PORT.sub("", given.strip().lower())) in self._allowed:
+            await self._app(scope, receive, send)
+            return
+        refused = ApiError(421, f"this server does not answer for the host {host!a:.100}; start it with --allowed-host if "
+                           "it should", None, "wrong_host")  # fmt: skip
+        await refused.problem.response()(scope, receive, send)
+
+
+_PORT = re.compile(r"\.?(:\d*)?$")
+"""The end of a Host that says nothing of who is meant."""
+
+
 class Authentication:
     """Lets users' keys to /v1 and admins' keys to /admin, before a byte of the body is read.
 
-    Without a key store everybody may use /v1, and nobody /admin.
+    Without a key store everybody may use /v1, and nobody /admin. With one, only probes need no key.
     """
 
     def __init__(self, app: ASGIApp, keys: KeyStore | None) -> None:
@@ -69,23 +96,23 @@ class Authentication:
         """See ASGI."""
         if scope["type"] == "http" and scope["method"] != "OPTIONS":
             try:
-                scope.setdefault("state", {})["key"] = self._key(scope)
+                scope.setdefault("state", {})["tenant"] = self._tenant(scope)
             except ApiError as error:
                 await error.problem.response()(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _key(self, scope: Scope) -> Key:
+    def _tenant(self, scope: Scope) -> Tenant:
         path: str = scope["path"]
         admin = path.startswith("/admin")
         # Scrapers of metrics bring an admin's key where there is one to bring.
         metrics = path == "/metrics" and self._keys is not None and any(key.admin for key in self._keys.keys)
-        if not (admin or metrics or path.startswith("/v1")):
-            return ANYONE
+        if path in _PROBES and not metrics:
+            return ANONYMOUS
         if self._keys is None:
             if admin:
                 raise ApiError(403, "the admin endpoints need a server with keys (--keys)", None, "no_admin_key")
-            return ANYONE
+            return ANONYMOUS
         scheme, _, secret = Headers(scope=scope).get("authorization", "").partition(" ")
         key = self._keys.find(secret.strip()) if scheme.lower() == "bearer" and secret else None
         if key is None:
@@ -94,7 +121,34 @@ class Authentication:
         if key.admin != (admin or metrics):
             wanted = "an admin key" if admin or metrics else "a user key; this one is for /admin"
             raise ApiError(403, f"{path} needs {wanted}", None, "wrong_kind_of_key")
-        return key
+        return key.tenant
+
+
+class Door:
+    """Counts what is asked of the engine into its tenant's limits, before the body is read, and out again at its end.
+
+    `turned_away` is told of who was not let in.
+    """
+
+    def __init__(self, app: ASGIApp, admission: Admission, turned_away: Callable[[Scope, ApiError], None]) -> None:
+        self._app, self._admission, self._turned_away = app, admission, turned_away
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].startswith("/v1/"):
+            await self._app(scope, receive, send)
+            return
+        try:
+            ticket = self._admission.enter(scope["state"]["tenant"])
+        except ApiError as error:
+            self._turned_away(scope, error)
+            await error.problem.response()(scope, receive, send)
+            return
+        scope["state"]["ticket"] = ticket
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            ticket.leave()
 
 
 class Sizes:

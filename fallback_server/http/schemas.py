@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
+from nearfar.fallback_server.tenants import MAX_PRIORITY
+
 MAX_MESSAGES = 2048
 MAX_CHOICES = 32
 MAX_STOPS = 16
@@ -193,7 +195,8 @@ class Common(Strict):
     stop_token_ids: list[TokenId] | None = Field(None, max_length=MAX_STOPS)
     ignore_eos: bool | None = None
     min_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
-    priority: int | None = Field(None, ge=-1000, le=1000)
+    priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    cache_salt: str | None = Field(None, min_length=1, max_length=512)
     user: str | None = Field(None, max_length=512)
 
     @field_validator("stop")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing, suppress
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -14,6 +15,8 @@ from starlette.types import Receive, Scope, Send
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
+COMMENT = b": nothing yet\n\n"
+"""What readers of server-sent events skip. To what lies between (nginx, load balancers) it shows that the stream lives."""
 
 
 class ClientGoneError(Exception):
@@ -47,7 +50,9 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Sends events as they come; `events` is closed in any case.
+    """Sends events as they come, and a comment where none came for `keep_alive` seconds (0: never).
+
+    In any case, also where nothing can be sent, `events` is closed and `end` called.
 
     Backpressure is the transport's: while the client's window is full, nothing more is taken from the events. How long
     a client may take nothing is the connection's affair (connections.py).
@@ -55,19 +60,41 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], end: Callable[[], Awaitable[None]], keep_alive: float = 0.0
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._events = events
+        self._events, self._end, self._keep_alive = events, end, keep_alive
+        self._sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
-        with suppress(ClientGoneError):
-            await unless_gone(receive, self._send_all(send))
+        try:
+            with suppress(ClientGoneError):
+                await unless_gone(receive, self._send_all(send))
+        finally:
+            await self._events.aclose()
+            await self._end()
 
     async def _send_all(self, send: Send) -> None:
-        async with aclosing(self._events) as events:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            async for data in events:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        comments = asyncio.create_task(self._comment(send)) if self._keep_alive else None
+        try:
+            async for data in self._events:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+                self._sent = time.monotonic()
+        finally:
+            if comments is not None:
+                comments.cancel()
+                await asyncio.wait((comments,))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _comment(self, send: Send) -> None:
+        """Say something whenever nothing was sent for long. Each `send` is a whole event, so the two never mix."""
+        self._sent = time.monotonic()
+        while True:
+            while (wait := self._sent + self._keep_alive - time.monotonic()) > 0:
+                await asyncio.sleep(wait)
+            await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+            self._sent = time.monotonic()

@@ -40,7 +40,7 @@ class PrefixRouter(RequestRouter):
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """See RequestRouter."""
         if (request := _request(pending_request)) is not None:
-            self._prefixes.remember(request.tokens, replica_id.unique_id)
+            self._prefixes.remember(request.tokens, replica_id.unique_id, request.salt)
 
     def _known(self, candidates: list[RunningReplica], pending: PendingRequest | None) -> RunningReplica | None:
         request = _request(pending)
@@ -48,7 +48,7 @@ class PrefixRouter(RequestRouter):
             return None
         lengths = {replica.replica_id.unique_id: self._length(replica) for replica in candidates}
         by_name = {replica.replica_id.unique_id: replica for replica in candidates}
-        for name in self._prefixes.known(request.tokens):
+        for name in self._prefixes.known(request.tokens, request.salt):
             if name in by_name and lengths[name] <= min(lengths.values()) + self._slack:
                 return by_name[name]
         return None

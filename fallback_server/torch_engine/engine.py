@@ -171,6 +171,7 @@ class Engine:
             list(request.tokens),
             request.priority,
             time.monotonic(),
+            salt=request.salt,
             whole=request.prompt_logprobs is not None,
         )
         state = sampling.prepare(

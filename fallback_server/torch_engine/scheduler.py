@@ -33,13 +33,15 @@ class Work:
     """A sequence to complete: `tokens` are the prompt and what has been generated; the first `computed` are in the cache.
 
     `cached` counts the prompt tokens that the prefix index had when the work was first admitted; None before.
-    `whole`: every prompt row must be computed (prompt logprobs), so the prefix index is not asked.
+    `whole`: every prompt row must be computed (prompt logprobs), so the prefix index is not asked. Only works with the same
+    `salt` share prefixes.
     """
 
     id: str
     tokens: list[int]
     priority: int = 0
     arrival: float = 0.0
+    salt: str = ""
     whole: bool = False
     computed: int = 0
     cached: int | None = None
@@ -166,7 +168,7 @@ class Scheduler:
 
     def _admit(self, work: Work) -> bool:
         """Give the work the longest prefix that the cache has, and pages for its tokens."""
-        sequence = self.table.open([] if work.whole else work.tokens)
+        sequence = self.table.open([] if work.whole else work.tokens, work.salt)
         if sequence is None:
             return False
         work.sequence = sequence

@@ -86,6 +86,14 @@ def test_the_golden_text_through_the_server(serve: Serve, artifact: Path) -> Non
     assert server.end() == 0
 
 
+def test_a_front_starts_before_the_servers_behind_it(serve: Serve) -> None:
+    server = serve("http://127.0.0.1:1", "http://127.0.0.1:2/v1")
+    assert "no model yet" in server.welcome
+    assert httpx.get(f"{server.url}/health", timeout=10).status_code == 200
+    assert httpx.get(f"{server.url}/ready", timeout=10).status_code == 503
+    assert server.end() == 0
+
+
 def test_sigterm_lets_streams_finish_and_a_deadline_ends_them(serve: Serve, artifact: Path) -> None:
     for drain, finished in (("20", True), ("0", False)):
         server = serve(artifact, "--threads", "1", "--drain", drain, "--log-format", "json")
@@ -141,7 +149,6 @@ def test_https(serve: Serve, artifact: Path, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["no/such/model", "--engine", "artifact"], "does not exist"),
-        (["http://127.0.0.1:1"], "lists a model"),
         (["http://127.0.0.1:1", "folder"], "one or several URLs"),
         (["folder", "--engine", "gpu"], "--engine must be"),
         (["folder", "--tls-cert", "x.pem"], "belong together"),

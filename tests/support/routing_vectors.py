@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nearfar.routing.breaker import Breaker
+from nearfar.remote.breaker import Breaker
 from nearfar.routing.calibration import Threshold, limit_for
 from nearfar.routing.confidence import Monitor, Token
 from nearfar.routing.decision import decide

@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,12 +125,11 @@ class RunningServer:
         self.engine = await self._make()
         self.app = create_app(self.engine, self.options)
         self._socket = socket.socket()
-        # Little of a stream hides in the kernel, so that a slow reader shows soon. Accepted sockets inherit it.
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32 << 10)
         self._socket.bind(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
+        limits = replace(self.options.limits, send_buffer=32 << 10)  # a slow reader shows the sooner
         config = uvicorn.Config(
-            self.app, log_config=None, http=protocol(self.options.limits), timeout_graceful_shutdown=2, lifespan="on",
+            self.app, log_config=None, http=protocol(limits), timeout_graceful_shutdown=2, lifespan="on",
             h11_max_incomplete_event_size=self.options.limits.header_bytes, access_log=False,
         )  # fmt: skip
         self._server = uvicorn.Server(config)

@@ -27,7 +27,7 @@ ACTION = re.compile(r"\{\{-?\s*(.*?)\s*-?\}\}", re.DOTALL)
 
 def exported() -> dict[str, set[str]]:
     """Names of all series that the server exports, with their labels."""
-    metrics = Metrics("m", lambda: BackendStats(*([0] * 10)))
+    metrics = Metrics(lambda: "m", lambda: BackendStats(*([0] * 10)))
     metrics.finished("stop")
     metrics.outcome("ok")
     found: dict[str, set[str]] = {}
@@ -134,6 +134,7 @@ def test_what_is_started_has_the_options_that_it_is_given() -> None:
     front = (CHART / "templates" / "front.yaml").read_text(encoding="utf-8")
     given = {word for word in command if word.startswith("--")} | set(re.findall(r"- (--[\w-]+)", front))
     assert given <= options_of_serve()
+    assert "- --fronts={{ .Values.replicas }}" in front  # as many as share the keys
     addresses = [word for word in command if word.startswith("http://")]
     assert {address.removeprefix("http://").removesuffix(":8000") for address in addresses} == {"vllm-1", "vllm-2"}
     for service in services.values():

@@ -10,7 +10,7 @@ from typing import Any, get_args
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nearfar.routing.breaker import Breaker
+from nearfar.remote.breaker import Breaker
 from nearfar.routing.calibration import Threshold, limit_for
 from nearfar.routing.confidence import Monitor, Token, entropy
 from nearfar.routing.decision import cost_of, decide

@@ -203,7 +203,7 @@ def prepared(cost: int, prompt: int) -> Prepared:
 def test_buckets_fill_with_time() -> None:
     now = [0.0]
     admission = Admission(ServerLimits(requests=100, tokens=1000), lambda: now[0])
-    key = Key("k", requests_per_minute=60, tokens_per_minute=120)
+    key = Key("k", requests_per_minute=60, tokens_per_minute=120).tenant
     for _ in range(60):
         admission.enter(key).leave()
     with pytest.raises(ApiError) as error:
@@ -211,8 +211,9 @@ def test_buckets_fill_with_time() -> None:
     assert error.value.problem.retry_after == pytest.approx(1.0)
     now[0] = 1.0
     ticket = admission.enter(key)
+    ticket.admit()
     ticket.charge(prepared(600, 100))
-    assert admission.tokens == 600
+    assert (admission.tokens, admission.requests) == (600, 1)
     ticket.leave(completion_tokens=80)  # the answer overdraws
     ticket.leave(completion_tokens=80)  # leaving twice counts once
     assert (admission.tokens, admission.requests) == (0, 0)
@@ -229,7 +230,7 @@ def test_buckets_fill_with_time() -> None:
 
 def test_one_request_may_be_larger_than_the_bound_but_not_beside_others() -> None:
     admission = Admission(ServerLimits(tokens=100))
-    first, second = admission.enter(Key("a")), admission.enter(Key("b"))
+    first, second = admission.enter(Key("a").tenant), admission.enter(Key("b").tenant)
     first.charge(prepared(500, 10))
     with pytest.raises(ApiError, match="500 tokens under way"):
         second.charge(prepared(10, 10))

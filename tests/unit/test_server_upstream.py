@@ -13,15 +13,18 @@ import httpx
 import openai
 import pytest
 
-from nearfar.errors import EngineError, RequestError
-from nearfar.fallback_server.engines.addresses import BLOCK, AddressBook, Breaker
+from nearfar.errors import RequestError
+from nearfar.fallback_server.engines.addresses import BLOCK, Address, AddressBook
 from nearfar.fallback_server.engines.base import TokenUsage
 from nearfar.fallback_server.engines.relay import to_piece
-from nearfar.fallback_server.engines.upstream import PATHS, UpstreamEngine, UpstreamOptions, checked
+from nearfar.fallback_server.engines.upstream import UpstreamEngine, UpstreamOptions
 from nearfar.fallback_server.http.app import AppOptions
 from nearfar.fallback_server.http.keys import Key, KeyStore, add_key, hashed
 from nearfar.fallback_server.http.limits import ServerLimits
 from nearfar.fallback_server.http.shapes import ChatShape, Head
+from nearfar.remote.breaker import Breaker, BreakerOptions
+from nearfar.remote.chunks import read_part
+from nearfar.remote.server import CHAT, COMPLETIONS, EMBEDDINGS, PATHS, Listed, Server, Waits, checked, client
 from tests.support.servers import MODEL, RunningServer, tiny_engine
 
 OPTIONS = UpstreamOptions(key="inner", continues=True, failures=1, open_seconds=0.5, probe_seconds=30)
@@ -87,6 +90,10 @@ def mortal(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
         fleet.close()
 
 
+def states(fleet: Fleet, path: str) -> list[str]:
+    return [address.breaker(path).state(time.monotonic()) for address in fleet.engine.book.addresses]
+
+
 def direct(fleet: Fleet) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{fleet.servers[1].address}/v1", api_key="inner")
 
@@ -117,8 +124,8 @@ def test_tool_calls_that_come_in_parts_are_put_together() -> None:
         {"tool_calls": [{"index": 0, "function": {"arguments": " 1}"}}]},
         {"reasoning_content": "hm"},
     ]  # fmt: skip
-    pieces = [to_piece({"index": 0, "delta": delta}, chat=True) for delta in deltas]
-    pieces.append(to_piece({"index": 0, "delta": {}, "finish_reason": "tool_calls"}, chat=True))
+    pieces = [to_piece(read_part({"index": 0, "delta": delta}, chat=True)) for delta in deltas]
+    pieces.append(to_piece(read_part({"index": 0, "delta": {}, "finish_reason": "tool_calls"}, chat=True)))
     shape = ChatShape(Head("id", "m"))
     whole = shape.whole(pieces, 1, TokenUsage(1))["choices"][0]
     assert whole["finish_reason"] == "tool_calls"
@@ -136,7 +143,7 @@ def test_refusals_are_passed_on_and_break_no_circuit(fleet: Fleet) -> None:
         fleet.client.completions.create(model="front", prompt="x" * 3000)
     with pytest.raises(openai.BadRequestError, match="embeddings"):
         fleet.client.embeddings.create(model="front", input="x")
-    assert [address.breaker.state for address in fleet.engine.book.addresses] == ["closed", "closed"]
+    assert states(fleet, COMPLETIONS) == states(fleet, EMBEDDINGS) == ["closed", "closed"]
 
 
 def test_leaving_is_passed_on(fleet: Fleet) -> None:
@@ -161,10 +168,10 @@ def test_an_admin_ends_a_relayed_request(fleet: Fleet) -> None:
 
 
 def test_only_allowed_paths_and_only_our_key_go_out(fleet: Fleet) -> None:
-    address = fleet.engine.book.addresses[0]
-    assert checked(address, PATHS[1]) == address.url + PATHS[1]
+    root = fleet.engine.book.addresses[0].server.root
+    assert checked(root, PATHS[1]) == root + PATHS[1]
     with pytest.raises(RequestError, match="/admin/stats"):
-        checked(address, "/admin/stats")
+        checked(root, "/admin/stats")
     with httpx.Client(base_url=fleet.front.address) as http:
         assert http.post("/v1/fine_tuning/jobs", json={}).status_code == 404
         assert http.get("/ready").status_code == 200
@@ -216,13 +223,13 @@ def test_before_the_first_token_another_address_is_tried_and_circuits_close_agai
     texts = {fleet.client.completions.create(prompt="Hello", **{**LONG, "max_tokens": 5}).choices[0].text
              for _ in range(4)}  # fmt: skip
     assert len(texts) == 1
-    first = next(address for address in fleet.engine.book.addresses if address.url.endswith(f":{port}"))
-    assert first.breaker.state != "closed"
+    first = next(address for address in fleet.engine.book.addresses if address.server.root.endswith(f":{port}"))
+    assert first.breaker(COMPLETIONS).state(time.monotonic()) != "closed"
     fleet.servers[1].kill()
     with pytest.raises(openai.InternalServerError, match="no upstream server"):
         fleet.client.completions.create(prompt="Hello", **LONG)
     with httpx.Client(base_url=fleet.front.address) as http:
-        assert http.get("/ready").status_code == 503 or fleet.engine.book.addresses[1].last_token
+        assert http.get("/ready").status_code == 503
 
 
 def test_busy_servers_are_passed_over_and_their_429_is_passed_on(mortal: Callable[..., Fleet]) -> None:
@@ -242,47 +249,56 @@ def test_busy_servers_are_passed_over_and_their_429_is_passed_on(mortal: Callabl
     assert set(codes) == {200, 429}
 
 
-async def test_connecting_to_nothing_says_so() -> None:
-    with pytest.raises(EngineError, match=r"none of http://127\.0\.0\.1:1 "):
-        await UpstreamEngine.connect(["http://127.0.0.1:1/v1/"], UpstreamOptions(connect_timeout=1))
+async def test_connecting_to_nothing_says_so_and_asks_again(caplog: pytest.LogCaptureFixture) -> None:
+    engine = await UpstreamEngine.connect(["http://127.0.0.1:1/v1/"], UpstreamOptions(connect_timeout=1))
+    assert "none of http://127.0.0.1:1 lists a model" in caplog.text
+    assert engine.models() == ()
+    assert not await engine.ready()
+    await engine.close()
 
 
 def test_a_breaker_opens_tries_one_and_closes() -> None:
-    now = [0.0]
-    breaker = Breaker(2, 10, lambda: now[0])
-    breaker.failure()
-    breaker.success()
-    breaker.failure()
-    assert breaker.allows()
-    breaker.failure()
-    assert (breaker.state, breaker.allows()) == ("open", False)
-    now[0] = 10.0
-    assert breaker.allows()
-    breaker.begin()
-    assert (breaker.state, breaker.allows()) == ("half-open", False)
-    breaker.abandoned()
-    assert breaker.allows()
-    breaker.begin()
-    breaker.failure()
-    assert not breaker.allows()
-    now[0] = 20.0
-    breaker.begin()
-    breaker.success()
-    assert (breaker.state, breaker.allows()) == ("closed", True)
+    breaker = Breaker(BreakerOptions(2, 10, 10))
+    breaker.failure(0, "request")
+    breaker.success("request")
+    breaker.failure(0, "request")
+    assert breaker.allows(0)
+    breaker.failure(0, "request")
+    assert (breaker.state(0), breaker.allows(0)) == ("open", False)
+    assert breaker.begin(10) == "probe"
+    assert (breaker.state(10), breaker.allows(10)) == ("half_open", False)
+    breaker.abandoned("probe")
+    assert breaker.begin(10) == "probe"
+    breaker.failure(10, "probe")
+    assert not breaker.allows(10)
+    assert breaker.begin(20) == "probe", "the period did not grow: its bound is where it began"
+    breaker.success("probe")
+    assert (breaker.state(20), breaker.allows(20)) == ("closed", True)
 
 
-def test_least_loaded_with_affinity_for_known_beginnings() -> None:
-    book = AddressBook(["http://a", "http://b", "http://c"], failures=1, seconds=9, slack=2, clock=lambda: 0.0)
+async def test_least_loaded_with_affinity_for_known_beginnings() -> None:
+    http = client(None, 1, direct=True)
+    servers = [Server(f"http://{name}", http, Waits()) for name in "abc"]
+    book = AddressBook(servers, BreakerOptions(1, 9, 9), slack=2, clock=lambda: 0.0)
     a, b, c = book.addresses
+    for address in book.addresses:
+        address.models = (Listed("m"),)
     system = "s" * BLOCK * 3
-    assert book.choose(system + "one") is a
+
+    def choose(prompt: str, *without: Address) -> Address | None:
+        return book.choose(prompt, CHAT, "m", without)
+
+    assert choose(system + "one") is a
     a.under_way = 2
-    assert book.choose(system + "two") is a
-    assert book.choose("short") is b
+    assert choose(system + "two") is a
+    assert choose("short") is b
     a.under_way = 3
-    assert book.choose(system + "three") is b  # too busy; b knows the beginning from now on
+    assert choose(system + "three") is b  # too busy; b knows the beginning from now on
     a.under_way = 0
-    assert book.choose(system + "four") is b
-    b.breaker.failure()
-    assert book.choose(system + "five") in (a, c)
-    assert book.choose("x", without=(a, c)) is None
+    assert choose(system + "four") is b
+    b.breaker(CHAT).failure(0, "request")
+    assert choose(system + "five") in (a, c)
+    assert choose("x", a, c) is None
+    assert book.choose("x", COMPLETIONS, "m", (a, c)) is b, "another path has a circuit of its own"
+    assert book.choose("x", CHAT, "n") is None
+    await http.aclose()

@@ -57,6 +57,11 @@ def serve(
         bool,
         _option("Engine", "--upstream-continues", "The upstream servers take continue_final_message (vLLM, nearfar)."),
     ] = UPSTREAM.continues,
+    upstream_salts: Annotated[
+        bool,
+        _option("Engine", "--upstream-salts/--no-upstream-salts",
+                "The upstream servers take cache_salt (vLLM, SGLang, nearfar): each key has a prompt cache of its own there."),
+    ] = UPSTREAM.salts,
     ray: Annotated[bool, _option("Ray", "--ray", "Run replicas of the engine on Ray Serve.")] = DEFAULTS.ray is not None,
     replicas: Annotated[
         str, _option("Ray", "--replicas", "How many; MIN:MAX scales with the requests under way.")
@@ -80,6 +85,13 @@ def serve(
     cors: Annotated[
         list[str] | None, _option("Network", "--cors", "An origin whose pages may call; may be repeated.")
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        _option("Network", "--allowed-host", "A name that clients may call it by, beside this machine's; may be repeated; '*': any."),
+    ] = None,
+    keep_alive: Annotated[
+        float, _option("Network", "--keep-alive", "Seconds after which a silent stream says a comment; 0: never.")
+    ] = LIMITS.keep_alive,
     drain: Annotated[
         float, _option("Network", "--drain", "Seconds that requests have to finish after SIGTERM.")
     ] = DEFAULTS.drain,
@@ -97,6 +109,9 @@ def serve(
     max_tokens_under_way: Annotated[
         int, _option("Limits", "--max-tokens-under-way", "Their tokens, possible answers included.")
     ] = LIMITS.tokens,
+    fronts: Annotated[
+        int, _option("Limits", "--fronts", "Servers that share these keys: each grants its part of a key's limits.")
+    ] = LIMITS.fronts,
     max_body: Annotated[int, _option("Limits", "--max-body", "Bytes of a request.")] = LIMITS.body_bytes,
     log_format: Annotated[str, _option("Logs", "--log-format", "text or json.")] = DEFAULTS.log_format,
     log_level: Annotated[str, _option("Logs", "--log-level", "debug, info, warning, error.")] = DEFAULTS.log_level,
@@ -110,9 +125,15 @@ def serve(
     engines = replace(
         ENGINES, names=tuple(name or ()), device=device, dtype=dtype, threads=threads, kv_memory=kv_memory,
         max_running=max_running, text=replace(TEXT, reasoning=reasoning),
-        upstream=replace(UPSTREAM, continues=upstream_continues),
+        upstream=replace(UPSTREAM, continues=upstream_continues, salts=upstream_salts),
     )  # fmt: skip
-    limits = replace(LIMITS, requests=max_requests, tokens=max_tokens_under_way, body_bytes=max_body)
+    if fronts < 1:
+        raise RequestError(f"--fronts must be at least 1, not {fronts}")
+    if keep_alive < 0:
+        raise RequestError(f"--keep-alive must be 0 or more seconds, not {keep_alive:g}")
+    limits = replace(
+        LIMITS, requests=max_requests, tokens=max_tokens_under_way, body_bytes=max_body, keep_alive=keep_alive, fronts=fronts
+    )
     low, high = parse_replicas(replicas)
     on_ray = replace(
         RAY, address=ray_address, app=ray_app, min_replicas=low, max_replicas=high, cpus=cpus_per_replica,
@@ -120,8 +141,8 @@ def serve(
     )  # fmt: skip
     options = ServeOptions(
         engine=chosen, host=host, port=port, keys=keys, no_auth=no_auth, drain=drain, tls_cert=tls_cert,
-        tls_key=tls_key, tls_client_ca=tls_client_ca, cors=tuple(cors or ()), audit=audit, audit_text=audit_text,
-        log_format="json" if log_format == "json" else "text", log_level=log_level, limits=limits, engines=engines,
+        tls_key=tls_key, tls_client_ca=tls_client_ca, cors=tuple(cors or ()), hosts=tuple(allowed_host or ()), audit=audit,
+        audit_text=audit_text, log_format="json" if log_format == "json" else "text", log_level=log_level, limits=limits, engines=engines,
         ray=on_ray if ray else None,
     )  # fmt: skip
     run(tuple(model), options)

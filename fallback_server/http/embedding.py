@@ -1,0 +1,42 @@
+"""Embeddings in OpenAI's shape: what is asked, as an engine's request, and the vectors, as a response."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nearfar.fallback_server.engines.base import Embeddings, EngineRequest
+from nearfar.fallback_server.http import convert
+from nearfar.fallback_server.http.errors import ApiError
+from nearfar.fallback_server.http.schemas import EmbeddingRequest
+from nearfar.fallback_server.http.shapes import embeddings
+
+
+def embedding(body: EmbeddingRequest) -> EngineRequest:
+    """Vectors of one or several texts; they have no answers, so they cost their inputs."""
+    name = f"embd-{secrets.token_hex(12)}"
+    return EngineRequest(name, body.model, prompts=convert.inputs(body), max_tokens=0, pooling=body.pooling)
+
+
+@dataclass(frozen=True)
+class EmbeddingShape:
+    """How vectors are written. `dimensions`: the width that the client expects; base64 is that of little-endian float32."""
+
+    model: str
+    as_base64: bool = False
+    dimensions: int | None = None
+
+    def whole(self, found: Embeddings) -> dict[str, Any]:
+        """All vectors."""
+        vectors = [np.asarray(vector, "<f4") for vector in found.vectors]
+        width = len(vectors[0]) if vectors else 0
+        if self.dimensions is not None and vectors and self.dimensions != width:
+            raise ApiError(400, f"dimensions must be {width}, the width of this model, not {self.dimensions}", "dimensions")
+        if self.as_base64:
+            encoded = [base64.b64encode(vector.tobytes()).decode() for vector in vectors]
+            return embeddings(self.model, encoded, found.tokens)
+        return embeddings(self.model, [vector.tolist() for vector in vectors], found.tokens)

@@ -1,0 +1,172 @@
+"""Chunks of a streamed answer, read from JSON that may be anything: what has not OpenAI's shape is a ShapeError."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nearfar.edge_runtime.types import TokenLogprob, TopLogprob
+
+MAX_TOKENS = 2**31 - 1
+"""No count or index is larger."""
+
+
+class ShapeError(ValueError):
+    """JSON without the shape that it should have."""
+
+
+@dataclass(frozen=True)
+class CallPart:
+    """A tool call, or a part of one: those after the first have neither id nor name. `arguments` is JSON, or a part of it."""
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a chunk adds to one answer. `tokens`: that it stands for, as well as it is told; at least 1 for any text."""
+
+    index: int
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[CallPart, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: str | None = None
+    tokens: int = 0
+
+    @property
+    def useful(self) -> bool:
+        """Whether it has anything of the answer."""
+        return bool(self.text or self.reasoning or self.calls or self.logprobs or self.finish)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens as the server counts them: of the prompt, of all answers so far, and of the prompt those it had in its cache."""
+
+    prompt: int
+    completion: int
+    cached: int = 0
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """An event of a stream."""
+
+    parts: tuple[Part, ...] = ()
+    usage: Usage | None = None
+
+
+def read_chunk(record: Mapping[str, Any], *, chat: bool) -> Chunk:
+    """A chunk of a chat completion, or of a completion."""
+    parts = tuple(read_part(_map(choice, "choice"), chat=chat) for choice in _list(record.get("choices"), "choices"))
+    return Chunk(tuple(part for part in parts if part.useful), read_usage(record.get("usage")))
+
+
+def read_part(choice: Mapping[str, Any], *, chat: bool) -> Part:
+    """A choice of a chunk."""
+    index, finish = _count(choice.get("index"), "index"), _text(choice.get("finish_reason"), "finish_reason") or None
+    ids = len(_list(choice.get("token_ids"), "token_ids"))  # vLLM tells them, if asked
+    if not chat:
+        text = _text(choice.get("text"), "text")
+        logprobs = _parallel(_map(choice.get("logprobs"), "logprobs"))
+        return Part(index, text, logprobs=logprobs, finish=finish, tokens=ids or int(bool(text)))
+    delta = _map(choice.get("delta"), "delta")
+    text = _text(delta.get("content"), "content")
+    reasoning = _text(delta.get("reasoning_content") or delta.get("reasoning"), "reasoning_content")
+    calls = tuple(_call(_map(item, "tool_call")) for item in _list(delta.get("tool_calls"), "tool_calls"))
+    told = _list(_map(choice.get("logprobs"), "logprobs").get("content"), "logprobs.content")
+    logprobs = tuple(_logprob(_map(item, "logprob")) for item in told)
+    tokens = ids or len(logprobs) or int(bool(text or reasoning or calls))
+    return Part(index, text, reasoning, calls, logprobs, finish, tokens)
+
+
+def read_usage(value: object) -> Usage | None:
+    """A usage record; None where there is none."""
+    if value is None:
+        return None
+    usage = _map(value, "usage")
+    details = _map(usage.get("prompt_tokens_details"), "prompt_tokens_details")
+    prompt, completion = (_count(usage.get(name), name) for name in ("prompt_tokens", "completion_tokens"))
+    return Usage(prompt, completion, min(_count(details.get("cached_tokens"), "cached_tokens"), prompt))
+
+
+def _call(item: Mapping[str, Any]) -> CallPart:
+    function = _map(item.get("function"), "function")
+    return CallPart(
+        _count(item.get("index"), "index"), _text(item.get("id"), "id"), _text(function.get("name"), "name"),
+        _text(function.get("arguments"), "arguments"),
+    )  # fmt: skip
+
+
+def _logprob(item: Mapping[str, Any]) -> TokenLogprob:
+    others = (_map(other, "top_logprob") for other in _list(item.get("top_logprobs"), "top_logprobs"))
+    top = [TopLogprob(_text(o.get("token"), "token"), _number(o.get("logprob")), _bytes(o.get("bytes"))) for o in others]
+    return TokenLogprob(_text(item.get("token"), "token"), _number(item.get("logprob")), _bytes(item.get("bytes")), top)
+
+
+def _parallel(logprobs: Mapping[str, Any]) -> tuple[TokenLogprob, ...]:
+    """OpenAI's older shape: parallel lists. A token without a predecessor has no log-probability: NaN."""
+    tokens, values = (_list(logprobs.get(name), name) for name in ("tokens", "token_logprobs"))
+    tops = _list(logprobs.get("top_logprobs"), "top_logprobs") or [None] * len(tokens)
+    if not len(tokens) == len(values) == len(tops):
+        raise ShapeError(f"logprobs of {len(tokens)} tokens, {len(values)} values and {len(tops)} alternatives")
+    out = []
+    for token, value, top in zip(tokens, values, tops, strict=True):
+        text = _text(token, "token")
+        pairs = [(_text(name, "token"), _number(number)) for name, number in _map(top, "top_logprobs").items()]
+        alternatives = [TopLogprob(name, number, list(name.encode())) for name, number in pairs]
+        out.append(TokenLogprob(text, math.nan if value is None else _number(value), list(text.encode()), alternatives))
+    return tuple(out)
+
+
+def _map(value: object, name: str) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ShapeError(f"{name} is no object: {value!r:.80}")
+    return value
+
+
+def _list(value: object, name: str) -> list[Any]:
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise ShapeError(f"{name} is no list: {value!r:.80}")
+    return value
+
+
+def _text(value: object, name: str) -> str:
+    """A text that can be encoded: halves of surrogate pairs are joined, and those alone replaced."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise ShapeError(f"{name} is no text: {value!r:.80}")
+    return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _count(value: object, name: str) -> int:
+    if value is None:
+        return 0
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_TOKENS:
+        raise ShapeError(f"{name} is no count: {value!r:.80}")
+    return value
+
+
+def _number(value: object) -> float:
+    """A log-probability; what a server writes for minus infinity is -9999."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or (isinstance(value, int) and abs(value) > MAX_TOKENS):
+        raise ShapeError(f"logprob is no number: {value!r:.80}")
+    return float(value) if math.isfinite(value) else -9999.0
+
+
+def _bytes(value: object) -> list[int]:
+    found = _list(value, "bytes")
+    if not all(type(item) is int and 0 <= item < 256 for item in found):
+        raise ShapeError(f"bytes are none: {value!r:.80}")
+    return found

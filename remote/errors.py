@@ -1,0 +1,86 @@
+"""What an answer with an error status, or no answer, means for the one who asked: refuse, ask another, wait."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from nearfar.errors import NearfarError, RequestError
+
+_BAD = (400, 413, 422)
+_ABSENT = (404, 405, 501)
+TEXT = 2000
+"""Characters that are kept of a message."""
+
+
+class RemoteError(NearfarError):
+    """A server failed, or cannot take this call: another may do better.
+
+    The message names the address and says what came from there: it is for logs, and for who gave the address. `code` is
+    short: the status, or timeout, connection, cut, shape, error. `retry_after`: seconds that the server asked for.
+    """
+
+    def __init__(self, message: str, code: str, *, status: int | None = None, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.code, self.status, self.retry_after = code, status, retry_after
+
+    @property
+    def busy(self) -> bool:
+        """Whether the server works, and only takes nothing now."""
+        return self.status == 429
+
+    @property
+    def absent(self) -> bool:
+        """Whether the server has no such path or model."""
+        return self.status in _ABSENT
+
+    @property
+    def broken(self) -> bool:
+        """Whether this says that the server does not work. That it lacks something, or does not let us in, does not."""
+        return self.status is None or (self.status >= 500 and not self.absent)
+
+
+class RefusedError(RequestError):
+    """The server works, and says that the request is wrong: every other would say so too."""
+
+    def __init__(self, message: str, param: str | None, status: int) -> None:
+        super().__init__(message, param)
+        self.status = status
+
+
+def error_of(where: str, status: int, text: str, headers: Mapping[str, str]) -> RemoteError | RefusedError:
+    """The error of a status and of the body that came with it, which may be anything."""
+    message, param = _told(text)
+    if status in _BAD:  # clients see this: an error page of something in between is not for them
+        return RefusedError(message or f"the server refuses the request (status {status})", param, status)
+    shown = f"{where}: status {status}: {message or text[:200]}"
+    return RemoteError(shown, str(status), status=status, retry_after=_seconds(headers))
+
+
+def event_error(where: str, error: object) -> RemoteError | RefusedError:
+    """The error that an event of a stream tells. One with a status (vLLM's `code`) means what the status means."""
+    fields = error if isinstance(error, dict) else {}
+    status = fields.get("code")
+    if isinstance(status, int) and 400 <= status < 600:
+        return error_of(where, status, json.dumps({"error": fields}), {})
+    kind = fields.get("type") or status or "error"
+    return RemoteError(f"{where}: {kind}: {fields.get('message', error)}"[:TEXT], "error")
+
+
+def _told(text: str) -> tuple[str, str | None]:
+    """Message and param of OpenAI's shape of an error; empty where it has another."""
+    try:
+        error = json.loads(text)["error"]
+        message, param = error["message"], error.get("param")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return "", None
+    return str(message)[:TEXT], param if isinstance(param, str) else None
+
+
+def _seconds(headers: Mapping[str, str]) -> float | None:
+    """Retry-After in seconds; a date is taken for none, for clocks differ."""
+    try:
+        found = float(headers["retry-after"])
+    except (KeyError, ValueError):
+        return None
+    return min(max(found, 0.0), 86400.0) if found == found else None

@@ -1,0 +1,214 @@
+"""One server with OpenAI's interface: its models, whole answers, streamed ones."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx
+
+from nearfar.errors import RequestError
+from nearfar.remote.chunks import Chunk, ShapeError, read_chunk
+from nearfar.remote.errors import RefusedError, RemoteError, error_of, event_error
+from nearfar.remote.events import beginning, body, datas
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+CHAT, COMPLETIONS, EMBEDDINGS, MODELS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models"
+PATHS = (MODELS, CHAT, COMPLETIONS, EMBEDDINGS)
+"""The only paths that are ever asked for."""
+ANSWER_BYTES = 64 << 20
+"""Of a whole answer: 256 embeddings of 8,192 numbers as text are less."""
+LIST_BYTES, ERROR_BYTES = 1 << 20, 16 << 10
+LISTED = 1000
+"""Models of a list that are taken."""
+AFTER_END = 5.0
+"""Seconds that a stream has for its usage once the answer has ended."""
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Seconds to wait for a connection, for the first token, counted from the request on, and for each one after it."""
+
+    connect: float = 5.0
+    first_token: float = 30.0
+    between: float = 30.0
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A model that a server lists. `context`: tokens, where it tells them. `here`: it says that it computes it itself."""
+
+    id: str
+    context: int | None = None
+    here: bool = False
+
+
+def client(key: str | None, connect: float, *, direct: bool) -> httpx.AsyncClient:
+    """Connections to servers. `direct`: past the proxies that the environment names. Redirects are never followed.
+
+    How long an answer may take is not httpx's business, which knows bytes, but the clock's, which knows tokens.
+    """
+    headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
+    timeout = httpx.Timeout(None, connect=connect)
+    return httpx.AsyncClient(
+        headers=headers, timeout=timeout, limits=limits, trust_env=not direct, follow_redirects=False
+    )
+
+
+def root_of(url: str) -> str:
+    """An address without /v1. RequestError where it is none."""
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise RequestError(f"{url!r} is no address: {error}", "url") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise RequestError(f"the address must begin with http:// or https:// and name a host, not {url!r}", "url")
+    return url.rstrip("/").removesuffix("/v1")
+
+
+class Server:
+    """Calls one server. RefusedError where it says that the request is wrong, RemoteError where another may do better."""
+
+    def __init__(self, url: str, http: httpx.AsyncClient, waits: Waits) -> None:
+        self.root, self._http, self.waits = root_of(url), http, waits
+
+    async def models(self, seconds: float) -> tuple[Listed, ...]:
+        """What it lists."""
+        record = await self._whole("GET", MODELS, None, seconds, LIST_BYTES)
+        with self._failing():
+            return _listed(record)
+
+    async def post(self, path: str, call: Mapping[str, Any], seconds: float | None = None) -> Mapping[str, Any]:
+        """A whole answer."""
+        return await self._whole("POST", path, call, seconds or self.waits.first_token, ANSWER_BYTES)
+
+    async def stream(self, path: str, call: Mapping[str, Any], answers: int = 1) -> AsyncGenerator[Chunk, None]:
+        """A streamed answer, or several of one call. When all have told their finish, nothing can fail any more."""
+        finished: set[int] = set()
+        clock = _Clock(self.waits.first_token)
+        call = {**call, "stream": True, "stream_options": {"include_usage": True}}
+        try:
+            async with self._response("POST", path, call, clock) as response, aclosing(datas(response)) as events:
+                while (data := await clock.wait(anext(events, None))) is not None:
+                    chunk = self._read(data, answers, chat=path == CHAT)
+                    if len(finished) == answers:  # all that can come now is the usage
+                        chunk = Chunk(usage=chunk.usage)
+                    elif chunk.parts:
+                        finished |= {part.index for part in chunk.parts if part.finish is not None}
+                        clock.wind(self.waits.between if len(finished) < answers else AFTER_END)
+                    if chunk.parts or chunk.usage:
+                        yield chunk
+            if len(finished) < answers:
+                raise RemoteError(f"{self.root}: the stream ended before its answer", "cut")
+        except (RemoteError, RefusedError) as error:
+            if len(finished) < answers:
+                raise
+            log.info("after the end of an answer: %s", error)
+
+    async def _whole(
+        self, method: str, path: str, call: Mapping[str, Any] | None, seconds: float, limit: int
+    ) -> Mapping[str, Any]:
+        clock = _Clock(seconds)
+        async with self._response(method, path, call, clock) as response:
+            return _object(await clock.wait(body(response, limit)))
+
+    @asynccontextmanager
+    async def _response(
+        self, method: str, path: str, call: Mapping[str, Any] | None, clock: _Clock
+    ) -> AsyncIterator[httpx.Response]:
+        """A response that tells no error, its body yet to be read. What fails while this is open is a RemoteError."""
+        request = self._http.build_request(method, checked(self.root, path), json=call)
+        with self._failing():
+            response = await clock.wait(self._http.send(request, stream=True))
+            try:
+                if response.is_error:
+                    text = await beginning(response, ERROR_BYTES, self.waits.connect)
+                    raise error_of(self.root, response.status_code, text, response.headers)
+                yield response
+            finally:
+                await response.aclose()
+
+    def _read(self, data: str, answers: int, *, chat: bool) -> Chunk:
+        record = _object(data)
+        if record.get("error"):
+            raise event_error(self.root, record["error"])
+        chunk = read_chunk(record, chat=chat)
+        if any(part.index >= answers for part in chunk.parts):
+            raise ShapeError(f"a part of answer {max(part.index for part in chunk.parts)}, but {answers} were asked for")
+        return chunk
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Whatever can go wrong with a server as a RemoteError."""
+        try:
+            yield
+        except httpx.TimeoutException as error:
+            raise RemoteError(f"{self.root}: {type(error).__name__}: {error}", "timeout") from error
+        except TimeoutError as error:
+            raise RemoteError(f"{self.root}: {error}", "timeout") from error
+        except httpx.ConnectError as error:
+            raise RemoteError(f"{self.root} cannot be reached: {type(error).__name__}: {error}", "connection") from error
+        except (httpx.HTTPError, httpx.StreamError) as error:
+            raise RemoteError(f"{self.root}: {type(error).__name__}: {error}", "cut") from error
+        except (ValueError, RecursionError) as error:
+            raise RemoteError(f"{self.root}: not the shape of an answer: {error}"[:500], "shape") from error
+
+
+def checked(root: str, path: str) -> str:
+    """The URL of an allowed path."""
+    if path not in PATHS:
+        raise RequestError(f"{path} is not passed on", "path")
+    return root + path
+
+
+class _Clock:
+    """The time left for the next token. Waiting takes of it; comments and empty events give nothing back."""
+
+    def __init__(self, seconds: float) -> None:
+        self.wind(seconds)
+
+    def wind(self, seconds: float) -> None:
+        """A token came: so long for the next."""
+        self._given = self._left = seconds
+
+    async def wait(self, work: Awaitable[T]) -> T:
+        """What the work gives; TimeoutError when the time is over."""
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        try:
+            async with asyncio.timeout(max(self._left, 0.0)):
+                return await work
+        except TimeoutError:
+            raise TimeoutError(f"no token for {self._given:g} s") from None
+        finally:
+            self._left -= loop.time() - start
+
+
+def _object(text: str | bytes) -> Mapping[str, Any]:
+    record = json.loads(text)
+    if not isinstance(record, dict):
+        raise ShapeError(f"no object: {record!r:.80}")
+    return record
+
+
+def _listed(record: Mapping[str, Any]) -> tuple[Listed, ...]:
+    data = record.get("data")
+    if not isinstance(data, list) or not all(isinstance(item, dict) and isinstance(item.get("id"), str) for item in data):
+        raise ShapeError(f"{MODELS} lists no models: {data!r:.80}")
+    return tuple(Listed(item["id"], _context(item.get("max_model_len")), _here(item.get("x_nearfar"))) for item in data[:LISTED])
+
+
+def _here(value: object) -> bool:
+    return isinstance(value, dict) and value.get("computes") == "here"
+
+
+def _context(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31 else None
