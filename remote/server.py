@@ -43,7 +43,7 @@ class Waits:
 
 @dataclass(frozen=True)
 class Listed:
-    """A model that a server lists. `context`: tokens, where it tells them. `here`: it says that it computes on its machine."""
+    """A model that a server lists. `context`: tokens, where it tells them. `here`: it says that it computes it itself."""
 
     id: str
     context: int | None = None
@@ -203,12 +203,11 @@ def _listed(record: Mapping[str, Any]) -> tuple[Listed, ...]:
     data = record.get("data")
     if not isinstance(data, list) or not all(isinstance(item, dict) and isinstance(item.get("id"), str) for item in data):
         raise ShapeError(f"{MODELS} lists no models: {data!r:.80}")
-    return tuple(Listed(item["id"], _context(item.get("max_model_len")), _here(item)) for item in data[:LISTED])
+    return tuple(Listed(item["id"], _context(item.get("max_model_len")), _here(item.get("x_nearfar"))) for item in data[:LISTED])
 
 
-def _here(item: Mapping[str, Any]) -> bool:
-    told = item.get("x_nearfar")
-    return isinstance(told, dict) and told.get("computes") == "here"
+def _here(value: object) -> bool:
+    return isinstance(value, dict) and value.get("computes") == "here"
 
 
 def _context(value: object) -> int | None:

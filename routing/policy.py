@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, TypeVar
 
 from nearfar.errors import RequestError
-from nearfar.remote import breaker
+from nearfar.remote.breaker import BreakerOptions as BreakerOptions
 from nearfar.routing.types import MODES, Mode, Side, Unit
 
-Group = TypeVar("Group", bound="_Options")
+Group = TypeVar("Group")
 
 _ONE_OF: dict[str, tuple[str | None, ...]] = {
     "mode": MODES, "budget_unit": ("tokens", "money"), "escalation": ("off", "continue", "restart"),
@@ -25,10 +25,16 @@ class _Options:
     """Refuses values that make no sense, however the options were made."""
 
     def __post_init__(self) -> None:
-        for each in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, each.name)
-            if wrong := _wrong(each.name, str(each.type), value):
-                raise RequestError(f"{each.name} must be {wrong}, not {value!r}", each.name)
+        _check(self)
+
+
+def _check(options: object) -> None:
+    for each in fields(options):  # type: ignore[arg-type]
+        value = getattr(options, each.name)
+        if is_dataclass(value):
+            _check(value)
+        elif wrong := _wrong(each.name, str(each.type), value):
+            raise RequestError(f"{each.name} must be {wrong}, not {value!r}", each.name)
 
 
 def _wrong(name: str, kind: str, value: object) -> str | None:
@@ -57,11 +63,6 @@ def _parsed(group: type[Group], data: object, where: str) -> Group:
     if unknown := sorted(str(name) for name in set(data) - {each.name for each in fields(group)}):  # type: ignore[arg-type]
         raise RequestError(f"{where} has no field {', '.join(unknown)}", unknown[0])
     return group(**data)
-
-
-@dataclass(frozen=True)
-class BreakerOptions(_Options, breaker.BreakerOptions):
-    """Those of the breaker (see there), checked."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ class Policy(_Options):
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> Policy:
         """From its JSON form; refuses names that nobody knows."""
-        groups: dict[str, type[_Options]] = {
+        groups: dict[str, type] = {
             "monitor": MonitorOptions, "breaker": BreakerOptions, "device_breaker": BreakerOptions,
             "retry": RetryOptions, "calibration": CalibrationOptions, "timeouts": Timeouts,
         }  # fmt: skip

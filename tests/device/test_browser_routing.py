@@ -23,6 +23,7 @@ from tests.support.proxy import Proxy
 from tests.support.servers import RunningServer
 
 EASY = "And the king?"
+SECRET = "And the queen?"
 HARD = "A train leaves at 9:15 and covers 240 km in 2.5 hours. How many km/h is that, if it stops 3 times for 4 minutes?"
 OPTIONS = EngineOptions(
     threads=1, kv_memory="32MB", text=replace(TextOptions(), text_processes=1, template_timeout=10)
@@ -96,7 +97,7 @@ def stage(built: Built) -> Iterator[Stage]:
         server = RunningServer(lambda: open_engine([str(artifact / "cpu")], "artifact", OPTIONS), allowed)
         servers.callback(server.close)
         network.target = server.port
-        page = new_page(chromium, address).open()
+        page = new_page(chromium, address).open(difficulty="english")
         assert page.wait("idle", "error") == "idle", page.notice
         yield Stage(page, server, allowed, network, servers, page_server)
 
@@ -226,12 +227,15 @@ def test_a_larger_model_takes_over_what_is_hard_and_what_is_lost(stage: Stage, b
     stage.wait_for_device()
 
 
-def test_private_never_causes_a_request(stage: Stage, expected: str) -> None:
+def test_private_never_causes_a_request(stage: Stage) -> None:
     policy = {"mode": "prefer_cloud", "ttft": None, "escalation": "continue", "monitor": {"logprob": -1e-6, "min_tokens": 2}}
-    answer = stage.ask(tokens=24, setup={"policy": policy}, private=True)
+    expected = stage.ask(SECRET, tokens=24, mode="device_only")["text"]
+    answer = stage.ask(SECRET, tokens=24, setup={"policy": policy}, private=True)
     assert (answer["text"], codes(answer["told"])) == (expected, ["private"])
+    again = stage.ask(SECRET, tokens=24)
+    assert (again["text"], codes(again["told"])) == (expected, ["private"]), "the text stays private"
     stage.lose_device(16)
-    lost = stage.ask(tokens=24, private=True)
+    lost = stage.ask(SECRET, tokens=24, private=True)
     assert expected.startswith(lost["text"])
     assert "GPU device was lost" in lost["error"]
     stage.wait_for_device()

@@ -47,7 +47,8 @@ export class Model {
 
   constructor(private readonly artifact: URL) {
     this.#publish();
-    // Small and asked for at once; until it is here, and where it is missing, all prompts look alike.
+    // Only where the page's address asks for it (?difficulty=english): it knows English only, and only a prompt's looks.
+    if (new URLSearchParams(location.search).get("difficulty") !== "english") return;
     loadDifficulty(new URL("difficulty.json", location.href)).then(
       (difficulty) => this.client.setDifficulty(difficulty),
       () => undefined,

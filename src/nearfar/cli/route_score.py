@@ -22,10 +22,11 @@ def score(
     source: Annotated[Path, typer.Option("--input", "-i", help='A file of {"prompt": "…"} lines; `-` reads stdin.')],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write; `-` is stdout.")] = STANDARD,
 ) -> None:
-    """Write how hard each prompt looks: a `{"difficulty": 0..1}` line for each `{"prompt": "…"}` line, in order.
+    """Write how hard each English prompt looks: a `{"difficulty": 0..1}` line for each `{"prompt": "…"}` line, in order.
 
-    0.7 means: harder than 70 % of the reference prompts. A policy sends what reaches its `difficulty_threshold` to the
-    cloud, so these figures say which threshold suits your traffic. Other keys of a line are ignored, empty lines skipped.
+    0.7 means: harder than 70 % of the reference prompts. A client with difficulty="english" sends what reaches its policy's
+    `difficulty_threshold` to the cloud; these figures say whether that suits your traffic. It knows English only, and only
+    what a prompt looks like. Other keys of a line are ignored, empty lines skipped.
 
         echo '{"prompt": "Prove that 2 is prime."}' | nearfar route score --input -
 

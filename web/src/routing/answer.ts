@@ -227,7 +227,8 @@ export class Answer {
     const retryAfter = this.#error instanceof CloudError ? this.#error.retryAfter : null;
     const wait = backoff(this.#state.cloud_failures - 1, random, retryAfter, this.plan.policy.retry);
     if (wait === null || !this.router.retries.withdraw()) return false;
-    await pause(wait, this.#signal);
+    // A timer may come a millisecond early, and then the breaker still holds.
+    await pause(wait + 0.002, this.#signal);
     return true;
   }
 
