@@ -6,7 +6,7 @@ import { fixPreTokenizers, withMetaspaceSplit } from "./library-fixes.js";
 import { AnswerStream, IncrementalDecoder } from "./stream.js";
 import { ChatTemplate } from "./template.js";
 import { type ByteRules, byteRules } from "./token-bytes.js";
-import { asObject, type JsonObject, namedTokens, specialIds, templateOf } from "./tokenizer-file.js";
+import { asObject, checkVocabulary, type JsonObject, namedTokens, specialIds, templateOf } from "./tokenizer-file.js";
 import type { ChatMessage, ChatOptions, SpecialTokens, TextCodec, TextFiles, TextStream } from "./types.js";
 
 class ModelTextCodec implements TextCodec {
@@ -29,10 +29,22 @@ class ModelTextCodec implements TextCodec {
 
   encode(text: string, options: { readonly addSpecialTokens?: boolean } = {}): number[] {
     const addSpecialTokens = options.addSpecialTokens ?? true;
-    const { ids } = this.#tokenizer.encode(wellFormed(text), { add_special_tokens: addSpecialTokens });
+    const ids = this.#encode(wellFormed(text), addSpecialTokens);
     // An empty prompt is just BOS, also for tokenizers that add none by themselves: a model cannot run on no token.
     if (ids.length === 0 && addSpecialTokens && this.#bosTokenId !== null) return [this.#bosTokenId];
     return ids;
+  }
+
+  /** The library finds some faults of a tokenizer only when it uses it. */
+  #encode(text: string, addSpecialTokens: boolean): number[] {
+    try {
+      const { ids } = this.#tokenizer.encode(text, { add_special_tokens: addSpecialTokens });
+      if (ids.every(Number.isInteger)) return ids;
+      throw new Error("it gives a text tokens without an id");
+    } catch (cause) {
+      const reason = cause instanceof Error ? cause.message : String(cause);
+      throw new ArtifactError(`tokenizer.json cannot be used: ${reason}. Build the artifact again.`, { cause });
+    }
   }
 
   chat(messages: readonly ChatMessage[], options: ChatOptions = {}): number[] {
@@ -60,6 +72,7 @@ class ModelTextCodec implements TextCodec {
 }
 
 function openTokenizer(file: JsonObject, config: JsonObject): Tokenizer {
+  checkVocabulary(file);
   try {
     const tokenizer = new Tokenizer(withMetaspaceSplit(file), config);
     fixPreTokenizers(tokenizer);

@@ -17,6 +17,21 @@ function describe(value: unknown): string {
   return value === null ? "null" : Array.isArray(value) ? "a list" : typeof value;
 }
 
+/** Refuses a vocabulary that is not of texts and their ids, which the library takes as it comes. */
+export function checkVocabulary(tokenizer: JsonObject): void {
+  const { vocab } = asObject(tokenizer.model, "the model of tokenizer.json");
+  const isId = (id: unknown): boolean => Number.isInteger(id) && Number(id) >= 0;
+  const isPiece = (piece: unknown): boolean =>
+    Array.isArray(piece) && typeof piece[0] === "string" && typeof piece[1] === "number";
+  const added = tokenizer.added_tokens ?? [];
+  const fits =
+    (isObject(vocab) ? Object.values(vocab).every(isId) : Array.isArray(vocab) && vocab.every(isPiece)) &&
+    Array.isArray(added) &&
+    added.every((token) => isObject(token) && isId(token.id) && typeof token.content === "string");
+  if (!fits)
+    throw new ArtifactError("tokenizer.json has a vocabulary that is not of texts and their ids. Build it again.");
+}
+
 /** Ids that the tokenizer marks as special: they steer the model and are no part of its text. */
 export function specialIds(tokenizer: JsonObject): ReadonlySet<number> {
   const ids = new Set<number>();
