@@ -63,10 +63,14 @@ class RequestStats:
 
 
 class Constraint(Protocol):
-    """Says before each token of one request which tokens may come (a grammar, for example)."""
+    """Says before each token of one request which tokens may come (a grammar, for example).
+
+    Called from the engine's worker thread, one call at a time: `allowed` for a token, `accept` once it has been read, and so on.
+    What takes long holds up steps, but not the event loop. Whatever is raised ends the request, and no other.
+    """
 
     def allowed(self) -> npt.NDArray[Any]:
-        """uint32 [(vocab_size+31)//32]: bit v%32 of word v/32 says whether token v may be sampled next."""
+        """uint32 [(vocab_size+31)//32]: bit v%32 of word v/32 says whether token v may be sampled next. No bit: the request ends."""
         ...
 
     def accept(self, token: int) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The wgpu devices that executors open."""
     devices: list[Any] = []
     original = webgpu.open_device
@@ -44,7 +43,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         return devices[-1]
 
     monkeypatch.setattr(webgpu, "open_device", open_device)
-    yield devices
+    return devices
 
 
 def is_lost(device: Any) -> bool:

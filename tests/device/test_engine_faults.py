@@ -1,0 +1,89 @@
+"""A real artifact whose device fails at every call in turn: afterwards every answer is that of a device that never failed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nearfar.edge_runtime import devices
+from nearfar.edge_runtime.engine import EngineCore
+from nearfar.edge_runtime.loading import load
+from nearfar.edge_runtime.sampling import SamplingParams
+from nearfar.errors import DeviceError
+from tests.support.backends import Lab
+from tests.support.faults import Faults, Faulty
+
+GREEDY = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+SHARED = [1, *range(40, 80)]
+REQUESTS = [
+    ([*SHARED, 7], GREEDY),
+    ([*SHARED, 9, 11], SamplingParams(temperature=0.8, seed=3, frequency_penalty=0.5, max_tokens=3, logprobs=1, ignore_eos=True)),
+    ([1, *range(200, 235)], GREEDY),
+]
+
+
+async def answers(core: EngineCore) -> list[Any]:
+    async def one(tokens: list[int], params: SamplingParams) -> list[int]:
+        return [event.token async for event in core.generate(tokens, params)]
+
+    return await asyncio.gather(*(one(*request) for request in REQUESTS), return_exceptions=True)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[[Faults], None]:
+    """Makes every cpu device that is opened one that fails as said."""
+
+    def arm(faults: Faults) -> None:
+        device = devices.DEVICES["cpu"]
+        opener = getattr(device.open, "original", device.open)
+
+        def open_faulty(*args: Any) -> Faulty:
+            return Faulty(opener(*args), faults)
+
+        open_faulty.original = opener  # type: ignore[attr-defined]
+        changed = devices.Device(**{**vars(device), "open": open_faulty})
+        monkeypatch.setitem(devices.DEVICES, "cpu", changed)
+
+    return arm
+
+
+async def test_after_a_fault_at_any_call_of_the_cpu_every_answer_is_right(lab: Lab, opened: Callable[[Faults], None]) -> None:
+    path = lab.artifact("stories", "cpu")
+    faults = Faults(None)
+    opened(faults)
+    core, _ = load(path, "cpu", "16MB", 1, verify=False)
+    first = len(faults.calls)
+    expected = await answers(core)
+    assert await answers(core) == expected
+    calls = len(faults.calls)
+    for at in range(first, calls):
+        faults.calls.clear()
+        faults.at = at - first  # of this round
+        for given, wanted in zip(await answers(core), expected, strict=True):
+            assert given == wanted or isinstance(given, DeviceError), at
+        await answers(core)
+        faults.at = None
+        assert await answers(core) == expected, f"fault at call {at}"
+        assert not faults.misused
+    assert core.epoch >= (calls - first) // 2
+    await core.close()
+
+
+def test_an_engine_that_cannot_be_made_gives_its_device_back(
+    lab: Lab, opened: Callable[[Faults], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Faulty] = []
+    original = Faulty.__init__
+
+    def record(self: Faulty, *args: Any) -> None:
+        original(self, *args)
+        made.append(self)
+
+    monkeypatch.setattr(Faulty, "__init__", record)
+    opened(Faults(0))
+    with pytest.raises(DeviceError, match="injected at call 0"):
+        load(lab.artifact("stories", "cpu"), "cpu", "16MB", 1, verify=False)
+    assert [each.closed for each in made] == [True]
