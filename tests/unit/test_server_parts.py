@@ -123,8 +123,8 @@ async def test_stop_strings_echo_and_errors(tmp_path: Path) -> None:
 
 
 async def test_a_child_that_takes_too_long_is_killed_and_the_next_job_is_done(tmp_path: Path) -> None:
-    loop = "{% for m in messages %}{% if m.content == 'loop' %}{% for i in range(99999) %}{% for j in range(99999) %}" \
-           "{% endfor %}{% endfor %}{% endif %}{{ m.content }}{% endfor %}"  # fmt: skip
+    loop = "{% for m in messages %}{% if m.content == 'loop' %}{% for i in range(99999) %}{% set x = range(99999) | list %}" \
+           "{% endfor %}{% endif %}{{ m.content }}{% endfor %}"  # fmt: skip
     directory = tokenizer_directory(tmp_path, loop)
     settings = {"directory": str(directory), "bos": 256, "visible": []}
     pool = ChildPool(ChildSpec(TEXT_CHILD, settings, "template", timeout=0.5, waiting=2))
