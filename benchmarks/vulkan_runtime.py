@@ -66,14 +66,14 @@ def host_time(engine: Engine, steps: int) -> dict[str, float]:
         ]
         return launch(executor, StepWork(1, (), writes, sampler="greedy", sampler_size=1, sampled=1))
 
-    step(0)()
+    step(0).read()
     wall, cpu, waited = time.perf_counter(), time.thread_time(), getattr(executor, "waited", None)
     before = step(0)
     for position in range(1, steps):
         after = step(position % 64)
-        before()
+        before.read()
         before = after
-    before()
+    before.read()
     wall, cpu = time.perf_counter() - wall, time.thread_time() - cpu
     found = {"step": wall / steps * 1e3, "host_cpu": cpu / steps * 1e3}
     if waited is not None:

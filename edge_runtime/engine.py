@@ -38,7 +38,8 @@ T = TypeVar("T")
 _Event = TokenEvent | Exception
 
 
-_Turn = tuple[Launched | None, list[Done]]
+_InFlight = tuple[Step, Launched]
+_Turn = tuple[_InFlight | None, list[Done]]
 """The step that is still in flight after a turn of the loop, and the steps that were read."""
 
 log = logging.getLogger(__name__)
@@ -222,9 +223,9 @@ class EngineCore:
 
     async def _steps(self) -> None:
         """Schedule → step → sample → emit, until there is nothing to do."""
-        before: Launched | None = None
+        before: _InFlight | None = None
         while True:
-            step = self.scheduler.schedule(before.step if before else None)
+            step = self.scheduler.schedule(before[0] if before else None)
             work = self._builder.build(step) if step else None
             if step:
                 self.steps += 1
@@ -269,19 +270,19 @@ class EngineCore:
                     self.executor.write(write.buffer, write.data, write.row)
             self._initialized = True
 
-    def _turn(self, step: Step | None, work: StepWork | None, before: Launched | None) -> _Turn:
+    def _turn(self, step: Step | None, work: StepWork | None, before: _InFlight | None) -> _Turn:
         """Queue the next step, then wait for the one before. Runs in the worker thread."""
         self._ready()
-        read: list[tuple[Launched, Sampled]] = []
+        read: list[tuple[Step, Launched, Sampled]] = []
         with self._guard():
-            flying = launch(self.executor, step, work) if step and work else None
+            flying = (step, launch(self.executor, work)) if step and work else None
             if before:
-                read.append((before, before.read()))
+                read.append((*before, before[1].read()))
             if flying and not self._pipelined:
-                read.append((flying, flying.read()))
+                read.append((*flying, flying[1].read()))
                 flying = None
         # Last, because constraints must not take note of tokens that a failure of the device would take back.
-        return flying, [finish(launched, sampled) for launched, sampled in read]
+        return flying, [finish(*done) for done in read]
 
     @contextlib.contextmanager
     def _guard(self) -> Iterator[None]:

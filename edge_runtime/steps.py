@@ -88,7 +88,6 @@ Refused = dict[int, NearfarError]
 class Launched:
     """A step that the device is computing. `read` waits for its tokens."""
 
-    step: Step
     read: Callable[[], Sampled]
     refused: Refused
 
@@ -251,7 +250,7 @@ class StepBuilder:
         return next(size for size in self._sizes[function] if size >= rows)
 
 
-def launch(executor: Executor, step: Step, work: StepWork) -> Launched:
+def launch(executor: Executor, work: StepWork) -> Launched:
     """Enqueue a step. A constraint that fails ends its own request; what the executor raises ends the epoch."""
     for source, target in work.copies:
         executor.copy_page(source, target)
@@ -268,17 +267,17 @@ def launch(executor: Executor, step: Step, work: StepWork) -> Launched:
     # Read even where nothing was sampled, so that no more than two steps are ever under way.
     tokens = executor.fetch("sampled", max(work.sampled, 1))
     if not work.logprobs_size:
-        return Launched(step, lambda: Sampled(tokens()), refused)
+        return Launched(lambda: Sampled(tokens()), refused)
     executor.run("logprobs", work.logprobs_size)
     chosen = executor.fetch("logprob", work.sampled)
     ids, values = executor.fetch("top_ids", work.sampled), executor.fetch("top_logprobs", work.sampled)
-    return Launched(step, lambda: Sampled(tokens(), chosen(), ids(), values()), refused)
+    return Launched(lambda: Sampled(tokens(), chosen(), ids(), values()), refused)
 
 
-def finish(launched: Launched, sampled: Sampled) -> Done:
+def finish(step: Step, launched: Launched, sampled: Sampled) -> Done:
     """What came of a step: constraints take note of their tokens, and requests without a token are refused."""
     refused = dict(launched.refused)
-    for row, request in enumerate(launched.step.sampled):
+    for row, request in enumerate(step.sampled):
         if request.done or request.number in refused:
             continue
         token = int(sampled.tokens[row])
@@ -286,7 +285,7 @@ def finish(launched: Launched, sampled: Sampled) -> Done:
             refused[request.number] = DeviceError(NOT_FINITE)
         elif request.constraint is not None:
             _accept(request, request.constraint, token, refused)
-    return Done(launched.step, sampled, refused)
+    return Done(step, sampled, refused)
 
 
 def _allowed(request: Request, refused: Refused) -> Array | None:
