@@ -24,10 +24,10 @@ from tests.support.servers import MODEL, RunningServer, tiny_engine
 HEALTHY = 8
 LENGTH = 80
 LIMITS = ServerLimits(header_timeout=4.0, body_timeout=5.0, write_timeout=3.0, body_bytes=1 << 20)
-# A loop that a user's message switches on; nothing in the sandbox itself stops it.
+# A loop that a user's message switches on, whose turns take long: the sandbox itself stops it only after many seconds.
 TEMPLATE = (
     "{{ '<|bos|>' }}{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}"
-    "{% if m['content'] == 'loop' %}{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}"
+    "{% if m['content'] == 'loop' %}{% for i in range(90000) %}{% set x = range(90000) | list %}{% endfor %}"
     "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 
