@@ -30,10 +30,10 @@ SECONDS = 150
 MEGABYTES = 400
 """That the server and its engine may take more at any time of an attack; children that compile have limits of their own."""
 LIMITS = ServerLimits(header_timeout=4.0, body_timeout=5.0, write_timeout=3.0, body_bytes=1 << 20)
-# A loop that a user's message switches on; nothing in the sandbox itself stops it.
+# A loop that a user's message switches on, whose turns take long: the sandbox itself stops it only after many seconds.
 TEMPLATE = (
     "{{ '<|bos|>' }}{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}"
-    "{% if m['content'] == 'loop' %}{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}"
+    "{% if m['content'] == 'loop' %}{% for i in range(90000) %}{% set x = range(90000) | list %}{% endfor %}"
     "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
