@@ -220,6 +220,12 @@ class _Narrowing:
             if why is not None:
                 self._drop(place, "pattern", why)
                 del own["pattern"]
+        if own.keys() & {"minLength", "maxLength"}:
+            # As a pattern: by itself xgrammar lets control characters into strings of a bounded length.
+            low, high = own.pop("minLength", 0), own.pop("maxLength", None)
+            if high is not None and high < low:
+                raise self._error(place, f"minLength {low} is greater than maxLength {high}")
+            own["pattern"] = f"^.{{{low},{'' if high is None else high}}}$"
         return own
 
     def _number(self, own: Schema, place: str) -> Schema:

@@ -75,7 +75,7 @@ def generated(grammar: Grammar, choice: random.Random, most: int = 300) -> str |
         assert constraint.accept(token)
         if token == END:
             assert constraint.complete_at == count + 1
-            return out.decode()
+            return out.decode(errors="replace")  # as the engines do
         out.append(token)
     return None
 

@@ -75,6 +75,7 @@ KEPT: dict[str, tuple[Any, list[str], list[str]]] = {
         {"type": "integer", "minimum": 0}, {"type": "null"}]}}, "title": "P", "type": "object"}},
         "type": "object", "properties": {"p": {"$ref": "#/$defs/P", "description": "d"}}, "required": ["p"],
         "additionalProperties": False}, ['{"p": {"n": 1}}', '{"p": {"n": null}}', '{"p": {}}'], ['{"p": {"n": -1}}', "{}"]),
+    "lengths": ({"type": "string", "minLength": 1, "maxLength": 2}, ['"a"', '"éé"'], ['""', '"abc"', '"\x01"', '"\n"']),
     "a format": ({"type": "string", "format": "date"}, ['"2020-01-01"'], ['"x"']),
     "a pattern": ({"type": "string", "pattern": "^[A-Z]{2}-\\d+$"}, ['"AB-1"'], ['"AB-"', '"xAB-1"']),
 }  # fmt: skip
