@@ -280,6 +280,7 @@ def cloud_page(chromium: Any, address: str, context: Any = None) -> tuple[Page, 
     chunk = {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
     choice = {"index": 0, "delta": {"role": "assistant", "content": "Far."}, "finish_reason": "stop"}
     body = f"data: {json.dumps({**chunk, 'choices': [choice]})}\n\ndata: [DONE]\n\n"
+    models = json.dumps({"object": "list", "data": [{"id": "m", "object": "model"}]})
     headers = {
         "access-control-allow-origin": "*",
         "access-control-allow-headers": "*",
@@ -289,7 +290,7 @@ def cloud_page(chromium: Any, address: str, context: Any = None) -> tuple[Page, 
     def answer(route: Any) -> None:
         if route.request.method == "POST":
             asked.append(route.request)
-        route.fulfill(status=200, headers=headers, body=body)
+        route.fulfill(status=200, headers=headers, body=models if route.request.url.endswith("/models") else body)
 
     page.tab.route(f"{CLOUD}/**", answer)
     return page, asked
