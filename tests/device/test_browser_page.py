@@ -274,11 +274,13 @@ return {
 
 def cloud_page(chromium: Any, address: str, context: Any = None) -> tuple[Page, list[Any]]:
     """A page whose cloud is made up; and the requests that reached that."""
-    page = new_page(chromium, address, context)
+    # Playwright sees no requests of a page that has a service worker.
+    page = new_page(chromium, address, context or chromium.new_context(service_workers="block"))
     asked: list[Any] = []
     chunk = {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
     choice = {"index": 0, "delta": {"role": "assistant", "content": "Far."}, "finish_reason": "stop"}
     body = f"data: {json.dumps({**chunk, 'choices': [choice]})}\n\ndata: [DONE]\n\n"
+    models = json.dumps({"object": "list", "data": [{"id": "m", "object": "model"}]})
     headers = {
         "access-control-allow-origin": "*",
         "access-control-allow-headers": "*",
@@ -288,7 +290,7 @@ def cloud_page(chromium: Any, address: str, context: Any = None) -> tuple[Page, 
     def answer(route: Any) -> None:
         if route.request.method == "POST":
             asked.append(route.request)
-        route.fulfill(status=200, headers=headers, body=body)
+        route.fulfill(status=200, headers=headers, body=models if route.request.url.endswith("/models") else body)
 
     page.tab.route(f"{CLOUD}/**", answer)
     return page, asked
@@ -304,14 +306,14 @@ def test_a_link_fills_in_the_message_and_spends_nothing(chromium: Any, address: 
     assert page.tab.input_value("#prompt") == "Write a book"
     assert page.tab.input_value("#system") == "Be long"
     assert (asked, page.state, page.tab.locator(".turn").count()) == ([], "idle", 0)
-    page.send().wait("done")
+    assert page.send().wait("done", "error") == "done", page.notice
     assert page.text == "Far."
     assert asked[0].headers["authorization"] == f"Bearer {KEY}"
 
 
 def test_the_key_stays_with_its_tab(chromium: Any, address: str) -> None:
     """What lies in localStorage is read by whoever serves localhost:8080 next."""
-    context = chromium.new_context()
+    context = chromium.new_context(service_workers="block")
     page, _ = cloud_page(chromium, address, context)
     page.open().wait("idle")
     page.tab.evaluate(SET_CLOUD, [f"{CLOUD}/v1", KEY])
@@ -334,7 +336,7 @@ def test_the_service_worker_leaves_when_another_server_has_the_address(
     context = chromium.new_context()
     with serve(artifact) as address:
         page = new_page(chromium, address, context).open()
-        page.tab.wait_for_function("document.body.dataset.offline === 'ready'", timeout=PATIENCE_MS)
+        page.tab.wait_for_function("() => document.body.dataset.offline === 'ready'", timeout=PATIENCE_MS)
     assert page.open().wait("idle", "error") == "idle", "without its server the page goes on"
     (tmp_path / "index.html").write_text("<!doctype html><title>Another app</title>")
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
