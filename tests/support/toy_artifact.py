@@ -54,6 +54,22 @@ fn choose(@builtin(workgroup_id) id : vec3<u32>) {
 }
 """
 
+SCORE = """
+@group(0) @binding(0) var<storage, read> sampled : array<i32>;
+@group(0) @binding(1) var<storage, read_write> logprob : array<f32>;
+@group(0) @binding(2) var<storage, read_write> top_ids : array<i32>;
+@group(0) @binding(3) var<storage, read_write> top_logprobs : array<f32>;
+@group(0) @binding(4) var<uniform> packGridDimX : u32;
+@compute @workgroup_size(1, 1, 1)
+fn score(@builtin(workgroup_id) id : vec3<u32>) {
+  logprob[id.x] = 0.0;
+  for (var i = 0u; i < 20u; i++) {
+    top_ids[id.x * 20u + i] = select(i32(i), sampled[id.x], i == 0u);
+    top_logprobs[id.x * 20u + i] = select(-100.0, 0.0, i == 0u);
+  }
+}
+"""
+
 
 def write_toy_artifact(out: Path, checkpoint: Path, script: list[int]) -> Path:
     """Write OUT/webgpu: it recites the token ids of `script`, with the tokenizer of `checkpoint`."""
@@ -127,6 +143,9 @@ def _buffers(vocab: int) -> list[dict[str, Any]]:
         "counts": ("int32", [SLOTS, vocab]),
         "allowed": ("uint32", [SLOTS, math.ceil(vocab / 32)]),
         "sampled": ("int32", [16]),
+        "logprob": ("float32", [16]),
+        "top_ids": ("int32", [16, 20]),
+        "top_logprobs": ("float32", [16, 20]),
     }
     return [{"name": name, "dtype": dtype, "shape": shape} for name, (dtype, shape) in shapes.items()]
 
@@ -135,6 +154,7 @@ def _program(root: Path, vocab: int) -> dict[str, Any]:
     kernels = {
         "recite": _kernel(root, "recite", STEP, ["read", "read", "read", "read_write"]),
         "choose": _kernel(root, "choose", CHOOSE, ["read", "read", "read_write", "read_write"]),
+        "score": _kernel(root, "score", SCORE, ["read", "read_write", "read_write", "read_write"]),
     }
     functions: dict[str, list[dict[str, Any]]] = {"step": [], "greedy": [], "sample": [], "logprobs": []}
 
@@ -153,6 +173,8 @@ def _program(root: Path, vocab: int) -> dict[str, Any]:
         for function in ("greedy", "sample"):
             arguments = ["buffer:logits", "buffer:sample_i32", "buffer:sampled", "buffer:tokens"]
             add(function, rows, "choose", [rows, 1, 1], arguments)
+        told = ["buffer:sampled", "buffer:logprob", "buffer:top_ids", "buffer:top_logprobs"]
+        add("logprobs", rows, "score", [rows, 1, 1], told)
     limits = {"maxStorageBuffersPerShaderStage": 8, "maxComputeInvocationsPerWorkgroup": 64}
     return {
         **{"precision": "f32", "kv_dtype": "float32", "requires": {"features": [], "limits": limits}},
