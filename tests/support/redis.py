@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -40,3 +41,6 @@ class RedisServer:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait(30)
+
+    def hang(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)

@@ -22,7 +22,7 @@ from nearfar.fallback_server.http.counts import Account, OwnCounts
 from nearfar.fallback_server.http.errors import ApiError
 from nearfar.fallback_server.http.keys import Key, add_key, hashed
 from nearfar.fallback_server.http.limits import Admission, ServerLimits
-from nearfar.fallback_server.http.shared_counts import PROBE_SECONDS, SharedCounts, open_store
+from nearfar.fallback_server.http.shared_counts import PATIENCE, PROBE_SECONDS, SharedCounts, open_store
 from nearfar.fallback_server.serve import ServeOptions, check_access
 from tests.support.redis import RedisServer
 from tests.support.servers import MODEL, Front, RunningServer, tiny_engine
@@ -149,9 +149,9 @@ async def test_the_store_counts_as_a_server_by_itself_does(store: RedisServer) -
         else:
             wait = await own.claim(account, amount)
             got = await shared.claim(account, amount)
-            elapsed = time.monotonic() - began
+            passed = 2 * (time.monotonic() - began)  # what filled at 2 a minute is waited for at 1
             assert (got > 0) == (wait > 0)
-            assert wait - elapsed - 0.001 <= got <= wait + 0.001
+            assert wait - passed - 0.01 <= got <= wait + 0.01
     await shared.close()
 
 
@@ -162,6 +162,28 @@ async def test_claims_at_the_same_time_get_no_more_than_there_is(store: RedisSer
     assert 50 <= waits.count(0) <= 51
     for front in fronts:
         await front.close()
+
+
+async def test_a_store_that_was_started_again_is_connected_to_again(store: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    """Connections that were cut while nobody needed them are no failure."""
+    shared, account = await open_store(store.url, OwnCounts(10)), Account("alice", "requests", 10)
+    waits = await asyncio.gather(*(shared.claim(account, 1) for _ in range(4)))
+    store.kill()
+    store.start()
+    waits += [await shared.claim(account, 1) for _ in range(6)]  # by itself, this front would grant one
+    assert waits == [0] * 10
+    assert not caplog.records
+    await shared.close()
+
+
+async def test_a_store_that_hangs_is_waited_for_but_once(store: RedisServer) -> None:
+    shared, account = await open_store(store.url, OwnCounts(1)), Account("alice", "requests", 10)
+    store.hang()
+    began = time.monotonic()
+    assert await asyncio.gather(*(shared.claim(account, 1) for _ in range(5))) == [0] * 5
+    assert [await shared.claim(account, 1) for _ in range(5)] == [0] * 5
+    assert PATIENCE * 0.9 <= time.monotonic() - began < PATIENCE + 2
+    await shared.close()
 
 
 async def test_a_request_that_the_server_has_no_room_for_costs_its_key_nothing(store: RedisServer) -> None:
