@@ -92,16 +92,18 @@ class Relay:
         for address in route.book.candidates(affinity(self._request), path, route.model, route.attempts):
             route.counts.continued += bool(self._seen)
             route.counts.retries += bool(failures) and not self._seen
+            answering = False  # this address, and not only one before it
             try:
                 async with aclosing(self._stream(address, path)) as pieces:
                     async for piece in pieces:
+                        answering = True
                         yield piece
                 return
             except RemoteError as error:
                 log.warning("upstream failed: %s", error)
                 failures.append(error)
             except RefusedError as error:
-                if not self._began:
+                if answering or not self._began:
                     raise
                 log.warning("upstream cannot go on with an answer: %s", error)
                 break

@@ -23,7 +23,7 @@ from tests.support.proxy import Proxy
 from tests.support.servers import RunningServer
 
 EASY = "And the king?"
-SECRET = "And the queen?"
+SECRET = "Tell me of the hidden letter."
 HARD = "A train leaves at 9:15 and covers 240 km in 2.5 hours. How many km/h is that, if it stops 3 times for 4 minutes?"
 OPTIONS = EngineOptions(
     threads=1, kv_memory="32MB", text=replace(TextOptions(), text_processes=1, template_timeout=10)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from nearfar.edge_runtime import Engine
 from nearfar.errors import ArtifactError, DeviceError, NearfarError
+from tests.support import tiny
 from tests.support.backends import Lab
 
 Change = Callable[[dict[str, Any]], None]
@@ -20,12 +20,6 @@ Change = Callable[[dict[str, Any]], None]
 @pytest.fixture
 def artifact(lab: Lab, tmp_path: Path) -> Path:
     return Path(shutil.copytree(lab.artifact("stories", "cpu"), tmp_path / "cpu"))
-
-
-def alter(artifact: Path, file: str, change: Change) -> None:
-    data = json.loads((artifact / file).read_text())
-    change(data)
-    (artifact / file).write_text(json.dumps(data))
 
 
 def load(artifact: Path) -> None:
@@ -61,7 +55,7 @@ MANIFESTS: dict[str, Change] = {
 
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_a_manifest_that_does_not_fit_is_refused_by_name(artifact: Path, name: str) -> None:
-    alter(artifact, "manifest.json", MANIFESTS[name])
+    tiny.edit_manifest(artifact, MANIFESTS[name])
     with pytest.raises(NearfarError):
         load(artifact)
 
@@ -73,11 +67,11 @@ def test_a_plan_that_cannot_be_read_is_named(artifact: Path, content: str) -> No
         load(artifact)
 
 
-def test_a_context_that_no_memory_holds_is_refused_with_its_length(artifact: Path) -> None:
+def test_buffers_that_no_memory_holds_are_refused_with_the_context(artifact: Path) -> None:
     def far(manifest: dict[str, Any]) -> None:
-        manifest["model"]["context_length"] = 10**12
-        buffer(manifest, "page_table")["shape"][1] = 10**12 // 16
+        manifest["model"]["context_length"] = 1 << 24
+        buffer(manifest, "page_table")["shape"][1] = 2**31 - 1
 
-    alter(artifact, "manifest.json", far)
-    with pytest.raises(DeviceError, match=r"buffer page_table .* context of 1,000,000,000,000 tokens.*max_position_embeddings"):
+    tiny.edit_manifest(artifact, far)
+    with pytest.raises(DeviceError, match=r"buffer page_table .* context of 16,777,216 tokens.*max_position_embeddings"):
         load(artifact)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -17,6 +16,7 @@ from nearfar.edge_runtime.folders import data_folder
 from nearfar.edge_runtime.trust import remember
 from nearfar.errors import ArtifactError
 from tests.shared_data import shared_data
+from tests.support import tiny
 from tests.support.backends import Lab
 from tests.support.paths import ROOT
 
@@ -24,7 +24,13 @@ REFUSAL = r"model\.so is native code, .* neither built nor trusted it.*stories26
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def made(lab: Lab) -> Path:
+    """A CPU artifact, built by somebody else: before there is a home."""
+    return lab.artifact("stories", "cpu")
+
+
+@pytest.fixture
+def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user who has built and trusted nothing yet."""
     monkeypatch.delenv("NEARFAR_TRUST", raising=False)
     for variable in ("HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "LOCALAPPDATA"):
@@ -33,9 +39,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def artifact(lab: Lab, home: Path, tmp_path: Path) -> Path:
-    """A CPU artifact as it comes from somewhere else."""
-    return Path(shutil.copytree(lab.artifact("stories", "cpu"), tmp_path / "downloaded"))
+def artifact(made: Path, home: Path, tmp_path: Path) -> Path:
+    """It as it comes from there."""
+    return Path(shutil.copytree(made, tmp_path / "downloaded"))
 
 
 def load(artifact: Path, **options: bool) -> str:
@@ -73,9 +79,7 @@ def test_an_altered_library_is_not_the_one_that_was_trusted(artifact: Path, veri
 def test_an_altered_manifest_is_not_the_one_that_was_trusted(artifact: Path, verify: bool) -> None:
     """The hashes in an artifact are those of whoever wrote it."""
     load(artifact, trust=True)
-    manifest = json.loads((artifact / "manifest.json").read_text())
-    manifest["license"] = "another"
-    (artifact / "manifest.json").write_text(json.dumps(manifest))
+    tiny.edit_manifest(artifact, lambda manifest: manifest.update(license="another"))
     with pytest.raises(ArtifactError, match="is native code"):
         load(artifact, verify=verify)
 

@@ -89,7 +89,7 @@ class Rig:
         try:
             async for piece in relay.pieces():
                 pieces.append(piece)
-                json.dumps(shape.chunk(piece), ensure_ascii=False, allow_nan=False).encode()
+                json.dumps(shape.chunk(piece, relay.usage), ensure_ascii=False, allow_nan=False).encode()
             json.dumps(shape.whole(pieces, 1, relay.usage), ensure_ascii=False, allow_nan=False).encode()
         except NearfarError as error:
             return type(error).__name__

@@ -29,10 +29,10 @@ from nearfar.fallback_server.serve import ServeOptions, allowed_hosts
 from tests.support.servers import MODEL, Front, RunningServer, tiny_engine
 
 LIMITS = ServerLimits(connections=12, keep_alive=0.3, write_timeout=3.0)
-# A conversation that says "loop" takes longer than its template may.
+# A conversation that says "loop" takes longer than its template may, in few steps: of these the sandbox has a bound of its own.
 TEMPLATE = (
     "{{ '<|bos|>' }}{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}"
-    "{% if m['content'] == 'loop' %}{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}"
+    "{% if m['content'] == 'loop' %}{% for i in range(90000) %}{% set x = range(90000) | list %}{% endfor %}"
     "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 
