@@ -21,9 +21,11 @@ from nearfar.fallback_server.engines.base import Engine
 from nearfar.fallback_server.engines.opening import EngineOptions, Kind, open_engine
 from nearfar.fallback_server.http.app import AppOptions, create_app
 from nearfar.fallback_server.http.connections import protocol
+from nearfar.fallback_server.http.counts import OwnCounts
 from nearfar.fallback_server.http.keys import KeyStore
 from nearfar.fallback_server.http.limits import ServerLimits
 from nearfar.fallback_server.http.logs import AuditLog, set_up
+from nearfar.fallback_server.http.shared_counts import SharedCounts, open_store
 from nearfar.fallback_server.http.tracing import Tracer
 from nearfar.fallback_server.ray_engine.cluster import open_on_ray
 from nearfar.fallback_server.ray_engine.options import RayOptions
@@ -54,6 +56,7 @@ class ServeOptions:
     log_format: Literal["text", "json"] = "text"
     log_level: str = "info"
     limits: ServerLimits = field(default_factory=ServerLimits)
+    limits_store: str | None = field(default=None, repr=False)  # its address may have a password in it
     engines: EngineOptions = field(default_factory=EngineOptions)
     ray: RayOptions | None = None
 
@@ -130,6 +133,8 @@ def check_access(options: ServeOptions) -> KeyStore | None:
             "or --no-auth if everybody who reaches it may use it",
             "host",
         )
+    if keys is None and options.limits_store is not None:
+        raise RequestError("--limits-store counts for keys: give --keys FILE", "limits_store")
     if (options.tls_cert is None) != (options.tls_key is None):
         raise RequestError("--tls-cert and --tls-key belong together", "tls_cert")
     return keys
@@ -147,10 +152,21 @@ def allowed_hosts(options: ServeOptions) -> tuple[str, ...]:
 
 
 async def _main(models: tuple[str, ...], options: ServeOptions, keys: KeyStore | None) -> None:
+    counts = None
+    if options.limits_store is not None:
+        counts = await open_store(options.limits_store, OwnCounts(options.limits.fronts))
+    try:
+        await _run(models, options, keys, counts)
+    finally:
+        if counts is not None:
+            await counts.close()
+
+
+async def _run(models: tuple[str, ...], options: ServeOptions, keys: KeyStore | None, counts: SharedCounts | None) -> None:
     engine = await _open(models, options)
     try:
         audit = AuditLog(options.audit, options.audit_text) if options.audit is not None else None
-        made = AppOptions(options.limits, keys, audit, options.cors, allowed_hosts(options), Tracer.from_environment())
+        made = AppOptions(options.limits, keys, audit, options.cors, allowed_hosts(options), Tracer.from_environment(), counts)
         app = create_app(engine, made)
         config = uvicorn.Config(
             app, host=options.host, port=options.port, log_config=None, access_log=False, http=protocol(options.limits),

@@ -14,6 +14,8 @@ if [ "$(uname -s)" = Linux ]; then
   compgen -G '/usr/share/vulkan/explicit_layer.d/VkLayer_khronos_validation.json' >/dev/null || missing+=(vulkan-validationlayers)
   # spirv-val, which the tests ask about every Vulkan kernel.
   command -v spirv-val >/dev/null || missing+=(spirv-tools)
+  # A store that several servers count limits in, for their tests.
+  command -v redis-server >/dev/null || missing+=(redis-server)
 fi
 # The cpu target links its kernels to a shared library.
 command -v cc >/dev/null || command -v clang >/dev/null || missing+=(gcc libc6-dev)
@@ -26,8 +28,8 @@ if [ ${#missing[@]} -gt 0 ]; then
     echo "These system packages are missing: ${missing[*]}" >&2
     echo "Install them (Debian, Ubuntu: sudo apt-get install ${missing[*]}), then run make again." >&2
     echo "Without chromium there is no browser demo, without libvulkan1 and mesa-vulkan-drivers no wgpu and vulkan" >&2
-    echo "executor on a machine that has no GPU driver, without spirv-tools no check of SPIR-V in the tests, without a" >&2
-    echo "C compiler no cpu target. Going on without them." >&2
+    echo "executor on a machine that has no GPU driver, without spirv-tools no check of SPIR-V and without redis-server" >&2
+    echo "none of the limits store in the tests, without a C compiler no cpu target. Going on without them." >&2
   fi
 fi
 

@@ -18,6 +18,7 @@ from nearfar import __version__
 from nearfar.fallback_server.engines.base import Engine
 from nearfar.fallback_server.http import admin, convert, errors
 from nearfar.fallback_server.http.calls import Call, Service, tenant_of
+from nearfar.fallback_server.http.counts import Counts
 from nearfar.fallback_server.http.embedding import EmbeddingShape, embedding
 from nearfar.fallback_server.http.errors import ApiError
 from nearfar.fallback_server.http.keys import KeyStore
@@ -35,7 +36,7 @@ READY_SECONDS = 7.0
 
 @dataclass(frozen=True)
 class AppOptions:
-    """What an app needs beside its engine. `hosts`: the names that it answers for; none: all."""
+    """What an app needs beside its engine. `hosts`: the names that it answers for; none: all. `counts`: its own, if not shared."""
 
     limits: ServerLimits = field(default_factory=ServerLimits)
     keys: KeyStore | None = None
@@ -43,6 +44,7 @@ class AppOptions:
     cors: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     tracer: Tracer = field(default_factory=Tracer)
+    counts: Counts | None = None
 
 
 class JsonRoute(APIRoute):
@@ -66,7 +68,7 @@ def create_app(engine: Engine, options: AppOptions | None = None) -> FastAPI:
     """The app over an engine. It does not close the engine."""
     options = options or AppOptions()
     metrics = Metrics(lambda: next((info.id for info in engine.models()), ""), engine.stats)
-    service = Service(engine, Admission(options.limits), metrics, options.tracer, options.audit)
+    service = Service(engine, Admission(options.limits, options.counts), metrics, options.tracer, options.audit)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -161,7 +161,7 @@ class Call:
     async def _prepare(self) -> Prepared:
         """The request as tokens, paid for."""
         prepared = self._prepared = await self.service.engine.prepare(self.wanted)
-        self._ticket.charge(prepared)
+        await self._ticket.charge(prepared)
         self.service.metrics.prompt_length.observe(prepared.prompt_tokens)
         return prepared
 

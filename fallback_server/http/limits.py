@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from nearfar.fallback_server.engines.base import Prepared
+from nearfar.fallback_server.http.counts import Account, Counts, OwnCounts
 from nearfar.fallback_server.http.errors import ApiError
 from nearfar.fallback_server.tenants import Limits, Tenant
 
@@ -17,7 +16,7 @@ class ServerLimits:
 
     `send_buffer`: what the kernel keeps of a connection's answers; the less, the sooner a reader that is slow shows.
     `keep_alive`: a stream that has nothing to say for so long says a comment; 0: never. `fronts`: how many servers share
-    the requests of the same keys, of which each grants its part of a key's limits.
+    the requests of the same keys, of which each grants its part of what is not counted together.
     """
 
     body_bytes: int = 4 << 20
@@ -34,47 +33,25 @@ class ServerLimits:
     fronts: int = 1
 
 
-class Bucket:
-    """A token bucket that fills in a minute. It may be overdrawn: by what was not known beforehand, and by what is larger."""
-
-    def __init__(self, per_minute: float, now: float) -> None:
-        self._rate = per_minute
-        self._level = self._size
-        self._at = now
-
-    @property
-    def _size(self) -> float:
-        return max(self._rate, 1.0)  # half a request a minute is one in two minutes
-
-    def wait(self, amount: float, now: float) -> float:
-        """Seconds until so much can be taken; 0: now. What is larger than the bucket waits until it is full."""
-        self._fill(now)
-        return max(0.0, (min(amount, self._size) - self._level) * 60 / self._rate)
-
-    def take(self, amount: float, now: float) -> None:
-        """Take so much, there or not."""
-        self._fill(now)
-        self._level -= amount
-
-    def resize(self, per_minute: float, now: float) -> None:
-        """Another size from now on. What was taken stays taken."""
-        self._fill(now)
-        self._level += per_minute - self._rate
-        self._rate = per_minute
-
-    def _fill(self, now: float) -> None:
-        self._level = min(self._size, self._level + (now - self._at) * self._rate / 60)
-        self._at = now
-
-
 @dataclass
 class _Use:
-    """What one tenant has under way and what is left of its minute. One object as long as the server runs."""
+    """What one tenant has under way, and may have. One object as long as the server runs."""
 
+    tenant: str
     limits: Limits = field(default_factory=Limits)
     concurrent: int = 0
-    requests: Bucket | None = None
-    tokens: Bucket | None = None
+
+    @property
+    def requests(self) -> Account | None:
+        """Its requests a minute, if they are bounded."""
+        most = self.limits.requests_per_minute
+        return None if most is None else Account(self.tenant, "requests", most)
+
+    @property
+    def tokens(self) -> Account | None:
+        """Its tokens a minute, if they are bounded."""
+        most = self.limits.tokens_per_minute
+        return None if most is None else Account(self.tenant, "tokens", most)
 
 
 @dataclass
@@ -91,9 +68,9 @@ class Ticket:
         """The request has come whole: refuse it if the server has too many."""
         self.admission.admit(self)
 
-    def charge(self, prepared: Prepared) -> None:
+    async def charge(self, prepared: Prepared) -> None:
         """The request's tokens are known now: refuse it if they are too many at this time."""
-        self.admission.charge(self, prepared)
+        await self.admission.charge(self, prepared)
 
     def leave(self, completion_tokens: int = 0) -> None:
         """The request has ended."""
@@ -109,26 +86,27 @@ class Admission:
     server's when the request is whole, so that none is kept out by others that only dawdle.
     """
 
-    def __init__(self, limits: ServerLimits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: ServerLimits, counts: Counts | None = None) -> None:
         self.limits = limits
         self.requests = 0
         self.tokens = 0
-        self._clock = clock
+        self._counts = counts or OwnCounts(limits.fronts)
         self._uses: dict[str, _Use] = {}
 
-    def enter(self, tenant: Tenant) -> Ticket:
+    async def enter(self, tenant: Tenant) -> Ticket:
         """Let a request of a tenant in by its counts."""
-        now = self._clock()
-        use = self._use(tenant, now)
+        use = self._use(tenant)
         limits = use.limits
         most = None if limits.concurrent is None else -(-limits.concurrent // self.limits.fronts)
         if most is not None and use.concurrent >= most:
             raise _refusal(f"this key has {use.concurrent} requests under way, as many as it may", "concurrent", 1.0)
-        if use.requests is not None:
-            if (wait := use.requests.wait(1, now)) > 0:
+        use.concurrent += 1  # before anything is waited for, or more than `most` would come past
+        try:
+            if use.requests is not None and (wait := await self._counts.claim(use.requests, 1)) > 0:
                 raise _refusal(f"this key may send {limits.requests_per_minute} requests a minute", "requests_per_minute", wait)
-            use.requests.take(1, now)
-        use.concurrent += 1
+        except BaseException:
+            use.concurrent -= 1
+            raise
         return Ticket(self, use)
 
     def admit(self, ticket: Ticket) -> None:
@@ -138,24 +116,25 @@ class Admission:
         ticket.admitted = True
         self.requests += 1
 
-    def charge(self, ticket: Ticket, prepared: Prepared) -> None:
+    async def charge(self, ticket: Ticket, prepared: Prepared) -> None:
         """Let a request in by tokens."""
-        use, now, cost, most = ticket.use, self._clock(), _weight(prepared), ticket.use.limits.tokens_per_minute
-        if use.tokens is not None and most is not None:
-            if prepared.prompt_tokens > most:
+        account, prompt, cost = ticket.use.tokens, prepared.prompt_tokens, _weight(prepared)
+        if account is not None:
+            most = account.per_minute
+            if prompt > most:
                 raise ApiError(
-                    400, f"the prompt has {prepared.prompt_tokens} tokens; this key may send {most} a minute",
-                    _text_of(prepared), "tokens_per_minute",
+                    400, f"the prompt has {prompt} tokens; this key may send {most} a minute", _text_of(prepared),
+                    "tokens_per_minute",
                 )  # fmt: skip
-            if (wait := use.tokens.wait(prepared.prompt_tokens, now)) > 0:
+            if (wait := await self._counts.claim(account, prompt)) > 0:
                 raise _refusal(f"this key may use {most} tokens a minute", "tokens_per_minute", wait)
         if self.tokens and self.tokens + cost > self.limits.tokens:
+            if account is not None:
+                self._counts.take(account, -prompt)
             raise _refusal(
                 f"the server has {self.tokens} tokens under way; {cost} more would be over {self.limits.tokens}",
                 "queue_full", 2.0,
             )  # fmt: skip
-        if use.tokens is not None:
-            use.tokens.take(prepared.prompt_tokens, now)
         ticket.cost = cost
         self.tokens += cost
 
@@ -164,32 +143,18 @@ class Admission:
         self.requests -= ticket.admitted
         self.tokens -= ticket.cost
         ticket.use.concurrent -= 1
-        if ticket.use.tokens is not None:
-            ticket.use.tokens.take(completion_tokens, self._clock())
+        if completion_tokens and ticket.use.tokens is not None:
+            self._counts.take(ticket.use.tokens, completion_tokens)
 
     def under_way(self, name: str) -> int:
         """Requests that a tenant has under way."""
         return self._uses[name].concurrent if name in self._uses else 0
 
-    def _use(self, tenant: Tenant, now: float) -> _Use:
+    def _use(self, tenant: Tenant) -> _Use:
         """What the tenant has under way, under the limits that it has now: they may have been edited meanwhile."""
-        use = self._uses.setdefault(tenant.name, _Use())
-        limits = tenant.limits
-        if use.limits != limits:
-            use.limits = limits
-            use.requests = self._resized(use.requests, limits.requests_per_minute, now)
-            use.tokens = self._resized(use.tokens, limits.tokens_per_minute, now)
+        use = self._uses.setdefault(tenant.name, _Use(tenant.name))
+        use.limits = tenant.limits
         return use
-
-    def _resized(self, bucket: Bucket | None, per_minute: int | None, now: float) -> Bucket | None:
-        """The bucket of this front's part: balancers spread requests evenly enough."""
-        if per_minute is None:
-            return None
-        part = per_minute / self.limits.fronts
-        if bucket is None:
-            return Bucket(part, now)
-        bucket.resize(part, now)
-        return bucket
 
 
 def _weight(prepared: Prepared) -> int:

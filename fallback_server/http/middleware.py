@@ -139,7 +139,7 @@ class Door:
             await self._app(scope, receive, send)
             return
         try:
-            ticket = self._admission.enter(scope["state"]["tenant"])
+            ticket = await self._admission.enter(scope["state"]["tenant"])
         except ApiError as error:
             self._turned_away(scope, error)
             await error.problem.response()(scope, receive, send)

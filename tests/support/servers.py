@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -157,3 +160,23 @@ class RunningServer:
         self._ready.set()
         await started
         await self.engine.close()
+
+
+class Front:
+    """`nearfar serve` as a process, in front of a server of ours: it needs no model of its own."""
+
+    def __init__(self, inner: RunningServer, folder: Path, *arguments: str) -> None:
+        self.log = folder / "stderr.txt"
+        command = [sys.executable, "-m", "nearfar", "serve", inner.address, "--port", "0", *arguments]
+        with self.log.open("wb") as stderr:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
+        assert self.process.stdout is not None
+        welcome = self.process.stdout.readline()
+        found = re.search(r"at (https?://\S+)", welcome)
+        assert found, welcome + self.log.read_text()
+        self.url = found[1]
+        self.port = int(self.url.rsplit(":", 1)[1])
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait(30)

@@ -121,10 +121,14 @@ def test_the_templates_are_yaml_around_their_actions(file: Path) -> None:
         assert {"apiVersion", "kind", "metadata"} <= made.keys()
 
 
-def options_of_serve() -> set[str]:
+def serving() -> typer.Typer:
     app = typer.Typer()
     app.command()(serve)
-    return {name for parameter in typer.main.get_command(app).params for name in parameter.opts}
+    return app
+
+
+def options_of_serve() -> set[str]:
+    return {name for parameter in typer.main.get_command(serving()).params for name in parameter.opts}
 
 
 def test_what_is_started_has_the_options_that_it_is_given() -> None:
@@ -135,6 +139,10 @@ def test_what_is_started_has_the_options_that_it_is_given() -> None:
     given = {word for word in command if word.startswith("--")} | set(re.findall(r"- (--[\w-]+)", front))
     assert given <= options_of_serve()
     assert "- --fronts={{ .Values.replicas }}" in front  # as many as share the keys
+    assert "- --limits-store={{ . }}" in front
+    variable = next(parameter.envvar for parameter in typer.main.get_command(serving()).params if parameter.name == "limits_store")
+    assert f"- name: {variable}\n" in front
+    assert {"url", "existingSecret", "port", "pods"} == values()["limitsStore"].keys()
     addresses = [word for word in command if word.startswith("http://")]
     assert {address.removeprefix("http://").removesuffix(":8000") for address in addresses} == {"vllm-1", "vllm-2"}
     for service in services.values():

@@ -20,6 +20,7 @@ from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import EngineRequest, Prepared
 from nearfar.fallback_server.http import keys as keys_module
 from nearfar.fallback_server.http.app import AppOptions
+from nearfar.fallback_server.http.counts import OwnCounts
 from nearfar.fallback_server.http.errors import ApiError
 from nearfar.fallback_server.http.keys import Key, KeyStore, add_key, hashed, new_secret, read_keys
 from nearfar.fallback_server.http.limits import Admission, ServerLimits
@@ -203,40 +204,40 @@ def prepared(cost: int, prompt: int) -> Prepared:
     return Prepared(EngineRequest("id", MODEL), (), prompt, cost)
 
 
-def test_buckets_fill_with_time() -> None:
+async def test_buckets_fill_with_time() -> None:
     now = [0.0]
-    admission = Admission(ServerLimits(requests=100, tokens=1000), lambda: now[0])
+    admission = Admission(ServerLimits(requests=100, tokens=1000), OwnCounts(1, lambda: now[0]))
     key = Key("k", requests_per_minute=60, tokens_per_minute=120).tenant
     for _ in range(60):
-        admission.enter(key).leave()
+        (await admission.enter(key)).leave()
     with pytest.raises(ApiError) as error:
-        admission.enter(key)
+        await admission.enter(key)
     assert error.value.problem.retry_after == pytest.approx(1.0)
     now[0] = 1.0
-    ticket = admission.enter(key)
+    ticket = await admission.enter(key)
     ticket.admit()
-    ticket.charge(prepared(600, 100))
+    await ticket.charge(prepared(600, 100))
     assert (admission.tokens, admission.requests) == (600, 1)
     ticket.leave(completion_tokens=80)  # the answer overdraws
     ticket.leave(completion_tokens=80)  # leaving twice counts once
     assert (admission.tokens, admission.requests) == (0, 0)
     now[0] = 2.0
-    other = admission.enter(key)
+    other = await admission.enter(key)
     with pytest.raises(ApiError, match="120 tokens a minute"):
-        other.charge(prepared(20, 10))
+        await other.charge(prepared(20, 10))
     other.leave()
     now[0] = 60.0
-    last = admission.enter(key)
-    last.charge(prepared(20, 10))
+    last = await admission.enter(key)
+    await last.charge(prepared(20, 10))
     last.leave()
 
 
-def test_one_request_may_be_larger_than_the_bound_but_not_beside_others() -> None:
+async def test_one_request_may_be_larger_than_the_bound_but_not_beside_others() -> None:
     admission = Admission(ServerLimits(tokens=100))
-    first, second = admission.enter(Key("a").tenant), admission.enter(Key("b").tenant)
-    first.charge(prepared(500, 10))
+    first, second = await admission.enter(Key("a").tenant), await admission.enter(Key("b").tenant)
+    await first.charge(prepared(500, 10))
     with pytest.raises(ApiError, match="500 tokens under way"):
-        second.charge(prepared(10, 10))
+        await second.charge(prepared(10, 10))
 
 
 def test_keys_are_made_with_their_groups_and_bounds(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import logging
 import re
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -27,7 +26,7 @@ from nearfar.fallback_server.http.keys import Key, KeyStore, add_key, hashed
 from nearfar.fallback_server.http.limits import ServerLimits
 from nearfar.fallback_server.http.logs import AuditLog, JsonFormatter, TextFormatter
 from nearfar.fallback_server.serve import ServeOptions, allowed_hosts
-from tests.support.servers import MODEL, RunningServer, tiny_engine
+from tests.support.servers import MODEL, Front, RunningServer, tiny_engine
 
 LIMITS = ServerLimits(connections=12, keep_alive=0.3, write_timeout=3.0)
 # A conversation that says "loop" takes longer than its template may, in few steps: of these the sandbox has a bound of its own.
@@ -46,26 +45,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     made = RunningServer(lambda: tiny_engine(directory, options=options), AppOptions(LIMITS))
     yield made
     made.close()
-
-
-class Front:
-    """`nearfar serve` as a process, in front of a server of ours: it needs no model of its own."""
-
-    def __init__(self, inner: RunningServer, folder: Path, *arguments: str) -> None:
-        self.log = folder / "stderr.txt"
-        command = [sys.executable, "-m", "nearfar", "serve", inner.address, "--port", "0", *arguments]
-        with self.log.open("wb") as stderr:
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
-        assert self.process.stdout is not None
-        welcome = self.process.stdout.readline()
-        found = re.search(r"at (https?://\S+)", welcome)
-        assert found, welcome + self.log.read_text()
-        self.url = found[1]
-        self.port = int(self.url.rsplit(":", 1)[1])
-
-    def close(self) -> None:
-        self.process.terminate()
-        self.process.wait(30)
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from nearfar.fallback_server.engines.local import TextOptions
 from nearfar.fallback_server.engines.opening import EngineOptions, open_engine
 from nearfar.fallback_server.http import keys as keys_module
 from nearfar.fallback_server.http.app import AppOptions
+from nearfar.fallback_server.http.counts import OwnCounts
 from nearfar.fallback_server.http.errors import ApiError
 from nearfar.fallback_server.http.keys import Key, KeyStore, add_key, hashed, new_secret
 from nearfar.fallback_server.http.limits import Admission, ServerLimits
@@ -240,24 +241,24 @@ def test_an_artifact_still_refuses_embeddings_by_name(house: House) -> None:
 # Limits
 
 
-def test_a_key_that_is_edited_while_it_works_keeps_count() -> None:
+async def test_a_key_that_is_edited_while_it_works_keeps_count() -> None:
     now = [0.0]
-    admission = Admission(ServerLimits(), lambda: now[0])
+    admission = Admission(ServerLimits(), OwnCounts(1, lambda: now[0]))
     before = Key("k", "x", concurrent=2, requests_per_minute=10).tenant
-    tickets = [admission.enter(before), admission.enter(before)]
+    tickets = [await admission.enter(before), await admission.enter(before)]
     after = Key("k", "x", concurrent=2, requests_per_minute=20).tenant
     with pytest.raises(ApiError, match="2 requests under way"):
-        admission.enter(after)
+        await admission.enter(after)
     for ticket in tickets:
         ticket.leave()
     assert admission.under_way("k") == 0
     for _ in range(18):  # 20 a minute, 2 of them taken before
-        admission.enter(after).leave()
+        (await admission.enter(after)).leave()
     with pytest.raises(ApiError, match="20 requests a minute"):
-        admission.enter(after)
+        await admission.enter(after)
     for _ in range(3):  # an edit is no new minute
         with pytest.raises(ApiError, match="a minute"):
-            admission.enter(replace(after, priority=-1))
+            await admission.enter(replace(after, priority=-1))
 
 
 def test_a_key_that_is_edited_under_a_stream_is_not_locked_out(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,26 +366,26 @@ def test_urgency_is_a_right_of_the_key(house: House) -> None:
     assert house.complete("urgent", "Hi", priority=-11).status_code == 403
 
 
-def test_limits_of_one_of_several_fronts_are_its_part() -> None:
-    admission = Admission(ServerLimits(fronts=2), lambda: 0.0)
+async def test_limits_of_one_of_several_fronts_are_its_part() -> None:
+    admission = Admission(ServerLimits(fronts=2), OwnCounts(2, lambda: 0.0))
     key = Key("k", "x", requests_per_minute=5, tokens_per_minute=100, concurrent=3).tenant
-    tickets = [admission.enter(key), admission.enter(key)]
+    tickets = [await admission.enter(key), await admission.enter(key)]
     with pytest.raises(ApiError, match="under way"):
-        admission.enter(key)
+        await admission.enter(key)
     for ticket in tickets:
         ticket.leave()
     with pytest.raises(ApiError, match="a minute"):
-        admission.enter(key)
+        await admission.enter(key)
 
 
-def test_what_waits_unread_in_memory_is_bounded_with_alternatives_too() -> None:
-    admission = Admission(ServerLimits(tokens=1000), lambda: 0.0)
-    plain, rich, other = (admission.enter(ANONYMOUS) for _ in range(3))
-    plain.charge(Prepared(EngineRequest("a", MODEL), (), 10, 50))
-    rich.charge(Prepared(EngineRequest("b", MODEL, logprobs=20), (), 10, 50))
+async def test_what_waits_unread_in_memory_is_bounded_with_alternatives_too() -> None:
+    admission = Admission(ServerLimits(tokens=1000), OwnCounts(1, lambda: 0.0))
+    plain, rich, other = [await admission.enter(ANONYMOUS) for _ in range(3)]
+    await plain.charge(Prepared(EngineRequest("a", MODEL), (), 10, 50))
+    await rich.charge(Prepared(EngineRequest("b", MODEL, logprobs=20), (), 10, 50))
     assert admission.tokens == 50 + 16 * 50
     with pytest.raises(ApiError, match="tokens under way"):
-        other.charge(Prepared(EngineRequest("c", MODEL, logprobs=5), (), 10, 50))
+        await other.charge(Prepared(EngineRequest("c", MODEL, logprobs=5), (), 10, 50))
     for ticket in (plain, rich, other):
         ticket.leave()
     assert admission.tokens == 0

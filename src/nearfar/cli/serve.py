@@ -30,8 +30,8 @@ Model = Annotated[
 ]
 
 
-def _option(panel: str, name: str, text: str) -> typer.models.OptionInfo:
-    made: typer.models.OptionInfo = typer.Option(name, help=text, rich_help_panel=panel)
+def _option(panel: str, name: str, text: str, variable: str | None = None) -> typer.models.OptionInfo:
+    made: typer.models.OptionInfo = typer.Option(name, help=text, rich_help_panel=panel, envvar=variable)
     return made
 
 
@@ -113,8 +113,13 @@ def serve(
         int, _option("Limits", "--max-tokens-under-way", "Their tokens, possible answers included.")
     ] = LIMITS.tokens,
     fronts: Annotated[
-        int, _option("Limits", "--fronts", "Servers that share these keys: each grants its part of a key's limits.")
+        int, _option("Limits", "--fronts", "Servers that share these keys: each grants its part of what is not counted together.")
     ] = LIMITS.fronts,
+    limits_store: Annotated[
+        str | None,
+        _option("Limits", "--limits-store", "redis://HOST:PORT/0, where they count what keys have a minute together.",
+                "NEARFAR_LIMITS_STORE"),
+    ] = DEFAULTS.limits_store,
     max_body: Annotated[int, _option("Limits", "--max-body", "Bytes of a request.")] = LIMITS.body_bytes,
     log_format: Annotated[str, _option("Logs", "--log-format", "text or json.")] = DEFAULTS.log_format,
     log_level: Annotated[str, _option("Logs", "--log-level", "debug, info, warning, error.")] = DEFAULTS.log_level,
@@ -145,8 +150,8 @@ def serve(
     options = ServeOptions(
         engine=chosen, host=host, port=port, keys=keys, no_auth=no_auth, drain=drain, tls_cert=tls_cert,
         tls_key=tls_key, tls_client_ca=tls_client_ca, cors=tuple(cors or ()), hosts=tuple(allowed_host or ()), audit=audit,
-        audit_text=audit_text, log_format="json" if log_format == "json" else "text", log_level=log_level, limits=limits, engines=engines,
-        ray=on_ray if ray else None,
+        audit_text=audit_text, log_format="json" if log_format == "json" else "text", log_level=log_level, limits=limits,
+        limits_store=limits_store, engines=engines, ray=on_ray if ray else None,
     )  # fmt: skip
     run(tuple(model), options)
 

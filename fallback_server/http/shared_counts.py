@@ -1,0 +1,172 @@
+"""What is left of a key's minute, counted by several servers together, in a Redis that all of them reach."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from importlib import import_module
+from typing import Literal, Protocol
+from urllib.parse import urlsplit
+
+from nearfar.errors import RequestError
+from nearfar.fallback_server.http.counts import Account, OwnCounts
+from nearfar.fallback_server.tenants import digest
+from nearfar.remote.breaker import Breaker, BreakerOptions
+
+log = logging.getLogger(__name__)
+
+PREFIX = "nearfar:limits:"
+PATIENCE = 2.0
+"""Seconds that a request waits for the store at most."""
+PROBE_SECONDS = 5.0
+"""So long is a store that failed left alone, and then asked again."""
+CONNECTIONS = 16
+
+# counts.Bucket, with the store's clock, and in one piece: nobody else takes between a look and a claim. A bucket that is
+# full is as good as none, so it goes when it would be.
+SCRIPT = """
+local clock = redis.call('TIME')
+local now = clock[1] + clock[2] / 1e6
+local rate, amount, must = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == 'claim'
+local size = math.max(rate, 1)
+local level = size
+local kept = redis.call('HMGET', KEYS[1], 'level', 'at', 'rate')
+if kept[1] then
+  local before = tonumber(kept[3])
+  level = tonumber(kept[1]) + math.max(0, now - tonumber(kept[2])) * before / 60
+  level = math.min(size, math.min(math.max(before, 1), level) + rate - before)
+end
+local wait = math.max(0, (math.min(amount, size) - level) * 60 / rate)
+if wait == 0 or not must then level = level - amount end
+local function exact(number) return string.format('%.17g', number) end
+redis.call('HSET', KEYS[1], 'level', exact(level), 'at', exact(now), 'rate', exact(rate))
+redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.max(1, math.ceil((size - level) * 60000 / rate))))
+return exact(wait)
+"""
+
+
+class Script(Protocol):
+    """SCRIPT, as the client runs it."""
+
+    def __call__(self, keys: list[str], args: list[object]) -> Awaitable[bytes | str]:
+        """Run it."""
+        ...
+
+
+class SharedCounts:
+    """Counts of all servers together. While the store fails, this one counts for itself: nobody is turned away for that.
+
+    It says so once, and once when the store is back. What was counted meanwhile stays where it was counted, so that a key
+    may get up to a minute's worth more at each change.
+    """
+
+    def __init__(
+        self, script: Script, own: OwnCounts, place: str, clock: Callable[[], float] = time.monotonic,
+        disconnect: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:  # fmt: skip
+        self._script, self._own, self._place, self._clock, self._disconnect = script, own, place, clock, disconnect
+        self._breaker = Breaker(BreakerOptions(failures=1, seconds=PROBE_SECONDS, max_seconds=PROBE_SECONDS))
+        self._taking: set[asyncio.Task[None]] = set()
+
+    async def claim(self, account: Account, amount: float) -> float:
+        """See Counts."""
+        wait = await self._ask(account, amount, "claim")
+        return await self._own.claim(account, amount) if wait is None else wait
+
+    def take(self, account: Account, amount: float) -> None:
+        """See Counts. The store hears of it behind the caller's back, who may be a request that was cancelled."""
+        task = asyncio.get_running_loop().create_task(self._take(account, amount))
+        self._taking.add(task)
+        task.add_done_callback(self._taking.discard)
+
+    async def settled(self) -> None:
+        """All that was taken is counted."""
+        while self._taking:
+            await asyncio.wait(self._taking)
+
+    async def close(self) -> None:
+        """Let the last counts through, and disconnect."""
+        await self.settled()
+        if self._disconnect is not None:
+            with suppress(Exception):
+                await self._disconnect()
+
+    async def _take(self, account: Account, amount: float) -> None:
+        if await self._ask(account, amount, "take") is None:
+            self._own.take(account, amount)
+
+    async def _ask(self, account: Account, amount: float, verb: Literal["claim", "take"]) -> float | None:
+        """What the store says. None: nothing."""
+        given = self._breaker.begin(self._clock())
+        if given is None:
+            return None
+        try:
+            async with asyncio.timeout(PATIENCE):
+                wait = float(await self._script(keys=[_key(account)], args=[account.per_minute, amount, verb]))
+        except Exception as error:  # whatever it is: no request fails because it could not be counted
+            self._failed(error, given)
+            return None
+        except BaseException:
+            self._breaker.abandoned(given)
+            raise
+        if given == "probe":
+            log.warning("the limits store at %s answers again: the servers count together", self._place)
+        self._breaker.success(given)
+        return wait
+
+    def _failed(self, error: Exception, given: Literal["request", "probe"]) -> None:
+        now = self._clock()
+        if self._breaker.state(now) == "closed":
+            reason = f"{type(error).__name__}: {error}".rstrip(": ")
+            log.error("the limits store at %s fails (%s): each server counts for itself until it answers", self._place, reason)
+        self._breaker.failure(now, given)
+
+
+async def open_store(url: str, own: OwnCounts) -> SharedCounts:
+    """The counts in a Redis. Refused if it cannot be used now."""
+    place = _place(url)
+    # The library is optional, also for type checkers: so it is imported by name.
+    try:
+        redis = import_module("redis.asyncio")
+        backoff, retry = import_module("redis.backoff"), import_module("redis.asyncio.retry")
+    except ModuleNotFoundError as error:
+        raise RequestError(f"--limits-store needs {error.name}: pip install 'nearfar[limits]'", "limits_store") from error
+    # Between us and the store idle connections may be cut: those are opened again, once. A store that is slow is not
+    # asked twice, as it may have counted the first time.
+    again = retry.Retry(backoff.NoBackoff(), 1, supported_errors=(redis.ConnectionError,))
+    try:
+        pool = redis.BlockingConnectionPool.from_url(
+            url, max_connections=CONNECTIONS, timeout=PATIENCE, socket_timeout=PATIENCE, socket_connect_timeout=PATIENCE,
+            retry=again,
+        )  # fmt: skip
+        client = redis.Redis.from_pool(pool)
+        script = client.register_script(SCRIPT)
+        async with asyncio.timeout(2 * PATIENCE):
+            await script(keys=[PREFIX + "probe"], args=[1, 0, "take"])
+    except Exception as error:
+        raise RequestError(
+            f"the limits store at {place} cannot be used ({error or type(error).__name__}): start it, or serve without "
+            "--limits-store", "limits_store",
+        ) from error  # fmt: skip
+    return SharedCounts(script, own, place, disconnect=client.aclose)
+
+
+def _key(account: Account) -> str:
+    """Where an account is kept. It tells nobody who reads the store whose it is."""
+    return f"{PREFIX}{digest('limits', account.tenant)}:{account.what}"
+
+
+def _place(url: str) -> str:
+    """Host and port of a store's address, which may have a password in it."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or 6379
+    except ValueError:
+        parts, host, port = urlsplit(""), None, 0
+    if parts.scheme not in ("redis", "rediss") or not host or not re.fullmatch(r"/?|/\d+", parts.path):
+        raise RequestError("--limits-store must be redis://HOST:PORT/0 (or rediss://)", "limits_store")
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
