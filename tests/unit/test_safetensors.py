@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from nearfar.build.checkpoint import read_header
+from nearfar.build.headers import read_header
 from nearfar.build.safetensors import SafetensorsWriter, TensorSpec
 from nearfar.errors import BuildError
 

@@ -1,0 +1,121 @@
+"""Headers of safetensors files, which may come from anybody: read strictly, so that no tensor has another's bytes.
+
+Format: https://github.com/huggingface/safetensors#format. What the library's own reader refuses is refused here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import ml_dtypes
+import numpy as np
+
+from nearfar import strict_json
+from nearfar.errors import CheckpointError
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "U32": np.dtype("<u4"),  # MLX's packed codes
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I16": np.dtype("<i2"),
+    "I8": np.dtype("i1"),
+    "U8": np.dtype("u1"),
+    "BOOL": np.dtype("?"),
+}
+HEADER_LIMIT = 100_000_000  # as the safetensors library
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where one tensor lies: `file`, absolute byte `offset` in it, `bytes` long."""
+
+    file: Path
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int
+    bytes: int
+
+
+def read_header(file: Path) -> dict[str, Entry]:
+    """List the tensors of one safetensors file (8 bytes of header length, a JSON header, the data), bounds checked."""
+    try:
+        stream = file.open("rb")
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read ({error}): download or copy it again") from error
+    with stream:
+        size = file.stat().st_size
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or length > min(size - 8, HEADER_LIMIT):
+            raise CheckpointError(
+                f"{file}: its header should be {length:,} bytes, the file has {size:,}: it is truncated or no "
+                "safetensors file; download it again"
+            )
+        text = stream.read(length)
+    try:
+        header = strict_json.loads(text.decode("utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{file}: unreadable safetensors header ({error}): download it again") from error
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{file}: its safetensors header is no JSON object: download it again")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise CheckpointError(f"{file}: __metadata__ of its header is no object of strings: download it again")
+    entries = {name: _entry(file, name, record, 8 + length) for name, record in header.items()}
+    _check_tiling(file, entries, 8 + length, size)
+    return entries
+
+
+def _entry(file: Path, name: str, record: object, data: int) -> Entry:
+    """One header record, its byte range checked against dtype and shape."""
+    known = record if isinstance(record, dict) else {}
+    code, extents, offsets = (known.get(key) for key in ("dtype", "shape", "data_offsets"))
+    if not isinstance(code, str) or not _naturals(extents) or not _naturals(offsets) or len(offsets) != 2:
+        raise CheckpointError(
+            f"{file}: tensor {name!r} has no dtype, shape and data_offsets that make sense: {str(record)[:120]}: "
+            "download it again"
+        )
+    if code not in DTYPES:
+        raise CheckpointError(
+            f"{file}: tensor {name!r} has dtype {code}, which is not read: use a float32, float16 or bfloat16 checkpoint"
+        )
+    dtype, shape, (start, stop) = DTYPES[code], tuple(extents), offsets
+    if stop - start != math.prod(shape) * dtype.itemsize:
+        raise CheckpointError(
+            f"{file}: tensor {name!r} {list(shape)} {code} should be {math.prod(shape) * dtype.itemsize:,} "
+            f"bytes, its range has {stop - start:,}: download it again"
+        )
+    return Entry(file, dtype, shape, data + start, stop - start)
+
+
+def _naturals(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+
+
+def _check_tiling(file: Path, entries: Mapping[str, Entry], start: int, size: int) -> None:
+    """The tensors must fill the file from byte `start` to its end, without gaps and overlaps, as safetensors demands."""
+    at = start
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].offset, item[1].bytes)):
+        if entry.offset != at:
+            kind = "overlaps the tensor before it" if entry.offset < at else "leaves a gap before it"
+            raise CheckpointError(
+                f"{file}: tensor {name!r} at byte {entry.offset:,} {kind}, which ends at {at:,}: download it again"
+            )
+        at += entry.bytes
+    if at > size:
+        raise CheckpointError(
+            f"{file}: truncated: its header lists tensors up to byte {at:,}, the file has {size:,} bytes "
+            f"({at - size:,} missing): download or copy it again"
+        )
+    if at < size:
+        raise CheckpointError(
+            f"{file}: {size - at:,} bytes follow the last tensor, which ends at {at:,}: the file is no longer what was "
+            "written; download it again"
+        )
