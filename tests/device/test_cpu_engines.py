@@ -28,17 +28,17 @@ def artifact(lab: Lab) -> Path:
 
 def test_closing_one_engine_leaves_the_others_threads(artifact: Path) -> None:
     """A server that loads the next version before it closes the last; a notebook that loads again."""
-    before = pool_threads()
+    count = pool_threads()
     first = load(artifact, 2)
     text = answer(first)
     with load(artifact, 3) as second:
         assert (executor(first).threads, executor(second).threads) == (2, 3)
-        assert eventually(pool_threads, before + 1 + 2)
+        assert eventually(count, 1 + 2)
         first.close()
         assert (executor(first).threads, executor(second).threads) == (0, 3)
-        assert eventually(pool_threads, before + 2)
+        assert eventually(count, 2)
         assert answer(second) == text
-    assert eventually(pool_threads, before)
+    assert eventually(count, 0)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")

@@ -14,13 +14,22 @@ LIMIT = 60.0
 """Seconds that a forked process has before it counts as hung."""
 
 
-def pool_threads() -> int:
-    """Worker threads of CPU artifacts in this process, as the system counts them."""
-    names = []
+def pool_threads() -> Callable[[], int]:
+    """Counts the worker threads of CPU artifacts that have started since, as the system sees them.
+
+    Those of engines that other tests left to the garbage collector may end at any moment.
+    """
+    before = _pool_threads()
+    return lambda: len(_pool_threads() - before)
+
+
+def _pool_threads() -> set[str]:
+    found = set()
     for file in Path("/proc/self/task").glob("*/comm"):
         with contextlib.suppress(OSError):  # it has just ended
-            names.append(file.read_text().strip())
-    return names.count("nearfar-cpu")
+            if file.read_text().strip() == "nearfar-cpu":
+                found.add(file.parent.name)
+    return found
 
 
 def eventually(count: Callable[[], int], expected: int) -> bool:

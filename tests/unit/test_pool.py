@@ -75,18 +75,18 @@ def test_every_launch_sees_the_one_before(path, threads):
 
 def test_pools_over_one_library_have_threads_of_their_own(path):
     """Two engines over one artifact share the library: neither takes or ends the other's threads."""
-    first, second = Library(path), Library(path)
+    first, second, count = Library(path), Library(path), pool_threads()
     ours, theirs = first.pool(4), second.pool(3)
     assert (ours.threads, theirs.threads) == (4, 3)
-    assert eventually(pool_threads, 3 + 2)
+    assert eventually(count, 3 + 2)
     ours.close()
     assert (ours.threads, theirs.threads) == (0, 3)
-    assert eventually(pool_threads, 2)
+    assert eventually(count, 2)
     plan, a = mirror(second)
     theirs.replay(plan)
     assert (a == expected(2)).all()
     theirs.close()
-    assert eventually(pool_threads, 0)
+    assert eventually(count, 0)
 
 
 def test_pools_run_side_by_side(path):
@@ -108,11 +108,12 @@ def test_pools_run_side_by_side(path):
 
 
 def test_a_pool_that_is_dropped_ends_its_threads(path):
+    count = pool_threads()
     pool = Library(path).pool(3)
-    assert eventually(pool_threads, 2)
+    assert eventually(count, 2)
     del pool
     gc.collect()
-    assert eventually(pool_threads, 0)
+    assert eventually(count, 0)
 
 
 def test_threads_may_sleep_between_replays(path):
