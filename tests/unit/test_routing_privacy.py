@@ -25,9 +25,9 @@ from tests.support.routing_vectors import VECTORS
 from tests.support.scripted import ScriptedServer
 from tests.support.servers import RunningServer, tiny_core, tiny_engine
 
-LONG = "Dear diary, the number of my account is 4711, and nobody may know it."
-SHORT = "pin 4711"
-SECRET = "4711"
+LONG = "Dear diary, the word for my account is quokka, and nobody may know it."
+SHORT = "pin quokka"
+SECRET = "quokka"  # letters: digits stand in ids and times by chance
 CASES: list[dict[str, Any]] = json.loads((VECTORS / "privacy.json").read_text(encoding="utf-8"))
 SETUP = ("expect", "content", "parts", "before", "system", "carry", "message", "device", "policy", "leave", "restart")
 QUIET: dict[str, Any] = {"mode": "prefer_cloud", "retry": {"attempts": 0}, "timeouts": {"connect": 5}}

@@ -15,9 +15,10 @@ import {
 } from "../src/routing/index.js";
 import { FakeDevice } from "./support/sides.js";
 
-const LONG = "Dear diary, the number of my account is 4711, and nobody may know it.";
-const SHORT = "pin 4711";
-const SECRET = "4711";
+const LONG = "Dear diary, the word for my account is quokka, and nobody may know it.";
+const SHORT = "pin quokka";
+// Letters: digits stand in ids and times by chance.
+const SECRET = "quokka";
 const CASES = new URL("../../tests/vectors/routing/privacy.json", import.meta.url);
 const QUIET: PolicyOptions = { mode: "prefer_cloud", retry: { attempts: 0 }, timeouts: { connect: 5 } };
 
