@@ -87,11 +87,13 @@ def running(*command: object) -> Iterator[str]:
 
 
 def in_browser(address: str, prompt: str, max_tokens: int) -> Answer:
-    """Open the page with the prompt in headless Chromium and read the answer from it."""
+    """Open the page with the prompt filled in, in headless Chromium, send it as a person would, and read the answer."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGUMENTS)
         tab = browser.new_page()
         tab.goto(f"{address}/?{urlencode({'prompt': prompt, 'max_tokens': max_tokens, **SAMPLING})}")
+        tab.wait_for_function("() => ['idle', 'error'].includes(document.body.dataset.state)", timeout=300_000)
+        tab.press("#prompt", "Enter")
         tab.wait_for_function("() => ['done', 'error'].includes(document.body.dataset.state)", timeout=300_000)
         text = tab.locator("#answer").inner_text()
         if tab.evaluate("document.body.dataset.state") == "error":
