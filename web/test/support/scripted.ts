@@ -1,10 +1,10 @@
 /** Sides that play the hand-over's events: each time that they are asked for an answer, the next part. */
 
-import { createServer, type IncomingMessage, type Server, type ServerResponse } from "node:http";
-import type { AddressInfo } from "node:net";
+import type { IncomingMessage, ServerResponse } from "node:http";
 import { DeviceError, RequestError } from "../../src/errors.js";
 import type { ChatCompletionChunk, ChatCompletionRequest } from "../../src/openai.js";
 import type { DeviceEngine } from "../../src/routing/index.js";
+import { LocalCloud } from "./local-cloud.js";
 
 type Json = Readonly<Record<string, unknown>>;
 
@@ -63,36 +63,19 @@ export class ScriptedDevice implements DeviceEngine {
   }
 }
 
-export class ScriptedCloud {
-  url = "";
-  connections = 0;
+export class ScriptedCloud extends LocalCloud {
   readonly #parts: string[][];
-  readonly #server: Server;
 
   constructor(parts: readonly (readonly string[])[]) {
+    super();
     this.#parts = parts.map((part) => [...part]);
-    this.#server = createServer((request, response) => void this.#serve(request, response));
-    this.#server.on("connection", () => {
-      this.connections += 1;
-    });
   }
 
   get left(): number {
     return this.#parts.length;
   }
 
-  async start(): Promise<this> {
-    await new Promise<void>((resolve) => this.#server.listen(0, "127.0.0.1", resolve));
-    this.url = `http://127.0.0.1:${(this.#server.address() as AddressInfo).port}/v1`;
-    return this;
-  }
-
-  async stop(): Promise<void> {
-    this.#server.closeAllConnections();
-    await new Promise((resolve) => this.#server.close(resolve));
-  }
-
-  async #serve(request: IncomingMessage, response: ServerResponse): Promise<void> {
+  protected override async serve(request: IncomingMessage, response: ServerResponse): Promise<void> {
     for await (const _ of request);
     const part = this.#parts.shift() ?? ["failed cloud 599"];
     const [kind, , code = ""] = part[0]?.split(" ") ?? [];

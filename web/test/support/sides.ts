@@ -1,10 +1,10 @@
 /** Two sides of one "model" that recites a text, word by word: a device without a GPU, and a cloud as a real HTTP server. */
 
-import { createServer, type IncomingMessage, type Server, type ServerResponse } from "node:http";
-import type { AddressInfo } from "node:net";
+import type { IncomingMessage, ServerResponse } from "node:http";
 import { DeviceError } from "../../src/errors.js";
 import type { ChatCompletionChunk, ChatCompletionRequest } from "../../src/openai.js";
 import type { DeviceEngine } from "../../src/routing/index.js";
+import { LocalCloud } from "./local-cloud.js";
 
 export const WORDS = Array.from({ length: 40 }, (_, index) => `w${index} `);
 export const TEXT = WORDS.join("");
@@ -87,11 +87,9 @@ export class FakeDevice implements DeviceEngine {
 }
 
 /** A cloud. Set what should go wrong; `requests` are the bodies that came. */
-export class FakeCloud {
+export class FakeCloud extends LocalCloud {
   readonly requests: (Asked & Record<string, unknown>)[] = [];
   readonly authorizations: (string | undefined)[] = [];
-  connections = 0;
-  url = "";
   /** Answers so many requests with this status first. */
   refusals: { status: number; headers?: Record<string, string>; count: number } | null = null;
   /** Cuts the connection after so many words, so many times. */
@@ -102,27 +100,8 @@ export class FakeCloud {
   stallAfter = Number.POSITIVE_INFINITY;
   delay = 0;
   aborted = 0;
-  readonly #server: Server;
 
-  constructor() {
-    this.#server = createServer((request, response) => void this.#serve(request, response));
-    this.#server.on("connection", () => {
-      this.connections += 1;
-    });
-  }
-
-  async start(): Promise<this> {
-    await new Promise<void>((resolve) => this.#server.listen(0, "127.0.0.1", resolve));
-    this.url = `http://127.0.0.1:${(this.#server.address() as AddressInfo).port}/v1`;
-    return this;
-  }
-
-  async stop(): Promise<void> {
-    this.#server.closeAllConnections();
-    await new Promise((resolve) => this.#server.close(resolve));
-  }
-
-  async #serve(request: IncomingMessage, response: ServerResponse): Promise<void> {
+  protected override async serve(request: IncomingMessage, response: ServerResponse): Promise<void> {
     if (request.url === "/v1/models") {
       response.end(JSON.stringify({ data: [{ id: "far" }] }));
       return;
