@@ -20,7 +20,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, sync_playwright
 
-from nearfar.edge_runtime.page_server import Site, open_server
+from nearfar.page_server import Site, open_server
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = Path(__file__).parent / "web"

@@ -45,7 +45,7 @@ def rates(step: Any, vocab: int, clock: Any) -> dict[str, float]:
 
 def ours(artifact: Path, threads: int, clock: Any) -> dict[str, float]:
     """Rates of the artifact through CpuExecutor, each step followed by greedy sampling and reading the token."""
-    from nearfar.edge_runtime.executors.cpu import CpuExecutor
+    from nearfar.edge_runtime.executors.cpu.executor import CpuExecutor
 
     root = artifact / "cpu" if (artifact / "cpu").exists() else artifact
     manifest = json.loads((root / "manifest.json").read_text())

@@ -27,7 +27,7 @@ from nearfar.edge_runtime.devices import parse_device
 from nearfar.edge_runtime.executors.vulkan.commands import Queue
 from nearfar.edge_runtime.executors.vulkan.device import Gpu, gpus, open_device, select
 from nearfar.edge_runtime.executors.vulkan.memory import Memory
-from nearfar.edge_runtime.manifest import Manifest, Requires
+from nearfar.format.manifest import Manifest, Requires
 
 SHAPES = ("smollm2-135m", "qwen3-0.6b", "llama-3.2-1b")
 PREFILL, DECODE = 512, 128

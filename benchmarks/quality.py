@@ -20,8 +20,8 @@ from rich.progress import track
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from nearfar.build.checkpoint import Checkpoint, open_checkpoint
-from nearfar.build.quantize import Scheme, dequantize, quantize, to_float32
+from nearfar.build.weights.checkpoint import Checkpoint, open_checkpoint
+from nearfar.build.weights.quantize import Scheme, dequantize, quantize, to_float32
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 WINDOW = 512

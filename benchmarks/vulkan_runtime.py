@@ -27,7 +27,7 @@ import numpy as np
 
 from nearfar.edge_runtime import Engine, SamplingParams
 from nearfar.edge_runtime.devices import DEVICES
-from nearfar.edge_runtime.steps import StepWork, Write, launch
+from nearfar.edge_runtime.engine.steps import StepWork, Write, launch
 
 PREFILL, DECODE, HOST_STEPS = 256, 64, 200
 

@@ -9,11 +9,11 @@ from typing import Any
 import tvm
 
 import nearfar
-from nearfar.build.checkpoint import Checkpoint
-from nearfar.build.config import ModelConfig
-from nearfar.build.layout import MAX_ROWS, MAX_STEP, TOP_LOGPROBS, CacheLayout
-from nearfar.build.quantize import Scheme
-from nearfar.build.weights import Report
+from nearfar.build.weights.checkpoint import Checkpoint
+from nearfar.build.weights.quantize import Scheme
+from nearfar.build.weights.stream import Report
+from nearfar.format.sizes import MAX_ROWS, MAX_STEP, TOP_LOGPROBS, CacheLayout
+from nearfar.step.config import ModelConfig
 
 ROPE_WEIGHT = "rope.inv_freq"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from nearfar import strict_json
-from nearfar.build.shards import disk_error
+from nearfar.build.weights.shards import disk_error
 from nearfar.errors import BuildError
 
 

@@ -10,19 +10,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nearfar.build import manifest
-from nearfar.build.checkpoint import Checkpoint
-from nearfar.build.compiled import CPU, VULKAN, WEBGPU
-from nearfar.build.mlx import MLX
 from nearfar.build.output import output_directory
 from nearfar.build.source import BuildOptions, Source, open_source
-from nearfar.build.target import Made, Target
-from nearfar.build.weights import WeightStream
-from nearfar.edge_runtime import trust
-from nearfar.edge_runtime.artifact import Artifact
-from nearfar.edge_runtime.manifest import FORMAT, VERSION
-from nearfar.edge_runtime.seal import seal
-from nearfar.edge_runtime.text import TextCodec
+from nearfar.build.weights.checkpoint import Checkpoint
+from nearfar.build.weights.stream import WeightStream
+from nearfar.edge_runtime.artifact.reader import Artifact, trust
+from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import ArtifactError, BuildError
+from nearfar.format.manifest import FORMAT, VERSION
+from nearfar.format.seal import seal
+from nearfar.targets.mlx.target import MLX
+from nearfar.targets.planned import CPU, VULKAN, WEBGPU
+from nearfar.targets.target import Made, Target
 
 __all__ = ["TARGETS", "BuildOptions", "Progress", "build"]
 

@@ -7,18 +7,18 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from nearfar.build.checkpoint import Checkpoint, check_tensors, open_checkpoint
-from nearfar.build.config import ConfigReader, ModelConfig
-from nearfar.build.emit import CpuFeatures
-from nearfar.build.layout import CacheLayout
-from nearfar.build.mlx_checkpoint import MlxQuantized
-from nearfar.build.models import architecture
-from nearfar.build.params import Param
-from nearfar.build.program import Model
-from nearfar.build.quantize import Scheme
-from nearfar.build.weights import Report, choose_matrices
-from nearfar.edge_runtime.text import TextCodec
+from nearfar.build.program.compile import Model
+from nearfar.build.weights.checkpoint import Checkpoint, check_tensors, open_checkpoint
+from nearfar.build.weights.mlx_checkpoint import MlxQuantized
+from nearfar.build.weights.quantize import Scheme
+from nearfar.build.weights.stream import Report, choose_matrices
+from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import ArtifactError, BuildError, CheckpointError
+from nearfar.format.sizes import CacheLayout
+from nearfar.step.config import ConfigReader, ModelConfig
+from nearfar.step.models import architecture
+from nearfar.step.params import Param
+from nearfar.targets.emit import CpuFeatures
 
 IGNORABLE = (r".*rotary_emb\.inv_freq",)
 QUANT, GROUP_SIZE = "q4", 64  # where the command line says nothing and the checkpoint is not quantized

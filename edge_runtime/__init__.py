@@ -4,17 +4,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nearfar.edge_runtime.api import AsyncEngine, AsyncStream
-    from nearfar.edge_runtime.artifact import Artifact
-    from nearfar.edge_runtime.sampling import SamplingParams
+    from nearfar.edge_runtime.artifact.reader import Artifact
+    from nearfar.edge_runtime.engine.sampling import SamplingParams
+    from nearfar.edge_runtime.openai.api import AsyncEngine, AsyncStream
+    from nearfar.edge_runtime.openai.sync import Engine, Stream
     from nearfar.edge_runtime.snapshots import Snapshot
-    from nearfar.edge_runtime.sync import Engine, Stream
 
 __all__ = ["Artifact", "AsyncEngine", "AsyncStream", "Engine", "SamplingParams", "Snapshot", "Stream"]
 
 _HOMES = {
-    "Artifact": "artifact", "AsyncEngine": "api", "AsyncStream": "api", "Engine": "sync", "SamplingParams": "sampling",
-    "Snapshot": "snapshots", "Stream": "sync",
+    "Artifact": "artifact.reader", "AsyncEngine": "openai.api", "AsyncStream": "openai.api", "Engine": "openai.sync",
+    "SamplingParams": "engine.sampling", "Snapshot": "snapshots", "Stream": "openai.sync",
 }  # fmt: skip
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from nearfar.edge_runtime.artifact import Artifact
-from nearfar.edge_runtime.manifest import Manifest, Program
+from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import DeviceError, RequestError
+from nearfar.format.manifest import Manifest, Program
 
 if TYPE_CHECKING:
     from nearfar.edge_runtime.executors.base import Executor
@@ -87,14 +87,14 @@ class Device:
 
 
 def _probe_cpu(which: str | None = None) -> Found:
-    from nearfar.edge_runtime.executors.cpu_features import KNOWN, architecture, cpu_flags
+    from nearfar.edge_runtime.executors.cpu.features import KNOWN, architecture, cpu_flags
 
     # Where the features cannot be told, try: the build for the wrong CPU is the rarer case.
     return Found(cpu_flags() or frozenset(KNOWN.get(architecture(), ())))
 
 
 def _open_cpu(artifact: Artifact, program: Program, settings: Settings) -> Executor:
-    from nearfar.edge_runtime.executors.cpu import CpuExecutor
+    from nearfar.edge_runtime.executors.cpu.executor import CpuExecutor
 
     raw = artifact.data["programs"][artifact.manifest.programs.index(program)]
     return CpuExecutor(
@@ -103,20 +103,20 @@ def _open_cpu(artifact: Artifact, program: Program, settings: Settings) -> Execu
 
 
 def _probe_webgpu(which: str | None = None) -> Found:
-    from nearfar.edge_runtime.executors import webgpu_device
+    from nearfar.edge_runtime.executors.webgpu import device as webgpu_device
 
     return Found(webgpu_device.features(), webgpu_device.limits())
 
 
 def _open_webgpu(artifact: Artifact, program: Program, settings: Settings) -> Executor:
-    from nearfar.edge_runtime.executors.webgpu import WebGpuExecutor
+    from nearfar.edge_runtime.executors.webgpu.executor import WebGpuExecutor
 
     raw = artifact.data["programs"][artifact.manifest.programs.index(program)]
     return WebGpuExecutor(artifact.path, artifact.data, raw, pages=settings.pages, context=settings.context)
 
 
 def _prefer_webgpu() -> int:
-    from nearfar.edge_runtime.executors import webgpu_device
+    from nearfar.edge_runtime.executors.webgpu import device as webgpu_device
 
     return int(webgpu_device.is_hardware())
 
@@ -142,7 +142,7 @@ def _prefer_mlx() -> int:
 def _list_cpu() -> list[Listed]:
     import psutil
 
-    from nearfar.edge_runtime.executors.cpu_features import architecture
+    from nearfar.edge_runtime.executors.cpu.features import architecture
 
     name = platform.processor() or architecture()
     memory = int(psutil.virtual_memory().total)
@@ -151,7 +151,7 @@ def _list_cpu() -> list[Listed]:
 
 
 def _list_webgpu() -> list[Listed]:
-    from nearfar.edge_runtime.executors import webgpu_device
+    from nearfar.edge_runtime.executors.webgpu import device as webgpu_device
 
     info, found = webgpu_device.information(), _probe_webgpu()
     kind, driver = info.get("adapter_type", ""), f"{info.get('backend_type', '')} {info.get('description', '')}".strip()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nearfar.edge_runtime.types import TokenLogprob, TopLogprob
+from nearfar.edge_runtime.openai.records import TokenLogprob, TopLogprob
 
 MAX_TOKENS = 2**31 - 1
 """No count or index is larger."""

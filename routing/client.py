@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self, overload
 
-from nearfar.edge_runtime.api import AsyncEngine, AsyncStream
-from nearfar.edge_runtime.sync import Engine, Loop, Stream
-from nearfar.edge_runtime.types import Logprobs, TokenLogprob
+from nearfar.edge_runtime.openai.api import AsyncEngine, AsyncStream
+from nearfar.edge_runtime.openai.records import Logprobs, TokenLogprob
+from nearfar.edge_runtime.openai.sync import Engine, Loop, Stream
 from nearfar.errors import RequestError
 from nearfar.routing.device import EngineDevice
 from nearfar.routing.difficulty import score

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from nearfar.edge_runtime import AsyncEngine
-from nearfar.edge_runtime.api import AsyncStream
-from nearfar.edge_runtime.parameters import ChatParams, CommonParams, checked_messages
-from nearfar.edge_runtime.types import ChatCompletionChunk
+from nearfar.edge_runtime.openai.api import AsyncStream
+from nearfar.edge_runtime.openai.parameters import ChatParams, CommonParams, checked_messages
+from nearfar.edge_runtime.openai.records import ChatCompletionChunk
 from nearfar.errors import DeviceError, RequestError
 from nearfar.routing.policy import Timeouts
 from nearfar.routing.shapes import Piece

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
-from nearfar.edge_runtime.types import Usage
+from nearfar.edge_runtime.openai.records import Usage
 from nearfar.remote.chunks import CallPart, Chunk, Part
 from nearfar.remote.continuing import continued
 from nearfar.remote.errors import RemoteError

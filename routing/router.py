@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from nearfar.edge_runtime.types import Usage
+from nearfar.edge_runtime.openai.records import Usage
 from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
 from nearfar.remote.breaker import Breaker, Pass
 from nearfar.routing.calibration import Threshold

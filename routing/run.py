@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import asdict, dataclass, replace
 
-from nearfar.edge_runtime.types import TokenLogprob, Usage
+from nearfar.edge_runtime.openai.records import TokenLogprob, Usage
 from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
 from nearfar.routing.confidence import Monitor, Token
 from nearfar.routing.endpoint import EndpointSide

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Literal
 
-from nearfar.edge_runtime.types import Logprobs, Record, TokenLogprob, Usage
+from nearfar.edge_runtime.openai.records import Logprobs, Record, TokenLogprob, Usage
 from nearfar.routing.types import Reason, Side
 
 

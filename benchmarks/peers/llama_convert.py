@@ -33,8 +33,8 @@ def convert(checkpoint: Path, output: Path) -> None:
     import gguf
     import numpy as np
 
-    from nearfar.build.checkpoint import open_checkpoint
-    from nearfar.build.quantize import to_float32
+    from nearfar.build.weights.checkpoint import open_checkpoint
+    from nearfar.build.weights.quantize import to_float32
     from peers.gguf_model import _add_shape, _add_tokenizer
 
     source = open_checkpoint(checkpoint)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nearfar.edge_runtime.parameters import checked_messages
+from nearfar.edge_runtime.openai.parameters import checked_messages
 from nearfar.edge_runtime.snapshots import file
 from nearfar.edge_runtime.snapshots.file import Progress
 from nearfar.edge_runtime.snapshots.prefix import chat_prefix, text_prefix, whole_pages
@@ -22,8 +22,8 @@ from nearfar.edge_runtime.snapshots.transfer import Array, capture, kv_dtype, qu
 from nearfar.errors import RequestError, SnapshotError
 
 if TYPE_CHECKING:
-    from nearfar.edge_runtime.engine import EngineCore
-    from nearfar.edge_runtime.text import TextCodec
+    from nearfar.edge_runtime.engine.core import EngineCore
+    from nearfar.edge_runtime.text.codec import TextCodec
 
 __all__ = ["Progress", "Snapshot", "load", "save"]
 

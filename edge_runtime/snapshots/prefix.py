@@ -10,7 +10,7 @@ from nearfar.edge_runtime.cache import common_length
 from nearfar.errors import RequestError
 
 if TYPE_CHECKING:
-    from nearfar.edge_runtime.text import TextCodec
+    from nearfar.edge_runtime.text.codec import TextCodec
 
 PROBES = ("A", "z", "7", " and", "\n\n- x", "“é", "(", "…")
 """What may follow. A tokenizer joins the last characters of a prefix with the first that follow, differently for a letter, a

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import nearfar
-from nearfar.edge_runtime.manifest import Manifest
 from nearfar.errors import SnapshotError
+from nearfar.format.manifest import Manifest
 
 
 @dataclass(frozen=True)

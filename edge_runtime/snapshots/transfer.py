@@ -14,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.edge_runtime.cache import Sequence
-from nearfar.edge_runtime.sampling import SamplingParams
+from nearfar.edge_runtime.engine.sampling import SamplingParams
 from nearfar.errors import DeviceError, DeviceLost, SnapshotError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Sequence as Seq
 
-    from nearfar.edge_runtime.engine import EngineCore
+    from nearfar.edge_runtime.engine.core import EngineCore
 
 Array = npt.NDArray[Any]
 CHUNK_BYTES = 32 << 20

@@ -7,9 +7,9 @@ from collections.abc import Sequence as Seq
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 
-from nearfar.edge_runtime.answers import merge
-from nearfar.edge_runtime.text import TextCodec, TextStream
-from nearfar.edge_runtime.types import TokenLogprob, TopLogprob
+from nearfar.edge_runtime.openai.answers import merge
+from nearfar.edge_runtime.openai.records import TokenLogprob, TopLogprob
+from nearfar.edge_runtime.text.codec import TextCodec, TextStream
 from nearfar.fallback_server.backend import Logprob, TokenEvent
 from nearfar.fallback_server.engines.base import FinishReason, Piece, TokenUsage
 from nearfar.fallback_server.engines.markup import Fragment, MarkupSplitter, parse_calls, partial_call

@@ -12,9 +12,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Literal
 
-from nearfar.edge_runtime import requests as edge
-from nearfar.edge_runtime.engine import EngineCore, Generation
-from nearfar.edge_runtime.sampling import SamplingParams
+from nearfar.edge_runtime.engine import requests as edge
+from nearfar.edge_runtime.engine.core import EngineCore, Generation
+from nearfar.edge_runtime.engine.sampling import SamplingParams
 from nearfar.errors import EngineError, NearfarError, RequestError
 from nearfar.fallback_server.backend import BackendInfo, BackendStats, Logprob, Sampling, TokenEvent, TokenRequest
 from nearfar.fallback_server.grammars import GrammarService, TokenConstraint

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from nearfar.edge_runtime.text import TextCodec, TextStream
+from nearfar.edge_runtime.text.codec import TextCodec, TextStream
 from nearfar.errors import RequestError
 from nearfar.fallback_server.backend import Backend, BackendStats, Grammar, TokenRequest
 from nearfar.fallback_server.engines import tools

@@ -80,7 +80,7 @@ class TextSource:
 def text_source(model: str, kind: Kind, options: EngineOptions) -> TextSource:
     """What the text side needs of a model, without loading it."""
     if kind == "artifact":
-        from nearfar.edge_runtime.loading import choose
+        from nearfar.edge_runtime.artifact.loading import choose
 
         artifact, _ = choose(Path(model), options.device)
         directory = (artifact.path / (artifact.tokenizer_file("tokenizer.json") or "")).parent
@@ -111,7 +111,7 @@ async def _artifact(path: Path, options: EngineOptions) -> Backend:
 
 
 async def _torch(source: str, options: EngineOptions) -> Backend:
-    from nearfar.edge_runtime.memory import parse_size
+    from nearfar.edge_runtime.artifact.budget import parse_size
 
     try:
         client: Any = import_module("nearfar.fallback_server.torch_engine.client")

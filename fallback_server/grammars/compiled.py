@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nearfar.edge_runtime.text import TextCodec
+from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import RequestError
 from nearfar.fallback_server.backend import Grammar
 from nearfar.fallback_server.grammars.kept import Kept

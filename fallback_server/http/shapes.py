@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from nearfar.edge_runtime.types import TokenLogprob, TopLogprob
+from nearfar.edge_runtime.openai.records import TokenLogprob, TopLogprob
 from nearfar.fallback_server.engines.base import Piece, TokenUsage, ToolCall
 
 Record = dict[str, Any]

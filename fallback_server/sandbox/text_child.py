@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from nearfar.edge_runtime.text import TextCodec
+from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import RequestError
 from nearfar.fallback_server.sandbox.child import Handler, serve
 

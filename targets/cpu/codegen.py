@@ -15,7 +15,7 @@ from typing import Any, Literal
 import tvm
 from tvm.target import codegen as llvm
 
-from nearfar.edge_runtime.executors.cpu_features import KNOWN, architecture, cpu_flags
+from nearfar.edge_runtime.executors.cpu.features import KNOWN, architecture, cpu_flags
 from nearfar.errors import BuildError
 from nearfar.targets.cpu.lowering import PIPELINE
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nearfar.targets.base import Array, Matrix, Part, QuantTensor
+from nearfar.targets.quantized import Array, Matrix, Part, QuantTensor
 
 ROWS = 16
 

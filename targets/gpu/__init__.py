@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from nearfar.targets.base import Array, Attention, Kernels, Linear, Matrix, Part, Precision, QuantTensor, Staged
+from nearfar.targets.quantized import Array, Matrix, Part, QuantTensor
+from nearfar.targets.jobs import Attention, Linear
+from nearfar.targets.kernels import Kernels, Precision, Staged
 
 from . import packing
 from .kernels.attention import attention

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.targets.base import Array, Matrix, Part, QuantTensor
+from nearfar.targets.quantized import Array, Matrix, Part, QuantTensor
 
 SIGN_BIT = np.uint32(1 << 31)
 

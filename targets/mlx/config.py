@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nearfar.build.config import ModelConfig
+from nearfar.step.config import ModelConfig
 
 DROPPED = ("quantization", "quantization_config", "rope_parameters", "transformers_version", "_name_or_path")
 

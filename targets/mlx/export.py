@@ -36,8 +36,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from nearfar.edge_runtime.seal import seal
 from nearfar.errors import BuildError
+from nearfar.format.seal import seal
 
 FUNCTION = "step.mlxfn"
 Weights = Mapping[str, mx.array]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nearfar.targets.base import Kernels
+from nearfar.targets.kernels import Kernels
 from nearfar.targets.gpu import GpuKernels
 
 from .codegen import Module, modules

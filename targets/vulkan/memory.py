@@ -57,7 +57,7 @@ class Memory:
         self.shared_bytes = 0
 
     def bind(self, buffer: Var, use: Uses, binding: int) -> None:
-        """A buffer of the interface. `Restrict`: a plan binds no buffer twice where one is written (see build/emit.py)."""
+        """A buffer of the interface. `Restrict`: a plan binds no buffer twice where one is written (see targets/emit.py)."""
         builder, dtype = self._builder, dtype_of(str(buffer.dtype))
         if dtype.bits == 16:
             builder.capability(Capability.STORAGE_BUFFER_16BIT)

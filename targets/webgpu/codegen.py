@@ -9,7 +9,7 @@ import tvm
 from tvm import tirx
 
 from nearfar.errors import BuildError
-from nearfar.targets.base import Precision
+from nearfar.targets.kernels import Precision
 from nearfar.targets.gpu.sources import device_sources, kernels
 
 MAX_THREADS = 256

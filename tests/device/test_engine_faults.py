@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from nearfar.edge_runtime import devices
-from nearfar.edge_runtime.engine import EngineCore
-from nearfar.edge_runtime.loading import load
-from nearfar.edge_runtime.sampling import SamplingParams
+from nearfar.edge_runtime.artifact.loading import load
+from nearfar.edge_runtime.engine.core import EngineCore
+from nearfar.edge_runtime.engine.sampling import SamplingParams
 from nearfar.errors import DeviceError
 from tests.support.backends import Lab
 from tests.support.faults import Faults, Faulty

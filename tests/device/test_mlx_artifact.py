@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from nearfar.build.pipeline import BuildOptions, build
-from nearfar.build.quantize import Scheme, quantize
-from nearfar.edge_runtime.artifact import Artifact
-from nearfar.edge_runtime.manifest import schema
+from nearfar.build.weights.quantize import Scheme, quantize
+from nearfar.edge_runtime.artifact.reader import Artifact
+from nearfar.format.manifest import schema
 from tests.shared_data import shared_data
 from tests.support.paths import ROOT
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nearfar.edge_runtime import Engine, SamplingParams
-from nearfar.edge_runtime.engine import EngineCore
+from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.errors import DeviceError
 from tests.support.backends import Lab, executor, forget, greedy
 

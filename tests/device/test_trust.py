@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from nearfar.edge_runtime import Artifact, Engine
-from nearfar.edge_runtime.folders import data_folder
-from nearfar.edge_runtime.trust import remember
+from nearfar.edge_runtime.artifact.folders import data_folder
+from nearfar.edge_runtime.artifact.trust import remember
 from nearfar.errors import ArtifactError
 from tests.shared_data import shared_data
 from tests.support import tiny

@@ -15,8 +15,9 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from nearfar.build.pipeline import BuildOptions, build
-from nearfar.edge_runtime.manifest import parse
-from nearfar.targets.base import Attention, Linear, Matrix, QuantTensor
+from nearfar.format.manifest import parse
+from nearfar.targets.jobs import Attention, Linear
+from nearfar.targets.quantized import Matrix, QuantTensor
 from nearfar.targets.gpu.kernels.common import select
 from nearfar.targets.vulkan import KERNELS, modules
 from tests.support import vulkan_run
@@ -515,7 +516,7 @@ def test_every_module_of_an_artifact_is_valid(lab: Lab, model: str) -> None:
 
 def test_the_sample_is_the_same_bytes_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two builds, of one bucket; f32 needs no feature, f16 storage of 16 bits only."""
-    monkeypatch.setattr("nearfar.build.program.STEP_BUCKETS", (1,))
+    monkeypatch.setattr("nearfar.build.program.compile.STEP_BUCKETS", (1,))
     roots = [tmp_path / name for name in ("first", "second")]
     for root in roots:
         build(BuildOptions(checkpoint=str(ROOT / "examples/sample-model"), out=root, targets=("vulkan",), quant="q4"))

@@ -17,16 +17,16 @@ from typer.testing import CliRunner
 
 from nearfar.cli import typer_app
 from nearfar.edge_runtime import Engine, SamplingParams
-from nearfar.edge_runtime.artifact import Artifact
+from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.devices import DEVICES
-from nearfar.edge_runtime.engine import EngineCore
+from nearfar.edge_runtime.engine.core import EngineCore
+from nearfar.edge_runtime.engine.steps import StepWork, Write, launch
 from nearfar.edge_runtime.executors.vulkan import binding, commands, device
 from nearfar.edge_runtime.executors.vulkan.binding import DEVICE_LOST, fail
 from nearfar.edge_runtime.executors.vulkan.executor import VulkanExecutor
 from nearfar.edge_runtime.executors.vulkan.memory import Memory
-from nearfar.edge_runtime.manifest import Requires
-from nearfar.edge_runtime.steps import StepWork, Write, launch
 from nearfar.errors import DeviceError, DeviceLost
+from nearfar.format.manifest import Requires
 from tests.shared_data import shared_data
 from tests.support.artifacts import Built
 from tests.support.backends import Lab, executor, greedy, require
@@ -94,8 +94,8 @@ def test_free_memory_is_asked_each_time(monkeypatch: pytest.MonkeyPatch) -> None
 
 def engine(artifact: Artifact, made: VulkanExecutor, **options: Any) -> Engine:
     """An engine around an executor of ours."""
-    from nearfar.edge_runtime.api import AsyncEngine
-    from nearfar.edge_runtime.text import TextCodec
+    from nearfar.edge_runtime.openai.api import AsyncEngine
+    from nearfar.edge_runtime.text.codec import TextCodec
 
     program = next(p for p in artifact.manifest.programs if p.precision == made.precision)
     core = EngineCore(made, artifact.manifest, program, PAGES, **options)

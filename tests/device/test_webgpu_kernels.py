@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nearfar.targets.base import Attention, Linear, Matrix, QuantTensor
+from nearfar.targets.jobs import Attention, Linear
+from nearfar.targets.quantized import Matrix, QuantTensor
 from nearfar.targets.webgpu import KERNELS
 
 from . import webgpu_harness as harness

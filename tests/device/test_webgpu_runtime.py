@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from nearfar.edge_runtime import Engine, SamplingParams
-from nearfar.edge_runtime.executors import webgpu, webgpu_device
-from nearfar.edge_runtime.executors.webgpu import WebGpuExecutor
+from nearfar.edge_runtime.executors.webgpu import device as webgpu_device
+from nearfar.edge_runtime.executors.webgpu.executor import WebGpuExecutor
+from nearfar.edge_runtime.executors.webgpu.executor import executor as webgpu
 from nearfar.errors import ArtifactError, DeviceError, DeviceLost
 from tests.shared_data import shared_data
 from tests.support.toy_artifact import write_toy_artifact

@@ -8,7 +8,9 @@ import threading
 import pytest
 import tvm
 
-from nearfar.targets.base import Attention, Linear, Matrix, Staged
+from nearfar.targets.jobs import Attention, Linear
+from nearfar.targets.quantized import Matrix
+from nearfar.targets.kernels import Staged
 from nearfar.targets.webgpu import KERNELS, shaders
 from tests.support.browser import browser
 

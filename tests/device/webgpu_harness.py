@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tvm
 
-from nearfar.targets.base import Precision, Staged
+from nearfar.targets.kernels import Precision, Staged
 from nearfar.targets.webgpu import Shader, shaders
 
 wgpu = pytest.importorskip("wgpu", reason="the package wgpu is not installed")

@@ -12,12 +12,12 @@ from typing import Any
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from nearfar.edge_runtime.artifact import Artifact
-from nearfar.edge_runtime.manifest import parse, read
-from nearfar.edge_runtime.memory import page_bytes, useful_pages
-from nearfar.edge_runtime.plans import parse_plan
-from nearfar.edge_runtime.text import TextCodec
+from nearfar.edge_runtime.artifact.budget import page_bytes, useful_pages
+from nearfar.edge_runtime.artifact.reader import Artifact
+from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import ArtifactError
+from nearfar.format.manifest import parse, read
+from nearfar.format.plans import parse_plan
 from tests.fuzz.effort import effort
 from tests.fuzz.mutate import mutants
 from tests.support import tiny

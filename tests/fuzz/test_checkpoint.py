@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import SafetensorError, deserialize
 
-from nearfar.build.headers import read_header
-from nearfar.build.models import architecture
 from nearfar.build.source import BuildOptions, open_source
+from nearfar.build.weights.headers import read_header
 from nearfar.errors import CheckpointError, NearfarError
+from nearfar.step.models import architecture
 from tests.fuzz.effort import effort
 from tests.fuzz.mutate import mutants
 from tests.unit.test_config import BASE, LLAMA3

@@ -62,7 +62,7 @@ class Reference:
         return str(whole)[len(before) :]
 
     def _dequantize(self, quant: str) -> None:
-        from nearfar.build.quantize import Scheme, dequantize, quantize
+        from nearfar.build.weights.quantize import Scheme, dequantize, quantize
 
         scheme = Scheme.parse(quant)
         for name, parameter in self.model.named_parameters():

@@ -12,8 +12,8 @@ import pytest
 
 from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.devices import DEVICES
+from nearfar.edge_runtime.engine.sampling import SamplingParams
 from nearfar.edge_runtime.executors.base import Executor
-from nearfar.edge_runtime.sampling import SamplingParams
 from nearfar.errors import DeviceError
 from tests.support.artifacts import Built, Reference
 

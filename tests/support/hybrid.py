@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nearfar.edge_runtime import AsyncEngine
-from nearfar.edge_runtime.text import TextCodec
+from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import DeviceError
 from nearfar.routing import AsyncHybridClient, Endpoint, Policy
 from nearfar.routing.policy import MonitorOptions, RetryOptions, Timeouts

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from nearfar.build.config import ConfigReader
+from nearfar.step.config import ConfigReader
 from tests.support import tiny
 from tests.support.numpy_executor import Weights
 

@@ -17,7 +17,7 @@ from typing import Any
 import uvicorn
 from safetensors.numpy import save_file
 
-from nearfar.edge_runtime.engine import EngineCore
+from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.fallback_server.engines.artifact import ArtifactBackend
 from nearfar.fallback_server.engines.base import Engine
 from nearfar.fallback_server.engines.local import LocalEngine, TextOptions

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from nearfar.edge_runtime.engine import EngineCore
-from nearfar.edge_runtime.manifest import Manifest, parse
-from nearfar.edge_runtime.seal import BLANK, seal
+from nearfar.edge_runtime.engine.core import EngineCore
+from nearfar.format.manifest import Manifest, parse
+from nearfar.format.seal import BLANK, seal
 from tests.support.numpy_executor import NumpyExecutor, Weights
 
 SPECIAL = ["<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.edge_runtime.seal import seal
+from nearfar.format.seal import seal
 
 SLOTS, CONTEXT, PAGE = 16, 1024, 16
 BUCKETS = (1, 4, 16, 64, 256)

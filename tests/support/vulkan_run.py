@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tvm
 
-from nearfar.targets.base import Staged
+from nearfar.targets.kernels import Staged
 from nearfar.targets.vulkan import Module, modules
 from nearfar.targets.vulkan.codegen import FEATURES
 
@@ -32,7 +32,7 @@ class Device:
     def __init__(self) -> None:
         os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # Mesa complains on stderr without it
         with contextlib.suppress(ImportError):
-            import_module("triton._C.libtriton")  # before lavapipe's LLVM: see edge_runtime/executors/webgpu_device.py
+            import_module("triton._C.libtriton")  # before lavapipe's LLVM: see edge_runtime/executors/webgpu/device.py
         app = vk.VkApplicationInfo(apiVersion=vk.VK_MAKE_VERSION(1, 2, 0))
         try:
             instance = vk.vkCreateInstance(vk.VkInstanceCreateInfo(pApplicationInfo=app), None)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nearfar.edge_runtime import AsyncEngine, Engine
-from nearfar.edge_runtime.text import TextCodec
+from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import DeviceError, RequestError
 from tests.support import tiny
 

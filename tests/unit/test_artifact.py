@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nearfar.edge_runtime.artifact import Artifact
-from nearfar.edge_runtime.loading import choose
-from nearfar.edge_runtime.manifest import parse
-from nearfar.edge_runtime.memory import parse_size, plan_pages, useful_pages
+from nearfar.edge_runtime.artifact.budget import parse_size, plan_pages, useful_pages
+from nearfar.edge_runtime.artifact.loading import choose
+from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import ArtifactError, DeviceError, RequestError
+from nearfar.format.manifest import parse
 from tests.support import tiny
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from nearfar.build.checkpoint import INDEX, check_finite, check_tensors, open_checkpoint
 from nearfar.build.pipeline import BuildOptions, build
+from nearfar.build.weights.checkpoint import INDEX, check_finite, check_tensors, open_checkpoint
 from nearfar.errors import CheckpointError
 from tests.shared_data import shared_data
 

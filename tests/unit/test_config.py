@@ -5,8 +5,8 @@ import pytest
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from nearfar.build.models import architecture, llama
 from nearfar.errors import CheckpointError
+from nearfar.step.models import architecture, llama
 
 BASE = {
     "model_type": "llama",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.edge_runtime.executors.cores import cpu_quota, usable_cores
+from nearfar.edge_runtime.executors.cpu.cores import cpu_quota, usable_cores
 
 
 def write(root: Path, files: dict[str, str]) -> None:
@@ -57,7 +57,7 @@ def test_where_nothing_is_told_there_is_no_quota(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("quota", "expected"), [(None, 8), (64.0, 8), (2.0, 2), (2.9, 2), (0.3, 1)])
 def test_threads_stay_within_the_quota(monkeypatch: pytest.MonkeyPatch, quota: float | None, expected: int) -> None:
-    monkeypatch.setattr("nearfar.edge_runtime.executors.cores.cpu_quota", lambda: quota)
+    monkeypatch.setattr("nearfar.edge_runtime.executors.cpu.cores.cpu_quota", lambda: quota)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     monkeypatch.setattr("psutil.cpu_count", lambda logical: 16)
     assert usable_cores() == expected
@@ -88,7 +88,7 @@ def test_a_real_control_group_limits_the_threads() -> None:
     with control_group() as group:
         code = (
             f"import os; open({str(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
-            "from nearfar.edge_runtime.executors.cores import cpu_quota, usable_cores\n"
+            "from nearfar.edge_runtime.executors.cpu.cores import cpu_quota, usable_cores\n"
             "print(cpu_quota(), usable_cores())"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from nearfar.edge_runtime import devices
-from nearfar.edge_runtime.loading import choose
-from nearfar.edge_runtime.manifest import parse
-from nearfar.edge_runtime.memory import kv_group, page_bytes
+from nearfar.edge_runtime.artifact.budget import kv_group, page_bytes
+from nearfar.edge_runtime.artifact.loading import choose
 from nearfar.errors import DeviceError, RequestError
+from nearfar.format.manifest import parse
 from tests.support import tiny
 
 
@@ -31,7 +31,7 @@ def prefer(monkeypatch: pytest.MonkeyPatch, **ranks: int) -> None:
         name: dataclasses.replace(device, preferred=partial(ranks.get, name, 0))
         for name, device in devices.DEVICES.items()
     }
-    monkeypatch.setattr("nearfar.edge_runtime.loading.DEVICES", made)
+    monkeypatch.setattr("nearfar.edge_runtime.artifact.loading.DEVICES", made)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_single_artifact_needs_no_preference(targets: Path, monkeypatch: pytes
         raise AssertionError("opened a GPU for nothing")
 
     made = {name: dataclasses.replace(device, preferred=opened) for name, device in devices.DEVICES.items()}
-    monkeypatch.setattr("nearfar.edge_runtime.loading.DEVICES", made)
+    monkeypatch.setattr("nearfar.edge_runtime.artifact.loading.DEVICES", made)
     assert choose(targets / "mlx", "auto")[0].target == "mlx"
     with pytest.raises(DeviceError, match="holds no artifact for cpu, only for mlx"):
         choose(targets / "mlx", "cpu")

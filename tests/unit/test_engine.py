@@ -8,9 +8,9 @@ import gc
 import numpy as np
 import pytest
 
-from nearfar.edge_runtime.engine import EngineCore
-from nearfar.edge_runtime.requests import TokenEvent
-from nearfar.edge_runtime.sampling import SamplingParams
+from nearfar.edge_runtime.engine.core import EngineCore
+from nearfar.edge_runtime.engine.requests import TokenEvent
+from nearfar.edge_runtime.engine.sampling import SamplingParams
 from nearfar.errors import DeviceError, RequestError
 from tests.support import tiny
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nearfar.edge_runtime.engine import MOST_LOSSES, EngineCore
+from nearfar.edge_runtime.engine.core import MOST_LOSSES, EngineCore
+from nearfar.edge_runtime.engine.sampling import SamplingParams
 from nearfar.edge_runtime.executors.base import Array
-from nearfar.edge_runtime.sampling import SamplingParams
 from nearfar.edge_runtime.snapshots.transfer import capture, restore
 from nearfar.errors import DeviceError, DeviceLost
 from tests.support import tiny

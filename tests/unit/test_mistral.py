@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from nearfar.build.compiled import CPU
-from nearfar.build.models import architecture
 from nearfar.build.pipeline import BuildOptions, build
 from nearfar.build.source import open_source
 from nearfar.errors import CheckpointError
+from nearfar.step.models import architecture
+from nearfar.targets.planned import CPU
 from tests.support import tiny
 
 WINDOW = 40

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.edge_runtime.page_server import PageServer, Site, find_webgpu_artifact, open_server, origin_of
 from nearfar.errors import ArtifactError, NearfarError
+from nearfar.page_server import PageServer, Site, find_webgpu_artifact, open_server, origin_of
 
 
 @pytest.fixture

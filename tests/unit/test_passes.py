@@ -7,11 +7,13 @@ import tvm
 from tvm import relax
 from tvm.script import tirx as T
 
-from nearfar.build import ops
-from nearfar.build.passes.fuse import FuseNorm, FuseResidual, FuseSiluGate
-from nearfar.build.passes.lower import KernelTable, LowerOperators
-from nearfar.build.plan import Plan, plan_of, share_workspace
-from nearfar.targets.base import Attention, Linear, Matrix, Part, Stage, Staged
+from nearfar.build.program import operators as ops
+from nearfar.build.program.passes.fuse import FuseNorm, FuseResidual, FuseSiluGate
+from nearfar.build.program.passes.lower import KernelTable, LowerOperators
+from nearfar.build.program.plan import Plan, plan_of, share_workspace
+from nearfar.targets.jobs import Attention, Linear
+from nearfar.targets.quantized import Matrix, Part
+from nearfar.targets.kernels import Stage, Staged
 from nearfar.targets.cpu import KERNELS
 
 M, N, K = 4, 8, 16

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from nearfar.build import pipeline
-from nearfar.build.mlx import MlxTarget
 from nearfar.build.pipeline import BuildOptions, build
 from nearfar.build.source import Source
-from nearfar.build.target import Made
 from nearfar.errors import BuildError
+from nearfar.targets.mlx.target import MlxTarget
+from nearfar.targets.target import Made
 
 SAMPLE = Path(__file__).resolve().parents[2] / "examples" / "sample-model"
 

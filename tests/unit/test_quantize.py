@@ -4,8 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from nearfar.build.checkpoint import open_checkpoint
-from nearfar.build.quantize import Scheme, dequantize, quantize, to_float32
+from nearfar.build.weights.checkpoint import open_checkpoint
+from nearfar.build.weights.quantize import Scheme, dequantize, quantize, to_float32
 from nearfar.errors import BuildError, CheckpointError
 from tests.shared_data import shared_data
 
@@ -83,7 +83,7 @@ def test_mlx_reads_the_same_weights(scheme: Scheme) -> None:
 def test_uneven_rows_and_slices_give_the_same(scheme: Scheme, monkeypatch: pytest.MonkeyPatch) -> None:
     weight = normal(37, 192)
     whole = quantize(weight, scheme)
-    monkeypatch.setattr("nearfar.build.quantize.SLICE_WEIGHTS", 5 * 192)
+    monkeypatch.setattr("nearfar.build.weights.quantize.SLICE_WEIGHTS", 5 * 192)
     sliced = quantize(weight, scheme)
     for part in ("words", "scales", "biases"):
         np.testing.assert_array_equal(getattr(whole, part), getattr(sliced, part))

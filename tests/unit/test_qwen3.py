@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nearfar.build.models import architecture
 from nearfar.build.pipeline import BuildOptions, build
 from nearfar.edge_runtime import Engine, SamplingParams
+from nearfar.step.models import architecture
 from tests.support import tiny
 
 CONFIG: dict[str, Any] = {

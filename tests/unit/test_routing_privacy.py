@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from nearfar.edge_runtime import AsyncEngine
-from nearfar.edge_runtime.text import TextCodec
+from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import DeviceError, NearfarError, RequestError
 from nearfar.routing import AsyncHybridClient, Policy
 from tests.support import tiny

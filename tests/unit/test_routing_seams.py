@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from nearfar.edge_runtime import AsyncEngine
-from nearfar.edge_runtime.text import TextCodec
+from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import RequestError
 from nearfar.routing import AsyncHybridClient, HybridClient, Policy
 from nearfar.routing.policy import Timeouts

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from nearfar.build.headers import read_header
-from nearfar.build.safetensors import SafetensorsWriter, TensorSpec
+from nearfar.build.weights.headers import read_header
+from nearfar.build.weights.safetensors import SafetensorsWriter, TensorSpec
 from nearfar.errors import BuildError
 
 ARRAYS = {

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from nearfar.edge_runtime.parameters import chat_sampling, checked_messages, choices, completion_sampling
-from nearfar.edge_runtime.sampling import SamplingParams
+from nearfar.edge_runtime.engine.sampling import SamplingParams
+from nearfar.edge_runtime.openai.parameters import chat_sampling, checked_messages, choices, completion_sampling
 from nearfar.errors import RequestError
 
 

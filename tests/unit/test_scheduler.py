@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from nearfar.edge_runtime.cache import SequenceTable
-from nearfar.edge_runtime.requests import Request
-from nearfar.edge_runtime.sampling import SamplingParams
-from nearfar.edge_runtime.scheduler import Limits, Scheduler, Step
+from nearfar.edge_runtime.engine.requests import Request
+from nearfar.edge_runtime.engine.sampling import SamplingParams
+from nearfar.edge_runtime.engine.scheduler import Limits, Scheduler, Step
 from nearfar.errors import RequestError
 
 LIMITS = Limits((1, 4, 16, 64, 256), 16, 512)

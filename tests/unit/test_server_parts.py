@@ -11,7 +11,7 @@ from typing import Any, Literal
 import httpx
 import pytest
 
-from nearfar.edge_runtime.text import TextCodec
+from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import EngineError, OverloadError, RequestError
 from nearfar.fallback_server.backend import BackendInfo, BackendStats, Logprob, Sampling, TokenEvent, TokenRequest
 from nearfar.fallback_server.engines.artifact import ArtifactBackend

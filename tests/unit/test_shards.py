@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nearfar.build import shards
-from nearfar.build.shards import ShardWriter
+from nearfar.build.weights import shards
+from nearfar.build.weights.shards import ShardWriter
 from nearfar.errors import BuildError
 
 

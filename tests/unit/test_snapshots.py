@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from nearfar.edge_runtime import AsyncEngine, snapshots
-from nearfar.edge_runtime.engine import EngineCore
-from nearfar.edge_runtime.manifest import Quantization
-from nearfar.edge_runtime.sampling import SamplingParams
+from nearfar.edge_runtime.engine.core import EngineCore
+from nearfar.edge_runtime.engine.sampling import SamplingParams
 from nearfar.edge_runtime.snapshots import file, prefix, transfer
-from nearfar.edge_runtime.text import TextCodec
+from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import DeviceError, RequestError, SnapshotError
+from nearfar.format.manifest import Quantization
 from tests.support import tiny
 from tests.support.numpy_executor import Array
 

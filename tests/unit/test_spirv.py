@@ -10,7 +10,8 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from nearfar.errors import BuildError
-from nearfar.targets.base import Linear, Matrix
+from nearfar.targets.jobs import Linear
+from nearfar.targets.quantized import Matrix
 from nearfar.targets.gpu import KERNELS
 from nearfar.targets.gpu.kernels.common import select
 from nearfar.targets.vulkan import Module, modules

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nearfar.build.checkpoint import check_tensors, open_checkpoint
-from nearfar.build.synth import SHAPES, Shape, synth_checkpoint, tensors, write_checkpoint
+from nearfar.build.weights.checkpoint import check_tensors, open_checkpoint
 from nearfar.errors import BuildError
+from nearfar.synth import SHAPES, Shape, synth_checkpoint, tensors, write_checkpoint
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96, "vocab_size": 600, "head_dim": 16}
 IDS = {"num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 500, "eos_token_id": 509}

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.edge_runtime import templates
-from nearfar.edge_runtime.templates import ChatTemplate
-from nearfar.edge_runtime.text import TextCodec
+from nearfar.edge_runtime.text.codec import TextCodec, templates
+from nearfar.edge_runtime.text.templates import ChatTemplate
 from nearfar.errors import ArtifactError, RequestError
 from tests.support import tiny
 from tests.support.paths import ROOT

@@ -203,7 +203,7 @@ def render(python: Any, messages: list[dict[str, str]], addGenerationPrompt: boo
 
 @pytest.mark.parametrize("name", ["classics-1M", "classics-7M", "phi3"])
 def test_a_begun_answer_is_rendered_as_in_python(name: str) -> None:
-    from nearfar.edge_runtime.text import TextCodec
+    from nearfar.edge_runtime.text.codec import TextCodec
 
     python = TextCodec.open_directory(shared_data(REAL[name]), None)
     job = job_for(name)

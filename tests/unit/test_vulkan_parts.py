@@ -12,14 +12,14 @@ from typer.testing import CliRunner
 
 from nearfar.cli import typer_app
 from nearfar.edge_runtime import devices
+from nearfar.edge_runtime.artifact.budget import plan_pages
 from nearfar.edge_runtime.devices import Found, Listed, parse_device
 from nearfar.edge_runtime.executors.vulkan import pipelines
 from nearfar.edge_runtime.executors.vulkan.commands import Dispatch, barriers
 from nearfar.edge_runtime.executors.vulkan.device import Gpu, MemoryType, select
 from nearfar.edge_runtime.executors.vulkan.memory import Region, Ring, choose_kinds
-from nearfar.edge_runtime.manifest import parse
-from nearfar.edge_runtime.memory import plan_pages
 from nearfar.errors import DeviceError, RequestError
+from nearfar.format.manifest import parse
 from tests.support import tiny
 
 GIB = 1 << 30

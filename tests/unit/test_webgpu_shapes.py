@@ -3,7 +3,8 @@
 import pytest
 import tvm
 
-from nearfar.targets.base import Linear, Matrix
+from nearfar.targets.jobs import Linear
+from nearfar.targets.quantized import Matrix
 from nearfar.targets.webgpu import KERNELS
 from nearfar.targets.webgpu.codegen import shaders
 

@@ -9,9 +9,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from nearfar.edge_runtime.artifact.budget import kv_group
 from nearfar.edge_runtime.executors.base import Array
 from nearfar.edge_runtime.executors.mlx.rows import Reach, Span
-from nearfar.edge_runtime.memory import kv_group
 
 Parts = list[mx.array]
 """[values], or [codes, scales, biases] of a quantized cache; each [kv_heads, cells, width]."""

@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from nearfar.edge_runtime.memory import show_size
+from nearfar.edge_runtime.artifact.budget import show_size
 from nearfar.errors import DeviceError
 
 MISSING = "the mlx device needs MLX, which is not installed: pip install 'nearfar[mlx]'"

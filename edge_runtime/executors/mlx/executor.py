@@ -9,8 +9,7 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 
-from nearfar.edge_runtime.artifact import Artifact
-from nearfar.edge_runtime.executors.memory import check_pages
+from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.executors.mlx.cache import Layout, PagedCache
 from nearfar.edge_runtime.executors.mlx.device import guard, has_metal
 from nearfar.edge_runtime.executors.mlx.llama import Llama
@@ -18,8 +17,9 @@ from nearfar.edge_runtime.executors.mlx.results import Results
 from nearfar.edge_runtime.executors.mlx.rope import Rope
 from nearfar.edge_runtime.executors.mlx.rows import Array, lay_out
 from nearfar.edge_runtime.executors.mlx.weights import Weights
-from nearfar.edge_runtime.manifest import Program
+from nearfar.edge_runtime.executors.planned import check_pages
 from nearfar.errors import ArtifactError
+from nearfar.format.manifest import Program
 
 MODELS = {"llama": Llama, "mistral": Llama, "qwen3": Llama}
 CLEAR_AFTER = 256

@@ -11,7 +11,7 @@ from nearfar.edge_runtime.executors.mlx.cache import PagedCache
 from nearfar.edge_runtime.executors.mlx.rope import Rope
 from nearfar.edge_runtime.executors.mlx.rows import Array, Rows
 from nearfar.edge_runtime.executors.mlx.weights import Linear, Matrix, Weights, join
-from nearfar.edge_runtime.manifest import Model
+from nearfar.format.manifest import Model
 
 
 @dataclass(frozen=True)

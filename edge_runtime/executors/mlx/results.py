@@ -9,8 +9,8 @@ import numpy as np
 
 from nearfar.edge_runtime.executors.mlx.rows import Array
 from nearfar.edge_runtime.executors.mlx.sampling import Choice, greedy, logprobs, sample
-from nearfar.edge_runtime.manifest import Manifest
 from nearfar.errors import ArtifactError
+from nearfar.format.manifest import Manifest
 
 
 class Results:

@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from nearfar.edge_runtime.artifact import Artifact
+from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import ArtifactError
 
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any, NoReturn
 
-from nearfar.edge_runtime.executors import mesa
+from nearfar.edge_runtime.executors import drivers as mesa
 from nearfar.errors import DeviceError, DeviceLost
 
 SUCCESS = 0

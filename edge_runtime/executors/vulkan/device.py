@@ -9,8 +9,8 @@ from functools import lru_cache
 from typing import Any
 
 from nearfar.edge_runtime.executors.vulkan.binding import guard, require_vulkan
-from nearfar.edge_runtime.manifest import Requires
 from nearfar.errors import DeviceError, RequestError
+from nearfar.format.manifest import Requires
 
 API = (1, 2)
 """Kernels are SPIR-V 1.5 and steps wait on timeline semaphores: both came with Vulkan 1.2."""

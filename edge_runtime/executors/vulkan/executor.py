@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.edge_runtime.artifact import Artifact
-from nearfar.edge_runtime.executors.memory import check_pages, rope_table
+from nearfar.edge_runtime.artifact.reader import Artifact
+from nearfar.edge_runtime.executors.planned import check_pages, rope_table
 from nearfar.edge_runtime.executors.vulkan.commands import Queue
 from nearfar.edge_runtime.executors.vulkan.device import Gpu, open_device
 from nearfar.edge_runtime.executors.vulkan.memory import Memory, Region, Ring
 from nearfar.edge_runtime.executors.vulkan.pipelines import Pipelines
-from nearfar.edge_runtime.manifest import Program
 from nearfar.errors import ArtifactError, DeviceError
+from nearfar.format.manifest import Program
 
 Array = npt.NDArray[np.generic]
 Bytes = npt.NDArray[np.uint8]

@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.edge_runtime.artifact import Artifact
+from nearfar.edge_runtime.artifact.folders import cache_folder
+from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.executors.vulkan.binding import guard, require_vulkan
 from nearfar.edge_runtime.executors.vulkan.commands import Dispatch
 from nearfar.edge_runtime.executors.vulkan.device import Device
 from nearfar.edge_runtime.executors.vulkan.memory import Region
-from nearfar.edge_runtime.folders import cache_folder
-from nearfar.edge_runtime.manifest import Kernel, Program
-from nearfar.edge_runtime.plans import Launch
 from nearfar.errors import ArtifactError
+from nearfar.format.manifest import Kernel, Program
+from nearfar.format.plans import Launch
 
 STORAGE_BUFFER = 7
 COMPUTE = 0x20

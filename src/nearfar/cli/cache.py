@@ -34,9 +34,9 @@ from nearfar.cli.options import (
 )
 from nearfar.cli.run import answer, complete
 from nearfar.edge_runtime import Engine, Snapshot
-from nearfar.edge_runtime.memory import show_size
-from nearfar.edge_runtime.parameters import CommonParams
-from nearfar.edge_runtime.requests import RequestStats
+from nearfar.edge_runtime.artifact.budget import show_size
+from nearfar.edge_runtime.engine.requests import RequestStats
+from nearfar.edge_runtime.openai.parameters import CommonParams
 from nearfar.errors import RequestError
 
 cache = typer.Typer(

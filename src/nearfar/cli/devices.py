@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from nearfar.edge_runtime.artifact.budget import show_size
 from nearfar.edge_runtime.devices import DEVICES, Listed
-from nearfar.edge_runtime.memory import show_size
 from nearfar.errors import DeviceError
 
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON: for each target its devices, or why there is none.")]

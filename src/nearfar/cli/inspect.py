@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from nearfar import strict_json
-from nearfar.edge_runtime.artifact import Artifact
-from nearfar.edge_runtime.consistency import DTYPE_BYTES
-from nearfar.edge_runtime.manifest import Function, Program
+from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import ArtifactError
+from nearfar.format.consistency import DTYPE_BYTES
+from nearfar.format.manifest import Function, Program
 
 CONTEXTS = (512, 2048, 8192, 32768, 131072)
 

@@ -14,8 +14,8 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedCo
 from rich.progress import Progress as Bar
 
 from nearfar.edge_runtime import Engine, SamplingParams, Snapshot
-from nearfar.edge_runtime.parameters import CommonParams
-from nearfar.edge_runtime.requests import RequestStats
+from nearfar.edge_runtime.engine.requests import RequestStats
+from nearfar.edge_runtime.openai.parameters import CommonParams
 from nearfar.edge_runtime.snapshots import Progress
 
 DEFAULTS = SamplingParams()

@@ -38,8 +38,8 @@ from nearfar.cli.options import (
     sampling,
 )
 from nearfar.edge_runtime import Engine
-from nearfar.edge_runtime.parameters import CommonParams
-from nearfar.edge_runtime.requests import RequestStats
+from nearfar.edge_runtime.engine.requests import RequestStats
+from nearfar.edge_runtime.openai.parameters import CommonParams
 from nearfar.errors import RequestError
 
 Prompt = Annotated[

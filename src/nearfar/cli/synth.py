@@ -16,7 +16,7 @@ def synth(
     seed: Annotated[int, typer.Option(min=0, help="one seed gives one checkpoint")] = 0,
 ) -> None:
     """Write a checkpoint of a published shape with random bfloat16 weights, to measure speed without a download."""
-    from nearfar.build.synth import synth_checkpoint
+    from nearfar.synth import synth_checkpoint
 
     columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:

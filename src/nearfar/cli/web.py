@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from nearfar.edge_runtime.page_server import Site, find_page, find_webgpu_artifact, open_server, origin_of
+from nearfar.page_server import Site, find_page, find_webgpu_artifact, open_server, origin_of
 
 
 def web(

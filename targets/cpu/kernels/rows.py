@@ -7,7 +7,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from nearfar.targets.base import Linear
+from nearfar.targets.jobs import Linear
 from nearfar.targets.cpu.kernels import vec as v
 
 Expr = Any

@@ -8,7 +8,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from nearfar.targets.base import Stage, Staged
+from nearfar.targets.kernels import Stage, Staged
 from nearfar.targets.cpu.kernels import vec as v
 
 Expr = Any

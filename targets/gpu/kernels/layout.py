@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from tvm.script import tirx as T
 
-from nearfar.targets.base import Linear
+from nearfar.targets.jobs import Linear
 from nearfar.targets.gpu.packing import parts
 
 from .common import f32, high_half, low_half

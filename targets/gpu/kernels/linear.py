@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from nearfar.targets.base import Linear, Stage, Staged
+from nearfar.targets.jobs import Linear
+from nearfar.targets.kernels import Stage, Staged
 
 from .layout import params
 from .matmul import matmul

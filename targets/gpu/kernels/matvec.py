@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.script import tirx as T
 
-from nearfar.targets.base import Linear
+from nearfar.targets.jobs import Linear
 
 from .common import ceil_div, f32, high_half, low_half, select, stored
 from .layout import (

@@ -7,7 +7,8 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
-from nearfar.targets.base import Attention, Stage, Staged
+from nearfar.targets.jobs import Attention
+from nearfar.targets.kernels import Stage, Staged
 
 from .common import ceil_div, f32, select, stored
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
-from nearfar.targets.base import Stage, Staged
+from nearfar.targets.kernels import Stage, Staged
 
 from .common import HIGHEST, LOWEST, ceil_div, f32, finish
 

@@ -1,0 +1,1 @@
+"""The step as kernels: Relax, the compile flow, plans."""

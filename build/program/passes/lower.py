@@ -1,0 +1,110 @@
+"""Lower our operators to the target's kernels: each becomes the launches (`Staged`) that the target gives for its job."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+
+from nearfar.build.program import operators as ops
+from nearfar.build.program.naming import kernel_name
+from nearfar.targets.jobs import Attention, Linear
+from nearfar.targets.kernels import Kernels, Staged
+from nearfar.targets.quantized import Matrix
+
+SCRATCH = "scratch:"
+_OPAQUE = 8  # TVM's OpPatternKind.kOpaque: never fused with neighbours
+
+
+def kernels_for(kernels: Kernels, call: ops.OpCall, m: int) -> Staged:
+    """The target's launches for one operator."""
+    job = call.job
+    if isinstance(job, Linear):
+        return kernels.linear(job)
+    if isinstance(job, Matrix):
+        return kernels.embed(m, job)
+    assert isinstance(job, Attention)
+    return kernels.rope_append(job, job.qk_norm) if call.kind == ops.ROPE_APPEND else kernels.attention(job)
+
+
+class KernelTable:
+    """The kernels of a program: one PrimFunc a distinct job, shared by all layers and named after the job.
+
+    Names leave out what most jobs have in common (naming.py); jobs that differ only there are told apart by a number.
+    """
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self._made: dict[tuple[str, ops.Job, int], tuple[str, Staged]] = {}
+        self._named: Counter[str] = Counter()
+
+    def get(self, call: ops.OpCall, m: int) -> tuple[str, Staged]:
+        """Name and launches of an operator."""
+        job = (call.kind, call.job, m)
+        if job not in self._made:
+            name = kernel_name(call.kind, call.job, m)
+            self._named[name] += 1
+            count = self._named[name]
+            self._made[job] = (name if count == 1 else f"{name}_v{count}", kernels_for(self._kernels, call, m))
+        return self._made[job]
+
+
+@relax.expr_functor.mutator
+class _Lower(relax.PyExprMutator):
+    def __init__(self, module: tvm.IRModule, table: KernelTable) -> None:
+        super().__init__(module)
+        self._table = table
+        self._global_vars: dict[str, tvm.ir.GlobalVar] = {}
+
+    def visit_call_(self, call: relax.Call) -> Any:
+        call = super().visit_call_(call)
+        found = ops.parse(call)
+        if found is None:
+            return call
+        m = int(call.ty.shape.values[0])
+        name, staged = self._table.get(found, m)
+        tensors: dict[str, Any] = dict(zip(ops.param_names(found), found.tensors, strict=True))
+        for index, stage in enumerate(staged.stages):
+            kernel = name if len(staged.stages) == 1 else f"{name}_s{index}"
+            outputs = [a for a in stage.args if a not in tensors]
+            if list(stage.args[len(stage.args) - len(outputs) :]) != outputs or not outputs:
+                raise AssertionError(f"{kernel}: outputs must be the last arguments, got {stage.args}")
+            types = [_scratch_type(staged, a) if a.startswith(SCRATCH) else call.ty for a in outputs]
+            result = relax.call_tir(
+                self._global(kernel, stage.func), [tensors[a] for a in stage.args if a in tensors], out_ty=types
+            )
+            last = index == len(staged.stages) - 1
+            if last and len(outputs) == 1:
+                return self.builder_.normalize(result)
+            var = self.builder_.emit(result)
+            for position, output in enumerate(outputs):
+                item = var if len(outputs) == 1 else relax.TupleGetItem(var, position)
+                tensors[output] = self.builder_.emit(item) if len(outputs) > 1 else item
+        return tensors[staged.stages[-1].args[-1]]
+
+    def _global(self, name: str, func: tirx.PrimFunc) -> tvm.ir.GlobalVar:
+        if name not in self._global_vars:
+            self._global_vars[name] = self.builder_.add_func(func.with_attr("op_pattern", _OPAQUE), name)
+        return self._global_vars[name]
+
+
+def _scratch_type(staged: Staged, name: str) -> relax.TensorType:
+    shape, dtype = staged.scratch[int(name.removeprefix(SCRATCH))]
+    return relax.TensorType(list(shape), dtype)
+
+
+def LowerOperators(kernels: Kernels) -> Any:
+    """The pass. Functions are visited in name order, so names and order of kernels are the same every time."""
+
+    @tvm.transform.module_pass(opt_level=0, name="LowerOperators")
+    class Lower:
+        def transform_module(self, module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+            mutator = _Lower(module, KernelTable(kernels))
+            for global_var, func in sorted(module.functions_items(), key=lambda item: str(item[0].name_hint)):
+                if isinstance(func, relax.Function):
+                    mutator.builder_.update_func(global_var, mutator.visit_expr(func))
+            return mutator.builder_.get()
+
+    return Lower()

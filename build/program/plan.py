@@ -1,0 +1,108 @@
+"""Plans: a planned Relax function, or a target's staged kernels, as a straight line of launches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from nearfar.targets.kernels import Staged
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel and its arguments, `space:name` each (docs/artifact.md, Plans)."""
+
+    kernel: str
+    args: tuple[str, ...]
+
+
+@dataclass
+class Plan:
+    """One function for one bucket; `storage` is the bytes of each workspace buffer it uses, before sharing."""
+
+    function: str
+    size: int
+    rows: int
+    launches: list[Launch] = field(default_factory=list)
+    storage: list[int] = field(default_factory=list)
+
+
+def plan_of(func: relax.Function, plan: Plan, names: Mapping[str, str], output: str) -> Plan:
+    """Fill `plan` from a function that has passed `plan-memory`.
+
+    `names` gives the argument for each parameter's (sanitized) name; the returned tensor becomes `output`.
+    """
+    values: dict[relax.Var, str] = {param: names[param.name] for param in func.params}
+    result = func.body.body
+    for block in func.body.blocks:
+        for binding in block.bindings:
+            values[binding.var] = _value(binding.value, values, plan)
+    returned = values[result]
+    plan.launches = [
+        Launch(launch.kernel, tuple(output if arg == returned else arg for arg in launch.args))
+        for launch in plan.launches
+    ]
+    return plan
+
+
+def _value(expr: Any, values: Mapping[relax.Var, str], plan: Plan) -> str:
+    if isinstance(expr, relax.Var):
+        return values[expr]
+    if isinstance(expr, relax.TupleGetItem):
+        return values[expr.tuple_value].split(" ")[int(expr.index)]
+    if isinstance(expr, relax.Tuple):
+        return " ".join(values[item] for item in expr.fields)
+    if not isinstance(expr, relax.Call):
+        raise AssertionError(f"a plan is a straight line of calls; found {type(expr).__name__}: {expr}")
+    if isinstance(expr.op, tvm.ir.GlobalVar):
+        args = tuple(values[arg] for arg in expr.args)
+        plan.launches.append(Launch(str(expr.op.name_hint), args))
+        return ""
+    return _memory_call(expr, values, plan)
+
+
+def _memory_call(call: relax.Call, values: Mapping[relax.Var, str], plan: Plan) -> str:
+    name = call.op.name if isinstance(call.op, tvm.ir.Op) else str(call.op)
+    if name == "relax.memory.alloc_storage":
+        plan.storage.append(int(call.args[0].values[0]))
+        return f"storage:{len(plan.storage) - 1}"
+    if name == "relax.memory.alloc_tensor":
+        return values[call.args[0]]
+    if name == "relax.builtin.alloc_tensor":
+        shape = [int(d) for d in call.args[0].values]
+        plan.storage.append(int(np.prod(shape)) * np.dtype(str(call.args[1].value)).itemsize)
+        return f"storage:{len(plan.storage) - 1}"
+    raise AssertionError(f"operator {name} is left in a planned function; a pass must lower it")
+
+
+def staged_plan(plan: Plan, name: str, staged: Staged, buffers: Iterable[str]) -> Plan:
+    """Fill `plan` with kernels that the graph has no part in (sampling): their params are buffers of the same name."""
+    known = set(buffers)
+    plan.storage = [int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in staged.scratch]
+    for index, stage in enumerate(staged.stages):
+        kernel = name if len(staged.stages) == 1 else f"{name}_s{index}"
+        unknown = [a for a in stage.args if a not in known and not a.startswith("scratch:")]
+        if unknown:
+            raise AssertionError(f"{kernel}: no buffers named {unknown}")
+        args = (a.replace("scratch:", "storage:") if a.startswith("scratch:") else f"buffer:{a}" for a in stage.args)
+        plan.launches.append(Launch(kernel, tuple(args)))
+    return plan
+
+
+def share_workspace(plans: Iterable[Plan]) -> list[int]:
+    """Give all plans one set of workspace buffers: a plan's n-th largest storage is workspace n. Returns their bytes."""
+    sizes: list[int] = []
+    for plan in plans:
+        used = {arg for launch in plan.launches for arg in launch.args if arg.startswith("storage:")}
+        order = sorted((int(arg.split(":")[1]) for arg in used), key=lambda i: (-plan.storage[i], i))
+        names = {f"storage:{old}": f"workspace:{new}" for new, old in enumerate(order)}
+        plan.launches = [Launch(la.kernel, tuple(names.get(a, a) for a in la.args)) for la in plan.launches]
+        for new, old in enumerate(order):
+            size = -(-plan.storage[old] // 256) * 256
+            sizes[new : new + 1] = [max(size, sizes[new])] if new < len(sizes) else [size]
+    return sizes

@@ -1,0 +1,1 @@
+"""The weights of a checkpoint: read, quantized, streamed into what targets write."""

@@ -1,0 +1,343 @@
+"""Reading a Hugging Face checkpoint: a local directory or a hub id, tensors read one at a time from their files.
+
+Tensors are read with plain reads at their offsets rather than through a memory map, so the memory of this process is
+that of the tensor asked for and not of the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import threading
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar import strict_json
+from nearfar.build.weights.headers import Entry, read_header
+from nearfar.errors import CheckpointError
+from nearfar.targets.quantized import Array
+
+INDEX = "model.safetensors.index.json"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+CONFIG_FILES = ("config.json", "generation_config.json")
+LICENSE_NAMES = ("LICENSE", "LICENSE.txt", "LICENSE.md")
+HUB_PATTERNS = ["*.safetensors", INDEX, *CONFIG_FILES, *TOKENIZER_FILES, "special_tokens_map.json", "LICENSE*"]
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+READ_BYTES = 8 << 20
+HASH_BYTES = 256 << 10  # one block over and over, which stays in the core's cache
+NAMED_FINDINGS = 40  # of each kind in one error message
+
+
+class Checkpoint:
+    """An opened checkpoint; made by `open_checkpoint`, which has checked that its files are there and whole."""
+
+    def __init__(self, path: Path, name: str, config: dict[str, Any], entries: dict[str, Entry]) -> None:
+        self.path = path
+        self.name = name
+        self.config = config
+        self.entries = entries
+        self.shapes = {tensor: entry.shape for tensor, entry in entries.items()}
+        self.dtypes = {tensor: entry.dtype for tensor, entry in entries.items()}
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
+        """Read a tensor in its own dtype (float32, float16, ml_dtypes.bfloat16, …); with start/stop only those rows.
+
+        Raises CheckpointError where the name is unknown or the file has become shorter.
+        """
+        entry = self.entries.get(name)
+        if entry is None:
+            raise CheckpointError(f"{self.path}: there is no tensor {name!r}")
+        shape, offset = entry.shape, entry.offset
+        if shape:
+            row = math.prod(shape[1:]) * entry.dtype.itemsize
+            first, last, _ = slice(start, stop).indices(shape[0])
+            shape = (max(0, last - first), *shape[1:])
+            offset += first * row
+        out = np.empty(shape, entry.dtype)
+        self._read_bytes(entry, name, offset, out)
+        return out
+
+    def read_into(self, name: str, start: int, out: Array) -> None:
+        """Read rows of a tensor from `start` into an array of its dtype, [rows, …] in C order; errors as `read`."""
+        entry = self.entries[name]
+        row = math.prod(entry.shape[1:]) * entry.dtype.itemsize
+        self._read_bytes(entry, name, entry.offset + start * row, out)
+
+    @staticmethod
+    def _read_bytes(entry: Entry, name: str, offset: int, out: Array) -> None:
+        with entry.file.open("rb", buffering=0) as file:
+            file.seek(offset)
+            view = out.reshape(-1).view(np.uint8).data
+            done = 0
+            while done < out.nbytes:
+                got = file.readinto(view[done : done + READ_BYTES])
+                if not got:
+                    raise CheckpointError(f"{entry.file}: ends inside tensor {name!r}: download or copy it again")
+                done += got
+
+    def sha256(self, stop: threading.Event | None = None) -> str:
+        """SHA-256 over names and contents of config.json, the tokenizer files and the safetensors files, in order.
+
+        Setting `stop` from another thread ends the reading early; the result then means nothing.
+        """
+        digest = hashlib.sha256()
+        block = memoryview(bytearray(HASH_BYTES))
+        for file in (self.path / "config.json", *self.tokenizer_files, *self.tensor_files):
+            digest.update(f"{file.name}\n{file.stat().st_size}\n".encode())
+            with file.open("rb", buffering=0) as stream:
+                while (stop is None or not stop.is_set()) and (count := stream.readinto(block)):
+                    digest.update(block[:count])
+        return digest.hexdigest()
+
+    @cached_property
+    def tensor_files(self) -> list[Path]:
+        """The safetensors files, sorted by name."""
+        return sorted({entry.file for entry in self.entries.values()})
+
+    @cached_property
+    def tokenizer_files(self) -> list[Path]:
+        """Those of TOKENIZER_FILES that exist."""
+        return [self.path / name for name in TOKENIZER_FILES if (self.path / name).is_file()]
+
+    @cached_property
+    def tokenizer_config(self) -> dict[str, Any]:
+        """tokenizer_config.json, empty where there is none."""
+        return read_json(self.path / "tokenizer_config.json", required=False)
+
+    @cached_property
+    def generation_config(self) -> dict[str, Any]:
+        """generation_config.json, empty where there is none."""
+        return read_json(self.path / "generation_config.json", required=False)
+
+    @cached_property
+    def chat_template(self) -> str | None:
+        """The chat template: chat_template.jinja, else the one in tokenizer_config.json (of several, `default`)."""
+        file = self.path / "chat_template.jinja"
+        if file.is_file():
+            return _read_text(file)
+        template = self.tokenizer_config.get("chat_template")
+        if isinstance(template, list) and template and all(isinstance(item, dict) for item in template):
+            named = {str(item.get("name")): item.get("template", template) for item in template}
+            template = named.get("default", next(iter(named.values())))
+        if template is not None and not isinstance(template, str):
+            raise CheckpointError(
+                f"{self.path / 'tokenizer_config.json'}: chat_template is {str(template)[:80]}; expected a template, or a "
+                "list of objects with name and template: correct it, or remove it"
+            )
+        return template
+
+    def write_tokenizer(self, folder: Path) -> list[Path]:
+        """Copy the tokenizer's files into a folder, the chat template always as a file of its own; what was written."""
+        folder.mkdir(exist_ok=True)
+        written = {file.name: folder / file.name for file in self.tokenizer_files}
+        for file in self.tokenizer_files:
+            written[file.name].write_bytes(file.read_bytes())
+        name = "chat_template.jinja"
+        if name not in written and self.chat_template is not None:
+            written[name] = folder / name
+            written[name].write_text(self.chat_template, encoding="utf-8")
+        return [written[name] for name in sorted(written)]
+
+    @cached_property
+    def license_text(self) -> str | None:
+        """The text of the LICENSE file, None where there is none."""
+        for name in LICENSE_NAMES:
+            if (self.path / name).is_file():
+                return (self.path / name).read_text(encoding="utf-8", errors="replace")
+        return None
+
+
+def open_checkpoint(source: str | Path) -> Checkpoint:
+    """Open a local Hugging Face directory, or a hub id (`owner/name`), which is downloaded into the hub's cache.
+
+    Raises CheckpointError for anything missing, damaged or in a format that is not read, before any tensor is read.
+    """
+    path = Path(source).expanduser()
+    name = path.resolve().name if path.exists() else str(source)
+    if not path.exists():
+        path = _download(str(source))
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is a file: name the directory that holds config.json and model.safetensors")
+    config = read_json(path / "config.json")
+    if not (path / "tokenizer.json").is_file():
+        raise CheckpointError(
+            f"{path}: tokenizer.json is missing: copy it from the original model, or write it with "
+            "transformers: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+        )
+    read_json(path / "tokenizer.json")
+    read_json(path / "tokenizer_config.json", required=False)
+    return Checkpoint(path, _name_in_manifest(path) or name, config, _entries(path))
+
+
+def _name_in_manifest(path: Path) -> str | None:
+    """The model's name where the checkpoint is the mlx target of an earlier build, whose directory is just called mlx."""
+    manifest = read_json(path / "manifest.json", required=False)
+    if manifest.get("format") != "nearfar-artifact":
+        return None
+    model = manifest.get("model")
+    name = model.get("name") if isinstance(model, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def read_json(path: Path, required: bool = True) -> dict[str, Any]:
+    """Read a JSON object; {} where the file is missing and not required, CheckpointError where it is not one."""
+    if not path.exists():
+        if not required:
+            return {}
+        raise CheckpointError(
+            f"{path.parent}: {path.name} is missing: this is not a whole Hugging Face checkpoint directory"
+        )
+    text = _read_text(path)
+    try:
+        value = strict_json.loads(text)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not valid JSON ({error}): download or copy it again") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: holds a JSON {type(value).__name__} where an object is needed: copy it again")
+    return value
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error}): download or copy it again") from error
+
+
+def _download(source: str) -> Path:
+    """Snapshot of a hub repository in the hub's cache."""
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", source) or source.startswith("."):
+        raise CheckpointError(
+            f"{source}: no such directory, and not a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct: check the path"
+        )
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(source, allow_patterns=HUB_PATTERNS))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(
+            f"{source}: no such directory, and the download from the hub failed ({reason}): check the name, the "
+            "network, and `hf auth login` for gated models"
+        ) from error
+
+
+def _entries(path: Path) -> dict[str, Entry]:
+    """Every tensor of the directory, in the order of names; from the index where there is one."""
+    single = path / "model.safetensors"
+    if (path / INDEX).is_file():
+        return _indexed(path)
+    files = [single] if single.is_file() else sorted(path.glob("*.safetensors"))
+    if not files:
+        pickles = sorted(file.name for pattern in PICKLES for file in path.glob(pattern))
+        if pickles:
+            raise CheckpointError(
+                f"{path}: holds only pickle weights ({', '.join(pickles)}), which can run code when read and are "
+                "refused. Convert them with transformers: "
+                "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT, safe_serialization=True)"
+            )
+        raise CheckpointError(f"{path}: there is no model.safetensors: download the checkpoint again")
+    if len(files) > 1:
+        raise CheckpointError(
+            f"{path}: {len(files)} safetensors files without {INDEX}: fetch the index, or leave only model.safetensors"
+        )
+    return dict(sorted(read_header(files[0]).items()))
+
+
+def _indexed(path: Path) -> dict[str, Entry]:
+    """Tensors of a checkpoint in several files, checked against its index in both directions."""
+    weight_map = read_json(path / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise CheckpointError(f"{path / INDEX}: has no weight_map from tensors to files: download it again")
+    files = sorted(set(weight_map.values()))
+    if strange := [file for file in files if Path(file).name != file]:
+        raise CheckpointError(f"{path / INDEX}: names files outside the directory: {', '.join(strange)}")
+    if missing := [file for file in files if not (path / file).is_file()]:
+        raise CheckpointError(
+            f"{path}: {len(missing)} of {len(files)} files named in {INDEX} are missing: {', '.join(missing)}: "
+            "download them"
+        )
+    headers = {file: read_header(path / file) for file in files}
+    if lost := [f"{tensor} ({file})" for tensor, file in weight_map.items() if tensor not in headers[file]]:
+        raise CheckpointError(
+            f"{path}: {len(lost)} tensors of {INDEX} are not in the files it names: {_some(lost)}: "
+            "index and files belong to different checkpoints, download both again"
+        )
+    entries = {tensor: headers[file][tensor] for tensor, file in weight_map.items()}
+    unlisted = [f"{tensor} ({file})" for file in files for tensor in headers[file] if tensor not in entries]
+    if unlisted:
+        raise CheckpointError(
+            f"{path}: {len(unlisted)} tensors are in the files but not in {INDEX}: {_some(unlisted)}: "
+            "index and files belong to different checkpoints, download both again"
+        )
+    return dict(sorted(entries.items()))
+
+
+def check_tensors(
+    checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]], ignorable: Iterable[str] = ()
+) -> None:
+    r"""Compare the tensors with the expected names and shapes; name every difference in one CheckpointError.
+
+    `ignorable` are regular expressions of extra names that do no harm (as `.*rotary_emb\.inv_freq`).
+    """
+    patterns = [re.compile(pattern) for pattern in ignorable]
+    shapes = checkpoint.shapes
+    missing = [f"{name} {list(shape)}" for name, shape in expected.items() if name not in shapes]
+    extra = [
+        f"{name} {list(shape)}"
+        for name, shape in shapes.items()
+        if name not in expected and not any(pattern.fullmatch(name) for pattern in patterns)
+    ]
+    misshapen = [
+        f"{name} is {list(shapes[name])}, not {list(shape)}"
+        for name, shape in expected.items()
+        if name in shapes and shapes[name] != tuple(shape)
+    ]
+    kinds = (("missing", missing), ("extra", extra), ("misshapen", misshapen))
+    if any(found for _, found in kinds):
+        lines = [f"  {len(found)} {kind}: {_some(found)}" for kind, found in kinds if found]
+        raise CheckpointError(
+            f"{checkpoint.path}: the tensors are not those that config.json describes:\n" + "\n".join(lines) + "\n"
+            "Check that config.json and the weights belong together (adapters must be merged first)."
+        )
+
+
+def check_finite(name: str, array: Array) -> None:
+    """Refuse NaN and Inf: CheckpointError with the tensor, their count and the first index."""
+    flat = array.reshape(-1)
+    count, first = 0, -1
+    for start in range(0, flat.size, READ_BYTES):
+        bad = _not_finite(flat[start : start + READ_BYTES])
+        if bad is not None:
+            first = start + int(bad.argmax()) if first < 0 else first
+            count += int(bad.sum())
+    if count:
+        index = [int(extent) for extent in np.unravel_index(first, array.shape)]
+        raise CheckpointError(
+            f"tensor {name!r} holds {count:,} NaN or Inf of {flat.size:,} values, the first at {index}: "
+            "the checkpoint is damaged, download or export it again"
+        )
+
+
+def _not_finite(flat: Array) -> npt.NDArray[np.bool_] | None:
+    """Mask of NaN and Inf in a vector, None where there is none; on the bits, where bfloat16's isfinite is slow."""
+    exponent = {"bfloat16": 0x7F80, "float16": 0x7C00, "float32": 0x7F800000}.get(flat.dtype.name)
+    if exponent is None:
+        bad = ~np.isfinite(flat)
+    else:
+        bits: npt.NDArray[np.unsignedinteger[Any]] = flat.view(f"u{flat.itemsize}")
+        bad = np.bitwise_and(bits, bits.dtype.type(exponent)) == exponent
+    return bad if bad.any() else None
+
+
+def _some(findings: list[str]) -> str:
+    """Join the findings in one line; past NAMED_FINDINGS only their number."""
+    rest = len(findings) - NAMED_FINDINGS
+    return ", ".join(findings[:NAMED_FINDINGS]) + (f" and {rest} more" if rest > 0 else "")

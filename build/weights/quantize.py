@@ -1,0 +1,181 @@
+"""Affine quantization in MLX's layout: w ≈ scale * q + bias, per group of consecutive inputs.
+
+Method. For each group we look for the codes, scale and bias that minimise the squared error, by alternating least
+squares from several starting ranges: round the weights to the grid; then, the codes held fixed, take the scale and
+bias that solve the two normal equations; repeat. This is the Lloyd-Max iteration (S. Lloyd, *Least squares
+quantization in PCM*, 1982) on a uniform grid, as in the `make_qkx` search of llama.cpp's k-quants; the shrunk starting
+ranges are the clipping search of AWQ (Lin et al., 2023). Scale and bias are rounded to float16 before the codes are
+computed, so that the error that is minimised is the error that a device sees.
+
+Speed comes from `quantize_kernel`, where one pass over a group is one fused vector loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.build.weights import quantize_kernel as kernel
+from nearfar.build.weights.quantize_kernel import LARGEST
+from nearfar.errors import BuildError, CheckpointError
+from nearfar.targets.quantized import Array, QuantTensor
+
+F32 = npt.NDArray[np.float32]
+
+# Rows are searched in slices of about this many weights: 2 MiB as bfloat16, which stays in a core's cache.
+SLICE_WEIGHTS = 1 << 20
+
+__all__ = ["LARGEST", "METHOD", "Scheme", "Slice", "dequantize", "quantize", "quantize_slice", "slices", "stack",
+           "to_float32"]  # fmt: skip
+
+METHOD = "alternating least squares from clipped ranges, float16 scale and bias inside the search"
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How matrices are stored: `bits` 2, 3, 4 or 8 with `group_size` 32 or 64, or bits 0 for no quantization."""
+
+    bits: int
+    group_size: int = 64
+
+    @staticmethod
+    def parse(text: str, group_size: int = 64) -> Scheme:
+        """Scheme of the command line's `--quant q2|q3|q4|q8|none --group-size 32|64`; BuildError for anything else."""
+        bits = {"q2": 2, "q3": 3, "q4": 4, "q8": 8, "none": 0}.get(text)
+        if bits is None:
+            raise BuildError(f"unknown quantization {text!r}: use q2, q3, q4, q8 or none")
+        if group_size not in (32, 64):
+            raise BuildError(f"unknown group size {group_size}: use 32 or 64")
+        return Scheme(bits, group_size)
+
+    @property
+    def name(self) -> str:
+        """The name of the command line and the manifest: q2, q3, q4, q8 or none."""
+        return f"q{self.bits}" if self.bits else "none"
+
+    def fits(self, k: int) -> bool:
+        """Whether a matrix with k inputs can be quantized: k is a multiple of the group."""
+        return self.bits > 0 and k % self.group_size == 0
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Rows of a matrix where the kernel wants them: `rows` [n, k] float32 or bfloat16, to be filled, is a view of `groups`.
+
+    `groups` [blocks, LANES, group] float32 or uint16 has groups to spare at its end.
+    """
+
+    rows: Array
+    groups: Array
+
+    @staticmethod
+    def empty(n: int, k: int, group: int, dtype: np.dtype[np.generic]) -> Slice:
+        """A slice of n rows for weights of `dtype`: bfloat16 stays what it is, all else becomes float32."""
+        brain = dtype == ml_dtypes.bfloat16
+        count = n * (k // group)
+        blocks = -(-count // kernel.LANES)
+        groups: Array = kernel.aligned_empty((blocks, kernel.LANES, group), np.uint16 if brain else np.float32)
+        flat = groups.reshape(-1, group)
+        flat[count:] = 0
+        rows = flat[:count].reshape(n, k)
+        return Slice(rows.view(ml_dtypes.bfloat16) if brain else rows, groups)
+
+
+def slices(n: int, k: int) -> list[tuple[int, int]]:
+    """Row ranges [start, stop) of about SLICE_WEIGHTS weights that cover a matrix [n, k]."""
+    rows = max(1, SLICE_WEIGHTS // k)
+    return [(start, min(n, start + rows)) for start in range(0, n, rows)]
+
+
+def quantize(weight: Array, scheme: Scheme, name: str = "weight") -> QuantTensor:
+    """Quantize a matrix.
+
+    weight: [n, k] float32, float16 or bfloat16, finite.
+    Gives words uint32 [n, k*bits/32], scales and biases float16 [n, k/group].
+    Raises CheckpointError where a weight is NaN/Inf or beyond float16, BuildError where k is no multiple of the group.
+    """
+    n, k = weight.shape
+    if not scheme.fits(k):
+        raise BuildError(f"{name} has {k} inputs, no multiple of the group size {scheme.group_size}: keep it dense")
+    parts = []
+    for start, stop in slices(n, k):
+        piece = Slice.empty(stop - start, k, scheme.group_size, weight.dtype)
+        piece.rows[...] = weight[start:stop]
+        parts.append(quantize_slice(piece, scheme, name, start))
+    return stack(parts)
+
+
+def stack(parts: Sequence[QuantTensor]) -> QuantTensor:
+    """A quantized matrix of its slices."""
+    words, scales, biases = (
+        np.concatenate([getattr(part, field) for part in parts]) for field in ("words", "scales", "biases")
+    )
+    return QuantTensor(words, scales, biases, parts[0].bits)
+
+
+def quantize_slice(piece: Slice, scheme: Scheme, name: str, first_row: int) -> QuantTensor:
+    """Quantize a slice of the matrix `name` that begins at `first_row`, on the calling thread; errors as `quantize`."""
+    blocks, lanes, group = piece.groups.shape
+    n, k = piece.rows.shape
+    words = kernel.aligned_empty((blocks, lanes, group * scheme.bits // 32), np.uint32)
+    params = kernel.aligned_empty((blocks, len(kernel.PARAMS), lanes), np.float32)
+    source = "float32" if piece.groups.dtype == np.float32 else "bfloat16"
+    kernel.compiled_search(scheme.bits, group, source)(piece.groups, words, params)
+    count = n * (k // group)
+    scale, bias, low, high, total = params.transpose(1, 0, 2).reshape(len(kernel.PARAMS), -1)[:, :count]
+    _check_range(piece.rows, (low, high, total), group, name, first_row)
+    return QuantTensor(
+        words.reshape(-1)[: n * k * scheme.bits // 32].reshape(n, -1),
+        scale.astype(np.float16).reshape(n, -1),
+        bias.astype(np.float16).reshape(n, -1),
+        scheme.bits,
+    )
+
+
+def dequantize(tensor: QuantTensor, group: int) -> F32:
+    """Give the weights float32 [n, k] that the codes stand for: scale * q + bias."""
+    codes = tensor.codes
+    n, k = codes.shape
+    weight = codes.reshape(n, k // group, group).astype(np.float32)
+    weight *= tensor.scales[..., None].astype(np.float32)
+    weight += tensor.biases[..., None].astype(np.float32)
+    return weight.reshape(n, k)
+
+
+def to_float32(array: Array) -> F32:
+    """Convert a floating array to float32, C order, in memory of its own."""
+    out = np.empty(array.shape, np.float32)
+    _copy_float32(array, out)
+    return out
+
+
+def _copy_float32(array: Array, out: F32) -> None:
+    """Copy a floating array into `out`; bfloat16 by its bits, several times as fast as a cast."""
+    if array.dtype == ml_dtypes.bfloat16:
+        np.left_shift(array.view(np.uint16), np.uint32(16), out=out.view(np.uint32))
+    else:
+        out[...] = array
+
+
+def _check_range(rows: Array, statistics: tuple[F32, F32, F32], group: int, name: str, first_row: int) -> None:
+    """Refuse NaN, Inf and groups whose scale or bias float16 cannot hold; statistics are each group's low, high and sum."""
+    limit = LARGEST
+    low, high, total = statistics
+    with np.errstate(over="ignore", invalid="ignore"):  # a NaN is in the sum whatever the minimum makes of it
+        good = np.isfinite(total) & (low >= -limit) & (high <= limit) & (high - low <= limit)
+    if good.all():
+        return
+    bad = int(np.argmin(good))
+    row, column = divmod(bad * group, rows.shape[1])
+    where = f"{name}: the group at row {first_row + row}, columns {column} to {column + group - 1}"
+    values = to_float32(rows[row, column : column + group])
+    if not np.isfinite(values).all():
+        raise CheckpointError(f"{where}, holds NaN or Inf: the checkpoint is damaged, download or export it again")
+    raise CheckpointError(
+        f"{where}, spans {values.min():g} to {values.max():g}, beyond float16 (65504), in which scales and biases are "
+        "stored: rescale the model's weights or build with --quant none"
+    )

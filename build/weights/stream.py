@@ -1,0 +1,247 @@
+"""Weights from the checkpoint to the writers of all targets, a slice of rows at a time, quantized once.
+
+Worker threads read and quantize the next slices while this thread writes: everything heavy runs without the
+interpreter's lock. Memory is that of a few slices, and of one parameter where a writer asks for whole ones.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Protocol, Self, runtime_checkable
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.build.weights.checkpoint import Checkpoint, check_finite
+from nearfar.build.weights.mlx_checkpoint import MlxQuantized
+from nearfar.build.weights.quantize import LARGEST, METHOD, Scheme, Slice, quantize_slice, slices, stack, to_float32
+from nearfar.errors import CheckpointError
+from nearfar.step.params import Param
+from nearfar.targets.quantized import Array, Matrix, QuantTensor
+
+Piece = QuantTensor | Array  # rows of a matrix: quantized, or float16 or float32 where it stays dense
+
+WORKERS = os.cpu_count() or 1
+AHEAD = 2 * WORKERS  # slices in flight
+
+
+class WeightWriter(Protocol):
+    """Writes a target's weights; everything arrives in the order of the parameters, and of their sources.
+
+    A writer is a RowWriter or a MatrixWriter. Leaving its context closes what is open, also after an error.
+    """
+
+    def vector(self, param: Param, values: npt.NDArray[np.float32]) -> None:
+        """A parameter that is no matrix."""
+        ...
+
+    def finish(self) -> dict[str, Any]:
+        """Close the files; the manifest's `weights`."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+@runtime_checkable
+class RowWriter(WeightWriter, Protocol):
+    """Takes matrices in slices: memory then holds a few of them."""
+
+    def rows(self, tensor: str, piece: Piece) -> None:
+        """The next rows of a tensor of the checkpoint."""
+        ...
+
+
+@runtime_checkable
+class MatrixWriter(WeightWriter, Protocol):
+    """Takes whole matrices, because its layout mixes rows: memory then holds one parameter."""
+
+    def matrix(self, param: Param, matrix: Matrix, tensor: Piece) -> None:
+        """A matrix parameter: its sources' rows, stacked."""
+        ...
+
+
+@dataclass
+class Report:
+    """Which matrices were quantized and which stayed dense, with the reason; how it was done."""
+
+    quantized: list[str] = field(default_factory=list)
+    dense: list[dict[str, str]] = field(default_factory=list)
+    method: str = METHOD
+    rounded: int = 0
+    """Scales and biases of a quantized checkpoint that float16 could not hold exactly."""
+
+
+def choose_matrices(
+    params: Sequence[Param], checkpoint: Checkpoint, scheme: Scheme, packed: MlxQuantized | None = None
+) -> tuple[dict[str, Matrix], Report]:
+    """How each matrix is stored: quantized where its width allows, else float16 (float32 if that is what it came as)."""
+    matrices, report = {}, Report()
+    if packed is not None:
+        report.method = "as in the checkpoint"
+    for param in params:
+        if not param.is_matrix:
+            continue
+        reason = _why_dense(param, scheme, packed)
+        if reason is None:
+            matrices[param.name] = Matrix(param.n, param.k, scheme.bits, scheme.group_size)
+            report.quantized.append(param.name)
+            continue
+        wide = scheme.bits == 0 and any(checkpoint.dtypes[name] == np.float32 for name, _ in param.sources)
+        matrices[param.name] = Matrix(param.n, param.k, 32 if wide else 16)
+        report.dense.append({"name": param.name, "reason": reason})
+    return matrices, report
+
+
+def _why_dense(param: Param, scheme: Scheme, packed: MlxQuantized | None) -> str | None:
+    """Why a matrix is not quantized, None where it is."""
+    if packed is not None:
+        found = [name in packed.tensors for name, _ in param.sources]
+        if any(found) and not all(found):
+            alike = zip((name for name, _ in param.sources), found, strict=True)
+            names = ", ".join(f"{name} is {'' if quantized else 'not '}quantized" for name, quantized in alike)
+            raise CheckpointError(f"matrices that are computed together must be stored alike, but {names}")
+        return None if all(found) else "not quantized in the checkpoint"
+    if not scheme.bits:
+        return "not asked for (--quant none)"
+    return None if scheme.fits(param.k) else f"width {param.k} is no multiple of group size {scheme.group_size}"
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Rows [start, stop) of one source of a parameter; `last` of the parameter."""
+
+    param: Param
+    tensor: str
+    start: int
+    stop: int
+    last: bool
+
+
+@dataclass(frozen=True)
+class _Done:
+    """A slice as it is stored; `rounded` of its scales and biases were not exact in float16."""
+
+    piece: Piece
+    rounded: int = 0
+
+
+@dataclass(frozen=True)
+class WeightStream:
+    """The parameters of a checkpoint as slices in order."""
+
+    params: Sequence[Param]
+    matrices: dict[str, Matrix]
+    checkpoint: Checkpoint
+    scheme: Scheme
+    packed: MlxQuantized | None
+    report: Report
+
+    def write(self, writers: Sequence[WeightWriter], advance: Callable[[int], None]) -> None:
+        """Read, check, quantize, hand to the writers; `advance` is told bytes of the checkpoint as they are done."""
+        by_rows = [writer for writer in writers if isinstance(writer, RowWriter)]
+        by_matrix = [writer for writer in writers if isinstance(writer, MatrixWriter)]
+        parts: list[Piece] = []
+        for job, done in self._slices():
+            param = job.param
+            self.report.rounded += done.rounded
+            if param.is_matrix:
+                for rows in by_rows:
+                    rows.rows(job.tensor, done.piece)
+            if by_matrix or not param.is_matrix:
+                parts.append(done.piece)
+            if job.last and param.is_matrix and by_matrix:
+                tensor = _stack(parts)
+                for whole in by_matrix:
+                    whole.matrix(param, self.matrices[param.name], tensor)
+            elif job.last and not param.is_matrix:
+                vector = np.concatenate([to_float32(part) for part in parts if isinstance(part, np.ndarray)])
+                for writer in writers:
+                    writer.vector(param, vector)
+            if job.last:
+                parts = []
+            advance(self._bytes(job))
+
+    def _slices(self) -> Iterator[tuple[_Job, _Done]]:
+        """The slices in order, worked on ahead of the caller."""
+        waiting: deque[tuple[_Job, Future[_Done]]] = deque()
+        pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="weights")
+        try:
+            for job in self._jobs():
+                waiting.append((job, pool.submit(self._work, job)))
+                if len(waiting) > AHEAD:
+                    first, future = waiting.popleft()
+                    yield first, future.result()
+            while waiting:
+                first, future = waiting.popleft()
+                yield first, future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _jobs(self) -> Iterator[_Job]:
+        for param in self.params:
+            for index, (name, n) in enumerate(param.sources):
+                for start, stop in slices(n, param.k) if param.is_matrix else [(0, n)]:
+                    yield _Job(param, name, start, stop, index == len(param.sources) - 1 and stop == n)
+
+    def _work(self, job: _Job) -> _Done:
+        """Read a slice and bring it into the form in which it is stored."""
+        if not job.param.is_matrix:
+            return _Done(to_float32(self._finite(job)))
+        matrix = self.matrices[job.param.name]
+        if not matrix.quantized:
+            return _Done(_dense(self._finite(job), matrix, job.tensor))
+        if self.packed is not None:
+            return _Done(*self.packed.read(self.checkpoint, job.tensor, job.start, job.stop))
+        dtype = self.checkpoint.dtypes[job.tensor]
+        piece = Slice.empty(job.stop - job.start, matrix.k, matrix.group, dtype)
+        if dtype == piece.rows.dtype:
+            self.checkpoint.read_into(job.tensor, job.start, piece.rows)
+        else:
+            piece.rows[...] = self.checkpoint.read(job.tensor, job.start, job.stop)
+        return _Done(quantize_slice(piece, self.scheme, job.tensor, job.start))
+
+    def _finite(self, job: _Job) -> Array:
+        array = self.checkpoint.read(job.tensor, job.start, job.stop)
+        check_finite(job.tensor, array)
+        return array
+
+    def _bytes(self, job: _Job) -> int:
+        """Bytes of the checkpoint that a slice was made from; in all of them as many as its tensors have."""
+        entries, base = self.checkpoint.entries, job.tensor.removesuffix(".weight")
+        names = [name for name in (job.tensor, f"{base}.scales", f"{base}.biases") if name in entries]
+        rows = entries[job.tensor].shape[0]
+        return sum(entries[n].bytes * job.stop // rows - entries[n].bytes * job.start // rows for n in names)
+
+
+def _stack(parts: Sequence[Piece]) -> Piece:
+    """A parameter of its slices, which are all of one kind."""
+    quantized = [part for part in parts if isinstance(part, QuantTensor)]
+    return stack(quantized) if quantized else np.concatenate([part for part in parts if isinstance(part, np.ndarray)])
+
+
+def _dense(rows: Array, matrix: Matrix, name: str) -> Array:
+    """Rows in the matrix's dtype; CheckpointError where float16 cannot hold them."""
+    if matrix.bits == 32:
+        return to_float32(rows)
+    return to_float16(rows, name)
+
+
+def to_float16(values: Array, name: str) -> npt.NDArray[np.float16]:
+    """The nearest float16 values of a floating array; CheckpointError where they are beyond its range."""
+    wide = to_float32(values) if values.dtype in (ml_dtypes.bfloat16, np.float32) else values
+    largest = float(np.abs(wide).max(initial=0.0))
+    if largest > LARGEST:
+        raise CheckpointError(
+            f"{name}: {largest:g} is beyond float16 (65504); quantize it or store it as float32"
+        )
+    return wide.astype(np.float16)

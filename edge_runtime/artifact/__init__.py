@@ -1,0 +1,1 @@
+"""An artifact on disk: opened, checked, trusted, given memory, loaded."""

@@ -1,0 +1,206 @@
+"""An artifact on disk: open it, check every byte of it, read its tensors and plans."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from io import BufferedReader
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.errors import ArtifactError, DeviceError, RequestError
+from nearfar.format.manifest import Function, Manifest, Program, Tensor, read
+from nearfar.format.plans import Plan, parse_plan
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_hashes: dict[tuple[str, int, int], str] = {}
+"""SHA-256 of files already read in this process, by path, size and time of change."""
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """A file that must be there; `bytes` and `sha256` are checked when known."""
+
+    file: str
+    bytes: int | None
+    sha256: str | None
+
+
+class Artifact:
+    """A directory with a manifest, opened for reading."""
+
+    def __init__(self, path: Path, manifest: Manifest, data: dict[str, Any]) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.data = data
+        """The manifest as it was read, for executors."""
+
+    @classmethod
+    def open(cls, path: str | Path) -> Artifact:
+        """Read the manifest of an artifact directory."""
+        root = Path(path)
+        file = root / "manifest.json"
+        if not file.is_file():
+            raise ArtifactError(f"{root} is not an artifact: it has no manifest.json. Make one with nearfar build")
+        try:
+            text = file.read_bytes().decode("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ArtifactError(f"{file} cannot be read ({error}). Copy the artifact again") from error
+        return cls(root, *read(text, str(file)))
+
+    def verify(self) -> None:
+        """Check size and SHA-256 of every file, and what the plans say; names every file that is missing or wrong."""
+        with ThreadPoolExecutor(4) as pool:
+            problems = [problem for problem in pool.map(self._check, self._files()) if problem]
+        problems += [f"{file} is not listed in manifest.json: remove it" for file in self._unlisted()]
+        if problems:
+            raise ArtifactError(
+                f"artifact {self.path} is damaged: " + "; ".join(problems) + ". Copy it again, or build it again"
+            )
+        for program in self.manifest.programs:
+            for buckets in program.functions.values():
+                for function in buckets:
+                    if function.plan is not None:
+                        self.plan(function)
+
+    def choose_program(
+        self, features: Collection[str], limits: Mapping[str, int] | None = None, precision: str | None = None
+    ) -> Program:
+        """The first program that a device with these features and limits can run (limits not named are not checked).
+
+        `precision`: only the program of this one.
+        """
+        have = limits or {}
+        reasons: list[str] = []
+        there = [program.precision for program in self.manifest.programs]
+        if precision is not None and precision not in there:
+            raise RequestError(f"the artifact has programs for {', '.join(there)}, not for {precision!r}", "precision")
+        for program in self.manifest.programs:
+            if precision not in (None, program.precision):
+                continue
+            needs = program.requires
+            missing = [f"feature {name}" for name in needs.features if name not in features]
+            missing += [f"{n} {need} (has {have[n]})" for n, need in needs.limits.items() if have.get(n, need) < need]
+            if not missing:
+                return program
+            reasons.append(f"{program.precision} needs {', '.join(missing)}")
+        raise DeviceError(f"this device cannot run {self.manifest.model.name} ({self.target}): " + "; ".join(reasons))
+
+    @property
+    def target(self) -> str:
+        """The target that the artifact was built for."""
+        return self.manifest.target
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors of the weight stream by name."""
+        return {tensor.name: tensor for tensor in self.manifest.weights.tensors}
+
+    def read_tensor(self, name: str) -> npt.NDArray[Any]:
+        """A tensor of the weight stream, read from the shards that it spans."""
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            raise ArtifactError(f"artifact {self.path} has no tensor {name}")
+        data = bytearray(tensor.bytes)
+        self.read_into(tensor.offset, memoryview(data))
+        return np.frombuffer(data, np.dtype(tensor.dtype)).reshape(tensor.shape)
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        """Fill `target` with the bytes of the weight stream from `offset`."""
+        weights, done = self.manifest.weights, 0
+        while done < len(target):
+            index, start = divmod(offset + done, weights.shard_bytes)
+            shard = weights.shards[index]
+            count = min(len(target) - done, shard.bytes - start)
+            with self._open(shard.file) as file:
+                file.seek(start)
+                found = file.readinto(target[done : done + count]) if count > 0 else 0
+            if not found or found < count:
+                raise ArtifactError(f"{shard.file} of {self.path} is truncated: no {count} bytes at {start}")
+            done += count
+
+    def plan(self, function: Function) -> Plan:
+        """Read the plan of one bucket."""
+        owners = ((p, name) for p in self.manifest.programs for name, buckets in p.functions.items() if function in buckets)
+        program, name = next(owners, (None, ""))
+        if function.plan is None or program is None:
+            raise ArtifactError(f"artifact {self.path} for {self.target} has no such plan: {function}")
+        return parse_plan(self.text(function.plan), name, function, program, self.manifest)
+
+    def text(self, file: str) -> str:
+        """Contents of a text file of the artifact."""
+        with self._open(file) as stream:
+            data = stream.read()
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ArtifactError(f"{file} of {self.path} is no UTF-8 ({error}). Copy the artifact again") from error
+
+    def tokenizer_file(self, name: str) -> str | None:
+        """Where the artifact keeps a file of the tokenizer, such as "tokenizer.json"; None if it has none."""
+        files = (record.file for record in self.manifest.tokenizer.files)
+        return next((file for file in files if PurePosixPath(file).name == name), None)
+
+    def file(self, name: str) -> Path | None:
+        """Path of an optional file, None if the artifact has none."""
+        path = self.path / name
+        return path if path.is_file() else None
+
+    def _open(self, file: str) -> BufferedReader:
+        try:
+            return (self.path / file).open("rb")
+        except FileNotFoundError as error:
+            raise ArtifactError(f"{file} is missing from {self.path}. Copy the artifact again or rebuild it") from error
+        except OSError as error:
+            raise ArtifactError(f"{file} of {self.path} cannot be read ({error}). Copy the artifact again") from error
+
+    def _unlisted(self) -> list[str]:
+        """Files that a tokenizer would be read from, although the manifest says nothing of them."""
+        listed = {file.file for file in self.manifest.tokenizer.files}
+        folders = {PurePosixPath(file).parent for file in listed}
+        found = {str(folder / name) for folder in folders for name in TOKENIZER_FILES if (self.path / folder / name).exists()}
+        return sorted(found - listed)
+
+    def _files(self) -> Iterator[_Expected]:
+        own = [file for file in (self.manifest.config, self.manifest.function) if file is not None]
+        for file in (*self.manifest.weights.shards, *self.manifest.tokenizer.files, *own):
+            yield _Expected(file.file, file.bytes, file.sha256)
+        for program in self.manifest.programs:
+            if program.library is not None:
+                yield _Expected(program.library, None, program.library_sha256)
+            for kernel in program.kernels.values():
+                if kernel.file is not None:
+                    yield _Expected(kernel.file, None, kernel.sha256)
+            for buckets in program.functions.values():
+                for function in buckets:
+                    if function.plan is not None:
+                        yield _Expected(function.plan, None, function.sha256)
+
+    def _check(self, expected: _Expected) -> str | None:
+        """What is wrong with a file, None if nothing is."""
+        path = self.path / expected.file
+        try:
+            stat = path.stat()
+        except FileNotFoundError:
+            return f"{expected.file} is missing"
+        except OSError as error:
+            return f"{expected.file} cannot be read ({error})"
+        if expected.bytes is not None and stat.st_size != expected.bytes:
+            verb = "is truncated" if stat.st_size < expected.bytes else "is too long"
+            return f"{expected.file} {verb}: {stat.st_size:,} of {expected.bytes:,} bytes"
+        if expected.sha256 is None:
+            return None
+        key = (str(path.resolve()), stat.st_size, stat.st_mtime_ns)
+        found = _hashes.get(key)
+        if found is None:
+            with self._open(expected.file) as file:
+                found = _hashes[key] = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != expected.sha256:
+            return f"{expected.file} is corrupt: SHA-256 {found}, expected {expected.sha256}"
+        return None

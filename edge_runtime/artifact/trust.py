@@ -1,0 +1,82 @@
+"""Whose native code runs here: a CPU artifact is a shared library, which does in this process whatever it likes.
+
+The hashes in an artifact tell damage, not who made it. So each user has a list of the artifacts that were built or trusted on this
+machine, by the SHA-256 of the manifest, which names that of the library: an artifact may be moved and copied, but not altered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from pathlib import Path
+
+from nearfar.edge_runtime.artifact.folders import data_folder
+from nearfar.edge_runtime.artifact.reader import Artifact
+from nearfar.errors import ArtifactError
+
+VARIABLE = "NEARFAR_TRUST"
+"""Set to 1: every artifact is trusted, as in a container whose image has them."""
+
+NATIVE = ("cpu",)
+"""Targets whose artifacts are native code. Shaders run in a sandbox of the driver, MLX artifacts are data."""
+
+
+def check_trust(artifact: Artifact, trust: bool) -> None:
+    """ArtifactError where the artifact is native code that was neither built nor trusted here. `trust`: it is from now on."""
+    if artifact.target not in NATIVE or os.environ.get(VARIABLE) == "1":
+        return
+    if trust:
+        remember(artifact.path)
+    elif not (_digest(artifact.path / "manifest.json") in _known() and _unaltered(artifact)):
+        made = artifact.manifest.provenance
+        libraries = ", ".join(str(artifact.path / program.library) for program in artifact.manifest.programs if program.library)
+        raise ArtifactError(
+            f"{libraries} is native code, which would run in this process with all your rights, and this machine has neither "
+            f"built nor trusted it. The artifact says of itself: {made.get('checkpoint', 'an unnamed checkpoint')}, made by "
+            f"nearfar {made.get('nearfar', 'of unknown version')}. If you trust who gave it to you, say so once with --trust "
+            f"(Engine.load(…, trust=True); {VARIABLE}=1 in a container); else build it here with nearfar build"
+        )
+
+
+def remember(artifact: Path) -> None:
+    """Enter an artifact directory in the list, if it is native code; warns where the list cannot be written."""
+    opened = Artifact.open(artifact)
+    digest = _digest(artifact / "manifest.json")
+    if opened.target not in NATIVE or digest in _known():
+        return
+    try:
+        file = _list()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a", encoding="utf-8") as out:
+            out.write(f"{digest}  {opened.manifest.model.name!r} {str(artifact.resolve())!r}\n")  # one write: appended whole
+    except (OSError, RuntimeError) as error:
+        warnings.warn(
+            f"cannot note that {artifact} is trusted ({error}): running it later will ask for --trust or {VARIABLE}=1", stacklevel=2
+        )
+
+
+def _list() -> Path:
+    return data_folder() / "trusted"
+
+
+def _known() -> frozenset[str]:
+    try:
+        lines = _list().read_text(encoding="utf-8", errors="replace").splitlines()
+    except (OSError, RuntimeError):  # none yet; no home directory
+        return frozenset()
+    return frozenset(line.split(" ")[0] for line in lines)
+
+
+def _unaltered(artifact: Artifact) -> bool:
+    """Whether the libraries are those of the manifest, also where the rest of the artifact was not to be verified."""
+    programs = [program for program in artifact.manifest.programs if program.library is not None]
+    return all(_digest(artifact.path / str(program.library)) == program.library_sha256 for program in programs)
+
+
+def _digest(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        raise ArtifactError(f"{file} cannot be read: {error.strerror or error}. Copy the artifact again, or build it") from error

@@ -1,0 +1,1 @@
+"""The engine: schedule, step, sample, emit."""

@@ -1,0 +1,366 @@
+"""The engine: one asynchronous loop that schedules, steps, samples and emits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakValueDictionary
+
+from nearfar.edge_runtime.cache import SequenceTable
+from nearfar.edge_runtime.engine.requests import Constraint, FinishReason, Request, RequestStats, TokenEvent, TopLogprob
+from nearfar.edge_runtime.engine.sampling import SamplingParams
+from nearfar.edge_runtime.engine.scheduler import Limits, Scheduler, Step
+from nearfar.edge_runtime.engine.steps import Done, Launched, Sampled, StepBuilder, StepWork, finish, launch
+from nearfar.errors import DeviceError, DeviceLost, NearfarError, RequestError
+from nearfar.format.manifest import Manifest, Program
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from nearfar.edge_runtime.executors.base import Executor
+
+MOST_LOSSES = 3
+"""How often in a row, without a token between, a lost device is opened anew."""
+
+FORKED = (
+    "the engine was loaded before this process was forked, and its threads stayed with the parent: load the artifact here, "
+    "or start processes another way (multiprocessing's spawn)"
+)
+
+T = TypeVar("T")
+_Event = TokenEvent | Exception
+
+
+_InFlight = tuple[Step, Launched]
+_Turn = tuple[_InFlight | None, list[Done]]
+"""The step that is still in flight after a turn of the loop, and the steps that were read."""
+
+log = logging.getLogger(__name__)
+
+
+class Generation:
+    """The tokens of one request, to be iterated once.
+
+    The request stops when this is closed or dropped, or when the task that iterates it is cancelled.
+    """
+
+    def __init__(self, core: EngineCore, request: Request) -> None:
+        self._core = core
+        self._request = request
+        self._events: asyncio.Queue[_Event] = asyncio.Queue()
+        self._ended = False
+
+    def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        return self
+
+    async def __anext__(self) -> TokenEvent:
+        if self._ended:
+            raise StopAsyncIteration
+        try:
+            event = await self._events.get()
+        except asyncio.CancelledError:
+            await self.aclose()
+            raise
+        if isinstance(event, Exception):
+            self._ended = True
+            raise event
+        self._ended = event.finish_reason is not None
+        return event
+
+    async def aclose(self) -> None:
+        """Stop the request if it is still going."""
+        self._ended = True
+        self._core.cancel(self._request)
+
+    def put(self, event: _Event) -> None:
+        """Hand an event to who iterates."""
+        self._events.put_nowait(event)
+
+    @property
+    def stats(self) -> RequestStats:
+        """The figures so far."""
+        return self._request.stats()
+
+
+class EngineCore:
+    """Runs token ids through one executor. Text, templates and OpenAI's shapes are above it.
+
+    Everything but the calls of the executor and of constraints happens on the event loop; those happen in one worker thread,
+    in order. So a mask that takes its time holds up steps, but nobody else on the event loop.
+
+    A step that fails ends an *epoch*: nothing that it or its predecessors computed is found any more, the device is opened anew
+    before the next step (or, where it cannot be, every call is refused), and what is remembered of its buffers starts afresh.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        manifest: Manifest,
+        program: Program,
+        pages: int,
+        *,
+        pipelined: bool = True,
+        reopen: Callable[[], Executor] | None = None,
+    ) -> None:
+        """Take over an executor. `pipelined`: queue a step before the tokens of the one before are read.
+
+        An executor that computes inside `run` gains nothing from that. `reopen`: makes another one like it, for when this one
+        has failed; where its device is lost (DeviceLost), requests go on where they were. Without it the engine ends there.
+        """
+        self.executor = executor
+        self.manifest = manifest
+        cache, model = manifest.cache, manifest.model
+        self.context = min(model.context_length, pages * cache.page_size)
+        buckets = sorted(function.size for function in program.functions["step"])
+        rows = max(function.rows for function in program.functions["step"])
+        table = SequenceTable(pages, cache.page_size, cache.slots)
+        self.scheduler = Scheduler(table, Limits(tuple(buckets), min(rows, cache.slots), self.context))
+        self._pipelined = pipelined
+        self._new_builder = partial(StepBuilder, manifest, program, feed=pipelined)
+        self._builder = self._new_builder()
+        self._reopen = reopen
+        self._failed: Exception | None = None  # what the executor raised; set and cleared in the worker thread
+        self._initialized = False  # whether the device has the initial writes of the builder; so too
+        self._lost_in_a_row = 0
+        self.epoch = 0
+        """How often a step has failed: what the cache held before is gone."""
+        self._generations: WeakValueDictionary[int, Generation] = WeakValueDictionary()
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="nearfar-executor")
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+        self._process = os.getpid()
+        self.steps = 0
+        try:
+            self._worker.submit(self._ready).result()
+        except BaseException:
+            self._worker.submit(executor.close)
+            self._worker.shutdown()
+            raise
+
+    def generate(
+        self, tokens: Seq[int], params: SamplingParams | None = None, constraint: Constraint | None = None, salt: str = ""
+    ) -> Generation:
+        """Start a request; call it on the event loop that will iterate the result.
+
+        It shares prefixes with requests of the same `salt` only: where one engine serves several who must not learn of
+        each other.
+        """
+        self._check_open()
+        params = params or SamplingParams()
+        self._check_tokens(tokens)
+        params.check_vocabulary(self.manifest.model.vocab_size)
+        limit = self.scheduler.limit_tokens(tokens, params.max_tokens)
+        seed = secrets.randbits(64) if params.seed is None else params.seed & (2**64 - 1)
+        request = Request(tuple(tokens), params, limit, seed, constraint=constraint, salt=salt)
+        generation = self._generations[request.number] = Generation(self, request)
+        self.scheduler.add(request)
+        self.wake()
+        return generation
+
+    def cancel(self, request: Request) -> None:
+        """End a request; what the device still computes for it is dropped."""
+        if not request.done:
+            self.scheduler.remove(request)
+        self._generations.pop(request.number, None)
+
+    async def on_device(self, call: Callable[[], T]) -> T:
+        """Call the executor between two turns of the loop: after every step that is queued already, before any later one."""
+        self._check_open()
+
+        def ready() -> T:
+            self._ready()
+            return call()
+
+        return await self._in_worker(ready)
+
+    def wake(self) -> None:
+        """Start the loop if it stands still: a request has come, or pages that somebody held are back."""
+        if self.scheduler.waiting and not self._closed and (self._task is None or self._task.done()):
+            self._task = asyncio.get_running_loop().create_task(self._loop())
+
+    async def close(self) -> None:
+        """Stop all requests and free the device; in a forked process nothing, for all of that is the parent's."""
+        if self._closed:
+            return
+        self._closed = True
+        if self.forked:
+            return
+        self._fail(DeviceError("the engine was closed while the request was running"))
+        if self._task is not None and not self._task.done():
+            await asyncio.wait([self._task])
+        try:
+            await self._in_worker(self.executor.close)
+        finally:
+            self._worker.shutdown()
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the one that loaded the engine: the threads that compute are not here."""
+        return os.getpid() != self._process
+
+    async def _loop(self) -> None:
+        """Run steps until there is nothing to do; where the device is lost on the way, go on with it opened anew."""
+        while True:
+            try:
+                await self._steps()
+                return
+            except asyncio.CancelledError:
+                self._end_epoch()
+                self._fail(DeviceError("the event loop of the engine was stopped while the request was running"))
+                raise
+            except Exception as error:
+                self._end_epoch()
+                if not self._goes_on(error):
+                    self._fail(error)
+                    return
+
+    async def _steps(self) -> None:
+        """Schedule → step → sample → emit, until there is nothing to do."""
+        before: _InFlight | None = None
+        while True:
+            step = self.scheduler.schedule(before[0] if before else None)
+            work = self._builder.build(step) if step else None
+            if step:
+                self.steps += 1
+                self.scheduler.queue(step)
+            elif before is None:
+                return
+            before, read = await self._in_worker(partial(self._turn, step, work, before))
+            for done in read:
+                self._lost_in_a_row = 0
+                self._emit(done)
+
+    def _end_epoch(self) -> None:
+        """A step has failed: requests will be computed again from their tokens, or fail; nothing is known of the device."""
+        self.epoch += 1
+        self.scheduler.restart()
+        self._builder = self._new_builder()
+        self._initialized = False
+
+    def _goes_on(self, error: Exception) -> bool:
+        """Whether requests wait for the device to be opened anew, as they do where it was lost, but not too often in a row."""
+        if not isinstance(error, DeviceLost):
+            return False
+        self._lost_in_a_row += 1
+        if self._reopen is None or self._lost_in_a_row > MOST_LOSSES:
+            self._lost_in_a_row = 0
+            return False
+        return not self._closed
+
+    def _ready(self) -> None:
+        """Runs in the worker thread, before other calls: a failed executor is replaced, a new one gets the initial writes."""
+        if self._failed is not None and self._reopen is not None:
+            # Memory is given back before it is taken again. What has failed may well fail to close.
+            try:
+                self.executor.close()
+            except Exception as error:
+                log.warning("the device that failed could not be closed: %s", error)
+            self.executor = self._reopen()
+            self._failed, self._initialized = None, False
+        if not self._initialized:
+            with self._guard():
+                for write in self._builder.initial():
+                    self.executor.write(write.buffer, write.data, write.row)
+            self._initialized = True
+
+    def _turn(self, step: Step | None, work: StepWork | None, before: _InFlight | None) -> _Turn:
+        """Queue the next step, then wait for the one before. Runs in the worker thread."""
+        self._ready()
+        read: list[tuple[Step, Launched, Sampled]] = []
+        with self._guard():
+            flying = (step, launch(self.executor, work)) if step and work else None
+            if before:
+                read.append((*before, before[1].read()))
+            if flying and not self._pipelined:
+                read.append((*flying, flying[1].read()))
+                flying = None
+        # Last, because constraints must not take note of tokens that a failure of the device would take back.
+        return flying, [finish(*done) for done in read]
+
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        """Remember that the executor has failed: from then on it can only be closed."""
+        try:
+            yield
+        except Exception as error:
+            self._failed = error
+            raise
+
+    def _emit(self, done: Done) -> None:
+        """Publish what a step computed, and give each of its requests its token."""
+        sampled = done.step.sampled
+        for request in sampled:
+            if request.number in done.refused and not request.done:
+                self._refuse(request, done.refused[request.number])
+        self.scheduler.publish(done.step)
+        for row, request in enumerate(sampled):
+            if request.done:
+                continue
+            token = int(done.sampled.tokens[row])
+            request.accept(token)
+            self.scheduler.record(request)
+            reason = self._finish_reason(request, token)
+            generation = self._generations.get(request.number)
+            if generation is not None:
+                generation.put(_event(request, token, reason, done.sampled, row))
+            if reason or generation is None:
+                self.cancel(request)
+
+    def _refuse(self, request: Request, error: Exception) -> None:
+        """End one request with an error."""
+        generation = self._generations.get(request.number)
+        if generation is not None:
+            generation.put(error)
+        self.cancel(request)
+
+    def _finish_reason(self, request: Request, token: int) -> FinishReason | None:
+        if token in self.manifest.model.eos_token_ids and not request.params.ignore_eos:
+            return "stop"
+        return "length" if len(request.tokens) - len(request.prompt) >= request.limit else None
+
+    def _fail(self, error: Exception) -> None:
+        """End every request with an error."""
+        for request in [*self.scheduler.running, *self.scheduler.waiting]:
+            self.scheduler.remove(request)
+        for generation in list(self._generations.values()):
+            known = isinstance(error, NearfarError)
+            generation.put(error if known else DeviceError(f"the device failed: {type(error).__name__}: {error}"))
+        self._generations.clear()
+
+    def _check_tokens(self, tokens: Seq[int]) -> None:
+        if not len(tokens):
+            raise RequestError("the prompt is empty; give at least one token", "prompt")
+        vocab = self.manifest.model.vocab_size
+        for position, token in enumerate(tokens):
+            if not 0 <= token < vocab:
+                raise RequestError(
+                    f"token id {token} at position {position} is outside the vocabulary of {vocab} tokens", "prompt"
+                )
+
+    def _check_open(self) -> None:
+        """Refuse where the engine has come to its end."""
+        if self._closed:
+            raise DeviceError("the engine is closed; load the artifact again")
+        if self.forked:
+            raise DeviceError(FORKED)
+        if self._failed is not None and self._reopen is None:
+            raise DeviceError(f"the device has failed ({self._failed}), and the engine ended there; load the artifact again")
+
+    async def _in_worker(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._worker, call)
+
+
+def _event(request: Request, token: int, finish: FinishReason | None, sampled: Sampled, row: int) -> TokenEvent:
+    count = request.params.logprobs
+    if count is None or sampled.logprobs is None or sampled.top_ids is None or sampled.top_logprobs is None:
+        return TokenEvent(token, finish)
+    ids, values = sampled.top_ids[row, :count].tolist(), sampled.top_logprobs[row, :count].tolist()
+    top = tuple(TopLogprob(i, v) for i, v in zip(ids, values, strict=True))
+    return TokenEvent(token, finish, float(sampled.logprobs[row]), top)

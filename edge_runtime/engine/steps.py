@@ -1,0 +1,316 @@
+"""Turns a scheduled step into what the device reads: the small buffers of docs/artifact.md, and the sampler's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.edge_runtime.cache import Sequence
+from nearfar.edge_runtime.cache.sequences import Copy
+from nearfar.edge_runtime.engine.requests import Constraint, Request
+from nearfar.edge_runtime.engine.scheduler import Step
+from nearfar.errors import DeviceError, NearfarError, RequestError
+from nearfar.format.manifest import Manifest, Program
+
+if TYPE_CHECKING:
+    from nearfar.edge_runtime.executors.base import Executor
+
+Array = npt.NDArray[Any]
+
+PROMPT_FLAG = 1 << 24
+"""Bit of `counts` that marks a token of the prompt."""
+
+COLDEST = 1e-6
+"""The least temperature but 0: divided by less, a logit could pass what a float32 holds."""
+
+EVERY = 0xFFFFFFFF
+"""Word of `allowed` that forbids nothing."""
+
+
+NO_TOKEN = "the grammar allows no token here, or takes too long to follow; make it simpler"
+
+NOT_FINITE = (
+    "the logits of this request are not finite numbers, so no token can be chosen: the model overflows in the precision that it "
+    "runs in. Load it with precision f32 (--precision f32); if it runs in f32 already, report the model and the prompt"
+)
+
+
+@dataclass(frozen=True)
+class Write:
+    """Data for a buffer, from a row of it on."""
+
+    buffer: str
+    data: Array
+    row: int = 0
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A constrained request whose tokens the constraint names when the step is launched, and its slot."""
+
+    request: Request
+    slot: int
+
+
+@dataclass
+class StepWork:
+    """All that the device is asked to do for one step, in order: copies, writes and masks, runs."""
+
+    size: int
+    copies: tuple[Copy, ...]
+    writes: list[Write]
+    masks: list[Mask] = field(default_factory=list)
+    sampler: Literal["greedy", "sample"] | None = None
+    sampler_size: int = 0
+    sampled: int = 0
+    logprobs_size: int = 0
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What was sampled, a row a request. Token -1: no logit of the row was finite."""
+
+    tokens: Array
+    logprobs: Array | None = None
+    top_ids: Array | None = None
+    top_logprobs: Array | None = None
+
+
+Refused = dict[int, NearfarError]
+"""Why requests end at a step, by their number; the others of the step go on."""
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A step that the device is computing. `read` waits for its tokens."""
+
+    read: Callable[[], Sampled]
+    refused: Refused
+
+
+@dataclass(frozen=True)
+class Done:
+    """A step that has been read. The tokens of `refused` requests mean nothing."""
+
+    step: Step
+    sampled: Sampled
+    refused: Refused
+
+
+@dataclass
+class _SlotState:
+    """What a slot's rows on the device hold, so that only what changed is written."""
+
+    pages: list[int] = field(default_factory=list)
+    owner: Sequence | None = None
+    biased: bool = False
+    constrained: bool = False
+
+
+class StepBuilder:
+    """Lays steps out for the device, and remembers what the device already knows about each slot."""
+
+    def __init__(self, manifest: Manifest, program: Program, feed: bool) -> None:
+        self._model = manifest.model
+        self._pages_per_slot = -(-manifest.model.context_length // manifest.cache.page_size)
+        self._slots = [_SlotState() for _ in range(manifest.cache.slots)]
+        self._sizes = {name: sorted(f.size for f in buckets) for name, buckets in program.functions.items()}
+        self._feed = feed
+        self._words = (manifest.model.vocab_size + 31) // 32
+        rows = max(self._sizes["step"])
+        self._written = {"slots": np.full(rows, -2, np.int32), "logit_rows": np.full(16, -2, np.int32)}
+
+    def initial(self) -> list[Write]:
+        """Writes to make once: no bias, every token allowed."""
+        slots, vocab = len(self._slots), self._model.vocab_size
+        return [
+            Write("logit_bias", np.zeros((slots, vocab), np.float32)),
+            Write("counts", np.zeros((slots, vocab), np.int32)),
+            Write("allowed", np.full((slots, self._words), EVERY, np.uint32)),
+        ]
+
+    def build(self, step: Step) -> StepWork:
+        """Lay out a step. Call it in the order in which the steps will run, before their rows count as queued."""
+        work = StepWork(step.size, step.copies, self._rows(step))
+        requests = step.sampled
+        for chunk in step.chunks:
+            if chunk is not None:
+                work.writes += self._page_table(chunk.request)
+        if requests:
+            self._sampler(work, step)
+        return work
+
+    def _rows(self, step: Step) -> list[Write]:
+        tokens = np.zeros(step.size, np.int32)
+        positions = np.full(step.size, -1, np.int32)
+        slots = np.zeros(step.size, np.int32)
+        logit_rows = np.zeros(16, np.int32)
+        row = sampled = 0
+        for chunk in step.chunks:
+            if chunk is None:
+                row += 1
+                continue
+            assert chunk.request.sequence is not None
+            end = row + chunk.count
+            known = chunk.request.tokens[chunk.start : chunk.start + chunk.count]
+            tokens[row : row + len(known)] = known
+            positions[row:end] = np.arange(chunk.start, chunk.start + chunk.count)
+            slots[row:end] = chunk.request.sequence.slot
+            if chunk.samples:
+                logit_rows[sampled] = end - 1
+                sampled += 1
+            row = end
+        writes = [Write("positions", positions), *self._changed("slots", slots), *self._changed("logit_rows", logit_rows)]
+        if step.fed < step.size:
+            writes.append(Write("tokens", tokens[step.fed :], step.fed))
+        return writes
+
+    def _changed(self, buffer: str, data: npt.NDArray[np.int32]) -> list[Write]:
+        """The write, unless the buffer holds that already, as it does while the same requests decode."""
+        known = self._written[buffer][: len(data)]
+        if np.array_equal(known, data):
+            return []
+        known[:] = data
+        return [Write(buffer, data)]
+
+    def _page_table(self, request: Request) -> list[Write]:
+        sequence = request.sequence
+        assert sequence is not None
+        state = self._slots[sequence.slot]
+        if state.pages == sequence.pages:
+            return []
+        state.pages = list(sequence.pages)
+        table = np.zeros((1, self._pages_per_slot), np.int32)
+        table[0, : len(sequence.pages)] = sequence.pages
+        return [Write("page_table", table, sequence.slot)]
+
+    def _sampler(self, work: StepWork, step: Step) -> None:
+        requests = step.sampled
+        work.sampled = len(requests)
+        work.sampler = "greedy" if all(r.params.plain_greedy and r.constraint is None for r in requests) else "sample"
+        work.sampler_size = self._size(work.sampler, len(requests))
+        if any(r.params.logprobs is not None for r in requests):
+            work.logprobs_size = self._size("logprobs", len(requests))
+        ints = np.zeros((16, 8), np.int32)
+        ints[:, 0] = ints[:, 5] = -1
+        floats = np.zeros((16, 8), np.float32)
+        for index, chunk in enumerate(c for c in step.chunks if c is not None and c.samples):
+            request, params = chunk.request, chunk.request.params
+            assert request.sequence is not None
+            low, high = np.array([request.seed & 0xFFFFFFFF, request.seed >> 32], np.uint32).view(np.int32)
+            feed = index if self._feed else -1
+            ints[index] = request.sequence.slot, params.top_k, low, high, chunk.start + chunk.count, feed, 0, 0
+            penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+            temperature = max(params.temperature, COLDEST) if params.temperature else 0.0
+            floats[index] = temperature, params.top_p, params.min_p, *penalties, 0, 0
+            if work.sampler == "sample":
+                work.writes += self._slot_rows(request)
+                self._allowed(work, request)
+        work.writes.append(Write("sample_i32", ints))
+        if work.sampler == "sample":
+            work.writes.append(Write("sample_f32", floats))
+
+    def _slot_rows(self, request: Request) -> list[Write]:
+        """Bias and counts of a slot that a request has just taken over."""
+        sequence, params, vocab = request.sequence, request.params, self._model.vocab_size
+        assert sequence is not None
+        state = self._slots[sequence.slot]
+        if state.owner is sequence:
+            return []
+        state.owner = sequence
+        writes: list[Write] = []
+        if params.logit_bias or state.biased:
+            bias = np.zeros((1, vocab), np.float32)
+            bias[0, list(params.logit_bias)] = list(params.logit_bias.values())
+            state.biased = bool(params.logit_bias)
+            writes.append(Write("logit_bias", bias, sequence.slot))
+        if params.penalized:
+            answer = np.array(request.tokens[len(request.prompt) :], np.int64)
+            counts = np.bincount(answer, minlength=vocab).astype(np.int32)
+            counts[list(request.prompt)] |= PROMPT_FLAG
+            writes.append(Write("counts", counts[None], sequence.slot))
+        return writes
+
+    def _allowed(self, work: StepWork, request: Request) -> None:
+        """The tokens that a request may take: of a constrained one at each step, of another once after it."""
+        assert request.sequence is not None
+        slot = request.sequence.slot
+        state = self._slots[slot]
+        if request.constraint is not None:
+            work.masks.append(Mask(request, slot))
+        elif state.constrained:
+            work.writes.append(Write("allowed", np.full((1, self._words), EVERY, np.uint32), slot))
+        state.constrained = request.constraint is not None
+
+    def _size(self, function: str, rows: int) -> int:
+        return next(size for size in self._sizes[function] if size >= rows)
+
+
+def launch(executor: Executor, work: StepWork) -> Launched:
+    """Enqueue a step. A constraint that fails ends its own request; what the executor raises ends the epoch."""
+    for source, target in work.copies:
+        executor.copy_page(source, target)
+    for write in work.writes:
+        executor.write(write.buffer, write.data, write.row)
+    refused: Refused = {}
+    for mask in work.masks:
+        row = _allowed(mask.request, refused)
+        if row is not None:
+            executor.write("allowed", row[None], mask.slot)
+    executor.run("step", work.size)
+    if work.sampler is not None:
+        executor.run(work.sampler, work.sampler_size)
+    # Read even where nothing was sampled, so that no more than two steps are ever under way.
+    tokens = executor.fetch("sampled", max(work.sampled, 1))
+    if not work.logprobs_size:
+        return Launched(lambda: Sampled(tokens()), refused)
+    executor.run("logprobs", work.logprobs_size)
+    chosen = executor.fetch("logprob", work.sampled)
+    ids, values = executor.fetch("top_ids", work.sampled), executor.fetch("top_logprobs", work.sampled)
+    return Launched(lambda: Sampled(tokens(), chosen(), ids(), values()), refused)
+
+
+def finish(step: Step, launched: Launched, sampled: Sampled) -> Done:
+    """What came of a step: constraints take note of their tokens, and requests without a token are refused."""
+    refused = dict(launched.refused)
+    for row, request in enumerate(step.sampled):
+        if request.done or request.number in refused:
+            continue
+        token = int(sampled.tokens[row])
+        if token < 0:
+            refused[request.number] = DeviceError(NOT_FINITE)
+        elif request.constraint is not None:
+            _accept(request, request.constraint, token, refused)
+    return Done(step, sampled, refused)
+
+
+def _allowed(request: Request, refused: Refused) -> Array | None:
+    """uint32 [(vocab_size+31)//32]: the tokens that may come next. None where the constraint names none, or fails."""
+    assert request.constraint is not None
+    try:
+        row = request.constraint.allowed()
+    except Exception as error:
+        refused[request.number] = _grammar_failed(error)
+        return None
+    if not row.any():
+        refused[request.number] = RequestError(NO_TOKEN, "response_format")
+        return None
+    return row
+
+
+def _accept(request: Request, constraint: Constraint, token: int, refused: Refused) -> None:
+    try:
+        if not constraint.accept(token):
+            refused[request.number] = RequestError(NO_TOKEN, "response_format")
+    except Exception as error:
+        refused[request.number] = _grammar_failed(error)
+
+
+def _grammar_failed(error: Exception) -> NearfarError:
+    if isinstance(error, NearfarError):
+        return error
+    return RequestError(f"the grammar failed ({type(error).__name__}: {error}); make it simpler", "response_format")

@@ -1,0 +1,1 @@
+"""The CPU: plans replayed by the artifact's own shared library."""

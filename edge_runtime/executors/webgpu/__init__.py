@@ -1,0 +1,1 @@
+"""WebGPU through wgpu: plans as compute passes."""

@@ -1,0 +1,90 @@
+"""Finding a WebGPU device through wgpu-py: what it offers, and a device with just what a program needs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from nearfar.edge_runtime.executors import drivers as mesa
+from nearfar.errors import DeviceError
+
+
+def require_wgpu() -> Any:
+    """The module wgpu, or an error that says how to get it."""
+    try:
+        import wgpu
+    except ImportError as error:
+        raise DeviceError("the package wgpu is not installed: pip install 'nearfar[edge]'") from error
+    return wgpu
+
+
+@lru_cache(maxsize=2)
+def adapter(power: str = "high-performance") -> Any:
+    """The adapter that the system prefers."""
+    mesa.prepare()
+    wgpu = require_wgpu()
+    try:
+        found = wgpu.gpu.request_adapter_sync(power_preference=power)
+    except Exception as error:
+        raise DeviceError(f"no WebGPU adapter: {error}. Install a Vulkan driver (Mesa's lavapipe will do)") from error
+    if found is None:
+        raise DeviceError("no WebGPU adapter. Install a Vulkan driver (Mesa's lavapipe will do)")
+    return found
+
+
+def features() -> frozenset[str]:
+    """Names of the adapter's features, as WebGPU spells them."""
+    return frozenset(adapter().features)
+
+
+def limits() -> dict[str, int]:
+    """The adapter's limits by their WebGPU names."""
+    return {_camel(name): int(value) for name, value in adapter().limits.items()}
+
+
+def information() -> dict[str, str]:
+    """What the adapter says about itself: device, adapter_type, backend_type, description and more."""
+    return {str(name): str(value) for name, value in adapter().info.items()}
+
+
+def is_hardware() -> bool:
+    """Whether there is a GPU, as opposed to none or one that software plays."""
+    try:
+        return str(adapter().info.get("adapter_type", "")).upper() not in ("CPU", "UNKNOWN", "")
+    except DeviceError:
+        return False
+
+
+def open_device(requires: Mapping[str, Any], buffer_bytes: int, what_fits: str) -> Any:
+    """A device with a program's features and limits; `buffer_bytes` is the largest buffer (the cache's grow with its budget)."""
+    found, have = adapter(), limits()
+    missing = sorted(set(requires["features"]) - features())
+    if missing:
+        raise DeviceError(f"{_name(found)} lacks {', '.join(missing)}: use the program of another precision")
+    wanted = {str(name): int(value) for name, value in requires["limits"].items()}
+    for name in ("maxStorageBufferBindingSize", "maxBufferSize"):
+        wanted[name] = max(wanted.get(name, 0), buffer_bytes)
+    short = [f"{name} {have[name]:,} of {value:,}" for name, value in wanted.items() if have.get(name, value) < value]
+    if short:
+        raise DeviceError(f"{_name(found)} offers too little: {', '.join(short)}. {what_fits}")
+    try:
+        return found.request_device_sync(
+            required_features=list(requires["features"]),
+            required_limits={_hyphens(name): value for name, value in wanted.items() if name in have},
+        )
+    except Exception as error:
+        raise DeviceError(f"{_name(found)} gives no device: {error}") from error
+
+
+def _name(found: Any) -> str:
+    return str(found.info.get("device") or found.summary)
+
+
+def _camel(name: str) -> str:
+    return re.sub(r"-([a-z])", lambda match: match.group(1).upper(), name)
+
+
+def _hyphens(name: str) -> str:
+    return re.sub(r"[A-Z]", lambda match: "-" + match.group(0).lower(), name)

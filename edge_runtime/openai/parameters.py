@@ -1,0 +1,190 @@
+"""OpenAI's request parameters, and how they become sampling parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from typing import Any, TypedDict, cast
+
+from nearfar.edge_runtime.engine.sampling import MAX_TOP_LOGPROBS, SamplingParams
+from nearfar.errors import RequestError
+
+MAX_CHOICES = 64
+
+
+class CommonParams(TypedDict, total=False):
+    """Parameters of both kinds of completion; None stands for the default.
+
+    `model`: the loaded model's name, or nothing. `user`: whom a service would bill; without a meaning here.
+    """
+
+    model: str | None
+    user: str | None
+    n: int | None
+    max_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | Mapping[str, float] | None
+    seed: int | None
+    stop: str | Seq[str] | None
+    ignore_eos: bool | None
+    stream_options: Mapping[str, Any] | None
+
+
+class ChatParams(CommonParams, total=False):
+    """Parameters of chat completions. `continue_final_message`: the answer goes on where the last message ends, as in vLLM."""
+
+    max_completion_tokens: int | None
+    logprobs: bool | None
+    top_logprobs: int | None
+    response_format: Mapping[str, Any] | None
+    continue_final_message: bool | None
+
+
+class CompletionParams(CommonParams, total=False):
+    """Parameters of plain completions."""
+
+    logprobs: int | None
+    echo: bool | None
+
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+             "seed", "ignore_eos")  # fmt: skip
+
+
+def chat_sampling(params: ChatParams) -> SamplingParams:
+    """Sampling parameters of a chat completion."""
+    given = _given(cast(dict[str, Any], params), ChatParams)
+    if given.get("response_format", {"type": "text"}) != {"type": "text"}:
+        raise RequestError("response_format: only {'type': 'text'} is supported", "response_format")
+    logprobs, top = given.get("logprobs", False), given.get("top_logprobs", 0)
+    if top and not logprobs:
+        raise RequestError("top_logprobs needs logprobs=True", "top_logprobs")
+    if not isinstance(logprobs, bool):
+        raise RequestError(f"logprobs must be true or false, not {logprobs!r}", "logprobs")
+    both = [given[name] for name in ("max_completion_tokens", "max_tokens") if name in given]
+    return _sampling(given, both[0] if both else None, top if logprobs else None)
+
+
+def completion_sampling(params: CompletionParams) -> SamplingParams:
+    """Sampling parameters of a plain completion."""
+    given = _given(cast(dict[str, Any], params), CompletionParams)
+    return _sampling(given, given.get("max_tokens"), given.get("logprobs"))
+
+
+def choices(params: CommonParams) -> int:
+    """How many answers are asked for."""
+    n = params.get("n")
+    if n is None:
+        return 1
+    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MAX_CHOICES:
+        raise RequestError(f"n must be a whole number from 1 to {MAX_CHOICES}, not {n!r}", "n")
+    return n
+
+
+def include_usage(params: CommonParams) -> bool:
+    """Whether a stream ends with a chunk of usage figures."""
+    options = params.get("stream_options")
+    if options is None:
+        return False
+    if not isinstance(options, Mapping) or set(options) - {"include_usage"}:
+        raise RequestError(f"stream_options must be {{'include_usage': …}}, not {options!r:.80}", "stream_options")
+    return _flag("stream_options", options.get("include_usage"))
+
+
+def continues_last(params: ChatParams, messages: Seq[Mapping[str, Any]]) -> bool:
+    """Whether the answer is the rest of the last message, which must be the assistant's."""
+    goes_on = _flag("continue_final_message", params.get("continue_final_message"))
+    if goes_on and messages[-1]["role"] != "assistant":
+        raise RequestError("continue_final_message needs a last message of the role assistant", "messages")
+    return goes_on
+
+
+def check_model(params: CommonParams, loaded: str) -> None:
+    """Refuse another model than the one that is loaded."""
+    if (model := params.get("model")) is not None and model != loaded:
+        raise RequestError(f"model {model!r} is not loaded here, but {loaded!r} is: leave model out", "model")
+
+
+def token_prompt(prompt: object) -> list[int]:
+    """A prompt of token ids; whether the model has them is the engine's business."""
+    if not isinstance(prompt, Seq) or not all(
+        isinstance(token, int) and not isinstance(token, bool) for token in prompt
+    ):
+        raise RequestError(f"prompt must be a string or a list of token ids, not {prompt!r:.80}", "prompt")
+    return list(prompt)
+
+
+def checked_messages(messages: object) -> list[dict[str, Any]]:
+    """Messages with their content as one string."""
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Seq) or not messages:
+        raise RequestError(
+            f"messages must be a list of at least one {{'role', 'content'}}, not {messages!r:.80}", "messages"
+        )
+    return [_message(index, message) for index, message in enumerate(messages)]
+
+
+def _message(index: int, message: object) -> dict[str, Any]:
+    where = f"messages[{index}]"
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or not message["role"]:
+        raise RequestError(f"{where} must have a role (system, user, assistant) and content", "messages")
+    content = message.get("content")
+    if isinstance(content, Seq) and not isinstance(content, str | bytes):
+        for part in content:
+            if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+                raise RequestError(f"{where}: only text content is supported, not {part!r:.80}", "messages")
+        content = "".join(part["text"] for part in content)
+    if not isinstance(content, str):
+        raise RequestError(f"{where}.content must be text, not {content!r:.80}", "messages")
+    return {**message, "content": content}
+
+
+def _given(params: dict[str, Any], known: Any) -> dict[str, Any]:
+    """The parameters that are set; refuses names that nobody knows."""
+    unknown = sorted(set(params) - set(known.__annotations__) - set(CommonParams.__annotations__))
+    if unknown:
+        raise RequestError(f"unknown parameter {', '.join(unknown)}", unknown[0])
+    if not isinstance(params.get("user"), str | None):
+        raise RequestError(f"user must be a string, not {params['user']!r}", "user")
+    _flag("ignore_eos", params.get("ignore_eos"))
+    return {name: value for name, value in params.items() if value is not None}
+
+
+def _flag(name: str, value: object) -> bool:
+    """A switch; None is off."""
+    if not isinstance(value, bool | None):
+        raise RequestError(f"{name} must be true or false, not {value!r:.80}", name)
+    return bool(value)
+
+
+def _sampling(given: dict[str, Any], max_tokens: Any, logprobs: Any) -> SamplingParams:
+    if logprobs is not None and (isinstance(logprobs, bool) or not isinstance(logprobs, int)):
+        raise RequestError(f"logprobs must be a number from 0 to {MAX_TOP_LOGPROBS}, not {logprobs!r}", "logprobs")
+    stop = given.get("stop", ())
+    if not isinstance(stop, str | list | tuple):
+        raise RequestError(f"stop must be a string or a list of strings, not {stop!r}", "stop")
+    return SamplingParams(
+        max_tokens=max_tokens,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        logit_bias=_bias(given.get("logit_bias", {})),
+        logprobs=logprobs,
+        **{name: given[name] for name in _SAMPLING if name in given},
+    )
+
+
+def _bias(bias: object) -> dict[int, float]:
+    """Token ids may come as strings, as they do in JSON."""
+    if not isinstance(bias, Mapping):
+        raise RequestError(f"logit_bias must map token ids to numbers, not {bias!r:.80}", "logit_bias")
+    out: dict[int, float] = {}
+    for token, value in bias.items():
+        try:
+            out[int(token) if isinstance(token, str) else token] = value
+        except (TypeError, ValueError) as error:
+            raise RequestError(f"logit_bias: {token!r} is not a token id", "logit_bias") from error
+    return out

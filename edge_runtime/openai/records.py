@@ -1,0 +1,164 @@
+"""OpenAI's response shapes as plain records."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from nearfar.edge_runtime.engine.requests import RequestStats
+
+FinishReason = Literal["stop", "length"]
+
+
+class Record:
+    """Attribute access as in OpenAI's client, and its two ways to write a record out."""
+
+    def model_dump(self) -> dict[str, Any]:
+        """As nested dictionaries."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload,no-any-return]
+
+    def model_dump_json(self) -> str:
+        """As JSON."""
+        return json.dumps(self.model_dump(), ensure_ascii=False)
+
+
+@dataclass(frozen=True)
+class PromptTokensDetails(Record):
+    """How much of a prompt was in the cache already."""
+
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Usage(Record):
+    """Token counts of a response."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails = dataclasses.field(default_factory=PromptTokensDetails)
+
+
+@dataclass(frozen=True)
+class TopLogprob(Record):
+    """An alternative to a token."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+@dataclass(frozen=True)
+class TokenLogprob(Record):
+    """A token of the answer with its log-probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+@dataclass(frozen=True)
+class Logprobs(Record):
+    """Log-probabilities of a chat answer."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+@dataclass(frozen=True)
+class Message(Record):
+    """An answer."""
+
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+@dataclass(frozen=True)
+class Choice(Record):
+    """One answer of a chat completion."""
+
+    index: int
+    message: Message
+    finish_reason: FinishReason
+    logprobs: Logprobs | None = None
+
+
+@dataclass(frozen=True)
+class ChatCompletion(Record):
+    """A whole chat response. `timings` is ours: one record a choice."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+    timings: list[RequestStats]
+    object: Literal["chat.completion"] = "chat.completion"
+
+
+@dataclass(frozen=True)
+class Delta(Record):
+    """What a chunk adds to an answer."""
+
+    content: str | None = None
+    role: Literal["assistant"] | None = None
+
+
+@dataclass(frozen=True)
+class ChunkChoice(Record):
+    """A piece of one answer."""
+
+    index: int
+    delta: Delta
+    finish_reason: FinishReason | None = None
+    logprobs: Logprobs | None = None
+
+
+@dataclass(frozen=True)
+class ChatCompletionChunk(Record):
+    """A piece of a streamed chat response. The last one may carry usage, and then has no choices."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | None = None
+    timings: list[RequestStats] | None = None
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+
+
+@dataclass(frozen=True)
+class CompletionLogprobs(Record):
+    """Log-probabilities of a plain completion, in the older parallel-list shape."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+@dataclass(frozen=True)
+class CompletionChoice(Record):
+    """One text of a completion, or a piece of it when streamed."""
+
+    index: int
+    text: str
+    finish_reason: FinishReason | None = None
+    logprobs: CompletionLogprobs | None = None
+
+
+@dataclass(frozen=True)
+class Completion(Record):
+    """A completion, or a piece of a streamed one."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+    timings: list[RequestStats] | None = None
+    object: Literal["text_completion"] = "text_completion"

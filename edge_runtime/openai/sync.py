@@ -1,0 +1,249 @@
+"""The synchronous face: the asynchronous engine on an event loop in a background thread."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any, Generic, Literal, Self, TypeVar, Unpack, overload
+
+from nearfar.edge_runtime.engine.core import FORKED
+from nearfar.edge_runtime.engine.requests import TokenEvent
+from nearfar.edge_runtime.engine.sampling import SamplingParams
+from nearfar.edge_runtime.openai.api import AsyncEngine, AsyncStream
+from nearfar.edge_runtime.openai.parameters import ChatParams, CompletionParams
+from nearfar.edge_runtime.openai.records import ChatCompletion, ChatCompletionChunk, Completion
+from nearfar.edge_runtime.snapshots import Progress, Snapshot
+from nearfar.errors import DeviceError
+from nearfar.format.manifest import Manifest
+
+T = TypeVar("T")
+Item = TypeVar("Item")
+
+
+class Loop:
+    """An event loop in a daemon thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="nearfar-engine", daemon=True)
+        self._thread.start()
+        self._process = os.getpid()
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the one that has the thread."""
+        return os.getpid() != self._process
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine there and wait for it; interrupting the wait cancels it. DeviceError in a forked process."""
+        if self.forked:
+            coroutine.close()
+            raise DeviceError(FORKED)
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class Stream(Generic[Item]):
+    """Items as they come. Closing it stops the request; so does leaving the loop over it early, or Ctrl-C in it."""
+
+    def __init__(self, loop: Loop, items: AsyncIterator[Item], close: Coroutine[Any, Any, None]) -> None:
+        self._loop = loop
+        self._items = items
+        self._close: Coroutine[Any, Any, None] | None = close
+
+    def __iter__(self) -> Iterator[Item]:
+        try:
+            while True:
+                try:
+                    yield self._loop.run(_next(self._items))
+                except StopAsyncIteration:
+                    return
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Stop the request."""
+        close, self._close = self._close, None
+        if close is not None and self._loop.forked:  # the request is the parent's
+            close.close()
+        elif close is not None:
+            self._loop.run(close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if self._close is not None:
+            self._close.close()
+
+
+class Engine:
+    """A model on a device, for synchronous code. Usable from several threads at once: their requests share steps."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self.asynchronous = engine
+        self._loop = Loop()
+        self._closed = False
+        self.chat = _Chat(self._loop, engine)
+        self.completions = _Completions(self._loop, engine)
+
+    @property
+    def loop(self) -> Loop:
+        """Where the asynchronous engine runs, and only there may be used."""
+        return self._loop
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        device: str = "auto",
+        kv_memory: int | str | None = None,
+        threads: int | None = None,
+        verify: bool = True,
+        kv_bits: int | None = None,
+        precision: str | None = None,
+        debug: bool = False,
+        trust: bool = False,
+    ) -> Engine:
+        """See AsyncEngine.load."""
+        loading = AsyncEngine.load(
+            path, device=device, kv_memory=kv_memory, threads=threads, verify=verify, kv_bits=kv_bits,
+            precision=precision, debug=debug, trust=trust,
+        )  # fmt: skip
+        return cls(_run_apart(loading))
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the artifact says about the model."""
+        return self.asynchronous.manifest
+
+    @property
+    def context(self) -> int:
+        """Tokens that a prompt and its answer may have together."""
+        return self.asynchronous.context
+
+    def generate(self, tokens: Seq[int], params: SamplingParams | None = None) -> Stream[TokenEvent]:
+        """Token ids in, token events out."""
+
+        async def start() -> Stream[TokenEvent]:
+            generation = self.asynchronous.generate(tokens, params)
+            return Stream(self._loop, generation, generation.aclose())
+
+        return self._loop.run(start())
+
+    def save_cache(
+        self,
+        path: str | Path,
+        *,
+        messages: Seq[Mapping[str, Any]] | None = None,
+        prompt: str | None = None,
+        tokens: Seq[int] | None = None,
+        force: bool = False,
+        progress: Progress | None = None,
+    ) -> Snapshot:
+        """See AsyncEngine.save_cache. Ctrl-C ends it, and leaves nothing."""
+        saving = self.asynchronous.save_cache(
+            path, messages=messages, prompt=prompt, tokens=tokens, force=force, progress=progress
+        )
+        return self._loop.run(saving)
+
+    def load_cache(self, path: str | Path, *, progress: Progress | None = None) -> Snapshot:
+        """See AsyncEngine.load_cache."""
+        return self._loop.run(self.asynchronous.load_cache(path, progress=progress))
+
+    def close(self) -> None:
+        """Stop all requests and free the device; in a forked process nothing, for all of that is the parent's."""
+        if not self._closed:
+            self._closed = True
+            if self._loop.forked:
+                return
+            self._loop.run(self.asynchronous.close())
+            self._loop.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Chat:
+    """`engine.chat`."""
+
+    def __init__(self, loop: Loop, engine: AsyncEngine) -> None:
+        self.completions = _ChatCompletions(loop, engine)
+
+
+class _ChatCompletions:
+    """`engine.chat.completions`."""
+
+    def __init__(self, loop: Loop, engine: AsyncEngine) -> None:
+        self._loop, self._engine = loop, engine
+
+    @overload
+    def create(
+        self, messages: Seq[Mapping[str, Any]], *, stream: Literal[False] = False, **params: Unpack[ChatParams]
+    ) -> ChatCompletion: ...
+    @overload
+    def create(
+        self, messages: Seq[Mapping[str, Any]], *, stream: Literal[True], **params: Unpack[ChatParams]
+    ) -> Stream[ChatCompletionChunk]: ...
+    def create(
+        self, messages: Seq[Mapping[str, Any]], *, stream: bool = False, **params: Unpack[ChatParams]
+    ) -> ChatCompletion | Stream[ChatCompletionChunk]:
+        """Answer a conversation, whole or in chunks."""
+        made = self._loop.run(self._engine.chat.completions.create(messages, stream=stream, **params))
+        return Stream(self._loop, made, made.close()) if isinstance(made, AsyncStream) else made
+
+
+class _Completions:
+    """`engine.completions`."""
+
+    def __init__(self, loop: Loop, engine: AsyncEngine) -> None:
+        self._loop, self._engine = loop, engine
+
+    @overload
+    def create(
+        self, prompt: str | Seq[int], *, stream: Literal[False] = False, **params: Unpack[CompletionParams]
+    ) -> Completion: ...
+    @overload
+    def create(
+        self, prompt: str | Seq[int], *, stream: Literal[True], **params: Unpack[CompletionParams]
+    ) -> Stream[Completion]: ...
+    def create(
+        self, prompt: str | Seq[int], *, stream: bool = False, **params: Unpack[CompletionParams]
+    ) -> Completion | Stream[Completion]:
+        """Continue a text or token ids, whole or in chunks."""
+        made = self._loop.run(self._engine.completions.create(prompt, stream=stream, **params))
+        return Stream(self._loop, made, made.close()) if isinstance(made, AsyncStream) else made
+
+
+async def _next(items: AsyncIterator[Item]) -> Item:
+    return await anext(items)
+
+
+def _run_apart(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in a loop of its own, also where the caller is inside one already (a notebook)."""
+    loop = Loop()
+    try:
+        return loop.run(coroutine)
+    finally:
+        loop.stop()

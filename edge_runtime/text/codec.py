@@ -1,0 +1,325 @@
+"""Between text and tokens: tokenizer, chat template, and text that comes out piece by piece."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from nearfar.edge_runtime.artifact.reader import Artifact
+from nearfar.edge_runtime.text.templates import ChatTemplate
+from nearfar.errors import ArtifactError, RequestError
+
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
+
+
+class TextCodec:
+    """A tokenizer and its chat template."""
+
+    def __init__(self, tokenizer: Tokenizer, config: Mapping[str, Any], template: str | None, bos: int | None) -> None:
+        self.tokenizer = tokenizer
+        self._bos = bos
+        self._special = {name: text for name in _SPECIAL if (text := _content(config.get(name))) is not None}
+        self.template_source = template or None
+        self._template = ChatTemplate(template) if template else None
+        added = tokenizer.get_added_tokens_decoder()
+        self.silent = frozenset(token for token, entry in added.items() if entry.special)
+        """Tokens that add nothing to a text."""
+        self._byte_level = '"ByteLevel"' in json.dumps(json.loads(tokenizer.to_str()).get("decoder"))
+
+    @classmethod
+    def open(cls, artifact: Artifact) -> TextCodec:
+        """Load the tokenizer files of an artifact."""
+        file = artifact.tokenizer_file("tokenizer.json")
+        if file is None:
+            raise ArtifactError(f"artifact {artifact.path} has no tokenizer.json; build it from a checkpoint that has one")
+        return cls.open_directory((artifact.path / file).parent, artifact.manifest.model.bos_token_id)
+
+    @classmethod
+    def open_directory(cls, path: Path, bos: int | None, visible: Collection[str] = ()) -> TextCodec:
+        """Load tokenizer.json, tokenizer_config.json and chat_template.jinja of a directory.
+
+        `visible`: special tokens that are text all the same, such as those that mark a tool call.
+        """
+        file = path / "tokenizer.json"
+        if not file.is_file():
+            raise ArtifactError(f"{path} has no tokenizer.json; save the model's fast tokenizer there")
+        try:
+            text = file.read_text(encoding="utf-8")
+            tokenizer = Tokenizer.from_str(_with_visible(text, visible) if visible else text)
+        except BaseException as error:
+            raise _refusal(error, f"{path.name}/tokenizer.json of {path.parent} cannot be read") from error
+        config, template = _read_config(path / "tokenizer_config.json"), _read(path / "chat_template.jinja")
+        return cls(tokenizer, config, _default_template(config, path) if template is None else template, bos)
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the model knows how to chat."""
+        return self._template is not None
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a raw prompt, with what the tokenizer itself puts around it. An empty prompt is just BOS."""
+        tokens = self._encode(text, True)
+        return tokens if tokens or self._bos is None else [self._bos]
+
+    def encode_chat(self, messages: Seq[Mapping[str, Any]], *, continue_last: bool = False) -> list[int]:
+        """Tokens of a conversation, up to where the answer begins, or goes on (`continue_last`)."""
+        return self.encode_raw(self.render_chat(messages, continue_last=continue_last))
+
+    def encode_raw(self, text: str) -> list[int]:
+        """Tokens of a text that has all its special tokens already."""
+        return self._encode(text, False)
+
+    def render_chat(
+        self,
+        messages: Seq[Mapping[str, Any]],
+        *,
+        continue_last: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The conversation as the model's own template writes it.
+
+        `continue_last`: the answer continues the last message. `variables`: what else the template knows (tools, …);
+        they cannot take the place of what is here anyway.
+        """
+        if self._template is None:
+            raise RequestError("this model has no chat template; send a raw prompt instead (completions, --raw)")
+        shown = _marked(messages) if continue_last else list(messages)
+        own = {**self._special, "messages": shown, "add_generation_prompt": not continue_last}
+        text = self._template.render({**(variables or {}), **own})
+        return _until_mark(text) if continue_last else text
+
+    def decode(self, tokens: Seq[int]) -> str:
+        """Text of tokens, special tokens left out."""
+        try:
+            return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+        except BaseException as error:
+            raise _refusal(error, "the model's tokenizer.json cannot decode a text") from error
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that one token stands for."""
+        piece = self.tokenizer.id_to_token(token)
+        if piece is None:
+            return b""
+        if found := _BYTE_TOKEN.match(piece):
+            return bytes([int(found[1], 16)])
+        if self._byte_level and all(char in _BYTES for char in piece):
+            return bytes(_BYTES[char] for char in piece)
+        return str(piece).replace("▁", " ").encode()
+
+    def _encode(self, text: str, special: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the prompt is not valid Unicode: lone surrogate {text[error.start]!r} at character {error.start}",
+                "prompt",
+            ) from error
+        try:
+            return list(self.tokenizer.encode(text, add_special_tokens=special).ids)
+        except BaseException as error:
+            raise _refusal(error, "the model's tokenizer.json cannot encode a text") from error
+
+
+class Detokenizer:
+    """Text of a growing list of tokens. What it has given out never changes, and never ends in half a character.
+
+    Each token costs the decoding of at most MOST tokens, whatever they are. `context` are tokens before the first: a tokenizer
+    may decode a word differently at the start of a text.
+    """
+
+    KEEP = 6
+    """Tokens decoded again for context: more than the bytes of a character."""
+    MOST = 8 * KEEP
+
+    def __init__(self, codec: TextCodec, context: Seq[int] = ()) -> None:
+        self._codec = codec
+        self._window = [token for token in context[-4 * self.KEEP :] if token not in codec.silent][-self.KEEP :]
+        self._given = len(codec.decode(self._window))
+        self._open = 0  # tokens since the last that made a character: the last three may be the beginning of one
+
+    def push(self, token: int) -> str:
+        """The text that is certain now and was not before."""
+        if token in self._codec.silent:
+            return ""
+        self._window.append(token)
+        text = self._codec.decode(self._window)
+        # Bytes that do not make a character (yet) decode to U+FFFD: wait for the rest of them, which is three at most.
+        certain = len(text.rstrip("\ufffd"))
+        self._open = 0 if certain == len(text) else 1 if certain > self._given else self._open + 1
+        if self._open > 3:
+            certain = max(certain, len(self._codec.decode(self._window[:-3])))
+        new = text[self._given : certain]
+        self._given = max(self._given, certain)
+        if len(self._window) > 4 * self.KEEP:
+            self._shorten(text)
+        return new
+
+    def finish(self) -> str:
+        """What was held back."""
+        return self._codec.decode(self._window)[self._given :]
+
+    def _shorten(self, text: str) -> None:
+        """Forget tokens whose text was given out, if the others decode to the same without them; in the end even if not."""
+        held = text[self._given :]
+        for size in range(self.KEEP, self.KEEP + 4):  # the window must not begin inside a character
+            tail = self._codec.decode(self._window[-size:])
+            before = len(tail) - len(held)
+            if before > 0 and tail.endswith(held) and "\ufffd" not in tail[:before]:
+                self._window, self._given = self._window[-size:], before
+                return
+        if len(self._window) >= self.MOST:  # bytes that make no characters
+            self._window = self._window[-self.KEEP :]
+            sure = self._window[:-3] if self._open > 3 else self._window
+            self._given = max(len(self._codec.decode(sure)) - (len(held) if self._open <= 3 else 0), 0)
+
+
+class StopMatcher:
+    """Passes text on up to the first stop string, holding back what may be the beginning of one."""
+
+    def __init__(self, stops: Seq[str]) -> None:
+        self._stops = stops
+        self._held = ""
+        self.matched: str | None = None
+
+    def push(self, text: str) -> str:
+        """The text that is certainly before any stop string."""
+        if self.matched is not None:
+            return ""
+        self._held += text
+        found = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if found:
+            at, self.matched = min(found, key=lambda match: match[0])
+            out, self._held = self._held[:at], ""
+            return out
+        keep = max((self._overlap(stop) for stop in self._stops), default=0)
+        cut = len(self._held) - keep
+        out, self._held = self._held[:cut], self._held[cut:]
+        return out
+
+    def finish(self) -> str:
+        """What was held back, for the text ends here."""
+        out, self._held = self._held, ""
+        return out
+
+    def _overlap(self, stop: str) -> int:
+        """Length of the longest end of the held text that begins the stop string."""
+        longest = min(len(stop) - 1, len(self._held))
+        return next((n for n in range(longest, 0, -1) if self._held.endswith(stop[:n])), 0)
+
+
+class TextStream:
+    """Tokens in, text out, up to a stop string."""
+
+    def __init__(self, codec: TextCodec, stops: Seq[str], context: Seq[int] = ()) -> None:
+        self._detokenizer = Detokenizer(codec, context)
+        self._matcher = StopMatcher(stops)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was found."""
+        return self._matcher.matched is not None
+
+    def push(self, token: int) -> str:
+        """The text that this token makes certain."""
+        return self._matcher.push(self._detokenizer.push(token))
+
+    def finish(self) -> str:
+        """The rest of the text."""
+        out = self._matcher.push(self._detokenizer.finish())
+        return out + self._matcher.finish()
+
+
+def _with_visible(text: str, visible: Collection[str]) -> str:
+    """A tokenizer.json in which these tokens are not special."""
+    data = json.loads(text)
+    for token in data.get("added_tokens") or ():
+        token["special"] = token["special"] and token["content"] not in visible
+    return json.dumps(data)
+
+
+_MARK = "[the-answer-goes-on-here]"
+"""Ends the content that is continued: to look for the content itself would find a short one in the template's own words."""
+
+
+def _marked(messages: Seq[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    last = messages[-1]
+    return [*messages[:-1], {**last, "content": f"{last.get('content') or ''}{_MARK}"}]
+
+
+def _until_mark(text: str) -> str:
+    """A rendered conversation up to where the content of its last message ends."""
+    if (at := text.rfind(_MARK)) < 0:
+        raise RequestError("the chat template leaves out the last message, so it cannot be continued", "messages")
+    return text[:at]
+
+
+def _unreadable(file: Path, error: BaseException) -> ArtifactError:
+    name = f"{file.parent.name}/{file.name} of {file.parent.parent}"
+    return ArtifactError(f"{name} cannot be read: {error or type(error).__name__}. Correct it, or copy or build it again")
+
+
+def _refusal(error: BaseException, what: str) -> BaseException:
+    """What to raise for an error of the tokenizers library: it raises plain Exception, and where its Rust panics a BaseException."""
+    if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+        return ArtifactError(f"{what}: {error}. Correct it, or copy or build it again")
+    return error
+
+
+def _read(file: Path) -> str | None:
+    """The text of a file that need not be there."""
+    try:
+        return file.read_text(encoding="utf-8") if file.is_file() else None
+    except (OSError, ValueError) as error:
+        raise _unreadable(file, error) from error
+
+
+def _read_config(file: Path) -> Mapping[str, Any]:
+    try:
+        config = json.loads(_read(file) or "{}")
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(file, error) from error
+    if not isinstance(config, dict):
+        raise _unreadable(file, TypeError(f"it holds a {type(config).__name__}, not an object"))
+    return config
+
+
+def _default_template(config: Mapping[str, Any], path: Path) -> str | None:
+    """The template of a tokenizer config: a string, or a list of named ones."""
+    value = config.get("chat_template")
+    if isinstance(value, list) and all(isinstance(item, dict) for item in value):
+        value = next((item.get("template", False) for item in value if item.get("name") == "default"), None)
+    if value is None or isinstance(value, str):
+        return value
+    raise ArtifactError(
+        f"chat_template in {path.name}/tokenizer_config.json of {path.parent} is neither a text nor a list of named ones "
+        "({name, template}): correct it, and build the artifact again"
+    )
+
+
+def _content(value: object) -> str | None:
+    """Text of a special token, which may be written as a record."""
+    if isinstance(value, Mapping):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _byte_table() -> dict[str, int]:
+    """GPT-2's printable stand-ins for bytes: printable bytes stand for themselves, the rest for U+0100 onwards."""
+    table, other = {}, 0x100
+    for byte in range(256):
+        if 0x21 <= byte <= 0x7E or 0xA1 <= byte <= 0xAC or byte >= 0xAE:
+            table[chr(byte)] = byte
+        else:
+            table[chr(other)] = byte
+            other += 1
+    return table
+
+
+_BYTES = _byte_table()

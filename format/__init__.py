@@ -1,0 +1,1 @@
+"""The artifact's format: everything that the build writes and a runtime reads, stated once."""

@@ -1,0 +1,304 @@
+"""The manifest of an artifact as typed records: docs/artifact.md, checked by format/manifest.schema.json."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import types
+import typing
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any, Literal
+
+import jsonschema
+
+from nearfar import strict_json
+from nearfar.errors import ArtifactError
+from nearfar.format import consistency
+from nearfar.format.seal import FIELD, is_sealed
+
+FORMAT = "nearfar-artifact"
+VERSION = 2
+LARGEST = 1e300  # of a number: what JSON can write and float64 cannot hold is refused
+
+Dim = int | str
+"""A dimension: a number, or "pages" or "context", which the runtime chooses."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """Shape of the model, and its special tokens."""
+
+    name: str
+    architecture: str
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    sliding_window: int | None = None
+    """Positions that a layer of type "sliding_attention" sees, its own included."""
+    layer_types: tuple[str, ...] = ()
+    """By layer "full_attention" or "sliding_attention"; empty: all full."""
+
+    def window(self, layer: int) -> int | None:
+        """How many positions a layer attends to, None: all."""
+        sliding = bool(self.layer_types) and self.layer_types[layer] == "sliding_attention"
+        return self.sliding_window if sliding else None
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Geometry of the paged cache."""
+
+    page_size: int
+    slots: int
+
+
+@dataclass(frozen=True)
+class Rope:
+    """How the runtime makes the `rope` buffer: the frequencies (mlx) or the tensor that holds them, and a factor."""
+
+    inv_freq: str | list[float]
+    scale: float
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A matrix that was not quantized."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """What was done to the weights."""
+
+    scheme: str
+    bits: int | None = None
+    group_size: int | None = None
+    method: str | None = None
+    quantized: tuple[str, ...] = ()
+    dense: tuple[Dense, ...] = ()
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of the artifact, with what it must contain."""
+
+    file: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of the weight stream."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weight stream, cut into shards; or safetensors files, whose own headers describe the tensors."""
+
+    bytes: int
+    shard_bytes: int
+    shards: tuple[File, ...]
+    tensors: tuple[Tensor, ...]
+    format: Literal["stream", "safetensors"] = "stream"
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A device buffer that plans name. `dtype` "kv" stands for the program's kv_dtype."""
+
+    name: str
+    dtype: str
+    shape: tuple[Dim, ...]
+
+
+@dataclass(frozen=True)
+class Requires:
+    """What a device must have to run a program; `arch` is the CPU architecture (cpu)."""
+
+    features: tuple[str, ...]
+    limits: dict[str, int] = field(default_factory=dict)
+    arch: str | None = None
+
+
+@dataclass(frozen=True)
+class Param:
+    """Dtype and shape of a kernel argument (cpu)."""
+
+    dtype: str
+    shape: tuple[Dim, ...]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A shader file with its entry point (webgpu; vulkan, with its workgroup size), or the params of a library function (cpu)."""
+
+    file: str | None = None
+    entry: str | None = None
+    access: tuple[str, ...] = ()
+    sha256: str | None = None
+    params: tuple[Param, ...] = ()
+    workgroup: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Function:
+    """One bucket of a function: `size` rows in, `rows` rows of logits. Without a plan on mlx, which builds graphs."""
+
+    size: int
+    rows: int
+    plan: str | None = None
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Program:
+    """Kernels and plans of one precision."""
+
+    precision: Literal["f16", "f32"]
+    kv_dtype: str
+    requires: Requires
+    workspace: tuple[int, ...]
+    kernels: dict[str, Kernel]
+    functions: dict[str, tuple[Function, ...]]
+    library: str | None = None
+    library_sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that the model needs."""
+
+    weights: int
+    kv_bytes_per_token: dict[str, int]
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """Files of the tokenizer."""
+
+    files: tuple[File, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything in manifest.json."""
+
+    format: str
+    version: int
+    target: Literal["cpu", "webgpu", "vulkan", "mlx"]
+    model: Model
+    cache: Cache
+    rope: Rope
+    quantization: Quantization
+    weights: Weights
+    buffers: tuple[Buffer, ...]
+    programs: tuple[Program, ...]
+    memory: Memory
+    tokenizer: TokenizerFiles
+    config: File | None = None
+    """config.json (mlx)."""
+    function: File | None = None
+    """The step as an exported function (mlx, where it was asked for)."""
+    license: str | None = None
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+
+@functools.cache
+def schema() -> dict[str, Any]:
+    """The JSON Schema of the manifest."""
+    text = resources.files("nearfar.format").joinpath("manifest.schema.json").read_text(encoding="utf-8")
+    return typing.cast(dict[str, Any], json.loads(text))
+
+
+@functools.cache
+def _validator() -> Any:
+    """For JSON as Python reads it: 16.0 is no integer, and a number is one that float64 holds."""
+    base = jsonschema.Draft202012Validator
+    types = base.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int and abs(value) <= LARGEST)
+    types = types.redefine("number", lambda _, value: type(value) in (int, float) and abs(value) <= LARGEST)
+    return jsonschema.validators.extend(base, type_checker=types)(schema())
+
+
+def read(text: str, where: str) -> tuple[Manifest, dict[str, Any]]:
+    """The manifest in a file's text, as records and as JSON; ArtifactError where it is not as a build wrote it."""
+    try:
+        data = strict_json.loads(text)
+    except ValueError as error:
+        raise ArtifactError(f"{where} is not valid JSON ({error}). Build the artifact again") from error
+    _check_version(data, where)
+    if not is_sealed(text, data.get(FIELD)):
+        raise ArtifactError(
+            f"{where} is not as the build wrote it: its {FIELD} is not that of its bytes. Copy the artifact again, or build "
+            "it again with what should be different"
+        )
+    return parse(data, where), data
+
+
+def parse(data: object, where: str) -> Manifest:
+    """Check a manifest and turn it into records; `where` names it in messages."""
+    document = _check_version(data, where)
+    errors = sorted(_validator().iter_errors(document), key=lambda e: e.json_path)
+    found = [f"{e.json_path}: {e.message[:200]}" for e in errors]
+    manifest = None if errors else typing.cast(Manifest, _record(Manifest, document))
+    if manifest is not None:
+        found = list(consistency.problems(manifest))
+    if manifest is None or found:
+        more = f"; and {len(found) - 8} more" if len(found) > 8 else ""
+        raise ArtifactError(
+            f"{where} does not follow the artifact format: {'; '.join(found[:8])}{more}. Build the artifact again"
+        )
+    return manifest
+
+
+def _check_version(data: object, where: str) -> dict[str, Any]:
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise ArtifactError(f"{where} is not the manifest of a nearfar artifact (it has no format {FORMAT!r})")
+    version = data.get("version")
+    if type(version) is int and version > VERSION:
+        raise ArtifactError(
+            f"{where}: artifact format {version} is newer than this nearfar understands ({VERSION}). "
+            "Upgrade nearfar (pip install -U nearfar), or build the artifact again with this version"
+        )
+    if type(version) is not int or version != VERSION:
+        raise ArtifactError(
+            f"{where}: artifact format {str(version)[:80]}; this nearfar reads {VERSION}. Build the artifact again with it"
+        )
+    return data
+
+
+def _record(kind: Any, value: Any) -> Any:
+    """Turn checked JSON into the annotated type: records, tuples, dictionaries, optional values."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        hints = _hints(typing.cast(type, kind))
+        return typing.cast(Any, kind)(**{key: _record(hints[key], value[key]) for key in hints if key in value})
+    if origin is tuple:
+        return tuple(_record(arguments[0], item) for item in value)
+    if origin is dict:
+        return {key: _record(arguments[1], item) for key, item in value.items()}
+    if origin in (types.UnionType, typing.Union) and value is not None:
+        inner = [argument for argument in arguments if argument is not types.NoneType]
+        return _record(inner[0], value) if len(inner) == 1 else value
+    return float(value) if kind is float else value
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)

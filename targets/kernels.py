@@ -1,0 +1,53 @@
+"""What a target with kernels of its own offers the build: how it packs matrices, and the launches of each job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from nearfar.targets.jobs import Job
+from nearfar.targets.quantized import Array, Matrix, Part, QuantTensor
+
+if TYPE_CHECKING:
+    from tvm import tirx
+
+Precision = Literal["f32", "f16"]
+SCRATCH = "scratch:"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One launch: `args` name the job's inputs and `out` (of a sampler job: buffers), or `scratch:<i>` between stages."""
+
+    func: tirx.PrimFunc
+    args: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Launches in order, and the (shape, dtype) of each scratch buffer between them."""
+
+    stages: tuple[Stage, ...]
+    scratch: tuple[tuple[tuple[int, ...], str], ...] = ()
+
+
+class Kernels(Protocol):
+    """The kernels of one target, with static shapes. Outputs are the last arguments of a stage."""
+
+    precisions: tuple[Precision, ...]
+
+    def activation_dtype(self, precision: Precision) -> str:
+        """Dtype of activations between kernels other than the residual stream (which is float32 always)."""
+        ...
+
+    def parts(self, matrix: Matrix) -> tuple[Part, ...]:
+        """The packed arrays of a matrix."""
+        ...
+
+    def pack(self, matrix: Matrix, tensor: QuantTensor | Array) -> tuple[Array, ...]:
+        """Pack a matrix into its parts: QuantTensor where quantized, else a float array [n, k]."""
+        ...
+
+    def stages(self, job: Job) -> Staged:
+        """The launches of a job; BuildError where the target has no kernel for it."""
+        ...

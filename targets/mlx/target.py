@@ -1,0 +1,186 @@
+"""The mlx target of the pipeline: a directory that mlx-lm and mlx-swift-lm load as it is, with our manifest beside."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.build import manifest
+from nearfar.build.source import BuildOptions, Source
+from nearfar.build.weights.safetensors import SafetensorsWriter, TensorSpec
+from nearfar.build.weights.stream import Piece, to_float16
+from nearfar.errors import BuildError
+from nearfar.format.sizes import MAX_ROWS, ROW_BUCKETS, STEP_BUCKETS
+from nearfar.step.params import Param
+from nearfar.targets.quantized import QuantTensor
+from nearfar.targets.mlx.config import mlx_config
+from nearfar.targets.target import Made
+
+COPIED = ("generation_config.json", "special_tokens_map.json")
+
+
+def layer_of(tensor: str) -> str:
+    """The path of the module that a tensor belongs to: its name without `.weight`."""
+    return tensor.removesuffix(".weight")
+
+
+def dense_dtype(source: Source) -> str:
+    """Dtype of everything that is not quantized, one for the whole model, as it is what MLX then computes in."""
+    wide = all(matrix.bits == 32 for matrix in source.model.matrices.values())
+    return "float32" if wide else "float16"
+
+
+def tensor_specs(source: Source) -> list[TensorSpec]:
+    """The tensors in the order in which the stream delivers them; a matrix's scales and biases follow it."""
+    dtype, specs = dense_dtype(source), []
+    for param in source.params:
+        matrix = source.model.matrices.get(param.name)
+        for name, n in param.sources:
+            if matrix is None:
+                specs.append(TensorSpec(name, dtype, (n,)))
+            elif not matrix.quantized:
+                specs.append(TensorSpec(name, dtype, (n, matrix.k)))
+            else:
+                affine = (n, matrix.k // matrix.group)
+                specs.append(TensorSpec(name, "uint32", (n, matrix.k * matrix.bits // 32)))
+                specs += [TensorSpec(f"{layer_of(name)}.{part}", "float16", affine) for part in ("scales", "biases")]
+    return specs
+
+
+@dataclass
+class _Affine:
+    """Scales and biases of the tensor being written, an eighth of its codes at 4 bits, held until its codes are."""
+
+    left: int  # rows still to come
+    scales: list[npt.NDArray[np.float16]] = field(default_factory=list)
+    biases: list[npt.NDArray[np.float16]] = field(default_factory=list)
+
+
+class MlxWriter:
+    """Writes the checkpoint's own tensors, under their names, in slices as they come."""
+
+    def __init__(self, source: Source, root: Path) -> None:
+        self._files = SafetensorsWriter(root, tensor_specs(source))
+        self._dtype = dense_dtype(source)
+        self._rows = {name: n for param in source.params for name, n in param.sources}
+        self._affine: _Affine | None = None
+
+    def vector(self, param: Param, values: npt.NDArray[np.float32]) -> None:
+        """Split into the tensors that the parameter was stacked from."""
+        start = 0
+        for name, n in param.sources:
+            part = values[start : start + n]
+            self._files.write(name, part if self._dtype == "float32" else to_float16(part, name))
+            start += n
+
+    def rows(self, tensor: str, piece: Piece) -> None:
+        """Write the rows; the scales and biases of a quantized tensor when its last rows have come."""
+        if not isinstance(piece, QuantTensor):
+            self._files.write(tensor, piece.astype(self._dtype, copy=False))
+            return
+        affine = self._affine = self._affine or _Affine(self._rows[tensor])
+        self._files.write(tensor, piece.words)
+        affine.scales.append(piece.scales)
+        affine.biases.append(piece.biases)
+        affine.left -= len(piece.words)
+        if not affine.left:
+            for part, arrays in (("scales", affine.scales), ("biases", affine.biases)):
+                for array in arrays:
+                    self._files.write(f"{layer_of(tensor)}.{part}", array)
+            self._affine = None
+
+    def finish(self) -> dict[str, Any]:
+        """The manifest's `weights`: the files' own headers describe the tensors."""
+        files = self._files.finish()
+        sizes = [file["bytes"] for file in files]
+        return {
+            "format": "safetensors", "bytes": sum(sizes), "shard_bytes": max(sizes), "shards": files, "tensors": []
+        }  # fmt: skip
+
+    def __enter__(self) -> Self:
+        self._files.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._files.__exit__(kind, error, trace)
+
+
+class MlxTarget:
+    """See nearfar.targets.target.Target."""
+
+    def check(self, source: Source, options: BuildOptions) -> None:
+        """Exporting a function needs mlx itself."""
+        if options.export_function:
+            _exporter()
+
+    def writer(self, source: Source, root: Path) -> MlxWriter:
+        """One safetensors file, or several with an index."""
+        return MlxWriter(source, root)
+
+    def finish(self, source: Source, root: Path, weights: dict[str, Any], options: BuildOptions) -> Made:
+        """config.json, the tokenizer and, where asked for, the exported function."""
+        checkpoint, config = source.checkpoint, source.config
+        scheme = source.scheme
+        document = mlx_config(
+            checkpoint.config, config, scheme.bits, scheme.group_size, _dense_layers(source), dense_dtype(source)
+        )
+        (root / "config.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        for name in COPIED:
+            if (checkpoint.path / name).is_file():
+                (root / name).write_bytes((checkpoint.path / name).read_bytes())
+        files = checkpoint.write_tokenizer(root)
+        inv_freq = [float(value) for value in config.rope.inv_freq(config.head_dim)]
+        extra: dict[str, Any] = {"config": manifest.file_record(root, root / "config.json")}
+        if options.export_function:
+            export = _exporter()
+            shape = export.StepShape.of(document, manifest.model_section("", config), inv_freq)
+            tensors = export.load_weights([root / shard["file"] for shard in weights["shards"]])
+            export.export_step(root / export.FUNCTION, shape, tensors)
+            extra["function"] = manifest.file_record(root, root / export.FUNCTION)
+        programs = [_program("f16", ["metal"]), _program("f32", [])]
+        return Made(source.model, {"inv_freq": inv_freq, "scale": 1.0}, programs, files, extra)
+
+
+def _dense_layers(source: Source) -> list[str]:
+    """Layers that stayed dense although the model is quantized."""
+    matrices = source.model.matrices
+    dense = [param for param in source.params if param.name in matrices and not matrices[param.name].quantized]
+    return [layer_of(name) for param in dense for name, _ in param.sources]
+
+
+def _program(precision: str, features: list[str]) -> dict[str, Any]:
+    """A program without plans: the runtime builds MLX's graph for each bucket."""
+    sizes = {"step": STEP_BUCKETS, "greedy": ROW_BUCKETS, "sample": ROW_BUCKETS, "logprobs": ROW_BUCKETS}
+    return {
+        "precision": precision,
+        "kv_dtype": "float16" if precision == "f16" else "float32",
+        "requires": {"features": features, "limits": {}},
+        "workspace": [],
+        "library": None,
+        "kernels": {},
+        "functions": {
+            name: [{"size": size, "rows": min(size, MAX_ROWS)} for size in buckets] for name, buckets in sizes.items()
+        },
+    }
+
+
+def _exporter() -> ModuleType:
+    """The exporter, which needs mlx: BuildError where it is not installed."""
+    try:
+        from nearfar.targets.mlx import export
+    except ImportError as error:
+        raise BuildError(
+            f"--export-function needs mlx ({error}): pip install 'nearfar[mlx]', or build without it"
+        ) from error
+    return export
+
+
+MLX = MlxTarget()

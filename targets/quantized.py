@@ -1,0 +1,72 @@
+"""A weight matrix as the targets see it: its shape and bits, its quantized form, the arrays it is packed into."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.targets.codes import BITS, pack_codes, unpack_codes
+
+Array = npt.NDArray[np.generic]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A weight matrix [n, k] (n outputs, k inputs) as the kernels see it.
+
+    `bits` is one of codes.BITS for the affine layout (MLX: w = scale*q + bias per `group` inputs), 32 or 16 for
+    dense float32/float16.
+    """
+
+    n: int
+    k: int
+    bits: int
+    group: int = 0
+
+    @property
+    def quantized(self) -> bool:
+        """Whether the matrix holds integers with scales and biases."""
+        return self.bits in BITS
+
+    @property
+    def label(self) -> str:
+        """For names of kernels, such as `1536x576_q4g64`."""
+        scheme = f"q{self.bits}g{self.group}" if self.quantized else f"f{self.bits}"
+        return f"{self.n}x{self.k}_{scheme}"
+
+
+@dataclass(frozen=True)
+class QuantTensor:
+    """Quantized matrix in MLX's form: `words` uint32 [n, k*bits/32] (codes.py); `scales`, `biases` float16 [n, k/group]."""
+
+    words: npt.NDArray[np.uint32]
+    scales: npt.NDArray[np.float16]
+    biases: npt.NDArray[np.float16]
+    bits: int
+
+    @staticmethod
+    def of_codes(
+        codes: npt.NDArray[np.uint8], scales: npt.NDArray[np.float16], biases: npt.NDArray[np.float16], bits: int
+    ) -> QuantTensor:
+        """From codes uint8 [n, k]."""
+        return QuantTensor(pack_codes(codes, bits), scales, biases, bits)
+
+    @property
+    def codes(self) -> npt.NDArray[np.uint8]:
+        """The codes, one a byte: uint8 [n, k]."""
+        return unpack_codes(self.words, self.bits)
+
+    def rows(self, order: npt.NDArray[np.int64]) -> QuantTensor:
+        """The rows in another order; a group lies within a row, so nothing else changes."""
+        return QuantTensor(self.words[order], self.scales[order], self.biases[order], self.bits)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One packed array of a matrix: the tensor `<param>.<name>` of the weight stream."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
