@@ -14,6 +14,10 @@ MAX_CONTEXT = 1 << 24  # positions; a page table of it takes 64 MiB
 EPSILON = (1e-12, 0.1)  # of a norm: float32 adds nothing below, and little else above
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
+OF_ALL = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "dtype", "torch_dtype")
+"""Keys of a multimodal config that hold for its text model."""
+BESIDE_TEXT = ("mm_tokens_per_image", "vision_soft_tokens_per_image", "audio_soft_tokens_per_image")
+
 
 class ConfigReader:
     """Reads the values of a config by their types; a complaint names the file, the key, its value and what is allowed.
@@ -98,6 +102,18 @@ class ConfigReader:
         """The same config, with these values where it lacks a key; one that is null stays so."""
         reader = ConfigReader({**defaults, **self._config}, self._file, self._within)
         reader._read = self._read  # what is asked of one has been asked of both
+        return reader
+
+    def text(self, model_type: str) -> ConfigReader:
+        """The text model's part of a multimodal config. What stands outside of it on the whole model holds for it, too."""
+        inner = self.section("text_config")
+        inner.choice("model_type", (model_type,), model_type)
+        for key in self._config:
+            if key.endswith(("_config", "_token_id", "_token_index")) or key in BESIDE_TEXT:
+                self.given(key)  # of images and sounds, for which there is no input
+        said = {key: self._config[key] for key in OF_ALL if self.given(key)}
+        reader = ConfigReader({**inner._config, **said}, self._file, f"{self._within}text_config.")
+        reader._read = inner._read
         return reader
 
     def names(self) -> list[str]:

@@ -48,7 +48,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Model:
-    """A model as it runs. `architecture` is for people; everything that a runtime computes with is in the step."""
+    """A model as it runs. `architecture` is for people; everything that a runtime computes with is in the step.
+
+    `unused`: patterns of tensors that a checkpoint may have beside those of the step (images, sounds).
+    """
 
     architecture: str
     vocab_size: int
@@ -56,10 +59,20 @@ class Model:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     step: Step
+    unused: tuple[str, ...] = ()
 
     def ending_in(self, eos: tuple[int, ...]) -> Model:
         """With other end tokens."""
         return replace(self, eos_token_ids=eos)
+
+
+BESIDE_TEXT = (r"(model\.)?(vision_|audio_|embed_vision|embed_audio|multi_modal_projector).*",)
+"""Tensors that multimodal checkpoints have beside those of text."""
+
+
+def within(model_type: str, text: Model) -> Model:
+    """The text model of a multimodal one."""
+    return replace(text, architecture=model_type, unused=(*text.unused, *BESIDE_TEXT))
 
 
 def op_record(op: Op) -> dict[str, Any]:

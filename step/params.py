@@ -95,3 +95,12 @@ class Param:
     def expected(self) -> dict[str, tuple[int, ...]]:
         """Shape of each tensor."""
         return {name: (rows, self.k) if self.is_matrix else (rows,) for name, rows in self.tensors.items()}
+
+
+def text_tensor(name: str) -> str:
+    """A tensor's name as text models have it: multimodal checkpoints call the text model `language_model`."""
+    for before in ("model.language_model.", "language_model."):
+        if name.startswith(before):
+            inner = name.removeprefix(before)
+            return inner if inner.startswith(("model.", "lm_head.")) else f"model.{inner}"
+    return name

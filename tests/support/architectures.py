@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,7 @@ LLAMAS = [
     case("llama", "linear", rope_parameters=ROPE["linear"]),
 ]
 
+LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
 ROPE_BY_TYPE: dict[str, dict[str, Any]] = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -82,6 +83,19 @@ GEMMA4: dict[str, Any] = {
     "layer_types": [LOCAL, LOCAL, GLOBAL, LOCAL, GLOBAL, LOCAL, LOCAL, GLOBAL],
 }  # fmt: skip
 
+VISION: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 14,
+}  # fmt: skip
+
+
+def seeing(model_type: str, text: Case, **config: Any) -> Case:
+    """The multimodal model around a text model."""
+    vision = {"vision_config": {**VISION, "model_type": config.pop("vision")}}
+    inner = {**text.config, "model_type": text.model_type}
+    return replace(text, model_type=model_type, config={"text_config": inner, **vision, **config})
+
+
 GEMMAS = [
     case(
         "gemma2", "plain", head_dim=24, query_pre_attn_scalar=20, sliding_window=13, tie_word_embeddings=True,
@@ -99,7 +113,7 @@ GEMMAS = [
     case("olmo2", "plain", head_dim=None, attention_bias=True),
     case("olmo2", "grouped", head_dim=24, tie_word_embeddings=True),
     case("olmo3", "yarn", sliding_window=11, num_hidden_layers=5, rope_parameters=YARN_BY_TYPE),
-    case("exaone4", "hybrid", sliding_window=10, sliding_window_pattern=3, num_hidden_layers=4, rope_parameters=ROPE["linear"]),
+    case("exaone4", "hybrid", sliding_window=10, sliding_window_pattern=3, num_hidden_layers=4, rope_parameters=LINEAR),
     case("exaone4", "global", nulls=("sliding_window",), layer_types=[GLOBAL] * 3, head_dim=80, tie_word_embeddings=True),
     case("glm4", "plain", head_dim=24),
     case("glm4", "unbiased", attention_bias=False, tie_word_embeddings=True),
@@ -108,6 +122,16 @@ GEMMAS = [
         final_logit_softcapping=12.0,
     ),
     case("gemma4_text", "own", **{**GEMMA4, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}),
+    seeing(
+        "gemma3", case("gemma3_text", "text", sliding_window=12, num_hidden_layers=6, tie_word_embeddings=True),
+        vision="siglip_vision_model", mm_tokens_per_image=4, image_token_index=260, boi_token_index=258,
+        eoi_token_index=259,
+    ),
+    seeing(
+        "gemma4", case("gemma4_text", "text", **GEMMA4, tie_word_embeddings=True), vision="gemma4_vision",
+        image_token_id=260, boi_token_id=258, eoi_token_id=259, video_token_id=255, audio_token_id=254,
+        boa_token_id=253, eoa_token_index=252,
+    ),
 ]  # fmt: skip
 
 CASES: tuple[Case, ...] = (*LLAMAS, *GEMMAS)

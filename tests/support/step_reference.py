@@ -18,7 +18,7 @@ from nearfar.step import ops
 from nearfar.step.config import ConfigReader
 from nearfar.step.model import Model
 from nearfar.step.models import architecture
-from nearfar.step.params import Param
+from nearfar.step.params import Param, text_tensor
 from nearfar.step.rope import Rope
 
 Array = npt.NDArray[Any]
@@ -63,7 +63,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
     tensors: dict[str, torch.Tensor] = {}
     for file in sorted(path.glob("*.safetensors")):
         tensors |= load_file(file)
-    return config, {name: tensor.to(torch.float32).numpy() for name, tensor in tensors.items()}
+    return config, {text_tensor(name): tensor.to(torch.float32).numpy() for name, tensor in tensors.items()}
 
 
 class StepReference:
