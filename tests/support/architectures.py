@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,14 @@ def case(
     merged = {key: value for key, value in {**BASE, **config}.items() if value is not OWN}
     windows = [merged[key] for key in ("sliding_window",) if isinstance(merged.get(key), int)]
     return Case(model_type, name, merged, min(windows, default=None), context, prompts)
+
+
+def inside(model_type: str, inner: Case, vision: Mapping[str, Any], **config: Any) -> Case:
+    """A multimodal model whose text model is that of another case."""
+    text = {**inner.config, "model_type": inner.model_type}
+    return replace(
+        inner, model_type=model_type, name=f"with-{inner}", config={"text_config": text, "vision_config": vision, **config}
+    )
 
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -139,8 +147,17 @@ HUNYUANS = [
     case("hunyuan_v1_dense", "alpha", rope_parameters=HUNYUAN, attention_bias=True, tie_word_embeddings=True),
 ]
 
+PIXTRAL = {
+    "model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+    "num_attention_heads": 1, "image_size": 28, "patch_size": 14,
+}  # fmt: skip
+PARTS = [
+    inside("mistral3", MISTRALS[0], PIXTRAL, tie_word_embeddings=False),
+    inside("mistral3", MISTRALS[-1], PIXTRAL, tie_word_embeddings=True),
+]
+
 CASES: tuple[Case, ...] = (
-    *LLAMAS, *MISTRALS, *QWENS, *SMOLLMS, *PHIS, *GRANITES, *ERNIES, *HUNYUANS,
+    *LLAMAS, *MISTRALS, *QWENS, *SMOLLMS, *PHIS, *GRANITES, *ERNIES, *HUNYUANS, *PARTS,
 )  # fmt: skip
 
 
@@ -162,7 +179,7 @@ def make(case: Case, root: Path) -> Path:
 
     config = transformers.AutoConfig.for_model(case.model_type, **case.config)
     torch.manual_seed(sum(map(ord, str(case))))
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = _auto(case).from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             randomize(name, parameter)
@@ -170,6 +187,13 @@ def make(case: Case, root: Path) -> Path:
     tiny.tokenizer().save(str(root / "tokenizer.json"))
     (root / "chat_template.jinja").write_text(tiny.TEMPLATE)
     return root
+
+
+def _auto(case: Case) -> Any:
+    """What finds transformers' class."""
+    import transformers
+
+    return transformers.AutoModelForImageTextToText if "text_config" in case.config else transformers.AutoModelForCausalLM
 
 
 def randomize(name: str, parameter: Any) -> None:
@@ -194,9 +218,8 @@ def prompt(case: Case, count: int) -> list[int]:
 def reference(case: Case) -> Callable[[list[int]], np.ndarray]:
     """transformers' own logits of every token of a prompt: float32 [tokens, vocab]."""
     import torch
-    import transformers
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    model = _auto(case).from_pretrained(
         checkpoint(case), dtype=torch.float32, attn_implementation="eager"
     ).eval()
 
