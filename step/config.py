@@ -14,10 +14,6 @@ MAX_CONTEXT = 1 << 24  # positions; a page table of it takes 64 MiB
 EPSILON = (1e-12, 0.1)  # of a norm: float32 adds nothing below, and little else above
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
-OF_ALL = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "dtype", "torch_dtype")
-"""Keys of a multimodal config that hold for its text model."""
-BESIDE_TEXT = ("mm_tokens_per_image", "vision_soft_tokens_per_image", "audio_soft_tokens_per_image")
-
 
 class ConfigReader:
     """Reads the values of a config by their types; a complaint names the file, the key, its value and what is allowed.
@@ -27,8 +23,9 @@ class ConfigReader:
     """
 
     def __init__(self, config: Mapping[str, Any], file: str = "config.json", within: str = "") -> None:
-        self._config, self._file, self._within = config, file, within
+        self._config, self._file, self.within = config, file, within
         self._read: set[str] = set()
+        self._sections: dict[str, ConfigReader] = {}
 
     def given(self, key: str) -> bool:
         """Whether the key has a value."""
@@ -66,7 +63,11 @@ class ConfigReader:
     def choices(self, key: str, known: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:
         """As many of the known words as there are by default."""
         value = self._get(key, list(default))
-        if not isinstance(value, list) or len(value) != len(default) or not all(item in known for item in value):
+        if (
+            not isinstance(value, list)
+            or len(value) != len(default)
+            or not all(item in known for item in value)
+        ):
             self.refuse(key, f"{len(default)} times {' or '.join(known)}")
         return tuple(value)
 
@@ -87,33 +88,24 @@ class ConfigReader:
         return tuple(float(item) for item in value)
 
     def section(self, key: str) -> ConfigReader:
-        """The object that a key holds."""
+        """The object that a key holds; asked for again, the same reader."""
         self._read.add(key)
         value = self._config[key]
         if not isinstance(value, Mapping):
             self.refuse(key, "an object")
-        return ConfigReader(value, self._file, f"{self._within}{key}.")
+        return self._sections.setdefault(key, ConfigReader(value, self._file, f"{self.within}{key}."))
 
     def empty(self) -> ConfigReader:
         """A section without values, for what all of it has defaults."""
-        return ConfigReader({}, self._file, self._within)
+        return ConfigReader({}, self._file, self.within)
 
     def filled(self, defaults: Mapping[str, Any]) -> ConfigReader:
         """The same config, with these values where it lacks a key; one that is null stays so."""
-        reader = ConfigReader({**defaults, **self._config}, self._file, self._within)
-        reader._read = self._read  # what is asked of one has been asked of both
-        return reader
-
-    def text(self, model_type: str) -> ConfigReader:
-        """The text model's part of a multimodal config. What stands outside of it on the whole model holds for it, too."""
-        inner = self.section("text_config")
-        inner.choice("model_type", (model_type,), model_type)
-        for key in self._config:
-            if key.endswith(("_config", "_token_id", "_token_index")) or key in BESIDE_TEXT:
-                self.given(key)  # of images and sounds, for which there is no input
-        said = {key: self._config[key] for key in OF_ALL if self.given(key)}
-        reader = ConfigReader({**inner._config, **said}, self._file, f"{self._within}text_config.")
-        reader._read = inner._read
+        reader = ConfigReader({**defaults, **self._config}, self._file, self.within)
+        reader._read, reader._sections = (
+            self._read,
+            self._sections,
+        )  # what is asked of one has been asked of both
         return reader
 
     def names(self) -> list[str]:
@@ -121,8 +113,13 @@ class ConfigReader:
         return list(self._config)
 
     def unread(self) -> dict[str, Any]:
-        """What is there, but has never been asked for."""
-        return {key: value for key, value in self._config.items() if key not in self._read and value is not None}
+        """What is there, but has never been asked for; keys of sections by their path."""
+        found = {
+            key: value for key, value in self._config.items() if key not in self._read and value is not None
+        }
+        for key, section in self._sections.items():
+            found |= {f"{key}.{inner}": value for inner, value in section.unread().items()}
+        return found
 
     def error(self, message: str) -> CheckpointError:
         """An error that names the file."""
@@ -130,7 +127,9 @@ class ConfigReader:
 
     def refuse(self, key: str, expected: str) -> Never:
         """Complain about the value of a key."""
-        raise CheckpointError(f"{self._file}: {self._within}{key} is {_show(self._config.get(key))}; expected {expected}")
+        raise CheckpointError(
+            f"{self._file}: {self.within}{key} is {_show(self._config.get(key))}; expected {expected}"
+        )
 
     def _get(self, key: str, default: Any = None) -> Any:
         self._read.add(key)

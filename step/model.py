@@ -50,7 +50,7 @@ class Step:
 class Model:
     """A model as it runs. `architecture` is for people; everything that a runtime computes with is in the step.
 
-    `unused`: patterns of tensors that a checkpoint may have beside those of the step (images, sounds).
+    `unused`: tensors that a checkpoint may have, but that nothing reads.
     """
 
     architecture: str
@@ -64,15 +64,6 @@ class Model:
     def ending_in(self, eos: tuple[int, ...]) -> Model:
         """With other end tokens."""
         return replace(self, eos_token_ids=eos)
-
-
-BESIDE_TEXT = (r"(model\.)?(vision_|audio_|embed_vision|embed_audio|multi_modal_projector).*",)
-"""Tensors that multimodal checkpoints have beside those of text."""
-
-
-def within(model_type: str, text: Model) -> Model:
-    """The text model of a multimodal one."""
-    return replace(text, architecture=model_type, unused=(*text.unused, *BESIDE_TEXT))
 
 
 def op_record(op: Op) -> dict[str, Any]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 
 @dataclass(frozen=True)
 class RotaryOrder:
@@ -92,15 +95,13 @@ class Param:
             rows += [before + row for row in moved]
         return rows
 
+    def folded(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """A vector as the step reads it, of the stacked tensors: its rows in order, scaled and shifted."""
+        moved = values if self.order is None else values[np.array(self.order)]
+        if self.scale == 1.0 and self.offset == 0.0:
+            return moved
+        return np.asarray(moved * np.float32(self.scale) + np.float32(self.offset), np.float32)
+
     def expected(self) -> dict[str, tuple[int, ...]]:
         """Shape of each tensor."""
         return {name: (rows, self.k) if self.is_matrix else (rows,) for name, rows in self.tensors.items()}
-
-
-def text_tensor(name: str) -> str:
-    """A tensor's name as text models have it: multimodal checkpoints call the text model `language_model`."""
-    for before in ("model.language_model.", "language_model."):
-        if name.startswith(before):
-            inner = name.removeprefix(before)
-            return inner if inner.startswith(("model.", "lm_head.")) else f"model.{inner}"
-    return name

@@ -21,7 +21,6 @@ import numpy.typing as npt
 from nearfar import strict_json
 from nearfar.build.weights.headers import Entry, read_header
 from nearfar.errors import CheckpointError
-from nearfar.step.params import text_tensor
 from nearfar.targets.quantized import Array
 
 INDEX = "model.safetensors.index.json"
@@ -173,7 +172,7 @@ def open_checkpoint(source: str | Path) -> Checkpoint:
         )
     read_json(path / "tokenizer.json")
     read_json(path / "tokenizer_config.json", required=False)
-    return Checkpoint(path, _name_in_manifest(path) or name, config, _text_entries(path))
+    return Checkpoint(path, _name_in_manifest(path) or name, config, _entries(path))
 
 
 def _name_in_manifest(path: Path) -> str | None:
@@ -228,16 +227,6 @@ def _download(source: str) -> Path:
             f"{source}: no such directory, and the download from the hub failed ({reason}): check the name, the "
             "network, and `hf auth login` for gated models"
         ) from error
-
-
-def _text_entries(path: Path) -> dict[str, Entry]:
-    """Every tensor under the name that text models have for it, in the order of names."""
-    named: dict[str, str] = {}
-    entries = _entries(path)
-    for tensor in entries:
-        if (other := named.setdefault(text_tensor(tensor), tensor)) != tensor:
-            raise CheckpointError(f"{path}: {other} and {tensor} are the same weight: leave only one of them")
-    return {name: entries[tensor] for name, tensor in sorted(named.items())}
 
 
 def _entries(path: Path) -> dict[str, Entry]:

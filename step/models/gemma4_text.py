@@ -76,8 +76,8 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
 
 def _unused(layers: Sequence[Layer]) -> tuple[str, ...]:
     """Published checkpoints have keys and values of layers that read another's."""
-    reading = "|".join(str(i) for i, layer in enumerate(layers) if layer.cache is not None)
-    return (rf"model\.layers\.({reading})\.self_attn\.(k_proj|v_proj|k_norm)\.(weight|bias)",) if reading else ()
+    reading = [i for i, layer in enumerate(layers) if layer.cache is not None]
+    return tuple(f"model.layers.{i}.self_attn.{name}.weight" for i in reading for name in ("k_proj", "v_proj", "k_norm"))
 
 
 def _layer(s: StepBuilder, c: Decoder, x: Value, i: int, layer: Layer) -> Value:

@@ -36,6 +36,8 @@ class Case:
         return f"{self.model_type}-{self.name}"
 
 
+OWN = object()
+
 BASE: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 100, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 160, "rms_norm_eps": 1e-5,
@@ -44,24 +46,114 @@ BASE: dict[str, Any] = {
 
 
 def case(
-    model_type: str, name: str, *, context: int | None = None, prompts: tuple[int, ...] = (9, 45),
-    nulls: tuple[str, ...] = (), **config: Any,
-) -> Case:  # fmt: skip
-    """BASE with what is said; a key that is None in `config` is left to the class, one of `nulls` is null."""
-    merged = {key: value for key, value in {**BASE, **config}.items() if value is not None} | dict.fromkeys(nulls)
+    model_type: str,
+    name: str,
+    *,
+    context: int | None = None,
+    prompts: tuple[int, ...] = (9, 45),
+    **config: Any,
+) -> Case:
+    """BASE with what is said; a key that is OWN is left to the class."""
+    merged = {key: value for key, value in {**BASE, **config}.items() if value is not OWN}
     windows = [merged[key] for key in ("sliding_window",) if isinstance(merged.get(key), int)]
     return Case(model_type, name, merged, min(windows, default=None), context, prompts)
 
 
-ROPE: dict[str, dict[str, Any]] = {
-    "linear": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0},
-}
+def inside(model_type: str, inner: Case, vision: Mapping[str, Any], **config: Any) -> Case:
+    """A multimodal model whose text model is that of another case."""
+    text = {**inner.config, "model_type": inner.model_type}
+    return replace(
+        inner, model_type=model_type, name=f"with-{inner}", config={"text_config": text, "vision_config": vision, **config}
+    )
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40, "rope_theta": 10000.0}
+
+
+def longrope(pairs: int, **changes: Any) -> dict[str, Any]:
+    """Stretched from 40 positions on."""
+    short, long = [1.0 + 0.02 * i for i in range(pairs)], [1.0 + 0.3 * i for i in range(pairs)]
+    return {
+        "rope_type": "longrope", "short_factor": short, "long_factor": long, "rope_theta": 10000.0,
+        "original_max_position_embeddings": 40, **changes,
+    }  # fmt: skip
+
 
 LLAMAS = [
     case("llama", "plain", head_dim=64, intermediate_size=172),
     case("llama", "tied", head_dim=24, num_attention_heads=3, num_key_value_heads=1, tie_word_embeddings=True),
     case("llama", "biased", head_dim=80, attention_bias=True, mlp_bias=True),
-    case("llama", "linear", rope_parameters=ROPE["linear"]),
+    case("llama", "wide", head_dim=256, num_attention_heads=2, num_key_value_heads=1, hidden_act="gelu"),
+    case("llama", "linear", rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}),
+    case("llama", "llama3", rope_parameters={
+        **LLAMA3, "rope_theta": 500000.0, "original_max_position_embeddings": 32}, prompts=(9, 60)),
+    case("llama", "yarn", rope_parameters=YARN, prompts=(9, 60)),
+    case("llama", "yarn-mscale", rope_parameters={
+        **YARN, "mscale": 0.7, "mscale_all_dim": 1.2, "beta_fast": 16, "truncate": False}, prompts=(60,)),
+    case("llama", "longrope-short", rope_parameters=longrope(8), context=40, prompts=(9, 40)),
+    case("llama", "longrope-long", rope_parameters=longrope(8), prompts=(45, 90)),
+]  # fmt: skip
+
+MISTRALS = [
+    case("mistral", "window", sliding_window=24),
+    case("mistral", "full", sliding_window=None, head_dim=24),
+    case("ministral", "mixed", sliding_window=11, layer_types=[
+        "full_attention", "sliding_attention", "sliding_attention"]),
+    case("ministral3", "growing", head_dim=32, rope_parameters={
+        **YARN, "llama_4_scaling_beta": 0.4, "max_position_embeddings": 160, "mscale": 1.0, "mscale_all_dim": 1.0,
+    }, prompts=(9, 130)),
+]  # fmt: skip
+
+QWENS = [
+    case("qwen2", "plain", head_dim=OWN, hidden_size=64, intermediate_size=172, tie_word_embeddings=True),
+    case("qwen2", "window", head_dim=OWN, use_sliding_window=True, sliding_window=8, max_window_layers=1,
+         hidden_size=48, num_attention_heads=3, num_key_value_heads=3),
+    case("qwen3", "plain", head_dim=80, tie_word_embeddings=True),
+    case("qwen3", "biased", attention_bias=True, use_sliding_window=True, sliding_window=16, max_window_layers=2),
+]  # fmt: skip
+
+SMOLLMS = [
+    case("smollm3", "plain", head_dim=OWN, hidden_size=64, num_hidden_layers=5, tie_word_embeddings=True),
+    case("smollm3", "window", head_dim=OWN, hidden_size=64, no_rope_layers=[1, 0, 1], use_sliding_window=True,
+         sliding_window=9, attention_bias=True, mlp_bias=True),
+]  # fmt: skip
+
+PHI3 = {"head_dim": OWN, "hidden_size": 96, "original_max_position_embeddings": 40}
+PHIS = [
+    case("phi3", "plain", head_dim=OWN, hidden_size=64, sliding_window=20),
+    case("phi3", "partial", **PHI3, tie_word_embeddings=True, partial_rotary_factor=0.75, num_attention_heads=2),
+    case("phi3", "partial-short", **PHI3, rope_parameters=longrope(9, partial_rotary_factor=0.75),
+         context=40, prompts=(9, 40)),
+    case("phi3", "partial-long", **PHI3, rope_parameters=longrope(9, partial_rotary_factor=0.75), prompts=(41, 90)),
+    case("phi3", "factor", **PHI3, rope_parameters=longrope(12, factor=3.0), prompts=(41, 90)),
+]  # fmt: skip
+
+GRANITES = [
+    case("granite", "plain", head_dim=OWN, hidden_size=64, embedding_multiplier=12.0, attention_multiplier=0.11,
+         residual_multiplier=0.22, logits_scaling=8.0, tie_word_embeddings=True),
+    case("granite", "biased", head_dim=OWN, hidden_size=96, attention_bias=True, mlp_bias=True,
+         residual_multiplier=0.5, logits_scaling=3.0),
+]  # fmt: skip
+
+ERNIES = [
+    case("ernie4_5", "plain", head_dim=24, tie_word_embeddings=True),
+    case("ernie4_5", "biased", use_bias=True),
+]
+
+HUNYUAN = {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 10000.0}
+HUNYUANS = [
+    case("hunyuan_v1_dense", "plain", head_dim=32),
+    case("hunyuan_v1_dense", "alpha", rope_parameters=HUNYUAN, attention_bias=True, tie_word_embeddings=True),
+]
+
+PIXTRAL = {
+    "model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+    "num_attention_heads": 1, "image_size": 28, "patch_size": 14,
+}  # fmt: skip
+PARTS = [
+    inside("mistral3", MISTRALS[0], PIXTRAL, tie_word_embeddings=False),
+    inside("mistral3", MISTRALS[-1], PIXTRAL, tie_word_embeddings=True),
 ]
 
 LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
@@ -83,26 +175,13 @@ GEMMA4: dict[str, Any] = {
     "layer_types": [LOCAL, LOCAL, GLOBAL, LOCAL, GLOBAL, LOCAL, LOCAL, GLOBAL],
 }  # fmt: skip
 
-VISION: dict[str, Any] = {
-    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
-    "patch_size": 14,
-}  # fmt: skip
-
-
-def seeing(model_type: str, text: Case, **config: Any) -> Case:
-    """The multimodal model around a text model."""
-    vision = {"vision_config": {**VISION, "model_type": config.pop("vision")}}
-    inner = {**text.config, "model_type": text.model_type}
-    return replace(text, model_type=model_type, config={"text_config": inner, **vision, **config})
-
-
 GEMMAS = [
     case(
         "gemma2", "plain", head_dim=24, query_pre_attn_scalar=20, sliding_window=13, tie_word_embeddings=True,
         attn_logit_softcapping=5.0, final_logit_softcapping=12.0, num_hidden_layers=4,
     ),
     case(
-        "gemma2", "uncapped", nulls=("attn_logit_softcapping", "final_logit_softcapping"), sliding_window=40,
+        "gemma2", "uncapped", attn_logit_softcapping=None, final_logit_softcapping=None, sliding_window=40,
         attention_bias=True,
     ),
     case(
@@ -110,11 +189,11 @@ GEMMAS = [
         tie_word_embeddings=True, rope_parameters=ROPE_BY_TYPE,
     ),
     case("gemma3_text", "listed", head_dim=256, sliding_window=8, layer_types=[GLOBAL, LOCAL, LOCAL]),
-    case("olmo2", "plain", head_dim=None, attention_bias=True),
+    case("olmo2", "plain", head_dim=OWN, attention_bias=True),
     case("olmo2", "grouped", head_dim=24, tie_word_embeddings=True),
     case("olmo3", "yarn", sliding_window=11, num_hidden_layers=5, rope_parameters=YARN_BY_TYPE),
     case("exaone4", "hybrid", sliding_window=10, sliding_window_pattern=3, num_hidden_layers=4, rope_parameters=LINEAR),
-    case("exaone4", "global", nulls=("sliding_window",), layer_types=[GLOBAL] * 3, head_dim=80, tie_word_embeddings=True),
+    case("exaone4", "global", sliding_window=None, layer_types=[GLOBAL] * 3, head_dim=80, tie_word_embeddings=True),
     case("glm4", "plain", head_dim=24),
     case("glm4", "unbiased", attention_bias=False, tie_word_embeddings=True),
     case(
@@ -122,19 +201,26 @@ GEMMAS = [
         final_logit_softcapping=12.0,
     ),
     case("gemma4_text", "own", **{**GEMMA4, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}),
-    seeing(
-        "gemma3", case("gemma3_text", "text", sliding_window=12, num_hidden_layers=6, tie_word_embeddings=True),
-        vision="siglip_vision_model", mm_tokens_per_image=4, image_token_index=260, boi_token_index=258,
-        eoi_token_index=259,
+]  # fmt: skip
+
+SIGLIP = {**PIXTRAL, "model_type": "siglip_vision_model"}
+SEEING = [
+    inside(
+        "gemma3", case("gemma3_text", "text", sliding_window=12, num_hidden_layers=6, tie_word_embeddings=True), SIGLIP,
+        tie_word_embeddings=True, mm_tokens_per_image=4, image_token_index=260, boi_token_index=258, eoi_token_index=259,
     ),
-    seeing(
-        "gemma4", case("gemma4_text", "text", **GEMMA4, tie_word_embeddings=True), vision="gemma4_vision",
+    inside(
+        "gemma4", case("gemma4_text", "text", **GEMMA4, tie_word_embeddings=True),
+        {**PIXTRAL, "model_type": "gemma4_vision", "num_key_value_heads": 1, "head_dim": 16}, tie_word_embeddings=True,
         image_token_id=260, boi_token_id=258, eoi_token_id=259, video_token_id=255, audio_token_id=254,
         boa_token_id=253, eoa_token_index=252,
     ),
 ]  # fmt: skip
 
-CASES: tuple[Case, ...] = (*LLAMAS, *GEMMAS)
+CASES: tuple[Case, ...] = (
+    *LLAMAS, *MISTRALS, *QWENS, *SMOLLMS, *PHIS, *GRANITES, *ERNIES, *HUNYUANS, *GEMMAS,
+    *PARTS, *SEEING,
+)  # fmt: skip
 
 
 @cache
@@ -155,7 +241,7 @@ def make(case: Case, root: Path) -> Path:
 
     config = transformers.AutoConfig.for_model(case.model_type, **case.config)
     torch.manual_seed(sum(map(ord, str(case))))
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = _auto(case).from_config(config, dtype=torch.float32)
     with torch.no_grad():
         saved = model.state_dict()  # with buffers, some of which are weights (Gemma 4's layer_scalar)
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -165,6 +251,13 @@ def make(case: Case, root: Path) -> Path:
     tiny.tokenizer().save(str(root / "tokenizer.json"))
     (root / "chat_template.jinja").write_text(tiny.TEMPLATE)
     return root
+
+
+def _auto(case: Case) -> Any:
+    """What finds transformers' class."""
+    import transformers
+
+    return transformers.AutoModelForImageTextToText if "text_config" in case.config else transformers.AutoModelForCausalLM
 
 
 def randomize(name: str, parameter: Any) -> None:
@@ -189,9 +282,8 @@ def prompt(case: Case, count: int) -> list[int]:
 def reference(case: Case) -> Callable[[list[int]], np.ndarray]:
     """transformers' own logits of every token of a prompt: float32 [tokens, vocab]."""
     import torch
-    import transformers
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    model = _auto(case).from_pretrained(
         checkpoint(case), dtype=torch.float32, attn_implementation="eager"
     ).eval()
 

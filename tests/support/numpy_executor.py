@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.step.config import ConfigReader
-from nearfar.step.models import architecture
+from nearfar.step.reading import read_model
 from tests.support.step_reference import StepReference
 
 Array = npt.NDArray[Any]
@@ -28,7 +27,7 @@ class NumpyExecutor:
     def __init__(
         self, config: dict[str, Any], weights: Weights, *, pages: int, page_size: int = 16, slots: int = 16
     ) -> None:
-        model = architecture(config).model(ConfigReader(config))
+        model = read_model(config).model
         self.reference, self.page_size = StepReference(model, weights), page_size
         vocab, context = model.vocab_size, model.context_length
         self.kv = [
@@ -63,7 +62,11 @@ class NumpyExecutor:
             k[dst], v[dst] = k[src], v[src]
 
     def read_pages(self, pages: Sequence[int]) -> dict[str, Array]:
-        return {f"layers.{i}.{part}": cache[list(pages)] for i, kv in enumerate(self.kv) for part, cache in zip("kv", kv, strict=True)}
+        return {
+            f"layers.{i}.{part}": cache[list(pages)]
+            for i, kv in enumerate(self.kv)
+            for part, cache in zip("kv", kv, strict=True)
+        }
 
     def write_pages(self, pages: Sequence[int], content: Mapping[str, Array]) -> None:
         for i, kv in enumerate(self.kv):
@@ -85,7 +88,9 @@ class NumpyExecutor:
     def _step(self, size: int) -> None:
         self.steps.append(size)
         b, rows = self.buffers, min(size, 16)
-        b["logits"][:rows] = self.reference.run(b["tokens"][:size], b["positions"][:size], self, b["logit_rows"][:rows])
+        b["logits"][:rows] = self.reference.run(
+            b["tokens"][:size], b["positions"][:size], self, b["logit_rows"][:rows]
+        )
 
     def append(self, cache: int, keys: Array, values: Array) -> None:
         """As tests.support.step_reference.Memory asks for it: into the pages of each row's sequence."""
@@ -99,7 +104,9 @@ class NumpyExecutor:
         """Likewise: what the pages of the row's sequence hold, up to its position."""
         n = int(self.buffers["positions"][row]) + 1
         pages = self.buffers["page_table"][self.buffers["slots"][row], : -(-n // self.page_size)]
-        keys, values = (c[pages].swapaxes(1, 2).reshape(-1, c.shape[1], c.shape[3])[:n] for c in self.kv[cache])
+        keys, values = (
+            c[pages].swapaxes(1, 2).reshape(-1, c.shape[1], c.shape[3])[:n] for c in self.kv[cache]
+        )
         return keys, values
 
     def _take(self, row: int, token: int) -> None:

@@ -15,10 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.step import ops
-from nearfar.step.config import ConfigReader
 from nearfar.step.model import Model
-from nearfar.step.models import architecture
-from nearfar.step.params import Param, text_tensor
+from nearfar.step.params import Param
+from nearfar.step.reading import read_model
 from nearfar.step.rope import Rope
 
 Array = npt.NDArray[Any]
@@ -63,7 +62,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
     tensors: dict[str, torch.Tensor] = {}
     for file in sorted(path.glob("*.safetensors")):
         tensors |= load_file(file)
-    return config, {text_tensor(name): tensor.to(torch.float32).numpy() for name, tensor in tensors.items()}
+    return config, {name: tensor.to(torch.float32).numpy() for name, tensor in tensors.items()}
 
 
 class StepReference:
@@ -78,7 +77,7 @@ class StepReference:
     def of(path: Path, context: int | None = None, dtype: npt.DTypeLike = np.float32) -> StepReference:
         """The model of a checkpoint directory."""
         config, tensors = load_tensors(path)
-        return StepReference(architecture(config).model(ConfigReader(config), context), tensors, dtype)
+        return StepReference(read_model(config, tensors, context).model, tensors, dtype)
 
     def logits(self, tokens: list[int], chunk: int = 0) -> Array:
         """Of every token of one sequence: [tokens, vocab]; in steps of `chunk` rows, 0: in one."""
@@ -106,7 +105,13 @@ class StepReference:
         return stacked * self.dtype.type(param.scale) + self.dtype.type(param.offset)
 
     def _apply(
-        self, op: ops.Op, values: dict[str, Array], tokens: Array, positions: Array, memory: Memory, rows: Array | None
+        self,
+        op: ops.Op,
+        values: dict[str, Array],
+        tokens: Array,
+        positions: Array,
+        memory: Memory,
+        rows: Array | None,
     ) -> Array:
         w, real = self.weights, self.dtype.type
         match op:

@@ -68,16 +68,6 @@ def test_reads_what_was_written(model: Path) -> None:
         checkpoint.read("c")
 
 
-def test_text_models_of_multimodal_checkpoints_have_their_own_names(model: Path) -> None:
-    tensors = {"language_model.model.a.weight": np.ones((1, 2), np.float32), "language_model.lm_head.weight": np.ones(3)}
-    save_file({**tensors, "model.language_model.b": np.ones(1), "vision_tower.c": np.ones(1)}, model / "model.safetensors")
-    checkpoint = open_checkpoint(model)
-    assert list(checkpoint.shapes) == ["lm_head.weight", "model.a.weight", "model.b", "vision_tower.c"]
-    assert checkpoint.read("model.a.weight").tolist() == [[1, 1]]
-    save_file({**tensors, "model.a.weight": np.ones(1)}, model / "model.safetensors")
-    refused(model, "language_model.model.a.weight and model.a.weight are the same weight")
-
-
 def test_sharded_equals_single(sharded: Path) -> None:
     checkpoint = open_checkpoint(sharded)
     np.testing.assert_array_equal(checkpoint.read("a"), A)
