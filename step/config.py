@@ -23,7 +23,7 @@ class ConfigReader:
     """
 
     def __init__(self, config: Mapping[str, Any], file: str = "config.json", within: str = "") -> None:
-        self._config, self._file, self._within = config, file, within
+        self._config, self._file, self.within = config, file, within
         self._read: set[str] = set()
         self._sections: dict[str, ConfigReader] = {}
 
@@ -93,15 +93,15 @@ class ConfigReader:
         value = self._config[key]
         if not isinstance(value, Mapping):
             self.refuse(key, "an object")
-        return self._sections.setdefault(key, ConfigReader(value, self._file, f"{self._within}{key}."))
+        return self._sections.setdefault(key, ConfigReader(value, self._file, f"{self.within}{key}."))
 
     def empty(self) -> ConfigReader:
         """A section without values, for what all of it has defaults."""
-        return ConfigReader({}, self._file, self._within)
+        return ConfigReader({}, self._file, self.within)
 
     def filled(self, defaults: Mapping[str, Any]) -> ConfigReader:
         """The same config, with these values where it lacks a key; one that is null stays so."""
-        reader = ConfigReader({**defaults, **self._config}, self._file, self._within)
+        reader = ConfigReader({**defaults, **self._config}, self._file, self.within)
         reader._read, reader._sections = (
             self._read,
             self._sections,
@@ -128,7 +128,7 @@ class ConfigReader:
     def refuse(self, key: str, expected: str) -> Never:
         """Complain about the value of a key."""
         raise CheckpointError(
-            f"{self._file}: {self._within}{key} is {_show(self._config.get(key))}; expected {expected}"
+            f"{self._file}: {self.within}{key} is {_show(self._config.get(key))}; expected {expected}"
         )
 
     def _get(self, key: str, default: Any = None) -> Any:

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.step.config import ConfigReader
-from nearfar.step.models import architecture
+from nearfar.step.reading import read_model
 from tests.support.step_reference import StepReference
 
 Array = npt.NDArray[Any]
@@ -28,7 +27,7 @@ class NumpyExecutor:
     def __init__(
         self, config: dict[str, Any], weights: Weights, *, pages: int, page_size: int = 16, slots: int = 16
     ) -> None:
-        model = architecture(config).model(ConfigReader(config))
+        model = read_model(config).model
         self.reference, self.page_size = StepReference(model, weights), page_size
         vocab, context = model.vocab_size, model.context_length
         self.kv = [
