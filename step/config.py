@@ -94,6 +94,12 @@ class ConfigReader:
         """A section without values, for what all of it has defaults."""
         return ConfigReader({}, self._file, self._within)
 
+    def filled(self, defaults: Mapping[str, Any]) -> ConfigReader:
+        """The same config, with these values where it lacks a key; one that is null stays so."""
+        reader = ConfigReader({**defaults, **self._config}, self._file, self._within)
+        reader._read = self._read  # what is asked of one has been asked of both
+        return reader
+
     def names(self) -> list[str]:
         """The keys that are there."""
         return list(self._config)
