@@ -36,6 +36,8 @@ class Case:
         return f"{self.model_type}-{self.name}"
 
 
+OWN = object()
+
 BASE: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 100, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 160, "rms_norm_eps": 1e-5,
@@ -43,25 +45,103 @@ BASE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def case(model_type: str, name: str, *, context: int | None = None, prompts: tuple[int, ...] = (9, 45), **config: Any) -> Case:
-    """BASE with what is said; a key that is None in `config` is left to the class."""
-    merged = {key: value for key, value in {**BASE, **config}.items() if value is not None}
+def case(
+    model_type: str,
+    name: str,
+    *,
+    context: int | None = None,
+    prompts: tuple[int, ...] = (9, 45),
+    **config: Any,
+) -> Case:
+    """BASE with what is said; a key that is OWN is left to the class."""
+    merged = {key: value for key, value in {**BASE, **config}.items() if value is not OWN}
     windows = [merged[key] for key in ("sliding_window",) if isinstance(merged.get(key), int)]
     return Case(model_type, name, merged, min(windows, default=None), context, prompts)
 
 
-ROPE: dict[str, dict[str, Any]] = {
-    "linear": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0},
-}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40, "rope_theta": 10000.0}
+
+
+def longrope(pairs: int, **changes: Any) -> dict[str, Any]:
+    """Stretched from 40 positions on."""
+    short, long = [1.0 + 0.02 * i for i in range(pairs)], [1.0 + 0.3 * i for i in range(pairs)]
+    return {
+        "rope_type": "longrope", "short_factor": short, "long_factor": long, "rope_theta": 10000.0,
+        "original_max_position_embeddings": 40, **changes,
+    }  # fmt: skip
+
 
 LLAMAS = [
     case("llama", "plain", head_dim=64, intermediate_size=172),
     case("llama", "tied", head_dim=24, num_attention_heads=3, num_key_value_heads=1, tie_word_embeddings=True),
     case("llama", "biased", head_dim=80, attention_bias=True, mlp_bias=True),
-    case("llama", "linear", rope_parameters=ROPE["linear"]),
+    case("llama", "wide", head_dim=256, num_attention_heads=2, num_key_value_heads=1, hidden_act="gelu"),
+    case("llama", "linear", rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}),
+    case("llama", "llama3", rope_parameters={
+        **LLAMA3, "rope_theta": 500000.0, "original_max_position_embeddings": 32}, prompts=(9, 60)),
+    case("llama", "yarn", rope_parameters=YARN, prompts=(9, 60)),
+    case("llama", "yarn-mscale", rope_parameters={
+        **YARN, "mscale": 0.7, "mscale_all_dim": 1.2, "beta_fast": 16, "truncate": False}, prompts=(60,)),
+    case("llama", "longrope-short", rope_parameters=longrope(8), context=40, prompts=(9, 40)),
+    case("llama", "longrope-long", rope_parameters=longrope(8), prompts=(45, 90)),
+]  # fmt: skip
+
+MISTRALS = [
+    case("mistral", "window", sliding_window=24),
+    case("mistral", "full", sliding_window=None, head_dim=24),
+    case("ministral", "mixed", sliding_window=11, layer_types=[
+        "full_attention", "sliding_attention", "sliding_attention"]),
+    case("ministral3", "growing", head_dim=32, rope_parameters={
+        **YARN, "llama_4_scaling_beta": 0.4, "max_position_embeddings": 160, "mscale": 1.0, "mscale_all_dim": 1.0,
+    }, prompts=(9, 130)),
+]  # fmt: skip
+
+QWENS = [
+    case("qwen2", "plain", head_dim=OWN, hidden_size=64, intermediate_size=172, tie_word_embeddings=True),
+    case("qwen2", "window", head_dim=OWN, use_sliding_window=True, sliding_window=8, max_window_layers=1,
+         hidden_size=48, num_attention_heads=3, num_key_value_heads=3),
+    case("qwen3", "plain", head_dim=80, tie_word_embeddings=True),
+    case("qwen3", "biased", attention_bias=True, use_sliding_window=True, sliding_window=16, max_window_layers=2),
+]  # fmt: skip
+
+SMOLLMS = [
+    case("smollm3", "plain", head_dim=OWN, hidden_size=64, num_hidden_layers=5, tie_word_embeddings=True),
+    case("smollm3", "window", head_dim=OWN, hidden_size=64, no_rope_layers=[1, 0, 1], use_sliding_window=True,
+         sliding_window=9, attention_bias=True, mlp_bias=True),
+]  # fmt: skip
+
+PHI3 = {"head_dim": OWN, "hidden_size": 96, "original_max_position_embeddings": 40}
+PHIS = [
+    case("phi3", "plain", head_dim=OWN, hidden_size=64, sliding_window=20),
+    case("phi3", "partial", **PHI3, tie_word_embeddings=True, partial_rotary_factor=0.75, num_attention_heads=2),
+    case("phi3", "partial-short", **PHI3, rope_parameters=longrope(9, partial_rotary_factor=0.75),
+         context=40, prompts=(9, 40)),
+    case("phi3", "partial-long", **PHI3, rope_parameters=longrope(9, partial_rotary_factor=0.75), prompts=(41, 90)),
+    case("phi3", "factor", **PHI3, rope_parameters=longrope(12, factor=3.0), prompts=(41, 90)),
+]  # fmt: skip
+
+GRANITES = [
+    case("granite", "plain", head_dim=OWN, hidden_size=64, embedding_multiplier=12.0, attention_multiplier=0.11,
+         residual_multiplier=0.22, logits_scaling=8.0, tie_word_embeddings=True),
+    case("granite", "biased", head_dim=OWN, hidden_size=96, attention_bias=True, mlp_bias=True,
+         residual_multiplier=0.5, logits_scaling=3.0),
+]  # fmt: skip
+
+ERNIES = [
+    case("ernie4_5", "plain", head_dim=24, tie_word_embeddings=True),
+    case("ernie4_5", "biased", use_bias=True),
 ]
 
-CASES: tuple[Case, ...] = (*LLAMAS,)
+HUNYUAN = {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 10000.0}
+HUNYUANS = [
+    case("hunyuan_v1_dense", "plain", head_dim=32),
+    case("hunyuan_v1_dense", "alpha", rope_parameters=HUNYUAN, attention_bias=True, tie_word_embeddings=True),
+]
+
+CASES: tuple[Case, ...] = (
+    *LLAMAS, *MISTRALS, *QWENS, *SMOLLMS, *PHIS, *GRANITES, *ERNIES, *HUNYUANS,
+)  # fmt: skip
 
 
 @cache

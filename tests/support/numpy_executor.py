@@ -63,7 +63,11 @@ class NumpyExecutor:
             k[dst], v[dst] = k[src], v[src]
 
     def read_pages(self, pages: Sequence[int]) -> dict[str, Array]:
-        return {f"layers.{i}.{part}": cache[list(pages)] for i, kv in enumerate(self.kv) for part, cache in zip("kv", kv, strict=True)}
+        return {
+            f"layers.{i}.{part}": cache[list(pages)]
+            for i, kv in enumerate(self.kv)
+            for part, cache in zip("kv", kv, strict=True)
+        }
 
     def write_pages(self, pages: Sequence[int], content: Mapping[str, Array]) -> None:
         for i, kv in enumerate(self.kv):
@@ -85,7 +89,9 @@ class NumpyExecutor:
     def _step(self, size: int) -> None:
         self.steps.append(size)
         b, rows = self.buffers, min(size, 16)
-        b["logits"][:rows] = self.reference.run(b["tokens"][:size], b["positions"][:size], self, b["logit_rows"][:rows])
+        b["logits"][:rows] = self.reference.run(
+            b["tokens"][:size], b["positions"][:size], self, b["logit_rows"][:rows]
+        )
 
     def append(self, cache: int, keys: Array, values: Array) -> None:
         """As tests.support.step_reference.Memory asks for it: into the pages of each row's sequence."""
@@ -99,7 +105,9 @@ class NumpyExecutor:
         """Likewise: what the pages of the row's sequence hold, up to its position."""
         n = int(self.buffers["positions"][row]) + 1
         pages = self.buffers["page_table"][self.buffers["slots"][row], : -(-n // self.page_size)]
-        keys, values = (c[pages].swapaxes(1, 2).reshape(-1, c.shape[1], c.shape[3])[:n] for c in self.kv[cache])
+        keys, values = (
+            c[pages].swapaxes(1, 2).reshape(-1, c.shape[1], c.shape[3])[:n] for c in self.kv[cache]
+        )
         return keys, values
 
     def _take(self, row: int, token: int) -> None:

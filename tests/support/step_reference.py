@@ -106,7 +106,13 @@ class StepReference:
         return stacked * self.dtype.type(param.scale) + self.dtype.type(param.offset)
 
     def _apply(
-        self, op: ops.Op, values: dict[str, Array], tokens: Array, positions: Array, memory: Memory, rows: Array | None
+        self,
+        op: ops.Op,
+        values: dict[str, Array],
+        tokens: Array,
+        positions: Array,
+        memory: Memory,
+        rows: Array | None,
     ) -> Array:
         w, real = self.weights, self.dtype.type
         match op:
