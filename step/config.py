@@ -112,6 +112,10 @@ class ConfigReader:
         """The keys that are there."""
         return list(self._config)
 
+    def values(self) -> dict[str, Any]:
+        """What has been read, with the defaults that were taken, but for keys whose default is nothing."""
+        return {key: value for key, value in self._values.items() if value not in (None, [])}
+
     def unread(self) -> dict[str, Any]:
         """What is there, but has never been asked for; keys of sections by their path."""
         found = {
@@ -134,7 +138,8 @@ class ConfigReader:
     def _get(self, key: str, default: Any = None) -> Any:
         self._read.add(key)
         value = self._config.get(key)
-        return default if value is None else value
+        self._values[key] = default if value is None else value
+        return self._values[key]
 
 
 def _show(value: object) -> str:

@@ -161,9 +161,9 @@ class PagedCache:
             if shape.group != group:
                 continue
             for index in (2 * cache, 2 * cache + 1):
-                more = self._encode(cache, mx.zeros((shape.kv_heads, cells, shape.head_dim), self.layout.dtype))
                 old, self._arrays[index] = self._arrays[index], []
-                parts = [mx.concatenate([*before, new], axis=1) for *before, new in zip(*filter(None, [old, more]), strict=True)]
+                more = self._encode(cache, mx.zeros((shape.kv_heads, cells, shape.head_dim), self.layout.dtype))
+                parts = [mx.concatenate(list(both), axis=1) for both in zip(old, more, strict=True)] if old else more
                 mx.eval(parts)  # one by one, so that only one of the old arrays lives on beside its larger copy
                 del old
                 self._arrays[index] = parts
