@@ -25,6 +25,7 @@ class ConfigReader:
     def __init__(self, config: Mapping[str, Any], file: str = "config.json", within: str = "") -> None:
         self._config, self._file, self._within = config, file, within
         self._read: set[str] = set()
+        self._values: dict[str, Any] = {}
         self._sections: dict[str, ConfigReader] = {}
 
     def given(self, key: str) -> bool:
@@ -102,10 +103,8 @@ class ConfigReader:
     def filled(self, defaults: Mapping[str, Any]) -> ConfigReader:
         """The same config, with these values where it lacks a key; one that is null stays so."""
         reader = ConfigReader({**defaults, **self._config}, self._file, self._within)
-        reader._read, reader._sections = (
-            self._read,
-            self._sections,
-        )  # what is asked of one has been asked of both
+        # what is asked of one has been asked of both
+        reader._read, reader._values, reader._sections = self._read, self._values, self._sections
         return reader
 
     def names(self) -> list[str]:
