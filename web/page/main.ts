@@ -1,6 +1,6 @@
 /** The chat page: load the model, then answer what is written by hand, or filled in by a link. */
 
-import type { LoadProgress } from "../src/index.js";
+import type { LoadProgress } from "../src/page/index.js";
 import { openCloudSettings } from "./cloud-settings.js";
 import { Conversation } from "./conversation.js";
 import { element, setState } from "./dom.js";

@@ -1,10 +1,10 @@
 import { describe, expect, test } from "vitest";
-import { DeviceError, RequestError } from "../src/errors.js";
-import { type AdapterAbilities, chooseProgram } from "../src/gpu/device.js";
-import { partsIn } from "../src/gpu/load.js";
-import { planMemory } from "../src/gpu/memory.js";
-import { parseManifest } from "../src/manifest.js";
-import { ropeTable } from "../src/rope.js";
+import { DeviceError, RequestError } from "../src/both/errors.js";
+import { parseManifest } from "../src/both/manifest.js";
+import { type AdapterAbilities, chooseProgram } from "../src/worker/gpu/device.js";
+import { partsIn } from "../src/worker/gpu/load.js";
+import { planMemory } from "../src/worker/gpu/memory.js";
+import { ropeTable } from "../src/worker/rope.js";
 import { sampleManifest } from "./support/manifest.js";
 
 const manifest = parseManifest(JSON.stringify(sampleManifest()));

@@ -1,8 +1,8 @@
 import { describe, expect, test } from "vitest";
-import { ArtifactError } from "../src/errors.js";
-import { openManifest, type Program, parseManifest } from "../src/manifest.js";
-import { parsePlan, planNames } from "../src/plan.js";
-import { within } from "../src/store/http.js";
+import { ArtifactError } from "../src/both/errors.js";
+import { within } from "../src/both/http.js";
+import { openManifest, type Program, parseManifest } from "../src/both/manifest.js";
+import { parsePlan, planNames } from "../src/worker/plan.js";
 import { sampleManifest } from "./support/manifest.js";
 import { seal } from "./support/seal.js";
 

@@ -1,6 +1,6 @@
 import type { Browser, Page } from "playwright-core";
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "vitest";
-import type * as nearfar from "../../src/index.js";
+import type * as nearfar from "../../src/page/index.js";
 import { CHROMIUM, openChromium } from "../support/chromium.js";
 import { expectedTokens } from "../support/fake-backend.js";
 import { builtPackage, distFile, type StaticServer, serve } from "../support/serve.js";

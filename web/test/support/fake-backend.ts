@@ -1,6 +1,6 @@
-import type { Backend, BackendShape, HostArray, Read } from "../../src/engine/backend.js";
-import { DeviceError } from "../../src/errors.js";
-import type { FunctionName } from "../../src/manifest.js";
+import { DeviceError } from "../../src/both/errors.js";
+import type { FunctionName } from "../../src/both/manifest.js";
+import type { Backend, BackendShape, HostArray, Read } from "../../src/worker/engine/backend.js";
 
 /**
  * A "model" in plain code behind the artifact's contract: the next token is a hash of all tokens that the row's

@@ -1,5 +1,5 @@
-import type { Backend, BackendShape, HostArray, Read } from "../../src/engine/backend.js";
-import type { FunctionName } from "../../src/manifest.js";
+import type { FunctionName } from "../../src/both/manifest.js";
+import type { Backend, BackendShape, HostArray, Read } from "../../src/worker/engine/backend.js";
 
 /**
  * How a call of the device goes wrong: it throws instead of its work, after its work, or it leaves its work out
