@@ -1,6 +1,6 @@
 import type { ChatMessage } from "../../both/openai.js";
 
-/** What the runtime needs from a tokenizer and a chat template that it loads by dynamic import. */
+/** What the runtime needs from a tokenizer and a chat template; it loads `index.ts` by dynamic import. */
 
 /** The tokenizer files of an artifact, parsed. */
 export interface TextFiles {
