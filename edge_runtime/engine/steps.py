@@ -14,6 +14,7 @@ from nearfar.edge_runtime.cache.sequences import Copy
 from nearfar.edge_runtime.engine.requests import Constraint, Request
 from nearfar.edge_runtime.engine.scheduler import Step
 from nearfar.errors import DeviceError, NearfarError, RequestError
+from nearfar.format.buffers import page_table
 from nearfar.format.manifest import Manifest, Program
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class StepBuilder:
     def __init__(self, manifest: Manifest, program: Program, feed: bool) -> None:
         self._model = manifest.model
         self._pages_per_slot = -(-manifest.model.context_length // manifest.cache.page_size)
+        self._groups = len(manifest.groups)
         self._slots = [_SlotState() for _ in range(manifest.cache.slots)]
         self._sizes = {name: sorted(f.size for f in buckets) for name, buckets in program.functions.items()}
         self._feed = feed
@@ -186,7 +188,7 @@ class StepBuilder:
         state.pages = list(sequence.pages)
         table = np.zeros((1, self._pages_per_slot), np.int32)
         table[0, : len(sequence.pages)] = sequence.pages
-        return [Write("page_table", table, sequence.slot)]
+        return [Write(page_table(group), table, sequence.slot) for group in range(self._groups)]
 
     def _sampler(self, work: StepWork, step: Step) -> None:
         requests = step.sampled
