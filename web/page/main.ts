@@ -48,10 +48,10 @@ async function start(): Promise<void> {
     return;
   }
   showProgress({ phase: "weights", loaded: 0, cached: 0, total: manifest.weights.bytes });
-  const { precision, adapter } = (await model.load(showProgress)).model;
+  const { program, precision, adapter } = (await model.load(showProgress)).model;
   showDevice(`${precision} on ${adapter}`);
   ready(link, "The model is ready.");
-  await keepForOffline(artifact, manifest, precision);
+  await keepForOffline(artifact, manifest, program);
 }
 
 function showProgress(progress: LoadProgress): void {

@@ -10,6 +10,7 @@ const CARD: ModelCard = {
   name: "sample",
   architecture: "llama",
   quantization: "q4",
+  program: "f32",
   precision: "f32",
   adapter: "none",
   contextLength: 128,

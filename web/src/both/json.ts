@@ -1,7 +1,14 @@
 import { ArtifactError } from "./errors.js";
 
-/** A JSON value together with where it stands, so that a wrong one is reported by its path. */
-export class Field {
+/** What the items of a list, or the values of a record, are said to be. */
+type Item<T> = NonNullable<T> extends readonly (infer I)[] ? I : never;
+type Entry<T> = NonNullable<T> extends Readonly<Record<string, infer V>> ? V : never;
+
+/**
+ * A JSON value together with where it stands, so that a wrong one is reported by its path. `T` is what the format says
+ * stands there: it tells which keys there are to ask for, and nothing about the value, which each method checks.
+ */
+export class Field<T> {
   constructor(
     readonly value: unknown,
     readonly path: string,
@@ -18,21 +25,21 @@ export class Field {
     return this.value as Record<string, unknown>;
   }
 
-  at(key: string): Field {
+  at<K extends keyof NonNullable<T> & string>(key: K): Field<NonNullable<T>[K]> {
     return new Field(this.object()[key], `${this.path}.${key}`);
   }
 
   /** Null where the value is null or missing. */
-  optional(): Field | null {
-    return this.value === undefined || this.value === null ? null : this;
+  optional(): Field<NonNullable<T>> | null {
+    return this.value === undefined || this.value === null ? null : new Field(this.value, this.path);
   }
 
-  list<T>(read: (field: Field) => T): T[] {
+  list<U>(read: (field: Field<Item<T>>) => U): U[] {
     if (!Array.isArray(this.value)) this.wrong("a list");
     return this.value.map((item: unknown, i) => read(new Field(item, `${this.path}[${i}]`)));
   }
 
-  record<T>(read: (field: Field) => T): Map<string, T> {
+  record<U>(read: (field: Field<Entry<T>>) => U): Map<string, U> {
     const entries = Object.entries(this.object());
     return new Map(entries.map(([key, item]) => [key, read(new Field(item, `${this.path}.${key}`))]));
   }
@@ -53,24 +60,26 @@ export class Field {
     return value;
   }
 
-  oneOf<const T extends readonly string[]>(choices: T): T[number] {
+  oneOf<const C extends readonly string[]>(choices: C): C[number] {
     const value = this.value;
     const found = choices.find((choice) => choice === value);
     if (found === undefined) this.wrong(`one of ${choices.join(", ")}`);
     return found;
   }
 
+  matching(pattern: RegExp, what: string): string {
+    const text = this.string();
+    if (!pattern.test(text)) this.wrong(what);
+    return text;
+  }
+
   /** A relative path that stays inside the artifact: names of letters, digits and "-_.", none beginning with a dot. */
   file(): string {
-    const path = this.string();
-    if (!/^[\w-][\w.-]*(\/[\w-][\w.-]*)*$/.test(path)) this.wrong("a relative path inside the artifact");
-    return path;
+    return this.matching(/^[\w-][\w.-]*(\/[\w-][\w.-]*)*$/, "a relative path inside the artifact");
   }
 
   sha256(): string {
-    const digest = this.string();
-    if (!/^[0-9a-f]{64}$/.test(digest)) this.wrong("a SHA-256 in hexadecimal");
-    return digest;
+    return this.matching(/^[0-9a-f]{64}$/, "a SHA-256 in hexadecimal");
   }
 }
 
@@ -83,7 +92,7 @@ export function show(value: unknown): string {
   }
 }
 
-export function parseJson(text: string, name: string): Field {
+export function parseJson<T>(text: string, name: string): Field<T> {
   try {
     return new Field(JSON.parse(text), name);
   } catch (cause) {

@@ -19,7 +19,9 @@ export interface ModelCard {
   readonly name: string;
   readonly architecture: string;
   readonly quantization: string;
-  /** Of the kernels that this GPU runs: "f16" or "f32". */
+  /** The program of the artifact that this GPU runs. */
+  readonly program: string;
+  /** Of its kernels: "f16" or "f32". */
   readonly precision: string;
   readonly adapter: string;
   readonly contextLength: number;

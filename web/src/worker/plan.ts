@@ -1,4 +1,5 @@
 import { ArtifactError } from "../both/errors.js";
+import type { LaunchRecord, PlanRecord } from "../both/format.js";
 import type { Field } from "../both/json.js";
 import { parseJson } from "../both/json.js";
 import type { FunctionEntry, FunctionName, Manifest, Program } from "../both/manifest.js";
@@ -40,7 +41,7 @@ export function planNames({ weights, buffers }: Manifest, { kernels, workspace }
 
 /** The plan of one bucket of the function `name`; throws ArtifactError where it is not that, or launches what there is not. */
 export function parsePlan(text: string, name: FunctionName, bucket: FunctionEntry, names: PlanNames): Plan {
-  const root = parseJson(text, bucket.plan);
+  const root = parseJson<PlanRecord>(text, bucket.plan);
   const stated = `${root.at("function").string()} ${root.at("size").int()} ${root.at("rows").int()}`;
   const expected = `${name} ${bucket.size} ${bucket.rows}`;
   if (stated !== expected)
@@ -48,7 +49,7 @@ export function parsePlan(text: string, name: FunctionName, bucket: FunctionEntr
   return { launches: root.at("launches").list((launch) => readLaunch(launch, names)) };
 }
 
-function readLaunch(launch: Field, { kernels, args: known }: PlanNames): Launch {
+function readLaunch(launch: Field<LaunchRecord>, { kernels, args: known }: PlanNames): Launch {
   const kernel = launch.at("kernel").string();
   const [x, y, z, ...more] = launch.at("grid").list((extent) => extent.int(1));
   const args = launch.at("args").list((arg) => readArg(arg, known));
@@ -63,7 +64,7 @@ function readLaunch(launch: Field, { kernels, args: known }: PlanNames): Launch 
   return { kernel, grid: [x, y, z], args };
 }
 
-function readArg(arg: Field, known: ReadonlySet<string>): PlanArg {
+function readArg(arg: Field<string>, known: ReadonlySet<string>): PlanArg {
   const text = arg.string();
   const colon = text.indexOf(":");
   const space = SPACES.find((name) => name === text.slice(0, colon));

@@ -1,6 +1,6 @@
 import { ArtifactError, DeviceError, RequestError, toErrorRecord } from "../both/errors.js";
 import { fetchText, within } from "../both/http.js";
-import { type Manifest, openManifest } from "../both/manifest.js";
+import { type Manifest, openManifest, precisionOf } from "../both/manifest.js";
 import type {
   AnswerEvent,
   AnswerStats,
@@ -78,7 +78,8 @@ export class Session {
       name: model.name,
       architecture: model.architecture,
       quantization,
-      precision: this.loaded.program.precision,
+      program: this.loaded.program.name,
+      precision: precisionOf(this.loaded.program),
       adapter: this.loaded.adapterName,
       contextLength: this.loaded.executor.shape.contextLength,
       vocabSize: model.vocabSize,
@@ -94,7 +95,7 @@ export class Session {
       gpuBytes: buffers.bytes,
       launches: executor.launches,
       launchesPerToken: executor.launchesOf("step") + executor.launchesOf("greedy"),
-      cachePages: executor.shape.pages,
+      cachePages: executor.shape.groups.reduce((sum, { pages }) => sum + pages, 0),
       freeTokens: this.#core.freeTokens,
       contextLength: executor.shape.contextLength,
       last: this.#last,

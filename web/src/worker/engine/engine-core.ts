@@ -1,10 +1,11 @@
 import { DeviceError, RequestError } from "../../both/errors.js";
+import { MAX_ROWS, TOP_LOGPROBS } from "../../both/format.js";
 import type { FunctionName } from "../../both/manifest.js";
 import { SequenceTable } from "../cache/sequence-table.js";
 import type { Backend, HostArray, Read } from "./backend.js";
 import { StepInputs } from "./inputs.js";
 import { Request, type RequestListener, type TokenLogprobs } from "./request.js";
-import { isPlainGreedy, MAX_TOP_LOGPROBS, type SamplingParams } from "./sampling.js";
+import { isPlainGreedy, type SamplingParams } from "./sampling.js";
 import { type Bucket, Scheduler, type Step } from "./scheduler.js";
 
 /**
@@ -12,9 +13,6 @@ import { type Bucket, Scheduler, type Step } from "./scheduler.js";
  * each one more is a step wasted when an answer ends at an end token or a stop string.
  */
 const STEPS_AHEAD = 3;
-
-/** `step` gives at most this many rows of logits (docs/artifact.md). */
-const MAX_LOGIT_ROWS = 16;
 
 /** What a sampler writes instead of a token where no logit is finite. */
 const NOT_FINITE = -1;
@@ -41,8 +39,9 @@ export class EngineCore {
     private readonly backend: Backend,
     endTokens: readonly number[],
   ) {
-    const { pages, pageSize, slots, contextLength } = backend.shape;
-    const bucket = (size: number): Bucket => ({ size, logits: Math.min(size, MAX_LOGIT_ROWS) });
+    const { groups, pageSize, slots, contextLength } = backend.shape;
+    const pages = Math.min(...groups.map((group) => group.pages));
+    const bucket = (size: number): Bucket => ({ size, logits: Math.min(size, MAX_ROWS) });
     this.#table = new SequenceTable(pages, pageSize, slots);
     this.#scheduler = new Scheduler(this.#table, backend.sizes("step").map(bucket), contextLength);
     this.#inputs = new StepInputs(backend);
@@ -64,8 +63,6 @@ export class EngineCore {
         `The prompt has token id ${alien}, outside the vocabulary of ${vocabSize} tokens.`,
         "prompt",
       );
-    if (!isPlainGreedy(params)) this.#require("sample", "temperature");
-    if (params.logprobs !== null) this.#require("logprobs", "logprobs");
     const limit = this.#scheduler.limitTokens(prompt.length, params.maxTokens);
     const request = new Request(prompt, params, limit, listener);
     this.#scheduler.add(request);
@@ -87,11 +84,6 @@ export class EngineCore {
       this.#scheduler.remove(request);
       request.listener.fail(this.#failure);
     }
-  }
-
-  #require(name: "sample" | "logprobs", param: string): void {
-    if (this.backend.sizes(name).length > 0) return;
-    throw new RequestError(`This artifact has no function ${name}; only greedy answers (temperature 0) work.`, param);
   }
 
   /** Runs until there is nothing to do. */
@@ -125,7 +117,10 @@ export class EngineCore {
     while (flights.length < STEPS_AHEAD) {
       const step = this.#scheduler.schedule(flights.at(-1)?.step ?? null);
       if (!step) return null;
-      for (const [from, to] of step.copies) this.backend.copyPage(from, to);
+      for (const [from, to] of step.copies)
+        this.backend.shape.groups.forEach((_, group) => {
+          this.backend.copyPage(group, from, to);
+        });
       const runs = this.#runsOf(step);
       if (!runs.every(([name, size]) => this.backend.ready(name, size))) return this.#prepare(step, runs);
       flights.push(this.#launch(step, runs));
@@ -250,14 +245,14 @@ function readsOf(rows: number, logprobs: boolean): Read[] {
   return [
     sampled,
     { buffer: "logprob", count: rows },
-    { buffer: "top_ids", count: rows * MAX_TOP_LOGPROBS },
-    { buffer: "top_logprobs", count: rows * MAX_TOP_LOGPROBS },
+    { buffer: "top_ids", count: rows * TOP_LOGPROBS },
+    { buffer: "top_logprobs", count: rows * TOP_LOGPROBS },
   ];
 }
 
 function logprobsOf([logprob, ids, values]: HostArray[], row: number, count: number): TokenLogprobs {
   const top = Array.from({ length: count }, (_, i) => {
-    const at = row * MAX_TOP_LOGPROBS + i;
+    const at = row * TOP_LOGPROBS + i;
     return { token: ids?.[at] ?? 0, logprob: values?.[at] ?? 0 };
   });
   return { logprob: logprob?.[row] ?? 0, top };

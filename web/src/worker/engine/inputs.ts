@@ -1,16 +1,15 @@
+import { type BufferName, PROMPT_FLAG, SAMPLE_COLUMNS, SAMPLE_F32, SAMPLE_I32 } from "../../both/format.js";
 import type { Backend } from "./backend.js";
 import type { Request } from "./request.js";
 import { isPenalized } from "./sampling.js";
 import type { Step } from "./scheduler.js";
 
-/** Width of a row of `sample_f32` and `sample_i32`. */
-const SAMPLE_WIDTH = 8;
-/** Marks in `counts` a token of the prompt. */
-const IN_PROMPT = 1 << 24;
+/** Columns of `sample_f32` have the names of what they hold. */
+const FLOAT_COLUMNS = Object.keys(SAMPLE_F32) as (keyof typeof SAMPLE_F32)[];
 
 /** Writes what changes from step to step into the device's small buffers, and leaves out what it holds already. */
 export class StepInputs {
-  readonly #mirrors = new Map<string, Int32Array | Float32Array>();
+  readonly #mirrors = new Map<BufferName, Int32Array | Float32Array>();
   readonly #pageRows: Int32Array[];
   readonly #biasedSlots = new Set<number>();
 
@@ -48,13 +47,13 @@ export class StepInputs {
 
   /** What the sampler needs for a step whose sampling has `rows` rows. Greedy reads the slot and the feed alone. */
   writeSampling({ sampled, feeds }: Step, rows: number, greedy: boolean): void {
-    const ints = new Int32Array(rows * SAMPLE_WIDTH);
-    const floats = new Float32Array(rows * SAMPLE_WIDTH);
+    const ints = new Int32Array(rows * SAMPLE_COLUMNS);
+    const floats = new Float32Array(rows * SAMPLE_COLUMNS);
     for (let row = 0; row < rows; row++) {
       const request = sampled[row];
-      const at = row * SAMPLE_WIDTH;
-      ints[at] = request ? (request.sequence?.slot ?? 0) : -1;
-      ints[at + 5] = request ? feeds.indexOf(request) : -1;
+      const at = row * SAMPLE_COLUMNS;
+      ints[at + SAMPLE_I32.slot] = request ? (request.sequence?.slot ?? 0) : -1;
+      ints[at + SAMPLE_I32.feed] = request ? feeds.indexOf(request) : -1;
       if (request && !greedy) this.#describe(request, ints, floats, at);
     }
     this.#writeChanged("sample_i32", ints);
@@ -67,10 +66,11 @@ export class StepInputs {
     this.#prepareSlot(request, slot);
     // The sampled token comes after the tokens that this step completes.
     const counter = request.queued + request.remaining;
-    const seed = [Number(BigInt.asIntN(32, params.seed)), Number(BigInt.asIntN(32, params.seed >> 32n))] as const;
-    ints.set([slot, params.topK, ...seed, counter], at);
-    floats.set([params.temperature, params.topP, params.minP], at);
-    floats.set([params.repetitionPenalty, params.presencePenalty, params.frequencyPenalty], at + 3);
+    ints[at + SAMPLE_I32.topK] = params.topK;
+    ints[at + SAMPLE_I32.seedLow] = Number(BigInt.asIntN(32, params.seed));
+    ints[at + SAMPLE_I32.seedHigh] = Number(BigInt.asIntN(32, params.seed >> 32n));
+    ints[at + SAMPLE_I32.counter] = counter;
+    for (const name of FLOAT_COLUMNS) floats[at + SAMPLE_F32[name]] = params[name];
   }
 
   /** Gives the request's slot its bias and counts, when it has just got the slot. */
@@ -88,7 +88,7 @@ export class StepInputs {
     // Without penalties the sampler's result does not depend on the counts, whatever a request before has left there.
     if (!isPenalized(params)) return;
     const counts = new Int32Array(vocabSize);
-    for (const token of prompt) counts[token] = IN_PROMPT;
+    for (const token of prompt) counts[token] = PROMPT_FLAG;
     for (const token of tokens.slice(prompt.length)) counts[token] = (counts[token] ?? 0) + 1;
     this.backend.write("counts", counts, slot * vocabSize);
   }
@@ -100,10 +100,13 @@ export class StepInputs {
     if (from < 0) return;
     const row = Int32Array.from(sequence.pages);
     this.#pageRows[sequence.slot] = row;
-    this.backend.write("page_table", row.subarray(from), sequence.slot * this.backend.shape.pagesPerSlot + from);
+    const { groups, pagesPerSlot } = this.backend.shape;
+    groups.forEach((_, group) => {
+      this.backend.write(`page_table.${group}`, row.subarray(from), sequence.slot * pagesPerSlot + from);
+    });
   }
 
-  #writeChanged(buffer: string, data: Int32Array<ArrayBuffer> | Float32Array<ArrayBuffer>): void {
+  #writeChanged(buffer: BufferName, data: Int32Array<ArrayBuffer> | Float32Array<ArrayBuffer>): void {
     const known = this.#mirrors.get(buffer);
     if (known && known.length >= data.length && data.every((value, i) => known[i] === value)) return;
     this.backend.write(buffer, data);

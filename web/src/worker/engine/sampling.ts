@@ -1,4 +1,5 @@
 import { RequestError } from "../../both/errors.js";
+import { TOP_LOGPROBS } from "../../both/format.js";
 import type { SamplingOptions } from "../../both/openai.js";
 
 /** How the next token is chosen, checked. Bounds and defaults are those of Python's `SamplingParams`. */
@@ -24,7 +25,6 @@ export interface SamplingParams {
 }
 
 export const MAX_STOPS = 16;
-export const MAX_TOP_LOGPROBS = 20;
 const MAX_INT = 2 ** 31 - 1;
 
 /** Checks the options of a request; throws RequestError naming the first wrong parameter. */
@@ -42,7 +42,7 @@ export function parseSampling(options: SamplingOptions, logprobs: number | null,
     logitBias: parseBias(options.logit_bias ?? {}, vocabSize),
     seed: seed == null ? randomSeed() : parseSeed(seed),
     stop: parseStop(options.stop ?? []),
-    logprobs: logprobs === null ? null : whole("top_logprobs", logprobs, 0, MAX_TOP_LOGPROBS),
+    logprobs: logprobs === null ? null : whole("top_logprobs", logprobs, 0, TOP_LOGPROBS),
     ignoreEos: options.ignore_eos ?? false,
   };
 }

@@ -1,4 +1,5 @@
 import { RequestError } from "../../both/errors.js";
+import { MAX_ROWS } from "../../both/format.js";
 import type { PageCopy, SequenceTable } from "../cache/sequence-table.js";
 import type { Request } from "./request.js";
 
@@ -220,14 +221,14 @@ class StepPlan {
 
   /**
    * How many of the wanted rows to take beside those planned. Padding costs as much as work: rather than run a bucket
-   * more than half empty, fill the one below and leave the rest to the next step. Up to 16 rows a step costs about one
-   * pass over the weights, full or not.
+   * more than half empty, fill the one below and leave the rest to the next step. Up to MAX_ROWS rows a step costs
+   * about one pass over the weights, full or not.
    */
   rowsWorthTaking(wanted: number): number {
     const total = Math.min(this.rows + wanted, this.maxRows);
     const size = this.buckets.find((bucket) => bucket.size >= total)?.size ?? total;
     const below = this.buckets.findLast((bucket) => bucket.size < size)?.size ?? 0;
-    const fill = below >= 16 && total * 2 <= size && below > this.rows;
+    const fill = below >= MAX_ROWS && total * 2 <= size && below > this.rows;
     return (fill ? below : total) - this.rows;
   }
 

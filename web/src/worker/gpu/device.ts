@@ -45,7 +45,7 @@ export function chooseProgram(programs: readonly Program[], largestTensor: numbe
   for (const program of programs) {
     const lacking = lacks(program, largestTensor, adapter);
     if (lacking.length === 0) return program;
-    reasons.push(`${program.precision}: ${lacking.join(", ")}`);
+    reasons.push(`${program.name}: ${lacking.join(", ")}`);
   }
   throw new DeviceError(
     `This GPU cannot run the model (${reasons.join("; ")}). Try a smaller model, more quantization, or another browser or device.`,

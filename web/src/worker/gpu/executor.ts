@@ -1,4 +1,5 @@
 import { DeviceError } from "../../both/errors.js";
+import type { BufferName } from "../../both/format.js";
 import type { Dtype, FunctionName } from "../../both/manifest.js";
 import type { Backend, BackendShape, HostArray, Read } from "../engine/backend.js";
 import type { Plan, PlanArg } from "../plan.js";
@@ -13,6 +14,7 @@ export interface DeviceBuffer {
 
 /** One buffer of the paged cache: a layer's keys or values. */
 export interface PageStore {
+  readonly group: number;
   readonly gpu: GPUBuffer;
   readonly pageBytes: number;
 }
@@ -93,7 +95,7 @@ export class Executor implements Backend {
     await Promise.all(kernels.map((kernel) => this.#parts.pipelines.compile(kernel)));
   }
 
-  write(buffer: string, data: HostArray, offset = 0): void {
+  write(buffer: BufferName, data: HostArray, offset = 0): void {
     // The queue would put the write before commands that are recorded but not yet submitted.
     this.#submit();
     const { gpu } = this.#named(buffer);
@@ -116,13 +118,13 @@ export class Executor implements Backend {
     this.#launches += launches.length;
   }
 
-  copyPage(from: number, to: number): void {
+  copyPage(group: number, from: number, to: number): void {
     // Through a scratch page: WebGPU copies between two different buffers only.
     const largest = Math.max(...this.#parts.cache.map(({ pageBytes }) => pageBytes));
     const usage = GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST;
     this.#pageScratch ??= this.#parts.buffers.create("page scratch", largest, usage);
     this.#endPass();
-    for (const { gpu, pageBytes } of this.#parts.cache) {
+    for (const { gpu, pageBytes } of this.#parts.cache.filter((store) => store.group === group)) {
       this.#commands().copyBufferToBuffer(gpu, from * pageBytes, this.#pageScratch, 0, pageBytes);
       this.#commands().copyBufferToBuffer(this.#pageScratch, 0, gpu, to * pageBytes, pageBytes);
     }

@@ -1,14 +1,7 @@
 import { DeviceError, throwIfAborted } from "../../both/errors.js";
+import { FUNCTIONS } from "../../both/format.js";
 import { type Fetch, fetchText, within } from "../../both/http.js";
-import {
-  FUNCTIONS,
-  type FunctionName,
-  type KernelEntry,
-  type Manifest,
-  type Program,
-  type TensorEntry,
-} from "../../both/manifest.js";
-import type { HostArray } from "../engine/backend.js";
+import type { FunctionName, KernelEntry, Manifest, Program, TensorEntry } from "../../both/manifest.js";
 import { type Launch, type Plan, parsePlan, planNames } from "../plan.js";
 import { ropeTable } from "../rope.js";
 import type { ShardCache } from "../store/shard-cache.js";
@@ -16,7 +9,14 @@ import { type ShardProgress, streamShards } from "../store/shards.js";
 import { BufferRegistry } from "./buffers.js";
 import { openDevice } from "./device.js";
 import { type DeviceBuffer, Executor, type PageStore } from "./executor.js";
-import { bufferBytes, DEFAULT_KV_MEMORY, type MemoryOptions, type MemoryPlan, planMemory } from "./memory.js";
+import {
+  bufferBytes,
+  cacheBuffers,
+  DEFAULT_KV_MEMORY,
+  type MemoryOptions,
+  type MemoryPlan,
+  planMemory,
+} from "./memory.js";
 import { Pipelines, type Shader } from "./pipelines.js";
 
 export interface LoadOptions extends MemoryOptions {
@@ -73,11 +73,11 @@ class Loader {
     const decode = [...firstOf(plans.step), ...firstOf(plans.greedy)].map(({ kernel }) => pipelines.compile(kernel));
     if (!isSoftware(this.buffers.device.adapterInfo))
       for (const kernel of shaders.keys()) pipelines.compile(kernel).catch(() => undefined);
-    const [invFreq] = await Promise.all([streaming, ...decode]);
+    const [frequencies] = await Promise.all([streaming, ...decode]);
     throwIfAborted(this.options.signal);
-    const { model, cache } = this.manifest;
+    const { model, cache, groups } = this.manifest;
     const shape = {
-      pages: memory.pages,
+      groups: groups.map(({ window }, group) => ({ window, pages: memory.pages[group] ?? 0 })),
       pageSize: cache.pageSize,
       slots: cache.slots,
       pagesPerSlot: Math.ceil(model.contextLength / cache.pageSize),
@@ -85,7 +85,7 @@ class Loader {
       vocabSize: model.vocabSize,
     };
     const executor = new Executor({ buffers: this.buffers, shape, pipelines, weights, plans, ...rest });
-    this.#initialize(executor, invFreq, memory, rest.named);
+    this.#initialize(executor, frequencies, memory);
     return executor;
   }
 
@@ -108,7 +108,7 @@ class Loader {
     for (let budget = kvMemory ?? DEFAULT_KV_MEMORY; ; budget /= 2) {
       const limit = this.buffers.device.limits.maxStorageBufferBindingSize;
       const memory = planMemory(this.manifest, this.program, limit, { ...this.options, kvMemory: budget });
-      const advice = `Of this ${memory.kvBytes} bytes are KV cache for ${memory.pages * this.manifest.cache.pageSize} tokens: give createEngine a smaller kvMemory or contextLength.`;
+      const advice = `Of this ${memory.kvBytes} bytes are KV cache for ${memory.contextLength} tokens: give createEngine a smaller kvMemory or contextLength.`;
       try {
         return await this.buffers.guarded("the cache and the workspace", advice, () => this.#workingMemory(memory));
       } catch (error) {
@@ -119,16 +119,17 @@ class Loader {
   }
 
   #workingMemory(memory: MemoryPlan): WorkingMemory {
-    const symbols = { pages: memory.pages, context: memory.contextLength };
     const named = new Map<string, DeviceBuffer>();
-    const cache: PageStore[] = [];
     const { STORAGE, COPY_SRC, COPY_DST } = GPUBufferUsage;
     for (const entry of this.manifest.buffers) {
-      const bytes = bufferBytes(entry, this.program, symbols);
+      const bytes = bufferBytes(entry, this.program, memory);
       const gpu = this.buffers.create(entry.name, bytes, STORAGE | COPY_SRC | COPY_DST);
       named.set(entry.name, { gpu, dtype: entry.dtype === "kv" ? this.program.kvDtype : entry.dtype });
-      if (entry.dtype === "kv") cache.push({ gpu, pageBytes: bytes / memory.pages });
     }
+    const cache = cacheBuffers(this.manifest, this.program).flatMap(({ name, ...page }): PageStore[] => {
+      const buffer = named.get(name);
+      return buffer ? [{ gpu: buffer.gpu, ...page }] : [];
+    });
     const workspace = this.program.workspace.map((bytes, i) => this.buffers.create(`workspace ${i}`, bytes, STORAGE));
     return { memory, named, cache, workspace };
   }
@@ -151,39 +152,36 @@ class Loader {
     return Object.fromEntries(await Promise.all(FUNCTIONS.map(read))) as Record<FunctionName, Map<number, Plan>>;
   }
 
-  /** Puts the shards into the tensors' buffers one by one; returns the one tensor that the host needs itself. */
-  async #streamWeights(weights: ReadonlyMap<string, DeviceBuffer>): Promise<Float32Array> {
+  /** Puts the shards into the tensors' buffers one by one; returns the tensors that the host needs itself, by name. */
+  async #streamWeights(weights: ReadonlyMap<string, DeviceBuffer>): Promise<Map<string, Float32Array>> {
     const { shards, shardBytes, tensors } = this.manifest.weights;
     const { queue } = this.buffers.device;
     const { onShards: onProgress, ...options } = this.options;
-    const invFreq = tensors.find((tensor) => tensor.name === this.manifest.rope.invFreq);
-    const onHost = new Uint8Array(invFreq?.bytes ?? 0);
+    const wanted = new Set([...this.manifest.ropes.values()].map(({ invFreq }) => invFreq));
+    const onHost = new Map(
+      tensors.filter(({ name }) => wanted.has(name)).map(({ name, bytes }) => [name, new Uint8Array(bytes)]),
+    );
     let start = 0;
     for await (const shard of streamShards(this.base, shards, { ...options, onProgress })) {
       for (const { tensor, part, at } of partsIn(tensors, start, shard)) {
         const target = weights.get(tensor.name);
         if (target) queue.writeBuffer(target.gpu, at, padded(part));
-        if (tensor === invFreq) onHost.set(part, at);
+        onHost.get(tensor.name)?.set(part, at);
       }
       // Without this the queue holds a copy of every shard at once.
       await queue.onSubmittedWorkDone();
       start += shardBytes;
     }
-    return new Float32Array(onHost.buffer);
+    return new Map([...onHost].map(([name, { buffer }]) => [name, new Float32Array(buffer)]));
   }
 
-  #initialize(
-    executor: Executor,
-    invFreq: Float32Array,
-    { contextLength }: MemoryPlan,
-    named: ReadonlyMap<string, DeviceBuffer>,
-  ): void {
-    const put = (name: string, data: HostArray): void => {
-      if (named.has(name)) executor.write(name, data);
-    };
-    put("rope", ropeTable(invFreq, this.manifest.rope.scale, contextLength));
+  /** What buffers hold from the start on and zeros will not do for: rotations, and that every token is allowed. */
+  #initialize(executor: Executor, frequencies: ReadonlyMap<string, Float32Array>, { contextLength }: MemoryPlan): void {
+    for (const [name, { invFreq, scale }] of this.manifest.ropes)
+      executor.write(`rope.${name}`, ropeTable(frequencies.get(invFreq) ?? new Float32Array(), scale, contextLength));
     const { slots } = this.manifest.cache;
-    put("allowed", new Uint32Array(slots * Math.ceil(this.manifest.model.vocabSize / 32)).fill(0xffffffff));
+    const words = Math.ceil(this.manifest.model.vocabSize / 32);
+    executor.write("allowed", new Uint32Array(slots * words).fill(0xffffffff));
   }
 
   #text(file: string, sha256: string): Promise<string> {
