@@ -62,7 +62,7 @@ class KvCache:
 
     kv_heads: int
     head_dim: int
-    group: int = 0
+    group: int
 
 
 @dataclass(frozen=True)
