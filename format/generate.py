@@ -45,8 +45,8 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
             path.write_text(text, encoding="utf-8")
         return 0
     found = stale(root)
-    for path in found:
-        print(f"{path} is not what nearfar.format says. Run: {COMMAND}", file=sys.stderr)
+    for name in found:
+        print(f"{name} is not what nearfar.format says. Run: {COMMAND}", file=sys.stderr)
     return 1 if found else 0
 
 

@@ -147,7 +147,7 @@ def _type(kind: Any) -> str:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind in SCALARS:
         return SCALARS[kind]
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return _name(kind)
     if origin is typing.Literal:
         return " | ".join(f'"{value}"' for value in arguments)

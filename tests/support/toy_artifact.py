@@ -102,7 +102,7 @@ def write_toy_artifact(out: Path, checkpoint: Path, script: list[int]) -> Path:
     vocab = config["vocab_size"]
     inv_freq = np.ones(HEAD_DIM // 2, np.float32)
     weights = _weights(root, {"script": np.array(script, np.int32), "rope.base.inv_freq": inv_freq})
-    cache, groups, caches = Cache(PAGE_SIZE, MAX_ROWS), (Group(),), (KvCache(1, HEAD_DIM),)
+    cache, groups, caches = Cache(PAGE_SIZE, MAX_ROWS), (Group(),), (KvCache(1, HEAD_DIM, 0),)
     model = Model("toy", "llama", vocab, CONTEXT, config["bos_token_id"], (config["eos_token_id"],))
     tokenizer = [
         _file(root, f"tokenizer/{name}", (checkpoint / name).read_bytes())

@@ -136,7 +136,7 @@ export interface GroupRecord {
 export interface KvCacheRecord {
   readonly kv_heads: number;
   readonly head_dim: number;
-  readonly group?: number;
+  readonly group: number;
 }
 
 /**
