@@ -236,7 +236,11 @@ function readProgram(program: Field<format.ProgramRecord>): Program {
     kvDtype: program.at("kv_dtype").oneOf(FLOATS),
     requires: {
       features: requires.at("features").list((feature) => feature.string()),
-      limits: requires.at("limits").optional()?.record((limit) => limit.int()) ?? new Map(),
+      limits:
+        requires
+          .at("limits")
+          .optional()
+          ?.record((limit) => limit.int()) ?? new Map(),
     },
     workspace: program.at("workspace").list((bytes) => bytes.int()),
     kernels: program.at("kernels").record(readKernel),
