@@ -30,6 +30,15 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Any], Weights]:
     return config, {name: tensor.to(torch.float32).numpy() for name, tensor in tensors.items()}
 
 
+def groups_of(config: dict[str, Any]) -> tuple[list[int | None], list[int]]:
+    """The window of each group, the one without first, and the group of each layer."""
+    layers, sliding = config["num_hidden_layers"], config.get("sliding_window")
+    types = config.get("layer_types") or ["sliding_attention" if sliding else "full_attention"] * layers
+    of_layer = [sliding if kind == "sliding_attention" else None for kind in types]
+    windows = sorted(set(of_layer), key=lambda window: window or 0)
+    return windows, [windows.index(window) for window in of_layer]
+
+
 class NumpyExecutor:
     """Runs step, greedy, sample and logprobs over named buffers, as an executor does; everything happens in `run`."""
 
@@ -37,19 +46,21 @@ class NumpyExecutor:
     precision = "f32"
 
     def __init__(
-        self, config: dict[str, Any], weights: Weights, *, pages: int, page_size: int = 16, slots: int = 16
+        self, config: dict[str, Any], weights: Weights, *, pages: int | Sequence[int], page_size: int = 16, slots: int = 16
     ) -> None:
         self.config, self.weights, self.page_size = config, weights, page_size
         self.layers, self.heads = config["num_hidden_layers"], config["num_attention_heads"]
         self.kv_heads = config["num_key_value_heads"]
         self.head_dim = config.get("head_dim") or config["hidden_size"] // self.heads
         self.vocab, context = config["vocab_size"], config["max_position_embeddings"]
-        kv = (pages, self.kv_heads, page_size, self.head_dim)
-        self.kv = [(np.zeros(kv, np.float32), np.zeros(kv, np.float32)) for _ in range(self.layers)]
+        self.windows, self.groups = groups_of(config)
+        counts = [pages] * len(self.windows) if isinstance(pages, int) else pages
+        shapes = [(counts[group], self.kv_heads, page_size, self.head_dim) for group in self.groups]
+        self.kv = [(np.zeros(shape, np.float32), np.zeros(shape, np.float32)) for shape in shapes]
         self.rope = rope_table(config, self.head_dim, context)
         self.buffers: dict[str, Array] = {
             "tokens": np.zeros(256, np.int32), "positions": np.zeros(256, np.int32), "slots": np.zeros(256, np.int32),
-            "page_table": np.zeros((slots, -(-context // page_size)), np.int32), "logit_rows": np.zeros(16, np.int32),
+            "logit_rows": np.zeros(16, np.int32),
             "logits": np.zeros((16, self.vocab), np.float32), "sampled": np.zeros(16, np.int32),
             "sample_f32": np.zeros((16, 8), np.float32), "sample_i32": np.zeros((16, 8), np.int32),
             "logit_bias": np.zeros((slots, self.vocab), np.float32), "counts": np.zeros((slots, self.vocab), np.int32),
@@ -57,33 +68,42 @@ class NumpyExecutor:
             "logprob": np.zeros(16, np.float32), "top_ids": np.zeros((16, 20), np.int32),
             "top_logprobs": np.zeros((16, 20), np.float32),
         }  # fmt: skip
+        for group in range(len(self.windows)):
+            self.buffers[f"page_table.{group}"] = np.full((slots, -(-context // page_size)), -1, np.int32)
         self.steps: list[int] = []
         self.closed = False
 
-    def write(self, buffer: str, data: Array, row: int = 0) -> None:
+    def write(self, buffer: str, data: Array, row: int = 0, column: int = 0) -> None:
         target = self.buffers[buffer]
         assert target.dtype == data.dtype, (buffer, data.dtype)
-        assert target.shape[1:] == data.shape[1:], (buffer, data.shape)
-        target[row : row + len(data)] = data
+        if data.shape[1:] == target.shape[1:]:
+            target[row : row + len(data)] = data
+        else:
+            assert len(data) == 1 and column + data.shape[1] <= target.shape[1], (buffer, data.shape)  # noqa: PT018
+            target[row, column : column + data.shape[1]] = data[0]
 
     def fetch(self, buffer: str, rows: int) -> Callable[[], Array]:
         snapshot = self.buffers[buffer][:rows].copy()
         return lambda: snapshot
 
-    def copy_page(self, src: int, dst: int) -> None:
-        for k, v in self.kv:
-            k[dst], v[dst] = k[src], v[src]
+    def caches(self, group: int) -> dict[str, Array]:
+        """Keys and values of a group by name; a cache for each layer."""
+        layers = [layer for layer in range(self.layers) if self.groups[layer] == group]
+        return {f"kv.{layer}.{part}": cache for layer in layers for part, cache in zip("kv", self.kv[layer], strict=True)}
 
-    def read_pages(self, pages: Sequence[int]) -> dict[str, Array]:
-        return {f"layers.{i}.{part}": cache[list(pages)] for i, kv in enumerate(self.kv) for part, cache in zip("kv", kv, strict=True)}
+    def copy_page(self, group: int, source: int, target: int) -> None:
+        for cache in self.caches(group).values():
+            cache[target] = cache[source]
 
-    def write_pages(self, pages: Sequence[int], content: Mapping[str, Array]) -> None:
-        for i, kv in enumerate(self.kv):
-            for part, cache in zip("kv", kv, strict=True):
-                data = content[f"layers.{i}.{part}"]
-                assert data.shape == (len(pages), *cache.shape[1:])
-                assert data.dtype == cache.dtype
-                cache[list(pages)] = data
+    def read_pages(self, group: int, pages: Sequence[int]) -> dict[str, Array]:
+        return {name: cache[list(pages)] for name, cache in self.caches(group).items()}
+
+    def write_pages(self, group: int, pages: Sequence[int], content: Mapping[str, Array]) -> None:
+        assert content.keys() == self.caches(group).keys()
+        for name, cache in self.caches(group).items():
+            assert content[name].shape == (len(pages), *cache.shape[1:])
+            assert content[name].dtype == cache.dtype
+            cache[list(pages)] = content[name]
 
     def memory_used(self) -> int:
         return sum(k.nbytes + v.nbytes for k, v in self.kv)
@@ -122,15 +142,20 @@ class NumpyExecutor:
 
     def _attend(self, layer: int, q: Array, k: Array, v: Array, live: Array) -> Array:
         b, (kc, vc), size = self.buffers, self.kv[layer], self.page_size
+        table, window = b[f"page_table.{self.groups[layer]}"], self.windows[self.groups[layer]]
         positions, slots = b["positions"], b["slots"]
         for m in np.flatnonzero(live):
-            page = b["page_table"][slots[m], positions[m] // size]
+            page = table[slots[m], positions[m] // size]
+            assert page >= 0, "a row has no page"
             kc[page, :, positions[m] % size], vc[page, :, positions[m] % size] = k[m], v[m]
         out = np.zeros_like(q)
         for m in np.flatnonzero(live):
             n = positions[m] + 1
-            pages = b["page_table"][slots[m], : -(-n // size)]
-            keys, values = (c[pages].transpose(1, 0, 2, 3).reshape(self.kv_heads, -1, self.head_dim)[:, :n]
+            first = 0 if window is None else max(n - window, 0)
+            pages = table[slots[m], first // size : -(-n // size)]
+            assert (pages >= 0).all(), "a row reads what has no page"
+            read = slice(first % size, n - first // size * size)
+            keys, values = (c[pages].transpose(1, 0, 2, 3).reshape(self.kv_heads, -1, self.head_dim)[:, read]
                             for c in (kc, vc))  # fmt: skip
             heads = q[m].reshape(self.kv_heads, -1, self.head_dim)
             scores = heads @ keys.transpose(0, 2, 1) / np.float32(math.sqrt(self.head_dim))

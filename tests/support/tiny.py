@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.format.manifest import Manifest, parse
 from nearfar.format.seal import BLANK, seal
-from tests.support.numpy_executor import NumpyExecutor, Weights
+from tests.support.numpy_executor import NumpyExecutor, Weights, groups_of
 
 SPECIAL = ["<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 TEMPLATE = (
@@ -100,10 +100,14 @@ def manifest(config: dict[str, Any] = CONFIG, **options: int) -> Manifest:
     return parse(manifest_dict(config, **options), "manifest.json")
 
 
-def core(*, pages: int = 64, pipelined: bool = True, slots: int = 8, page_size: int = 16, seed: int = 0) -> EngineCore:
-    """An engine over the tiny model; the seed of its weights stands for the checkpoint's hash."""
-    executor = NumpyExecutor(CONFIG, weights(seed=seed), pages=pages, page_size=page_size, slots=slots)
-    description = manifest(slots=slots, page_size=page_size)
+def core(
+    *, pages: int | Sequence[int] = 64, pipelined: bool = True, slots: int = 8, page_size: int = 16, seed: int = 0,
+    config: dict[str, Any] = CONFIG,
+) -> EngineCore:  # fmt: skip
+    """An engine over the tiny model; the seed of its weights stands for the checkpoint's hash. `pages`: of each group."""
+    pages = [pages] * len(groups_of(config)[0]) if isinstance(pages, int) else pages
+    executor = NumpyExecutor(config, weights(config, seed), pages=pages, page_size=page_size, slots=slots)
+    description = manifest(config, slots=slots, page_size=page_size)
     description = replace(description, provenance={"checkpoint_sha256": f"{seed:064x}"})
     return EngineCore(executor, description, description.programs[0], pages, pipelined=pipelined)
 
