@@ -27,9 +27,8 @@ class Found:
         """Pages that fit in the largest buffer of the device; None where buffers have no limit of their own."""
         names = ("maxStorageBufferBindingSize", "maxBufferSize", "maxStorageBufferRange")
         sizes = [self.limits[name] for name in names if name in self.limits]
-        model = manifest.model
         value = 2 if program.kv_dtype == "float16" else 4
-        each = model.kv_heads * manifest.cache.page_size * model.head_dim * value
+        each = max(c.kv_heads * c.head_dim for c in manifest.caches) * manifest.cache.page_size * value
         return min(sizes) // each if sizes else None
 
 

@@ -18,9 +18,9 @@ import tvm
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from nearfar.targets.quantized import Array
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.lowering import PIPELINE
+from nearfar.targets.quantized import Array
 
 LANES = 16  # groups that one loop iteration works on, each in a vector lane: two registers, so that their chains overlap
 HALVES = tuple(range(LANES // v.LANES))

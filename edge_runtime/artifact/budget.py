@@ -7,8 +7,9 @@ import re
 
 import psutil
 
-from nearfar.errors import ArtifactError, DeviceError, RequestError
-from nearfar.format.manifest import Manifest, Program
+from nearfar.errors import DeviceError, RequestError
+from nearfar.format import buffers as extents
+from nearfar.format.manifest import KvCache, Manifest, Program
 
 _BYTES = {"float16": 2, "float32": 4, "int32": 4, "uint32": 4}
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -48,14 +49,16 @@ def kv_group(head_dim: int, bits: int) -> int:
 
 def page_bytes(manifest: Manifest, program: Program, kv_bits: int | None = None) -> int:
     """Bytes of one page of all layers; a quantized cache has a scale and a bias for each group."""
-    if manifest.memory.kv_bytes_per_token.get(program.precision, 0) < 1:
-        raise ArtifactError(f"the manifest of {manifest.model.name} does not say what a token of the cache takes. Build it again")
-    each = manifest.memory.kv_bytes_per_token[program.precision] * manifest.cache.page_size
+    return sum(cache_bytes(cache, program.kv_dtype, kv_bits) for cache in manifest.caches) * manifest.cache.page_size
+
+
+def cache_bytes(cache: KvCache, dtype: str, kv_bits: int | None = None) -> int:
+    """Bytes of one token's keys and values in a cache of `dtype`, quantized to `kv_bits` where that is given."""
+    value, values = _BYTES[dtype], 2 * cache.kv_heads * cache.head_dim
     if kv_bits is None:
-        return each
-    value = 2 if program.kv_dtype == "float16" else 4
-    group = kv_group(manifest.model.head_dim, kv_bits)
-    return each * (kv_bits * group // 8 + 2 * value) // (group * value)
+        return value * values
+    group = kv_group(cache.head_dim, kv_bits)
+    return values // group * (kv_bits * group // 8 + 2 * value)
 
 
 def useful_pages(manifest: Manifest) -> int:
@@ -65,7 +68,7 @@ def useful_pages(manifest: Manifest) -> int:
 
 def check_buffers(manifest: Manifest, program: Program, pages: int, context: int, memory: int | None = None) -> None:
     """Refuse an artifact whose buffers no memory could hold, before it is tried. `memory`: see plan_pages."""
-    symbols = {"pages": pages, "context": context}
+    symbols = {"context": context, **{extents.pages(group): pages for group in range(len(manifest.groups))}}
     total = psutil.virtual_memory().total if memory is None else max(memory, psutil.virtual_memory().total)
     for buffer in manifest.buffers:
         width = _BYTES.get(program.kv_dtype if buffer.dtype == "kv" else buffer.dtype, 4)
@@ -94,7 +97,7 @@ def plan_pages(
     each = page_bytes(manifest, program, kv_bits)
     host = psutil.virtual_memory()
     there, total = (host.available, host.total) if memory is None else (memory, memory)
-    free = there - (manifest.memory.weights if kv_memory is None else 0)
+    free = there - (manifest.weights.bytes if kv_memory is None else 0)
     budget = parse_size(kv_memory) if kv_memory is not None else max(free, 0) // 2
     pages = min(budget // each, useful_pages(manifest), max_pages or useful_pages(manifest))
     if pages < 1:

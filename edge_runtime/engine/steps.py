@@ -13,6 +13,7 @@ from nearfar.edge_runtime.cache import Copy, Held, Sequence, common_length
 from nearfar.edge_runtime.engine.requests import Constraint, Request
 from nearfar.edge_runtime.engine.scheduler import Step
 from nearfar.errors import DeviceError, NearfarError, RequestError
+from nearfar.format.buffers import page_table
 from nearfar.format.manifest import Manifest, Program
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ class StepBuilder:
             same = common_length(held.pages, known.pages[held.first - known.first :]) if known.first <= held.first else 0
             if same < len(held.pages):
                 changed = np.array([held.pages[same:]], np.int32)
-                writes.append(Write(f"page_table.{group}", changed, sequence.slot, held.first + same))
+                writes.append(Write(page_table(group), changed, sequence.slot, held.first + same))
             known.first, known.pages = held.first, list(held.pages)
         return writes
 

@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.errors import ArtifactError, DeviceError
+from nearfar.format.buffers import CONTEXT
+from nearfar.format.buffers import pages as pages_of
 
 Array = npt.NDArray[np.generic]
 
@@ -72,6 +74,15 @@ def check_pages(content: Mapping[str, Array], expected: Mapping[str, tuple[tuple
 
 
 def rope_table(inv_freq: Array, scale: float, context: int) -> npt.NDArray[np.float32]:
-    """Cosines, then sines, of every position: docs/artifact.md's `rope` buffer."""
+    """Cosines, then sines, of every position, float32 [context, head_dim]: docs/artifact.md's `rope.<name>` buffers.
+
+    `scale` applies to what turns: a frequency of 0 leaves a pair as it is.
+    """
     angle = np.arange(context, dtype=np.float64)[:, None] * inv_freq.astype(np.float64)
-    return (np.concatenate([np.cos(angle), np.sin(angle)], axis=1) * scale).astype(np.float32)
+    factor = np.where(inv_freq == 0, 1.0, scale)
+    return np.concatenate([np.cos(angle) * factor, np.sin(angle) * factor], axis=1).astype(np.float32)
+
+
+def symbols(groups: int, pages: int, context: int) -> dict[str, int]:
+    """What the extents of buffers stand for."""
+    return {CONTEXT: context, **{pages_of(group): pages for group in range(groups)}}

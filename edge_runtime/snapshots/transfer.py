@@ -62,7 +62,7 @@ async def restore(core: EngineCore, tokens: Seq[int], tensors: Mapping[str, Arra
     table = core.scheduler.table
     size = table.page_size
     layout = await core.on_device(lambda: core.executor.read_pages([0]))
-    await asyncio.to_thread(check_layout, layout, tensors, len(tokens), core.manifest.model.head_dim)
+    await asyncio.to_thread(check_layout, layout, tensors, len(tokens), core.manifest.caches[0].head_dim)
     tokens = tokens[: len(tokens) // size * size]
     _check_room(core, len(tokens))
     epoch = core.epoch

@@ -3,40 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol, cast
 
 from nearfar.errors import CheckpointError
-from nearfar.step.config import ModelConfig
-from nearfar.step.models import llama, mistral, qwen3
-from nearfar.step.params import Param
-
-if TYPE_CHECKING:
-    from nearfar.build.program.graph import StepGraph
+from nearfar.step.config import ConfigReader
+from nearfar.step.model import Model
 
 
 class Architecture(Protocol):
     """What a file in this folder provides."""
 
-    def parse(self, config: Mapping[str, Any]) -> ModelConfig:
-        """Read config.json; CheckpointError where a value is unsupported."""
-        ...
-
-    def params(self, config: ModelConfig) -> list[Param]:
-        """All weights in plan order, with the checkpoint tensors each is made of."""
-        ...
-
-    def step(self, graph: StepGraph, config: ModelConfig) -> None:
-        """Emit the step function: tokens in, logits out."""
+    def model(self, read: ConfigReader, context: int | None = None) -> Model:
+        """The model of a config.json, with no more than `context` positions; CheckpointError where it is unsupported."""
         ...
 
 
-ARCHITECTURES: dict[str, Architecture] = {"llama": llama, "mistral": mistral, "qwen3": qwen3}
+def architectures() -> list[str]:
+    """The model types that there are files for."""
+    return sorted(path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith("_"))
 
 
 def architecture(config: Mapping[str, Any]) -> Architecture:
     """The architecture of a config.json, or CheckpointError naming the known ones."""
     model_type = config.get("model_type")
-    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise CheckpointError(f"config.json: model_type is {model_type!r}; nearfar can build: {known}")
-    return ARCHITECTURES[model_type]
+    known = architectures()
+    if not isinstance(model_type, str) or model_type not in known:
+        raise CheckpointError(f"config.json: model_type is {model_type!r}; nearfar can build: {', '.join(known)}")
+    return cast(Architecture, import_module(f"{__name__}.{model_type}"))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from nearfar.errors import BuildError
-from nearfar.targets.quantized import Array, Matrix, Part, QuantTensor
-from nearfar.targets.jobs import Attention, Linear
-from nearfar.targets.kernels import Precision, Staged
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import attention, embed, linear_dense, linear_quant, rope, sample, sampling, vec
+from nearfar.targets.jobs import Attention, Linear
+from nearfar.targets.kernels import Precision, Staged
+from nearfar.targets.quantized import Array, Matrix, Part, QuantTensor
 
 __all__ = ["KERNELS", "CpuKernels"]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nearfar.targets.quantized import Array, Matrix, Part, QuantTensor
 from nearfar.targets.jobs import Attention, Linear
 from nearfar.targets.kernels import Kernels, Precision, Staged
+from nearfar.targets.quantized import Array, Matrix, Part, QuantTensor
 
 from . import packing
 from .kernels.attention import attention

@@ -18,8 +18,8 @@ from nearfar.build.weights.stream import Piece, to_float16
 from nearfar.errors import BuildError
 from nearfar.format.sizes import MAX_ROWS, ROW_BUCKETS, STEP_BUCKETS
 from nearfar.step.params import Param
-from nearfar.targets.quantized import QuantTensor
 from nearfar.targets.mlx.config import mlx_config
+from nearfar.targets.quantized import QuantTensor
 from nearfar.targets.target import Made
 
 COPIED = ("generation_config.json", "special_tokens_map.json")

@@ -16,9 +16,9 @@ from tvm.script import tirx as T
 
 from nearfar.build.pipeline import BuildOptions, build
 from nearfar.format.manifest import parse
+from nearfar.targets.gpu.kernels.common import select
 from nearfar.targets.jobs import Attention, Linear
 from nearfar.targets.quantized import Matrix, QuantTensor
-from nearfar.targets.gpu.kernels.common import select
 from nearfar.targets.vulkan import KERNELS, modules
 from tests.support import vulkan_run
 from tests.support.backends import Lab

@@ -9,8 +9,8 @@ import pytest
 import tvm
 
 from nearfar.targets.jobs import Attention, Linear
-from nearfar.targets.quantized import Matrix
 from nearfar.targets.kernels import Staged
+from nearfar.targets.quantized import Matrix
 from nearfar.targets.webgpu import KERNELS, shaders
 from tests.support.browser import browser
 

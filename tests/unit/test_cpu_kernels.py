@@ -12,11 +12,11 @@ import pytest
 tvm = pytest.importorskip("tvm")
 
 from nearfar.edge_runtime.executors.cpu.library import Library, Tensor, aligned  # noqa: E402
-from nearfar.targets.jobs import Attention, Linear# noqa: E402
-from nearfar.targets.quantized import Matrix, QuantTensor# noqa: E402
-from nearfar.targets.kernels import Staged# noqa: E402
 from nearfar.targets.cpu import KERNELS  # noqa: E402
 from nearfar.targets.cpu.codegen import compile_library  # noqa: E402
+from nearfar.targets.jobs import Attention, Linear  # noqa: E402
+from nearfar.targets.kernels import Staged  # noqa: E402
+from nearfar.targets.quantized import Matrix, QuantTensor  # noqa: E402
 
 _numbers = itertools.count()
 

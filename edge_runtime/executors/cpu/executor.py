@@ -12,7 +12,7 @@ import numpy as np
 from nearfar.edge_runtime.executors.cpu.cores import usable_cores
 from nearfar.edge_runtime.executors.cpu.features import architecture, cpu_flags
 from nearfar.edge_runtime.executors.cpu.library import Array, Library, Plan, Tensor
-from nearfar.edge_runtime.executors.planned import check_pages, load_weights, reserve, rope_table
+from nearfar.edge_runtime.executors.planned import check_pages, load_weights, reserve, rope_table, symbols
 from nearfar.errors import ArtifactError, DeviceError
 
 
@@ -33,10 +33,10 @@ class CpuExecutor:
     ) -> None:
         """Load weights and library, make the buffers for so many pages and positions, bind every plan."""
         check_cpu(program["requires"])
-        self.precision = str(program["precision"])
+        self.precision = {"float16": "f16", "float32": "f32"}[program["activations"]]
         root = Path(directory)
-        self._symbols = {"pages": pages, "context": context}
-        self._layers = int(manifest["model"]["layers"])
+        self._symbols = symbols(len(manifest["groups"]), pages, context)
+        self._layers = len(manifest["caches"])
         weights, stream = load_weights(root, manifest["weights"])
         self._memory: dict[str, Array] = {f"weight:{name}": array for name, array in weights.items()}
         self._held = stream.nbytes
@@ -45,11 +45,9 @@ class CpuExecutor:
         for buffer in manifest["buffers"]:
             dtype = program["kv_dtype"] if buffer["dtype"] == "kv" else buffer["dtype"]
             self._memory[f"buffer:{buffer['name']}"] = self._reserve(self._shape(buffer["shape"]), dtype)
-        rope = manifest["rope"]
-        if rope["inv_freq"] not in weights:
-            raise ArtifactError(f"{root} has no weight {rope['inv_freq']!r}, which rope.inv_freq names: build the artifact again")
-        self.write("rope", rope_table(weights[rope["inv_freq"]], float(rope["scale"]), context))
-        if not program["library"]:
+        for name, rope in manifest["ropes"].items():
+            self.write(f"rope.{name}", rope_table(weights[rope["inv_freq"]], float(rope["scale"]), context))
+        if not program.get("library"):
             raise ArtifactError(f"{root} names no library for its {self.precision} program: build the artifact again")
         self._library = Library(root / program["library"])
         self._tensors: dict[tuple[Any, ...], Tensor] = {}

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.edge_runtime.artifact.reader import Artifact
-from nearfar.edge_runtime.executors.planned import check_pages, rope_table
+from nearfar.edge_runtime.executors.planned import check_pages, rope_table, symbols
 from nearfar.edge_runtime.executors.vulkan.commands import Queue
 from nearfar.edge_runtime.executors.vulkan.device import Gpu, open_device
 from nearfar.edge_runtime.executors.vulkan.memory import Memory, Region, Ring
@@ -73,8 +73,8 @@ class VulkanExecutor:
         self.gpu = gpu
         self._artifact = artifact
         self._program = program
-        self._layers = artifact.manifest.model.layers
-        self._symbols = {"pages": pages, "context": context}
+        self._layers = len(artifact.manifest.caches)
+        self._symbols = symbols(len(artifact.manifest.groups), pages, context)
         self._plans: dict[tuple[str, int], Any] = {}
         self._buffers: dict[str, Placed] = {}
         self._landings: dict[tuple[str, int], list[_Landing]] = {}
@@ -102,9 +102,9 @@ class VulkanExecutor:
         (ring,) = self._memory.reserve([RING_BYTES], self._memory.kinds.upload, True)
         self._ring = Ring(ring, self._submit, self._queue.wait)
         self._load_weights(regions)
-        rope = self._artifact.manifest.rope
-        frequencies = self._artifact.read_tensor(str(rope.inv_freq))
-        self.write("rope", rope_table(frequencies, rope.scale, self._symbols["context"]))
+        for name, rope in self._artifact.manifest.ropes.items():
+            frequencies = self._artifact.read_tensor(str(rope.inv_freq))
+            self.write(f"rope.{name}", rope_table(frequencies, rope.scale, self._symbols["context"]))
         self._queue.wait(self._submit())
 
     def write(self, buffer: str, data: Array, row: int = 0) -> None:

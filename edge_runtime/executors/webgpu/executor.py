@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.edge_runtime.executors.planned import check_pages, rope_table
+from nearfar.edge_runtime.executors.planned import check_pages, rope_table, symbols
 from nearfar.edge_runtime.executors.webgpu.device import open_device, require_wgpu
 from nearfar.errors import ArtifactError, DeviceError, DeviceLost, NearfarError
 
@@ -63,11 +63,11 @@ class WebGpuExecutor:
     ) -> None:
         """Open a device, load the weights, make the buffers for so many pages and positions."""
         self._wgpu = require_wgpu()
-        self.precision = str(program["precision"])
+        self.precision = {"float16": "f16", "float32": "f32"}[program["activations"]]
         self._root = Path(directory)
         self._program = program
-        self._symbols = {"pages": pages, "context": context}
-        self._layers = int(manifest["model"]["layers"])
+        self._symbols = symbols(len(manifest["groups"]), pages, context)
+        self._layers = len(manifest["caches"])
         self._closed = False
         self._held = 0
         shapes = {
@@ -94,10 +94,10 @@ class WebGpuExecutor:
                     self._reserve(f"workspace:{i}", (int(count),), np.dtype("uint8"))
                 for name, (shape, dtype) in shapes.items():
                     self._reserve(f"buffer:{name}", shape, dtype)
-                self._page = self._create(max((self._kv(0, "k").row_bytes if pages else 4), 4))
-                rope = manifest["rope"]
-                table = rope_table(self._read_weight(manifest["weights"], rope["inv_freq"]), float(rope["scale"]), context)
-                self.write("rope", table)
+                self._page = self._create(max((cache.row_bytes for cache in self._caches().values()), default=4))
+                for name, rope in manifest["ropes"].items():
+                    frequencies = self._read_weight(manifest["weights"], rope["inv_freq"])
+                    self.write(f"rope.{name}", rope_table(frequencies, float(rope["scale"]), context))
         except BaseException:
             self.close()
             raise

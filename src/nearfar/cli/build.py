@@ -30,9 +30,10 @@ def _without(module: str) -> Iterator[None]:
 
 # TVM imports PyTorch where it finds it, for bridges that a build does not cross: half of the start, and 0.2 GB.
 with _without("torch"):
-    from nearfar.build.pipeline import TARGETS, BuildOptions
+    from nearfar.build.pipeline import BuildOptions
     from nearfar.build.pipeline import build as run_build
     from nearfar.build.source import GROUP_SIZE, QUANT
+    from nearfar.targets import target_names
 
 DEFAULTS = BuildOptions(checkpoint="", out=Path())
 
@@ -47,7 +48,7 @@ def build(
     ],
     out: Annotated[Path, typer.Option("--output", "-o", help="Where to write; each target gets a sub-directory.")],
     target: Annotated[
-        list[str], typer.Option(help=f"Targets: {', '.join(TARGETS)}; separated by commas, or the option given again.")
+        list[str], typer.Option(help=f"Targets: {', '.join(target_names())}; separated by commas, or the option given again.")
     ] = list(DEFAULTS.targets),  # noqa: B006 (typer reads it, nobody changes it)
     quant: Annotated[
         str | None,

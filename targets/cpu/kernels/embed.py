@@ -7,10 +7,10 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from nearfar.targets.quantized import Matrix
-from nearfar.targets.kernels import Stage, Staged
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import vec as v
+from nearfar.targets.kernels import Stage, Staged
+from nearfar.targets.quantized import Matrix
 
 Expr = Any
 

@@ -8,12 +8,12 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from nearfar.targets.jobs import Linear
-from nearfar.targets.kernels import Stage, Staged
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.epilogue import finish_tile, out_args, out_columns, params
 from nearfar.targets.cpu.kernels.rows import norm_scale, source_row, x_args
+from nearfar.targets.jobs import Linear
+from nearfar.targets.kernels import Stage, Staged
 
 Expr = Any
 

@@ -14,12 +14,12 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from nearfar.targets.jobs import Linear
-from nearfar.targets.kernels import Stage, Staged
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.epilogue import finish_tile, out_args, params
 from nearfar.targets.cpu.kernels.rows import quantise_row, x_args
+from nearfar.targets.jobs import Linear
+from nearfar.targets.kernels import Stage, Staged
 
 Expr = Any
 

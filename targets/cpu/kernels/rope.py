@@ -7,9 +7,9 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.jobs import Attention
 from nearfar.targets.kernels import Stage, Staged
-from nearfar.targets.cpu.kernels import vec as v
 
 Expr = Any
 

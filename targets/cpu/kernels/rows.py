@@ -7,8 +7,8 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from nearfar.targets.jobs import Linear
 from nearfar.targets.cpu.kernels import vec as v
+from nearfar.targets.jobs import Linear
 
 Expr = Any
 

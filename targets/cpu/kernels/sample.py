@@ -11,9 +11,9 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from nearfar.targets.kernels import Staged
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.sampling import Args, Best, _build, _finish, _iota, _padded
+from nearfar.targets.kernels import Staged
 
 Expr = Any
 NEG_INF = float("-inf")

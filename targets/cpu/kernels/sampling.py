@@ -8,8 +8,8 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from nearfar.targets.kernels import Stage, Staged
 from nearfar.targets.cpu.kernels import vec as v
+from nearfar.targets.kernels import Stage, Staged
 
 Expr = Any
 Args = list[tuple[str, tuple[int, ...], str]]

@@ -7,8 +7,8 @@ from __future__ import annotations
 from tvm.script import tirx as T
 
 from nearfar.targets.jobs import Linear
-from nearfar.targets.quantized import Matrix
 from nearfar.targets.kernels import Stage, Staged
+from nearfar.targets.quantized import Matrix
 
 from .common import ceil_div, high_half, low_half, select
 from .layout import dense_element, params, place_factor, placed_code, scale_shape, top_code_offset, word_shape

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from tvm.script import tirx as T
 
-from nearfar.targets.jobs import Linear
 from nearfar.targets.gpu.packing import parts
+from nearfar.targets.jobs import Linear
 
 from .common import f32, high_half, low_half
 
