@@ -152,7 +152,7 @@ def test_a_small_cache_gives_the_texts_of_a_large_one(plain: Path, roomy: Engine
     expected = [ask(roomy, prompt) for prompt in prompts]
     page = 2 * 2 * 2 * 8 * 4 * 16  # bytes: k and v, layers, heads, values, float32, tokens
     with Engine.load(plain, kv_memory=24 * page) as engine:
-        assert engine.asynchronous.core.scheduler.table.allocator.count == 24
+        assert engine.asynchronous.core.scheduler.table.allocators[0].count == 24
         with ThreadPoolExecutor(6) as pool:
             for _ in range(2):
                 assert list(pool.map(lambda prompt: ask(engine, prompt), prompts)) == expected
@@ -235,8 +235,8 @@ def test_a_quantized_cache_holds_more_pages(wide: Path) -> None:
     for bits in (None, 8, 4):
         with Engine.load(wide, kv_memory="1MB", kv_bits=bits) as engine:
             table, cache = engine.asynchronous.core.scheduler.table, executor(engine)._cache  # type: ignore[attr-defined]
-            counts.append(table.allocator.count)
-            cache.hold(table.allocator.count * 16 - 1)
+            counts.append(table.allocators[0].count)
+            cache.hold(table.allocators[0].count * 16 - 1)
             assert 0.9e6 < cache.nbytes <= 1e6
             assert len(greedy(engine, some_tokens(40), 20)) == 20
     assert counts[1] > 3 * counts[0]

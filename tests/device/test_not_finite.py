@@ -92,7 +92,7 @@ def test_pages_that_held_no_numbers_do_not_spoil_who_takes_them_next(lab: Lab, b
     forget(engine)
     expected = [greedy(engine, tokens, 20) for tokens in prompts]
     forget(engine)
-    run(engine, table.allocator.free_pages()[:64])
+    run(engine, table.allocators[0].free_pages()[:64])
     for tokens, wanted in zip(prompts, expected, strict=True):
         assert greedy(engine, tokens, 20) == wanted
     forget(engine)

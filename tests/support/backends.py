@@ -71,10 +71,11 @@ def executor(engine: Engine) -> Executor:
 
 
 def forget(engine: Engine, keep: int = 0) -> None:
-    """Empty the prefix cache but for the `keep` pages that it would give up last."""
+    """Empty the prefix cache but for the `keep` pages of each group that it would give up last."""
     table = engine.asynchronous.core.scheduler.table
-    while table.index.idle_count > keep:
-        table.allocator.free(table.index.evict())
+    for group, allocator in enumerate(table.allocators):
+        while table.index.idle_count(group) > keep:
+            allocator.free(table.index.evict(group))
 
 
 def greedy(engine: Engine, tokens: Sequence[int], count: int) -> list[int]:

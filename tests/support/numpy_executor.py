@@ -31,11 +31,11 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Any], Weights]:
 
 
 def groups_of(config: dict[str, Any]) -> tuple[list[int | None], list[int]]:
-    """The window of each group, the one without first, and the group of each layer."""
+    """The window of each group, none first, then the widest; and the group of each layer."""
     layers, sliding = config["num_hidden_layers"], config.get("sliding_window")
     types = config.get("layer_types") or ["sliding_attention" if sliding else "full_attention"] * layers
     of_layer = [sliding if kind == "sliding_attention" else None for kind in types]
-    windows = sorted(set(of_layer), key=lambda window: window or 0)
+    windows = sorted(set(of_layer), key=lambda window: (window is not None, -(window or 0)))
     return windows, [windows.index(window) for window in of_layer]
 
 
