@@ -1,10 +1,11 @@
-"""Host memory of the CPU executor: weights, named buffers, the rope table."""
+"""What the executors of plans share: weights in host memory, buffers by name and group, the tables of rotations."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.errors import ArtifactError, DeviceError
-from nearfar.format.buffers import CONTEXT
+from nearfar.format.buffers import CONTEXT, keys, values
 from nearfar.format.buffers import pages as pages_of
 
 Array = npt.NDArray[np.generic]

@@ -20,7 +20,7 @@ from nearfar.format.seal import BLANK, seal
 from nearfar.step.config import ConfigReader
 from nearfar.step.model import op_record, param_record
 from nearfar.step.models import architecture
-from tests.support.numpy_executor import NumpyExecutor, Weights, groups_of
+from tests.support.numpy_executor import NumpyExecutor, Weights
 
 SPECIAL = ["<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 TEMPLATE = (
@@ -116,11 +116,11 @@ def core(
     config: dict[str, Any] = CONFIG,
 ) -> EngineCore:  # fmt: skip
     """An engine over the tiny model; the seed of its weights stands for the checkpoint's hash. `pages`: of each group."""
-    pages = [pages] * len(groups_of(config)[0]) if isinstance(pages, int) else pages
     executor = NumpyExecutor(config, weights(config, seed), pages=pages, page_size=page_size, slots=slots)
     description = manifest(config, slots=slots, page_size=page_size)
     description = replace(description, provenance={"checkpoint_sha256": f"{seed:064x}"})
-    return EngineCore(executor, description, description.programs[0], pages, pipelined=pipelined)
+    counts = [pages] * len(description.groups) if isinstance(pages, int) else pages
+    return EngineCore(executor, description, description.programs[0], counts, pipelined=pipelined)
 
 
 def tokenizer() -> Tokenizer:

@@ -12,7 +12,15 @@ import numpy as np
 from nearfar.edge_runtime.executors.cpu.cores import usable_cores
 from nearfar.edge_runtime.executors.cpu.features import architecture, cpu_flags
 from nearfar.edge_runtime.executors.cpu.library import Array, Library, Plan, Tensor
-from nearfar.edge_runtime.executors.planned import check_pages, load_weights, reserve, rope_table, symbols
+from nearfar.edge_runtime.executors.planned import (
+    cache_names,
+    check_pages,
+    load_weights,
+    place,
+    reserve,
+    rope_table,
+    symbols,
+)
 from nearfar.errors import ArtifactError, DeviceError
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.edge_runtime.artifact.reader import Artifact
-from nearfar.edge_runtime.executors.planned import check_pages, rope_table, symbols
+from nearfar.edge_runtime.executors.planned import cache_names, check_pages, place, rope_table, symbols
 from nearfar.edge_runtime.executors.vulkan.commands import Queue
 from nearfar.edge_runtime.executors.vulkan.device import Gpu, open_device
 from nearfar.edge_runtime.executors.vulkan.memory import Memory, Region, Ring

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.edge_runtime.executors.planned import check_pages, rope_table, symbols
+from nearfar.edge_runtime.executors.planned import cache_names, check_pages, place, rope_table, symbols
 from nearfar.edge_runtime.executors.webgpu.device import open_device, require_wgpu
 from nearfar.errors import ArtifactError, DeviceError, DeviceLost, NearfarError
 
