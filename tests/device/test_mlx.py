@@ -53,13 +53,13 @@ class Direct:
     def __init__(self, path: Path, pages: int = 128, kv_bits: int | None = None) -> None:
         artifact = Artifact.open(path)
         self.program = artifact.manifest.programs[1]
-        self.device = MlxExecutor(artifact, self.program, pages=pages, kv_bits=kv_bits)
-        self.table_shape = next(tuple(b.shape) for b in artifact.manifest.buffers if b.name == "page_table")
+        self.device = MlxExecutor(artifact, self.program, pages=(pages,), kv_bits=kv_bits)
+        self.table_shape = next(tuple(b.shape) for b in artifact.manifest.buffers if b.name == "page_table.0")
 
     def pages(self, pages: list[int], slot: int = 0) -> None:
         table = np.zeros((1, int(self.table_shape[1])), np.int32)
         table[0, : len(pages)] = pages
-        self.device.write("page_table", table, slot)
+        self.device.write("page_table.0", table, slot)
 
     def step(self, tokens: list[int], start: int, slot: int = 0) -> Any:
         """Logits after the last token."""
@@ -111,16 +111,16 @@ def test_pages_can_be_read_written_and_copied(wide: Path, kv_bits: int | None) -
     direct.pages([3, 4, 5, 6])
     direct.prefill(tokens)
     expected = direct.step([9], 48)
-    content = direct.device.read_pages([3, 4, 5])
-    names = {"layers.0.k"} if kv_bits is None else {f"layers.0.k.{part}" for part in ("codes", "scales", "biases")}
+    content = direct.device.read_pages(0, [3, 4, 5])
+    names = {"kv.0.k"} if kv_bits is None else {f"kv.0.k.{part}" for part in ("codes", "scales", "biases")}
     assert names <= content.keys()
     assert all(array.shape[:3] == (3, 2, 16) for array in content.values())
-    direct.device.write_pages([20, 90, 22], content)
-    direct.device.copy_page(90, 21)
+    direct.device.write_pages(0, [20, 90, 22], content)
+    direct.device.copy_page(0, 90, 21)
     direct.pages([20, 21, 22, 30], slot=1)
     np.testing.assert_array_equal(direct.step([9], 48, slot=1), expected)
     with pytest.raises(ValueError, match="do not fit the cache"):
-        direct.device.write_pages([1], content)
+        direct.device.write_pages(0, [1], content)
 
 
 def test_no_step_copies_the_cache(tmp_path: Path) -> None:

@@ -78,6 +78,12 @@ def forget(engine: Engine, keep: int = 0) -> None:
             allocator.free(table.index.evict(group))
 
 
+def cached_pages(engine: Engine, tokens: Sequence[int]) -> list[int]:
+    """The pages of group 0 that the cache has of the longest known prefix of the tokens."""
+    found = engine.asynchronous.core.scheduler.table.index.lookup(tokens, len(tokens))
+    return [page for node in found if (page := node.pages[0]) is not None]
+
+
 def greedy(engine: Engine, tokens: Sequence[int], count: int) -> list[int]:
     """So many greedy tokens, the end token or not."""
     params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
