@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from nearfar.edge_runtime.executors.planned import check_pages, place
 from nearfar.format.buffers import keys, page_table, values
-from nearfar.step.config import ConfigReader
-from nearfar.step.models import architecture
+from nearfar.step.reading import read_model
 from tests.support.step_reference import StepReference
 
 Array = npt.NDArray[Any]
@@ -32,7 +31,7 @@ class NumpyExecutor:
         slots: int = 16,
     ) -> None:  # fmt: skip
         """`pages`: by group, or as many for each."""
-        model = architecture(config).model(ConfigReader(config))
+        model = read_model(config).model
         self.reference, self.page_size = StepReference(model, weights), page_size
         vocab, context = model.vocab_size, model.context_length
         self.windows = model.step.windows
