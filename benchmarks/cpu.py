@@ -51,11 +51,11 @@ def ours(artifact: Path, threads: int, clock: Any) -> dict[str, float]:
     manifest = json.loads((root / "manifest.json").read_text())
     page_size, slots = manifest["cache"]["page_size"], manifest["cache"]["slots"]
     pages = 512 // page_size
-    executor = CpuExecutor(root, manifest, manifest["programs"][0], pages=pages, context=512, threads=threads)
-    shape = next(buffer["shape"] for buffer in manifest["buffers"] if buffer["name"] == "page_table")
+    executor = CpuExecutor(root, manifest, manifest["programs"][0], pages=(pages,), context=512, threads=threads)
+    shape = next(buffer["shape"] for buffer in manifest["buffers"] if buffer["name"] == "page_table.0")
     table = np.zeros((slots, shape[1]), np.int32)
     table[:, :pages] = np.arange(pages)[: shape[1]]
-    executor.write("page_table", table)
+    executor.write("page_table.0", table)
     settings = np.zeros((16, 8), np.int32)
     settings[:, 5] = -1
     executor.write("sample_i32", settings)

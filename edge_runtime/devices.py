@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import DeviceError, RequestError
-from nearfar.format.manifest import Manifest, Program
+from nearfar.format.manifest import Program
 
 if TYPE_CHECKING:
     from nearfar.edge_runtime.executors.base import Executor
@@ -23,23 +23,21 @@ class Found:
     limits: Mapping[str, int] = field(default_factory=dict)
     memory: int | None = None
 
-    def max_pages(self, manifest: Manifest, program: Program) -> int | None:
-        """Pages that fit in the largest buffer of the device; None where buffers have no limit of their own."""
+    def largest_buffer(self) -> int | None:
+        """Bytes of the largest buffer of the device; None where buffers have no limit of their own."""
         names = ("maxStorageBufferBindingSize", "maxBufferSize", "maxStorageBufferRange")
         sizes = [self.limits[name] for name in names if name in self.limits]
-        value = 2 if program.kv_dtype == "float16" else 4
-        each = max(c.kv_heads * c.head_dim for c in manifest.caches) * manifest.cache.page_size * value
-        return min(sizes) // each if sizes else None
+        return min(sizes, default=None)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What an executor is opened with: pages of the cache, positions of a sequence, CPU threads, bits of the cache.
+    """What an executor is opened with: pages of the cache by group, positions of a sequence, CPU threads, bits of the cache.
 
     `which`: the device of its kind, by number or name; `debug`: checked by the driver's validation layer.
     """
 
-    pages: int
+    pages: tuple[int, ...]
     context: int
     threads: int | None = None
     kv_bits: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from nearfar.edge_runtime.artifact.budget import check_buffers, plan_pages
+from nearfar.edge_runtime.artifact.budget import check_buffers, longest, plan_pages
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.artifact.trust import check_trust
 from nearfar.edge_runtime.devices import DEVICES, Device, Settings, parse_device
@@ -40,8 +40,8 @@ def load(
     found = chosen.probe(which)
     program = artifact.choose_program(found.features, found.limits, precision)
     manifest = artifact.manifest
-    pages = plan_pages(manifest, program, kv_memory, found.max_pages(manifest, program), kv_bits, found.memory)
-    context = min(manifest.model.context_length, pages * manifest.cache.page_size)
+    pages = plan_pages(manifest, program, kv_memory, found.largest_buffer(), kv_bits, found.memory)
+    context = longest(manifest, pages)
     check_buffers(manifest, program, pages, context, found.memory)
     reopen = partial(_open, chosen, artifact, program, Settings(pages, context, threads, kv_bits, which, debug))
     executor = reopen()

@@ -1,10 +1,11 @@
-"""Host memory of the CPU executor: weights, named buffers, the rope table."""
+"""What the executors of plans share: weights in host memory, buffers by name and group, the tables of rotations."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.errors import ArtifactError, DeviceError
-from nearfar.format.buffers import CONTEXT
+from nearfar.format.buffers import CONTEXT, keys, values
 from nearfar.format.buffers import pages as pages_of
 
 Array = npt.NDArray[np.generic]
@@ -83,6 +84,22 @@ def rope_table(inv_freq: Array, scale: float, context: int) -> npt.NDArray[np.fl
     return np.concatenate([np.cos(angle) * factor, np.sin(angle) * factor], axis=1).astype(np.float32)
 
 
-def symbols(groups: int, pages: int, context: int) -> dict[str, int]:
-    """What the extents of buffers stand for."""
-    return {CONTEXT: context, **{pages_of(group): pages for group in range(groups)}}
+def symbols(pages: Sequence[int], context: int) -> dict[str, int]:
+    """What the extents of buffers stand for, where each group has so many pages."""
+    return {CONTEXT: context, **{pages_of(group): count for group, count in enumerate(pages)}}
+
+
+def cache_names(groups: Sequence[int], group: int) -> list[str]:
+    """The buffers of keys and values of a group; `groups`: by cache."""
+    caches = [cache for cache, of in enumerate(groups) if of == group]
+    return [name for cache in caches for name in (keys(cache), values(cache))]
+
+
+def place(buffer: str, shape: tuple[int, ...], dtype: np.dtype[Any], data: Array, row: int, column: int) -> int:
+    """The element of a buffer at which what is written begins (see Executor.write); ValueError where it does not fit."""
+    part = data.ndim == len(shape) == 2 and len(data) == 1 and 0 <= column <= shape[1] - data.shape[1]
+    whole = column == 0 and data.shape[1:] == shape[1:]
+    if data.dtype != dtype or not (part or whole) or not 0 <= row <= shape[0] - len(data):
+        at = f"row {row}, column {column}" if column else f"row {row}"
+        raise ValueError(f"{data.dtype}{list(data.shape)} at {at} does not fit {buffer}, {dtype}{list(shape)}")
+    return row * math.prod(shape[1:]) + column

@@ -97,11 +97,11 @@ def test_a_device_destroyed_at_any_call_is_opened_anew_and_no_answer_changes(
 
 def test_without_recovery_the_loss_is_told_as_one(artifact: Path) -> None:
     data = json.loads((artifact / "webgpu" / "manifest.json").read_text())
-    made = WebGpuExecutor(artifact / "webgpu", data, data["programs"][0], pages=4, context=64)
+    made = WebGpuExecutor(artifact / "webgpu", data, data["programs"][0], pages=(4,), context=64)
     waiting = made.fetch("sampled", 1)
     made._device.destroy()
     for call in (lambda: made.run("step", 1), lambda: made.run("step", 64), lambda: made.fetch("sampled", 4),
-                 lambda: made.copy_page(0, 1), lambda: made.read_pages([0]), waiting):  # fmt: skip
+                 lambda: made.copy_page(0, 0, 1), lambda: made.read_pages(0, [0]), waiting):  # fmt: skip
         with pytest.raises(DeviceLost, match="was lost while"):
             call()
     made.close()

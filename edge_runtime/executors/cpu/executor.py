@@ -12,7 +12,15 @@ import numpy as np
 from nearfar.edge_runtime.executors.cpu.cores import usable_cores
 from nearfar.edge_runtime.executors.cpu.features import architecture, cpu_flags
 from nearfar.edge_runtime.executors.cpu.library import Array, Library, Plan, Tensor
-from nearfar.edge_runtime.executors.planned import check_pages, load_weights, reserve, rope_table, symbols
+from nearfar.edge_runtime.executors.planned import (
+    cache_names,
+    check_pages,
+    load_weights,
+    place,
+    reserve,
+    rope_table,
+    symbols,
+)
 from nearfar.errors import ArtifactError, DeviceError
 
 
@@ -27,16 +35,16 @@ class CpuExecutor:
         manifest: Mapping[str, Any],
         program: Mapping[str, Any],
         *,
-        pages: int,
+        pages: Sequence[int],
         context: int,
         threads: int | None = None,
     ) -> None:
-        """Load weights and library, make the buffers for so many pages and positions, bind every plan."""
+        """Load weights and library, make the buffers for so many pages by group and positions, bind every plan."""
         check_cpu(program["requires"])
         self.precision = {"float16": "f16", "float32": "f32"}[program["activations"]]
         root = Path(directory)
-        self._symbols = symbols(len(manifest["groups"]), pages, context)
-        self._layers = len(manifest["caches"])
+        self._symbols = symbols(pages, context)
+        self._groups = [int(cache["group"]) for cache in manifest["caches"]]
         weights, stream = load_weights(root, manifest["weights"])
         self._memory: dict[str, Array] = {f"weight:{name}": array for name, array in weights.items()}
         self._held = stream.nbytes
@@ -58,12 +66,11 @@ class CpuExecutor:
         self._pool = self._library.pool(threads or usable_cores())
         self._closed = False
 
-    def write(self, buffer: str, data: Array, row: int = 0) -> None:
+    def write(self, buffer: str, data: Array, row: int = 0, column: int = 0) -> None:
         """See Executor.write."""
         target = self._buffer(buffer)
-        if data.dtype != target.dtype or data.shape[1:] != target.shape[1:] or not 0 <= row <= len(target) - len(data):
-            raise ValueError(f"{data.dtype}{list(data.shape)} at row {row} does not fit {buffer}, {target.dtype}{list(target.shape)}")
-        target[row : row + len(data)] = data
+        start = place(buffer, target.shape, target.dtype, data, row, column)
+        target.reshape(-1)[start : start + data.size] = data.reshape(-1)
 
     def run(self, function: str, size: int) -> None:
         """See Executor.run."""
@@ -78,20 +85,19 @@ class CpuExecutor:
         copy = self._buffer(buffer)[:rows].copy()
         return lambda: copy
 
-    def copy_page(self, source: int, target: int) -> None:
+    def copy_page(self, group: int, source: int, target: int) -> None:
         """See Executor.copy_page."""
-        for layer in range(self._layers):
-            for part in ("k", "v"):
-                cache = self._buffer(f"kv.{layer}.{part}")
-                cache[target] = cache[source]
+        for name in cache_names(self._groups, group):
+            cache = self._buffer(name)
+            cache[target] = cache[source]
 
-    def read_pages(self, pages: Sequence[int]) -> dict[str, Array]:
+    def read_pages(self, group: int, pages: Sequence[int]) -> dict[str, Array]:
         """See Executor.read_pages."""
-        return {name: cache[list(pages)] for name, cache in self._caches().items()}
+        return {name: cache[list(pages)] for name, cache in self._caches(group).items()}
 
-    def write_pages(self, pages: Sequence[int], content: Mapping[str, Array]) -> None:
+    def write_pages(self, group: int, pages: Sequence[int], content: Mapping[str, Array]) -> None:
         """See Executor.write_pages."""
-        caches = self._caches()
+        caches = self._caches(group)
         check_pages(content, {name: ((len(pages), *cache.shape[1:]), cache.dtype) for name, cache in caches.items()})
         for name, cache in caches.items():
             cache[list(pages)] = content[name]
@@ -115,17 +121,17 @@ class CpuExecutor:
             self._memory.clear()
             self._held = 0
 
-    def _caches(self) -> dict[str, Array]:
-        """Keys and values of all layers, as `read_pages` names and shapes them: views.
+    def _caches(self, group: int) -> dict[str, Array]:
+        """Keys and values of a group, as `read_pages` shapes them: views.
 
         The kernels hold the keys of a page with positions innermost (docs/artifact.md), so that view has its last axes swapped.
         """
         views: dict[str, Array] = {}
-        for i in range(self._layers):
-            keys, values = self._buffer(f"kv.{i}.k"), self._buffer(f"kv.{i}.v")
-            pages, heads, size, width = keys.shape
-            views[f"layers.{i}.k"] = keys.reshape(pages, heads, width, size).swapaxes(2, 3)
-            views[f"layers.{i}.v"] = values
+        for name in cache_names(self._groups, group):
+            views[name] = cache = self._buffer(name)
+            if name.endswith(".k"):
+                pages, heads, size, width = cache.shape
+                views[name] = cache.reshape(pages, heads, width, size).swapaxes(2, 3)
         return views
 
     def _buffer(self, name: str) -> Array:

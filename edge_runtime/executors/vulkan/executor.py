@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.edge_runtime.artifact.reader import Artifact
-from nearfar.edge_runtime.executors.planned import check_pages, rope_table, symbols
+from nearfar.edge_runtime.executors.planned import cache_names, check_pages, place, rope_table, symbols
 from nearfar.edge_runtime.executors.vulkan.commands import Queue
 from nearfar.edge_runtime.executors.vulkan.device import Gpu, open_device
 from nearfar.edge_runtime.executors.vulkan.memory import Memory, Region, Ring
@@ -63,9 +63,9 @@ class VulkanExecutor:
     name = "vulkan"
 
     def __init__(
-        self, gpu: Gpu, artifact: Artifact, program: Program, *, pages: int, context: int, direct: bool = True
+        self, gpu: Gpu, artifact: Artifact, program: Program, *, pages: Sequence[int], context: int, direct: bool = True
     ) -> None:
-        """Open a device, load the weights, make the buffers for so many pages and positions.
+        """Open a device, load the weights, make the buffers for so many pages by group and positions.
 
         `direct`: False treats all memory of the device as out of the host's reach, as on a GPU without a mapped window.
         """
@@ -73,8 +73,8 @@ class VulkanExecutor:
         self.gpu = gpu
         self._artifact = artifact
         self._program = program
-        self._layers = len(artifact.manifest.caches)
-        self._symbols = symbols(len(artifact.manifest.groups), pages, context)
+        self._groups = [cache.group for cache in artifact.manifest.caches]
+        self._symbols = symbols(pages, context)
         self._plans: dict[tuple[str, int], Any] = {}
         self._buffers: dict[str, Placed] = {}
         self._landings: dict[tuple[str, int], list[_Landing]] = {}
@@ -107,15 +107,12 @@ class VulkanExecutor:
             self.write(f"rope.{name}", rope_table(frequencies, rope.scale, self._symbols["context"]))
         self._queue.wait(self._submit())
 
-    def write(self, buffer: str, data: Array, row: int = 0) -> None:
+    def write(self, buffer: str, data: Array, row: int = 0, column: int = 0) -> None:
         """See Executor.write."""
         placed = self._placed(buffer)
-        if data.dtype != placed.dtype or data.shape[1:] != placed.shape[1:] or not 0 <= row <= placed.shape[0] - len(data):
-            raise ValueError(
-                f"{data.dtype}{list(data.shape)} at row {row} does not fit {buffer}, {placed.dtype}{list(placed.shape)}"
-            )
+        start = place(buffer, placed.shape, placed.dtype, data, row, column)
         if data.size:
-            self._put(f"buffer:{buffer}", placed.region, row * placed.row_bytes, _as_bytes(data))
+            self._put(f"buffer:{buffer}", placed.region, start * placed.dtype.itemsize, _as_bytes(data))
 
     def run(self, function: str, size: int) -> None:
         """See Executor.run."""
@@ -144,29 +141,29 @@ class VulkanExecutor:
 
         return wait
 
-    def copy_page(self, source: int, target: int) -> None:
+    def copy_page(self, group: int, source: int, target: int) -> None:
         """See Executor.copy_page."""
-        caches = self._caches()
+        caches = self._caches(group)
         commands = self._transfers(*(f"{name}:{page}" for name in caches for page in (source, target)))
         for cache in caches.values():
             buffer, start, count = cache.region.buffer, cache.region.offset, cache.row_bytes
             self._queue.copy(commands, (buffer, start + source * count), (buffer, start + target * count), count)
 
-    def read_pages(self, pages: Sequence[int]) -> dict[str, Array]:
+    def read_pages(self, group: int, pages: Sequence[int]) -> dict[str, Array]:
         """See Executor.read_pages."""
         self._queue.to_host(self._transfers())
         self._queue.wait(self._submit())
         content: dict[str, Array] = {}
-        for name, cache in self._caches().items():
+        for name, cache in self._caches(group).items():
             raw = np.empty((len(pages), cache.row_bytes), np.uint8)
             for index, page in enumerate(pages):
                 self._get(cache.region, page * cache.row_bytes, raw[index])
             content[name] = raw.reshape(-1).view(cache.dtype).reshape(len(pages), *cache.shape[1:])
         return content
 
-    def write_pages(self, pages: Sequence[int], content: Mapping[str, Array]) -> None:
+    def write_pages(self, group: int, pages: Sequence[int], content: Mapping[str, Array]) -> None:
         """See Executor.write_pages."""
-        caches = self._caches()
+        caches = self._caches(group)
         check_pages(content, {name: ((len(pages), *cache.shape[1:]), cache.dtype) for name, cache in caches.items()})
         for name, cache in caches.items():
             for page, data in zip(pages, content[name], strict=True):
@@ -312,9 +309,9 @@ class VulkanExecutor:
         self._end_transfers()
         return self._queue.submit()
 
-    def _caches(self) -> dict[str, Placed]:
-        """Keys and values of all layers, as `read_pages` names them."""
-        return {f"layers.{i}.{part}": self._placed(f"kv.{i}.{part}") for i in range(self._layers) for part in "kv"}
+    def _caches(self, group: int) -> dict[str, Placed]:
+        """Keys and values of a group."""
+        return {name: self._placed(name) for name in cache_names(self._groups, group)}
 
     def _placed(self, name: str) -> Placed:
         try:

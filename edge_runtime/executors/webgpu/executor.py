@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.edge_runtime.executors.planned import check_pages, rope_table, symbols
+from nearfar.edge_runtime.executors.planned import cache_names, check_pages, place, rope_table, symbols
 from nearfar.edge_runtime.executors.webgpu.device import open_device, require_wgpu
 from nearfar.errors import ArtifactError, DeviceError, DeviceLost, NearfarError
 
@@ -58,16 +58,16 @@ class WebGpuExecutor:
         manifest: Mapping[str, Any],
         program: Mapping[str, Any],
         *,
-        pages: int,
+        pages: Sequence[int],
         context: int,
     ) -> None:
-        """Open a device, load the weights, make the buffers for so many pages and positions."""
+        """Open a device, load the weights, make the buffers for so many pages by group and positions."""
         self._wgpu = require_wgpu()
         self.precision = {"float16": "f16", "float32": "f32"}[program["activations"]]
         self._root = Path(directory)
         self._program = program
-        self._symbols = symbols(len(manifest["groups"]), pages, context)
-        self._layers = len(manifest["caches"])
+        self._symbols = symbols(pages, context)
+        self._groups = [int(cache["group"]) for cache in manifest["caches"]]
         self._closed = False
         self._held = 0
         shapes = {
@@ -79,7 +79,7 @@ class WebGpuExecutor:
         }
         largest = max(_bytes(*shape) for shape in shapes.values())
         self._device = open_device(
-            program["requires"], largest, f"The cache of {pages} pages takes {largest:,} bytes a buffer"
+            program["requires"], largest, f"The cache of {sum(pages)} pages takes {largest:,} bytes a buffer"
         )
         self._memory: dict[str, Memory] = {}
         self._plans: dict[tuple[str, int], list[Dispatch]] = {}
@@ -88,13 +88,14 @@ class WebGpuExecutor:
         self._uniforms: dict[int, Any] = {}
         self._staging: dict[int, list[Any]] = {}
         try:
-            with self._guard(f"loading weights and a cache of {pages} pages"):
+            with self._guard(f"loading weights and a cache of {sum(pages)} pages"):
                 self._load_weights(manifest["weights"])
                 for i, count in enumerate(program["workspace"]):
                     self._reserve(f"workspace:{i}", (int(count),), np.dtype("uint8"))
                 for name, (shape, dtype) in shapes.items():
                     self._reserve(f"buffer:{name}", shape, dtype)
-                self._page = self._create(max((cache.row_bytes for cache in self._caches().values()), default=4))
+                caches = [cache for group in range(len(pages)) for cache in self._caches(group).values()]
+                self._page = self._create(max((cache.row_bytes for cache in caches), default=4))
                 for name, rope in manifest["ropes"].items():
                     frequencies = self._read_weight(manifest["weights"], rope["inv_freq"])
                     self.write(f"rope.{name}", rope_table(frequencies, float(rope["scale"]), context))
@@ -102,20 +103,14 @@ class WebGpuExecutor:
             self.close()
             raise
 
-    def write(self, buffer: str, data: Array, row: int = 0) -> None:
+    def write(self, buffer: str, data: Array, row: int = 0, column: int = 0) -> None:
         """See Executor.write."""
         memory = self._buffer(buffer)
-        if (
-            data.dtype != memory.dtype
-            or data.shape[1:] != memory.shape[1:]
-            or not 0 <= row <= memory.shape[0] - len(data)
-        ):
-            raise ValueError(
-                f"{data.dtype}{list(data.shape)} at row {row} does not fit {buffer}, {memory.dtype}{list(memory.shape)}"
-            )
+        start = place(buffer, memory.shape, memory.dtype, data, row, column)
         if data.size:
             with self._guard(f"writing {buffer}"):
-                self._device.queue.write_buffer(memory.buffer, row * memory.row_bytes, np.ascontiguousarray(data))
+                content = np.ascontiguousarray(data)
+                self._device.queue.write_buffer(memory.buffer, start * memory.dtype.itemsize, content)
 
     def run(self, function: str, size: int) -> None:
         """See Executor.run."""
@@ -151,29 +146,27 @@ class WebGpuExecutor:
 
         return wait
 
-    def copy_page(self, source: int, target: int) -> None:
+    def copy_page(self, group: int, source: int, target: int) -> None:
         """See Executor.copy_page. Through a buffer between, since WebGPU copies no buffer onto itself."""
         with self._guard("copying a page"):
             encoder = self._device.create_command_encoder()
-            for layer in range(self._layers):
-                for part in ("k", "v"):
-                    cache = self._kv(layer, part)
-                    count = cache.row_bytes
-                    encoder.copy_buffer_to_buffer(cache.buffer, source * count, self._page, 0, count)
-                    encoder.copy_buffer_to_buffer(self._page, 0, cache.buffer, target * count, count)
+            for cache in self._caches(group).values():
+                count = cache.row_bytes
+                encoder.copy_buffer_to_buffer(cache.buffer, source * count, self._page, 0, count)
+                encoder.copy_buffer_to_buffer(self._page, 0, cache.buffer, target * count, count)
             self._submit(encoder)
 
-    def read_pages(self, pages: Sequence[int]) -> dict[str, Array]:
+    def read_pages(self, group: int, pages: Sequence[int]) -> dict[str, Array]:
         """See Executor.read_pages."""
         content: dict[str, Array] = {}
-        for name, cache in self._caches().items():
+        for name, cache in self._caches(group).items():
             with self._guard("reading pages"):
                 content[name] = self._read_cache(cache, pages)
         return content
 
-    def write_pages(self, pages: Sequence[int], content: Mapping[str, Array]) -> None:
+    def write_pages(self, group: int, pages: Sequence[int], content: Mapping[str, Array]) -> None:
         """See Executor.write_pages."""
-        caches = self._caches()
+        caches = self._caches(group)
         check_pages(content, {name: ((len(pages), *cache.shape[1:]), cache.dtype) for name, cache in caches.items()})
         with self._guard("writing pages"):
             for name, cache in caches.items():
@@ -260,12 +253,9 @@ class WebGpuExecutor:
         self._destroy(staging)
         return raw.view(cache.dtype).reshape(len(pages), *cache.shape[1:])
 
-    def _caches(self) -> dict[str, Memory]:
-        """Keys and values of all layers, as `read_pages` names them."""
-        return {f"layers.{i}.{part}": self._kv(i, part) for i in range(self._layers) for part in ("k", "v")}
-
-    def _kv(self, layer: int, part: str) -> Memory:
-        return self._buffer(f"kv.{layer}.{part}")
+    def _caches(self, group: int) -> dict[str, Memory]:
+        """Keys and values of a group."""
+        return {name: self._buffer(name) for name in cache_names(self._groups, group)}
 
     def _buffer(self, name: str) -> Memory:
         try:
