@@ -80,7 +80,7 @@ def open_source(options: BuildOptions) -> Source:
         expected = packed.expected(expected)
     tied = not any(param.name == "lm_head" for param in params)
     tied_copy = (r"(language_model\.)?lm_head\.(weight|scales|biases)",) if tied else ()
-    check_tensors(checkpoint, expected, (*IGNORABLE, *tied_copy, *map(re.escape, reading.skipped)))
+    check_tensors(checkpoint, expected, (*IGNORABLE, *tied_copy, *map(re.escape, (*reading.skipped, *model.unused))))
     matrices, report = choose_matrices(params, checkpoint, scheme, packed)
     report.skipped = dict(Counter(_part(name) for name in reading.skipped))
     return Source(checkpoint, model, matrices, scheme, report, packed)

@@ -26,6 +26,9 @@ OTHER_PARTS = (
 )  # fmt: skip
 """How tensors begin that are not of the text model, with or without "model." in front."""
 
+AROUND = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype")
+"""Keys beside `text_config` that hold for the text model, where it does not say."""
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -58,7 +61,7 @@ def _text_config(config: Mapping[str, Any], default: str, tensors: Collection[st
     given = config.get("text_config")
     if not isinstance(given, Mapping):
         raise CheckpointError(f"config.json: text_config is {type(given).__name__}; expected an object")
-    around = {key: config[key] for key in ("bos_token_id", "eos_token_id") if config.get(key) is not None}
+    around = {key: config[key] for key in AROUND if config.get(key) is not None}
     inner = {**around, **{key: value for key, value in given.items() if key not in around or value is not None}}
     tied = config.get("tie_word_embeddings")
     if tied is None:
@@ -88,4 +91,5 @@ def _renamed(model: Model, name: Callable[[str], str]) -> Model:
     def renamed(param: Param) -> Param:
         return replace(param, pieces=tuple(replace(p, tensor=name(p.tensor)) for p in param.pieces))
 
-    return replace(model, step=replace(model.step, params=tuple(map(renamed, model.step.params))))
+    step = replace(model.step, params=tuple(map(renamed, model.step.params)))
+    return replace(model, step=step, unused=tuple(map(name, model.unused)))

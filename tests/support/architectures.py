@@ -156,8 +156,70 @@ PARTS = [
     inside("mistral3", MISTRALS[-1], PIXTRAL, tie_word_embeddings=True),
 ]
 
+LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+ROPE_BY_TYPE: dict[str, dict[str, Any]] = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+YARN_BY_TYPE: dict[str, dict[str, Any]] = {
+    "full_attention": {
+        "rope_type": "yarn", "factor": 4.0, "rope_theta": 5e5, "original_max_position_embeddings": 40,
+        "attention_factor": 1.2, "beta_fast": 32.0, "beta_slow": 1.0,
+    },
+    "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+}  # fmt: skip
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+GEMMA4: dict[str, Any] = {
+    "num_hidden_layers": 8, "num_kv_shared_layers": 3, "head_dim": 16, "global_head_dim": 32, "sliding_window": 9,
+    "vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 12,
+    "layer_types": [LOCAL, LOCAL, GLOBAL, LOCAL, GLOBAL, LOCAL, LOCAL, GLOBAL],
+}  # fmt: skip
+
+GEMMAS = [
+    case(
+        "gemma2", "plain", head_dim=24, query_pre_attn_scalar=20, sliding_window=13, tie_word_embeddings=True,
+        attn_logit_softcapping=5.0, final_logit_softcapping=12.0, num_hidden_layers=4,
+    ),
+    case(
+        "gemma2", "uncapped", attn_logit_softcapping=None, final_logit_softcapping=None, sliding_window=40,
+        attention_bias=True,
+    ),
+    case(
+        "gemma3_text", "plain", head_dim=24, query_pre_attn_scalar=30, sliding_window=12, num_hidden_layers=7,
+        tie_word_embeddings=True, rope_parameters=ROPE_BY_TYPE,
+    ),
+    case("gemma3_text", "listed", head_dim=256, sliding_window=8, layer_types=[GLOBAL, LOCAL, LOCAL]),
+    case("olmo2", "plain", head_dim=OWN, attention_bias=True),
+    case("olmo2", "grouped", head_dim=24, tie_word_embeddings=True),
+    case("olmo3", "yarn", sliding_window=11, num_hidden_layers=5, rope_parameters=YARN_BY_TYPE),
+    case("exaone4", "hybrid", sliding_window=10, sliding_window_pattern=3, num_hidden_layers=4, rope_parameters=LINEAR),
+    case("exaone4", "global", sliding_window=None, layer_types=[GLOBAL] * 3, head_dim=80, tie_word_embeddings=True),
+    case("glm4", "plain", head_dim=24),
+    case("glm4", "unbiased", attention_bias=False, tie_word_embeddings=True),
+    case(
+        "gemma4_text", "shared", **GEMMA4, use_double_wide_mlp=True, tie_word_embeddings=True,
+        final_logit_softcapping=12.0,
+    ),
+    case("gemma4_text", "own", **{**GEMMA4, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}),
+]  # fmt: skip
+
+SIGLIP = {**PIXTRAL, "model_type": "siglip_vision_model"}
+SEEING = [
+    inside(
+        "gemma3", case("gemma3_text", "text", sliding_window=12, num_hidden_layers=6, tie_word_embeddings=True), SIGLIP,
+        tie_word_embeddings=True, mm_tokens_per_image=4, image_token_index=260, boi_token_index=258, eoi_token_index=259,
+    ),
+    inside(
+        "gemma4", case("gemma4_text", "text", **GEMMA4, tie_word_embeddings=True),
+        {**PIXTRAL, "model_type": "gemma4_vision", "num_key_value_heads": 1, "head_dim": 16}, tie_word_embeddings=True,
+        image_token_id=260, boi_token_id=258, eoi_token_id=259, video_token_id=255, audio_token_id=254,
+        boa_token_id=253, eoa_token_index=252,
+    ),
+]  # fmt: skip
+
 CASES: tuple[Case, ...] = (
-    *LLAMAS, *MISTRALS, *QWENS, *SMOLLMS, *PHIS, *GRANITES, *ERNIES, *HUNYUANS, *PARTS,
+    *LLAMAS, *MISTRALS, *QWENS, *SMOLLMS, *PHIS, *GRANITES, *ERNIES, *HUNYUANS, *GEMMAS,
+    *PARTS, *SEEING,
 )  # fmt: skip
 
 
@@ -181,8 +243,10 @@ def make(case: Case, root: Path) -> Path:
     torch.manual_seed(sum(map(ord, str(case))))
     model = _auto(case).from_config(config, dtype=torch.float32)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            randomize(name, parameter)
+        saved = model.state_dict()  # with buffers, some of which are weights (Gemma 4's layer_scalar)
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if name in saved:
+                randomize(name, tensor)
     model.save_pretrained(root)
     tiny.tokenizer().save(str(root / "tokenizer.json"))
     (root / "chat_template.jinja").write_text(tiny.TEMPLATE)
