@@ -1,7 +1,7 @@
 """Checkpoints of published shapes with random weights, so that speed can be measured without a download.
 
-A shape is a file in shapes/: the model's config.json, and where its values were read. Which tensors that makes, the
-list of the step knows (nearfar.step).
+A shape is a file in shapes/: the model's config.json, and where its values were read. Which tensors that makes,
+the list of the step knows (nearfar.step).
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ MARK = "nearfar_synth"  # key in config.json by which a directory of ours is kno
 
 Progress = Callable[[int, int], None]
 CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ '<|turn|>' + message['role'] + '\\n' + message['content'] + '<|end|>' + '\\n' }}"
+    "{% for message in messages %}"
+    "{{ '<|turn|>' + message['role'] + '\\n' + message['content'] + '<|end|>' + '\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|turn|>assistant\\n' }}{% endif %}"
 )
 
@@ -70,7 +71,7 @@ class Shape:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint holds, in the order of the step: norms are 1 when the step has read them, biases are 0."""
+        """What a checkpoint holds, in the order of the step. Norms are 1 as the step reads them, biases are 0."""
         return {
             name: Tensor(shape, None if param.is_matrix else float(not name.endswith(".bias")) - param.offset)
             for param in self.built.step.params
@@ -79,7 +80,7 @@ class Shape:
 
     @property
     def special(self) -> dict[int, str]:
-        """Special tokens by their ids: the end of a turn is an end token, its beginning the token before all others."""
+        """Special tokens by their ids. The end of a turn is an end token, its beginning the text's beginning."""
         begin, ends = self.built.bos_token_id, self.built.eos_token_ids
         end = ends[-1] if ends else self.built.vocab_size - 1
         turn = begin if begin is not None and begin != end else (end or self.built.vocab_size) - 1
@@ -98,8 +99,10 @@ def published(name: str) -> Shape:
     return Shape(**strict_json.loads((SHAPES / f"{name}.json").read_text(encoding="utf-8")))
 
 
-def synth_checkpoint(name: str, output: Path, seed: int = 0, progress: Progress = lambda done, total: None) -> None:
-    """Write the checkpoint of a published shape. `progress` gets (bytes written, bytes in all) of the weights.
+def synth_checkpoint(
+    name: str, output: Path, seed: int = 0, progress: Progress = lambda done, total: None
+) -> None:
+    """Write the checkpoint of a published shape; `progress` gets (bytes written, bytes in all) of the weights.
 
     Raises BuildError for an unknown shape, an output that is not ours to replace, or a full disk.
     """
@@ -131,7 +134,11 @@ def _write_weights(directory: Path, shape: Shape, seed: int, progress: Progress,
     weight_map: dict[str, str] = {}
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         for index, group in enumerate(files):
-            file = f"model-{index + 1:05d}-of-{len(files):05d}.safetensors" if len(files) > 1 else "model.safetensors"
+            file = (
+                f"model-{index + 1:05d}-of-{len(files):05d}.safetensors"
+                if len(files) > 1
+                else "model.safetensors"
+            )
             with (directory / file).open("wb") as stream:
                 stream.write(_header(group))
                 for name, tensor in group.items():
@@ -145,7 +152,7 @@ def _write_weights(directory: Path, shape: Shape, seed: int, progress: Progress,
 
 
 def _split(tensors: Mapping[str, Tensor], file_bytes: int) -> list[dict[str, Tensor]]:
-    """Divide the tensors into as few files as keep each within file_bytes (a larger tensor has a file of its own)."""
+    """As few files as keep each within file_bytes; a larger tensor has a file of its own."""
     files: list[dict[str, Tensor]] = [{}]
     filled = 0
     for name, tensor in tensors.items():
@@ -178,7 +185,10 @@ def _values(
     if tensor.value is not None:
         yield np.full(tensor.shape, tensor.value, ml_dtypes.bfloat16).view(np.uint16)
         return
-    chunks = [(key, index, min(CHUNK, tensor.size - index * CHUNK), std) for index in range(-(-tensor.size // CHUNK))]
+    chunks = [
+        (key, index, min(CHUNK, tensor.size - index * CHUNK), std)
+        for index in range(-(-tensor.size // CHUNK))
+    ]
     for first in range(0, len(chunks), BEFORE):
         yield from pool.map(_draw, chunks[first : first + BEFORE])
 
@@ -192,12 +202,14 @@ def _draw(job: tuple[tuple[int, int], int, int, float]) -> npt.NDArray[np.uint16
 
 
 def _write_tokenizer(directory: Path, shape: Shape) -> None:
-    """Write a byte-level tokenizer whose every id below vocab_size decodes: special tokens, 256 bytes, filler words."""
+    """A byte-level tokenizer whose every id below vocab_size decodes: special tokens, 256 bytes, filler words."""
     special, begin = shape.special, shape.built.bos_token_id
     if begin is not None:
         special.setdefault(begin, "<|begin|>")
     plain = iter(_words(sorted(pre_tokenizers.ByteLevel.alphabet())))
-    vocab = {special[index] if index in special else next(plain): index for index in range(shape.built.vocab_size)}
+    vocab = {
+        special[index] if index in special else next(plain): index for index in range(shape.built.vocab_size)
+    }
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -1,4 +1,4 @@
-"""Synthetic checkpoints: published shapes and counts, every architecture loads in transformers, seeds repeat."""
+"""Synthetic checkpoints: published shapes, every architecture loads in transformers, seeds repeat."""
 
 from pathlib import Path
 
@@ -22,8 +22,8 @@ COUNTS = {
     "gemma-3-270m": 268_098_176, "granite-3.3-2b": 2_533_539_840, "llama-3.2-1b": 1_235_814_400,
     "llama-3.2-3b": 3_212_749_824, "olmo-2-1b": 1_484_916_736, "phi-3.5-mini": 3_821_079_552,
     "phi-4-mini": 3_836_021_760, "qwen2.5-0.5b": 494_032_768, "qwen2.5-1.5b": 1_543_714_304,
-    "qwen2.5-3b": 3_085_938_688, "qwen3-0.6b": 596_049_920, "qwen3-1.7b": 1_720_574_976, "qwen3-4b": 4_022_468_096,
-    "smollm2-1.7b": 1_711_376_384, "smollm2-135m": 134_515_008, "smollm2-360m": 361_821_120,
+    "qwen2.5-3b": 3_085_938_688, "qwen3-0.6b": 596_049_920, "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096, "smollm2-1.7b": 1_711_376_384, "smollm2-135m": 134_515_008, "smollm2-360m": 361_821_120,
     "smollm3-3b": 3_075_098_624,
 }  # fmt: skip
 """Parameters as their publishers count them."""
@@ -62,7 +62,9 @@ def test_transformers_loads_every_architecture(case: Case, tmp_path: Path) -> No
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     shape, seen = shape_of(case), []
-    write_checkpoint(shape, tmp_path / "m", 1, lambda done, total: seen.append((done, total)), file_bytes=100_000)
+    write_checkpoint(
+        shape, tmp_path / "m", 1, lambda done, total: seen.append((done, total)), file_bytes=100_000
+    )
     assert seen[-1][0] == seen[-1][1]
     checkpoint = open_checkpoint(tmp_path / "m")
     assert len(checkpoint.tensor_files) > 1
@@ -96,7 +98,9 @@ def test_tokenizer_covers_the_vocabulary(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("bos", "eos", "special"), [(7, [8, 9], {7: "<|turn|>", 9: "<|end|>"}),
     (7, 7, {6: "<|turn|>", 7: "<|end|>"}), (0, 0, {599: "<|turn|>", 0: "<|end|>"}),
     (None, None, {598: "<|turn|>", 599: "<|end|>"})])  # fmt: skip
-def test_special_tokens_of_any_config(bos: int | None, eos: object, special: dict[int, str], tmp_path: Path) -> None:
+def test_special_tokens_of_any_config(
+    bos: int | None, eos: object, special: dict[int, str], tmp_path: Path
+) -> None:
     shape = Shape({**shape_of(SMALL).config, "bos_token_id": bos, "eos_token_id": eos})
     assert shape.special == special
     write_checkpoint(shape, tmp_path / "m")
