@@ -18,7 +18,7 @@ NEUTRAL = frozenset({
     "model_type", "architectures", "transformers_version", "dtype", "torch_dtype", "auto_map", "_name_or_path",
     "initializer_range", "use_cache", "attention_dropout", "embd_pdrop", "resid_pdrop", "hidden_dropout",
     "pad_token_id", "eod_token_id", "pretraining_tp", "id2label", "label2id", "problem_type", "return_dict",
-    "output_hidden_states", "output_attentions", "chunk_size_feed_forward", "vocab_size_per_layer_input",
+    "output_hidden_states", "output_attentions", "chunk_size_feed_forward",
 })  # fmt: skip
 """Keys of such classes that do not change what is computed, or say it again."""
 

@@ -25,6 +25,7 @@ class ConfigReader:
     def __init__(self, config: Mapping[str, Any], file: str = "config.json", within: str = "") -> None:
         self._config, self._file, self.within = config, file, within
         self._read: set[str] = set()
+        self._values: dict[str, Any] = {}
         self._sections: dict[str, ConfigReader] = {}
 
     def given(self, key: str) -> bool:
@@ -102,15 +103,17 @@ class ConfigReader:
     def filled(self, defaults: Mapping[str, Any]) -> ConfigReader:
         """The same config, with these values where it lacks a key; one that is null stays so."""
         reader = ConfigReader({**defaults, **self._config}, self._file, self.within)
-        reader._read, reader._sections = (
-            self._read,
-            self._sections,
-        )  # what is asked of one has been asked of both
+        # what is asked of one has been asked of both
+        reader._read, reader._values, reader._sections = self._read, self._values, self._sections
         return reader
 
     def names(self) -> list[str]:
         """The keys that are there."""
         return list(self._config)
+
+    def values(self) -> dict[str, Any]:
+        """What has been read, with the defaults that were taken, but for keys whose default is nothing."""
+        return {key: value for key, value in self._values.items() if value not in (None, [])}
 
     def unread(self) -> dict[str, Any]:
         """What is there, but has never been asked for; keys of sections by their path."""
@@ -134,7 +137,8 @@ class ConfigReader:
     def _get(self, key: str, default: Any = None) -> Any:
         self._read.add(key)
         value = self._config.get(key)
-        return default if value is None else value
+        self._values[key] = default if value is None else value
+        return self._values[key]
 
 
 def show(value: object) -> str:
