@@ -57,12 +57,12 @@ def copy_bandwidth(gpu: Gpu, rounds: int, size: int) -> float:
         device.close()
 
 
-def bytes_per_token(manifest: Manifest, precision: str, position: float) -> float:
+def bytes_per_token(manifest: Manifest, program: Program, position: float) -> float:
     """Bytes that decoding one token at a position reads: weights, but of an untied embedding only a row; keys and values."""
     tensors = manifest.weights.tensors
     untied = any(tensor.name.startswith("lm_head.") for tensor in tensors)
     weights = sum(tensor.bytes for tensor in tensors if not (untied and tensor.name.startswith("embed.")))
-    return weights + manifest.memory.kv_bytes_per_token[precision] * position
+    return weights + kv_bytes(manifest, program, round(position))
 
 
 def measure(artifact: Path, device: str, precision: str | None, rounds: int, prefill: int, decode: int) -> dict[str, Any]:

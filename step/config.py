@@ -25,6 +25,7 @@ class ConfigReader:
     def __init__(self, config: Mapping[str, Any], file: str = "config.json", within: str = "") -> None:
         self._config, self._file, self._within = config, file, within
         self._read: set[str] = set()
+        self._sections: dict[str, ConfigReader] = {}
 
     def given(self, key: str) -> bool:
         """Whether the key has a value."""
@@ -62,7 +63,11 @@ class ConfigReader:
     def choices(self, key: str, known: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:
         """As many of the known words as there are by default."""
         value = self._get(key, list(default))
-        if not isinstance(value, list) or len(value) != len(default) or not all(item in known for item in value):
+        if (
+            not isinstance(value, list)
+            or len(value) != len(default)
+            or not all(item in known for item in value)
+        ):
             self.refuse(key, f"{len(default)} times {' or '.join(known)}")
         return tuple(value)
 
@@ -83,24 +88,38 @@ class ConfigReader:
         return tuple(float(item) for item in value)
 
     def section(self, key: str) -> ConfigReader:
-        """The object that a key holds."""
+        """The object that a key holds; asked for again, the same reader."""
         self._read.add(key)
         value = self._config[key]
         if not isinstance(value, Mapping):
             self.refuse(key, "an object")
-        return ConfigReader(value, self._file, f"{self._within}{key}.")
+        return self._sections.setdefault(key, ConfigReader(value, self._file, f"{self._within}{key}."))
 
     def empty(self) -> ConfigReader:
         """A section without values, for what all of it has defaults."""
         return ConfigReader({}, self._file, self._within)
+
+    def filled(self, defaults: Mapping[str, Any]) -> ConfigReader:
+        """The same config, with these values where it lacks a key; one that is null stays so."""
+        reader = ConfigReader({**defaults, **self._config}, self._file, self._within)
+        reader._read, reader._sections = (
+            self._read,
+            self._sections,
+        )  # what is asked of one has been asked of both
+        return reader
 
     def names(self) -> list[str]:
         """The keys that are there."""
         return list(self._config)
 
     def unread(self) -> dict[str, Any]:
-        """What is there, but has never been asked for."""
-        return {key: value for key, value in self._config.items() if key not in self._read and value is not None}
+        """What is there, but has never been asked for; keys of sections by their path."""
+        found = {
+            key: value for key, value in self._config.items() if key not in self._read and value is not None
+        }
+        for key, section in self._sections.items():
+            found |= {f"{key}.{inner}": value for inner, value in section.unread().items()}
+        return found
 
     def error(self, message: str) -> CheckpointError:
         """An error that names the file."""
@@ -108,7 +127,9 @@ class ConfigReader:
 
     def refuse(self, key: str, expected: str) -> Never:
         """Complain about the value of a key."""
-        raise CheckpointError(f"{self._file}: {self._within}{key} is {_show(self._config.get(key))}; expected {expected}")
+        raise CheckpointError(
+            f"{self._file}: {self._within}{key} is {_show(self._config.get(key))}; expected {expected}"
+        )
 
     def _get(self, key: str, default: Any = None) -> Any:
         self._read.add(key)

@@ -46,7 +46,12 @@ class Decoder:
 
 
 def read_decoder(
-    read: ConfigReader, context: int | None, *, tied: bool = False, head_dim: int | None = None, eps: float = 1e-6
+    read: ConfigReader,
+    context: int | None,
+    *,
+    tied: bool = False,
+    head_dim: int | None = None,
+    eps: float = 1e-6,
 ) -> Decoder:
     """Read the common facts. `context`: no more positions than these; `tied`, `head_dim`, `eps`: where nothing is said."""
     hidden, heads = read.size("hidden_size"), read.size("num_attention_heads")
@@ -79,12 +84,19 @@ def read_activation(read: ConfigReader, key: str = "hidden_act", default: str = 
     return ACTIVATIONS[read.choice(key, tuple(ACTIVATIONS), default)]
 
 
-def read_windows(read: ConfigReader, layers: int, default: Sequence[str]) -> tuple[int | None, ...]:
-    """By layer the positions that it attends to, None: all. `default`: the types of layers where none are listed."""
+def read_windows(
+    read: ConfigReader, layers: int, default: Sequence[str], allowed: bool = True
+) -> tuple[int | None, ...]:
+    """By layer the positions that it attends to, None: all.
+
+    `default`: the types of layers where none are listed. `allowed`: whether a window is switched on at all.
+    """
     types = read.choices("layer_types", LAYER_TYPES, default)
+    window = read.size("sliding_window", most=MAX_CONTEXT) if read.given("sliding_window") else None
     if "sliding_attention" not in types:
         return (None,) * layers
-    window = read.size("sliding_window", most=MAX_CONTEXT)
+    if window is None or not allowed:
+        read.refuse("layer_types", "full_attention alone: there is no sliding_window, or it is switched off")
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
@@ -123,7 +135,13 @@ def order_of(rotation: Rotation, head_dim: int, interleaved: bool = False) -> Ro
 
 
 def attention(
-    s: StepBuilder, x: Value, layer: int, a: Attention, hidden: int, at: str = "self_attn", cache: int | None = None
+    s: StepBuilder,
+    x: Value,
+    layer: int,
+    a: Attention,
+    hidden: int,
+    at: str = "self_attn",
+    cache: int | None = None,
 ) -> Value:
     """Self-attention of a layer: projections, rotation, cache, attention, output: [M, hidden].
 
@@ -135,7 +153,9 @@ def attention(
     qkv = s.linear(x, f"{name}.qkv" if own else f"{name}.q", _qkv(a, source, q, kv if own else 0), a.qkv_bias)
     at_cache = s.cache(a.kv_heads, a.head_dim, a.window) if cache is None else cache
     norms = {
-        which: s.vector(f"{name}.{which}_norm", _norm_pieces(a, f"{source}.{tensor}.weight", width), a.norm_offset)
+        which: s.vector(
+            f"{name}.{which}_norm", _norm_pieces(a, f"{source}.{tensor}.weight", width), a.norm_offset
+        )
         for which, tensor, width in (("q", a.q_norm, q), ("k", a.k_norm if own else None, kv))
         if tensor is not None
     }
@@ -157,7 +177,10 @@ def _qkv(a: Attention, source: str, q: int, kv: int) -> list[Piece]:
     """Rows of the joined projection; of one tensor where the checkpoint joins them itself."""
     rows = [(q, a.order), *([(kv, a.order), (kv, None)] if kv else [])]
     if len(a.names) > 1:
-        return [Piece(f"{source}.{n}.weight", count, 0, order) for n, (count, order) in zip(a.names, rows, strict=False)]
+        return [
+            Piece(f"{source}.{n}.weight", count, 0, order)
+            for n, (count, order) in zip(a.names, rows, strict=False)
+        ]
     pieces, start = [], 0
     for count, order in rows:
         pieces.append(Piece(f"{source}.{a.names[0]}.weight", count, start, order))

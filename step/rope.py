@@ -50,9 +50,14 @@ KEYS: Keys = {
         "original_max_position_embeddings",
     ),
     "longrope": ("factor", "attention_factor", "short_factor", "long_factor", "original_max_position_embeddings"),
+    "su": ("factor", "attention_factor", "short_factor", "long_factor", "original_max_position_embeddings"),
+    "dynamic": ("alpha", "factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
     "proportional": ("factor",),
 }  # fmt: skip
-"""What each type of rope is computed from, besides theta and partial_rotary_factor."""
+"""What each type of rope can say, besides theta and partial_rotary_factor. "su" is longrope's name in early Phi-3s."""
+
+COMMON = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
+"""The types that mean the same in every architecture."""
 
 
 def frequencies(theta: float, rotary: int) -> Frequencies:
@@ -68,19 +73,34 @@ def padded(freq: Frequencies, head_dim: int, scale: float = 1.0) -> Rope:
 
 
 def read_rope(
-    read: ConfigReader, head_dim: int, context: int, *, layer_type: str | None = None, kinds: Sequence[str] = tuple(KEYS),
-    theta: float = 10000.0, partial: float = 1.0,
+    read: ConfigReader, head_dim: int, context: int, *, layer_type: str | None = None, kinds: Sequence[str] = COMMON,
+    theta: float = 10000.0, partial: float = 1.0, original: int | None = None, beside: Sequence[str] = (),
 ) -> Rotation:  # fmt: skip
     """The table that a config asks for: `rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling`.
 
     `layer_type`: which table, where rope_parameters has one for each type of layer. `context`: positions that the
-    artifact will have. `kinds`: what the architecture knows. `theta`, `partial`: where the config does not say.
+    artifact will have. `kinds`: what the architecture knows. `theta`, `partial`, `original` (positions before they
+    were stretched): where the config does not say. `beside`: keys that stand there for another reason.
     """
-    sections = [key for key in ("rope_parameters", "rope_scaling") if read.given(key)]
-    found = [_read(_inner(read.section(key), layer_type), read, head_dim, context, kinds, theta, partial) for key in sections]
+
+    def table(section: ConfigReader) -> Rotation:
+        return _read(section, read, head_dim, context, kinds, theta, partial, original, beside)
+
+    found = [table(section) for section in rope_sections(read, layer_type)]
     if any(other != found[0] for other in found):
-        raise read.error("rope_parameters and rope_scaling say different things; leave only the one that is right")
-    return found[0] if found else _read(read.empty(), read, head_dim, context, kinds, theta, partial)
+        raise read.error(
+            "rope_parameters and rope_scaling say different things; leave only the one that is right"
+        )
+    return found[0] if found else table(read.empty())
+
+
+def rope_sections(read: ConfigReader, layer_type: str | None = None) -> list[ConfigReader]:
+    """What a config says of rotations: none, one object, or two that have to agree."""
+    return [
+        _inner(read.section(key), layer_type)
+        for key in ("rope_parameters", "rope_scaling")
+        if read.given(key)
+    ]
 
 
 def _inner(section: ConfigReader, layer_type: str | None) -> ConfigReader:
@@ -91,15 +111,18 @@ def _inner(section: ConfigReader, layer_type: str | None) -> ConfigReader:
 
 
 def _read(
-    read: ConfigReader, top: ConfigReader, head_dim: int, context: int, kinds: Sequence[str], theta: float, partial: float
-) -> Rotation:
+    read: ConfigReader, top: ConfigReader, head_dim: int, context: int, kinds: Sequence[str], theta: float, partial: float,
+    original: int | None, beside: Sequence[str],
+) -> Rotation:  # fmt: skip
     kind = read.choice("rope_type", kinds, read.choice("type", kinds, "default"))
     if read.choice("type", kinds, kind) != kind:
         read.refuse("type", f"{kind}, as rope_type says")
     _check_neutral(read)
-    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *KEYS[kind], *NEUTRAL}
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *KEYS[kind], *NEUTRAL, *beside}
     if unknown := [key for key in read.names() if read.given(key) and key not in known]:
-        read.refuse(unknown[0], f"nothing: rope of type {kind} is computed without it, so it is not supported")
+        read.refuse(
+            unknown[0], f"nothing: rope of type {kind} is computed without it, so it is not supported"
+        )
     base = _first(read, top, "rope_theta").number("rope_theta", theta, *THETA)
     part = _first(read, top, "partial_rotary_factor").number("partial_rotary_factor", partial, 1e-3, 1.0)
     rotary = int(head_dim * part)
@@ -107,18 +130,18 @@ def _read(
         return Rotation(_proportional(read, base, head_dim, part), head_dim)
     if rotary < 2 or rotary % 2:
         read.refuse("partial_rotary_factor", f"a part of head_dim {head_dim} that is even, not {rotary}")
+    if kind == "dynamic":
+        return Rotation(padded(frequencies(_alpha(read, base, rotary), rotary), head_dim), rotary)
     freq = frequencies(base, rotary)
     if kind == "default":
         return Rotation(padded(freq, head_dim), rotary)
     if kind == "linear":
         factor = np.float32(read.number("factor", None, *FACTOR))
         return Rotation(padded(np.asarray(freq / factor, np.float32), head_dim), rotary)
-    original = _first(top, read, "original_max_position_embeddings").size(
-        "original_max_position_embeddings", top.size("max_position_embeddings", context, MAX_CONTEXT), MAX_CONTEXT
-    )
+    stated = top.size("max_position_embeddings", context, MAX_CONTEXT)
+    original = original_context(read, top, original or stated)
     if kind == "llama3":
         return Rotation(padded(_llama3(read, freq, original), head_dim), rotary)
-    stated = top.size("max_position_embeddings", context, MAX_CONTEXT)
     if kind == "yarn":
         scaled, scale = _yarn(read, base, rotary, original, stated)
     else:
@@ -134,6 +157,19 @@ def _check_neutral(read: ConfigReader) -> None:
     for key, neutral in NEUTRAL.items():
         if read.given(key) and read.flag(key) is not neutral:
             read.refuse(key, "false: nothing else is supported")
+
+
+def original_context(read: ConfigReader, top: ConfigReader, default: int) -> int:
+    """Positions that the model was trained for before its rope was stretched; what the config itself says comes first."""
+    key = "original_max_position_embeddings"
+    return _first(top, read, key).size(key, default, MAX_CONTEXT)
+
+
+def _alpha(read: ConfigReader, theta: float, rotary: int) -> float:
+    """Hunyuan's "dynamic": theta is stretched by a constant, whatever the length; the other keys say nothing."""
+    if not read.given("alpha"):
+        read.refuse("alpha", "a number: without it, frequencies would depend on the length of each prompt")
+    return float(theta * read.number("alpha", None, 1.0, FACTOR[1]) ** (rotary / (rotary - 2)))
 
 
 def _first(one: ConfigReader, other: ConfigReader, key: str) -> ConfigReader:
@@ -163,7 +199,9 @@ def _llama3(read: ConfigReader, freq: Frequencies, original: int) -> Frequencies
     return np.asarray(scaled, np.float32)
 
 
-def _yarn(read: ConfigReader, theta: float, rotary: int, original: int, stated: int) -> tuple[Frequencies, float]:
+def _yarn(
+    read: ConfigReader, theta: float, rotary: int, original: int, stated: int
+) -> tuple[Frequencies, float]:
     """Peng et al., "YaRN" (2023): slow pairs interpolated, fast ones kept, a ramp between; attention is sharpened."""
     factor = read.number("factor", stated / original, *FACTOR)
     fast, slow = read.number("beta_fast", 32.0, *BETA), read.number("beta_slow", 1.0, *BETA)

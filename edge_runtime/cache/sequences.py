@@ -89,10 +89,13 @@ class SequenceTable:
         """How many more sequences can be opened."""
         return self._slots - len(self.sequences)
 
-    def longest(self, rows: int, context: int) -> int:
-        """Positions, at most `context`, that a sequence alone in the cache can have if it advances by up to `rows` a step."""
-        pools = zip(self.windows, self.allocators, strict=True)
-        return min(window.longest(allocator.count, rows, context) for window, allocator in pools)
+    def longest(self, rows: int, context: int, now: bool = False) -> int:
+        """Positions, at most `context`, that a sequence can have if it advances by up to `rows` a step.
+
+        It is alone in the cache; or `now`: it gets the pages that nobody holds.
+        """
+        counts = [self.available_in(g) if now else self.allocators[g].count for g in range(len(self.windows))]
+        return min(w.longest(count, rows, context) for w, count in zip(self.windows, counts, strict=True))
 
     def pages_for(self, length: int) -> int:
         """Pages that `length` tokens fill, the last perhaps in part."""

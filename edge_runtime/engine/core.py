@@ -20,6 +20,7 @@ from nearfar.edge_runtime.engine.scheduler import Limits, Scheduler, Step
 from nearfar.edge_runtime.engine.steps import Done, Launched, Sampled, StepBuilder, StepWork, finish, launch
 from nearfar.errors import DeviceError, DeviceLost, NearfarError, RequestError
 from nearfar.format.manifest import Manifest, Program
+from nearfar.format.sizes import MAX_STEP
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -120,7 +121,7 @@ class EngineCore:
         buckets = sorted(function.size for function in program.functions["step"])
         rows = max(function.rows for function in program.functions["step"])
         table = SequenceTable(pages, cache.page_size, cache.slots, [group.window for group in manifest.groups])
-        self.context = table.longest(buckets[-1], model.context_length)
+        self.context = table.longest(MAX_STEP, model.context_length)
         self.scheduler = Scheduler(table, Limits(tuple(buckets), min(rows, cache.slots), self.context))
         self._pipelined = pipelined
         self._new_builder = partial(StepBuilder, manifest, program, feed=pipelined)

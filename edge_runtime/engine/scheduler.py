@@ -87,6 +87,11 @@ class Scheduler:
         self._copies: list[Copy] = []  # page copies that the next step must make first
         self._no_room: tuple[Request, int] | None = None  # who found no room, and what had been given back by then
 
+    @property
+    def free_tokens(self) -> int:
+        """Tokens, at most the context, that a new request could put into the cache now."""
+        return self.table.longest(self.limits.max_rows, self.limits.context, now=True)
+
     def add(self, request: Request) -> None:
         """Queue a request."""
         self.waiting.append(request)

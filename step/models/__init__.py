@@ -11,6 +11,9 @@ from nearfar.errors import CheckpointError
 from nearfar.step.config import ConfigReader
 from nearfar.step.model import Model
 
+ALIASES: Mapping[str, str] = {"ministral": "mistral"}
+"""Model types that are computed as another one is."""
+
 
 class Architecture(Protocol):
     """What a file in this folder provides."""
@@ -21,8 +24,9 @@ class Architecture(Protocol):
 
 
 def architectures() -> list[str]:
-    """The model types that there are files for."""
-    return sorted(path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith("_"))
+    """The model types that can be built: those with a file, and those that are like one of them."""
+    files = (path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith("_"))
+    return sorted([*files, *ALIASES])
 
 
 def architecture(config: Mapping[str, Any]) -> Architecture:
@@ -30,5 +34,7 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
     model_type = config.get("model_type")
     known = architectures()
     if not isinstance(model_type, str) or model_type not in known:
-        raise CheckpointError(f"config.json: model_type is {model_type!r}; nearfar can build: {', '.join(known)}")
-    return cast(Architecture, import_module(f"{__name__}.{model_type}"))
+        raise CheckpointError(
+            f"config.json: model_type is {model_type!r}; nearfar can build: {', '.join(known)}"
+        )
+    return cast(Architecture, import_module(f"{__name__}.{ALIASES.get(model_type, model_type)}"))

@@ -35,12 +35,23 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
     return pre_norm(s, c, "llama", [attend] * c.layers, mlp)
 
 
-def pre_norm(s: StepBuilder, c: Decoder, architecture: str, layers: list[Attention], mlp: Mlp) -> Model:
+def pre_norm(
+    s: StepBuilder,
+    c: Decoder,
+    architecture: str,
+    layers: list[Attention],
+    mlp: Mlp,
+    embed_scale: float = 1.0,
+    logit_scale: float = 1.0,
+) -> Model:
     """A decoder whose layers normalize what their two blocks read, by RMS norms with the names of Llama."""
-    x = s.embed("model.embed_tokens.weight", c.vocab, c.hidden)
+    x = s.embed("model.embed_tokens.weight", c.vocab, c.hidden, embed_scale)
     for i, attend in enumerate(layers):
         at = f"model.layers.{i}"
         x = s.add(x, attention(s, s.norm(x, f"{at}.input_layernorm.weight", c.eps), i, attend, c.hidden))
-        x = s.add(x, gated_mlp(s, s.norm(x, f"{at}.post_attention_layernorm.weight", c.eps), i, mlp, c.hidden))
-    s.logits(s.norm(x, "model.norm.weight", c.eps), "lm_head.weight", c.vocab, c.tied)
+        x = s.add(
+            x, gated_mlp(s, s.norm(x, f"{at}.post_attention_layernorm.weight", c.eps), i, mlp, c.hidden)
+        )
+    last = s.norm(x, "model.norm.weight", c.eps, scale=logit_scale)
+    s.logits(last, "lm_head.weight", c.vocab, c.tied)
     return c.model(architecture, s.finish())

@@ -1,4 +1,7 @@
-"""Mistral: a llama whose layers may attend to a sliding window (Jiang et al., "Mistral 7B", 2023)."""
+"""Mistral: a llama whose layers may attend to a sliding window (Jiang et al., "Mistral 7B", 2023).
+
+Ministral (2410) is the same, with a window in some of its layers.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,23 @@ from nearfar.step.model import Model
 from nearfar.step.models.llama import pre_norm
 from nearfar.step.rope import read_rope
 
+DEFAULTS = {"sliding_window": 4096}
+"""Where config.json does not say; null says that there is no window."""
+
 
 def model(read: ConfigReader, context: int | None = None) -> Model:
-    """The model of a config.json; a window applies to every layer, unless `layer_types` names those it applies to."""
+    """The model of a config.json."""
+    read = read.filled(DEFAULTS)
     c = read_decoder(read, context)
     rotation = read_rope(read, c.head_dim, c.context)
-    kind = "sliding_attention" if read.given("sliding_window") else "full_attention"
-    windows = read_windows(read, c.layers, [kind] * c.layers)
     attend = Attention(c.heads, c.kv_heads, c.head_dim, "rope", order_of(rotation, c.head_dim))
     s = StepBuilder()
     s.rope("rope", rotation.rope)
-    layers = [replace(attend, window=window) for window in windows]
+    layers = [replace(attend, window=window) for window in mistral_windows(read, c.layers)]
     return pre_norm(s, c, "mistral", layers, Mlp(c.inner, read_activation(read)))
+
+
+def mistral_windows(read: ConfigReader, layers: int) -> tuple[int | None, ...]:
+    """A window applies to every layer, unless `layer_types` names those it applies to."""
+    kind = "sliding_attention" if read.given("sliding_window") else "full_attention"
+    return read_windows(read, layers, [kind] * layers)

@@ -66,7 +66,10 @@ def compile_library(mod: tvm.IRModule, path: Path | str, features: Features = "n
         shutil.copy(_POOL, f"{folder}/pool.c")
         common = ["-O2", "-fPIC", "-pthread"]
         _run([compiler, "-std=c11", *common, "-c", "pool.c", "-o", "pool.o"], folder)
-        _run([compiler, "-shared", *common, *_link_options(), *objects, "pool.o", "-o", "model.so", "-lm"], folder)
+        _run(
+            [compiler, "-shared", *common, *_link_options(), *objects, "pool.o", "-o", "model.so", "-lm"],
+            folder,
+        )
         shutil.move(f"{folder}/model.so", path)
     return needed
 
@@ -96,10 +99,14 @@ def _compiler() -> str:
     for name in ("cc", "gcc", "clang"):
         if found := shutil.which(name):
             return found
-    raise BuildError("building for cpu needs a C compiler (none of cc, gcc, clang found): install one, e.g. apt-get install gcc")
+    raise BuildError(
+        "building for cpu needs a C compiler (none of cc, gcc, clang found): install one, e.g. apt-get install gcc"
+    )
 
 
 def _run(command: list[str], folder: str) -> None:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise BuildError(f"{Path(command[0]).name} failed with status {done.returncode}:\n{done.stderr.strip()}")
+        raise BuildError(
+            f"{Path(command[0]).name} failed with status {done.returncode}:\n{done.stderr.strip()}"
+        )

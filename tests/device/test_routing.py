@@ -41,8 +41,9 @@ def artifact(built: Built) -> Path:
 
 @pytest.fixture(scope="module")
 def device(artifact: Path) -> Iterator[Engine]:
-    tokens = json.loads((artifact / "manifest.json").read_text())["memory"]["kv_bytes_per_token"]["f32"]
-    with Engine.load(artifact, threads=1, kv_memory=256 * tokens) as engine:  # a small device
+    manifest = Artifact.open(artifact).manifest
+    small = kv_bytes(manifest, manifest.programs[0], 256)
+    with Engine.load(artifact, threads=1, kv_memory=small) as engine:
         yield engine
 
 

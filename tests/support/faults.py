@@ -51,9 +51,9 @@ class Faulty:
     def program_name(self) -> str:
         return self.inner.program_name
 
-    def write(self, buffer: str, data: Array, row: int = 0) -> None:
+    def write(self, buffer: str, data: Array, row: int = 0, column: int = 0) -> None:
         self.faults.call(f"write {buffer}", self)
-        self.inner.write(buffer, data, row)
+        self.inner.write(buffer, data, row, column)
 
     def run(self, function: str, size: int) -> None:
         self.faults.call(f"run {function} {size}", self)

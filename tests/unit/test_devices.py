@@ -61,9 +61,9 @@ def test_a_page_of_a_quantized_cache() -> None:
     manifest = parse(tiny.manifest_dict(config), "manifest.json")
     program = manifest.programs[0]
     values = 2 * 2 * 2 * 64 * 16  # keys and values, layers, heads, head_dim, tokens
-    assert page_bytes(manifest, program) == 4 * values
-    assert page_bytes(manifest, program, 8) == values + values // 64 * 8
-    assert page_bytes(manifest, program, 4) == values // 2 + values // 32 * 8
+    assert page_bytes(manifest, program) == (4 * values,)
+    assert page_bytes(manifest, program, 8) == (values + values // 64 * 8,)
+    assert page_bytes(manifest, program, 4) == (values // 2 + values // 32 * 8,)
     assert (kv_group(64, 8), kv_group(64, 4), kv_group(96, 8)) == (64, 32, 32)
     with pytest.raises(RequestError, match="heads of 80 values"):
         kv_group(80, 4)

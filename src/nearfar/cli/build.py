@@ -53,13 +53,21 @@ def build(
     quant: Annotated[
         str | None,
         typer.Option(
-            help=f"Weights: q4, q8 or none; for mlx also q2, q3. Default: {QUANT}, or what a quantized checkpoint has."
+            help=f"Weights: q2, q3, q4, q5, q6, q8 or none. Default: {QUANT}, or what a quantized checkpoint has."
         ),
     ] = DEFAULTS.quant,
     group_size: Annotated[
         int | None,
-        typer.Option(help=f"Weights that share a scale: 32 (finer) or 64 (smaller). Default: {GROUP_SIZE}."),
+        typer.Option(help=f"Weights that share a scale: 16, 32 (finer), 64 or 128 (smaller). Default: {GROUP_SIZE}."),
     ] = DEFAULTS.group_size,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="No more positions than these (tokens of prompt and answer). Default: what the model was made for. A model with "
+            "LongRoPE is built for short contexts where this is no more than its original one.",
+        ),
+    ] = DEFAULTS.context,
     cpu_features: Annotated[
         str, typer.Option(help="CPU target: `native` for this machine's instructions, `baseline` for any of its kind.")
     ] = DEFAULTS.cpu_features,
@@ -89,7 +97,8 @@ def build(
         targets=targets,
         quant=quant,
         group_size=group_size,
-        cpu_features="native" if cpu_features == "native" else "baseline",
+        cpu_features=cpu_features,
+        context=context,
         dump_ir=dump_ir,
         export_function=export_function,
     )

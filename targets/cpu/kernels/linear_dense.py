@@ -1,16 +1,14 @@
-"""Matmul over dense float32 or float16 weights, exact float32 arithmetic; and the second launch of gated jobs of odd width."""
+"""Matmul over dense float32 or float16 weights, exact float32 arithmetic."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import vec as v
-from nearfar.targets.cpu.kernels.epilogue import finish_tile, out_args, out_columns, params
+from nearfar.targets.cpu.kernels.epilogue import finish_tile, out_args, params
 from nearfar.targets.cpu.kernels.rows import norm_scale, source_row, x_args
 from nearfar.targets.jobs import Linear
 from nearfar.targets.kernels import Stage, Staged
@@ -34,7 +32,9 @@ def linear(job: Linear) -> Staged:
                 _prepare_row(job, buf, m, x)
         _matmul(job, buf, x)
 
-    func = v.prim_func("linear", [(name.replace(":", "_"), shape, dtype) for name, shape, dtype in args], body)
+    func = v.prim_func(
+        "linear", [(name.replace(":", "_"), shape, dtype) for name, shape, dtype in args], body
+    )
     return Staged((Stage(func, params(args)),), scratch)
 
 
@@ -51,12 +51,12 @@ def _prepare_row(job: Linear, buf: dict[str, Expr], m: Expr, out: Expr) -> None:
 
 def _matmul(job: Linear, buf: dict[str, Expr], x: Expr) -> None:
     tile = 4 if job.m % 4 == 0 else 1
-    n = out_columns(job)
+    n = job.columns
     with T.parallel(0, packing.blocks(n)) as block, T.serial(0, job.m // tile) as t:
         acc = v.registers(tile * 2)
         _accumulate(job, buf["w0"], x, block, t * tile, tile, acc)
         up = None
-        if job.gated:
+        if job.gate is not None:
             up = v.registers(tile * 2)
             _accumulate(job, buf["w0"], x, block + packing.blocks(n), t * tile, tile, up)
         finish_tile(job, buf, block, t * tile, tile, [v.i32(0), v.i32(1)], acc, up)
@@ -70,26 +70,3 @@ def _accumulate(job: Linear, weight: Expr, x: Expr, block: Expr, row: Expr, tile
         for r in range(tile):
             for half in range(2):
                 v.put1(acc, [r * 2 + half], acc[r * 2 + half] + weights[half] * v.splat(x[row + r, k]))
-
-
-def gated_by_parts(job: Linear, linear_of: Any) -> Staged:
-    """A gated job whose width is no multiple of a block: the plain matmul, then silu(gate) * up in a launch of its own."""
-    plain = linear_of(replace(job, gated=False, residual=False))
-    both, n = len(plain.scratch), out_columns(job)
-    stages = [Stage(s.func, tuple(f"scratch:{both}" if a == "out" else a for a in s.args)) for s in plain.stages]
-    # `rows` writes the first m rows of a 16-row buffer.
-    rows = 16 if job.rows else job.m
-    args = [(f"scratch:{both}", (rows, 2 * n), job.out_dtype), *out_args(replace(job, bias=False))]
-
-    def body(*buffers: Expr) -> None:
-        gate_up, out = buffers[0], buffers[-1]
-        with T.parallel(0, job.m) as m, T.serial(0, n) as i:
-            gate = T.Bind(tirx.Cast("float32", gate_up[m, i]))
-            value = T.Bind(gate / (v.f32(1.0) + tirx.exp(v.f32(0.0) - gate)) * tirx.Cast("float32", gate_up[m, n + i]))
-            if job.residual:
-                value = T.Bind(value + tirx.Cast("float32", buffers[1][m, i]))
-            v.put1(out, [m, i], tirx.Cast(job.out_dtype, value))
-
-    func = v.prim_func("gate", [(name.replace(":", "_"), shape, dtype) for name, shape, dtype in args], body)
-    stages.append(Stage(func, params(args)))
-    return Staged(tuple(stages), (*plain.scratch, ((rows, 2 * n), job.out_dtype)))

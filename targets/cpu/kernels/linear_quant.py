@@ -1,4 +1,4 @@
-"""Matmul over 4- or 8-bit affine weights: out = epilogue(x' · Wᵀ), one launch.
+"""Matmul over affine weights of 2 to 8 bits: out = epilogue(x' · Wᵀ), one launch.
 
 Activations are quantised to 16 bits per group, in the same launch, and multiplied as pairs (vpmaddwd, or vpdpwssd with VNNI).
 Why not 8 bits, as is usual: the greedy text has to be that of float32 on the dequantized weights, and 8 bits move logits by
@@ -9,6 +9,7 @@ Zen 3, SmolLM2-135M's shape, prefill is 2.1 times and decode 2.6 times as fast a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from nearfar.targets.cpu.kernels.epilogue import finish_tile, out_args, params
 from nearfar.targets.cpu.kernels.rows import quantise_row, x_args
 from nearfar.targets.jobs import Linear
 from nearfar.targets.kernels import Stage, Staged
+from nearfar.targets.quantized import Matrix
 
 Expr = Any
 
@@ -49,17 +51,17 @@ def linear(job: Linear) -> Staged:
     def body(*buffers: Expr) -> None:
         _body(job, dict(zip([name for name, *_ in args], buffers, strict=True)))
 
-    func = v.prim_func("linear", [(name.replace(":", "_"), shape, dtype) for name, shape, dtype in args], body)
+    func = v.prim_func(
+        "linear", [(name.replace(":", "_"), shape, dtype) for name, shape, dtype in args], body
+    )
     return Staged((Stage(func, params(args)),), scratch)
 
 
 def _body(job: Linear, buf: dict[str, Expr]) -> None:
     tile = row_tile(job.m)
-    loop = T.parallel if job.m >= 16 else T.serial  # few rows take less time than waking a thread
-    with loop(0, job.m) as m:
+    with v.rows(job.m) as m:
         quantise_row(job, buf, m, tile, buf["scratch:0"], buf["scratch:1"])
-    n = job.matrix.n // 2 if job.gated else job.matrix.n
-    with T.parallel(0, packing.blocks(n)) as block, T.serial(0, job.m // tile) as t:
+    with T.parallel(0, packing.blocks(job.columns)) as block, T.serial(0, job.m // tile) as t:
         if tile == 8:
             with T.serial(0, 2) as half:
                 _tile(job, buf, block, t, [half])
@@ -72,21 +74,23 @@ def _tile(job: Linear, buf: dict[str, Expr], block: Expr, t: Expr, halves: Seque
     acc = v.registers(tile * len(halves))
     accumulate(job, buf, block, t, halves, acc)
     up = None
-    if job.gated:
+    if job.gate is not None:
         up = v.registers(tile * len(halves))
-        accumulate(job, buf, block + packing.blocks(job.matrix.n // 2), t, halves, up)
+        accumulate(job, buf, block + packing.blocks(job.columns), t, halves, up)
     finish_tile(job, buf, block, t * tile, tile, halves, acc, up)
 
 
-def accumulate(job: Linear, buf: dict[str, Expr], block: Expr, t: Expr, halves: Sequence[Expr], acc: Expr) -> None:
+def accumulate(
+    job: Linear, buf: dict[str, Expr], block: Expr, t: Expr, halves: Sequence[Expr], acc: Expr
+) -> None:
     """acc[row · halves + half] = x'[rows of tile t] · W[half blocks]ᵀ.
 
     Per group: an exact integer sum of 16-bit products, then scale·(Σ q x) + bias·(Σ x) in float32.
     """
     matrix, tile = job.matrix, row_tile(job.m)
-    count, step = tile * len(halves), packing.per_word(matrix.bits)
-    codes = T.decl_buffer(packing.parts(matrix)[0].shape, "int32", data=buf["w0"].data)
-    pairs, sums_x, affine = buf["scratch:0"], buf["scratch:1"], buf["w1"]
+    count, step, parts = tile * len(halves), packing.step(matrix), packing.parts(matrix)
+    planes = [T.decl_buffer(part.shape, "int32", data=buf[f"w{i}"].data) for i, part in enumerate(parts[:-1])]
+    pairs, sums_x, affine = buf["scratch:0"], buf["scratch:1"], buf[f"w{len(parts) - 1}"]
     by_16 = tile == 1 and matrix.bits == 4  # see _pairs_by_16
     for i in range(count):
         v.put1(acc, [i], v.splat(0.0))
@@ -95,9 +99,9 @@ def accumulate(job: Linear, buf: dict[str, Expr], block: Expr, t: Expr, halves: 
         for i in range(count * (2 if by_16 else 1)):
             v.put1(sums, [i], v.isplat(0))
         with T.serial(0, matrix.group // step) as c:
-            words = [v.lanes(codes, [block, g * (matrix.group // step) + c, half * v.LANES]) for half in halves]
+            words = [_words(matrix, planes, block, g, c, half) for half in halves]
             first = T.Bind(g * (matrix.group // 2) + c * (step // 2))
-            unpacked = [(_pairs_by_16 if by_16 else _pairs)(matrix.bits, word) for word in words]
+            unpacked = [_pairs_by_16(word[0][0]) if by_16 else _pairs(matrix, word) for word in words]
             for j in range(step // 2):
                 for r in range(tile):
                     pair = T.Bind(v.splat(pairs[t, (first + j) * tile + r]))
@@ -117,13 +121,41 @@ def accumulate(job: Linear, buf: dict[str, Expr], block: Expr, t: Expr, halves: 
                 v.put1(acc, [i], acc[i] + bias * v.splat(sums_x[t, g, 1, r]))
 
 
-def _pairs(bits: int, word: Expr) -> list[Expr]:
-    """The pairs of int16 codes in a vector of words."""
-    mask = v.isplat(0x000F000F if bits == 4 else 0x00FF00FF)
-    return [T.Bind((word >> v.isplat(j * bits)) & mask if j else word & mask) for j in range(16 // bits)]
+def _words(
+    matrix: Matrix, planes: Sequence[Expr], block: Expr, g: Expr, c: Expr, half: Expr
+) -> list[list[Expr]]:
+    """The words of each plane that hold turn c of group g: `packing.step` inputs of 8 rows."""
+    words = []
+    for plane, buffer in zip(packing.PLANES[matrix.bits], planes, strict=True):
+        first, down = packing.first_word(matrix, plane, g, c)
+        count = max(1, packing.step(matrix) // plane.per_word)
+        loaded = [v.lanes(buffer, [block, first + i, half * v.LANES]) for i in range(count)]
+        words.append(loaded if isinstance(down, int) else [T.Bind(word >> v.splat(down)) for word in loaded])
+    return words
 
 
-def _pairs_by_16(bits: int, word: Expr) -> list[Expr]:
+def _pairs(matrix: Matrix, words: Sequence[Sequence[Expr]]) -> list[Expr]:
+    """The pairs of int16 codes in vectors of words."""
+    planes = packing.PLANES[matrix.bits]
+    return [
+        functools.reduce(
+            lambda a, b: T.Bind(a | b), [_pair(plane, of, j) for plane, of in zip(planes, words, strict=True)]
+        )
+        for j in range(packing.step(matrix) // 2)
+    ]
+
+
+def _pair(plane: packing.Plane, words: Sequence[Expr], j: int) -> Expr:
+    """What a plane has of pair j, at its place in the code."""
+    word, at = divmod(j, plane.per_word // 2)
+    down = at * plane.bits - plane.low
+    shifted = (
+        words[word] >> v.isplat(down) if down > 0 else words[word] << v.isplat(-down) if down else words[word]
+    )
+    return T.Bind(shifted & v.isplat((plane.mask << plane.low) * 0x10001))
+
+
+def _pairs_by_16(word: Expr) -> list[Expr]:
     """The same for 4 bits, odd pairs 16 times too large: one shift a word instead of three; their sums are shifted back, exactly."""
     shifted = T.Bind(word >> v.isplat(8))
     low, high = v.isplat(0x000F000F), v.isplat(0x00F000F0)

@@ -1,102 +1,135 @@
-"""Rotate queries and keys, append keys and values to the paged cache."""
+"""Norms and rotation of queries and keys, append of keys and values to the paged cache."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from nearfar.targets.cpu.kernels import vec as v
-from nearfar.targets.jobs import Attention
+from nearfar.targets.cpu.kernels.paged import arguments, check, keys_view
+from nearfar.targets.jobs import RopeAppend
 from nearfar.targets.kernels import Stage, Staged
 
 Expr = Any
+Pair = tuple[Expr, Expr]
 
 
-def cache_shape(job: Attention, pages: Expr) -> tuple[Expr, ...]:
-    """The cache of one layer as the kernels see it: keys are transposed within a page, values are not.
-
-    With positions innermost, a vector load gives one component of 8 keys, and scores need no horizontal sums. The runtime copies
-    whole pages; only its snapshots look inside (docs/artifact.md, `kv.L.k`).
-    """
-    return (pages, job.kv_heads, job.page_size, job.head_dim)
-
-
-def keys_view(job: Attention, cache: Expr, pages: Expr) -> Expr:
-    """The key cache with positions innermost: [pages, kv_heads, head_dim, page_size]."""
-    return T.decl_buffer((pages, job.kv_heads, job.head_dim, job.page_size), job.kv_dtype, data=cache.data)
-
-
-def rope_append(job: Attention, qk_norm: float | None) -> Staged:
-    """See Kernels.rope_append."""
-    pages, context = tirx.Var("pages", "int32"), tirx.Var("context", "int32")
-    width = (job.heads + 2 * job.kv_heads) * job.head_dim
-    args: list[tuple[str, tuple[Any, ...], str]] = [
-        ("qkv", (job.m, width), job.dtype),
-        ("positions", (256,), "int32"),
-        ("slots", (256,), "int32"),
-        ("page_table", (job.slots, job.pages_per_slot), "int32"),
-        ("rope", (context, job.head_dim), "float32"),
-    ]
-    if qk_norm is not None:
-        args += [("q_norm", (job.head_dim,), "float32"), ("k_norm", (job.head_dim,), "float32")]
-    args += [
-        ("k_cache", cache_shape(job, pages), job.kv_dtype),
-        ("v_cache", cache_shape(job, pages), job.kv_dtype),
-        ("q", (job.m, job.heads * job.head_dim), job.dtype),
-    ]
+def rope_append(job: RopeAppend) -> Staged:
+    """See RopeAppend."""
+    check(job)
+    args, pages = arguments(job)
 
     def body(*buffers: Expr) -> None:
         buf = dict(zip([name for name, *_ in args], buffers, strict=True))
-        buf["keys"] = keys_view(job, buf["k_cache"], pages)
-        loop = T.parallel if job.m >= 16 else T.serial  # few rows take less time than waking a thread
-        with loop(0, job.m) as m:
-            _row(job, qk_norm, buf, m)
+        if job.append:
+            buf["keys"] = keys_view(job, buf["k_cache"], pages)
+        with v.rows(job.m) as m:
+            _row(job, buf, m)
 
     return Staged((Stage(v.prim_func("rope_append", args, body), tuple(name for name, *_ in args)),))
 
 
-def _row(job: Attention, qk_norm: float | None, buf: dict[str, Expr], m: Expr) -> None:
-    qkv, rope, d = buf["qkv"], buf["rope"], job.head_dim
+def _row(job: RopeAppend, buf: dict[str, Expr], m: Expr) -> None:
+    d = job.head_dim
     position = T.Bind(buf["positions"][m])
-    at = T.Bind(tirx.max(position, 0))
+    factor = _q_factor(job, position)
 
-    def rotated(head: Expr, norm: str, scale: Expr, i: Expr) -> tuple[Expr, Expr]:
-        a, b = qkv[m, head * d + i] * scale, qkv[m, head * d + d // 2 + i] * scale
-        if qk_norm is not None:
-            a, b = a * buf[norm][i], b * buf[norm][d // 2 + i]
-        a, b = T.Bind(a), T.Bind(b)
-        cos, sin = T.Bind(rope[at, i]), T.Bind(rope[at, d // 2 + i])
-        return a * cos - b * sin, b * cos + a * sin
+    def put_q(head: Expr, i: Expr, value: Expr) -> None:
+        v.put1(buf["out"], [m, head * d + i], value if factor is None else value * factor)
 
-    with T.serial(0, job.heads) as head:
-        scale = _head_scale(job, qk_norm, qkv, m, head)
-        with T.serial(0, d // 2) as i:
-            low, high = rotated(head, "q_norm", scale, i)
-            v.put1(buf["q"], [m, head * d + i], low)
-            v.put1(buf["q"], [m, head * d + d // 2 + i], high)
+    _turned(job, buf, m, position, "q_norm", job.heads, v.i32(0), put_q)
+    if not job.append:
+        return
     with T.If(position >= 0), T.Then():
         page = T.Bind(buf["page_table"][buf["slots"][m], position // job.page_size])
         offset = T.Bind(position % job.page_size)
+
+        def put_k(head: Expr, i: Expr, value: Expr) -> None:
+            v.put1(buf["keys"], [page, head, i, offset], tirx.Cast(job.kv_dtype, value))
+
+        _turned(job, buf, m, position, "k_norm", job.kv_heads, v.i32(job.heads), put_k)
         with T.serial(0, job.kv_heads) as head:
-            scale = _head_scale(job, qk_norm, qkv, m, head + job.heads)
-            with T.serial(0, d // 2) as i:
-                low, high = rotated(head + job.heads, "k_norm", scale, i)
-                v.put1(buf["keys"], [page, head, i, offset], tirx.Cast(job.kv_dtype, low))
-                v.put1(buf["keys"], [page, head, d // 2 + i, offset], tirx.Cast(job.kv_dtype, high))
+            first = (head + job.heads + job.kv_heads) * d
+            scale = None
+            if job.v_norm_eps is not None:
+                scale = _scale(job.v_norm_eps, d, lambda i: [buf["x"][m, first + i]])
             with T.serial(0, d) as i:
-                value = qkv[m, (head + job.heads + job.kv_heads) * d + i]
-                v.put1(buf["v_cache"], [page, head, offset, i], tirx.Cast(job.kv_dtype, value))
+                value = buf["x"][m, first + i]
+                v.put1(
+                    buf["v_cache"], [page, head, offset, i],
+                    tirx.Cast(job.kv_dtype, value if scale is None else value * scale),
+                )  # fmt: skip
 
 
-def _head_scale(job: Attention, qk_norm: float | None, qkv: Expr, m: Expr, head: Expr) -> Expr:
-    """1 / rms of one head (1 without qk_norm)."""
-    if qk_norm is None:
-        return v.f32(1.0)
+def _q_factor(job: RopeAppend, position: Expr) -> Expr | None:
+    """1 + beta·ln(1 + ⌊position/original⌋)."""
+    if job.q_scale is None:
+        return None
+    beta, original = job.q_scale
+    periods = tirx.floor(tirx.Cast("float32", tirx.max(position, 0)) / v.f32(original))
+    return T.Bind(v.f32(1.0) + v.f32(beta) * tirx.log(v.f32(1.0) + periods))
+
+
+def _turned(
+    job: RopeAppend, buf: dict[str, Expr], m: Expr, position: Expr, norm: str, heads: int, first: Expr,
+    put: Callable[[Expr, Expr, Expr], None],
+) -> None:  # fmt: skip
+    """Norm and rotation of the heads first … first+heads of row m: each component to put(head, component, value)."""
+    x, d = buf["x"], job.head_dim
+    at = T.Bind(tirx.max(position, 0))
+
+    def raw(head: Expr, i: Expr) -> Pair:
+        return x[m, (first + head) * d + i], x[m, (first + head) * d + d // 2 + i]
+
+    def weighted(pair: Pair, scale: Expr, head: Expr, i: Expr) -> Pair:
+        at_head = head * d if job.norm_all else 0
+        low, high = pair
+        return low * scale * buf[norm][at_head + i], high * scale * buf[norm][at_head + d // 2 + i]
+
+    def rotated(pair: Pair, i: Expr) -> Pair:
+        if not job.rope:
+            return pair
+        a, b = T.Bind(pair[0]), T.Bind(pair[1])
+        cos, sin = T.Bind(buf["rope"][at, i]), T.Bind(buf["rope"][at, d // 2 + i])
+        return a * cos - b * sin, b * cos + a * sin
+
+    def normed(head: Expr, i: Expr) -> Pair:
+        """What the norm is taken of."""
+        return rotated(raw(head, i), i) if job.norm_after else raw(head, i)
+
+    def head_scale(head: Expr) -> Expr | None:
+        if job.norm_eps is None or job.norm_all:
+            return None
+        return _scale(job.norm_eps, d, lambda i: normed(head, i), d // 2)
+
+    whole = None
+    if job.norm_eps is not None and job.norm_all:
+        half = d // 2
+        whole = _scale(
+            job.norm_eps, heads * d, lambda i: normed(T.Bind(i // half), T.Bind(i % half)), heads * half
+        )
+    with T.serial(0, heads) as head:
+        scale = whole if whole is not None else head_scale(head)
+        with T.serial(0, d // 2) as i:
+            if scale is None:
+                pair = rotated(raw(head, i), i)
+            elif job.norm_after:
+                pair = weighted(rotated(raw(head, i), i), scale, head, i)
+            else:
+                pair = rotated(weighted(raw(head, i), scale, head, i), i)
+            put(head, i, pair[0])
+            put(head, d // 2 + i, pair[1])
+
+
+def _scale(eps: float, count: int, values: Callable[[Expr], Any], turns: int | None = None) -> Expr:
+    """1 / rms of `count` numbers, those of values(0), values(1), … (as many turns as numbers, if nothing is said)."""
     total = v.scalar("float32")
     v.put1(total, [0], v.f32(0.0))
-    with T.serial(0, job.head_dim) as i:
-        value = T.Bind(qkv[m, head * job.head_dim + i])
-        v.put1(total, [0], total[0] + value * value)
-    return T.Bind(v.f32(1.0) / tirx.sqrt(total[0] * v.f32(1.0 / job.head_dim) + v.f32(qk_norm)))
+    with T.serial(0, turns or count) as i:
+        for value in values(i):
+            number = T.Bind(value)
+            v.put1(total, [0], total[0] + number * number)
+    return T.Bind(v.f32(1.0) / tirx.sqrt(total[0] * v.f32(1.0 / count) + v.f32(eps)))

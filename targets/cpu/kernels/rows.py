@@ -15,7 +15,9 @@ Expr = Any
 
 def x_args(job: Linear) -> list[tuple[str, tuple[int, ...], str]]:
     """The parameters that describe the input rows, in the order of the contract."""
-    args: list[tuple[str, tuple[int, ...], str]] = [("x", (job.x_rows if job.rows else job.m, job.matrix.k), job.x_dtype)]
+    args: list[tuple[str, tuple[int, ...], str]] = [
+        ("x", (job.x_rows if job.rows else job.m, job.matrix.k), job.x_dtype)
+    ]
     if job.rows:
         args.append(("logit_rows", (16,), "int32"))
     if job.norm is not None:
@@ -23,17 +25,17 @@ def x_args(job: Linear) -> list[tuple[str, tuple[int, ...], str]]:
     return args
 
 
-def norm_scale(x: Expr, row: Expr, k: int, eps: float) -> Expr:
-    """1 / rms(x[row])."""
+def norm_scale(x: Expr, row: Expr, k: int, eps: float, first: Expr = 0) -> Expr:
+    """1 / rms of x[row, first … first+k]."""
     total = v.registers(1)
     v.put1(total, [0], v.splat(0.0))
     with T.serial(0, k // v.LANES) as i:
-        part = v.lanes(x, [row, i * v.LANES])
+        part = v.lanes(x, [row, i * v.LANES + first])
         v.put1(total, [0], total[0] + part * part)
     tail = v.scalar("float32")
     v.put1(tail, [0], v.hsum(total[0]))
     for i in range(k - k % v.LANES, k):
-        v.put1(tail, [0], tail[0] + x[row, i] * x[row, i])
+        v.put1(tail, [0], tail[0] + x[row, first + i] * x[row, first + i])
     return T.Bind(v.f32(1.0) / tirx.sqrt(tail[0] * v.f32(1.0 / k) + v.f32(eps)))
 
 

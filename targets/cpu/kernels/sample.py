@@ -13,14 +13,16 @@ from tvm.script.ir_builder import tirx as T
 
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.sampling import Args, Best, _build, _finish, _iota, _padded
+from nearfar.targets.jobs import Sample
 from nearfar.targets.kernels import Staged
 
 Expr = Any
 NEG_INF = float("-inf")
 
 
-def sample(rows: int, vocab: int, slots: int) -> Staged:
-    """See Kernels.sample."""
+def sample(job: Sample) -> Staged:
+    """See Sample."""
+    rows, vocab, slots = job.rows, job.vocab, job.slots
     width = _padded(vocab)
     args: Args = [
         ("logits", (16, vocab), "float32"),
@@ -60,7 +62,14 @@ def _adjust(buf: dict[str, Expr], r: Expr, slot: Expr, vocab: int) -> None:
     """Steps 1 to 4 into scratch:0; what is not finite, and the end of the padded row, is -inf."""
     repetition, presence, frequency = (T.Bind(buf["sample_f32"][r, i]) for i in (3, 4, 5))
 
-    def adjusted(logit: Expr, bias: Expr, count: Expr, allowed: Expr, splat: Callable[[Expr], Expr], typed: Callable[[str], str]) -> Expr:
+    def adjusted(
+        logit: Expr,
+        bias: Expr,
+        count: Expr,
+        allowed: Expr,
+        splat: Callable[[Expr], Expr],
+        typed: Callable[[str], str],
+    ) -> Expr:
         x = T.Bind(tirx.Select(allowed, logit + bias, splat(v.f32(NEG_INF))))
         penal = tirx.Select(x > splat(v.f32(0.0)), x / splat(repetition), x * splat(repetition))
         x = T.Bind(tirx.Select(tirx.NE(count, splat(v.i32(0))), penal, x))
@@ -75,7 +84,11 @@ def _adjust(buf: dict[str, Expr], r: Expr, slot: Expr, vocab: int) -> None:
         word = T.Bind(buf["allowed"][slot, at // 32])
         shift = T.Bind(v.splat(tirx.Cast("uint32", at % 32)) + v.cast(_iota(), v.U32X8))
         bit = tirx.NE((v.splat(word) >> shift) & v.isplat(1, "uint32"), v.isplat(0, "uint32"))
-        loads = (v.lanes(buf["logits"], [r, at]), v.lanes(buf["logit_bias"], [slot, at]), v.lanes(buf["counts"], [slot, at]))
+        loads = (
+            v.lanes(buf["logits"], [r, at]),
+            v.lanes(buf["logit_bias"], [slot, at]),
+            v.lanes(buf["counts"], [slot, at]),
+        )
         v.put(buf["scratch:0"], [r, at], adjusted(*loads, bit, v.splat, lambda base: f"{base}x{v.LANES}"))
     for at in range(full * v.LANES, _padded(vocab)):
         if at >= vocab:
@@ -83,7 +96,11 @@ def _adjust(buf: dict[str, Expr], r: Expr, slot: Expr, vocab: int) -> None:
             continue
         word = (buf["allowed"][slot, at // 32] >> tirx.IntImm("uint32", at % 32)) & tirx.IntImm("uint32", 1)
         loads = (buf["logits"][r, at], buf["logit_bias"][slot, at], buf["counts"][slot, at])
-        v.put1(buf["scratch:0"], [r, at], adjusted(*loads, tirx.NE(word, tirx.IntImm("uint32", 0)), lambda x: x, lambda base: base))
+        v.put1(
+            buf["scratch:0"],
+            [r, at],
+            adjusted(*loads, tirx.NE(word, tirx.IntImm("uint32", 0)), lambda x: x, lambda base: base),
+        )
 
 
 def _draw(buf: dict[str, Expr], r: Expr, temperature: Expr, token: Expr, width: int) -> None:
@@ -98,10 +115,16 @@ def _draw(buf: dict[str, Expr], r: Expr, temperature: Expr, token: Expr, width: 
     top = v.hmax(highest[0])
     with T.serial(0, n) as i:
         x = v.lanes(logit, [r, i * v.LANES])
-        v.put(mass, [r, i * v.LANES], tirx.Select(x > v.splat(NEG_INF), v.exp(x - v.splat(top)), v.splat(0.0)))
+        v.put(
+            mass, [r, i * v.LANES], tirx.Select(x > v.splat(NEG_INF), v.exp(x - v.splat(top)), v.splat(0.0))
+        )
     limit = v.scalar("float32")
     v.put1(limit, [0], v.f32(NEG_INF))
-    k, top_p, min_p = T.Bind(buf["sample_i32"][r, 1]), T.Bind(buf["sample_f32"][r, 1]), T.Bind(buf["sample_f32"][r, 2])
+    k, top_p, min_p = (
+        T.Bind(buf["sample_i32"][r, 1]),
+        T.Bind(buf["sample_f32"][r, 1]),
+        T.Bind(buf["sample_f32"][r, 2]),
+    )
     with T.If(k > 0), T.Then():
         wanted = T.Bind(tirx.Cast("float32", k))
         _bisect(limit, lambda at: _sum_from(logit, None, r, at, n), lambda: wanted)
@@ -136,7 +159,10 @@ def _sum_from(logit: Expr, mass: Expr | None, r: Expr, at: Expr, n: int) -> Expr
 def _bisect(found: Expr, measure: Callable[[Expr], Expr], wanted: Callable[[], Expr]) -> None:
     """Store in `found` the largest float t with measure(t) ≥ wanted (-inf where there is none), bit by bit over ordered integers."""
     # int64 keys: TVM's simplifier negates the bounds of comparisons, which uint32 constants cannot stand (0.27).
-    lowest, highest = tirx.IntImm("int64", 0x007FFFFF), tirx.IntImm("int64", 0xFF800000)  # the keys of -inf and inf; NaNs beyond
+    lowest, highest = (
+        tirx.IntImm("int64", 0x007FFFFF),
+        tirx.IntImm("int64", 0xFF800000),
+    )  # the keys of -inf and inf; NaNs beyond
     key = v.scalar("int64")
     v.put1(key, [0], tirx.IntImm("int64", 0))
     with T.serial(0, 32) as i:
@@ -161,10 +187,18 @@ def gumbel(params: Expr, r: Expr, start: Expr) -> Expr:
     """−log(−log(u)) of tokens start … start+7, u from pcg4d(seed low, seed high, counter, token)."""
 
     def word(value: Expr) -> Expr:
-        return T.Bind(v.splat(tirx.Cast("uint32", value) * tirx.IntImm("uint32", 1664525) + tirx.IntImm("uint32", 1013904223)))
+        return T.Bind(
+            v.splat(
+                tirx.Cast("uint32", value) * tirx.IntImm("uint32", 1664525)
+                + tirx.IntImm("uint32", 1013904223)
+            )
+        )
 
     x, y, z = word(params[r, 2]), word(params[r, 3]), word(params[r, 4])
-    w = T.Bind(v.cast(v.splat(start) + _iota(), v.U32X8) * v.isplat(1664525, "uint32") + v.isplat(1013904223, "uint32"))
+    w = T.Bind(
+        v.cast(v.splat(start) + _iota(), v.U32X8) * v.isplat(1664525, "uint32")
+        + v.isplat(1013904223, "uint32")
+    )
     x, y, z, w = _mix(x, y, z, w)
     x, y, z, w = (T.Bind(a ^ (a >> v.isplat(16, "uint32"))) for a in (x, y, z, w))
     x = _mix(x, y, z, w)[0]

@@ -9,6 +9,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from nearfar.targets.cpu.kernels import vec as v
+from nearfar.targets.jobs import Greedy, Logprobs
 from nearfar.targets.kernels import Stage, Staged
 
 Expr = Any
@@ -17,7 +18,9 @@ NONE = -1e30  # below every logit that matters; stands for -inf where arithmetic
 TOP = 20
 
 
-def _build(name: str, args: Args, rows: int, row_body: Callable[[dict[str, Expr], Expr], None], scratch: int = 0) -> Staged:
+def _build(
+    name: str, args: Args, rows: int, row_body: Callable[[dict[str, Expr], Expr], None], scratch: int = 0
+) -> Staged:
     """One launch with a task for each row; `scratch` args hold floats between the passes over a row."""
 
     def body(*buffers: Expr) -> None:
@@ -27,7 +30,9 @@ def _build(name: str, args: Args, rows: int, row_body: Callable[[dict[str, Expr]
 
     func = v.prim_func(name, [(arg.replace(":", "_"), shape, dtype) for arg, shape, dtype in args], body)
     shapes = {arg: (shape, dtype) for arg, shape, dtype in args}
-    return Staged((Stage(func, tuple(arg for arg, *_ in args)),), tuple(shapes[f"scratch:{i}"] for i in range(scratch)))
+    return Staged(
+        (Stage(func, tuple(arg for arg, *_ in args)),), tuple(shapes[f"scratch:{i}"] for i in range(scratch))
+    )
 
 
 def _iota() -> Expr:
@@ -81,8 +86,9 @@ def _copy_tail(buf: Expr, r: Expr, vocab: int) -> Expr:
     return v.lanes(tail, [0])
 
 
-def greedy(rows: int, vocab: int) -> Staged:
-    """See Kernels.greedy."""
+def greedy(job: Greedy) -> Staged:
+    """See Greedy."""
+    rows, vocab = job.rows, job.vocab
     args: Args = [
         ("logits", (16, vocab), "float32"),
         ("sample_i32", (16, 8), "int32"),
@@ -102,8 +108,9 @@ def greedy(rows: int, vocab: int) -> Staged:
     return _build("greedy", args, rows, row)
 
 
-def logprobs(rows: int, vocab: int) -> Staged:
-    """See Kernels.logprobs: 20 passes, each finding what follows the last in the order (value descending, index ascending)."""
+def logprobs(job: Logprobs) -> Staged:
+    """See Logprobs: 20 passes, each finding what follows the last in the order (value descending, index ascending)."""
+    rows, vocab = job.rows, job.vocab
     args: Args = [
         ("logits", (16, vocab), "float32"),
         ("sampled", (16,), "int32"),
@@ -128,7 +135,11 @@ def logprobs(rows: int, vocab: int) -> Staged:
         with T.serial(0, _padded(vocab) // v.LANES) as i:
             v.put1(total, [0], total[0] + v.exp(v.lanes(work, [r, i * v.LANES]) - v.splat(largest[0])))
         log_sum = T.Bind(tirx.log(v.hsum(total[0])) + largest[0])
-        v.put1(buf["logprob"], [r], buf["logits"][r, tirx.max(tirx.min(buf["sampled"][r], vocab - 1), 0)] - log_sum)
+        v.put1(
+            buf["logprob"],
+            [r],
+            buf["logits"][r, tirx.max(tirx.min(buf["sampled"][r], vocab - 1), 0)] - log_sum,
+        )
         with T.serial(0, TOP) as j:
             best = Best()
             with T.serial(0, _padded(vocab) // v.LANES) as i:

@@ -22,7 +22,9 @@ Expr = Any  # tirx expressions carry their operators at run time only
 I16X16, I32X8, U32X8, F32X8 = "int16x16", "int32x8", "uint32x8", "float32x8"
 
 
-def prim_func(name: str, args: Sequence[tuple[str, Sequence[Any], str]], body: Callable[..., None]) -> tirx.PrimFunc:
+def prim_func(
+    name: str, args: Sequence[tuple[str, Sequence[Any], str]], body: Callable[..., None]
+) -> tirx.PrimFunc:
     """Build a PrimFunc whose buffers are `args` (name, shape, dtype); `body` receives them in order."""
     with IRBuilder() as builder:
         with T.prim_func(private=False):
@@ -30,6 +32,11 @@ def prim_func(name: str, args: Sequence[tuple[str, Sequence[Any], str]], body: C
             body(*[T.arg(arg, T.buffer(tuple(shape), dtype)) for arg, shape, dtype in args])
         func: tirx.PrimFunc = builder.get()
     return func.with_attr("tirx.noalias", True)
+
+
+def rows(m: int) -> Any:
+    """The loop over m rows that take little each: side by side where they are many, as waking a thread takes longer than a few."""
+    return (T.parallel if m >= 16 else T.serial)(0, m)
 
 
 def lanes(buf: Expr, index: Sequence[Any], n: int = LANES) -> Expr:
@@ -40,6 +47,26 @@ def lanes(buf: Expr, index: Sequence[Any], n: int = LANES) -> Expr:
 def put(buf: Expr, index: Sequence[Any], value: Expr, n: int = LANES) -> None:
     """Store n consecutive elements that start at `index`."""
     T.buffer_store(buf, value, [*index[:-1], tirx.Ramp(_int(index[-1]), 1, n)])
+
+
+def some(buf: Expr, index: Sequence[Any], count: int) -> Expr:
+    """Eight lanes of which the first `count` are loaded from `index` on, float32; the others are 0, and nothing is read there."""
+    if count == LANES:
+        return lanes(buf, index)
+    filled = local((LANES,), "float32")
+    for i in range(LANES):
+        put1(filled, [i], buf[(*index[:-1], index[-1] + i)] if i < count else f32(0.0))
+    return lanes(filled, [0])
+
+
+def put_some(buf: Expr, index: Sequence[Any], value: Expr, count: int) -> None:
+    """Store the first `count` of eight lanes, float32."""
+    if count == LANES:
+        return put(buf, index, value)
+    filled = local((LANES,), "float32")
+    put(filled, [0], value)
+    for i in range(count):
+        put1(buf, [*index[:-1], index[-1] + i], filled[i])
 
 
 def put1(buf: Expr, index: Sequence[Any], value: Expr) -> None:
@@ -178,8 +205,3 @@ def log(x: Expr) -> Expr:
         poly = T.Bind(poly * r + splat(coefficient))
     tail = T.Bind(poly * r * square + exponent * splat(-2.12194440e-4) - square * splat(0.5))
     return keep(r + tail + exponent * splat(0.693359375))
-
-
-def silu(x: Expr) -> Expr:
-    """SiLU on eight lanes: x · sigmoid(x)."""
-    return T.Bind(x / (splat(1.0) + exp(splat(0.0) - x)))

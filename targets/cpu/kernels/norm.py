@@ -1,0 +1,42 @@
+"""RMS norm of rows, where no matmul follows it that could take it along."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm.script.ir_builder import tirx as T
+
+from nearfar.targets.cpu.kernels import vec as v
+from nearfar.targets.cpu.kernels.rows import norm_scale
+from nearfar.targets.jobs import Norm
+from nearfar.targets.kernels import Stage, Staged
+
+Expr = Any
+
+
+def norm(job: Norm) -> Staged:
+    """See Norm."""
+    width = job.k // job.groups
+    shapes = {"weight": (width,)}
+    args = [(name, shapes.get(name, (job.m, job.k)), "float32") for name in (*job.inputs(), "out")]
+
+    def body(*buffers: Expr) -> None:
+        buf = dict(zip([name for name, *_ in args], buffers, strict=True))
+        with v.rows(job.m) as m, T.serial(0, job.groups) as g:
+            first = T.Bind(g * width)
+            scale = norm_scale(buf["x"], m, width, job.eps, first)
+
+            def some(i: Expr, count: int) -> None:
+                value = T.Bind(v.some(buf["x"], [m, first + i], count) * v.splat(scale))
+                if job.weight:
+                    value = T.Bind(value * v.some(buf["weight"], [i], count))
+                if job.residual:
+                    value = T.Bind(value + v.some(buf["residual"], [m, first + i], count))
+                v.put_some(buf["out"], [m, first + i], value, count)
+
+            with T.serial(0, width // v.LANES) as i:
+                some(i * v.LANES, v.LANES)
+            if width % v.LANES:
+                some(v.i32(width - width % v.LANES), width % v.LANES)
+
+    return Staged((Stage(v.prim_func("norm", args, body), tuple(name for name, *_ in args)),))

@@ -1,0 +1,56 @@
+"""What attention and the append before it share: their arguments, and the cache as they see it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from nearfar.errors import BuildError
+from nearfar.targets.cpu.kernels import vec as v
+from nearfar.targets.jobs import Attend, RopeAppend
+
+Expr = Any
+Args = list[tuple[str, tuple[Any, ...], str]]
+
+
+def check(job: RopeAppend | Attend) -> None:
+    """Refuse shapes and dtypes that there is no kernel for."""
+    if job.head_dim % 2:
+        raise BuildError(f"the cpu target needs an even head_dim, this model has {job.head_dim}")
+    if job.page_size % v.LANES:
+        raise BuildError(
+            f"the cpu target needs a page_size that is a multiple of {v.LANES}, not {job.page_size}"
+        )
+    if job.dtype != "float32":
+        raise BuildError(f"the cpu target has float32 activations only, not {job.dtype}")
+
+
+def arguments(job: RopeAppend | Attend) -> tuple[Args, Expr]:
+    """Name, shape and dtype of each of the job's inputs and of `out`; and the number of pages, a symbol.
+
+    Of a page of keys the positions are innermost, of a page of values they are not: a vector load then gives one component
+    of 8 keys, and scores need no horizontal sums. The runtime copies whole pages; only its snapshots look inside
+    (docs/artifact.md, `kv.L.k`).
+    """
+    pages, context = tirx.Var("pages", "int32"), tirx.Var("context", "int32")
+    cache = (pages, job.kv_heads, job.page_size, job.head_dim)
+    known: dict[str, tuple[tuple[Any, ...], str]] = {
+        "q": (job.q_shape, job.dtype), "k_cache": (cache, job.kv_dtype), "v_cache": (cache, job.kv_dtype),
+        "positions": ((256,), "int32"), "slots": ((256,), "int32"),
+        "page_table": ((job.slots, job.pages_per_slot), "int32"),
+        "rope": ((context, job.head_dim), "float32"), "sinks": ((job.heads,), "float32"), "out": job.out,
+    }  # fmt: skip
+    if isinstance(job, RopeAppend):
+        of_all = (job.heads, job.kv_heads) if job.norm_all else (1, 1)
+        known["x"] = ((job.m, job.x_heads * job.head_dim), job.dtype)
+        known |= {
+            f"{part}_norm": ((n * job.head_dim,), "float32") for part, n in zip("qk", of_all, strict=True)
+        }
+    return [(name, *known[name]) for name in (*job.inputs(), "out")], pages
+
+
+def keys_view(job: RopeAppend | Attend, cache: Expr, pages: Expr) -> Expr:
+    """The key cache with positions innermost: [pages, kv_heads, head_dim, page_size]."""
+    return T.decl_buffer((pages, job.kv_heads, job.head_dim, job.page_size), job.kv_dtype, data=cache.data)

@@ -1,0 +1,66 @@
+"""Every architecture on every target in every precision: logits and greedy tokens are those of transformers in float32.
+
+The architectures are those of tests/support/architectures.py: tiny random models of transformers' own classes, with odd
+shapes, for prompts within and beyond their windows. All targets are built from one stream of the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from nearfar.build.pipeline import BuildOptions, build
+from nearfar.build.program.buckets import Buckets
+from nearfar.edge_runtime import Engine
+from nearfar.targets import target_names
+from tests.support.architectures import CASES, Case, checkpoint, prompt, reference
+from tests.support.backends import executor, greedy, require
+
+Array = npt.NDArray[Any]
+
+BACKENDS = ("cpu", "webgpu-f32", "webgpu-f16", "vulkan-f32", "vulkan-f16", "mlx-f32")
+TOLERANCE = {"f32": 2e-3, "f16": 2e-2}
+"""Of the largest logit. float32: other orders of summation, and matmuls in 16-bit fixed point on the cpu."""
+ANSWER = 12
+SMALL = Buckets((1, 16), (1,))
+"""Both kinds of matmul, and little to compile."""
+
+
+@pytest.fixture(scope="module", params=CASES, ids=str)
+def case(request: pytest.FixtureRequest) -> Case:
+    made: Case = request.param
+    return made
+
+
+@pytest.fixture(scope="module")
+def built(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The case for every target."""
+    out = tmp_path_factory.mktemp(str(case))
+    build(BuildOptions(str(checkpoint(case)), out, targets=target_names(), quant="none", buckets=SMALL, context=case.context))
+    return out
+
+
+@pytest.fixture(params=BACKENDS)
+def engine(request: pytest.FixtureRequest, built: Path) -> Iterator[Engine]:
+    require(request.param)
+    target, _, precision = request.param.partition("-")
+    with Engine.load(built / target, kv_memory="4MB", precision=precision or None) as loaded:
+        yield loaded
+
+
+def test_answers_are_those_of_transformers(case: Case, engine: Engine) -> None:
+    tolerance = TOLERANCE[executor(engine).precision]
+    for count in case.prompts:
+        tokens = prompt(case, count)
+        answer = greedy(engine, tokens, ANSWER)
+        expected = reference(case)([*tokens, *answer])[count - 1 : -1]
+        close = tolerance * float(np.abs(expected).max())
+        found = np.asarray(executor(engine).fetch("logits", 1)()[0])  # those that gave the last token
+        assert np.abs(found - expected[-1]).max() < close, count
+        for step, token in enumerate(answer):
+            assert expected[step].max() - expected[step][token] < 2 * close, (count, step)

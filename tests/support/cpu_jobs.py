@@ -1,0 +1,103 @@
+"""Jobs as the CPU target compiles them, run on NumPy arrays and compared with tests/support/job_reference.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tvm
+
+from nearfar.edge_runtime.executors.cpu.library import Library, Tensor, aligned
+from nearfar.targets.cpu import KERNELS
+from nearfar.targets.cpu.codegen import compile_library
+from nearfar.targets.jobs import Embed, GraphJob, Job, Linear
+from tests.support.job_reference import random_inputs, random_matrix, reference
+
+Array = npt.NDArray[Any]
+
+
+class CpuJobs:
+    """The kernels of several jobs in one library: that compiles faster than one of each."""
+
+    def __init__(self, folder: Path, jobs: Sequence[Job], threads: int = 2) -> None:
+        self.staged = {job: KERNELS.stages(job) for job in jobs}
+        self._names = {job: f"job{i}" for i, job in enumerate(self.staged)}
+        functions = {
+            f"{self._names[job]}_{i}": stage.func.with_attr("global_symbol", f"{self._names[job]}_{i}")
+            for job, staged in self.staged.items()
+            for i, stage in enumerate(staged.stages)
+        }
+        compile_library(tvm.IRModule(functions), folder / "model.so")
+        self.library = Library(folder / "model.so")
+        self.pool = self.library.pool(threads)
+
+    def run(self, job: Job, arrays: dict[str, Array]) -> dict[str, Array]:
+        """All arrays, as they are after the job; scratch begins as NaN, which a kernel must not rely on."""
+        held: dict[str, Array] = {}
+        for name, array in arrays.items():
+            held[name] = aligned(array.shape, array.dtype)
+            held[name][...] = array
+        staged = self.staged[job]
+        for i, (shape, dtype) in enumerate(staged.scratch):
+            held[f"scratch:{i}"] = aligned(shape, dtype)
+            held[f"scratch:{i}"].view(np.uint8)[...] = 0xFF
+        launches = [
+            (f"{self._names[job]}_{i}", [Tensor(held[arg]) for arg in stage.args])
+            for i, stage in enumerate(staged.stages)
+        ]
+        self.pool.replay(self.library.bind(launches))
+        return held
+
+    def compute(self, job: GraphJob, inputs: dict[str, Array]) -> dict[str, Array]:
+        """As `reference`, by the kernel; `out` begins as sevens."""
+        arrays = {name: inputs[name] for name in inputs if name != "w"} | {
+            "out": np.full(job.out[0], 7, job.out[1])
+        }
+        got = self.run(
+            job, {name: _positions_innermost(a) if name == "k_cache" else a for name, a in arrays.items()}
+        )
+        if "k_cache" in got:
+            pages, heads, size, dim = got["k_cache"].shape
+            got["k_cache"] = got["k_cache"].reshape(pages, heads, dim, size).swapaxes(2, 3)
+        return {name: got[name] for name in ("out", "k_cache", "v_cache") if name in got}
+
+    def check(self, job: GraphJob, inputs: dict[str, Array], tolerance: float) -> None:
+        """The kernel gives what the reference gives, within `tolerance` of the largest value (at least of 1).
+
+        Of rope_append q is compared where a row is not padding; rows of `out` beyond the job's stay as they are.
+        """
+        want, got = reference(job, inputs), self.compute(job, inputs)
+        rows = np.arange(job.m)
+        if job.kind == "rope_append":
+            rows = np.flatnonzero(inputs["positions"][: job.m] >= 0)
+        scale = max(1.0, float(np.abs(want["out"][rows]).max(initial=0)))
+        np.testing.assert_allclose(
+            got["out"][rows], want["out"][rows], rtol=0, atol=tolerance * scale, err_msg=job.label
+        )
+        assert (got["out"][job.m :] == 7).all()
+        for name in ("k_cache", "v_cache"):
+            if name in want:
+                ulp = 2e-3 if job.kv_dtype == "float16" else tolerance
+                np.testing.assert_allclose(
+                    got[name], want[name], rtol=ulp, atol=ulp, err_msg=f"{job.label} {name}"
+                )
+
+
+def _positions_innermost(keys: Array) -> Array:
+    """How keys lie in a page on the cpu target (docs/artifact.md, kv.L.k): [kv_heads, head_dim, page_size]."""
+    pages, heads, size, dim = keys.shape
+    return np.ascontiguousarray(keys.swapaxes(2, 3)).reshape(pages, heads, size, dim)
+
+
+def inputs_of(job: GraphJob, rng: np.random.Generator, **sizes: int) -> dict[str, Array]:
+    """Random inputs of a job with its matrix, packed as w0, w1, … and plain as w."""
+    if not isinstance(job, Embed | Linear):
+        return random_inputs(job, rng, **sizes)
+    tensor, plain = random_matrix(rng, job.matrix)
+    packed = KERNELS.pack(job.matrix, tensor)
+    for array, part in zip(packed, KERNELS.parts(job.matrix), strict=True):
+        assert (array.shape, array.dtype) == (part.shape, np.dtype(part.dtype))
+    return random_inputs(job, rng) | {"w": plain} | {f"w{i}": array for i, array in enumerate(packed)}

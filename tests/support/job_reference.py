@@ -1,0 +1,212 @@
+"""The graph jobs of targets/jobs.py in NumPy float64, word by word after that file, and random inputs for them.
+
+Written for reading, not for speed; kernels of every target are compared with it. It knows nothing of packing and of how a
+cache lies in memory: a matrix is its numbers, `w` float64 [n, k]; caches are [pages, kv_heads, page_size, head_dim].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.targets.jobs import Activation, Attend, Embed, GraphJob, Linear, Norm, Paged, RopeAppend
+from nearfar.targets.quantized import Matrix, QuantTensor
+
+Array = npt.NDArray[Any]
+Arrays = Mapping[str, Array]
+
+
+def reference(job: GraphJob, arrays: Arrays) -> dict[str, Array]:
+    """What the job computes from its inputs, by name; the matrix is `w`. Nothing is written in place.
+
+    `out`: float64, of a linear job with `rows` its m rows only. RopeAppend with `append`: also k_cache and v_cache as they
+    are afterwards, in their dtype.
+    """
+    match job:
+        case Embed():
+            return {"out": job.scale * arrays["w"][arrays["tokens"][: job.m]]}
+        case Norm():
+            return {"out": norm(job, arrays)}
+        case Linear():
+            return {"out": linear(job, arrays)}
+        case RopeAppend():
+            return rope_append(job, arrays)
+        case Attend():
+            return {"out": attend(job, arrays)}
+
+
+def rms_norm(x: Array, eps: float, weight: Array | float = 1.0) -> Array:
+    """Over the last axis."""
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
+
+
+def norm(job: Norm, a: Arrays) -> Array:
+    """See Norm."""
+    x = a["x"].astype(np.float64).reshape(job.m, job.groups, -1)
+    y = rms_norm(x, job.eps, a["weight"] if job.weight else 1.0).reshape(job.m, job.k)
+    return y + a["residual"] if job.residual else y
+
+
+ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "gelu_erf": lambda x: 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))),
+    "relu2": lambda x: np.maximum(x, 0) ** 2,
+}
+
+
+def linear(job: Linear, a: Arrays) -> Array:
+    """See Linear: norm, matmul, bias, gate, softcap, residual, in this order."""
+    x = a["x"].astype(np.float64)
+    if job.rows:
+        x = x[a["logit_rows"][: job.m]]
+    if job.norm is not None:
+        x = rms_norm(x, job.norm, a["norm"])
+    y = x @ a["w"].T
+    if job.bias:
+        y = y + a["bias"]
+    if job.gate is not None:
+        gate, up = np.split(y, 2, axis=1)
+        y = ACTIVATIONS[job.gate](gate) * up
+    if job.softcap is not None:
+        y = job.softcap * np.tanh(y / job.softcap)
+    return y + a["residual"] if job.residual else y
+
+
+def rope_append(job: RopeAppend, a: Arrays) -> dict[str, Array]:
+    """See RopeAppend. Rows of padding: q as for position 0, which is of no meaning."""
+    m, positions = job.m, a["positions"][: job.m]
+    x = a["x"].astype(np.float64).reshape(m, job.x_heads, job.head_dim)
+    heads = np.split(x, [job.heads, job.heads + job.kv_heads], axis=1)
+
+    def normed(y: Array, weight: str) -> Array:
+        if job.norm_eps is None:
+            return y
+        if job.norm_all:
+            return rms_norm(y.reshape(m, -1), job.norm_eps, a[weight]).reshape(y.shape)
+        return rms_norm(y, job.norm_eps, a[weight])
+
+    def rotated(y: Array) -> Array:
+        if not job.rope:
+            return y
+        cos, sin = np.split(a["rope"][np.maximum(positions, 0)].astype(np.float64)[:, None], 2, axis=-1)
+        low, high = np.split(y, 2, axis=-1)
+        return np.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1)
+
+    def turned(y: Array, weight: str) -> Array:
+        return normed(rotated(y), weight) if job.norm_after else rotated(normed(y, weight))
+
+    q = turned(heads[0], "q_norm")
+    if job.q_scale is not None:
+        beta, original = job.q_scale
+        q = q * (1 + beta * np.log(1 + np.floor(np.maximum(positions, 0) / original)))[:, None, None]
+    out = {"out": q.reshape(m, -1)}
+    if not job.append:
+        return out
+    k, v = turned(heads[1], "k_norm"), heads[2]
+    if job.v_norm_eps is not None:
+        v = rms_norm(v, job.v_norm_eps)
+    out |= {"k_cache": a["k_cache"].copy(), "v_cache": a["v_cache"].copy()}
+    for row in np.flatnonzero(positions >= 0):
+        page, offset = page_of(job, a, row), positions[row] % job.page_size
+        out["k_cache"][page, :, offset], out["v_cache"][page, :, offset] = k[row], v[row]
+    return out
+
+
+def page_of(job: Paged, a: Arrays, row: int) -> int:
+    """The page that holds the position of a row."""
+    return int(a["page_table"][a["slots"][row], a["positions"][row] // job.page_size])
+
+
+def attend(job: Attend, a: Arrays) -> Array:
+    """See Attend."""
+    out = np.zeros((job.m, job.kv_heads, job.heads // job.kv_heads, job.head_dim))
+    for row in np.flatnonzero(a["positions"][: job.m] >= 0):
+        position = int(a["positions"][row])
+        seen = np.arange(0 if job.window is None else max(0, position + 1 - job.window), position + 1)
+        pages, offsets = a["page_table"][a["slots"][row], seen // job.page_size], seen % job.page_size
+        keys, values = (
+            a[f"{part}_cache"][pages, :, offsets].astype(np.float64).swapaxes(0, 1) for part in "kv"
+        )
+        q = a["q"][row].astype(np.float64).reshape(job.kv_heads, -1, job.head_dim)
+        scores = job.scale * (q @ keys.swapaxes(1, 2))
+        if job.softcap is not None:
+            scores = job.softcap * np.tanh(scores / job.softcap)
+        sinks = (
+            a["sinks"].astype(np.float64).reshape(job.kv_heads, -1, 1)
+            if job.sinks
+            else np.full_like(scores[..., :1], -np.inf)
+        )
+        top = np.maximum(scores.max(-1, keepdims=True), sinks)
+        weights = np.exp(scores - top)
+        out[row] = weights / (weights.sum(-1, keepdims=True) + np.exp(sinks - top)) @ values
+    return out.reshape(job.m, -1)
+
+
+def random_matrix(rng: np.random.Generator, matrix: Matrix) -> tuple[QuantTensor | Array, Array]:
+    """What Kernels.pack takes, and the same numbers in float64 [n, k]. Products with rows of unit size are of unit size."""
+    if not matrix.quantized:
+        dense = rng.standard_normal((matrix.n, matrix.k)) / np.sqrt(matrix.k)
+        dense = dense.astype(np.float16 if matrix.bits == 16 else np.float32)
+        return dense, dense.astype(np.float64)
+    shape, levels = (matrix.n, matrix.k // matrix.group), 2**matrix.bits
+    codes = rng.integers(0, levels, (matrix.n, matrix.k)).astype(np.uint8)
+    scales = ((2 + 2 * rng.random(shape)) / levels / np.sqrt(matrix.k)).astype(np.float16)
+    biases = (scales * (-levels / 2 + rng.random(shape))).astype(np.float16)
+    wide = codes.reshape(*shape, matrix.group) * scales[..., None].astype(np.float64) + biases[..., None]
+    return QuantTensor.of_codes(codes, scales, biases, matrix.bits), wide.reshape(matrix.n, matrix.k)
+
+
+def random_inputs(
+    job: GraphJob, rng: np.random.Generator, pages: int = 0, context: int = 0
+) -> dict[str, Array]:
+    """Random arrays for the job's inputs, apart from its matrix; those that hold places are for the test to set.
+
+    Of a paged job: `pages` in the cache and rows of padding only, page numbers in random order, `context` rows of the
+    rotary table.
+    """
+    half = job.head_dim // 2 if isinstance(job, Paged) else 0
+
+    def normal(dtype: str, *shape: int) -> Array:
+        return rng.standard_normal(shape).astype(dtype)
+
+    def weights(*shape: int) -> Array:
+        return rng.random(shape, np.float32) + np.float32(0.5)
+
+    def norms(heads: int) -> Array:
+        return weights(job.head_dim * (heads if job.norm_all else 1))
+
+    def x() -> Array:
+        match job:
+            case Linear():
+                made = normal(job.x_dtype, job.x_rows if job.rows else job.m, job.matrix.k)
+            case Norm():
+                made = normal("float32", job.m, job.k)
+            case _:
+                made = normal(job.dtype, job.m, job.x_heads * job.head_dim)
+        made[0, 3] = 40  # an outlier, as models have them
+        return made
+
+    def table() -> Array:
+        angles = np.arange(context)[:, None] * 10000.0 ** (-np.arange(half) / half)
+        return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+
+    def cache() -> Array:
+        return normal(job.kv_dtype, pages, job.kv_heads, job.page_size, job.head_dim)
+
+    makers: dict[str, Callable[[], Array]] = {
+        "x": x, "tokens": lambda: rng.integers(0, job.matrix.n, 256).astype(np.int32),
+        "logit_rows": lambda: rng.integers(0, job.x_rows, 16).astype(np.int32),
+        "norm": lambda: weights(job.matrix.k), "weight": lambda: weights(job.k // job.groups),
+        "bias": lambda: normal("float32", job.matrix.n), "residual": lambda: normal(job.out[1], job.m, job.out[0][1]),
+        "q": lambda: normal(job.dtype, *job.q_shape), "rope": table, "k_cache": cache, "v_cache": cache,
+        "q_norm": lambda: norms(job.heads), "k_norm": lambda: norms(job.kv_heads),
+        "sinks": lambda: normal("float32", job.heads),
+        "positions": lambda: np.full(256, -1, np.int32), "slots": lambda: np.zeros(256, np.int32),
+        "page_table": lambda: np.resize(rng.permutation(pages), (job.slots, job.pages_per_slot)).astype(np.int32),
+    }  # fmt: skip
+    return {name: makers[name]() for name in job.inputs(0)}

@@ -1,0 +1,129 @@
+"""Matmuls of the CPU target against NumPy: all bits and groups, all that precedes and follows the product."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tvm")
+
+from nearfar.errors import BuildError
+from nearfar.targets.codes import BITS
+from nearfar.targets.cpu import KERNELS
+from nearfar.targets.jobs import Activation, Linear
+from nearfar.targets.quantized import Matrix
+from tests.support.cpu_jobs import CpuJobs, inputs_of
+from tests.support.job_reference import ACTIVATIONS
+
+GROUPS = (16, 32, 64, 128)
+
+
+def linear(m: int, matrix: Matrix, **options: Any) -> Linear:
+    return Linear(m, matrix, "float32", "float32", **options)
+
+
+def tolerance(job: Linear) -> float:
+    """Activations of quantized matmuls have 16 bits, those of dense ones 24."""
+    return (2e-4 if job.matrix.quantized else 5e-6) * (3 if job.gate == "relu2" else 1)
+
+
+PLAIN = [
+    *(linear(m, Matrix(48, 256, bits, group), norm=1e-5, residual=True)
+      for bits in BITS for group in GROUPS for m in (1, 16)),
+    *(linear(m, Matrix(512, 192, bits, 64), norm=1e-5, residual=True) for bits in (4, 5, 8) for m in (4, 6, 64)),
+    *(linear(m, Matrix(64, 172, bits), residual=True) for bits in (16, 32) for m in (1, 4, 16, 64)),
+    linear(1, Matrix(35, 96, 3, 16), bias=True, residual=True), linear(4, Matrix(35, 96, 5, 16), bias=True),
+]  # fmt: skip
+GATED = [
+    *(linear(m, matrix, norm=1e-6, gate=gate, **options)
+      for gate in get_args(Activation)
+      for m, matrix, options in (
+          (1, Matrix(64, 64, 32), {}), (16, Matrix(64, 128, 4, 64), {"bias": True, "residual": True}),
+          (4, Matrix(344, 64, 16), {"bias": True, "residual": True}), (1, Matrix(42, 128, 6, 32), {}))),
+    linear(1, Matrix(344, 128, 8, 32), gate="silu", residual=True), linear(16, Matrix(22, 64, 32), gate="silu", bias=True),
+]  # fmt: skip
+HEADS = [
+    linear(
+        m,
+        matrix,
+        norm=1e-5,
+        rows=True,
+        x_rows=x_rows,
+        softcap=softcap,
+        bias=softcap is not None and matrix.bits > 8,
+    )
+    for m, x_rows in ((1, 1), (16, 64))
+    for softcap in (None, 2.0)
+    for matrix in (Matrix(64, 64, 32), Matrix(515, 64, 16), Matrix(515, 64, 4, 32), Matrix(64, 192, 8, 64))
+]
+CAPPED = [
+    linear(1, Matrix(32, 64, 32), softcap=0.5, residual=True), linear(1, Matrix(22, 64, 32), softcap=0.5, residual=True),
+    linear(1, Matrix(64, 64, 4, 32), gate="gelu_tanh", softcap=0.5), linear(1, Matrix(42, 64, 4, 32), gate="silu", softcap=0.5),
+]  # fmt: skip
+SWEEP = [linear(1, Matrix(2 * 4096, 8, 32), gate=gate) for gate in get_args(Activation)]
+CAP = linear(1, Matrix(4096, 8, 32), softcap=30.0)
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory):
+    return CpuJobs(tmp_path_factory.mktemp("linear"), [*PLAIN, *GATED, *HEADS, *CAPPED, *SWEEP, CAP])
+
+
+@pytest.mark.parametrize("job", [*PLAIN, *GATED, *HEADS, *CAPPED], ids=lambda job: job.label)
+def test_linear(jobs, job):
+    rng = np.random.default_rng(job.m * 1000 + job.matrix.n)
+    inputs = inputs_of(job, rng)
+    if job.norm is None:
+        inputs["x"][0, 3] = 4
+    jobs.check(job, inputs, tolerance(job))
+
+
+def swept(job: Linear, values: np.ndarray) -> dict[str, np.ndarray]:
+    """Inputs with which output i is f(values[i]): the matrix holds the values, then ones for the second half of a gate."""
+    w = np.zeros((job.matrix.n, 8), np.float32)
+    w[:4096, 0], w[4096:, 0] = values, 1
+    return {"x": np.eye(1, 8, dtype=np.float32), "w0": KERNELS.pack(job.matrix, w)[0]}
+
+
+VALUES = np.concatenate(
+    [np.linspace(-12, 12, 4086), [-1e30, -1e4, -60, -1e-30, 0, 1e-6, 60, 300, 1e4, 1e18]]
+).astype(np.float32)
+
+
+@pytest.mark.parametrize("job", SWEEP, ids=lambda job: job.gate)
+def test_activations_are_those_of_float32(jobs, job):
+    got = jobs.compute(job, swept(job, VALUES))["out"][0]
+    wide = VALUES.astype(np.float64)
+    with np.errstate(over="ignore"):
+        want = ACTIVATIONS[job.gate](wide)
+    np.testing.assert_allclose(got, want, rtol=3e-6 if job.gate == "relu2" else 1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("job", [*SWEEP, CAP], ids=lambda job: job.gate or "softcap")
+def test_what_is_not_finite_stays_so(jobs, job):
+    values = np.zeros(4096, np.float32)
+    values[[5, 2000]] = np.nan
+    got = jobs.compute(job, swept(job, values))["out"][0]
+    assert np.flatnonzero(np.isnan(got)).tolist() == [5, 2000]
+
+
+def test_softcap_is_that_of_float32(jobs):
+    """Also close to 0, where 1 − 2/(1 + e^2x) has few digits."""
+    values = np.concatenate([np.linspace(-200, 200, 3000), np.geomspace(1e-6, 1e3, 1096)]).astype(np.float32)
+    got = jobs.compute(CAP, swept(CAP, values))["out"][0]
+    np.testing.assert_allclose(got, 30 * np.tanh(values.astype(np.float64) / 30), rtol=1e-6)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_packed_matrices_have_the_true_number_of_bits(bits):
+    matrix = Matrix(32, 256, bits, 64)
+    codes = sum(math.prod(part.shape) * np.dtype(part.dtype).itemsize for part in KERNELS.parts(matrix)[:-1])
+    assert codes * 8 == matrix.n * matrix.k * bits
+
+
+def test_half_precision_is_refused():
+    with pytest.raises(BuildError, match="float32 activations only, not float16 to float32"):
+        KERNELS.stages(Linear(1, Matrix(16, 16, 32), "float16", "float32"))
