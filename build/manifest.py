@@ -74,14 +74,18 @@ def quantization(scheme: str, matrices: dict[str, Matrix], report: Report) -> Qu
     return Quantization(scheme, method, stored)
 
 
-def provenance(checkpoint: Checkpoint, sha256: str) -> dict[str, Any]:
-    """Where the artifact came from. No times or paths: the same input gives the same bytes."""
-    return {
+def provenance(checkpoint: Checkpoint, sha256: str, report: Report) -> dict[str, Any]:
+    """Where the artifact came from, and what of it is not here: `skipped`, tensors by the part that they are of.
+
+    No times or paths: the same input gives the same bytes.
+    """
+    made = {
         "nearfar": nearfar.__version__,
         "tvm": tvm.__version__,
         "checkpoint": checkpoint.name,
         "checkpoint_sha256": sha256,
     }
+    return made | ({"skipped": report.skipped} if report.skipped else {})
 
 
 def file_record(root: Path, file: Path) -> File:

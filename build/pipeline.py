@@ -106,7 +106,7 @@ def _write_manifest(source: Source, name: str, root: Path, weights: Weights, mad
         config=made.config,
         function=made.function,
         license=_write_license(checkpoint, root),
-        provenance=manifest.provenance(checkpoint, digest),
+        provenance=manifest.provenance(checkpoint, digest, source.report),
     )
     (root / "manifest.json").write_bytes(seal(document(record)).encode())
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from nearfar.build.program.buckets import Buckets
+from nearfar.build.unread import check_unread
 from nearfar.build.weights.checkpoint import Checkpoint, check_tensors, open_checkpoint
 from nearfar.build.weights.mlx_checkpoint import MlxQuantized
 from nearfar.build.weights.quantize import Scheme
@@ -16,8 +19,8 @@ from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import ArtifactError, BuildError, CheckpointError
 from nearfar.step.config import ConfigReader
 from nearfar.step.model import Model
-from nearfar.step.models import architecture
 from nearfar.step.params import Param
+from nearfar.step.reading import read_model
 from nearfar.targets.quantized import Matrix
 
 IGNORABLE = (r".*rotary_emb\.inv_freq",)
@@ -65,8 +68,9 @@ class Source:
 def open_source(options: BuildOptions) -> Source:
     """Open and check the checkpoint; CheckpointError or BuildError before any weight is read."""
     checkpoint = open_checkpoint(options.checkpoint)
-    read = ConfigReader(checkpoint.config)
-    model = _with_end_tokens(architecture(checkpoint.config).model(read, options.context), checkpoint)
+    reading = read_model(checkpoint.config, checkpoint.entries, options.context)
+    check_unread(reading.config, reading.model_type)
+    model = _with_end_tokens(reading.model, checkpoint)
     _check_text(checkpoint, model)
     params = model.step.params
     packed = MlxQuantized.of(checkpoint)
@@ -75,10 +79,16 @@ def open_source(options: BuildOptions) -> Source:
     if packed is not None:
         expected = packed.expected(expected)
     tied = not any(param.name == "lm_head" for param in params)
-    tied_copy = (r"lm_head\.(weight|scales|biases)",) if tied else ()
-    check_tensors(checkpoint, expected, (*IGNORABLE, *tied_copy))
+    tied_copy = (r"(language_model\.)?lm_head\.(weight|scales|biases)",) if tied else ()
+    check_tensors(checkpoint, expected, (*IGNORABLE, *tied_copy, *map(re.escape, (*reading.skipped, *model.unused))))
     matrices, report = choose_matrices(params, checkpoint, scheme, packed)
+    report.skipped = dict(Counter(_part(name) for name in reading.skipped))
     return Source(checkpoint, model, matrices, scheme, report, packed)
+
+
+def _part(tensor: str) -> str:
+    """What part of a model a tensor is of."""
+    return tensor.removeprefix("model.").partition(".")[0]
 
 
 def _with_end_tokens(model: Model, checkpoint: Checkpoint) -> Model:

@@ -23,8 +23,9 @@ class ConfigReader:
     """
 
     def __init__(self, config: Mapping[str, Any], file: str = "config.json", within: str = "") -> None:
-        self._config, self._file, self._within = config, file, within
+        self._config, self._file, self.within = config, file, within
         self._read: set[str] = set()
+        self._values: dict[str, Any] = {}
         self._sections: dict[str, ConfigReader] = {}
 
     def given(self, key: str) -> bool:
@@ -93,24 +94,26 @@ class ConfigReader:
         value = self._config[key]
         if not isinstance(value, Mapping):
             self.refuse(key, "an object")
-        return self._sections.setdefault(key, ConfigReader(value, self._file, f"{self._within}{key}."))
+        return self._sections.setdefault(key, ConfigReader(value, self._file, f"{self.within}{key}."))
 
     def empty(self) -> ConfigReader:
         """A section without values, for what all of it has defaults."""
-        return ConfigReader({}, self._file, self._within)
+        return ConfigReader({}, self._file, self.within)
 
     def filled(self, defaults: Mapping[str, Any]) -> ConfigReader:
         """The same config, with these values where it lacks a key; one that is null stays so."""
-        reader = ConfigReader({**defaults, **self._config}, self._file, self._within)
-        reader._read, reader._sections = (
-            self._read,
-            self._sections,
-        )  # what is asked of one has been asked of both
+        reader = ConfigReader({**defaults, **self._config}, self._file, self.within)
+        # what is asked of one has been asked of both
+        reader._read, reader._values, reader._sections = self._read, self._values, self._sections
         return reader
 
     def names(self) -> list[str]:
         """The keys that are there."""
         return list(self._config)
+
+    def values(self) -> dict[str, Any]:
+        """What has been read, with the defaults that were taken, but for keys whose default is nothing."""
+        return {key: value for key, value in self._values.items() if value not in (None, [])}
 
     def unread(self) -> dict[str, Any]:
         """What is there, but has never been asked for; keys of sections by their path."""
@@ -128,13 +131,14 @@ class ConfigReader:
     def refuse(self, key: str, expected: str) -> Never:
         """Complain about the value of a key."""
         raise CheckpointError(
-            f"{self._file}: {self._within}{key} is {_show(self._config.get(key))}; expected {expected}"
+            f"{self._file}: {self.within}{key} is {_show(self._config.get(key))}; expected {expected}"
         )
 
     def _get(self, key: str, default: Any = None) -> Any:
         self._read.add(key)
         value = self._config.get(key)
-        return default if value is None else value
+        self._values[key] = default if value is None else value
+        return self._values[key]
 
 
 def _show(value: object) -> str:

@@ -48,7 +48,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Model:
-    """A model as it runs. `architecture` is for people; everything that a runtime computes with is in the step."""
+    """A model as it runs. `architecture` is for people; everything that a runtime computes with is in the step.
+
+    `unused`: tensors that a checkpoint may have, but that nothing reads.
+    """
 
     architecture: str
     vocab_size: int
@@ -56,6 +59,7 @@ class Model:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     step: Step
+    unused: tuple[str, ...] = ()
 
     def ending_in(self, eos: tuple[int, ...]) -> Model:
         """With other end tokens."""

@@ -80,6 +80,8 @@ class Report:
     method: str = METHOD
     rounded: int = 0
     """Scales and biases of a quantized checkpoint that float16 could not hold exactly."""
+    skipped: dict[str, int] = field(default_factory=dict)
+    """How many tensors were left out that belong to other parts of a model than its text, by how they begin."""
 
 
 def choose_matrices(

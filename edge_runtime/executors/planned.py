@@ -43,17 +43,6 @@ class Shape:
         """The extents of so many rows."""
         return (count, *self.extents[1:])
 
-    def place(self, buffer: str, data: Array, row: int, column: int) -> int:
-        """The byte at which what `write` is given begins: whole rows, or a part of one row. ValueError where it does not fit."""
-        whole = data.shape[1:] == self.extents[1:] and column == 0
-        part = data.ndim == 2 == len(self.extents) and len(data) == 1 and 0 <= column <= self.extents[1] - data.shape[1]
-        if data.dtype != self.dtype or not (whole or part) or not 0 <= row <= self.extents[0] - len(data):
-            at = f"row {row}, column {column}" if column else f"row {row}"
-            raise ValueError(
-                f"{data.dtype}{list(data.shape)} at {at} does not fit {buffer}, {self.dtype}{list(self.extents)}"
-            )
-        return row * self.row_bytes + column * self.dtype.itemsize
-
 
 class Layout:
     """What the plans of a program name, for so many pages and positions: shapes, caches, tables of rotations, launches."""
@@ -76,6 +65,11 @@ class Layout:
         if name not in self.buffers:
             raise ArtifactError(f"the artifact has no buffer {name!r}")
         return self.buffers[name]
+
+    def place(self, buffer: str, data: Array, row: int, column: int) -> int:
+        """The byte of a buffer at which what is written begins; see `place`."""
+        shape = self.buffer(buffer)
+        return place(buffer, shape.extents, shape.dtype, data, row, column) * data.itemsize
 
     def caches(self, group: int) -> dict[str, Shape]:
         """Keys and values of the caches of a group: one row a page."""
@@ -102,6 +96,16 @@ class Layout:
 
     def _dtype(self, name: str) -> str:
         return self._program.kv_dtype if name == names.KV else name
+
+
+def place(buffer: str, shape: tuple[int, ...], dtype: np.dtype[Any], data: Array, row: int, column: int) -> int:
+    """The element of a buffer at which what is written begins (see Executor.write); ValueError where it does not fit."""
+    part = data.ndim == len(shape) == 2 and len(data) == 1 and 0 <= column <= shape[1] - data.shape[1]
+    whole = column == 0 and data.shape[1:] == shape[1:]
+    if data.dtype != dtype or not (part or whole) or not 0 <= row <= shape[0] - len(data):
+        at = f"row {row}, column {column}" if column else f"row {row}"
+        raise ValueError(f"{data.dtype}{list(data.shape)} at {at} does not fit {buffer}, {dtype}{list(shape)}")
+    return row * math.prod(shape[1:]) + column
 
 
 def check_pages(content: Mapping[str, Array], expected: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> None:

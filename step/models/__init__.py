@@ -29,12 +29,12 @@ def architectures() -> list[str]:
     return sorted([*files, *ALIASES])
 
 
-def architecture(config: Mapping[str, Any]) -> Architecture:
-    """The architecture of a config.json, or CheckpointError naming the known ones."""
+def architecture(config: Mapping[str, Any], within: str = "") -> Architecture:
+    """The architecture of a config.json, or CheckpointError naming the known ones; `within`: as for ConfigReader."""
     model_type = config.get("model_type")
     known = architectures()
     if not isinstance(model_type, str) or model_type not in known:
         raise CheckpointError(
-            f"config.json: model_type is {model_type!r}; nearfar can build: {', '.join(known)}"
+            f"config.json: {within}model_type is {model_type!r}; nearfar can build: {', '.join(known)}"
         )
     return cast(Architecture, import_module(f"{__name__}.{ALIASES.get(model_type, model_type)}"))

@@ -7,8 +7,8 @@ gets an embedding of its own; norms' weights are stored as they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nearfar.step.builder import StepBuilder, Value
@@ -71,7 +71,13 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
         x = s.scale(x, f"model.layers.{i}.layer_scalar")
     cap = gemma2.read_cap(read, "final_logit_softcapping")
     s.logits(s.norm(x, "model.norm.weight", c.eps), "lm_head.weight", c.vocab, c.tied, softcap=cap)
-    return c.model("gemma4_text", s.finish())
+    return replace(c.model("gemma4_text", s.finish()), unused=_unused(layers))
+
+
+def _unused(layers: Sequence[Layer]) -> tuple[str, ...]:
+    """Published checkpoints have keys and values of layers that read another's."""
+    reading = [i for i, layer in enumerate(layers) if layer.cache is not None]
+    return tuple(f"model.layers.{i}.self_attn.{name}.weight" for i in reading for name in ("k_proj", "v_proj", "k_norm"))
 
 
 def _layer(s: StepBuilder, c: Decoder, x: Value, i: int, layer: Layer) -> Value:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,14 @@ def case(
     merged = {key: value for key, value in {**BASE, **config}.items() if value is not OWN}
     windows = [merged[key] for key in ("sliding_window",) if isinstance(merged.get(key), int)]
     return Case(model_type, name, merged, min(windows, default=None), context, prompts)
+
+
+def inside(model_type: str, inner: Case, vision: Mapping[str, Any], **config: Any) -> Case:
+    """A multimodal model whose text model is that of another case."""
+    text = {**inner.config, "model_type": inner.model_type}
+    return replace(
+        inner, model_type=model_type, name=f"with-{inner}", config={"text_config": text, "vision_config": vision, **config}
+    )
 
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -139,6 +147,16 @@ HUNYUANS = [
     case("hunyuan_v1_dense", "alpha", rope_parameters=HUNYUAN, attention_bias=True, tie_word_embeddings=True),
 ]
 
+PIXTRAL = {
+    "model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+    "num_attention_heads": 1, "image_size": 28, "patch_size": 14,
+}  # fmt: skip
+PARTS = [
+    inside("mistral3", MISTRALS[0], PIXTRAL, tie_word_embeddings=False),
+    inside("mistral3", MISTRALS[-1], PIXTRAL, tie_word_embeddings=True),
+]
+
+LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
 ROPE_BY_TYPE: dict[str, dict[str, Any]] = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -174,8 +192,7 @@ GEMMAS = [
     case("olmo2", "plain", head_dim=OWN, attention_bias=True),
     case("olmo2", "grouped", head_dim=24, tie_word_embeddings=True),
     case("olmo3", "yarn", sliding_window=11, num_hidden_layers=5, rope_parameters=YARN_BY_TYPE),
-    case("exaone4", "hybrid", sliding_window=10, sliding_window_pattern=3, num_hidden_layers=4,
-         rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}),
+    case("exaone4", "hybrid", sliding_window=10, sliding_window_pattern=3, num_hidden_layers=4, rope_parameters=LINEAR),
     case("exaone4", "global", sliding_window=None, layer_types=[GLOBAL] * 3, head_dim=80, tie_word_embeddings=True),
     case("glm4", "plain", head_dim=24),
     case("glm4", "unbiased", attention_bias=False, tie_word_embeddings=True),
@@ -186,8 +203,23 @@ GEMMAS = [
     case("gemma4_text", "own", **{**GEMMA4, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}),
 ]  # fmt: skip
 
+SIGLIP = {**PIXTRAL, "model_type": "siglip_vision_model"}
+SEEING = [
+    inside(
+        "gemma3", case("gemma3_text", "text", sliding_window=12, num_hidden_layers=6, tie_word_embeddings=True), SIGLIP,
+        tie_word_embeddings=True, mm_tokens_per_image=4, image_token_index=260, boi_token_index=258, eoi_token_index=259,
+    ),
+    inside(
+        "gemma4", case("gemma4_text", "text", **GEMMA4, tie_word_embeddings=True),
+        {**PIXTRAL, "model_type": "gemma4_vision", "num_key_value_heads": 1, "head_dim": 16}, tie_word_embeddings=True,
+        image_token_id=260, boi_token_id=258, eoi_token_id=259, video_token_id=255, audio_token_id=254,
+        boa_token_id=253, eoa_token_index=252,
+    ),
+]  # fmt: skip
+
 CASES: tuple[Case, ...] = (
     *LLAMAS, *MISTRALS, *QWENS, *SMOLLMS, *PHIS, *GRANITES, *ERNIES, *HUNYUANS, *GEMMAS,
+    *PARTS, *SEEING,
 )  # fmt: skip
 
 
@@ -209,7 +241,7 @@ def make(case: Case, root: Path) -> Path:
 
     config = transformers.AutoConfig.for_model(case.model_type, **case.config)
     torch.manual_seed(sum(map(ord, str(case))))
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = _auto(case).from_config(config, dtype=torch.float32)
     with torch.no_grad():
         saved = model.state_dict()  # with buffers, some of which are weights (Gemma 4's layer_scalar)
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -219,6 +251,13 @@ def make(case: Case, root: Path) -> Path:
     tiny.tokenizer().save(str(root / "tokenizer.json"))
     (root / "chat_template.jinja").write_text(tiny.TEMPLATE)
     return root
+
+
+def _auto(case: Case) -> Any:
+    """What finds transformers' class."""
+    import transformers
+
+    return transformers.AutoModelForImageTextToText if "text_config" in case.config else transformers.AutoModelForCausalLM
 
 
 def randomize(name: str, parameter: Any) -> None:
@@ -243,9 +282,8 @@ def prompt(case: Case, count: int) -> list[int]:
 def reference(case: Case) -> Callable[[list[int]], np.ndarray]:
     """transformers' own logits of every token of a prompt: float32 [tokens, vocab]."""
     import torch
-    import transformers
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    model = _auto(case).from_pretrained(
         checkpoint(case), dtype=torch.float32, attn_implementation="eager"
     ).eval()
 

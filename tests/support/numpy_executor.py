@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from nearfar.edge_runtime.executors.planned import check_pages, place
 from nearfar.format.buffers import keys, page_table, values
-from nearfar.step.config import ConfigReader
-from nearfar.step.models import architecture
+from nearfar.step.reading import read_model
 from tests.support.step_reference import StepReference
 
 Array = npt.NDArray[Any]
@@ -25,14 +24,14 @@ class NumpyExecutor:
     """Runs step, greedy, sample and logprobs over named buffers, as an executor does; everything happens in `run`."""
 
     name = "numpy"
-    precision = "f32"
+    precision = program_name = "f32"
 
     def __init__(
         self, config: dict[str, Any], weights: Weights, *, pages: int | Sequence[int], page_size: int = 16,
         slots: int = 16,
     ) -> None:  # fmt: skip
         """`pages`: by group, or as many for each."""
-        model = architecture(config).model(ConfigReader(config))
+        model = read_model(config).model
         self.reference, self.page_size = StepReference(model, weights), page_size
         vocab, context = model.vocab_size, model.context_length
         self.windows = model.step.windows

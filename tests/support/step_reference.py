@@ -15,10 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.step import ops
-from nearfar.step.config import ConfigReader
 from nearfar.step.model import Model
-from nearfar.step.models import architecture
 from nearfar.step.params import Param
+from nearfar.step.reading import read_model
 from nearfar.step.rope import Rope
 
 Array = npt.NDArray[Any]
@@ -78,7 +77,7 @@ class StepReference:
     def of(path: Path, context: int | None = None, dtype: npt.DTypeLike = np.float32) -> StepReference:
         """The model of a checkpoint directory."""
         config, tensors = load_tensors(path)
-        return StepReference(architecture(config).model(ConfigReader(config), context), tensors, dtype)
+        return StepReference(read_model(config, tensors, context).model, tensors, dtype)
 
     def logits(self, tokens: list[int], chunk: int = 0) -> Array:
         """Of every token of one sequence: [tokens, vocab]; in steps of `chunk` rows, 0: in one."""

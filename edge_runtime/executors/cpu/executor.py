@@ -50,7 +50,7 @@ class CpuExecutor:
 
     def write(self, buffer: str, data: Array, row: int = 0, column: int = 0) -> None:
         """See Executor.write."""
-        start = self._layout.buffer(buffer).place(buffer, data, row, column) // data.itemsize
+        start = self._layout.place(buffer, data, row, column) // data.itemsize
         self._buffers[buffer].reshape(-1)[start : start + data.size] = data.reshape(-1)
 
     def run(self, function: str, size: int) -> None:

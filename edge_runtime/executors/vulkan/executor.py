@@ -91,7 +91,7 @@ class VulkanExecutor:
 
     def write(self, buffer: str, data: Array, row: int = 0, column: int = 0) -> None:
         """See Executor.write."""
-        at = self._layout.buffer(buffer).place(buffer, data, row, column)
+        at = self._layout.place(buffer, data, row, column)
         if data.size:
             self._put(buffer, self._region(buffer), at, as_bytes(data))
 

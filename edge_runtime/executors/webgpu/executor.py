@@ -71,7 +71,7 @@ class WebGpuExecutor:
 
     def write(self, buffer: str, data: Array, row: int = 0, column: int = 0) -> None:
         """See Executor.write."""
-        at = self._layout.buffer(buffer).place(buffer, data, row, column)
+        at = self._layout.place(buffer, data, row, column)
         if data.size:
             with self._guard(f"writing {buffer}"):
                 self._device.queue.write_buffer(self._buffer(buffer), at, np.ascontiguousarray(data))
