@@ -8,7 +8,7 @@ import numpy.typing as npt
 U8 = npt.NDArray[np.uint8]
 U32 = npt.NDArray[np.uint32]
 
-BITS = (2, 3, 4, 8)
+BITS = (2, 3, 4, 5, 6, 8)
 
 
 def pack_codes(codes: U8, bits: int) -> U32:

@@ -129,12 +129,18 @@ def attend(job: Attend, a: Arrays) -> Array:
         position = int(a["positions"][row])
         seen = np.arange(0 if job.window is None else max(0, position + 1 - job.window), position + 1)
         pages, offsets = a["page_table"][a["slots"][row], seen // job.page_size], seen % job.page_size
-        keys, values = (a[f"{part}_cache"][pages, :, offsets].astype(np.float64).swapaxes(0, 1) for part in "kv")
+        keys, values = (
+            a[f"{part}_cache"][pages, :, offsets].astype(np.float64).swapaxes(0, 1) for part in "kv"
+        )
         q = a["q"][row].astype(np.float64).reshape(job.kv_heads, -1, job.head_dim)
         scores = job.scale * (q @ keys.swapaxes(1, 2))
         if job.softcap is not None:
             scores = job.softcap * np.tanh(scores / job.softcap)
-        sinks = a["sinks"].astype(np.float64).reshape(job.kv_heads, -1, 1) if job.sinks else np.full_like(scores[..., :1], -np.inf)
+        sinks = (
+            a["sinks"].astype(np.float64).reshape(job.kv_heads, -1, 1)
+            if job.sinks
+            else np.full_like(scores[..., :1], -np.inf)
+        )
         top = np.maximum(scores.max(-1, keepdims=True), sinks)
         weights = np.exp(scores - top)
         out[row] = weights / (weights.sum(-1, keepdims=True) + np.exp(sinks - top)) @ values
@@ -155,7 +161,9 @@ def random_matrix(rng: np.random.Generator, matrix: Matrix) -> tuple[QuantTensor
     return QuantTensor.of_codes(codes, scales, biases, matrix.bits), wide.reshape(matrix.n, matrix.k)
 
 
-def random_inputs(job: GraphJob, rng: np.random.Generator, pages: int = 0, context: int = 0) -> dict[str, Array]:
+def random_inputs(
+    job: GraphJob, rng: np.random.Generator, pages: int = 0, context: int = 0
+) -> dict[str, Array]:
     """Random arrays for the job's inputs, apart from its matrix; those that hold places are for the test to set.
 
     Of a paged job: `pages` in the cache and rows of padding only, page numbers in random order, `context` rows of the
