@@ -1,4 +1,4 @@
-"""The manifest: what an artifact says of itself (docs/artifact.md)."""
+"""The manifest of an artifact as the build fills it in (nearfar.format has the records)."""
 
 from __future__ import annotations
 
@@ -10,96 +10,85 @@ import tvm
 
 import nearfar
 from nearfar.build.weights.checkpoint import Checkpoint
-from nearfar.build.weights.quantize import Scheme
 from nearfar.build.weights.stream import Report
-from nearfar.format.sizes import MAX_ROWS, MAX_STEP, TOP_LOGPROBS, CacheLayout
-from nearfar.step.config import ModelConfig
+from nearfar.format import buffers as table
+from nearfar.format.manifest import Buffer, Cache, File, Group, KvCache, Quantization, Rope, StepRecords, StoredMatrix
+from nearfar.format.manifest import Model as ModelRecord
+from nearfar.format.sizes import MAX_ROWS, PAGE_SIZE
+from nearfar.step.model import Model, Step, op_record, param_record
+from nearfar.targets.quantized import Matrix
 
-ROPE_WEIGHT = "rope.inv_freq"
-
-
-def buffers(config: ModelConfig, cache: CacheLayout) -> list[dict[str, Any]]:
-    """Every buffer a plan can name that is neither weight nor workspace."""
-    vocab, rows = config.vocab_size, MAX_ROWS
-    shapes: dict[str, tuple[str, list[int | str]]] = {
-        "tokens": ("int32", [MAX_STEP]),
-        "positions": ("int32", [MAX_STEP]),
-        "slots": ("int32", [MAX_STEP]),
-        "page_table": ("int32", [cache.slots, cache.pages_per_slot]),
-        "logit_rows": ("int32", [rows]),
-        "rope": ("float32", ["context", config.head_dim]),
-        "logits": ("float32", [rows, vocab]),
-        "sample_f32": ("float32", [rows, 8]),
-        "sample_i32": ("int32", [rows, 8]),
-        "logit_bias": ("float32", [cache.slots, vocab]),
-        "counts": ("int32", [cache.slots, vocab]),
-        "allowed": ("uint32", [cache.slots, -(-vocab // 32)]),
-        "sampled": ("int32", [rows]),
-        "logprob": ("float32", [rows]),
-        "top_ids": ("int32", [rows, TOP_LOGPROBS]),
-        "top_logprobs": ("float32", [rows, TOP_LOGPROBS]),
-    }
-    page: list[int | str] = ["pages", config.kv_heads, cache.page_size, config.head_dim]
-    for layer in range(config.layers):
-        shapes[f"kv.{layer}.k"] = ("kv", list(page))
-        shapes[f"kv.{layer}.v"] = ("kv", list(page))
-    return [{"name": name, "dtype": dtype, "shape": shape} for name, (dtype, shape) in shapes.items()]
+CACHE = Cache(page_size=PAGE_SIZE, slots=MAX_ROWS)
 
 
-def model_section(name: str, config: ModelConfig) -> dict[str, Any]:
-    """The manifest's `model`; windows only where the model has them."""
-    section: dict[str, Any] = {
-        "name": name,
-        "architecture": config.architecture,
-        "hidden_size": config.hidden_size,
-        "layers": config.layers,
-        "heads": config.heads,
-        "kv_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "vocab_size": config.vocab_size,
-        "context_length": config.context_length,
-        "bos_token_id": config.bos_token_id,
-        "eos_token_ids": list(config.eos_token_ids),
-    }
-    if config.sliding_window is not None:
-        section |= {"sliding_window": config.sliding_window, "layer_types": list(config.layer_types)}
-    return section
+def groups(step: Step) -> tuple[Group, ...]:
+    """The groups of a step's caches."""
+    return tuple(Group(window) for window in step.windows)
 
 
-def quantization_section(scheme: Scheme, report: Report) -> dict[str, Any]:
+def caches(step: Step) -> tuple[KvCache, ...]:
+    """Its caches."""
+    return tuple(KvCache(c.kv_heads, c.head_dim, step.group(index)) for index, c in enumerate(step.caches))
+
+
+def buffers(model: Model) -> tuple[Buffer, ...]:
+    """Every buffer of its artifacts."""
+    step = model.step
+    ropes = {name: 2 * len(rope.inv_freq) for name, rope in step.ropes.items()}
+    return table.buffers(model.vocab_size, model.context_length, CACHE, groups(step), caches(step), ropes)
+
+
+def model_record(name: str, model: Model) -> ModelRecord:
+    """The manifest's `model`."""
+    return ModelRecord(
+        name, model.architecture, model.vocab_size, model.context_length, model.bos_token_id, model.eos_token_ids
+    )
+
+
+def step_records(step: Step) -> StepRecords:
+    """The manifest's `step`."""
+    return StepRecords(tuple(map(op_record, step.ops)), tuple(map(param_record, step.params)))
+
+
+def rope_tensor(name: str) -> str:
+    """The weight that holds a table's frequencies."""
+    return f"rope.{name}.inv_freq"
+
+
+def stream_ropes(step: Step) -> dict[str, Rope]:
+    """The manifest's `ropes` where frequencies are tensors of the weight stream."""
+    return {name: Rope(rope_tensor(name), rope.scale) for name, rope in step.ropes.items()}
+
+
+def listed_ropes(step: Step) -> dict[str, Rope]:
+    """The manifest's `ropes` where frequencies stand in it."""
+    return {name: Rope(rope.inv_freq, rope.scale) for name, rope in step.ropes.items()}
+
+
+def quantization(scheme: str, matrices: dict[str, Matrix], report: Report) -> Quantization:
     """The manifest's `quantization`."""
-    return {
-        "scheme": scheme.name,
-        "bits": scheme.bits,
-        "group_size": scheme.group_size if scheme.bits else 0,
-        "method": _method(report) if scheme.bits else "none",
-        "quantized": report.quantized,
-        "dense": report.dense,
-    }
-
-
-def _method(report: Report) -> str:
+    reasons = {dense["name"]: dense["reason"] for dense in report.dense}
+    stored = tuple(StoredMatrix(name, m.n, m.k, m.bits, m.group, reasons.get(name)) for name, m in matrices.items())
     rounded = f"; {report.rounded:,} scales and biases rounded to float16" if report.rounded else ""
-    return report.method + rounded
+    method = report.method + rounded if any(m.quantized for m in matrices.values()) else "none"
+    return Quantization(scheme, method, stored)
 
 
-def memory_section(config: ModelConfig, weight_bytes: int) -> dict[str, Any]:
-    """Bytes of the weights, and of one cached token by precision of the cache."""
-    values = 2 * config.layers * config.kv_heads * config.head_dim
-    return {"weights": weight_bytes, "kv_bytes_per_token": {"f16": 2 * values, "f32": 4 * values}}
+def provenance(checkpoint: Checkpoint, sha256: str, report: Report) -> dict[str, Any]:
+    """Where the artifact came from, and what of it is not here: `skipped`, tensors by the part that they are of.
 
-
-def provenance_section(checkpoint: Checkpoint, sha256: str) -> dict[str, Any]:
-    """Where the artifact came from. No times or paths: the same input gives the same bytes."""
-    return {
+    No times or paths: the same input gives the same bytes.
+    """
+    made = {
         "nearfar": nearfar.__version__,
         "tvm": tvm.__version__,
         "checkpoint": checkpoint.name,
         "checkpoint_sha256": sha256,
     }
+    return made | ({"skipped": report.skipped} if report.skipped else {})
 
 
-def file_record(root: Path, file: Path) -> dict[str, Any]:
+def file_record(root: Path, file: Path) -> File:
     """Path, bytes and SHA-256 of a file of the artifact."""
     data = file.read_bytes()
-    return {"file": file.relative_to(root).as_posix(), "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    return File(file.relative_to(root).as_posix(), len(data), hashlib.sha256(data).hexdigest())

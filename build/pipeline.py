@@ -7,25 +7,24 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from nearfar.build import manifest
 from nearfar.build.output import output_directory
 from nearfar.build.source import BuildOptions, Source, open_source
 from nearfar.build.weights.checkpoint import Checkpoint
 from nearfar.build.weights.stream import WeightStream
-from nearfar.edge_runtime.artifact.reader import Artifact, trust
+from nearfar.edge_runtime.artifact import trust
+from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import ArtifactError, BuildError
-from nearfar.format.manifest import FORMAT, VERSION
+from nearfar.format.manifest import FORMAT, VERSION, Manifest, TokenizerFiles, Weights, document
 from nearfar.format.seal import seal
-from nearfar.targets.mlx.target import MLX
-from nearfar.targets.planned import CPU, VULKAN, WEBGPU
+from nearfar.targets import target as target_of
+from nearfar.targets import target_names
 from nearfar.targets.target import Made, Target
 
-__all__ = ["TARGETS", "BuildOptions", "Progress", "build"]
-
-TARGETS: Mapping[str, Target] = {"cpu": CPU, "webgpu": WEBGPU, "vulkan": VULKAN, "mlx": MLX}
+__all__ = ["BuildOptions", "Progress", "build"]
 
 
 class Progress(Protocol):
@@ -38,11 +37,11 @@ class Progress(Protocol):
 
 def build(options: BuildOptions, progress: Progress = lambda stage, done, total: None) -> list[Path]:
     """Build all targets; gives their directories. Nothing appears in `out` unless its target is whole."""
-    unknown = [target for target in options.targets if target not in TARGETS]
+    unknown = [target for target in options.targets if target not in target_names()]
     if unknown or not options.targets:
-        raise BuildError(f"unknown target {', '.join(unknown) or '(none)'}; known: {', '.join(TARGETS)}")
+        raise BuildError(f"unknown target {', '.join(unknown) or '(none)'}; known: {', '.join(target_names())}")
     source = open_source(options)
-    targets = {name: TARGETS[name] for name in dict.fromkeys(options.targets)}
+    targets = {name: target_of(name) for name in dict.fromkeys(options.targets)}
     for target in targets.values():
         target.check(source, options)
     with ExitStack() as stack:
@@ -62,7 +61,7 @@ def build(options: BuildOptions, progress: Progress = lambda stage, done, total:
 
 def _write_weights(
     source: Source, targets: Mapping[str, Target], roots: Mapping[str, Path], progress: Progress
-) -> tuple[dict[str, dict[str, Any]], str]:
+) -> tuple[dict[str, Weights], str]:
     """Stream the weights into all targets; each one's section of the manifest, and the checkpoint's SHA-256."""
     total = sum(entry.bytes for entry in source.checkpoint.entries.values())
     stage = "quantizing and packing weights" if source.scheme.bits and not source.packed else "packing weights"
@@ -74,7 +73,7 @@ def _write_weights(
         progress(stage, done, total)
 
     stream = WeightStream(
-        source.params, source.model.matrices, source.checkpoint, source.scheme, source.packed, source.report
+        source.params, source.matrices, source.checkpoint, source.scheme, source.packed, source.report
     )
     stop = threading.Event()
     # The checkpoint is hashed beside the stream that reads it, so that both find it in the system's cache.
@@ -86,29 +85,30 @@ def _write_weights(
         return {name: writer.finish() for name, writer in writers.items()}, digest.result()
 
 
-def _write_manifest(
-    source: Source, name: str, root: Path, weights: dict[str, Any], made: Made, digest: str
-) -> None:
+def _write_manifest(source: Source, name: str, root: Path, weights: Weights, made: Made, digest: str) -> None:
     """The manifest, last."""
-    checkpoint, config = source.checkpoint, made.model.config
-    document = {
-        "format": FORMAT,
-        "version": VERSION,
-        "target": name,
-        "model": manifest.model_section(checkpoint.name, config),
-        "cache": {"page_size": made.model.cache.page_size, "slots": made.model.cache.slots},
-        "rope": made.rope,
-        "quantization": manifest.quantization_section(source.scheme, source.report),
-        "weights": weights,
-        "buffers": manifest.buffers(config, made.model.cache),
-        "programs": made.programs,
-        "memory": manifest.memory_section(config, weights["bytes"]),
-        "tokenizer": {"files": [manifest.file_record(root, file) for file in made.tokenizer]},
-        "license": _write_license(checkpoint, root),
-        "provenance": manifest.provenance_section(checkpoint, digest),
-        **made.extra,
-    }
-    (root / "manifest.json").write_bytes(seal(document).encode())
+    checkpoint, model = source.checkpoint, source.model
+    record = Manifest(
+        format=FORMAT,
+        version=VERSION,
+        target=name,
+        model=manifest.model_record(checkpoint.name, model),
+        cache=manifest.CACHE,
+        groups=manifest.groups(model.step),
+        caches=manifest.caches(model.step),
+        ropes=made.ropes,
+        step=manifest.step_records(model.step),
+        quantization=manifest.quantization(source.scheme.name, source.matrices, source.report),
+        weights=weights,
+        buffers=manifest.buffers(model),
+        programs=made.programs,
+        tokenizer=TokenizerFiles(tuple(manifest.file_record(root, file) for file in made.tokenizer)),
+        config=made.config,
+        function=made.function,
+        license=_write_license(checkpoint, root),
+        provenance=manifest.provenance(checkpoint, digest, source.report),
+    )
+    (root / "manifest.json").write_bytes(seal(document(record)).encode())
 
 
 def _check(root: Path) -> None:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import re
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from nearfar.build.program.compile import Model
+from nearfar.build.program.buckets import Buckets
+from nearfar.build.unread import check_unread
 from nearfar.build.weights.checkpoint import Checkpoint, check_tensors, open_checkpoint
 from nearfar.build.weights.mlx_checkpoint import MlxQuantized
 from nearfar.build.weights.quantize import Scheme
 from nearfar.build.weights.stream import Report, choose_matrices
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import ArtifactError, BuildError, CheckpointError
-from nearfar.format.sizes import CacheLayout
-from nearfar.step.config import ConfigReader, ModelConfig
-from nearfar.step.models import architecture
+from nearfar.step.config import ConfigReader
+from nearfar.step.model import Model
 from nearfar.step.params import Param
-from nearfar.targets.emit import CpuFeatures
+from nearfar.step.reading import read_model
+from nearfar.targets.quantized import Matrix
 
 IGNORABLE = (r".*rotary_emb\.inv_freq",)
 QUANT, GROUP_SIZE = "q4", 64  # where the command line says nothing and the checkpoint is not quantized
@@ -29,7 +32,8 @@ class BuildOptions:
     """What to build. `checkpoint`: a local Hugging Face or MLX directory, or a hub id. `out`: one sub-directory a target.
 
     `quant`, `group_size` None: QUANT and GROUP_SIZE, or what a quantized checkpoint has. `export_function` (mlx): also
-    write the step as a function that needs no model code.
+    write the step as a function that needs no model code. `context`: no more positions than these. `buckets`: rows that a
+    step can have; fewer make a smaller artifact, and a slower one.
     """
 
     checkpoint: str
@@ -37,9 +41,11 @@ class BuildOptions:
     targets: tuple[str, ...] = ("cpu", "webgpu")
     quant: str | None = None
     group_size: int | None = None
-    cpu_features: CpuFeatures = "native"
+    cpu_features: str = "native"
     dump_ir: Path | None = None
     export_function: bool = False
+    context: int | None = None
+    buckets: Buckets = field(default_factory=Buckets)
 
 
 @dataclass(frozen=True)
@@ -47,60 +53,58 @@ class Source:
     """The checked checkpoint. `packed` where its matrices are quantized already, by MLX's own layout."""
 
     checkpoint: Checkpoint
-    params: list[Param]
     model: Model
+    matrices: dict[str, Matrix]
     scheme: Scheme
     report: Report
     packed: MlxQuantized | None
 
     @property
-    def config(self) -> ModelConfig:
-        """The shape of the model."""
-        return self.model.config
-
-    def within_window(self) -> Model:
-        """The model for a target whose attention knows no windows: contexts end where the window would begin to matter."""
-        config = self.config
-        if config.sliding_window is None or config.sliding_window >= config.context_length:
-            return self.model
-        config = replace(config, context_length=config.sliding_window)
-        return replace(self.model, config=config, cache=CacheLayout(config.context_length))
+    def params(self) -> tuple[Param, ...]:
+        """The weights, in the order in which a step reads them."""
+        return self.model.step.params
 
 
 def open_source(options: BuildOptions) -> Source:
     """Open and check the checkpoint; CheckpointError or BuildError before any weight is read."""
     checkpoint = open_checkpoint(options.checkpoint)
-    arch = architecture(checkpoint.config)
-    config = _with_end_tokens(arch.parse(checkpoint.config), checkpoint)
-    _check_text(checkpoint, config)
-    params = arch.params(config)
+    reading = read_model(checkpoint.config, checkpoint.entries, options.context)
+    check_unread(reading.config, reading.model_type)
+    model = _with_end_tokens(reading.model, checkpoint)
+    _check_text(checkpoint, model)
+    params = model.step.params
     packed = MlxQuantized.of(checkpoint)
     scheme = _scheme(options, packed)
     expected = {name: shape for param in params for name, shape in param.expected().items()}
     if packed is not None:
         expected = packed.expected(expected)
-    tied_copy = (r"lm_head\.(weight|scales|biases)",) if config.tied else ()
-    check_tensors(checkpoint, expected, (*IGNORABLE, *tied_copy))
+    tied = not any(param.name == "lm_head" for param in params)
+    tied_copy = (r"(language_model\.)?lm_head\.(weight|scales|biases)",) if tied else ()
+    check_tensors(checkpoint, expected, (*IGNORABLE, *tied_copy, *map(re.escape, (*reading.skipped, *model.unused))))
     matrices, report = choose_matrices(params, checkpoint, scheme, packed)
-    biases = frozenset(param.name for param in params if param.name.endswith(".bias"))
-    model = Model(config, arch, matrices, biases, CacheLayout(config.context_length))
-    return Source(checkpoint, params, model, scheme, report, packed)
+    report.skipped = dict(Counter(_part(name) for name in reading.skipped))
+    return Source(checkpoint, model, matrices, scheme, report, packed)
 
 
-def _with_end_tokens(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
+def _part(tensor: str) -> str:
+    """What part of a model a tensor is of."""
+    return tensor.removeprefix("model.").partition(".")[0]
+
+
+def _with_end_tokens(model: Model, checkpoint: Checkpoint) -> Model:
     """With generation_config.json's end tokens, where it has some: chat models end turns with more than one."""
-    ids = ConfigReader(checkpoint.generation_config, "generation_config.json").token_ids("eos_token_id", config.vocab_size)
-    return replace(config, eos_token_ids=tuple(dict.fromkeys(ids or config.eos_token_ids)))
+    ids = ConfigReader(checkpoint.generation_config, "generation_config.json").token_ids("eos_token_id", model.vocab_size)
+    return model.ending_in(tuple(dict.fromkeys(ids or model.eos_token_ids)))
 
 
-def _check_text(checkpoint: Checkpoint, config: ModelConfig) -> None:
+def _check_text(checkpoint: Checkpoint, model: Model) -> None:
     """Open tokenizer and chat template as the runtimes will, before any work is done: CheckpointError where they cannot be."""
     try:
         tokenizer = Tokenizer.from_file(str(checkpoint.path / "tokenizer.json"))
     except Exception as error:  # the library raises plain Exception
         raise CheckpointError(f"{checkpoint.path / 'tokenizer.json'}: no tokenizer ({error}): download it again") from error
     try:
-        TextCodec(tokenizer, checkpoint.tokenizer_config, checkpoint.chat_template, config.bos_token_id)
+        TextCodec(tokenizer, checkpoint.tokenizer_config, checkpoint.chat_template, model.bos_token_id)
     except ArtifactError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}: correct it, or download the checkpoint again") from error
 

@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from nearfar.step.model import op_of, param_of
+from nearfar.step.ops import Attend, RopeAppend, reads, weights_of
+
 if TYPE_CHECKING:
     from nearfar.format.manifest import Function, Kernel, Manifest, Program, Tensor
 
@@ -19,39 +22,64 @@ PLANNED = ("step", "greedy", "sample", "logprobs")
 def problems(manifest: Manifest) -> Iterator[str]:
     """Everything that does not add up, each by name with its values."""
     yield from _model(manifest)
-    if manifest.target == "mlx":
-        yield from _safetensors(manifest)
-    else:
+    yield from _caches(manifest)
+    yield from _step(manifest)
+    if manifest.weights.format == "stream":
         yield from _stream(manifest)
-    names = [program.precision for program in manifest.programs]
+    else:
+        yield from _safetensors(manifest)
+    names = [program.name for program in manifest.programs]
     if len(set(names)) < len(names):
-        yield f"programs have the same precision: {', '.join(names)}"
+        yield f"programs have the same name: {', '.join(names)}"
     for program in manifest.programs:
         for problem in _program(manifest, program):
-            yield f"program {program.precision}: {problem}"
+            yield f"program {program.name}: {problem}"
 
 
 def _model(manifest: Manifest) -> Iterator[str]:
     model = manifest.model
-    if model.heads % model.kv_heads:
-        yield f"model.heads {model.heads} is no multiple of kv_heads {model.kv_heads}"
-    if model.head_dim % 2:
-        yield f"model.head_dim is {model.head_dim}, which is odd"
     for token in (*model.eos_token_ids, *([] if model.bos_token_id is None else [model.bos_token_id])):
         if token >= model.vocab_size:
             yield f"special token {token} is not below model.vocab_size {model.vocab_size}"
-    if model.layer_types and len(model.layer_types) != model.layers:
-        yield f"model.layer_types has {len(model.layer_types)} entries for {model.layers} layers"
-    if "sliding_attention" in model.layer_types and model.sliding_window is None:
-        yield "model.layer_types has sliding_attention, but there is no sliding_window"
+
+
+def _caches(manifest: Manifest) -> Iterator[str]:
+    used = {cache.group for cache in manifest.caches}
+    if used != set(range(len(manifest.groups))):
+        yield f"caches are of groups {sorted(used)}, and there are {len(manifest.groups)} groups"
+    windows = [group.window for group in manifest.groups]
+    if len(set(windows)) < len(windows):
+        yield f"two groups have the same window: {windows}"
+
+
+def _step(manifest: Manifest) -> Iterator[str]:
+    """The list must be one that can be read, and say what the caches, tables and weights say."""
+    try:
+        ops = [op_of(record) for record in manifest.step.ops]
+        params = {param.name: param for param in map(param_of, manifest.step.params)}
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        yield f"step is not a list of operations and parameters: {error}"
+        return
+    made: set[str] = set()
+    for op in ops:
+        if unknown := [name for name in reads(op) if name not in made]:
+            yield f"step: {op.out} reads {unknown[0]}, which nothing before it makes"
+        made.add(op.out)
+        if isinstance(op, RopeAppend | Attend):
+            if not 0 <= op.cache < len(manifest.caches):
+                yield f"step: {op.out} uses cache {op.cache}, there are {len(manifest.caches)}"
+            elif op.heads % manifest.caches[op.cache].kv_heads:
+                yield f"step: {op.out} has {op.heads} heads for {manifest.caches[op.cache].kv_heads} heads of keys"
+        if isinstance(op, RopeAppend) and op.rope is not None and op.rope not in manifest.ropes:
+            yield f"step: {op.out} turns by {op.rope!r}, which is not among ropes"
+        for weight in weights_of(op):
+            if weight not in params:
+                yield f"step: {op.out} names the weight {weight!r}, which is no parameter"
 
 
 def _stream(manifest: Manifest) -> Iterator[str]:
     """The shards must hold exactly the stream that the tensors lie in, side by side."""
     weights = manifest.weights
-    if weights.format != "stream":
-        yield f"weights.format is {weights.format}; target {manifest.target} reads a stream"
-        return
     held = sum(shard.bytes for shard in weights.shards)
     if held != weights.bytes:
         yield f"the weight shards hold {held:,} bytes, weights.bytes is {weights.bytes:,}"
@@ -60,7 +88,7 @@ def _stream(manifest: Manifest) -> Iterator[str]:
         if shard.bytes != place:
             yield f"{shard.file} is listed with {shard.bytes:,} bytes, its place in the stream is {place:,}"
     yield from _tensors(weights.tensors, weights.bytes)
-    yield from _rope(manifest)
+    yield from _ropes(manifest)
 
 
 def _tensors(tensors: Sequence[Tensor], total: int) -> Iterator[str]:
@@ -78,46 +106,56 @@ def _tensors(tensors: Sequence[Tensor], total: int) -> Iterator[str]:
             yield f"tensors {first.name} and {second.name} overlap"
 
 
-def _rope(manifest: Manifest) -> Iterator[str]:
-    name, half = manifest.rope.inv_freq, manifest.model.head_dim // 2
-    tensor = next((tensor for tensor in manifest.weights.tensors if tensor.name == name), None)
-    if tensor is None:
-        yield f"rope.inv_freq is {str(name)[:80]!r}, which is no tensor of the weights"
-    elif (tensor.dtype, tensor.shape) != ("float32", (half,)):
-        yield f"tensor {tensor.name} is {tensor.dtype} {list(tensor.shape)}, rope needs float32 [{half}]"
+def _ropes(manifest: Manifest) -> Iterator[str]:
+    dims = _rope_dims(manifest)
+    tensors = {tensor.name: tensor for tensor in manifest.weights.tensors}
+    for name, rope in manifest.ropes.items():
+        tensor = tensors.get(str(rope.inv_freq))
+        if tensor is None:
+            yield f"ropes.{name}.inv_freq is {str(rope.inv_freq)[:80]!r}, which is no tensor of the weights"
+        elif (tensor.dtype, tensor.shape) != ("float32", (dims.get(name, 0) // 2,)):
+            yield (
+                f"tensor {tensor.name} is {tensor.dtype} {list(tensor.shape)}, rope {name!r} needs float32 "
+                f"[{dims.get(name, 0) // 2}]"
+            )
+
+
+def _rope_dims(manifest: Manifest) -> dict[str, int]:
+    """Head size by the name of a table: the last extent of its buffer."""
+    shapes = {buffer.name: buffer.shape for buffer in manifest.buffers}
+    last = {name: shapes.get(f"rope.{name}", (0,))[-1] for name in manifest.ropes}
+    return {name: extent for name, extent in last.items() if isinstance(extent, int)}
 
 
 def _safetensors(manifest: Manifest) -> Iterator[str]:
-    weights, frequencies = manifest.weights, manifest.rope.inv_freq
+    weights = manifest.weights
     held = sum(shard.bytes for shard in weights.shards)
-    if weights.format != "safetensors" or weights.tensors or not weights.shards or held != weights.bytes:
+    if weights.tensors or not weights.shards or held != weights.bytes:
         yield (
             f"weights are {weights.format}, {len(weights.tensors)} tensors, {len(weights.shards)} files of {held:,} bytes in "
-            f"all, stated {weights.bytes:,}; target mlx reads safetensors files, which list their tensors themselves"
+            f"all, stated {weights.bytes:,}; safetensors files list their tensors themselves"
         )
-    half = manifest.model.head_dim // 2
-    if isinstance(frequencies, str) or len(frequencies) != half or not all(value > 0 for value in frequencies):
-        yield f"rope.inv_freq should be {half} numbers above 0"
+    dims = _rope_dims(manifest)
+    for name, rope in manifest.ropes.items():
+        if isinstance(rope.inv_freq, str) or len(rope.inv_freq) != dims.get(name, 0) // 2:
+            yield f"ropes.{name}.inv_freq should be {dims.get(name, 0) // 2} numbers, none below 0"
     if manifest.config is None:
         yield "config is missing: the record of config.json"
 
 
 def _program(manifest: Manifest, program: Program) -> Iterator[str]:
-    if program.precision not in manifest.memory.kv_bytes_per_token:
-        yield "memory.kv_bytes_per_token does not have it"
     for name in PLANNED:
         yield from _buckets(manifest, name, program.functions[name])
-    if manifest.target == "cpu" and (program.library is None or program.library_sha256 is None):
+    if (program.library is None) != (program.library_sha256 is None):
         yield "library and library_sha256 should name the shared library and its hash"
     for name, kernel in program.kernels.items():
-        if not _fits(manifest.target, kernel):
-            yield f"kernel {name} does not have what target {manifest.target} needs"
+        if not _fits(program, kernel):
+            yield f"kernel {name} has neither the parameters of a library's function nor a file"
 
 
-def _fits(target: str, kernel: Kernel) -> bool:
-    if target == "cpu":
-        return bool(kernel.params)
-    return kernel.file is not None and (target != "vulkan" or len(kernel.workgroup) == 3)
+def _fits(program: Program, kernel: Kernel) -> bool:
+    """A function of the library with its parameters, or a shader of its own."""
+    return bool(kernel.params) if program.library is not None else kernel.file is not None
 
 
 def _buckets(manifest: Manifest, name: str, buckets: Sequence[Function]) -> Iterator[str]:
@@ -129,6 +167,8 @@ def _buckets(manifest: Manifest, name: str, buckets: Sequence[Function]) -> Iter
     most, rows = _extent(shapes, "tokens"), _extent(shapes, "logits")
     for bucket in buckets:
         fits = bucket.size <= most and bucket.rows <= min(bucket.size, rows)
+        if manifest.weights.format == "stream" and (bucket.plan is None or bucket.sha256 is None):
+            yield f"{name} of size {bucket.size} has no plan"
         if not fits or (name != "step" and bucket.rows != bucket.size):
             yield f"{name} of size {bucket.size} has {bucket.rows} rows, which the buffers do not hold"
 

@@ -19,37 +19,25 @@ from nearfar.format import consistency
 from nearfar.format.seal import FIELD, is_sealed
 
 FORMAT = "nearfar-artifact"
-VERSION = 2
+VERSION = 3
 LARGEST = 1e300  # of a number: what JSON can write and float64 cannot hold is refused
 
+Float = Literal["float16", "float32"]
+"""What programs compute in, and caches hold."""
 Dim = int | str
-"""A dimension: a number, or "pages" or "context", which the runtime chooses."""
+"""A dimension: a number, or "pages.<group>" or "context", which the runtime chooses."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """Shape of the model, and its special tokens."""
+    """What a runtime needs to know of the model, and its special tokens. What it computes stands in `step`."""
 
     name: str
     architecture: str
-    hidden_size: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
     vocab_size: int
     context_length: int
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
-    sliding_window: int | None = None
-    """Positions that a layer of type "sliding_attention" sees, its own included."""
-    layer_types: tuple[str, ...] = ()
-    """By layer "full_attention" or "sliding_attention"; empty: all full."""
-
-    def window(self, layer: int) -> int | None:
-        """How many positions a layer attends to, None: all."""
-        sliding = bool(self.layer_types) and self.layer_types[layer] == "sliding_attention"
-        return self.sliding_window if sliding else None
 
 
 @dataclass(frozen=True)
@@ -61,31 +49,65 @@ class Cache:
 
 
 @dataclass(frozen=True)
-class Rope:
-    """How the runtime makes the `rope` buffer: the frequencies (mlx) or the tensor that holds them, and a factor."""
+class Group:
+    """Caches whose layers look equally far back; each group has pages and a page table of its own.
 
-    inv_freq: str | list[float]
+    `window`: positions that they attend to, the row's own included; None: all.
+    """
+
+    window: int | None = None
+
+
+@dataclass(frozen=True)
+class KvCache:
+    """The paged keys and values of a layer, and of those that read them too."""
+
+    kv_heads: int
+    head_dim: int
+    group: int
+
+
+@dataclass(frozen=True)
+class Rope:
+    """How the runtime makes a buffer `rope.<name>`: frequencies (mlx) or the tensor that holds them, and a factor.
+
+    Pair i turns by position · inv_freq[i], cosine and sine times `scale`; where inv_freq is 0 it is not turned, nor scaled.
+    """
+
+    inv_freq: str | tuple[float, ...]
     scale: float
 
 
 @dataclass(frozen=True)
-class Dense:
-    """A matrix that was not quantized."""
+class StepRecords:
+    """The step as data: operations and parameters as nearfar.step.model writes and reads them."""
+
+    ops: tuple[dict[str, Any], ...]
+    params: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class StoredMatrix:
+    """How a matrix [n, k] is stored: `bits` with a scale and a bias for `group_size` inputs, or 16 or 32 for floats.
+
+    `reason`: why it was not quantized, where that was asked for.
+    """
 
     name: str
-    reason: str
+    n: int
+    k: int
+    bits: int
+    group_size: int = 0
+    reason: str | None = None
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """What was done to the weights."""
+    """What was done to the weights: in short, how, and matrix by matrix (they need not be alike)."""
 
     scheme: str
-    bits: int | None = None
-    group_size: int | None = None
-    method: str | None = None
-    quantized: tuple[str, ...] = ()
-    dense: tuple[Dense, ...] = ()
+    method: str = "none"
+    matrices: tuple[StoredMatrix, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -169,10 +191,11 @@ class Function:
 
 @dataclass(frozen=True)
 class Program:
-    """Kernels and plans of one precision."""
+    """Kernels and plans. `activations`: dtype of what passes between kernels, but for the residual stream (float32)."""
 
-    precision: Literal["f16", "f32"]
-    kv_dtype: str
+    name: str
+    activations: Float
+    kv_dtype: Float
     requires: Requires
     workspace: tuple[int, ...]
     kernels: dict[str, Kernel]
@@ -180,13 +203,10 @@ class Program:
     library: str | None = None
     library_sha256: str | None = None
 
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes that the model needs."""
-
-    weights: int
-    kv_bytes_per_token: dict[str, int]
+    @property
+    def precision(self) -> Literal["f16", "f32"]:
+        """What it computes in, as options name it."""
+        return "f16" if self.activations == "float16" else "f32"
 
 
 @dataclass(frozen=True)
@@ -202,15 +222,17 @@ class Manifest:
 
     format: str
     version: int
-    target: Literal["cpu", "webgpu", "vulkan", "mlx"]
+    target: str
     model: Model
     cache: Cache
-    rope: Rope
+    groups: tuple[Group, ...]
+    caches: tuple[KvCache, ...]
+    ropes: dict[str, Rope]
+    step: StepRecords
     quantization: Quantization
     weights: Weights
     buffers: tuple[Buffer, ...]
     programs: tuple[Program, ...]
-    memory: Memory
     tokenizer: TokenizerFiles
     config: File | None = None
     """config.json (mlx)."""
@@ -218,6 +240,20 @@ class Manifest:
     """The step as an exported function (mlx, where it was asked for)."""
     license: str | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
+
+
+def document(manifest: Manifest) -> dict[str, Any]:
+    """The manifest as JSON, as a build writes it; fields that have their default are left out."""
+    return typing.cast(dict[str, Any], _json(manifest))
+
+
+def _json(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        given = ((f.name, getattr(value, f.name), f.default) for f in dataclasses.fields(value))
+        return {name: _json(item) for name, item, default in given if default is dataclasses.MISSING or item != default}
+    if isinstance(value, tuple | list):
+        return [_json(item) for item in value]
+    return {key: _json(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 @functools.cache
@@ -291,11 +327,11 @@ def _record(kind: Any, value: Any) -> Any:
         return typing.cast(Any, kind)(**{key: _record(hints[key], value[key]) for key in hints if key in value})
     if origin is tuple:
         return tuple(_record(arguments[0], item) for item in value)
-    if origin is dict:
+    if origin is dict and arguments[1] is not Any:
         return {key: _record(arguments[1], item) for key, item in value.items()}
     if origin in (types.UnionType, typing.Union) and value is not None:
         inner = [argument for argument in arguments if argument is not types.NoneType]
-        return _record(inner[0], value) if len(inner) == 1 else value
+        return _record(inner[0], value) if len(inner) == 1 else tuple(value) if isinstance(value, list) else value
     return float(value) if kind is float else value
 
 

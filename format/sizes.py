@@ -1,25 +1,21 @@
-"""Sizes that the artifact format fixes: buckets, rows, cache pages."""
+"""Sizes that the format fixes: rows of a step, rows of logits, buckets, tokens a page."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-MAX_STEP = 256  # rows of the largest bucket: the length of `tokens`, `positions`, `slots`
-MAX_ROWS = 16  # rows of logits, and sequences in flight
+MAX_STEP = 256
+"""Rows of the largest bucket: the length of `tokens`, `positions`, `slots`."""
+MAX_ROWS = 16
+"""Rows of logits, and sequences in flight (slots)."""
 STEP_BUCKETS = (1, 4, 16, 64, 256)
+"""Rows in, of the buckets that a build makes of `step`."""
 ROW_BUCKETS = (1, 4, 16)
+"""Rows, of the buckets that a build makes of `greedy`, `sample` and `logprobs`."""
 TOP_LOGPROBS = 20
+"""The likeliest tokens that `logprobs` tells of a row."""
+PAGE_SIZE = 16
+"""Tokens a page of the cache."""
 
 
-@dataclass(frozen=True)
-class CacheLayout:
-    """The paged KV cache: tokens a page, sequences in flight, pages a sequence can have."""
-
-    context_length: int
-    page_size: int = 16
-    slots: int = MAX_ROWS
-
-    @property
-    def pages_per_slot(self) -> int:
-        """Columns of the page table."""
-        return -(-self.context_length // self.page_size)
+def pages_for(tokens: int, page_size: int) -> int:
+    """Pages that so many tokens fill, the last perhaps in part."""
+    return -(-tokens // page_size)

@@ -189,3 +189,21 @@ OPS: dict[str, type[Op]] = {
 def reads(op: Op) -> tuple[str, ...]:
     """The values that an operation reads."""
     return (op.a, op.b) if isinstance(op, Add | Mul) else () if isinstance(op, Embed) else (op.x,)
+
+
+def weights_of(op: Op) -> tuple[str, ...]:
+    """The parameters that an operation reads."""
+    match op:
+        case Embed():
+            found: tuple[str | None, ...] = (op.table,)
+        case Norm() | Scale():
+            found = (op.weight,)
+        case Linear() | Logits():
+            found = (op.weight, op.bias)
+        case RopeAppend():
+            found = (op.q_norm, op.k_norm)
+        case Attend():
+            found = (op.sinks,)
+        case _:
+            found = ()
+    return tuple(name for name in found if name is not None)

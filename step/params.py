@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 
 @dataclass(frozen=True)
 class RotaryOrder:
@@ -91,6 +94,13 @@ class Param:
             moved = piece.order.rows(piece.rows) if piece.order is not None else range(piece.rows)
             rows += [before + row for row in moved]
         return rows
+
+    def folded(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """A vector as the step reads it, of the stacked tensors: its rows in order, scaled and shifted."""
+        moved = values if self.order is None else values[np.array(self.order)]
+        if self.scale == 1.0 and self.offset == 0.0:
+            return moved
+        return np.asarray(moved * np.float32(self.scale) + np.float32(self.offset), np.float32)
 
     def expected(self) -> dict[str, tuple[int, ...]]:
         """Shape of each tensor."""

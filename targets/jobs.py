@@ -35,7 +35,7 @@ class Embed:
     scale: float = 1.0
 
     def inputs(self, parts: int) -> tuple[str, ...]:
-        """tokens int32 [256], the matrix's parts."""
+        """Tokens int32 [256], the matrix's parts."""
         return ("tokens", *(f"w{i}" for i in range(parts)))
 
     @property
@@ -111,7 +111,7 @@ class Linear:
         return self.matrix.n // 2 if self.gate else self.matrix.n
 
     def inputs(self, parts: int) -> tuple[str, ...]:
-        """x [x_rows or m, k], [logit_rows [16]], [norm f32 [k]], the parts, [bias f32 [n]], [residual (out_dtype)]."""
+        """X [x_rows or m, k], [logit_rows [16]], [norm f32 [k]], the parts, [bias f32 [n]], [residual (out_dtype)]."""
         head = ("x", *["logit_rows"] * self.rows, *["norm"] * (self.norm is not None))
         return (*head, *(f"w{i}" for i in range(parts)), *["bias"] * self.bias, *["residual"] * self.residual)
 
@@ -187,7 +187,7 @@ class RopeAppend(Paged):
         return self.heads + 2 * self.kv_heads * self.append
 
     def inputs(self, parts: int = 0) -> tuple[str, ...]:
-        """x [m, x_heads·head_dim] (dtype), positions, slots, page_table, [rope], [q_norm, [k_norm]], [k_cache, v_cache].
+        """X [m, x_heads·head_dim] (dtype), positions, slots, page_table, [rope], [q_norm, [k_norm]], [k_cache, v_cache].
 
         positions, slots int32 [256]; page_table int32 [slots, pages_per_slot]; rope f32 [context, head_dim]; norms f32.
         The caches are written in place. Without `append`: neither slots and page_table, nor k_norm, nor the caches.
@@ -198,7 +198,7 @@ class RopeAppend(Paged):
 
     @property
     def out(self) -> Output:
-        """q (dtype) [m, heads·head_dim]."""
+        """Q (dtype) [m, heads·head_dim]."""
         return self.q_shape, self.dtype
 
     @property
@@ -232,7 +232,7 @@ class Attend(Paged):
 
     @property
     def out(self) -> Output:
-        """dtype [m, heads·head_dim]."""
+        """Dtype [m, heads·head_dim]."""
         return self.q_shape, self.dtype
 
     @property

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from nearfar.build.program.compile import Model
 from nearfar.build.source import BuildOptions, Source
 from nearfar.build.weights.stream import WeightWriter
+from nearfar.format.manifest import File, Program, Rope, Weights
 
 
 @dataclass(frozen=True)
 class Made:
     """What a target adds to its manifest.
 
-    `model`: what the manifest describes (its context can be shorter than the checkpoint's); `tokenizer`: the files of the
-    tokenizer, relative to the artifact; `extra`: further keys of the manifest.
+    `tokenizer`: the files of the tokenizer, relative to the artifact; `config`, `function`: mlx's own.
     """
 
-    model: Model
-    rope: dict[str, Any]
-    programs: list[dict[str, Any]]
+    ropes: dict[str, Rope]
+    programs: tuple[Program, ...]
     tokenizer: list[Path]
-    extra: dict[str, Any]
+    config: File | None = None
+    function: File | None = None
 
 
 class Target(Protocol):
@@ -37,6 +36,6 @@ class Target(Protocol):
         """Where the weights go."""
         ...
 
-    def finish(self, source: Source, root: Path, weights: dict[str, Any], options: BuildOptions) -> Made:
+    def finish(self, source: Source, root: Path, weights: Weights, options: BuildOptions) -> Made:
         """Compile, and write what lies beside the weights; `weights` is the manifest's section."""
         ...

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from nearfar.build.weights import quantize_kernel as kernel
 from nearfar.build.weights.quantize_kernel import LARGEST
 from nearfar.errors import BuildError, CheckpointError
+from nearfar.targets.codes import BITS
 from nearfar.targets.quantized import Array, QuantTensor
 
 F32 = npt.NDArray[np.float32]
@@ -32,34 +33,35 @@ SLICE_WEIGHTS = 1 << 20
 __all__ = ["LARGEST", "METHOD", "Scheme", "Slice", "dequantize", "quantize", "quantize_slice", "slices", "stack",
            "to_float32"]  # fmt: skip
 
+GROUPS = (16, 32, 64, 128)
 METHOD = "alternating least squares from clipped ranges, float16 scale and bias inside the search"
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How matrices are stored: `bits` 2, 3, 4 or 8 with `group_size` 32 or 64, or bits 0 for no quantization."""
+    """How matrices are stored: `bits` of BITS with `group_size` of GROUPS, or bits 0 for no quantization."""
 
     bits: int
     group_size: int = 64
 
     @staticmethod
     def parse(text: str, group_size: int = 64) -> Scheme:
-        """Scheme of the command line's `--quant q2|q3|q4|q8|none --group-size 32|64`; BuildError for anything else."""
-        bits = {"q2": 2, "q3": 3, "q4": 4, "q8": 8, "none": 0}.get(text)
-        if bits is None:
-            raise BuildError(f"unknown quantization {text!r}: use q2, q3, q4, q8 or none")
-        if group_size not in (32, 64):
-            raise BuildError(f"unknown group size {group_size}: use 32 or 64")
-        return Scheme(bits, group_size)
+        """Scheme of the command line's `--quant q4 --group-size 64`; BuildError for what there is not."""
+        names = {**{f"q{bits}": bits for bits in BITS}, "none": 0}
+        if text not in names:
+            raise BuildError(f"unknown quantization {text!r}: use {', '.join(names)}")
+        if group_size not in GROUPS:
+            raise BuildError(f"unknown group size {group_size}: use {', '.join(map(str, GROUPS))}")
+        return Scheme(names[text], group_size)
 
     @property
     def name(self) -> str:
-        """The name of the command line and the manifest: q2, q3, q4, q8 or none."""
+        """The name of the command line and the manifest, such as q4, or none."""
         return f"q{self.bits}" if self.bits else "none"
 
     def fits(self, k: int) -> bool:
-        """Whether a matrix with k inputs can be quantized: k is a multiple of the group."""
-        return self.bits > 0 and k % self.group_size == 0
+        """Whether a matrix with k inputs can be quantized: whole groups, and whole words of codes."""
+        return self.bits > 0 and k % self.group_size == 0 and k * self.bits % 32 == 0
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ def quantize_slice(piece: Slice, scheme: Scheme, name: str, first_row: int) -> Q
     """Quantize a slice of the matrix `name` that begins at `first_row`, on the calling thread; errors as `quantize`."""
     blocks, lanes, group = piece.groups.shape
     n, k = piece.rows.shape
-    words = kernel.aligned_empty((blocks, lanes, group * scheme.bits // 32), np.uint32)
+    words = kernel.aligned_empty((blocks, lanes, group * scheme.bits // kernel.WORD), np.uint16)
     params = kernel.aligned_empty((blocks, len(kernel.PARAMS), lanes), np.float32)
     source = "float32" if piece.groups.dtype == np.float32 else "bfloat16"
     kernel.compiled_search(scheme.bits, group, source)(piece.groups, words, params)
@@ -129,7 +131,7 @@ def quantize_slice(piece: Slice, scheme: Scheme, name: str, first_row: int) -> Q
     scale, bias, low, high, total = params.transpose(1, 0, 2).reshape(len(kernel.PARAMS), -1)[:, :count]
     _check_range(piece.rows, (low, high, total), group, name, first_row)
     return QuantTensor(
-        words.reshape(-1)[: n * k * scheme.bits // 32].reshape(n, -1),
+        words.reshape(-1)[: n * k * scheme.bits // kernel.WORD].view("<u4").reshape(n, -1),
         scale.astype(np.float16).reshape(n, -1),
         bias.astype(np.float16).reshape(n, -1),
         scheme.bits,

@@ -18,9 +18,9 @@ import tvm
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from nearfar.targets.quantized import Array
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.lowering import PIPELINE
+from nearfar.targets.quantized import Array
 
 LANES = 16  # groups that one loop iteration works on, each in a vector lane: two registers, so that their chains overlap
 HALVES = tuple(range(LANES // v.LANES))
@@ -31,18 +31,19 @@ LARGEST = 65504.0
 # bits, group 64, the squared error against min-max: 2 starts, 7 refits 0.823; 2, 5: 0.829; 4, 3: 0.832; 1, 15: 0.850.
 # Fewer bits gain from narrower ranges: on the 7M model's weights a step of 0.3 takes 1.3 % off the error at 2 bits, and one
 # of 0.2 takes 0.6 % off at 3 bits; at 4 bits both add. Twice as many passes take off 1 to 2 % at any number of bits.
-STARTS = {2: 2, 3: 2, 4: 2, 8: 2}
-STEP = {2: 0.3, 3: 0.2, 4: 0.12, 8: 0.01}
-REFITS = {2: 5, 3: 5, 4: 5, 8: 3}
+STARTS = {2: 2, 3: 2, 4: 2, 5: 2, 6: 2, 8: 2}
+STEP = {2: 0.3, 3: 0.2, 4: 0.12, 5: 0.07, 6: 0.04, 8: 0.01}
+REFITS = {2: 5, 3: 5, 4: 5, 5: 4, 6: 4, 8: 3}
+WORD = 16  # bits of the words that codes are packed into: a group of 16 fills whole ones at any number of bits
 
 PARAMS = ("scale", "bias", "low", "high", "total")  # rows of the kernel's params: the group's affine, then its statistics
 
 Expr = Any  # tirx expressions carry their operators at run time only
-Search = Callable[[Array, npt.NDArray[np.uint32], npt.NDArray[np.float32]], None]
+Search = Callable[[Array, npt.NDArray[np.uint16], npt.NDArray[np.float32]], None]
 
 
 def search_func(bits: int, group: int, source: str) -> tirx.PrimFunc:
-    """Make the kernel: w [blocks, LANES, group] in; words uint32 [blocks, LANES, group*bits/32], params float32 [blocks, 5, LANES] out.
+    """Make the kernel: w [blocks, LANES, group] in; words uint16 [blocks, LANES, group*bits/16], params float32 [blocks, 5, LANES] out.
 
     `source` "float32", or "bfloat16": then w is uint16, its bits. words hold the codes as MLX packs them, the first in the
     lowest bits; params are PARAMS of each group. Where a group's statistics are not finite, or beyond float16, its other
@@ -51,7 +52,7 @@ def search_func(bits: int, group: int, source: str) -> tirx.PrimFunc:
     blocks = tirx.Var("blocks", "int32")
     args = [
         ("w", (blocks, LANES, group), "float32" if source == "float32" else "uint16"),
-        ("words", (blocks, LANES, group * bits // 32), "uint32"),
+        ("words", (blocks, LANES, group * bits // WORD), "uint16"),
         ("params", (blocks, len(PARAMS), LANES), "float32"),
     ]
 
@@ -160,32 +161,33 @@ class _Groups:
         v.put1(self.bias, [h], _bias((self.total[h] - self.scale[h] * sq) / n))
 
     def store(self, words: Expr, params: Expr, block: Expr) -> None:
-        """Pack the codes of the best scale and bias, 32 codes into `bits` words at a time; write the parameters."""
+        """Pack the codes of the best scale and bias, 16 codes into `bits` words at a time; write the parameters."""
         self._invert(self.best_scale, self.best_bias)
         for row, register in enumerate((self.best_scale, self.best_bias, self.low, self.high, self.total)):
             for h in HALVES:
                 v.put(params, [block, row, h * v.LANES], register[h])
         packed = v.local((LANES * self.bits,), "uint32")
-        with T.serial(0, self.group // 32) as chunk:
+        with T.serial(0, self.group // WORD) as chunk:
             for h in HALVES:
                 word = v.registers(self.bits, v.U32X8)
                 for j in range(self.bits):
                     v.put1(word, [j], v.isplat(0, "uint32"))
-                for i in range(32):
-                    self._pack(word, chunk * 32 + i, i * self.bits, h)
+                for i in range(WORD):
+                    self._pack(word, chunk * WORD + i, i * self.bits, h)
                 for j in range(self.bits):
                     v.put(packed, [j * LANES + h * v.LANES], word[j])
             for lane in range(LANES):
                 for j in range(self.bits):
-                    v.put1(words, [block, lane, chunk * self.bits + j], packed[j * LANES + lane])
+                    half = tirx.Cast("uint16", packed[j * LANES + lane] & tirx.IntImm("uint32", 0xFFFF))
+                    v.put1(words, [block, lane, chunk * self.bits + j], half)
 
     def _pack(self, word: Expr, i: Expr, bit: int, h: int) -> None:
-        """Put code i at `bit` of the words; at 3 bits a code can straddle two."""
+        """Put code i at `bit` of the words; where `bits` does not divide 16, a code can straddle two."""
         code = v.keep(v.bits(v.cast(self.codes(self.weights(i, h), h), v.I32X8), v.U32X8), v.U32X8)
-        j, shift = divmod(bit, 32)
+        j, shift = divmod(bit, WORD)
         v.put1(word, [j], word[j] | (code << v.isplat(shift, "uint32")))
-        if shift + self.bits > 32:
-            v.put1(word, [j + 1], word[j + 1] | (code >> v.isplat(32 - shift, "uint32")))
+        if shift + self.bits > WORD:
+            v.put1(word, [j + 1], word[j + 1] | (code >> v.isplat(WORD - shift, "uint32")))
 
 
 def _float16(value: Expr) -> Expr:
@@ -224,7 +226,7 @@ def compiled_search(bits: int, group: int, source: str) -> Search:
     module = tvm.IRModule({"search": search_func(bits, group, source).with_attr("global_symbol", "search")})
     function = tvm.tirx.build(module, target=_target(), pipeline=PIPELINE)["search"]
 
-    def search(w: Array, words: npt.NDArray[np.uint32], params: npt.NDArray[np.float32]) -> None:
+    def search(w: Array, words: npt.NDArray[np.uint16], params: npt.NDArray[np.float32]) -> None:
         function(*(tvm.runtime.from_dlpack(array) for array in (w, words, params)))
 
     return search

@@ -17,8 +17,9 @@ from typing import Any, BinaryIO, Self
 
 import numpy as np
 
-from nearfar.build.weights.shards import ShardRecord, disk_error
+from nearfar.build.weights.shards import disk_error
 from nearfar.errors import BuildError
+from nearfar.format.manifest import File
 from nearfar.targets.quantized import Array
 
 FILE_BYTES = 5_000_000_000  # of a file, as mlx_lm.convert and transformers cut them
@@ -52,7 +53,7 @@ class SafetensorsWriter:
         self._order = iter(specs)
         self._current: TensorSpec | None = None
         self._left = 0  # bytes of the current tensor still to come
-        self._files: list[ShardRecord] = []
+        self._files: list[File] = []
         self._in_file = 0  # tensors still to come of the open file
         self._file: BinaryIO | None = None
         self._digest = hashlib.sha256()
@@ -81,18 +82,18 @@ class SafetensorsWriter:
         except OSError as error:
             raise disk_error(error, self._root, f"tensor {name!r}", self._left) from error
 
-    def finish(self) -> list[ShardRecord]:
+    def finish(self) -> tuple[File, ...]:
         """Write the index where there are several files; the record of each file."""
         if self._left or len(self._files) < len(self._groups):
             raise BuildError("not all tensors were written: this is a fault of the pipeline, please report it")
         if len(self._files) > 1:
             total = sum(spec.bytes for spec in self._specs.values())
             files = zip(self._groups, self._files, strict=True)
-            weight_map = {spec.name: record["file"] for group, record in files for spec in group}
+            weight_map = {spec.name: record.file for group, record in files for spec in group}
             index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
             text = json.dumps(index, indent=1) + "\n"
             (self._root / "model.safetensors.index.json").write_text(text, encoding="utf-8")
-        return self._files
+        return tuple(self._files)
 
     def __enter__(self) -> Self:
         return self
@@ -129,7 +130,7 @@ class SafetensorsWriter:
         size = self._file.tell()
         self._file.close()
         self._file = None
-        self._files.append({"file": self._name(), "bytes": size, "sha256": self._digest.hexdigest()})
+        self._files.append(File(self._name(), size, self._digest.hexdigest()))
 
 
 def header(specs: Sequence[TensorSpec], metadata: Mapping[str, str] | None = None) -> bytes:

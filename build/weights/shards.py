@@ -9,34 +9,17 @@ import shutil
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, TypedDict
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from nearfar.errors import BuildError
+from nearfar.format.manifest import File, Tensor
 from nearfar.targets.quantized import Array
 
 ALIGNMENT = 256
 SHARD_BYTES = 32 << 20
 PIECE_BYTES = 4 << 20  # written and hashed at a time
-
-
-class ShardRecord(TypedDict):
-    """One file of the manifest's weights.shards."""
-
-    file: str
-    bytes: int
-    sha256: str
-
-
-class TensorRecord(TypedDict):
-    """One tensor of the manifest's weights.tensors; offset in the logical stream."""
-
-    name: str
-    dtype: str
-    shape: list[int]
-    offset: int
-    bytes: int
 
 
 class ShardWriter:
@@ -51,8 +34,8 @@ class ShardWriter:
             raise BuildError(f"shard size {shard_bytes} is no positive multiple of {ALIGNMENT}: choose one that is")
         self._directory = directory
         self._shard_bytes = shard_bytes
-        self._shards: list[ShardRecord] = []
-        self._tensors: dict[str, TensorRecord] = {}
+        self._shards: list[File] = []
+        self._tensors: dict[str, Tensor] = {}
         self._offset = 0
         self._file: BinaryIO | None = None
         self._digest = hashlib.sha256()
@@ -65,19 +48,14 @@ class ShardWriter:
         array = np.ascontiguousarray(array)
         if array.dtype.byteorder == ">" or (array.dtype.byteorder == "=" and sys.byteorder == "big"):
             array = array.astype(array.dtype.newbyteorder("<"))
-        self._tensors[name] = {
-            "name": name,
-            "dtype": array.dtype.name,
-            "shape": [int(extent) for extent in array.shape],
-            "offset": self._offset,
-            "bytes": array.nbytes,
-        }
+        shape = tuple(int(extent) for extent in array.shape)
+        self._tensors[name] = Tensor(name, array.dtype.name, shape, self._offset, array.nbytes)
         self._write(array.reshape(-1).view(np.uint8).data, name)
 
-    def finish(self) -> tuple[list[ShardRecord], list[TensorRecord]]:
+    def finish(self) -> tuple[tuple[File, ...], tuple[Tensor, ...]]:
         """Close the last shard; the manifest's `weights.shards` and `weights.tensors`."""
         self._close_shard()
-        return self._shards, list(self._tensors.values())
+        return tuple(self._shards), tuple(self._tensors.values())
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -124,9 +102,7 @@ class ShardWriter:
             raise disk_error(error, self._directory, self._shard_name(), 0) from error
         self._file = None
         start = len(self._shards) * self._shard_bytes
-        self._shards.append(
-            {"file": self._shard_name(), "bytes": self._offset - start, "sha256": self._digest.hexdigest()}
-        )
+        self._shards.append(File(self._shard_name(), self._offset - start, self._digest.hexdigest()))
 
     def _shard_name(self) -> str:
         """Path of the current shard in the artifact."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 import ml_dtypes
 import numpy as np
@@ -22,6 +22,7 @@ from nearfar.build.weights.checkpoint import Checkpoint, check_finite
 from nearfar.build.weights.mlx_checkpoint import MlxQuantized
 from nearfar.build.weights.quantize import LARGEST, METHOD, Scheme, Slice, quantize_slice, slices, stack, to_float32
 from nearfar.errors import CheckpointError
+from nearfar.format.manifest import Weights
 from nearfar.step.params import Param
 from nearfar.targets.quantized import Array, Matrix, QuantTensor
 
@@ -41,7 +42,7 @@ class WeightWriter(Protocol):
         """A parameter that is no matrix."""
         ...
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self) -> Weights:
         """Close the files; the manifest's `weights`."""
         ...
 
@@ -79,6 +80,8 @@ class Report:
     method: str = METHOD
     rounded: int = 0
     """Scales and biases of a quantized checkpoint that float16 could not hold exactly."""
+    skipped: dict[str, int] = field(default_factory=dict)
+    """How many tensors were left out that belong to other parts of a model than its text, by how they begin."""
 
 
 def choose_matrices(
@@ -96,7 +99,7 @@ def choose_matrices(
             matrices[param.name] = Matrix(param.n, param.k, scheme.bits, scheme.group_size)
             report.quantized.append(param.name)
             continue
-        wide = scheme.bits == 0 and any(checkpoint.dtypes[name] == np.float32 for name, _ in param.sources)
+        wide = scheme.bits == 0 and any(checkpoint.dtypes[name] == np.float32 for name in param.tensors)
         matrices[param.name] = Matrix(param.n, param.k, 32 if wide else 16)
         report.dense.append({"name": param.name, "reason": reason})
     return matrices, report
@@ -105,9 +108,9 @@ def choose_matrices(
 def _why_dense(param: Param, scheme: Scheme, packed: MlxQuantized | None) -> str | None:
     """Why a matrix is not quantized, None where it is."""
     if packed is not None:
-        found = [name in packed.tensors for name, _ in param.sources]
+        found = [name in packed.tensors for name in param.tensors]
         if any(found) and not all(found):
-            alike = zip((name for name, _ in param.sources), found, strict=True)
+            alike = zip(param.tensors, found, strict=True)
             names = ", ".join(f"{name} is {'' if quantized else 'not '}quantized" for name, quantized in alike)
             raise CheckpointError(f"matrices that are computed together must be stored alike, but {names}")
         return None if all(found) else "not quantized in the checkpoint"
@@ -189,9 +192,9 @@ class WeightStream:
 
     def _jobs(self) -> Iterator[_Job]:
         for param in self.params:
-            for index, (name, n) in enumerate(param.sources):
+            for index, (name, n) in enumerate(param.tensors.items()):
                 for start, stop in slices(n, param.k) if param.is_matrix else [(0, n)]:
-                    yield _Job(param, name, start, stop, index == len(param.sources) - 1 and stop == n)
+                    yield _Job(param, name, start, stop, index == len(param.tensors) - 1 and stop == n)
 
     def _work(self, job: _Job) -> _Done:
         """Read a slice and bring it into the form in which it is stored."""

@@ -57,7 +57,7 @@ async def save(
         tokens=len(kept),
         page_size=page_size,
         kv_dtype=kv_dtype(content),
-        kv_bits=quantized_bits(content, core.manifest.model.head_dim),
+        kv_bits=quantized_bits(content, core.manifest.caches[0].head_dim),
         messages=tuple(checked) if checked is not None else None,
         prompt=prompt,
     )

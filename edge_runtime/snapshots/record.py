@@ -41,16 +41,15 @@ def origin(manifest: Manifest) -> Origin:
             f"the artifact of {manifest.model.name} does not say which checkpoint it was made from (provenance.checkpoint_sha256), "
             "so no snapshot can be tied to it. Build the artifact again"
         )
-    quant, model = manifest.quantization, manifest.model
-    bits = quant.bits or 0
+    quant = manifest.quantization
     facts = {
         "checkpoint_sha256": str(checkpoint),
-        "quantization": [quant.scheme, bits, (quant.group_size or 0) if bits else 0, (quant.method or "none") if bits else "none"],
-        "model": [model.architecture, model.hidden_size, model.layers, model.heads, model.kv_heads, model.head_dim, model.vocab_size],
+        "quantization": [quant.scheme, quant.method, *([m.name, m.bits, m.group_size] for m in quant.matrices)],
+        "step": [list(manifest.step.ops), [rope.scale for rope in manifest.ropes.values()]],
     }
     text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
-    shown = f"{quant.scheme}, group size {quant.group_size}" if bits else "not quantized"
-    return Origin(hashlib.sha256(text.encode()).hexdigest(), model.name, shown, str(checkpoint))
+    shown = "not quantized" if quant.scheme == "none" else quant.scheme
+    return Origin(hashlib.sha256(text.encode()).hexdigest(), manifest.model.name, shown, str(checkpoint))
 
 
 @dataclass(frozen=True)

@@ -3,40 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol, cast
 
 from nearfar.errors import CheckpointError
-from nearfar.step.config import ModelConfig
-from nearfar.step.models import llama, mistral, qwen3
-from nearfar.step.params import Param
+from nearfar.step.config import ConfigReader
+from nearfar.step.model import Model
 
-if TYPE_CHECKING:
-    from nearfar.build.program.graph import StepGraph
+ALIASES: Mapping[str, str] = {"ministral": "mistral"}
+"""Model types that are computed as another one is."""
 
 
 class Architecture(Protocol):
     """What a file in this folder provides."""
 
-    def parse(self, config: Mapping[str, Any]) -> ModelConfig:
-        """Read config.json; CheckpointError where a value is unsupported."""
-        ...
-
-    def params(self, config: ModelConfig) -> list[Param]:
-        """All weights in plan order, with the checkpoint tensors each is made of."""
-        ...
-
-    def step(self, graph: StepGraph, config: ModelConfig) -> None:
-        """Emit the step function: tokens in, logits out."""
+    def model(self, read: ConfigReader, context: int | None = None) -> Model:
+        """The model of a config.json, with no more than `context` positions; CheckpointError where it is unsupported."""
         ...
 
 
-ARCHITECTURES: dict[str, Architecture] = {"llama": llama, "mistral": mistral, "qwen3": qwen3}
+def architectures() -> list[str]:
+    """The model types that can be built: those with a file, and those that are like one of them."""
+    files = (path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith("_"))
+    return sorted([*files, *ALIASES])
 
 
-def architecture(config: Mapping[str, Any]) -> Architecture:
-    """The architecture of a config.json, or CheckpointError naming the known ones."""
+def architecture(config: Mapping[str, Any], within: str = "") -> Architecture:
+    """The architecture of a config.json, or CheckpointError naming the known ones; `within`: as for ConfigReader."""
     model_type = config.get("model_type")
-    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise CheckpointError(f"config.json: model_type is {model_type!r}; nearfar can build: {known}")
-    return ARCHITECTURES[model_type]
+    known = architectures()
+    if not isinstance(model_type, str) or model_type not in known:
+        raise CheckpointError(
+            f"config.json: {within}model_type is {model_type!r}; nearfar can build: {', '.join(known)}"
+        )
+    return cast(Architecture, import_module(f"{__name__}.{ALIASES.get(model_type, model_type)}"))

@@ -1,24 +1,36 @@
-"""Mistral: a llama whose layers may attend to a sliding window (Jiang et al., "Mistral 7B", 2023)."""
+"""Mistral: a llama whose layers may attend to a sliding window (Jiang et al., "Mistral 7B", 2023).
+
+Ministral (2410) is the same, with a window in some of its layers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from nearfar.step.config import LAYER_TYPES, ConfigReader, ModelConfig
-from nearfar.step.models import llama
-from nearfar.step.models.llama import params, step
+from nearfar.step.builder import StepBuilder
+from nearfar.step.config import ConfigReader
+from nearfar.step.decoder import Attention, Mlp, order_of, read_activation, read_decoder, read_windows
+from nearfar.step.model import Model
+from nearfar.step.models.llama import pre_norm
+from nearfar.step.rope import read_rope
 
-__all__ = ["params", "parse", "step"]
+DEFAULTS = {"sliding_window": 4096}
+"""Where config.json does not say; null says that there is no window."""
 
 
-def parse(config: Mapping[str, Any]) -> ModelConfig:
-    """Read a mistral config.json; a window applies to every layer, unless `layer_types` names the layers it applies to."""
-    read, plain = ConfigReader(config), replace(llama.parse(config), architecture="mistral")
-    if not read.given("sliding_window"):
-        return plain
-    types = read.choices("layer_types", LAYER_TYPES, ("sliding_attention",) * plain.layers)
-    if "sliding_attention" not in types:
-        return plain
-    return replace(plain, sliding_window=read.size("sliding_window"), layer_types=types)
+def model(read: ConfigReader, context: int | None = None) -> Model:
+    """The model of a config.json."""
+    read = read.filled(DEFAULTS)
+    c = read_decoder(read, context)
+    rotation = read_rope(read, c.head_dim, c.context)
+    attend = Attention(c.heads, c.kv_heads, c.head_dim, "rope", order_of(rotation, c.head_dim))
+    s = StepBuilder()
+    s.rope("rope", rotation.rope)
+    layers = [replace(attend, window=window) for window in mistral_windows(read, c.layers)]
+    return pre_norm(s, c, "mistral", layers, Mlp(c.inner, read_activation(read)))
+
+
+def mistral_windows(read: ConfigReader, layers: int) -> tuple[int | None, ...]:
+    """A window applies to every layer, unless `layer_types` names those it applies to."""
+    kind = "sliding_attention" if read.given("sliding_window") else "full_attention"
+    return read_windows(read, layers, [kind] * layers)

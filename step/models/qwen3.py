@@ -1,31 +1,34 @@
-"""Qwen3: a llama that normalizes each head of queries and keys before it is rotated (Qwen Team, "Qwen3 Technical Report", 2025)."""
+"""Qwen3: a llama that normalizes each head of queries and keys before it is rotated.
+
+"Qwen3 Technical Report" (2025).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from nearfar.step.config import LAYER_TYPES, MAX_LAYERS, ConfigReader, ModelConfig
-from nearfar.step.models import llama
-from nearfar.step.models.llama import params, step
-
-__all__ = ["params", "parse", "step"]
+from nearfar.step.builder import StepBuilder
+from nearfar.step.config import ConfigReader
+from nearfar.step.decoder import Attention, Mlp, order_of, read_activation, read_decoder
+from nearfar.step.model import Model
+from nearfar.step.models.llama import pre_norm
+from nearfar.step.models.qwen2 import qwen_windows
+from nearfar.step.rope import read_rope
 
 HEAD_DIM = 128
 """Where config.json does not say: not hidden_size / heads, as a llama's."""
 
 
-def parse(config: Mapping[str, Any]) -> ModelConfig:
-    """Read a qwen3 config.json; where windows are switched on, they apply to the layers from `max_window_layers` on."""
-    read = ConfigReader(config)
-    head_dim = read.size("head_dim", HEAD_DIM)
-    plain = replace(llama.parse({**config, "head_dim": head_dim}), architecture="qwen3", qk_norm=True)
-    if not read.flag("use_sliding_window") or not read.given("sliding_window"):
-        return plain
-    first = read.size("max_window_layers", 28, most=MAX_LAYERS, least=0)
-    types = tuple("sliding_attention" if layer >= first else "full_attention" for layer in range(plain.layers))
-    types = read.choices("layer_types", LAYER_TYPES, types)
-    if "sliding_attention" not in types:
-        return plain
-    return replace(plain, sliding_window=read.size("sliding_window"), layer_types=types)
+def model(read: ConfigReader, context: int | None = None) -> Model:
+    """The model of a config.json."""
+    c = read_decoder(read, context, head_dim=HEAD_DIM)
+    rotation = read_rope(read, c.head_dim, c.context)
+    bias = read.flag("attention_bias")
+    attend = Attention(
+        c.heads, c.kv_heads, c.head_dim, "rope", order_of(rotation, c.head_dim), qkv_bias=bias, o_bias=bias,
+        q_norm="q_norm", k_norm="k_norm", norm_eps=c.eps,
+    )  # fmt: skip
+    s = StepBuilder()
+    s.rope("rope", rotation.rope)
+    layers = [replace(attend, window=window) for window in qwen_windows(read, c.layers)]
+    return pre_norm(s, c, "qwen3", layers, Mlp(c.inner, read_activation(read)))

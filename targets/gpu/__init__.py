@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from nearfar.targets.quantized import Array, Matrix, Part, QuantTensor
-from nearfar.targets.jobs import Attention, Linear
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from nearfar.errors import BuildError
+from nearfar.format.manifest import Float
+from nearfar.targets.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, Norm, RopeAppend, Sample
 from nearfar.targets.kernels import Kernels, Precision, Staged
 
 from . import packing
@@ -12,58 +17,35 @@ from .kernels.embed import embed
 from .kernels.greedy import greedy
 from .kernels.linear import linear
 from .kernels.logprobs import logprobs
+from .kernels.norm import norm
 from .kernels.rope import rope_append
 from .kernels.sampling import sample
 
 
 class GpuKernels:
-    """See nearfar.targets.base.Kernels."""
+    """See nearfar.targets.kernels.Kernels."""
 
     precisions: tuple[Precision, ...] = ("f16", "f32")
+    parts = staticmethod(packing.parts)
+    pack = staticmethod(packing.pack)
 
     def __init__(self, *, vectors: bool = False) -> None:
         """`vectors`: for a target that loads four neighbours at once."""
-        self._vectors = vectors
+        self._makers: dict[type[Job], Callable[[Any], Staged]] = {
+            Embed: embed, Norm: norm, Linear: partial(linear, vectors=vectors), RopeAppend: rope_append,
+            Attend: attention, Greedy: greedy, Sample: sample, Logprobs: logprobs,
+        }  # fmt: skip
 
-    def activation_dtype(self, precision: Precision) -> str:
-        """Dtype of activations other than the residual stream."""
+    def activation_dtype(self, precision: Precision) -> Float:
+        """float16 in f16 programs, but for the residual stream."""
         return "float16" if precision == "f16" else "float32"
 
-    def parts(self, matrix: Matrix) -> tuple[Part, ...]:
-        """The packed arrays of a matrix."""
-        return packing.parts(matrix)
-
-    def pack(self, matrix: Matrix, tensor: QuantTensor | Array) -> tuple[Array, ...]:
-        """Pack a matrix into its parts."""
-        return packing.pack(matrix, tensor)
-
-    def linear(self, job: Linear) -> Staged:
-        """One launch."""
-        return linear(job, self._vectors)
-
-    def embed(self, m: int, matrix: Matrix) -> Staged:
-        """One launch."""
-        return embed(m, matrix)
-
-    def rope_append(self, job: Attention, qk_norm: float | None) -> Staged:
-        """One launch, two with the norm of q and k."""
-        return rope_append(job, qk_norm)
-
-    def attention(self, job: Attention) -> Staged:
-        """Two launches for few rows (split, combine), else one."""
-        return attention(job)
-
-    def greedy(self, rows: int, vocab: int) -> Staged:
-        """Two launches."""
-        return greedy(rows, vocab)
-
-    def sample(self, rows: int, vocab: int, slots: int) -> Staged:
-        """Two launches."""
-        return sample(rows, vocab, slots)
-
-    def logprobs(self, rows: int, vocab: int) -> Staged:
-        """One launch."""
-        return logprobs(rows, vocab)
+    def stages(self, job: Job) -> Staged:
+        """The launches of a job."""
+        maker = self._makers.get(type(job))
+        if maker is None:
+            raise BuildError(f"the GPU targets have no kernel for {job}")
+        return maker(job)
 
 
 KERNELS: Kernels = GpuKernels()

@@ -1,8 +1,9 @@
 """How the GPU targets (webgpu, vulkan) lay out weight matrices: the same arrays for f16 and f32 kernels.
 
-All are k-major: [k/…, n], so that neighbouring threads, which own neighbouring output rows, read neighbouring words. A thread then
-needs no other thread's sums: no workgroup memory and no barrier in the decode kernels. That is coalesced on a GPU; in SwiftShader,
-where a kernel with a barrier runs every four threads as a fiber (5 microseconds each), it made the matvec four times faster.
+All are k-major: [k/…, n], so that neighbouring threads, which own neighbouring output rows, read neighbouring words. A
+thread then needs no other thread's sums: no workgroup memory and no barrier in the decode kernels. That is coalesced on
+a GPU; in SwiftShader, where a kernel with a barrier runs every four threads as a fiber (5 microseconds each), it made
+the matvec four times faster.
 """
 
 from __future__ import annotations
@@ -10,17 +11,21 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.targets.codes import pack_codes
 from nearfar.targets.quantized import Array, Matrix, Part, QuantTensor
 
 SIGN_BIT = np.uint32(1 << 31)
+PLANES: dict[int, tuple[int, ...]] = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
+"""Bits of the planes that codes of so many bits are cut into, the low ones first: a word of a plane holds whole codes."""
 
 
 def parts(matrix: Matrix) -> tuple[Part, ...]:
     """The packed arrays of a matrix.
 
-    Quantized: `codes`, low bits first along k, the sign bit of each word inverted (so that the top code, masked in place, reads as
-    the int32 (code - 2^(bits-1)) * 2^(32-bits)), and `scale_bias`, the float16 bits of a group's scale in the low half and of its
-    bias in the high half. float16 is packed in pairs along k too, since a device without the feature `shader-f16` cannot
+    Quantized: `codes`, low bits first along k, and `scale_bias`, the float16 bits of a group's scale in the low half and
+    of its bias in the high half. Codes of one plane have the sign bit of each word inverted (so that the top code, masked
+    in place, reads as the int32 (code - 2^(bits-1)) * 2^(32-bits)); of two planes, all rows of the low bits come before
+    those of the high ones. float16 is packed in pairs along k too, since a device without the feature `shader-f16` cannot
     declare it, and both precisions share one set of weights.
     """
     n, k = matrix.n, matrix.k
@@ -35,13 +40,24 @@ def parts(matrix: Matrix) -> tuple[Part, ...]:
 def pack(matrix: Matrix, tensor: QuantTensor | Array) -> tuple[Array, ...]:
     """Pack a matrix into its parts."""
     if isinstance(tensor, QuantTensor):
-        words = tensor.words ^ SIGN_BIT, _pack_pairs(tensor.scales, tensor.biases)
+        words = _planes(tensor), _pack_pairs(tensor.scales, tensor.biases)
         return tuple(np.ascontiguousarray(part.T) for part in words)
     if matrix.bits == 16:
         halves = tensor.astype(np.float16)
         padded = np.pad(halves, ((0, 0), (0, matrix.k % 2)))
         return (np.ascontiguousarray(_pack_pairs(padded[:, 0::2], padded[:, 1::2]).T),)
     return (np.ascontiguousarray(tensor.T, dtype=np.float32),)
+
+
+def _planes(tensor: QuantTensor) -> npt.NDArray[np.uint32]:
+    """Words uint32 [n, k*bits/32], plane after plane."""
+    bits = PLANES[tensor.bits]
+    if len(bits) == 1:
+        return tensor.words ^ SIGN_BIT
+    low, high = bits
+    codes = tensor.codes
+    planes = (codes & np.uint8((1 << low) - 1), low), (codes >> np.uint8(low), high)
+    return np.concatenate([pack_codes(plane, width) for plane, width in planes], axis=1)
 
 
 def _pack_pairs(low: npt.NDArray[np.float16], high: npt.NDArray[np.float16]) -> npt.NDArray[np.uint32]:

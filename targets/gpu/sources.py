@@ -15,7 +15,11 @@ from .lowering import EXPLICIT_SYNC, PIPELINE
 
 def kernels(mod: tvm.IRModule) -> dict[str, tirx.PrimFunc]:
     """The PrimFuncs of a module by name."""
-    return {str(variable.name_hint): func for variable, func in mod.functions_items() if isinstance(func, tirx.PrimFunc)}
+    return {
+        str(variable.name_hint): func
+        for variable, func in mod.functions_items()
+        if isinstance(func, tirx.PrimFunc)
+    }
 
 
 def device_sources(mod: tvm.IRModule, kind: str) -> dict[str, str]:

@@ -1,64 +1,112 @@
 """config.json as mlx-lm and mlx-swift-lm read it, which is not quite as transformers writes it.
 
-Both take rope_theta and rope_scaling from the top level, where transformers 5 writes rope_parameters; both take absent keys
-for other defaults than transformers (tie_word_embeddings true); mlx-swift-lm refuses rope_scaling of type "default".
-So the keys that decide what the model computes are spelled out.
+Both take keys that are absent for other defaults than transformers, or insist on them: so what was read of the
+checkpoint's config is spelled out. Most of their classes take rope_theta and rope_scaling from the top level, where
+transformers 5 writes rope_parameters; mlx-swift-lm refuses rope_scaling of type "default".
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nearfar.step.config import ModelConfig
+from nearfar.step.models import ALIASES
+from nearfar.step.params import Param
+from nearfar.step.reading import Reading
+from nearfar.targets.quantized import Matrix
 
-DROPPED = ("quantization", "quantization_config", "rope_parameters", "transformers_version", "_name_or_path")
+DROPPED = ("quantization", "quantization_config", "transformers_version", "_name_or_path")
+DTYPES = ("dtype", "torch_dtype")  # the checkpoint's, from which constants of some models are rounded
+WITH_ROPE_PARAMETERS = ("ministral3", "gemma4_text")
+"""Models whose classes in mlx-lm read the key as transformers 5 writes it."""
+LLAMAS = ("llama", "mistral", "ministral3", "smollm3")
+"""Models that mlx-lm runs with one class: it fails where no layer attends to everything, and takes all for such where
+no layer's type is given."""
 
 
-def mlx_config(
-    config: Mapping[str, Any], model: ModelConfig, bits: int, group_size: int, dense: Sequence[str], dtype: str
-) -> dict[str, Any]:
-    """config.json for the checkpoint's config; `dense` are paths of the layers that stayed dense among quantized ones."""
-    out = {key: value for key, value in config.items() if key not in DROPPED}
-    out |= {
-        "hidden_size": model.hidden_size,
-        "intermediate_size": model.intermediate_size,
-        "num_hidden_layers": model.layers,
-        "num_attention_heads": model.heads,
-        "num_key_value_heads": model.kv_heads,
-        "head_dim": model.head_dim,
-        "vocab_size": model.vocab_size,
-        "max_position_embeddings": model.context_length,
-        "rms_norm_eps": model.norm_eps,
-        "tie_word_embeddings": model.tied,
-        "attention_bias": model.attention_bias,
-        "mlp_bias": model.mlp_bias,
-        "rope_theta": model.rope.theta,
-        "rope_scaling": _rope_scaling(model),
-        "torch_dtype": dtype,
-    }
-    out.pop("dtype", None)  # transformers 5's name of torch_dtype, with the checkpoint's value
-    if len(set(model.layer_types)) > 1:
-        out["layer_types"] = list(model.layer_types)
+def module_of(tensor: str) -> str:
+    """The path of the module that a tensor belongs to: its name without `.weight`."""
+    return tensor.removesuffix(".weight")
+
+
+def mlx_config(config: Mapping[str, Any], reading: Reading, matrices: Mapping[str, Matrix]) -> dict[str, Any]:
+    """config.json for the checkpoint's config, from which `reading` was read."""
+    model, text = reading.model, _text_config(reading)
+    if reading.config.within:  # the text model of something larger, whose other parts are not in the files
+        around = {key: value for key, value in config.items() if not key.endswith("_config") and key not in DROPPED}
+        out = {**around, "text_config": text, "vocab_size": model.vocab_size}
     else:
-        out.pop("layer_types", None)  # mlx-lm fails where no layer is of full attention; without the key it takes all for such
-    if bits:
+        out = text
+    if settings := quantization(model.step.params, matrices):
         # the first is read by mlx-lm and mlx-swift-lm, the second by the model hub's pages
-        settings = {"group_size": group_size, "bits": bits, **dict.fromkeys(dense, False)}
-        out["quantization"] = settings
-        out["quantization_config"] = settings
+        out["quantization"] = out["quantization_config"] = settings
     return dict(sorted(out.items()))
 
 
-def _rope_scaling(model: ModelConfig) -> dict[str, Any] | None:
-    rope = model.rope
-    if rope.kind == "default":
-        return None
-    scaling: dict[str, Any] = {"rope_type": rope.kind, "type": rope.kind, "factor": rope.factor}
-    if rope.kind == "llama3":
-        scaling |= {
-            "low_freq_factor": rope.low_freq_factor,
-            "high_freq_factor": rope.high_freq_factor,
-            "original_max_position_embeddings": rope.original_context,
-        }
-    return scaling
+def _text_config(reading: Reading) -> dict[str, Any]:
+    """The text model's config, with what was taken by default."""
+    read, kind = reading.config, ALIASES.get(reading.model_type, reading.model_type)
+    out = {key: value for key, value in read.config.items() if key not in DROPPED}
+    out |= {key: value for key, value in read.values().items() if out.get(key) is None and key not in DTYPES}
+    out["model_type"] = kind
+    out["tie_word_embeddings"] = not any(param.name == "lm_head" for param in reading.model.step.params)
+    if kind not in WITH_ROPE_PARAMETERS:
+        _spell_rope(kind, out)
+    types = out.get("layer_types") or []
+    if kind in LLAMAS and types and "full_attention" not in types:
+        del out["layer_types"]
+    if kind in PATTERNS and types:
+        out["sliding_window_pattern"] = PATTERNS[kind](types)
+    if kind == "gemma4_text" and "per_layer_config" in out:
+        last = out["per_layer_config"].get(str(out["num_hidden_layers"] - 1), {})  # a layer without a window
+        out["global_head_dim"] = last.get("head_dim", out["head_dim"])
+    return dict(sorted(out.items()))
+
+
+def quantization(params: Sequence[Param], matrices: Mapping[str, Matrix]) -> dict[str, Any]:
+    """MLX's `quantization`: what most matrices have, then by module what others have, false where they are dense."""
+    schemes = Counter((matrix.group, matrix.bits) for matrix in matrices.values() if matrix.quantized)
+    if not schemes:
+        return {}
+    ((group, bits), _), *_ = schemes.most_common(1)
+    settings: dict[str, Any] = {"group_size": group, "bits": bits}
+    for param in params:
+        matrix = matrices.get(param.name)
+        if matrix is None or (matrix.group, matrix.bits) == (group, bits):
+            continue
+        own = {"group_size": matrix.group, "bits": matrix.bits} if matrix.quantized else False
+        settings |= {module_of(tensor): own for tensor in param.tensors}
+    return settings
+
+
+def _spell_rope(kind: str, out: dict[str, Any]) -> None:
+    """rope_parameters, where it is there, as rope_theta, rope_scaling and their like."""
+    given = out.pop("rope_parameters", None) or {}
+    whole = given.get("full_attention", given)  # a table for each type of layer, or one for all
+    local = given.get("sliding_attention")
+    if kind == "gemma3_text" and isinstance(local, Mapping) and "rope_theta" in local:
+        out["rope_local_base_freq"] = local["rope_theta"]
+    for key in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
+        if key in whole:
+            out[key] = whole[key]
+    scaling = dict(out.get("rope_scaling") or whole)
+    named = scaling.get("rope_type") or scaling.get("type") or "default"
+    beside = ("rope_theta", "partial_rotary_factor")
+    stretched = {**{key: value for key, value in scaling.items() if key not in beside}, "rope_type": named, "type": named}
+    out["rope_scaling"] = None if named == "default" else stretched
+
+
+def _interval(types: Sequence[str]) -> int:
+    """Gemma 3: every so many layers one without a window."""
+    return (types.index("full_attention") if "full_attention" in types else len(types)) + 1
+
+
+def _letters(types: Sequence[str]) -> str | None:
+    """EXAONE 4: a letter a layer."""
+    sliding = "sliding_attention" in types
+    return "".join("L" if kind == "sliding_attention" else "G" for kind in types) if sliding else None
+
+
+PATTERNS = {"gemma3_text": _interval, "exaone4": _letters}
+"""How classes of mlx-lm want to be told what transformers says by layer_types."""

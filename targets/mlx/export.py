@@ -7,14 +7,15 @@ B sequences, L new tokens each, S cached ones, R rows of logits each; all four a
   tokens int32 [B, L]; positions int32 [B, L], −1: padding, which nobody attends to
   rows int32 [B, R]: for which of the L tokens logits are wanted
   cached int32 [B, S]: the positions of the cached tokens; S may be 0
-  k.i, v.i [B, kv_heads, S, head_dim] in the model's dtype
+  k.i, v.i [B, kv_heads, S, head_dim] in the model's dtype: of cache i, whose sizes the file's metadata tells
   logits float32 [B, R, vocab]; the cache comes back with S + L tokens
 
 Attention goes by position: a token sees what lies at positions 0 … its own. So sequences of different lengths need no
 mask: they are padded on either side, in any step.
 
-A function that is traced without shapes (`shapeless`) may use no primitive whose parameters hold a size that is free.
-In MLX 0.32 these are Slice, Reshape to such sizes, Gather along any axis but the first (which keeps the traced sizes and says
+The list of the step is walked by the runtime's own interpreter; here is what stands in for the paged cache, and weights as the
+file has them. A function that is traced without shapes (`shapeless`) may use no primitive whose parameters hold a size that is
+free. In MLX 0.32 these are Slice, Reshape to such sizes, Gather along any axis but the first (which keeps the traced sizes and says
 nothing), and what they are hidden in: indexing with integers or slices, mx.take, mx.fast.rope with an offset,
 mx.fast.scaled_dot_product_attention with a mask, mx.dequantize. What is used here instead: take_along_axis, flatten and
 unflatten, products.
@@ -30,186 +31,187 @@ import argparse
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
+from nearfar.edge_runtime.executors.mlx import attention
+from nearfar.edge_runtime.executors.mlx.elementwise import Elementwise
+from nearfar.edge_runtime.executors.mlx.interpreter import Interpreter, Value
+from nearfar.edge_runtime.executors.mlx.weights import AFFINE, Matrix
 from nearfar.errors import BuildError
 from nearfar.format.seal import seal
+from nearfar.step.model import KvCache, Step, op_of, param_of
+from nearfar.step.ops import Attend
+from nearfar.step.params import Param, Piece
+from nearfar.step.rope import Rope
 
 FUNCTION = "step.mlxfn"
 Weights = Mapping[str, mx.array]
 
 
-@dataclass(frozen=True)
-class StepShape:
-    """What the graph needs to know besides the weights. `windows`: by layer, None where it attends to everything."""
+class RawMatrix:
+    """A parameter's products with the tensors as the file has them: rows are put in order where they have become columns."""
 
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab_size: int
-    eps: float
-    tied: bool
-    bits: int
-    group_size: int
-    inv_freq: tuple[float, ...]
-    windows: tuple[int | None, ...]
+    def __init__(self, param: Param, weights: Weights) -> None:
+        self._param, self._k = param, param.k
+        self._tensors = {}
+        for tensor in param.tensors:
+            base = tensor.removesuffix(".weight")
+            parts = {"weight": tensor, **{part: f"{base}.{part}" for part in AFFINE}}
+            self._tensors[tensor] = Matrix.of({p: weights[n] for p, n in parts.items() if n in weights}, param.k)
 
-    @staticmethod
-    def of(config: Mapping[str, Any], model: Mapping[str, Any], inv_freq: Sequence[float]) -> StepShape:
-        """From config.json, the manifest's `model`, and its rope frequencies."""
-        quantization = config.get("quantization") or {"bits": 0, "group_size": 0}
-        types = model.get("layer_types") or ["full_attention"] * model["layers"]
-        return StepShape(
-            layers=model["layers"],
-            heads=model["heads"],
-            kv_heads=model["kv_heads"],
-            head_dim=model["head_dim"],
-            vocab_size=model["vocab_size"],
-            eps=config["rms_norm_eps"],
-            tied=config["tie_word_embeddings"],
-            bits=quantization["bits"],
-            group_size=quantization["group_size"],
-            inv_freq=tuple(inv_freq),
-            windows=tuple(model["sliding_window"] if kind == "sliding_attention" else None for kind in types),
-        )
+    def __call__(self, x: mx.array) -> Value:
+        """See interpreter.Matrix."""
+        made = {tensor: matrix(x) for tensor, matrix in self._tensors.items()}
+        return tuple(_pick(piece, made[piece.tensor]) for piece in self._param.pieces)
 
-
-class Step:
-    """One step over named weights; see the module's docstring."""
-
-    def __init__(self, shape: StepShape, weights: Weights) -> None:
-        self._shape, self._weights = shape, weights
-        self._dtype = weights["model.norm.weight"].dtype
-
-    def __call__(
-        self, tokens: mx.array, positions: mx.array, rows: mx.array, cached: mx.array, *cache: mx.array
-    ) -> list[mx.array]:
-        """The outputs, in the order of the module's docstring."""
-        x = self._embed(tokens)
-        cached = mx.concatenate([cached, positions], axis=1)
-        masks = {window: self._mask(positions, cached, window) for window in set(self._shape.windows)}
-        angles = self._angles(positions)
-        new: list[mx.array] = []
-        for i in range(self._shape.layers):
-            layer = f"model.layers.{i}"
-            normed = self._norm(x, f"{layer}.input_layernorm")
-            attended, keys, values = self._attend(
-                normed, f"{layer}.self_attn", angles, masks[self._shape.windows[i]], cache[2 * i : 2 * i + 2]
-            )
-            x = x + attended
-            x = x + self._mlp(self._norm(x, f"{layer}.post_attention_layernorm"), f"{layer}.mlp")
-            new += [keys, values]
-        x = mx.take_along_axis(x, mx.expand_dims(rows, -1), axis=1)
-        head = "model.embed_tokens" if self._shape.tied else "lm_head"
-        logits = self._linear(self._norm(x, "model.norm"), head)
-        return [logits.astype(mx.float32), cached, *new]
-
-    def _attend(
-        self, x: mx.array, name: str, angles: tuple[mx.array, mx.array], mask: mx.array, cache: Sequence[mx.array]
-    ) -> tuple[mx.array, mx.array, mx.array]:
-        """Attention over the cache and the new tokens; output, keys and values [B, kv_heads, S + L, head_dim]."""
-        shape = self._shape
-        q, k, v = (self._heads(x, f"{name}.{part}_proj", n) for part, n in
-                   (("q", shape.heads), ("k", shape.kv_heads), ("v", shape.kv_heads)))  # fmt: skip
-        if f"{name}.q_norm.weight" in self._weights:
-            q, k = self._norm(q, f"{name}.q_norm"), self._norm(k, f"{name}.k_norm")
-        keys = mx.concatenate([cache[0], _rotate(k, angles)], axis=2)
-        values = mx.concatenate([cache[1], v], axis=2)
-        q = mx.unflatten(_rotate(q, angles) * shape.head_dim**-0.5, 1, (shape.kv_heads, shape.heads // shape.kv_heads))
-        scores = q @ mx.expand_dims(keys, 2).swapaxes(-1, -2)
-        scores = mx.where(mask, scores, mx.array(mx.finfo(scores.dtype).min, scores.dtype))
-        out = mx.softmax(scores, axis=-1, precise=True) @ mx.expand_dims(values, 2)
-        out = mx.flatten(mx.flatten(out, 1, 2).transpose(0, 2, 1, 3), -2, -1)
-        return self._linear(out, f"{name}.o_proj"), keys, values
-
-    def _mlp(self, x: mx.array, name: str) -> mx.array:
-        gate = self._linear(x, f"{name}.gate_proj")
-        return self._linear(gate * mx.sigmoid(gate) * self._linear(x, f"{name}.up_proj"), f"{name}.down_proj")
-
-    def _heads(self, x: mx.array, name: str, heads: int) -> mx.array:
-        return mx.unflatten(self._linear(x, name), -1, (heads, self._shape.head_dim)).transpose(0, 2, 1, 3)
-
-    def _norm(self, x: mx.array, name: str) -> mx.array:
-        return mx.fast.rms_norm(x, self._weights[f"{name}.weight"], self._shape.eps)
-
-    def _linear(self, x: mx.array, name: str) -> mx.array:
-        weight, shape = self._weights[f"{name}.weight"], self._shape
-        scales = self._weights.get(f"{name}.scales")
-        if scales is None:
-            out = x @ weight.T
-        else:
-            biases = self._weights[f"{name}.biases"]
-            out = mx.quantized_matmul(
-                x, weight, scales, biases, transpose=True, group_size=shape.group_size, bits=shape.bits
-            )
-        bias = self._weights.get(f"{name}.bias")
-        return out if bias is None else out + bias
-
-    def _embed(self, tokens: mx.array) -> mx.array:
-        """Rows of the embedding, dequantized bit by bit: a product with powers of two, at any number of bits."""
-        name, shape = "model.embed_tokens", self._shape
-        rows = self._weights[f"{name}.weight"][tokens]
-        scales = self._weights.get(f"{name}.scales")
-        if scales is None:
+    def rows(self, index: mx.array) -> mx.array:
+        """Dequantized bit by bit: a product with powers of two, at any number of bits."""
+        (matrix,) = self._tensors.values()
+        rows = matrix.weight[index]
+        if matrix.scales is None or matrix.biases is None:
             return rows
+        dtype = matrix.scales.dtype
         bits = (mx.expand_dims(rows, -1) >> mx.arange(32, dtype=mx.uint32)) & mx.array(1, mx.uint32)
-        codes = mx.unflatten(mx.flatten(bits, -2, -1), -1, (-1, shape.group_size, shape.bits)).astype(self._dtype)
-        codes = mx.sum(codes * mx.array([2.0**bit for bit in range(shape.bits)], self._dtype), axis=-1)
-        scale, bias = scales[tokens], self._weights[f"{name}.biases"][tokens]
-        return mx.flatten(codes * mx.expand_dims(scale, -1) + mx.expand_dims(bias, -1), -2, -1).astype(self._dtype)
+        codes = mx.unflatten(mx.flatten(bits, -2, -1), -1, (-1, matrix.group_size, matrix.bits)).astype(dtype)
+        codes = mx.sum(codes * mx.array([2.0**bit for bit in range(matrix.bits)], dtype), axis=-1)
+        scale, bias = (mx.expand_dims(part[index], -1) for part in (matrix.scales, matrix.biases))
+        return mx.flatten(codes * scale + bias, -2, -1)
 
-    def _angles(self, positions: mx.array) -> tuple[mx.array, mx.array]:
-        """Cosines [B, 1, L, head_dim], and sines with the sign that the half they multiply needs."""
-        angle = mx.expand_dims(positions, (1, 3)).astype(mx.float32) * mx.array(self._shape.inv_freq, mx.float32)
-        cos, sin = mx.cos(angle), mx.sin(angle)
+
+class RawWeights:
+    """See interpreter.Weights: the arguments of the function, by the names of the file's tensors."""
+
+    def __init__(self, params: Sequence[Param], weights: Weights) -> None:
+        self._params, self._weights = {param.name: param for param in params}, weights
+
+    def matrix(self, name: str) -> RawMatrix:
+        """See interpreter.Weights."""
+        return RawMatrix(self._params[name], self._weights)
+
+    def vector(self, name: str, dtype: mx.Dtype) -> Value:
+        """See interpreter.Weights."""
+        param = self._params[name]
+        parts = (_pick(piece, self._weights[piece.tensor]).astype(mx.float32) for piece in param.pieces)
+        return tuple((param.offset + param.scale * part).astype(dtype) for part in parts)
+
+
+def _pick(piece: Piece, x: mx.array) -> mx.array:
+    """A piece's columns of x, whose columns are the rows of the piece's tensor."""
+    if piece.order is None or piece.order.trivial:
+        return x if x.shape[-1] == piece.rows else columns(x, range(piece.start, piece.start + piece.rows))
+    return columns(x, [piece.start + row for row in piece.order.rows(piece.rows)])
+
+
+def columns(x: mx.array, index: Sequence[int] | range) -> mx.array:
+    """Columns of x in any order, without a primitive that holds the other sizes."""
+    return mx.take_along_axis(x, mx.expand_dims(mx.array(list(index)), tuple(range(x.ndim - 1))), axis=-1)
+
+
+class FreeRun:
+    """See interpreter.Run: values are [B, L, width], caches [B, kv_heads, S, head_dim], attention goes by position."""
+
+    def __init__(
+        self, step: Step, dtype: mx.Dtype, tokens: mx.array, positions: mx.array, rows: mx.array, cached: mx.array,
+        cache: Sequence[mx.array],
+    ) -> None:  # fmt: skip
+        self._step, self._dtype, self.tokens, self._rows = step, dtype, tokens, rows
+        self._positions = positions
+        self.cached = mx.concatenate([cached, positions], axis=1)
+        self.cache = list(cache)
+        self._angles: dict[str, tuple[mx.array, mx.array]] = {}
+        self._masks: dict[int | None, mx.array] = {}
+
+    def positions(self) -> mx.array:
+        """See Run."""
+        return mx.maximum(mx.expand_dims(self._positions, 2), 0).astype(mx.float32)
+
+    def columns(self, x: mx.array, index: Sequence[int] | range) -> mx.array:
+        """See Run."""
+        return columns(x, index)
+
+    def rotate(self, rope: str, x: Value, head_dim: int) -> Value:
+        """See Run."""
+        if rope not in self._angles:
+            self._angles[rope] = self._tables(self._step.ropes[rope])
+        straight, crossed = self._angles[rope]
+        half, out = head_dim // 2, []
+        for part in x:
+            heads = mx.unflatten(part, -1, (-1, head_dim))
+            swapped = columns(heads, [*range(half, head_dim), *range(half)])
+            out.append(mx.flatten(heads * straight + swapped * crossed, -2, -1))
+        return tuple(out)
+
+    def append(self, cache: int, keys: mx.array, values: mx.array) -> None:
+        """See Run."""
+        for index, new in ((2 * cache, keys), (2 * cache + 1, values)):
+            self.cache[index] = mx.concatenate([self.cache[index], self._heads(cache, new)], axis=2)
+
+    def attend(self, op: Attend, queries: mx.array, sinks: mx.array | None) -> mx.array:
+        """See Run."""
+        keys, values = (mx.expand_dims(part, 2) for part in self.cache[2 * op.cache : 2 * op.cache + 2])
+        kv_heads = self._step.caches[op.cache].kv_heads
+        shared = mx.unflatten(self._heads(op.cache, queries) * op.scale, 1, (kv_heads, -1))
+        scores = shared @ keys.swapaxes(-1, -2)
+        if op.window not in self._masks:
+            self._masks[op.window] = self._mask(op.window)
+        sink = None if sinks is None else mx.expand_dims(mx.unflatten(sinks, 0, (kv_heads, -1)), (2, 3))
+        out = attention.weights(scores, self._masks[op.window], op.softcap, sink) @ values
+        return mx.flatten(mx.flatten(out, 1, 2).transpose(0, 2, 1, 3), -2, -1)
+
+    def choose(self, values: Sequence[Value]) -> list[Value]:
+        """See Run."""
+        self._positions = mx.take_along_axis(self._positions, self._rows, axis=1)
+        self._angles, self._masks = {}, {}
+        index = mx.expand_dims(self._rows, -1)
+        return [tuple(mx.take_along_axis(part, index, axis=1) for part in value) for value in values]
+
+    def _heads(self, cache: int, x: mx.array) -> mx.array:
+        return mx.unflatten(x, -1, (-1, self._step.caches[cache].head_dim)).transpose(0, 2, 1, 3)
+
+    def _tables(self, rope: Rope) -> tuple[mx.array, mx.array]:
+        """Cosines [B, L, 1, head_dim], and sines with the sign that the half they multiply needs."""
+        scale = mx.array([rope.scale if freq else 1.0 for freq in rope.inv_freq], mx.float32)
+        angle = mx.expand_dims(self.positions(), 2) * mx.array(rope.inv_freq, mx.float32)
+        cos, sin = mx.cos(angle) * scale, mx.sin(angle) * scale
         pair = mx.concatenate([cos, cos], axis=-1), mx.concatenate([-sin, sin], axis=-1)
         return pair[0].astype(self._dtype), pair[1].astype(self._dtype)
 
-    def _mask(self, positions: mx.array, cached: mx.array, window: int | None) -> mx.array:
+    def _mask(self, window: int | None) -> mx.array:
         """Which cached tokens each new one sees: bool [B, 1, 1, L, S + L]."""
-        own, other = mx.expand_dims(positions, 2), mx.expand_dims(cached, 1)
+        own, other = mx.expand_dims(self._positions, 2), mx.expand_dims(self.cached, 1)
         seen = (other >= 0) & (other <= own)
         if window is not None:
             seen = seen & (own - other < window)
         return mx.expand_dims(seen, (1, 2))
 
 
-def _rotate(x: mx.array, angles: tuple[mx.array, mx.array]) -> mx.array:
-    """Rotate the pairs (i, i + head_dim/2) of x [B, heads, L, head_dim]."""
-    half = x.shape[-1] // 2
-    other = mx.array([*range(half, 2 * half), *range(half)])
-    swapped = mx.take_along_axis(x, mx.expand_dims(other, (0, 1, 2)), axis=-1)
-    return x * angles[0] + swapped * angles[1]
-
-
-def export_step(file: Path, shape: StepShape, weights: Weights) -> None:
+def export_step(file: Path, step: Step, vocab_size: int, weights: Weights) -> None:
     """Write the function; the weights stay outside, and need not be in memory."""
     names = list(weights)
     unread = set(names)
+    dtype = mx.float32 if any(array.dtype == mx.float32 for array in weights.values()) else mx.float16
 
-    def step(*args: mx.array, **kwargs: mx.array) -> list[mx.array]:
+    def function(*args: mx.array, **kwargs: mx.array) -> list[mx.array]:
         read = _Read(kwargs)
-        out = Step(shape, read)(*args)
+        model = Interpreter(step.ops, step.caches, RawWeights(step.params, read), Elementwise(dtype, compiled=False))
+        run = FreeRun(step, dtype, *args[:4], args[4:])
+        logits = model.logits(model.step(run))
         unread.difference_update(read.names)
-        return out
+        return [logits, run.cached, *run.cache]
 
     ints = [mx.zeros((2, 3), mx.int32), mx.zeros((2, 3), mx.int32), mx.zeros((2, 1), mx.int32), mx.zeros((2, 5), mx.int32)]
-    dtype = weights["model.norm.weight"].dtype
-    page = mx.zeros((2, shape.kv_heads, 5, shape.head_dim), dtype)
+    caches = [mx.zeros((2, cache.kv_heads, 5, cache.head_dim), dtype) for cache in step.caches for _ in "kv"]
     about = {
-        "format": "nearfar-step", "version": 1, "layers": shape.layers, "kv_heads": shape.kv_heads,
-        "head_dim": shape.head_dim, "vocab_size": shape.vocab_size, "dtype": str(dtype).removeprefix("mlx.core."),
+        "format": "nearfar-step", "version": 2, "vocab_size": vocab_size, "dtype": str(dtype).removeprefix("mlx.core."),
+        "caches": [{"kv_heads": cache.kv_heads, "head_dim": cache.head_dim} for cache in step.caches],
         "device": str(mx.default_device()), "inputs": ["tokens", "positions", "rows", "cached", "k.i", "v.i"],
         "outputs": ["logits", "cached", "k.i", "v.i"], "weights": sorted(names),
     }  # fmt: skip
-    caches = [page] * (2 * shape.layers)
     mx.export_function(
-        str(file), step, *ints, *caches, shapeless=True, metadata=json.dumps(about, sort_keys=True), **weights
+        str(file), function, *ints, *caches, shapeless=True, metadata=json.dumps(about, sort_keys=True), **weights
     )
     if unread:
         raise BuildError(
@@ -229,13 +231,6 @@ class _Read(dict[str, mx.array]):
         self.names.add(name)
         return super().__getitem__(name)
 
-    def get(self, name: str, default: Any = None) -> Any:
-        """As a mapping's."""
-        try:
-            return self[name]
-        except KeyError:
-            return default
-
 
 def load_weights(files: Sequence[Path]) -> dict[str, mx.array]:
     """The tensors of safetensors files, read when they are used."""
@@ -252,14 +247,21 @@ def main() -> None:
     parser.add_argument("artifact", type=Path, help="a directory that `nearfar build --target mlx` wrote")
     root = parser.parse_args().artifact
     manifest = json.loads((root / "manifest.json").read_text(encoding="utf-8"))
-    config = json.loads((root / "config.json").read_text(encoding="utf-8"))
     files = [root / shard["file"] for shard in manifest["weights"]["shards"]]
-    shape = StepShape.of(config, manifest["model"], manifest["rope"]["inv_freq"])
-    export_step(root / FUNCTION, shape, load_weights(files))
+    export_step(root / FUNCTION, _step(manifest), manifest["model"]["vocab_size"], load_weights(files))
     data = (root / FUNCTION).read_bytes()
     manifest["function"] = {"file": FUNCTION, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     (root / "manifest.json").write_bytes(seal(manifest).encode())
     print(f"wrote {root / FUNCTION} for {mx.default_device()}")
+
+
+def _step(manifest: Mapping[str, Any]) -> Step:
+    """The step that a manifest holds."""
+    windows = [group.get("window") for group in manifest["groups"]]
+    caches = (KvCache(c["kv_heads"], c["head_dim"], windows[c["group"]]) for c in manifest["caches"])
+    ropes = {name: Rope(tuple(rope["inv_freq"]), rope["scale"]) for name, rope in manifest["ropes"].items()}
+    ops, params = manifest["step"]["ops"], manifest["step"]["params"]
+    return Step(tuple(map(op_of, ops)), tuple(map(param_of, params)), tuple(caches), ropes)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any, Self
+from typing import Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,23 +16,24 @@ from nearfar.build.source import BuildOptions, Source
 from nearfar.build.weights.safetensors import SafetensorsWriter, TensorSpec
 from nearfar.build.weights.stream import Piece, to_float16
 from nearfar.errors import BuildError
+from nearfar.format.manifest import Function, Program, Requires, Weights
 from nearfar.format.sizes import MAX_ROWS, ROW_BUCKETS, STEP_BUCKETS
 from nearfar.step.params import Param
+from nearfar.step.reading import read_model
+from nearfar.targets.mlx.config import mlx_config, module_of
 from nearfar.targets.quantized import QuantTensor
-from nearfar.targets.mlx.config import mlx_config
 from nearfar.targets.target import Made
 
 COPIED = ("generation_config.json", "special_tokens_map.json")
 
 
-def layer_of(tensor: str) -> str:
-    """The path of the module that a tensor belongs to: its name without `.weight`."""
-    return tensor.removesuffix(".weight")
+GROUPS = (32, 64, 128)
+"""Group sizes that MLX has kernels for."""
 
 
 def dense_dtype(source: Source) -> str:
     """Dtype of everything that is not quantized, one for the whole model, as it is what MLX then computes in."""
-    wide = all(matrix.bits == 32 for matrix in source.model.matrices.values())
+    wide = all(matrix.bits == 32 for matrix in source.matrices.values())
     return "float32" if wide else "float16"
 
 
@@ -40,8 +41,8 @@ def tensor_specs(source: Source) -> list[TensorSpec]:
     """The tensors in the order in which the stream delivers them; a matrix's scales and biases follow it."""
     dtype, specs = dense_dtype(source), []
     for param in source.params:
-        matrix = source.model.matrices.get(param.name)
-        for name, n in param.sources:
+        matrix = source.matrices.get(param.name)
+        for name, n in param.tensors.items():
             if matrix is None:
                 specs.append(TensorSpec(name, dtype, (n,)))
             elif not matrix.quantized:
@@ -49,7 +50,7 @@ def tensor_specs(source: Source) -> list[TensorSpec]:
             else:
                 affine = (n, matrix.k // matrix.group)
                 specs.append(TensorSpec(name, "uint32", (n, matrix.k * matrix.bits // 32)))
-                specs += [TensorSpec(f"{layer_of(name)}.{part}", "float16", affine) for part in ("scales", "biases")]
+                specs += [TensorSpec(f"{module_of(name)}.{part}", "float16", affine) for part in ("scales", "biases")]
     return specs
 
 
@@ -68,13 +69,13 @@ class MlxWriter:
     def __init__(self, source: Source, root: Path) -> None:
         self._files = SafetensorsWriter(root, tensor_specs(source))
         self._dtype = dense_dtype(source)
-        self._rows = {name: n for param in source.params for name, n in param.sources}
+        self._rows = {name: n for param in source.params for name, n in param.tensors.items()}
         self._affine: _Affine | None = None
 
     def vector(self, param: Param, values: npt.NDArray[np.float32]) -> None:
-        """Split into the tensors that the parameter was stacked from."""
+        """Split into the tensors that the parameter was stacked from, as the checkpoint has them."""
         start = 0
-        for name, n in param.sources:
+        for name, n in param.tensors.items():
             part = values[start : start + n]
             self._files.write(name, part if self._dtype == "float32" else to_float16(part, name))
             start += n
@@ -92,16 +93,14 @@ class MlxWriter:
         if not affine.left:
             for part, arrays in (("scales", affine.scales), ("biases", affine.biases)):
                 for array in arrays:
-                    self._files.write(f"{layer_of(tensor)}.{part}", array)
+                    self._files.write(f"{module_of(tensor)}.{part}", array)
             self._affine = None
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self) -> Weights:
         """The manifest's `weights`: the files' own headers describe the tensors."""
         files = self._files.finish()
-        sizes = [file["bytes"] for file in files]
-        return {
-            "format": "safetensors", "bytes": sum(sizes), "shard_bytes": max(sizes), "shards": files, "tensors": []
-        }  # fmt: skip
+        sizes = [file.bytes for file in files]
+        return Weights(sum(sizes), max(sizes), files, (), "safetensors")
 
     def __enter__(self) -> Self:
         self._files.__enter__()
@@ -117,7 +116,12 @@ class MlxTarget:
     """See nearfar.targets.target.Target."""
 
     def check(self, source: Source, options: BuildOptions) -> None:
-        """Exporting a function needs mlx itself."""
+        """MLX must have kernels for the weights; exporting a function needs mlx itself."""
+        groups = {matrix.group for matrix in source.matrices.values() if matrix.quantized}
+        if unknown := groups - set(GROUPS):
+            raise BuildError(
+                f"target mlx has no kernels for groups of {min(unknown)}: use --group-size {', '.join(map(str, GROUPS))}"
+            )
         if options.export_function:
             _exporter()
 
@@ -125,51 +129,33 @@ class MlxTarget:
         """One safetensors file, or several with an index."""
         return MlxWriter(source, root)
 
-    def finish(self, source: Source, root: Path, weights: dict[str, Any], options: BuildOptions) -> Made:
+    def finish(self, source: Source, root: Path, weights: Weights, options: BuildOptions) -> Made:
         """config.json, the tokenizer and, where asked for, the exported function."""
-        checkpoint, config = source.checkpoint, source.config
-        scheme = source.scheme
-        document = mlx_config(
-            checkpoint.config, config, scheme.bits, scheme.group_size, _dense_layers(source), dense_dtype(source)
-        )
+        checkpoint = source.checkpoint
+        reading = read_model(checkpoint.config, checkpoint.entries, options.context)
+        document = mlx_config(checkpoint.config, reading, source.matrices)
         (root / "config.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
         for name in COPIED:
             if (checkpoint.path / name).is_file():
                 (root / name).write_bytes((checkpoint.path / name).read_bytes())
         files = checkpoint.write_tokenizer(root)
-        inv_freq = [float(value) for value in config.rope.inv_freq(config.head_dim)]
-        extra: dict[str, Any] = {"config": manifest.file_record(root, root / "config.json")}
+        step, function = source.model.step, None
         if options.export_function:
             export = _exporter()
-            shape = export.StepShape.of(document, manifest.model_section("", config), inv_freq)
-            tensors = export.load_weights([root / shard["file"] for shard in weights["shards"]])
-            export.export_step(root / export.FUNCTION, shape, tensors)
-            extra["function"] = manifest.file_record(root, root / export.FUNCTION)
-        programs = [_program("f16", ["metal"]), _program("f32", [])]
-        return Made(source.model, {"inv_freq": inv_freq, "scale": 1.0}, programs, files, extra)
+            tensors = export.load_weights([root / shard.file for shard in weights.shards])
+            export.export_step(root / export.FUNCTION, step, source.model.vocab_size, tensors)
+            function = manifest.file_record(root, root / export.FUNCTION)
+        programs = (_program("f16", ("metal",)), _program("f32", ()))
+        config = manifest.file_record(root, root / "config.json")
+        return Made(manifest.listed_ropes(step), programs, files, config, function)
 
 
-def _dense_layers(source: Source) -> list[str]:
-    """Layers that stayed dense although the model is quantized."""
-    matrices = source.model.matrices
-    dense = [param for param in source.params if param.name in matrices and not matrices[param.name].quantized]
-    return [layer_of(name) for param in dense for name, _ in param.sources]
-
-
-def _program(precision: str, features: list[str]) -> dict[str, Any]:
+def _program(name: Literal["f16", "f32"], features: tuple[str, ...]) -> Program:
     """A program without plans: the runtime builds MLX's graph for each bucket."""
     sizes = {"step": STEP_BUCKETS, "greedy": ROW_BUCKETS, "sample": ROW_BUCKETS, "logprobs": ROW_BUCKETS}
-    return {
-        "precision": precision,
-        "kv_dtype": "float16" if precision == "f16" else "float32",
-        "requires": {"features": features, "limits": {}},
-        "workspace": [],
-        "library": None,
-        "kernels": {},
-        "functions": {
-            name: [{"size": size, "rows": min(size, MAX_ROWS)} for size in buckets] for name, buckets in sizes.items()
-        },
-    }
+    functions = {key: tuple(Function(size, min(size, MAX_ROWS)) for size in buckets) for key, buckets in sizes.items()}
+    dtype: Literal["float16", "float32"] = "float16" if name == "f16" else "float32"
+    return Program(name, dtype, dtype, Requires(features), (), {}, functions)
 
 
 def _exporter() -> ModuleType:
@@ -183,4 +169,4 @@ def _exporter() -> ModuleType:
     return export
 
 
-MLX = MlxTarget()
+TARGET = MlxTarget()

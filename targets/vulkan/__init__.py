@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nearfar.targets.kernels import Kernels
 from nearfar.targets.gpu import GpuKernels
+from nearfar.targets.kernels import Kernels
 
 from .codegen import Module, modules
 

@@ -9,14 +9,16 @@ import tvm
 from tvm import tirx
 
 from nearfar.errors import BuildError
-from nearfar.targets.kernels import Precision
 from nearfar.targets.gpu.sources import device_sources, kernels
+from nearfar.targets.kernels import Precision
 
 MAX_THREADS = 256
 MAX_SHARED_BYTES = 16384
 MAX_STORAGE_BUFFERS = 8
 
-_BINDING = re.compile(r"@group\(0\) @binding\((\d+)\) var<storage, (read|read_write)> (\w+?)_ptr : array<(\w+)>;")
+_BINDING = re.compile(
+    r"@group\(0\) @binding\((\d+)\) var<storage, (read|read_write)> (\w+?)_ptr : array<(\w+)>;"
+)
 _ENTRY = re.compile(r"@workgroup_size\((\d+), (\d+), (\d+)\)\s*fn (\w+)\(")
 _SHARED = re.compile(r"var<workgroup> \w+ : array<(\w+), (\d+)>;")
 _HEADER = re.compile(r"^(?://-+\n)?// Function: \w+\n(?://-+\n)?", re.MULTILINE)
@@ -46,7 +48,10 @@ class Shader:
 def shaders(mod: tvm.IRModule, precision: Precision) -> dict[str, Shader]:
     """The shader of every PrimFunc of `mod`, by its name."""
     funcs = kernels(mod)
-    return {name: _shader(name, funcs[name], source, precision) for name, source in device_sources(mod, "webgpu").items()}
+    return {
+        name: _shader(name, funcs[name], source, precision)
+        for name, source in device_sources(mod, "webgpu").items()
+    }
 
 
 def grid_of(func: tirx.PrimFunc) -> tuple[int, int, int]:
@@ -55,9 +60,17 @@ def grid_of(func: tirx.PrimFunc) -> tuple[int, int, int]:
     pending: list[object] = [func.body]
     while pending:
         node = pending.pop()
-        if isinstance(node, tirx.For) and node.thread_binding is not None and node.thread_binding.thread_tag in extents:
+        if (
+            isinstance(node, tirx.For)
+            and node.thread_binding is not None
+            and node.thread_binding.thread_tag in extents
+        ):
             extents[node.thread_binding.thread_tag] = int(node.extent)
-        elif isinstance(node, tirx.AttrStmt) and node.attr_key == "thread_extent" and node.node.thread_tag in extents:
+        elif (
+            isinstance(node, tirx.AttrStmt)
+            and node.attr_key == "thread_extent"
+            and node.node.thread_tag in extents
+        ):
             extents[node.node.thread_tag] = int(node.value)
         for field in ("body", "block", "then_case", "else_case"):  # TVM 0.27 has no visitor for Python
             child = getattr(node, field, None)

@@ -16,10 +16,8 @@ from tvm.script import tirx as T
 
 from nearfar.build.pipeline import BuildOptions, build
 from nearfar.format.manifest import parse
-from nearfar.targets.jobs import Attention, Linear
-from nearfar.targets.quantized import Matrix, QuantTensor
 from nearfar.targets.gpu.kernels.common import select
-from nearfar.targets.vulkan import KERNELS, modules
+from nearfar.targets.vulkan import modules
 from tests.support import vulkan_run
 from tests.support.backends import Lab
 from tests.support.paths import ROOT
@@ -451,57 +449,6 @@ def test_reductions_that_tvm_schedules(dtype: str) -> None:
     weights = np.exp(a.astype(np.float64))
     want = weights / weights.sum(1, keepdims=True)
     np.testing.assert_allclose(launch(func, a, np.zeros_like(a)), want, rtol=2e-5 if dtype == "float32" else 1e-2)
-
-
-@pytest.mark.parametrize("precision", ["f32", "f16"])
-@pytest.mark.parametrize("m", [1, 4, 64])
-def test_a_matmul_of_the_model(m: int, precision: str) -> None:
-    """q4, a norm, a gate: the kernels themselves are tested as WGSL, and through whole models."""
-    matrix = Matrix(200, 192, 4, 64)
-    dtype = KERNELS.activation_dtype(precision)  # type: ignore[arg-type]
-    codes = RNG.integers(0, 16, (matrix.n, matrix.k)).astype(np.uint8)
-    scales, biases = (RNG.uniform(-0.1, 0.1, (matrix.n, 3)).astype(np.float16) for _ in "sb")
-    parts = KERNELS.pack(matrix, QuantTensor.of_codes(codes, scales, biases, 4))
-    x, norm = RNG.standard_normal((m, matrix.k)).astype(np.float32), RNG.uniform(0.5, 2, matrix.k).astype(np.float32)
-    arrays = {"x": x, "norm": norm, "w0": parts[0], "w1": parts[1], "out": np.zeros((m, 100), dtype)}
-    job = Linear(m, matrix, "float32", dtype, norm=1e-5, gated=True)
-    weight = codes * np.repeat(scales, 64, 1).astype(np.float64) + np.repeat(biases, 64, 1).astype(np.float64)
-    scaled = x / np.sqrt((x.astype(np.float64) ** 2).mean(1, keepdims=True) + 1e-5) * norm
-    gate, up = np.split(scaled @ weight.T, 2, axis=1)
-    want = gate / (1 + np.exp(-gate)) * up
-    got = vulkan_run.run(KERNELS.linear(job), arrays)["out"]
-    assert np.abs(got - want).max() < (2e-5 if precision == "f32" else 1e-3) * np.abs(want).max()
-
-
-@pytest.mark.parametrize("m", [1, 64])
-def test_float16_stores_saturate(m: int) -> None:
-    """As in WGSL: beyond 65,504 there is no infinity, and a NaN stays one."""
-    matrix = Matrix(64, 64, 16)
-    dense = RNG.standard_normal((64, 64)).astype(np.float16).astype(np.float32)
-    (part,) = KERNELS.pack(matrix, dense)
-    x = np.full((m, 64), 1e6, np.float32)
-    arrays = {"x": x, "w0": part, "out": np.zeros((m, 64), np.float16)}
-    want = np.clip(x @ dense.T, -65504, 65504)
-    assert (vulkan_run.run(KERNELS.linear(Linear(m, matrix, "float32", "float16")), arrays)["out"] == want).all()
-    x[0, 5] = NAN
-    assert np.isnan(vulkan_run.run(KERNELS.linear(Linear(m, matrix, "float32", "float16")), arrays)["out"][0]).all()
-
-
-def test_attention_in_two_stages() -> None:
-    job = Attention(1, 4, 2, 16, 16, 2, 20, "float16", "float16", 0.25)
-    table = RNG.permutation(40).astype(np.int32).reshape(2, 20)
-    k, v = (RNG.standard_normal((40, 2, 16, 16)).astype(np.float16) for _ in "kv")
-    q = RNG.standard_normal((1, 64)).astype(np.float16)
-    positions, slots = np.full(256, -1, np.int32), np.zeros(256, np.int32)
-    positions[0], slots[0] = 250, 1
-    arrays = {"q": q, "k_cache": k, "v_cache": v, "positions": positions, "slots": slots, "page_table": table}
-    got = vulkan_run.run(KERNELS.attention(job), {**arrays, "out": np.zeros((1, 64), np.float16)})["out"]
-    keys, values = (c[table[1]].transpose(1, 0, 2, 3).reshape(2, 320, 16)[:, :251].astype(float) for c in (k, v))
-    for head in range(4):
-        score = keys[head // 2] @ q[0, head * 16 : head * 16 + 16].astype(float) * 0.25
-        weight = np.exp(score - score.max())
-        want = weight @ values[head // 2] / weight.sum()
-        np.testing.assert_allclose(got[0, head * 16 : head * 16 + 16], want, rtol=1e-2, atol=1e-3)
 
 
 @pytest.mark.parametrize("model", ["stories", "q4", "q8"])

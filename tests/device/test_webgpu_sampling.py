@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from nearfar.targets.jobs import Greedy, Logprobs, Sample
 from nearfar.targets.webgpu import KERNELS
 
 from . import webgpu_harness as harness
@@ -81,7 +82,7 @@ def test_greedy(rows):
         arrays["sample_i32"][2, 0] = -1
         logits[3] -= 1e6
     names = ("logits", "sample_i32", "sampled", "tokens")
-    got = harness.run(KERNELS.greedy(rows, VOCAB), "f32", {name: arrays[name] for name in names})
+    got = harness.run(KERNELS.stages(Greedy(rows, VOCAB)), "f32", {name: arrays[name] for name in names})
     want = [77, *(int(np.argmax(logits[r])) for r in range(1, rows))]
     if rows > 1:
         want[2] = -7
@@ -108,10 +109,17 @@ def test_sample():
         arrays = state(rng, 4)
         for r, (name, top_k, seed) in enumerate(cases[start : start + 4]):
             arrays["sample_f32"][r, :6] = SETTINGS[name]
-            arrays["sample_i32"][r, :6] = [r, top_k, np.int64(seed).astype(np.int32), start, 100 + r, r if r else -1]
-            arrays["counts"][r] = (rng.random(VOCAB) < 0.2) * rng.integers(0, 3, VOCAB) + (rng.random(VOCAB) < 0.1) * (
-                1 << 24
-            )
+            arrays["sample_i32"][r, :6] = [
+                r,
+                top_k,
+                np.int64(seed).astype(np.int32),
+                start,
+                100 + r,
+                r if r else -1,
+            ]
+            arrays["counts"][r] = (rng.random(VOCAB) < 0.2) * rng.integers(0, 3, VOCAB) + (
+                rng.random(VOCAB) < 0.1
+            ) * (1 << 24)
             arrays["logit_bias"][r, rng.integers(0, VOCAB, 20)] = 4
             arrays["allowed"][r] = rng.integers(0, 1 << 32, arrays["allowed"].shape[1], dtype=np.uint32)
         rows = [
@@ -121,7 +129,7 @@ def test_sample():
             )
             for r in range(4)
         ]  # fmt: skip
-        got = harness.run(KERNELS.sample(4, VOCAB, SLOTS), "f32", arrays)
+        got = harness.run(KERNELS.stages(Sample(4, VOCAB, SLOTS)), "f32", arrays)
         assert got["sampled"][:4].tolist() == rows, cases[start : start + 4]
         assert got["tokens"][:4].tolist() == [-7, *rows[1:]]
         for r, token in enumerate(rows):
@@ -131,7 +139,7 @@ def test_sample():
 
 def test_sample_leaves_unused_rows_alone():
     arrays = state(np.random.default_rng(4), 0)
-    got = harness.run(KERNELS.sample(1, VOCAB, SLOTS), "f32", arrays)
+    got = harness.run(KERNELS.stages(Sample(1, VOCAB, SLOTS)), "f32", arrays)
     for name, before in arrays.items():
         assert (got[name] == before).all(), name
 
@@ -141,11 +149,19 @@ def test_logprobs():
     logits = (rng.standard_normal((16, VOCAB)) * 3).astype(np.float32)
     logits[0, [9, 4000, 33]] = 20
     logits[1] += 500
-    arrays = {"logits": logits, "sampled": np.arange(16, dtype=np.int32) * 3, "logprob": np.full(16, 7, np.float32)}
+    arrays = {
+        "logits": logits,
+        "sampled": np.arange(16, dtype=np.int32) * 3,
+        "logprob": np.full(16, 7, np.float32),
+    }
     arrays |= {"top_ids": np.full((16, 20), -7, np.int32), "top_logprobs": np.zeros((16, 20), np.float32)}
-    got = harness.run(KERNELS.logprobs(4, VOCAB), "f32", arrays)
+    got = harness.run(KERNELS.stages(Logprobs(4, VOCAB)), "f32", arrays)
     wide = logits.astype(np.float64)
-    want = wide - wide.max(1, keepdims=True) - np.log(np.exp(wide - wide.max(1, keepdims=True)).sum(1, keepdims=True))
+    want = (
+        wide
+        - wide.max(1, keepdims=True)
+        - np.log(np.exp(wide - wide.max(1, keepdims=True)).sum(1, keepdims=True))
+    )
     order = np.argsort(-wide, axis=1, kind="stable")[:, :20]
     assert (got["top_ids"][:4] == order[:4]).all()
     assert (got["top_ids"][4:] == -7).all()

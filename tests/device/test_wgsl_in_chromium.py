@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import http.server
+import itertools
 import threading
 
 import pytest
 import tvm
 
-from nearfar.targets.jobs import Attention, Linear
-from nearfar.targets.quantized import Matrix
-from nearfar.targets.kernels import Staged
+from nearfar.targets.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, RopeAppend, Sample
 from nearfar.targets.webgpu import KERNELS, shaders
+from tests.support import gpu_jobs
 from tests.support.browser import browser
 
 COMPILE = """async (sources) => {
@@ -42,29 +42,32 @@ class Blank(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def jobs() -> dict[str, Staged]:
-    q4, dense, half = Matrix(200, 576, 4, 64), Matrix(86, 172, 32), Matrix(64, 171, 16)
-    out: dict[str, Staged] = {}
-    for m in (1, 4, 64):
-        out[f"norm_gated_{m}"] = KERNELS.linear(Linear(m, q4, "float32", "float32", norm=1e-5, gated=True, bias=True))
-        out[f"residual_{m}"] = KERNELS.linear(Linear(m, dense, "float32", "float32", residual=True))
-        out[f"rows_{m}"] = KERNELS.linear(Linear(min(m, 16), half, "float32", "float32", rows=True, x_rows=m))
-        job = Attention(m, 9, 3, 64, 16, 4, 20, "float32", "float32", 0.125)
-        out[f"attention_{m}"] = KERNELS.attention(job)
-        out[f"rope_{m}"] = KERNELS.rope_append(job, None)
-        out[f"rope_norm_{m}"] = KERNELS.rope_append(job, 1e-6)
-    out["long"] = KERNELS.linear(Linear(1, Matrix(40, 8192, 8, 32), "float32", "float32", norm=1e-5))
+def jobs() -> dict[str, Job]:
+    out: dict[str, Job] = {}
+    for m in (1, 64):
+        out |= {f"{name}_{m}": make(m) for name, make in gpu_jobs.linears("float32").items()}
+    for m, name in itertools.product((1, 16), ("plain", "all")):
+        out[f"attend_{name}_{m}"] = gpu_jobs.paged(Attend, (m, 9, 3, 24), "float32", **gpu_jobs.ATTENDS[name])
+    for name in ("plain", "norm_after", "norm_all", "norms", "q_norm_after"):
+        out[f"rope_{name}"] = gpu_jobs.paged(RopeAppend, (4, 9, 3, 64), "float32", **gpu_jobs.ROPES[name])
+    out |= {f"norm_{name}": norm for name, norm in gpu_jobs.NORMS.items()}
+    for name in ("q2g16", "q3g16", "q6g32"):
+        out[f"embed_{name}"] = Embed(4, gpu_jobs.SCHEMES[name], 2.0)
+        out[f"planes_{name}"] = Linear(16, gpu_jobs.SCHEMES[name], "float32", "float32")
     for rows in (1, 16):
-        out[f"greedy_{rows}"] = KERNELS.greedy(rows, 5000)
-        out[f"sample_{rows}"] = KERNELS.sample(rows, 5000, 16)
-        out[f"logprobs_{rows}"] = KERNELS.logprobs(rows, 5000)
-    out["embed"] = KERNELS.embed(4, q4)
+        out[f"greedy_{rows}"] = Greedy(rows, 5000)
+        out[f"sample_{rows}"] = Sample(rows, 5000, 16)
+        out[f"logprobs_{rows}"] = Logprobs(rows, 5000)
     return out
 
 
 def test_chromium_compiles_every_kernel():
     module = tvm.IRModule(
-        {f"{name}_s{i}": stage.func for name, staged in jobs().items() for i, stage in enumerate(staged.stages)}
+        {
+            f"{name}_s{i}": stage.func
+            for name, job in jobs().items()
+            for i, stage in enumerate(KERNELS.stages(job).stages)
+        }
     )
     sources = {name: [shader.source, shader.entry] for name, shader in shaders(module, "f32").items()}
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Blank)

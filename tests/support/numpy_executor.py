@@ -1,89 +1,87 @@
-"""The reference executor: docs/artifact.md in NumPy float32, straight from a Hugging Face llama checkpoint.
+"""The reference executor: docs/artifact.md in NumPy float32, straight from a Hugging Face checkpoint.
 
-Written for reading, not for speed. Real executors are compared with it.
+Written for reading, not for speed. Real executors are compared with it. The step itself is read by step_reference.py.
 """
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.edge_runtime.executors.planned import check_pages, place
+from nearfar.format.buffers import keys, page_table, values
+from nearfar.step.reading import read_model
+from tests.support.step_reference import StepReference
+
 Array = npt.NDArray[Any]
 Weights = dict[str, Array]
-
-
-def load_checkpoint(path: Path) -> tuple[dict[str, Any], Weights]:
-    """Config and float32 weights of a checkpoint directory."""
-    import torch
-    from safetensors.torch import load_file
-
-    config = json.loads((path / "config.json").read_text())
-    tensors: dict[str, torch.Tensor] = {}
-    for file in sorted(path.glob("*.safetensors")):
-        tensors |= load_file(file)
-    return config, {name: tensor.to(torch.float32).numpy() for name, tensor in tensors.items()}
 
 
 class NumpyExecutor:
     """Runs step, greedy, sample and logprobs over named buffers, as an executor does; everything happens in `run`."""
 
     name = "numpy"
-    precision = "f32"
+    precision = program_name = "f32"
 
     def __init__(
-        self, config: dict[str, Any], weights: Weights, *, pages: int, page_size: int = 16, slots: int = 16
-    ) -> None:
-        self.config, self.weights, self.page_size = config, weights, page_size
-        self.layers, self.heads = config["num_hidden_layers"], config["num_attention_heads"]
-        self.kv_heads = config["num_key_value_heads"]
-        self.head_dim = config.get("head_dim") or config["hidden_size"] // self.heads
-        self.vocab, context = config["vocab_size"], config["max_position_embeddings"]
-        kv = (pages, self.kv_heads, page_size, self.head_dim)
-        self.kv = [(np.zeros(kv, np.float32), np.zeros(kv, np.float32)) for _ in range(self.layers)]
-        self.rope = rope_table(config, self.head_dim, context)
+        self, config: dict[str, Any], weights: Weights, *, pages: int | Sequence[int], page_size: int = 16,
+        slots: int = 16,
+    ) -> None:  # fmt: skip
+        """`pages`: by group, or as many for each."""
+        model = read_model(config).model
+        self.reference, self.page_size = StepReference(model, weights), page_size
+        vocab, context = model.vocab_size, model.context_length
+        self.windows = model.step.windows
+        self.groups = [model.step.group(cache) for cache in range(len(model.step.caches))]
+        counts = [pages] * len(self.windows) if isinstance(pages, int) else pages
+        self.kv = [
+            tuple(np.zeros((counts[group], cache.kv_heads, page_size, cache.head_dim), np.float32) for _ in "kv")
+            for cache, group in zip(model.step.caches, self.groups, strict=True)
+        ]
         self.buffers: dict[str, Array] = {
             "tokens": np.zeros(256, np.int32), "positions": np.zeros(256, np.int32), "slots": np.zeros(256, np.int32),
-            "page_table": np.zeros((slots, -(-context // page_size)), np.int32), "logit_rows": np.zeros(16, np.int32),
-            "logits": np.zeros((16, self.vocab), np.float32), "sampled": np.zeros(16, np.int32),
+            "logit_rows": np.zeros(16, np.int32),
+            "logits": np.zeros((16, vocab), np.float32), "sampled": np.zeros(16, np.int32),
             "sample_f32": np.zeros((16, 8), np.float32), "sample_i32": np.zeros((16, 8), np.int32),
-            "logit_bias": np.zeros((slots, self.vocab), np.float32), "counts": np.zeros((slots, self.vocab), np.int32),
-            "allowed": np.zeros((slots, (self.vocab + 31) // 32), np.uint32),
+            "logit_bias": np.zeros((slots, vocab), np.float32), "counts": np.zeros((slots, vocab), np.int32),
+            "allowed": np.zeros((slots, (vocab + 31) // 32), np.uint32),
             "logprob": np.zeros(16, np.float32), "top_ids": np.zeros((16, 20), np.int32),
             "top_logprobs": np.zeros((16, 20), np.float32),
         }  # fmt: skip
+        for group in range(len(self.windows)):
+            self.buffers[page_table(group)] = np.full((slots, -(-context // page_size)), -1, np.int32)
         self.steps: list[int] = []
         self.closed = False
 
-    def write(self, buffer: str, data: Array, row: int = 0) -> None:
+    def write(self, buffer: str, data: Array, row: int = 0, column: int = 0) -> None:
         target = self.buffers[buffer]
-        assert target.dtype == data.dtype, (buffer, data.dtype)
-        assert target.shape[1:] == data.shape[1:], (buffer, data.shape)
-        target[row : row + len(data)] = data
+        start = place(buffer, target.shape, target.dtype, data, row, column)
+        target.reshape(-1)[start : start + data.size] = data.reshape(-1)
 
     def fetch(self, buffer: str, rows: int) -> Callable[[], Array]:
         snapshot = self.buffers[buffer][:rows].copy()
         return lambda: snapshot
 
-    def copy_page(self, src: int, dst: int) -> None:
-        for k, v in self.kv:
-            k[dst], v[dst] = k[src], v[src]
+    def caches(self, group: int) -> dict[str, Array]:
+        """Keys and values of a group by name."""
+        every = ((keys(i), values(i), kv) for i, kv in enumerate(self.kv) if self.groups[i] == group)
+        return {name: cache for k, v, kv in every for name, cache in zip((k, v), kv, strict=True)}
 
-    def read_pages(self, pages: Sequence[int]) -> dict[str, Array]:
-        return {f"layers.{i}.{part}": cache[list(pages)] for i, kv in enumerate(self.kv) for part, cache in zip("kv", kv, strict=True)}
+    def copy_page(self, group: int, source: int, target: int) -> None:
+        for cache in self.caches(group).values():
+            cache[target] = cache[source]
 
-    def write_pages(self, pages: Sequence[int], content: Mapping[str, Array]) -> None:
-        for i, kv in enumerate(self.kv):
-            for part, cache in zip("kv", kv, strict=True):
-                data = content[f"layers.{i}.{part}"]
-                assert data.shape == (len(pages), *cache.shape[1:])
-                assert data.dtype == cache.dtype
-                cache[list(pages)] = data
+    def read_pages(self, group: int, pages: Sequence[int]) -> dict[str, Array]:
+        return {name: cache[list(pages)] for name, cache in self.caches(group).items()}
+
+    def write_pages(self, group: int, pages: Sequence[int], content: Mapping[str, Array]) -> None:
+        caches = self.caches(group)
+        check_pages(content, {name: ((len(pages), *cache.shape[1:]), cache.dtype) for name, cache in caches.items()})
+        for name, cache in caches.items():
+            cache[list(pages)] = content[name]
 
     def memory_used(self) -> int:
         return sum(k.nbytes + v.nbytes for k, v in self.kv)
@@ -96,47 +94,30 @@ class NumpyExecutor:
 
     def _step(self, size: int) -> None:
         self.steps.append(size)
-        b, w, eps = self.buffers, self.weights, self.config["rms_norm_eps"]
-        positions = b["positions"][:size]
-        live = positions >= 0
-        x = w["model.embed_tokens.weight"][b["tokens"][:size]]
-        for layer in range(self.layers):
-            p = f"model.layers.{layer}."
-            h = _norm(x, w[p + "input_layernorm.weight"], eps)
-            q, k, v = (_linear(h, w, f"{p}self_attn.{n}_proj").reshape(size, -1, self.head_dim) for n in "qkv")
-            q, k = self._rotate(q, positions), self._rotate(k, positions)
-            x = x + _linear(self._attend(layer, q, k, v, live), w, p + "self_attn.o_proj")
-            h = _norm(x, w[p + "post_attention_layernorm.weight"], eps)
-            gate, up = _linear(h, w, p + "mlp.gate_proj"), _linear(h, w, p + "mlp.up_proj")
-            x = x + _linear(gate / (1 + np.exp(-gate)) * up, w, p + "mlp.down_proj")
-        rows = min(size, 16)
-        x = _norm(x[b["logit_rows"][:rows]], w["model.norm.weight"], eps)
-        head = w["model.embed_tokens.weight"] if self.config.get("tie_word_embeddings") else w["lm_head.weight"]
-        b["logits"][:rows] = x @ head.T
+        b, rows = self.buffers, min(size, 16)
+        b["logits"][:rows] = self.reference.run(
+            b["tokens"][:size], b["positions"][:size], self, b["logit_rows"][:rows]
+        )
 
-    def _rotate(self, x: Array, positions: Array) -> Array:
-        half = self.head_dim // 2
-        table = self.rope[np.maximum(positions, 0)][:, None]
-        cos, sin, a, b = table[..., :half], table[..., half:], x[..., :half], x[..., half:]
-        return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+    def append(self, cache: int, keys: Array, values: Array) -> None:
+        """As tests.support.step_reference.Memory asks for it: into the pages of each row's sequence."""
+        b, (kc, vc), size = self.buffers, self.kv[cache], self.page_size
+        table = b[page_table(self.groups[cache])]
+        for m in np.flatnonzero(b["positions"][: len(keys)] >= 0):
+            page, place = divmod(int(b["positions"][m]), size)
+            number = table[b["slots"][m], page]
+            assert number >= 0, "a row has no page"
+            kc[number, :, place], vc[number, :, place] = keys[m], values[m]
 
-    def _attend(self, layer: int, q: Array, k: Array, v: Array, live: Array) -> Array:
-        b, (kc, vc), size = self.buffers, self.kv[layer], self.page_size
-        positions, slots = b["positions"], b["slots"]
-        for m in np.flatnonzero(live):
-            page = b["page_table"][slots[m], positions[m] // size]
-            kc[page, :, positions[m] % size], vc[page, :, positions[m] % size] = k[m], v[m]
-        out = np.zeros_like(q)
-        for m in np.flatnonzero(live):
-            n = positions[m] + 1
-            pages = b["page_table"][slots[m], : -(-n // size)]
-            keys, values = (c[pages].transpose(1, 0, 2, 3).reshape(self.kv_heads, -1, self.head_dim)[:, :n]
-                            for c in (kc, vc))  # fmt: skip
-            heads = q[m].reshape(self.kv_heads, -1, self.head_dim)
-            scores = heads @ keys.transpose(0, 2, 1) / np.float32(math.sqrt(self.head_dim))
-            weights = np.exp(scores - scores.max(-1, keepdims=True))
-            out[m] = (weights / weights.sum(-1, keepdims=True) @ values).reshape(-1, self.head_dim)
-        return out.reshape(len(q), -1)
+    def seen(self, cache: int, row: int) -> tuple[Array, Array]:
+        """Likewise: what the pages of the row's sequence hold, up to its position; of a window no more than that."""
+        n, size, group = int(self.buffers["positions"][row]) + 1, self.page_size, self.groups[cache]
+        first = max(n - (self.windows[group] or n), 0)
+        pages = self.buffers[page_table(group)][self.buffers["slots"][row], first // size : -(-n // size)]
+        assert (pages >= 0).all(), "a row reads what has no page"
+        read = slice(first % size, n - first // size * size)
+        k, v = (c[pages].swapaxes(1, 2).reshape(-1, c.shape[1], c.shape[3])[read] for c in self.kv[cache])
+        return k, v
 
     def _take(self, row: int, token: int) -> None:
         self.buffers["sampled"][row] = token
@@ -217,20 +198,3 @@ def gumbel(seed_low: int, seed_high: int, counter: int, tokens: Array) -> Array:
             v = [word ^ (word >> np.uint32(16)) for word in v]
     u = np.minimum(((v[0] >> np.uint32(8)) + 0.5) * 2.0**-24, 1 - 2.0**-24)
     return (-np.log(-np.log(u))).astype(np.float32)
-
-
-def rope_table(config: dict[str, Any], head_dim: int, context: int) -> Array:
-    """The `rope` buffer for unscaled rope."""
-    theta = config.get("rope_theta") or config["rope_parameters"]["rope_theta"]
-    inv_freq = (1.0 / theta ** (np.arange(0, head_dim, 2) / head_dim)).astype(np.float32).astype(np.float64)
-    angles = np.arange(context)[:, None] * inv_freq
-    return np.concatenate([np.cos(angles), np.sin(angles)], -1).astype(np.float32)
-
-
-def _norm(x: Array, weight: Array, eps: float) -> Array:
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(eps)) * weight
-
-
-def _linear(x: Array, weights: Weights, name: str) -> Array:
-    out = x @ weights[name + ".weight"].T
-    return out + weights[name + ".bias"] if name + ".bias" in weights else out

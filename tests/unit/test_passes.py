@@ -11,10 +11,10 @@ from nearfar.build.program import operators as ops
 from nearfar.build.program.passes.fuse import FuseNorm, FuseResidual, FuseSiluGate
 from nearfar.build.program.passes.lower import KernelTable, LowerOperators
 from nearfar.build.program.plan import Plan, plan_of, share_workspace
-from nearfar.targets.jobs import Attention, Linear
-from nearfar.targets.quantized import Matrix, Part
-from nearfar.targets.kernels import Stage, Staged
 from nearfar.targets.cpu import KERNELS
+from nearfar.targets.jobs import Attention, Linear
+from nearfar.targets.kernels import Stage, Staged
+from nearfar.targets.quantized import Matrix, Part
 
 M, N, K = 4, 8, 16
 JOB = Linear(m=M, matrix=Matrix(N, K, 32), x_dtype="float32", out_dtype="float32", x_rows=M)

@@ -10,7 +10,7 @@ import tvm
 from tvm import relax
 from tvm.s_tir import dlight
 
-from nearfar.build.program.passes.fuse import FuseNorm, FuseResidual, FuseSiluGate
+from nearfar.build.program.passes.fuse import FuseGate, FuseNorm, FuseResidual
 from nearfar.build.program.passes.lower import LowerOperators
 from nearfar.targets.kernels import Kernels
 
@@ -28,8 +28,8 @@ def compile_flow(kernels: Kernels, *, gpu: bool) -> list[NamedPass]:
     """All passes in order. After the last, a function is a straight line of kernel calls over planned storage."""
     schedule = [dlight.gpu.Reduction(), dlight.gpu.GeneralReduction(), dlight.gpu.Fallback()] if gpu else []
     return [
-        NamedPass("fuse-residual", "x + linear(y) becomes one kernel", FuseResidual()),
-        NamedPass("fuse-silu-gate", "silu(gate)·up joins the matmul that makes them", FuseSiluGate()),
+        NamedPass("fuse-residual", "x + linear(y), or x + norm(y), becomes one kernel", FuseResidual()),
+        NamedPass("fuse-gate", "activation(gate)·up joins the matmul that makes them", FuseGate()),
         NamedPass("fuse-norm", "an RMS norm joins the matmul that reads it", FuseNorm()),
         NamedPass("dead-code", "drop what the fusions replaced", relax.transform.DeadCodeElimination()),
         NamedPass("legalize", "whatever is left of Relax's own operators becomes TIR", relax.transform.LegalizeOps()),

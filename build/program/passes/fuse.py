@@ -1,28 +1,32 @@
-"""Fusions of our linear operator with its neighbours. Each edits the job record and the tensors together."""
+"""Fusions of our operators with their neighbours. Each edits the job record and the tensors together."""
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import tvm
 from tvm import relax
 
-from nearfar.build.program import operators as ops
-from nearfar.targets.jobs import Linear
+from nearfar.build.program import operators
+from nearfar.build.program.operators import OpCall
+from nearfar.targets.jobs import Activation, GraphJob, Linear, Norm
+
+ACTIVATIONS: dict[str, Activation] = {
+    "relax.nn.silu": "silu", "relax.nn.gelu_tanh": "gelu_tanh", "relax.nn.gelu": "gelu_erf",
+}  # fmt: skip
 
 
-class _LinearFusion(relax.PyExprMutator):
+class _Fusion(relax.PyExprMutator):
     """Walks one function, giving each binding's value to `rewrite` with a look at the bindings before it."""
 
     def value(self, expr: Any) -> Any:
         """What a variable is bound to so far."""
         return self.lookup_binding(expr) if isinstance(expr, relax.Var) else expr
 
-    def linear(self, expr: Any) -> ops.OpCall | None:
-        """The linear that `expr` stands for; None where it is not one."""
-        found = ops.parse(self.value(expr))
-        return found if found is not None and found.kind == ops.LINEAR else None
+    def ours(self, expr: Any) -> OpCall | None:
+        """The operator of ours that `expr` stands for; None where it is none."""
+        return operators.parse(self.value(expr))
 
     def rewrite(self, call: relax.Call) -> Any:
         """The fused call, or None to leave `call` alone."""
@@ -35,68 +39,73 @@ class _LinearFusion(relax.PyExprMutator):
 
 
 def _is_op(expr: Any, name: str) -> bool:
-    return isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op) and expr.op.name == name
+    return _op_name(expr) == name
 
 
-def _output(call: relax.Call) -> tuple[list[int], str]:
-    return [int(d) for d in call.ty.shape.values], str(call.ty.dtype)
+def _op_name(expr: Any) -> str:
+    return str(expr.op.name) if isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op) else ""
 
 
 @relax.expr_functor.mutator
-class _Residual(_LinearFusion):
+class _Residual(_Fusion):
     def rewrite(self, call: relax.Call) -> Any:
         if not _is_op(call, "relax.add"):
             return None
-        for linear, other in ((call.args[1], call.args[0]), (call.args[0], call.args[1])):
-            found = self.linear(linear)
-            if found is None or not isinstance(found.job, Linear):
-                continue
-            job = found.job
-            if job.residual or job.gated or job.rows or str(other.ty.dtype) != job.out_dtype:
-                continue
-            return ops.call(
-                ops.LINEAR, [*found.tensors, other], dataclasses.replace(job, residual=True), *_output(call)
-            )
+        for addend, other in ((call.args[1], call.args[0]), (call.args[0], call.args[1])):
+            found = self.ours(addend)
+            job = _with_residual(found.job, str(other.ty.dtype)) if found is not None else None
+            if found is not None and job is not None:
+                return operators.rebuilt(job, {**found.named, "residual": other})
         return None
 
 
+def _with_residual(job: GraphJob, dtype: str) -> GraphJob | None:
+    """The job that adds a residual of this dtype as well, None where it cannot."""
+    if isinstance(job, Linear) and not (job.residual or job.gate or job.rows or job.softcap) and dtype == job.out_dtype:
+        return replace(job, residual=True)
+    if isinstance(job, Norm) and not job.residual and dtype == "float32":
+        return replace(job, residual=True)
+    return None
+
+
 @relax.expr_functor.mutator
-class _SiluGate(_LinearFusion):
+class _Gate(_Fusion):
     def rewrite(self, call: relax.Call) -> Any:
         if not _is_op(call, "relax.multiply"):
             return None
-        silu, up = self.value(call.args[0]), self.value(call.args[1])
-        if not _is_op(silu, "relax.nn.silu"):
+        act, up = self.value(call.args[0]), self.value(call.args[1])
+        activation = ACTIVATIONS.get(_op_name(act))
+        if activation is None:
             return None
-        gate = self.value(silu.args[0])
+        gate = self.value(act.args[0])
         if not (isinstance(gate, relax.TupleGetItem) and isinstance(up, relax.TupleGetItem)):
             return None
         if not (gate.index == 0 and up.index == 1 and gate.tuple_value.same_as(up.tuple_value)):
             return None
         split = self.value(gate.tuple_value)
-        found = self.linear(split.args[0]) if _is_op(split, "relax.split") else None
-        if found is None or not isinstance(found.job, Linear) or found.job.residual or found.job.gated:
+        found = self.ours(split.args[0]) if _is_op(split, "relax.split") else None
+        if found is None or not isinstance(found.job, Linear) or found.job.residual or found.job.gate:
             return None
-        return ops.call(ops.LINEAR, found.tensors, dataclasses.replace(found.job, gated=True), *_output(call))
+        return operators.rebuilt(replace(found.job, gate=activation), found.named)
 
 
 @relax.expr_functor.mutator
-class _Norm(_LinearFusion):
+class _Norm(_Fusion):
     def rewrite(self, call: relax.Call) -> Any:
-        found = self.linear(call)
+        found = self.ours(call)
         if found is None or not isinstance(found.job, Linear) or found.job.norm is not None:
             return None
-        job, norm = found.job, self.value(found.tensors[0])
-        if not _is_op(norm, "relax.nn.rms_norm"):
+        norm = self.ours(found.named["x"])
+        if norm is None or not isinstance(norm.job, Norm):
             return None
-        x, weight = norm.args
-        head = [x, *found.tensors[1:2], weight] if job.rows else [x, weight]
-        tail = found.tensors[2:] if job.rows else found.tensors[1:]
-        fused = dataclasses.replace(job, norm=float(norm.attrs.epsilon), x_dtype=str(x.ty.dtype))
-        return ops.call(ops.LINEAR, [*head, *tail], fused, *_output(call))
+        if norm.job.residual or norm.job.groups > 1 or not norm.job.weight:
+            return None
+        x = norm.named["x"]
+        fused = replace(found.job, norm=norm.job.eps, x_dtype=str(x.ty.dtype))
+        return operators.rebuilt(fused, {**found.named, "x": x, "norm": norm.named["weight"]})
 
 
-def _function_pass(name: str, fusion: type[_LinearFusion]) -> Any:
+def _function_pass(name: str, fusion: type[_Fusion]) -> Any:
     @tvm.transform.module_pass(opt_level=0, name=name)
     class Fusion:
         def transform_module(self, module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
@@ -109,5 +118,5 @@ def _function_pass(name: str, fusion: type[_LinearFusion]) -> Any:
 
 
 FuseResidual = _function_pass("FuseResidual", _Residual)
-FuseSiluGate = _function_pass("FuseSiluGate", _SiluGate)
+FuseGate = _function_pass("FuseGate", _Gate)
 FuseNorm = _function_pass("FuseNorm", _Norm)

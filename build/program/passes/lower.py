@@ -8,46 +8,32 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
-from nearfar.build.program import operators as ops
-from nearfar.build.program.naming import kernel_name
-from nearfar.targets.jobs import Attention, Linear
-from nearfar.targets.kernels import Kernels, Staged
-from nearfar.targets.quantized import Matrix
+from nearfar.build.program import operators
+from nearfar.targets.jobs import GraphJob
+from nearfar.targets.kernels import SCRATCH, Kernels, Staged
 
-SCRATCH = "scratch:"
 _OPAQUE = 8  # TVM's OpPatternKind.kOpaque: never fused with neighbours
-
-
-def kernels_for(kernels: Kernels, call: ops.OpCall, m: int) -> Staged:
-    """The target's launches for one operator."""
-    job = call.job
-    if isinstance(job, Linear):
-        return kernels.linear(job)
-    if isinstance(job, Matrix):
-        return kernels.embed(m, job)
-    assert isinstance(job, Attention)
-    return kernels.rope_append(job, job.qk_norm) if call.kind == ops.ROPE_APPEND else kernels.attention(job)
+OUT = "out"
 
 
 class KernelTable:
     """The kernels of a program: one PrimFunc a distinct job, shared by all layers and named after the job.
 
-    Names leave out what most jobs have in common (naming.py); jobs that differ only there are told apart by a number.
+    Labels leave out what most jobs have in common; jobs that differ only there are told apart by a number.
     """
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
-        self._made: dict[tuple[str, ops.Job, int], tuple[str, Staged]] = {}
+        self._made: dict[GraphJob, tuple[str, Staged]] = {}
         self._named: Counter[str] = Counter()
 
-    def get(self, call: ops.OpCall, m: int) -> tuple[str, Staged]:
-        """Name and launches of an operator."""
-        job = (call.kind, call.job, m)
+    def get(self, job: GraphJob) -> tuple[str, Staged]:
+        """Name and launches of a job."""
         if job not in self._made:
-            name = kernel_name(call.kind, call.job, m)
-            self._named[name] += 1
-            count = self._named[name]
-            self._made[job] = (name if count == 1 else f"{name}_v{count}", kernels_for(self._kernels, call, m))
+            self._named[job.label] += 1
+            count = self._named[job.label]
+            name = job.label if count == 1 else f"{job.label}_v{count}"
+            self._made[job] = (name, self._kernels.stages(job))
         return self._made[job]
 
 
@@ -60,12 +46,11 @@ class _Lower(relax.PyExprMutator):
 
     def visit_call_(self, call: relax.Call) -> Any:
         call = super().visit_call_(call)
-        found = ops.parse(call)
+        found = operators.parse(call)
         if found is None:
             return call
-        m = int(call.ty.shape.values[0])
-        name, staged = self._table.get(found, m)
-        tensors: dict[str, Any] = dict(zip(ops.param_names(found), found.tensors, strict=True))
+        name, staged = self._table.get(found.job)
+        tensors: dict[str, Any] = dict(found.named)
         for index, stage in enumerate(staged.stages):
             kernel = name if len(staged.stages) == 1 else f"{name}_s{index}"
             outputs = [a for a in stage.args if a not in tensors]

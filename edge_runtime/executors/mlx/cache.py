@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
 
 from nearfar.edge_runtime.artifact.budget import kv_group
 from nearfar.edge_runtime.executors.base import Array
-from nearfar.edge_runtime.executors.mlx.rows import Reach, Span
+from nearfar.edge_runtime.executors.mlx import attention
+from nearfar.edge_runtime.executors.mlx.rows import Reach
+from nearfar.step.ops import Attend
 
 Parts = list[mx.array]
 """[values], or [codes, scales, biases] of a quantized cache; each [kv_heads, cells, width]."""
@@ -20,21 +22,42 @@ FIRST_PAGES = 64
 """Pages to begin with: MLX has no memory that costs nothing until it is used."""
 
 
+class Shape(Protocol):
+    """Geometry of one cache."""
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        ...
+
+    @property
+    def head_dim(self) -> int:
+        """Values of a head."""
+        ...
+
+    @property
+    def group(self) -> int:
+        """Caches of a group have the same pages."""
+        ...
+
+
 @dataclass(frozen=True)
 class Layout:
-    """Geometry of the cache. `bits` None: floats of `dtype`; else quantized, scales and biases in `dtype`."""
+    """Geometry of the caches. `pages`: by group. `bits` None: floats of `dtype`; else quantized, scales in `dtype`."""
 
-    layers: int
-    kv_heads: int
-    head_dim: int
+    caches: tuple[Shape, ...]
     page_size: int
-    pages: int
+    pages: tuple[int, ...]
     dtype: mx.Dtype
     bits: int | None = None
 
+    def quantum(self, cache: int) -> int:
+        """Values that share a scale, where a cache is quantized."""
+        return kv_group(self.caches[cache].head_dim, self.bits) if self.bits else 0
+
 
 class PagedCache:
-    """A page is page_size consecutive cells of every array; which pages a sequence has is the engine's affair.
+    """A page is page_size consecutive cells of every array of its group; who has which is the engine's affair.
 
     Arrays are replaced, never changed: an append makes a new array in the memory of the old one, as long as nothing else
     refers to the old one and no work in flight reads it. The executor sees to the second (see MlxExecutor), so that no
@@ -43,11 +66,11 @@ class PagedCache:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self._group = kv_group(layout.head_dim, layout.bits) if layout.bits else 0
-        self._pages = 0
-        self._arrays: list[Parts] = []
-        self._scale = layout.head_dim**-0.5
-        self._grow(min(FIRST_PAGES, layout.pages))
+        self._quanta = [layout.quantum(index) for index in range(len(layout.caches))]
+        self._pages = [0] * len(layout.pages)
+        self._arrays: list[Parts] = [[] for _ in range(2 * len(layout.caches))]
+        for group, pages in enumerate(layout.pages):
+            self._grow(group, min(FIRST_PAGES, pages))
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -59,106 +82,123 @@ class PagedCache:
         """Bytes of the arrays."""
         return sum(array.nbytes for array in self.arrays)
 
-    def hold(self, cell: int) -> None:
+    def group(self, cache: int) -> int:
+        """The group of a cache."""
+        return self.layout.caches[cache].group
+
+    def head_dim(self, cache: int) -> int:
+        """Values of a head of a cache."""
+        return self.layout.caches[cache].head_dim
+
+    def hold(self, group: int, cell: int) -> None:
         """Make room for a cell. At least doubles, so that growing costs a copy of each cell on average."""
         page = cell // self.layout.page_size
-        if page >= self._pages:
-            self._grow(min(self.layout.pages, max(page + 1, 2 * self._pages)))
+        if page >= self._pages[group]:
+            self._grow(group, min(self.layout.pages[group], max(page + 1, 2 * self._pages[group])))
 
-    def append(self, layer: int, keys: mx.array, values: mx.array, cells: slice | mx.array) -> None:
+    def append(self, cache: int, keys: mx.array, values: mx.array, cells: slice | mx.array) -> None:
         """Store keys and values [kv_heads, rows, head_dim] of a layer in so many cells."""
-        for index, rows in ((2 * layer, keys), (2 * layer + 1, values)):
-            for part, new in zip(self._arrays[index], self._encode(rows), strict=True):
+        for index, rows in ((2 * cache, keys), (2 * cache + 1, values)):
+            for part, new in zip(self._arrays[index], self._encode(cache, rows), strict=True):
                 part[:, cells] = new  # replaces what the array stands for, also in the list
 
-    def attend(self, layer: int, queries: mx.array, span: Span, window: int | None) -> mx.array:
-        """Attention of a span: queries [heads, rows, head_dim] in, [rows, heads · head_dim] out."""
-        reach = span.reach[window]
-        keys, values = ([_view(part, reach, self.layout.page_size) for part in self._arrays[2 * layer + i]] for i in (0, 1))
-        if self.layout.bits is None:
+    def attend(self, op: Attend, queries: mx.array, reach: Reach, sinks: mx.array | None) -> mx.array:
+        """Attention of rows that see the same reach: queries [heads, rows, head_dim] in, [rows, heads·head_dim] out."""
+        index, size = 2 * op.cache, self.layout.page_size
+        keys, values = ([_view(part, reach, size) for part in self._arrays[index + i]] for i in (0, 1))
+        if fused(op, self.layout.bits):
             out = mx.fast.scaled_dot_product_attention(
-                queries[None], keys[0][None], values[0][None], scale=self._scale, mask=reach.mask
+                queries[None], keys[0][None], values[0][None], scale=op.scale, mask=reach.mask, sinks=sinks
             )[0]
         else:
-            out = self._attend_quantized(queries, keys, values, reach.mask)
-        return out.swapaxes(0, 1).reshape(span.count, -1)
+            out = self._attend_plainly(op, queries, keys, values, reach.mask, sinks)
+        return mx.flatten(out.swapaxes(0, 1), -2, -1)
 
-    def read(self, pages: Sequence[int]) -> dict[str, mx.array]:
+    def read(self, group: int, pages: Sequence[int]) -> dict[str, mx.array]:
         """Whole pages, by Executor.read_pages' names: [pages, kv_heads, page_size, width]. Not evaluated."""
-        cells, size = self._cells(pages), self.layout.page_size
+        cells, size = self._cells(group, pages), self.layout.page_size
         return {
             name: part[:, cells].reshape(part.shape[0], len(pages), size, part.shape[2]).swapaxes(0, 1)
-            for name, part in self._named()
+            for name, part in self._named(group)
         }
 
-    def write(self, pages: Sequence[int], content: Mapping[str, Array]) -> None:
+    def write(self, group: int, pages: Sequence[int], content: Mapping[str, Array]) -> None:
         """The reverse of `read`."""
-        cells = self._cells(pages)
-        for name, part in self._named():
+        cells = self._cells(group, pages)
+        for name, part in self._named(group):
             data = mx.array(content[name]).swapaxes(0, 1)
             part[:, cells] = data.reshape(part.shape[0], -1, part.shape[2])
 
-    def shapes(self, pages: int) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    def shapes(self, group: int, pages: int) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
         """Shape and dtype of each array that `read` gives for so many pages."""
         size = self.layout.page_size
         kinds: dict[Any, np.dtype[Any]] = {
             mx.uint32: np.dtype("uint32"), mx.float16: np.dtype("float16"), mx.float32: np.dtype("float32"),
         }  # fmt: skip
-        return {name: ((pages, p.shape[0], size, p.shape[2]), kinds[p.dtype]) for name, p in self._named()}
+        return {name: ((pages, p.shape[0], size, p.shape[2]), kinds[p.dtype]) for name, p in self._named(group)}
 
-    def _named(self) -> list[tuple[str, mx.array]]:
+    def _named(self, group: int) -> list[tuple[str, mx.array]]:
         endings = [""] if self.layout.bits is None else [".codes", ".scales", ".biases"]
         return [
-            (f"layers.{index // 2}.{'kv'[index % 2]}{ending}", part)
-            for index, parts in enumerate(self._arrays)
+            (f"kv.{cache}.{kind}{ending}", part)
+            for cache, shape in enumerate(self.layout.caches)
+            for kind, parts in zip("kv", self._arrays[2 * cache : 2 * cache + 2], strict=True)
             for ending, part in zip(endings, parts, strict=True)
+            if shape.group == group
         ]
 
-    def _cells(self, pages: Sequence[int]) -> slice | mx.array:
+    def _cells(self, group: int, pages: Sequence[int]) -> slice | mx.array:
         """The cells of whole pages, as one stretch where they are one: that is several times as fast as a gather."""
         size, index = self.layout.page_size, np.asarray(pages, np.int32)
-        self.hold((int(index.max()) + 1) * size - 1)
+        self.hold(group, (int(index.max()) + 1) * size - 1)
         if (np.diff(index) == 1).all():
             return slice(int(index[0]) * size, (int(index[-1]) + 1) * size)
         return mx.array((index[:, None] * size + np.arange(size, dtype=np.int32)).ravel())
 
-    def _grow(self, pages: int) -> None:
-        layout = self.layout
-        new, old = (pages - self._pages) * layout.page_size, self._arrays
-        empty = self._encode(mx.zeros((layout.kv_heads, new, layout.head_dim), layout.dtype))
-        mx.eval(empty)
-        self._arrays = []
-        for index in range(2 * layout.layers):
-            parts = [mx.concatenate([before, more], axis=1) for before, more in zip(old[index], empty, strict=True)] \
-                if old else [part + 0 for part in empty]  # fmt: skip
-            mx.eval(parts)  # one by one, so that only one of the old arrays lives on beside its larger copy
-            if old:
-                old[index] = []
-            self._arrays.append(parts)
-        self._pages = pages
+    def _grow(self, group: int, pages: int) -> None:
+        cells = (pages - self._pages[group]) * self.layout.page_size
+        for cache, shape in enumerate(self.layout.caches):
+            if shape.group != group:
+                continue
+            for index in (2 * cache, 2 * cache + 1):
+                old, self._arrays[index] = self._arrays[index], []
+                more = self._encode(cache, mx.zeros((shape.kv_heads, cells, shape.head_dim), self.layout.dtype))
+                parts = [mx.concatenate(list(both), axis=1) for both in zip(old, more, strict=True)] if old else more
+                mx.eval(parts)  # one by one, so that only one of the old arrays lives on beside its larger copy
+                del old
+                self._arrays[index] = parts
+        self._pages[group] = pages
 
-    def _encode(self, rows: mx.array) -> Parts:
+    def _encode(self, cache: int, rows: mx.array) -> Parts:
         if self.layout.bits is None:
             return [rows.astype(self.layout.dtype)]
-        return list(mx.quantize(rows, group_size=self._group, bits=self.layout.bits))
+        return list(mx.quantize(rows, group_size=self._quanta[cache], bits=self.layout.bits))
 
-    def _attend_quantized(self, queries: mx.array, keys: Parts, values: Parts, mask: str | mx.array | None) -> mx.array:
-        """Softmax attention over codes; the heads that share keys are rows of one product."""
-        layout, (heads, rows, _) = self.layout, queries.shape
-        grouped = (queries * self._scale).reshape(layout.kv_heads, -1, layout.head_dim)
-        scores = self._product(grouped, keys, transpose=True)
-        if mask is not None:
-            assert isinstance(mask, mx.array)
-            scores = scores.reshape(layout.kv_heads, heads // layout.kv_heads, rows, -1)
-            scores = mx.where(mask, scores, -mx.inf).reshape(layout.kv_heads, -1, mask.shape[1])
-        weights = mx.softmax(scores, axis=-1, precise=True)
-        out = self._product(weights, values, transpose=False)
-        return out.reshape(heads, rows, layout.head_dim)
+    def _attend_plainly(
+        self, op: Attend, queries: mx.array, keys: Parts, values: Parts, mask: str | mx.array | None, sinks: mx.array | None
+    ) -> mx.array:
+        """Attention by two products; the heads that share keys are rows of one."""
+        heads, rows, head_dim = queries.shape
+        kv_heads = keys[0].shape[0]
+        shared = (kv_heads, heads // kv_heads, rows, -1)
+        grouped = (queries * op.scale).reshape(kv_heads, -1, head_dim)
+        scores = self._product(op.cache, grouped, keys, transpose=True).reshape(shared)
+        assert not isinstance(mask, str), "the rows were laid out for the fused kernel"
+        sinks = None if sinks is None else sinks.reshape(kv_heads, -1, 1, 1)
+        found = attention.weights(scores, mask, op.softcap, sinks).reshape(kv_heads, -1, scores.shape[-1])
+        return self._product(op.cache, found, values, transpose=False).reshape(heads, rows, head_dim)
 
-    def _product(self, x: mx.array, parts: Parts, transpose: bool) -> mx.array:
+    def _product(self, cache: int, x: mx.array, parts: Parts, transpose: bool) -> mx.array:
+        if self.layout.bits is None:
+            return x @ (parts[0].swapaxes(-1, -2) if transpose else parts[0])
         codes, scales, biases = parts
-        bits = self.layout.bits
-        return mx.quantized_matmul(x, codes, scales, biases, transpose=transpose, group_size=self._group, bits=bits)
+        group, bits = self._quanta[cache], self.layout.bits
+        return mx.quantized_matmul(x, codes, scales, biases, transpose=transpose, group_size=group, bits=bits)
+
+
+def fused(op: Attend, bits: int | None) -> bool:
+    """Whether MLX's kernel computes this attention, over a cache of so many bits."""
+    return bits is None and op.softcap is None
 
 
 def _view(part: mx.array, reach: Reach, page_size: int) -> mx.array:

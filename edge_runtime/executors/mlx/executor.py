@@ -10,18 +10,22 @@ import mlx.core as mx
 import numpy as np
 
 from nearfar.edge_runtime.artifact.reader import Artifact
-from nearfar.edge_runtime.executors.mlx.cache import Layout, PagedCache
+from nearfar.edge_runtime.executors.mlx.cache import Layout, PagedCache, fused
 from nearfar.edge_runtime.executors.mlx.device import guard, has_metal
-from nearfar.edge_runtime.executors.mlx.llama import Llama
+from nearfar.edge_runtime.executors.mlx.elementwise import Elementwise
+from nearfar.edge_runtime.executors.mlx.interpreter import Interpreter
+from nearfar.edge_runtime.executors.mlx.paged import PagedRun
 from nearfar.edge_runtime.executors.mlx.results import Results
 from nearfar.edge_runtime.executors.mlx.rope import Rope
-from nearfar.edge_runtime.executors.mlx.rows import Array, lay_out
-from nearfar.edge_runtime.executors.mlx.weights import Weights
-from nearfar.edge_runtime.executors.planned import check_pages
+from nearfar.edge_runtime.executors.mlx.rows import Array, Rows, lay_out
+from nearfar.edge_runtime.executors.mlx.weights import LoadedWeights
+from nearfar.edge_runtime.executors.planned import check_pages, place
 from nearfar.errors import ArtifactError
-from nearfar.format.manifest import Program
+from nearfar.format.buffers import page_table
+from nearfar.format.manifest import Manifest, Program
+from nearfar.step.model import op_of, param_of
+from nearfar.step.ops import Attend
 
-MODELS = {"llama": Llama, "mistral": Llama, "qwen3": Llama}
 CLEAR_AFTER = 256
 """Rows after which MLX is told to give back buffers it keeps: each length of a sequence leaves some of a new size."""
 
@@ -36,11 +40,9 @@ class MlxExecutor:
 
     name = "mlx"
 
-    def __init__(self, artifact: Artifact, program: Program, *, pages: int, kv_bits: int | None = None) -> None:
-        """Load the weights, make the cache for so many pages; `kv_bits` 8 or 4 quantizes it."""
+    def __init__(self, artifact: Artifact, program: Program, *, pages: tuple[int, ...], kv_bits: int | None = None) -> None:
+        """Load the weights, make the cache for so many pages by group; `kv_bits` 8 or 4 quantizes it."""
         manifest = artifact.manifest
-        if manifest.model.architecture not in MODELS:
-            raise ArtifactError(f"mlx runs {', '.join(MODELS)}, not {manifest.model.architecture}: upgrade nearfar")
         self.precision = str(program.precision)
         self._page_size = manifest.cache.page_size
         self._sizes = {name: {f.size for f in buckets} for name, buckets in program.functions.items()}
@@ -51,28 +53,27 @@ class MlxExecutor:
         self._flying: mx.array | None = None
         self._rows_since_clear = 0
         dtype = mx.float16 if self.precision == "f16" else mx.float32
-        fused = mx.default_device() == mx.gpu
-        rope = Rope(_frequencies(artifact), manifest.rope.scale, dtype, fused)
-        model = manifest.model
-        with mx.stream(self._stream), guard("loading the model", manifest.memory.weights):
-            self._model = MODELS[model.architecture](model, Weights(artifact, dtype), rope, compiled=has_metal())
-            layout = Layout(model.layers, model.kv_heads, model.head_dim, self._page_size, pages, dtype, kv_bits)
+        ops = tuple(map(op_of, manifest.step.ops))
+        self._views = _views(manifest, [op for op in ops if isinstance(op, Attend)], kv_bits)
+        layout = Layout(manifest.caches, self._page_size, pages, dtype, kv_bits)
+        with mx.stream(self._stream), guard("loading the model", manifest.weights.bytes):
+            files = [shard.file for shard in manifest.weights.shards]
+            self._weights = LoadedWeights(artifact.path, files, list(map(param_of, manifest.step.params)), dtype)
+            self._model = Interpreter(ops, manifest.caches, self._weights, Elementwise(dtype, compiled=has_metal()))
+            self._ropes = _ropes(artifact, dtype)
             self._cache = PagedCache(layout)
             self._results = Results(manifest, self._model.logits)
         self._host = _host_buffers(artifact)
 
-    def write(self, buffer: str, data: Array, row: int = 0) -> None:
+    def write(self, buffer: str, data: Array, row: int = 0, column: int = 0) -> None:
         """See Executor.write. The cache's pages are written by write_pages."""
         if buffer not in self._host:
             with self._working():
                 self._results.write(buffer, data, row)
             return
         target = self._host[buffer]
-        if data.dtype != target.dtype or data.shape[1:] != target.shape[1:] or not 0 <= row <= len(target) - len(data):
-            raise ValueError(
-                f"{data.dtype}{list(data.shape)} at row {row} does not fit {buffer}, {target.dtype}{list(target.shape)}"
-            )
-        target[row : row + len(data)] = data
+        start = place(buffer, target.shape, target.dtype, data, row, column)
+        target.reshape(-1)[start : start + data.size] = data.reshape(-1)
 
     def run(self, function: str, size: int) -> None:
         """See Executor.run."""
@@ -96,27 +97,27 @@ class MlxExecutor:
                 self._start()
         return partial(self._read, copy)
 
-    def copy_page(self, source: int, target: int) -> None:
+    def copy_page(self, group: int, source: int, target: int) -> None:
         """See Executor.copy_page."""
-        self.write_pages([target], self.read_pages([source]))
+        self.write_pages(group, [target], self.read_pages(group, [source]))
 
-    def read_pages(self, pages: Sequence[int]) -> dict[str, Array]:
+    def read_pages(self, group: int, pages: Sequence[int]) -> dict[str, Array]:
         """See Executor.read_pages."""
         with self._working():
-            copies = self._cache.read(pages)
+            copies = self._cache.read(group, pages)
             self._finish()
             mx.eval(list(copies.values()))
         return {name: np.array(copy) for name, copy in copies.items()}
 
-    def write_pages(self, pages: Sequence[int], content: Mapping[str, Array]) -> None:
+    def write_pages(self, group: int, pages: Sequence[int], content: Mapping[str, Array]) -> None:
         """See Executor.write_pages."""
-        check_pages(content, self._cache.shapes(len(pages)))
+        check_pages(content, self._cache.shapes(group, len(pages)))
         with self._working():
-            self._cache.write(pages, content)
+            self._cache.write(group, pages, content)
 
     def memory_used(self) -> int:
         """See Executor.memory_used."""
-        return 0 if self._closed else self._model.nbytes + self._cache.nbytes + self._results.nbytes
+        return 0 if self._closed else self._weights.nbytes + self._cache.nbytes + self._results.nbytes
 
     def close(self) -> None:
         """See Executor.close."""
@@ -127,24 +128,31 @@ class MlxExecutor:
                 mx.eval(self._flying)
         self._closed = True
         self._pending, self._flying = [], None
-        del self._model, self._cache, self._results
+        del self._model, self._weights, self._cache, self._results
         mx.clear_cache()
 
     def _step(self, size: int) -> None:
         host = self._host
-        rows = lay_out(
-            host["positions"][:size], host["slots"][:size], host["page_table"], self._page_size,
-            self._model.windows, exact=self._cache.layout.bits is not None,
-        )  # fmt: skip
-        if not len(rows):
+        live = np.flatnonzero(host["positions"][:size] >= 0)
+        if not len(live):
             return
-        self._cache.hold(rows.last_cell)
         place = np.zeros(size, np.int64)
-        place[rows.live] = np.arange(len(rows))
+        place[live] = np.arange(len(live))
         wanted, index = np.unique(place[host["logit_rows"][: min(size, 16)] % size], return_inverse=True)
-        tokens = self._results.tokens(rows.live)
-        self._results.hidden(self._model.step(tokens, rows, self._cache, wanted), index)
-        self._rows_since_clear += len(rows)
+        run = PagedRun(self._results.tokens(live), partial(self._lay_out, live), wanted, self._cache, self._ropes)
+        self._results.hidden(self._model.step(run), index)
+        self._rows_since_clear += len(live)
+
+    def _lay_out(self, live: Array, chosen: Array | None) -> list[Rows]:
+        """The chosen ones of the live rows, in each group of caches."""
+        host, taken = self._host, live if chosen is None else live[chosen]
+        positions, slots = host["positions"][taken], host["slots"][taken]
+        out = []
+        for group, (windows, exact) in enumerate(self._views):
+            rows = lay_out(positions, slots, host[page_table(group)], self._page_size, windows, exact)
+            self._cache.hold(group, rows.last_cell)
+            out.append(rows)
+        return out
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
@@ -180,21 +188,38 @@ class MlxExecutor:
             return np.array(copy)
 
 
-def _frequencies(artifact: Artifact) -> list[float]:
-    found = artifact.manifest.rope.inv_freq
-    if isinstance(found, str):
-        raise ArtifactError(f"rope.inv_freq of {artifact.path} is not an array of numbers. Build the artifact again")
-    return found
+def _views(manifest: Manifest, attends: list[Attend], bits: int | None) -> list[tuple[list[int | None], bool]]:
+    """By group the windows of what attends to its caches, and whether masks must be booleans."""
+    out = []
+    for group in range(len(manifest.groups)):
+        own = [op for op in attends if manifest.caches[op.cache].group == group]
+        out.append((list(dict.fromkeys(op.window for op in own)), not all(fused(op, bits) for op in own)))
+    return out
+
+
+def _ropes(artifact: Artifact, dtype: mx.Dtype) -> dict[str, Rope]:
+    """The tables of rotations."""
+    ropes, kernel = {}, mx.default_device() == mx.gpu
+    for name, rope in artifact.manifest.ropes.items():
+        if isinstance(rope.inv_freq, str):
+            raise ArtifactError(
+                f"ropes.{name}.inv_freq of {artifact.path} is not an array of numbers. Build the artifact again"
+            )
+        ropes[name] = Rope(rope.inv_freq, rope.scale, dtype, kernel)
+    return ropes
 
 
 def _host_buffers(artifact: Artifact) -> dict[str, Array]:
     """Mirrors of the buffers that only the host writes: what a graph is built from is known when it is built."""
-    names = ("positions", "slots", "page_table", "logit_rows", "sample_f32", "sample_i32", "logit_bias", "allowed")
+    tables = map(page_table, range(len(artifact.manifest.groups)))
+    names = ("positions", "slots", *tables, "logit_rows", "sample_f32", "sample_i32", "logit_bias", "allowed")
     shapes = {buffer.name: buffer for buffer in artifact.manifest.buffers}
     missing = [name for name in names if name not in shapes]
     if missing:
         raise ArtifactError(f"artifact {artifact.path} has no buffers {', '.join(missing)}. Build the artifact again")
     wrong = [name for name in names if not all(isinstance(extent, int) for extent in shapes[name].shape)]
     if wrong:
-        raise ArtifactError(f"the size of the buffer {wrong[0]} of {artifact.path} is not in its manifest. Build the artifact again")
+        raise ArtifactError(
+            f"the size of the buffer {wrong[0]} of {artifact.path} is not in its manifest. Build the artifact again"
+        )
     return {name: np.zeros([int(d) for d in shapes[name].shape], shapes[name].dtype) for name in names}

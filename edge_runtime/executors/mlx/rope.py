@@ -14,7 +14,7 @@ Turn = Callable[[mx.array], mx.array]
 
 
 class Rope:
-    """Rotates pairs (i, i + head_dim/2) by position · inv_freq[i], times a scale (docs/artifact.md)."""
+    """Rotates pairs (i, i + head_dim/2) by position · inv_freq[i], times a scale. Frequency 0: neither."""
 
     def __init__(self, inv_freq: Sequence[float], scale: float, dtype: mx.Dtype, fused: bool) -> None:
         """`fused`: by MLX's kernel, one launch on a GPU.
@@ -23,27 +23,32 @@ class Rope:
         layers, in float64 as for the other targets.
         """
         self._inv_freq = np.array(inv_freq, np.float64)
-        self._periods = mx.array((1 / self._inv_freq).astype(np.float32))
-        self._scale, self._dtype, self._fused = scale, dtype, fused
+        turning = self._inv_freq != 0
+        periods = np.divide(1, self._inv_freq, out=np.full(len(turning), np.inf), where=turning)
+        self._periods = mx.array(periods.astype(np.float32))
+        self._scales = np.where(turning, scale, 1.0)
+        """By pair."""
+        self._factors = None if (self._scales == 1).all() else mx.array(np.tile(self._scales, 2)).astype(dtype)
+        self._dtype, self.fused = dtype, fused
 
     def turn(self, positions: Array) -> Turn:
         """The rotation of rows at these positions."""
-        return self._kernel(positions) if self._fused else self._tables(positions)
+        return self._kernel(positions) if self.fused else self._tables(positions)
 
     def _kernel(self, positions: Array) -> Turn:
-        offsets, periods, scale = mx.array(positions.astype(np.int32)), self._periods, self._scale
+        offsets, periods, factors = mx.array(positions.astype(np.int32)), self._periods, self._factors
 
         def turn(x: mx.array) -> mx.array:
             out = mx.fast.rope(
                 x[:, :, None], x.shape[-1], traditional=False, base=None, scale=1.0, offset=offsets, freqs=periods
             )[:, :, 0]
-            return out if scale == 1 else out * scale
+            return out if factors is None else out * factors
 
         return turn
 
     def _tables(self, positions: Array) -> Turn:
         angles = positions.astype(np.float64)[:, None, None] * self._inv_freq
-        cos, sin = np.cos(angles) * self._scale, np.sin(angles) * self._scale
+        cos, sin = np.cos(angles) * self._scales, np.sin(angles) * self._scales
         straight = mx.array(np.concatenate([cos, cos], -1).astype(np.float32)).astype(self._dtype)
         crossed = mx.array(np.concatenate([-sin, sin], -1).astype(np.float32)).astype(self._dtype)
 

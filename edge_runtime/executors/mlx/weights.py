@@ -1,16 +1,25 @@
-"""Weights of an MLX artifact: the files as mlx-lm writes them, with matrices that share an input joined."""
+"""Weights of an MLX artifact: the files as mlx-lm writes them; what the step's parameters fold in is applied here.
+
+The files hold the checkpoint's own tensors. A parameter is made of rows of them: brought into its order, rows of matrices
+that are quantized alike joined to one, offset and scale of a vector applied.
+"""
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import mlx.core as mx
+import numpy as np
 
-from nearfar.edge_runtime.artifact.reader import Artifact
+from nearfar.edge_runtime.executors.mlx.interpreter import Value
 from nearfar.errors import ArtifactError
+from nearfar.step.params import Param, Piece
+
+AFFINE = ("scales", "biases")
+"""What stands beside the codes of a quantized matrix."""
 
 
 @dataclass(frozen=True)
@@ -22,18 +31,24 @@ class Matrix:
     biases: mx.array | None = None
     bits: int = 0
     group_size: int = 0
-    added: mx.array | None = None
-    """[N], added to every product; None where the layer has no bias."""
+
+    @staticmethod
+    def of(parts: Mapping[str, mx.array], k: int) -> Matrix:
+        """A matrix of `k` columns: its weight, where it is quantized with scales and biases. Shapes tell the rest."""
+        weight = parts["weight"]
+        if "scales" not in parts:
+            return Matrix(weight)
+        return Matrix(
+            weight, parts["scales"], parts["biases"], 32 * weight.shape[1] // k, k // parts["scales"].shape[1]
+        )
 
     def __call__(self, x: mx.array) -> mx.array:
-        """The product with x [M, K], an output a row of the matrix: [M, N]."""
+        """The product with x [..., K], an output a row of the matrix: [..., N]."""
         if self.scales is None:
-            out = x @ self.weight.T
-        else:
-            out = mx.quantized_matmul(
-                x, self.weight, self.scales, self.biases, transpose=True, group_size=self.group_size, bits=self.bits
-            )
-        return out if self.added is None else out + self.added
+            return x @ self.weight.T
+        return mx.quantized_matmul(
+            x, self.weight, self.scales, self.biases, transpose=True, group_size=self.group_size, bits=self.bits
+        )
 
     def rows(self, index: mx.array) -> mx.array:
         """Rows of the matrix, dequantized: [len(index), K]."""
@@ -45,18 +60,23 @@ class Matrix:
     @property
     def arrays(self) -> list[mx.array]:
         """What it holds."""
-        return [part for part in (self.weight, self.scales, self.biases, self.added) if part is not None]
+        return [part for part in (self.weight, self.scales, self.biases) if part is not None]
 
 
 @dataclass(frozen=True)
 class Joined:
-    """Matrices of different kinds that share an input: their products side by side."""
+    """Matrices that share an input: their products side by side."""
 
     matrices: tuple[Matrix, ...]
 
-    def __call__(self, x: mx.array) -> mx.array:
-        """The products with x [M, K]: [M, sum of N]."""
-        return mx.concatenate([matrix(x) for matrix in self.matrices], axis=-1)
+    def __call__(self, x: mx.array) -> Value:
+        """The products with x."""
+        return tuple(matrix(x) for matrix in self.matrices)
+
+    def rows(self, index: mx.array) -> mx.array:
+        """Rows, where all have one kind."""
+        (matrix,) = self.matrices
+        return matrix.rows(index)
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -64,72 +84,95 @@ class Joined:
         return [array for matrix in self.matrices for array in matrix.arrays]
 
 
-Linear = Matrix | Joined
+def join(matrices: Sequence[Matrix]) -> Joined:
+    """The rows of all; those next to each other that are quantized alike are one matrix: one launch, not several."""
+    runs: list[list[Matrix]] = []
+    for matrix in matrices:
+        if runs and (runs[-1][0].bits, runs[-1][0].group_size) == (matrix.bits, matrix.group_size):
+            runs[-1].append(matrix)
+        else:
+            runs.append([matrix])
+    return Joined(tuple(_stacked(run) for run in runs))
 
 
-def join(matrices: Sequence[Matrix]) -> Linear:
-    """One matrix with the rows of all, where they are quantized alike: one launch in place of several."""
+def _stacked(matrices: list[Matrix]) -> Matrix:
     first = matrices[0]
-    alike = all(
-        (m.bits, m.group_size, m.added is None) == (first.bits, first.group_size, first.added is None) for m in matrices
-    )
-    if not alike:
-        return Joined(tuple(matrices))
-
-    def rows(parts: Sequence[mx.array | None]) -> mx.array | None:
-        given = [part for part in parts if part is not None]
-        return mx.concatenate(given, axis=0) if given else None
-
-    weight = rows([m.weight for m in matrices])
-    assert weight is not None
-    scales, biases = rows([m.scales for m in matrices]), rows([m.biases for m in matrices])
-    return Matrix(weight, scales, biases, first.bits, first.group_size, rows([m.added for m in matrices]))
+    if len(matrices) == 1:
+        return first
+    weight, *affine = (mx.concatenate(list(parts), axis=0) for parts in zip(*(m.arrays for m in matrices), strict=True))
+    return Matrix(weight, *(affine or (None, None)), first.bits, first.group_size)
 
 
-class Weights:
-    """The tensors of an artifact, handed out once each as floats of one dtype. The files are read as tensors are evaluated."""
+class LoadedWeights:
+    """The parameters of a step, on the device. See interpreter.Weights."""
 
-    def __init__(self, artifact: Artifact, dtype: mx.Dtype) -> None:
-        self._where = artifact.path
-        self._dtype = dtype
-        self.config: Mapping[str, Any] = json.loads(artifact.text("config.json"))
-        """The checkpoint's config.json, with MLX's `quantization`."""
+    def __init__(self, root: Path, files: Sequence[str], params: Sequence[Param], dtype: mx.Dtype) -> None:
+        """Read the files. `dtype`: of everything that is not a code or a vector."""
+        self._root, self._dtype = root, dtype
         self._tensors: dict[str, mx.array] = {}
-        for shard in artifact.manifest.weights.shards:
-            loaded = mx.load(str(artifact.path / shard.file))
+        for file in files:
+            loaded = mx.load(str(root / file))
             assert isinstance(loaded, dict)
             self._tensors.update(loaded)
-        mode = self._quantization().get("mode", "affine")
-        if mode != "affine":
-            raise ArtifactError(f"{self._where} is quantized as {mode!r}; nearfar runs affine weights. Build it again")
-
-    def vector(self, name: str) -> mx.array:
-        """A tensor that is never quantized."""
-        return self._take(name)
-
-    def matrix(self, name: str) -> Matrix:
-        """The matrix of a layer called `name` (without ".weight")."""
-        added = self._take(f"{name}.bias") if f"{name}.bias" in self._tensors else None
-        if f"{name}.scales" not in self._tensors:
-            return Matrix(self._take(f"{name}.weight"), added=added)
-        settings: Any = self._quantization()
-        settings = settings[name] if isinstance(settings.get(name), dict) else settings
-        weight, scales, biases = (self._take(f"{name}.{part}") for part in ("weight", "scales", "biases"))
-        return Matrix(weight, scales, biases, int(settings["bits"]), int(settings["group_size"]), added)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._tensors
-
-    def finish(self) -> None:
-        """Refuse tensors that nobody asked for: they would change what the model computes."""
+        self._uses = Counter(tensor for param in params for tensor in param.tensors)
+        self._matrices: dict[str, Joined] = {}
+        self._vectors: dict[str, mx.array] = {}
+        self._cast: dict[tuple[str, mx.Dtype], Value] = {}
+        for param in params:
+            made = [self._load(param, piece) for piece in param.pieces]
+            if param.is_matrix:
+                self._matrices[param.name] = joined = join([Matrix.of(parts, param.k) for parts in made])
+                mx.eval(joined.arrays)  # one by one, so that no more than one is there twice, joined and apart
+            else:
+                stacked = mx.concatenate([parts["weight"].astype(mx.float32) for parts in made])
+                self._vectors[param.name] = param.offset + param.scale * stacked
+                mx.eval(self._vectors[param.name])
+            del made
+            self._release(param)
         if self._tensors:
-            raise ArtifactError(f"{self._where} has tensors that its architecture does not: {', '.join(sorted(self._tensors))}")
+            raise ArtifactError(f"{root} has tensors that its step does not: {', '.join(sorted(self._tensors)[:8])}")
 
-    def _quantization(self) -> Mapping[str, Any]:
-        return self.config.get("quantization") or {}
+    def matrix(self, name: str) -> Joined:
+        """See interpreter.Weights."""
+        return self._matrices[name]
 
-    def _take(self, name: str) -> mx.array:
-        tensor = self._tensors.pop(name, None)
-        if tensor is None:
-            raise ArtifactError(f"{self._where} has no tensor {name}. Copy the artifact again, or build it again")
-        return tensor if tensor.dtype == mx.uint32 else tensor.astype(self._dtype)
+    def vector(self, name: str, dtype: mx.Dtype) -> Value:
+        """See interpreter.Weights; cast once."""
+        key = (name, dtype)
+        if key not in self._cast:
+            self._cast[key] = (self._vectors[name].astype(dtype),)
+        return self._cast[key]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        matrices = (array for joined in self._matrices.values() for array in joined.arrays)
+        return sum(array.nbytes for array in (*matrices, *self._vectors.values()))
+
+    def _load(self, param: Param, piece: Piece) -> dict[str, mx.array]:
+        """A piece's rows of its tensor, and of the tensor's scales and biases."""
+        base = piece.tensor.removesuffix(".weight")
+        names = {"weight": piece.tensor}
+        if param.is_matrix and f"{base}.{AFFINE[0]}" in self._tensors:
+            names |= {part: f"{base}.{part}" for part in AFFINE}
+        return {part: self._rows(name, piece, wide=not param.is_matrix) for part, name in names.items()}
+
+    def _rows(self, name: str, piece: Piece, wide: bool) -> mx.array:
+        tensor = self._tensors.get(name)
+        end = piece.start + piece.rows
+        if tensor is None or len(tensor) < end:
+            found = "is not there" if tensor is None else f"has {len(tensor)} rows, not {end}"
+            raise ArtifactError(f"{self._root}: tensor {name} {found}. Copy the artifact again, or build it again")
+        rows = tensor if (piece.start, end) == (0, len(tensor)) else tensor[piece.start : end]
+        if piece.order is not None and not piece.order.trivial:
+            rows = rows[mx.array(np.array(piece.order.rows(piece.rows), np.int32))]
+        return rows if wide or rows.dtype == mx.uint32 else rows.astype(self._dtype)
+
+    def _release(self, param: Param) -> None:
+        """Let go of tensors that no parameter to come is made of."""
+        for tensor in param.tensors:
+            self._uses[tensor] -= 1
+            if not self._uses[tensor]:
+                base = tensor.removesuffix(".weight")
+                for name in (tensor, *(f"{base}.{part}" for part in AFFINE if param.is_matrix)):
+                    self._tensors.pop(name, None)

@@ -30,9 +30,11 @@ def _without(module: str) -> Iterator[None]:
 
 # TVM imports PyTorch where it finds it, for bridges that a build does not cross: half of the start, and 0.2 GB.
 with _without("torch"):
-    from nearfar.build.pipeline import TARGETS, BuildOptions
+    from nearfar.build.pipeline import BuildOptions
     from nearfar.build.pipeline import build as run_build
     from nearfar.build.source import GROUP_SIZE, QUANT
+    from nearfar.edge_runtime.artifact.reader import Artifact
+    from nearfar.targets import target_names
 
 DEFAULTS = BuildOptions(checkpoint="", out=Path())
 
@@ -47,18 +49,26 @@ def build(
     ],
     out: Annotated[Path, typer.Option("--output", "-o", help="Where to write; each target gets a sub-directory.")],
     target: Annotated[
-        list[str], typer.Option(help=f"Targets: {', '.join(TARGETS)}; separated by commas, or the option given again.")
+        list[str], typer.Option(help=f"Targets: {', '.join(target_names())}; separated by commas, or the option given again.")
     ] = list(DEFAULTS.targets),  # noqa: B006 (typer reads it, nobody changes it)
     quant: Annotated[
         str | None,
         typer.Option(
-            help=f"Weights: q4, q8 or none; for mlx also q2, q3. Default: {QUANT}, or what a quantized checkpoint has."
+            help=f"Weights: q2, q3, q4, q5, q6, q8 or none. Default: {QUANT}, or what a quantized checkpoint has."
         ),
     ] = DEFAULTS.quant,
     group_size: Annotated[
         int | None,
-        typer.Option(help=f"Weights that share a scale: 32 (finer) or 64 (smaller). Default: {GROUP_SIZE}."),
+        typer.Option(help=f"Weights that share a scale: 16, 32 (finer), 64 or 128 (smaller). Default: {GROUP_SIZE}."),
     ] = DEFAULTS.group_size,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="No more positions than these (tokens of prompt and answer). Default: what the model was made for. A model with "
+            "LongRoPE is built for short contexts where this is no more than its original one.",
+        ),
+    ] = DEFAULTS.context,
     cpu_features: Annotated[
         str, typer.Option(help="CPU target: `native` for this machine's instructions, `baseline` for any of its kind.")
     ] = DEFAULTS.cpu_features,
@@ -88,7 +98,8 @@ def build(
         targets=targets,
         quant=quant,
         group_size=group_size,
-        cpu_features="native" if cpu_features == "native" else "baseline",
+        cpu_features=cpu_features,
+        context=context,
         dump_ir=dump_ir,
         export_function=export_function,
     )
@@ -97,6 +108,9 @@ def build(
         made = run_build(options, bars.report)
     for path in made:
         console.print(f"[green]built[/] {path}", highlight=False)
+    if skipped := Artifact.open(made[0]).manifest.provenance.get("skipped"):
+        parts = ", ".join(f"{part} ({count} tensors)" for part, count in skipped.items())
+        console.print(f"left out: {parts}; only the text model is built", highlight=False)
     console.print(f"next: nearfar inspect {made[0]}", highlight=False)
 
 

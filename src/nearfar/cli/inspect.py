@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,12 +14,17 @@ from rich.console import Console
 from rich.table import Table
 
 from nearfar import strict_json
+from nearfar.edge_runtime.artifact.budget import kv_bytes
+from nearfar.edge_runtime.artifact.finder import find_artifacts
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import ArtifactError
+from nearfar.format.buffers import CONTEXT, KV
 from nearfar.format.consistency import DTYPE_BYTES
 from nearfar.format.manifest import Function, Program
+from nearfar.step.model import op_of, param_of
+from nearfar.step.ops import Attend
 
-CONTEXTS = (512, 2048, 8192, 32768, 131072)
+CONTEXTS = (1024, 4096, 8192, 32768)
 
 
 def inspect(
@@ -35,18 +41,6 @@ def inspect(
         _show(console, report)
 
 
-def find_artifacts(path: Path) -> list[Path]:
-    """The artifact at `path`, or those in its sub-directories."""
-    if (path / "manifest.json").is_file():
-        return [path]
-    found = sorted(manifest.parent for manifest in path.glob("*/manifest.json"))
-    if not found:
-        raise ArtifactError(
-            f"{path} holds no artifact (no manifest.json there or one level below); make one with `nearfar build`"
-        )
-    return found
-
-
 def describe(path: Path) -> dict[str, Any]:
     """All facts that `inspect` shows, from the manifest and the plans."""
     artifact = Artifact.open(path)
@@ -56,18 +50,30 @@ def describe(path: Path) -> dict[str, Any]:
     return {
         "path": str(path),
         "target": manifest.target,
-        "model": data["model"],
+        "model": {**data["model"], **_shape(artifact)},
         "quantization": data["quantization"],
         "weights": {
             "bytes": manifest.weights.bytes, "shards": len(manifest.weights.shards), "format": manifest.weights.format
         },
         "programs": [_program(artifact, program) for program in manifest.programs],
         "memory": {
-            program.precision: {str(c): _memory(artifact, program, c) for c in contexts} for program in manifest.programs
+            program.name: {str(c): memory_for(artifact, program, c) for c in contexts} for program in manifest.programs
+        },
+        "cache": {
+            program.name: {str(c): kv_bytes(manifest, program, c) for c in contexts} for program in manifest.programs
         },
         "license": manifest.license or "not stated",
         "provenance": manifest.provenance,
     }
+
+
+def _shape(artifact: Artifact) -> dict[str, Any]:
+    """What the step's list tells of the model: weights, layers of attention, and how many of them have which window."""
+    records = artifact.manifest.step
+    ops, params = [op_of(record) for record in records.ops], [param_of(record) for record in records.params]
+    layers = [op for op in ops if isinstance(op, Attend)]
+    windows = Counter(str(op.window) for op in layers if op.window is not None)
+    return {"parameters": sum(p.n * max(p.k, 1) for p in params), "layers": len(layers), "windows": dict(windows)}
 
 
 def _program(artifact: Artifact, program: Program) -> dict[str, Any]:
@@ -76,7 +82,7 @@ def _program(artifact: Artifact, program: Program) -> dict[str, Any]:
     decode, greedy = functions["step"][0], functions["greedy"][0]
     planned = decode["launches"] is not None
     return {
-        "precision": program.precision,
+        "name": program.name,
         "requires": {"limits": {}, **dataclasses.asdict(program.requires)},
         "workspace_bytes": sum(program.workspace),
         "kernels": len(program.kernels),
@@ -129,14 +135,14 @@ def _loaded_bytes(dtype: str, size: int, precision: str) -> int:
     return 2 * size if dtype == "F16" and precision == "f32" else size
 
 
-def _memory(artifact: Artifact, program: Program, context: int) -> int:
+def memory_for(artifact: Artifact, program: Program, context: int) -> int:
     """Bytes on the device to hold one sequence of `context` tokens: weights, cache, workspace and fixed buffers."""
     manifest = artifact.manifest
-    symbols = {"pages": math.ceil(context / manifest.cache.page_size), "context": context}
-    total: int = _weights_in_memory(artifact, program) + sum(program.workspace)
+    total = _weights_in_memory(artifact, program) + sum(program.workspace) + kv_bytes(manifest, program, context)
     for buffer in manifest.buffers:
-        count = math.prod(symbols[extent] if isinstance(extent, str) else extent for extent in buffer.shape)
-        total += count * DTYPE_BYTES[program.kv_dtype if buffer.dtype == "kv" else buffer.dtype]
+        if buffer.dtype != KV:
+            count = math.prod(context if extent == CONTEXT else int(extent) for extent in buffer.shape)
+            total += count * DTYPE_BYTES[buffer.dtype]
     return total
 
 
@@ -150,36 +156,42 @@ def _show(console: Console, report: dict[str, Any]) -> None:
     model, quant = report["model"], report["quantization"]
     console.rule(f"{model['name']} · {report['target']}")
     facts = Table.grid(padding=(0, 2))
-    facts.add_row("model", f"{model['architecture']}, {model['layers']} layers, hidden {model['hidden_size']}, "
-                  f"{model['heads']} heads / {model['kv_heads']} kv, vocabulary {model['vocab_size']:,}")  # fmt: skip
+    facts.add_row(
+        "model", f"{model['architecture']}, {model['parameters']:,} parameters, {model['layers']} layers of attention, "
+        f"vocabulary {model['vocab_size']:,}",
+    )  # fmt: skip
     facts.add_row("context", f"{model['context_length']:,} tokens")
     facts.add_row(
         "weights", f"{_size(report['weights']['bytes'])} in {_files(report['weights'])}, {_quant(quant)}"
     )
-    for dense in quant.get("dense", []) if quant.get("bits") else []:
-        facts.add_row("", f"not quantized: {dense['name']} ({dense['reason']})")
-    if model.get("sliding_window"):
-        facts.add_row("window", f"{model['sliding_window']:,} tokens in {model['layer_types'].count('sliding_attention')} layers")
+    for matrix in quant.get("matrices", []) if quant["scheme"] != "none" else []:
+        if "reason" in matrix:
+            facts.add_row("", f"not quantized: {matrix['name']} ({matrix['reason']})")
+    for window, layers in model["windows"].items():
+        facts.add_row("window", f"{int(window):,} tokens in {layers} layers")
     facts.add_row("license", report["license"])
     facts.add_row("provenance", ", ".join(f"{key} {value}" for key, value in report["provenance"].items()))
     console.print(facts)
     for program in report["programs"]:
-        _show_program(console, program, report["memory"][program["precision"]])
+        name = program["name"]
+        _show_program(console, program, report["memory"][name], report["cache"][name])
 
 
-def _show_program(console: Console, program: dict[str, Any], memory: dict[str, int]) -> None:
+def _show_program(console: Console, program: dict[str, Any], memory: dict[str, int], cache: dict[str, int]) -> None:
     requires = program["requires"]
     needs = ", ".join(requires["features"]) or "no special features"
     limits = "".join(f"\n  {name} ≥ {value:,}" for name, value in requires["limits"].items())
     planned = program["launches_per_token"] is not None
     kernels = f"{program['kernels']} kernels" if planned else "MLX's own kernels"
-    console.print(f"\n[bold]{program['precision']}[/]: {kernels}; needs {needs}{limits}", highlight=False)
+    console.print(f"\n[bold]{program['name']}[/]: {kernels}; needs {needs}{limits}", highlight=False)
     read = f"{_size(program['weight_bytes_per_token'])} of weights read"
     launches = f"{program['launches_per_token']} launches, {read}" if planned else read
     console.print(f"a greedy token: {launches}", highlight=False)
     if planned:
         _show_functions(console, program["functions"])
-    line = ", ".join(f"{int(context):,} tokens {_size(size)}" for context, size in memory.items())
+    line = ", ".join(
+        f"{int(context):,} tokens {_size(size)} (cache {_size(cache[context])})" for context, size in memory.items()
+    )
     console.print(f"device memory by context: {line}", highlight=False)
 
 
@@ -199,10 +211,12 @@ def _files(weights: dict[str, Any]) -> str:
 
 
 def _quant(quant: dict[str, Any]) -> str:
-    if not quant.get("bits"):
+    if quant["scheme"] == "none":
         return "not quantized"
-    matrices, method = len(quant.get("quantized", [])), quant.get("method") or "method not stated"
-    return f"{quant['scheme']} group {quant.get('group_size')} ({matrices} matrices; {method})"
+    stored = [matrix for matrix in quant["matrices"] if matrix.get("group_size")]
+    kinds = sorted({(matrix["bits"], matrix["group_size"]) for matrix in stored})
+    how = ", ".join(f"{bits} bits group {group}" for bits, group in kinds)
+    return f"{quant['scheme']}: {how} ({len(stored)} matrices; {quant['method']})"
 
 
 def _size(count: float) -> str:

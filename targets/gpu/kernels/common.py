@@ -38,7 +38,7 @@ def f32(value):
 
 
 def stored(value, dtype: str):
-    """A float32 as the dtype of a buffer. float16 saturates: an infinity would make NaN of all that is computed from it. NaN stays."""
+    """A float32 as the dtype of a buffer. float16 saturates: an infinity would make NaN of all that follows. NaN stays."""
     if dtype != "float16":
         return T.Cast(dtype, value)
     below = T.Select(value > T.float32(MOST_F16), T.float32(MOST_F16), value)

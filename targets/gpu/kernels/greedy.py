@@ -8,6 +8,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
+from nearfar.targets.jobs import Greedy
 from nearfar.targets.kernels import Stage, Staged
 
 from .common import HIGHEST, LOWEST, ceil_div, finish
@@ -17,8 +18,9 @@ RANGE = 2048  # tokens a workgroup: 75 workgroups for the largest vocabulary
 SLOT, FEED = 0, 5  # columns of sample_i32
 
 
-def greedy(rows: int, vocab: int) -> Staged:
+def greedy(job: Greedy) -> Staged:
     """Two launches."""
+    rows, vocab = job.rows, job.vocab
     ranges = ceil_div(vocab, RANGE)
     stages = (
         Stage(_ranges(rows, vocab, ranges), ("logits", "scratch:0", "scratch:1")),

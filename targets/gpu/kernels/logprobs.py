@@ -8,6 +8,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
+from nearfar.targets.jobs import Logprobs
 from nearfar.targets.kernels import Stage, Staged
 
 from .common import LOWEST, ceil_div, finish
@@ -17,9 +18,9 @@ TOP = 20
 PARAMS = ("logits", "sampled", "logprob", "top_ids", "top_logprobs")
 
 
-def logprobs(rows: int, vocab: int) -> Staged:
+def logprobs(job: Logprobs) -> Staged:
     """One launch."""
-    return Staged((Stage(_logprobs(rows, vocab), PARAMS),))
+    return Staged((Stage(_logprobs(job.rows, job.vocab), PARAMS),))
 
 
 def _logprobs(rows: int, vocab: int) -> tirx.PrimFunc:

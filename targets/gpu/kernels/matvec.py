@@ -1,9 +1,10 @@
 """Matrix times few rows (decode): what counts is how many instructions and bytes a weight costs.
 
-Threads lie along the output rows, each with a few rows of its own, so that x, once loaded, serves them all; the matrix is stored
-k-major (see packing), so their loads coalesce. Where that gives too few threads for a GPU (long rows, few of them), threadIdx.y
-splits k and one barrier joins the parts. Scale and bias stay out of the inner loop: a group adds scale * Σ q·x + bias * Σ x.
-The norm costs no pass of its own: rms_norm(x)·W = rstd · ((x * weight)·W), so its sum of squares is taken on the way.
+Threads lie along the output rows, each with a few rows of its own, so that x, once loaded, serves them all; the matrix is
+stored k-major (see packing), so their loads coalesce. Where that gives too few threads for a GPU (long rows, few of them),
+threadIdx.y splits k and one barrier joins the parts. Scale and bias stay out of the inner loop: a group adds
+scale * Σ q·x + bias * Σ x. The norm costs no pass of its own: rms_norm(x)·W = rstd · ((x * weight)·W), so its sum of
+squares is taken on the way.
 """
 
 # mypy: ignore-errors
@@ -18,10 +19,11 @@ from tvm.script import tirx as T
 
 from nearfar.targets.jobs import Linear
 
+from .activations import activated, capped
 from .common import ceil_div, f32, high_half, low_half, select, stored
 from .layout import (
+    Units,
     column_of,
-    columns,
     dense_element,
     lanes_for,
     loaded_column,
@@ -30,7 +32,6 @@ from .layout import (
     place_factor,
     placed_code,
     scale_shape,
-    silu,
     top_code_offset,
     word_shape,
 )
@@ -42,7 +43,7 @@ SHARED_BYTES = 16384  # workgroup memory that every WebGPU device has
 
 @dataclass(frozen=True)
 class Tiling:
-    """`lanes` threads along the output, `rows` rows each; `splits` of k, walked in `groups` of `steps` steps of `chunk` inputs."""
+    """`lanes` threads along the output, `rows` rows each; `splits` of k in `groups` of `steps` steps of `chunk` inputs."""
 
     lanes: int
     rows: int
@@ -56,12 +57,14 @@ def tiling(job: Linear) -> Tiling:
     """Choose the tiling. Rows a thread, measured in SwiftShader (576x576, ns of one core a weight): 2: 5.6, 4: 4.4, 8: 3.0."""
     matrix = job.matrix
     rows = 8 if job.m == 1 else 4
-    lanes = lanes_for(columns(job), rows // 2 if job.gated else rows)
+    lanes = lanes_for(job.columns, rows // 2 if job.gate else rows)
     parts = job.m * (rows + 1) * lanes * 4  # bytes of workgroup memory that one split leaves its sums in
     wanted = 8 if matrix.k >= LONG_K and matrix.n // rows < FEW_THREADS else 1
-    splits = next(count for count in (8, 4, 2, 1) if count <= wanted and (count == 1 or count * parts <= SHARED_BYTES))
+    splits = next(
+        count for count in (8, 4, 2, 1) if count <= wanted and (count == 1 or count * parts <= SHARED_BYTES)
+    )
     if matrix.quantized:
-        chunk = 32 // matrix.bits
+        chunk = Units.of(matrix).inputs
         return Tiling(lanes, rows, splits, matrix.k // matrix.group, matrix.group // chunk, chunk)
     words = ceil_div(matrix.k, 2) if matrix.bits == 16 else matrix.k
     fold = next(size for size in (4, 2, 1) if words % size == 0)
@@ -69,28 +72,34 @@ def tiling(job: Linear) -> Tiling:
     return Tiling(lanes, rows, splits, words // fold // steps, steps, fold * (2 if matrix.bits == 16 else 1))
 
 
-def placed_dot(word, xs, bits: int):
-    """Sum of code * x over a word, where xs[e] comes multiplied by place_factor(e): a weight costs and, convert, multiply, add."""
-    products = [placed_code(word, bits, e) * xs[e] for e in range(32 // bits)]
-    while len(products) > 1:  # as a tree: a chain of additions would wait for each
+def tree_sum(products: list):
+    """Their sum as a tree: a chain of additions would wait for each."""
+    while len(products) > 1:
         products = [a + b for a, b in zip(products[::2], products[1::2], strict=True)]
     return products[0]
 
 
 def matvec(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
-    """One launch of `job` for small m. `vectors`: threads have columns side by side, for targets that load four words at once."""
+    """One launch of `job` for small m. `vectors`: threads have columns side by side, for targets that load four words."""
     m, k, bits = job.m, job.matrix.k, job.matrix.bits
-    quantized, gated, has_norm, eps = job.matrix.quantized, job.gated, job.norm is not None, job.norm or 0.0
+    quantized, gated, has_norm, eps = (
+        job.matrix.quantized,
+        job.gate is not None,
+        job.norm is not None,
+        job.norm or 0.0,
+    )
     plan = tiling(job)
     lanes, rows, splits, steps, chunk = plan.lanes, plan.rows, plan.splits, plan.steps, plan.chunk
-    n_out = columns(job)
+    n_out = job.columns
+    is_simple = not gated and job.softcap is None
     outs = rows // 2 if gated else rows  # output columns a thread
     block = lanes * outs
     beside = neighbours(job, outs, vectors)
     each = ceil_div(plan.groups, splits)
-    per_word = 32 // bits
-    words = chunk // per_word
-    words_shape, word_dtype = word_shape(job)
+    units = Units.of(job.matrix)
+    placed = units.placed
+    words = chunk // units.inputs * units.words  # a step
+    words_shape, word_dtype = word_shape(job.matrix)
     ragged_n, ragged_k, ragged_groups = n_out % block != 0, k % chunk != 0, plan.groups % splits != 0
     values = m * rows
 
@@ -108,12 +117,23 @@ def matvec(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
         return T.min(at, k - 1) if ragged_k else at
 
     def weight(word, e):
-        """Weight `e` of a step's words; where quantized times 2^(bits*e), by which its input is divided."""
-        return placed_code(word[0], bits, e) if quantized else dense_element(word[e // per_word], bits, e)
+        """Weight or code `e` of a step's words; where placed times 2^(bits*e), by which its input is divided."""
+        if not quantized:
+            return dense_element(word[e // units.inputs], bits, e)
+        return placed_code(word[0], bits, e) if placed else units.code(word, 0, e)
 
-    def epilogue(value, bias, residual, row, column):
+    def dotted(word, xs):
+        """Sum of code * x over a step: where placed, a weight costs and, convert, multiply, add."""
+        return tree_sum([weight(word, e) * xs[e] for e in range(chunk)])
+
+    def grouped(scale, offset, dot, top, xsum):
+        """What a group adds: the sums of its codes times inputs, of the inputs of top codes, and of all inputs."""
+        return scale * (dot + top if placed else dot) + offset * xsum
+
+    def simple(value, bias, residual, row, column):
+        """With the bias, and where nothing comes between with the residual."""
         value = value + bias[column] if job.bias else value
-        return value + f32(residual[row, column]) if job.residual else value
+        return value + f32(residual[row, column]) if job.residual and is_simple else value
 
     @T.prim_func(check_well_formed=False)
     def kernel(
@@ -121,7 +141,7 @@ def matvec(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
         logit_rows: T.Buffer((16,), "int32"),
         norm: T.Buffer((k,), "float32"),
         w0: T.Buffer(words_shape, word_dtype),
-        w1: T.Buffer(scale_shape(job), "uint32"),
+        w1: T.Buffer(scale_shape(job.matrix), "uint32"),
         bias: T.Buffer((job.matrix.n,), "float32"),
         residual: T.Buffer((m, n_out), job.out_dtype),
         out: T.Buffer((16 if job.rows else m, n_out), job.out_dtype),
@@ -154,7 +174,7 @@ def matvec(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
                                 top[i] = T.float32(0)
                             for j in T.serial(steps):
                                 at[rows + m] = (g * steps + j) * chunk
-                                at[rows + m + 1] = (g * steps + j) * words
+                                at[rows + m + 1] = (g * steps + j) * (words if not units.planes else 1)
                                 for i in T.unroll(m):
                                     for e in T.unroll(chunk):
                                         if job.rows:
@@ -162,23 +182,30 @@ def matvec(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
                                         else:
                                             xs[i * chunk + e] = x_value(x, i * k, at[rows + m] + e)
                                         if has_norm:
-                                            acc[values + i] = acc[values + i] + xs[i * chunk + e] * xs[i * chunk + e]
-                                            xs[i * chunk + e] = xs[i * chunk + e] * norm[norm_at(at[rows + m] + e)]
+                                            acc[values + i] = (
+                                                acc[values + i] + xs[i * chunk + e] * xs[i * chunk + e]
+                                            )
+                                            xs[i * chunk + e] = (
+                                                xs[i * chunk + e] * norm[norm_at(at[rows + m] + e)]
+                                            )
                                         if quantized:
                                             xsum[i] = xsum[i] + xs[i * chunk + e]
+                                        if placed:
                                             if e == chunk - 1:
                                                 top[i] = top[i] + xs[i * chunk + e]
                                             xs[i * chunk + e] = xs[i * chunk + e] * place_factor(bits, e)
                                 for r in T.unroll(rows):
                                     for v in T.unroll(words):
-                                        word[v] = w0[at[rows + m + 1] + v, at[r]]
+                                        word[v] = units.load(w0, at[rows + m + 1], v, at[r])
                                     if quantized and m == 1:
-                                        dot[r] = dot[r] + placed_dot(word[0], xs, bits)
+                                        dot[r] = dot[r] + dotted(word, xs)
                                     else:
                                         for e in T.unroll(chunk):
                                             up[0] = weight(word, e)
                                             for i in T.unroll(m):
-                                                dot[i * rows + r] = dot[i * rows + r] + up[0] * xs[i * chunk + e]
+                                                dot[i * rows + r] = (
+                                                    dot[i * rows + r] + up[0] * xs[i * chunk + e]
+                                                )
                             for i in T.unroll(m):
                                 top[i] = top[i] * T.float32(top_code_offset(bits))
                             for r in T.unroll(rows):
@@ -187,7 +214,9 @@ def matvec(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
                                     scale: T.let = low_half(sb)
                                     offset: T.let = high_half(sb)
                                     for i in T.unroll(m):
-                                        dot[i * rows + r] = scale * (dot[i * rows + r] + top[i]) + offset * xsum[i]
+                                        dot[i * rows + r] = grouped(
+                                            scale, offset, dot[i * rows + r], top[i], xsum[i]
+                                        )
                                 for i in T.unroll(m):
                                     acc[i * rows + r] = acc[i * rows + r] + dot[i * rows + r]
                     if splits > 1:
@@ -201,18 +230,24 @@ def matvec(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
                     if ty == 0:
                         for i in T.unroll(m):
                             if has_norm:
-                                acc[values + i] = T.rsqrt(acc[values + i] * T.float32(1.0 / k) + T.float32(eps))
+                                acc[values + i] = T.rsqrt(
+                                    acc[values + i] * T.float32(1.0 / k) + T.float32(eps)
+                                )
                                 for r in T.unroll(rows):
                                     acc[i * rows + r] = acc[i * rows + r] * acc[values + i]
                             for r in T.unroll(outs):
                                 at[rows + m] = column_of(bx, tx, r, lanes, outs, beside)
                                 if not ragged_n or at[rows + m] < n_out:
-                                    dot[0] = epilogue(acc[i * rows + r], bias, residual, i, at[rows + m])
+                                    dot[0] = simple(acc[i * rows + r], bias, residual, i, at[rows + m])
                                     if gated:
                                         up[0] = acc[i * rows + outs + r]
                                         if job.bias:
                                             up[0] = up[0] + bias[n_out + at[rows + m]]
-                                        dot[0] = silu(dot[0]) * up[0]
+                                        dot[0] = activated(job.gate, dot[0]) * up[0]
+                                    if job.softcap is not None:
+                                        dot[0] = capped(dot[0], job.softcap)
+                                    if job.residual and not is_simple:
+                                        dot[0] = dot[0] + f32(residual[i, at[rows + m]])
                                     out[i, at[rows + m]] = stored(dot[0], job.out_dtype)
 
     return select(kernel, params(job), "matvec")

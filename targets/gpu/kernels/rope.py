@@ -1,47 +1,69 @@
-"""Rotate q and k by position and append k and v to the paged cache."""
+"""Norms and rotation of q and k by position; k and v go to the paged cache."""
 
 # mypy: ignore-errors
 # TVMScript: what looks like Python is parsed, and nested ifs separate build time from run time.
+# ruff: noqa: SIM102
 from __future__ import annotations
 
 from tvm import tirx
 from tvm.script import tirx as T
 
-from nearfar.targets.jobs import Attention
+from nearfar.errors import BuildError
+from nearfar.targets.jobs import RopeAppend
 from nearfar.targets.kernels import Stage, Staged
 
 from .common import ceil_div, f32, select, stored
+from .norm import threads_for
 
 THREADS = 64
-FLAT = ("positions", "slots", "page_table", "rope", "k_cache", "v_cache", "q")
 
 
-def rope_append(job: Attention, qk_norm: float | None) -> Staged:
-    """One launch; with the norm of q and k another before it, since together they have more than the eight buffers of a kernel."""
-    flat = select(_flat(job), ["qkv", *FLAT], "rope_append")
-    if qk_norm is None:
-        return Staged((Stage(flat, ("qkv", *FLAT)),))
-    norm = select(_normed(job, qk_norm), ["qkv", "q_norm", "k_norm", "out"], "qk_norm")
-    stages = (Stage(norm, ("qkv", "q_norm", "k_norm", "scratch:0")), Stage(flat, ("scratch:0", *FLAT)))
-    return Staged(stages, (((job.m, (job.heads + 2 * job.kv_heads) * job.head_dim), job.dtype),))
+def rope_append(job: RopeAppend) -> Staged:
+    """One launch; two where something is normed, since together they have more than the eight buffers of a kernel.
+
+    What is between the two is float32 in f16 programs too.
+    """
+    normed = job.norm_eps is not None or job.v_norm_eps is not None
+    rotated_early = job.rope and job.norm_eps is not None and job.norm_after
+    early = {"q_norm", "k_norm", *(("rope",) if rotated_early else ())}
+    late = [name for name in job.inputs() if name not in early]
+    if not normed:
+        func = select(_appended(job, job.dtype, job.rope), [*late, "out"], "rope_append")
+        return Staged((Stage(func, (*late, "out")),))
+    early_names = [
+        "x",
+        *["positions", "rope"] * rotated_early,
+        *(n for n in job.inputs() if n in ("q_norm", "k_norm")),
+    ]
+    first = select(_normed(job, rotated_early), [*early_names, "out"], "qk_norm")
+    second = select(_appended(job, "float32", job.rope and not rotated_early), [*late, "out"], "rope_append")
+    stages = (
+        Stage(first, (*early_names, "scratch:0")),
+        Stage(second, ("scratch:0", *late[1:], "out")),
+    )
+    return Staged(stages, (((job.m, job.x_heads * job.head_dim), "float32"),))
 
 
-def _flat(job: Attention) -> tirx.PrimFunc:
+def _appended(job: RopeAppend, x_dtype: str, rotated: bool) -> tirx.PrimFunc:
     """A thread a pair (i, i + head_dim/2) of a row's head; heads in the order q, k, v."""
     m, heads, kv, half = job.m, job.heads, job.kv_heads, job.head_dim // 2
-    all_heads = heads + 2 * kv
+    all_heads = job.x_heads
+    turning = heads + kv if job.append else heads  # heads that are rotated
     total = m * all_heads * half
+    beta, original = job.q_scale or (0.0, 1.0)
+    if original != int(original):
+        raise BuildError(f"q_scale: {original} positions are no whole number, which the GPU targets need")
 
     @T.prim_func(check_well_formed=False)
     def kernel(
-        qkv: T.Buffer((m, all_heads * half * 2), job.dtype),
+        x: T.Buffer((m, all_heads * half * 2), x_dtype),
         positions: T.Buffer((256,), "int32"),
         slots: T.Buffer((256,), "int32"),
         page_table: T.Buffer((job.slots, job.pages_per_slot), "int32"),
         rope_h: T.handle,
         k_h: T.handle,
         v_h: T.handle,
-        q: T.Buffer((m, heads * half * 2), job.dtype),
+        out: T.Buffer((m, heads * half * 2), job.dtype),
     ):
         pages = T.int32()
         context = T.int32()
@@ -57,65 +79,145 @@ def _flat(job: Attention) -> tirx.PrimFunc:
                 at[2] = (bx * THREADS + tx) % half  # pair
                 if at[0] < m:
                     at[3] = positions[at[0]]
-                    value[0] = f32(qkv[at[0], at[1] * half * 2 + at[2]])
-                    value[1] = f32(qkv[at[0], at[1] * half * 2 + half + at[2]])
+                    value[0] = f32(x[at[0], at[1] * half * 2 + at[2]])
+                    value[1] = f32(x[at[0], at[1] * half * 2 + half + at[2]])
                     value[4] = value[0]
                     value[5] = value[1]
-                    if at[1] < heads + kv:
-                        value[2] = rope[T.max(at[3], 0), at[2]]
-                        value[3] = rope[T.max(at[3], 0), half + at[2]]
-                        value[4] = value[0] * value[2] - value[1] * value[3]
-                        value[5] = value[1] * value[2] + value[0] * value[3]
+                    if rotated:
+                        if at[1] < turning:
+                            value[2] = rope[T.max(at[3], 0), at[2]]
+                            value[3] = rope[T.max(at[3], 0), half + at[2]]
+                            value[4] = value[0] * value[2] - value[1] * value[3]
+                            value[5] = value[1] * value[2] + value[0] * value[3]
+                    if job.q_scale is not None:
+                        if at[1] < heads:
+                            value[2] = f32(1 + T.max(at[3], 0) // int(original))
+                            value[2] = T.float32(1) + T.float32(beta) * T.log(value[2])
+                            value[4] = value[4] * value[2]
+                            value[5] = value[5] * value[2]
                     if at[1] < heads:
-                        q[at[0], at[1] * half * 2 + at[2]] = stored(value[4], job.dtype)
-                        q[at[0], at[1] * half * 2 + half + at[2]] = stored(value[5], job.dtype)
+                        out[at[0], at[1] * half * 2 + at[2]] = stored(value[4], job.dtype)
+                        out[at[0], at[1] * half * 2 + half + at[2]] = stored(value[5], job.dtype)
                     else:
-                        if at[3] >= 0:
-                            at[4] = page_table[slots[at[0]], at[3] // job.page_size]
-                            at[5] = at[3] % job.page_size
-                            if at[1] < heads + kv:
-                                k_cache[at[4], at[1] - heads, at[5], at[2]] = stored(value[4], job.kv_dtype)
-                                k_cache[at[4], at[1] - heads, at[5], half + at[2]] = stored(value[5], job.kv_dtype)
-                            else:
-                                v_cache[at[4], at[1] - heads - kv, at[5], at[2]] = stored(value[4], job.kv_dtype)
-                                v_cache[at[4], at[1] - heads - kv, at[5], half + at[2]] = stored(value[5], job.kv_dtype)
+                        if job.append:
+                            if at[3] >= 0:
+                                at[4] = page_table[slots[at[0]], at[3] // job.page_size]
+                                at[5] = at[3] % job.page_size
+                                if at[1] < heads + kv:
+                                    k_cache[at[4], at[1] - heads, at[5], at[2]] = stored(
+                                        value[4], job.kv_dtype
+                                    )
+                                    k_cache[at[4], at[1] - heads, at[5], half + at[2]] = stored(
+                                        value[5], job.kv_dtype
+                                    )
+                                else:
+                                    v_cache[at[4], at[1] - heads - kv, at[5], at[2]] = stored(
+                                        value[4], job.kv_dtype
+                                    )
+                                    v_cache[at[4], at[1] - heads - kv, at[5], half + at[2]] = stored(
+                                        value[5], job.kv_dtype
+                                    )
 
     return kernel
 
 
-def _normed(job: Attention, eps: float) -> tirx.PrimFunc:
-    """A workgroup a row's head: q and k times the weight of their norm over the root of their mean square, v as it is."""
+def _normed(job: RopeAppend, rotated: bool) -> tirx.PrimFunc:
+    """A workgroup a stretch that is normed by itself: a head, with `norm_all` all heads of q or all of k; else copies.
+
+    `rotated`: q and k are rotated before they are normed. A thread has pairs (i, i + head_dim/2).
+    """
     m, heads, kv, half = job.m, job.heads, job.kv_heads, job.head_dim // 2
-    all_heads = heads + 2 * kv
+    all_heads, keys = job.x_heads, job.kv_heads * job.append
+    normed = job.norm_eps is not None
+    whole = normed and job.norm_all
+    q_parts, k_parts = (1, int(job.append)) if whole else (heads, keys)  # stretches; of v each head is one
+    q_length, k_length = (heads, kv) if whole else (1, 1)  # heads of a stretch
+    longest = max(q_length, k_length) * half
+    threads = min(threads_for(longest * 2), half)
+    turns = ceil_div(longest, threads)
+
+    def mean(total, bx):
+        """Of a stretch of q or k."""
+        if not whole:
+            return total * T.float32(0.5 / half)
+        q_factor, k_factor = T.float32(0.5 / half / heads), T.float32(0.5 / half / kv)
+        return total * T.Select(bx < 1, q_factor, k_factor)
+
+    def one_of(bx, q_value, k_value, v_value):
+        """By the kind of the stretch."""
+        return T.Select(bx < q_parts, q_value, T.Select(bx < q_parts + k_parts, k_value, v_value))
 
     @T.prim_func(check_well_formed=False)
     def kernel(
-        qkv: T.Buffer((m, all_heads * half * 2), job.dtype),
-        q_norm: T.Buffer((half * 2,), "float32"),
-        k_norm: T.Buffer((half * 2,), "float32"),
-        out: T.Buffer((m, all_heads * half * 2), job.dtype),
+        x: T.Buffer((m, all_heads * half * 2), job.dtype),
+        positions: T.Buffer((256,), "int32"),
+        rope_h: T.handle,
+        q_norm: T.Buffer((half * 2 * q_length,), "float32"),
+        k_norm: T.Buffer((half * 2 * k_length,), "float32"),
+        out: T.Buffer((m, all_heads * half * 2), "float32"),
     ):
-        for bx in T.thread_binding(all_heads, thread="blockIdx.x"):
+        context = T.int32()
+        rope = T.match_buffer(rope_h, (context, half * 2), "float32")
+        for bx in T.thread_binding(q_parts + k_parts + keys, thread="blockIdx.x"):
             for by in T.thread_binding(m, thread="blockIdx.y"):
-                for tx in T.thread_binding(half, thread="threadIdx.x"):
-                    squares = T.alloc_shared((half,), "float32")
-                    value = T.alloc_local((3,), "float32")
-                    value[0] = f32(qkv[by, bx * half * 2 + tx])
-                    value[1] = f32(qkv[by, bx * half * 2 + half + tx])
-                    squares[tx] = value[0] * value[0] + value[1] * value[1]
+                for tx in T.thread_binding(threads, thread="threadIdx.x"):
+                    squares = T.alloc_shared((threads,), "float32")
+                    pair = T.alloc_local((2 * turns,), "float32")
+                    value = T.alloc_local((4,), "float32")
+                    at = T.alloc_local((4,), "int32")
+                    at[0] = one_of(
+                        bx, bx * q_length, heads, bx - q_parts - k_parts + heads + keys
+                    )  # first head
+                    if not whole:
+                        at[0] = bx
+                    at[1] = one_of(bx, q_length, k_length, 1) * half  # pairs
+                    value[0] = T.float32(0)
+                    for t in T.unroll(turns):
+                        at[2] = t * threads + tx
+                        if at[2] < at[1]:
+                            at[3] = (at[0] + at[2] // half) * half * 2 + at[2] % half
+                            pair[t * 2] = f32(x[by, at[3]])
+                            pair[t * 2 + 1] = f32(x[by, at[3] + half])
+                            if rotated:
+                                if bx < q_parts + k_parts:
+                                    value[1] = rope[T.max(positions[by], 0), at[2] % half]
+                                    value[2] = rope[T.max(positions[by], 0), half + at[2] % half]
+                                    value[3] = pair[t * 2] * value[1] - pair[t * 2 + 1] * value[2]
+                                    pair[t * 2 + 1] = pair[t * 2 + 1] * value[1] + pair[t * 2] * value[2]
+                                    pair[t * 2] = value[3]
+                            value[0] = (
+                                value[0] + pair[t * 2] * pair[t * 2] + pair[t * 2 + 1] * pair[t * 2 + 1]
+                            )
+                    squares[tx] = value[0]
                     T.tvm_storage_sync("shared")
-                    if bx < heads + kv:
-                        value[2] = T.float32(0)
-                        for t in T.serial(half):
-                            value[2] = value[2] + squares[t]
-                        value[2] = T.rsqrt(value[2] * T.float32(0.5 / half) + T.float32(eps))
-                        if bx < heads:
-                            value[0] = value[0] * value[2] * q_norm[tx]
-                            value[1] = value[1] * value[2] * q_norm[half + tx]
-                        else:
-                            value[0] = value[0] * value[2] * k_norm[tx]
-                            value[1] = value[1] * value[2] * k_norm[half + tx]
-                    out[by, bx * half * 2 + tx] = stored(value[0], job.dtype)
-                    out[by, bx * half * 2 + half + tx] = stored(value[1], job.dtype)
+                    value[0] = T.float32(0)
+                    for t in T.serial(threads):
+                        value[0] = value[0] + squares[t]
+                    value[1] = T.float32(1)
+                    if bx < q_parts + k_parts:
+                        if normed:
+                            value[1] = T.rsqrt(mean(value[0], bx) + T.float32(job.norm_eps or 0.0))
+                    else:
+                        if job.v_norm_eps is not None:
+                            value[1] = T.rsqrt(
+                                value[0] * T.float32(0.5 / half) + T.float32(job.v_norm_eps or 0.0)
+                            )
+                    for t in T.unroll(turns):
+                        at[2] = t * threads + tx
+                        if at[2] < at[1]:
+                            value[2] = value[1]
+                            value[3] = value[1]
+                            at[3] = at[2] // half * half * 2 + at[2] % half  # in the stretch
+                            if normed:
+                                if bx < q_parts:
+                                    value[2] = value[1] * q_norm[at[3]]
+                                    value[3] = value[1] * q_norm[at[3] + half]
+                                else:
+                                    if job.append:
+                                        if bx < q_parts + k_parts:
+                                            value[2] = value[1] * k_norm[at[3]]
+                                            value[3] = value[1] * k_norm[at[3] + half]
+                            out[by, at[0] * half * 2 + at[3]] = pair[t * 2] * value[2]
+                            out[by, at[0] * half * 2 + at[3] + half] = pair[t * 2 + 1] * value[3]
 
     return kernel

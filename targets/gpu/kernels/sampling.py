@@ -11,6 +11,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
+from nearfar.targets.jobs import Sample
 from nearfar.targets.kernels import Stage, Staged
 
 from .common import HIGHEST, LOWEST, ceil_div, f32, finish
@@ -22,8 +23,9 @@ SLOT, TOP_K, SEED_LOW, SEED_HIGH, COUNTER, FEED = range(6)  # columns of sample_
 GENERATED = (1 << 24) - 1  # the bits of counts that count
 
 
-def sample(rows: int, vocab: int, slots: int) -> Staged:
+def sample(job: Sample) -> Staged:
     """Two launches; between them the adjusted logits of each row."""
+    rows, vocab, slots = job.rows, job.vocab, job.slots
     adjusted = ["logits", "sample_f32", "sample_i32", "logit_bias", "counts", "allowed", "scratch:0"]
     choose = ["scratch:0", "sample_f32", "sample_i32", "counts", "sampled", "tokens"]
     stages = (
@@ -70,12 +72,16 @@ def _adjust(rows: int, vocab: int, slots: int) -> tirx.PrimFunc:
                                 value[0] = value[0] * sample_f32[by, REPETITION]
                         at[2] = T.bitwise_and(at[2], GENERATED)
                         if at[2] > 0:
-                            value[0] = value[0] - sample_f32[by, FREQUENCY] * f32(at[2]) - sample_f32[by, PRESENCE]
+                            value[0] = (
+                                value[0] - sample_f32[by, FREQUENCY] * f32(at[2]) - sample_f32[by, PRESENCE]
+                            )
                         if value[0] > T.float32(HIGHEST):
                             value[0] = T.float32(LOWEST)
                         if sample_f32[by, TEMPERATURE] > T.float32(0):
                             value[0] = value[0] / sample_f32[by, TEMPERATURE]
-                        if (allowed[at[0], at[1] // 32] >> T.Cast("uint32", at[1] % 32)) & T.uint32(1) == T.uint32(0):
+                        if (allowed[at[0], at[1] // 32] >> T.Cast("uint32", at[1] % 32)) & T.uint32(
+                            1
+                        ) == T.uint32(0):
                             value[0] = T.float32(LOWEST)
                         # A NaN fails the comparison; infinities become the lowest float. Neither is ever sampled.
                         value[1] = T.float32(LOWEST)
@@ -148,7 +154,8 @@ def _choose(rows: int, vocab: int, slots: int) -> tirx.PrimFunc:
                                                 else:
                                                     for c in T.unroll(WAYS):
                                                         if key[1] >= key[0] + (
-                                                            T.Cast("uint32", c + 1) << T.Cast("uint32", 32 - 4 * step)
+                                                            T.Cast("uint32", c + 1)
+                                                            << T.Cast("uint32", 32 - 4 * step)
                                                         ):
                                                             mass[c] = mass[c] + value[1]
                                     for c in T.unroll(WAYS):
@@ -181,15 +188,15 @@ def _choose(rows: int, vocab: int, slots: int) -> tirx.PrimFunc:
                         value[0] = adjusted[bx, at[1]]
                         if ordered(value[0]) >= key[2] and value[0] > T.float32(LOWEST):
                             if sample_f32[bx, TEMPERATURE] > T.float32(0):
-                                s[0] = T.reinterpret("uint32", sample_i32[bx, SEED_LOW]) * T.uint32(1664525) + T.uint32(
-                                    1013904223
-                                )
+                                s[0] = T.reinterpret("uint32", sample_i32[bx, SEED_LOW]) * T.uint32(
+                                    1664525
+                                ) + T.uint32(1013904223)
                                 s[1] = T.reinterpret("uint32", sample_i32[bx, SEED_HIGH]) * T.uint32(
                                     1664525
                                 ) + T.uint32(1013904223)
-                                s[2] = T.reinterpret("uint32", sample_i32[bx, COUNTER]) * T.uint32(1664525) + T.uint32(
-                                    1013904223
-                                )
+                                s[2] = T.reinterpret("uint32", sample_i32[bx, COUNTER]) * T.uint32(
+                                    1664525
+                                ) + T.uint32(1013904223)
                                 s[3] = T.Cast("uint32", at[1]) * T.uint32(1664525) + T.uint32(1013904223)
                                 for turn in T.unroll(2):
                                     s[0] = s[0] + s[1] * s[3]
@@ -199,9 +206,9 @@ def _choose(rows: int, vocab: int, slots: int) -> tirx.PrimFunc:
                                     if turn == 0:
                                         for i in T.unroll(4):
                                             s[i] = s[i] ^ (s[i] >> T.uint32(16))
-                                value[1] = (f32(T.Cast("int32", s[0] >> T.uint32(8))) + T.float32(0.5)) * T.float32(
-                                    2.0**-24
-                                )
+                                value[1] = (
+                                    f32(T.Cast("int32", s[0] >> T.uint32(8))) + T.float32(0.5)
+                                ) * T.float32(2.0**-24)
                                 # A u that rounds to 1, or a device's coarse log, would make the noise infinite.
                                 value[0] = value[0] - T.log(T.max(-T.log(value[1]), T.float32(2.0**-24)))
                             if value[0] > value[2]:

@@ -1,0 +1,78 @@
+"""A step's rows over the paged cache: the runtime's side of the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from nearfar.edge_runtime.executors.mlx.cache import PagedCache
+from nearfar.edge_runtime.executors.mlx.interpreter import Value, whole
+from nearfar.edge_runtime.executors.mlx.rope import Rope, Turn
+from nearfar.edge_runtime.executors.mlx.rows import Array, Rows
+from nearfar.step.ops import Attend
+
+LayOut = Callable[[Array | None], list[Rows]]
+"""Some of the live rows, None: all of them, as each group of caches has them."""
+
+
+class PagedRun:
+    """See interpreter.Run: values are [M, width]."""
+
+    def __init__(
+        self, tokens: mx.array, lay_out: LayOut, wanted: Array, cache: PagedCache, ropes: Mapping[str, Rope]
+    ) -> None:
+        """`wanted`: which of the live rows logits are wanted of, each once."""
+        self._tokens, self._lay_out, self._wanted, self._cache, self._ropes = tokens, lay_out, wanted, cache, ropes
+        self._rows: Sequence[Rows] = lay_out(None)
+        """By group."""
+        self._turns: dict[str, Turn] = {}
+
+    @property
+    def tokens(self) -> mx.array:
+        """See Run."""
+        return self._tokens
+
+    def positions(self) -> mx.array:
+        """See Run."""
+        return mx.array(self._rows[0].positions.astype(np.float32))[:, None]
+
+    def columns(self, x: mx.array, index: Sequence[int] | range) -> mx.array:
+        """See Run."""
+        if isinstance(index, range):
+            return x[:, index.start : index.stop]
+        return x[:, mx.array(np.array(index, np.int32))]
+
+    def rotate(self, rope: str, x: Value, head_dim: int) -> Value:
+        """See Run."""
+        table = self._ropes[rope]
+        turn = self._turns.get(rope) or self._turns.setdefault(rope, table.turn(self._rows[0].positions))
+        parts = x if table.fused else (whole(x),)  # without a kernel it is many operations: once for all
+        return tuple(mx.flatten(turn(mx.unflatten(part, -1, (-1, head_dim))), -2, -1) for part in parts)
+
+    def append(self, cache: int, keys: mx.array, values: mx.array) -> None:
+        """See Run."""
+        cells = self._rows[self._cache.group(cache)].cells
+        self._cache.append(cache, self._heads(cache, keys), self._heads(cache, values), cells)
+
+    def attend(self, op: Attend, queries: mx.array, sinks: mx.array | None) -> mx.array:
+        """See Run."""
+        rows, heads = self._rows[self._cache.group(op.cache)], self._heads(op.cache, queries)
+        parts = [
+            self._cache.attend(op, heads[:, span.row : span.row + span.count], span.reach[op.window], sinks)
+            for span in rows.spans
+        ]
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=0)
+
+    def choose(self, values: Sequence[Value]) -> list[Value]:
+        """See Run."""
+        if len(self._wanted) == len(self._rows[0]):
+            return list(values)
+        chosen = mx.array(self._wanted.astype(np.int32))
+        self._rows, self._turns = self._lay_out(self._wanted), {}
+        return [tuple(part[chosen] for part in value) for value in values]
+
+    def _heads(self, cache: int, x: mx.array) -> mx.array:
+        """[heads, M, head_dim] of [M, heads·head_dim]."""
+        return mx.unflatten(x, -1, (-1, self._cache.head_dim(cache))).swapaxes(0, 1)

@@ -1,0 +1,125 @@
+"""The buffers that plans name besides weights and workspace: names, dtypes, shapes. The table of docs/artifact.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from nearfar.format.manifest import Buffer, Cache, Dim, Group, KvCache
+from nearfar.format.sampler import COLUMNS
+from nearfar.format.sizes import MAX_ROWS, MAX_STEP, TOP_LOGPROBS, pages_for
+
+KV = "kv"
+"""Dtype of the cache's buffers: the program's kv_dtype."""
+CONTEXT = "context"
+"""The extent that stands for the positions which the runtime has room for."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table: `shape` in numbers, or in words that `buffers` fills in."""
+
+    name: str
+    dtype: str
+    shape: tuple[Dim, ...]
+    what: str
+
+
+# fmt: off
+TABLE = (
+    Row("tokens", "int32", (MAX_STEP,), "token id of row m"),
+    Row("positions", "int32", (MAX_STEP,),
+        "its position in its sequence, from 0; −1: padding (nothing written, nothing attended)"),
+    Row("slots", "int32", (MAX_STEP,), "the slot of its sequence, 0…slots−1 (0 for padding)"),
+    Row("page_table.<g>", "int32", ("slots", "pages_per_slot"),
+        "by slot, the pages of its sequence in group g, in order"),
+    Row("logit_rows", "int32", (MAX_ROWS,), "the row m whose logits row r holds (0 where r is not used)"),
+    Row("rope.<name>", "float32", (CONTEXT, "head_dim"),
+        "rotations by position, made by the runtime at load; see below"),
+    Row("logits", "float32", (MAX_ROWS, "vocab"), "out: of the rows that `logit_rows` names"),
+    Row("sample_f32", "float32", (MAX_ROWS, COLUMNS),
+        "parameters of the sampler by row of logits; see below"),
+    Row("sample_i32", "int32", (MAX_ROWS, COLUMNS), "more of them"),
+    Row("logit_bias", "float32", ("slots", "vocab"), "added to the logits of the slot"),
+    Row("counts", "int32", ("slots", "vocab"),
+        "low 24 bits: times the answer has the token, the sampled one included; bit 24: the prompt has it"),
+    Row("allowed", "uint32", ("slots", "vocab_words"),
+        "bit v%32 of word v/32: token v may be sampled; all ones at first"),
+    Row("sampled", "int32", (MAX_ROWS,),
+        "out: the token of each row of logits; −1: none, no logit was finite"),
+    Row("logprob", "float32", (MAX_ROWS,),
+        "out: log-softmax of the raw logits at `sampled`; of no meaning where that is −1"),
+    Row("top_ids", "int32", (MAX_ROWS, TOP_LOGPROBS),
+        "out: the likeliest tokens, best first, the lowest id first on ties"),
+    Row("top_logprobs", "float32", (MAX_ROWS, TOP_LOGPROBS), "out: their log probabilities"),
+    Row("kv.<c>.k", KV, ("pages.<g>", "kv_heads", "page_size", "head_dim"),
+        "keys of cache c, which is of group g"),
+    Row("kv.<c>.v", KV, ("pages.<g>", "kv_heads", "page_size", "head_dim"), "its values"),
+)
+# fmt: on
+
+SAMPLER_BUFFERS = (
+    "logits", "sample_f32", "sample_i32", "logit_bias", "counts", "allowed",
+    "sampled", "tokens", "logprob", "top_ids", "top_logprobs",
+)  # fmt: skip
+"""What the kernels of greedy, sample and logprobs can name."""
+
+
+def page_table(group: int) -> str:
+    """The page table of a group."""
+    return f"page_table.{group}"
+
+
+def pages(group: int) -> str:
+    """The extent that stands for the pages of a group."""
+    return f"pages.{group}"
+
+
+def rope(name: str) -> str:
+    """The table of rotations called `name`."""
+    return f"rope.{name}"
+
+
+def keys(cache: int) -> str:
+    """The keys of a cache."""
+    return f"kv.{cache}.k"
+
+
+def values(cache: int) -> str:
+    """The values of a cache."""
+    return f"kv.{cache}.v"
+
+
+def buffers(
+    vocab: int, context: int, cache: Cache, groups: tuple[Group, ...], caches: tuple[KvCache, ...], ropes: dict[str, int]
+) -> tuple[Buffer, ...]:
+    """Every buffer of an artifact. `context`: its longest; `ropes`: head_dim by the name of a table."""
+    words: dict[Dim, int] = {
+        "slots": cache.slots, "pages_per_slot": pages_for(context, cache.page_size), "vocab": vocab,
+        "vocab_words": -(-vocab // 32), "page_size": cache.page_size,
+    }  # fmt: skip
+    out: list[Buffer] = []
+    for row in TABLE:
+        for name, more in _instances(row.name, groups, caches, ropes):
+            shape = tuple(more.get(extent, words.get(extent, extent)) for extent in row.shape)
+            out.append(Buffer(name, row.dtype, shape))
+    return tuple(out)
+
+
+def _instances(
+    name: str, groups: tuple[Group, ...], caches: tuple[KvCache, ...], ropes: dict[str, int]
+) -> Iterable[tuple[str, dict[Dim, Dim]]]:
+    """The buffers that a line stands for, with what their shape depends on."""
+    if "<g>" in name:
+        return ((name.replace("<g>", str(group)), {}) for group in range(len(groups)))
+    if "<name>" in name:
+        return ((name.replace("<name>", rope), {"head_dim": dim}) for rope, dim in ropes.items())
+    if "<c>" not in name:
+        return ((name, {}),)
+    return (
+        (
+            name.replace("<c>", str(index)),
+            {"pages.<g>": pages(cache.group), "kv_heads": cache.kv_heads, "head_dim": cache.head_dim},
+        )
+        for index, cache in enumerate(caches)
+    )

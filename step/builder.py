@@ -1,0 +1,150 @@
+"""Writes the list of a step: model files call it in the order of the computation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from nearfar.step import ops
+from nearfar.step.model import KvCache, Step
+from nearfar.step.ops import Activation, Op
+from nearfar.step.params import Param, Piece
+from nearfar.step.rope import Rope
+
+
+@dataclass(frozen=True)
+class Value:
+    """What an operation makes: its name in the list, and its width (columns)."""
+
+    name: str
+    width: int
+
+
+class StepBuilder:
+    """Collects operations, parameters, caches and tables; `finish` gives the frozen list.
+
+    A weight is named where it is used: `pieces` say which rows of which tensors it is made of. A name used twice is
+    the same weight (a tied head).
+    """
+
+    def __init__(self) -> None:
+        self._ops: list[Op] = []
+        self._params: dict[str, Param] = {}
+        self._caches: list[KvCache] = []
+        self._ropes: dict[str, Rope] = {}
+
+    # -- weights, caches, tables --
+
+    def matrix(self, name: str, pieces: Sequence[Piece], k: int) -> str:
+        """A weight matrix of `k` inputs."""
+        return self._param(Param(name, tuple(pieces), k))
+
+    def vector(self, name: str, pieces: Sequence[Piece], offset: float = 0.0, scale: float = 1.0) -> str:
+        """A float32 vector: offset + scale · the checkpoint's."""
+        return self._param(Param(name, tuple(pieces), 0, offset, scale))
+
+    def cache(self, kv_heads: int, head_dim: int, window: int | None = None) -> int:
+        """A paged cache of keys and values, of one layer; `window`: positions that are attended to at all."""
+        self._caches.append(KvCache(kv_heads, head_dim, window))
+        return len(self._caches) - 1
+
+    def rope(self, name: str, rope: Rope) -> str:
+        """A table of rotations, to be had by all layers under its name."""
+        if self._ropes.setdefault(name, rope) != rope:
+            raise AssertionError(f"two tables of rotations are called {name!r}")
+        return name
+
+    # -- operations --
+
+    def embed(self, tensor: str, vocab: int, width: int, scale: float = 1.0, name: str = "embed") -> Value:
+        """Rows of an embedding."""
+        table = self.matrix(name, (Piece(tensor, vocab),), width)
+        return self._emit(lambda out: ops.Embed(out, table, scale), width, name)
+
+    def norm(
+        self, x: Value, tensor: str, eps: float, offset: float = 0.0, scale: float = 1.0, groups: int = 1
+    ) -> Value:
+        """RMS norm with the weight of a tensor; `offset` 1 where the checkpoint stores w − 1."""
+        weight = self.vector(_short(tensor), (Piece(tensor, x.width // groups),), offset, scale)
+        return self._emit(lambda out: ops.Norm(out, x.name, weight, eps, groups), x.width, "norm")
+
+    def linear(self, x: Value, name: str, pieces: Sequence[Piece], biased: Sequence[bool] | bool = False) -> Value:
+        """Product with the matrix `name` of stacked rows; the bias is that of the pieces that have one, 0 elsewhere."""
+        weight = self.matrix(name, pieces, x.width)
+        bias = self._bias(name, pieces, biased)
+        return self._emit(lambda out: ops.Linear(out, x.name, weight, bias), self._params[weight].n, name)
+
+    def append(self, op: Op, width: int) -> Value:
+        """An operation that is written out in full; its `out` must be new."""
+        if any(op.out == other.out for other in self._ops):
+            raise AssertionError(f"two operations make {op.out!r}")
+        self._ops.append(op)
+        return Value(op.out, width)
+
+    def glu(self, x: Value, activation: Activation) -> Value:
+        """activation(gate)·up of x = [gate | up]."""
+        return self._emit(lambda out: ops.Glu(out, x.name, activation), x.width // 2, "glu")
+
+    def act(self, x: Value, activation: Activation) -> Value:
+        """The activation alone."""
+        return self._emit(lambda out: ops.Act(out, x.name, activation), x.width, "act")
+
+    def add(self, a: Value, b: Value, scale: float = 1.0) -> Value:
+        """(a + b)·scale."""
+        return self._emit(lambda out: ops.Add(out, a.name, b.name, scale), a.width, "x")
+
+    def mul(self, a: Value, b: Value) -> Value:
+        """a·b."""
+        return self._emit(lambda out: ops.Mul(out, a.name, b.name), a.width, "mul")
+
+    def scale(self, x: Value, tensor: str) -> Value:
+        """X times the one number of a tensor."""
+        weight = self.vector(_short(tensor), (Piece(tensor, 1),))
+        return self._emit(lambda out: ops.Scale(out, x.name, weight), x.width, "scaled")
+
+    def columns(self, x: Value, start: int, count: int) -> Value:
+        """Columns of x."""
+        return self._emit(lambda out: ops.Columns(out, x.name, start, count), count, "columns")
+
+    def logits(
+        self, x: Value, tensor: str, vocab: int, tied: bool, bias: bool = False, softcap: float | None = None
+    ) -> None:
+        """The end: the head over the normalized rows that are wanted; `tied`: the embedding's matrix."""
+        pieces = (Piece(tensor, vocab),)
+        weight = "embed" if tied else self.matrix("lm_head", pieces, x.width)
+        added = self._bias("lm_head", pieces, bias)
+        self._emit(lambda out: ops.Logits(out, x.name, weight, added, softcap), vocab, "logits")
+
+    def fresh(self, hint: str) -> str:
+        """A name for a value that `append` will make."""
+        return f"{hint}.{len(self._ops)}"
+
+    def finish(self) -> Step:
+        """The list."""
+        return Step(tuple(self._ops), tuple(self._params.values()), tuple(self._caches), dict(self._ropes))
+
+    def _emit(self, make: Callable[[str], Op], width: int, hint: str) -> Value:
+        return self.append(make(self.fresh(hint)), width)
+
+    def _param(self, param: Param) -> str:
+        if self._params.setdefault(param.name, param) != param:
+            raise AssertionError(f"two weights are called {param.name!r}")
+        return param.name
+
+    def _bias(self, name: str, pieces: Sequence[Piece], biased: Sequence[bool] | bool) -> str | None:
+        flags = [biased] * len(pieces) if isinstance(biased, bool) else list(biased)
+        if not any(flags):
+            return None
+        if not all(flags):
+            raise AssertionError(f"{name}: a bias for some of the rows only has no record")
+        added = (Piece(_bias_of(p.tensor), p.rows, p.start, p.order) for p in pieces)
+        return self.vector(f"{name}.bias", tuple(added))
+
+
+def _bias_of(tensor: str) -> str:
+    return f"{tensor.removesuffix('.weight')}.bias"
+
+
+def _short(tensor: str) -> str:
+    """A parameter that is one tensor is called as the tensor is, without what all of them have in common."""
+    return tensor.removeprefix("model.").removesuffix(".weight")

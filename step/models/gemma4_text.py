@@ -1,0 +1,196 @@
+"""Gemma 4, text: the dense models E2B and E4B (Google, 2026).
+
+Beside Gemma 3: layers without a window have larger heads, of which a quarter rotates; v is normalized, scores
+are not scaled; the last layers have no keys and values, they read those of the last layer of their kind that
+has; each layer gets an embedding of its own; norms' weights are stored as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nearfar.step.builder import StepBuilder, Value
+from nearfar.step.config import LAYER_TYPES, MAX_CONTEXT, ConfigReader
+from nearfar.step.decoder import (
+    HEAD_DIMS,
+    Attention,
+    Decoder,
+    Mlp,
+    attention,
+    gated_mlp,
+    order_of,
+    read_decoder,
+)  # fmt: skip
+from nearfar.step.model import Model
+from nearfar.step.models import gemma2
+from nearfar.step.ops import Activation
+from nearfar.step.params import Piece
+from nearfar.step.rope import read_rope
+
+ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
+}
+DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 262144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512,
+    "max_position_embeddings": 131072, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True,
+    "sliding_window": 512, "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262144,
+    "rope_parameters": ROPES, "bos_token_id": 2, "eos_token_id": 1,
+}  # fmt: skip
+"""Where config.json does not say."""
+PATTERN = 6  # every sixth layer attends to everything
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What differs by layer. `cache`: of an earlier layer, which this one reads; None: its own."""
+
+    attention: Attention
+    mlp: Mlp
+    cache: int | None
+
+
+def model(read: ConfigReader, context: int | None = None) -> Model:
+    """The model of a config.json."""
+    read = read.filled(DEFAULTS)
+    c = read_decoder(read, context)
+    _refuse(read)
+    s = StepBuilder()
+    mlp = gemma2.read_mlp(read, c.inner)
+    layers = _layers(s, read, c, mlp)
+    x = s.embed("model.embed_tokens.weight", c.vocab, c.hidden, gemma2.embedding_scale(read, c.hidden))
+    extra = _extra_width(read, c)
+    extras = _extras(s, read, c, x, extra) if extra else None
+    for i, layer in enumerate(layers):
+        x = _layer(s, c, x, i, layer)
+        if extras is not None:
+            x = _add_extra(s, c, x, i, s.columns(extras, i * extra, extra), mlp.activation)
+        x = s.scale(x, f"model.layers.{i}.layer_scalar")
+    cap = gemma2.read_cap(read, "final_logit_softcapping")
+    s.logits(s.norm(x, "model.norm.weight", c.eps), "lm_head.weight", c.vocab, c.tied, softcap=cap)
+    return replace(c.model("gemma4_text", s.finish()), unused=_unused(layers))
+
+
+def _unused(layers: Sequence[Layer]) -> tuple[str, ...]:
+    """Published checkpoints have keys and values of layers that read another's."""
+    reading = [i for i, layer in enumerate(layers) if layer.cache is not None]
+    return tuple(
+        f"model.layers.{i}.self_attn.{name}.weight"
+        for i in reading
+        for name in ("k_proj", "v_proj", "k_norm")
+    )
+
+
+def _layer(s: StepBuilder, c: Decoder, x: Value, i: int, layer: Layer) -> Value:
+    """The two blocks, with norms around each."""
+    at = [f"model.layers.{i}.{name}.weight" for name in (*gemma2.Norms.attention, *gemma2.Norms.mlp)]
+    h = attention(s, s.norm(x, at[0], c.eps), i, layer.attention, c.hidden, cache=layer.cache)
+    x = s.add(x, s.norm(h, at[1], c.eps))
+    h = gated_mlp(s, s.norm(x, at[2], c.eps), i, layer.mlp, c.hidden)
+    return s.add(x, s.norm(h, at[3], c.eps))
+
+
+def _extras(s: StepBuilder, read: ConfigReader, c: Decoder, x: Value, width: int) -> Value:
+    """Of every layer its own embedding, side by side: [M, layers·width], half the token's and half of `x`.
+
+    The projection's factor 1/√hidden goes into the epsilon of the norm that follows it.
+    """
+    wide = c.layers * width
+    scale = gemma2.embedding_scale(read, width)
+    own = s.embed("model.embed_tokens_per_layer.weight", c.vocab, wide, scale, "embed_per_layer")
+    piece = Piece("model.per_layer_model_projection.weight", wide)
+    projected = s.linear(x, "per_layer_model_projection", (piece,))
+    normed = s.norm(projected, "model.per_layer_projection_norm.weight", c.eps * c.hidden, groups=c.layers)
+    return s.add(normed, own, 0.5**0.5)
+
+
+def _add_extra(s: StepBuilder, c: Decoder, x: Value, i: int, extra: Value, activation: Activation) -> Value:
+    """X + norm(projection(activation(gate(x)) · the layer's own embedding))."""
+    at, name = f"model.layers.{i}", f"layers.{i}"
+    gate = s.linear(
+        x, f"{name}.per_layer_input_gate", (Piece(f"{at}.per_layer_input_gate.weight", extra.width),)
+    )
+    mixed = s.mul(s.act(gate, activation), extra)
+    h = s.linear(
+        mixed, f"{name}.per_layer_projection", (Piece(f"{at}.per_layer_projection.weight", c.hidden),)
+    )
+    return s.add(x, s.norm(h, f"{at}.post_per_layer_input_norm.weight", c.eps))
+
+
+def _layers(s: StepBuilder, read: ConfigReader, c: Decoder, mlp: Mlp) -> list[Layer]:
+    """What each layer is like. Caches have the numbers of the layers that own them."""
+    types = _types(read, c.layers)
+    shared = read.size("num_kv_shared_layers", 0, most=c.layers, least=0)
+    own = types[: c.layers - shared]
+    if set(own) != set(types):
+        read.refuse(
+            "num_kv_shared_layers", "so few that each kind of layer has one with keys and values of its own"
+        )
+    wide = Mlp(mlp.inner * 2, mlp.activation) if read.flag("use_double_wide_mlp") else mlp
+    layers = []
+    for i, kind in enumerate(types):
+        before = None if i < len(own) else len(own) - 1 - own[::-1].index(kind)
+        attend = _attention(s, read, c, kind, _sizes(read, c, i, kind))
+        layers.append(Layer(attend, mlp if before is None else wide, before))
+    return layers
+
+
+def _attention(s: StepBuilder, read: ConfigReader, c: Decoder, kind: str, sizes: ConfigReader) -> Attention:
+    """Of a layer of a kind."""
+    head_dim = sizes.size("head_dim", c.head_dim, *reversed(HEAD_DIMS))
+    rotation = read_rope(read, head_dim, c.context, layer_type=kind)
+    local, bias = kind == "sliding_attention", read.flag("attention_bias")
+    return Attention(
+        c.heads, sizes.size("num_key_value_heads", c.kv_heads), head_dim,
+        s.rope("local" if local else "global", rotation.rope), order_of(rotation, head_dim), scale=1.0,
+        window=read.size("sliding_window", most=MAX_CONTEXT) if local else None, qkv_bias=bias, o_bias=bias,
+        q_norm="q_norm", k_norm="k_norm", norm_eps=c.eps, v_norm=c.eps,
+    )  # fmt: skip
+
+
+def _types(read: ConfigReader, layers: int) -> list[str]:
+    """The kind of each layer; the last has no window, whatever is said."""
+    listed = ["sliding_attention" if (i + 1) % PATTERN else "full_attention" for i in range(layers)]
+    return [*read.choices("layer_types", LAYER_TYPES, listed)[:-1], "full_attention"]
+
+
+def _sizes(read: ConfigReader, c: Decoder, layer: int, kind: str) -> ConfigReader:
+    """What is said of a layer: in `per_layer_config` (transformers), or by `global_head_dim` (as published)."""
+    if not read.given("per_layer_config"):
+        size = read.size("global_head_dim", None, *reversed(HEAD_DIMS))
+        return read.empty().filled({"head_dim": size} if kind == "full_attention" else {})
+    listed = read.section("per_layer_config")
+    if other := set(listed.names()) - {str(i) for i in range(c.layers)}:
+        listed.refuse(min(other), f"layers from 0 to {c.layers - 1} only")
+    if not listed.given(str(layer)):
+        return listed.empty()
+    sizes = listed.section(str(layer))
+    if unknown := set(sizes.names()) - {"head_dim", "num_key_value_heads"}:
+        sizes.refuse(min(unknown), "head_dim and num_key_value_heads only: nothing else can differ by layer")
+    return sizes
+
+
+def _extra_width(read: ConfigReader, c: Decoder) -> int:
+    """Values that each layer's own embedding has, 0: there is none."""
+    width, rows = read.size("hidden_size_per_layer_input", 0, least=0), read.size("vocab_size_per_layer_input")
+    if width and rows != c.vocab:
+        read.refuse("vocab_size_per_layer_input", f"vocab_size, which is {c.vocab:,}")
+    return width
+
+
+def _refuse(read: ConfigReader) -> None:
+    """What larger models and encoders of this family have beside."""
+    for key, what in (
+        ("enable_moe_block", "experts are not supported"),
+        ("attention_k_eq_v", "keys that are values, too, are not supported"),
+    ):
+        if read.flag(key):
+            read.refuse(key, f"false: {what}")
+    for key in ("num_experts", "top_k_experts", "moe_intermediate_size", "num_global_key_value_heads"):
+        read.given(key)  # without the two above, nothing reads them
+    read.choice(
+        "use_bidirectional_attention", ("vision",), "vision"
+    )  # images are not supported, text is causal

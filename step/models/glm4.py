@@ -1,0 +1,28 @@
+"""GLM-4-0414 (2025): norms around each block as in Gemma 2; neighbouring pairs rotate, in half of each head."""
+
+from __future__ import annotations
+
+from nearfar.step.builder import StepBuilder
+from nearfar.step.config import ConfigReader
+from nearfar.step.decoder import Attention, Mlp, order_of, read_activation, read_decoder
+from nearfar.step.model import Model
+from nearfar.step.models.gemma2 import Norms, sandwich
+from nearfar.step.rope import read_rope
+
+NORMS = Norms(
+    ("input_layernorm", "post_self_attn_layernorm"), ("post_attention_layernorm", "post_mlp_layernorm")
+)
+DEFAULTS = {"head_dim": 128, "rms_norm_eps": 1.5625e-07, "attention_bias": True}
+
+
+def model(read: ConfigReader, context: int | None = None) -> Model:
+    """The model of a config.json."""
+    read = read.filled(DEFAULTS)
+    c = read_decoder(read, context)
+    rotation = read_rope(read, c.head_dim, c.context, partial=0.5)
+    order = order_of(rotation, c.head_dim, interleaved=True)
+    attend = Attention(c.heads, c.kv_heads, c.head_dim, "rope", order, qkv_bias=read.flag("attention_bias"))
+    mlp = Mlp(c.inner, read_activation(read), names=("gate_up_proj",))
+    s = StepBuilder()
+    s.rope("rope", rotation.rope)
+    return sandwich(s, c, "glm4", [attend] * c.layers, mlp, NORMS)

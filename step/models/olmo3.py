@@ -1,0 +1,39 @@
+"""OLMo 3 (2025): OLMo 2 of which three layers in four attend to a window; yarn stretches the others only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nearfar.step.builder import StepBuilder
+from nearfar.step.config import ConfigReader
+from nearfar.step.decoder import Attention, Mlp, order_of, read_activation, read_decoder, read_windows
+from nearfar.step.model import Model
+from nearfar.step.models.gemma3_text import local_rope
+from nearfar.step.models.olmo2 import EPS, post_norm
+from nearfar.step.rope import read_rope
+
+BASE = 500000.0
+WINDOW = 4096
+
+
+def model(read: ConfigReader, context: int | None = None) -> Model:
+    """The model of a config.json."""
+    read = read.filled({"sliding_window": WINDOW})
+    c = read_decoder(read, context, eps=EPS)
+    tables = {
+        "local": local_rope(read, c, "rope_theta", BASE),
+        "global": read_rope(read, c.head_dim, c.context, layer_type="full_attention", theta=BASE),
+    }
+    bias = read.flag("attention_bias")
+    attend = Attention(
+        c.heads, c.kv_heads, c.head_dim, qkv_bias=bias, o_bias=bias, q_norm="q_norm", k_norm="k_norm",
+        norm_eps=c.eps, norm_all=True,
+    )  # fmt: skip
+    types = ["sliding_attention" if (i + 1) % 4 else "full_attention" for i in range(c.layers)]
+    s = StepBuilder()
+    layers = []
+    for window in read_windows(read, c.layers, types):
+        name = "global" if window is None else "local"
+        table = s.rope(name, tables[name].rope)
+        layers.append(replace(attend, rope=table, order=order_of(tables[name], c.head_dim), window=window))
+    return post_norm(s, c, "olmo3", layers, Mlp(c.inner, read_activation(read)))

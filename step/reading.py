@@ -1,0 +1,95 @@
+"""From config.json to a model: which file reads it, and under which names a checkpoint has its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nearfar.errors import CheckpointError
+from nearfar.step.config import ConfigReader
+from nearfar.step.model import Model
+from nearfar.step.models import architecture
+from nearfar.step.params import Param
+
+NESTED: Mapping[str, str] = {"mistral3": "mistral", "gemma3": "gemma3_text", "gemma4": "gemma4_text"}
+"""Model types whose config has a text model in `text_config`, and of which type that is where it does not say.
+
+Only those are here whose text model computes within the whole as it does alone.
+"""
+
+SPELLINGS = (("language_model.model.", "language_model.lm_head."), ("model.language_model.", "lm_head."))
+"""What stands for "model." and "lm_head." in such checkpoints: as they are published, and as classes have them."""
+
+OTHER_PARTS = (
+    "vision_tower.", "vision_model.", "multi_modal_projector.", "audio_tower.", "embed_vision.", "embed_audio.",
+)  # fmt: skip
+"""How tensors begin that are not of the text model, with or without "model." in front."""
+
+AROUND = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype")
+"""Keys beside `text_config` that hold for the text model, where it does not say."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A model, what read its config, and the tensors of the checkpoint that belong to other parts than text."""
+
+    model: Model
+    model_type: str
+    config: ConfigReader
+    skipped: tuple[str, ...] = ()
+
+
+def read_model(config: Mapping[str, Any], tensors: Collection[str] = (), context: int | None = None) -> Reading:
+    """The model of a config.json, with no more than `context` positions; CheckpointError where it is unsupported.
+
+    `tensors`: names in the checkpoint, by which a text model that is a part of something larger is found.
+    """
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in NESTED:
+        read = ConfigReader(config)
+        return Reading(architecture(config).model(read, context), str(model_type), read)
+    inner = _text_config(config, NESTED[model_type], tensors)
+    read = ConfigReader(inner, within="text_config.")
+    model = architecture(inner, "text_config.").model(read, context)
+    skipped = tuple(name for name in tensors if name.removeprefix("model.").startswith(OTHER_PARTS))
+    return Reading(_renamed(model, _spelling(tensors)), inner["model_type"], read, skipped)
+
+
+def _text_config(config: Mapping[str, Any], default: str, tensors: Collection[str]) -> dict[str, Any]:
+    """`text_config` with what the whole says for it: the end tokens, and whether the head is the embedding."""
+    given = config.get("text_config")
+    if not isinstance(given, Mapping):
+        raise CheckpointError(f"config.json: text_config is {type(given).__name__}; expected an object")
+    around = {key: config[key] for key in AROUND if config.get(key) is not None}
+    inner = {**around, **{key: value for key, value in given.items() if key not in around or value is not None}}
+    tied = config.get("tie_word_embeddings")
+    if tied is None:
+        tied = not any("lm_head." in name for name in tensors)
+    return {**inner, "model_type": inner.get("model_type") or default, "tie_word_embeddings": tied}
+
+
+def _spelling(tensors: Collection[str]) -> Callable[[str], str]:
+    """From the names that a model file uses to those in the checkpoint."""
+    found = [pair for pair in SPELLINGS if any(name.startswith(pair[0]) for name in tensors)]
+    if tensors and not found:
+        starts = " or ".join(f"{start}*" for start, _ in SPELLINGS)
+        raise CheckpointError(f"the checkpoint has no tensors {starts}: its text model was not found")
+    inside, head = found[0] if found else SPELLINGS[0]
+
+    def name(tensor: str) -> str:
+        if tensor.startswith("lm_head."):
+            return head + tensor.removeprefix("lm_head.")
+        return inside + tensor.removeprefix("model.")
+
+    return name
+
+
+def _renamed(model: Model, name: Callable[[str], str]) -> Model:
+    """With its parameters made of tensors of other names."""
+
+    def renamed(param: Param) -> Param:
+        return replace(param, pieces=tuple(replace(p, tensor=name(p.tensor)) for p in param.pieces))
+
+    step = replace(model.step, params=tuple(map(renamed, model.step.params)))
+    return replace(model, step=step, unused=tuple(map(name, model.unused)))

@@ -1,0 +1,247 @@
+"""Rotary position embeddings (Su et al., 2021) as tables of frequencies, with every way of stretching them folded in.
+
+The formulas are those of transformers' `modeling_rope_utils`, computed in float32 as there, so that angles agree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.step.config import MAX_CONTEXT, ConfigReader
+
+THETA = (1.0, 1e15)
+FACTOR = (1e-6, 1e6)
+BETA = (1e-6, 1e6)
+
+Frequencies = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Rope:
+    """A table: pair i of a head turns by position · inv_freq[i], and cosine and sine are multiplied by `scale`.
+
+    `inv_freq` has head_dim/2 float32 values. Where it is 0 the pair is not rotated, nor scaled.
+    """
+
+    inv_freq: tuple[float, ...]
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """A table as a model file needs it: `rotary` of a head's values turn."""
+
+    rope: Rope
+    rotary: int
+
+
+Keys = Mapping[str, tuple[str, ...]]
+KEYS: Keys = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": (
+        "factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate",
+        "original_max_position_embeddings",
+    ),
+    "longrope": ("factor", "attention_factor", "short_factor", "long_factor", "original_max_position_embeddings"),
+    "su": ("factor", "attention_factor", "short_factor", "long_factor", "original_max_position_embeddings"),
+    "dynamic": ("alpha", "factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+    "proportional": ("factor",),
+}  # fmt: skip
+"""What each type of rope can say, besides theta and partial_rotary_factor. "su" is longrope's name in early Phi-3s."""
+
+COMMON = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
+"""The types that mean the same in every architecture."""
+
+
+def frequencies(theta: float, rotary: int) -> Frequencies:
+    """float32 [rotary/2]: theta^(−2i/rotary)."""
+    exponent = np.arange(0, rotary, 2, dtype=np.float32) / np.float32(rotary)
+    return np.asarray(1.0 / np.power(np.float32(theta), exponent), np.float32)
+
+
+def padded(freq: Frequencies, head_dim: int, scale: float = 1.0) -> Rope:
+    """A table for whole heads: what is not rotated has frequency 0."""
+    values = [float(value) for value in freq] + [0.0] * (head_dim // 2 - len(freq))
+    return Rope(tuple(values), scale)
+
+
+def read_rope(
+    read: ConfigReader, head_dim: int, context: int, *, layer_type: str | None = None, kinds: Sequence[str] = COMMON,
+    theta: float = 10000.0, partial: float = 1.0, original: int | None = None, beside: Sequence[str] = (),
+) -> Rotation:  # fmt: skip
+    """The table that a config asks for: `rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling`.
+
+    `layer_type`: which table, where rope_parameters has one for each type of layer. `context`: positions that the
+    artifact will have. `kinds`: what the architecture knows. `theta`, `partial`, `original` (positions before they
+    were stretched): where the config does not say. `beside`: keys that stand there for another reason.
+    """
+
+    def table(section: ConfigReader) -> Rotation:
+        return _read(section, read, head_dim, context, kinds, theta, partial, original, beside)
+
+    found = [table(section) for section in rope_sections(read, layer_type)]
+    if any(other != found[0] for other in found):
+        raise read.error(
+            "rope_parameters and rope_scaling say different things; leave only the one that is right"
+        )
+    return found[0] if found else table(read.empty())
+
+
+def rope_sections(read: ConfigReader, layer_type: str | None = None) -> list[ConfigReader]:
+    """What a config says of rotations: none, one object, or two that have to agree."""
+    return [
+        _inner(read.section(key), layer_type)
+        for key in ("rope_parameters", "rope_scaling")
+        if read.given(key)
+    ]
+
+
+def _inner(section: ConfigReader, layer_type: str | None) -> ConfigReader:
+    """The parameters of a type of layer, where they are given by type."""
+    if layer_type is None or not section.given(layer_type):
+        return section
+    return section.section(layer_type)
+
+
+def _read(
+    read: ConfigReader, top: ConfigReader, head_dim: int, context: int, kinds: Sequence[str], theta: float, partial: float,
+    original: int | None, beside: Sequence[str],
+) -> Rotation:  # fmt: skip
+    kind = read.choice("rope_type", kinds, read.choice("type", kinds, "default"))
+    if read.choice("type", kinds, kind) != kind:
+        read.refuse("type", f"{kind}, as rope_type says")
+    _check_neutral(read)
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *KEYS[kind], *NEUTRAL, *beside}
+    if unknown := [key for key in read.names() if read.given(key) and key not in known]:
+        read.refuse(
+            unknown[0], f"nothing: rope of type {kind} is computed without it, so it is not supported"
+        )
+    base = _first(read, top, "rope_theta").number("rope_theta", theta, *THETA)
+    part = _first(read, top, "partial_rotary_factor").number("partial_rotary_factor", partial, 1e-3, 1.0)
+    rotary = int(head_dim * part)
+    if kind == "proportional":
+        return Rotation(_proportional(read, base, head_dim, part), head_dim)
+    if rotary < 2 or rotary % 2:
+        read.refuse("partial_rotary_factor", f"a part of head_dim {head_dim} that is even, not {rotary}")
+    if kind == "dynamic":
+        return Rotation(padded(frequencies(_alpha(read, base, rotary), rotary), head_dim), rotary)
+    freq = frequencies(base, rotary)
+    if kind == "default":
+        return Rotation(padded(freq, head_dim), rotary)
+    if kind == "linear":
+        factor = np.float32(read.number("factor", None, *FACTOR))
+        return Rotation(padded(np.asarray(freq / factor, np.float32), head_dim), rotary)
+    stated = top.size("max_position_embeddings", context, MAX_CONTEXT)
+    original = original_context(read, top, original or stated)
+    if kind == "llama3":
+        return Rotation(padded(_llama3(read, freq, original), head_dim), rotary)
+    if kind == "yarn":
+        scaled, scale = _yarn(read, base, rotary, original, stated)
+    else:
+        scaled, scale = _longrope(read, base, rotary, original, stated, context)
+    return Rotation(padded(scaled, head_dim, scale), rotary)
+
+
+NEUTRAL: Mapping[str, object] = {"rope_traditional": False, "rope_interleaved": False}
+"""Keys that other readers honour, with the value that says what is computed here."""
+
+
+def _check_neutral(read: ConfigReader) -> None:
+    for key, neutral in NEUTRAL.items():
+        if read.given(key) and read.flag(key) is not neutral:
+            read.refuse(key, "false: nothing else is supported")
+
+
+def original_context(read: ConfigReader, top: ConfigReader, default: int) -> int:
+    """Positions that the model was trained for before its rope was stretched; what the config itself says comes first."""
+    key = "original_max_position_embeddings"
+    return _first(top, read, key).size(key, default, MAX_CONTEXT)
+
+
+def _alpha(read: ConfigReader, theta: float, rotary: int) -> float:
+    """Hunyuan's "dynamic": theta is stretched by a constant, whatever the length; the other keys say nothing."""
+    if not read.given("alpha"):
+        read.refuse("alpha", "a number: without it, frequencies would depend on the length of each prompt")
+    return float(theta * read.number("alpha", None, 1.0, FACTOR[1]) ** (rotary / (rotary - 2)))
+
+
+def _first(one: ConfigReader, other: ConfigReader, key: str) -> ConfigReader:
+    return one if one.given(key) else other
+
+
+def _proportional(read: ConfigReader, theta: float, head_dim: int, part: float) -> Rope:
+    """Gemma 4: the frequencies of the whole head, of which only the first part turn."""
+    turning = int(part * head_dim // 2)
+    exponent = np.arange(0, 2 * turning, 2, dtype=np.float32) / np.float32(head_dim)
+    freq = 1.0 / np.power(np.float32(theta), exponent) / np.float32(read.number("factor", 1.0, *FACTOR))
+    return padded(np.asarray(freq, np.float32), head_dim)
+
+
+def _llama3(read: ConfigReader, freq: Frequencies, original: int) -> Frequencies:
+    """Llama 3.1: long wavelengths are slowed by `factor`, short ones kept, those between blended."""
+    factor = read.number("factor", None, *FACTOR)
+    slow, fast = (read.number(f"{end}_freq_factor", None, 1e-3, FACTOR[1]) for end in ("low", "high"))
+    if slow >= fast:
+        read.refuse("high_freq_factor", f"more than low_freq_factor, which is {slow:g}")
+    wavelength = 2 * math.pi / freq
+    smooth = (original / wavelength - slow) / (fast - slow)
+    blended = (1 - smooth) * freq / factor + smooth * freq
+    scaled = np.where(
+        wavelength > original / slow, freq / factor, np.where(wavelength < original / fast, freq, blended)
+    )
+    return np.asarray(scaled, np.float32)
+
+
+def _yarn(
+    read: ConfigReader, theta: float, rotary: int, original: int, stated: int
+) -> tuple[Frequencies, float]:
+    """Peng et al., "YaRN" (2023): slow pairs interpolated, fast ones kept, a ramp between; attention is sharpened."""
+    factor = read.number("factor", stated / original, *FACTOR)
+    fast, slow = read.number("beta_fast", 32.0, *BETA), read.number("beta_slow", 1.0, *BETA)
+
+    def sharpened(mscale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+    if read.given("attention_factor"):
+        scale = read.number("attention_factor", None, *FACTOR)
+    else:
+        parts = [read.number(key, 0.0, 0.0, 1e3) for key in ("mscale", "mscale_all_dim")]
+        scale = sharpened(parts[0]) / sharpened(parts[1]) if all(parts) else sharpened(1.0)
+
+    def dimension(rotations: float) -> float:
+        return (rotary * math.log(original / (rotations * 2 * math.pi))) / (2 * math.log(theta))
+
+    low, high = dimension(fast), dimension(slow)
+    if read.flag("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rotary - 1)
+    span = high - low if high != low else 0.001
+    ramp = np.clip((np.arange(rotary // 2, dtype=np.float32) - np.float32(low)) / np.float32(span), 0, 1)
+    exponent = np.arange(0, rotary, 2, dtype=np.float32) / np.float32(rotary)
+    wide = np.power(np.float32(theta), exponent)
+    keep = (1 - ramp).astype(np.float32)
+    freq = (1.0 / (np.float32(factor) * wide)) * (1 - keep) + (1.0 / wide) * keep
+    return np.asarray(freq, np.float32), scale
+
+
+def _longrope(
+    read: ConfigReader, theta: float, rotary: int, original: int, stated: int, context: int
+) -> tuple[Frequencies, float]:
+    """Ding et al., "LongRoPE" (2024): a factor for each pair, one set within the original context and one beyond.
+
+    An artifact has one table, chosen by its context length: the long set where it is longer than the original.
+    """
+    factor = read.number("factor", stated / original, *FACTOR)
+    scale = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    scale = read.number("attention_factor", scale, *FACTOR)
+    sets = {key: read.numbers(key, rotary // 2, *FACTOR) for key in ("short_factor", "long_factor")}
+    chosen = np.array(sets["long_factor" if context > original else "short_factor"], np.float32)
+    exponent = np.arange(0, rotary, 2, dtype=np.float32) / np.float32(rotary)
+    return np.asarray(1.0 / (chosen * np.power(np.float32(theta), exponent)), np.float32), scale

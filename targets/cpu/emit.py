@@ -1,0 +1,46 @@
+"""The CPU's shared library and plans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nearfar.build.program.compile import Program
+from nearfar.format import manifest
+from nearfar.format.manifest import Param, Requires
+from nearfar.targets.cpu.codegen import compile_library
+from nearfar.targets.emit import EmitContext, module_of, plan_file, sha256_of, write_plans
+
+
+def emit(program: Program, context: EmitContext) -> manifest.Program:
+    """Write them; the program's record in the manifest."""
+    library = f"kernels/{program.name}/model.so"
+    (context.root / library).parent.mkdir(parents=True, exist_ok=True)
+    required = compile_library(module_of(program), context.root / library, context.cpu_features)
+    launches = {
+        plan_file(program, plan): [{"kernel": la.kernel, "args": list(la.args)} for la in plan.launches]
+        for plan in program.plans
+    }
+    return manifest.Program(
+        name=program.name,
+        activations=program.dtypes.activations,
+        kv_dtype=program.dtypes.kv,
+        requires=Requires(tuple(required.flags), {}, required.architecture),
+        workspace=tuple(program.workspace),
+        kernels={
+            name: manifest.Kernel(params=_params(func, context, program, name)) for name, func in program.kernels.items()
+        },
+        functions=write_plans(context.root, program, launches),
+        library=library,
+        library_sha256=sha256_of(context.root / library),
+    )
+
+
+def _params(func: Any, context: EmitContext, program: Program, kernel: str) -> tuple[Param, ...]:
+    """Dtype and shape of each parameter; symbolic extents take the name that the buffer has in the manifest."""
+    launch = next(la for plan in program.plans for la in plan.launches if la.kernel == kernel)
+    out: list[Param] = []
+    for param, arg in zip(func.params, launch.args, strict=True):
+        shape = [int(d) if isinstance(d, int) or hasattr(d, "value") else None for d in param.shape]
+        known = context.buffers[arg.split(":", 1)[1]].shape if None in shape else tuple(d for d in shape if d is not None)
+        out.append(Param(str(param.dtype), known))
+    return tuple(out)

@@ -1,0 +1,9 @@
+"""The cpu target."""
+
+from __future__ import annotations
+
+from nearfar.targets.cpu import KERNELS
+from nearfar.targets.cpu.emit import emit
+from nearfar.targets.planned import PlannedTarget
+
+TARGET = PlannedTarget("cpu", KERNELS, {"kind": "llvm"}, emit)

@@ -1,0 +1,62 @@
+"""Programs of shaders: their files, their plans with grids, what they need of a device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nearfar.build.program.compile import Program
+from nearfar.errors import BuildError
+from nearfar.format import manifest
+from nearfar.format.consistency import DTYPE_BYTES
+from nearfar.format.manifest import Kernel, Requires
+from nearfar.targets.emit import EmitContext, plan_file, sha256_of, write_plans
+
+
+def shader_record(
+    context: EmitContext, program: Program, name: str, suffix: str, code: bytes, made: Any, workgroup: Sequence[int] = ()
+) -> Kernel:
+    """Write a kernel's file; its record in the manifest."""
+    file = f"kernels/{program.name}/{name}{suffix}"
+    path = context.root / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(code)
+    return Kernel(file, made.entry, tuple(made.access), sha256_of(path), workgroup=tuple(workgroup))
+
+
+def gpu_program(
+    program: Program, context: EmitContext, kernels: dict[str, Kernel], made: Mapping[str, Any], requires: Requires
+) -> manifest.Program:
+    """The manifest's entry of a program of shaders; writes its plans."""
+    launches: dict[str, list[dict[str, Any]]] = {}
+    for plan in program.plans:
+        launches[plan_file(program, plan)] = [_launch(la.kernel, la.args, made[la.kernel]) for la in plan.launches]
+    return manifest.Program(
+        name=program.name,
+        activations=program.dtypes.activations,
+        kv_dtype=program.dtypes.kv,
+        requires=requires,
+        workspace=tuple(program.workspace),
+        kernels=kernels,
+        functions=write_plans(context.root, program, launches),
+    )
+
+
+def _launch(kernel: str, args: Sequence[str], made: Any) -> dict[str, Any]:
+    """One launch. Shaders take it that no buffer that they write is bound twice: WebGPU demands it, our SPIR-V declares it."""
+    bound = [args[i] for i in made.params]
+    for arg, access in zip(bound, made.access, strict=True):
+        if access == "read_write" and bound.count(arg) > 1:
+            raise BuildError(f"kernel {kernel} writes {arg}, which is bound to it twice")
+    return {"kernel": kernel, "grid": list(made.grid), "args": bound}
+
+
+def largest_buffer(program: Program, context: EmitContext) -> int:
+    """Bytes of the largest buffer of fixed size (the cache's own need depends on its budget)."""
+    sizes = [tensor.bytes for tensor in context.weights.values()] + program.workspace
+    for buffer in context.buffers.values():
+        extents = [extent for extent in buffer.shape if isinstance(extent, int)]
+        if len(extents) == len(buffer.shape):
+            sizes.append(DTYPE_BYTES[buffer.dtype] * math.prod(extents))
+    return max(sizes)

@@ -1,0 +1,34 @@
+"""SPIR-V modules and plans."""
+
+from __future__ import annotations
+
+import math
+
+from nearfar.build.program.compile import Program
+from nearfar.format import manifest
+from nearfar.format.manifest import Requires
+from nearfar.targets.emit import EmitContext, module_of
+from nearfar.targets.gpu.emit import gpu_program, largest_buffer, shader_record
+from nearfar.targets.vulkan.codegen import modules
+
+
+def emit(program: Program, context: EmitContext) -> manifest.Program:
+    """SPIR-V modules and plans; arguments in the order of the descriptor set's bindings."""
+    made = modules(module_of(program))
+    kernels = {
+        name: shader_record(context, program, name, ".spv", made[name].code, made[name], made[name].workgroup)
+        for name in program.kernels
+    }
+    limits = {
+        "maxPerStageDescriptorStorageBuffers": max(len(module.access) for module in made.values()),
+        "maxStorageBufferRange": largest_buffer(program, context),
+        "maxComputeWorkGroupInvocations": max(math.prod(module.workgroup) for module in made.values()),
+        "maxComputeSharedMemorySize": max(module.shared_bytes for module in made.values()),
+    }
+    for axis, letter in enumerate("XYZ"):
+        limits[f"maxComputeWorkGroupSize{letter}"] = max(module.workgroup[axis] for module in made.values())
+    subgroup = max(module.subgroup_size for module in made.values())
+    if subgroup:
+        limits["subgroupSize"] = subgroup
+    features = sorted({feature for module in made.values() for feature in module.features})
+    return gpu_program(program, context, kernels, made, Requires(tuple(features), limits))

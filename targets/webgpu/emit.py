@@ -1,0 +1,33 @@
+"""WGSL shaders and plans."""
+
+from __future__ import annotations
+
+import math
+
+from nearfar.build.program.compile import Program
+from nearfar.format import manifest
+from nearfar.format.manifest import Requires
+from nearfar.targets.emit import EmitContext, module_of
+from nearfar.targets.gpu.emit import gpu_program, largest_buffer, shader_record
+from nearfar.targets.webgpu.codegen import shaders
+
+
+def emit(program: Program, context: EmitContext) -> manifest.Program:
+    """WGSL shaders and plans; arguments in the order of the shader's bindings."""
+    half = program.dtypes.activations == "float16"
+    made = shaders(module_of(program), "f16" if half else "f32")
+    kernels = {
+        name: shader_record(context, program, name, ".wgsl", made[name].source.encode(), made[name])
+        for name in program.kernels
+    }
+    largest = largest_buffer(program, context)
+    limits = {
+        "maxStorageBuffersPerShaderStage": max(len(shader.access) for shader in made.values()),
+        "maxStorageBufferBindingSize": largest,
+        "maxBufferSize": largest,
+        "maxComputeInvocationsPerWorkgroup": max(math.prod(shader.workgroup) for shader in made.values()),
+        "maxComputeWorkgroupSizeX": max(shader.workgroup[0] for shader in made.values()),
+        "maxComputeWorkgroupStorageSize": max(shader.shared_bytes for shader in made.values()),
+    }
+    features = ["shader-f16"] if half else []
+    return gpu_program(program, context, kernels, made, Requires(tuple(features), limits))

@@ -1,0 +1,9 @@
+"""The webgpu target."""
+
+from __future__ import annotations
+
+from nearfar.targets.planned import PlannedTarget
+from nearfar.targets.webgpu import KERNELS
+from nearfar.targets.webgpu.emit import emit
+
+TARGET = PlannedTarget("webgpu", KERNELS, {"kind": "webgpu", "host": "llvm"}, emit)

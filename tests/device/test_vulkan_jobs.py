@@ -1,0 +1,85 @@
+"""The kernels of the GPU targets as SPIR-V against NumPy, on a Vulkan device; the same jobs as test_webgpu_kernels.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from nearfar.targets.jobs import Attend, Embed, GraphJob, Linear, RopeAppend
+from nearfar.targets.kernels import Precision
+from nearfar.targets.vulkan import KERNELS
+from tests.support import gpu_jobs, vulkan_run
+
+
+def check(job: GraphJob, precision: Precision) -> None:
+    gpu_jobs.check(KERNELS, vulkan_run.run_program, precision, job)
+
+
+SCHEMES = (
+    "q2g16",
+    "q3g16",
+    "q3g64",
+    "q4g16",
+    "q4g64",
+    "q5g16",
+    "q5g128",
+    "q6g16",
+    "q6g32",
+    "q8g64",
+    "q8g128",
+)
+MATRICES = {"f32odd": gpu_jobs.MATRICES["f32odd"], "f16odd": gpu_jobs.MATRICES["f16odd"]}
+MATRICES |= {name: gpu_jobs.SCHEMES[name] for name in SCHEMES}
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_matrices(name: str) -> None:
+    matrix = MATRICES[name]
+    check(Linear(1, matrix, "float32", "float32"), "f32")
+    check(Linear(16, matrix, "float16", "float16"), "f16")
+    check(Embed(4, matrix, 3.0), "f32")
+
+
+@pytest.mark.parametrize("variant", gpu_jobs.LINEARS)
+def test_linear_variants(variant: str) -> None:
+    for m, precision in ((1, "f16"), (4, "f32"), (64, "f32")):
+        check(gpu_jobs.linears("float32" if precision == "f32" else "float16")[variant](m), precision)
+
+
+@pytest.mark.parametrize("gate", [None, "silu", "gelu_tanh", "gelu_erf", "relu2"])
+@pytest.mark.parametrize("m", [1, 64])
+def test_float16_stores_saturate(m: int, gate: gpu_jobs.Activation | None) -> None:
+    gpu_jobs.check_saturation(KERNELS, vulkan_run.run_program, m, gate)
+
+
+def test_activations_and_softcap() -> None:
+    gpu_jobs.check_functions(KERNELS, vulkan_run.run_program)
+
+
+@pytest.mark.parametrize("name", gpu_jobs.NORMS)
+def test_norm(name: str) -> None:
+    check(gpu_jobs.NORMS[name], "f32")
+
+
+@pytest.mark.parametrize("shape", gpu_jobs.SHAPES, ids=str)
+def test_head_sizes(shape: tuple[int, int, int, int]) -> None:
+    check(gpu_jobs.paged(Attend, shape, "float32"), "f32")
+    check(gpu_jobs.paged(RopeAppend, shape, "float16", norm_eps=1e-6), "f16")
+
+
+@pytest.mark.parametrize("flags", gpu_jobs.ATTENDS)
+def test_attention_flags(flags: str) -> None:
+    """Pages that no row sees are not there: lavapipe would fault."""
+    check(gpu_jobs.paged(Attend, (1, 8, 4, 8), "float32", **gpu_jobs.ATTENDS[flags]), "f32")
+    check(gpu_jobs.paged(Attend, (16, 9, 3, 80), "float16", **gpu_jobs.ATTENDS[flags]), "f16")
+
+
+@pytest.mark.parametrize("m", [1, 16])
+def test_attention_of_32768_positions(m: int) -> None:
+    check(gpu_jobs.long_attention(m, "float32"), "f32")
+    check(gpu_jobs.long_attention(m, "float32", **gpu_jobs.ATTENDS["all"]), "f32")
+
+
+@pytest.mark.parametrize("flags", gpu_jobs.ROPES)
+def test_rope_append_flags(flags: str) -> None:
+    check(gpu_jobs.paged(RopeAppend, (4, 9, 3, 64), "float32", **gpu_jobs.ROPES[flags]), "f32")
+    check(gpu_jobs.paged(RopeAppend, (16, 40, 2, 24), "float16", **gpu_jobs.ROPES[flags]), "f16")

@@ -1,0 +1,297 @@
+"""Tiny random checkpoints of every architecture, made by transformers' own classes, with shapes that are odd.
+
+A family is a line in a table: model_type, a name for the case, and what its config says. What is here is tested
+everywhere that is parametrized by `CASES`; no test names an architecture.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.support import tiny
+
+VOCAB = 261  # of the byte tokenizer
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tiny config. `window`: the shortest of its windows, so that prompts can be longer; `context` for the build."""
+
+    model_type: str
+    name: str
+    config: Mapping[str, Any] = field(hash=False)
+    window: int | None = None
+    context: int | None = None
+    prompts: tuple[int, ...] = (9, 45)
+    """Tokens in a prompt: below and beyond every window (and what a stretched rope was trained for)."""
+
+    def __str__(self) -> str:
+        return f"{self.model_type}-{self.name}"
+
+
+OWN = object()
+
+BASE: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 100, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 160, "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False, "bos_token_id": 256, "eos_token_id": 257, "pad_token_id": 0,
+}  # fmt: skip
+
+
+def case(
+    model_type: str,
+    name: str,
+    *,
+    context: int | None = None,
+    prompts: tuple[int, ...] = (9, 45),
+    **config: Any,
+) -> Case:
+    """BASE with what is said; a key that is OWN is left to the class."""
+    merged = {key: value for key, value in {**BASE, **config}.items() if value is not OWN}
+    windows = [merged[key] for key in ("sliding_window",) if isinstance(merged.get(key), int)]
+    return Case(model_type, name, merged, min(windows, default=None), context, prompts)
+
+
+def inside(model_type: str, inner: Case, vision: Mapping[str, Any], **config: Any) -> Case:
+    """A multimodal model whose text model is that of another case."""
+    text = {**inner.config, "model_type": inner.model_type}
+    return replace(
+        inner, model_type=model_type, name=f"with-{inner}", config={"text_config": text, "vision_config": vision, **config}
+    )
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40, "rope_theta": 10000.0}
+
+
+def longrope(pairs: int, **changes: Any) -> dict[str, Any]:
+    """Stretched from 40 positions on."""
+    short, long = [1.0 + 0.02 * i for i in range(pairs)], [1.0 + 0.3 * i for i in range(pairs)]
+    return {
+        "rope_type": "longrope", "short_factor": short, "long_factor": long, "rope_theta": 10000.0,
+        "original_max_position_embeddings": 40, **changes,
+    }  # fmt: skip
+
+
+LLAMAS = [
+    case("llama", "plain", head_dim=64, intermediate_size=172),
+    case("llama", "tied", head_dim=24, num_attention_heads=3, num_key_value_heads=1, tie_word_embeddings=True),
+    case("llama", "biased", head_dim=80, attention_bias=True, mlp_bias=True),
+    case("llama", "wide", head_dim=256, num_attention_heads=2, num_key_value_heads=1, hidden_act="gelu"),
+    case("llama", "linear", rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}),
+    case("llama", "llama3", rope_parameters={
+        **LLAMA3, "rope_theta": 500000.0, "original_max_position_embeddings": 32}, prompts=(9, 60)),
+    case("llama", "yarn", rope_parameters=YARN, prompts=(9, 60)),
+    case("llama", "yarn-mscale", rope_parameters={
+        **YARN, "mscale": 0.7, "mscale_all_dim": 1.2, "beta_fast": 16, "truncate": False}, prompts=(60,)),
+    case("llama", "longrope-short", rope_parameters=longrope(8), context=40, prompts=(9, 40)),
+    case("llama", "longrope-long", rope_parameters=longrope(8), prompts=(45, 90)),
+]  # fmt: skip
+
+MISTRALS = [
+    case("mistral", "window", sliding_window=24),
+    case("mistral", "full", sliding_window=None, head_dim=24),
+    case("ministral", "mixed", sliding_window=11, layer_types=[
+        "full_attention", "sliding_attention", "sliding_attention"]),
+    case("ministral3", "growing", head_dim=32, rope_parameters={
+        **YARN, "llama_4_scaling_beta": 0.4, "max_position_embeddings": 160, "mscale": 1.0, "mscale_all_dim": 1.0,
+    }, prompts=(9, 130)),
+]  # fmt: skip
+
+QWENS = [
+    case("qwen2", "plain", head_dim=OWN, hidden_size=64, intermediate_size=172, tie_word_embeddings=True),
+    case("qwen2", "window", head_dim=OWN, use_sliding_window=True, sliding_window=8, max_window_layers=1,
+         hidden_size=48, num_attention_heads=3, num_key_value_heads=3),
+    case("qwen3", "plain", head_dim=80, tie_word_embeddings=True),
+    case("qwen3", "biased", attention_bias=True, use_sliding_window=True, sliding_window=16, max_window_layers=2),
+]  # fmt: skip
+
+SMOLLMS = [
+    case("smollm3", "plain", head_dim=OWN, hidden_size=64, num_hidden_layers=5, tie_word_embeddings=True),
+    case("smollm3", "window", head_dim=OWN, hidden_size=64, no_rope_layers=[1, 0, 1], use_sliding_window=True,
+         sliding_window=9, attention_bias=True, mlp_bias=True),
+]  # fmt: skip
+
+PHI3 = {"head_dim": OWN, "hidden_size": 96, "original_max_position_embeddings": 40}
+PHIS = [
+    case("phi3", "plain", head_dim=OWN, hidden_size=64, sliding_window=20),
+    case("phi3", "partial", **PHI3, tie_word_embeddings=True, partial_rotary_factor=0.75, num_attention_heads=2),
+    case("phi3", "partial-short", **PHI3, rope_parameters=longrope(9, partial_rotary_factor=0.75),
+         context=40, prompts=(9, 40)),
+    case("phi3", "partial-long", **PHI3, rope_parameters=longrope(9, partial_rotary_factor=0.75), prompts=(41, 90)),
+    case("phi3", "factor", **PHI3, rope_parameters=longrope(12, factor=3.0), prompts=(41, 90)),
+]  # fmt: skip
+
+GRANITES = [
+    case("granite", "plain", head_dim=OWN, hidden_size=64, embedding_multiplier=12.0, attention_multiplier=0.11,
+         residual_multiplier=0.22, logits_scaling=8.0, tie_word_embeddings=True),
+    case("granite", "biased", head_dim=OWN, hidden_size=96, attention_bias=True, mlp_bias=True,
+         residual_multiplier=0.5, logits_scaling=3.0),
+]  # fmt: skip
+
+ERNIES = [
+    case("ernie4_5", "plain", head_dim=24, tie_word_embeddings=True),
+    case("ernie4_5", "biased", use_bias=True),
+]
+
+HUNYUAN = {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 10000.0}
+HUNYUANS = [
+    case("hunyuan_v1_dense", "plain", head_dim=32),
+    case("hunyuan_v1_dense", "alpha", rope_parameters=HUNYUAN, attention_bias=True, tie_word_embeddings=True),
+]
+
+PIXTRAL = {
+    "model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+    "num_attention_heads": 1, "image_size": 28, "patch_size": 14,
+}  # fmt: skip
+PARTS = [
+    inside("mistral3", MISTRALS[0], PIXTRAL, tie_word_embeddings=False),
+    inside("mistral3", MISTRALS[-1], PIXTRAL, tie_word_embeddings=True),
+]
+
+LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+ROPE_BY_TYPE: dict[str, dict[str, Any]] = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+YARN_BY_TYPE: dict[str, dict[str, Any]] = {
+    "full_attention": {
+        "rope_type": "yarn", "factor": 4.0, "rope_theta": 5e5, "original_max_position_embeddings": 40,
+        "attention_factor": 1.2, "beta_fast": 32.0, "beta_slow": 1.0,
+    },
+    "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+}  # fmt: skip
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+GEMMA4: dict[str, Any] = {
+    "num_hidden_layers": 8, "num_kv_shared_layers": 3, "head_dim": 16, "global_head_dim": 32,
+    "sliding_window": 9, "vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 12,
+    "layer_types": [LOCAL, LOCAL, GLOBAL, LOCAL, GLOBAL, LOCAL, LOCAL, GLOBAL],
+}  # fmt: skip
+
+GEMMAS = [
+    case(
+        "gemma2", "plain", head_dim=24, query_pre_attn_scalar=20, sliding_window=13, tie_word_embeddings=True,
+        attn_logit_softcapping=5.0, final_logit_softcapping=12.0, num_hidden_layers=4,
+    ),
+    case(
+        "gemma2", "uncapped", attn_logit_softcapping=None, final_logit_softcapping=None, sliding_window=40,
+        attention_bias=True,
+    ),
+    case(
+        "gemma3_text", "plain", head_dim=24, query_pre_attn_scalar=30, sliding_window=12, num_hidden_layers=7,
+        tie_word_embeddings=True, rope_parameters=ROPE_BY_TYPE,
+    ),
+    case("gemma3_text", "listed", head_dim=256, sliding_window=8, layer_types=[GLOBAL, LOCAL, LOCAL]),
+    case("olmo2", "plain", head_dim=OWN, attention_bias=True),
+    case("olmo2", "grouped", head_dim=24, tie_word_embeddings=True),
+    case("olmo3", "yarn", sliding_window=11, num_hidden_layers=5, rope_parameters=YARN_BY_TYPE),
+    case("exaone4", "hybrid", sliding_window=10, sliding_window_pattern=3, num_hidden_layers=4,
+         rope_parameters=LINEAR),
+    case("exaone4", "global", sliding_window=None, layer_types=[GLOBAL] * 3, head_dim=80,
+         tie_word_embeddings=True),
+    case("glm4", "plain", head_dim=24),
+    case("glm4", "unbiased", attention_bias=False, tie_word_embeddings=True),
+    case(
+        "gemma4_text", "shared", **GEMMA4, use_double_wide_mlp=True, tie_word_embeddings=True,
+        final_logit_softcapping=12.0,
+    ),
+    case("gemma4_text", "own", **{**GEMMA4, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}),
+]  # fmt: skip
+
+SIGLIP = {**PIXTRAL, "model_type": "siglip_vision_model"}
+SEEING = [
+    inside(
+        "gemma3", case("gemma3_text", "text", sliding_window=12, num_hidden_layers=6, tie_word_embeddings=True),
+        SIGLIP, tie_word_embeddings=True, mm_tokens_per_image=4, image_token_index=260, boi_token_index=258,
+        eoi_token_index=259,
+    ),
+    inside(
+        "gemma4", case("gemma4_text", "text", **GEMMA4, tie_word_embeddings=True),
+        {**PIXTRAL, "model_type": "gemma4_vision", "num_key_value_heads": 1, "head_dim": 16},
+        tie_word_embeddings=True, image_token_id=260, boi_token_id=258, eoi_token_id=259, video_token_id=255, audio_token_id=254,
+        boa_token_id=253, eoa_token_index=252,
+    ),
+]  # fmt: skip
+
+CASES: tuple[Case, ...] = (
+    *LLAMAS, *MISTRALS, *QWENS, *SMOLLMS, *PHIS, *GRANITES, *ERNIES, *HUNYUANS, *GEMMAS,
+    *PARTS, *SEEING,
+)  # fmt: skip
+
+
+@cache
+def checkpoint(case: Case) -> Path:
+    """Its checkpoint directory, made once a process."""
+    return make(case, Path(_folder().name) / str(case))
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="nearfar-architectures-")
+
+
+def make(case: Case, root: Path) -> Path:
+    """Write the checkpoint: weights, biases, norms and sinks all random; tokenizer and template as in tiny.py."""
+    import torch
+    import transformers
+
+    config = transformers.AutoConfig.for_model(case.model_type, **case.config)
+    torch.manual_seed(sum(map(ord, str(case))))
+    model = _auto(case).from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        saved = model.state_dict()  # with buffers, some of which are weights (Gemma 4's layer_scalar)
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if name in saved:
+                randomize(name, tensor)
+    model.save_pretrained(root)
+    tiny.tokenizer().save(str(root / "tokenizer.json"))
+    (root / "chat_template.jinja").write_text(tiny.TEMPLATE)
+    return root
+
+
+def _auto(case: Case) -> Any:
+    """What finds transformers' class."""
+    import transformers
+
+    return transformers.AutoModelForImageTextToText if "text_config" in case.config else transformers.AutoModelForCausalLM
+
+
+def randomize(name: str, parameter: Any) -> None:
+    """Matrices that keep the size of what they are given, vectors around what the class has initialized them to."""
+    import torch
+
+    if "embed" in name:
+        parameter.normal_(0, 1)
+    elif parameter.dim() > 1:
+        parameter.normal_(0, 1.5 / parameter.shape[-1] ** 0.5)
+    else:
+        parameter.add_(torch.randn_like(parameter) * 0.3)
+
+
+def prompt(case: Case, count: int) -> list[int]:
+    """Random bytes."""
+    seed = sum(map(ord, str(case))) + count
+    return [int(token) for token in np.random.default_rng(seed).integers(0, 256, count)]
+
+
+@cache
+def reference(case: Case) -> Callable[[list[int]], np.ndarray]:
+    """transformers' own logits of every token of a prompt: float32 [tokens, vocab]."""
+    import torch
+
+    model = _auto(case).from_pretrained(
+        checkpoint(case), dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+    def logits(tokens: list[int]) -> np.ndarray:
+        with torch.no_grad():
+            return np.asarray(model(torch.tensor([tokens])).logits[0].float().numpy())
+
+    return logits

@@ -1,0 +1,244 @@
+"""Jobs that the GPU targets' kernels are tested with: every flag, odd sizes, rows of padding, long contexts.
+
+webgpu and vulkan run the same ones, against tests/support/job_reference.py; Chromium compiles them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from nearfar.targets.jobs import Activation, Attend, GraphJob, Linear, Norm, Paged, RopeAppend
+from nearfar.targets.kernels import Kernels, Precision, Staged
+from nearfar.targets.quantized import Matrix
+
+from .job_reference import ACTIVATIONS, random_inputs, random_matrix, reference
+
+Run = Callable[[Staged, Precision, dict[str, np.ndarray]], dict[str, np.ndarray]]
+# Relative to the largest output: float32 sums in another order; float16 stores activations with 11 bits.
+TOLERANCE = {"f32": 2e-5, "f16": 1e-3}
+NOT_THERE = 1 << 28
+"""A page that no cache has: a kernel that reads it reads far beyond its buffer."""
+
+MATRICES = {
+    "q4g32": Matrix(96, 256, 4, 32),
+    "q4g64": Matrix(200, 576, 4, 64),
+    "q8g32": Matrix(130, 160, 8, 32),
+    "q8g64": Matrix(64, 1536, 8, 64),
+    "f32odd": Matrix(86, 172, 32),
+    "f16odd": Matrix(64, 171, 16),
+    "f16": Matrix(512, 64, 16),
+}
+SCHEMES = {
+    f"q{bits}g{group}": Matrix(n, k, bits, group)
+    for bits in (2, 3, 4, 5, 6, 8)
+    for group, n, k in ((16, 74, 96), (32, 40, 224), (64, 200, 576), (128, 96, 384))
+}
+
+
+def linears(dtype: str) -> dict[str, Callable[[int], Linear]]:
+    """What is fused with a matmul: a job of m rows each."""
+    q4, dense, q6 = MATRICES["q4g64"], MATRICES["f32odd"], SCHEMES["q6g16"]
+    return {
+        "norm": lambda m: Linear(m, q4, "float32", dtype, norm=1e-5),
+        "bias_residual": lambda m: Linear(m, q4, dtype, "float32", bias=True, residual=True),
+        "silu": lambda m: Linear(m, q4, "float32", dtype, norm=1e-5, gate="silu"),
+        "silu_bias": lambda m: Linear(m, dense, "float32", dtype, norm=1e-6, gate="silu", bias=True),
+        "gelu_tanh": lambda m: Linear(m, q4, "float32", dtype, norm=1e-5, gate="gelu_tanh"),
+        "gelu_erf": lambda m: Linear(m, q6, dtype, dtype, gate="gelu_erf", bias=True),
+        "relu2_residual": lambda m: Linear(m, dense, dtype, "float32", gate="relu2", residual=True),
+        "softcap": lambda m: Linear(m, dense, "float32", dtype, softcap=0.5, bias=True),
+        "gate_softcap": lambda m: Linear(
+            m, dense, dtype, dtype, gate="silu", softcap=0.3, bias=True, residual=True
+        ),
+        "rows": lambda m: Linear(
+            min(m, 16),
+            Matrix(512, 64, 4, 32),
+            "float32",
+            "float32",
+            norm=1e-5,
+            rows=True,
+            x_rows=m,
+            softcap=30.0,
+        ),
+        "long": lambda m: Linear(m, Matrix(40, 8192, 4, 64), "float32", dtype, norm=1e-5),
+        "long_planes": lambda m: Linear(m, Matrix(40, 4096, 5, 128), "float32", dtype, norm=1e-5),
+    }
+
+
+LINEARS = tuple(linears("float32"))
+NORMS = {
+    "narrow": Norm(4, 24, 1e-6),
+    "wide": Norm(1, 2304, 1e-5, residual=True),
+    "without_weight": Norm(4, 86, 1e-6, weight=False),
+    "groups": Norm(16, 1530, 1e-6, groups=6, residual=True),
+    "groups_without_weight": Norm(64, 192, 1e-6, weight=False, groups=3),
+}
+
+SHAPES = [
+    (1, 8, 4, 8),
+    (4, 9, 3, 64),
+    (16, 4, 2, 128),
+    (64, 8, 8, 16),
+    (1, 32, 2, 64),
+    (4, 10, 2, 24),
+    (1, 4, 1, 80),
+]
+SHAPES += [(16, 6, 1, 18), (1, 8, 1, 256), (4, 8, 1, 512), (16, 2, 2, 512)]
+
+
+def paged(kind: type[Paged], shape: tuple[int, int, int, int], dtype: str, **flags: Any) -> Any:
+    """A job of these rows, heads, kv heads and head size, 320 positions a sequence."""
+    return kind(
+        *shape, 16, 4, 20, dtype, dtype, **{"scale": shape[-1] ** -0.5} if kind is Attend else {}, **flags
+    )
+
+
+ROPES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "norm": {"norm_eps": 1e-6},
+    "norm_after": {"norm_eps": 1e-6, "norm_after": True},
+    "norm_all": {"norm_eps": 1e-5, "norm_all": True},
+    "norm_all_after": {"norm_eps": 1e-5, "norm_all": True, "norm_after": True, "v_norm_eps": 1e-6},
+    "norope": {"rope": False},
+    "norope_norm_q_scale": {"rope": False, "norm_eps": 1e-6, "q_scale": (0.1, 64.0)},
+    "norope_norm_after": {"rope": False, "norm_eps": 1e-6, "norm_after": True},
+    "q_scale": {"q_scale": (0.25, 100.0)},
+    "v_norm": {"v_norm_eps": 1e-6},
+    "norms": {"norm_eps": 1e-6, "v_norm_eps": 1e-5, "q_scale": (0.1, 100.0)},
+    "q": {"append": False},
+    "q_norm": {"append": False, "norm_eps": 1e-6, "v_norm_eps": 1e-6},
+    "q_norm_after": {"append": False, "norm_eps": 1e-6, "norm_after": True, "q_scale": (0.1, 100.0)},
+    "q_norm_all": {"append": False, "norm_eps": 1e-6, "norm_all": True},
+}
+
+ATTENDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"window": 37},
+    "window_of_one": {"window": 1},
+    "softcap": {"softcap": 0.7},
+    "sinks": {"sinks": True},
+    "all": {"window": 100, "softcap": 50.0, "sinks": True},
+}
+
+
+def check(kernels: Kernels, run: Run, precision: Precision, job: GraphJob, seed: int = 1) -> None:
+    """Run a job of a step with random inputs and compare all that it writes; what it should not write stays as it was."""
+    rng = np.random.default_rng(seed)
+    arrays = inputs(kernels, job, rng)
+    shape, dtype = job.out
+    arrays["out"] = np.full(shape, 7, dtype)
+    given = {name: array for name, array in arrays.items() if name != "w"}
+    got = run(kernels.stages(job), precision, given)
+    padding = isinstance(job, RopeAppend) and arrays["positions"][: job.m] < 0
+    for name, want in reference(job, arrays).items():
+        array = got[name].astype(np.float64)
+        if name == "out":
+            assert (array[job.m :] == 7).all()
+            array = array[: job.m]
+            assert np.isfinite(array).all()
+            array, want = (a[~np.broadcast_to(padding, len(a))] for a in (array, want))
+        close(array, want.astype(np.float64), precision)
+
+
+def close(got: np.ndarray, want: np.ndarray, precision: Precision) -> None:
+    """Equal but for the precision's rounding, relative to the largest number."""
+    error = np.abs(got - want).max() / max(np.abs(want).max(), 1e-6)
+    assert error < TOLERANCE[precision], error
+
+
+def inputs(kernels: Kernels, job: GraphJob, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Random inputs; the matrix packed as `w0`, `w1`, … and as the numbers that it holds, `w`."""
+    if isinstance(job, Paged):
+        return paged_inputs(job, rng)
+    arrays = random_inputs(job, rng)
+    if isinstance(job, Norm):
+        return arrays
+    tensor, arrays["w"] = random_matrix(rng, job.matrix)
+    parts = kernels.pack(job.matrix, tensor)
+    for i, (part, array) in enumerate(zip(kernels.parts(job.matrix), parts, strict=True)):
+        assert (part.shape, part.dtype) == (array.shape, str(array.dtype))
+        arrays[f"w{i}"] = array
+    return arrays
+
+
+def paged_inputs(job: Attend | RopeAppend, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """The last rows of three sequences in turn, the last row padding; pages that no row sees are not there."""
+    context = job.pages_per_slot * job.page_size
+    pages = job.slots * job.pages_per_slot
+    arrays = random_inputs(job, rng, pages, context)
+    lengths = {2: context - 9, 0: 70, 3: 129} if job.slots > 3 else {0: context}
+    used = max(job.m - 1, 1)
+    for i in range(used):
+        slot = list(lengths)[i % len(lengths)]
+        arrays["positions"][i] = lengths[slot] - 1 - i // len(lengths)
+        if "slots" in arrays:
+            arrays["slots"][i] = slot
+    if "page_table" in arrays:
+        table = rng.permutation(pages).astype(np.int32).reshape(job.slots, job.pages_per_slot)
+        arrays["page_table"] = only_seen(job, arrays, table)
+    return arrays
+
+
+def only_seen(job: Attend | RopeAppend, arrays: dict[str, np.ndarray], table: np.ndarray) -> np.ndarray:
+    """The page table without the pages that no row needs."""
+    made = np.full_like(table, NOT_THERE)
+    for slot, position in zip(arrays["slots"][: job.m], arrays["positions"][: job.m], strict=True):
+        last = position // job.page_size
+        first = last if isinstance(job, RopeAppend) else 0
+        if isinstance(job, Attend) and job.window is not None:
+            first = max(0, position + 1 - job.window) // job.page_size
+        if position >= 0:
+            made[slot, first : last + 1] = table[slot, first : last + 1]
+    return made
+
+
+def long_attention(m: int, dtype: str, **flags: Any) -> Attend:
+    """32,768 positions of one sequence."""
+    return replace(paged(Attend, (m, 2, 1, 16), dtype, **flags), slots=1, pages_per_slot=2048)
+
+
+def check_saturation(kernels: Kernels, run: Run, m: int, gate: Activation | None) -> None:
+    """A product beyond 65,504 is stored as that, not as an infinity, which would make NaN of all that follows; NaN stays."""
+    job = Linear(m, Matrix(64, 64, 16), "float32", "float16", gate=gate)
+    rng = np.random.default_rng(3)
+    arrays = inputs(kernels, job, rng)
+    weights = arrays.pop("w") * 8  # of unit size
+    (arrays["w0"],) = kernels.pack(job.matrix, weights)
+    x = rng.standard_normal((m, 64)).astype(np.float32) * np.float32(1e5)
+    x[0, 3] = np.nan
+    arrays |= {"x": x, "out": np.zeros((m, job.columns), np.float16)}
+    with np.errstate(over="ignore"):
+        want = x.astype(np.float64) @ weights.T
+        if gate is not None:
+            want = ACTIVATIONS[gate](want[:, :32]) * want[:, 32:]
+    got = run(kernels.stages(job), "f16", arrays)["out"]
+    assert np.isnan(got[0]).all()
+    beyond, inside = np.abs(want[1:]) > 7e4, np.abs(want[1:]) < 6e4
+    assert m == 1 or beyond.mean() > 0.3
+    assert (got[1:][beyond] == np.copysign(np.float16(65504), want[1:][beyond])).all()
+    assert np.abs(got[1:][inside] - want[1:][inside]).max(initial=0) < 100
+    got = run(kernels.stages(job), "f16", {**arrays, "x": np.full((m, 64), 1e6, np.float32)})["out"]
+    assert np.abs(got).max() == 65504
+
+
+def check_functions(kernels: Kernels, run: Run) -> None:
+    """Activations within 1e-6 (of 1, or of the value), softcap also of numbers that are far from its size."""
+    x = np.concatenate([np.linspace(-12, 12, 59), [1e-4, -0.02, 0.3, 300, -300]]).astype(np.float32)
+    (one,) = kernels.pack(Matrix(64, 64, 32), np.eye(64, dtype=np.float32))
+    arrays = {"x": x[None], "w0": one, "out": np.zeros((1, 64), np.float32)}
+    for cap in (0.5, 50.0):
+        got = run(
+            kernels.stages(Linear(1, Matrix(64, 64, 32), "float32", "float32", softcap=cap)), "f32", arrays
+        )
+        np.testing.assert_allclose(got["out"][0], cap * np.tanh(x.astype(np.float64) / cap), rtol=2e-6)
+    (gated,) = kernels.pack(Matrix(128, 64, 32), np.eye(128, 64, dtype=np.float32))
+    arrays |= {"w0": gated, "bias": np.repeat(np.float32([0, 1]), 64)}  # "up" is 1
+    for gate, activation in ACTIVATIONS.items():
+        job = Linear(1, Matrix(128, 64, 32), "float32", "float32", gate=gate, bias=True)
+        got = run(kernels.stages(job), "f32", arrays)["out"][0]
+        with np.errstate(over="ignore"):
+            np.testing.assert_allclose(got, activation(x.astype(np.float64)), rtol=2e-6, atol=1e-6)
