@@ -105,6 +105,11 @@ class ConfigReader:
         reader._read, reader._values = self._read, self._values  # what is asked of one has been asked of both
         return reader
 
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """All that is there."""
+        return self._config
+
     def names(self) -> list[str]:
         """The keys that are there."""
         return list(self._config)
