@@ -23,11 +23,12 @@ from typing import Any
 import numpy as np
 
 from nearfar.edge_runtime import Engine, SamplingParams
+from nearfar.edge_runtime.artifact.budget import kv_bytes
 from nearfar.edge_runtime.devices import parse_device
 from nearfar.edge_runtime.executors.vulkan.commands import Queue
 from nearfar.edge_runtime.executors.vulkan.device import Gpu, gpus, open_device, select
 from nearfar.edge_runtime.executors.vulkan.memory import Memory
-from nearfar.format.manifest import Manifest, Requires
+from nearfar.format.manifest import Manifest, Program, Requires
 
 SHAPES = ("smollm2-135m", "qwen3-0.6b", "llama-3.2-1b")
 PREFILL, DECODE = 512, 128
@@ -57,12 +58,12 @@ def copy_bandwidth(gpu: Gpu, rounds: int, size: int) -> float:
         device.close()
 
 
-def bytes_per_token(manifest: Manifest, precision: str, position: float) -> float:
+def bytes_per_token(manifest: Manifest, program: Program, position: float) -> float:
     """Bytes that decoding one token at a position reads: weights, but of an untied embedding only a row; keys and values."""
     tensors = manifest.weights.tensors
     untied = any(tensor.name.startswith("lm_head.") for tensor in tensors)
     weights = sum(tensor.bytes for tensor in tensors if not (untied and tensor.name.startswith("embed.")))
-    return weights + manifest.memory.kv_bytes_per_token[precision] * position
+    return weights + kv_bytes(manifest, program, round(position))
 
 
 def measure(artifact: Path, device: str, precision: str | None, rounds: int, prefill: int, decode: int) -> dict[str, Any]:
@@ -78,7 +79,7 @@ def measure(artifact: Path, device: str, precision: str | None, rounds: int, pre
             seen.append((times[1] - times[0], (decode - 1) / (times[-1] - times[1])))
         executor = engine.asynchronous.core.executor
         ttft, rate = (statistics.median(values) for values in zip(*seen[1:], strict=True))
-        per_token = bytes_per_token(engine.manifest, executor.precision, prefill + decode / 2)
+        per_token = bytes_per_token(engine.manifest, program, prefill + decode / 2)
         return {
             "precision": executor.precision, "memory": executor.memory_used(), "decode": rate, "ttft": ttft,
             "prefill": prefill / ttft, "bytes_per_token": per_token, "bytes_per_second": per_token * rate,

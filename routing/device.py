@@ -79,7 +79,7 @@ class EngineDevice:
         ahead = sum(request.remaining for request in [*scheduler.waiting, *scheduler.running])
         return DeviceState(
             context=engine.context,
-            free_kv_tokens=scheduler.table.available * scheduler.table.page_size,
+            free_kv_tokens=scheduler.free_tokens,
             features=self.features,
             prefill_tps=self.speeds.prefill_tps,
             decode_tps=self.speeds.decode_tps,

@@ -107,6 +107,11 @@ class ConfigReader:
         reader._read, reader._values, reader._sections = self._read, self._values, self._sections
         return reader
 
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """All that is there."""
+        return self._config
+
     def names(self) -> list[str]:
         """The keys that are there."""
         return list(self._config)

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 
 import psutil
 
+from nearfar.edge_runtime.cache import Window
 from nearfar.errors import DeviceError, RequestError
 from nearfar.format import buffers as extents
 from nearfar.format.manifest import KvCache, Manifest, Program
+from nearfar.format.sizes import MAX_STEP, pages_for
 
 _BYTES = {"float16": 2, "float32": 4, "int32": 4, "uint32": 4}
+TYPICAL = 4096
+"""Tokens of a conversation, for which groups with and without a window get pages in proportion: most stay below."""
+
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
@@ -47,9 +54,23 @@ def kv_group(head_dim: int, bits: int) -> int:
     return 64 if bits == 8 and head_dim % 64 == 0 else 32
 
 
-def page_bytes(manifest: Manifest, program: Program, kv_bits: int | None = None) -> int:
-    """Bytes of one page of all layers; a quantized cache has a scale and a bias for each group."""
-    return sum(cache_bytes(cache, program.kv_dtype, kv_bits) for cache in manifest.caches) * manifest.cache.page_size
+def page_bytes(manifest: Manifest, program: Program, kv_bits: int | None = None) -> tuple[int, ...]:
+    """Bytes of a page of each group: the keys and values of all its caches."""
+    each = [0] * len(manifest.groups)
+    for cache in manifest.caches:
+        each[cache.group] += cache_bytes(cache, program.kv_dtype, kv_bits) * manifest.cache.page_size
+    return tuple(each)
+
+
+def kv_bytes(manifest: Manifest, program: Program, tokens: int, kv_bits: int | None = None) -> int:
+    """Bytes of the pages that one sequence of so many tokens holds while it is extended token by token."""
+    each = page_bytes(manifest, program, kv_bits)
+    return sum(size * window.most_columns(1, tokens) for size, window in zip(each, windows(manifest), strict=True))
+
+
+def windows(manifest: Manifest) -> tuple[Window, ...]:
+    """How far back each group looks."""
+    return tuple(Window(group.window, manifest.cache.page_size) for group in manifest.groups)
 
 
 def cache_bytes(cache: KvCache, dtype: str, kv_bits: int | None = None) -> int:
@@ -61,14 +82,63 @@ def cache_bytes(cache: KvCache, dtype: str, kv_bits: int | None = None) -> int:
     return values // group * (kv_bits * group // 8 + 2 * value)
 
 
-def useful_pages(manifest: Manifest) -> int:
-    """Pages beyond which memory would lie idle: every slot at the full context."""
-    return manifest.cache.slots * -(-manifest.model.context_length // manifest.cache.page_size)
+def useful_pages(manifest: Manifest) -> tuple[int, ...]:
+    """Pages by group beyond which memory would lie idle: every slot at the full context, in windows twice over.
+
+    As many as the slots need hold prefixes there that nobody uses at the moment.
+    """
+    most, slots = _most_columns(manifest), manifest.cache.slots
+    whole = slots * pages_for(manifest.model.context_length, manifest.cache.page_size)
+    sizes = [group.window for group in manifest.groups]
+    return tuple(whole if size is None else min(2 * slots * n, whole) for size, n in zip(sizes, most, strict=True))
 
 
-def check_buffers(manifest: Manifest, program: Program, pages: int, context: int, memory: int | None = None) -> None:
+def share_pages(manifest: Manifest, each: Sequence[int], budget: int, limits: Sequence[int]) -> tuple[int, ...]:
+    """Pages by group for `budget` bytes, where a page of a group takes `each` bytes; at most `limits` of them.
+
+    The groups should run out together, but for the one without a window, which alone decides how long a text can be. So a
+    first sequence gets what TYPICAL tokens need, then further ones the same, until all slots have it, and as many again for
+    prefixes that are kept; whatever is left goes to the first group, which has no window, or the widest.
+    """
+    size, slots = manifest.cache.page_size, manifest.cache.slots
+    most = _most_columns(manifest)
+    typical = pages_for(min(TYPICAL, manifest.model.context_length), size)
+
+    def of(sequences: int, columns: int) -> list[int]:
+        return [min(sequences * min(n, columns), limit) for n, limit in zip(most, limits, strict=True)]
+
+    def takes(pages: Sequence[int]) -> int:
+        return sum(count * page for count, page in zip(pages, each, strict=True))
+
+    columns = _largest(typical, lambda n: takes(of(1, n)) <= budget)
+    sequences = _largest(2 * slots, lambda n: takes(of(n, columns)) <= budget)
+    pages = of(max(sequences, 1) if columns else 0, columns)
+    pages[0] = min(pages[0] + max(budget - takes(pages), 0) // each[0], limits[0])
+    return tuple(pages)
+
+
+def _most_columns(manifest: Manifest) -> list[int]:
+    """By group the pages that one sequence can need at most."""
+    return [window.most_columns(MAX_STEP, manifest.model.context_length) for window in windows(manifest)]
+
+
+def _largest(most: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to `most` that fits, where each that is smaller does too; 0 where 1 does not."""
+    return bisect_left(range(1, most + 1), True, key=lambda n: not fits(n))
+
+
+def longest(manifest: Manifest, pages: Sequence[int]) -> int:
+    """Positions that a sequence can have with so many pages by group."""
+    context = manifest.model.context_length
+    pools = zip(windows(manifest), pages, strict=True)
+    return min(window.longest(count, MAX_STEP, context) for window, count in pools)
+
+
+def check_buffers(
+    manifest: Manifest, program: Program, pages: Sequence[int], context: int, memory: int | None = None
+) -> None:
     """Refuse an artifact whose buffers no memory could hold, before it is tried. `memory`: see plan_pages."""
-    symbols = {"context": context, **{extents.pages(group): pages for group in range(len(manifest.groups))}}
+    symbols = {extents.CONTEXT: context, **{extents.pages(group): count for group, count in enumerate(pages)}}
     total = psutil.virtual_memory().total if memory is None else max(memory, psutil.virtual_memory().total)
     for buffer in manifest.buffers:
         width = _BYTES.get(program.kv_dtype if buffer.dtype == "kv" else buffer.dtype, 4)
@@ -85,31 +155,45 @@ def plan_pages(
     manifest: Manifest,
     program: Program,
     kv_memory: int | str | None,
-    max_pages: int | None = None,
+    largest_buffer: int | None = None,
     kv_bits: int | None = None,
     memory: int | None = None,
-) -> int:
-    """How many pages the cache gets: from the budget, else from half of the memory that is free.
+) -> tuple[int, ...]:
+    """How many pages each group of the cache gets: from the budget, else from half of the memory that is free.
 
-    `max_pages` is a limit of the device, such as the size of a buffer. `kv_bits`: the cache is quantized. `memory`: bytes that
-    the device has to give, where it has memory of its own.
+    `largest_buffer`: bytes that a buffer of the device can have. `kv_bits`: the cache is quantized. `memory`: bytes that the
+    device has to give, where it has memory of its own.
     """
     each = page_bytes(manifest, program, kv_bits)
     host = psutil.virtual_memory()
     there, total = (host.available, host.total) if memory is None else (memory, memory)
     free = there - (manifest.weights.bytes if kv_memory is None else 0)
     budget = parse_size(kv_memory) if kv_memory is not None else max(free, 0) // 2
-    pages = min(budget // each, useful_pages(manifest), max_pages or useful_pages(manifest))
-    if pages < 1:
+    limits = useful_pages(manifest)
+    if largest_buffer is not None:
+        room = [largest_buffer // size for size in _buffer_pages(manifest, program)]
+        limits = tuple(map(min, limits, room))
+    pages = share_pages(manifest, each, budget, limits)
+    if min(pages) < 1:
         context = manifest.model.context_length
         raise DeviceError(
             f"{show_size(budget)} for the KV cache is too little: one page of {manifest.cache.page_size} tokens takes "
-            f"{show_size(each)}, the full context of {context} tokens "
-            f"{show_size(each * -(-context // manifest.cache.page_size))}. Give it more with kv_memory (--kv-memory)"
+            f"{show_size(sum(each))}, the full context of {context} tokens "
+            f"{show_size(kv_bytes(manifest, program, context, kv_bits))}. Give it more with kv_memory (--kv-memory)"
         )
     if kv_memory is not None and budget > total:
         what = "this machine has" if memory is None else "the device can give"
         raise DeviceError(
-            f"{show_size(budget)} for the KV cache is more than {what} ({show_size(total)}); {show_size(max(free, 0))} are free"
+            f"{show_size(budget)} for the KV cache is more than {what} ({show_size(total)}); "
+            f"{show_size(max(free, 0))} are free"
         )
     return pages
+
+
+def _buffer_pages(manifest: Manifest, program: Program) -> list[int]:
+    """By group the bytes that a page takes in the largest of its buffers: keys, or values, of one cache."""
+    sizes = [0] * len(manifest.groups)
+    for cache in manifest.caches:
+        half = cache_bytes(cache, program.kv_dtype) * manifest.cache.page_size // 2
+        sizes[cache.group] = max(sizes[cache.group], half)
+    return sizes

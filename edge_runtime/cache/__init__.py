@@ -5,6 +5,7 @@ The TypeScript runtime has the same three classes; both pass the vectors in test
 
 from nearfar.edge_runtime.cache.pages import PageAllocator
 from nearfar.edge_runtime.cache.prefix import PrefixIndex, common_length
-from nearfar.edge_runtime.cache.sequences import Sequence, SequenceTable
+from nearfar.edge_runtime.cache.sequences import Copy, Held, Sequence, SequenceTable
+from nearfar.edge_runtime.cache.windows import Window
 
-__all__ = ["PageAllocator", "PrefixIndex", "Sequence", "SequenceTable", "common_length"]
+__all__ = ["Copy", "Held", "PageAllocator", "PrefixIndex", "Sequence", "SequenceTable", "Window", "common_length"]

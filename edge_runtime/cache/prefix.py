@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 
-ROOT = -1
-"""Parent of the first page of a sequence without a salt."""
+from nearfar.edge_runtime.cache.windows import Window
 
-Parent = int | str
-"""A page, ROOT, or the salt of a tenant: the root of a tree of its own, from which nobody else's pages are reached."""
-Key = tuple[Parent, tuple[int, ...]]
-
-
-def root(salt: str) -> Parent:
-    """Parent of the first page of a sequence with this salt."""
-    return salt or ROOT
+Key = tuple[int, ...] | str
+"""The tokens of a page; at the root of a tree, its salt."""
 
 
 def common_length(a: Seq[int], b: Seq[int]) -> int:
@@ -27,74 +22,137 @@ def common_length(a: Seq[int], b: Seq[int]) -> int:
     return count
 
 
-class PrefixIndex:
-    """A tree of full pages: a page is found by its parent page and the tokens in it.
+@dataclass(eq=False, slots=True)
+class Node:
+    """A page's worth of tokens behind those of its parents, and for each group the page that holds their keys and values.
 
-    The path from the root names every token before the page too, so equal keys mean equal content.
-    A page number can stand for its whole path because a page never leaves the index before its children do:
-    whoever holds a child holds its parent, sequences give pages back last page first, and the idle page
-    given back first is evicted first.
+    The path from the root names every token before it too, so a node's pages have the content that its path says.
+    It lives as long as it has a page or a child, or `ends` sequences whose published tokens end here.
     """
 
-    def __init__(self, page_size: int) -> None:
-        self.page_size = page_size
-        self._pages: dict[Key, int] = {}
-        self._keys: dict[int, Key] = {}
-        self._idle: dict[int, None] = {}  # insertion order is eviction order
+    parent: Node | None
+    key: Key
+    pages: list[int | None]
+    children: dict[Key, Node] = field(default_factory=dict)
+    ends: int = 0
 
-    def __contains__(self, page: int) -> bool:
-        return page in self._keys
 
-    @property
-    def idle_count(self) -> int:
-        """How many pages `evict` can give back."""
-        return len(self._idle)
+class PrefixIndex:
+    """Trees of full pages, one tree a salt: from one tenant's tree nobody else's pages are reached.
 
-    def idle_pages(self) -> list[int]:
-        """The idle pages in the order in which they will be evicted."""
-        return list(self._idle)
+    A prefix is found where every group can serve it: a group without a window must have all of its pages, one with a window
+    those that the next row reads. So pages of a windowed group may leave the index before those behind them do.
+    In a group without a window a page never leaves before its children: whoever holds a child holds its parent, sequences give
+    pages back last page first, and the idle page given back first is evicted first.
+    """
 
-    def entries(self) -> list[tuple[int, Parent, list[int]]]:
-        """(page, parent, tokens) of every page, by page number."""
-        return [(page, key[0], list(key[1])) for page, key in sorted(self._keys.items())]
+    def __init__(self, windows: Seq[Window]) -> None:
+        self._windows = windows
+        self._page_size = windows[0].page_size
+        self._top = self._node(None, "")  # its children are the roots, by salt
+        self._nodes: list[dict[int, Node]] = [{} for _ in windows]
+        self._idle: list[dict[int, None]] = [{} for _ in windows]  # insertion order is eviction order
 
-    def lookup(self, tokens: Seq[int], limit: int, salt: str = "") -> list[int]:
-        """The pages of the longest cached prefix of `tokens` in the salt's tree, at most `limit` pages."""
-        found: list[int] = []
-        parent = root(salt)
-        for index in range(limit):
-            start = index * self.page_size
-            page = self._pages.get((parent, tuple(tokens[start : start + self.page_size])))
-            if page is None:
+    def __contains__(self, place: tuple[int, int]) -> bool:
+        """Whether the index knows a page: (group, page)."""
+        group, page = place
+        return page in self._nodes[group]
+
+    def idle_count(self, group: int = 0) -> int:
+        """How many pages of a group `evict` can give back."""
+        return len(self._idle[group])
+
+    def idle_pages(self, group: int = 0) -> list[int]:
+        """The idle pages of a group in the order in which they will be evicted."""
+        return list(self._idle[group])
+
+    def nodes(self) -> Iterator[tuple[str, tuple[int, ...], Node]]:
+        """(salt, tokens from the root on, node) of every node that has a page, parents before children."""
+        reached = [(salt, (), root) for salt, root in self._top.children.items() if isinstance(salt, str)]
+        while reached:
+            salt, before, node = reached.pop()
+            if any(page is not None for page in node.pages):
+                yield salt, before, node
+            for key, child in node.children.items():
+                reached.append((salt, (*before, *(key if isinstance(key, tuple) else ())), child))
+
+    def root(self, salt: str = "") -> Node:
+        """The node before the first page of a sequence with this salt."""
+        return self._child(self._top, salt)
+
+    def lookup(self, tokens: Seq[int], limit: int, salt: str = "") -> list[Node]:
+        """The nodes of the longest prefix of `tokens` in the salt's tree that every group can serve, at most `limit` of them."""
+        found: list[Node] = []
+        size, served = self._page_size, 0
+        cached = [0] * len(self._windows)  # pages without a gap at the end of `found`
+        node = self._top.children.get(salt)
+        while node is not None and len(found) < limit:
+            start = len(found) * size
+            node = node.children.get(tuple(tokens[start : start + size]))
+            if node is None:
                 break
-            found.append(page)
-            parent = page
-        return found
+            found.append(node)
+            end = len(found) * size
+            cached = [0 if page is None else before + 1 for before, page in zip(cached, node.pages, strict=True)]
+            if all(have >= w.columns_before(end) for have, w in zip(cached, self._windows, strict=True)):
+                served = len(found)
+        return found[:served]
 
-    def insert(self, parent: Parent, tokens: Seq[int], page: int) -> int:
-        """Enter a full page. Returns the page that holds these tokens: `page`, or the one that was there first."""
-        key = (parent, tuple(tokens))
-        known = self._pages.setdefault(key, page)
-        if known == page:
-            self._keys[page] = key
-        return known
+    def insert(self, parent: Node, tokens: Seq[int], pages: Seq[int | None]) -> Node:
+        """Enter a full page, of each group that has one. A group's page that was there first stays; see the node's `pages`."""
+        node = self._child(parent, tuple(tokens))
+        for group, page in enumerate(pages):
+            if page is not None and node.pages[group] is None:
+                node.pages[group] = page
+                self._nodes[group][page] = node
+        return node
 
-    def park(self, page: int) -> None:
+    def enter(self, node: Node) -> Node:
+        """The published tokens of one sequence more end here."""
+        node.ends += 1
+        return node
+
+    def leave(self, node: Node) -> None:
+        """One sequence fewer."""
+        node.ends -= 1
+        self._prune(node)
+
+    def park(self, group: int, page: int) -> None:
         """Nobody holds the page any more: it may be evicted, after those parked before it."""
-        self._idle[page] = None
+        self._idle[group][page] = None
 
-    def revive(self, page: int) -> None:
+    def revive(self, group: int, page: int) -> None:
         """The page is held again."""
-        self._idle.pop(page, None)
+        self._idle[group].pop(page, None)
+
+    def evict(self, group: int) -> int:
+        """Forget the page of a group that has been idle longest, and return it. The caller has checked `idle_count`."""
+        page = next(iter(self._idle[group]))
+        del self._idle[group][page]
+        node = self._nodes[group].pop(page)
+        node.pages[group] = None
+        self._prune(node)
+        return page
 
     def clear(self) -> None:
         """Forget every page. The caller has evicted the idle ones; the others are freed when they are released."""
-        self._pages.clear()
-        self._keys.clear()
+        for group, nodes in enumerate(self._nodes):
+            for node in nodes.values():
+                node.pages[group] = None
+            nodes.clear()
+        self._top = self._node(None, "")
 
-    def evict(self) -> int:
-        """Forget the page that has been idle longest, and return it. The caller has checked `idle_count`."""
-        page = next(iter(self._idle))
-        del self._idle[page]
-        del self._pages[self._keys.pop(page)]
-        return page
+    def _node(self, parent: Node | None, key: Key) -> Node:
+        return Node(parent, key, [None] * len(self._windows))
+
+    def _child(self, parent: Node, key: Key) -> Node:
+        node = parent.children.get(key)
+        if node is None:
+            node = parent.children[key] = self._node(parent, key)
+        return node
+
+    def _prune(self, node: Node) -> None:
+        """Drop a node that nothing needs any more, and its parents that only led to it."""
+        while node.parent is not None and not (node.ends or node.children or any(p is not None for p in node.pages)):
+            node.parent.children.pop(node.key, None)
+            node = node.parent

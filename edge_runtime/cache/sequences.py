@@ -7,40 +7,69 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from nearfar.edge_runtime.cache.pages import PageAllocator
-from nearfar.edge_runtime.cache.prefix import PrefixIndex, root
+from nearfar.edge_runtime.cache.prefix import Node, PrefixIndex
+from nearfar.edge_runtime.cache.windows import Window
 
-Copy = tuple[int, int]
-"""(from, to): the device must copy this page before the next step."""
+Copy = tuple[int, int, int]
+"""(group, from, to): the device must copy this page before the next step."""
 
 NO_SLOT = -1
 """Slot of a sequence that never runs."""
+
+
+@dataclass
+class Held:
+    """The pages of one group that a sequence holds: those of the columns `first` to `end` of its page table."""
+
+    first: int = 0
+    pages: list[int] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        """The column behind the last."""
+        return self.first + len(self.pages)
 
 
 @dataclass(eq=False)
 class Sequence:
     """Tokens whose keys and values are in the cache (or will be, once the steps already queued have run).
 
-    `pages` covers at least `tokens`; pages beyond are reserved for what comes next. The first `computed` tokens are known to be
-    in the cache: others may share them, and their full pages are in the prefix index. Only sequences with the same `salt` share.
+    `held`, by group, covers at least what rows from `computed` on read of `tokens`; pages beyond are reserved for what comes
+    next. The first `computed` tokens are known to be in the cache: others may share them, and their full pages are in the
+    prefix index, where they end at `node`. Only sequences with the same `salt` share.
     """
 
     slot: int
-    tokens: list[int] = field(default_factory=list)
-    pages: list[int] = field(default_factory=list)
+    tokens: list[int]
+    held: list[Held]
+    node: Node
     salt: str = ""
     computed: int = 0
+
+    @property
+    def pages(self) -> list[int]:
+        """The pages of group 0: where no group has a window, one for each column."""
+        return self.held[0].pages
 
 
 class SequenceTable:
     """All sequences in flight: gives out slots and pages, shares prefixes, copies on write, evicts.
 
+    Layers that look equally far back are a *group* with a pool of pages of its own. In a group without a window a sequence
+    keeps all its pages; in one with a window those that its rows still read: as soon as the step has been read that last
+    needed a page, it is given back, to stay in the prefix index while there is room.
     Every operation that can run out of room either succeeds or changes nothing and returns None.
     """
 
-    def __init__(self, pages: int, page_size: int, slots: int) -> None:
+    def __init__(self, pages: int | Seq[int], page_size: int, slots: int, windows: Seq[int | None] = (None,)) -> None:
+        """`pages` and `windows` (positions, None: no window) by group; a number of pages alone: a single group."""
         self.page_size = page_size
-        self.allocator = PageAllocator(pages)
-        self.index = PrefixIndex(page_size)
+        self.windows = tuple(Window(size, page_size) for size in windows)
+        counts = (pages,) if isinstance(pages, int) else tuple(pages)
+        if len(counts) != len(self.windows):
+            raise ValueError(f"{len(counts)} numbers of pages for {len(self.windows)} groups")
+        self.allocators = tuple(PageAllocator(count) for count in counts)
+        self.index = PrefixIndex(self.windows)
         self.sequences: dict[int, Sequence] = {}
         self.freed = 0
         """How often a page or a slot has been given back: while it stays the same, what found no room finds none now."""
@@ -48,13 +77,25 @@ class SequenceTable:
 
     @property
     def available(self) -> int:
-        """Pages that a reservation can get: the free ones and the evictable ones."""
-        return self.allocator.free_count + self.index.idle_count
+        """Pages that a reservation can get, the free ones and the evictable ones, in the group that has fewest."""
+        return min(self.available_in(group) for group in range(len(self.windows)))
+
+    def available_in(self, group: int) -> int:
+        """The same of one group."""
+        return self.allocators[group].free_count + self.index.idle_count(group)
 
     @property
     def free_slots(self) -> int:
         """How many more sequences can be opened."""
         return self._slots - len(self.sequences)
+
+    def longest(self, rows: int, context: int, now: bool = False) -> int:
+        """Positions, at most `context`, that a sequence can have if it advances by up to `rows` a step.
+
+        It is alone in the cache; or `now`: it gets the pages that nobody holds.
+        """
+        counts = [self.available_in(g) if now else self.allocators[g].count for g in range(len(self.windows))]
+        return min(w.longest(count, rows, context) for w, count in zip(self.windows, counts, strict=True))
 
     def pages_for(self, length: int) -> int:
         """Pages that `length` tokens fill, the last perhaps in part."""
@@ -68,56 +109,84 @@ class SequenceTable:
         slot = self._free_slot()
         if slot is None:
             return None
-        pages = self.index.lookup(tokens, max(len(tokens) - 1, 0) // self.page_size, salt)
-        for page in pages:
-            self._hold(page)
-        return self._add(slot, list(tokens[: len(pages) * self.page_size]), pages, salt)
+        sequence = self.sequences[slot] = self._found(slot, tokens, max(len(tokens) - 1, 0) // self.page_size, salt)
+        return sequence
 
     def borrow(self, tokens: Seq[int]) -> Sequence:
         """The longest cached prefix of `tokens`, whole pages of it, as a sequence without a slot: it holds pages, but never runs.
 
-        For who reads or fills pages from outside (snapshots). `truncate` to 0 gives everything back. Python only.
+        For who reads or fills pages from outside (snapshots). Python only.
         """
-        pages = self.index.lookup(tokens, len(tokens) // self.page_size)
-        for page in pages:
-            self._hold(page)
-        cached = len(pages) * self.page_size
-        return Sequence(NO_SLOT, list(tokens[:cached]), pages, computed=cached)
+        return self._found(NO_SLOT, tokens, len(tokens) // self.page_size, "")
 
-    def reserve(self, sequence: Sequence, length: int) -> list[Copy] | None:
-        """Make the positions from the end of the sequence up to `length` writable.
+    def reserve(self, sequence: Sequence, length: int, soon: int | None = None) -> list[Copy] | None:
+        """Make the positions from the end of the sequence up to `length` writable; in groups with a window up to `soon`.
 
+        `soon` (`length` where not given): such a group gives pages back as the sequence advances, and gets the next ones then.
         Returns the page copies to make first: a last page that others can see is copied before it is written.
         None when there are not enough pages.
         """
-        shared = self._shared_tail(sequence, length)
-        missing = max(self.pages_for(length) - len(sequence.pages), 0)
-        if missing + (shared is not None) > self.available:
-            return None
+        shared, missing = [], []
+        for group, (held, window) in enumerate(zip(sequence.held, self.windows, strict=True)):
+            until = length if soon is None or window.size is None else min(soon, length)
+            shared.append(self._shared_tail(sequence, group, until))
+            missing.append(max(self.pages_for(until) - held.end, 0))
+            if missing[group] + shared[group] > self.available_in(group):
+                return None
         copies: list[Copy] = []
-        if shared is not None:
-            old, new = sequence.pages[shared], self._take()
-            sequence.pages[shared] = new
-            self._drop(old)
-            copies.append((old, new))
-        sequence.pages.extend(self._take() for _ in range(missing))
+        for group, held in enumerate(sequence.held):
+            if shared[group]:
+                column = len(sequence.tokens) // self.page_size - held.first
+                old, new = held.pages[column], self._take(group)
+                held.pages[column] = new
+                self._drop(group, old)
+                copies.append((group, old, new))
+            held.pages.extend(self._take(group) for _ in range(missing[group]))
         return copies
+
+    def reservable(self, sequence: Sequence, length: int) -> int:
+        """The greatest length, up to `length`, that `reserve` would grant now."""
+        for group, held in enumerate(sequence.held):
+            spare = self.available_in(group) - self._shared_tail(sequence, group, length)
+            length = min(length, (held.end + spare) * self.page_size if spare >= 0 else len(sequence.tokens))
+        return length
+
+    def writable(self, sequence: Sequence) -> int:
+        """The length up to which positions have their pages in every group."""
+        return min(held.end for held in sequence.held) * self.page_size
 
     def append(self, sequence: Sequence, tokens: Iterable[int]) -> None:
         """Record tokens in reserved positions. Nobody else finds them before they are published."""
         new = list(tokens)
-        if len(sequence.tokens) + len(new) > len(sequence.pages) * self.page_size:
-            raise ValueError(f"{len(new)} tokens do not fit {len(sequence.pages)} pages: reserve before append")
+        if len(sequence.tokens) + len(new) > self.writable(sequence):
+            room = self.writable(sequence) - len(sequence.tokens)
+            raise ValueError(f"{len(new)} tokens do not fit the {room} positions left: reserve before append")
         sequence.tokens.extend(new)
 
     def publish(self, sequence: Sequence, length: int) -> None:
         """The device has computed the first `length` tokens: their full pages enter the prefix index.
 
         Where the index knows a page with the same content, the sequence takes that page and gives its own back.
+        Rows that are still to be read lie at `length` or behind it: pages before every window of theirs are given back.
         """
         first, sequence.computed = sequence.computed, max(sequence.computed, min(length, len(sequence.tokens)))
-        for index in range(first // self.page_size, sequence.computed // self.page_size):
-            self._publish(sequence, index)
+        for column in range(first // self.page_size, sequence.computed // self.page_size):
+            self._publish(sequence, column)
+        self.slide(sequence, sequence.computed)
+
+    def slide(self, sequence: Sequence, position: int) -> None:
+        """No row before `position` will be computed any more: give back the pages that later rows do not read, first page first."""
+        for group, held in enumerate(sequence.held):
+            first = self.windows[group].first_column(position)
+            if first > held.first:
+                for page in held.pages[: first - held.first]:
+                    self._drop(group, page)
+                del held.pages[: first - held.first]
+                held.first = first
+
+    def least_length(self, sequence: Sequence) -> int:
+        """The least length, but 0, to which the sequence or a fork of it can be truncated: before it, pages were given back."""
+        return max(window.least_length(held.first) for window, held in zip(self.windows, sequence.held, strict=True))
 
     def fork(self, sequence: Sequence) -> Sequence | None:
         """A second sequence with the computed tokens, sharing all their pages. None when no slot is free.
@@ -127,33 +196,47 @@ class SequenceTable:
         slot = self._free_slot()
         if slot is None:
             return None
-        pages = sequence.pages[: self.pages_for(sequence.computed)]
-        for page in pages:
-            self._hold(page)
-        return self._add(slot, sequence.tokens[: sequence.computed], pages, sequence.salt)
+        until = self.pages_for(sequence.computed)
+        held = [Held(each.first, each.pages[: until - each.first]) for each in sequence.held]
+        tokens = sequence.tokens[: sequence.computed]
+        child = self.sequences[slot] = self._add(slot, tokens, held, sequence.node, sequence.salt)
+        return child
 
     def truncate(self, sequence: Sequence, length: int) -> None:
-        """Keep the first `length` tokens; give back the pages beyond them, last first."""
-        if not 0 <= length <= len(sequence.tokens):
-            raise ValueError(f"cannot truncate {len(sequence.tokens)} tokens to {length}")
+        """Keep the first `length` tokens, 0 or at least `least_length`; give back the pages beyond them, last first."""
+        if not (length == 0 or self.least_length(sequence) <= length <= len(sequence.tokens)):
+            raise ValueError(
+                f"cannot truncate {len(sequence.tokens)} tokens to {length}: "
+                f"it can be 0, or {self.least_length(sequence)} to {len(sequence.tokens)}"
+            )
         del sequence.tokens[length:]
         keep = self.pages_for(length)
-        while len(sequence.pages) > keep:
-            self._drop(sequence.pages.pop())
-        sequence.computed = min(sequence.computed, length)
+        for group, held in enumerate(sequence.held):
+            while held.pages and held.end > keep:
+                self._drop(group, held.pages.pop())
+            if length == 0:
+                held.first = 0
+        left, sequence.computed = sequence.computed, min(sequence.computed, length)
+        node = sequence.node
+        for _ in range(sequence.computed // self.page_size, left // self.page_size):
+            assert node.parent is not None
+            node = node.parent
+        self._move(sequence, node)
 
     def release(self, sequence: Sequence) -> None:
         """Close the sequence. Its published pages stay in the prefix index until they are evicted."""
-        while sequence.pages:
-            self._drop(sequence.pages.pop())
-        del self.sequences[sequence.slot]
+        self.truncate(sequence, 0)
+        self.index.leave(sequence.node)
+        self.sequences.pop(sequence.slot, None)
         self.freed += 1
 
     def clear(self) -> int:
         """Evict every idle page; returns how many."""
-        count = self.index.idle_count
-        for _ in range(count):
-            self.allocator.free(self.index.evict())
+        count = 0
+        for group, allocator in enumerate(self.allocators):
+            for _ in range(self.index.idle_count(group)):
+                allocator.free(self.index.evict(group))
+                count += 1
         return count
 
     def forget(self) -> None:
@@ -164,42 +247,64 @@ class SequenceTable:
     def _free_slot(self) -> int | None:
         return next((slot for slot in range(self._slots) if slot not in self.sequences), None)
 
-    def _add(self, slot: int, tokens: list[int], pages: list[int], salt: str) -> Sequence:
-        sequence = self.sequences[slot] = Sequence(slot, tokens, pages, salt, len(tokens))
-        return sequence
+    def _found(self, slot: int, tokens: Seq[int], limit: int, salt: str) -> Sequence:
+        """A sequence that starts with the longest cached prefix of `tokens`, at most `limit` pages."""
+        path = self.index.lookup(tokens, limit, salt)
+        length = len(path) * self.page_size
+        every = []
+        for group, window in enumerate(self.windows):
+            first = window.first_column(length)
+            every.append(Held(first, [page for node in path[first:] if (page := node.pages[group]) is not None]))
+        return self._add(slot, list(tokens[:length]), every, path[-1] if path else self.index.root(salt), salt)
 
-    def _shared_tail(self, sequence: Sequence, length: int) -> int | None:
-        """Index of the page to be written next if it is partly filled and somebody else can see it."""
-        index, filled = divmod(len(sequence.tokens), self.page_size)
+    def _add(self, slot: int, tokens: list[int], held: list[Held], node: Node, salt: str) -> Sequence:
+        for group, each in enumerate(held):
+            for page in each.pages:
+                self._hold(group, page)
+        return Sequence(slot, tokens, held, self.index.enter(node), salt, len(tokens))
+
+    def _shared_tail(self, sequence: Sequence, group: int, length: int) -> bool:
+        """Whether the page to be written next is partly filled and somebody else can see it."""
+        column, filled = divmod(len(sequence.tokens), self.page_size)
         if filled == 0 or length <= len(sequence.tokens):
-            return None
-        page = sequence.pages[index]
-        return index if self.allocator.refs[page] > 1 or page in self.index else None
+            return False
+        held = sequence.held[group]
+        page = held.pages[column - held.first]
+        return self.allocators[group].refs[page] > 1 or (group, page) in self.index
 
-    def _publish(self, sequence: Sequence, index: int) -> None:
-        page = sequence.pages[index]
-        start = index * self.page_size
-        parent = sequence.pages[index - 1] if index else root(sequence.salt)
-        known = self.index.insert(parent, sequence.tokens[start : start + self.page_size], page)
-        if known != page:
-            self._hold(known)
-            sequence.pages[index] = known
-            self._drop(page)
+    def _publish(self, sequence: Sequence, column: int) -> None:
+        """Enter a full page, of each group in which the sequence has it; what is known already takes the place of its own."""
+        start = column * self.page_size
+        own = [held.pages[column - held.first] if held.first <= column else None for held in sequence.held]
+        node = self.index.insert(sequence.node, sequence.tokens[start : start + self.page_size], own)
+        for group, (page, known) in enumerate(zip(own, node.pages, strict=True)):
+            if page is not None and known is not None and known != page:
+                held = sequence.held[group]
+                self._hold(group, known)
+                held.pages[column - held.first] = known
+                self._drop(group, page)
+        self._move(sequence, node)
 
-    def _take(self) -> int:
-        if not self.allocator.free_count:
-            self.allocator.free(self.index.evict())
-        return self.allocator.take()
+    def _move(self, sequence: Sequence, node: Node) -> None:
+        """The published tokens of the sequence end elsewhere."""
+        before, sequence.node = sequence.node, self.index.enter(node)
+        self.index.leave(before)
 
-    def _hold(self, page: int) -> None:
-        self.index.revive(page)
-        self.allocator.retain(page)
+    def _take(self, group: int) -> int:
+        allocator = self.allocators[group]
+        if not allocator.free_count:
+            allocator.free(self.index.evict(group))
+        return allocator.take()
 
-    def _drop(self, page: int) -> None:
-        if self.allocator.release(page):
+    def _hold(self, group: int, page: int) -> None:
+        self.index.revive(group, page)
+        self.allocators[group].retain(page)
+
+    def _drop(self, group: int, page: int) -> None:
+        if self.allocators[group].release(page):
             return
         self.freed += 1
-        if page in self.index:
-            self.index.park(page)
+        if (group, page) in self.index:
+            self.index.park(group, page)
         else:
-            self.allocator.free(page)
+            self.allocators[group].free(page)

@@ -20,6 +20,7 @@ from nearfar.edge_runtime.engine.scheduler import Limits, Scheduler, Step
 from nearfar.edge_runtime.engine.steps import Done, Launched, Sampled, StepBuilder, StepWork, finish, launch
 from nearfar.errors import DeviceError, DeviceLost, NearfarError, RequestError
 from nearfar.format.manifest import Manifest, Program
+from nearfar.format.sizes import MAX_STEP
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -104,12 +105,12 @@ class EngineCore:
         executor: Executor,
         manifest: Manifest,
         program: Program,
-        pages: int,
+        pages: Seq[int],
         *,
         pipelined: bool = True,
         reopen: Callable[[], Executor] | None = None,
     ) -> None:
-        """Take over an executor. `pipelined`: queue a step before the tokens of the one before are read.
+        """Take over an executor with so many pages by group. `pipelined`: queue a step before the tokens of the one before are read.
 
         An executor that computes inside `run` gains nothing from that. `reopen`: makes another one like it, for when this one
         has failed; where its device is lost (DeviceLost), requests go on where they were. Without it the engine ends there.
@@ -117,10 +118,10 @@ class EngineCore:
         self.executor = executor
         self.manifest = manifest
         cache, model = manifest.cache, manifest.model
-        self.context = min(model.context_length, pages * cache.page_size)
         buckets = sorted(function.size for function in program.functions["step"])
         rows = max(function.rows for function in program.functions["step"])
-        table = SequenceTable(pages, cache.page_size, cache.slots)
+        table = SequenceTable(pages, cache.page_size, cache.slots, [group.window for group in manifest.groups])
+        self.context = table.longest(MAX_STEP, model.context_length)
         self.scheduler = Scheduler(table, Limits(tuple(buckets), min(rows, cache.slots), self.context))
         self._pipelined = pipelined
         self._new_builder = partial(StepBuilder, manifest, program, feed=pipelined)

@@ -7,8 +7,7 @@ from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from nearfar.edge_runtime.cache import SequenceTable, common_length
-from nearfar.edge_runtime.cache.sequences import Copy
+from nearfar.edge_runtime.cache import Copy, SequenceTable, common_length
 from nearfar.edge_runtime.engine.requests import Request
 from nearfar.errors import RequestError
 
@@ -88,6 +87,11 @@ class Scheduler:
         self._copies: list[Copy] = []  # page copies that the next step must make first
         self._no_room: tuple[Request, int] | None = None  # who found no room, and what had been given back by then
 
+    @property
+    def free_tokens(self) -> int:
+        """Tokens, at most the context, that a new request could put into the cache now."""
+        return self.table.longest(self.limits.max_rows, self.limits.context, now=True)
+
     def add(self, request: Request) -> None:
         """Queue a request."""
         self.waiting.append(request)
@@ -134,11 +138,15 @@ class Scheduler:
         wanted = self._prefill_wanted(before)
         budget = self.limits.prefill_rows(len(chunks), sum(r.remaining for r in wanted)) if wanted else 0
         for request in wanted:
-            take = min(request.remaining, budget)
+            assert request.sequence is not None
+            take = min(request.remaining, budget, self.table.writable(request.sequence) - request.queued)
             if take > 0:
                 chunks.append(Chunk(request, request.queued, take, take == request.remaining))
                 budget -= take
         if not any(chunks):
+            if wanted and before is None:
+                self._preempt(self.running[-1])  # prompts wait for each other's pages
+                return self.schedule(None)
             return None
         rows = sum(chunk.count if chunk else 1 for chunk in chunks)
         copies, self._copies = tuple(self._copies), []
@@ -210,6 +218,8 @@ class Scheduler:
         """Running requests with positions left to compute, then as many waiting ones as can be admitted."""
         fed = before.sampled if before else []
         wanted = [r for r in self.running if r not in fed and (r.remaining > 1 or r.generated == 0) and not r.exhausted]
+        for request in wanted:
+            self._advance(request)  # before others are admitted: they must not take its pages
         rows = sum(r.remaining for r in wanted)
         while self.waiting and rows < self.limits.max_rows and len(self.running) < self.limits.max_logits:
             request = self.waiting[0]
@@ -224,6 +234,14 @@ class Scheduler:
             rows += request.remaining
         return wanted
 
+    def _advance(self, request: Request) -> None:
+        """Reserve the next rows of a prompt, as far as there is room: in groups with a window that is done step by step."""
+        assert request.sequence is not None
+        soon = min(len(request.tokens), request.queued + self.limits.max_rows)
+        made = self.table.reserve(request.sequence, self.table.reservable(request.sequence, soon))
+        assert made is not None
+        self._copies += made
+
     def _soon_cached(self, request: Request) -> bool:
         """Whether a request being prefilled will leave a prefix that is worth waiting for."""
         for other in self.running:
@@ -236,14 +254,18 @@ class Scheduler:
         return False
 
     def _admit(self, request: Request) -> bool:
-        """Give the request a slot, the longest prefix that the cache has, and pages for its tokens."""
+        """Give the request a slot, the longest prefix that the cache has, and pages for its tokens.
+
+        In groups with a window only for the next rows: it never needs pages for all of a long prompt.
+        """
         sequence = self.table.open(request.tokens, request.salt)
         if sequence is None:
             return False
         request.sequence = sequence
         self._borrow(request)
         assert request.sequence is not None
-        made = self.table.reserve(request.sequence, len(request.tokens))
+        soon = len(request.sequence.tokens) + self.limits.max_rows
+        made = self.table.reserve(request.sequence, len(request.tokens), soon)
         # A page in hand for each running request: else this one would be preempted as soon as they need it.
         if made is None or self.table.available < len(self.running):
             self._release(request)
@@ -263,7 +285,7 @@ class Scheduler:
             if other.sequence is not None and other.salt == request.salt:
                 common = common_length(other.sequence.tokens, request.tokens)
                 common = min(common, other.sequence.computed, len(request.tokens) - 1)
-                if common > shared:
+                if common > shared and common >= self.table.least_length(other.sequence):
                     best, shared = other.sequence, common
         if best is None:
             return

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.edge_runtime.cache import Sequence
-from nearfar.edge_runtime.cache.sequences import Copy
+from nearfar.edge_runtime.cache import Copy, Held, Sequence, common_length
 from nearfar.edge_runtime.engine.requests import Constraint, Request
 from nearfar.edge_runtime.engine.scheduler import Step
 from nearfar.errors import DeviceError, NearfarError, RequestError
@@ -42,11 +41,12 @@ NOT_FINITE = (
 
 @dataclass(frozen=True)
 class Write:
-    """Data for a buffer, from a row of it on."""
+    """Data for a buffer, from a row of it on; or for a part of one row, from a column on."""
 
     buffer: str
     data: Array
     row: int = 0
+    column: int = 0
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Done:
 class _SlotState:
     """What a slot's rows on the device hold, so that only what changed is written."""
 
-    pages: list[int] = field(default_factory=list)
+    held: tuple[Held, ...]
     owner: Sequence | None = None
     biased: bool = False
     constrained: bool = False
@@ -117,9 +117,7 @@ class StepBuilder:
 
     def __init__(self, manifest: Manifest, program: Program, feed: bool) -> None:
         self._model = manifest.model
-        self._pages_per_slot = -(-manifest.model.context_length // manifest.cache.page_size)
-        self._groups = len(manifest.groups)
-        self._slots = [_SlotState() for _ in range(manifest.cache.slots)]
+        self._slots = [_SlotState(tuple(Held() for _ in manifest.groups)) for _ in range(manifest.cache.slots)]
         self._sizes = {name: sorted(f.size for f in buckets) for name, buckets in program.functions.items()}
         self._feed = feed
         self._words = (manifest.model.vocab_size + 31) // 32
@@ -180,15 +178,20 @@ class StepBuilder:
         return [Write(buffer, data)]
 
     def _page_table(self, request: Request) -> list[Write]:
+        """What the slot's rows of the page tables lack. Entries of pages that were given back go stale: nobody reads them."""
         sequence = request.sequence
         assert sequence is not None
         state = self._slots[sequence.slot]
-        if state.pages == sequence.pages:
-            return []
-        state.pages = list(sequence.pages)
-        table = np.zeros((1, self._pages_per_slot), np.int32)
-        table[0, : len(sequence.pages)] = sequence.pages
-        return [Write(page_table(group), table, sequence.slot) for group in range(self._groups)]
+        writes = []
+        for group, (known, held) in enumerate(zip(state.held, sequence.held, strict=True)):
+            if known == held:
+                continue
+            same = common_length(held.pages, known.pages[held.first - known.first :]) if known.first <= held.first else 0
+            if same < len(held.pages):
+                changed = np.array([held.pages[same:]], np.int32)
+                writes.append(Write(page_table(group), changed, sequence.slot, held.first + same))
+            known.first, known.pages = held.first, list(held.pages)
+        return writes
 
     def _sampler(self, work: StepWork, step: Step) -> None:
         requests = step.sampled
@@ -254,10 +257,10 @@ class StepBuilder:
 
 def launch(executor: Executor, work: StepWork) -> Launched:
     """Enqueue a step. A constraint that fails ends its own request; what the executor raises ends the epoch."""
-    for source, target in work.copies:
-        executor.copy_page(source, target)
+    for group, source, target in work.copies:
+        executor.copy_page(group, source, target)
     for write in work.writes:
-        executor.write(write.buffer, write.data, write.row)
+        executor.write(write.buffer, write.data, write.row, write.column)
     refused: Refused = {}
     for mask in work.masks:
         row = _allowed(mask.request, refused)

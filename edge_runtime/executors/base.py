@@ -14,6 +14,9 @@ Array = npt.NDArray[np.generic]
 class Executor(Protocol):
     """Runs the plans of one artifact over buffers that it owns.
 
+    Caches whose layers look equally far back are a *group* (manifest.groups) with pages of its own: it is opened with a number
+    of pages for each group, and reads the page table of group g from the buffer "page_table.g".
+
     Order: `write`, `run`, `fetch`, `copy_page`, `read_pages` and `write_pages` take effect in the order of the calls; each sees
     everything before it and nothing after it. None of them needs to wait for the device: only `read_pages`, and calling what
     `fetch` returned, do.
@@ -31,11 +34,19 @@ class Executor(Protocol):
 
     @property
     def precision(self) -> str:
-        """The program it runs: "f32" or "f16"."""
+        """What its program computes in: "f32" or "f16"."""
         ...
 
-    def write(self, buffer: str, data: Array, row: int = 0) -> None:
-        """Overwrite rows row … row+len(data) of a buffer (a row is what the first axis counts); dtype and row shape must fit."""
+    @property
+    def program_name(self) -> str:
+        """The program it runs, as the manifest calls it."""
+        ...
+
+    def write(self, buffer: str, data: Array, row: int = 0, column: int = 0) -> None:
+        """Overwrite rows row … row+len(data) of a buffer (a row is what the first axis counts); dtype and row shape must fit.
+
+        Of a buffer with two axes also a part of one row: data [1, n] goes to its columns column … column+n.
+        """
         ...
 
     def run(self, function: str, size: int) -> None:
@@ -46,20 +57,20 @@ class Executor(Protocol):
         """Enqueue a copy of the first `rows` rows; call the result to wait for it and get it."""
         ...
 
-    def copy_page(self, source: int, target: int) -> None:
-        """Enqueue copying a whole page of the cache, keys and values of all layers."""
+    def copy_page(self, group: int, source: int, target: int) -> None:
+        """Enqueue copying a whole page of a group: keys and values of all its caches."""
         ...
 
-    def read_pages(self, pages: Sequence[int]) -> dict[str, Array]:
-        """Copies of whole pages of the cache; waits for the device.
+    def read_pages(self, group: int, pages: Sequence[int]) -> dict[str, Array]:
+        """Copies of whole pages of a group; waits for the device.
 
-        For each layer i "layers.i.k" and "layers.i.v", [len(pages), kv_heads, page_size, head_dim] in the cache's dtype. Where the
-        cache is quantized, instead of each: "layers.i.k.codes" (uint32), "layers.i.k.scales" and "layers.i.k.biases" (float),
-        the last axis as long as a token's codes, groups and groups.
+        For each cache c of the group, by its number in the manifest, "kv.c.k" and "kv.c.v", [len(pages), kv_heads, page_size,
+        head_dim] in the cache's dtype. Where the cache is quantized, instead of each: "kv.c.k.codes" (uint32), "kv.c.k.scales"
+        and "kv.c.k.biases" (float), the last axis as long as a token's codes, groups and groups.
         """
         ...
 
-    def write_pages(self, pages: Sequence[int], content: Mapping[str, Array]) -> None:
+    def write_pages(self, group: int, pages: Sequence[int], content: Mapping[str, Array]) -> None:
         """Overwrite whole pages with what `read_pages` of a cache of the same layout gave; dtypes and shapes must fit."""
         ...
 

@@ -27,7 +27,7 @@ Array = npt.NDArray[np.generic]
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all; may be called from another thread."""
 
-FORMAT, VERSION = "nearfar-snapshot", 1
+FORMAT, VERSION = "nearfar-snapshot", 2
 DTYPES = {"I32": "<i4", "U32": "<u4", "F16": "<f2", "F32": "<f4"}
 PIECE_BYTES = 4 << 20  # read or written, and hashed, at a time
 HEADER_LIMIT = 100_000_000  # as the safetensors library
@@ -178,6 +178,11 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
         raise SnapshotError(
             f"{path} is a snapshot of version {int(found)}, newer than this nearfar understands ({VERSION}). "
             "Upgrade nearfar (pip install -U nearfar), or save the snapshot again with this version"
+        )
+    if re.fullmatch(rb"\d{1,9}", found) and int(found) < VERSION:
+        raise SnapshotError(
+            f"{path} is a snapshot of version {int(found)}, which an earlier nearfar wrote; this one reads version {VERSION}. "
+            "Save it again with nearfar cache save"
         )
     try:
         header = json.loads(text)

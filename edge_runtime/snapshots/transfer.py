@@ -34,23 +34,26 @@ ATTEMPTS = 3
 async def capture(core: EngineCore, tokens: Seq[int]) -> dict[str, Array]:
     """Keys and values of `tokens` (whole pages of them), computed first where the cache does not have them.
 
-    By the names of Executor.read_pages, each [kv_heads, tokens, …].
+    By the names of Executor.read_pages, each [kv_heads, tokens, …]; of layers with a window the last of the tokens alone,
+    whole pages of them: those that a row behind `tokens` reads.
     """
     table = core.scheduler.table
     epoch = core.epoch
     sequence = await _resident(core, tokens)
     try:
-        layout = await core.on_device(lambda: core.executor.read_pages(sequence.pages[:1]))
-        whole = {
-            name: np.empty((page.shape[1], len(tokens), page.shape[3]), page.dtype) for name, page in layout.items()
-        }
-        step = _pages_at_once(layout)
-        for start in range(0, len(sequence.pages), step):
-            await core.on_device(_reader(core, sequence.pages[start : start + step], whole, start * table.page_size))
-            _check_epoch(core, epoch)
-        return whole
+        content: dict[str, Array] = {}
+        for group, layout in enumerate(await core.on_device(_layouts(core))):
+            pages = sequence.held[group].pages
+            length = len(pages) * table.page_size
+            whole = {n: np.empty((page.shape[1], length, page.shape[3]), page.dtype) for n, page in layout.items()}
+            step = _pages_at_once(layout)
+            for start in range(0, len(pages), step):
+                await core.on_device(_reader(core, group, pages[start : start + step], whole, start * table.page_size))
+                _check_epoch(core, epoch)
+            content |= whole
+        return content
     finally:
-        table.truncate(sequence, 0)
+        table.release(sequence)
         core.wake()
 
 
@@ -60,62 +63,82 @@ async def restore(core: EngineCore, tokens: Seq[int], tensors: Mapping[str, Arra
     Afterwards they are an ordinary prefix that nobody holds, the last to be evicted. SnapshotError where they do not fit.
     """
     table = core.scheduler.table
-    size = table.page_size
-    layout = await core.on_device(lambda: core.executor.read_pages([0]))
-    await asyncio.to_thread(check_layout, layout, tensors, len(tokens), core.manifest.caches[0].head_dim)
-    tokens = tokens[: len(tokens) // size * size]
+    size, saved = table.page_size, len(tokens)
+    layouts = await core.on_device(_layouts(core))
+    tokens = tokens[: saved // size * size]
+    needed = [saved - window.first_column(len(tokens)) * size for window in table.windows]
+    await asyncio.to_thread(check_layout, layouts, tensors, saved, needed, core.manifest.caches[0].head_dim)
     _check_room(core, len(tokens))
     epoch = core.epoch
     sequence = table.borrow(tokens)
     try:
-        if table.reserve(sequence, len(tokens)) is None:
-            missing = table.pages_for(len(tokens)) - len(sequence.pages)
-            raise SnapshotError(
-                f"the snapshot needs {missing} pages of the cache, but running requests leave only {table.available} of "
-                f"{table.allocator.count}: load it before them, or give the cache more memory (kv_memory, --kv-memory)"
-            )
-        step = _pages_at_once(layout)
-        for start in range(len(sequence.tokens) // size, len(sequence.pages), step):
-            pages = sequence.pages[start : start + step]
-            await core.on_device(_writer(core, pages, layout, tensors, start * size))
-            _check_epoch(core, epoch)
-            table.append(sequence, tokens[start * size : (start + len(pages)) * size])
+        table.slide(sequence, len(tokens))
+        _reserve(core, sequence, len(tokens))
+        step = min(map(_pages_at_once, layouts))
+        for column in range(len(sequence.tokens) // size, len(tokens) // size, step):
+            until = min(column + step, len(tokens) // size)
+            for group, layout in enumerate(layouts):
+                first = max(column, sequence.held[group].first)
+                if first < until:
+                    await core.on_device(_writer(core, sequence, group, first, until, layout, tensors, saved))
+                    _check_epoch(core, epoch)
+            table.append(sequence, tokens[column * size : until * size])
             table.publish(sequence, len(sequence.tokens))
     finally:
-        table.truncate(sequence, 0)
+        table.release(sequence)
         core.wake()
 
 
-def check_layout(layout: Mapping[str, Array], tensors: Mapping[str, Array], tokens: int, head_dim: int) -> None:
-    """Whether keys and values of so many tokens fit a cache whose pages look like `layout`; SnapshotError where they do not."""
+def check_layout(
+    layouts: Seq[Mapping[str, Array]], tensors: Mapping[str, Array], tokens: int, needed: Seq[int], head_dim: int
+) -> None:
+    """Whether keys and values of so many tokens fit a cache whose pages look like `layouts`, a layout a group.
+
+    `needed`: how many of the last tokens each group needs; a file may have more. SnapshotError where they do not fit.
+    """
     again = "save it again with the same model and the same quantization of the cache (--kv-bits)"
     flat = [name for name, given in tensors.items() if given.ndim != 3]
     if flat:
         raise SnapshotError(f"the snapshot's {flat[0]} is {list(tensors[flat[0]].shape)}, which are no keys or values: {again}")
-    theirs, ours = kind(tensors, head_dim), kind(layout, head_dim)
-    if tensors.keys() != layout.keys() or quantized_bits(tensors, head_dim) != quantized_bits(layout, head_dim):
+    every = {name: page for layout in layouts for name, page in layout.items()}
+    theirs, ours = kind(tensors, head_dim), kind(every, head_dim)
+    if tensors.keys() != every.keys() or quantized_bits(tensors, head_dim) != quantized_bits(every, head_dim):
         raise SnapshotError(
             f"the snapshot holds {theirs} keys and values of {_layers(tensors)} layers, this cache {ours} ones of "
-            f"{_layers(layout)} layers: {again}"
+            f"{_layers(every)} layers: {again}"
         )
-    for name, page in layout.items():
-        given, wanted = tensors[name], (page.shape[1], tokens, page.shape[3])
-        if given.shape != wanted:
-            raise SnapshotError(f"the snapshot's {name} is {list(given.shape)}, this cache needs {list(wanted)}: {again}")
-        if given.dtype.kind == "f" and not np.isfinite(given).all():
-            raise SnapshotError(
-                f"the snapshot's {name} has values that are not numbers: the device that saved it computed nonsense, or the file "
-                "was altered. Save it again"
-            )
-        if given.dtype == page.dtype:
-            continue
-        if (given.dtype.name, page.dtype.name) != ("float32", "float16"):
-            raise SnapshotError(
-                f"the snapshot was saved from a {theirs} cache, this one is {ours}: answers would not be those that this "
-                f"device computes. Save it again here, or where the cache is {page.dtype}"
-            )
-        if np.abs(given).max(initial=0) > np.finfo(np.float16).max:
-            raise SnapshotError(f"the snapshot's {name} has values that float16, the type of this cache, cannot hold")
+    for layout, least in zip(layouts, needed, strict=True):
+        for name, page in layout.items():
+            _check_shape(name, tensors[name].shape, page.shape, least, tokens)
+            _check_values(name, tensors[name], page, theirs, ours)
+
+
+def _check_shape(name: str, given: tuple[int, ...], page: tuple[int, ...], least: int, tokens: int) -> None:
+    """[kv_heads, tokens, width]: of all tokens, or the last, at least as many as this cache needs."""
+    if (given[0], given[2]) != (page[1], page[3]) or not least <= given[1] <= tokens:
+        wanted = [page[1], tokens, page[3]]
+        last = f" or the last {least} of the tokens" if least < tokens else ""
+        raise SnapshotError(
+            f"the snapshot's {name} is {list(given)}, this cache needs {wanted}{last}: save it again with the same model, "
+            "here or where pages have as many tokens"
+        )
+
+
+def _check_values(name: str, given: Array, page: Array, theirs: str, ours: str) -> None:
+    if given.dtype.kind == "f" and not np.isfinite(given).all():
+        raise SnapshotError(
+            f"the snapshot's {name} has values that are not numbers: the device that saved it computed nonsense, or the file "
+            "was altered. Save it again"
+        )
+    if given.dtype == page.dtype:
+        return
+    if (given.dtype.name, page.dtype.name) != ("float32", "float16"):
+        raise SnapshotError(
+            f"the snapshot was saved from a {theirs} cache, this one is {ours}: answers would not be those that this "
+            f"device computes. Save it again here, or where the cache is {page.dtype}"
+        )
+    if np.abs(given).max(initial=0) > np.finfo(np.float16).max:
+        raise SnapshotError(f"the snapshot's {name} has values that float16, the type of this cache, cannot hold")
 
 
 def kind(content: Mapping[str, Array], head_dim: int) -> str:
@@ -131,12 +154,12 @@ def kv_dtype(content: Mapping[str, Array]) -> str:
 
 def quantized_bits(content: Mapping[str, Array], head_dim: int) -> int | None:
     """Bits of the codes of a quantized cache, None where it is not quantized."""
-    codes = content.get("layers.0.k.codes")
+    codes = content.get("kv.0.k.codes")
     return None if codes is None else codes.shape[-1] * 32 // head_dim
 
 
 def _layers(content: Mapping[str, Array]) -> int:
-    return len({name.split(".")[1] for name in content if name.startswith("layers.")})
+    return len({name.split(".")[1] for name in content if name.startswith("kv.")})
 
 
 def _check_epoch(core: EngineCore, epoch: int) -> None:
@@ -161,7 +184,7 @@ async def _resident(core: EngineCore, tokens: Seq[int]) -> Sequence:
         sequence = table.borrow(tokens)
         if len(sequence.tokens) == len(tokens):
             return sequence
-        table.truncate(sequence, 0)
+        table.release(sequence)
         async for _event in core.generate(tokens, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)):
             pass
     raise DeviceError(
@@ -170,15 +193,36 @@ async def _resident(core: EngineCore, tokens: Seq[int]) -> Sequence:
     )
 
 
+def _reserve(core: EngineCore, sequence: Sequence, length: int) -> None:
+    """Pages for the prefix up to `length`; SnapshotError where running requests leave too few."""
+    table = core.scheduler.table
+    if table.reserve(sequence, length) is not None:
+        return
+    missing = [table.pages_for(length) - held.end for held in sequence.held]
+    short = max(range(len(missing)), key=lambda group: missing[group] - table.available_in(group))
+    raise SnapshotError(
+        f"the snapshot needs {missing[short]} pages of the cache, but running requests leave only "
+        f"{table.available_in(short)} of {table.allocators[short].count}: load it before them, or give the cache more memory "
+        "(kv_memory, --kv-memory)"
+    )
+
+
+def _layouts(core: EngineCore) -> Callable[[], list[dict[str, Array]]]:
+    """Reads a page of each group, to see what pages look like."""
+    return lambda: [core.executor.read_pages(group, [0]) for group in range(len(core.manifest.groups))]
+
+
 def _pages_at_once(layout: Mapping[str, Array]) -> int:
     return max(1, CHUNK_BYTES // max(sum(page.nbytes // len(page) for page in layout.values()), 1))
 
 
-def _reader(core: EngineCore, pages: Seq[int], whole: Mapping[str, Array], start: int) -> Callable[[], None]:
+def _reader(
+    core: EngineCore, group: int, pages: Seq[int], whole: Mapping[str, Array], start: int
+) -> Callable[[], None]:
     """Copies pages to the tokens from `start` on of `whole`."""
 
     def read() -> None:
-        for name, content in core.executor.read_pages(pages).items():
+        for name, content in core.executor.read_pages(group, pages).items():
             count, heads, size, width = content.shape
             whole[name][:, start : start + count * size] = content.swapaxes(0, 1).reshape(heads, count * size, width)
 
@@ -186,16 +230,26 @@ def _reader(core: EngineCore, pages: Seq[int], whole: Mapping[str, Array], start
 
 
 def _writer(
-    core: EngineCore, pages: Seq[int], layout: Mapping[str, Array], tensors: Mapping[str, Array], start: int
+    core: EngineCore,
+    sequence: Sequence,
+    group: int,
+    first: int,
+    until: int,
+    layout: Mapping[str, Array],
+    tensors: Mapping[str, Array],
+    saved: int,
 ) -> Callable[[], None]:
-    """Copies the tokens from `start` on of `tensors` to pages, rounded to the cache's type."""
+    """Copies columns `first` to `until` of a group from `tensors`, the last of `saved` tokens, rounded to the cache's type."""
+    held = sequence.held[group]
+    pages = held.pages[first - held.first : until - held.first]
 
     def write() -> None:
         content = {}
         for name, page in layout.items():
             _, heads, size, width = page.shape
+            start = first * size - (saved - tensors[name].shape[1])
             part = tensors[name][:, start : start + len(pages) * size].reshape(heads, len(pages), size, width)
             content[name] = np.ascontiguousarray(part.swapaxes(0, 1), dtype=page.dtype)
-        core.executor.write_pages(pages, content)
+        core.executor.write_pages(group, pages, content)
 
     return write

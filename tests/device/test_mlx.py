@@ -53,13 +53,13 @@ class Direct:
     def __init__(self, path: Path, pages: int = 128, kv_bits: int | None = None) -> None:
         artifact = Artifact.open(path)
         self.program = artifact.manifest.programs[1]
-        self.device = MlxExecutor(artifact, self.program, pages=pages, kv_bits=kv_bits)
-        self.table_shape = next(tuple(b.shape) for b in artifact.manifest.buffers if b.name == "page_table")
+        self.device = MlxExecutor(artifact, self.program, pages=(pages,), kv_bits=kv_bits)
+        self.table_shape = next(tuple(b.shape) for b in artifact.manifest.buffers if b.name == "page_table.0")
 
     def pages(self, pages: list[int], slot: int = 0) -> None:
         table = np.zeros((1, int(self.table_shape[1])), np.int32)
         table[0, : len(pages)] = pages
-        self.device.write("page_table", table, slot)
+        self.device.write("page_table.0", table, slot)
 
     def step(self, tokens: list[int], start: int, slot: int = 0) -> Any:
         """Logits after the last token."""
@@ -111,16 +111,16 @@ def test_pages_can_be_read_written_and_copied(wide: Path, kv_bits: int | None) -
     direct.pages([3, 4, 5, 6])
     direct.prefill(tokens)
     expected = direct.step([9], 48)
-    content = direct.device.read_pages([3, 4, 5])
-    names = {"layers.0.k"} if kv_bits is None else {f"layers.0.k.{part}" for part in ("codes", "scales", "biases")}
+    content = direct.device.read_pages(0, [3, 4, 5])
+    names = {"kv.0.k"} if kv_bits is None else {f"kv.0.k.{part}" for part in ("codes", "scales", "biases")}
     assert names <= content.keys()
     assert all(array.shape[:3] == (3, 2, 16) for array in content.values())
-    direct.device.write_pages([20, 90, 22], content)
-    direct.device.copy_page(90, 21)
+    direct.device.write_pages(0, [20, 90, 22], content)
+    direct.device.copy_page(0, 90, 21)
     direct.pages([20, 21, 22, 30], slot=1)
     np.testing.assert_array_equal(direct.step([9], 48, slot=1), expected)
     with pytest.raises(ValueError, match="do not fit the cache"):
-        direct.device.write_pages([1], content)
+        direct.device.write_pages(0, [1], content)
 
 
 def test_no_step_copies_the_cache(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_small_cache_gives_the_texts_of_a_large_one(plain: Path, roomy: Engine
     expected = [ask(roomy, prompt) for prompt in prompts]
     page = 2 * 2 * 2 * 8 * 4 * 16  # bytes: k and v, layers, heads, values, float32, tokens
     with Engine.load(plain, kv_memory=24 * page) as engine:
-        assert engine.asynchronous.core.scheduler.table.allocator.count == 24
+        assert engine.asynchronous.core.scheduler.table.allocators[0].count == 24
         with ThreadPoolExecutor(6) as pool:
             for _ in range(2):
                 assert list(pool.map(lambda prompt: ask(engine, prompt), prompts)) == expected
@@ -235,8 +235,8 @@ def test_a_quantized_cache_holds_more_pages(wide: Path) -> None:
     for bits in (None, 8, 4):
         with Engine.load(wide, kv_memory="1MB", kv_bits=bits) as engine:
             table, cache = engine.asynchronous.core.scheduler.table, executor(engine)._cache  # type: ignore[attr-defined]
-            counts.append(table.allocator.count)
-            cache.hold(table.allocator.count * 16 - 1)
+            counts.append(table.allocators[0].count)
+            cache.hold(table.allocators[0].count * 16 - 1)
             assert 0.9e6 < cache.nbytes <= 1e6
             assert len(greedy(engine, some_tokens(40), 20)) == 20
     assert counts[1] > 3 * counts[0]

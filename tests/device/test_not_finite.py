@@ -8,7 +8,7 @@ import pytest
 from nearfar.edge_runtime import Engine, SamplingParams
 from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.errors import DeviceError
-from tests.support.backends import Lab, executor, forget, greedy
+from tests.support.backends import Lab, cached_pages, executor, forget, greedy
 
 NAN, INF = np.nan, np.inf
 ROWS = 4
@@ -71,11 +71,11 @@ async def spoil(core: EngineCore, pages: list[int]) -> None:
     """Overwrite pages of the cache with NaN, or what of its parts can hold it."""
 
     def write() -> None:
-        content = core.executor.read_pages(pages)
+        content = core.executor.read_pages(0, pages)
         for array in content.values():
             if array.dtype.kind == "f":
                 array[...] = NAN
-        core.executor.write_pages(pages, content)
+        core.executor.write_pages(0, pages, content)
 
     await core.on_device(write)
 
@@ -92,7 +92,7 @@ def test_pages_that_held_no_numbers_do_not_spoil_who_takes_them_next(lab: Lab, b
     forget(engine)
     expected = [greedy(engine, tokens, 20) for tokens in prompts]
     forget(engine)
-    run(engine, table.allocator.free_pages()[:64])
+    run(engine, table.allocators[0].free_pages()[:64])
     for tokens, wanted in zip(prompts, expected, strict=True):
         assert greedy(engine, tokens, 20) == wanted
     forget(engine)
@@ -105,7 +105,7 @@ def test_a_request_whose_logits_are_not_finite_fails_and_its_neighbour_does_not(
     forget(engine)
     expected = greedy(engine, good, 12)
     greedy(engine, bad, 1)
-    run(engine, core.scheduler.table.index.lookup(bad, 3))
+    run(engine, cached_pages(engine, bad[:48]))
     epoch = core.epoch
 
     async def both() -> tuple[list[int], str]:

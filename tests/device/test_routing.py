@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from nearfar.edge_runtime import Engine
+from nearfar.edge_runtime.artifact.budget import kv_bytes
+from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import ArtifactError, DeviceError, EngineError, RequestError
 from nearfar.fallback_server.engines.local import TextOptions
 from nearfar.fallback_server.engines.opening import EngineOptions, open_engine
@@ -41,8 +43,9 @@ def artifact(built: Built) -> Path:
 
 @pytest.fixture(scope="module")
 def device(artifact: Path) -> Iterator[Engine]:
-    tokens = json.loads((artifact / "manifest.json").read_text())["memory"]["kv_bytes_per_token"]["f32"]
-    with Engine.load(artifact, threads=1, kv_memory=256 * tokens) as engine:  # a small device
+    manifest = Artifact.open(artifact).manifest
+    small = kv_bytes(manifest, manifest.programs[0], 256)
+    with Engine.load(artifact, threads=1, kv_memory=small) as engine:
         yield engine
 
 

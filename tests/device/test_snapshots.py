@@ -10,7 +10,7 @@ import pytest
 from nearfar.edge_runtime import Engine
 from nearfar.errors import SnapshotError
 from tests.device.test_backends import text, tolerance
-from tests.support.backends import Lab, Transformers, executor, forget, greedy, last_logits
+from tests.support.backends import Lab, Transformers, cached_pages, executor, forget, greedy, last_logits
 
 
 def fresh(lab: Lab, model: str, backend: str) -> Engine:
@@ -52,9 +52,9 @@ def test_pages_come_back_bit_by_bit(lab: Lab, stories: Engine, backend: str, sav
         engine.load_cache(saved)
         contents = []
         for made in (stories, engine):
-            found = made.asynchronous.core.scheduler.table.index.lookup(tokens, 19)
+            found = cached_pages(made, tokens[: 19 * 16])
             assert len(found) == 19
-            contents.append(executor(made).read_pages(found))
+            contents.append(executor(made).read_pages(0, found))
         assert contents[0].keys() == contents[1].keys()
         for name, array in contents[0].items():
             np.testing.assert_array_equal(array, contents[1][name])
@@ -65,23 +65,23 @@ def test_pages_hold_the_keys_and_values_of_transformers(stories: Engine, stories
     tokens = prompt(stories)[:64]
     forget(stories)
     greedy(stories, tokens, 1)
-    content = executor(stories).read_pages(stories.asynchronous.core.scheduler.table.index.lookup(tokens, 4))
+    content = executor(stories).read_pages(0, cached_pages(stories, tokens[:64]))
     torch = pytest.importorskip("torch")
     made = stories_reference.model(torch.tensor([tokens]), use_cache=True).past_key_values
     for layer, reference in enumerate(made.layers):
         for part, expected in (("k", reference.keys), ("v", reference.values)):
-            found = np.concatenate(list(content[f"layers.{layer}.{part}"]), axis=1)
+            found = np.concatenate(list(content[f"kv.{layer}.{part}"]), axis=1)
             assert np.abs(found - expected[0].detach().numpy()).max() < tolerance(stories), (layer, part)
 
 
 def test_pages_that_do_not_fit_are_refused(stories: Engine) -> None:
     device = executor(stories)
-    content = device.read_pages([0, 1])
+    content = device.read_pages(0, [0, 1])
     assert {array.shape[0] for array in content.values()} == {2}
     with pytest.raises(ValueError, match="do not fit"):
-        device.write_pages([0], content)
+        device.write_pages(0, [0], content)
     with pytest.raises(ValueError, match="do not fit"):
-        device.write_pages([0, 1], {name: array for name, array in content.items() if "layers.0." not in name})
+        device.write_pages(0, [0, 1], {name: array for name, array in content.items() if "kv.0." not in name})
 
 
 def test_a_snapshot_of_another_model_or_quantization_is_refused(lab: Lab, classics: Engine, backend: str, saved: Path) -> None:

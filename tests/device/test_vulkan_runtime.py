@@ -16,9 +16,9 @@ import pytest
 from typer.testing import CliRunner
 
 from nearfar.cli import typer_app
-from nearfar.edge_runtime import Engine, SamplingParams
+from nearfar.edge_runtime import Engine, SamplingParams, devices
 from nearfar.edge_runtime.artifact.reader import Artifact
-from nearfar.edge_runtime.devices import DEVICES
+from nearfar.edge_runtime.devices import Settings
 from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.edge_runtime.engine.steps import StepWork, Write, launch
 from nearfar.edge_runtime.executors.vulkan import binding, commands, device
@@ -29,7 +29,7 @@ from nearfar.errors import DeviceError, DeviceLost
 from nearfar.format.manifest import Requires
 from tests.shared_data import shared_data
 from tests.support.artifacts import Built
-from tests.support.backends import Lab, executor, greedy, require
+from tests.support.backends import Lab, cached_pages, executor, greedy, require
 
 ENGINES = int(os.environ.get("NEARFAR_TEST_ENGINES", "200"))
 """How many engines are opened and closed to look for leaks."""
@@ -49,7 +49,7 @@ def artifact(built: Built) -> Artifact:
 
 def open_executor(artifact: Artifact, precision: str = "f32", debug: bool = False, **options: Any) -> VulkanExecutor:
     program = next(p for p in artifact.manifest.programs if p.precision == precision)
-    return VulkanExecutor(device.gpus(debug)[0], artifact, program, pages=PAGES, context=512, **options)
+    return VulkanExecutor(artifact, program, Settings((PAGES,), 512, debug=debug), **options)
 
 
 @pytest.fixture
@@ -85,11 +85,11 @@ def test_free_memory_is_asked_each_time(monkeypatch: pytest.MonkeyPatch) -> None
                 budget.heapBudget[heap], budget.heapUsage[heap] = 8 << 20, (8 << 20) - left
 
     monkeypatch.setattr(vk, "vkGetPhysicalDeviceMemoryProperties2", told)
-    assert DEVICES["vulkan"].probe().memory == 3 << 20
+    assert devices.device("vulkan").probe().memory == 3 << 20
     left = 1 << 20
-    assert DEVICES["vulkan"].probe().memory == 1 << 20
+    assert devices.device("vulkan").probe().memory == 1 << 20
     left = -1
-    assert DEVICES["vulkan"].probe().memory == 0
+    assert devices.device("vulkan").probe().memory == 0
 
 
 def engine(artifact: Artifact, made: VulkanExecutor, **options: Any) -> Engine:
@@ -98,7 +98,7 @@ def engine(artifact: Artifact, made: VulkanExecutor, **options: Any) -> Engine:
     from nearfar.edge_runtime.text.codec import TextCodec
 
     program = next(p for p in artifact.manifest.programs if p.precision == made.precision)
-    core = EngineCore(made, artifact.manifest, program, PAGES, **options)
+    core = EngineCore(made, artifact.manifest, program, (PAGES,), **options)
     return Engine(AsyncEngine(core, TextCodec.open(artifact)))
 
 
@@ -109,14 +109,14 @@ def test_memory_out_of_the_hosts_reach_gives_the_same_text(artifact: Artifact) -
     assert not staged._memory.kinds.small_mapped
     with engine(artifact, staged) as made:
         assert made.completions.create("", max_tokens=199, temperature=0).choices[0].text == golden
-        pages = made.asynchronous.core.scheduler.table.index.lookup([1] * 16, 1) or [0]
-        content = staged.read_pages([*pages, 3])
+        pages = cached_pages(made, [1] * 16) or [0]
+        content = staged.read_pages(0, [*pages, 3])
         rng = np.random.default_rng(0)
         fresh = {name: rng.random(array.shape).astype(array.dtype) for name, array in content.items()}
-        staged.write_pages([5, 7], fresh)
-        staged.copy_page(7, 6)
-        staged.copy_page(6, 8)
-        for name, array in staged.read_pages([5, 8]).items():
+        staged.write_pages(0, [5, 7], fresh)
+        staged.copy_page(0, 7, 6)
+        staged.copy_page(0, 6, 8)
+        for name, array in staged.read_pages(0, [5, 8]).items():
             np.testing.assert_array_equal(array, fresh[name])
 
 
@@ -237,8 +237,8 @@ def test_the_validation_layer_finds_nothing(artifact: Artifact, monkeypatch: pyt
     messages = device.instance(True).messages
     for options in ({"direct": True}, {"direct": False}):
         made = open_executor(artifact, debug=True, **options)
-        made.write_pages([1], {name: page for name, page in made.read_pages([2]).items()})
-        made.copy_page(1, 3)
+        made.write_pages(0, [1], {name: page for name, page in made.read_pages(0, [2]).items()})
+        made.copy_page(0, 1, 3)
         with engine(artifact, made) as checked:
             greedy(checked, [1] * 20, 5)
     assert messages == []
@@ -340,7 +340,7 @@ def test_the_pipeline_cache_is_kept_and_a_damaged_one_ignored(
 
 LEAKS = """
 import gc, json, sys, psutil
-from nearfar.edge_runtime import Engine, SamplingParams
+from nearfar.edge_runtime import Engine, SamplingParams, devices
 
 def opened(number):
     with Engine.load(sys.argv[1], device="vulkan", precision="f32", kv_memory="1MB", verify=False) as made:

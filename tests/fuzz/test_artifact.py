@@ -39,9 +39,9 @@ def test_a_manifest_is_refused_or_adds_up(data: dict[str, Any]) -> None:
     assert sum(shard.bytes for shard in manifest.weights.shards) == manifest.weights.bytes
     assert all(tensor.offset + tensor.bytes <= manifest.weights.bytes for tensor in manifest.weights.tensors)
     assert all(token < manifest.model.vocab_size for token in manifest.model.eos_token_ids)
-    assert 0 < useful_pages(manifest) <= 4096 * 2**24
+    assert all(0 < pages <= 4096 * 2**24 for pages in useful_pages(manifest))
     for program in manifest.programs:
-        assert page_bytes(manifest, program) > 0
+        assert min(page_bytes(manifest, program)) > 0
         assert all(program.functions[name] for name in ("step", "greedy", "sample", "logprobs"))
         assert [bucket.plan for bucket in program.functions["step"]]
         manifest.model.window(manifest.model.layers - 1)

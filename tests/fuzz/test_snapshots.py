@@ -72,7 +72,7 @@ async def load(data: bytes) -> list[int] | None:
             try:
                 await engine.load_cache(path)
             except SnapshotError:
-                assert engine.core.scheduler.table.index.idle_count == 0
+                assert engine.core.scheduler.table.index.idle_count() == 0
                 return None
             return await answer(engine)
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from nearfar.edge_runtime import Engine
-from nearfar.edge_runtime.devices import DEVICES
+from nearfar.edge_runtime.devices import device, device_names
 from nearfar.edge_runtime.engine.sampling import SamplingParams
 from nearfar.edge_runtime.executors.base import Executor
 from nearfar.errors import DeviceError
@@ -57,10 +57,10 @@ class Lab:
 def require(backend: str) -> None:
     """Skip the test where the backend cannot run, saying why."""
     target = backend.partition("-")[0]
-    if target not in DEVICES:
+    if target not in device_names():
         pytest.skip(f"{backend}: no executor in this nearfar")
     try:
-        DEVICES[target].probe()
+        device(target).probe()
     except (DeviceError, ImportError) as error:
         pytest.skip(f"{backend}: {error}")
 
@@ -71,10 +71,17 @@ def executor(engine: Engine) -> Executor:
 
 
 def forget(engine: Engine, keep: int = 0) -> None:
-    """Empty the prefix cache but for the `keep` pages that it would give up last."""
+    """Empty the prefix cache but for the `keep` pages of each group that it would give up last."""
     table = engine.asynchronous.core.scheduler.table
-    while table.index.idle_count > keep:
-        table.allocator.free(table.index.evict())
+    for group, allocator in enumerate(table.allocators):
+        while table.index.idle_count(group) > keep:
+            allocator.free(table.index.evict(group))
+
+
+def cached_pages(engine: Engine, tokens: Sequence[int]) -> list[int]:
+    """The pages of group 0 that the cache has of the longest known prefix of the tokens."""
+    found = engine.asynchronous.core.scheduler.table.index.lookup(tokens, len(tokens))
+    return [page for node in found if (page := node.pages[0]) is not None]
 
 
 def greedy(engine: Engine, tokens: Sequence[int], count: int) -> list[int]:

@@ -6,8 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from nearfar.edge_runtime.cache import SequenceTable
+from nearfar.edge_runtime.cache.prefix import Node
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "cache"
+
+
+def table(config: dict[str, Any]) -> SequenceTable:
+    """The empty table that a vector starts with."""
+    return SequenceTable(**config)
 
 
 def apply(table: SequenceTable, op: str, args: dict[str, Any]) -> dict[str, Any] | None:
@@ -21,7 +27,7 @@ def apply(table: SequenceTable, op: str, args: dict[str, Any]) -> dict[str, Any]
     match op:
         case "reserve":
             copies = table.reserve(sequence, args["length"])
-            return None if copies is None else {"copies": [list(copy) for copy in copies]}
+            return None if copies is None else {"copies": [_copy(table, copy) for copy in copies]}
         case "append":
             table.append(sequence, args["tokens"])
             table.publish(sequence, len(sequence.tokens))
@@ -38,14 +44,47 @@ def apply(table: SequenceTable, op: str, args: dict[str, Any]) -> dict[str, Any]
 
 
 def state(table: SequenceTable) -> dict[str, Any]:
-    """The whole state as the vectors write it."""
+    """The whole state as the vectors write it: of one group without a window plainly, else group by group."""
+    if _plain(table):
+        return {
+            **_group(table, 0),
+            "index": sorted(_entry(node) for _, _, node in table.index.nodes()),
+            "sequences": [
+                {"slot": slot, "tokens": list(s.tokens), "pages": list(s.pages)}
+                for slot, s in sorted(table.sequences.items())
+            ],
+        }
     return {
-        "free": table.allocator.free_pages(),
-        "refs": list(table.allocator.refs),
-        "index": [[page, parent, tokens] for page, parent, tokens in table.index.entries()],
-        "idle": table.index.idle_pages(),
+        "groups": [_group(table, group) for group in range(len(table.windows))],
+        "index": [
+            [list(path), list(node.pages)] for _, path, node in sorted(table.index.nodes(), key=lambda n: n[1])
+        ],
         "sequences": [
-            {"slot": slot, "tokens": list(s.tokens), "pages": list(s.pages)}
+            {"slot": slot, "tokens": len(s.tokens), "held": [[held.first, held.pages] for held in s.held]}
             for slot, s in sorted(table.sequences.items())
         ],
     }
+
+
+def _plain(table: SequenceTable) -> bool:
+    return [window.size for window in table.windows] == [None]
+
+
+def _copy(table: SequenceTable, copy: tuple[int, int, int]) -> list[int]:
+    return list(copy[1:] if _plain(table) else copy)
+
+
+def _group(table: SequenceTable, group: int) -> dict[str, Any]:
+    return {
+        "free": table.allocators[group].free_pages(),
+        "refs": list(table.allocators[group].refs),
+        "idle": table.index.idle_pages(group),
+    }
+
+
+def _entry(node: Node) -> list[Any]:
+    """[page, page of the parent or -1, tokens] of a node of group 0."""
+    assert node.parent is not None
+    assert isinstance(node.key, tuple)
+    parent = node.parent.pages[0]
+    return [node.pages[0], -1 if parent is None else parent, list(node.key)]

@@ -47,9 +47,13 @@ class Faulty:
     def precision(self) -> str:
         return self.inner.precision
 
-    def write(self, buffer: str, data: Array, row: int = 0) -> None:
+    @property
+    def program_name(self) -> str:
+        return self.inner.program_name
+
+    def write(self, buffer: str, data: Array, row: int = 0, column: int = 0) -> None:
         self.faults.call(f"write {buffer}", self)
-        self.inner.write(buffer, data, row)
+        self.inner.write(buffer, data, row, column)
 
     def run(self, function: str, size: int) -> None:
         self.faults.call(f"run {function} {size}", self)
@@ -65,17 +69,17 @@ class Faulty:
 
         return wait
 
-    def copy_page(self, source: int, target: int) -> None:
+    def copy_page(self, group: int, source: int, target: int) -> None:
         self.faults.call("copy_page", self)
-        self.inner.copy_page(source, target)
+        self.inner.copy_page(group, source, target)
 
-    def read_pages(self, pages: Sequence[int]) -> dict[str, Array]:
+    def read_pages(self, group: int, pages: Sequence[int]) -> dict[str, Array]:
         self.faults.call("read_pages", self)
-        return self.inner.read_pages(pages)
+        return self.inner.read_pages(group, pages)
 
-    def write_pages(self, pages: Sequence[int], content: Mapping[str, Array]) -> None:
+    def write_pages(self, group: int, pages: Sequence[int], content: Mapping[str, Array]) -> None:
         self.faults.call("write_pages", self)
-        self.inner.write_pages(pages, content)
+        self.inner.write_pages(group, pages, content)
 
     def memory_used(self) -> int:
         return self.inner.memory_used()

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.edge_runtime.executors.planned import check_pages, place
+from nearfar.format.buffers import keys, page_table, values
 from nearfar.step.reading import read_model
 from tests.support.step_reference import StepReference
 
@@ -22,21 +24,26 @@ class NumpyExecutor:
     """Runs step, greedy, sample and logprobs over named buffers, as an executor does; everything happens in `run`."""
 
     name = "numpy"
-    precision = "f32"
+    precision = program_name = "f32"
 
     def __init__(
-        self, config: dict[str, Any], weights: Weights, *, pages: int, page_size: int = 16, slots: int = 16
-    ) -> None:
+        self, config: dict[str, Any], weights: Weights, *, pages: int | Sequence[int], page_size: int = 16,
+        slots: int = 16,
+    ) -> None:  # fmt: skip
+        """`pages`: by group, or as many for each."""
         model = read_model(config).model
         self.reference, self.page_size = StepReference(model, weights), page_size
         vocab, context = model.vocab_size, model.context_length
+        self.windows = model.step.windows
+        self.groups = [model.step.group(cache) for cache in range(len(model.step.caches))]
+        counts = [pages] * len(self.windows) if isinstance(pages, int) else pages
         self.kv = [
-            tuple(np.zeros((pages, cache.kv_heads, page_size, cache.head_dim), np.float32) for _ in "kv")
-            for cache in model.step.caches
+            tuple(np.zeros((counts[group], cache.kv_heads, page_size, cache.head_dim), np.float32) for _ in "kv")
+            for cache, group in zip(model.step.caches, self.groups, strict=True)
         ]
         self.buffers: dict[str, Array] = {
             "tokens": np.zeros(256, np.int32), "positions": np.zeros(256, np.int32), "slots": np.zeros(256, np.int32),
-            "page_table": np.zeros((slots, -(-context // page_size)), np.int32), "logit_rows": np.zeros(16, np.int32),
+            "logit_rows": np.zeros(16, np.int32),
             "logits": np.zeros((16, vocab), np.float32), "sampled": np.zeros(16, np.int32),
             "sample_f32": np.zeros((16, 8), np.float32), "sample_i32": np.zeros((16, 8), np.int32),
             "logit_bias": np.zeros((slots, vocab), np.float32), "counts": np.zeros((slots, vocab), np.int32),
@@ -44,37 +51,37 @@ class NumpyExecutor:
             "logprob": np.zeros(16, np.float32), "top_ids": np.zeros((16, 20), np.int32),
             "top_logprobs": np.zeros((16, 20), np.float32),
         }  # fmt: skip
+        for group in range(len(self.windows)):
+            self.buffers[page_table(group)] = np.full((slots, -(-context // page_size)), -1, np.int32)
         self.steps: list[int] = []
         self.closed = False
 
-    def write(self, buffer: str, data: Array, row: int = 0) -> None:
+    def write(self, buffer: str, data: Array, row: int = 0, column: int = 0) -> None:
         target = self.buffers[buffer]
-        assert target.dtype == data.dtype, (buffer, data.dtype)
-        assert target.shape[1:] == data.shape[1:], (buffer, data.shape)
-        target[row : row + len(data)] = data
+        start = place(buffer, target.shape, target.dtype, data, row, column)
+        target.reshape(-1)[start : start + data.size] = data.reshape(-1)
 
     def fetch(self, buffer: str, rows: int) -> Callable[[], Array]:
         snapshot = self.buffers[buffer][:rows].copy()
         return lambda: snapshot
 
-    def copy_page(self, src: int, dst: int) -> None:
-        for k, v in self.kv:
-            k[dst], v[dst] = k[src], v[src]
+    def caches(self, group: int) -> dict[str, Array]:
+        """Keys and values of a group by name."""
+        every = ((keys(i), values(i), kv) for i, kv in enumerate(self.kv) if self.groups[i] == group)
+        return {name: cache for k, v, kv in every for name, cache in zip((k, v), kv, strict=True)}
 
-    def read_pages(self, pages: Sequence[int]) -> dict[str, Array]:
-        return {
-            f"layers.{i}.{part}": cache[list(pages)]
-            for i, kv in enumerate(self.kv)
-            for part, cache in zip("kv", kv, strict=True)
-        }
+    def copy_page(self, group: int, source: int, target: int) -> None:
+        for cache in self.caches(group).values():
+            cache[target] = cache[source]
 
-    def write_pages(self, pages: Sequence[int], content: Mapping[str, Array]) -> None:
-        for i, kv in enumerate(self.kv):
-            for part, cache in zip("kv", kv, strict=True):
-                data = content[f"layers.{i}.{part}"]
-                assert data.shape == (len(pages), *cache.shape[1:])
-                assert data.dtype == cache.dtype
-                cache[list(pages)] = data
+    def read_pages(self, group: int, pages: Sequence[int]) -> dict[str, Array]:
+        return {name: cache[list(pages)] for name, cache in self.caches(group).items()}
+
+    def write_pages(self, group: int, pages: Sequence[int], content: Mapping[str, Array]) -> None:
+        caches = self.caches(group)
+        check_pages(content, {name: ((len(pages), *cache.shape[1:]), cache.dtype) for name, cache in caches.items()})
+        for name, cache in caches.items():
+            cache[list(pages)] = content[name]
 
     def memory_used(self) -> int:
         return sum(k.nbytes + v.nbytes for k, v in self.kv)
@@ -95,19 +102,22 @@ class NumpyExecutor:
     def append(self, cache: int, keys: Array, values: Array) -> None:
         """As tests.support.step_reference.Memory asks for it: into the pages of each row's sequence."""
         b, (kc, vc), size = self.buffers, self.kv[cache], self.page_size
+        table = b[page_table(self.groups[cache])]
         for m in np.flatnonzero(b["positions"][: len(keys)] >= 0):
             page, place = divmod(int(b["positions"][m]), size)
-            number = b["page_table"][b["slots"][m], page]
+            number = table[b["slots"][m], page]
+            assert number >= 0, "a row has no page"
             kc[number, :, place], vc[number, :, place] = keys[m], values[m]
 
     def seen(self, cache: int, row: int) -> tuple[Array, Array]:
-        """Likewise: what the pages of the row's sequence hold, up to its position."""
-        n = int(self.buffers["positions"][row]) + 1
-        pages = self.buffers["page_table"][self.buffers["slots"][row], : -(-n // self.page_size)]
-        keys, values = (
-            c[pages].swapaxes(1, 2).reshape(-1, c.shape[1], c.shape[3])[:n] for c in self.kv[cache]
-        )
-        return keys, values
+        """Likewise: what the pages of the row's sequence hold, up to its position; of a window no more than that."""
+        n, size, group = int(self.buffers["positions"][row]) + 1, self.page_size, self.groups[cache]
+        first = max(n - (self.windows[group] or n), 0)
+        pages = self.buffers[page_table(group)][self.buffers["slots"][row], first // size : -(-n // size)]
+        assert (pages >= 0).all(), "a row reads what has no page"
+        read = slice(first % size, n - first // size * size)
+        k, v = (c[pages].swapaxes(1, 2).reshape(-1, c.shape[1], c.shape[3])[read] for c in self.kv[cache])
+        return k, v
 
     def _take(self, row: int, token: int) -> None:
         self.buffers["sampled"][row] = token

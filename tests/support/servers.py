@@ -47,7 +47,7 @@ def tiny_core(*, pages: int = 256, slots: int = 8, context: int = 1024) -> Engin
     config = {**tiny.CONFIG, "max_position_embeddings": context}
     executor = NumpyExecutor(config, tiny.weights(), pages=pages, page_size=16, slots=slots)
     description = tiny.manifest(config, slots=slots, page_size=16)
-    return EngineCore(executor, description, description.programs[0], pages, pipelined=True, reopen=lambda: executor)
+    return EngineCore(executor, description, description.programs[0], (pages,), pipelined=True, reopen=lambda: executor)
 
 
 def tiny_checkpoint(path: Path, template: str = tiny.TEMPLATE, context: int = 1024) -> Path:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from nearfar.edge_runtime.engine.core import EngineCore
-from nearfar.format.manifest import Manifest, parse
+from nearfar.format import buffers as table
+from nearfar.format.manifest import VERSION, Cache, Group, KvCache, Manifest, parse
 from nearfar.format.seal import BLANK, seal
+from nearfar.step.model import op_record, param_record
+from nearfar.step.reading import read_model
 from tests.support.numpy_executor import NumpyExecutor, Weights
 
 SPECIAL = ["<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
@@ -53,9 +57,14 @@ def manifest_dict(
     config: dict[str, Any] = CONFIG, *, page_size: int = 16, slots: int = 8, target: str = "cpu"
 ) -> dict[str, Any]:
     """A manifest of the model, of whose weights it lists only the frequencies, and no kernels."""
-    heads = config["num_attention_heads"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    token_bytes = config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim * 8
+    model = read_model(config).model
+    step = model.step
+    head_dim = step.caches[0].head_dim
+    groups = tuple(Group(window) for window in step.windows)
+    caches = tuple(KvCache(c.kv_heads, c.head_dim, step.group(index)) for index, c in enumerate(step.caches))
+    buffers = table.buffers(
+        model.vocab_size, model.context_length, Cache(page_size, slots), groups, caches, {"rope": head_dim}
+    )
 
     def buckets(name: str, sizes: list[int]) -> list[dict[str, Any]]:
         return [{"size": s, "rows": min(s, 16), "plan": f"plans/f32/{name}.{s}.json", "sha256": BLANK} for s in sizes]
@@ -66,30 +75,31 @@ def manifest_dict(
     shard = {"file": "weights/00000.bin", "bytes": 2 * head_dim, "sha256": BLANK}
     stream = {"bytes": shard["bytes"], "shard_bytes": 33554432, "shards": [shard], "tensors": [rope]}
     data = {
-        "format": "nearfar-artifact", "version": 2, "target": target,
+        "format": "nearfar-artifact", "version": VERSION, "target": target,
         "model": {
-            "name": "tiny", "architecture": "llama", "hidden_size": config["hidden_size"],
-            "layers": config["num_hidden_layers"], "heads": heads, "kv_heads": config["num_key_value_heads"],
-            "head_dim": head_dim, "vocab_size": config["vocab_size"],
-            "context_length": config["max_position_embeddings"], "bos_token_id": config["bos_token_id"],
-            "eos_token_ids": [config["eos_token_id"]],
+            "name": "tiny", "architecture": model.architecture, "vocab_size": model.vocab_size,
+            "context_length": model.context_length, "bos_token_id": model.bos_token_id,
+            "eos_token_ids": list(model.eos_token_ids),
         },
         "cache": {"page_size": page_size, "slots": slots},
-        "rope": {"inv_freq": "rope.inv_freq", "scale": 1.0},
+        "groups": [dataclasses.asdict(group) for group in groups],
+        "caches": [dataclasses.asdict(cache) for cache in caches],
+        "ropes": {"rope": {"inv_freq": "rope.inv_freq", "scale": 1.0}},
+        "step": {"ops": [op_record(op) for op in step.ops], "params": [param_record(param) for param in step.params]},
         "quantization": {"scheme": "none"},
         "weights": stream,
-        "buffers": [],
+        "buffers": [{"name": b.name, "dtype": b.dtype, "shape": list(b.shape)} for b in buffers],
         "programs": [{
-            "precision": "f32", "kv_dtype": "float32", "requires": {"features": [], "limits": {}}, "workspace": [],
-            "library": "kernels/f32/model.so", "library_sha256": BLANK, "kernels": {}, "functions": functions,
+            "name": "f32", "activations": "float32", "kv_dtype": "float32", "workspace": [],
+            "requires": {"features": [], "limits": {}}, "library": "kernels/f32/model.so", "library_sha256": BLANK,
+            "kernels": {}, "functions": functions,
         }],
-        "memory": {"weights": 0, "kv_bytes_per_token": {"f32": token_bytes}},
         "tokenizer": {"files": []},
         "provenance": {},
         "manifest_sha256": BLANK,
     }  # fmt: skip
     if target == "mlx":
-        data["rope"]["inv_freq"] = [1.0] * (head_dim // 2)
+        data["ropes"]["rope"]["inv_freq"] = [1.0] * (head_dim // 2)
         data["weights"] = {**stream, "format": "safetensors", "tensors": []}
         data["config"] = {"file": "config.json", "bytes": 2, "sha256": BLANK}
     return data
@@ -100,12 +110,16 @@ def manifest(config: dict[str, Any] = CONFIG, **options: int) -> Manifest:
     return parse(manifest_dict(config, **options), "manifest.json")
 
 
-def core(*, pages: int = 64, pipelined: bool = True, slots: int = 8, page_size: int = 16, seed: int = 0) -> EngineCore:
-    """An engine over the tiny model; the seed of its weights stands for the checkpoint's hash."""
-    executor = NumpyExecutor(CONFIG, weights(seed=seed), pages=pages, page_size=page_size, slots=slots)
-    description = manifest(slots=slots, page_size=page_size)
+def core(
+    *, pages: int | Sequence[int] = 64, pipelined: bool = True, slots: int = 8, page_size: int = 16, seed: int = 0,
+    config: dict[str, Any] = CONFIG,
+) -> EngineCore:  # fmt: skip
+    """An engine over the tiny model; the seed of its weights stands for the checkpoint's hash. `pages`: of each group."""
+    executor = NumpyExecutor(config, weights(config, seed), pages=pages, page_size=page_size, slots=slots)
+    description = manifest(config, slots=slots, page_size=page_size)
     description = replace(description, provenance={"checkpoint_sha256": f"{seed:064x}"})
-    return EngineCore(executor, description, description.programs[0], pages, pipelined=pipelined)
+    counts = [pages] * len(description.groups) if isinstance(pages, int) else pages
+    return EngineCore(executor, description, description.programs[0], counts, pipelined=pipelined)
 
 
 def tokenizer() -> Tokenizer:

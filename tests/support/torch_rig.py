@@ -81,6 +81,6 @@ class Rig:
     def assert_empty(self) -> None:
         """Nothing is under way and no page is held."""
         assert not self.engine.busy
-        assert not any(self.engine.scheduler.table.allocator.refs)
+        assert not any(self.engine.scheduler.table.allocators[0].refs)
         assert not self.engine._active
         assert not self.engine._loading

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nearfar.edge_runtime.artifact.budget import parse_size, plan_pages, useful_pages
+from nearfar.edge_runtime.artifact.budget import kv_bytes, longest, page_bytes, parse_size, plan_pages, useful_pages
 from nearfar.edge_runtime.artifact.loading import choose
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import ArtifactError, DeviceError, RequestError
@@ -302,14 +302,53 @@ def test_memory_sizes() -> None:
             parse_size(bad)
 
 
+HYBRID = {
+    **tiny.CONFIG, "model_type": "mistral", "num_hidden_layers": 6, "max_position_embeddings": 32768, "sliding_window": 512,
+    "layer_types": ["full_attention", *["sliding_attention"] * 5],
+}  # fmt: skip
+"""A window of 512 in five layers of six."""
+
+
+def test_memory_by_context_grows_only_where_there_is_no_window() -> None:
+    manifest = parse(tiny.manifest_dict(HYBRID), "manifest.json")
+    program = manifest.programs[0]
+    full, sliding = page_bytes(manifest, program)
+    assert sliding == 5 * full
+    lengths = (1024, 4096, 8192, 32768)
+    assert [kv_bytes(manifest, program, n) for n in lengths] == [n // 16 * full + 33 * sliding for n in lengths]
+    assert kv_bytes(manifest, program, 100) == 7 * (full + sliding), "shorter than the window: all of it"
+    everywhere = {**HYBRID, "layer_types": None}
+    alone = parse(tiny.manifest_dict(everywhere), "manifest.json")
+    assert kv_bytes(alone, alone.programs[0], 32768) == kv_bytes(alone, alone.programs[0], 4096)
+
+
+def test_groups_get_pages_in_proportion_to_what_a_sequence_needs_of_them() -> None:
+    manifest = parse(tiny.manifest_dict(HYBRID), "manifest.json")
+    program = manifest.programs[0]
+    full, sliding = page_bytes(manifest, program)
+    need = -(-(512 + 256) // 16) + 1  # of a window that moves by a whole prefill step
+
+    def pages(budget: int) -> tuple[int, ...]:
+        found = plan_pages(manifest, program, budget)
+        assert found[0] * full + found[1] * sliding <= budget
+        assert longest(manifest, found) == min(32768, found[0] * 16)
+        return found
+
+    assert pages(10 * (full + sliding)) == (10, 10), "too little for a window: as if there were none"
+    assert pages(200 * full + need * sliding) == (200, need)
+    assert pages(3 * (256 * full + need * sliding)) == (768, 3 * need), "three conversations of 4096 tokens"
+    assert pages(10**9) == useful_pages(manifest) == (8 * 2048, 16 * need), "and as many idle pages of windows"
+
+
 def test_pages_of_a_budget() -> None:
     manifest = parse(tiny.manifest_dict(), "manifest.json")
     program = manifest.programs[0]
-    page = manifest.memory.kv_bytes_per_token["f32"] * 16
-    assert plan_pages(manifest, program, 5 * page + 1) == 5
-    assert plan_pages(manifest, program, 10**9) == useful_pages(manifest) == 80
-    assert plan_pages(manifest, program, None) == 80
-    assert plan_pages(manifest, program, None, max_pages=9) == 9
+    (page,) = page_bytes(manifest, program)
+    assert page == 2 * 2 * 8 * 2 * 4 * 16, "two layers, keys and values, two heads of eight float32, sixteen tokens"
+    assert plan_pages(manifest, program, 5 * page + 1) == (5,)
+    assert plan_pages(manifest, program, 10**9) == useful_pages(manifest) == (80,)
+    assert plan_pages(manifest, program, None) == (80,)
+    assert plan_pages(manifest, program, None, largest_buffer=9 * page // 4) == (9,)
     with pytest.raises(
         DeviceError, match=r"one page of 16 tokens takes 4.1 kB, the full context of 160 tokens 41.0 kB"
     ):

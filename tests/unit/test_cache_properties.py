@@ -1,4 +1,7 @@
-"""Whatever is asked of the cache in whatever order, no page is lost, owned twice or overwritten while others see it."""
+"""Whatever is asked of the cache in whatever order, no page is lost, owned twice or overwritten while others see it.
+
+And every row finds what it reads: in each group the positions of its window, with the content of its own tokens.
+"""
 
 from __future__ import annotations
 
@@ -12,45 +15,68 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from nearfar.edge_runtime.cache import PageAllocator, Sequence, SequenceTable
 
-PAGES, PAGE_SIZE, SLOTS = 9, 3, 4
+PAGE_SIZE, SLOTS = 3, 4
 tokens = st.lists(st.integers(0, 2), max_size=14)
 pick = st.integers(0, 10_000)
+Content = tuple[int, ...]
+"""What stands for the keys and values at a position: they follow from all tokens up to it."""
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Random operations, with a shadow device memory: `memory[page][i]` is the token whose K/V were written there."""
+    """Random operations, with a shadow device memory: `memory[group][page][i]` is what was written there."""
+
+    pages: tuple[int, ...] = (9,)
+    windows: tuple[int | None, ...] = (None,)
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = SequenceTable(PAGES, PAGE_SIZE, SLOTS)
-        self.memory = [[-1] * PAGE_SIZE for _ in range(PAGES)]
+        self.table = SequenceTable(self.pages, PAGE_SIZE, SLOTS, self.windows)
+        self.groups = range(len(self.windows))
+        self.memory: list[list[list[Content]]] = [[[()] * PAGE_SIZE for _ in range(n)] for n in self.pages]
         self.borrowed: list[Sequence] = []
         self.computed: set[tuple[int, ...]] = set()  # beginnings that were published, in whole pages
+
+    @property
+    def live(self) -> list[Sequence]:
+        return [*self.table.sequences.values(), *self.borrowed]
 
     def any_sequence(self, number: int) -> Sequence:
         live = list(self.table.sequences.values())
         return live[number % len(live)]
 
-    def extend(self, sequence: Sequence, new: list[int], extra: int = 0) -> None:
-        """Reserve, queue on the shadow device what the engine would queue, append."""
-        start = len(sequence.tokens)
-        copies = self.table.reserve(sequence, start + len(new) + extra)
+    def extend(self, sequence: Sequence, new: list[int], extra: int = 0, start: int = 0) -> bool:
+        """Reserve, queue on the shadow device what the engine would queue, append. `start`: as Held.first by now."""
+        at = len(sequence.tokens)
+        wanted = at + len(new) + extra
+        grant = self.table.reservable(sequence, wanted)
+        copies = self.table.reserve(sequence, wanted)
+        assert (copies is not None) == (grant == wanted)
         if copies is None:
-            return
-        for source, target in copies:
-            self.memory[target] = list(self.memory[source])
-        for position, token in enumerate(new, start):
-            page = sequence.pages[position // PAGE_SIZE]
-            assert self.table.allocator.refs[page] == 1
-            assert page not in self.table.index
-            self.memory[page][position % PAGE_SIZE] = token
+            return False
+        for group, source, target in copies:
+            self.memory[group][target] = list(self.memory[group][source])
+        whole = [*sequence.tokens, *new]
+        for position in range(at, len(whole)):
+            column, place = divmod(position, PAGE_SIZE)
+            for group, held in enumerate(sequence.held):
+                if column >= held.first:
+                    page = held.pages[column - held.first]
+                    assert self.table.allocators[group].refs[page] == 1
+                    assert (group, page) not in self.table.index
+                    self.memory[group][page][place] = tuple(whole[: position + 1])
         self.table.append(sequence, new)
+        return True
 
     def read(self, sequence: Sequence, length: int) -> None:
         """The step that computed so many tokens has been read."""
         whole = min(length, len(sequence.tokens)) // PAGE_SIZE * PAGE_SIZE
         self.computed |= {tuple(sequence.tokens[:end]) for end in range(PAGE_SIZE, whole + 1, PAGE_SIZE)}
         self.table.publish(sequence, length)
+        for group, held in enumerate(sequence.held):
+            window = self.table.windows[group]
+            assert held.first == window.first_column(sequence.computed), "what no row reads any more is given back"
+            rows = max(held.end * PAGE_SIZE - sequence.computed, 1)
+            assert len(held.pages) <= window.most_columns(rows, held.end * PAGE_SIZE)
 
     @rule(prompt=tokens)
     def open(self, prompt: list[int]) -> None:
@@ -70,19 +96,18 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.table.sequences)
     @rule(number=pick, length=st.integers(0, 20))
     def step_was_read(self, number: int, length: int) -> None:
-        self.read(self.any_sequence(number), length)
+        sequence = self.any_sequence(number)
+        self.read(sequence, max(length, sequence.computed))
 
     @rule()
     def a_step_failed(self) -> None:
         """What the engine does: every sequence goes, and nothing is found any more."""
-        for sequence in list(self.table.sequences.values()):
+        for sequence in self.live:
             self.table.release(sequence)
-        for sequence in self.borrowed:
-            self.table.truncate(sequence, 0)
         self.borrowed.clear()
         self.table.forget()
         self.computed.clear()
-        assert self.table.index.entries() == []
+        assert list(self.table.index.nodes()) == []
 
     @precondition(lambda self: self.table.sequences)
     @rule(number=pick)
@@ -96,7 +121,11 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(number=pick, length=st.integers(0, 20))
     def truncate(self, number: int, length: int) -> None:
         sequence = self.any_sequence(number)
-        self.table.truncate(sequence, min(length, len(sequence.tokens)))
+        least = self.table.least_length(sequence)
+        if not any(self.windows):
+            assert least == 0
+        length = min(length, len(sequence.tokens))
+        self.table.truncate(sequence, length if length >= least else 0)
 
     @precondition(lambda self: self.table.sequences)
     @rule(number=pick)
@@ -105,73 +134,115 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(prefix=tokens)
     def borrow(self, prefix: list[int]) -> None:
-        """What a snapshot does: hold what the cache has of whole pages, fill the rest."""
+        """What a snapshot does: hold what the cache has of whole pages, fill the rest, of windows only the last pages."""
         prefix = prefix[: len(prefix) // PAGE_SIZE * PAGE_SIZE]
         sequence = self.table.borrow(prefix)
         assert sequence.tokens == prefix[: len(sequence.tokens)]
         self.borrowed.append(sequence)
-        self.extend(sequence, prefix[len(sequence.tokens) :])
-        self.read(sequence, len(sequence.tokens))
+        self.table.slide(sequence, len(prefix))
+        if self.extend(sequence, prefix[len(sequence.tokens) :]):
+            self.read(sequence, len(sequence.tokens))
+        else:
+            self.table.release(self.borrowed.pop())
 
     @precondition(lambda self: self.borrowed)
     @rule(number=pick)
     def give_back(self, number: int) -> None:
         sequence = self.borrowed.pop(number % len(self.borrowed))
         prefix = list(sequence.tokens)
-        self.table.truncate(sequence, 0)
+        self.table.release(sequence)
         found = self.table.borrow(prefix)
         assert found.tokens == prefix
-        self.table.truncate(found, 0)
+        self.table.release(found)
 
     @rule()
     def clear(self) -> None:
         self.table.clear()
-        assert self.table.index.idle_count == 0
+        assert not any(self.table.index.idle_count(group) for group in self.groups)
 
     @invariant()
     def every_page_has_one_place(self) -> None:
-        live = [*self.table.sequences.values(), *self.borrowed]
-        held = Counter(page for sequence in live for page in sequence.pages)
-        free, idle = self.table.allocator.free_pages(), self.table.index.idle_pages()
-        assert [held[page] for page in range(PAGES)] == self.table.allocator.refs
-        assert sorted([*free, *idle, *held]) == list(range(PAGES))
+        for group in self.groups:
+            held = Counter(page for sequence in self.live for page in sequence.held[group].pages)
+            allocator = self.table.allocators[group]
+            free, idle = allocator.free_pages(), self.table.index.idle_pages(group)
+            assert [held[page] for page in range(self.pages[group])] == allocator.refs
+            assert sorted([*free, *idle, *held]) == list(range(self.pages[group]))
 
     @invariant()
-    def content_is_what_was_written(self) -> None:
-        for sequence in [*self.table.sequences.values(), *self.borrowed]:
-            read = [t for page in sequence.pages for t in self.memory[page]][: len(sequence.tokens)]
-            assert read == sequence.tokens
-        for page, _, content in self.table.index.entries():
-            assert self.memory[page] == content
+    def every_row_reads_what_was_written_for_it(self) -> None:
+        """Rows that have not been read, and the next one: rows before `computed` will not run again."""
+        for sequence in self.live:
+            for row in range(sequence.computed, len(sequence.tokens) + 1):
+                for group, size in enumerate(self.windows):
+                    oldest = 0 if size is None else max(row - size + 1, 0)
+                    for position in range(oldest, min(row + 1, len(sequence.tokens))):
+                        column = position // PAGE_SIZE - sequence.held[group].first
+                        assert column >= 0, "given back"
+                        page = sequence.held[group].pages[column]
+                        assert self.table.allocators[group].refs[page] > 0
+                        assert self.memory[group][page][position % PAGE_SIZE] == tuple(sequence.tokens[: position + 1])
 
     @invariant()
-    def only_what_was_read_is_found(self) -> None:
-        entries = {page: (parent, content) for page, parent, content in self.table.index.entries()}
-        for page in entries:
-            path: list[int] = []
-            while page >= 0:
-                page, content = entries[page]
-                path = [*content, *path]
-            assert tuple(path) in self.computed
-        for sequence in [*self.table.sequences.values(), *self.borrowed]:
-            assert all(page in self.table.index for page in sequence.pages[: sequence.computed // PAGE_SIZE])
+    def the_index_knows_what_pages_hold(self) -> None:
+        for _, path, node in self.table.index.nodes():
+            assert path in self.computed, "only what was read is found"
+            for group, page in enumerate(node.pages):
+                if page is not None:
+                    start = len(path) - PAGE_SIZE
+                    assert self.memory[group][page] == [path[: start + i + 1] for i in range(PAGE_SIZE)]
+        for sequence in self.live:
+            full = sequence.tokens[: sequence.computed // PAGE_SIZE * PAGE_SIZE]
+            path, node = [], sequence.node
+            while isinstance(node.key, tuple) and node.parent is not None:
+                path, node = [*node.key, *path], node.parent
+            assert path == full
+            for group, held in enumerate(sequence.held):
+                last = sequence.computed // PAGE_SIZE - held.first
+                assert all((group, page) in self.table.index for page in held.pages[: max(last, 0)])
 
     @invariant()
-    def parents_outlive_children(self) -> None:
-        order = {page: age for age, page in enumerate(self.table.index.idle_pages())}
-        for page, parent, _ in self.table.index.entries():
-            if parent >= 0:
-                assert parent in self.table.index
-                assert order.get(page, PAGES) <= order.get(parent, PAGES)
+    def parents_outlive_children_where_there_is_no_window(self) -> None:
+        for group in (group for group in self.groups if self.windows[group] is None):
+            order = {page: age for age, page in enumerate(self.table.index.idle_pages(group))}
+            for _, path, node in self.table.index.nodes():
+                page, parent = node.pages[group], node.parent
+                if page is not None and parent is not None and len(path) > PAGE_SIZE:
+                    above = parent.pages[group]
+                    assert above is not None
+                    assert order.get(page, 99) <= order.get(above, 99)
 
 
-CacheMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+class FullAndWindow(CacheMachine):
+    """Layers of both kinds, as in most models with windows; the window ends in the middle of a page."""
+
+    pages, windows = (9, 7), (None, 5)
+
+
+class WindowOnly(CacheMachine):
+    """Every layer has the window."""
+
+    pages, windows = (8,), (4,)
+
+
+class ThreeGroups(CacheMachine):
+    """Two windows, one less than a page."""
+
+    pages, windows = (10, 8, 6), (None, 7, 2)
+
+
+for machine in (CacheMachine, FullAndWindow, WindowOnly, ThreeGroups):
+    machine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestCache = CacheMachine.TestCase
+TestFullAndWindow = FullAndWindow.TestCase
+TestWindowOnly = WindowOnly.TestCase
+TestThreeGroups = ThreeGroups.TestCase
 
 
-def test_long_random_run_leaks_nothing() -> None:
-    machine, rng = CacheMachine(), random.Random(3)
-    for _ in range(3000):
+@pytest.mark.parametrize("kind", [CacheMachine, FullAndWindow, WindowOnly, ThreeGroups], ids=lambda kind: kind.__name__)
+def test_long_random_run_leaks_nothing(kind: type[CacheMachine]) -> None:
+    machine, rng = kind(), random.Random(3)
+    for _ in range(2000):
         action = rng.randrange(8)
         if action == 0 or not machine.table.sequences:
             machine.open([rng.randrange(2) for _ in range(rng.randrange(14))])
@@ -186,13 +257,54 @@ def test_long_random_run_leaks_nothing() -> None:
         else:
             machine.release(rng.randrange(99))
         machine.every_page_has_one_place()
-        machine.content_is_what_was_written()
-        machine.only_what_was_read_is_found()
-        machine.parents_outlive_children()
+        machine.every_row_reads_what_was_written_for_it()
+        machine.the_index_knows_what_pages_hold()
+        machine.parents_outlive_children_where_there_is_no_window()
     for sequence in list(machine.table.sequences.values()):
         machine.table.release(sequence)
     machine.table.clear()
-    assert sorted(machine.table.allocator.free_pages()) == list(range(PAGES))
+    for allocator in machine.table.allocators:
+        assert sorted(allocator.free_pages()) == list(range(allocator.count))
+    assert not machine.table.index._top.children, "no node outlives its pages"
+
+
+@pytest.mark.parametrize("window", [1, 5, 16, 17, 40])
+@pytest.mark.parametrize("rows", [1, 16, 61])
+def test_a_window_bounds_the_pages_at_any_length(window: int, rows: int) -> None:
+    table = SequenceTable((200, 200), 16, 1, (None, window))
+    sequence = table.open(list(range(3000)))
+    assert sequence is not None
+    most = 0
+    for start in range(0, 3000, rows):
+        end = min(start + rows, 3000)
+        assert table.reserve(sequence, 3000, end) == []
+        most = max(most, len(sequence.held[1].pages))
+        table.append(sequence, range(start, end))
+        table.publish(sequence, end)
+    assert most <= table.windows[1].most_columns(rows, 3000)
+    assert most <= -(-(window + rows) // 16) + 1
+    assert len(sequence.held[0].pages) == 188
+    table.release(sequence)
+    assert len(table.borrow(range(3000)).tokens) == 2992, "the last window is still cached"
+
+
+def test_a_prefix_is_found_only_as_far_as_every_group_has_its_window() -> None:
+    table = SequenceTable((64, 6), 4, 4, (None, 9))
+    first = table.open(list(range(40)))
+    assert first is not None
+    for end in range(4, 41, 4):
+        assert table.reserve(first, 40, end) is not None
+        table.append(first, range(end - 4, end))
+        table.publish(first, end)
+    assert first.held[1].first == 8
+    assert len(table.index.lookup(range(40), 10)) == 10
+    assert len(table.index.lookup([*range(24), 99, 98], 6)) == 6, "given back, but still there"
+    assert table.index.lookup([*range(16), 99, 98], 6) == [], "columns 2 and 3 had to make room"
+    assert table.least_length(first) == 40
+    fork = table.fork(first)
+    assert fork is not None
+    with pytest.raises(ValueError, match="cannot truncate 40 tokens to 39: it can be 0, or 40 to 40"):
+        table.truncate(fork, 39)
 
 
 def test_allocator_refuses_what_would_corrupt_it() -> None:
@@ -213,3 +325,8 @@ def test_append_needs_a_reservation() -> None:
         table.append(sequence, [1])
     with pytest.raises(ValueError, match="cannot truncate"):
         table.truncate(sequence, 1)
+
+
+def test_pages_for_each_group() -> None:
+    with pytest.raises(ValueError, match="2 numbers of pages for 1 groups"):
+        SequenceTable((3, 4), 4, 1)

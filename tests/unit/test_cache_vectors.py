@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.edge_runtime.cache import SequenceTable
-from tests.support.cache_vectors import VECTORS, apply, state
+from tests.support.cache_vectors import VECTORS, apply, state, table
 
 
 @pytest.mark.parametrize("path", sorted(VECTORS.glob("*.json")), ids=lambda path: path.stem)
 def test_vector(path: Path) -> None:
     vector = json.loads(path.read_text())
-    table = SequenceTable(**vector["config"])
+    cache = table(vector["config"])
     for number, step in enumerate(vector["steps"]):
         where = f"step {number}: {step['op']} {step['args']}"
-        assert apply(table, step["op"], step["args"]) == step["result"], where
-        assert state(table) == step["state"], where
+        assert apply(cache, step["op"], step["args"]) == step["result"], where
+        assert state(cache) == step["state"], where

@@ -36,7 +36,7 @@ def engine(
         Faulty(make(), faults),
         description,
         description.programs[0],
-        PAGES,
+        (PAGES,),
         pipelined=pipelined,
         reopen=(lambda: Faulty(make(), faults)) if reopens else None,
     )
@@ -180,7 +180,7 @@ async def test_an_executor_that_cannot_be_prepared_is_closed_and_leaves_no_threa
     description, made = tiny.manifest(), Faulty(numpy_executor(), Faults(0))
     before = threading.active_count()
     with pytest.raises(DeviceError, match="injected at call 0"):
-        EngineCore(made, description, description.programs[0], PAGES)
+        EngineCore(made, description, description.programs[0], (PAGES,))
     assert made.closed
     assert threading.active_count() == before
 
@@ -281,5 +281,5 @@ async def test_logits_that_are_not_finite_fail_their_request_and_no_other(params
             pass
     assert await neighbours == expected
     assert core.epoch == 0
-    assert not any(bad in tokens for _, _, tokens in core.scheduler.table.index.entries())
+    assert not any(bad in tokens for _, tokens, _ in core.scheduler.table.index.nodes())
     await core.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -41,9 +41,9 @@ class Fragile(NumpyExecutor):
 
         return wait
 
-    def read_pages(self, pages: object) -> dict[str, Array]:
+    def read_pages(self, group: int, pages: Sequence[int]) -> dict[str, Array]:
         self._check()
-        return super().read_pages(pages)  # type: ignore[arg-type]
+        return super().read_pages(group, pages)
 
     def _check(self) -> None:
         if self.life < 0:
@@ -55,7 +55,7 @@ def engine(lives: list[int], pipelined: bool = True) -> EngineCore:
     made = iter([*lives, 10**9])
     description = tiny.manifest()
     return EngineCore(
-        Fragile(next(made)), description, description.programs[0], PAGES, pipelined=pipelined, reopen=lambda: Fragile(next(made))
+        Fragile(next(made)), description, description.programs[0], (PAGES,), pipelined=pipelined, reopen=lambda: Fragile(next(made))
     )
 
 
@@ -102,7 +102,7 @@ async def test_a_device_that_is_lost_again_and_again_fails_the_requests_and_only
 
 async def test_without_a_way_to_open_it_anew_the_loss_is_an_error() -> None:
     description = tiny.manifest()
-    core = EngineCore(Fragile(3), description, description.programs[0], PAGES)
+    core = EngineCore(Fragile(3), description, description.programs[0], (PAGES,))
     with pytest.raises(DeviceLost):
         await collect(core, *MIXED[0])
     await core.close()
@@ -118,7 +118,7 @@ async def test_a_device_that_cannot_be_opened_anew_is_tried_again_with_the_next_
             raise DeviceError("the device is gone")
         return Fragile(10**9)
 
-    core = EngineCore(Fragile(3), description, description.programs[0], PAGES, reopen=reopen)
+    core = EngineCore(Fragile(3), description, description.programs[0], (PAGES,), reopen=reopen)
     with pytest.raises(DeviceError, match="is gone"):
         await collect(core, *MIXED[0])
     assert len(await collect(core, *MIXED[0])) == 20
@@ -133,13 +133,13 @@ async def test_a_snapshot_that_the_loss_runs_through_is_an_error_and_leaves_noth
 
     core = engine([])
     loading = asyncio.create_task(restore(core, tokens, content))
-    while not core.scheduler.table.allocator.refs[0]:  # pages are held: they are being written
+    while not core.scheduler.table.allocators[0].refs[0]:  # pages are held: they are being written
         await asyncio.sleep(0)
     core._end_epoch()
     with pytest.raises(DeviceLost, match="load it again"):
         await loading
     assert core.scheduler.table.available == PAGES
-    assert not core.scheduler.table.index.entries()
+    assert not list(core.scheduler.table.index.nodes())
     await restore(core, tokens, content)
-    assert len(core.scheduler.table.index.entries()) == 4
+    assert len(list(core.scheduler.table.index.nodes())) == 4
     await core.close()

@@ -87,7 +87,8 @@ def test_any_truncation_is_refused(tmp_path: Path) -> None:
 
 def test_refusals_name_the_reason(tmp_path: Path) -> None:
     path = tmp_path / "a.snap"
-    refused(path, written().replace(b'"version":"1"', b'"version":"2"', 1), "version 2, newer than.*Upgrade")
+    refused(path, written().replace(b'"version":"2"', b'"version":"3"', 1), "version 3, newer than.*Upgrade")
+    refused(path, written().replace(b'"version":"2"', b'"version":"1"', 1), "version 1, which an earlier.*Save it again")
     refused(path, b"once upon a time", "is not a snapshot")
     refused(path, b"", "is not a snapshot|truncated")
     refused(path, written()[:-1] + b"\x55", "damaged: SHA-256 [0-9a-f]{64}, it was written with [0-9a-f]{64}")

@@ -18,7 +18,7 @@ from nearfar.edge_runtime.engine.sampling import SamplingParams
 from nearfar.edge_runtime.snapshots import file, prefix, transfer
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import DeviceError, RequestError, SnapshotError
-from nearfar.format.manifest import Quantization
+from nearfar.format.manifest import Quantization, StoredMatrix
 from tests.support import tiny
 from tests.support.numpy_executor import Array
 
@@ -52,7 +52,15 @@ async def collect(made: AsyncEngine, tokens: Sequence[int], params: SamplingPara
 
 def nothing_held(made: AsyncEngine) -> bool:
     table = made.core.scheduler.table
-    return not any(table.allocator.refs) and table.available == table.allocator.count and not table.sequences
+    return not table.sequences and not any(
+        any(allocator.refs) or table.available_in(group) < allocator.count
+        for group, allocator in enumerate(table.allocators)
+    )
+
+
+def found(made: AsyncEngine, tokens: list[int]) -> list[int]:
+    """The pages of group 0 that the cache has of the tokens."""
+    return [node.pages[0] for node in made.core.scheduler.table.index.lookup(tokens, len(tokens))]
 
 
 async def saved(path: Path, tokens: list[int], **options: Any) -> Path:
@@ -90,11 +98,11 @@ async def test_keys_and_values_come_back_bit_by_bit(tmp_path: Path) -> None:
         await second.load_cache(tmp_path / "a.snap")
         contents = []
         for made in (first, second):
-            pages = made.core.scheduler.table.index.lookup(tokens, 4)
-            contents.append(made.core.executor.read_pages(pages))
+            pages = found(made, tokens)
+            contents.append(made.core.executor.read_pages(0, pages))
         for name, array in contents[0].items():
             np.testing.assert_array_equal(array, contents[1][name])
-        assert np.ptp(contents[0]["layers.1.v"]) > 0
+        assert np.ptp(contents[0]["kv.1.v"]) > 0
 
 
 @pytest.mark.parametrize("size", [8, 16, 32])
@@ -162,6 +170,10 @@ async def test_a_target_that_must_not_be_overwritten_is_refused_before_anything_
         assert made.core.executor.steps == []
 
 
+def quantized(bits: int, group_size: int, method: str = "m") -> Quantization:
+    return Quantization(f"q{bits}", method, (StoredMatrix("a", 8, 64, bits, group_size),))
+
+
 def changed(**changes: Any) -> EngineCore:
     """A core whose manifest says something else."""
     core = tiny.core()
@@ -173,7 +185,7 @@ def changed(**changes: Any) -> EngineCore:
     ("core", "match"),
     [
         (lambda: tiny.core(seed=1), r"made with tiny \(not quantized; checkpoint 000000000000\), this model is tiny"),
-        (lambda: changed(quantization=Quantization("q4", 4, 64)), r"with tiny \(not quantized.*this model is tiny \(q4, group size 64"),
+        (lambda: changed(quantization=quantized(4, 64)), r"with tiny \(not quantized.*this model is tiny \(q4; checkpoint"),
         (lambda: changed(provenance={}), "does not say which checkpoint it was made from"),
         (lambda: tiny.core(pages=4), "the snapshot has 80 tokens, but only 64 fit the context here"),
     ],
@@ -183,7 +195,7 @@ async def test_a_snapshot_that_does_not_fit_is_refused(tmp_path: Path, core: Cal
     async with engine(core()) as other:
         with pytest.raises(SnapshotError, match=match):
             await other.load_cache(path)
-        assert other.core.scheduler.table.index.entries() == []
+        assert list(other.core.scheduler.table.index.nodes()) == []
 
 
 async def test_damage_is_refused_and_the_cache_stays_as_it_was(tmp_path: Path) -> None:
@@ -199,28 +211,28 @@ async def test_damage_is_refused_and_the_cache_stays_as_it_was(tmp_path: Path) -
         path.write_bytes(data[:-100])
         with pytest.raises(SnapshotError, match="truncated"):
             await made.load_cache(path)
-        assert made.core.scheduler.table.index.entries() == []
+        assert list(made.core.scheduler.table.index.nodes()) == []
         assert not made.core.executor.kv[0][0].any()
 
 
 def test_check_layout() -> None:
-    layout = {f"layers.0.{part}": np.zeros((1, 2, 16, 8), np.float16) for part in "kv"}
-    fine = {f"layers.0.{part}": np.zeros((2, 32, 8), np.float16) for part in "kv"}
+    layout = {f"kv.0.{part}": np.zeros((1, 2, 16, 8), np.float16) for part in "kv"}
+    fine = {f"kv.0.{part}": np.zeros((2, 32, 8), np.float16) for part in "kv"}
     exact = {name: array.astype(np.float32) for name, array in fine.items()}
-    transfer.check_layout(layout, fine, 32, 8)
-    transfer.check_layout(layout, exact, 32, 8)
-    codes = {"layers.0.k.codes": np.zeros((2, 32, 2), np.uint32), "layers.0.k.scales": np.zeros((2, 32, 1), np.float16)}
+    transfer.check_layout([layout], fine, 32, [32], 8)
+    transfer.check_layout([layout], exact, 32, [32], 8)
+    codes = {"kv.0.k.codes": np.zeros((2, 32, 2), np.uint32), "kv.0.k.scales": np.zeros((2, 32, 1), np.float16)}
     exact_layout = {name: array.astype(np.float32) for name, array in layout.items()}
     for tensors, pages, match in [
         (fine, exact_layout, "was saved from a float16 cache, this one is float32"),
         ({name: array + 70000 for name, array in exact.items()}, layout, "float16, the type of this cache, cannot hold"),
-        ({name: array[:1] for name, array in fine.items()}, layout, r"layers.0.k is \[1, 32, 8\], this cache needs \[2, 32, 8\]"),
+        ({name: array[:1] for name, array in fine.items()}, layout, r"kv.0.k is \[1, 32, 8\], this cache needs \[2, 32, 8\]"),
         (codes, layout, "float16, 8-bit keys and values of 1 layers, this cache float16 ones of 1"),
-        (fine | {"layers.1.k": fine["layers.0.k"]}, layout, "of 2 layers, this cache float16 ones of 1"),
+        (fine | {"kv.1.k": fine["kv.0.k"]}, layout, "of 2 layers, this cache float16 ones of 1"),
         ({}, layout, "no keys and values of 0 layers"),
     ]:
         with pytest.raises(SnapshotError, match=match):
-            transfer.check_layout(pages, tensors, 32, 8)
+            transfer.check_layout([pages], tensors, 32, [32], 8)
 
 
 class Quantized:
@@ -229,17 +241,17 @@ class Quantized:
     def __init__(self, core: EngineCore, seed: int) -> None:
         rng = np.random.default_rng(seed)
         self.cache: dict[str, Array] = {}
-        for name in ("layers.0.k", "layers.0.v"):
+        for name in ("kv.0.k", "kv.0.v"):
             self.cache[f"{name}.codes"] = rng.integers(0, 2**32, (64, 2, 16, 2), np.uint64).astype(np.uint32)
             self.cache[f"{name}.scales"] = rng.normal(size=(64, 2, 16, 1)).astype(np.float16)
             self.cache[f"{name}.biases"] = rng.normal(size=(64, 2, 16, 1)).astype(np.float16)
         core.executor.read_pages = self.read  # type: ignore[method-assign]
         core.executor.write_pages = self.write  # type: ignore[method-assign]
 
-    def read(self, pages: Sequence[int]) -> dict[str, Array]:
+    def read(self, group: int, pages: Sequence[int]) -> dict[str, Array]:
         return {name: array[list(pages)] for name, array in self.cache.items()}
 
-    def write(self, pages: Sequence[int], content: Mapping[str, Array]) -> None:
+    def write(self, group: int, pages: Sequence[int], content: Mapping[str, Array]) -> None:
         for name, array in self.cache.items():
             array[list(pages)] = content[name]
 
@@ -252,10 +264,10 @@ async def test_a_quantized_cache_is_stored_as_it_is(tmp_path: Path) -> None:
         made = await first.save_cache(tmp_path / "a.snap", tokens=tokens)
         assert (made.kv_bits, made.kv_dtype) == (8, "float16")
         await second.load_cache(tmp_path / "a.snap")
-        pages = [e.core.scheduler.table.index.lookup(tokens, 4) for e in (first, second)]
+        pages = [found(e, tokens) for e in (first, second)]
         assert pages[0] != pages[1]
         for name in ours.cache:
-            np.testing.assert_array_equal(ours.read(pages[0])[name], theirs.read(pages[1])[name])
+            np.testing.assert_array_equal(ours.read(0, pages[0])[name], theirs.read(0, pages[1])[name])
         with pytest.raises(SnapshotError, match="8-bit keys and values of 1 layers, this cache float32 ones of 2"):
             await plain.load_cache(tmp_path / "a.snap")
 
@@ -303,9 +315,9 @@ async def test_a_request_that_waits_for_pages_held_by_a_load_goes_on_after_it(
         loop, writing = asyncio.get_running_loop(), asyncio.Event()
         write = busy.core.executor.write_pages
 
-        def slow(pages: Sequence[int], content: Mapping[str, Array]) -> None:
+        def slow(group: int, pages: Sequence[int], content: Mapping[str, Array]) -> None:
             loop.call_soon_threadsafe(writing.set)
-            write(pages, content)
+            write(group, pages, content)
 
         monkeypatch.setattr(busy.core.executor, "write_pages", slow)
         load = asyncio.create_task(busy.load_cache(path))
@@ -334,11 +346,11 @@ async def test_a_failed_write_leaves_no_prefix_behind(tmp_path: Path, monkeypatc
     async with engine() as made:
         write, calls = made.core.executor.write_pages, []
 
-        def fail(pages: Sequence[int], content: Mapping[str, Array]) -> None:
+        def fail(group: int, pages: Sequence[int], content: Mapping[str, Array]) -> None:
             calls.append(pages)
             if len(calls) == 3:
                 raise DeviceError("lost")
-            write(pages, content)
+            write(group, pages, content)
 
         monkeypatch.setattr(made.core.executor, "write_pages", fail)
         with pytest.raises(DeviceError, match="lost"):
@@ -378,11 +390,10 @@ def test_the_fingerprint_is_that_of_the_weights_not_of_the_target() -> None:
     assert snapshots.origin(replace(base, target="webgpu", programs=(), buffers=())).fingerprint == mine
     others = [
         replace(base, provenance={"checkpoint_sha256": "1" * 64}),
-        replace(base, quantization=Quantization("q8", 8, 64, "m")),
-        replace(base, quantization=Quantization("q8", 8, 32, "m")),
-        replace(base, quantization=Quantization("q8", 8, 32, "n")),
-        replace(base, model=replace(base.model, layers=3)),
-        replace(base, model=replace(base.model, kv_heads=1)),
+        replace(base, quantization=quantized(8, 64)),
+        replace(base, quantization=quantized(8, 32)),
+        replace(base, quantization=quantized(8, 32, "n")),
+        replace(base, step=replace(base.step, ops=base.step.ops[1:])),
+        replace(base, ropes={"rope": replace(base.ropes["rope"], scale=2.0)}),
     ]
     assert len({mine, *(snapshots.origin(other).fingerprint for other in others)}) == 7
-    assert snapshots.origin(replace(base, quantization=Quantization("none", 0, 0, "none"))).fingerprint == mine

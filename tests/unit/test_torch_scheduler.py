@@ -32,7 +32,7 @@ def check(scheduler: Scheduler, chunks: list[Chunk]) -> None:
         assert work.sequence is not None
         for page in work.sequence.pages:
             held[page] = held.get(page, 0) + 1
-    assert held == {page: count for page, count in enumerate(scheduler.table.allocator.refs) if count}
+    assert held == {page: count for page, count in enumerate(scheduler.table.allocators[0].refs) if count}
     assert all(work.sequence is None and work.computed == 0 for work in scheduler.waiting)
     assert sum(chunk.count for chunk in chunks) <= scheduler.limits.token_budget
     assert len(scheduler.running) <= scheduler.limits.max_running
@@ -84,7 +84,7 @@ def test_random_traffic_leaks_nothing_and_ends(seed: int, pages: int, running: i
         if turn > 120 and not len(scheduler):
             break
     assert finished == count
-    assert not any(scheduler.table.allocator.refs)
+    assert not any(scheduler.table.allocators[0].refs)
     assert scheduler.table.available == pages
 
 

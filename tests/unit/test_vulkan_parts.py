@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from nearfar.cli import typer_app
 from nearfar.edge_runtime import devices
-from nearfar.edge_runtime.artifact.budget import plan_pages
+from nearfar.edge_runtime.artifact.budget import page_bytes, plan_pages
 from nearfar.edge_runtime.devices import Found, Listed, parse_device
 from nearfar.edge_runtime.executors.vulkan import pipelines
 from nearfar.edge_runtime.executors.vulkan.commands import Dispatch, barriers
@@ -152,11 +152,12 @@ def test_what_device_options_mean() -> None:
 def test_the_cache_of_a_device_with_its_own_memory_is_planned_in_that() -> None:
     manifest = parse(tiny.manifest_dict(), "manifest.json")
     program = manifest.programs[0]
-    page = manifest.memory.kv_bytes_per_token["f32"] * manifest.cache.page_size
-    assert plan_pages(manifest, program, None, memory=20 * page) == 10
+    (page,) = page_bytes(manifest, program)
+    assert plan_pages(manifest, program, None, memory=20 * page + manifest.weights.bytes) == (10,)
     with pytest.raises(DeviceError, match="more than the device can give"):
         plan_pages(manifest, program, 30 * page, memory=20 * page)
-    assert Found(frozenset(), {"maxStorageBufferRange": 10 * page}).max_pages(manifest, program) is not None
+    assert Found(frozenset(), {"maxStorageBufferRange": 10 * page}).largest_buffer() == 10 * page
+    assert Found(frozenset()).largest_buffer() is None
 
 
 def test_devices_are_listed_and_absent_ones_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,11 +165,9 @@ def test_devices_are_listed_and_absent_ones_say_why(monkeypatch: pytest.MonkeyPa
         raise DeviceError("no driver: install one")
 
     shown = [Listed("vulkan:0", "Some GPU", "discrete", "some driver", ("shaderInt8",), 8 * 10**9, {"maxX": 12345})]
-    made = {
-        "vulkan": SimpleNamespace(list=lambda: shown),
-        "webgpu": SimpleNamespace(list=absent),
-    }
-    monkeypatch.setattr("nearfar.cli.devices.DEVICES", made)
+    for name, listing in (("vulkan", lambda: shown), ("webgpu", absent)):
+        changed = dataclasses.replace(devices.device(name), list=listing)
+        monkeypatch.setattr(f"nearfar.edge_runtime.executors.{name}.DEVICE", changed)
     run = CliRunner().invoke(typer_app, ["devices", "--limits"])
     assert run.exit_code == 0
     for part in ("vulkan:0", "Some GPU (discrete, 8.0 GB)", "some driver", "shaderInt8", "maxX: 12,345", "no driver: install one"):
@@ -179,5 +178,5 @@ def test_devices_are_listed_and_absent_ones_say_why(monkeypatch: pytest.MonkeyPa
 
 
 def test_every_target_lists_the_cpu_at_least() -> None:
-    (listed,) = devices.DEVICES["cpu"].list()
+    (listed,) = devices.device("cpu").list()
     assert listed.memory > 0

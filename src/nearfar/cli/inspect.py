@@ -14,17 +14,17 @@ from rich.console import Console
 from rich.table import Table
 
 from nearfar import strict_json
+from nearfar.edge_runtime.artifact.budget import kv_bytes
+from nearfar.edge_runtime.artifact.finder import find_artifacts
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import ArtifactError
-from nearfar.format.buffers import CONTEXT
-from nearfar.format.buffers import pages as pages_of
+from nearfar.format.buffers import CONTEXT, KV
 from nearfar.format.consistency import DTYPE_BYTES
 from nearfar.format.manifest import Function, Program
-from nearfar.format.sizes import pages_for
 from nearfar.step.model import op_of, param_of
 from nearfar.step.ops import Attend
 
-CONTEXTS = (512, 2048, 8192, 32768, 131072)
+CONTEXTS = (1024, 4096, 8192, 32768)
 
 
 def inspect(
@@ -39,18 +39,6 @@ def inspect(
     console = Console()
     for report in reports:
         _show(console, report)
-
-
-def find_artifacts(path: Path) -> list[Path]:
-    """The artifact at `path`, or those in its sub-directories."""
-    if (path / "manifest.json").is_file():
-        return [path]
-    found = sorted(manifest.parent for manifest in path.glob("*/manifest.json"))
-    if not found:
-        raise ArtifactError(
-            f"{path} holds no artifact (no manifest.json there or one level below); make one with `nearfar build`"
-        )
-    return found
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -70,6 +58,9 @@ def describe(path: Path) -> dict[str, Any]:
         "programs": [_program(artifact, program) for program in manifest.programs],
         "memory": {
             program.name: {str(c): _memory(artifact, program, c) for c in contexts} for program in manifest.programs
+        },
+        "cache": {
+            program.name: {str(c): kv_bytes(manifest, program, c) for c in contexts} for program in manifest.programs
         },
         "license": manifest.license or "not stated",
         "provenance": manifest.provenance,
@@ -147,12 +138,11 @@ def _loaded_bytes(dtype: str, size: int, precision: str) -> int:
 def _memory(artifact: Artifact, program: Program, context: int) -> int:
     """Bytes on the device to hold one sequence of `context` tokens: weights, cache, workspace and fixed buffers."""
     manifest = artifact.manifest
-    pages = pages_for(context, manifest.cache.page_size)
-    symbols = {CONTEXT: context, **{pages_of(group): pages for group in range(len(manifest.groups))}}
-    total: int = _weights_in_memory(artifact, program) + sum(program.workspace)
+    total = _weights_in_memory(artifact, program) + sum(program.workspace) + kv_bytes(manifest, program, context)
     for buffer in manifest.buffers:
-        count = math.prod(symbols[extent] if isinstance(extent, str) else extent for extent in buffer.shape)
-        total += count * DTYPE_BYTES[program.kv_dtype if buffer.dtype == "kv" else buffer.dtype]
+        if buffer.dtype != KV:
+            count = math.prod(context if extent == CONTEXT else int(extent) for extent in buffer.shape)
+            total += count * DTYPE_BYTES[buffer.dtype]
     return total
 
 
@@ -183,10 +173,11 @@ def _show(console: Console, report: dict[str, Any]) -> None:
     facts.add_row("provenance", ", ".join(f"{key} {value}" for key, value in report["provenance"].items()))
     console.print(facts)
     for program in report["programs"]:
-        _show_program(console, program, report["memory"][program["name"]])
+        name = program["name"]
+        _show_program(console, program, report["memory"][name], report["cache"][name])
 
 
-def _show_program(console: Console, program: dict[str, Any], memory: dict[str, int]) -> None:
+def _show_program(console: Console, program: dict[str, Any], memory: dict[str, int], cache: dict[str, int]) -> None:
     requires = program["requires"]
     needs = ", ".join(requires["features"]) or "no special features"
     limits = "".join(f"\n  {name} ≥ {value:,}" for name, value in requires["limits"].items())
@@ -198,7 +189,9 @@ def _show_program(console: Console, program: dict[str, Any], memory: dict[str, i
     console.print(f"a greedy token: {launches}", highlight=False)
     if planned:
         _show_functions(console, program["functions"])
-    line = ", ".join(f"{int(context):,} tokens {_size(size)}" for context, size in memory.items())
+    line = ", ".join(
+        f"{int(context):,} tokens {_size(size)} (cache {_size(cache[context])})" for context, size in memory.items()
+    )
     console.print(f"device memory by context: {line}", highlight=False)
 
 

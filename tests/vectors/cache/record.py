@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from nearfar.edge_runtime.cache import SequenceTable
-from tests.support.cache_vectors import VECTORS, apply, state
+from tests.support.cache_vectors import VECTORS, apply, state, table
 
 
 def dump(vector: dict[str, Any]) -> str:
@@ -28,11 +27,11 @@ def dump(vector: dict[str, Any]) -> str:
 def record(path: Path) -> None:
     """Replay one file and write it again."""
     vector = json.loads(path.read_text())
-    table = SequenceTable(**vector["config"])
+    cache = table(vector["config"])
     for step in vector["steps"]:
         step.setdefault("args", {})
-        step["result"] = apply(table, step["op"], step["args"])
-        step["state"] = state(table)
+        step["result"] = apply(cache, step["op"], step["args"])
+        step["state"] = state(cache)
     path.write_text(dump(vector))
 
 
