@@ -45,20 +45,26 @@ def rates(step: Any, vocab: int, clock: Any) -> dict[str, float]:
 
 def ours(artifact: Path, threads: int, clock: Any) -> dict[str, float]:
     """Rates of the artifact through CpuExecutor, each step followed by greedy sampling and reading the token."""
+    from nearfar.edge_runtime.artifact.finder import find_artifact
+    from nearfar.edge_runtime.artifact.reader import Artifact
+    from nearfar.edge_runtime.devices import Settings
     from nearfar.edge_runtime.executors.cpu.executor import CpuExecutor
+    from nearfar.format.buffers import page_table
+    from nearfar.format.sampler import COLUMNS, SampleI32
+    from nearfar.format.sizes import MAX_ROWS
 
-    root = artifact / "cpu" if (artifact / "cpu").exists() else artifact
-    manifest = json.loads((root / "manifest.json").read_text())
-    page_size, slots = manifest["cache"]["page_size"], manifest["cache"]["slots"]
-    pages = 512 // page_size
-    executor = CpuExecutor(root, manifest, manifest["programs"][0], pages=(pages,), context=512, threads=threads)
-    shape = next(buffer["shape"] for buffer in manifest["buffers"] if buffer["name"] == "page_table.0")
-    table = np.zeros((slots, shape[1]), np.int32)
-    table[:, :pages] = np.arange(pages)[: shape[1]]
-    executor.write("page_table.0", table)
-    settings = np.zeros((16, 8), np.int32)
-    settings[:, 5] = -1
-    executor.write("sample_i32", settings)
+    opened = Artifact.open(find_artifact(artifact, "cpu"))
+    manifest = opened.manifest
+    pages = 512 // manifest.cache.page_size
+    settings = Settings((pages,) * len(manifest.groups), 512, threads)
+    executor = CpuExecutor(opened, manifest.programs[0], settings)
+    for group in range(len(manifest.groups)):
+        table = np.arange(pages, dtype=np.int32).reshape(1, pages)
+        for slot in range(manifest.cache.slots):
+            executor.write(page_table(group), table, slot)
+    drawn = np.zeros((MAX_ROWS, COLUMNS), np.int32)
+    drawn[:, SampleI32.FEED] = -1
+    executor.write("sample_i32", drawn)
 
     def step(tokens: list[int], position: int) -> None:
         count = len(tokens)
@@ -69,7 +75,7 @@ def ours(artifact: Path, threads: int, clock: Any) -> dict[str, float]:
         executor.run("greedy", 1)
         executor.fetch("sampled", 1)()
 
-    return rates(step, manifest["model"]["vocab_size"], clock)
+    return rates(step, manifest.model.vocab_size, clock)
 
 
 def peer(model: Path, threads: int, clock: Any) -> dict[str, float]:

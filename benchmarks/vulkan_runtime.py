@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from nearfar.edge_runtime import Engine, SamplingParams
-from nearfar.edge_runtime.devices import DEVICES
+from nearfar.edge_runtime.devices import device
 from nearfar.edge_runtime.engine.steps import StepWork, Write, launch
 
 PREFILL, DECODE, HOST_STEPS = 256, 64, 200
@@ -136,7 +136,7 @@ def main() -> None:
     clock = time.process_time if args.cpu_time else time.perf_counter
     with tempfile.TemporaryDirectory() as folder:
         root = args.artifact or prepare(Path(folder), args.shape)
-        names = {name: DEVICES[name].list()[0].name for name in ("vulkan", "webgpu")}
+        names = {name: device(name).list()[0].name for name in ("vulkan", "webgpu")}
         wanted = [args.precision] if args.precision else ["f16", "f32"]
         precisions = {p: compare(root, args.device, p, args.rounds, clock) for p in wanted}
     result = {"measure": "processor time" if args.cpu_time else "wall time", "devices": names, "precisions": precisions}

@@ -1,18 +1,26 @@
-"""The kinds of devices that artifacts run on from Python, and how each is opened."""
+"""Kinds of devices that artifacts run on from Python: one folder each below executors/, whose package has `DEVICE`.
+
+A device is called like the target whose artifacts it runs; nothing else names it.
+"""
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
 
-from nearfar.edge_runtime.artifact.reader import Artifact
-from nearfar.errors import DeviceError, RequestError
-from nearfar.format.manifest import Program
+from nearfar.errors import RequestError
 
 if TYPE_CHECKING:
+    from nearfar.edge_runtime.artifact.reader import Artifact
     from nearfar.edge_runtime.executors.base import Executor
+    from nearfar.format.manifest import Program
+
+AUTO = "auto"
+"""What --device takes for the best one."""
 
 
 @dataclass(frozen=True)
@@ -24,15 +32,14 @@ class Found:
     memory: int | None = None
 
     def largest_buffer(self) -> int | None:
-        """Bytes of the largest buffer of the device; None where buffers have no limit of their own."""
+        """Bytes of the largest buffer that kernels of the device reach; None where buffers have no limit of their own."""
         names = ("maxStorageBufferBindingSize", "maxBufferSize", "maxStorageBufferRange")
-        sizes = [self.limits[name] for name in names if name in self.limits]
-        return min(sizes, default=None)
+        return min((self.limits[name] for name in names if name in self.limits), default=None)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What an executor is opened with: pages of the cache by group, positions of a sequence, CPU threads, bits of the cache.
+    """What an executor is opened with: pages of each group, positions of a sequence, CPU threads, bits of the cache.
 
     `which`: the device of its kind, by number or name; `debug`: checked by the driver's validation layer.
     """
@@ -68,160 +75,61 @@ class Probe(Protocol):
 
 @dataclass(frozen=True)
 class Device:
-    """One kind of device. `preferred`: how much to take it before others where artifacts for both are at hand; 0: not.
-
-    `several`: there can be more than one, told apart by `which`.
-    """
+    """One kind of device. Making the record imports nothing; its functions import what they need."""
 
     probe: Probe
     open: Callable[[Artifact, Program, Settings], Executor]
     preferred: Callable[[], int]
-    pipelined: bool
+    """How much to take it before others where artifacts for several are at hand; the CPU is 0, below it are last resorts."""
     list: Callable[[], Sequence[Listed]]
+    pipelined: bool = True
+    """Whether it computes behind the host, so that a step is queued before the one before has been read."""
+    several: bool = False
+    """Whether there can be more than one, told apart by `which`."""
+    native: bool = False
+    """Whether its artifacts are native code, which runs in this process."""
     kv_bits: tuple[int, ...] = ()
     """How it can quantize its cache."""
-    several: bool = False
 
 
-def _probe_cpu(which: str | None = None) -> Found:
-    from nearfar.edge_runtime.executors.cpu.features import KNOWN, architecture, cpu_flags
-
-    # Where the features cannot be told, try: the build for the wrong CPU is the rarer case.
-    return Found(cpu_flags() or frozenset(KNOWN.get(architecture(), ())))
-
-
-def _open_cpu(artifact: Artifact, program: Program, settings: Settings) -> Executor:
-    from nearfar.edge_runtime.executors.cpu.executor import CpuExecutor
-
-    raw = artifact.data["programs"][artifact.manifest.programs.index(program)]
-    return CpuExecutor(
-        artifact.path, artifact.data, raw, pages=settings.pages, context=settings.context, threads=settings.threads
-    )
+@cache
+def device_names() -> tuple[str, ...]:
+    """The kinds of devices that there are folders for."""
+    folders = Path(__file__).parent.joinpath("executors").glob("*/__init__.py")
+    return tuple(sorted(file.parent.name for file in folders))
 
 
-def _probe_webgpu(which: str | None = None) -> Found:
-    from nearfar.edge_runtime.executors.webgpu import device as webgpu_device
-
-    return Found(webgpu_device.features(), webgpu_device.limits())
-
-
-def _open_webgpu(artifact: Artifact, program: Program, settings: Settings) -> Executor:
-    from nearfar.edge_runtime.executors.webgpu.executor import WebGpuExecutor
-
-    raw = artifact.data["programs"][artifact.manifest.programs.index(program)]
-    return WebGpuExecutor(artifact.path, artifact.data, raw, pages=settings.pages, context=settings.context)
+def device(name: str) -> Device:
+    """The device of a folder, imported when it is asked for; KeyError where there is none."""
+    if name not in device_names():
+        raise KeyError(name)
+    return cast(Device, import_module(f"nearfar.edge_runtime.executors.{name}").DEVICE)
 
 
-def _prefer_webgpu() -> int:
-    from nearfar.edge_runtime.executors.webgpu import device as webgpu_device
-
-    return int(webgpu_device.is_hardware())
-
-
-def _probe_mlx(which: str | None = None) -> Found:
-    from nearfar.edge_runtime.executors.mlx import device
-
-    return Found(device.features(), device.limits())
-
-
-def _open_mlx(artifact: Artifact, program: Program, settings: Settings) -> Executor:
-    from nearfar.edge_runtime.executors.mlx.executor import MlxExecutor
-
-    return MlxExecutor(artifact, program, pages=settings.pages, kv_bits=settings.kv_bits)
+def parse_device(given: str) -> tuple[str, str | None]:
+    """What --device means: "auto" or a kind, and which of its devices ("KIND:1", "KIND:radeon"). RequestError for others."""
+    kind, colon, which = given.partition(":")
+    if kind not in (AUTO, *device_names()):
+        raise RequestError(f"device must be {AUTO}, {' or '.join(device_names())}, not {given!r}", "device")
+    if colon and (kind == AUTO or not device(kind).several):
+        able = ", ".join(_several())
+        raise RequestError(f"only {able} can name one of several devices, not {given!r}", "device")
+    if colon and not which:
+        raise RequestError(f"{given!r} names no device after the colon: {kind}:0, or a part of a name", "device")
+    return kind, which or None
 
 
-def _prefer_mlx() -> int:
-    from nearfar.edge_runtime.executors.mlx import device
-
-    return 3 if device.installed() and device.has_metal() else 0
-
-
-def _list_cpu() -> list[Listed]:
-    import psutil
-
-    from nearfar.edge_runtime.executors.cpu.features import architecture
-
-    name = platform.processor() or architecture()
-    memory = int(psutil.virtual_memory().total)
-    limits = {"cores": psutil.cpu_count(logical=False) or 1, "threads": psutil.cpu_count() or 1}
-    return [Listed("cpu", name, "cpu", architecture(), tuple(sorted(_probe_cpu().features)), memory, limits)]
+def device_choices() -> str:
+    """What --device takes, in words."""
+    several = "; ".join(f"{kind}:1 or {kind}:PART-OF-NAME" for kind in _several())
+    return f"{', '.join(device_names())} or {AUTO}; {several} for one of several (nearfar devices)"
 
 
-def _list_webgpu() -> list[Listed]:
-    from nearfar.edge_runtime.executors.webgpu import device as webgpu_device
-
-    info, found = webgpu_device.information(), _probe_webgpu()
-    kind, driver = info.get("adapter_type", ""), f"{info.get('backend_type', '')} {info.get('description', '')}".strip()
-    features = tuple(sorted(name for name in found.features if name.startswith(("shader-", "subgroup"))))  # not the graphics
-    return [Listed("webgpu", info.get("device", ""), kind.lower(), driver, features, 0, found.limits)]
+def kv_bits_choices() -> str:
+    """Which devices can quantize their cache, and how, in words."""
+    able = {name: device(name).kv_bits for name in device_names()}
+    return ", ".join(f"{name} ({' or '.join(map(str, bits))})" for name, bits in able.items() if bits)
 
 
-def _list_mlx() -> list[Listed]:
-    from importlib.metadata import version
-
-    from nearfar.edge_runtime.executors.mlx import device
-
-    metal = device.has_metal()
-    name, memory = device.describe()
-    return [Listed("mlx", name, "gpu" if metal else "cpu", f"MLX {version('mlx')}", tuple(device.features()), memory, device.limits())]
-
-
-def _list_vulkan() -> list[Listed]:
-    from nearfar.edge_runtime.executors.vulkan.device import gpus
-
-    return [
-        Listed(f"vulkan:{g.index}", g.name, g.kind, f"{g.driver}, Vulkan {g.version}", tuple(sorted(g.features)), g.memory, g.limits)
-        for g in gpus()
-    ]
-
-
-def _probe_vulkan(which: str | None = None) -> Found:
-    import psutil
-
-    from nearfar.edge_runtime.executors.vulkan.device import free_memory, gpus, select
-
-    gpu = select(which, gpus())
-    free = free_memory(gpu)
-    return Found(gpu.features, gpu.limits, min(free, psutil.virtual_memory().available) if gpu.shared else free)
-
-
-def _open_vulkan(artifact: Artifact, program: Program, settings: Settings) -> Executor:
-    from nearfar.edge_runtime.executors.vulkan.device import gpus, select
-    from nearfar.edge_runtime.executors.vulkan.executor import VulkanExecutor
-
-    gpu = select(settings.which, gpus(settings.debug))
-    return VulkanExecutor(gpu, artifact, program, pages=settings.pages, context=settings.context)
-
-
-def _prefer_vulkan() -> int:
-    """Before webgpu, which on most systems is a layer over the same driver."""
-    from nearfar.edge_runtime.executors.vulkan.device import gpus
-
-    try:
-        return 2 if gpus()[0].kind in ("discrete", "integrated", "virtual") else 0
-    except DeviceError:
-        return 0
-
-
-DEVICES = {
-    "cpu": Device(_probe_cpu, _open_cpu, preferred=lambda: 0, pipelined=False, list=_list_cpu),
-    "webgpu": Device(_probe_webgpu, _open_webgpu, preferred=_prefer_webgpu, pipelined=True, list=_list_webgpu),
-    "vulkan": Device(
-        _probe_vulkan, _open_vulkan, preferred=_prefer_vulkan, pipelined=True, list=_list_vulkan, several=True
-    ),
-    "mlx": Device(_probe_mlx, _open_mlx, preferred=_prefer_mlx, pipelined=True, list=_list_mlx, kv_bits=(8, 4)),
-}
-"""By target, in order of preference where nothing speaks for one of them."""
-
-
-def parse_device(device: str) -> tuple[str, str | None]:
-    """What --device means: "auto" or a target, and which of its devices ("vulkan:1", "vulkan:radeon"). RequestError for others."""
-    target, _, which = device.partition(":")
-    if target not in ("auto", *DEVICES):
-        raise RequestError(f"device must be auto, {' or '.join(DEVICES)}, not {device!r}", "device")
-    if ":" in device and (target == "auto" or not DEVICES[target].several):
-        able = ", ".join(name for name, kind in DEVICES.items() if kind.several)
-        raise RequestError(f"only {able} can name one of several devices, not {device!r}", "device")
-    if ":" in device and not which:
-        raise RequestError(f"{device!r} names no device after the colon: {target}:0, or a part of a name", "device")
-    return target, which or None
+def _several() -> tuple[str, ...]:
+    return tuple(name for name in device_names() if device(name).several)

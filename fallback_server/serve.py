@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import signal
 import socket
@@ -29,6 +28,7 @@ from nearfar.fallback_server.http.shared_counts import SharedCounts, open_store
 from nearfar.fallback_server.http.tracing import Tracer
 from nearfar.fallback_server.ray_engine.cluster import open_on_ray
 from nearfar.fallback_server.ray_engine.options import RayOptions
+from nearfar.hosts import answered_hosts, is_local
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ def serve(models: tuple[str, ...], options: ServeOptions) -> None:
 def check_access(options: ServeOptions) -> KeyStore | None:
     """The keys; refuses to be open to a network without them by mistake."""
     keys = KeyStore(options.keys) if options.keys is not None else None
-    if keys is None and not options.no_auth and not _loopback(options.host):
+    if keys is None and not options.no_auth and not is_local(options.host):
         raise RequestError(
             f"{options.host} can be reached from other machines: give --keys FILE (`nearfar keys FILE NAME` makes one), "
             "or --no-auth if everybody who reaches it may use it",
@@ -138,17 +138,6 @@ def check_access(options: ServeOptions) -> KeyStore | None:
     if (options.tls_cert is None) != (options.tls_key is None):
         raise RequestError("--tls-cert and --tls-key belong together", "tls_cert")
     return keys
-
-
-def allowed_hosts(options: ServeOptions) -> tuple[str, ...]:
-    """The names that the server answers for; none: all.
-
-    A server that only this machine reaches has no other protection from pages of other sites: it answers for the names
-    of this machine. One that others reach has keys, and whatever name they know it by.
-    """
-    if "*" in options.hosts or not (options.hosts or _loopback(options.host)):
-        return ()
-    return ("localhost", "127.0.0.1", "[::1]", f"[{options.host}]" if ":" in options.host else options.host, *options.hosts)
 
 
 async def _main(models: tuple[str, ...], options: ServeOptions, keys: KeyStore | None) -> None:
@@ -166,7 +155,8 @@ async def _run(models: tuple[str, ...], options: ServeOptions, keys: KeyStore | 
     engine = await _open(models, options)
     try:
         audit = AuditLog(options.audit, options.audit_text) if options.audit is not None else None
-        made = AppOptions(options.limits, keys, audit, options.cors, allowed_hosts(options), Tracer.from_environment(), counts)
+        hosts = answered_hosts(options.host, options.hosts)
+        made = AppOptions(options.limits, keys, audit, options.cors, hosts, Tracer.from_environment(), counts)
         app = create_app(engine, made)
         config = uvicorn.Config(
             app, host=options.host, port=options.port, log_config=None, access_log=False, http=protocol(options.limits),
@@ -198,12 +188,3 @@ def _welcome(url: str, engine: Engine, keyed: bool) -> str:
         f"nearfar serves {model if engine.models() else 'no model yet'} at {url}  (Ctrl-C ends)\n"
         f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
     )
-
-
-def _loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,7 +40,7 @@ class Artifact:
         self.path = path
         self.manifest = manifest
         self.data = data
-        """The manifest as it was read, for executors."""
+        """The manifest as it was read, for who shows it."""
 
     @classmethod
     def open(cls, path: str | Path) -> Artifact:
@@ -70,27 +71,37 @@ class Artifact:
                         self.plan(function)
 
     def choose_program(
-        self, features: Collection[str], limits: Mapping[str, int] | None = None, precision: str | None = None
+        self,
+        features: Collection[str],
+        limits: Mapping[str, int] | None = None,
+        precision: str | None = None,
+        name: str | None = None,
     ) -> Program:
         """The first program that a device with these features and limits can run (limits not named are not checked).
 
-        `precision`: only the program of this one.
+        `precision`: only programs that compute in this one; `name`: only the program of this name.
         """
-        have = limits or {}
         reasons: list[str] = []
-        there = [program.precision for program in self.manifest.programs]
-        if precision is not None and precision not in there:
-            raise RequestError(f"the artifact has programs for {', '.join(there)}, not for {precision!r}", "precision")
-        for program in self.manifest.programs:
-            if precision not in (None, program.precision):
-                continue
-            needs = program.requires
-            missing = [f"feature {name}" for name in needs.features if name not in features]
-            missing += [f"{n} {need} (has {have[n]})" for n, need in needs.limits.items() if have.get(n, need) < need]
+        for program in self._programs(precision, name):
+            missing = _missing(program, features, limits or {})
             if not missing:
                 return program
-            reasons.append(f"{program.precision} needs {', '.join(missing)}")
+            reasons.append(f"{program.name} needs {', '.join(missing)}")
         raise DeviceError(f"this device cannot run {self.manifest.model.name} ({self.target}): " + "; ".join(reasons))
+
+    def _programs(self, precision: str | None, name: str | None) -> Sequence[Program]:
+        """Programs that are what was asked for; RequestError where none is."""
+        programs = self.manifest.programs
+        kinds, named = [p.precision for p in programs], [p.name for p in programs]
+        if precision is not None and precision not in kinds:
+            there = ", ".join(dict.fromkeys(kinds))
+            raise RequestError(f"the artifact has programs for {there}, not for {precision!r}", "precision")
+        if name is not None and name not in named:
+            raise RequestError(f"the artifact has the programs {', '.join(named)}, not {name!r}", "program")
+        fit = [p for p in programs if precision in (None, p.precision) and name in (None, p.name)]
+        if not fit:
+            raise RequestError(f"the program {name!r} does not compute in {precision}: leave one of them out", "precision")
+        return fit
 
     @property
     def target(self) -> str:
@@ -122,7 +133,10 @@ class Artifact:
                 file.seek(start)
                 found = file.readinto(target[done : done + count]) if count > 0 else 0
             if not found or found < count:
-                raise ArtifactError(f"{shard.file} of {self.path} is truncated: no {count} bytes at {start}")
+                raise ArtifactError(
+                    f"{shard.file} of {self.path} is truncated: no {count} bytes at {start}. Copy the artifact again, or "
+                    "build it again"
+                )
             done += count
 
     def plan(self, function: Function) -> Plan:
@@ -151,6 +165,15 @@ class Artifact:
         """Path of an optional file, None if the artifact has none."""
         path = self.path / name
         return path if path.is_file() else None
+
+    def digest(self, file: str) -> str:
+        """SHA-256 of a file of the artifact, read once a process as long as its size and time of change stay."""
+        with self._open(file) as stream:
+            stat = os.fstat(stream.fileno())
+            key = (str((self.path / file).resolve()), stat.st_size, stat.st_mtime_ns)
+            if key not in _hashes:
+                _hashes[key] = hashlib.file_digest(stream, "sha256").hexdigest()
+        return _hashes[key]
 
     def _open(self, file: str) -> BufferedReader:
         try:
@@ -196,11 +219,15 @@ class Artifact:
             return f"{expected.file} {verb}: {stat.st_size:,} of {expected.bytes:,} bytes"
         if expected.sha256 is None:
             return None
-        key = (str(path.resolve()), stat.st_size, stat.st_mtime_ns)
-        found = _hashes.get(key)
-        if found is None:
-            with self._open(expected.file) as file:
-                found = _hashes[key] = hashlib.file_digest(file, "sha256").hexdigest()
+        found = self.digest(expected.file)
         if found != expected.sha256:
             return f"{expected.file} is corrupt: SHA-256 {found}, expected {expected.sha256}"
         return None
+
+
+def _missing(program: Program, features: Collection[str], limits: Mapping[str, int]) -> list[str]:
+    """What a device with these features and limits lacks for a program."""
+    needs = program.requires
+    short = {name: need for name, need in needs.limits.items() if limits.get(name, need) < need}
+    lacking = [f"feature {name}" for name in needs.features if name not in features]
+    return lacking + [f"{name} {need} (has {limits[name]})" for name, need in short.items()]

@@ -6,29 +6,27 @@ machine, by the SHA-256 of the manifest, which names that of the library: an art
 
 from __future__ import annotations
 
-import hashlib
 import os
 import warnings
 from pathlib import Path
 
+from nearfar.edge_runtime.artifact.finder import MANIFEST
 from nearfar.edge_runtime.artifact.folders import data_folder
 from nearfar.edge_runtime.artifact.reader import Artifact
+from nearfar.edge_runtime.devices import device, device_names
 from nearfar.errors import ArtifactError
 
 VARIABLE = "NEARFAR_TRUST"
 """Set to 1: every artifact is trusted, as in a container whose image has them."""
 
-NATIVE = ("cpu",)
-"""Targets whose artifacts are native code. Shaders run in a sandbox of the driver, MLX artifacts are data."""
-
 
 def check_trust(artifact: Artifact, trust: bool) -> None:
     """ArtifactError where the artifact is native code that was neither built nor trusted here. `trust`: it is from now on."""
-    if artifact.target not in NATIVE or os.environ.get(VARIABLE) == "1":
+    if not _is_native(artifact) or os.environ.get(VARIABLE) == "1":
         return
     if trust:
         remember(artifact.path)
-    elif not (_digest(artifact.path / "manifest.json") in _known() and _unaltered(artifact)):
+    elif not (artifact.digest(MANIFEST) in _known() and _unaltered(artifact)):
         made = artifact.manifest.provenance
         libraries = ", ".join(str(artifact.path / program.library) for program in artifact.manifest.programs if program.library)
         raise ArtifactError(
@@ -42,8 +40,8 @@ def check_trust(artifact: Artifact, trust: bool) -> None:
 def remember(artifact: Path) -> None:
     """Enter an artifact directory in the list, if it is native code; warns where the list cannot be written."""
     opened = Artifact.open(artifact)
-    digest = _digest(artifact / "manifest.json")
-    if opened.target not in NATIVE or digest in _known():
+    digest = opened.digest(MANIFEST)
+    if not _is_native(opened) or digest in _known():
         return
     try:
         file = _list()
@@ -68,15 +66,12 @@ def _known() -> frozenset[str]:
     return frozenset(line.split(" ")[0] for line in lines)
 
 
+def _is_native(artifact: Artifact) -> bool:
+    """Shaders run in a sandbox of the driver, and MLX artifacts are data; what no device here runs is neither."""
+    return artifact.target in device_names() and device(artifact.target).native
+
+
 def _unaltered(artifact: Artifact) -> bool:
     """Whether the libraries are those of the manifest, also where the rest of the artifact was not to be verified."""
-    programs = [program for program in artifact.manifest.programs if program.library is not None]
-    return all(_digest(artifact.path / str(program.library)) == program.library_sha256 for program in programs)
-
-
-def _digest(file: Path) -> str:
-    try:
-        with file.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
-    except OSError as error:
-        raise ArtifactError(f"{file} cannot be read: {error.strerror or error}. Copy the artifact again, or build it") from error
+    programs = artifact.manifest.programs
+    return all(p.library is None or artifact.digest(p.library) == p.library_sha256 for p in programs)

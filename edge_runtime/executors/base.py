@@ -34,7 +34,12 @@ class Executor(Protocol):
 
     @property
     def precision(self) -> str:
-        """The program it runs: "f32" or "f16"."""
+        """What its program computes in: "f32" or "f16"."""
+        ...
+
+    @property
+    def program_name(self) -> str:
+        """The program it runs, as the manifest calls it."""
         ...
 
     def write(self, buffer: str, data: Array, row: int = 0, column: int = 0) -> None:

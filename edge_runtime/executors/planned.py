@@ -1,69 +1,111 @@
-"""What the executors of plans share: weights in host memory, buffers by name and group, the tables of rotations."""
+"""What executors that replay plans (any target with a weight stream) do alike, whatever memory they do it in."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-import mmap
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.errors import ArtifactError, DeviceError
-from nearfar.format.buffers import CONTEXT, keys, values
-from nearfar.format.buffers import pages as pages_of
+from nearfar.edge_runtime.artifact.reader import Artifact
+from nearfar.edge_runtime.devices import Settings
+from nearfar.errors import ArtifactError
+from nearfar.format import buffers as names
+from nearfar.format.manifest import Dim, Program, Tensor
+from nearfar.format.plans import Launch
 
 Array = npt.NDArray[np.generic]
+Bytes = npt.NDArray[np.uint8]
 
 
-def reserve(count: int) -> npt.NDArray[np.uint8]:
-    """Zeroed memory at a page border, in huge pages where the system has them.
+@dataclass(frozen=True)
+class Shape:
+    """What a named buffer holds. A row is what the first axis counts."""
 
-    Weights are read once a token from end to end; with 4 KiB pages the address translation alone costs several percent.
-    """
-    try:
-        area = mmap.mmap(-1, max(count, 1))
-    except (OSError, OverflowError) as error:
-        raise DeviceError(f"there is no memory for {count:,} bytes: give the cache less (--kv-memory), or take a smaller model") from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without transparent huge pages
-            area.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(area, np.uint8, count)  # keeps the mapping alive
+    extents: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of all of it."""
+        return math.prod(self.extents) * self.dtype.itemsize
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return math.prod(self.extents[1:]) * self.dtype.itemsize
+
+    def rows(self, count: int) -> tuple[int, ...]:
+        """The extents of so many rows."""
+        return (count, *self.extents[1:])
 
 
-def load_weights(directory: Path, weights: Mapping[str, Any]) -> tuple[dict[str, Array], npt.NDArray[np.uint8]]:
-    """All tensors, as views into one copy of the weight stream, and that copy; checksums are the artifact loader's affair."""
-    stream = reserve(int(weights["bytes"]))
-    at = 0
-    for shard in weights["shards"]:
-        part = memoryview(stream.data)[at : at + int(shard["bytes"])]
-        got = 0
-        try:
-            with (directory / shard["file"]).open("rb", buffering=0) as file:
-                while got < len(part) and (count := file.readinto(part[got:])):
-                    got += count
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise ArtifactError(f"{directory / shard['file']} cannot be read: {reason}. Copy or build the artifact again") from error
-        if got != int(shard["bytes"]):
-            raise ArtifactError(f"{shard['file']} has {got} bytes, the manifest says {shard['bytes']}: copy or build the artifact again")
-        at += got
-    tensors = {}
-    for record in weights["tensors"]:
-        start, end = int(record["offset"]), int(record["offset"]) + int(record["bytes"])
-        try:
-            if not 0 <= start <= end <= len(stream):
-                raise ValueError(f"bytes {start} to {end} are not in {len(stream)}")
-            tensors[str(record["name"])] = stream[start:end].view(record["dtype"]).reshape(record["shape"])
-        except (ValueError, TypeError) as error:
-            raise ArtifactError(
-                f"the tensor {record['name']} is not {record['dtype']}{record['shape']} in the weights of {directory} ({error}): "
-                "build the artifact again"
-            ) from error
-    return tensors, stream
+class Layout:
+    """What the plans of a program name, for so many pages and positions: shapes, caches, tables of rotations, launches."""
+
+    def __init__(self, artifact: Artifact, program: Program, settings: Settings) -> None:
+        self._artifact, self._program, self._context = artifact, program, settings.context
+        self._extents = {names.CONTEXT: settings.context}
+        self._extents |= {names.pages(group): count for group, count in enumerate(settings.pages)}
+        self.buffers = {
+            buffer.name: Shape(self.extents(buffer.shape), np.dtype(self._dtype(buffer.dtype)))
+            for buffer in artifact.manifest.buffers
+        }
+
+    def extents(self, shape: Sequence[Dim]) -> tuple[int, ...]:
+        """A shape in numbers."""
+        return tuple(self._extents[extent] if isinstance(extent, str) else extent for extent in shape)
+
+    def buffer(self, name: str) -> Shape:
+        """The shape of a buffer; ArtifactError where the artifact does not have it."""
+        if name not in self.buffers:
+            raise ArtifactError(f"the artifact has no buffer {name!r}")
+        return self.buffers[name]
+
+    def place(self, buffer: str, data: Array, row: int, column: int) -> int:
+        """The byte of a buffer at which what is written begins; see `place`."""
+        shape = self.buffer(buffer)
+        return place(buffer, shape.extents, shape.dtype, data, row, column) * data.itemsize
+
+    def caches(self, group: int) -> dict[str, Shape]:
+        """Keys and values of the caches of a group: one row a page."""
+        own = (index for index, cache in enumerate(self._artifact.manifest.caches) if cache.group == group)
+        return {name: self.buffer(name) for index in own for name in (names.keys(index), names.values(index))}
+
+    def check_pages(self, group: int, pages: Sequence[int], content: Mapping[str, Array]) -> dict[str, Shape]:
+        """The caches of a group, after looking that `content` has all of them for so many pages."""
+        caches = self.caches(group)
+        check_pages(content, {name: (shape.rows(len(pages)), shape.dtype) for name, shape in caches.items()})
+        return caches
+
+    def rope_tables(self) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
+        """The buffers that hold tables of rotations, and what they hold."""
+        for name, rope in self._artifact.manifest.ropes.items():
+            yield names.rope(name), rope_table(self._artifact.read_tensor(str(rope.inv_freq)), rope.scale, self._context)
+
+    def launches(self, function: str, size: int) -> tuple[Launch, ...]:
+        """The plan of a bucket, checked against the manifest; ArtifactError where there is none."""
+        for bucket in self._program.functions.get(function, ()):
+            if bucket.size == size:
+                return self._artifact.plan(bucket).launches
+        raise ArtifactError(f"the artifact has no plan for {function} of size {size}")
+
+    def _dtype(self, name: str) -> str:
+        return self._program.kv_dtype if name == names.KV else name
+
+
+def place(buffer: str, shape: tuple[int, ...], dtype: np.dtype[Any], data: Array, row: int, column: int) -> int:
+    """The element of a buffer at which what is written begins (see Executor.write); ValueError where it does not fit."""
+    part = data.ndim == len(shape) == 2 and len(data) == 1 and 0 <= column <= shape[1] - data.shape[1]
+    whole = column == 0 and data.shape[1:] == shape[1:]
+    if data.dtype != dtype or not (part or whole) or not 0 <= row <= shape[0] - len(data):
+        at = f"row {row}, column {column}" if column else f"row {row}"
+        raise ValueError(f"{data.dtype}{list(data.shape)} at {at} does not fit {buffer}, {dtype}{list(shape)}")
+    return row * math.prod(shape[1:]) + column
 
 
 def check_pages(content: Mapping[str, Array], expected: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> None:
@@ -84,22 +126,15 @@ def rope_table(inv_freq: Array, scale: float, context: int) -> npt.NDArray[np.fl
     return np.concatenate([np.cos(angle) * factor, np.sin(angle) * factor], axis=1).astype(np.float32)
 
 
-def symbols(pages: Sequence[int], context: int) -> dict[str, int]:
-    """What the extents of buffers stand for, where each group has so many pages."""
-    return {CONTEXT: context, **{pages_of(group): count for group, count in enumerate(pages)}}
+def pieces(artifact: Artifact, tensor: Tensor, most: int) -> Iterator[tuple[int, Bytes]]:
+    """A tensor's bytes in pieces of at most `most`, each with where it begins; a piece is good until the next is asked for."""
+    room = np.empty(min(most, tensor.bytes), np.uint8)
+    for start in range(0, tensor.bytes, max(most, 1)):
+        piece = room[: min(most, tensor.bytes - start)]
+        artifact.read_into(tensor.offset + start, piece.data)
+        yield start, piece
 
 
-def cache_names(groups: Sequence[int], group: int) -> list[str]:
-    """The buffers of keys and values of a group; `groups`: by cache."""
-    caches = [cache for cache, of in enumerate(groups) if of == group]
-    return [name for cache in caches for name in (keys(cache), values(cache))]
-
-
-def place(buffer: str, shape: tuple[int, ...], dtype: np.dtype[Any], data: Array, row: int, column: int) -> int:
-    """The element of a buffer at which what is written begins (see Executor.write); ValueError where it does not fit."""
-    part = data.ndim == len(shape) == 2 and len(data) == 1 and 0 <= column <= shape[1] - data.shape[1]
-    whole = column == 0 and data.shape[1:] == shape[1:]
-    if data.dtype != dtype or not (part or whole) or not 0 <= row <= shape[0] - len(data):
-        at = f"row {row}, column {column}" if column else f"row {row}"
-        raise ValueError(f"{data.dtype}{list(data.shape)} at {at} does not fit {buffer}, {dtype}{list(shape)}")
-    return row * math.prod(shape[1:]) + column
+def as_bytes(data: Array) -> Bytes:
+    """An array's bytes, in order."""
+    return np.ascontiguousarray(data).reshape(-1).view(np.uint8)

@@ -14,6 +14,7 @@ from typing import Any, Generic, Literal, Self, TypeVar, Unpack, overload
 
 from nearfar.edge_runtime import snapshots
 from nearfar.edge_runtime.artifact.loading import load
+from nearfar.edge_runtime.artifact.options import LoadKeywords, LoadOptions
 from nearfar.edge_runtime.engine.core import EngineCore, Generation
 from nearfar.edge_runtime.engine.sampling import SamplingParams
 from nearfar.edge_runtime.openai.answers import Answer, Piece, merge
@@ -85,30 +86,18 @@ class AsyncEngine:
         self.completions = Completions(self)
 
     @classmethod
-    async def load(
-        cls,
-        path: str | Path,
-        *,
-        device: str = "auto",
-        kv_memory: int | str | None = None,
-        threads: int | None = None,
-        verify: bool = True,
-        kv_bits: int | None = None,
-        precision: str | None = None,
-        debug: bool = False,
-        trust: bool = False,
-    ) -> AsyncEngine:
-        """Load an artifact, or the best target of a directory of artifacts.
+    async def load(cls, path: str | Path, **options: Unpack[LoadKeywords]) -> AsyncEngine:
+        """Load an artifact, or the best target of a directory of artifacts. The options are those of LoadOptions.
 
-        `device`: "cpu", "webgpu", "vulkan", "mlx" or "auto"; "vulkan:1" or "vulkan:radeon" for one of several.
-        `kv_memory`: bytes for the KV cache, such as "512MB"; default half of what is free. `threads`: cpu threads, default one
-        a core, within the quota of the container. `verify`: check the SHA-256 of every file first.
-        `kv_bits`: keep the KV cache in 8 or 4 bits a value (mlx); default as the program computes. `precision`: "f16" or
-        "f32"; default the best that the device has. `debug`: check every call with the validation layer (vulkan; slow).
-        `trust`: run the native code of a CPU artifact that was not built here, now and later (docs/artifact.md).
+        `device`: a kind of device (`nearfar devices` lists them) or "auto"; "KIND:1" or "KIND:radeon" for one of several.
+        `kv_memory`: bytes for the KV cache, such as "512MB"; default half of what is free. `threads`: cpu threads, default
+        one a core, within the quota of the container. `verify`: check the SHA-256 of every file first.
+        `kv_bits`: keep the KV cache in so many bits a value, where the device can; default as the program computes.
+        `precision`: "f16" or "f32"; default the best that the device has. `program`: a program by its name.
+        `debug`: check every call with the driver's validation layer, where it has one (slow).
+        `trust`: run the native code of an artifact that was not built here, now and later (docs/artifact.md).
         """
-        loading = (Path(path), device, kv_memory, threads, verify, kv_bits, precision, debug, trust)
-        return cls(*await asyncio.to_thread(load, *loading))
+        return cls(*await asyncio.to_thread(load, Path(path), LoadOptions(**options)))
 
     @property
     def manifest(self) -> Manifest:

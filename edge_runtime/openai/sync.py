@@ -10,6 +10,7 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any, Generic, Literal, Self, TypeVar, Unpack, overload
 
+from nearfar.edge_runtime.artifact.options import LoadKeywords
 from nearfar.edge_runtime.engine.core import FORKED
 from nearfar.edge_runtime.engine.requests import TokenEvent
 from nearfar.edge_runtime.engine.sampling import SamplingParams
@@ -110,25 +111,9 @@ class Engine:
         return self._loop
 
     @classmethod
-    def load(
-        cls,
-        path: str | Path,
-        *,
-        device: str = "auto",
-        kv_memory: int | str | None = None,
-        threads: int | None = None,
-        verify: bool = True,
-        kv_bits: int | None = None,
-        precision: str | None = None,
-        debug: bool = False,
-        trust: bool = False,
-    ) -> Engine:
+    def load(cls, path: str | Path, **options: Unpack[LoadKeywords]) -> Engine:
         """See AsyncEngine.load."""
-        loading = AsyncEngine.load(
-            path, device=device, kv_memory=kv_memory, threads=threads, verify=verify, kv_bits=kv_bits,
-            precision=precision, debug=debug, trust=trust,
-        )  # fmt: skip
-        return cls(_run_apart(loading))
+        return cls(_run_apart(AsyncEngine.load(path, **options)))
 
     @property
     def manifest(self) -> Manifest:

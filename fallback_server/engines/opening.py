@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
+from nearfar.edge_runtime.artifact.finder import holds_artifacts
 from nearfar.errors import CheckpointError, RequestError
 from nearfar.fallback_server.backend import GRAMMAR_SECONDS, Backend
 from nearfar.fallback_server.engines.base import Engine
@@ -47,10 +48,7 @@ def guess(models: Seq[str]) -> Kind:
         return "upstream"
     if any(urls) or len(models) > 1:
         raise RequestError(f"MODEL is one directory or hub id, or one or several URLs, not {' '.join(models)}")
-    path = Path(models[0])
-    if (path / "manifest.json").is_file() or (path.is_dir() and any(path.glob("*/manifest.json"))):
-        return "artifact"
-    return "torch"
+    return "artifact" if holds_artifacts(Path(models[0])) else "torch"
 
 
 async def open_engine(models: Seq[str], kind: Kind, options: EngineOptions) -> Engine:

@@ -17,6 +17,7 @@ from nearfar.fallback_server.http.keys import KeyStore
 from nearfar.fallback_server.http.limits import Admission, ServerLimits
 from nearfar.fallback_server.http.logs import request_id
 from nearfar.fallback_server.tenants import ANONYMOUS, Tenant
+from nearfar.hosts import answers_for, named_host
 
 log = logging.getLogger(__name__)
 
@@ -59,28 +60,20 @@ class RequestIds:
 
 
 class Hosts:
-    """Refuses requests that name another host than this server's.
-
-    A page of any site can make its own name stand for 127.0.0.1 (DNS rebinding) and then read, as its own origin, what a
-    server on this machine answers; the name in `Host` gives it away. A request without a Host is HTTP/1.0: no browser's.
-    """
+    """Refuses requests that name another host than this server's: see nearfar.hosts."""
 
     def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
-        self._app, self._allowed = app, frozenset(host.lower() for host in allowed)
+        self._app, self._allowed = app, allowed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         given = Headers(scope=scope).get("host") if scope["type"] == "http" else None
-        if given is None or (host := _PORT.sub("", given.strip().lower())) in self._allowed:
+        if given is None or answers_for(given, self._allowed):
             await self._app(scope, receive, send)
             return
-        refused = ApiError(421, f"this server does not answer for the host {host!a:.100}; start it with --allowed-host if "
-                           "it should", None, "wrong_host")  # fmt: skip
+        refused = ApiError(421, f"this server does not answer for the host {named_host(given)!a:.100}; start it with "
+                           "--allowed-host if it should", None, "wrong_host")  # fmt: skip
         await refused.problem.response()(scope, receive, send)
-
-
-_PORT = re.compile(r"\.?(:\d*)?$")
-"""The end of a Host that says nothing of who is meant."""
 
 
 class Authentication:

@@ -23,7 +23,8 @@ from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
 
 import nearfar
-from nearfar.errors import ArtifactError, NearfarError
+from nearfar.errors import NearfarError
+from nearfar.hosts import answered_hosts, answers_for, bracketed
 
 ARTIFACT_PREFIX = "/artifact/"
 CONFIG_PATH = "/config.json"
@@ -89,25 +90,6 @@ def find_page() -> Path:
     )
 
 
-def find_webgpu_artifact(path: Path) -> Path:
-    """Find the WebGPU artifact at `path`, which may be the artifact itself or a build's OUT folder."""
-    for folder in (path, path / "webgpu"):
-        manifest = folder / "manifest.json"
-        if not manifest.is_file():
-            continue
-        try:
-            target = json.loads(manifest.read_text(encoding="utf-8")).get("target")
-        except (ValueError, AttributeError) as error:
-            raise ArtifactError(f"{manifest} is no manifest ({error}): build the artifact again") from error
-        if target != "webgpu":
-            raise ArtifactError(f"{folder} is an artifact for {target}, a browser runs webgpu only: {_how_to_build()}")
-        return folder
-    others = sorted(found.parent.name for found in path.glob("*/manifest.json"))
-    if others:
-        raise ArtifactError(f"{path} holds artifacts for {', '.join(others)}, but none for webgpu: {_how_to_build()}")
-    raise ArtifactError(f"{path} holds no artifact (no manifest.json there or in webgpu/): {_how_to_build()}")
-
-
 def _linked_files(artifact: Path) -> dict[str, Path]:
     """Give the real files behind the symbolic links that the manifest lists, by their path in the artifact.
 
@@ -140,10 +122,6 @@ def _listed(value: object) -> Iterator[str]:
                 yield item
             else:
                 yield from _listed(item)
-
-
-def _how_to_build() -> str:
-    return "make one with `nearfar build CHECKPOINT --target webgpu -o OUT`"
 
 
 @dataclass
@@ -205,7 +183,7 @@ class PageServer(ThreadingHTTPServer):
 
     def __init__(self, host: str, port: int, site: Site) -> None:
         self.site = site
-        self._hosts = _answered_hosts(host, site.hosts)
+        self._hosts = answered_hosts(host, site.hosts)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
 
@@ -216,12 +194,8 @@ class PageServer(ThreadingHTTPServer):
         return f"http://{_shown_host(str(host))}:{port}/"
 
     def answers_for(self, given: str | None) -> bool:
-        """Whether a request's `Host` is this server.
-
-        A page of another site can have its own name point at this machine (DNS rebinding), and then reads what a server on
-        this machine answers; the name in `Host` gives it away. A request without a Host is no browser's.
-        """
-        return self._hosts is None or given is None or _PORT.sub("", given.strip().lower()) in self._hosts
+        """Whether a request's `Host` is this server."""
+        return answers_for(given, self._hosts)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Report a fault, but not a browser that closed its connection, as it does on an aborted load."""
@@ -229,21 +203,10 @@ class PageServer(ThreadingHTTPServer):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
-_PORT = re.compile(r":\d*\Z")
-
-
-def _answered_hosts(host: str, more: tuple[str, ...]) -> frozenset[str] | None:
-    """Give the names in `Host` that are answered, or None for any: a server that others reach may have any name."""
-    local = host == "localhost" or host == "::1" or host.startswith("127.")
-    if "*" in more or not (more or local):
-        return None
-    return frozenset(name.lower() for name in ("localhost", "127.0.0.1", "[::1]", _shown_host(host), *more))
-
-
 def _shown_host(host: str) -> str:
     if host in ("0.0.0.0", "::"):
         return "localhost"
-    return f"[{host}]" if ":" in host else host
+    return bracketed(host)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,12 +11,14 @@ import pytest
 
 from nearfar.edge_runtime import devices
 from nearfar.edge_runtime.artifact.loading import load
+from nearfar.edge_runtime.artifact.options import LoadOptions
 from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.edge_runtime.engine.sampling import SamplingParams
 from nearfar.errors import DeviceError
 from tests.support.backends import Lab
 from tests.support.faults import Faults, Faulty
 
+OPTIONS = LoadOptions(device="cpu", kv_memory="16MB", threads=1, verify=False)
 GREEDY = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 SHARED = [1, *range(40, 80)]
 REQUESTS = [
@@ -37,15 +40,15 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[[Faults], None]:
     """Makes every cpu device that is opened one that fails as said."""
 
     def arm(faults: Faults) -> None:
-        device = devices.DEVICES["cpu"]
+        device = devices.device("cpu")
         opener = getattr(device.open, "original", device.open)
 
         def open_faulty(*args: Any) -> Faulty:
             return Faulty(opener(*args), faults)
 
         open_faulty.original = opener  # type: ignore[attr-defined]
-        changed = devices.Device(**{**vars(device), "open": open_faulty})
-        monkeypatch.setitem(devices.DEVICES, "cpu", changed)
+        changed = dataclasses.replace(device, open=open_faulty)
+        monkeypatch.setattr("nearfar.edge_runtime.executors.cpu.DEVICE", changed)
 
     return arm
 
@@ -54,7 +57,7 @@ async def test_after_a_fault_at_any_call_of_the_cpu_every_answer_is_right(lab: L
     path = lab.artifact("stories", "cpu")
     faults = Faults(None)
     opened(faults)
-    core, _ = load(path, "cpu", "16MB", 1, verify=False)
+    core, _ = load(path, OPTIONS)
     first = len(faults.calls)
     expected = await answers(core)
     assert await answers(core) == expected
@@ -85,5 +88,5 @@ def test_an_engine_that_cannot_be_made_gives_its_device_back(
     monkeypatch.setattr(Faulty, "__init__", record)
     opened(Faults(0))
     with pytest.raises(DeviceError, match="injected at call 0"):
-        load(lab.artifact("stories", "cpu"), "cpu", "16MB", 1, verify=False)
+        load(lab.artifact("stories", "cpu"), OPTIONS)
     assert [each.closed for each in made] == [True]

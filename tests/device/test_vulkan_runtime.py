@@ -16,9 +16,9 @@ import pytest
 from typer.testing import CliRunner
 
 from nearfar.cli import typer_app
-from nearfar.edge_runtime import Engine, SamplingParams
+from nearfar.edge_runtime import Engine, SamplingParams, devices
 from nearfar.edge_runtime.artifact.reader import Artifact
-from nearfar.edge_runtime.devices import DEVICES
+from nearfar.edge_runtime.devices import Settings
 from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.edge_runtime.engine.steps import StepWork, Write, launch
 from nearfar.edge_runtime.executors.vulkan import binding, commands, device
@@ -49,7 +49,7 @@ def artifact(built: Built) -> Artifact:
 
 def open_executor(artifact: Artifact, precision: str = "f32", debug: bool = False, **options: Any) -> VulkanExecutor:
     program = next(p for p in artifact.manifest.programs if p.precision == precision)
-    return VulkanExecutor(device.gpus(debug)[0], artifact, program, pages=(PAGES,), context=512, **options)
+    return VulkanExecutor(artifact, program, Settings((PAGES,), 512, debug=debug), **options)
 
 
 @pytest.fixture
@@ -85,11 +85,11 @@ def test_free_memory_is_asked_each_time(monkeypatch: pytest.MonkeyPatch) -> None
                 budget.heapBudget[heap], budget.heapUsage[heap] = 8 << 20, (8 << 20) - left
 
     monkeypatch.setattr(vk, "vkGetPhysicalDeviceMemoryProperties2", told)
-    assert DEVICES["vulkan"].probe().memory == 3 << 20
+    assert devices.device("vulkan").probe().memory == 3 << 20
     left = 1 << 20
-    assert DEVICES["vulkan"].probe().memory == 1 << 20
+    assert devices.device("vulkan").probe().memory == 1 << 20
     left = -1
-    assert DEVICES["vulkan"].probe().memory == 0
+    assert devices.device("vulkan").probe().memory == 0
 
 
 def engine(artifact: Artifact, made: VulkanExecutor, **options: Any) -> Engine:
@@ -340,7 +340,7 @@ def test_the_pipeline_cache_is_kept_and_a_damaged_one_ignored(
 
 LEAKS = """
 import gc, json, sys, psutil
-from nearfar.edge_runtime import Engine, SamplingParams
+from nearfar.edge_runtime import Engine, SamplingParams, devices
 
 def opened(number):
     with Engine.load(sys.argv[1], device="vulkan", precision="f32", kv_memory="1MB", verify=False) as made:

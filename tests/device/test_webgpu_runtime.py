@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nearfar.edge_runtime import Engine, SamplingParams
+from nearfar.edge_runtime.artifact.reader import Artifact
+from nearfar.edge_runtime.devices import Settings
+from nearfar.edge_runtime.executors import planned
 from nearfar.edge_runtime.executors.webgpu import device as webgpu_device
+from nearfar.edge_runtime.executors.webgpu import executor as webgpu
 from nearfar.edge_runtime.executors.webgpu.executor import WebGpuExecutor
-from nearfar.edge_runtime.executors.webgpu.executor import executor as webgpu
 from nearfar.errors import ArtifactError, DeviceError, DeviceLost
 from tests.shared_data import shared_data
 from tests.support.toy_artifact import write_toy_artifact
@@ -96,8 +98,8 @@ def test_a_device_destroyed_at_any_call_is_opened_anew_and_no_answer_changes(
 
 
 def test_without_recovery_the_loss_is_told_as_one(artifact: Path) -> None:
-    data = json.loads((artifact / "webgpu" / "manifest.json").read_text())
-    made = WebGpuExecutor(artifact / "webgpu", data, data["programs"][0], pages=(4,), context=64)
+    opened = Artifact.open(artifact / "webgpu")
+    made = WebGpuExecutor(opened, opened.manifest.programs[0], Settings((4,), 64))
     waiting = made.fetch("sampled", 1)
     made._device.destroy()
     for call in (lambda: made.run("step", 1), lambda: made.run("step", 64), lambda: made.fetch("sampled", 4),
@@ -113,7 +115,7 @@ def test_a_damaged_shard_is_told_as_one_and_the_device_given_back(tmp_path: Path
     content = shard.read_bytes()
     for damage in (lambda: shard.write_bytes(content[:300]), lambda: shard.write_bytes(b""), shard.unlink):
         damage()
-        with pytest.raises(ArtifactError, match=f"{shard.name}.*copy or build the artifact again"):
+        with pytest.raises(ArtifactError, match=f"{shard.name}.*Copy the artifact again"):
             Engine.load(path, device="webgpu", verify=False)
     assert len(opened) == 3
     assert all(is_lost(device) for device in opened)
@@ -125,7 +127,7 @@ def test_whatever_fails_while_a_device_is_opened_gives_it_back(
     def broken(*_: object) -> None:
         raise ValueError("no rope")
 
-    monkeypatch.setattr(webgpu, "rope_table", broken)
+    monkeypatch.setattr(planned, "rope_table", broken)
     with pytest.raises(DeviceError, match="no rope") as error:
         Engine.load(artifact, device="webgpu", verify=False)
     assert "no room" not in str(error.value)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from nearfar.edge_runtime import Engine
-from nearfar.edge_runtime.devices import DEVICES
+from nearfar.edge_runtime.devices import device, device_names
 from nearfar.edge_runtime.engine.sampling import SamplingParams
 from nearfar.edge_runtime.executors.base import Executor
 from nearfar.errors import DeviceError
@@ -57,10 +57,10 @@ class Lab:
 def require(backend: str) -> None:
     """Skip the test where the backend cannot run, saying why."""
     target = backend.partition("-")[0]
-    if target not in DEVICES:
+    if target not in device_names():
         pytest.skip(f"{backend}: no executor in this nearfar")
     try:
-        DEVICES[target].probe()
+        device(target).probe()
     except (DeviceError, ImportError) as error:
         pytest.skip(f"{backend}: {error}")
 

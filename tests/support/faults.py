@@ -47,6 +47,10 @@ class Faulty:
     def precision(self) -> str:
         return self.inner.precision
 
+    @property
+    def program_name(self) -> str:
+        return self.inner.program_name
+
     def write(self, buffer: str, data: Array, row: int = 0, column: int = 0) -> None:
         self.faults.call(f"write {buffer}", self)
         self.inner.write(buffer, data, row, column)

@@ -24,7 +24,7 @@ class NumpyExecutor:
     """Runs step, greedy, sample and logprobs over named buffers, as an executor does; everything happens in `run`."""
 
     name = "numpy"
-    precision = "f32"
+    precision = program_name = "f32"
 
     def __init__(
         self, config: dict[str, Any], weights: Weights, *, pages: int | Sequence[int], page_size: int = 16,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.edge_runtime import devices
 from nearfar.edge_runtime.artifact.budget import kv_group, page_bytes
 from nearfar.edge_runtime.artifact.loading import choose
+from nearfar.edge_runtime.devices import device, device_names
 from nearfar.errors import DeviceError, RequestError
 from nearfar.format.manifest import parse
 from tests.support import tiny
@@ -19,7 +19,7 @@ from tests.support import tiny
 @pytest.fixture
 def targets(tmp_path: Path) -> Path:
     """A directory of artifacts for every target."""
-    for name in devices.DEVICES:
+    for name in device_names():
         (tmp_path / name).mkdir()
         tiny.save_manifest(tmp_path / name, tiny.manifest_dict(target=name))
     return tmp_path
@@ -27,11 +27,9 @@ def targets(tmp_path: Path) -> Path:
 
 def prefer(monkeypatch: pytest.MonkeyPatch, **ranks: int) -> None:
     """Pretend that the machine's devices are preferred so much."""
-    made = {
-        name: dataclasses.replace(device, preferred=partial(ranks.get, name, 0))
-        for name, device in devices.DEVICES.items()
-    }
-    monkeypatch.setattr("nearfar.edge_runtime.artifact.loading.DEVICES", made)
+    for name in device_names():
+        changed = dataclasses.replace(device(name), preferred=partial(ranks.get, name, 0))
+        monkeypatch.setattr(f"nearfar.edge_runtime.executors.{name}.DEVICE", changed)
 
 
 @pytest.mark.parametrize(
@@ -50,8 +48,9 @@ def test_a_single_artifact_needs_no_preference(targets: Path, monkeypatch: pytes
     def opened() -> int:
         raise AssertionError("opened a GPU for nothing")
 
-    made = {name: dataclasses.replace(device, preferred=opened) for name, device in devices.DEVICES.items()}
-    monkeypatch.setattr("nearfar.edge_runtime.artifact.loading.DEVICES", made)
+    for name in device_names():
+        changed = dataclasses.replace(device(name), preferred=opened)
+        monkeypatch.setattr(f"nearfar.edge_runtime.executors.{name}.DEVICE", changed)
     assert choose(targets / "mlx", "auto")[0].target == "mlx"
     with pytest.raises(DeviceError, match="holds no artifact for cpu, only for mlx"):
         choose(targets / "mlx", "cpu")

@@ -13,9 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from nearfar.cli import typer_app
+from nearfar.cli.web import TARGET
+from nearfar.edge_runtime.artifact.finder import find_artifact
 from nearfar.errors import ArtifactError, NearfarError
-from nearfar.page_server import PageServer, Site, find_webgpu_artifact, open_server, origin_of
+from nearfar.page_server import PageServer, Site, open_server, origin_of
 
 
 @pytest.fixture
@@ -143,7 +147,7 @@ def snapshot(tmp_path: Path) -> Path:
 
 
 def test_an_artifact_of_links_is_served_as_its_manifest_lists_it(snapshot: Path, site: Site) -> None:
-    with serving(Site(site.page, find_webgpu_artifact(snapshot))) as server:
+    with serving(Site(site.page, find_artifact(snapshot, TARGET))) as server:
         for name in ("manifest.json", "weights/00000.bin", "plans/step.1.json", "k.wgsl", "tokenizer/tokenizer.json"):
             response, body = ask(server, "GET", f"/artifact/{name}")
             assert (response.status, body) == (200, (snapshot / name).read_bytes()), name
@@ -166,7 +170,7 @@ def test_a_refusal_is_as_guarded_as_the_page(server: PageServer) -> None:
             assert response.getheader(name) == page.getheader(name) is not None
 
 
-@pytest.mark.parametrize("host", ["localhost:8080", "127.0.0.1", "LOCALHOST", "[::1]:80"])
+@pytest.mark.parametrize("host", ["localhost:8080", "127.0.0.1", "LOCALHOST", "[::1]:80", "localhost.", "localhost.:80"])
 def test_this_machines_names_are_answered(server: PageServer, host: str) -> None:
     assert ask(server, "GET", "/", Host=host)[0].status == 200
 
@@ -249,21 +253,25 @@ def artifact_for(folder: Path, target: str) -> Path:
 def test_the_artifact_is_found_in_a_builds_out_folder(tmp_path: Path) -> None:
     artifact_for(tmp_path / "cpu", "cpu")
     inner = artifact_for(tmp_path / "webgpu", "webgpu")
-    assert find_webgpu_artifact(tmp_path) == inner
-    assert find_webgpu_artifact(inner) == inner
+    assert find_artifact(tmp_path, TARGET) == inner
+    assert find_artifact(inner, TARGET) == inner
 
 
-def test_a_missing_webgpu_artifact_is_explained(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"holds no artifact.*nearfar build"):
-        find_webgpu_artifact(tmp_path)
+def test_a_missing_webgpu_artifact_is_explained_as_it_is_for_every_command(tmp_path: Path) -> None:
+    for command in (["web", "--no-open"], ["inspect"], ["run", "--device", "webgpu"]):
+        said = CliRunner().invoke(typer_app, [command[0], str(tmp_path), *command[1:]])
+        assert "holds no artifact (no manifest.json there or one level below). Make one with nearfar build" in str(said.exception)
     cpu = artifact_for(tmp_path / "cpu", "cpu")
-    with pytest.raises(ArtifactError, match=r"artifacts for cpu, but none for webgpu.*--target webgpu"):
-        find_webgpu_artifact(tmp_path)
-    with pytest.raises(ArtifactError, match="artifact for cpu"):
-        find_webgpu_artifact(cpu)
+    for path in (tmp_path, cpu):
+        for command in (["web", "--no-open"], ["run", "--device", "webgpu"]):
+            said = CliRunner().invoke(typer_app, [command[0], str(path), *command[1:]])
+            assert "holds no artifact for webgpu, only for cpu. Build it with nearfar build --target webgpu" in str(said.exception)
+    artifact_for(tmp_path / "other", "cpu")
+    with pytest.raises(ArtifactError, match=r"two artifacts for cpu, cpu and other: name the one"):
+        find_artifact(tmp_path, "cpu")
     (cpu / "manifest.json").write_text("[]")
-    with pytest.raises(ArtifactError, match="no manifest"):
-        find_webgpu_artifact(cpu)
+    with pytest.raises(ArtifactError, match="is no manifest"):
+        find_artifact(cpu, TARGET)
 
 
 def test_the_command_names_its_address_and_ctrl_c_ends_it_cleanly(site: Site) -> None:

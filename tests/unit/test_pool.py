@@ -18,7 +18,7 @@ tvm = pytest.importorskip("tvm")
 
 from tvm.script.ir_builder import tirx as T  # noqa: E402
 
-from nearfar.edge_runtime.executors import library as records  # noqa: E402
+from nearfar.edge_runtime.executors.cpu import library as records  # noqa: E402
 from nearfar.edge_runtime.executors.cpu.library import Library, Plan, Tensor, aligned  # noqa: E402
 from nearfar.errors import ArtifactError, DeviceError  # noqa: E402
 from nearfar.targets.cpu import codegen  # noqa: E402

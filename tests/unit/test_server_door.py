@@ -25,7 +25,7 @@ from nearfar.fallback_server.http.app import AppOptions
 from nearfar.fallback_server.http.keys import Key, KeyStore, add_key, hashed
 from nearfar.fallback_server.http.limits import ServerLimits
 from nearfar.fallback_server.http.logs import AuditLog, JsonFormatter, TextFormatter
-from nearfar.fallback_server.serve import ServeOptions, allowed_hosts
+from nearfar.hosts import answered_hosts
 from tests.support.servers import MODEL, Front, RunningServer, tiny_engine
 
 LIMITS = ServerLimits(connections=12, keep_alive=0.3, write_timeout=3.0)
@@ -93,11 +93,11 @@ def test_a_page_whose_name_was_bound_to_this_machine_gets_nothing(front: Front, 
 
 
 def test_which_hosts_are_meant_depends_on_who_can_come() -> None:
-    assert allowed_hosts(ServeOptions()) == ("localhost", "127.0.0.1", "[::1]", "127.0.0.1")
-    assert "[::1]" in allowed_hosts(ServeOptions(host="::1"))
-    assert allowed_hosts(ServeOptions(host="0.0.0.0")) == ()  # with keys, under whatever name its network has for it
-    assert "llm.example" in allowed_hosts(ServeOptions(host="0.0.0.0", hosts=("llm.example",)))
-    assert allowed_hosts(ServeOptions(hosts=("*",))) == ()
+    assert answered_hosts("127.0.0.1", ()) == ("localhost", "127.0.0.1", "[::1]", "127.0.0.1")
+    assert "[::1]" in answered_hosts("::1", ())
+    assert answered_hosts("0.0.0.0", ()) == ()  # with keys, under whatever name its network has for it
+    assert "llm.example" in answered_hosts("0.0.0.0", ("llm.example",))
+    assert answered_hosts("127.0.0.1", ("*",)) == ()
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -165,11 +165,9 @@ def test_devices_are_listed_and_absent_ones_say_why(monkeypatch: pytest.MonkeyPa
         raise DeviceError("no driver: install one")
 
     shown = [Listed("vulkan:0", "Some GPU", "discrete", "some driver", ("shaderInt8",), 8 * 10**9, {"maxX": 12345})]
-    made = {
-        "vulkan": SimpleNamespace(list=lambda: shown),
-        "webgpu": SimpleNamespace(list=absent),
-    }
-    monkeypatch.setattr("nearfar.cli.devices.DEVICES", made)
+    for name, listing in (("vulkan", lambda: shown), ("webgpu", absent)):
+        changed = dataclasses.replace(devices.device(name), list=listing)
+        monkeypatch.setattr(f"nearfar.edge_runtime.executors.{name}.DEVICE", changed)
     run = CliRunner().invoke(typer_app, ["devices", "--limits"])
     assert run.exit_code == 0
     for part in ("vulkan:0", "Some GPU (discrete, 8.0 GB)", "some driver", "shaderInt8", "maxX: 12,345", "no driver: install one"):
@@ -180,5 +178,5 @@ def test_devices_are_listed_and_absent_ones_say_why(monkeypatch: pytest.MonkeyPa
 
 
 def test_every_target_lists_the_cpu_at_least() -> None:
-    (listed,) = devices.DEVICES["cpu"].list()
+    (listed,) = devices.device("cpu").list()
     assert listed.memory > 0

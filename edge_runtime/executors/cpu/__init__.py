@@ -1,1 +1,42 @@
 """The CPU: plans replayed by the artifact's own shared library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from nearfar.edge_runtime.devices import Device, Found, Listed, Settings
+
+if TYPE_CHECKING:
+    from nearfar.edge_runtime.artifact.reader import Artifact
+    from nearfar.edge_runtime.executors.base import Executor
+    from nearfar.format.manifest import Program
+
+
+def _probe(which: str | None = None) -> Found:
+    from nearfar.edge_runtime.executors.cpu.features import KNOWN, architecture, cpu_flags
+
+    # Where the features cannot be told, try: the build for the wrong CPU is the rarer case.
+    return Found(cpu_flags() or frozenset(KNOWN.get(architecture(), ())))
+
+
+def _open(artifact: Artifact, program: Program, settings: Settings) -> Executor:
+    from nearfar.edge_runtime.executors.cpu.executor import CpuExecutor
+
+    return CpuExecutor(artifact, program, settings)
+
+
+def _list() -> Sequence[Listed]:
+    import platform
+
+    import psutil
+
+    from nearfar.edge_runtime.executors.cpu.features import architecture
+
+    name = platform.processor() or architecture()
+    memory = int(psutil.virtual_memory().total)
+    limits = {"cores": psutil.cpu_count(logical=False) or 1, "threads": psutil.cpu_count() or 1}
+    return [Listed("cpu", name, "cpu", architecture(), tuple(sorted(_probe().features)), memory, limits)]
+
+
+DEVICE = Device(_probe, _open, lambda: 0, _list, pipelined=False, native=True)

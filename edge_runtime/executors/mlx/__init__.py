@@ -1,1 +1,46 @@
-"""Runs MLX artifacts: graphs over MLX arrays, on Apple's GPUs through Metal, elsewhere on the CPU."""
+"""MLX: Apple's GPUs, or the CPU; graphs built step by step instead of plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from nearfar.edge_runtime.devices import Device, Found, Listed, Settings
+
+if TYPE_CHECKING:
+    from nearfar.edge_runtime.artifact.reader import Artifact
+    from nearfar.edge_runtime.executors.base import Executor
+    from nearfar.format.manifest import Program
+
+
+def _probe(which: str | None = None) -> Found:
+    from nearfar.edge_runtime.executors.mlx import device
+
+    return Found(device.features(), device.limits())
+
+
+def _open(artifact: Artifact, program: Program, settings: Settings) -> Executor:
+    from nearfar.edge_runtime.executors.mlx.executor import MlxExecutor
+
+    return MlxExecutor(artifact, program, pages=settings.pages, kv_bits=settings.kv_bits)
+
+
+def _preferred() -> int:
+    """First where there is a GPU of Apple's."""
+    from nearfar.edge_runtime.executors.mlx import device
+
+    return 3 if device.installed() and device.has_metal() else -3
+
+
+def _list() -> Sequence[Listed]:
+    from importlib.metadata import version
+
+    from nearfar.edge_runtime.executors.mlx import device
+
+    metal = device.has_metal()
+    name, memory = device.describe()
+    kind = "gpu" if metal else "cpu"
+    return [Listed("mlx", name, kind, f"MLX {version('mlx')}", tuple(device.features()), memory, device.limits())]
+
+
+DEVICE = Device(_probe, _open, _preferred, _list, kv_bits=(8, 4))

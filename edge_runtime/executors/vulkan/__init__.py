@@ -1,1 +1,55 @@
-"""The Vulkan runtime: a device chosen, memory planned once, plans recorded once and resubmitted."""
+"""A GPU, or a CPU that plays one, through Vulkan's own interface."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from nearfar.edge_runtime.devices import Device, Found, Listed, Settings
+from nearfar.errors import DeviceError
+
+if TYPE_CHECKING:
+    from nearfar.edge_runtime.artifact.reader import Artifact
+    from nearfar.edge_runtime.executors.base import Executor
+    from nearfar.format.manifest import Program
+
+
+def _probe(which: str | None = None) -> Found:
+    import psutil
+
+    from nearfar.edge_runtime.executors.vulkan.device import free_memory, gpus, select
+
+    gpu = select(which, gpus())
+    free = free_memory(gpu)
+    return Found(gpu.features, gpu.limits, min(free, psutil.virtual_memory().available) if gpu.shared else free)
+
+
+def _open(artifact: Artifact, program: Program, settings: Settings) -> Executor:
+    from nearfar.edge_runtime.executors.vulkan.executor import VulkanExecutor
+
+    return VulkanExecutor(artifact, program, settings)
+
+
+def _preferred() -> int:
+    """Before webgpu where there is a GPU; last but for mlx where a CPU plays one, or there is none."""
+    from nearfar.edge_runtime.executors.vulkan.device import gpus
+
+    try:
+        return 2 if gpus()[0].kind in ("discrete", "integrated", "virtual") else -2
+    except DeviceError:
+        return -2
+
+
+def _list() -> Sequence[Listed]:
+    from nearfar.edge_runtime.executors.vulkan.device import gpus
+
+    return [
+        Listed(
+            f"vulkan:{gpu.index}", gpu.name, gpu.kind, f"{gpu.driver}, Vulkan {gpu.version}",
+            tuple(sorted(gpu.features)), gpu.memory, gpu.limits,
+        )
+        for gpu in gpus()
+    ]  # fmt: skip
+
+
+DEVICE = Device(_probe, _open, _preferred, _list, several=True)

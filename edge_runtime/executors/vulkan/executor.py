@@ -8,22 +8,21 @@ own between the plans, so that they never overtake a step that still reads what 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nearfar.edge_runtime.artifact.reader import Artifact
-from nearfar.edge_runtime.executors.planned import cache_names, check_pages, place, rope_table, symbols
+from nearfar.edge_runtime.devices import Settings
+from nearfar.edge_runtime.executors.planned import Layout, Shape, as_bytes, pieces
 from nearfar.edge_runtime.executors.vulkan.commands import Queue
-from nearfar.edge_runtime.executors.vulkan.device import Gpu, open_device
+from nearfar.edge_runtime.executors.vulkan.device import gpus, open_device, select
 from nearfar.edge_runtime.executors.vulkan.memory import Memory, Region, Ring
 from nearfar.edge_runtime.executors.vulkan.pipelines import Pipelines
-from nearfar.errors import ArtifactError, DeviceError
+from nearfar.errors import DeviceError
 from nearfar.format.manifest import Program
 
 Array = npt.NDArray[np.generic]
@@ -33,20 +32,6 @@ RING_BYTES = 8 << 20
 SMALL_BYTES = 1 << 20
 """Buffers up to this size are state that changes from step to step; larger ones are placed with the cache."""
 READBACK_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class Placed:
-    """A named buffer: where it is and how the host sees it."""
-
-    region: Region
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    @cached_property
-    def row_bytes(self) -> int:
-        """Bytes of one row (what the first axis counts)."""
-        return math.prod(self.shape[1:]) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -62,28 +47,25 @@ class VulkanExecutor:
 
     name = "vulkan"
 
-    def __init__(
-        self, gpu: Gpu, artifact: Artifact, program: Program, *, pages: Sequence[int], context: int, direct: bool = True
-    ) -> None:
-        """Open a device, load the weights, make the buffers for so many pages by group and positions.
+    def __init__(self, artifact: Artifact, program: Program, settings: Settings, *, direct: bool = True) -> None:
+        """Open a device, load the weights, make the buffers for so many pages and positions.
 
         `direct`: False treats all memory of the device as out of the host's reach, as on a GPU without a mapped window.
         """
-        self.precision = str(program.precision)
-        self.gpu = gpu
+        self.precision, self.program_name = program.precision, program.name
+        self.gpu = select(settings.which, gpus(settings.debug))
         self._artifact = artifact
         self._program = program
-        self._groups = [cache.group for cache in artifact.manifest.caches]
-        self._symbols = symbols(pages, context)
+        self._layout = Layout(artifact, program, settings)
         self._plans: dict[tuple[str, int], Any] = {}
-        self._buffers: dict[str, Placed] = {}
+        self._regions: dict[str, Region] = {}
         self._landings: dict[tuple[str, int], list[_Landing]] = {}
         self._readback: tuple[Region, int] | None = None  # where landings are cut from, and how far it is used
         self._pages_back: Region | None = None
         self._open: Any = None
         self._touched: set[str] = set()
         self._parts: list[Any] = []  # what to close, in the order in which it was made
-        self._device = open_device(gpu, program.requires)
+        self._device = open_device(self.gpu, program.requires)
         self._parts.append(self._device)
         try:
             self._prepare(direct)
@@ -94,25 +76,24 @@ class VulkanExecutor:
     def _prepare(self, direct: bool) -> None:
         self._memory = Memory(self._device, direct)
         self._parts.append(self._memory)
-        regions = self._place()
-        self._pipelines = Pipelines(self._device, self._artifact, self._program, regions)
+        self._place()
+        self._pipelines = Pipelines(self._device, self._artifact, self._program, self._regions)
         self._parts.append(self._pipelines)
         self._queue = Queue(self._device)
         self._parts.append(self._queue)  # closed first: it waits for the device
         (ring,) = self._memory.reserve([RING_BYTES], self._memory.kinds.upload, True)
         self._ring = Ring(ring, self._submit, self._queue.wait)
-        self._load_weights(regions)
-        for name, rope in self._artifact.manifest.ropes.items():
-            frequencies = self._artifact.read_tensor(str(rope.inv_freq))
-            self.write(f"rope.{name}", rope_table(frequencies, rope.scale, self._symbols["context"]))
+        self._clear()
+        self._load_weights()
+        for name, table in self._layout.rope_tables():
+            self.write(name, table)
         self._queue.wait(self._submit())
 
     def write(self, buffer: str, data: Array, row: int = 0, column: int = 0) -> None:
         """See Executor.write."""
-        placed = self._placed(buffer)
-        start = place(buffer, placed.shape, placed.dtype, data, row, column)
+        at = self._layout.place(buffer, data, row, column)
         if data.size:
-            self._put(f"buffer:{buffer}", placed.region, start * placed.dtype.itemsize, _as_bytes(data))
+            self._put(buffer, self._region(buffer), at, as_bytes(data))
 
     def run(self, function: str, size: int) -> None:
         """See Executor.run."""
@@ -122,12 +103,12 @@ class VulkanExecutor:
 
     def fetch(self, buffer: str, rows: int) -> Callable[[], Array]:
         """See Executor.fetch. Hands over all that was enqueued."""
-        placed = self._placed(buffer)
-        rows = min(rows, placed.shape[0])
+        shape = self._layout.buffer(buffer)
+        rows = min(rows, shape.extents[0])
         # Few sizes, so that few command buffers are recorded: rows up to a power of two.
-        room = min(1 << max(rows - 1, 0).bit_length(), placed.shape[0])
+        room = min(1 << max(rows - 1, 0).bit_length(), shape.extents[0])
         pool = self._landings.setdefault((buffer, room), [])
-        landing = pool.pop() if pool else self._make_landing(placed, room)
+        landing = pool.pop() if pool else self._make_landing(self._region(buffer), room * shape.row_bytes)
         self._end_transfers()
         self._queue.add(landing.commands)
         value = self._submit()
@@ -135,7 +116,7 @@ class VulkanExecutor:
         @functools.cache  # the landing is another fetch's once it has been read
         def wait() -> Array:
             self._queue.wait(value)
-            data = landing.content[: rows * placed.row_bytes].copy().view(placed.dtype).reshape(rows, *placed.shape[1:])
+            data = landing.content[: rows * shape.row_bytes].copy().view(shape.dtype).reshape(shape.rows(rows))
             pool.append(landing)
             return data
 
@@ -143,31 +124,30 @@ class VulkanExecutor:
 
     def copy_page(self, group: int, source: int, target: int) -> None:
         """See Executor.copy_page."""
-        caches = self._caches(group)
+        caches = self._layout.caches(group)
         commands = self._transfers(*(f"{name}:{page}" for name in caches for page in (source, target)))
-        for cache in caches.values():
-            buffer, start, count = cache.region.buffer, cache.region.offset, cache.row_bytes
-            self._queue.copy(commands, (buffer, start + source * count), (buffer, start + target * count), count)
+        for name, cache in caches.items():
+            region, count = self._region(name), cache.row_bytes
+            start, end = region.offset + source * count, region.offset + target * count
+            self._queue.copy(commands, (region.buffer, start), (region.buffer, end), count)
 
     def read_pages(self, group: int, pages: Sequence[int]) -> dict[str, Array]:
         """See Executor.read_pages."""
         self._queue.to_host(self._transfers())
         self._queue.wait(self._submit())
         content: dict[str, Array] = {}
-        for name, cache in self._caches(group).items():
+        for name, cache in self._layout.caches(group).items():
             raw = np.empty((len(pages), cache.row_bytes), np.uint8)
             for index, page in enumerate(pages):
-                self._get(cache.region, page * cache.row_bytes, raw[index])
-            content[name] = raw.reshape(-1).view(cache.dtype).reshape(len(pages), *cache.shape[1:])
+                self._get(self._region(name), page * cache.row_bytes, raw[index])
+            content[name] = raw.reshape(-1).view(cache.dtype).reshape(cache.rows(len(pages)))
         return content
 
     def write_pages(self, group: int, pages: Sequence[int], content: Mapping[str, Array]) -> None:
         """See Executor.write_pages."""
-        caches = self._caches(group)
-        check_pages(content, {name: ((len(pages), *cache.shape[1:]), cache.dtype) for name, cache in caches.items()})
-        for name, cache in caches.items():
+        for name, cache in self._layout.check_pages(group, pages, content).items():
             for page, data in zip(pages, content[name], strict=True):
-                self._put(f"{name}:{page}", cache.region, page * cache.row_bytes, _as_bytes(data))
+                self._put(f"{name}:{page}", self._region(name), page * cache.row_bytes, as_bytes(data))
 
     def memory_used(self) -> int:
         """See Executor.memory_used."""
@@ -179,74 +159,69 @@ class VulkanExecutor:
             self._parts.pop().close()
         self._plans.clear()
         self._landings.clear()
-        self._buffers.clear()
+        self._regions.clear()
 
     @property
     def waited(self) -> float:
         """Seconds spent waiting for the device so far."""
         return self._queue.waited
 
-    def _place(self) -> dict[str, Region]:
+    def _place(self) -> None:
         """Reserve all memory that plans name: weights, workspace and cache in large blocks, small state in mapped memory."""
-        manifest, kinds = self._artifact.manifest, self._memory.kinds
-        large = {f"weight:{tensor.name}": tensor.bytes for tensor in manifest.weights.tensors}
+        kinds = self._memory.kinds
+        large = {f"weight:{tensor.name}": tensor.bytes for tensor in self._artifact.manifest.weights.tensors}
         large |= {f"workspace:{i}": count for i, count in enumerate(self._program.workspace)}
-        shapes = {b.name: (self._shape(b.shape), self._dtype(b.dtype)) for b in manifest.buffers}
-        sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in shapes.items()}
-        large |= {f"buffer:{name}": size for name, size in sizes.items() if size > SMALL_BYTES or name.startswith("kv.")}
-        small = {f"buffer:{name}": size for name, size in sizes.items() if f"buffer:{name}" not in large}
+        buffers = {f"buffer:{name}": shape for name, shape in self._layout.buffers.items()}
+        small = {name: shape.nbytes for name, shape in buffers.items() if self._is_state(name, shape)}
+        large |= {name: shape.nbytes for name, shape in buffers.items() if name not in small}
         most = self.gpu.limits["maxStorageBufferRange"]
         for name, size in (large | small).items():
             if size > most:
-                what = "give the cache less (--kv-memory)" if name.startswith("buffer:") else "take a smaller model"
+                what = "give the cache less (--kv-memory)" if name in buffers else "take a smaller model"
                 raise DeviceError(f"{self.gpu.name} reaches {most:,} bytes of a buffer, and {name} has {size:,}: {what}")
-        regions = dict(zip(small, self._memory.reserve(list(small.values()), kinds.small, kinds.small_mapped), strict=True))
-        regions |= zip(large, self._memory.reserve(list(large.values()), kinds.large, kinds.large_mapped), strict=True)
-        for name, (shape, dtype) in shapes.items():
-            self._buffers[name] = Placed(regions[f"buffer:{name}"], shape, dtype)
-        return regions
+        regions = self._memory.reserve(list(small.values()), kinds.small, kinds.small_mapped)
+        regions += self._memory.reserve(list(large.values()), kinds.large, kinds.large_mapped)
+        self._regions.update(zip((*small, *large), regions, strict=True))
 
-    def _load_weights(self, regions: Mapping[str, Region]) -> None:
-        """Zero all but the weights, read those: straight to the device where it is mapped, else in pieces through the ring."""
+    def _is_state(self, name: str, shape: Shape) -> bool:
+        return shape.nbytes <= SMALL_BYTES and not name.startswith("buffer:kv.")
+
+    def _clear(self) -> None:
+        """Zero all but the weights."""
         commands = self._queue.once()
-        for name, region in regions.items():
+        for name, region in self._regions.items():
             if not name.startswith("weight:"):
                 self._queue.fill(commands, region.buffer, region.offset, region.bound)
         self._queue.add_once(commands)
         self._queue.wait(self._submit())
-        piece = np.empty(self._ring.most, np.uint8)
+
+    def _load_weights(self) -> None:
+        """Straight to the device where it is mapped, else in pieces through the ring."""
         for tensor in self._artifact.manifest.weights.tensors:
-            region = regions[f"weight:{tensor.name}"]
+            region = self._regions[f"weight:{tensor.name}"]
             if region.mapped is not None:
                 self._artifact.read_into(tensor.offset, region.mapped[: tensor.bytes].data)
                 continue
-            for start in range(0, tensor.bytes, len(piece)):
-                part = piece[: min(len(piece), tensor.bytes - start)]
-                self._artifact.read_into(tensor.offset + start, part.data)
-                self._put(f"weight:{tensor.name}:{start}", region, start, part)
+            for start, piece in pieces(self._artifact, tensor, self._ring.most):
+                self._put(f"weight:{tensor.name}:{start}", region, start, piece)
 
     def _record(self, function: str, size: int) -> Any:
         """The command buffer of a plan."""
-        entry = next((f for f in self._program.functions.get(function, ()) if f.size == size), None)
-        if entry is None:
-            raise ArtifactError(f"the artifact has no plan for {function} of size {size}")
-        launches = self._pipelines.prepare(self._artifact.plan(entry).launches)
+        launches = self._pipelines.prepare(self._layout.launches(function, size))
         commands = self._queue.kept()
         self._queue.record(commands, launches)
         self._queue.end(commands)
         self._plans[function, size] = commands
         return commands
 
-    def _make_landing(self, placed: Placed, rows: int) -> _Landing:
-        size = max(rows * placed.row_bytes, 1)
+    def _make_landing(self, source: Region, size: int) -> _Landing:
+        size = max(size, 1)
         if self._readback is None or self._readback[1] + size > self._readback[0].size:
             self._readback = (self._reserve_readback(max(size, READBACK_BYTES)), 0)
         region, used = self._readback
         self._readback = (region, -(-(used + size) // 64) * 64)
         commands = self._queue.kept()
-        self._queue.copy(
-            commands, (placed.region.buffer, placed.region.offset), (region.buffer, region.offset + used), size
-        )
+        self._queue.copy(commands, (source.buffer, source.offset), (region.buffer, region.offset + used), size)
         self._queue.to_host(commands)
         self._queue.end(commands)
         assert region.mapped is not None
@@ -309,22 +284,5 @@ class VulkanExecutor:
         self._end_transfers()
         return self._queue.submit()
 
-    def _caches(self, group: int) -> dict[str, Placed]:
-        """Keys and values of a group."""
-        return {name: self._placed(name) for name in cache_names(self._groups, group)}
-
-    def _placed(self, name: str) -> Placed:
-        try:
-            return self._buffers[name]
-        except KeyError:
-            raise ArtifactError(f"the artifact has no buffer {name!r}") from None
-
-    def _shape(self, shape: Sequence[int | str]) -> tuple[int, ...]:
-        return tuple(self._symbols[extent] if isinstance(extent, str) else extent for extent in shape)
-
-    def _dtype(self, name: str) -> np.dtype[Any]:
-        return np.dtype(self._program.kv_dtype if name == "kv" else name)
-
-
-def _as_bytes(data: Array) -> Bytes:
-    return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+    def _region(self, buffer: str) -> Region:
+        return self._regions[f"buffer:{buffer}"]

@@ -1,1 +1,45 @@
-"""WebGPU through wgpu: plans as compute passes."""
+"""Any GPU, through wgpu-py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from nearfar.edge_runtime.devices import Device, Found, Listed, Settings
+
+if TYPE_CHECKING:
+    from nearfar.edge_runtime.artifact.reader import Artifact
+    from nearfar.edge_runtime.executors.base import Executor
+    from nearfar.format.manifest import Program
+
+
+def _probe(which: str | None = None) -> Found:
+    from nearfar.edge_runtime.executors.webgpu import device
+
+    return Found(device.features(), device.limits())
+
+
+def _open(artifact: Artifact, program: Program, settings: Settings) -> Executor:
+    from nearfar.edge_runtime.executors.webgpu.executor import WebGpuExecutor
+
+    return WebGpuExecutor(artifact, program, settings)
+
+
+def _preferred() -> int:
+    """After vulkan, over whose driver it is a layer on most systems."""
+    from nearfar.edge_runtime.executors.webgpu import device
+
+    return 1 if device.is_hardware() else -1
+
+
+def _list() -> Sequence[Listed]:
+    from nearfar.edge_runtime.executors.webgpu import device
+
+    info, found = device.information(), _probe()
+    driver = f"{info.get('backend_type', '')} {info.get('description', '')}".strip()
+    features = tuple(sorted(name for name in found.features if name.startswith(("shader-", "subgroup"))))  # not the graphics
+    kind = info.get("adapter_type", "").lower()
+    return [Listed("webgpu", info.get("device", ""), kind, driver, features, 0, found.limits)]
+
+
+DEVICE = Device(_probe, _open, _preferred, _list)

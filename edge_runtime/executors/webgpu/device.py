@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 from nearfar.edge_runtime.executors import drivers as mesa
 from nearfar.errors import DeviceError
+from nearfar.format.manifest import Requires
 
 
 def require_wgpu() -> Any:
@@ -57,13 +57,13 @@ def is_hardware() -> bool:
         return False
 
 
-def open_device(requires: Mapping[str, Any], buffer_bytes: int, what_fits: str) -> Any:
+def open_device(requires: Requires, buffer_bytes: int, what_fits: str) -> Any:
     """A device with a program's features and limits; `buffer_bytes` is the largest buffer (the cache's grow with its budget)."""
     found, have = adapter(), limits()
-    missing = sorted(set(requires["features"]) - features())
+    missing = sorted(set(requires.features) - features())
     if missing:
         raise DeviceError(f"{_name(found)} lacks {', '.join(missing)}: use the program of another precision")
-    wanted = {str(name): int(value) for name, value in requires["limits"].items()}
+    wanted = dict(requires.limits)
     for name in ("maxStorageBufferBindingSize", "maxBufferSize"):
         wanted[name] = max(wanted.get(name, 0), buffer_bytes)
     short = [f"{name} {have[name]:,} of {value:,}" for name, value in wanted.items() if have.get(name, value) < value]
@@ -71,7 +71,7 @@ def open_device(requires: Mapping[str, Any], buffer_bytes: int, what_fits: str) 
         raise DeviceError(f"{_name(found)} offers too little: {', '.join(short)}. {what_fits}")
     try:
         return found.request_device_sync(
-            required_features=list(requires["features"]),
+            required_features=list(requires.features),
             required_limits={_hyphens(name): value for name, value in wanted.items() if name in have},
         )
     except Exception as error:

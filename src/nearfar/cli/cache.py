@@ -12,6 +12,7 @@ import typer
 
 from nearfar.cli.options import (
     DEFAULTS,
+    LOAD,
     ArtifactPath,
     DeviceName,
     KvBits,
@@ -64,15 +65,17 @@ def save(
     prompt: Annotated[str | None, typer.Option(help="A user's prompt; with --raw, the beginning of a raw prompt.")] = None,
     raw: Raw = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is not a snapshot.")] = False,
-    device: DeviceName = "auto",
-    threads: Threads = None,
-    kv_memory: KvMemory = None,
-    kv_bits: KvBits = None,
-    trust: Trust = False,
+    device: DeviceName = LOAD.device,
+    threads: Threads = LOAD.threads,
+    kv_memory: KvMemory = LOAD.kv_memory,
+    kv_bits: KvBits = LOAD.kv_bits,
+    trust: Trust = LOAD.trust,
 ) -> None:
     """Compute the beginning of a prompt and save its keys and values."""
     source = _source(system, file, messages, prompt, raw)
-    with load_engine(artifact, device, threads, kv_memory, kv_bits, trust=trust) as engine:
+    with load_engine(
+        artifact, device=device, threads=threads, kv_memory=kv_memory, kv_bits=kv_bits, trust=trust
+    ) as engine:
         with progress_bar(f"saving {output.name}") as progress:
             made = engine.save_cache(output, force=force, progress=progress, **source)
         print(f"{output}: {_facts(made)}", file=sys.stderr)
@@ -90,15 +93,17 @@ def load(
     min_p: MinP = DEFAULTS.min_p,
     seed: Seed = DEFAULTS.seed,
     stop: Stop = None,
-    device: DeviceName = "auto",
-    threads: Threads = None,
-    kv_memory: KvMemory = None,
-    kv_bits: KvBits = None,
-    trust: Trust = False,
+    device: DeviceName = LOAD.device,
+    threads: Threads = LOAD.threads,
+    kv_memory: KvMemory = LOAD.kv_memory,
+    kv_bits: KvBits = LOAD.kv_bits,
+    trust: Trust = LOAD.trust,
 ) -> None:
     """Check a snapshot, show what it holds, load it; with a prompt, answer. Only the answer goes to stdout."""
     params = sampling(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
-    with load_engine(artifact, device, threads, kv_memory, kv_bits, trust=trust) as engine:
+    with load_engine(
+        artifact, device=device, threads=threads, kv_memory=kv_memory, kv_bits=kv_bits, trust=trust
+    ) as engine:
         found = load_snapshot(engine, file)
         print(f"{file}: {_facts(found)}", file=sys.stderr)
         print(_beginning(found), file=sys.stderr)

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from nearfar.cli.options import (
     DEFAULTS,
+    LOAD,
     ArtifactPath,
     Cache,
     Debug,
@@ -21,6 +22,7 @@ from nearfar.cli.options import (
     MaxTokens,
     MinP,
     Precision,
+    ProgramName,
     Seed,
     Stats,
     Stop,
@@ -37,6 +39,7 @@ from nearfar.cli.options import (
     sampling,
 )
 from nearfar.edge_runtime import Engine
+from nearfar.edge_runtime.artifact.options import LoadKeywords
 from nearfar.edge_runtime.engine.requests import RequestStats
 from nearfar.edge_runtime.openai.parameters import CommonParams
 from nearfar.errors import NearfarError, RequestError
@@ -62,18 +65,23 @@ def chat(
     system: System = None,
     cache: Cache = None,
     stats: Stats = False,
-    device: DeviceName = "auto",
-    threads: Threads = None,
-    kv_memory: KvMemory = None,
-    kv_bits: KvBits = None,
-    precision: Precision = None,
-    debug: Debug = False,
-    trust: Trust = False,
+    device: DeviceName = LOAD.device,
+    threads: Threads = LOAD.threads,
+    kv_memory: KvMemory = LOAD.kv_memory,
+    kv_bits: KvBits = LOAD.kv_bits,
+    precision: Precision = LOAD.precision,
+    program: ProgramName = LOAD.program,
+    debug: Debug = LOAD.debug,
+    trust: Trust = LOAD.trust,
 ) -> None:
     """Chat in the terminal. In a pipe, each line of stdin is a question."""
     params = sampling(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
     console = Console(highlight=False, soft_wrap=True)
-    with load_engine(artifact, device, threads, kv_memory, kv_bits, precision, debug, trust) as engine:
+    options: LoadKeywords = {
+        "device": device, "threads": threads, "kv_memory": kv_memory, "kv_bits": kv_bits, "precision": precision,
+        "program": program, "debug": debug, "trust": trust,
+    }  # fmt: skip
+    with load_engine(artifact, **options) as engine:
         if not engine.asynchronous.codec.has_template:
             raise RequestError("this model has no chat template; use nearfar run --raw")
         if cache is not None:
@@ -105,7 +113,7 @@ class Chat:
 
             name, executor = self.engine.manifest.model.name, self.engine.asynchronous.core.executor
             self.console.print(
-                f"[bold]{name}[/] on {executor.name} ({executor.precision}), context {self.engine.context:,} tokens. "
+                f"[bold]{name}[/] on {executor.name} ({executor.program_name}), context {self.engine.context:,} tokens. "
                 "[dim]/help lists the commands[/]"
             )
         while (line := self._read()) is not None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from nearfar.edge_runtime.artifact.budget import show_size
-from nearfar.edge_runtime.devices import DEVICES, Listed
+from nearfar.edge_runtime.devices import Listed, device, device_names
 from nearfar.errors import DeviceError
 
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON: for each target its devices, or why there is none.")]
@@ -20,7 +20,7 @@ Limits = Annotated[bool, typer.Option("--limits", help="Also the limits of each 
 
 def devices(as_json: AsJson = False, limits: Limits = False) -> None:
     """List the devices that artifacts of each target would run on here, the one that is taken by default first."""
-    found = {target: _list(target) for target in DEVICES}
+    found = {target: _list(target) for target in device_names()}
     if as_json:
         json.dump({target: _record(entry) for target, entry in found.items()}, sys.stdout, indent=2)
         print()
@@ -38,7 +38,7 @@ def devices(as_json: AsJson = False, limits: Limits = False) -> None:
 def _list(target: str) -> Sequence[Listed] | str:
     """The devices of a target, or why there is none."""
     try:
-        return DEVICES[target].list()
+        return device(target).list()
     except (DeviceError, ImportError) as error:
         return str(error)
 

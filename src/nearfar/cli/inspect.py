@@ -15,6 +15,7 @@ from rich.table import Table
 
 from nearfar import strict_json
 from nearfar.edge_runtime.artifact.budget import kv_bytes
+from nearfar.edge_runtime.artifact.finder import find_artifacts
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import ArtifactError
 from nearfar.format.buffers import CONTEXT, KV
@@ -38,18 +39,6 @@ def inspect(
     console = Console()
     for report in reports:
         _show(console, report)
-
-
-def find_artifacts(path: Path) -> list[Path]:
-    """The artifact at `path`, or those in its sub-directories."""
-    if (path / "manifest.json").is_file():
-        return [path]
-    found = sorted(manifest.parent for manifest in path.glob("*/manifest.json"))
-    if not found:
-        raise ArtifactError(
-            f"{path} holds no artifact (no manifest.json there or one level below); make one with `nearfar build`"
-        )
-    return found
 
 
 def describe(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Options that `nearfar run` and `nearfar chat` share. Defaults are those of SamplingParams."""
+"""Options that `nearfar run` and `nearfar chat` share. Defaults are those of SamplingParams and LoadOptions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Unpack
 
 import typer
 from rich.console import Console
@@ -14,11 +14,14 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedCo
 from rich.progress import Progress as Bar
 
 from nearfar.edge_runtime import Engine, SamplingParams, Snapshot
+from nearfar.edge_runtime.artifact.options import LoadKeywords, LoadOptions
+from nearfar.edge_runtime.devices import device_choices, kv_bits_choices
 from nearfar.edge_runtime.engine.requests import RequestStats
 from nearfar.edge_runtime.openai.parameters import CommonParams
 from nearfar.edge_runtime.snapshots import Progress
 
 DEFAULTS = SamplingParams()
+LOAD = LoadOptions()
 
 ArtifactPath = Annotated[
     Path, typer.Argument(help="An artifact, or the directory that `nearfar build` wrote: then the best target of it.")
@@ -33,27 +36,30 @@ MinP = Annotated[float, typer.Option(help="Only tokens at least this likely, rel
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text, on every device.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End the answer before this text; may be repeated.")]
 System = Annotated[str | None, typer.Option(help="System prompt.")]
-DeviceName = Annotated[
-    str,
-    typer.Option(
-        "--device", help="cpu, webgpu, vulkan, mlx or auto; vulkan:1 or vulkan:PART-OF-NAME for one of several (nearfar devices)."
-    ),
-]
+DeviceName = Annotated[str, typer.Option("--device", help=f"{device_choices()}.")]
 Precision = Annotated[
     str | None, typer.Option(help="f16 or f32, where the artifact has both. Default: the best that the device has.")
 ]
+ProgramName = Annotated[
+    str | None, typer.Option("--program", help="A program of the artifact by its name (nearfar inspect lists them).")
+]
 Debug = Annotated[
-    bool, typer.Option("--debug", help="Check every call with Vulkan's validation layer; slow, messages go to stderr.")
+    bool,
+    typer.Option(
+        "--debug", help="Check every call with the driver's validation layer (Vulkan's); slow, messages go to stderr."
+    ),
 ]
 Trust = Annotated[
-    bool, typer.Option("--trust", help="Run the native code of a CPU artifact that was not built here, now and from now on.")
+    bool,
+    typer.Option("--trust", help="Run the native code of an artifact that was not built here, now and from now on."),
 ]
 Threads = Annotated[int | None, typer.Option(help="CPU threads. Default: one a core, within the container's quota.")]
 KvMemory = Annotated[
     str | None, typer.Option(help="Memory for the KV cache, such as 512MB. Default: half of what is free.")
 ]
 KvBits = Annotated[
-    int | None, typer.Option(help="Keep the KV cache in 8 or 4 bits a value (mlx). Default: as the model computes.")
+    int | None,
+    typer.Option(help=f"Keep the KV cache in so many bits a value: {kv_bits_choices()}. Default: as the model computes."),
 ]
 Cache = Annotated[
     Path | None, typer.Option(help="A snapshot (nearfar cache save): what the prompt begins with is not computed again.")
@@ -84,23 +90,11 @@ def sampling(
     )
 
 
-def load_engine(
-    artifact: Path,
-    device: str,
-    threads: int | None,
-    kv_memory: str | None,
-    kv_bits: int | None = None,
-    precision: str | None = None,
-    debug: bool = False,
-    trust: bool = False,
-) -> Engine:
+def load_engine(artifact: Path, **options: Unpack[LoadKeywords]) -> Engine:
     """Load, showing that something happens where somebody looks."""
     console = Console(stderr=True)
     with console.status(f"loading {artifact.resolve().name} …") if console.is_terminal else contextlib.nullcontext():
-        return Engine.load(
-            artifact, device=device, threads=threads, kv_memory=kv_memory, kv_bits=kv_bits, precision=precision, debug=debug,
-            trust=trust,
-        )  # fmt: skip
+        return Engine.load(artifact, **options)
 
 
 def load_snapshot(engine: Engine, file: Path) -> Snapshot:

@@ -12,6 +12,7 @@ import typer
 
 from nearfar.cli.options import (
     DEFAULTS,
+    LOAD,
     ArtifactPath,
     Cache,
     Debug,
@@ -21,6 +22,7 @@ from nearfar.cli.options import (
     MaxTokens,
     MinP,
     Precision,
+    ProgramName,
     Raw,
     Seed,
     Stats,
@@ -38,6 +40,7 @@ from nearfar.cli.options import (
     sampling,
 )
 from nearfar.edge_runtime import Engine
+from nearfar.edge_runtime.artifact.options import LoadKeywords
 from nearfar.edge_runtime.engine.requests import RequestStats
 from nearfar.edge_runtime.openai.parameters import CommonParams
 from nearfar.errors import RequestError
@@ -61,20 +64,25 @@ def run(
     raw: Raw = False,
     cache: Cache = None,
     stats: Stats = False,
-    device: DeviceName = "auto",
-    threads: Threads = None,
-    kv_memory: KvMemory = None,
-    kv_bits: KvBits = None,
-    precision: Precision = None,
-    debug: Debug = False,
-    trust: Trust = False,
+    device: DeviceName = LOAD.device,
+    threads: Threads = LOAD.threads,
+    kv_memory: KvMemory = LOAD.kv_memory,
+    kv_bits: KvBits = LOAD.kv_bits,
+    precision: Precision = LOAD.precision,
+    program: ProgramName = LOAD.program,
+    debug: Debug = LOAD.debug,
+    trust: Trust = LOAD.trust,
 ) -> None:
     """Answer one prompt. Only the answer goes to stdout, piece by piece; with --raw exactly the sampled text."""
     text = _prompt(prompt)
     params = sampling(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
     if raw and system is not None:
         raise RequestError("--system needs the chat template, which --raw leaves out", "system")
-    with load_engine(artifact, device, threads, kv_memory, kv_bits, precision, debug, trust) as engine:
+    options: LoadKeywords = {
+        "device": device, "threads": threads, "kv_memory": kv_memory, "kv_bits": kv_bits, "precision": precision,
+        "program": program, "debug": debug, "trust": trust,
+    }  # fmt: skip
+    with load_engine(artifact, **options) as engine:
         if cache is not None:
             load_snapshot(engine, cache)
         try:

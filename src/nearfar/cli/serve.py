@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from nearfar.edge_runtime.devices import device_choices
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.local import TextOptions
 from nearfar.fallback_server.engines.opening import KINDS, EngineOptions
@@ -41,7 +42,9 @@ def serve(
     name: Annotated[
         list[str] | None, _option("Engine", "--name", "What clients call the model; may be repeated.")
     ] = None,
-    device: Annotated[str, _option("Engine", "--device", "cpu, webgpu, vulkan, vulkan:1, vulkan:NAME, cuda or auto.")] = ENGINES.device,
+    device: Annotated[
+        str, _option("Engine", "--device", f"artifact: {device_choices()}. torch: cpu, cuda or auto.")
+    ] = ENGINES.device,
     dtype: Annotated[str, _option("Engine", "--dtype", "torch: auto, float32, bfloat16 …")] = ENGINES.dtype,
     threads: Annotated[int | None, _option("Engine", "--threads", "CPU threads.")] = ENGINES.threads,
     kv_memory: Annotated[

@@ -7,7 +7,11 @@ from typing import Annotated
 
 import typer
 
-from nearfar.page_server import Site, find_page, find_webgpu_artifact, open_server, origin_of
+from nearfar.edge_runtime.artifact.finder import find_artifact
+from nearfar.page_server import Site, find_page, open_server, origin_of
+
+TARGET = "webgpu"
+"""What a browser runs."""
 
 
 def web(
@@ -39,7 +43,7 @@ def web(
     """Serve the chat page for an artifact and open it in the browser."""
     if cloud is not None:
         origin_of(cloud)  # refuses what is no address
-    site = Site(find_page(), find_webgpu_artifact(artifact), cloud, hosts=tuple(allowed_host or ()))
+    site = Site(find_page(), find_artifact(artifact, TARGET), cloud, hosts=tuple(allowed_host or ()))
     # Ctrl-C is how a server is meant to end, from the moment that it listens.
     with open_server(host, port, site) as server, suppress(KeyboardInterrupt):
         if port and server.server_port != port:

@@ -1,0 +1,44 @@
+"""How an artifact is to be loaded: the keywords of Engine.load, whose defaults the command line takes from here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypedDict
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What `load` is asked for besides the artifact."""
+
+    device: str = "auto"
+    """A kind of device (`nearfar devices` lists them) or "auto"; "KIND:1" or "KIND:PART-OF-NAME" for one of several."""
+    kv_memory: int | str | None = None
+    """Bytes for the KV cache, such as "512MB"; default half of what is free."""
+    threads: int | None = None
+    """CPU threads; default one a core, within the quota of the container."""
+    verify: bool = True
+    """Check the SHA-256 of every file first."""
+    kv_bits: int | None = None
+    """Keep the KV cache in so many bits a value, where the device can; default as the program computes."""
+    precision: str | None = None
+    """Only programs that compute in "f16" or "f32"; default the best that the device has."""
+    program: str | None = None
+    """Only the program of this name (`nearfar inspect` lists them)."""
+    debug: bool = False
+    """Check every call with the driver's validation layer, where it has one; slow."""
+    trust: bool = False
+    """Run the native code of an artifact that was not built here, now and later (docs/artifact.md)."""
+
+
+class LoadKeywords(TypedDict, total=False):
+    """LoadOptions as keywords, for type checkers: those of Engine.load."""
+
+    device: str
+    kv_memory: int | str | None
+    threads: int | None
+    verify: bool
+    kv_bits: int | None
+    precision: str | None
+    program: str | None
+    debug: bool
+    trust: bool

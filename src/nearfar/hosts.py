@@ -1,0 +1,51 @@
+"""Which names in a request's `Host` mean a server of ours.
+
+A page of any site can make its own name stand for 127.0.0.1 (DNS rebinding) and then read, as its own origin, what a server on
+this machine answers; the name in `Host` gives it away. A request without a Host is HTTP/1.0: no browser's.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Collection, Iterable
+
+_PORT = re.compile(r"\.?(:\d*)?\Z")
+"""The end of a Host that says nothing of who is meant: a port, the dot of the root."""
+
+
+def is_local(host: str) -> bool:
+    """Whether who listens at this address is reached by this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def bracketed(host: str) -> str:
+    """An address as URLs and `Host` write it."""
+    return f"[{host}]" if ":" in host else host
+
+
+def answered_hosts(host: str, more: Iterable[str]) -> tuple[str, ...]:
+    """The names that a server at `host` answers for, `more` among them; none: all.
+
+    A server that only this machine reaches has no other protection from pages of other sites: it answers for the names of
+    this machine. One that others reach may have any name. "*" in `more`: all.
+    """
+    given = tuple(more)
+    if "*" in given or not (given or is_local(host)):
+        return ()
+    return ("localhost", "127.0.0.1", "[::1]", bracketed(host), *given)
+
+
+def named_host(given: str) -> str:
+    """The name in a Host, without what says nothing of who is meant."""
+    return _PORT.sub("", given.strip().lower())
+
+
+def answers_for(given: str | None, names: Collection[str]) -> bool:
+    """Whether a request's Host (None: it has none) is among `answered_hosts`."""
+    return not names or given is None or named_host(given) in {named_host(name) for name in names}
