@@ -43,10 +43,11 @@ $(WEB_READY): $(NPM_READY) $(shell find web/src web/page web/scripts -type f 2>/
 demo: setup ## build the sample model, answer in Python, in headless Chromium and from the server
 	$(BIN)/python examples/demo.py
 
-lint: setup ## ruff, mypy --strict, tsc, biome
+lint: setup ## ruff, mypy --strict, tsc, biome; whether what is generated is up to date
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 ifneq ($(WEB),)
+	$(BIN)/python -m nearfar.format.generate --check
 	cd web && npm run --silent check && npm run --silent lint
 endif
 

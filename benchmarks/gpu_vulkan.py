@@ -23,11 +23,12 @@ from typing import Any
 import numpy as np
 
 from nearfar.edge_runtime import Engine, SamplingParams
+from nearfar.edge_runtime.artifact.budget import kv_bytes
 from nearfar.edge_runtime.devices import parse_device
 from nearfar.edge_runtime.executors.vulkan.commands import Queue
 from nearfar.edge_runtime.executors.vulkan.device import Gpu, gpus, open_device, select
 from nearfar.edge_runtime.executors.vulkan.memory import Memory
-from nearfar.format.manifest import Manifest, Requires
+from nearfar.format.manifest import Manifest, Program, Requires
 
 SHAPES = ("smollm2-135m", "qwen3-0.6b", "llama-3.2-1b")
 PREFILL, DECODE = 512, 128
@@ -78,7 +79,8 @@ def measure(artifact: Path, device: str, precision: str | None, rounds: int, pre
             seen.append((times[1] - times[0], (decode - 1) / (times[-1] - times[1])))
         executor = engine.asynchronous.core.executor
         ttft, rate = (statistics.median(values) for values in zip(*seen[1:], strict=True))
-        per_token = bytes_per_token(engine.manifest, executor.precision, prefill + decode / 2)
+        program = next(p for p in engine.manifest.programs if p.precision == executor.precision)
+        per_token = bytes_per_token(engine.manifest, program, prefill + decode / 2)
         return {
             "precision": executor.precision, "memory": executor.memory_used(), "decode": rate, "ttft": ttft,
             "prefill": prefill / ttft, "bytes_per_token": per_token, "bytes_per_second": per_token * rate,

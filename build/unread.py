@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from nearfar.errors import CheckpointError
-from nearfar.step.config import LAYER_TYPES, ConfigReader
+from nearfar.step.config import LAYER_TYPES, ConfigReader, show
 
 NEUTRAL = frozenset({
     "model_type", "architectures", "transformers_version", "dtype", "torch_dtype", "auto_map", "_name_or_path",
     "initializer_range", "use_cache", "attention_dropout", "embd_pdrop", "resid_pdrop", "hidden_dropout",
     "pad_token_id", "eod_token_id", "pretraining_tp", "id2label", "label2id", "problem_type", "return_dict",
-    "output_hidden_states", "output_attentions", "chunk_size_feed_forward", "vocab_size_per_layer_input",
+    "output_hidden_states", "output_attentions", "chunk_size_feed_forward",
 })  # fmt: skip
 """Keys of such classes that do not change what is computed, or say it again."""
 
@@ -62,7 +62,7 @@ def _defaults(model_type: str) -> dict[str, Any]:
 
 def _refused(config: ConfigReader, model_type: str, key: str, value: object) -> CheckpointError:
     return config.error(
-        f"{config.within}{key} is {value!r:.80}, which nearfar's {model_type} does not compute: its answers would not be "
+        f"{config.within}{key} is {show(value)}, which nearfar's {model_type} does not compute: its answers would not be "
         "those of the model. Remove the key if it means nothing in this checkpoint; if it does, it needs "
         f"step/models/{model_type}.py (docs/adding-a-model.md)"
     )

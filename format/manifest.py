@@ -22,6 +22,8 @@ FORMAT = "nearfar-artifact"
 VERSION = 3
 LARGEST = 1e300  # of a number: what JSON can write and float64 cannot hold is refused
 
+Float = Literal["float16", "float32"]
+"""What programs compute in, and caches hold."""
 Dim = int | str
 """A dimension: a number, or "pages.<group>" or "context", which the runtime chooses."""
 
@@ -192,8 +194,8 @@ class Program:
     """Kernels and plans. `activations`: dtype of what passes between kernels, but for the residual stream (float32)."""
 
     name: str
-    activations: Literal["float16", "float32"]
-    kv_dtype: Literal["float16", "float32"]
+    activations: Float
+    kv_dtype: Float
     requires: Requires
     workspace: tuple[int, ...]
     kernels: dict[str, Kernel]

@@ -11,25 +11,34 @@ class SampleF32(IntEnum):
     """Columns of `sample_f32`. What is not named is 0."""
 
     TEMPERATURE = 0
+    """0: the argmax."""
     TOP_P = 1
+    """1: off."""
     MIN_P = 2
+    """0: off."""
     REPETITION_PENALTY = 3
+    """1: off."""
     PRESENCE_PENALTY = 4
+    """0: off."""
     FREQUENCY_PENALTY = 5
+    """0: off."""
 
 
 class SampleI32(IntEnum):
     """Columns of `sample_i32`. What is not named is 0."""
 
     SLOT = 0
-    """The request's slot; −1: the row is empty."""
+    """The slot of its sequence; −1: the row is not used, nothing is written."""
     TOP_K = 1
+    """0: off."""
     SEED_LOW = 2
+    """The low 32 bits of the seed."""
     SEED_HIGH = 3
+    """Its high 32 bits."""
     COUNTER = 4
-    """The position of the token that is drawn."""
+    """The position that the sampled token will have in its sequence."""
     FEED = 5
-    """The row of `tokens` that the drawn token is written to; −1: none."""
+    """The row of `tokens` that the sampled token is written to; −1: none."""
 
 
 PROMPT_FLAG = 1 << 24

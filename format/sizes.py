@@ -7,8 +7,11 @@ MAX_STEP = 256
 MAX_ROWS = 16
 """Rows of logits, and sequences in flight (slots)."""
 STEP_BUCKETS = (1, 4, 16, 64, 256)
+"""Rows in, of the buckets that a build makes of `step`."""
 ROW_BUCKETS = (1, 4, 16)
+"""Rows, of the buckets that a build makes of `greedy`, `sample` and `logprobs`."""
 TOP_LOGPROBS = 20
+"""The likeliest tokens that `logprobs` tells of a row."""
 PAGE_SIZE = 16
 """Tokens a page of the cache."""
 

@@ -107,6 +107,11 @@ class ConfigReader:
         reader._read, reader._values, reader._sections = self._read, self._values, self._sections
         return reader
 
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """All that is there."""
+        return self._config
+
     def names(self) -> list[str]:
         """The keys that are there."""
         return list(self._config)
@@ -131,7 +136,7 @@ class ConfigReader:
     def refuse(self, key: str, expected: str) -> Never:
         """Complain about the value of a key."""
         raise CheckpointError(
-            f"{self._file}: {self.within}{key} is {_show(self._config.get(key))}; expected {expected}"
+            f"{self._file}: {self.within}{key} is {show(self._config.get(key))}; expected {expected}"
         )
 
     def _get(self, key: str, default: Any = None) -> Any:
@@ -141,7 +146,7 @@ class ConfigReader:
         return self._values[key]
 
 
-def _show(value: object) -> str:
+def show(value: object) -> str:
     """A value as JSON writes it, cut short."""
     shown = json.dumps(value, default=repr)
     return shown if len(shown) <= 80 else f"{shown[:77]}..."

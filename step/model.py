@@ -48,7 +48,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Model:
-    """A model as it runs. `architecture` is for people; everything that a runtime computes with is in the step.
+    """A model as it runs. `architecture` is for people; all that a runtime computes with is in the step.
 
     `unused`: tensors that a checkpoint may have, but that nothing reads.
     """

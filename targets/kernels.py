@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from nearfar.format.manifest import Float
 from nearfar.targets.jobs import Job
 from nearfar.targets.quantized import Array, Matrix, Part, QuantTensor
 
@@ -36,7 +37,7 @@ class Kernels(Protocol):
 
     precisions: tuple[Precision, ...]
 
-    def activation_dtype(self, precision: Precision) -> str:
+    def activation_dtype(self, precision: Precision) -> Float:
         """Dtype of activations between kernels other than the residual stream (which is float32 always)."""
         ...
 

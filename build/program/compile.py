@@ -47,8 +47,7 @@ def compile_program(
     job: Job, kernels: Kernels, precision: Precision, target: tvm.target.Target, dump: Path | None = None
 ) -> Program:
     """Compile every function of the artifact for one precision."""
-    half = precision == "f16"
-    dtypes = Precisions(kernels.activation_dtype(precision), "float16" if half else "float32")
+    dtypes = Precisions(kernels.activation_dtype(precision), "float16" if precision == "f16" else "float32")
     names: dict[str, str] = {}
     module = tvm.IRModule({})
     for m in job.buckets.step:

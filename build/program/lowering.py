@@ -10,7 +10,7 @@ from tvm import relax, tirx
 
 from nearfar.build.program import operators
 from nearfar.format import buffers
-from nearfar.format.manifest import Cache
+from nearfar.format.manifest import Cache, Float
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP, pages_for
 from nearfar.step import ops
 from nearfar.step.model import Model
@@ -24,8 +24,8 @@ from nearfar.targets.quantized import Matrix
 class Precisions:
     """Dtypes of a program: of activations (the residual stream is float32 always) and of the cache."""
 
-    activations: str
-    kv: str
+    activations: Float
+    kv: Float
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
     c = read_decoder(read, context, eps=EPS)
     rotation = read_rope(read, c.head_dim, c.context)
     attend = Attention(
-        c.heads, c.kv_heads, c.head_dim, "rope", order_of(rotation, c.head_dim), q_norm="q_norm", k_norm="k_norm",
-        norm_eps=c.eps,
+        c.heads, c.kv_heads, c.head_dim, "rope", order_of(rotation, c.head_dim),
+        q_norm="q_norm", k_norm="k_norm", norm_eps=c.eps,
     )  # fmt: skip
     hybrid = read.given("sliding_window")
     windows = read_windows(read, c.layers, layer_types(read, c.layers, hybrid))

@@ -1,7 +1,7 @@
 """Gemma 3, text ("Gemma 3 Technical Report", 2025).
 
-Beside Gemma 2: q and k of each head are normalized, five layers with a window stand to one without, each kind has its
-own table of rotations, and only that of the layers without a window is stretched. No caps.
+Beside Gemma 2: q and k of each head are normalized, five layers with a window stand to one without, each
+kind has its own table of rotations, and only that of the layers without a window is stretched. No caps.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def layer_types(read: ConfigReader, layers: int) -> list[str]:
 
 
 def local_rope(read: ConfigReader, c: Decoder, key: str, theta: float) -> Rotation:
-    """The table of layers with a window: its section of `rope_parameters`, else the base alone, never stretched."""
+    """The table of layers with a window: its section of `rope_parameters`, else `key` alone, never stretched."""
     if read.given("rope_parameters"):
         return read_rope(read, c.head_dim, c.context, layer_type="sliding_attention", theta=theta)
     base = read.number(key, theta, *THETA)

@@ -1,8 +1,8 @@
 """Gemma 4, text: the dense models E2B and E4B (Google, 2026).
 
-Beside Gemma 3: layers without a window have larger heads, of which a quarter rotates; v is normalized, scores are not
-scaled; the last layers have no keys and values, they read those of the last layer of their kind that has; each layer
-gets an embedding of its own; norms' weights are stored as they are.
+Beside Gemma 3: layers without a window have larger heads, of which a quarter rotates; v is normalized, scores
+are not scaled; the last layers have no keys and values, they read those of the last layer of their kind that
+has; each layer gets an embedding of its own; norms' weights are stored as they are.
 """
 
 from __future__ import annotations
@@ -77,7 +77,11 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
 def _unused(layers: Sequence[Layer]) -> tuple[str, ...]:
     """Published checkpoints have keys and values of layers that read another's."""
     reading = [i for i, layer in enumerate(layers) if layer.cache is not None]
-    return tuple(f"model.layers.{i}.self_attn.{name}.weight" for i in reading for name in ("k_proj", "v_proj", "k_norm"))
+    return tuple(
+        f"model.layers.{i}.self_attn.{name}.weight"
+        for i in reading
+        for name in ("k_proj", "v_proj", "k_norm")
+    )
 
 
 def _layer(s: StepBuilder, c: Decoder, x: Value, i: int, layer: Layer) -> Value:
@@ -106,19 +110,25 @@ def _extras(s: StepBuilder, read: ConfigReader, c: Decoder, x: Value, width: int
 def _add_extra(s: StepBuilder, c: Decoder, x: Value, i: int, extra: Value, activation: Activation) -> Value:
     """X + norm(projection(activation(gate(x)) · the layer's own embedding))."""
     at, name = f"model.layers.{i}", f"layers.{i}"
-    gate = s.linear(x, f"{name}.per_layer_input_gate", (Piece(f"{at}.per_layer_input_gate.weight", extra.width),))
+    gate = s.linear(
+        x, f"{name}.per_layer_input_gate", (Piece(f"{at}.per_layer_input_gate.weight", extra.width),)
+    )
     mixed = s.mul(s.act(gate, activation), extra)
-    h = s.linear(mixed, f"{name}.per_layer_projection", (Piece(f"{at}.per_layer_projection.weight", c.hidden),))
+    h = s.linear(
+        mixed, f"{name}.per_layer_projection", (Piece(f"{at}.per_layer_projection.weight", c.hidden),)
+    )
     return s.add(x, s.norm(h, f"{at}.post_per_layer_input_norm.weight", c.eps))
 
 
 def _layers(s: StepBuilder, read: ConfigReader, c: Decoder, mlp: Mlp) -> list[Layer]:
-    """Heads, window, table, cache and MLP of each layer. Caches have the numbers of the layers that own them."""
+    """What each layer is like. Caches have the numbers of the layers that own them."""
     types = _types(read, c.layers)
     shared = read.size("num_kv_shared_layers", 0, most=c.layers, least=0)
     own = types[: c.layers - shared]
     if set(own) != set(types):
-        read.refuse("num_kv_shared_layers", "so few that each kind of layer has one with keys and values of its own")
+        read.refuse(
+            "num_kv_shared_layers", "so few that each kind of layer has one with keys and values of its own"
+        )
     wide = Mlp(mlp.inner * 2, mlp.activation) if read.flag("use_double_wide_mlp") else mlp
     layers = []
     for i, kind in enumerate(types):
@@ -148,7 +158,7 @@ def _types(read: ConfigReader, layers: int) -> list[str]:
 
 
 def _sizes(read: ConfigReader, c: Decoder, layer: int, kind: str) -> ConfigReader:
-    """What is said of a layer: `per_layer_config`, as transformers writes it, or `global_head_dim`, as published."""
+    """What is said of a layer: in `per_layer_config` (transformers), or by `global_head_dim` (as published)."""
     if not read.given("per_layer_config"):
         size = read.size("global_head_dim", None, *reversed(HEAD_DIMS))
         return read.empty().filled({"head_dim": size} if kind == "full_attention" else {})
@@ -165,8 +175,8 @@ def _sizes(read: ConfigReader, c: Decoder, layer: int, kind: str) -> ConfigReade
 
 def _extra_width(read: ConfigReader, c: Decoder) -> int:
     """Values that each layer's own embedding has, 0: there is none."""
-    width = read.size("hidden_size_per_layer_input", 0, least=0)
-    if width and read.size("vocab_size_per_layer_input") != c.vocab:
+    width, rows = read.size("hidden_size_per_layer_input", 0, least=0), read.size("vocab_size_per_layer_input")
+    if width and rows != c.vocab:
         read.refuse("vocab_size_per_layer_input", f"vocab_size, which is {c.vocab:,}")
     return width
 
@@ -181,4 +191,6 @@ def _refuse(read: ConfigReader) -> None:
             read.refuse(key, f"false: {what}")
     for key in ("num_experts", "top_k_experts", "moe_intermediate_size", "num_global_key_value_heads"):
         read.given(key)  # without the two above, nothing reads them
-    read.choice("use_bidirectional_attention", ("vision",), "vision")  # images are not supported, text is causal
+    read.choice(
+        "use_bidirectional_attention", ("vision",), "vision"
+    )  # images are not supported, text is causal

@@ -1,4 +1,4 @@
-"""GLM-4-0414 (2025): norms before and after each block as in Gemma 2, rotation of neighbouring pairs in half a head."""
+"""GLM-4-0414 (2025): norms around each block as in Gemma 2; neighbouring pairs rotate, in half of each head."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from nearfar.step.model import Model
 from nearfar.step.models.gemma2 import Norms, sandwich
 from nearfar.step.rope import read_rope
 
-NORMS = Norms(("input_layernorm", "post_self_attn_layernorm"), ("post_attention_layernorm", "post_mlp_layernorm"))
+NORMS = Norms(
+    ("input_layernorm", "post_self_attn_layernorm"), ("post_attention_layernorm", "post_mlp_layernorm")
+)
 DEFAULTS = {"head_dim": 128, "rms_norm_eps": 1.5625e-07, "attention_bias": True}
 
 
@@ -19,9 +21,7 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
     c = read_decoder(read, context)
     rotation = read_rope(read, c.head_dim, c.context, partial=0.5)
     order = order_of(rotation, c.head_dim, interleaved=True)
-    attend = Attention(
-        c.heads, c.kv_heads, c.head_dim, "rope", order, qkv_bias=read.flag("attention_bias")
-    )
+    attend = Attention(c.heads, c.kv_heads, c.head_dim, "rope", order, qkv_bias=read.flag("attention_bias"))
     mlp = Mlp(c.inner, read_activation(read), names=("gate_up_proj",))
     s = StepBuilder()
     s.rope("rope", rotation.rope)

@@ -1,4 +1,4 @@
-"""OLMo 2 ("2 OLMo 2 Furious", 2024): norms of what a block adds, none of what it reads; q and k normalized as wholes."""
+"""OLMo 2 ("2 OLMo 2 Furious", 2024): norms of what a block adds, not of what it reads; of q and k as wholes."""
 
 from __future__ import annotations
 

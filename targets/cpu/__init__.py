@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nearfar.errors import BuildError
+from nearfar.format.manifest import Float
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import attention, embed, linear, norm, rope, sample, sampling
 from nearfar.targets.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, Norm, RopeAppend, Sample
@@ -32,7 +33,7 @@ class CpuKernels:
     parts = staticmethod(packing.parts)
     pack = staticmethod(packing.pack)
 
-    def activation_dtype(self, precision: Precision) -> str:
+    def activation_dtype(self, precision: Precision) -> Float:
         """Always float32."""
         return "float32"
 

@@ -75,7 +75,7 @@ def compile_library(mod: tvm.IRModule, path: Path | str, features: Features = "n
 
 
 def _compile(mod: tvm.IRModule, llvm_target: tvm.target.Target, folder: str) -> list[str]:
-    """Object files, made side by side: LLVM releases the interpreter lock. Their number is fixed, for the sake of the same bytes."""
+    """Object files, made side by side: LLVM releases the interpreter lock. Their number is fixed: the same bytes."""
     kernels = sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint))
 
     def compile_part(part: int) -> str:
@@ -100,7 +100,8 @@ def _compiler() -> str:
         if found := shutil.which(name):
             return found
     raise BuildError(
-        "building for cpu needs a C compiler (none of cc, gcc, clang found): install one, e.g. apt-get install gcc"
+        "building for cpu needs a C compiler (none of cc, gcc, clang found): install one, "
+        "e.g. apt-get install gcc"
     )
 
 

@@ -1,10 +1,11 @@
 """TVM's lowering passes for the CPU kernels, as a named pipeline: only those that code written by hand needs.
 
-TVM's default (`s_tir`) simplifies four times, looks for loops to hoist, software pipelines, virtual threads and common
-subexpressions. LLVM does all of that again, and for wide vector code it was two thirds to nine tenths of the time: a
-quantized matmul compiles in 0.17 s instead of 1.3 s, and runs neither slower nor with other results.
-Storage rewriting is left out for what it does: it drops the annotation that keeps vec.local's arrays on the stack, and every
-tile then calls the allocator (decode of the gated matmul took 1.9 times as long).
+TVM's default (`s_tir`) simplifies four times, looks for loops to hoist, software pipelines, virtual threads
+and common subexpressions. LLVM does all of that again, and for wide vector code it was two thirds to nine
+tenths of the time: a quantized matmul compiles in 0.17 s instead of 1.3 s, and runs neither slower nor with
+other results. Storage rewriting is left out for what it does: it drops the annotation that keeps vec.local's
+arrays on the stack, and every tile then calls the allocator (decode of the gated matmul took 1.9 times as
+long).
 """
 
 from __future__ import annotations

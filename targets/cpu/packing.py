@@ -1,10 +1,12 @@
 """How matrices lie in memory for the CPU kernels: blocks of 16 output rows, interleaved.
 
-A block's inner axis is the 16 rows, so one vector load gives 8 rows' weights for the same inputs, the inputs are
-broadcast, and every lane sums its own row: no horizontal additions. Rows are padded to whole blocks with zeros.
+A block's inner axis is the 16 rows, so one vector load gives 8 rows' weights for the same inputs, the inputs
+are broadcast, and every lane sums its own row: no horizontal additions. Rows are padded to whole blocks with
+zeros.
 
-Codes of 2, 4 and 8 bits fill 32-bit words. Those of 3, 5 and 6 bits lie in two planes, so that memory is read at the true
-number of bits: the low 2, 4 and 4 bits of each code in one array, the 1, 1 and 2 bits above in another.
+Codes of 2, 4 and 8 bits fill 32-bit words. Those of 3, 5 and 6 bits lie in two planes, so that memory is read
+at the true number of bits: the low 2, 4 and 4 bits of each code in one array, the 1, 1 and 2 bits above in
+another.
 """
 
 from __future__ import annotations
@@ -35,13 +37,13 @@ class Plane:
     @property
     def mask(self) -> int:
         """Ones in so many bits."""
-        return 2**self.bits - 1
+        return (1 << self.bits) - 1
 
     def place(self, i: int) -> int:
         """Bit of a word at which its code i begins.
 
-        Input 2j of a word sits in its low half, input 2j+1 in its high half, both at bit j·bits: a shift and a mask give
-        a pair of int16 for the multiply-add of 16-bit pairs.
+        Input 2j of a word sits in its low half, input 2j+1 in its high half, both at bit j·bits: a shift and
+        a mask give a pair of int16 for the multiply-add of 16-bit pairs.
         """
         return (i // 2) * self.bits + (i % 2) * 16
 
@@ -65,7 +67,7 @@ def step(matrix: Matrix) -> int:
 
 
 def first_word(matrix: Matrix, plane: Plane, g: Any, c: Any) -> tuple[Any, Any]:
-    """Where a row's inputs of turn c of group g (numbers or expressions) begin in a plane: a word, and bits to move it down."""
+    """Where turn c of group g (numbers or expressions) begins in a plane: a word of a row, and bits to move it down."""
     if plane.per_word > step(
         matrix
     ):  # a word of single bits holds two groups of 16: eight bits of each half are the second's

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from nearfar.errors import BuildError
+from nearfar.format.manifest import Float
 from nearfar.targets.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, Norm, RopeAppend, Sample
 from nearfar.targets.kernels import Kernels, Precision, Staged
 
@@ -35,7 +36,7 @@ class GpuKernels:
             Attend: attention, Greedy: greedy, Sample: sample, Logprobs: logprobs,
         }  # fmt: skip
 
-    def activation_dtype(self, precision: Precision) -> str:
+    def activation_dtype(self, precision: Precision) -> Float:
         """float16 in f16 programs, but for the residual stream."""
         return "float16" if precision == "f16" else "float32"
 

@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nearfar.step.model import Model
+from nearfar.step.models import ALIASES
 from nearfar.step.params import Param
+from nearfar.step.reading import Reading
 from nearfar.targets.quantized import Matrix
 
 DROPPED = ("quantization", "quantization_config", "transformers_version", "_name_or_path")
@@ -29,15 +30,27 @@ def module_of(tensor: str) -> str:
     return tensor.removesuffix(".weight")
 
 
-def mlx_config(
-    config: Mapping[str, Any], read: Mapping[str, Any], model: Model, matrices: Mapping[str, Matrix]
-) -> dict[str, Any]:
-    """config.json for the checkpoint's config and the values that were `read` of it, defaults included."""
-    kind = str(config["model_type"])
-    out = {key: value for key, value in config.items() if key not in DROPPED}
-    out |= {key: value for key, value in read.items() if out.get(key) is None and key not in DTYPES}
-    out["max_position_embeddings"] = model.context_length
-    out["tie_word_embeddings"] = not any(param.name == "lm_head" for param in model.step.params)
+def mlx_config(config: Mapping[str, Any], reading: Reading, matrices: Mapping[str, Matrix]) -> dict[str, Any]:
+    """config.json for the checkpoint's config, from which `reading` was read."""
+    model, text = reading.model, _text_config(reading)
+    if reading.config.within:  # the text model of something larger, whose other parts are not in the files
+        around = {key: value for key, value in config.items() if not key.endswith("_config") and key not in DROPPED}
+        out = {**around, "text_config": text, "vocab_size": model.vocab_size}
+    else:
+        out = text
+    if settings := quantization(model.step.params, matrices):
+        # the first is read by mlx-lm and mlx-swift-lm, the second by the model hub's pages
+        out["quantization"] = out["quantization_config"] = settings
+    return dict(sorted(out.items()))
+
+
+def _text_config(reading: Reading) -> dict[str, Any]:
+    """The text model's config, with what was taken by default."""
+    read, kind = reading.config, ALIASES.get(reading.model_type, reading.model_type)
+    out = {key: value for key, value in read.config.items() if key not in DROPPED}
+    out |= {key: value for key, value in read.values().items() if out.get(key) is None and key not in DTYPES}
+    out["model_type"] = kind
+    out["tie_word_embeddings"] = not any(param.name == "lm_head" for param in reading.model.step.params)
     if kind not in WITH_ROPE_PARAMETERS:
         _spell_rope(kind, out)
     types = out.get("layer_types") or []
@@ -45,9 +58,9 @@ def mlx_config(
         del out["layer_types"]
     if kind in PATTERNS and types:
         out["sliding_window_pattern"] = PATTERNS[kind](types)
-    if settings := quantization(model.step.params, matrices):
-        # the first is read by mlx-lm and mlx-swift-lm, the second by the model hub's pages
-        out["quantization"] = out["quantization_config"] = settings
+    if kind == "gemma4_text" and "per_layer_config" in out:
+        last = out["per_layer_config"].get(str(out["num_hidden_layers"] - 1), {})  # a layer without a window
+        out["global_head_dim"] = last.get("head_dim", out["head_dim"])
     return dict(sorted(out.items()))
 
 

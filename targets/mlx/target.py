@@ -18,9 +18,8 @@ from nearfar.build.weights.stream import Piece, to_float16
 from nearfar.errors import BuildError
 from nearfar.format.manifest import Function, Program, Requires, Weights
 from nearfar.format.sizes import MAX_ROWS, ROW_BUCKETS, STEP_BUCKETS
-from nearfar.step.config import ConfigReader
-from nearfar.step.models import architecture
 from nearfar.step.params import Param
+from nearfar.step.reading import read_model
 from nearfar.targets.mlx.config import mlx_config, module_of
 from nearfar.targets.quantized import QuantTensor
 from nearfar.targets.target import Made
@@ -133,9 +132,8 @@ class MlxTarget:
     def finish(self, source: Source, root: Path, weights: Weights, options: BuildOptions) -> Made:
         """config.json, the tokenizer and, where asked for, the exported function."""
         checkpoint = source.checkpoint
-        read = ConfigReader(checkpoint.config)
-        architecture(checkpoint.config).model(read, options.context)
-        document = mlx_config(checkpoint.config, read.values(), source.model, source.matrices)
+        reading = read_model(checkpoint.config, checkpoint.entries, options.context)
+        document = mlx_config(checkpoint.config, reading, source.matrices)
         (root / "config.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
         for name in COPIED:
             if (checkpoint.path / name).is_file():

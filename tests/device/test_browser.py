@@ -1,11 +1,16 @@
 """What models say in a real headless Chromium, behind the real `nearfar web`, equals what they say elsewhere."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from nearfar.build.pipeline import BuildOptions, build
+from nearfar.build.program.buckets import Buckets
 from tests.shared_data import shared_data
+from tests.support import architectures, tiny
 from tests.support.artifacts import Built, reference
 from tests.support.browser import browser, new_page, serve
 
@@ -121,3 +126,21 @@ def test_one_seed_gives_the_same_text_as_on_cpu(chromium: Any, built: Built, cla
     with Engine.load(built("classics-7M", "q4") / "cpu") as engine:
         expected = engine.completions.create(prompt="In the forest", **sampling).choices[0].text
     assert new_page(chromium, classics).answer(prompt="In the forest", raw=1, **sampling) == expected
+
+
+def test_windows_and_several_tables_of_rotations_equal_transformers(chromium: Any, tmp_path: Path) -> None:
+    """Gemma 3: five layers of seven see 12 positions, and turn by a table of their own."""
+    case = next(case for case in architectures.CASES if str(case) == "gemma3_text-plain")
+    checkpoint, logits = str(architectures.checkpoint(case)), architectures.reference(case)
+    build(BuildOptions(checkpoint, tmp_path, ("webgpu",), quant="none", buckets=Buckets((1, 16), (1,)), context=128))
+    tokenizer = tiny.tokenizer()
+    with serve(tmp_path) as address:
+        page = new_page(chromium, address).open()
+        page.wait("idle")
+        for prompt in ("A cat", "Fewer words than a page of it, but more than a window", "The same beginning. " * 4):
+            tokens = tokenizer.encode(prompt).ids
+            for _ in range(16):
+                tokens.append(int(np.argmax(logits(tokens)[-1])))
+            script = "return engine.completions.create({ prompt: argument, max_tokens: 16, temperature: 0, ignore_eos: true });"
+            answer = page.run(script, prompt)
+            assert prompt + answer["choices"][0]["text"] == tokenizer.decode(tokens, skip_special_tokens=True), prompt

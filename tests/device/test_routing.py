@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from nearfar.edge_runtime import Engine
+from nearfar.edge_runtime.artifact.budget import kv_bytes
+from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import ArtifactError, DeviceError, EngineError, RequestError
 from nearfar.fallback_server.engines.local import TextOptions
 from nearfar.fallback_server.engines.opening import EngineOptions, open_engine

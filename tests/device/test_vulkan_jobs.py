@@ -14,9 +14,26 @@ def check(job: GraphJob, precision: Precision) -> None:
     gpu_jobs.check(KERNELS, vulkan_run.run_program, precision, job)
 
 
-@pytest.mark.parametrize("scheme", [*gpu_jobs.MATRICES, *gpu_jobs.SCHEMES])
-def test_matrices(scheme: str) -> None:
-    matrix = gpu_jobs.MATRICES.get(scheme) or gpu_jobs.SCHEMES[scheme]
+SCHEMES = (
+    "q2g16",
+    "q3g16",
+    "q3g64",
+    "q4g16",
+    "q4g64",
+    "q5g16",
+    "q5g128",
+    "q6g16",
+    "q6g32",
+    "q8g64",
+    "q8g128",
+)
+MATRICES = {"f32odd": gpu_jobs.MATRICES["f32odd"], "f16odd": gpu_jobs.MATRICES["f16odd"]}
+MATRICES |= {name: gpu_jobs.SCHEMES[name] for name in SCHEMES}
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_matrices(name: str) -> None:
+    matrix = MATRICES[name]
     check(Linear(1, matrix, "float32", "float32"), "f32")
     check(Linear(16, matrix, "float16", "float16"), "f16")
     check(Embed(4, matrix, 3.0), "f32")
@@ -32,6 +49,10 @@ def test_linear_variants(variant: str) -> None:
 @pytest.mark.parametrize("m", [1, 64])
 def test_float16_stores_saturate(m: int, gate: gpu_jobs.Activation | None) -> None:
     gpu_jobs.check_saturation(KERNELS, vulkan_run.run_program, m, gate)
+
+
+def test_activations_and_softcap() -> None:
+    gpu_jobs.check_functions(KERNELS, vulkan_run.run_program)
 
 
 @pytest.mark.parametrize("name", gpu_jobs.NORMS)

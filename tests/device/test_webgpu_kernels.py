@@ -47,6 +47,10 @@ def test_float16_stores_saturate(m, gate):
     gpu_jobs.check_saturation(KERNELS, harness.run, m, gate)
 
 
+def test_activations_and_softcap():
+    gpu_jobs.check_functions(KERNELS, harness.run)
+
+
 @pytest.mark.parametrize("scale", [1.0, 2304**0.5])
 @pytest.mark.parametrize("matrix", gpu_jobs.MATRICES)
 def test_embed(matrix, scale):

@@ -170,8 +170,8 @@ YARN_BY_TYPE: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 GEMMA4: dict[str, Any] = {
-    "num_hidden_layers": 8, "num_kv_shared_layers": 3, "head_dim": 16, "global_head_dim": 32, "sliding_window": 9,
-    "vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 12,
+    "num_hidden_layers": 8, "num_kv_shared_layers": 3, "head_dim": 16, "global_head_dim": 32,
+    "sliding_window": 9, "vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 12,
     "layer_types": [LOCAL, LOCAL, GLOBAL, LOCAL, GLOBAL, LOCAL, LOCAL, GLOBAL],
 }  # fmt: skip
 
@@ -192,8 +192,10 @@ GEMMAS = [
     case("olmo2", "plain", head_dim=OWN, attention_bias=True),
     case("olmo2", "grouped", head_dim=24, tie_word_embeddings=True),
     case("olmo3", "yarn", sliding_window=11, num_hidden_layers=5, rope_parameters=YARN_BY_TYPE),
-    case("exaone4", "hybrid", sliding_window=10, sliding_window_pattern=3, num_hidden_layers=4, rope_parameters=LINEAR),
-    case("exaone4", "global", sliding_window=None, layer_types=[GLOBAL] * 3, head_dim=80, tie_word_embeddings=True),
+    case("exaone4", "hybrid", sliding_window=10, sliding_window_pattern=3, num_hidden_layers=4,
+         rope_parameters=LINEAR),
+    case("exaone4", "global", sliding_window=None, layer_types=[GLOBAL] * 3, head_dim=80,
+         tie_word_embeddings=True),
     case("glm4", "plain", head_dim=24),
     case("glm4", "unbiased", attention_bias=False, tie_word_embeddings=True),
     case(
@@ -206,13 +208,14 @@ GEMMAS = [
 SIGLIP = {**PIXTRAL, "model_type": "siglip_vision_model"}
 SEEING = [
     inside(
-        "gemma3", case("gemma3_text", "text", sliding_window=12, num_hidden_layers=6, tie_word_embeddings=True), SIGLIP,
-        tie_word_embeddings=True, mm_tokens_per_image=4, image_token_index=260, boi_token_index=258, eoi_token_index=259,
+        "gemma3", case("gemma3_text", "text", sliding_window=12, num_hidden_layers=6, tie_word_embeddings=True),
+        SIGLIP, tie_word_embeddings=True, mm_tokens_per_image=4, image_token_index=260, boi_token_index=258,
+        eoi_token_index=259,
     ),
     inside(
         "gemma4", case("gemma4_text", "text", **GEMMA4, tie_word_embeddings=True),
-        {**PIXTRAL, "model_type": "gemma4_vision", "num_key_value_heads": 1, "head_dim": 16}, tie_word_embeddings=True,
-        image_token_id=260, boi_token_id=258, eoi_token_id=259, video_token_id=255, audio_token_id=254,
+        {**PIXTRAL, "model_type": "gemma4_vision", "num_key_value_heads": 1, "head_dim": 16},
+        tie_word_embeddings=True, image_token_id=260, boi_token_id=258, eoi_token_id=259, video_token_id=255, audio_token_id=254,
         boa_token_id=253, eoa_token_index=252,
     ),
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Jobs as the CPU target compiles them, run on NumPy arrays and compared with tests/support/job_reference.py."""
+"""Jobs as the CPU target compiles them, run on NumPy arrays and compared with job_reference.py."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ class CpuJobs:
     def check(self, job: GraphJob, inputs: dict[str, Array], tolerance: float) -> None:
         """The kernel gives what the reference gives, within `tolerance` of the largest value (at least of 1).
 
-        Of rope_append q is compared where a row is not padding; rows of `out` beyond the job's stay as they are.
+        Of rope_append q is compared where a row is not padding; rows of `out` beyond the job's stay as they
+        are.
         """
         want, got = reference(job, inputs), self.compute(job, inputs)
         rows = np.arange(job.m)
@@ -87,7 +88,7 @@ class CpuJobs:
 
 
 def _positions_innermost(keys: Array) -> Array:
-    """How keys lie in a page on the cpu target (docs/artifact.md, kv.L.k): [kv_heads, head_dim, page_size]."""
+    """How keys lie in a page on cpu (docs/artifact.md, kv.L.k): [kv_heads, head_dim, page_size]."""
     pages, heads, size, dim = keys.shape
     return np.ascontiguousarray(keys.swapaxes(2, 3)).reshape(pages, heads, size, dim)
 

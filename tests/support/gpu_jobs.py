@@ -223,3 +223,22 @@ def check_saturation(kernels: Kernels, run: Run, m: int, gate: Activation | None
     assert np.abs(got[1:][inside] - want[1:][inside]).max(initial=0) < 100
     got = run(kernels.stages(job), "f16", {**arrays, "x": np.full((m, 64), 1e6, np.float32)})["out"]
     assert np.abs(got).max() == 65504
+
+
+def check_functions(kernels: Kernels, run: Run) -> None:
+    """Activations within 1e-6 (of 1, or of the value), softcap also of numbers that are far from its size."""
+    x = np.concatenate([np.linspace(-12, 12, 59), [1e-4, -0.02, 0.3, 300, -300]]).astype(np.float32)
+    (one,) = kernels.pack(Matrix(64, 64, 32), np.eye(64, dtype=np.float32))
+    arrays = {"x": x[None], "w0": one, "out": np.zeros((1, 64), np.float32)}
+    for cap in (0.5, 50.0):
+        got = run(
+            kernels.stages(Linear(1, Matrix(64, 64, 32), "float32", "float32", softcap=cap)), "f32", arrays
+        )
+        np.testing.assert_allclose(got["out"][0], cap * np.tanh(x.astype(np.float64) / cap), rtol=2e-6)
+    (gated,) = kernels.pack(Matrix(128, 64, 32), np.eye(128, 64, dtype=np.float32))
+    arrays |= {"w0": gated, "bias": np.repeat(np.float32([0, 1]), 64)}  # "up" is 1
+    for gate, activation in ACTIVATIONS.items():
+        job = Linear(1, Matrix(128, 64, 32), "float32", "float32", gate=gate, bias=True)
+        got = run(kernels.stages(job), "f32", arrays)["out"][0]
+        with np.errstate(over="ignore"):
+            np.testing.assert_allclose(got, activation(x.astype(np.float64)), rtol=2e-6, atol=1e-6)

@@ -1,7 +1,8 @@
-"""The graph jobs of targets/jobs.py in NumPy float64, word by word after that file, and random inputs for them.
+"""The graph jobs of targets/jobs.py in NumPy float64, word by word after that file; random inputs for them.
 
-Written for reading, not for speed; kernels of every target are compared with it. It knows nothing of packing and of how a
-cache lies in memory: a matrix is its numbers, `w` float64 [n, k]; caches are [pages, kv_heads, page_size, head_dim].
+Written for reading, not for speed; kernels of every target are compared with it. It knows nothing of packing
+and of how a cache lies in memory: a matrix is its numbers, `w` float64 [n, k]; caches are [pages, kv_heads,
+page_size, head_dim].
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ Arrays = Mapping[str, Array]
 def reference(job: GraphJob, arrays: Arrays) -> dict[str, Array]:
     """What the job computes from its inputs, by name; the matrix is `w`. Nothing is written in place.
 
-    `out`: float64, of a linear job with `rows` its m rows only. RopeAppend with `append`: also k_cache and v_cache as they
-    are afterwards, in their dtype.
+    `out`: float64, of a linear job with `rows` its m rows only. RopeAppend with `append`: also k_cache and
+    v_cache as they are afterwards, in their dtype.
     """
     match job:
         case Embed():
@@ -148,7 +149,7 @@ def attend(job: Attend, a: Arrays) -> Array:
 
 
 def random_matrix(rng: np.random.Generator, matrix: Matrix) -> tuple[QuantTensor | Array, Array]:
-    """What Kernels.pack takes, and the same numbers in float64 [n, k]. Products with rows of unit size are of unit size."""
+    """What Kernels.pack takes, and its numbers in float64 [n, k]. Products with rows of unit size are of unit size."""
     if not matrix.quantized:
         dense = rng.standard_normal((matrix.n, matrix.k)) / np.sqrt(matrix.k)
         dense = dense.astype(np.float16 if matrix.bits == 16 else np.float32)
@@ -164,10 +165,10 @@ def random_matrix(rng: np.random.Generator, matrix: Matrix) -> tuple[QuantTensor
 def random_inputs(
     job: GraphJob, rng: np.random.Generator, pages: int = 0, context: int = 0
 ) -> dict[str, Array]:
-    """Random arrays for the job's inputs, apart from its matrix; those that hold places are for the test to set.
+    """Random arrays for the inputs but the matrix; what holds places is for the test to set.
 
-    Of a paged job: `pages` in the cache and rows of padding only, page numbers in random order, `context` rows of the
-    rotary table.
+    Of a paged job: `pages` in the cache and rows of padding only, page numbers in random order, `context`
+    rows of the rotary table.
     """
     half = job.head_dim // 2 if isinstance(job, Paged) else 0
 
@@ -202,11 +203,12 @@ def random_inputs(
         "x": x, "tokens": lambda: rng.integers(0, job.matrix.n, 256).astype(np.int32),
         "logit_rows": lambda: rng.integers(0, job.x_rows, 16).astype(np.int32),
         "norm": lambda: weights(job.matrix.k), "weight": lambda: weights(job.k // job.groups),
-        "bias": lambda: normal("float32", job.matrix.n), "residual": lambda: normal(job.out[1], job.m, job.out[0][1]),
+        "bias": lambda: normal("float32", job.matrix.n),
+        "residual": lambda: normal(job.out[1], job.m, job.out[0][1]),
         "q": lambda: normal(job.dtype, *job.q_shape), "rope": table, "k_cache": cache, "v_cache": cache,
         "q_norm": lambda: norms(job.heads), "k_norm": lambda: norms(job.kv_heads),
         "sinks": lambda: normal("float32", job.heads),
         "positions": lambda: np.full(256, -1, np.int32), "slots": lambda: np.zeros(256, np.int32),
-        "page_table": lambda: np.resize(rng.permutation(pages), (job.slots, job.pages_per_slot)).astype(np.int32),
+        "page_table": lambda: np.resize(rng.permutation(pages).astype(np.int32), (job.slots, job.pages_per_slot)),
     }  # fmt: skip
     return {name: makers[name]() for name in job.inputs(0)}

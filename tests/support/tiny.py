@@ -17,9 +17,8 @@ from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.format import buffers as table
 from nearfar.format.manifest import VERSION, Cache, Group, KvCache, Manifest, parse
 from nearfar.format.seal import BLANK, seal
-from nearfar.step.config import ConfigReader
 from nearfar.step.model import op_record, param_record
-from nearfar.step.models import architecture
+from nearfar.step.reading import read_model
 from tests.support.numpy_executor import NumpyExecutor, Weights
 
 SPECIAL = ["<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
@@ -58,7 +57,7 @@ def manifest_dict(
     config: dict[str, Any] = CONFIG, *, page_size: int = 16, slots: int = 8, target: str = "cpu"
 ) -> dict[str, Any]:
     """A manifest of the model, of whose weights it lists only the frequencies, and no kernels."""
-    model = architecture(config).model(ConfigReader(config))
+    model = read_model(config).model
     step = model.step
     head_dim = step.caches[0].head_dim
     groups = tuple(Group(window) for window in step.windows)

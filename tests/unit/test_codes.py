@@ -30,3 +30,15 @@ def test_mlx_unpacks_the_same_codes(bits: int) -> None:
     ones, zeros = mx.ones((3, 2)), mx.zeros((3, 2))
     found = mx.dequantize(mx.array(pack_codes(codes, bits)), ones, zeros, group_size=64, bits=bits)
     np.testing.assert_array_equal(np.array(found), codes)
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("bits", BITS)
+def test_what_mlx_quantizes_is_read(bits: int, group: int) -> None:
+    mx = pytest.importorskip("mlx.core", reason="mlx is not installed")
+    words, scales, biases = mx.quantize(mx.array(RNG.standard_normal((4, 256)).astype(np.float32)), group, bits)
+    codes = unpack_codes(np.array(words), bits).reshape(4, -1, group).astype(np.float32)
+    assert codes.max() == 2**bits - 1
+    found = codes * np.array(scales)[..., None] + np.array(biases)[..., None]
+    want = np.array(mx.dequantize(words, scales, biases, group, bits)).reshape(found.shape)
+    np.testing.assert_allclose(found, want, rtol=1e-6, atol=1e-6)

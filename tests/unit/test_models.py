@@ -36,6 +36,8 @@ def test_a_prompt_in_parts_is_the_prompt(case: Case) -> None:
 def test_the_list_names_the_tensors_of_the_checkpoint(case: Case) -> None:
     config, tensors = load_tensors(checkpoint(case))
     reading = read_model(config, tensors, case.context)
-    expected = {name: shape for param in reading.model.step.params for name, shape in param.expected().items()}
+    expected = {
+        name: shape for param in reading.model.step.params for name, shape in param.expected().items()
+    }
     assert {name: tensors[name].shape for name in expected if name in tensors} == expected
     assert set(tensors) - set(expected) <= {*reading.skipped, *reading.model.unused}

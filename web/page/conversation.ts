@@ -1,7 +1,7 @@
+import type { ChatMessage } from "../src/both/openai.js";
 /** The conversation on the page and the messages behind it. Text goes in as text, never as HTML. */
 
 import type { RouteInfo } from "../src/routing/index.js";
-import type { ChatMessage } from "../src/text/types.js";
 import { badge } from "./badge.js";
 import { element } from "./dom.js";
 

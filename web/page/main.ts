@@ -1,6 +1,6 @@
 /** The chat page: load the model, then answer what is written by hand, or filled in by a link. */
 
-import type { LoadProgress } from "../src/index.js";
+import type { LoadProgress } from "../src/page/index.js";
 import { openCloudSettings } from "./cloud-settings.js";
 import { Conversation } from "./conversation.js";
 import { element, setState } from "./dom.js";
@@ -48,10 +48,10 @@ async function start(): Promise<void> {
     return;
   }
   showProgress({ phase: "weights", loaded: 0, cached: 0, total: manifest.weights.bytes });
-  const { precision, adapter } = (await model.load(showProgress)).model;
+  const { program, precision, adapter } = (await model.load(showProgress)).model;
   showDevice(`${precision} on ${adapter}`);
   ready(link, "The model is ready.");
-  await keepForOffline(artifact, manifest, precision);
+  await keepForOffline(artifact, manifest, program);
 }
 
 function showProgress(progress: LoadProgress): void {

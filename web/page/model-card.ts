@@ -1,6 +1,6 @@
 /** The card at the side: which model this is. */
 
-import type { Manifest } from "../src/manifest.js";
+import type { Manifest } from "../src/both/manifest.js";
 import { element } from "./dom.js";
 import { formatBytes, formatCount } from "./format.js";
 

@@ -1,10 +1,11 @@
+import type { ChatMessage } from "../src/both/openai.js";
+
 /** The loaded model and its cloud as the page needs them: one answer at a time, as text that arrives in pieces. */
 
-import { createEngine, type Engine, type LoadProgress } from "../src/index.js";
-import { type Manifest, openManifest } from "../src/manifest.js";
+import { fetchText } from "../src/both/http.js";
+import { type Manifest, openManifest } from "../src/both/manifest.js";
+import { createEngine, type Engine, type LoadProgress } from "../src/page/index.js";
 import { HybridClient, type KeptState, loadDifficulty, type RouteInfo } from "../src/routing/index.js";
-import { fetchText } from "../src/store/http.js";
-import type { ChatMessage } from "../src/text/types.js";
 import type { CloudSettings } from "./cloud-settings.js";
 import type { Sampling } from "./link.js";
 

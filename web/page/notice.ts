@@ -1,6 +1,6 @@
 /** The box that says what went wrong and what to do. */
 
-import { ArtifactError, CloudError, DeviceError, RequestError, RouteError } from "../src/errors.js";
+import { ArtifactError, CloudError, DeviceError, RequestError, RouteError } from "../src/both/errors.js";
 import { element } from "./dom.js";
 import type { Help } from "./webgpu-help.js";
 

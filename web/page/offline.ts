@@ -1,17 +1,17 @@
 /** Makes the page work without its server: registers the service worker and keeps the artifact's small files. */
 
-import type { Manifest } from "../src/manifest.js";
+import type { Manifest } from "../src/both/manifest.js";
 
 const CACHE = "nearfar-artifact";
 
 /** Keeps what the model's next start needs. Quietly: a browser that refuses just needs the server again. */
-export async function keepForOffline(artifact: URL, manifest: Manifest, precision: string): Promise<void> {
+export async function keepForOffline(artifact: URL, manifest: Manifest, program: string): Promise<void> {
   // Absent in insecure contexts and in some private windows.
   const { serviceWorker } = navigator as { readonly serviceWorker?: ServiceWorkerContainer };
   if (!serviceWorker) return;
   try {
     await serviceWorker.register("sw.js");
-    await keepFiles([new URL("config.json", location.href), ...filesOf(artifact, manifest, precision)]);
+    await keepFiles([new URL("config.json", location.href), ...filesOf(artifact, manifest, program)]);
     await serviceWorker.ready;
     document.body.dataset.offline = "ready";
   } catch {
@@ -20,8 +20,8 @@ export async function keepForOffline(artifact: URL, manifest: Manifest, precisio
 }
 
 /** All but the weights, of the one program that this device runs. */
-function filesOf(artifact: URL, manifest: Manifest, precision: string): URL[] {
-  const program = manifest.programs.find((candidate) => candidate.precision === precision);
+function filesOf(artifact: URL, manifest: Manifest, name: string): URL[] {
+  const program = manifest.programs.find((candidate) => candidate.name === name);
   const kernels = [...(program?.kernels.values() ?? [])].map(({ file }) => file);
   const plans = Object.values(program?.functions ?? {}).flatMap((sizes) => sizes.map(({ plan }) => plan));
   const tokenizer = manifest.tokenizerFiles.map(({ file }) => file);

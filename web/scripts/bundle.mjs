@@ -6,11 +6,18 @@ import { build } from "esbuild";
 
 const root = fileURLToPath(new URL("..", import.meta.url));
 
-/** The worker without chunks, as `define` for what imports src/worker-source.ts. */
+/** What the package exports, and the file of the worker. */
+export const ENTRIES = {
+  index: "src/page/index.ts",
+  worker: "src/worker/index.ts",
+  "routing/index": "src/routing/index.ts",
+};
+
+/** The worker without chunks, as `define` for what imports src/page/worker-source.ts. */
 export async function workerSource() {
   const { outputFiles } = await build({
     absWorkingDir: root,
-    entryPoints: ["src/worker.ts"],
+    entryPoints: ["src/worker/index.ts"],
     bundle: true,
     format: "esm",
     target: "es2022",
@@ -30,7 +37,7 @@ export async function bundle({ write }) {
   return build({
     define: await workerSource(),
     absWorkingDir: root,
-    entryPoints: ["src/index.ts", "src/worker.ts", "src/routing/index.ts"],
+    entryPoints: ENTRIES,
     outdir: "dist",
     bundle: true,
     splitting: true,

@@ -13,7 +13,7 @@ const { metafile } = await build({
   absWorkingDir: root,
   metafile: true,
   // The engine looks for worker.js beside the script that holds it.
-  entryPoints: { main: "page/main.ts", worker: "src/worker.ts", style: "page/style.css" },
+  entryPoints: { main: "page/main.ts", worker: "src/worker/index.ts", style: "page/style.css" },
   outdir: "dist/page",
   bundle: true,
   splitting: true,

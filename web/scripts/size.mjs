@@ -2,7 +2,7 @@
 /** Fails when the package, gzipped, is larger than a web app should have to load. */
 import { fileURLToPath } from "node:url";
 import { gzipSync } from "node:zlib";
-import { bundle } from "./bundle.mjs";
+import { bundle, ENTRIES } from "./bundle.mjs";
 
 /** Bytes of gzip: the runtime alone; the routing SDK alone, without an engine; all with tokenizer and chat template. */
 export const LIMITS = { runtime: 60_000, routing: 21_000, all: 100_000 };
@@ -35,8 +35,8 @@ export async function measure() {
   /** @param {Iterable<string>} some */
   const sum = (some) => [...some].reduce((total, path) => total + size(path), 0);
   return {
-    runtime: sum(closure(["src/index.ts", "src/worker.ts"])),
-    routing: sum(closure(["src/routing/index.ts"])),
+    runtime: sum(closure([ENTRIES.index, ENTRIES.worker])),
+    routing: sum(closure([ENTRIES["routing/index"]])),
     all: sum(paths),
   };
 }

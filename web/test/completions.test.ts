@@ -1,11 +1,11 @@
 import { describe, expect, test } from "vitest";
-import { Channel } from "../src/channel.js";
-import { Completions } from "../src/completions.js";
-import { RequestError, toErrorRecord } from "../src/errors.js";
-import type { AnswerEvent, GenerateRequest } from "../src/messages.js";
-import type { ChatCompletion, ChatCompletionChunk, ChatCompletionRequest } from "../src/openai.js";
-import { CHAT } from "../src/replies.js";
-import { prepareChat } from "../src/requests.js";
+import { RequestError, toErrorRecord } from "../src/both/errors.js";
+import type { AnswerEvent, GenerateRequest } from "../src/both/messages.js";
+import type { ChatCompletion, ChatCompletionChunk, ChatCompletionRequest } from "../src/both/openai.js";
+import { Channel } from "../src/page/channel.js";
+import { Completions } from "../src/page/completions.js";
+import { CHAT } from "../src/page/replies.js";
+import { prepareChat } from "../src/page/requests.js";
 
 const STATS = { promptTokens: 5, cachedTokens: 2, completionTokens: 3, ttft: 1, decode: 2 };
 const SCORE = { token: "é", logprob: -0.5, top: [{ token: "e", logprob: -1 }] };

@@ -1,10 +1,10 @@
 import { describe, expect, test } from "vitest";
-import { DeviceError, RequestError } from "../src/errors.js";
-import { type AdapterAbilities, chooseProgram } from "../src/gpu/device.js";
-import { partsIn } from "../src/gpu/load.js";
-import { planMemory } from "../src/gpu/memory.js";
-import { parseManifest } from "../src/manifest.js";
-import { ropeTable } from "../src/rope.js";
+import { DeviceError, RequestError } from "../src/both/errors.js";
+import { parseManifest } from "../src/both/manifest.js";
+import { type AdapterAbilities, chooseProgram } from "../src/worker/gpu/device.js";
+import { partsIn } from "../src/worker/gpu/load.js";
+import { planMemory } from "../src/worker/gpu/memory.js";
+import { ropeTable } from "../src/worker/rope.js";
 import { sampleManifest } from "./support/manifest.js";
 
 const manifest = parseManifest(JSON.stringify(sampleManifest()));
@@ -40,12 +40,12 @@ describe("the memory plan", () => {
 
   test("has room for every slot's whole context where memory allows", () => {
     // 100 tokens are 7 pages; 4 slots; a page holds 16 tokens of 2 × 16 bytes.
-    expect(plan({})).toEqual({ pages: 28, contextLength: 100, kvBytes: 28 * 512 });
+    expect(plan({})).toEqual({ pages: [28], contextLength: 100, kvBytes: 28 * 512 });
   });
 
   test("shortens the context to the budget and to the device's limit", () => {
-    expect(plan({ kvMemory: 512 * 3 })).toMatchObject({ pages: 3, contextLength: 48 });
-    expect(plan({}, 256 * 2)).toMatchObject({ pages: 2, contextLength: 32 });
+    expect(plan({ kvMemory: 512 * 3 })).toMatchObject({ pages: [3], contextLength: 48 });
+    expect(plan({}, 256 * 2)).toMatchObject({ pages: [2], contextLength: 32 });
   });
 
   test("refuses what the caller insists on and does not fit, with the numbers", () => {
@@ -71,4 +71,9 @@ test("rope rows are cosines, then sines", () => {
   expect([...table.subarray(0, 4)]).toEqual([2, 2, 0, 0]);
   expect(table[8]).toBe(Math.fround(2 * Math.cos(2)));
   expect(table[11]).toBe(Math.fround(2 * Math.sin(1)));
+});
+
+test("a frequency of 0 neither rotates nor scales", () => {
+  const table = ropeTable(new Float32Array([1, 0]), 3, 2);
+  expect([...table.subarray(4)]).toEqual([Math.fround(3 * Math.cos(1)), 1, Math.fround(3 * Math.sin(1)), 0]);
 });

@@ -1,8 +1,10 @@
 import { describe, expect, test } from "vitest";
-import { EngineCore } from "../src/engine/engine-core.js";
-import type { FinishReason, Request, RequestStats } from "../src/engine/request.js";
-import { parseSampling, type SamplingOptions } from "../src/engine/sampling.js";
-import { DeviceError, RequestError } from "../src/errors.js";
+import { DeviceError, RequestError } from "../src/both/errors.js";
+import type { RequestStats } from "../src/both/messages.js";
+import type { FinishReason, SamplingOptions } from "../src/both/openai.js";
+import { EngineCore } from "../src/worker/engine/engine-core.js";
+import type { Request } from "../src/worker/engine/request.js";
+import { parseSampling } from "../src/worker/engine/sampling.js";
 import { expectedTokens, FakeBackend } from "./support/fake-backend.js";
 
 const NO_END = [-1];

@@ -1,10 +1,11 @@
 import { describe, expect, test } from "vitest";
-import { SequenceTable } from "../src/cache/sequence-table.js";
-import { EngineCore } from "../src/engine/engine-core.js";
-import { Request, type RequestListener } from "../src/engine/request.js";
-import { parseSampling, type SamplingOptions } from "../src/engine/sampling.js";
-import { type Bucket, Scheduler } from "../src/engine/scheduler.js";
-import { DeviceError } from "../src/errors.js";
+import { DeviceError } from "../src/both/errors.js";
+import type { SamplingOptions } from "../src/both/openai.js";
+import { SequenceTable } from "../src/worker/cache/sequence-table.js";
+import { EngineCore } from "../src/worker/engine/engine-core.js";
+import { Request, type RequestListener } from "../src/worker/engine/request.js";
+import { parseSampling } from "../src/worker/engine/sampling.js";
+import { type Bucket, Scheduler } from "../src/worker/engine/scheduler.js";
 import { expectedTokens, FakeBackend } from "./support/fake-backend.js";
 import { FAULTS, FaultyBackend } from "./support/faults.js";
 

@@ -1,8 +1,10 @@
 import { describe, expect, test } from "vitest";
-import { ArtifactError } from "../src/errors.js";
-import { openManifest, type Program, parseManifest } from "../src/manifest.js";
-import { parsePlan, planNames } from "../src/plan.js";
-import { within } from "../src/store/http.js";
+import { ArtifactError } from "../src/both/errors.js";
+import { VERSION } from "../src/both/format.js";
+import { within } from "../src/both/http.js";
+import { type Manifest, openManifest, type Program, parseManifest, precisionOf } from "../src/both/manifest.js";
+import { parsePlan, planNames } from "../src/worker/plan.js";
+import { buffersFor } from "./support/buffers.js";
 import { sampleManifest } from "./support/manifest.js";
 import { seal } from "./support/seal.js";
 
@@ -15,12 +17,31 @@ function parseWith(change: (manifest: Sample) => void): unknown {
 }
 
 describe("manifest", () => {
-  test("is read with the sizes of a function in ascending order", () => {
+  test("is read", () => {
     const manifest = parseManifest(JSON.stringify(sampleManifest()));
     expect(manifest.model).toMatchObject({ name: "sample", bosTokenId: 0, eosTokenIds: [1], contextLength: 100 });
-    expect(manifest.programs.map(({ precision }) => precision)).toEqual(["f16", "f32"]);
+    expect(manifest.programs.map(({ name }) => name)).toEqual(["f16", "f32"]);
+    expect(manifest.programs.map(precisionOf)).toEqual(["f16", "f32"]);
     expect(manifest.programs[0]?.functions.step.map(({ size }) => size)).toEqual([1, 4]);
-    expect(manifest.programs[0]?.functions.sample).toEqual([]);
+    expect(manifest.caches).toEqual([{ kvHeads: 1, headDim: 4, group: 0 }]);
+    expect([...manifest.ropes]).toEqual([["base", { invFreq: "rope.base.inv_freq", scale: 1 }]]);
+  });
+
+  test("takes layers with a window, and a second table of rotations", () => {
+    const two = (m: Sample): void => {
+      m.groups.push({ window: 8 });
+      m.caches.push({ kv_heads: 2, head_dim: 4, group: 1 });
+      m.ropes.local = { inv_freq: "rope.base.inv_freq", scale: 2 };
+      m.buffers = buffersFor(m);
+    };
+    const { buffers, groups } = parseWith(two) as Manifest;
+    expect(groups).toEqual([{ window: null }, { window: 8 }]);
+    const shapes = Object.fromEntries(buffers.map(({ name, shape }) => [name, shape]));
+    expect(shapes).toMatchObject({
+      "page_table.1": [4, 7],
+      "rope.local": ["context", 4],
+      "kv.1.v": ["pages.1", 2, 16, 4],
+    });
   });
 
   test("takes a model without BOS", () => {
@@ -41,16 +62,16 @@ describe("manifest", () => {
     ],
     [
       "a newer version",
-      /format version 3.*Upgrade/,
+      /format version 4, this runtime reads up to 3.*Upgrade/,
       (m) => {
-        m.version = 3;
+        m.version = VERSION + 1;
       },
     ],
     [
       "an older version",
-      /format version 1.*Build it again/,
+      /format version 2, this runtime reads 3.*Build it again/,
       (m) => {
-        m.version = 1;
+        m.version = VERSION - 1;
       },
     ],
     [
@@ -62,9 +83,9 @@ describe("manifest", () => {
     ],
     [
       "a wrong type",
-      /manifest\.json\.model\.layers should be an integer ≥ 1, but is 1\.5/,
+      /manifest\.json\.caches\[0\]\.kv_heads should be an integer ≥ 1, but is 1\.5/,
       (m) => {
-        m.model.layers = 1.5;
+        Object.assign(m.caches[0] ?? {}, { kv_heads: 1.5 });
       },
     ],
     [
@@ -76,9 +97,66 @@ describe("manifest", () => {
     ],
     [
       "an unknown symbol",
-      /buffers\[1\]\.shape\[0\] should be one of pages, context/,
+      /buffers\[1\]\.shape\[0\] should be a number, context or pages\.<group>/,
       (m) => {
-        m.buffers[1]?.shape.splice(0, 1, "batch");
+        Object.assign(m.buffers[1] ?? {}, { shape: ["batch"] });
+      },
+    ],
+    [
+      "a buffer of another shape",
+      /The buffer tokens is int32 \[128\]; by its model and caches it should be int32 \[256\]/,
+      (m) => {
+        Object.assign(m.buffers[0] ?? {}, { shape: [128] });
+      },
+    ],
+    [
+      "a buffer that nobody fills",
+      /lists the buffer state\.0, which this runtime does not know/,
+      (m) => {
+        m.buffers.push({ name: "state.0", dtype: "float32", shape: [4] });
+      },
+    ],
+    [
+      "a missing buffer",
+      /lacks the buffer kv\.0\.v/,
+      (m) => {
+        m.buffers.pop();
+      },
+    ],
+    [
+      "a cache of a group that there is not",
+      /caches are of groups 1, and there are 1 groups/,
+      (m) => {
+        Object.assign(m.caches[0] ?? {}, { group: 1 });
+      },
+    ],
+    [
+      "a group without a cache",
+      /caches are of groups 0, and there are 2 groups/,
+      (m) => {
+        m.groups.push({ window: 8 });
+      },
+    ],
+    [
+      "two groups that are one",
+      /Two groups have the same window: none,none/,
+      (m) => {
+        m.groups.push({ window: null });
+        m.caches.push({ kv_heads: 1, head_dim: 4, group: 1 });
+      },
+    ],
+    [
+      "two programs of one name",
+      /Two programs have the name f16/,
+      (m) => {
+        Object.assign(m.programs[1] ?? {}, { name: "f16" });
+      },
+    ],
+    [
+      "activations of an unknown dtype",
+      /programs\[0\]\.activations should be one of float16, float32/,
+      (m) => {
+        Object.assign(m.programs[0] ?? {}, { activations: "bfloat16" });
       },
     ],
     [
@@ -118,7 +196,7 @@ describe("manifest", () => {
     ],
     [
       "tensors that overlap",
-      /rope\.inv_freq and embed\.codes overlap/,
+      /rope\.base\.inv_freq and embed\.codes overlap/,
       (m) => {
         Object.assign(m.weights.tensors[1] ?? {}, { offset: 4, shape: [8, 4], bytes: 128 });
       },
@@ -127,15 +205,14 @@ describe("manifest", () => {
       "a tensor named twice",
       /name a tensor twice/,
       (m) => {
-        Object.assign(m.weights.tensors[1] ?? {}, { name: "rope.inv_freq" });
+        Object.assign(m.weights.tensors[1] ?? {}, { name: "rope.base.inv_freq" });
       },
     ],
     [
       "rope frequencies of another shape",
-      /rope needs float32 \[4\]/,
+      /embed\.codes is uint32 \[8,24\]; rope base needs float32 \[2\]/,
       (m) => {
-        m.model.head_dim = 8;
-        m.rope.inv_freq = "embed.codes";
+        Object.assign(m.ropes.base ?? {}, { inv_freq: "embed.codes" });
       },
     ],
     [
@@ -160,17 +237,45 @@ describe("manifest", () => {
       },
     ],
     [
-      "two buckets of one size",
-      /lists step of size 4 twice/,
+      "no bucket of sample",
+      /The program f16 has no bucket of sample/,
       (m) => {
-        Object.assign(m.programs[0]?.functions.step[1] ?? {}, { size: 4 });
+        Object.assign(m.programs[0]?.functions ?? {}, { sample: [] });
+      },
+    ],
+    [
+      "no logprobs",
+      /functions\.logprobs should be a list, but is nothing/,
+      (m) => {
+        Reflect.deleteProperty(m.programs[1]?.functions ?? {}, "logprobs");
+      },
+    ],
+    [
+      "two buckets of one size",
+      /lists step of size 1 twice, or out of order/,
+      (m) => {
+        Object.assign(m.programs[0]?.functions.step[1] ?? {}, { size: 1 });
+      },
+    ],
+    [
+      "buckets out of order",
+      /lists step of size 1 twice, or out of order/,
+      (m) => {
+        m.programs[0]?.functions.step.reverse();
+      },
+    ],
+    [
+      "a bucket larger than the buffers",
+      /lists step of size 257 with 4 rows, which the buffers do not hold/,
+      (m) => {
+        Object.assign(m.programs[0]?.functions.step[1] ?? {}, { size: 257 });
       },
     ],
     [
       "no rope frequencies",
       /lack the tensor rope\.other/,
       (m) => {
-        m.rope.inv_freq = "rope.other";
+        Object.assign(m.ropes.base ?? {}, { inv_freq: "rope.other" });
       },
     ],
     [

@@ -1,15 +1,16 @@
 /** What a web app asks of the engine, as JavaScript can: nothing of it is ignored. */
 
 import { describe, expect, test } from "vitest";
-import { Engine, WorkerLink } from "../src/client.js";
-import { RequestError } from "../src/errors.js";
-import type { FromWorker, GenerateRequest, ModelCard, ToWorker } from "../src/messages.js";
-import type { ChatCompletionRequest, CompletionRequest, MessageParam } from "../src/openai.js";
+import { RequestError } from "../src/both/errors.js";
+import type { FromWorker, GenerateRequest, ModelCard, ToWorker } from "../src/both/messages.js";
+import type { ChatCompletionRequest, CompletionRequest, MessageParam } from "../src/both/openai.js";
+import { Engine, WorkerLink } from "../src/page/client.js";
 
 const CARD: ModelCard = {
   name: "sample",
   architecture: "llama",
   quantization: "q4",
+  program: "f32",
   precision: "f32",
   adapter: "none",
   contextLength: 128,

@@ -1,6 +1,7 @@
 import { describe, expect, test } from "vitest";
-import { isPlainGreedy, parseSampling, type SamplingOptions } from "../src/engine/sampling.js";
-import { RequestError } from "../src/errors.js";
+import { RequestError } from "../src/both/errors.js";
+import type { SamplingOptions } from "../src/both/openai.js";
+import { isPlainGreedy, parseSampling } from "../src/worker/engine/sampling.js";
 
 const parse = (options: SamplingOptions, logprobs: number | null = null) => parseSampling(options, logprobs, 100);
 

@@ -2,10 +2,10 @@ import { createHash } from "node:crypto";
 import { createServer, type Server, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
-import { ArtifactError } from "../src/errors.js";
-import type { FileEntry } from "../src/manifest.js";
-import type { ShardCache } from "../src/store/shard-cache.js";
-import { type ShardOptions, type ShardProgress, streamShards } from "../src/store/shards.js";
+import { ArtifactError } from "../src/both/errors.js";
+import type { FileEntry } from "../src/both/manifest.js";
+import type { ShardCache } from "../src/worker/store/shard-cache.js";
+import { type ShardOptions, type ShardProgress, streamShards } from "../src/worker/store/shards.js";
 
 const CONTENTS = [1, 2, 3].map((salt) => Uint8Array.from({ length: 5000 }, (_, i) => (i * salt) % 256));
 const sha256 = (bytes: Uint8Array): string => createHash("sha256").update(bytes).digest("hex");

@@ -140,7 +140,7 @@ class PagedCache:
     def _named(self, group: int) -> list[tuple[str, mx.array]]:
         endings = [""] if self.layout.bits is None else [".codes", ".scales", ".biases"]
         return [
-            (f"layers.{cache}.{kind}{ending}", part)
+            (f"kv.{cache}.{kind}{ending}", part)
             for cache, shape in enumerate(self.layout.caches)
             for kind, parts in zip("kv", self._arrays[2 * cache : 2 * cache + 2], strict=True)
             for ending, part in zip(endings, parts, strict=True)

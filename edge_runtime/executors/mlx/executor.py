@@ -19,7 +19,7 @@ from nearfar.edge_runtime.executors.mlx.results import Results
 from nearfar.edge_runtime.executors.mlx.rope import Rope
 from nearfar.edge_runtime.executors.mlx.rows import Array, Rows, lay_out
 from nearfar.edge_runtime.executors.mlx.weights import LoadedWeights
-from nearfar.edge_runtime.executors.planned import check_pages
+from nearfar.edge_runtime.executors.planned import check_pages, place
 from nearfar.errors import ArtifactError
 from nearfar.format.buffers import page_table
 from nearfar.format.manifest import Manifest, Program
@@ -40,8 +40,8 @@ class MlxExecutor:
 
     name = "mlx"
 
-    def __init__(self, artifact: Artifact, program: Program, *, pages: int, kv_bits: int | None = None) -> None:
-        """Load the weights, make the cache for so many pages; `kv_bits` 8 or 4 quantizes it."""
+    def __init__(self, artifact: Artifact, program: Program, *, pages: tuple[int, ...], kv_bits: int | None = None) -> None:
+        """Load the weights, make the cache for so many pages by group; `kv_bits` 8 or 4 quantizes it."""
         manifest = artifact.manifest
         self.precision = str(program.precision)
         self._page_size = manifest.cache.page_size
@@ -55,7 +55,7 @@ class MlxExecutor:
         dtype = mx.float16 if self.precision == "f16" else mx.float32
         ops = tuple(map(op_of, manifest.step.ops))
         self._views = _views(manifest, [op for op in ops if isinstance(op, Attend)], kv_bits)
-        layout = Layout(manifest.caches, self._page_size, (pages,) * len(manifest.groups), dtype, kv_bits)
+        layout = Layout(manifest.caches, self._page_size, pages, dtype, kv_bits)
         with mx.stream(self._stream), guard("loading the model", manifest.weights.bytes):
             files = [shard.file for shard in manifest.weights.shards]
             self._weights = LoadedWeights(artifact.path, files, list(map(param_of, manifest.step.params)), dtype)
@@ -65,18 +65,15 @@ class MlxExecutor:
             self._results = Results(manifest, self._model.logits)
         self._host = _host_buffers(artifact)
 
-    def write(self, buffer: str, data: Array, row: int = 0) -> None:
+    def write(self, buffer: str, data: Array, row: int = 0, column: int = 0) -> None:
         """See Executor.write. The cache's pages are written by write_pages."""
         if buffer not in self._host:
             with self._working():
                 self._results.write(buffer, data, row)
             return
         target = self._host[buffer]
-        if data.dtype != target.dtype or data.shape[1:] != target.shape[1:] or not 0 <= row <= len(target) - len(data):
-            raise ValueError(
-                f"{data.dtype}{list(data.shape)} at row {row} does not fit {buffer}, {target.dtype}{list(target.shape)}"
-            )
-        target[row : row + len(data)] = data
+        start = place(buffer, target.shape, target.dtype, data, row, column)
+        target.reshape(-1)[start : start + data.size] = data.reshape(-1)
 
     def run(self, function: str, size: int) -> None:
         """See Executor.run."""
@@ -100,28 +97,23 @@ class MlxExecutor:
                 self._start()
         return partial(self._read, copy)
 
-    def copy_page(self, source: int, target: int) -> None:
+    def copy_page(self, group: int, source: int, target: int) -> None:
         """See Executor.copy_page."""
-        self.write_pages([target], self.read_pages([source]))
+        self.write_pages(group, [target], self.read_pages(group, [source]))
 
-    def read_pages(self, pages: Sequence[int]) -> dict[str, Array]:
+    def read_pages(self, group: int, pages: Sequence[int]) -> dict[str, Array]:
         """See Executor.read_pages."""
         with self._working():
-            copies: dict[str, mx.array] = {}
-            for group in range(len(self._views)):
-                copies |= self._cache.read(group, pages)
+            copies = self._cache.read(group, pages)
             self._finish()
             mx.eval(list(copies.values()))
         return {name: np.array(copy) for name, copy in copies.items()}
 
-    def write_pages(self, pages: Sequence[int], content: Mapping[str, Array]) -> None:
+    def write_pages(self, group: int, pages: Sequence[int], content: Mapping[str, Array]) -> None:
         """See Executor.write_pages."""
-        groups = range(len(self._views))
-        shapes = {name: shape for group in groups for name, shape in self._cache.shapes(group, len(pages)).items()}
-        check_pages(content, shapes)
+        check_pages(content, self._cache.shapes(group, len(pages)))
         with self._working():
-            for group in groups:
-                self._cache.write(group, pages, content)
+            self._cache.write(group, pages, content)
 
     def memory_used(self) -> int:
         """See Executor.memory_used."""

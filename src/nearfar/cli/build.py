@@ -33,6 +33,7 @@ with _without("torch"):
     from nearfar.build.pipeline import BuildOptions
     from nearfar.build.pipeline import build as run_build
     from nearfar.build.source import GROUP_SIZE, QUANT
+    from nearfar.edge_runtime.artifact.reader import Artifact
     from nearfar.targets import target_names
 
 DEFAULTS = BuildOptions(checkpoint="", out=Path())
@@ -107,6 +108,9 @@ def build(
         made = run_build(options, bars.report)
     for path in made:
         console.print(f"[green]built[/] {path}", highlight=False)
+    if skipped := Artifact.open(made[0]).manifest.provenance.get("skipped"):
+        parts = ", ".join(f"{part} ({count} tensors)" for part, count in skipped.items())
+        console.print(f"left out: {parts}; only the text model is built", highlight=False)
     console.print(f"next: nearfar inspect {made[0]}", highlight=False)
 
 

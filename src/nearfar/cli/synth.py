@@ -8,18 +8,60 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Table
 
 
 def synth(
-    shape: Annotated[str, typer.Argument(help="llama-3.2-1b, smollm2-135m or qwen3-0.6b")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="directory to write")],
+    shape: Annotated[
+        str | None, typer.Argument(help="name of a published shape, as `--list` shows them")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="directory to write")] = None,
     seed: Annotated[int, typer.Option(min=0, help="one seed gives one checkpoint")] = 0,
+    show: Annotated[bool, typer.Option("--list", help="show the shapes, and write nothing")] = False,
 ) -> None:
-    """Write a checkpoint of a published shape with random bfloat16 weights, to measure speed without a download."""
+    """Write a checkpoint of a published shape with random weights, to measure speed without a download."""
     from nearfar.synth import synth_checkpoint
 
-    columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    if show:
+        _show()
+        return
+    if shape is None or output is None:
+        raise typer.BadParameter(
+            "name a shape and the directory to write: nearfar synth SHAPE -o DIR (--list shows them)"
+        )
+    columns = (
+        "{task.description}",
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(f"writing {shape}", total=None)
-        synth_checkpoint(shape, output, seed, lambda done, total: progress.update(task, completed=done, total=total))
+        synth_checkpoint(
+            shape, output, seed, lambda done, total: progress.update(task, completed=done, total=total)
+        )
     typer.echo(f"wrote {shape} with random weights (seed {seed}) to {output}")
+
+
+def _show() -> None:
+    """A line for each shape: its name, its weights, and what the list of its step says."""
+    from nearfar.synth import published, shape_names
+
+    table = Table(
+        "shape", "architecture", "weights", "layers", "context", "the shape of", box=None, pad_edge=False
+    )
+    for name in shape_names():
+        shape = published(name)
+        weights = sum(tensor.size for tensor in shape.tensors.values())
+        model = shape.built
+        layers = shape.config["num_hidden_layers"]
+        table.add_row(
+            name,
+            model.architecture,
+            f"{weights / 1e6:,.0f} M",
+            str(layers),
+            f"{model.context_length:,}",
+            shape.model,
+        )
+    Console(width=120).print(table)

@@ -13,6 +13,11 @@ from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.jobs import Activation
 
 Expr = Any
+ERFC = (
+    -1.265447997, 0.9986327833, 0.3866404121, 0.03460280022, 0.001267585838, -0.08028043141, -0.6962518995, 1.156733757,
+    -0.6808271778, 0.1449302137,
+)  # fmt: skip
+TANH = (-0.333333291, 0.1333278226, -0.05385249751, 0.02100364135, -0.006104948163)
 
 
 def silu(x: Expr) -> Expr:
@@ -32,14 +37,14 @@ def gelu_tanh(x: Expr) -> Expr:
 def gelu_erf(x: Expr) -> Expr:
     """x·Φ(x) = max(x, 0) − 0.5·|x|·erfc(|x|/√2), within 3e-7.
 
-    erfc(z) = t·exp(p(t) − z²), t = 1/(1 + z/2): p is our own fit of degree 9 at Chebyshev's nodes for z ≤ 10, within 5e-8.
+    erfc(z) = t·exp(p(t) − z²), t = 1/(1 + z/2): p is our own fit of degree 9 at Chebyshev's nodes for z ≤ 10,
+    within 5e-8.
     """
     x = v.keep(x)
     size = v.keep(tirx.abs(x))
     z = T.Bind(size * v.splat(math.sqrt(0.5)))
     t = v.keep(v.splat(1.0) / (v.splat(1.0) + z * v.splat(0.5)))
-    power = _polynomial(t, (-1.265447997, 0.9986327833, 0.3866404121, 0.03460280022, 0.001267585838, -0.08028043141,
-                            -0.6962518995, 1.156733757, -0.6808271778, 0.1449302137))  # fmt: skip
+    power = _polynomial(t, ERFC)
     return T.Bind(_positive(x) - v.splat(0.5) * size * t * v.exp(power - z * z))
 
 
@@ -60,10 +65,13 @@ def softcap(x: Expr, limit: float) -> Expr:
 
 
 def tanh(x: Expr) -> Expr:
-    """Hyperbolic tangent, within 4e-7 of the value: 1 − 2/(1 + e^2x), near 0 an odd polynomial (our own fit, |x| ≤ 0.625)."""
+    """Hyperbolic tangent, with a relative error of 4e-7: 1 − 2/(1 + e^2x), near 0 a polynomial.
+
+    tanh(x) = x + x³·p(x²) for |x| ≤ 0.625: p is our own fit of degree 4 at Chebyshev's nodes.
+    """
     x = v.keep(x)
     square = v.keep(x * x)
-    near = _polynomial(square, (-0.333333291, 0.1333278226, -0.05385249751, 0.02100364135, -0.006104948163))
+    near = _polynomial(square, TANH)
     far = T.Bind(v.splat(1.0) - v.splat(2.0) / (v.splat(1.0) + v.exp(x + x)))
     # A NaN compares as near: exp would make a number of it.
     return T.Bind(tirx.Select(square > v.splat(0.625**2), far, x + x * square * near))

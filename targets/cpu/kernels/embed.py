@@ -1,4 +1,4 @@
-"""Rows of the embedding matrix, which lies in memory like every other matrix (it may be the lm_head as well)."""
+"""Rows of the embedding matrix, which lies in memory like every other (it may be the lm_head as well)."""
 
 from __future__ import annotations
 

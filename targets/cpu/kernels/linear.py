@@ -1,4 +1,4 @@
-"""Which kernel a linear job takes; and the second launch of gated jobs whose width is no multiple of a block."""
+"""Which kernel a linear job takes; and the second launch of gated jobs of a width that blocks do not divide."""
 
 from __future__ import annotations
 

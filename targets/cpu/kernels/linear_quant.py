@@ -1,10 +1,11 @@
 """Matmul over affine weights of 2 to 8 bits: out = epilogue(x' · Wᵀ), one launch.
 
-Activations are quantised to 16 bits per group, in the same launch, and multiplied as pairs (vpmaddwd, or vpdpwssd with VNNI).
-Why not 8 bits, as is usual: the greedy text has to be that of float32 on the dequantized weights, and 8 bits move logits by
-percents. What 16 bits cost: little. At one row memory is the limit (Zen 3, one thread, 576 inputs: 33 G weights/s are 19 GB/s); for
-many rows two vpmaddwd take the place of a vpmaddubsw, a vpmaddwd with ones, and the handling of signs. On two threads of an idle
-Zen 3, SmolLM2-135M's shape, prefill is 2.1 times and decode 2.6 times as fast as llama.cpp's Q4_0 (docs/benchmarks.md).
+Activations are quantised to 16 bits per group, in the same launch, and multiplied as pairs (vpmaddwd, or
+vpdpwssd with VNNI). Why not 8 bits, as is usual: the greedy text has to be that of float32 on the dequantized
+weights, and 8 bits move logits by percents. What 16 bits cost: little. At one row memory is the limit (Zen 3,
+one thread, 576 inputs: 33 G weights/s are 19 GB/s); for many rows two vpmaddwd take the place of a
+vpmaddubsw, a vpmaddwd with ones, and the handling of signs. On two threads of an idle Zen 3, SmolLM2-135M's
+shape, prefill is 2.1 times and decode 2.6 times as fast as llama.cpp's Q4_0 (docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Expr = Any
 
 
 def row_tile(m: int) -> int:
-    """Rows of x that share one pass over a block of weights: 8 rows by 8 outputs fill half the registers with sums.
+    """Rows of x that share a pass over a block of weights: 8 rows by 8 outputs fill half the registers with sums.
 
     (4 by 16 unpacks every weight twice as often per row, and LLVM's scheduler spills five sums in its loop.)
     """
@@ -39,7 +40,8 @@ def linear(job: Linear) -> Staged:
     matrix = job.matrix
     w_args = [(f"w{i}", part.shape, part.dtype) for i, part in enumerate(packing.parts(matrix))]
     tile = row_tile(job.m)
-    # Rows of a tile are interleaved: one stream, whatever k is (rows 16 KiB apart would share a set of the L1 cache).
+    # Rows of a tile are interleaved: one stream, whatever k is (rows 16 KiB apart would share a set of the L1
+    # cache).
     scratch: tuple[tuple[tuple[int, ...], str], ...] = (
         ((job.m // tile, matrix.k // 2 * tile), "int32"),
         ((job.m // tile, matrix.k // matrix.group, 2, tile), "float32"),
@@ -156,7 +158,10 @@ def _pair(plane: packing.Plane, words: Sequence[Expr], j: int) -> Expr:
 
 
 def _pairs_by_16(word: Expr) -> list[Expr]:
-    """The same for 4 bits, odd pairs 16 times too large: one shift a word instead of three; their sums are shifted back, exactly."""
+    """The same for 4 bits, odd pairs 16 times too large: one shift a word instead of three.
+
+    Their sums are shifted back, exactly.
+    """
     shifted = T.Bind(word >> v.isplat(8))
     low, high = v.isplat(0x000F000F), v.isplat(0x00F000F0)
     return [T.Bind(word & low), T.Bind(word & high), T.Bind(shifted & low), T.Bind(shifted & high)]

@@ -30,9 +30,9 @@ def check(job: RopeAppend | Attend) -> None:
 def arguments(job: RopeAppend | Attend) -> tuple[Args, Expr]:
     """Name, shape and dtype of each of the job's inputs and of `out`; and the number of pages, a symbol.
 
-    Of a page of keys the positions are innermost, of a page of values they are not: a vector load then gives one component
-    of 8 keys, and scores need no horizontal sums. The runtime copies whole pages; only its snapshots look inside
-    (docs/artifact.md, `kv.L.k`).
+    Of a page of keys the positions are innermost, of a page of values they are not: a vector load then gives
+    one component of 8 keys, and scores need no horizontal sums. The runtime copies whole pages; only its
+    snapshots look inside (docs/artifact.md, `kv.L.k`).
     """
     pages, context = tirx.Var("pages", "int32"), tirx.Var("context", "int32")
     cache = (pages, job.kv_heads, job.page_size, job.head_dim)

@@ -55,13 +55,11 @@ def _row(job: RopeAppend, buf: dict[str, Expr], m: Expr) -> None:
             first = (head + job.heads + job.kv_heads) * d
             scale = None
             if job.v_norm_eps is not None:
-                scale = _scale(job.v_norm_eps, d, lambda i: [buf["x"][m, first + i]])
+                scale = _scale(job.v_norm_eps, (1, d), lambda _, i: (buf["x"][m, first + i],))
             with T.serial(0, d) as i:
                 value = buf["x"][m, first + i]
-                v.put1(
-                    buf["v_cache"], [page, head, offset, i],
-                    tirx.Cast(job.kv_dtype, value if scale is None else value * scale),
-                )  # fmt: skip
+                value = value if scale is None else value * scale
+                v.put1(buf["v_cache"], [page, head, offset, i], tirx.Cast(job.kv_dtype, value))
 
 
 def _q_factor(job: RopeAppend, position: Expr) -> Expr | None:
@@ -77,7 +75,7 @@ def _turned(
     job: RopeAppend, buf: dict[str, Expr], m: Expr, position: Expr, norm: str, heads: int, first: Expr,
     put: Callable[[Expr, Expr, Expr], None],
 ) -> None:  # fmt: skip
-    """Norm and rotation of the heads first … first+heads of row m: each component to put(head, component, value)."""
+    """Norm and rotation of heads first … first+heads of row m: each component to put(head, component, value)."""
     x, d = buf["x"], job.head_dim
     at = T.Bind(tirx.max(position, 0))
 
@@ -100,19 +98,12 @@ def _turned(
         """What the norm is taken of."""
         return rotated(raw(head, i), i) if job.norm_after else raw(head, i)
 
-    def head_scale(head: Expr) -> Expr | None:
-        if job.norm_eps is None or job.norm_all:
-            return None
-        return _scale(job.norm_eps, d, lambda i: normed(head, i), d // 2)
-
-    whole = None
-    if job.norm_eps is not None and job.norm_all:
-        half = d // 2
-        whole = _scale(
-            job.norm_eps, heads * d, lambda i: normed(T.Bind(i // half), T.Bind(i % half)), heads * half
-        )
+    eps, of_head, of_all = job.norm_eps, (1, d // 2), (heads, d // 2)
+    whole = _scale(eps, of_all, normed) if eps is not None and job.norm_all else None
     with T.serial(0, heads) as head:
-        scale = whole if whole is not None else head_scale(head)
+        scale = whole
+        if eps is not None and not job.norm_all:
+            scale = _scale(eps, of_head, lambda _, i: normed(head, i))
         with T.serial(0, d // 2) as i:
             if scale is None:
                 pair = rotated(raw(head, i), i)
@@ -124,12 +115,14 @@ def _turned(
             put(head, d // 2 + i, pair[1])
 
 
-def _scale(eps: float, count: int, values: Callable[[Expr], Any], turns: int | None = None) -> Expr:
-    """1 / rms of `count` numbers, those of values(0), values(1), … (as many turns as numbers, if nothing is said)."""
+def _scale(eps: float, shape: tuple[int, int], values: Callable[[Expr, Expr], tuple[Expr, ...]]) -> Expr:
+    """1 / rms of the numbers that values(i, j) gives over a shape."""
     total = v.scalar("float32")
+    count = 0
     v.put1(total, [0], v.f32(0.0))
-    with T.serial(0, turns or count) as i:
-        for value in values(i):
-            number = T.Bind(value)
+    with T.serial(0, shape[0]) as i, T.serial(0, shape[1]) as j:
+        numbers = [T.Bind(value) for value in values(i, j)]
+        count = shape[0] * shape[1] * len(numbers)
+        for number in numbers:
             v.put1(total, [0], total[0] + number * number)
     return T.Bind(v.f32(1.0) / tirx.sqrt(total[0] * v.f32(1.0 / count) + v.f32(eps)))

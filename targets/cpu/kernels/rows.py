@@ -49,8 +49,9 @@ def quantise_row(job: Linear, ins: dict[str, Expr], m: Expr, tile: int, xq: Expr
 
     Each group has a scale and a sum, xs[m / tile, group, 2, m % tile].
 
-    16 bits, not the usual 8: the error (2^-16 of a group's largest value) is then below that of float32 sums over the row, so greedy
-    text equals that of float32 on the dequantized weights. The multiply-add of 16-bit pairs makes up for it: see linear_quant.
+    16 bits, not the usual 8: the error (2^-16 of a group's largest value) is then below that of float32 sums
+    over the row, so greedy text equals that of float32 on the dequantized weights. The multiply-add of 16-bit
+    pairs makes up for it: see linear_quant.
     """
     group = job.matrix.group
     x, row = ins["x"], source_row(job, ins.get("logit_rows"), m)

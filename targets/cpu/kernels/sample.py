@@ -1,6 +1,7 @@
 """The full sampler of docs/artifact.md: penalties, mask, temperature, top-k, top-p, min-p, Gumbel argmax.
 
-No sort: thresholds are found by bisection over the bits of ordered floats, 32 passes over a row that stays in cache.
+No sort: thresholds are found by bisection over the bits of ordered floats, 32 passes over a row that stays in
+cache.
 """
 
 from __future__ import annotations
@@ -157,8 +158,12 @@ def _sum_from(logit: Expr, mass: Expr | None, r: Expr, at: Expr, n: int) -> Expr
 
 
 def _bisect(found: Expr, measure: Callable[[Expr], Expr], wanted: Callable[[], Expr]) -> None:
-    """Store in `found` the largest float t with measure(t) ≥ wanted (-inf where there is none), bit by bit over ordered integers."""
-    # int64 keys: TVM's simplifier negates the bounds of comparisons, which uint32 constants cannot stand (0.27).
+    """Store in `found` the largest float t with measure(t) ≥ wanted, or -inf.
+
+    Bit by bit over ordered integers.
+    """
+    # int64 keys: TVM's simplifier negates the bounds of comparisons, which uint32 constants cannot stand
+    # (0.27).
     lowest, highest = (
         tirx.IntImm("int64", 0x007FFFFF),
         tirx.IntImm("int64", 0xFF800000),

@@ -1,7 +1,8 @@
 """A small vector vocabulary over TVM's IR builder: eight float32 lanes, one AVX2 register.
 
-Kernels are written with the builder rather than as TVMScript because most of them are families (bits, group, rows, gated, …):
-Python loops unroll, Python ifs specialise, and what remains in the IR is straight vector code.
+Kernels are written with the builder rather than as TVMScript because most of them are families (bits, group,
+rows, gated, …): Python loops unroll, Python ifs specialise, and what remains in the IR is straight vector
+code.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def prim_func(
 
 
 def rows(m: int) -> Any:
-    """The loop over m rows that take little each: side by side where they are many, as waking a thread takes longer than a few."""
+    """The loop over rows that take little each: side by side from 16 on; waking a thread takes longer than a few."""
     return (T.parallel if m >= 16 else T.serial)(0, m)
 
 
@@ -50,7 +51,7 @@ def put(buf: Expr, index: Sequence[Any], value: Expr, n: int = LANES) -> None:
 
 
 def some(buf: Expr, index: Sequence[Any], count: int) -> Expr:
-    """Eight lanes of which the first `count` are loaded from `index` on, float32; the others are 0, and nothing is read there."""
+    """Eight float32 lanes, the first `count` loaded from `index` on; the others are 0, and nothing is read there."""
     if count == LANES:
         return lanes(buf, index)
     filled = local((LANES,), "float32")
@@ -109,7 +110,7 @@ def bits(value: Expr, dtype: str) -> Expr:
 
 
 def local(shape: Sequence[int], dtype: str) -> Expr:
-    """An array on the stack. Without the annotation TVM 0.27 calls the runtime's allocator for arrays of 64 bytes already."""
+    """An array on the stack: without the annotation TVM 0.27 calls the runtime's allocator from 64 bytes on."""
     return T.alloc_buffer(tuple(shape), dtype, scope="local", annotations={"disable_lower_builtin": True})
 
 
@@ -167,7 +168,8 @@ def madd16(acc: Expr, weights: Expr, pair: Expr) -> Expr:
 def exp(x: Expr) -> Expr:
     """e^x on eight lanes, within 2 ulp: libm's expf is scalar and would cost 8 calls.
 
-    2^n · 2^f, f in [-0.5, 0.5], by a polynomial of degree 6 (Taylor coefficients of e^r, r = x − n·ln 2, |r| ≤ 0.347: error < 2e-8).
+    2^n · 2^f, f in [-0.5, 0.5], by a polynomial of degree 6 (Taylor coefficients of e^r, r = x − n·ln 2, |r|
+    ≤ 0.347: error < 2e-8).
     """
     x = T.Bind(tirx.max(tirx.min(x, splat(88.0)), splat(-87.0)))
     n = T.Bind(tirx.nearbyint(x * splat(1.4426950408889634)))
@@ -181,7 +183,7 @@ def exp(x: Expr) -> Expr:
 
 
 def keep(value: Expr, dtype: str = F32X8) -> Expr:
-    """A value in a register. TVM's passes inline bindings: long chains of values used twice then double at every link.
+    """A value in a register. TVM's passes inline bindings: chains of values used twice double at every link.
 
     (With plain bindings in `log` the sampler compiles in 2.5 s instead of 0.1 s.)
     """
@@ -191,7 +193,7 @@ def keep(value: Expr, dtype: str = F32X8) -> Expr:
 
 
 def log(x: Expr) -> Expr:
-    """Natural logarithm of eight positive normal numbers, within 2 ulp, also close to 1 (the Gumbel noise lives there).
+    """Natural logarithm of eight positive normal numbers, within 2 ulp, also close to 1, where Gumbel noise lives.
 
     x = 2^e · m, m in [√½, √2); log m by Cephes' minimax polynomial in m − 1, ln 2 in two parts.
     """

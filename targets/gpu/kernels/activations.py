@@ -1,6 +1,6 @@
 """Activations and the soft cap on float32, of exp alone: WGSL has no erf, and some drivers' tanh of a large number is NaN.
 
-A NaN stays one and shows that something went wrong before, so numbers are bounded by comparisons, not by min and max.
+A NaN stays one, which shows that something went wrong before. Each uses its argument more than once: it should be a local.
 """
 
 # mypy: ignore-errors
@@ -13,15 +13,11 @@ from tvm.script import tirx as T
 
 from nearfar.targets.jobs import Activation
 
-from .common import at_least, at_most
-
-FLAT = 15.0  # tanh of it is 1 in float32
 NEAR = 0.25
 TAYLOR = (62 / 2835, -17 / 315, 2 / 15, -1 / 3, 1.0)  # of tanh(x)/x in x², from the highest power
 # erfc(z) = exp(-z²)·(a1·t + … + a5·t⁵) with t = 1/(1 + p·z), z ≥ 0, within 1.5e-7: Abramowitz & Stegun, 7.1.26.
 ERFC_P = 0.3275911
 ERFC = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592, 0.0)  # from the highest power
-ERFC_ENDS = 14.0  # beyond it exp(-z²) is 0 in float32
 
 
 def polynomial(value, factors: tuple[float, ...]):
@@ -34,10 +30,9 @@ def polynomial(value, factors: tuple[float, ...]):
 
 def tanh(value):
     """1 - 2/(1 + exp(2x)), and near 0, where that loses its digits, the Taylor series: within 5e-7 of the value."""
-    bounded = at_least(at_most(value, FLAT), -FLAT)
-    steep = T.float32(1) - T.float32(2) / (T.float32(1) + T.exp(bounded * T.float32(2)))
-    near = bounded * polynomial(bounded * bounded, TAYLOR)
-    return T.Select(bounded * bounded < T.float32(NEAR**2), near, steep)
+    steep = T.float32(1) - T.float32(2) / (T.float32(1) + T.exp(value * T.float32(2)))
+    square = value * value
+    return T.Select(square < T.float32(NEAR**2), value * polynomial(square, TAYLOR), steep)
 
 
 def capped(value, cap: float | None):
@@ -58,14 +53,15 @@ def gelu_tanh(value):
 
 def gelu_erf(value):
     """x·Φ(x) = max(x, 0) - ½·|x|·erfc(|x|/√2)."""
-    z = at_most(T.Select(value < T.float32(0), -value, value) * T.float32(math.sqrt(0.5)), ERFC_ENDS)
+    z = T.max(value, -value) * T.float32(math.sqrt(0.5))
     t = T.float32(1) / (T.float32(1) + T.float32(ERFC_P) * z)
-    return at_least(value, 0.0) - T.float32(math.sqrt(0.5)) * z * (polynomial(t, ERFC) * T.exp(-z * z))
+    return T.max(value, T.float32(0)) - T.float32(math.sqrt(0.5)) * z * (polynomial(t, ERFC) * T.exp(-z * z))
 
 
 def relu2(value):
-    """max(x, 0)²."""
-    return at_least(value, 0.0) * at_least(value, 0.0)
+    """max(x, 0)² as ¼·(x + |x|)², in which a NaN stays."""
+    double = value + T.max(value, -value)
+    return T.float32(0.25) * double * double
 
 
 def activated(activation: Activation, value):

@@ -37,21 +37,12 @@ def f32(value):
     return T.Cast("float32", value)
 
 
-def at_most(value, limit: float):
-    """The smaller of both; a NaN stays."""
-    return T.Select(value > T.float32(limit), T.float32(limit), value)
-
-
-def at_least(value, limit: float):
-    """The larger of both; a NaN stays."""
-    return T.Select(value < T.float32(limit), T.float32(limit), value)
-
-
 def stored(value, dtype: str):
     """A float32 as the dtype of a buffer. float16 saturates: an infinity would make NaN of all that follows. NaN stays."""
     if dtype != "float16":
         return T.Cast(dtype, value)
-    return T.Cast(dtype, at_least(at_most(value, MOST_F16), -MOST_F16))
+    below = T.Select(value > T.float32(MOST_F16), T.float32(MOST_F16), value)
+    return T.Cast(dtype, T.Select(below < T.float32(-MOST_F16), T.float32(-MOST_F16), below))
 
 
 def select(func: tirx.PrimFunc, names: list[str], symbol: str) -> tirx.PrimFunc:

@@ -62,6 +62,7 @@ def matmul(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
         job.norm or 0.0,
     )
     n_out = job.columns
+    is_simple = not gated and job.softcap is None
     outs = TILE_N // 2 if gated else TILE_N  # output columns a thread
     lanes = lanes_for(n_out, outs)
     block = lanes * outs
@@ -94,12 +95,10 @@ def matmul(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
         place = T.float32(1) / place_factor(bits, e)
         return placed_code(word[r], bits, e) * scale[r] + T.Select(e == unit - 1, top[r], offset[r]) * place
 
-    def biased(value, bias, column):
-        return value + bias[column] if job.bias else value
-
-    def epilogue(value, residual, row, column):
-        value = capped(value, job.softcap)
-        return value + f32(residual[row, column]) if job.residual else value
+    def simple(value, bias, residual, row, column):
+        """With the bias, and where nothing comes between with the residual."""
+        value = value + bias[column] if job.bias else value
+        return value + f32(residual[row, column]) if job.residual and is_simple else value
 
     @T.prim_func(check_well_formed=False)
     def kernel(
@@ -194,18 +193,16 @@ def matmul(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
                             for r in T.unroll(outs):
                                 at[1] = column_of(bx, tx, r, lanes, outs, beside)
                                 if not ragged_n or at[1] < n_out:
+                                    value[0] = simple(acc[i * TILE_N + r], bias, residual, at[0], at[1])
                                     if gated:
-                                        value[0] = biased(acc[i * TILE_N + r], bias, at[1])
                                         value[1] = acc[i * TILE_N + outs + r]
                                         if job.bias:
                                             value[1] = value[1] + bias[n_out + at[1]]
-                                        value[0] = epilogue(
-                                            activated(job.gate, value[0]) * value[1], residual, at[0], at[1]
-                                        )
-                                    else:
-                                        value[0] = epilogue(
-                                            biased(acc[i * TILE_N + r], bias, at[1]), residual, at[0], at[1]
-                                        )
+                                        value[0] = activated(job.gate, value[0]) * value[1]
+                                    if job.softcap is not None:
+                                        value[0] = capped(value[0], job.softcap)
+                                    if job.residual and not is_simple:
+                                        value[0] = value[0] + f32(residual[at[0], at[1]])
                                     out[at[0], at[1]] = stored(value[0], job.out_dtype)
 
     return select(kernel, params(job), "matmul")

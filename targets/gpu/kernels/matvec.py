@@ -91,6 +91,7 @@ def matvec(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
     plan = tiling(job)
     lanes, rows, splits, steps, chunk = plan.lanes, plan.rows, plan.splits, plan.steps, plan.chunk
     n_out = job.columns
+    is_simple = not gated and job.softcap is None
     outs = rows // 2 if gated else rows  # output columns a thread
     block = lanes * outs
     beside = neighbours(job, outs, vectors)
@@ -129,12 +130,10 @@ def matvec(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
         """What a group adds: the sums of its codes times inputs, of the inputs of top codes, and of all inputs."""
         return scale * (dot + top if placed else dot) + offset * xsum
 
-    def biased(value, bias, column):
-        return value + bias[column] if job.bias else value
-
-    def epilogue(value, residual, row, column):
-        value = capped(value, job.softcap)
-        return value + f32(residual[row, column]) if job.residual else value
+    def simple(value, bias, residual, row, column):
+        """With the bias, and where nothing comes between with the residual."""
+        value = value + bias[column] if job.bias else value
+        return value + f32(residual[row, column]) if job.residual and is_simple else value
 
     @T.prim_func(check_well_formed=False)
     def kernel(
@@ -239,21 +238,16 @@ def matvec(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
                             for r in T.unroll(outs):
                                 at[rows + m] = column_of(bx, tx, r, lanes, outs, beside)
                                 if not ragged_n or at[rows + m] < n_out:
+                                    dot[0] = simple(acc[i * rows + r], bias, residual, i, at[rows + m])
                                     if gated:
-                                        dot[0] = biased(acc[i * rows + r], bias, at[rows + m])
                                         up[0] = acc[i * rows + outs + r]
                                         if job.bias:
                                             up[0] = up[0] + bias[n_out + at[rows + m]]
-                                        dot[0] = epilogue(
-                                            activated(job.gate, dot[0]) * up[0], residual, i, at[rows + m]
-                                        )
-                                    else:
-                                        dot[0] = epilogue(
-                                            biased(acc[i * rows + r], bias, at[rows + m]),
-                                            residual,
-                                            i,
-                                            at[rows + m],
-                                        )
+                                        dot[0] = activated(job.gate, dot[0]) * up[0]
+                                    if job.softcap is not None:
+                                        dot[0] = capped(dot[0], job.softcap)
+                                    if job.residual and not is_simple:
+                                        dot[0] = dot[0] + f32(residual[i, at[rows + m]])
                                     out[i, at[rows + m]] = stored(dot[0], job.out_dtype)
 
     return select(kernel, params(job), "matvec")

@@ -25,7 +25,8 @@ def attend(
 
 
 FLAGS: tuple[dict[str, Any], ...] = (
-    {}, {"window": 1}, {"window": 5}, {"window": 16}, {"window": 33}, {"window": 1000}, {"softcap": 0.8}, {"sinks": True},
+    {}, {"window": 1}, {"window": 5}, {"window": 16}, {"window": 33}, {"window": 1000}, {"softcap": 0.8},
+    {"sinks": True},
     {"window": 20, "softcap": 2.0, "sinks": True, "scale": 0.7},
 )  # fmt: skip
 SHAPES = [
@@ -43,7 +44,8 @@ SHAPES = [
 SHORT = [
     *(attend(4, 4, 2, 16, **flags) for flags in FLAGS),
     *(attend(4, *shape, kv_dtype) for shape in SHAPES for kv_dtype in ("float32", "float16")),
-    attend(1, 4, 2, 16, window=20), attend(16, 4, 2, 20, "float16", window=9, sinks=True), attend(64, 2, 1, 8, window=24),
+    attend(1, 4, 2, 16, window=20), attend(16, 4, 2, 20, "float16", window=9, sinks=True),
+    attend(64, 2, 1, 8, window=24),
 ]  # fmt: skip
 FULL, LONG = attend(4, 2, 1, 16, "float16", 32768), attend(16, 2, 1, 16, "float16", 32768, window=512)
 
@@ -60,7 +62,7 @@ def tolerance(job: Attend) -> float:
 
 @pytest.mark.parametrize("job", SHORT, ids=lambda job: job.label)
 def test_attention(jobs, job):
-    """Rows of two sequences, with padding between them; what lies beyond a row's position, or before its window, is NaN."""
+    """Rows of two sequences, with padding between; what lies beyond a row's position, or before its window, is NaN."""
     rng = np.random.default_rng(job.m)
     count = 2 * job.pages_per_slot
     inputs = inputs_of(job, rng, pages=count + 1)
@@ -92,7 +94,7 @@ def test_attention_over_32k_positions(jobs):
 
 
 def test_pages_before_the_window_need_not_be_there(jobs):
-    """At positions far beyond 8k only the window's pages are in the cache. Reading another page would end the process.
+    """At positions far beyond 8k only the window's pages are there. Reading another page would end the process.
 
     So a chunk of a prompt costs by the window, not by what came before it.
     """

@@ -33,7 +33,8 @@ def tolerance(job: Linear) -> float:
 PLAIN = [
     *(linear(m, Matrix(48, 256, bits, group), norm=1e-5, residual=True)
       for bits in BITS for group in GROUPS for m in (1, 16)),
-    *(linear(m, Matrix(512, 192, bits, 64), norm=1e-5, residual=True) for bits in (4, 5, 8) for m in (4, 6, 64)),
+    *(linear(m, Matrix(512, 192, bits, 64), norm=1e-5, residual=True)
+      for bits in (4, 5, 8) for m in (4, 6, 64)),
     *(linear(m, Matrix(64, 172, bits), residual=True) for bits in (16, 32) for m in (1, 4, 16, 64)),
     linear(1, Matrix(35, 96, 3, 16), bias=True, residual=True), linear(4, Matrix(35, 96, 5, 16), bias=True),
 ]  # fmt: skip
@@ -43,7 +44,8 @@ GATED = [
       for m, matrix, options in (
           (1, Matrix(64, 64, 32), {}), (16, Matrix(64, 128, 4, 64), {"bias": True, "residual": True}),
           (4, Matrix(344, 64, 16), {"bias": True, "residual": True}), (1, Matrix(42, 128, 6, 32), {}))),
-    linear(1, Matrix(344, 128, 8, 32), gate="silu", residual=True), linear(16, Matrix(22, 64, 32), gate="silu", bias=True),
+    linear(1, Matrix(344, 128, 8, 32), gate="silu", residual=True),
+    linear(16, Matrix(22, 64, 32), gate="silu", bias=True),
 ]  # fmt: skip
 HEADS = [
     linear(
@@ -60,8 +62,10 @@ HEADS = [
     for matrix in (Matrix(64, 64, 32), Matrix(515, 64, 16), Matrix(515, 64, 4, 32), Matrix(64, 192, 8, 64))
 ]
 CAPPED = [
-    linear(1, Matrix(32, 64, 32), softcap=0.5, residual=True), linear(1, Matrix(22, 64, 32), softcap=0.5, residual=True),
-    linear(1, Matrix(64, 64, 4, 32), gate="gelu_tanh", softcap=0.5), linear(1, Matrix(42, 64, 4, 32), gate="silu", softcap=0.5),
+    linear(1, Matrix(32, 64, 32), softcap=0.5, residual=True),
+    linear(1, Matrix(22, 64, 32), softcap=0.5, residual=True),
+    linear(1, Matrix(64, 64, 4, 32), gate="gelu_tanh", softcap=0.5),
+    linear(1, Matrix(42, 64, 4, 32), gate="silu", softcap=0.5),
 ]  # fmt: skip
 SWEEP = [linear(1, Matrix(2 * 4096, 8, 32), gate=gate) for gate in get_args(Activation)]
 CAP = linear(1, Matrix(4096, 8, 32), softcap=30.0)
@@ -82,7 +86,7 @@ def test_linear(jobs, job):
 
 
 def swept(job: Linear, values: np.ndarray) -> dict[str, np.ndarray]:
-    """Inputs with which output i is f(values[i]): the matrix holds the values, then ones for the second half of a gate."""
+    """Inputs with which output i is f(values[i]): the matrix holds the values, then ones for a gate's second half."""
     w = np.zeros((job.matrix.n, 8), np.float32)
     w[:4096, 0], w[4096:, 0] = values, 1
     return {"x": np.eye(1, 8, dtype=np.float32), "w0": KERNELS.pack(job.matrix, w)[0]}

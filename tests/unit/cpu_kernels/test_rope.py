@@ -29,11 +29,12 @@ MORE: tuple[dict[str, Any], ...] = (
     {}, {"rope": False}, {"append": False}, {"rope": False, "append": False},
     {"q_scale": (0.1, 16.0)}, {"v_norm_eps": 1e-2}, {"append": False, "q_scale": (0.25, 50.0)},
 )  # fmt: skip
+SHAPES = ((1, 9, 3, 64), (16, 4, 1, 80), (4, 5, 5, 6), (1, 2, 1, 256), (64, 3, 3, 20))
 JOBS = [
-    *(rope(m, 4, 2, 8, **norm, **more) for m, more in ((4, MORE[0]), *((4, more) for more in MORE[1:])) for norm in NORMS),
+    *(rope(4, 4, 2, 8, **norm, **more) for more in MORE for norm in NORMS),
     *(rope(m, heads, kv_heads, d, kv_dtype, norm_eps=1e-6)
       for kv_dtype in ("float32", "float16")
-      for m, heads, kv_heads, d in ((1, 9, 3, 64), (16, 4, 1, 80), (4, 5, 5, 6), (1, 2, 1, 256), (64, 3, 3, 20))),
+      for m, heads, kv_heads, d in SHAPES),
     rope(16, 4, 2, 16, "float16", norm_eps=1e-6, v_norm_eps=1e-6, q_scale=(0.1, 8.0)),
 ]  # fmt: skip
 
@@ -49,7 +50,7 @@ def name(job: RopeAppend) -> str:
 
 @pytest.mark.parametrize("job", JOBS, ids=name)
 def test_rope_append(jobs, job):
-    """Rows of two sequences and of padding: q comes out, keys and values go to their pages, all else stays."""
+    """Rows of two sequences and padding: q comes out, keys and values go to their pages, all else stays."""
     rng = np.random.default_rng(job.m)
     inputs = inputs_of(job, rng, pages=PAGES, context=CONTEXT)
     inputs["positions"][: job.m] = rng.permutation(CONTEXT)[: job.m]
@@ -62,7 +63,7 @@ def test_rope_append(jobs, job):
 
 
 def test_the_table_is_used_as_it_is(jobs):
-    """Yarn scales its cosines and sines: a norm before the rotation keeps the factor, one after it takes it away."""
+    """Yarn scales cosines and sines: a norm before the rotation keeps the factor, one after it takes it away."""
     for job in (rope(4, 4, 2, 8, norm_eps=1e-6), rope(4, 4, 2, 8, norm_eps=1e-2, norm_after=True)):
         inputs = inputs_of(job, np.random.default_rng(3), pages=PAGES, context=CONTEXT)
         inputs["positions"][:4] = [0, 33, 100, 159]

@@ -13,12 +13,14 @@ from nearfar.targets.quantized import Matrix
 from tests.support.cpu_jobs import CpuJobs, inputs_of
 
 EMBED = [
-    *(Embed(4, Matrix(70, 256, bits, group), scale) for bits in BITS for group in (16, 32, 64, 128) for scale in (1.0, 22.625)),
+    *(Embed(4, Matrix(70, 256, bits, group), scale)
+      for bits in BITS for group in (16, 32, 64, 128) for scale in (1.0, 22.625)),
     *(Embed(m, Matrix(515, 172, bits), scale) for bits in (16, 32) for m in (1, 64) for scale in (1.0, 0.5)),
     Embed(64, Matrix(35, 96, 5, 16)), Embed(1, Matrix(35, 96, 3, 16)),
 ]  # fmt: skip
 NORM = [
-    *(Norm(m, k, 1e-5, residual=residual) for m in (1, 4, 64) for k in (64, 172, 13) for residual in (False, True)),
+    *(Norm(m, k, 1e-5, residual=residual)
+      for m in (1, 4, 64) for k in (64, 172, 13) for residual in (False, True)),
     Norm(4, 96, 1e-6, weight=False), Norm(4, 60, 1e-6, weight=False, residual=True),
     Norm(1, 96, 1e-6, groups=4), Norm(16, 60, 1e-6, groups=5, residual=True), Norm(4, 64, 0.5),
 ]  # fmt: skip

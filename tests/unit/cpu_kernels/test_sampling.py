@@ -1,4 +1,4 @@
-"""From logits to a token on the CPU target: greedy, sample and logprobs against NumPy (the rules: docs/artifact.md)."""
+"""From logits to a token on the CPU target, against NumPy (the rules are in docs/artifact.md)."""
 
 from __future__ import annotations
 

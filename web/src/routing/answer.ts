@@ -1,6 +1,6 @@
 /** One answer on its way: drives the hand-over table through the sides, and shows what it says. */
 
-import { abortError, CloudError, DeviceError, RequestError, throwIfAborted } from "../errors.js";
+import { abortError, CloudError, DeviceError, RequestError, throwIfAborted } from "../both/errors.js";
 import { failureOf, isRequestError } from "./device.js";
 import { type Action, begin, type HandoverEvent, type Rules, rulesOf, running, type State, step } from "./handover.js";
 import { isUseful, type Leg, type Piece, tokensIn, tokensOf } from "./leg.js";

@@ -1,6 +1,6 @@
 /** From the chunks of an answer to the whole of it. */
 
-import { CloudError } from "../errors.js";
+import { CloudError } from "../both/errors.js";
 import type { Answer } from "./answer.js";
 import type { Choice, Chunk, Completion, ToolCall, ToolCallDelta } from "./openai.js";
 

@@ -1,8 +1,8 @@
+import type { ChatMessage } from "../both/openai.js";
 /** The device: an engine of this package, passed in as an object, so that the SDK does not bring the engine along. */
 
-import { DeviceError, throwIfAborted } from "../errors.js";
-import type { ChatCompletionChunk, ChatCompletionRequest } from "../openai.js";
-import type { ChatMessage } from "../text/types.js";
+import { DeviceError, throwIfAborted } from "../both/errors.js";
+import type { ChatCompletionChunk, ChatCompletionRequest } from "../both/openai.js";
 import { ends, isUseful, type Piece, pieceOf } from "./leg.js";
 import { type HybridRequest, type Message, textOf } from "./openai.js";
 import { within } from "./wait.js";

@@ -1,6 +1,6 @@
 /** nearfar/routing: `HybridClient` answers on the device when it can and in the cloud when it must. It needs no engine to load. */
 
-export { CloudError, DeviceError, NearfarError, RequestError, RouteError } from "../errors.js";
+export { CloudError, DeviceError, NearfarError, RequestError, RouteError } from "../both/errors.js";
 export { Breaker, type Pass } from "./breaker.js";
 export { limitFor, Threshold, type ThresholdRecord } from "./calibration.js";
 export { HybridClient } from "./client.js";

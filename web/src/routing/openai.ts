@@ -5,7 +5,7 @@ import type {
   FinishReason as DeviceFinishReason,
   TokenLogprob as DeviceTokenLogprob,
   Usage as DeviceUsage,
-} from "../openai.js";
+} from "../both/openai.js";
 import { limitOf } from "./request.js";
 import type { Mode, Prediction, Reason, Side } from "./types.js";
 

@@ -1,6 +1,6 @@
 /** What the owner of an application decides once. Defaults are Python's (routing/policy.py); docs/routing.md explains every field. */
 
-import { RequestError } from "../errors.js";
+import { RequestError } from "../both/errors.js";
 import { MODES, type Mode, type Side } from "./types.js";
 
 /** `failures` in a row open the circuit for `seconds`; each failed probe doubles them, up to `max_seconds`. */

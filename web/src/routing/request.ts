@@ -1,6 +1,6 @@
 /** What the decision must know of a request, read off OpenAI's parameters: the same reading as Python's (routing/request.py). */
 
-import { RequestError } from "../errors.js";
+import { RequestError } from "../both/errors.js";
 import { type HybridRequest, type Message, textOf } from "./openai.js";
 import { type Feature, MODES, type Mode } from "./types.js";
 

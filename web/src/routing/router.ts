@@ -1,6 +1,6 @@
 /** What all requests of a client share: both sides, their breakers and speeds, budgets, the threshold, conversations. */
 
-import { CloudError, DeviceError } from "../errors.js";
+import { CloudError, DeviceError } from "../both/errors.js";
 import { Breaker, type Pass } from "./breaker.js";
 import { Threshold, type ThresholdRecord } from "./calibration.js";
 import { ALL_FEATURES, Cloud, type CloudOptions } from "./cloud.js";

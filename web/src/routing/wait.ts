@@ -1,6 +1,6 @@
 /** Waiting with an end: timeouts that tell a slow peer from a page that was suspended. */
 
-import { abortError } from "../errors.js";
+import { abortError } from "../both/errors.js";
 
 /** A timer that comes this much later than it should was suspended with its page, not busy. Milliseconds. */
 const SUSPENDED_MS = 1000;

@@ -1,6 +1,6 @@
 import type { Browser, Page } from "playwright-core";
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "vitest";
-import type * as nearfar from "../../src/index.js";
+import type * as nearfar from "../../src/page/index.js";
 import { CHROMIUM, openChromium } from "../support/chromium.js";
 import { expectedTokens } from "../support/fake-backend.js";
 import { builtPackage, distFile, type StaticServer, serve } from "../support/serve.js";
@@ -69,7 +69,13 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
       prompts.map((text) => expectedText(text, 50)),
     );
     expect(result.answers[2]?.usage).toMatchObject({ prompt_tokens: 12, completion_tokens: 50, total_tokens: 62 });
-    expect(result.model).toMatchObject({ name: "toy", precision: "f32", contextLength: 256, vocabSize: 97 });
+    expect(result.model).toMatchObject({
+      name: "toy",
+      program: "f32",
+      precision: "f32",
+      contextLength: 256,
+      vocabSize: 97,
+    });
     expect(result.stats).toMatchObject({ launchesPerToken: 3, last: { completionTokens: 50 } });
     expect(result.stats.gpuBuffers).toBeGreaterThan(10);
     expect(result.after).toMatchObject({ gpuBuffers: 0, gpuBytes: 0 });
@@ -183,7 +189,7 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
     const refused = await page.evaluate(async () => {
       const engine = await nearfarPackage.createEngine("/toy/");
       const params: (string | null)[] = [];
-      const options = [{ temperature: -1 }, { top_p: 0 }, { n: 0 }, { prompt: "x".repeat(256) }, { logprobs: 3 }, {}];
+      const options = [{ temperature: -1 }, { top_p: 0 }, { n: 0 }, { prompt: "x".repeat(256) }, { logprobs: 21 }, {}];
       for (const option of options) {
         try {
           await engine.completions.create({ prompt: "x", temperature: 0, max_tokens: 1, ...option });
@@ -195,7 +201,7 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
       await engine.dispose();
       return params;
     });
-    expect(refused).toEqual(["temperature", "top_p", "n", "messages", "logprobs", "none"]);
+    expect(refused).toEqual(["temperature", "top_p", "n", "messages", "top_logprobs", "none"]);
   });
 
   test("refuses a cache that cannot be, with the numbers", async () => {
@@ -213,9 +219,9 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
     expect(await attempt({ contextLength: 257 })).toMatch(
       /RequestError: contextLength is 257; this model takes 1 to 256/,
     );
-    expect(await attempt({ kvMemory: 15 })).toMatch(/DeviceError: .*4 tokens needs 16 bytes/);
-    expect(await attempt({ kvMemory: 160, contextLength: 41 })).toMatch(/DeviceError: .*room for 40 tokens/);
-    expect(await attempt({ kvMemory: 160 })).toBe("context 40");
+    expect(await attempt({ kvMemory: 127 })).toMatch(/DeviceError: .*4 tokens needs 128 bytes/);
+    expect(await attempt({ kvMemory: 1280, contextLength: 41 })).toMatch(/DeviceError: .*room for 40 tokens/);
+    expect(await attempt({ kvMemory: 1280 })).toBe("context 40");
   });
 
   test("works from another origin, as from a CDN", async () => {

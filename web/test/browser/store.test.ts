@@ -2,8 +2,8 @@ import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
 import type { Browser, BrowserContext, Page } from "playwright-core";
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "vitest";
-import type * as nearfar from "../../src/index.js";
-import type * as store from "../../src/store/shard-cache.js";
+import type * as nearfar from "../../src/page/index.js";
+import type * as store from "../../src/worker/store/shard-cache.js";
 import { CHROMIUM, openChromium } from "../support/chromium.js";
 import { builtPackage, distFile, type StaticServer, serve } from "../support/serve.js";
 import { toyArtifact } from "../support/toy-artifact.js";
@@ -32,7 +32,7 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
 
   beforeAll(async () => {
     await builtPackage();
-    const entry = { contents: `export * from "./src/store/shard-cache.ts"`, resolveDir: ROOT };
+    const entry = { contents: `export * from "./src/worker/store/shard-cache.ts"`, resolveDir: ROOT };
     const made = await build({ stdin: entry, bundle: true, format: "iife", globalName: "shardStore", write: false });
     code = made.outputFiles[0]?.text ?? "";
     browser = await openChromium();

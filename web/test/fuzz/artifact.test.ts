@@ -1,10 +1,10 @@
 import fc from "fast-check";
 import { describe, expect, test } from "vitest";
-import { ArtifactError } from "../../src/errors.js";
-import { openManifest, type Program, parseManifest } from "../../src/manifest.js";
-import { type Plan, parsePlan, planNames } from "../../src/plan.js";
-import { within } from "../../src/store/http.js";
-import { streamShards } from "../../src/store/shards.js";
+import { ArtifactError } from "../../src/both/errors.js";
+import { within } from "../../src/both/http.js";
+import { openManifest, type Program, parseManifest } from "../../src/both/manifest.js";
+import { type Plan, parsePlan, planNames } from "../../src/worker/plan.js";
+import { streamShards } from "../../src/worker/store/shards.js";
 import { sampleManifest } from "../support/manifest.js";
 import { seal } from "../support/seal.js";
 import { toyArtifact } from "../support/toy-artifact.js";

@@ -1,10 +1,10 @@
 import { createHash } from "node:crypto";
 import fc from "fast-check";
 import { expect, test } from "vitest";
-import { ArtifactError } from "../../src/errors.js";
-import type { FileEntry } from "../../src/manifest.js";
-import type { ShardCache } from "../../src/store/shard-cache.js";
-import { streamShards } from "../../src/store/shards.js";
+import { ArtifactError } from "../../src/both/errors.js";
+import type { FileEntry } from "../../src/both/manifest.js";
+import type { ShardCache } from "../../src/worker/store/shard-cache.js";
+import { streamShards } from "../../src/worker/store/shards.js";
 import { effort } from "./effort.js";
 
 const CONTENTS = [1, 2, 3].map((salt) => Uint8Array.from({ length: 64 }, (_, i) => (i * salt) % 256));

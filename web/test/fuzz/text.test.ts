@@ -1,9 +1,10 @@
 import fc from "fast-check";
 import { expect, test } from "vitest";
-import { ArtifactError, NearfarError, RequestError } from "../../src/errors.js";
-import { createTextCodec } from "../../src/text/codec.js";
-import { ChatTemplate } from "../../src/text/template.js";
-import type { ChatMessage, TextCodec } from "../../src/text/types.js";
+import { ArtifactError, NearfarError, RequestError } from "../../src/both/errors.js";
+import type { ChatMessage } from "../../src/both/openai.js";
+import { createTextCodec } from "../../src/worker/text/codec.js";
+import { ChatTemplate } from "../../src/worker/text/template.js";
+import type { TextCodec } from "../../src/worker/text/types.js";
 import { toyArtifact } from "../support/toy-artifact.js";
 import { effort } from "./effort.js";
 

@@ -1,6 +1,6 @@
 import fc from "fast-check";
 import { expect, test, vi } from "vitest";
-import type { FromWorker } from "../../src/messages.js";
+import type { FromWorker } from "../../src/both/messages.js";
 import { effort } from "./effort.js";
 
 const TYPES = ["load", "generate", "abort", "stats", "count", "dispose", "constructor"];
@@ -19,7 +19,7 @@ test("the worker answers what makes no sense, and goes on", async () => {
   vi.stubGlobal("addEventListener", (_: string, listener: typeof hear) => {
     hear = listener;
   });
-  await import("../../src/worker.js");
+  await import("../../src/worker/index.js");
   expect(said).toEqual([{ type: "started" }]);
   await fc.assert(
     fc.asyncProperty(fc.array(message, { maxLength: 4 }), async (messages) => {

@@ -17,7 +17,7 @@ async function loadCodec() {
   try {
     const outfile = join(folder, "text.mjs");
     await build({
-      entryPoints: [join(web, "src/text/index.ts")],
+      entryPoints: [join(web, "src/worker/text/index.ts")],
       outfile,
       bundle: true,
       format: "esm",

@@ -1,6 +1,16 @@
-import type { Backend, BackendShape, HostArray, Read } from "../../src/engine/backend.js";
-import { DeviceError } from "../../src/errors.js";
-import type { FunctionName } from "../../src/manifest.js";
+import { DeviceError } from "../../src/both/errors.js";
+import {
+  MAX_ROWS,
+  MAX_STEP,
+  ROW_BUCKETS,
+  SAMPLE_COLUMNS,
+  SAMPLE_F32,
+  SAMPLE_I32,
+  STEP_BUCKETS,
+  TOP_LOGPROBS,
+} from "../../src/both/format.js";
+import type { FunctionName } from "../../src/both/manifest.js";
+import type { Backend, BackendShape, HostArray, Read } from "../../src/worker/engine/backend.js";
 
 /**
  * A "model" in plain code behind the artifact's contract: the next token is a hash of all tokens that the row's
@@ -21,35 +31,35 @@ export class FakeBackend implements Backend {
   readonly #floats: Record<string, Float32Array>;
   readonly #kv: Int32Array;
 
-  constructor(shape: Partial<BackendShape> = {}) {
+  constructor(shape: Partial<Omit<BackendShape, "groups">> & { readonly pages?: number } = {}) {
     const { pageSize = 4, slots = 16, contextLength = 128, vocabSize = 97 } = shape;
     const pagesPerSlot = Math.ceil(contextLength / pageSize);
     const pages = shape.pages ?? slots * pagesPerSlot;
-    this.shape = { pages, pageSize, slots, contextLength, vocabSize, pagesPerSlot };
+    this.shape = { groups: [{ window: null, pages }], pageSize, slots, contextLength, vocabSize, pagesPerSlot };
     this.#ints = {
-      tokens: new Int32Array(256),
-      positions: new Int32Array(256),
-      slots: new Int32Array(256),
-      page_table: new Int32Array(slots * pagesPerSlot).fill(-1),
-      logit_rows: new Int32Array(16),
-      sample_i32: new Int32Array(16 * 8),
+      tokens: new Int32Array(MAX_STEP),
+      positions: new Int32Array(MAX_STEP),
+      slots: new Int32Array(MAX_STEP),
+      "page_table.0": new Int32Array(slots * pagesPerSlot).fill(-1),
+      logit_rows: new Int32Array(MAX_ROWS),
+      sample_i32: new Int32Array(MAX_ROWS * SAMPLE_COLUMNS),
       counts: new Int32Array(slots * vocabSize),
-      sampled: new Int32Array(16),
-      top_ids: new Int32Array(16 * 20),
-      state: new Int32Array(16),
-      finite: new Int32Array(16),
+      sampled: new Int32Array(MAX_ROWS),
+      top_ids: new Int32Array(MAX_ROWS * TOP_LOGPROBS),
+      state: new Int32Array(MAX_ROWS),
+      finite: new Int32Array(MAX_ROWS),
     };
     this.#floats = {
-      sample_f32: new Float32Array(16 * 8),
+      sample_f32: new Float32Array(MAX_ROWS * SAMPLE_COLUMNS),
       logit_bias: new Float32Array(slots * vocabSize),
-      logprob: new Float32Array(16),
-      top_logprobs: new Float32Array(16 * 20),
+      logprob: new Float32Array(MAX_ROWS),
+      top_logprobs: new Float32Array(MAX_ROWS * TOP_LOGPROBS),
     };
     this.#kv = new Int32Array(pages * pageSize).fill(-1);
   }
 
   sizes(name: FunctionName): readonly number[] {
-    return name === "step" ? [1, 4, 16, 64, 256] : [1, 4, 16];
+    return name === "step" ? STEP_BUCKETS : ROW_BUCKETS;
   }
 
   ready(name: FunctionName, size: number): boolean {
@@ -75,7 +85,7 @@ export class FakeBackend implements Backend {
     if (name === "greedy" || name === "sample") this.#sample(name, size);
   }
 
-  copyPage(from: number, to: number): void {
+  copyPage(_group: number, from: number, to: number): void {
     const { pageSize } = this.shape;
     this.#kv.copyWithin(to * pageSize, from * pageSize, (from + 1) * pageSize);
   }
@@ -106,8 +116,9 @@ export class FakeBackend implements Backend {
 
   #cell(slot: number, position: number): number {
     const { pageSize, pagesPerSlot } = this.shape;
-    const page = this.#int("page_table", slot * pagesPerSlot + Math.floor(position / pageSize));
-    if (page < 0 || page >= this.shape.pages) throw new Error(`position ${position} of slot ${slot} has page ${page}`);
+    const page = this.#int("page_table.0", slot * pagesPerSlot + Math.floor(position / pageSize));
+    if (page < 0 || page * pageSize >= this.#kv.length)
+      throw new Error(`position ${position} of slot ${slot} has page ${page}`);
     return page * pageSize + (position % pageSize);
   }
 
@@ -116,7 +127,7 @@ export class FakeBackend implements Backend {
       const position = this.#int("positions", row);
       if (position >= 0) this.#kv[this.#cell(this.#int("slots", row), position)] = this.#int("tokens", row);
     }
-    for (let r = 0; r < Math.min(size, 16); r++) {
+    for (let r = 0; r < Math.min(size, MAX_ROWS); r++) {
       const row = this.#int("logit_rows", r);
       const slot = this.#int("slots", row);
       const seen: number[] = [];
@@ -128,16 +139,20 @@ export class FakeBackend implements Backend {
 
   #sample(name: "greedy" | "sample", size: number): void {
     for (let r = 0; r < size; r++) {
-      const [slot = 0, , low = 0, high = 0, counter = 0, feed = -1] = this.#ints.sample_i32?.subarray(r * 8) ?? [];
+      const column = (name: keyof typeof SAMPLE_I32): number =>
+        this.#int("sample_i32", r * SAMPLE_COLUMNS + SAMPLE_I32[name]);
+      const slot = column("slot");
       if (slot < 0) continue;
       const state = this.#int("state", r);
-      const temperature = this.#floats.sample_f32?.[r * 8] ?? 0;
-      const random = name === "sample" && temperature > 0 ? [low, high, counter] : [];
+      const temperature = this.#floats.sample_f32?.[r * SAMPLE_COLUMNS + SAMPLE_F32.temperature] ?? 0;
+      const random =
+        name === "sample" && temperature > 0 ? [column("seedLow"), column("seedHigh"), column("counter")] : [];
       const bias = this.#floats.logit_bias?.[slot * this.shape.vocabSize] ?? 0;
       const free = name === "sample" && bias > 0 ? 0 : nextToken(state, this.shape.vocabSize, random);
       const token = this.#int("finite", r) === 0 ? -1 : free;
       if (name === "sample" && token >= 0) this.#count(slot * this.shape.vocabSize + token);
       this.#buffer("sampled")[r] = token;
+      const feed = column("feed");
       if (feed >= 0) this.#buffer("tokens")[feed] = token;
     }
   }

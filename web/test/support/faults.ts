@@ -1,5 +1,6 @@
-import type { Backend, BackendShape, HostArray, Read } from "../../src/engine/backend.js";
-import type { FunctionName } from "../../src/manifest.js";
+import type { BufferName } from "../../src/both/format.js";
+import type { FunctionName } from "../../src/both/manifest.js";
+import type { Backend, BackendShape, HostArray, Read } from "../../src/worker/engine/backend.js";
 
 /**
  * How a call of the device goes wrong: it throws instead of its work, after its work, or it leaves its work out
@@ -40,7 +41,7 @@ export class FaultyBackend implements Backend {
     if (fail) throw fail;
   }
 
-  write(buffer: string, data: HostArray, offset?: number): void {
+  write(buffer: BufferName, data: HostArray, offset?: number): void {
     this.#call(`write ${buffer}`, () => this.inner.write(buffer, data, offset));
   }
 
@@ -48,8 +49,8 @@ export class FaultyBackend implements Backend {
     this.#call(`run ${name}.${size}`, () => this.inner.run(name, size));
   }
 
-  copyPage(from: number, to: number): void {
-    this.#call(`copyPage ${from} ${to}`, () => this.inner.copyPage(from, to));
+  copyPage(group: number, from: number, to: number): void {
+    this.#call(`copyPage ${group} ${from} ${to}`, () => this.inner.copyPage(group, from, to));
   }
 
   async fetch(reads: readonly Read[]): Promise<HostArray[]> {

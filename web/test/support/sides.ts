@@ -1,8 +1,8 @@
 /** Two sides of one "model" that recites a text, word by word: a device without a GPU, and a cloud as a real HTTP server. */
 
 import type { IncomingMessage, ServerResponse } from "node:http";
-import { DeviceError } from "../../src/errors.js";
-import type { ChatCompletionChunk, ChatCompletionRequest } from "../../src/openai.js";
+import { DeviceError } from "../../src/both/errors.js";
+import type { ChatCompletionChunk, ChatCompletionRequest } from "../../src/both/openai.js";
 import type { DeviceEngine } from "../../src/routing/index.js";
 import { LocalCloud } from "./local-cloud.js";
 

@@ -1,4 +1,15 @@
 import { createHash } from "node:crypto";
+import {
+  FORMAT,
+  MAX_ROWS,
+  ROW_BUCKETS,
+  SAMPLE_COLUMNS,
+  SAMPLE_I32,
+  STEP_BUCKETS,
+  TOP_LOGPROBS,
+  VERSION,
+} from "../../src/both/format.js";
+import { buffersFor } from "./buffers.js";
 import { seal } from "./seal.js";
 
 /**
@@ -17,7 +28,8 @@ const SLOTS = 4;
 const CONTEXT = 256;
 const PAGES_PER_SLOT = CONTEXT / PAGE_SIZE;
 const MARKS = 300;
-const SIZES = [1, 4, 16, 64];
+const HEAD_DIM = 4;
+const SIZES = STEP_BUCKETS.filter((size) => size <= 64);
 
 /** Writes each row's token into its place in the cache. */
 const appendKernel = (rows: number): string => `
@@ -34,7 +46,7 @@ struct Grid { packGridDimX: u32 }
   let p = positions[m];
   if (p < 0) { return; }
   let page = page_table[slots[m] * ${PAGES_PER_SLOT} + p / ${PAGE_SIZE}];
-  cache[page * ${PAGE_SIZE} + p % ${PAGE_SIZE}] = f32(tokens[m]);
+  cache[(page * ${PAGE_SIZE} + p % ${PAGE_SIZE}) * ${HEAD_DIM}] = f32(tokens[m]);
 }`;
 
 /** Hashes what each logits row sees; answers token 0 where the weights have not arrived whole. */
@@ -55,7 +67,7 @@ struct Grid { packGridDimX: u32 }
   var h = 0x811c9dc5u;
   for (var p = 0; p <= positions[m]; p++) {
     let page = page_table[slots[m] * ${PAGES_PER_SLOT} + p / ${PAGE_SIZE}];
-    h = (h ^ u32(cache[page * ${PAGE_SIZE} + p % ${PAGE_SIZE}])) * 0x01000193u;
+    h = (h ^ u32(cache[(page * ${PAGE_SIZE} + p % ${PAGE_SIZE}) * ${HEAD_DIM}])) * 0x01000193u;
   }
   var token = (((0x811c9dc5u ^ h) * 0x01000193u) >> 8) % ${TOY_VOCAB - 1}u + 1;
   for (var i = 0u; i < ${MARKS}u; i++) { if (marks[i] != i * 3) { token = 0; } }
@@ -71,14 +83,32 @@ struct Grid { packGridDimX: u32 }
 @group(0) @binding(4) var<uniform> grid: Grid;
 @compute @workgroup_size(1) fn greedy_kernel(@builtin(workgroup_id) block: vec3<u32>) {
   let r = i32(block.x);
-  if (block.x > grid.packGridDimX || r >= ${rows} || sample_i32[r * 8] < 0) { return; }
+  if (block.x > grid.packGridDimX || r >= ${rows} || sample_i32[r * ${SAMPLE_COLUMNS} + ${SAMPLE_I32.slot}] < 0) { return; }
   var best = 0;
   for (var v = 1; v < ${TOY_VOCAB}; v++) {
     if (logits[r * ${TOY_VOCAB} + v] > logits[r * ${TOY_VOCAB} + best]) { best = v; }
   }
   sampled[r] = best;
-  let feed = sample_i32[r * 8 + 5];
+  let feed = sample_i32[r * ${SAMPLE_COLUMNS} + ${SAMPLE_I32.feed}];
   if (feed >= 0) { tokens[feed] = best; }
+}`;
+
+/** As sure of every token as can be, and of no other. */
+const scoreKernel = (rows: number): string => `
+struct Grid { packGridDimX: u32 }
+@group(0) @binding(0) var<storage, read> sampled: array<i32>;
+@group(0) @binding(1) var<storage, read_write> logprob: array<f32>;
+@group(0) @binding(2) var<storage, read_write> top_ids: array<i32>;
+@group(0) @binding(3) var<storage, read_write> top_logprobs: array<f32>;
+@group(0) @binding(4) var<uniform> grid: Grid;
+@compute @workgroup_size(1) fn score_kernel(@builtin(workgroup_id) block: vec3<u32>) {
+  let r = block.x;
+  if (r > grid.packGridDimX || r >= ${rows}u) { return; }
+  logprob[r] = 0.0;
+  for (var i = 0u; i < ${TOP_LOGPROBS}u; i++) {
+    top_ids[r * ${TOP_LOGPROBS}u + i] = select(i32(i), sampled[r], i == 0u);
+    top_logprobs[r * ${TOP_LOGPROBS}u + i] = select(-100.0, 0.0, i == 0u);
+  }
 }`;
 
 /** Token 0 is BOS, 1…95 are the printable characters, 96 ends an answer (never, in these tests). */
@@ -109,7 +139,7 @@ class Files extends Map<string, Uint8Array> {
   }
 }
 
-function weights(files: Files, build: number): object {
+function weights(files: Files, build: number) {
   const stream = new Uint8Array(256 + MARKS * 4);
   // Between the two tensors.
   stream[100] = build;
@@ -119,29 +149,13 @@ function weights(files: Files, build: number): object {
   for (let start = 0; start < stream.length; start += SHARD_BYTES)
     shards.push(files.put(`weights/0000${shards.length}.bin`, stream.slice(start, start + SHARD_BYTES)));
   const tensors = [
-    { name: "rope.inv_freq", dtype: "float32", shape: [2], offset: 0, bytes: 8 },
+    { name: "rope.base.inv_freq", dtype: "float32", shape: [HEAD_DIM / 2], offset: 0, bytes: 8 },
     { name: "marks", dtype: "uint32", shape: [MARKS], offset: 256, bytes: MARKS * 4 },
   ];
   return { bytes: stream.length, shard_bytes: SHARD_BYTES, shards, tensors };
 }
 
-function buffers(): object[] {
-  const int = (name: string, ...shape: (number | string)[]): object => ({ name, dtype: "int32", shape });
-  return [
-    int("tokens", 256),
-    int("positions", 256),
-    int("slots", 256),
-    int("page_table", SLOTS, PAGES_PER_SLOT),
-    int("logit_rows", 16),
-    int("sample_i32", 16, 8),
-    int("sampled", 16),
-    { name: "rope", dtype: "float32", shape: ["context", 4] },
-    { name: "logits", dtype: "float32", shape: [16, TOY_VOCAB] },
-    { name: "kv.0.k", dtype: "kv", shape: ["pages", 1, PAGE_SIZE, 1] },
-  ];
-}
-
-const LOOK_ARGS = "positions slots page_table kv.0.k logit_rows logits";
+const LOOK_ARGS = "positions slots page_table.0 kv.0.k logit_rows logits";
 
 function program(files: Files, features: readonly string[]): object {
   const kernels: Record<string, object> = {};
@@ -156,26 +170,33 @@ function program(files: Files, features: readonly string[]): object {
   };
   const plan = (name: string, size: number, launches: object[]): object => {
     const path = `plans/f32/${name}.${size}.json`;
-    const rows = Math.min(size, 16);
+    const rows = Math.min(size, MAX_ROWS);
     const { sha256 } = files.put(path, JSON.stringify({ function: name, size, rows, launches }));
     return { size, rows, plan: path, sha256 };
   };
   const step = SIZES.map((size) => {
-    const rows = Math.min(size, 16);
-    const append = launch("append", size, "rrrrw", appendKernel(size), "tokens positions slots page_table kv.0.k");
+    const rows = Math.min(size, MAX_ROWS);
+    const append = launch("append", size, "rrrrw", appendKernel(size), "tokens positions slots page_table.0 kv.0.k");
     const look = launch("look", rows, "rrrrrrw", lookKernel(rows), LOOK_ARGS, "marks");
     return plan("step", size, [append, look]);
   });
-  const greedy = [1, 4, 16].map((size) =>
-    plan("greedy", size, [launch("greedy", size, "rrww", greedyKernel(size), "logits sample_i32 sampled tokens")]),
+  /** Whatever the parameters are, the likeliest token is sampled. */
+  const choose = (name: string): object[] =>
+    ROW_BUCKETS.map((size) =>
+      plan(name, size, [launch("greedy", size, "rrww", greedyKernel(size), "logits sample_i32 sampled tokens")]),
+    );
+  const told = "sampled logprob top_ids top_logprobs";
+  const logprobs = ROW_BUCKETS.map((size) =>
+    plan("logprobs", size, [launch("score", size, "rwww", scoreKernel(size), told)]),
   );
   return {
-    precision: "f32",
+    name: "f32",
+    activations: "float32",
     kv_dtype: "float32",
     requires: { features, limits: { maxStorageBuffersPerShaderStage: 8 } },
     workspace: [],
     kernels,
-    functions: { step, greedy, sample: [], logprobs: [] },
+    functions: { step, greedy: choose("greedy"), sample: choose("sample"), logprobs },
   };
 }
 
@@ -188,26 +209,29 @@ export interface ToyOptions {
 
 export function toyArtifact({ features = [], build = 0 }: ToyOptions = {}): ToyArtifact {
   const files = new Files();
-  const manifest = {
-    format: "nearfar-artifact",
-    version: 2,
-    target: "webgpu",
+  const facts = {
     model: {
       name: "toy",
       architecture: "hash",
-      layers: 1,
-      kv_heads: 1,
-      head_dim: 4,
       vocab_size: TOY_VOCAB,
       context_length: CONTEXT,
       bos_token_id: 0,
       eos_token_ids: [],
     },
     cache: { page_size: PAGE_SIZE, slots: SLOTS },
-    rope: { inv_freq: "rope.inv_freq", scale: 1 },
-    quantization: { scheme: "none" },
+    groups: [{ window: null }],
+    caches: [{ kv_heads: 1, head_dim: HEAD_DIM, group: 0 }],
+    ropes: { base: { inv_freq: "rope.base.inv_freq", scale: 1 } },
     weights: weights(files, build),
-    buffers: buffers(),
+  };
+  const manifest = {
+    format: FORMAT,
+    version: VERSION,
+    target: "webgpu",
+    ...facts,
+    step: { ops: [], params: [] },
+    quantization: { scheme: "none" },
+    buffers: buffersFor(facts),
     programs: [program(files, features)],
     tokenizer: {
       files: [

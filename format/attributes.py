@@ -1,0 +1,25 @@
+"""What stands below a constant, as what it means: Python keeps such strings in the source alone."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from itertools import pairwise
+from types import ModuleType
+
+
+def meanings(owner: ModuleType | type) -> dict[str, str]:
+    """The sentence below each constant of a module or a class; constants without one are left out."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(owner)))
+    body = tree.body
+    if isinstance(owner, type):
+        assert isinstance(body[0], ast.ClassDef)
+        body = body[0].body
+    found: dict[str, str] = {}
+    for constant, below in pairwise(body):
+        target = constant.targets[0] if isinstance(constant, ast.Assign) else None
+        text = below.value if isinstance(below, ast.Expr) else None
+        if isinstance(target, ast.Name) and isinstance(text, ast.Constant) and isinstance(text.value, str):
+            found[target.id] = " ".join(text.value.split())
+    return found

@@ -1,0 +1,192 @@
+"""Every architecture as the mlx target writes it: mlx-lm's own classes, the exported function, the files built again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from nearfar.build.pipeline import BuildOptions, build
+from nearfar.edge_runtime import Engine
+from nearfar.edge_runtime.artifact.reader import Artifact
+from tests.support.architectures import CASES, Case, case, checkpoint, make, prompt, reference
+from tests.support.backends import greedy, last_logits
+from tests.support.mlx_direct import Direct
+
+mx = pytest.importorskip("mlx.core", reason="needs MLX (pip install 'nearfar[mlx]')")
+mlx_lm = pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
+
+Array = npt.NDArray[Any]
+
+TOLERANCE = 1e-4  # of the largest logit: float32 on both sides
+NARROW = {"gemma3_text": 2e-3, "gemma3": 2e-3, "gemma4_text": 5e-3, "gemma4": 5e-3}
+"""Where mlx-lm rounds the factor of the embedding to bfloat16, whatever the model was trained in."""
+
+OTHERWISE = {
+    "llama-wide": "hidden_act is always silu",
+    "llama-longrope-short": "longrope always takes the long factors",
+    "mistral-window": "a window in every layer is none",
+    "qwen2-window": "windows are left out",
+    "qwen3-biased": "there are no biases",
+    "phi3-plain": "windows are left out",
+    "phi3-partial-short": "longrope always takes the long factors",
+    "phi3-factor": "the factor of longrope is left out",
+    "gemma2-plain": "windows are left out",
+    "gemma2-uncapped": "there are no biases, and always caps",
+    "gemma3_text-listed": "a window is left out every so many layers, never as listed",
+    "olmo3-yarn": "the attention_factor of yarn is left out",
+    "glm4-unbiased": "the head is never the embedding",
+}
+"""What mlx-lm's class of a case computes that transformers does not."""
+
+
+@pytest.fixture(scope="module", params=CASES, ids=str)
+def made(request: pytest.FixtureRequest) -> Case:
+    found: Case = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def root(made: Case, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    out = tmp_path_factory.mktemp("mlx")
+    options = BuildOptions(str(checkpoint(made)), out, ("mlx",), "none", context=made.context, export_function=True)
+    (path,) = build(options)
+    yield path
+
+
+def away(found: Array, expected: Array) -> float:
+    """The largest difference, of the largest logit."""
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+def test_mlx_lm_computes_the_same(made: Case, root: Path, request: pytest.FixtureRequest) -> None:
+    if str(made) in OTHERWISE:
+        request.applymarker(pytest.mark.xfail(strict=True, reason=f"mlx-lm: {OTHERWISE[str(made)]}"))
+    model, _ = mlx_lm.utils.load_model(root)
+    for count in made.prompts:
+        tokens = prompt(made, count)
+        found = np.array(model(mx.array([tokens])).astype(mx.float32))[0]
+        assert away(found, reference(made)(tokens)) < NARROW.get(made.model_type, TOLERANCE), count
+
+
+def test_the_exported_function_computes_the_same(made: Case, root: Path) -> None:
+    """A prompt in parts, each with padding on both sides."""
+    step, about = mx.import_function(str(root / "step.mlxfn"), return_metadata=True)
+    about, weights = json.loads(about), mx.load(str(root / "model.safetensors"))
+    tokens = prompt(made, max(made.prompts))
+    expected = reference(made)(tokens)
+    cached = mx.zeros((1, 0), mx.int32)
+    cache = [mx.zeros((1, c["kv_heads"], 0, c["head_dim"])) for c in about["caches"] for _ in "kv"]
+    for start in range(0, len(tokens), 7):
+        part = tokens[start : start + 7]
+        positions = [-1, *range(start, start + len(part)), -1]
+        rows = [[1 + row for row in range(len(part))]]
+        ints = [mx.array(values, mx.int32) for values in ([[0, *part, 0]], [positions], rows)]
+        logits, cached, *cache = step((*ints, cached, *cache), weights)
+        assert away(np.array(logits[0]), expected[start : start + len(part)]) < TOLERANCE
+
+
+def test_the_files_are_a_checkpoint_again(made: Case, root: Path, tmp_path: Path) -> None:
+    (again,) = build(BuildOptions(str(root), tmp_path, ("mlx",), "none", context=made.context))
+    assert (again / "config.json").read_bytes() == (root / "config.json").read_bytes()
+    before, after = (load_file(path / "model.safetensors") for path in (root, again))
+    assert before.keys() == after.keys()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+    first, second = (Artifact.open(path).manifest for path in (root, again))
+    assert (first.step, first.ropes, first.caches) == (second.step, second.ropes, second.caches)
+
+
+def test_quantized_weights_are_those_of_mlx_lm(made: Case, tmp_path: Path) -> None:
+    """Some matrices are quantized and some are not, as widths allow; their order and their parts are ours to apply."""
+    options = BuildOptions(str(checkpoint(made)), tmp_path, ("mlx",), "q8", 32, context=made.context)
+    (path,) = build(options)
+    tokens = prompt(made, min(made.prompts))
+    with Engine.load(path, kv_memory="16MB", precision="f32") as engine:
+        found = last_logits(engine, tokens)
+    assert away(found, reference(made)(tokens)[-1]) < 0.1
+    if str(made) not in OTHERWISE:
+        model, config = mlx_lm.utils.load_model(path)
+        assert config["quantization"]["bits"] == 8
+        model.set_dtype(mx.float32)
+        theirs = np.array(model(mx.array([tokens])).astype(mx.float32))[0, -1]
+        assert away(found, theirs) < NARROW.get(made.model_type, TOLERANCE)
+
+
+MASSIVE = 3000.0
+
+
+def massive(path: Path) -> Path:
+    """A checkpoint whose residual stream and gated products go beyond float16, as Gemma's do."""
+    given = case("gemma3_text", "massive", sliding_window=12, num_hidden_layers=6, tie_word_embeddings=True)
+    make(given, path)
+    weights = load_file(path / "model.safetensors")
+    for name, value in weights.items():
+        if name.endswith("post_attention_layernorm.weight") or name.endswith("post_feedforward_layernorm.weight"):
+            weights[name] = value + np.float32(MASSIVE)
+        if name.endswith(("gate_proj.weight", "up_proj.weight")):
+            weights[name] = value * np.float32(60)
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
+def test_massive_activations_stay_finite_in_float16(tmp_path: Path) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    source = massive(tmp_path / "checkpoint")
+    (path,) = build(BuildOptions(str(source), tmp_path / "out", ("mlx",), "none"))
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    tokens = [int(token) for token in np.random.default_rng(0).integers(0, 256, 40)]
+    seen: list[float] = []
+    for layer in model.model.layers:
+        layer.register_forward_hook(lambda *given: seen.append(float(given[2].abs().max())))
+        layer.mlp.down_proj.register_forward_hook(lambda *given: seen.append(float(given[1][0].abs().max())))
+    with torch.no_grad():
+        expected = model(torch.tensor([tokens])).logits[0, -1].numpy()
+    assert sorted(seen)[-3] > 65504, "the test must need more than float16 holds"
+    direct = Direct(path, precision="f16")
+    direct.pages(list(range(4)))
+    found = direct.prefill(tokens)
+    assert np.isfinite(found).all()
+    assert away(found, expected) < 0.03
+
+
+def test_caches_of_different_sizes_are_quantized_each(tmp_path: Path) -> None:
+    """Gemma 4 with heads of 32 and 64 values: each cache has groups that fit it."""
+    given = next(each for each in CASES if str(each) == "gemma4_text-shared")
+    wide = {"head_dim": 32, "global_head_dim": 64}
+    source = make(replace(given, config={**given.config, **wide}), tmp_path / "checkpoint")
+    (path,) = build(BuildOptions(str(source), tmp_path / "out", ("mlx",), "none"))
+    tokens = prompt(given, 45)
+    exact = Direct(path)
+    exact.pages(list(range(4)))
+    expected = exact.prefill(tokens)
+    quantized = Direct(path, kv_bits=8)
+    quantized.pages(list(range(4)))
+    content = quantized.device.read_pages([0])
+    assert {content[f"layers.{i}.k.scales"].shape[-1] for i in range(5)} == {1}
+    assert {content[f"layers.{i}.k.codes"].shape[-1] for i in range(5)} == {8, 16}
+    assert 0 < away(quantized.prefill(tokens), expected) < 0.05
+
+
+def test_a_window_bounds_what_is_read(made: Case, root: Path) -> None:
+    """What lies before every window may be overwritten: pages there can be given back."""
+    if made.window is None or max(made.prompts) < made.window + 32:
+        pytest.skip("no window, or no prompt that is much longer")
+    manifest = Artifact.open(root).manifest
+    tokens = prompt(made, max(made.prompts))
+    direct = Direct(root)
+    direct.pages(list(range(8)))
+    direct.prefill(tokens[:-1])
+    expected = direct.step(tokens[-1:], len(tokens) - 1)
+    free = (len(tokens) - made.window) // manifest.cache.page_size
+    for group, record in enumerate(manifest.groups):
+        if record.window is not None:
+            direct.spoil(group, list(range(free)))
+    np.testing.assert_array_equal(direct.step(tokens[-1:], len(tokens) - 1), expected)
+    assert greedy is not None

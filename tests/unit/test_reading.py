@@ -1,0 +1,130 @@
+"""What a config.json says and nobody reads is refused by name; text models are found inside of larger ones."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from nearfar.build.source import BuildOptions, open_source
+from nearfar.errors import CheckpointError
+from tests.support.architectures import CASES, Case, checkpoint, prompt, reference
+from tests.support.step_reference import StepReference
+
+NESTED = [case for case in CASES if "text_config" in case.config]
+
+
+def named(model_type: str) -> Case:
+    """The first case of an architecture."""
+    return next(case for case in CASES if case.model_type == model_type)
+
+
+def changed(root: Path, case: Case, **changes: Any) -> BuildOptions:
+    """The checkpoint of a case with another config.json; a key with a dot is of a section."""
+    shutil.copytree(checkpoint(case), root)
+    config = json.loads((root / "config.json").read_text())
+    for key, value in changes.items():
+        *sections, last = key.split("__")
+        section = config
+        for name in sections:
+            section = section[name]
+        section[last] = value
+    (root / "config.json").write_text(json.dumps(config))
+    return BuildOptions(str(root), root / "out")
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_config_as_transformers_writes_it_is_taken_whole(case: Case, tmp_path: Path) -> None:
+    source = open_source(BuildOptions(str(checkpoint(case)), tmp_path, context=case.context))
+    assert source.model.vocab_size == 261
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "said"),
+    [
+        ("llama", {"rope_parameters": {"rope_type": "wobbly"}}, r"rope_parameters\.rope_type is \"wobbly\""),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, r"rope_type is \"dynamic\""),
+        ("hunyuan_v1_dense", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, r"alpha is null"),
+        ("phi3", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, r"rope_type is \"yarn\""),
+        ("llama", {"hidden_act": "quick_gelu"}, r"hidden_act is \"quick_gelu\""),
+        ("qwen2", {"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "layer_types is"),
+        ("qwen2", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "layer_types is"),
+        ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers is"),
+        ("mistral", {"attention_bias": True}, "attention_bias is true, which nearfar's mistral does not compute"),
+        ("qwen2", {"clip_qkv": 8.0}, r"clip_qkv is 8\.0"),
+        ("llama", {"use_qk_norm": True}, "use_qk_norm is true"),
+        ("hunyuan_v1_dense", {"use_qk_norm": False}, "use_qk_norm is false"),
+        ("ministral3", {"rope_parameters": None}, "rope_parameters is null"),
+        ("llama", {"is_encoder_decoder": True}, "is_encoder_decoder is true"),
+        ("mistral3", {"text_config__attention_bias": True}, r"text_config\.attention_bias is true"),
+        ("mistral3", {"text_config__hidden_act": "relu"}, r"text_config\.hidden_act is \"relu\""),
+        ("mistral3", {"text_config__model_type": "gpt2"}, r"text_config\.model_type is 'gpt2'"),
+        ("mistral3", {"text_config": 7}, "text_config is int; expected an object"),
+    ],
+)  # fmt: skip
+def test_what_is_not_computed_is_refused_by_name(
+    tmp_path: Path, model_type: str, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        open_source(changed(tmp_path / "changed", named(model_type), **changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attention_dropout": 0.1, "initializer_range": 0.5, "use_cache": False, "pretraining_tp": 2, "dtype": "float16"},
+        {"attention_bias": False, "clip_qkv": None, "use_qk_norm": False},
+        {"max_window_layers": 21, "a_fork_wrote_this": {"x": 1}, "rope_interleaved": False},
+    ],
+)
+def test_what_changes_nothing_may_stand_there(tmp_path: Path, changes: dict[str, Any]) -> None:
+    case = named("mistral")
+    plain = open_source(BuildOptions(str(checkpoint(case)), tmp_path)).model
+    assert open_source(changed(tmp_path / "changed", case, **changes)).model == plain
+
+
+@pytest.mark.parametrize("case", NESTED, ids=str)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_text_model_is_found_under_both_names(case: Case, swapped: bool, tmp_path: Path) -> None:
+    root = tmp_path / "checkpoint"
+    shutil.copytree(checkpoint(case), root)
+    if swapped:
+        tensors = load_file(root / "model.safetensors")
+        save_file({_in_the_other_way(name): value for name, value in tensors.items()}, root / "model.safetensors")
+    tokens = prompt(case, 20)
+    expected, found = reference(case)(tokens), StepReference.of(root).logits(tokens)
+    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
+    skipped = open_source(BuildOptions(str(root), tmp_path / "out")).report.skipped
+    assert "vision_tower" in skipped
+    assert "language_model" not in skipped
+
+
+def _in_the_other_way(name: str) -> str:
+    """A tensor's name as it is published from the name in the class, and the other way around."""
+    for published, inner in (("language_model.model.", "model.language_model."), ("language_model.lm_head.", "lm_head.")):
+        for one, other in ((published, inner), (inner, published)):
+            if name.startswith(one):
+                return other + name.removeprefix(one)
+    return name.removeprefix("model.") if name.startswith("model.") else f"model.{name}"
+
+
+@pytest.mark.parametrize("name", ["audio.weight", "language_model.model.layers.0.mlp.extra.weight"])
+def test_a_tensor_of_no_known_part_is_refused(name: str, tmp_path: Path) -> None:
+    options = changed(tmp_path / "changed", NESTED[0])
+    file = Path(options.checkpoint) / "model.safetensors"
+    save_file({**load_file(file), name: np.zeros(3, np.float32)}, file)
+    with pytest.raises(CheckpointError, match=name):
+        open_source(options)
+
+
+def test_without_a_text_model_the_checkpoint_is_refused(tmp_path: Path) -> None:
+    options = changed(tmp_path / "changed", NESTED[0])
+    file = Path(options.checkpoint) / "model.safetensors"
+    save_file({"vision_tower.x.weight": np.zeros(3, np.float32)}, file)
+    with pytest.raises(CheckpointError, match="no tensors language_model"):
+        open_source(options)

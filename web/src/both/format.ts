@@ -1,0 +1,302 @@
+// Written by `python -m nearfar.format.generate` from nearfar.format: change it there.
+
+/** The first word of a manifest. */
+export const FORMAT = "nearfar-artifact";
+
+/** Of the format; a reader reads no other. */
+export const VERSION = 3;
+
+/** The manifest's key for its own digest. */
+export const DIGEST = "manifest_sha256";
+
+/** Rows of the largest bucket: the length of `tokens`, `positions`, `slots`. */
+export const MAX_STEP = 256;
+
+/** Rows of logits, and sequences in flight (slots). */
+export const MAX_ROWS = 16;
+
+/** Rows in, of the buckets that a build makes of `step`. */
+export const STEP_BUCKETS = [1, 4, 16, 64, 256] as const;
+
+/** Rows, of the buckets that a build makes of `greedy`, `sample` and `logprobs`. */
+export const ROW_BUCKETS = [1, 4, 16] as const;
+
+/** The likeliest tokens that `logprobs` tells of a row. */
+export const TOP_LOGPROBS = 20;
+
+/** Tokens a page of the cache. */
+export const PAGE_SIZE = 16;
+
+/** What a program can run. */
+export const FUNCTIONS = ["step", "greedy", "sample", "logprobs"] as const;
+
+/** Bytes of an element of each dtype. */
+export const DTYPE_BYTES = {
+  float32: 4,
+  float16: 2,
+  int32: 4,
+  uint32: 4,
+  int16: 2,
+  uint16: 2,
+  int8: 1,
+  uint8: 1,
+} as const;
+
+/** Columns of `sample_f32` and `sample_i32`. */
+export const SAMPLE_COLUMNS = 8;
+
+/** Columns of `sample_f32`. What is not named is 0. */
+export const SAMPLE_F32 = {
+  temperature: 0,
+  topP: 1,
+  minP: 2,
+  repetitionPenalty: 3,
+  presencePenalty: 4,
+  frequencyPenalty: 5,
+} as const;
+
+/** Columns of `sample_i32`. What is not named is 0. */
+export const SAMPLE_I32 = {
+  slot: 0,
+  topK: 1,
+  seedLow: 2,
+  seedHigh: 3,
+  counter: 4,
+  feed: 5,
+} as const;
+
+/** Bit of `counts` that marks a token of the prompt; the bits below count it in the answer. */
+export const PROMPT_FLAG = 16777216;
+
+/** Every buffer that plans name; what is in words depends on the model. */
+export const BUFFERS = {
+  tokens: { dtype: "int32", shape: [256] },
+  positions: { dtype: "int32", shape: [256] },
+  slots: { dtype: "int32", shape: [256] },
+  "page_table.<g>": { dtype: "int32", shape: ["slots", "pages_per_slot"] },
+  logit_rows: { dtype: "int32", shape: [16] },
+  "rope.<name>": { dtype: "float32", shape: ["context", "head_dim"] },
+  logits: { dtype: "float32", shape: [16, "vocab"] },
+  sample_f32: { dtype: "float32", shape: [16, 8] },
+  sample_i32: { dtype: "int32", shape: [16, 8] },
+  logit_bias: { dtype: "float32", shape: ["slots", "vocab"] },
+  counts: { dtype: "int32", shape: ["slots", "vocab"] },
+  allowed: { dtype: "uint32", shape: ["slots", "vocab_words"] },
+  sampled: { dtype: "int32", shape: [16] },
+  logprob: { dtype: "float32", shape: [16] },
+  top_ids: { dtype: "int32", shape: [16, 20] },
+  top_logprobs: { dtype: "float32", shape: [16, 20] },
+  "kv.<c>.k": { dtype: "kv", shape: ["pages.<g>", "kv_heads", "page_size", "head_dim"] },
+  "kv.<c>.v": { dtype: "kv", shape: ["pages.<g>", "kv_heads", "page_size", "head_dim"] },
+} as const;
+
+/** What a buffer can be called. */
+export type BufferName =
+  | "tokens"
+  | "positions"
+  | "slots"
+  | `page_table.${number}`
+  | "logit_rows"
+  | `rope.${string}`
+  | "logits"
+  | "sample_f32"
+  | "sample_i32"
+  | "logit_bias"
+  | "counts"
+  | "allowed"
+  | "sampled"
+  | "logprob"
+  | "top_ids"
+  | "top_logprobs"
+  | `kv.${number}.k`
+  | `kv.${number}.v`;
+
+/** What a runtime needs to know of the model, and its special tokens. What it computes stands in `step`. */
+export interface ModelRecord {
+  readonly name: string;
+  readonly architecture: string;
+  readonly vocab_size: number;
+  readonly context_length: number;
+  readonly bos_token_id: number | null;
+  readonly eos_token_ids: readonly number[];
+}
+
+/** Geometry of the paged cache. */
+export interface CacheRecord {
+  readonly page_size: number;
+  readonly slots: number;
+}
+
+/** Caches whose layers look equally far back; each group has pages and a page table of its own. */
+export interface GroupRecord {
+  readonly window?: number | null;
+}
+
+/** The paged keys and values of a layer, and of those that read them too. */
+export interface KvCacheRecord {
+  readonly kv_heads: number;
+  readonly head_dim: number;
+  readonly group: number;
+}
+
+/**
+ * How the runtime makes a buffer `rope.<name>`: frequencies (mlx) or the tensor that holds them, and a
+ * factor.
+ */
+export interface RopeRecord {
+  readonly inv_freq: string | readonly number[];
+  readonly scale: number;
+}
+
+/** The step as data: operations and parameters as nearfar.step.model writes and reads them. */
+export interface StepRecord {
+  readonly ops: readonly Readonly<Record<string, unknown>>[];
+  readonly params: readonly Readonly<Record<string, unknown>>[];
+}
+
+/**
+ * How a matrix [n, k] is stored: `bits` with a scale and a bias for `group_size` inputs, or 16 or 32 for
+ * floats.
+ */
+export interface StoredMatrixRecord {
+  readonly name: string;
+  readonly n: number;
+  readonly k: number;
+  readonly bits: number;
+  readonly group_size?: number;
+  readonly reason?: string | null;
+}
+
+/** What was done to the weights: in short, how, and matrix by matrix (they need not be alike). */
+export interface QuantizationRecord {
+  readonly scheme: string;
+  readonly method?: string;
+  readonly matrices?: readonly StoredMatrixRecord[];
+}
+
+/** A file of the artifact, with what it must contain. */
+export interface FileRecord {
+  readonly file: string;
+  readonly bytes: number;
+  readonly sha256: string;
+}
+
+/** A tensor of the weight stream. */
+export interface TensorRecord {
+  readonly name: string;
+  readonly dtype: string;
+  readonly shape: readonly number[];
+  readonly offset: number;
+  readonly bytes: number;
+}
+
+/** The weight stream, cut into shards; or safetensors files, whose own headers describe the tensors. */
+export interface WeightsRecord {
+  readonly bytes: number;
+  readonly shard_bytes: number;
+  readonly shards: readonly FileRecord[];
+  readonly tensors: readonly TensorRecord[];
+  readonly format?: "stream" | "safetensors";
+}
+
+/** A device buffer that plans name. `dtype` "kv" stands for the program's kv_dtype. */
+export interface BufferRecord {
+  readonly name: string;
+  readonly dtype: string;
+  readonly shape: readonly (number | string)[];
+}
+
+/** What a device must have to run a program; `arch` is the CPU architecture (cpu). */
+export interface RequiresRecord {
+  readonly features: readonly string[];
+  readonly limits?: Readonly<Record<string, number>>;
+  readonly arch?: string | null;
+}
+
+/** Dtype and shape of a kernel argument (cpu). */
+export interface ParamRecord {
+  readonly dtype: string;
+  readonly shape: readonly (number | string)[];
+}
+
+/**
+ * A shader file with its entry point (webgpu; vulkan, with its workgroup size), or the params of a library
+ * function (cpu).
+ */
+export interface KernelRecord {
+  readonly file?: string | null;
+  readonly entry?: string | null;
+  readonly access?: readonly string[];
+  readonly sha256?: string | null;
+  readonly params?: readonly ParamRecord[];
+  readonly workgroup?: readonly number[];
+}
+
+/**
+ * One bucket of a function: `size` rows in, `rows` rows of logits. Without a plan on mlx, which builds
+ * graphs.
+ */
+export interface FunctionRecord {
+  readonly size: number;
+  readonly rows: number;
+  readonly plan?: string | null;
+  readonly sha256?: string | null;
+}
+
+/**
+ * Kernels and plans. `activations`: dtype of what passes between kernels, but for the residual stream
+ * (float32).
+ */
+export interface ProgramRecord {
+  readonly name: string;
+  readonly activations: "float16" | "float32";
+  readonly kv_dtype: "float16" | "float32";
+  readonly requires: RequiresRecord;
+  readonly workspace: readonly number[];
+  readonly kernels: Readonly<Record<string, KernelRecord>>;
+  readonly functions: Readonly<Record<string, readonly FunctionRecord[]>>;
+  readonly library?: string | null;
+  readonly library_sha256?: string | null;
+}
+
+/** Files of the tokenizer. */
+export interface TokenizerFilesRecord {
+  readonly files: readonly FileRecord[];
+}
+
+/** Everything in manifest.json. */
+export interface ManifestRecord {
+  readonly format: string;
+  readonly version: number;
+  readonly target: string;
+  readonly model: ModelRecord;
+  readonly cache: CacheRecord;
+  readonly groups: readonly GroupRecord[];
+  readonly caches: readonly KvCacheRecord[];
+  readonly ropes: Readonly<Record<string, RopeRecord>>;
+  readonly step: StepRecord;
+  readonly quantization: QuantizationRecord;
+  readonly weights: WeightsRecord;
+  readonly buffers: readonly BufferRecord[];
+  readonly programs: readonly ProgramRecord[];
+  readonly tokenizer: TokenizerFilesRecord;
+  readonly config?: FileRecord | null;
+  readonly function?: FileRecord | null;
+  readonly license?: string | null;
+  readonly provenance?: Readonly<Record<string, unknown>>;
+}
+
+/** One kernel launch of a plan; `grid` is empty on cpu. */
+export interface LaunchRecord {
+  readonly kernel: string;
+  readonly args: readonly string[];
+  readonly grid?: readonly number[];
+}
+
+/** A straight line of kernel launches. */
+export interface PlanRecord {
+  readonly function: string;
+  readonly size: number;
+  readonly rows: number;
+  readonly launches: readonly LaunchRecord[];
+}

@@ -1,0 +1,104 @@
+import { ArtifactError, abortError, throwIfAborted } from "./errors.js";
+
+export type Fetch = (url: URL, init: RequestInit) => Promise<Response>;
+
+export interface DownloadOptions {
+  readonly fetch?: Fetch | undefined;
+  readonly signal?: AbortSignal | undefined;
+  readonly cache?: RequestCache;
+  /** Called with the bytes of this file received so far. */
+  readonly onBytes?: (received: number) => void;
+}
+
+/** The address of a file of the artifact at `base`; throws ArtifactError where it lies elsewhere, however it is spelled. */
+export function within(base: URL, file: string): URL {
+  const url = new URL(file, base);
+  if (url.origin !== base.origin || !url.pathname.startsWith(new URL(".", base).pathname))
+    throw new ArtifactError(`${file} lies outside the artifact at ${base.href}. Build the artifact again.`);
+  return url;
+}
+
+/** `retry`: a second try may go better (a broken connection), or cannot (404). */
+export type Download =
+  | { readonly ok: true; readonly bytes: Uint8Array<ArrayBuffer> }
+  | { readonly ok: false; readonly problem: string; readonly retry: boolean };
+
+/** Downloads a file whose size is known. Rejects only when aborted; what else goes wrong is told in the result. */
+export async function download(url: URL, size: number, options: DownloadOptions): Promise<Download> {
+  throwIfAborted(options.signal);
+  try {
+    const response = await request(url, options);
+    if (!response.ok) {
+      const problem = `${url.href} answers HTTP ${response.status} ${response.statusText}`.trimEnd();
+      return { ok: false, problem, retry: response.status >= 500 };
+    }
+    return await receive(url, response, size, options.onBytes);
+  } catch (error) {
+    if (options.signal?.aborted) throw abortError();
+    const reason = error instanceof Error ? error.message : String(error);
+    return { ok: false, problem: `${url.href} cannot be downloaded: ${reason}`, retry: true };
+  }
+}
+
+async function receive(
+  url: URL,
+  response: Response,
+  size: number,
+  onBytes: DownloadOptions["onBytes"],
+): Promise<Download> {
+  const bytes = new Uint8Array(size);
+  let received = 0;
+  for (const reader = response.body?.getReader(); reader; ) {
+    const { done, value } = await reader.read();
+    if (done) break;
+    if (received + value.length > size) {
+      await reader.cancel();
+      return {
+        ok: false,
+        problem: `${url.href} is longer than the ${size} bytes that manifest.json states`,
+        retry: true,
+      };
+    }
+    bytes.set(value, received);
+    received += value.length;
+    onBytes?.(received);
+  }
+  if (received === size) return { ok: true, bytes };
+  return { ok: false, problem: `${url.href} is truncated: ${received} of ${size} bytes`, retry: true };
+}
+
+function request(url: URL, { fetch = globalThis.fetch, signal, cache }: DownloadOptions): Promise<Response> {
+  const init: RequestInit = {};
+  if (signal) init.signal = signal;
+  if (cache) init.cache = cache;
+  // Called as a plain function: the browser's fetch refuses any other `this`.
+  return fetch(url, init);
+}
+
+/** The text of a small file, checked against its SHA-256 where one is known. */
+export async function fetchText(url: URL, sha256: string | null, options: DownloadOptions): Promise<string> {
+  throwIfAborted(options.signal);
+  let response: Response;
+  let bytes: Uint8Array<ArrayBuffer>;
+  try {
+    response = await request(url, options);
+    bytes = new Uint8Array(await response.arrayBuffer());
+  } catch (cause) {
+    if (options.signal?.aborted) throw abortError();
+    throw new ArtifactError(`${url.href} cannot be downloaded: ${cause instanceof Error ? cause.message : cause}`, {
+      cause,
+    });
+  }
+  if (!response.ok)
+    throw new ArtifactError(`${url.href} answers HTTP ${response.status}. Is the artifact's address right?`);
+  if (sha256 !== null && (await sha256Hex(bytes)) !== sha256)
+    throw new ArtifactError(
+      `${url.href} is corrupt: its SHA-256 is not the one in manifest.json. Upload the artifact again.`,
+    );
+  return new TextDecoder().decode(bytes);
+}
+
+export async function sha256Hex(bytes: Uint8Array<ArrayBuffer>): Promise<string> {
+  const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
+  return Array.from(digest, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}

@@ -1,0 +1,272 @@
+import { checkManifest } from "./consistency.js";
+import { ArtifactError } from "./errors.js";
+import * as format from "./format.js";
+import { sha256Hex } from "./http.js";
+import { type Field, parseJson, show } from "./json.js";
+
+/** The manifest of an artifact, as docs/artifact.md lays it down (what a WebGPU runtime needs of it). */
+
+export type Dtype = keyof typeof format.DTYPE_BYTES;
+const DTYPES = Object.keys(format.DTYPE_BYTES) as Dtype[];
+/** What activations and the cache may be stored in. */
+const FLOATS = ["float16", "float32"] as const;
+
+/** An extent: a number, or what the runtime chooses at load: the pages of a group, the positions it has room for. */
+export type Dim = number | "context" | `pages.${number}`;
+
+export type FunctionName = (typeof format.FUNCTIONS)[number];
+
+export interface ModelInfo {
+  readonly name: string;
+  readonly architecture: string;
+  readonly vocabSize: number;
+  readonly contextLength: number;
+  readonly bosTokenId: number | null;
+  readonly eosTokenIds: readonly number[];
+}
+
+/** Caches whose layers look equally far back: to so many positions, or null: to all. */
+export interface GroupInfo {
+  readonly window: number | null;
+}
+
+/** The keys and values of one layer. */
+export interface CacheInfo {
+  readonly kvHeads: number;
+  readonly headDim: number;
+  readonly group: number;
+}
+
+export interface RopeInfo {
+  /** The tensor of the frequencies. */
+  readonly invFreq: string;
+  readonly scale: number;
+}
+
+export interface FileEntry {
+  readonly file: string;
+  readonly bytes: number;
+  readonly sha256: string;
+}
+
+export interface TensorEntry {
+  readonly name: string;
+  readonly dtype: Dtype;
+  readonly shape: readonly number[];
+  /** In the stream of all shards. */
+  readonly offset: number;
+  readonly bytes: number;
+}
+
+export interface BufferEntry {
+  readonly name: string;
+  readonly dtype: Dtype | "kv";
+  readonly shape: readonly Dim[];
+}
+
+export interface KernelEntry {
+  readonly file: string;
+  readonly entry: string;
+  readonly access: readonly ("read" | "read_write")[];
+  readonly sha256: string;
+}
+
+export interface FunctionEntry {
+  readonly size: number;
+  readonly rows: number;
+  readonly plan: string;
+  readonly sha256: string;
+}
+
+export interface Program {
+  readonly name: string;
+  readonly activations: (typeof FLOATS)[number];
+  readonly kvDtype: (typeof FLOATS)[number];
+  readonly requires: { readonly features: readonly string[]; readonly limits: ReadonlyMap<string, number> };
+  readonly workspace: readonly number[];
+  readonly kernels: ReadonlyMap<string, KernelEntry>;
+  /** Ascending by size. */
+  readonly functions: Readonly<Record<FunctionName, readonly FunctionEntry[]>>;
+}
+
+export interface Manifest {
+  readonly model: ModelInfo;
+  readonly cache: { readonly pageSize: number; readonly slots: number };
+  readonly groups: readonly GroupInfo[];
+  readonly caches: readonly CacheInfo[];
+  /** By name. */
+  readonly ropes: ReadonlyMap<string, RopeInfo>;
+  readonly weights: {
+    readonly bytes: number;
+    readonly shardBytes: number;
+    readonly shards: readonly FileEntry[];
+    readonly tensors: readonly TensorEntry[];
+  };
+  readonly buffers: readonly BufferEntry[];
+  readonly programs: readonly Program[];
+  readonly tokenizerFiles: readonly FileEntry[];
+  readonly quantization: string;
+  readonly license: string | null;
+}
+
+/** The manifest of an artifact as its build wrote it: `parseManifest`, and its own digest. */
+export async function openManifest(text: string): Promise<Manifest> {
+  const manifest = parseManifest(text);
+  const stated = parseJson<Record<typeof format.DIGEST, string>>(text, "manifest.json").at(format.DIGEST).sha256();
+  // The digest of the file with the digest's own digits replaced by zeros.
+  const [before = "", after, ...more] = text.split(stated);
+  const bytes = new TextEncoder().encode(`${before}${"0".repeat(64)}${after}`);
+  if (more.length > 0 || (await sha256Hex(bytes)) !== stated)
+    throw new ArtifactError(
+      `manifest.json is not as the build wrote it: its ${format.DIGEST} is not that of its bytes. ` +
+        "Upload the artifact again, or build it again.",
+    );
+  return manifest;
+}
+
+/** Parses and checks a manifest; throws ArtifactError with the path of the first wrong value. */
+export function parseManifest(text: string): Manifest {
+  const root = parseJson<format.ManifestRecord>(text, "manifest.json");
+  checkFormat(root);
+  const cache = root.at("cache");
+  const manifest: Manifest = {
+    model: readModel(root.at("model")),
+    cache: { pageSize: cache.at("page_size").int(1), slots: cache.at("slots").int(1) },
+    groups: root.at("groups").list((group) => ({ window: group.at("window").optional()?.int(1) ?? null })),
+    caches: root.at("caches").list(readCache),
+    ropes: root.at("ropes").record(readRope),
+    weights: readWeights(root.at("weights")),
+    buffers: root.at("buffers").list(readBuffer),
+    programs: root.at("programs").list(readProgram),
+    tokenizerFiles: root.at("tokenizer").at("files").list(readFile),
+    quantization: root.at("quantization").at("scheme").string(),
+    license: root.at("license").optional()?.string() ?? null,
+  };
+  checkManifest(manifest);
+  return manifest;
+}
+
+/** What a program computes in, as people name it. */
+export function precisionOf({ activations }: Program): "f16" | "f32" {
+  return activations === "float16" ? "f16" : "f32";
+}
+
+function checkFormat(root: Field<format.ManifestRecord>): void {
+  const named = root.at("format").value;
+  if (named !== format.FORMAT)
+    throw new ArtifactError(`manifest.json says format ${show(named)}: this is no nearfar artifact.`);
+  const version = root.at("version").int(1);
+  if (version > format.VERSION)
+    throw new ArtifactError(
+      `The artifact has format version ${version}, this runtime reads up to ${format.VERSION}. ` +
+        "Upgrade the npm package nearfar.",
+    );
+  if (version < format.VERSION)
+    throw new ArtifactError(
+      `The artifact has format version ${version}, this runtime reads ${format.VERSION}. ` +
+        "Build it again with this version of nearfar.",
+    );
+  const target = root.at("target").string();
+  if (target !== "webgpu")
+    throw new ArtifactError(`The artifact is built for ${target}. Build one with: nearfar build … --target webgpu`);
+}
+
+function readModel(model: Field<format.ModelRecord>): ModelInfo {
+  return {
+    name: model.at("name").string(),
+    architecture: model.at("architecture").string(),
+    vocabSize: model.at("vocab_size").int(1),
+    contextLength: model.at("context_length").int(1),
+    bosTokenId: model.at("bos_token_id").optional()?.int() ?? null,
+    eosTokenIds: model.at("eos_token_ids").list((id) => id.int()),
+  };
+}
+
+function readCache(cache: Field<format.KvCacheRecord>): CacheInfo {
+  return {
+    kvHeads: cache.at("kv_heads").int(1),
+    headDim: cache.at("head_dim").int(1),
+    group: cache.at("group").int(),
+  };
+}
+
+function readRope(rope: Field<format.RopeRecord>): RopeInfo {
+  return { invFreq: rope.at("inv_freq").string(), scale: rope.at("scale").number() };
+}
+
+function readFile(entry: Field<format.FileRecord>): FileEntry {
+  return { file: entry.at("file").file(), bytes: entry.at("bytes").int(), sha256: entry.at("sha256").sha256() };
+}
+
+function readWeights(weights: Field<format.WeightsRecord>): Manifest["weights"] {
+  return {
+    bytes: weights.at("bytes").int(),
+    shardBytes: weights.at("shard_bytes").int(1),
+    shards: weights.at("shards").list(readFile),
+    tensors: weights.at("tensors").list((tensor) => ({
+      name: tensor.at("name").string(),
+      dtype: tensor.at("dtype").oneOf(DTYPES),
+      shape: tensor.at("shape").list((dim) => dim.int()),
+      offset: tensor.at("offset").int(),
+      bytes: tensor.at("bytes").int(),
+    })),
+  };
+}
+
+function readDim(dim: Field<number | string>): Dim {
+  if (typeof dim.value !== "string") return dim.int();
+  return dim.matching(/^(context|pages\.\d{1,2})$/, "a number, context or pages.<group>") as Dim;
+}
+
+function readBuffer(buffer: Field<format.BufferRecord>): BufferEntry {
+  return {
+    name: buffer.at("name").string(),
+    dtype: buffer.at("dtype").oneOf([...DTYPES, "kv"]),
+    shape: buffer.at("shape").list(readDim),
+  };
+}
+
+function readProgram(program: Field<format.ProgramRecord>): Program {
+  const functions = program.at("functions");
+  const buckets = (name: FunctionName): FunctionEntry[] => functions.at(name).list(readFunction);
+  const requires = program.at("requires");
+  return {
+    name: program.at("name").string(),
+    activations: program.at("activations").oneOf(FLOATS),
+    kvDtype: program.at("kv_dtype").oneOf(FLOATS),
+    requires: {
+      features: requires.at("features").list((feature) => feature.string()),
+      limits:
+        requires
+          .at("limits")
+          .optional()
+          ?.record((limit) => limit.int()) ?? new Map(),
+    },
+    workspace: program.at("workspace").list((bytes) => bytes.int()),
+    kernels: program.at("kernels").record(readKernel),
+    functions: {
+      step: buckets("step"),
+      greedy: buckets("greedy"),
+      sample: buckets("sample"),
+      logprobs: buckets("logprobs"),
+    },
+  };
+}
+
+function readKernel(kernel: Field<format.KernelRecord>): KernelEntry {
+  return {
+    file: kernel.at("file").file(),
+    entry: kernel.at("entry").string(),
+    access: kernel.at("access").list((access) => access.oneOf(["read", "read_write"])),
+    sha256: kernel.at("sha256").sha256(),
+  };
+}
+
+function readFunction(entry: Field<format.FunctionRecord>): FunctionEntry {
+  return {
+    size: entry.at("size").int(1),
+    rows: entry.at("rows").int(1),
+    plan: entry.at("plan").file(),
+    sha256: entry.at("sha256").sha256(),
+  };
+}

@@ -1,0 +1,112 @@
+import type { ErrorRecord } from "./errors.js";
+import type { ChatMessage, FinishReason, SamplingOptions } from "./openai.js";
+
+/** What page and worker say to each other. Every message is one of these unions, so that a switch covers all. */
+
+export interface LoadSettings {
+  readonly kvMemory?: number | undefined;
+  readonly contextLength?: number | undefined;
+}
+
+export type LoadProgress =
+  | { readonly phase: "manifest" }
+  /** Bytes of the weights; `cached` of the `loaded` ones came from the browser's storage. */
+  | { readonly phase: "weights"; readonly loaded: number; readonly cached: number; readonly total: number }
+  | { readonly phase: "ready" };
+
+/** What the page may show of a loaded model. */
+export interface ModelCard {
+  readonly name: string;
+  readonly architecture: string;
+  readonly quantization: string;
+  /** The program of the artifact that this GPU runs. */
+  readonly program: string;
+  /** Of its kernels: "f16" or "f32". */
+  readonly precision: string;
+  readonly adapter: string;
+  readonly contextLength: number;
+  readonly vocabSize: number;
+  readonly weightBytes: number;
+  readonly license: string | null;
+}
+
+export interface EngineStats {
+  readonly gpuBuffers: number;
+  readonly gpuBytes: number;
+  /** Kernels launched since the model was loaded. */
+  readonly launches: number;
+  /** Kernels of one greedy decode step of one sequence. */
+  readonly launchesPerToken: number;
+  readonly cachePages: number;
+  /** Tokens that a new request could put into the KV cache now. */
+  readonly freeTokens: number;
+  readonly contextLength: number;
+  /** The request that finished last. */
+  readonly last: AnswerStats | null;
+}
+
+/** What a request cost; times in milliseconds. */
+export interface RequestStats {
+  readonly promptTokens: number;
+  /** Of the prompt, found in the prefix cache. */
+  readonly cachedTokens: number;
+  readonly completionTokens: number;
+  /** From the call to the first token. */
+  readonly ttft: number;
+  /** From the first token to the last. */
+  readonly decode: number;
+}
+
+export interface AnswerStats extends RequestStats {
+  /** After the first token; 0 where there was only one. */
+  readonly decodeTokensPerSecond: number;
+}
+
+export type Prompt =
+  /** `continueLast`: the answer is the rest of the last message. */
+  | { readonly kind: "chat"; readonly messages: readonly ChatMessage[]; readonly continueLast: boolean }
+  | { readonly kind: "text"; readonly text: string };
+
+export interface GenerateRequest {
+  readonly prompt: Prompt;
+  readonly options: SamplingOptions;
+  readonly n: number;
+  /** Null: off; else how many alternatives to give. */
+  readonly logprobs: number | null;
+}
+
+export interface TokenScore {
+  readonly token: string;
+  readonly logprob: number;
+  readonly top: readonly { readonly token: string; readonly logprob: number }[];
+}
+
+/** One step of an answer; `index` is the choice where several are asked for. */
+export type AnswerEvent =
+  /** The request is valid and on its way. */
+  | { readonly event: "accepted" }
+  | { readonly event: "delta"; readonly index: number; readonly text: string; readonly score: TokenScore | null }
+  | { readonly event: "finish"; readonly index: number; readonly text: string; readonly reason: FinishReason }
+  | { readonly event: "end"; readonly stats: RequestStats }
+  | { readonly event: "error"; readonly error: ErrorRecord };
+
+export type ToWorker =
+  | { readonly type: "load"; readonly url: string; readonly settings: LoadSettings }
+  | { readonly type: "generate"; readonly id: number; readonly request: GenerateRequest }
+  | { readonly type: "abort"; readonly id: number }
+  | { readonly type: "stats"; readonly id: number }
+  | { readonly type: "count"; readonly id: number; readonly prompt: Prompt }
+  | { readonly type: "dispose" };
+
+export type FromWorker =
+  /** Its first word: the script has been found and runs. */
+  | { readonly type: "started" }
+  | { readonly type: "progress"; readonly progress: LoadProgress }
+  | { readonly type: "warning"; readonly message: string }
+  | { readonly type: "loaded"; readonly card: ModelCard }
+  | { readonly type: "failed"; readonly error: ErrorRecord }
+  | { readonly type: "answer"; readonly id: number; readonly answer: AnswerEvent }
+  | { readonly type: "stats"; readonly id: number; readonly stats: EngineStats }
+  | { readonly type: "counted"; readonly id: number; readonly tokens: number | ErrorRecord }
+  /** Everything is freed; no stats where nothing was loaded. */
+  | { readonly type: "disposed"; readonly stats: EngineStats | null };

@@ -1,0 +1,126 @@
+import { abortError, fromErrorRecord, throwIfAborted } from "../both/errors.js";
+import type { AnswerEvent, GenerateRequest } from "../both/messages.js";
+import type { RequestOptions } from "../both/openai.js";
+import type { Channel } from "./channel.js";
+import { type ReplyHead, type ReplyShape, usageOf, type WholeChoice } from "./replies.js";
+
+/** What `create` needs of the engine. */
+export interface AnswerSource {
+  generate(request: GenerateRequest): { readonly events: Channel<AnswerEvent>; readonly abort: () => void };
+}
+
+/** A request taken apart: what goes to the worker beside the choices' number. */
+export type Prepared = Pick<GenerateRequest, "prompt" | "logprobs"> & { readonly options: RequestOptions };
+
+interface Answering {
+  readonly head: ReplyHead;
+  readonly n: number;
+  readonly next: () => Promise<AnswerEvent>;
+  readonly abort: () => void;
+}
+
+/** One of OpenAI's two endpoints. */
+export class Completions<Req extends RequestOptions & { stream?: boolean | null }, Chunk, Whole> {
+  constructor(
+    private readonly source: AnswerSource,
+    private readonly model: string,
+    private readonly idPrefix: string,
+    private readonly shape: () => ReplyShape<Chunk, Whole>,
+    private readonly prepare: (request: Req) => Prepared,
+  ) {}
+
+  /**
+   * Answers a request: as a whole, or with `stream: true` as chunks. Leaving the loop over the chunks ends the answer.
+   *
+   * @throws RequestError naming the wrong parameter, DeviceError, or an AbortError when `signal` says so.
+   */
+  create(request: Req & { stream: true }): Promise<AsyncIterable<Chunk>>;
+  create(request: Req & { stream?: false | null }): Promise<Whole>;
+  create(request: Req): Promise<AsyncIterable<Chunk> | Whole>;
+  async create(request: Req): Promise<AsyncIterable<Chunk> | Whole> {
+    const answering = await this.#start(request);
+    if (request.stream) return this.#chunks(answering, request.stream_options?.include_usage ?? false);
+    return this.#whole(answering);
+  }
+
+  async #start(request: Req): Promise<Answering> {
+    const { prompt, logprobs, options } = this.prepare(request);
+    const { signal } = request;
+    throwIfAborted(signal);
+    const n = request.n ?? 1;
+    const { events, abort: stop } = this.source.generate({ prompt, logprobs, n, options: cloneable(options) });
+    // One listener for the whole answer: it ends the wait that is on, if one is.
+    let interrupt = (): void => undefined;
+    const onAbort = (): void => {
+      stop();
+      interrupt();
+    };
+    signal?.addEventListener("abort", onAbort, { once: true });
+    const abort = (): void => {
+      signal?.removeEventListener("abort", onAbort);
+      stop();
+    };
+    const next = async (): Promise<AnswerEvent> => {
+      const event = await new Promise<AnswerEvent>((resolve, reject) => {
+        interrupt = () => reject(abortError());
+        if (signal?.aborted) interrupt();
+        else events.take().then(resolve, reject);
+      });
+      if (event.event === "error") throw fromErrorRecord(event.error);
+      return event;
+    };
+    // The worker accepts or refuses first, so that a bad request rejects `create` and not the loop over its chunks.
+    await next();
+    const id = `${this.idPrefix}-${crypto.randomUUID()}`;
+    const head = { id, created: Math.floor(Date.now() / 1000), model: this.model };
+    return { head, n, next, abort };
+  }
+
+  async *#chunks({ head, n, next, abort }: Answering, includeUsage: boolean): AsyncGenerator<Chunk> {
+    const shape = this.shape();
+    try {
+      for (let index = 0; index < n; index++) {
+        const opening = shape.opening(head, index);
+        if (opening) yield opening;
+      }
+      for (;;) {
+        const event = await next();
+        if (event.event === "delta") yield shape.delta(head, event.index, event.text, event.score);
+        if (event.event === "finish") {
+          if (event.text !== "") yield shape.delta(head, event.index, event.text, null);
+          yield shape.finish(head, event.index, event.reason);
+        }
+        if (event.event !== "end") continue;
+        if (includeUsage) yield shape.usage(head, usageOf(event.stats));
+        return;
+      }
+    } finally {
+      abort();
+    }
+  }
+
+  async #whole({ head, n, next, abort }: Answering): Promise<Whole> {
+    const choices = Array.from({ length: n }, (): WholeChoice => ({ text: "", scores: [], reason: "stop" }));
+    try {
+      for (;;) {
+        const event = await next();
+        if (event.event === "end") return this.shape().whole(head, choices, usageOf(event.stats));
+        if (event.event === "accepted" || event.event === "error") continue;
+        const choice = choices[event.index];
+        if (!choice) continue;
+        choice.text += event.text;
+        if (event.event === "finish") choice.reason = event.reason;
+        else if (event.score) choice.scores.push(event.score);
+      }
+    } finally {
+      abort();
+    }
+  }
+}
+
+/** The options that go to the worker, without those that stay on the page (an AbortSignal cannot be sent). */
+function cloneable(options: RequestOptions & { stream?: boolean | null }): GenerateRequest["options"] {
+  const { signal: _signal, n: _n, stream: _stream, stream_options: _streamOptions, ...sampling } = options;
+  const { model: _model, user: _user, ...rest } = sampling;
+  return rest;
+}

@@ -1,0 +1,6 @@
+/** nearfar in the browser: `createEngine(url)` loads a WebGPU artifact and answers behind OpenAI's interface. */
+
+export { ArtifactError, DeviceError, type ErrorCode, NearfarError, RequestError } from "../both/errors.js";
+export type { AnswerStats, EngineStats, LoadProgress, ModelCard } from "../both/messages.js";
+export type * from "../both/openai.js";
+export { createEngine, type Engine, type EngineOptions } from "./client.js";

@@ -1,0 +1,122 @@
+import type { RequestStats, TokenScore } from "../both/messages.js";
+import type * as openai from "../both/openai.js";
+
+/** Puts what the worker tells into OpenAI's shapes. */
+
+/** What all replies to one request have in common. */
+export interface ReplyHead {
+  readonly id: string;
+  readonly created: number;
+  readonly model: string;
+}
+
+/** What makes chat completions and plain completions differ. */
+export interface ReplyShape<Chunk, Whole> {
+  /** The first chunk of each choice, where there is one. */
+  opening(head: ReplyHead, index: number): Chunk | null;
+  delta(head: ReplyHead, index: number, text: string, score: TokenScore | null): Chunk;
+  finish(head: ReplyHead, index: number, reason: openai.FinishReason): Chunk;
+  usage(head: ReplyHead, usage: openai.Usage): Chunk;
+  whole(head: ReplyHead, choices: readonly WholeChoice[], usage: openai.Usage): Whole;
+}
+
+/** A choice once it is complete. */
+export interface WholeChoice {
+  text: string;
+  scores: TokenScore[];
+  reason: openai.FinishReason;
+}
+
+export function usageOf({ promptTokens, cachedTokens, completionTokens }: RequestStats): openai.Usage {
+  return {
+    prompt_tokens: promptTokens,
+    completion_tokens: completionTokens,
+    total_tokens: promptTokens + completionTokens,
+    prompt_tokens_details: { cached_tokens: cachedTokens },
+  };
+}
+
+export const CHAT: ReplyShape<openai.ChatCompletionChunk, openai.ChatCompletion> = {
+  opening: (head, index) => chatChunk(head, { index, delta: { role: "assistant", content: "" } }),
+  delta: (head, index, text, score) =>
+    chatChunk(head, { index, delta: { content: text }, logprobs: score && chatLogprobs([score]) }),
+  finish: (head, index, reason) => chatChunk(head, { index, delta: {}, finish_reason: reason }),
+  usage: (head, usage) => ({ ...head, object: "chat.completion.chunk", choices: [], usage }),
+  whole: (head, choices, usage) => ({
+    ...head,
+    object: "chat.completion",
+    choices: choices.map(({ text, scores, reason }, index) => ({
+      index,
+      message: { role: "assistant", content: text },
+      finish_reason: reason,
+      logprobs: scores.length > 0 ? chatLogprobs(scores) : null,
+    })),
+    usage,
+  }),
+};
+
+type ChunkChoice = Pick<openai.ChatChunkChoice, "index" | "delta"> & Partial<openai.ChatChunkChoice>;
+
+function chatChunk(head: ReplyHead, choice: ChunkChoice): openai.ChatCompletionChunk {
+  return {
+    ...head,
+    object: "chat.completion.chunk",
+    choices: [{ finish_reason: null, logprobs: null, ...choice }],
+  };
+}
+
+/** A text completion's chunks and whole have one shape; each stream needs its own, because offsets run through it. */
+export function textShape(): ReplyShape<openai.CompletionChunk, openai.Completion> {
+  const offsets = new Map<number, number>();
+  const logprobs = (index: number, scores: readonly TokenScore[]): openai.CompletionLogprobs | null => {
+    if (scores.length === 0) return null;
+    return {
+      tokens: scores.map(({ token }) => token),
+      token_logprobs: scores.map(({ logprob }) => logprob),
+      top_logprobs: scores.map(({ top }) => Object.fromEntries(top.map(({ token, logprob }) => [token, logprob]))),
+      text_offset: scores.map(({ token }) => {
+        const offset = offsets.get(index) ?? 0;
+        offsets.set(index, offset + token.length);
+        return offset;
+      }),
+    };
+  };
+  const object = "text_completion";
+  return {
+    opening: () => null,
+    delta: (head, index, text, score) => ({
+      ...head,
+      object,
+      choices: [{ index, text, finish_reason: null, logprobs: logprobs(index, score ? [score] : []) }],
+    }),
+    finish: (head, index, reason) => ({
+      ...head,
+      object,
+      choices: [{ index, text: "", finish_reason: reason, logprobs: null }],
+    }),
+    usage: (head, usage) => ({ ...head, object, choices: [], usage }),
+    whole: (head, choices, usage) => ({
+      ...head,
+      object,
+      choices: choices.map(({ text, scores, reason }, index) => ({
+        index,
+        text,
+        finish_reason: reason,
+        logprobs: logprobs(index, scores),
+      })),
+      usage,
+    }),
+  };
+}
+
+function chatLogprobs(scores: readonly TokenScore[]): openai.ChatLogprobs {
+  const content = scores.map(({ token, logprob, top }) => ({
+    ...withBytes(token, logprob),
+    top_logprobs: top.map((other) => withBytes(other.token, other.logprob)),
+  }));
+  return { content };
+}
+
+function withBytes(token: string, logprob: number): openai.TokenLogprob {
+  return { token, logprob, bytes: [...new TextEncoder().encode(token)] };
+}

@@ -1,0 +1,187 @@
+import type { ChatMessage } from "../both/openai.js";
+
+/** OpenAI's requests, checked where they are made: what this engine does not do is refused by name, never left out. */
+
+import { RequestError } from "../both/errors.js";
+import type { ChatCompletionRequest, CompletionRequest, MessageParam } from "../both/openai.js";
+import type { Prepared } from "./completions.js";
+
+/** A kind of value: what it is called, and whether a value is one. Ranges are checked beside the model, in the worker. */
+type Kind = readonly [name: string, fits: (value: unknown) => boolean];
+
+const NUMBER: Kind = ["a number", (value) => typeof value === "number"];
+const FLAG: Kind = ["true or false", (value) => typeof value === "boolean"];
+const TEXT: Kind = ["a string", (value) => typeof value === "string"];
+const LIST: Kind = ["a list of at least one { role, content }", (value) => Array.isArray(value)];
+const SEED: Kind = ["a whole number", (value) => typeof value === "number" || typeof value === "bigint"];
+const STOP: Kind = [
+  "a string or a list of strings",
+  (value) => [value].flat().every((item) => typeof item === "string"),
+];
+const BIAS: Kind = [
+  "an object of token ids and numbers",
+  (value) => isRecord(value) && Object.values(value).every((bias) => typeof bias === "number"),
+];
+const STREAM: Kind = [
+  "{ include_usage: true or false }",
+  (value) =>
+    isRecord(value) && Object.entries(value).every(([name, on]) => name === "include_usage" && isFlag(on ?? false)),
+];
+/** By its shape: it may come from another realm, or from a library. */
+const SIGNAL: Kind = ["an AbortSignal", (value) => isRecord(value) && "aborted" in value];
+
+const COMMON = {
+  model: TEXT,
+  /** Means something only to who is billed for many people's requests. */
+  user: TEXT,
+  n: NUMBER,
+  stream: FLAG,
+  stream_options: STREAM,
+  signal: SIGNAL,
+  max_tokens: NUMBER,
+  temperature: NUMBER,
+  top_p: NUMBER,
+  top_k: NUMBER,
+  min_p: NUMBER,
+  repetition_penalty: NUMBER,
+  presence_penalty: NUMBER,
+  frequency_penalty: NUMBER,
+  logit_bias: BIAS,
+  seed: SEED,
+  stop: STOP,
+  ignore_eos: FLAG,
+};
+const CHAT = {
+  ...COMMON,
+  messages: LIST,
+  max_completion_tokens: NUMBER,
+  logprobs: FLAG,
+  top_logprobs: NUMBER,
+  continue_final_message: FLAG,
+};
+const PLAIN = { ...COMMON, prompt: TEXT, logprobs: NUMBER };
+
+/** OpenAI's parameters that this engine lacks, with the values that ask for nothing. */
+const LACKING: Readonly<Record<string, readonly unknown[]>> = {
+  tools: ["[]"],
+  tool_choice: ['"none"', '"auto"'],
+  parallel_tool_calls: ["true", "false"],
+  functions: ["[]"],
+  function_call: ['"none"', '"auto"'],
+  response_format: ['{"type":"text"}'],
+  reasoning_effort: ['"none"'],
+  modalities: ['["text"]'],
+  audio: [],
+  prediction: [],
+  web_search_options: [],
+  store: ["false"],
+  echo: ["false"],
+  suffix: ['""'],
+  best_of: ["1"],
+};
+
+const CHAT_MESSAGE = ["role", "content", "name"];
+
+/** A chat request taken apart. `model`: the one that is loaded. Throws RequestError naming the first wrong parameter. */
+export function prepareChat(request: ChatCompletionRequest, model: string): Prepared {
+  check(request, CHAT, model);
+  const { max_completion_tokens, logprobs, top_logprobs, continue_final_message, ...rest } = request;
+  const messages = checkedMessages(request.messages);
+  const continueLast = continue_final_message ?? false;
+  if (continueLast && messages.at(-1)?.role !== "assistant")
+    throw new RequestError("continue_final_message needs a last message of the role assistant", "messages");
+  if (top_logprobs && !logprobs) throw new RequestError("top_logprobs needs logprobs: true", "top_logprobs");
+  const { messages: _messages, ...options } = { ...rest, max_tokens: max_completion_tokens ?? rest.max_tokens ?? null };
+  return { prompt: { kind: "chat", messages, continueLast }, options, logprobs: logprobs ? (top_logprobs ?? 0) : null };
+}
+
+/** A plain request taken apart, as above. */
+export function prepareText(request: CompletionRequest, model: string): Prepared {
+  check(request, PLAIN, model);
+  const { prompt, logprobs, ...options } = request;
+  if (typeof prompt !== "string") throw new RequestError("prompt is missing: give a string", "prompt");
+  return { prompt: { kind: "text", text: prompt }, options, logprobs: logprobs ?? null };
+}
+
+/** Messages with their content as one string. */
+export function checkedMessages(messages: readonly MessageParam[]): ChatMessage[] {
+  const list: unknown = messages;
+  if (!Array.isArray(list) || list.length === 0)
+    throw new RequestError("messages must be a list of at least one { role, content }", "messages");
+  return list.map((message: unknown, at) => checkedMessage(message, `messages[${at}]`));
+}
+
+function checkedMessage(message: unknown, where: string): ChatMessage {
+  const wrong = (what: string): never => {
+    throw new RequestError(`${where}${what}`, "messages");
+  };
+  if (!isRecord(message)) return wrong(` must be an object { role, content }, not ${shown(message)}`);
+  const { role, content, name } = message;
+  if (typeof role !== "string" || role === "")
+    return wrong(`.role must be system, user or assistant, not ${shown(role)}`);
+  if (name != null && typeof name !== "string") return wrong(`.name must be a string, not ${shown(name)}`);
+  for (const [field, value] of Object.entries(message))
+    if (!CHAT_MESSAGE.includes(field) && !isEmpty(value)) wrong(`.${field} is not supported by this engine`);
+  const text = Array.isArray(content) ? content.map((part: unknown, at) => textOf(part, at, wrong)).join("") : content;
+  if (typeof text !== "string") return wrong(`.content must be text, not ${shown(content)}`);
+  // The type's roles are the usual ones; which there are is the chat template's business, which refuses others.
+  return { role: role as ChatMessage["role"], content: text, ...(name != null && { name }) };
+}
+
+function textOf(part: unknown, at: number, wrong: (what: string) => never): string {
+  const { type, text } = isRecord(part) ? part : {};
+  if (type === "text" && typeof text === "string") return text;
+  const given = typeof type === "string" && type !== "text" ? `a part of type ${type}` : shown(part);
+  return wrong(`.content[${at}] must be { type: "text", text }, not ${given}: this engine reads text only`);
+}
+
+function check(request: object, known: Readonly<Record<string, Kind>>, model: string): void {
+  if (!isRecord(request)) throw new RequestError(`a request must be an object, not ${shown(request)}`);
+  for (const [name, value] of Object.entries(request)) {
+    const kind = Object.hasOwn(known, name) ? known[name] : undefined;
+    if (kind) {
+      if (value != null && !kind[1](value))
+        throw new RequestError(`${name} must be ${kind[0]}, not ${shown(value)}`, name);
+    } else refuse(name, value);
+  }
+  if (request.model != null && request.model !== model)
+    throw new RequestError(
+      `model ${shown(request.model)} is not loaded here, but "${model}" is. Leave model out.`,
+      "model",
+    );
+}
+
+function refuse(name: string, value: unknown): void {
+  if (value === undefined) return;
+  const neutral = Object.hasOwn(LACKING, name) ? LACKING[name] : undefined;
+  if (!neutral) throw new RequestError(`unknown parameter ${name}`, name);
+  if (value === null || neutral.includes(shown(value))) return;
+  throw new RequestError(
+    `${name} is not supported by this engine, which only writes text. Leave it out, or ask a server that has it ` +
+      "(HybridClient of nearfar/routing does where it has a cloud).",
+    name,
+  );
+}
+
+function isRecord(value: unknown): value is Record<string, unknown> {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
+}
+
+function isFlag(value: unknown): boolean {
+  return typeof value === "boolean";
+}
+
+/** What replies hold where there is nothing: `refusal: null`, `annotations: []`. */
+function isEmpty(value: unknown): boolean {
+  return value == null || (Array.isArray(value) && value.length === 0);
+}
+
+/** A value in a message, in short. */
+function shown(value: unknown): string {
+  try {
+    return (JSON.stringify(value) ?? String(value)).slice(0, 80);
+  } catch {
+    // A bigint, or an object that holds itself.
+    return String(value).slice(0, 80);
+  }
+}

@@ -1,0 +1,116 @@
+import { type BufferName, PROMPT_FLAG, SAMPLE_COLUMNS, SAMPLE_F32, SAMPLE_I32 } from "../../both/format.js";
+import type { Backend } from "./backend.js";
+import type { Request } from "./request.js";
+import { isPenalized } from "./sampling.js";
+import type { Step } from "./scheduler.js";
+
+/** Columns of `sample_f32` have the names of what they hold. */
+const FLOAT_COLUMNS = Object.keys(SAMPLE_F32) as (keyof typeof SAMPLE_F32)[];
+
+/** Writes what changes from step to step into the device's small buffers, and leaves out what it holds already. */
+export class StepInputs {
+  readonly #mirrors = new Map<BufferName, Int32Array | Float32Array>();
+  readonly #pageRows: Int32Array[];
+  readonly #biasedSlots = new Set<number>();
+
+  constructor(private readonly backend: Backend) {
+    this.#pageRows = Array.from({ length: backend.shape.slots }, () => new Int32Array(0));
+  }
+
+  /** The inputs of `step`, a step whose requests have their pages. */
+  writeStep({ bucket, chunks, fed, sampled }: Step): void {
+    const positions = new Int32Array(bucket.size).fill(-1);
+    const slots = new Int32Array(bucket.size);
+    const logitRows = new Int32Array(bucket.logits);
+    const tokens: number[] = [];
+    let row = 0;
+    for (const chunk of chunks) {
+      if (!chunk) {
+        row += 1;
+        continue;
+      }
+      const { request, start, count } = chunk;
+      const slot = request.sequence?.slot ?? 0;
+      for (let i = 0; i < count; i++, row++) {
+        positions[row] = start + i;
+        slots[row] = slot;
+        if (row >= fed) tokens.push(request.tokens[start + i] ?? 0);
+      }
+      if (chunk.samples) logitRows[sampled.indexOf(request)] = row - 1;
+      this.#writePages(request);
+    }
+    if (tokens.length > 0) this.backend.write("tokens", new Int32Array(tokens), fed);
+    this.#writeChanged("positions", positions);
+    this.#writeChanged("slots", slots);
+    this.#writeChanged("logit_rows", logitRows);
+  }
+
+  /** What the sampler needs for a step whose sampling has `rows` rows. Greedy reads the slot and the feed alone. */
+  writeSampling({ sampled, feeds }: Step, rows: number, greedy: boolean): void {
+    const ints = new Int32Array(rows * SAMPLE_COLUMNS);
+    const floats = new Float32Array(rows * SAMPLE_COLUMNS);
+    for (let row = 0; row < rows; row++) {
+      const request = sampled[row];
+      const at = row * SAMPLE_COLUMNS;
+      ints[at + SAMPLE_I32.slot] = request ? (request.sequence?.slot ?? 0) : -1;
+      ints[at + SAMPLE_I32.feed] = request ? feeds.indexOf(request) : -1;
+      if (request && !greedy) this.#describe(request, ints, floats, at);
+    }
+    this.#writeChanged("sample_i32", ints);
+    if (!greedy) this.#writeChanged("sample_f32", floats);
+  }
+
+  #describe(request: Request, ints: Int32Array, floats: Float32Array, at: number): void {
+    const { params, sequence } = request;
+    const slot = sequence?.slot ?? 0;
+    this.#prepareSlot(request, slot);
+    // The sampled token comes after the tokens that this step completes.
+    const counter = request.queued + request.remaining;
+    ints[at + SAMPLE_I32.topK] = params.topK;
+    ints[at + SAMPLE_I32.seedLow] = Number(BigInt.asIntN(32, params.seed));
+    ints[at + SAMPLE_I32.seedHigh] = Number(BigInt.asIntN(32, params.seed >> 32n));
+    ints[at + SAMPLE_I32.counter] = counter;
+    for (const name of FLOAT_COLUMNS) floats[at + SAMPLE_F32[name]] = params[name];
+  }
+
+  /** Gives the request's slot its bias and counts, when it has just got the slot. */
+  #prepareSlot(request: Request, slot: number): void {
+    if (request.slotReady) return;
+    request.slotReady = true;
+    const { vocabSize } = this.backend.shape;
+    const { params, tokens, prompt } = request;
+    if (params.logitBias.size > 0 || this.#biasedSlots.delete(slot)) {
+      const bias = new Float32Array(vocabSize);
+      for (const [token, value] of params.logitBias) bias[token] = value;
+      this.backend.write("logit_bias", bias, slot * vocabSize);
+      if (params.logitBias.size > 0) this.#biasedSlots.add(slot);
+    }
+    // Without penalties the sampler's result does not depend on the counts, whatever a request before has left there.
+    if (!isPenalized(params)) return;
+    const counts = new Int32Array(vocabSize);
+    for (const token of prompt) counts[token] = PROMPT_FLAG;
+    for (const token of tokens.slice(prompt.length)) counts[token] = (counts[token] ?? 0) + 1;
+    this.backend.write("counts", counts, slot * vocabSize);
+  }
+
+  #writePages({ sequence }: Request): void {
+    if (!sequence) return;
+    const known = this.#pageRows[sequence.slot] ?? new Int32Array(0);
+    const from = sequence.pages.findIndex((page, i) => known[i] !== page);
+    if (from < 0) return;
+    const row = Int32Array.from(sequence.pages);
+    this.#pageRows[sequence.slot] = row;
+    const { groups, pagesPerSlot } = this.backend.shape;
+    groups.forEach((_, group) => {
+      this.backend.write(`page_table.${group}`, row.subarray(from), sequence.slot * pagesPerSlot + from);
+    });
+  }
+
+  #writeChanged(buffer: BufferName, data: Int32Array<ArrayBuffer> | Float32Array<ArrayBuffer>): void {
+    const known = this.#mirrors.get(buffer);
+    if (known && known.length >= data.length && data.every((value, i) => known[i] === value)) return;
+    this.backend.write(buffer, data);
+    // What lies behind a shorter write is still on the device, but no longer worth knowing.
+    this.#mirrors.set(buffer, data);
+  }
+}

@@ -1,0 +1,254 @@
+import { RequestError } from "../../both/errors.js";
+import { MAX_ROWS } from "../../both/format.js";
+import type { PageCopy, SequenceTable } from "../cache/sequence-table.js";
+import type { Request } from "./request.js";
+
+/** A size of `step`: rows in, rows of logits out. */
+export interface Bucket {
+  readonly size: number;
+  readonly logits: number;
+}
+
+/** Consecutive positions of one request; `null` stands for one padding row. */
+export interface Chunk {
+  readonly request: Request;
+  readonly start: number;
+  readonly count: number;
+  /** The last row's logits give the request's next token. */
+  readonly samples: boolean;
+}
+
+export interface Step {
+  readonly bucket: Bucket;
+  /** In row order. The first `fed` rows are one token each, which the sampler of the step before has put there. */
+  readonly chunks: readonly (Chunk | null)[];
+  readonly fed: number;
+  readonly copies: readonly PageCopy[];
+  /** The requests that get a token, in the order of their logits rows. */
+  readonly sampled: readonly Request[];
+  /** Those of them that go on: the sampler feeds row i of the next step with the token of `feeds[i]`. */
+  readonly feeds: readonly Request[];
+}
+
+/**
+ * Decides what the next step computes. Running requests decode first; the room left in a step goes to prefill, in
+ * order of arrival. When pages run out, the request admitted last gives its pages up and is computed again later.
+ */
+export class Scheduler {
+  readonly #waiting: Request[] = [];
+  readonly #running: Request[] = [];
+  /** Page copies that the next step must make first; a plan that comes to nothing leaves them to the one after it. */
+  #copies: PageCopy[] = [];
+
+  constructor(
+    private readonly table: SequenceTable,
+    private readonly buckets: readonly Bucket[],
+    private readonly contextLength: number,
+  ) {}
+
+  /** How many tokens an answer may have; refuses a prompt that leaves room for none. */
+  limitTokens(promptTokens: number, maxTokens: number | null): number {
+    const room = this.contextLength - promptTokens;
+    if (promptTokens === 0) throw new RequestError("The prompt is empty, and the model has no BOS token.", "prompt");
+    if (room < 1)
+      throw new RequestError(
+        `The prompt has ${promptTokens} tokens, but only ${this.contextLength} fit the context, the answer included. ` +
+          `Shorten it to ${this.contextLength - 1} tokens or fewer, or load with more kvMemory if the model allows it.`,
+        "messages",
+      );
+    return Math.min(maxTokens ?? room, room);
+  }
+
+  add(request: Request): void {
+    this.#waiting.push(request);
+  }
+
+  /** All requests that are not done. */
+  requests(): Request[] {
+    return [...this.#running, ...this.#waiting];
+  }
+
+  /** Forgets a request that is finished or cancelled; its full pages stay in the prefix index. */
+  remove(request: Request): void {
+    request.done = true;
+    removeFrom(this.#running, request);
+    removeFrom(this.#waiting, request);
+    this.#release(request);
+  }
+
+  /**
+   * Plans the next step. `before` is the newest step in flight, null when every token has been read. Null: there is
+   * nothing to do, or nothing before tokens in flight have been read.
+   */
+  schedule(before: Step | null): Step | null {
+    const plan = new StepPlan(this.buckets);
+    for (const request of before?.feeds ?? []) {
+      if (request.done || !request.sequence) plan.pad();
+      else if (this.#reserve(request, request.queued + 1, before !== null)) plan.add(request, 1);
+      else return null;
+    }
+    const fed = before?.feeds.length ?? 0;
+    const ready = this.#ready(before, plan);
+    if (!ready) return null;
+    const wanted = ready.reduce((sum, request) => sum + request.remaining, 0);
+    const take = plan.rowsWorthTaking(wanted);
+    for (const request of ready) plan.add(request, Math.min(request.remaining, fed + take - plan.rows));
+    const step = plan.finish(fed, this.#copies);
+    if (step) this.#copies = [];
+    return step;
+  }
+
+  /** The step is on its way: its rows are queued, its tokens will be sampled. */
+  launched(step: Step): void {
+    for (const chunk of step.chunks) {
+      if (!chunk) continue;
+      chunk.request.queued += chunk.count;
+      if (chunk.samples) chunk.request.pending += 1;
+    }
+  }
+
+  /**
+   * The step has run, as its results show: only now others may share the pages that it filled. Pages of a step that
+   * fails were never written, and whoever found them in the prefix index would get a wrong answer.
+   */
+  read(step: Step): void {
+    for (const chunk of step.chunks) {
+      if (!chunk?.request.sequence) continue;
+      const { sequence, tokens } = chunk.request;
+      this.table.append(sequence, tokens.slice(sequence.tokens.length, chunk.start + chunk.count));
+    }
+  }
+
+  /** Requests whose next rows the host can write: running ones, then as many waiting ones as can be admitted. */
+  #ready(before: Step | null, plan: StepPlan): Request[] | null {
+    const ready: Request[] = [];
+    for (const request of [...this.#running]) {
+      // Its token is in flight: it was fed above, or comes when that token has been read.
+      if (request.pending > 0 || !request.sequence || before?.feeds.includes(request)) continue;
+      if (!this.#reserve(request, request.tokens.length, before !== null)) return null;
+      if (request.sequence) ready.push(request);
+    }
+    let wanted = ready.reduce((sum, request) => sum + request.remaining, plan.rows);
+    for (let next = this.#waiting[0]; next && wanted < plan.maxRows; next = this.#waiting[0]) {
+      if (this.#soonCached(next) || !this.#admit(next)) break;
+      this.#waiting.shift();
+      this.#running.push(next);
+      ready.push(next);
+      wanted += next.remaining;
+    }
+    return ready.filter((request) => request.sequence);
+  }
+
+  /** Pages for `length` tokens, at the cost of requests admitted later. False: read the tokens in flight first. */
+  #reserve(request: Request, length: number, inFlight: boolean): boolean {
+    while (request.sequence) {
+      const copies = this.table.reserve(request.sequence, length);
+      if (copies) {
+        this.#copies.push(...copies);
+        return true;
+      }
+      const last = this.#running.at(-1);
+      if (inFlight || !last) return false;
+      this.#preempt(last);
+    }
+    return true;
+  }
+
+  #preempt(request: Request): void {
+    removeFrom(this.#running, request);
+    this.#release(request);
+    request.queued = 0;
+    this.#waiting.unshift(request);
+  }
+
+  #admit(request: Request): boolean {
+    const sequence = this.table.open(request.tokens);
+    if (!sequence) return false;
+    const copies = this.table.reserve(sequence, request.tokens.length);
+    if (!copies) {
+      this.table.release(sequence);
+      return false;
+    }
+    this.#copies.push(...copies);
+    request.sequence = sequence;
+    request.queued = sequence.tokens.length;
+    if (request.generated === 0) request.cachedTokens = request.queued;
+    return true;
+  }
+
+  /** Whether a request whose prompt is not all read will leave a prefix that is worth waiting for. */
+  #soonCached(request: Request): boolean {
+    return this.#running.some((other) => {
+      const read = other.sequence?.tokens.length ?? other.prompt.length;
+      return read < other.prompt.length && commonPrefix(other.prompt, request.tokens) >= read + this.table.pageSize;
+    });
+  }
+
+  #release(request: Request): void {
+    if (request.sequence) this.table.release(request.sequence);
+    request.sequence = null;
+    request.slotReady = false;
+  }
+}
+
+/** A step in the making. */
+class StepPlan {
+  readonly #chunks: (Chunk | null)[] = [];
+  readonly #sampled: Request[] = [];
+  rows = 0;
+
+  constructor(private readonly buckets: readonly Bucket[]) {}
+
+  get maxRows(): number {
+    return this.buckets.at(-1)?.size ?? 0;
+  }
+
+  pad(): void {
+    this.#chunks.push(null);
+    this.rows += 1;
+  }
+
+  /** The next `count` positions of a request, fewer where no row of logits is left for the last one. */
+  add(request: Request, count: number): void {
+    const noLogits = this.#sampled.length === (this.buckets.at(-1)?.logits ?? 0);
+    const rows = noLogits && count === request.remaining ? count - 1 : count;
+    if (rows <= 0) return;
+    const samples = rows === request.remaining;
+    this.#chunks.push({ request, start: request.queued, count: rows, samples });
+    if (samples) this.#sampled.push(request);
+    this.rows += rows;
+  }
+
+  /**
+   * How many of the wanted rows to take beside those planned. Padding costs as much as work: rather than run a bucket
+   * more than half empty, fill the one below and leave the rest to the next step. Up to MAX_ROWS rows a step costs
+   * about one pass over the weights, full or not.
+   */
+  rowsWorthTaking(wanted: number): number {
+    const total = Math.min(this.rows + wanted, this.maxRows);
+    const size = this.buckets.find((bucket) => bucket.size >= total)?.size ?? total;
+    const below = this.buckets.findLast((bucket) => bucket.size < size)?.size ?? 0;
+    const fill = below >= MAX_ROWS && total * 2 <= size && below > this.rows;
+    return (fill ? below : total) - this.rows;
+  }
+
+  finish(fed: number, copies: readonly PageCopy[]): Step | null {
+    if (this.#chunks.every((chunk) => chunk === null)) return null;
+    const bucket = this.buckets.find(({ size, logits }) => size >= this.rows && logits >= this.#sampled.length);
+    if (!bucket) throw new Error(`no bucket holds ${this.rows} rows with ${this.#sampled.length} rows of logits`);
+    // Its sampled token is the last one where the limit is reached: nothing to feed.
+    const feeds = this.#sampled.filter((request) => request.generated + 1 < request.limit);
+    return { bucket, chunks: this.#chunks, fed, copies, sampled: this.#sampled, feeds };
+  }
+}
+
+function removeFrom<T>(list: T[], item: T): void {
+  const at = list.indexOf(item);
+  if (at >= 0) list.splice(at, 1);
+}
+
+function commonPrefix(a: readonly number[], b: readonly number[]): number {
+  let count = 0;
+  while (count < a.length && count < b.length && a[count] === b[count]) count++;
+  return count;
+}

@@ -1,0 +1,246 @@
+import { DeviceError } from "../../both/errors.js";
+import type { BufferName } from "../../both/format.js";
+import type { Dtype, FunctionName } from "../../both/manifest.js";
+import type { Backend, BackendShape, HostArray, Read } from "../engine/backend.js";
+import type { Plan, PlanArg } from "../plan.js";
+import type { BufferRegistry } from "./buffers.js";
+import type { Pipelines } from "./pipelines.js";
+import { StagingRing } from "./staging.js";
+
+export interface DeviceBuffer {
+  readonly gpu: GPUBuffer;
+  readonly dtype: Dtype;
+}
+
+/** One buffer of the paged cache: a layer's keys or values. */
+export interface PageStore {
+  readonly group: number;
+  readonly gpu: GPUBuffer;
+  readonly pageBytes: number;
+}
+
+export interface ExecutorParts {
+  readonly buffers: BufferRegistry;
+  readonly shape: BackendShape;
+  readonly pipelines: Pipelines;
+  readonly weights: ReadonlyMap<string, DeviceBuffer>;
+  readonly named: ReadonlyMap<string, DeviceBuffer>;
+  readonly workspace: readonly GPUBuffer[];
+  readonly cache: readonly PageStore[];
+  /** By function, then by size, ascending. */
+  readonly plans: Readonly<Record<FunctionName, ReadonlyMap<number, Plan>>>;
+}
+
+/** A launch with everything the device needs bound to it. */
+interface BoundLaunch {
+  readonly pipeline: GPUComputePipeline;
+  readonly bindings: GPUBindGroup;
+  readonly grid: readonly [number, number, number];
+}
+
+/** WebGPU's limit on each extent of a dispatch; TVM's shaders fold z back into x. */
+const MAX_GRID = 65535;
+
+/** Replays plans on a WebGPU device. */
+export class Executor implements Backend {
+  readonly shape: BackendShape;
+  readonly #parts: ExecutorParts;
+  readonly #device: GPUDevice;
+  readonly #staging: StagingRing;
+  readonly #bound = new Map<Plan, readonly BoundLaunch[]>();
+  readonly #gridUniforms = new Map<number, GPUBuffer>();
+  #pageScratch: GPUBuffer | null = null;
+  /** Commands recorded since the last submit. */
+  #encoder: GPUCommandEncoder | null = null;
+  #pass: GPUComputePassEncoder | null = null;
+  #failure: DeviceError | null = null;
+  #launches = 0;
+
+  constructor(parts: ExecutorParts) {
+    this.#parts = parts;
+    this.shape = parts.shape;
+    this.#device = parts.buffers.device;
+    this.#staging = new StagingRing(parts.buffers);
+    void this.#device.lost.then(({ reason, message }) =>
+      this.#fail(`The GPU device was lost (${reason}: ${message}). Load the model again.`),
+    );
+    this.#device.addEventListener("uncapturederror", ({ error }) => {
+      const outOfMemory = error instanceof GPUOutOfMemoryError;
+      const held = `${parts.buffers.bytes} bytes in ${parts.buffers.count} buffers are in use`;
+      this.#fail(`The GPU ${outOfMemory ? "ran out of memory" : "reports an error"} (${held}): ${error.message}`);
+    });
+  }
+
+  /** Kernels launched so far. */
+  get launches(): number {
+    return this.#launches;
+  }
+
+  /** Kernels that the smallest size of a function launches. */
+  launchesOf(name: FunctionName): number {
+    const [smallest] = this.#parts.plans[name].values();
+    return smallest?.launches.length ?? 0;
+  }
+
+  sizes(name: FunctionName): readonly number[] {
+    return [...this.#parts.plans[name].keys()];
+  }
+
+  ready(name: FunctionName, size: number): boolean {
+    return this.#plan(name, size).launches.every(({ kernel }) => this.#parts.pipelines.get(kernel));
+  }
+
+  async prepare(name: FunctionName, size: number): Promise<void> {
+    const kernels = this.#plan(name, size).launches.map(({ kernel }) => kernel);
+    await Promise.all(kernels.map((kernel) => this.#parts.pipelines.compile(kernel)));
+  }
+
+  write(buffer: BufferName, data: HostArray, offset = 0): void {
+    // The queue would put the write before commands that are recorded but not yet submitted.
+    this.#submit();
+    const { gpu } = this.#named(buffer);
+    this.#device.queue.writeBuffer(gpu, offset * data.BYTES_PER_ELEMENT, data.buffer, data.byteOffset, data.byteLength);
+  }
+
+  run(name: FunctionName, size: number): void {
+    const plan = this.#plan(name, size);
+    let launches = this.#bound.get(plan);
+    if (!launches) {
+      launches = plan.launches.map((launch) => this.#bind(launch));
+      this.#bound.set(plan, launches);
+    }
+    this.#pass ??= this.#commands().beginComputePass();
+    for (const { pipeline, bindings, grid } of launches) {
+      this.#pass.setPipeline(pipeline);
+      this.#pass.setBindGroup(0, bindings);
+      this.#pass.dispatchWorkgroups(...grid);
+    }
+    this.#launches += launches.length;
+  }
+
+  copyPage(group: number, from: number, to: number): void {
+    // Through a scratch page: WebGPU copies between two different buffers only.
+    const largest = Math.max(...this.#parts.cache.map(({ pageBytes }) => pageBytes));
+    const usage = GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST;
+    this.#pageScratch ??= this.#parts.buffers.create("page scratch", largest, usage);
+    this.#endPass();
+    for (const { gpu, pageBytes } of this.#parts.cache.filter((store) => store.group === group)) {
+      this.#commands().copyBufferToBuffer(gpu, from * pageBytes, this.#pageScratch, 0, pageBytes);
+      this.#commands().copyBufferToBuffer(this.#pageScratch, 0, gpu, to * pageBytes, pageBytes);
+    }
+  }
+
+  async fetch(reads: readonly Read[]): Promise<HostArray[]> {
+    if (this.#failure) throw this.#failure;
+    this.#endPass();
+    const bytes = reads.reduce((sum, { count }) => sum + 4 * count, 0);
+    const staging = this.#staging.acquire(bytes);
+    let offset = 0;
+    for (const { buffer, count } of reads) {
+      this.#commands().copyBufferToBuffer(this.#named(buffer).gpu, 0, staging, offset, 4 * count);
+      offset += 4 * count;
+    }
+    this.#submit();
+    try {
+      return await this.#staging.read(staging, bytes, (data) => this.#split(data, reads));
+    } catch (error) {
+      throw this.#failure ?? error;
+    }
+  }
+
+  dispose(): void {
+    this.#failure ??= new DeviceError("The engine was disposed. Create a new one.");
+    this.#encoder = null;
+    this.#pass = null;
+    this.#bound.clear();
+    this.#parts.buffers.freeAll();
+    this.#device.destroy();
+  }
+
+  #plan(name: FunctionName, size: number): Plan {
+    const plan = this.#parts.plans[name].get(size);
+    if (!plan) throw new Error(`the artifact has no plan ${name}.${size}`);
+    return plan;
+  }
+
+  #split(data: ArrayBuffer, reads: readonly Read[]): HostArray[] {
+    let offset = 0;
+    return reads.map(({ buffer, count }) => {
+      const part = data.slice(offset, offset + 4 * count);
+      offset += 4 * count;
+      return hostArray(this.#named(buffer).dtype, part);
+    });
+  }
+
+  #bind({ kernel, grid: [x, y, z], args }: Plan["launches"][number]): BoundLaunch {
+    const made = this.#parts.pipelines.get(kernel);
+    if (!made) throw new Error(`the kernel ${kernel} is not compiled; prepare() comes before run()`);
+    const resources = [...args.map((arg) => this.#argument(arg)), this.#gridUniform(x)];
+    const entries = resources.map((buffer, binding) => ({ binding, resource: { buffer } }));
+    const bindings = this.#device.createBindGroup({ label: kernel, layout: made.layout, entries });
+    const grid: BoundLaunch["grid"] = x > MAX_GRID ? [MAX_GRID, y, Math.ceil(x / MAX_GRID)] : [x, y, z];
+    return { pipeline: made.pipeline, bindings, grid };
+  }
+
+  #argument({ space, name }: PlanArg): GPUBuffer {
+    const { weights, workspace } = this.#parts;
+    const found =
+      space === "weight"
+        ? weights.get(name)?.gpu
+        : space === "workspace"
+          ? workspace[Number(name)]
+          : this.#parts.named.get(name)?.gpu;
+    if (!found) throw new Error(`a plan names ${space}:${name}, which manifest.json does not list`);
+    return found;
+  }
+
+  /** One uniform buffer for each different width of a grid. */
+  #gridUniform(x: number): GPUBuffer {
+    const known = this.#gridUniforms.get(x);
+    if (known) return known;
+    const usage = GPUBufferUsage.UNIFORM | GPUBufferUsage.COPY_DST;
+    const buffer = this.#parts.buffers.create(`packGridDimX ${x}`, 16, usage);
+    this.#device.queue.writeBuffer(buffer, 0, new Uint32Array([x - 1]));
+    this.#gridUniforms.set(x, buffer);
+    return buffer;
+  }
+
+  #named(name: string): DeviceBuffer {
+    const found = this.#parts.named.get(name);
+    if (!found) throw new Error(`the artifact has no buffer ${name}`);
+    return found;
+  }
+
+  #commands(): GPUCommandEncoder {
+    this.#encoder ??= this.#device.createCommandEncoder();
+    return this.#encoder;
+  }
+
+  #endPass(): void {
+    this.#pass?.end();
+    this.#pass = null;
+  }
+
+  #submit(): void {
+    this.#endPass();
+    if (this.#encoder) this.#device.queue.submit([this.#encoder.finish()]);
+    this.#encoder = null;
+  }
+
+  #fail(message: string): void {
+    this.#failure ??= new DeviceError(message);
+  }
+}
+
+function hostArray(dtype: Dtype, data: ArrayBuffer): HostArray {
+  switch (dtype) {
+    case "int32":
+      return new Int32Array(data);
+    case "uint32":
+      return new Uint32Array(data);
+    case "float32":
+      return new Float32Array(data);
+    default:
+      throw new Error(`buffers of ${dtype} stay on the device`);
+  }
+}

@@ -1,0 +1,87 @@
+import { DeviceError, type ErrorRecord, toErrorRecord } from "../both/errors.js";
+import type { AnswerEvent, FromWorker, LoadProgress, LoadSettings, Prompt, ToWorker } from "../both/messages.js";
+import { Session } from "./session.js";
+
+/** The dedicated worker's entry: loads one model and answers until it is disposed. */
+
+/** A message for each chunk of a download would keep the page busy. */
+const PROGRESS_INTERVAL_MS = 50;
+
+/** Part of the worker's global, whose types cannot be loaded beside those of the window. */
+interface WorkerScope {
+  postMessage(message: FromWorker): void;
+  addEventListener(type: "message", listener: (event: MessageEvent<ToWorker>) => void): void;
+}
+
+const scope = globalThis as unknown as WorkerScope;
+const loading = new AbortController();
+let session: Session | null = null;
+let loaded: Promise<void> = Promise.resolve();
+let lastProgress = 0;
+
+scope.addEventListener("message", ({ data }) => handle(data));
+scope.postMessage({ type: "started" });
+
+function handle(message: ToWorker): void {
+  switch (message.type) {
+    case "load":
+      loaded = load(message.url, message.settings);
+      return;
+    case "generate":
+      generate(message);
+      return;
+    case "abort":
+      session?.abort(message.id);
+      return;
+    case "stats":
+      if (session) scope.postMessage({ type: "stats", id: message.id, stats: session.stats() });
+      return;
+    case "count":
+      scope.postMessage({ type: "counted", id: message.id, tokens: count(message.prompt) });
+      return;
+    case "dispose":
+      void dispose();
+  }
+}
+
+async function load(url: string, settings: LoadSettings): Promise<void> {
+  const onWarning = (message: string): void => scope.postMessage({ type: "warning", message });
+  try {
+    session = await Session.load(new URL(url), settings, { signal: loading.signal, onProgress, onWarning });
+    onProgress({ phase: "ready" });
+    scope.postMessage({ type: "loaded", card: session.card() });
+  } catch (error) {
+    scope.postMessage({ type: "failed", error: toErrorRecord(error) });
+  }
+}
+
+function generate({ id, request }: Extract<ToWorker, { type: "generate" }>): void {
+  const tell = (answer: AnswerEvent): void => scope.postMessage({ type: "answer", id, answer });
+  if (session) session.generate(id, request, tell);
+  else tell({ event: "error", error: toErrorRecord(new DeviceError("The model is not loaded.")) });
+}
+
+function count(prompt: Prompt): number | ErrorRecord {
+  try {
+    if (!session) throw new DeviceError("The model is not loaded.");
+    return session.count(prompt);
+  } catch (error) {
+    return toErrorRecord(error);
+  }
+}
+
+async function dispose(): Promise<void> {
+  loading.abort();
+  await loaded;
+  session?.dispose();
+  scope.postMessage({ type: "disposed", stats: session?.stats() ?? null });
+  session = null;
+}
+
+function onProgress(progress: LoadProgress): void {
+  const now = performance.now();
+  const last = progress.phase !== "weights" || progress.loaded === progress.total;
+  if (!last && now - lastProgress < PROGRESS_INTERVAL_MS) return;
+  lastProgress = now;
+  scope.postMessage({ type: "progress", progress });
+}

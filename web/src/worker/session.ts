@@ -1,0 +1,236 @@
+import { ArtifactError, DeviceError, RequestError, toErrorRecord } from "../both/errors.js";
+import { fetchText, within } from "../both/http.js";
+import { type Manifest, openManifest, precisionOf } from "../both/manifest.js";
+import type {
+  AnswerEvent,
+  AnswerStats,
+  EngineStats,
+  GenerateRequest,
+  LoadProgress,
+  LoadSettings,
+  ModelCard,
+  Prompt,
+  RequestStats,
+  TokenScore,
+} from "../both/messages.js";
+import { EngineCore } from "./engine/engine-core.js";
+import type { Request, RequestListener, TokenLogprobs } from "./engine/request.js";
+import { parseSampling, type SamplingParams } from "./engine/sampling.js";
+import { type LoadedExecutor, loadExecutor } from "./gpu/load.js";
+import { openOpfsCache } from "./store/shard-cache.js";
+import type { TextCodec } from "./text/types.js";
+
+/** OpenAI's limit, and far more than a device's slots run at once. */
+const MAX_CHOICES = 128;
+
+export interface SessionHooks {
+  readonly signal: AbortSignal;
+  readonly onProgress: (progress: LoadProgress) => void;
+  readonly onWarning: (message: string) => void;
+}
+
+/** One loaded model inside the worker: text in, text out. */
+export class Session {
+  readonly #core: EngineCore;
+  readonly #requests = new Map<number, Request[]>();
+  #last: AnswerStats | null = null;
+
+  private constructor(
+    private readonly manifest: Manifest,
+    private readonly loaded: LoadedExecutor,
+    private readonly codec: TextCodec,
+  ) {
+    this.#core = new EngineCore(loaded.executor, manifest.model.eosTokenIds);
+  }
+
+  static async load(url: URL, settings: LoadSettings, hooks: SessionHooks): Promise<Session> {
+    const base = new URL(url);
+    if (!base.pathname.endsWith("/")) base.pathname += "/";
+    const { signal, onProgress, onWarning } = hooks;
+    onProgress({ phase: "manifest" });
+    // Not from the HTTP cache: an old manifest would not match new shards.
+    const text = await fetchText(new URL("manifest.json", base), null, { signal, cache: "no-cache" });
+    const manifest = await openManifest(text);
+    const cache = await openOpfsCache(
+      base,
+      manifest.weights.shards.map(({ sha256 }) => sha256),
+    );
+    const codec = loadCodec(base, manifest, signal);
+    codec.catch(() => undefined);
+    const loaded = await loadExecutor(base, manifest, {
+      ...settings,
+      signal,
+      cache,
+      onWarning,
+      onShards: (progress) => onProgress({ phase: "weights", ...progress }),
+    });
+    try {
+      return new Session(manifest, loaded, await codec);
+    } catch (error) {
+      loaded.executor.dispose();
+      throw error;
+    }
+  }
+
+  card(): ModelCard {
+    const { model, weights, quantization, license } = this.manifest;
+    return {
+      name: model.name,
+      architecture: model.architecture,
+      quantization,
+      program: this.loaded.program.name,
+      precision: precisionOf(this.loaded.program),
+      adapter: this.loaded.adapterName,
+      contextLength: this.loaded.executor.shape.contextLength,
+      vocabSize: model.vocabSize,
+      weightBytes: weights.bytes,
+      license,
+    };
+  }
+
+  stats(): EngineStats {
+    const { executor, buffers } = this.loaded;
+    return {
+      gpuBuffers: buffers.count,
+      gpuBytes: buffers.bytes,
+      launches: executor.launches,
+      launchesPerToken: executor.launchesOf("step") + executor.launchesOf("greedy"),
+      cachePages: executor.shape.groups.reduce((sum, { pages }) => sum + pages, 0),
+      freeTokens: this.#core.freeTokens,
+      contextLength: executor.shape.contextLength,
+      last: this.#last,
+    };
+  }
+
+  /** Starts a request; its events go to `tell`, the last one being "end" or "error". */
+  generate(id: number, request: GenerateRequest, tell: (event: AnswerEvent) => void): void {
+    try {
+      const { n, logprobs, options } = request;
+      if (!Number.isInteger(n) || n < 1 || n > MAX_CHOICES)
+        throw new RequestError(`n must be at least 1 and at most ${MAX_CHOICES}, not ${n}`, "n");
+      const params = parseSampling(options, logprobs, this.manifest.model.vocabSize);
+      const prompt = this.#encode(request.prompt);
+      // A plain prompt's answer continues its text; a chat's answer begins a new one, unless it is the rest of one.
+      const context = request.prompt.kind === "text" || request.prompt.continueLast ? prompt : [];
+      const answer = new Answer(this.codec, params, context, n, tell, (stats) => this.#ended(id, stats));
+      this.#requests.set(id, []);
+      for (let i = 0; i < n; i++) {
+        const seed = BigInt.asUintN(64, params.seed + BigInt(i));
+        this.#requests.get(id)?.push(this.#core.submit(prompt, { ...params, seed }, answer.choice(i)));
+      }
+      tell({ event: "accepted" });
+    } catch (error) {
+      this.abort(id);
+      tell({ event: "error", error: toErrorRecord(error) });
+    }
+  }
+
+  abort(id: number): void {
+    for (const request of this.#requests.get(id) ?? []) this.#core.cancel(request);
+    this.#requests.delete(id);
+  }
+
+  dispose(): void {
+    this.#core.stop(new DeviceError("The engine was disposed. Create a new one."));
+    this.loaded.executor.dispose();
+  }
+
+  /** How many tokens a prompt has. */
+  count(prompt: Prompt): number {
+    return this.#encode(prompt).length;
+  }
+
+  #encode(prompt: Prompt): number[] {
+    if (prompt.kind === "chat") return this.codec.chat(prompt.messages, { continueLast: prompt.continueLast });
+    const tokens = this.codec.encode(prompt.text);
+    const { bosTokenId } = this.manifest.model;
+    return tokens.length === 0 && bosTokenId !== null ? [bosTokenId] : tokens;
+  }
+
+  #ended(id: number, stats: RequestStats | null): void {
+    if (stats) this.#last = { ...stats, decodeTokensPerSecond: decodeRate(stats) };
+    else this.abort(id);
+    this.#requests.delete(id);
+  }
+}
+
+function decodeRate({ completionTokens, decode }: RequestStats): number {
+  return decode > 0 ? ((completionTokens - 1) * 1000) / decode : 0;
+}
+
+/** The tokenizer comes by dynamic import: it is a third of the code and is wanted only once the weights are on their way. */
+async function loadCodec(base: URL, manifest: Manifest, signal: AbortSignal): Promise<TextCodec> {
+  const read = async (name: string): Promise<string | null> => {
+    const entry = manifest.tokenizerFiles.find(({ file }) => file.endsWith(`/${name}`));
+    return entry ? fetchText(within(base, entry.file), entry.sha256, { signal }) : null;
+  };
+  const [{ createTextCodec }, tokenizer, config, template] = await Promise.all([
+    import("./text/index.js"),
+    read("tokenizer.json"),
+    read("tokenizer_config.json"),
+    read("chat_template.jinja"),
+  ]);
+  if (tokenizer === null) throw new ArtifactError("The artifact has no tokenizer/tokenizer.json. Build it again.");
+  const files = {
+    tokenizerJson: JSON.parse(tokenizer) as unknown,
+    tokenizerConfig: JSON.parse(config ?? "{}") as unknown,
+    ...(template !== null && { chatTemplate: template }),
+  };
+  return createTextCodec(files, manifest.model);
+}
+
+/** Collects the choices of one request and tells their text. */
+class Answer {
+  readonly #finished: RequestStats[] = [];
+
+  constructor(
+    private readonly codec: TextCodec,
+    private readonly params: SamplingParams,
+    private readonly context: readonly number[],
+    private readonly n: number,
+    private readonly tell: (event: AnswerEvent) => void,
+    private readonly onEnd: (stats: RequestStats | null) => void,
+  ) {}
+
+  choice(index: number): RequestListener {
+    const stream = this.codec.stream(this.params.stop, this.context);
+    let stopped = false;
+    return {
+      token: (token, logprobs) => {
+        const delta = stream.push(token);
+        const { text } = delta;
+        stopped = delta.stopped;
+        const score = logprobs && this.#score(token, logprobs);
+        if (text !== "" || score) this.tell({ event: "delta", index, text, score });
+        return !stopped;
+      },
+      finish: (reason, stats) => {
+        this.tell({ event: "finish", index, text: stopped ? "" : stream.flush(), reason });
+        this.#finished.push(stats);
+        if (this.#finished.length === this.n) this.#end();
+      },
+      fail: (error) => {
+        this.onEnd(null);
+        this.tell({ event: "error", error: toErrorRecord(error) });
+      },
+    };
+  }
+
+  #end(): void {
+    const [first] = this.#finished;
+    if (!first) return;
+    const completionTokens = this.#finished.reduce((sum, stats) => sum + stats.completionTokens, 0);
+    const stats = { ...first, completionTokens };
+    this.onEnd(first);
+    this.tell({ event: "end", stats });
+  }
+
+  #score(token: number, { logprob, top }: TokenLogprobs): TokenScore {
+    const text = (id: number): string => this.codec.tokenText(id);
+    return {
+      token: text(token),
+      logprob,
+      top: top.map((other) => ({ token: text(other.token), logprob: other.logprob })),
+    };
+  }
+}

@@ -1,0 +1,144 @@
+import { ArtifactError, throwIfAborted } from "../../both/errors.js";
+import { type DownloadOptions, download, sha256Hex, within } from "../../both/http.js";
+import type { FileEntry } from "../../both/manifest.js";
+import type { ShardCache } from "./shard-cache.js";
+
+/** How far the shards are. `cached` of the `loaded` bytes came from the browser's storage. */
+export interface ShardProgress {
+  readonly loaded: number;
+  readonly cached: number;
+  readonly total: number;
+}
+
+export interface ShardOptions extends Pick<DownloadOptions, "fetch" | "signal"> {
+  readonly cache: ShardCache | null;
+  readonly onProgress?: ((progress: ShardProgress) => void) | undefined;
+  readonly onWarning?: ((message: string) => void) | undefined;
+}
+
+/**
+ * The shards in order, each verified. While the caller uses one, the next is on its way: two are in memory at most.
+ */
+export async function* streamShards(
+  base: URL,
+  shards: readonly FileEntry[],
+  options: ShardOptions,
+): AsyncGenerator<Uint8Array<ArrayBuffer>> {
+  const store = new ShardStore(base, shards, options);
+  const stop = new AbortController();
+  const signal = options.signal ? AbortSignal.any([options.signal, stop.signal]) : stop.signal;
+  const start = (shard: FileEntry | undefined): Promise<Uint8Array<ArrayBuffer>> | undefined => {
+    const loading = shard && store.load(shard, signal);
+    // It may fail while the caller is still busy with the one before: not unhandled, only not awaited yet.
+    loading?.catch(() => undefined);
+    return loading;
+  };
+  let next = start(shards[0]);
+  try {
+    for (let i = 0; next; i++) {
+      const bytes: Uint8Array<ArrayBuffer> = await next;
+      next = start(shards[i + 1]);
+      yield bytes;
+    }
+  } finally {
+    // The caller may leave early, with a download still under way.
+    stop.abort();
+  }
+}
+
+class ShardStore {
+  readonly #received = new Map<FileEntry, number>();
+  readonly #total: number;
+  #cache: ShardCache | null;
+  #cachedBytes = 0;
+
+  constructor(
+    private readonly base: URL,
+    shards: readonly FileEntry[],
+    private readonly options: ShardOptions,
+  ) {
+    this.#total = shards.reduce((sum, shard) => sum + shard.bytes, 0);
+    this.#cache = options.cache;
+  }
+
+  async load(shard: FileEntry, signal: AbortSignal): Promise<Uint8Array<ArrayBuffer>> {
+    const cached = await this.#fromCache(shard);
+    throwIfAborted(signal);
+    if (cached) {
+      this.#cachedBytes += shard.bytes;
+      this.#report(shard, shard.bytes);
+      return cached;
+    }
+    const bytes = await this.#fromNetwork(shard, signal);
+    await this.#keep(shard, bytes);
+    return bytes;
+  }
+
+  async #fromCache(shard: FileEntry): Promise<Uint8Array<ArrayBuffer> | null> {
+    try {
+      const bytes = (await this.#cache?.get(shard.sha256)) ?? null;
+      if (bytes === null) return null;
+      if (bytes.length === shard.bytes && (await sha256Hex(bytes)) === shard.sha256) return bytes;
+      this.#warn(`The cached copy of ${shard.file} is corrupt; downloading it again.`);
+      await this.#cache?.delete(shard.sha256);
+    } catch (error) {
+      this.#giveUpCache(error);
+    }
+    return null;
+  }
+
+  /** Two tries: a connection may break once, a server that sends wrong bytes twice has a wrong file. */
+  async #fromNetwork(shard: FileEntry, signal: AbortSignal): Promise<Uint8Array<ArrayBuffer>> {
+    const url = within(this.base, shard.file);
+    const { fetch } = this.options;
+    let problem = "";
+    for (const attempt of [0, 1]) {
+      const result = await download(url, shard.bytes, {
+        fetch,
+        signal,
+        // Storing shards twice, here and in the HTTP cache, would halve what the origin's quota holds.
+        cache: attempt > 0 ? "reload" : this.#cache ? "no-store" : "default",
+        onBytes: (received) => this.#report(shard, received),
+      });
+      if (result.ok) {
+        const sha256 = await sha256Hex(result.bytes);
+        if (sha256 === shard.sha256) return result.bytes;
+        problem = `${url.href} is corrupt: its SHA-256 is ${sha256}, manifest.json states ${shard.sha256}`;
+      } else {
+        problem = result.problem;
+        if (!result.retry) break;
+      }
+      throwIfAborted(signal);
+    }
+    throw new ArtifactError(
+      `The weight shard ${shard.file} cannot be loaded. ${problem}. Upload or build the artifact again.`,
+    );
+  }
+
+  async #keep(shard: FileEntry, bytes: Uint8Array<ArrayBuffer>): Promise<void> {
+    try {
+      await this.#cache?.put(shard.sha256, bytes);
+    } catch (error) {
+      this.#giveUpCache(error);
+    }
+  }
+
+  /** The model runs without the cache too, so its failure is only worth one warning. */
+  #giveUpCache(error: unknown): void {
+    if (!this.#cache) return;
+    this.#cache = null;
+    const reason = error instanceof Error ? `${error.name}: ${error.message}` : String(error);
+    this.#warn(`The weights cannot be kept in the browser's storage (${reason}); the next visit downloads them again.`);
+  }
+
+  #report(shard: FileEntry, received: number): void {
+    this.#received.set(shard, received);
+    let loaded = 0;
+    for (const bytes of this.#received.values()) loaded += bytes;
+    this.options.onProgress?.({ loaded, cached: this.#cachedBytes, total: this.#total });
+  }
+
+  #warn(message: string): void {
+    this.options.onWarning?.(message);
+  }
+}

@@ -1,0 +1,94 @@
+import type { ChatMessage } from "../../both/openai.js";
+/** The tokenizer and chat template of one model. */
+
+import { Tokenizer } from "@huggingface/tokenizers";
+import { ArtifactError, RequestError } from "../../both/errors.js";
+import { fixPreTokenizers, withMetaspaceSplit } from "./library-fixes.js";
+import { AnswerStream, IncrementalDecoder } from "./stream.js";
+import { ChatTemplate } from "./template.js";
+import { type ByteRules, byteRules } from "./token-bytes.js";
+import { asObject, checkVocabulary, type JsonObject, namedTokens, specialIds, templateOf } from "./tokenizer-file.js";
+import type { ChatOptions, SpecialTokens, TextCodec, TextFiles, TextStream } from "./types.js";
+
+class ModelTextCodec implements TextCodec {
+  readonly #tokenizer: Tokenizer;
+  readonly #rules: ByteRules;
+  readonly #special: ReadonlySet<number>;
+  readonly #template: ChatTemplate | null;
+  readonly #bosTokenId: number | null;
+
+  constructor(files: TextFiles, special: SpecialTokens) {
+    const file = asObject(files.tokenizerJson, "tokenizer.json");
+    const config = asObject(files.tokenizerConfig ?? {}, "tokenizer_config.json");
+    this.#tokenizer = openTokenizer(file, config);
+    this.#rules = byteRules(file.decoder);
+    this.#special = specialIds(file);
+    const template = files.chatTemplate ?? templateOf(config);
+    this.#template = template === undefined ? null : new ChatTemplate(template, namedTokens(config));
+    this.#bosTokenId = special.bosTokenId;
+  }
+
+  encode(text: string, options: { readonly addSpecialTokens?: boolean } = {}): number[] {
+    const addSpecialTokens = options.addSpecialTokens ?? true;
+    const ids = this.#encode(wellFormed(text), addSpecialTokens);
+    // An empty prompt is just BOS, also for tokenizers that add none by themselves: a model cannot run on no token.
+    if (ids.length === 0 && addSpecialTokens && this.#bosTokenId !== null) return [this.#bosTokenId];
+    return ids;
+  }
+
+  /** The library finds some faults of a tokenizer only when it uses it. */
+  #encode(text: string, addSpecialTokens: boolean): number[] {
+    try {
+      const { ids } = this.#tokenizer.encode(text, { add_special_tokens: addSpecialTokens });
+      if (ids.every(Number.isInteger)) return ids;
+      throw new Error("it gives a text tokens without an id");
+    } catch (cause) {
+      const reason = cause instanceof Error ? cause.message : String(cause);
+      throw new ArtifactError(`tokenizer.json cannot be used: ${reason}. Build the artifact again.`, { cause });
+    }
+  }
+
+  chat(messages: readonly ChatMessage[], options: ChatOptions = {}): number[] {
+    if (this.#template === null) {
+      throw new RequestError("this model has no chat template; give it a plain prompt instead of messages", "messages");
+    }
+    // The template writes BOS and all other special tokens itself.
+    const text = this.#template.render(messages, options.addGenerationPrompt ?? true, options.continueLast);
+    return this.encode(text, { addSpecialTokens: false });
+  }
+
+  stream(stop: readonly string[], context: readonly number[] = []): TextStream {
+    const visible = (id: number) => (this.#special.has(id) ? undefined : this.#tokenizer.id_to_token(id));
+    const begun = context.some((id) => visible(id) !== undefined);
+    return new AnswerStream(visible, new IncrementalDecoder(this.#rules, begun), stop);
+  }
+
+  tokenText(tokenId: number): string {
+    const token = this.#tokenizer.id_to_token(tokenId);
+    if (token === undefined) return "";
+    // As in the middle of a text, so that a leading space shows.
+    const decoder = new IncrementalDecoder(this.#rules, true);
+    return decoder.push(token) + decoder.flush();
+  }
+}
+
+function openTokenizer(file: JsonObject, config: JsonObject): Tokenizer {
+  checkVocabulary(file);
+  try {
+    const tokenizer = new Tokenizer(withMetaspaceSplit(file), config);
+    fixPreTokenizers(tokenizer);
+    return tokenizer;
+  } catch (error) {
+    const reason = error instanceof Error ? error.message : String(error);
+    throw new ArtifactError(`tokenizer.json cannot be used: ${reason}`, { cause: error });
+  }
+}
+
+/** Replaces unpaired surrogates, which no UTF-8 text can hold, by U+FFFD. */
+function wellFormed(text: string): string {
+  return text.replace(/\p{Surrogate}/gu, "\uFFFD");
+}
+
+export function createTextCodec(files: TextFiles, special: SpecialTokens): TextCodec {
+  return new ModelTextCodec(files, special);
+}

@@ -1,0 +1,55 @@
+import type { ChatMessage } from "../../both/openai.js";
+/** Chat templates: Jinja, rendered by @huggingface/jinja with the variables that transformers gives. */
+
+import { Template } from "@huggingface/jinja";
+import { ArtifactError, RequestError } from "../../both/errors.js";
+
+export class ChatTemplate {
+  readonly #template: Template;
+  readonly #tokens: Readonly<Record<string, string>>;
+
+  constructor(source: string, tokens: Readonly<Record<string, string>>) {
+    try {
+      this.#template = new Template(source);
+    } catch (error) {
+      throw new ArtifactError(`the model's chat template cannot be parsed: ${reason(error)}`, { cause: error });
+    }
+    this.#tokens = tokens;
+  }
+
+  /** `continueLast`: up to where the content of the last message ends, so that the answer goes on from there. */
+  render(messages: readonly ChatMessage[], addGenerationPrompt: boolean, continueLast = false): string {
+    if (!continueLast) return this.#render(messages, addGenerationPrompt);
+    return untilMark(this.#render(marked(messages), false));
+  }
+
+  #render(messages: readonly ChatMessage[], addGenerationPrompt: boolean): string {
+    try {
+      return this.#template.render({ ...this.#tokens, messages, add_generation_prompt: addGenerationPrompt });
+    } catch (error) {
+      // Templates refuse conversations on purpose, for instance two user turns in a row; their words say why.
+      throw new RequestError(`the model's chat template refused the messages: ${reason(error)}`, "messages", {
+        cause: error,
+      });
+    }
+  }
+}
+
+/** Ends the content that is continued: to look for the content itself would find a short one in the template's own words. */
+const MARK = "[the-answer-goes-on-here]";
+
+function marked(messages: readonly ChatMessage[]): ChatMessage[] {
+  return messages.map((message, at) =>
+    at === messages.length - 1 ? { ...message, content: message.content + MARK } : message,
+  );
+}
+
+function untilMark(text: string): string {
+  const at = text.lastIndexOf(MARK);
+  if (at >= 0) return text.slice(0, at);
+  throw new RequestError("the chat template leaves out the last message, so it cannot be continued", "messages");
+}
+
+function reason(error: unknown): string {
+  return error instanceof Error ? error.message : String(error);
+}

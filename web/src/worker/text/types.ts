@@ -1,0 +1,58 @@
+import type { ChatMessage } from "../../both/openai.js";
+
+/** What the runtime needs from a tokenizer and a chat template; it loads `index.ts` by dynamic import. */
+
+/** The tokenizer files of an artifact, parsed. */
+export interface TextFiles {
+  readonly tokenizerJson: unknown;
+  readonly tokenizerConfig: unknown;
+  /** Contents of chat_template.jinja; wins over the template inside tokenizerConfig. */
+  readonly chatTemplate?: string;
+}
+
+/** The special tokens that the manifest states. */
+export interface SpecialTokens {
+  readonly bosTokenId: number | null;
+  readonly eosTokenIds: readonly number[];
+}
+
+/** What one pushed token adds to the text. */
+export interface TextDelta {
+  /** Text that is now certain: whole characters, and nothing that could still become part of a stop string. */
+  readonly text: string;
+  /** A stop string was found; the stop string itself is not part of any text. */
+  readonly stopped: boolean;
+}
+
+/** Turns the token ids of one answer into text, piece by piece. */
+export interface TextStream {
+  push(tokenId: number): TextDelta;
+  /** The text still held back, when the answer ends without a stop string. */
+  flush(): string;
+}
+
+export interface ChatOptions {
+  readonly addGenerationPrompt?: boolean;
+  readonly continueLast?: boolean;
+}
+
+/** Text to token ids and back. */
+export interface TextCodec {
+  /** `addSpecialTokens` (default true) lets the tokenizer add what it adds by itself, such as BOS. */
+  encode(text: string, options?: { readonly addSpecialTokens?: boolean }): number[];
+  /**
+   * Token ids of a conversation, ready for the assistant's answer; with `continueLast` for the rest of the last message.
+   * Throws RequestError where the model has no template.
+   */
+  chat(messages: readonly ChatMessage[], options?: ChatOptions): number[];
+  /**
+   * A decoder for one answer that ends at any of the `stop` strings. `context` are the tokens that the answer's text
+   * continues: some tokenizers drop the space at the start of a text, but not in its middle.
+   */
+  stream(stop: readonly string[], context?: readonly number[]): TextStream;
+  /** The text of one token alone, special tokens included, as OpenAI's logprobs show it. */
+  tokenText(tokenId: number): string;
+}
+
+/** The one function that `index.ts` exports to the runtime. */
+export type CreateTextCodec = (files: TextFiles, special: SpecialTokens) => TextCodec | Promise<TextCodec>;
