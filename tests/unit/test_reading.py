@@ -12,7 +12,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from nearfar.build.source import BuildOptions, open_source
+from nearfar.build.unread import check_unread
 from nearfar.errors import CheckpointError
+from nearfar.step.reading import read_model
+from nearfar.synth import SHAPES
 from tests.support.architectures import CASES, Case, checkpoint, prompt, reference
 from tests.support.step_reference import StepReference
 
@@ -86,6 +89,14 @@ def test_what_changes_nothing_may_stand_there(tmp_path: Path, changes: dict[str,
     case = named("mistral")
     plain = open_source(BuildOptions(str(checkpoint(case)), tmp_path)).model
     assert open_source(changed(tmp_path / "changed", case, **changes)).model == plain
+
+
+@pytest.mark.parametrize("shape", sorted(SHAPES.glob("*.json")), ids=lambda path: path.stem)
+def test_published_configs_are_read_whole(shape: Path) -> None:
+    config = json.loads(shape.read_text())["config"]
+    reading = read_model(config)
+    check_unread(reading.config, reading.model_type)
+    assert len(reading.model.step.ops) > len(reading.model.step.caches) > 0
 
 
 @pytest.mark.parametrize("case", NESTED, ids=str)
