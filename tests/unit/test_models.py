@@ -1,4 +1,5 @@
-"""Every architecture, as the list of its step: logits and greedy tokens are those of transformers in float32."""
+"""Every architecture, as the list of its step: logits and greedy tokens are those of transformers in float32.
+"""
 
 from __future__ import annotations
 
@@ -51,11 +52,19 @@ def test_a_llama_that_turns_a_part_of_each_head_is_a_phi3_with_its_matrices_apar
         if "qkv_proj" in name:
             heads, kv = config["num_attention_heads"], config["num_key_value_heads"]
             ends = np.array([heads, heads + kv]) * (config["hidden_size"] // heads)
-            apart |= {name.replace("qkv", part): rows for part, rows in zip("qkv", np.split(tensor, ends), strict=True)}
+            apart |= {
+                name.replace("qkv", part): rows
+                for part, rows in zip("qkv", np.split(tensor, ends), strict=True)
+            }
         elif "gate_up_proj" in name:
-            apart |= {name.replace("gate_up", p): rows for p, rows in zip(("gate", "up"), np.split(tensor, 2), strict=True)}
+            apart |= {
+                name.replace("gate_up", p): rows
+                for p, rows in zip(("gate", "up"), np.split(tensor, 2), strict=True)
+            }
         else:
             apart[name] = tensor
     tokens = prompt(case, 30)
     found = StepReference(read_model({**config, "model_type": "llama"}).model, apart).logits(tokens)
-    np.testing.assert_allclose(found, StepReference(read_model(config).model, tensors).logits(tokens), atol=1e-4)
+    np.testing.assert_allclose(
+        found, StepReference(read_model(config).model, tensors).logits(tokens), atol=1e-4
+    )
