@@ -68,13 +68,13 @@ class PrefixIndex:
 
     def nodes(self) -> Iterator[tuple[str, tuple[int, ...], Node]]:
         """(salt, tokens from the root on, node) of every node that has a page, parents before children."""
-        reached = [(salt, (), root) for salt, root in self._top.children.items() if isinstance(salt, str)]
+        reached: list[tuple[str, tuple[int, ...], Node]] = []
+        reached += [(salt, (), root) for salt, root in self._top.children.items() if isinstance(salt, str)]
         while reached:
-            salt, before, node = reached.pop()
+            salt, path, node = reached.pop()
             if any(page is not None for page in node.pages):
-                yield salt, before, node
-            for key, child in node.children.items():
-                reached.append((salt, (*before, *(key if isinstance(key, tuple) else ())), child))
+                yield salt, path, node
+            reached += [(salt, path + key, child) for key, child in node.children.items() if isinstance(key, tuple)]
 
     def root(self, salt: str = "") -> Node:
         """The node before the first page of a sequence with this salt."""
