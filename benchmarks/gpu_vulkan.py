@@ -79,7 +79,7 @@ def measure(artifact: Path, device: str, precision: str | None, rounds: int, pre
             seen.append((times[1] - times[0], (decode - 1) / (times[-1] - times[1])))
         executor = engine.asynchronous.core.executor
         ttft, rate = (statistics.median(values) for values in zip(*seen[1:], strict=True))
-        program = next(p for p in engine.manifest.programs if p.precision == executor.precision)
+        program = next(p for p in engine.manifest.programs if p.name == executor.program_name)
         per_token = bytes_per_token(engine.manifest, program, prefill + decode / 2)
         return {
             "precision": executor.precision, "memory": executor.memory_used(), "decode": rate, "ttft": ttft,

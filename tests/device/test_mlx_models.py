@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,11 +53,11 @@ def made(request: pytest.FixtureRequest) -> Case:
 
 
 @pytest.fixture(scope="module")
-def root(made: Case, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def root(made: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("mlx")
     options = BuildOptions(str(checkpoint(made)), out, ("mlx",), "none", context=made.context, export_function=True)
     (path,) = build(options)
-    yield path
+    return path
 
 
 def away(found: Array, expected: Array) -> float:
