@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nearfar.errors import CheckpointError
-from nearfar.step.config import LAYER_TYPES, ConfigReader, show
+from nearfar.step.config import ConfigReader, show
 
 NEUTRAL = frozenset({
     "model_type", "architectures", "transformers_version", "dtype", "torch_dtype", "auto_map", "_name_or_path",
@@ -40,13 +40,9 @@ def check_unread(config: ConfigReader, model_type: str) -> None:
 
 
 def _honoured(unread: Mapping[str, Any], model_type: str) -> dict[str, Any]:
-    """Those that transformers knows, with other values than its defaults; of a section, all but unused layer types."""
+    """Those that transformers knows, with other values than its defaults."""
     known = _defaults(model_type)
-    return {
-        key: value
-        for key, value in unread.items()
-        if (key in known and value != known[key]) or ("." in key and key.rpartition(".")[2] not in LAYER_TYPES)
-    }
+    return {key: value for key, value in unread.items() if key in known and value != known[key]}
 
 
 def _defaults(model_type: str) -> dict[str, Any]:

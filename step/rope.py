@@ -118,18 +118,20 @@ def _read(
     if read.choice("type", kinds, kind) != kind:
         read.refuse("type", f"{kind}, as rope_type says")
     _check_neutral(read)
+    _check_neutral(top)
     known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *KEYS[kind], *NEUTRAL, *beside}
     if unknown := [key for key in read.names() if read.given(key) and key not in known]:
         read.refuse(
             unknown[0], f"nothing: rope of type {kind} is computed without it, so it is not supported"
         )
     base = _first(read, top, "rope_theta").number("rope_theta", theta, *THETA)
-    part = _first(read, top, "partial_rotary_factor").number("partial_rotary_factor", partial, 1e-3, 1.0)
+    parts = _first(read, top, "partial_rotary_factor")
+    part = parts.number("partial_rotary_factor", partial, 1e-3, 1.0)
     rotary = int(head_dim * part)
     if kind == "proportional":
         return Rotation(_proportional(read, base, head_dim, part), head_dim)
     if rotary < 2 or rotary % 2:
-        read.refuse("partial_rotary_factor", f"a part of head_dim {head_dim} that is even, not {rotary}")
+        parts.refuse("partial_rotary_factor", f"a part of head_dim {head_dim} that is even, not {rotary}")
     if kind == "dynamic":
         return Rotation(padded(frequencies(_alpha(read, base, rotary), rotary), head_dim), rotary)
     freq = frequencies(base, rotary)

@@ -26,7 +26,7 @@ def apply(table: SequenceTable, op: str, args: dict[str, Any]) -> dict[str, Any]
     sequence = table.sequences[args["slot"]]
     match op:
         case "reserve":
-            copies = table.reserve(sequence, args["length"])
+            copies = table.reserve(sequence, args["length"], args.get("soon"))
             return None if copies is None else {"copies": [_copy(table, copy) for copy in copies]}
         case "append":
             table.append(sequence, args["tokens"])
@@ -46,9 +46,12 @@ def apply(table: SequenceTable, op: str, args: dict[str, Any]) -> dict[str, Any]
 def state(table: SequenceTable) -> dict[str, Any]:
     """The whole state as the vectors write it: of one group without a window plainly, else group by group."""
     if _plain(table):
+        group = _group(table, 0)
         return {
-            **_group(table, 0),
+            "free": group["free"],
+            "refs": group["refs"],
             "index": sorted(_entry(node) for _, _, node in table.index.nodes()),
+            "idle": group["idle"],
             "sequences": [
                 {"slot": slot, "tokens": list(s.tokens), "pages": list(s.pages)}
                 for slot, s in sorted(table.sequences.items())
@@ -60,7 +63,7 @@ def state(table: SequenceTable) -> dict[str, Any]:
             [list(path), list(node.pages)] for _, path, node in sorted(table.index.nodes(), key=lambda n: n[1])
         ],
         "sequences": [
-            {"slot": slot, "tokens": len(s.tokens), "held": [[held.first, held.pages] for held in s.held]}
+            {"slot": slot, "tokens": len(s.tokens), "held": [[held.first, list(held.pages)] for held in s.held]}
             for slot, s in sorted(table.sequences.items())
         ],
     }

@@ -179,6 +179,49 @@ def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
         s.limit_tokens(range(64), 1)
 
 
+def test_prompts_that_wait_for_each_others_windows_come_through_one_after_the_other() -> None:
+    """Each alone fits the pool of the window; together they fill it half-way through their prompts."""
+    table = SequenceTable((400, 20), 16, 4, (None, 40))
+    s = Scheduler(table, Limits(LIMITS.buckets, 4, 2000))
+    requests = [request(900, 1000 * number, limit=3) for number in range(3)]
+    for each in requests:
+        s.add(each)
+    flying: Step | None = None
+    turns = 0
+    while s.waiting or s.running:
+        step = s.schedule(flying)
+        if step is not None:
+            s.queue(step)
+        if flying is not None:
+            sampled(s, flying)
+            for each in [r for r in s.running if len(r.tokens) == 903]:
+                s.remove(each)
+        assert step is not None or flying is not None, "nothing is in flight, and nothing can be done"
+        flying = step
+        turns += 1
+        assert turns < 60
+    assert all(len(each.tokens) == 903 for each in requests)
+    assert not any(table.allocators[1].refs)
+
+
+def test_what_a_window_gives_back_while_a_step_is_in_flight_is_no_longer_read_by_it() -> None:
+    table = SequenceTable((64, 24), 16, 2, (None, 20))
+    s = Scheduler(table, Limits(LIMITS.buckets, 2, 1000))
+    one = request(512)
+    s.add(one)
+    first = s.schedule(None)
+    assert first is not None
+    s.queue(first)
+    second = s.schedule(first)
+    assert shape(second) == (256, [(256, 128, False)]), "as far as there are pages for the window"
+    assert second is not None
+    s.queue(second)
+    assert one.sequence is not None
+    assert one.sequence.held[1].first == 0, "the first step has not been read"
+    sampled(s, first)
+    assert one.sequence.held[1].first == (256 - 19) // 16, "rows of the second step begin at 256"
+
+
 class Counted(int):
     """A token that counts how often it is compared."""
 

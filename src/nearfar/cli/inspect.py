@@ -57,7 +57,7 @@ def describe(path: Path) -> dict[str, Any]:
         },
         "programs": [_program(artifact, program) for program in manifest.programs],
         "memory": {
-            program.name: {str(c): _memory(artifact, program, c) for c in contexts} for program in manifest.programs
+            program.name: {str(c): memory_for(artifact, program, c) for c in contexts} for program in manifest.programs
         },
         "cache": {
             program.name: {str(c): kv_bytes(manifest, program, c) for c in contexts} for program in manifest.programs
@@ -135,7 +135,7 @@ def _loaded_bytes(dtype: str, size: int, precision: str) -> int:
     return 2 * size if dtype == "F16" and precision == "f32" else size
 
 
-def _memory(artifact: Artifact, program: Program, context: int) -> int:
+def memory_for(artifact: Artifact, program: Program, context: int) -> int:
     """Bytes on the device to hold one sequence of `context` tokens: weights, cache, workspace and fixed buffers."""
     manifest = artifact.manifest
     total = _weights_in_memory(artifact, program) + sum(program.workspace) + kv_bytes(manifest, program, context)
