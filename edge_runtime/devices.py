@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from pathlib import Path
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Protocol, cast
 
+from nearfar.edge_runtime import executors
 from nearfar.errors import RequestError
 
 if TYPE_CHECKING:
@@ -95,15 +96,14 @@ class Device:
 @cache
 def device_names() -> tuple[str, ...]:
     """The kinds of devices that there are folders for."""
-    folders = Path(__file__).parent.joinpath("executors").glob("*/__init__.py")
-    return tuple(sorted(file.parent.name for file in folders))
+    return tuple(sorted(module.name for module in iter_modules(executors.__path__) if module.ispkg))
 
 
 def device(name: str) -> Device:
     """The device of a folder, imported when it is asked for; KeyError where there is none."""
     if name not in device_names():
         raise KeyError(name)
-    return cast(Device, import_module(f"nearfar.edge_runtime.executors.{name}").DEVICE)
+    return cast(Device, import_module(f"{executors.__name__}.{name}").DEVICE)
 
 
 def parse_device(given: str) -> tuple[str, str | None]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from nearfar.format.sizes import MAX_ROWS, MAX_STEP
 from nearfar.step.model import op_of, param_of
 from nearfar.step.ops import Attend, RopeAppend, reads, weights_of
 
@@ -28,6 +29,7 @@ def problems(manifest: Manifest) -> Iterator[str]:
         yield from _stream(manifest)
     else:
         yield from _safetensors(manifest)
+    yield from _buffers(manifest)
     names = [program.name for program in manifest.programs]
     if len(set(names)) < len(names):
         yield f"programs have the same name: {', '.join(names)}"
@@ -107,24 +109,50 @@ def _tensors(tensors: Sequence[Tensor], total: int) -> Iterator[str]:
 
 
 def _ropes(manifest: Manifest) -> Iterator[str]:
-    dims = _rope_dims(manifest)
+    """The frequencies of each table are a tensor, half as many as a head of a cache is long."""
+    halves = sorted({cache.head_dim // 2 for cache in manifest.caches})
     tensors = {tensor.name: tensor for tensor in manifest.weights.tensors}
     for name, rope in manifest.ropes.items():
         tensor = tensors.get(str(rope.inv_freq))
         if tensor is None:
             yield f"ropes.{name}.inv_freq is {str(rope.inv_freq)[:80]!r}, which is no tensor of the weights"
-        elif (tensor.dtype, tensor.shape) != ("float32", (dims.get(name, 0) // 2,)):
+        elif tensor.dtype != "float32" or tensor.shape not in [(half,) for half in halves]:
             yield (
-                f"tensor {tensor.name} is {tensor.dtype} {list(tensor.shape)}, rope {name!r} needs float32 "
-                f"[{dims.get(name, 0) // 2}]"
+                f"tensor {tensor.name} is {tensor.dtype} {list(tensor.shape)}, "
+                f"rope {name!r} needs float32 of one of the lengths {halves}"
             )
 
 
-def _rope_dims(manifest: Manifest) -> dict[str, int]:
-    """Head size by the name of a table: the last extent of its buffer."""
-    shapes = {buffer.name: buffer.shape for buffer in manifest.buffers}
-    last = {name: shapes.get(f"rope.{name}", (0,))[-1] for name in manifest.ropes}
-    return {name: extent for name, extent in last.items() if isinstance(extent, int)}
+def _buffers(manifest: Manifest) -> Iterator[str]:
+    """A buffer that a runtime does not know it could not fill, one of another shape it would fill wrongly."""
+    from nearfar.format.buffers import buffers  # which is made of the manifest's records
+
+    tensors = {tensor.name: math.prod(tensor.shape) for tensor in manifest.weights.tensors}
+    counts = {
+        name: tensors.get(rope.inv_freq, 0) if isinstance(rope.inv_freq, str) else len(rope.inv_freq)
+        for name, rope in manifest.ropes.items()
+    }
+    model, ropes = manifest.model, {name: 2 * count for name, count in counts.items()}
+    expected = {
+        buffer.name: buffer
+        for buffer in buffers(
+            model.vocab_size, model.context_length, manifest.cache, manifest.groups, manifest.caches, ropes
+        )
+    }
+    listed = {buffer.name: buffer for buffer in manifest.buffers}
+    if len(listed) < len(manifest.buffers):
+        yield "buffers names a buffer twice"
+    if missing := expected.keys() - listed.keys():
+        yield f"buffers lacks {min(missing)}"
+    for name, buffer in listed.items():
+        if name not in expected:
+            yield f"buffer {name[:80]} is not one of the format's"
+        elif buffer != expected[name]:
+            wanted = expected[name]
+            yield (
+                f"buffer {name} is {buffer.dtype} {str(list(buffer.shape))[:80]}, "
+                f"by the model and its caches it should be {wanted.dtype} {list(wanted.shape)}"
+            )
 
 
 def _safetensors(manifest: Manifest) -> Iterator[str]:
@@ -135,10 +163,10 @@ def _safetensors(manifest: Manifest) -> Iterator[str]:
             f"weights are {weights.format}, {len(weights.tensors)} tensors, {len(weights.shards)} files of {held:,} bytes in "
             f"all, stated {weights.bytes:,}; safetensors files list their tensors themselves"
         )
-    dims = _rope_dims(manifest)
+    halves = sorted({cache.head_dim // 2 for cache in manifest.caches})
     for name, rope in manifest.ropes.items():
-        if isinstance(rope.inv_freq, str) or len(rope.inv_freq) != dims.get(name, 0) // 2:
-            yield f"ropes.{name}.inv_freq should be {dims.get(name, 0) // 2} numbers, none below 0"
+        if isinstance(rope.inv_freq, str) or len(rope.inv_freq) not in halves:
+            yield f"ropes.{name}.inv_freq should be as many numbers as one of {halves}, none below 0"
     if manifest.config is None:
         yield "config is missing: the record of config.json"
 
@@ -159,21 +187,13 @@ def _fits(program: Program, kernel: Kernel) -> bool:
 
 
 def _buckets(manifest: Manifest, name: str, buckets: Sequence[Function]) -> Iterator[str]:
-    """Ascending sizes with the rows that they have; within the buffers, where the manifest lists them."""
-    sizes = [bucket.size for bucket in buckets]
-    if not sizes or sizes != sorted(set(sizes)):
-        yield f"{name} should have buckets of ascending size, it has {sizes}"
-    shapes = {buffer.name: buffer.shape for buffer in manifest.buffers}
-    most, rows = _extent(shapes, "tokens"), _extent(shapes, "logits")
+    """Ascending sizes with the rows that they have, within the buffers."""
+    found = [bucket.size for bucket in buckets]
+    if not found or found != sorted(set(found)):
+        yield f"{name} should have buckets of ascending size, it has {found}"
     for bucket in buckets:
-        fits = bucket.size <= most and bucket.rows <= min(bucket.size, rows)
+        fits = bucket.size <= MAX_STEP and bucket.rows <= min(bucket.size, MAX_ROWS)
         if manifest.weights.format == "stream" and (bucket.plan is None or bucket.sha256 is None):
             yield f"{name} of size {bucket.size} has no plan"
         if not fits or (name != "step" and bucket.rows != bucket.size):
             yield f"{name} of size {bucket.size} has {bucket.rows} rows, which the buffers do not hold"
-
-
-def _extent(shapes: Mapping[str, Sequence[int | str]], name: str) -> float:
-    """Rows of a buffer; endless where it is not listed."""
-    first = next(iter(shapes.get(name, ())), None)
-    return first if isinstance(first, int) else math.inf

@@ -16,17 +16,16 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 class ConfigReader:
-    """Reads the values of a config by their types; a complaint names the file, the key, its value and what is allowed.
+    """Reads values by their types; a complaint names the file, the key, its value and what is allowed.
 
-    A key that is absent or null takes the default; where there is none, it must be there. `within`: the key of the object
-    that the values stand in, for messages.
+    A key that is absent or null takes the default; where there is none, it must be there. `within`: the key
+    of the object that the values stand in, for messages.
     """
 
     def __init__(self, config: Mapping[str, Any], file: str = "config.json", within: str = "") -> None:
         self._config, self._file, self.within = config, file, within
         self._read: set[str] = set()
         self._values: dict[str, Any] = {}
-        self._sections: dict[str, ConfigReader] = {}
 
     def given(self, key: str) -> bool:
         """Whether the key has a value."""
@@ -89,12 +88,12 @@ class ConfigReader:
         return tuple(float(item) for item in value)
 
     def section(self, key: str) -> ConfigReader:
-        """The object that a key holds; asked for again, the same reader."""
+        """The object that a key holds. Who asks has to check all of its keys: `unread` does not."""
         self._read.add(key)
         value = self._config[key]
         if not isinstance(value, Mapping):
             self.refuse(key, "an object")
-        return self._sections.setdefault(key, ConfigReader(value, self._file, f"{self.within}{key}."))
+        return ConfigReader(value, self._file, f"{self.within}{key}.")
 
     def empty(self) -> ConfigReader:
         """A section without values, for what all of it has defaults."""
@@ -103,8 +102,7 @@ class ConfigReader:
     def filled(self, defaults: Mapping[str, Any]) -> ConfigReader:
         """The same config, with these values where it lacks a key; one that is null stays so."""
         reader = ConfigReader({**defaults, **self._config}, self._file, self.within)
-        # what is asked of one has been asked of both
-        reader._read, reader._values, reader._sections = self._read, self._values, self._sections
+        reader._read, reader._values = self._read, self._values  # what is asked of one has been asked of both
         return reader
 
     @property
@@ -121,13 +119,10 @@ class ConfigReader:
         return {key: value for key, value in self._values.items() if value not in (None, [])}
 
     def unread(self) -> dict[str, Any]:
-        """What is there, but has never been asked for; keys of sections by their path."""
-        found = {
+        """What is there, but has never been asked for."""
+        return {
             key: value for key, value in self._config.items() if key not in self._read and value is not None
         }
-        for key, section in self._sections.items():
-            found |= {f"{key}.{inner}": value for inner, value in section.unread().items()}
-        return found
 
     def error(self, message: str) -> CheckpointError:
         """An error that names the file."""

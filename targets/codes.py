@@ -1,4 +1,4 @@
-"""Quantized codes as MLX packs them: `bits` words hold 32 codes, the first in the lowest bits of the first word."""
+"""Quantized codes as MLX packs them: `bits` words hold 32 codes, the first in the first one's low bits."""
 
 from __future__ import annotations
 

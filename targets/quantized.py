@@ -58,6 +58,13 @@ class QuantTensor:
         """The codes, one a byte: uint8 [n, k]."""
         return unpack_codes(self.words, self.bits)
 
+    def widened(self, bits: int, group: int, k: int) -> QuantTensor:
+        """The same weights with codes of more bits, and scales and biases for smaller groups, of k inputs."""
+        repeat = k // group // self.scales.shape[1]
+        words = self.words if bits == self.bits else pack_codes(self.codes, bits)
+        scales, biases = (a if repeat == 1 else np.repeat(a, repeat, axis=1) for a in (self.scales, self.biases))
+        return QuantTensor(words, scales, biases, bits)
+
     def rows(self, order: npt.NDArray[np.int64]) -> QuantTensor:
         """The rows in another order; a group lies within a row, so nothing else changes."""
         return QuantTensor(self.words[order], self.scales[order], self.biases[order], self.bits)

@@ -6,7 +6,7 @@ config.json names bits and group size under `quantization`; a quantized matrix X
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,18 +16,23 @@ import numpy.typing as npt
 from nearfar.build.weights.checkpoint import Checkpoint
 from nearfar.build.weights.quantize import LARGEST, Scheme, to_float32
 from nearfar.errors import CheckpointError
+from nearfar.targets.codes import BITS
 from nearfar.targets.quantized import Array, QuantTensor
 
 SETTINGS = ("group_size", "bits", "mode")
-OURS = "use a checkpoint with bits 2, 3, 4 or 8, group_size 32 or 64 and mode affine, or the unquantized original"
+GROUPS = (32, 64, 128)
+OURS = (
+    f"use a checkpoint with bits {', '.join(map(str, BITS))}, group_size {', '.join(map(str, GROUPS))} and mode affine, "
+    "or the unquantized original"
+)
 
 
 @dataclass(frozen=True)
 class MlxQuantized:
-    """The quantization of such a checkpoint; one setting for all of its matrices."""
+    """The quantization of such a checkpoint. `scheme`: of what has no setting of its own; `tensors`: X.weight of each."""
 
     scheme: Scheme
-    tensors: frozenset[str]  # names (X.weight) of the quantized matrices
+    tensors: Mapping[str, Scheme]
 
     @staticmethod
     def of(checkpoint: Checkpoint) -> MlxQuantized | None:
@@ -40,14 +45,14 @@ class MlxQuantized:
             method = settings.get("quant_method") if isinstance(settings, Mapping) else settings
             raise CheckpointError(f"config.json: the weights are quantized by {method!r}, which is not read: {OURS}")
         scheme = _scheme("quantization", settings)
-        for layer, setting in settings.items():
-            if isinstance(setting, Mapping) and _scheme(layer, setting) != scheme:
-                raise CheckpointError(
-                    f"config.json: quantization of {layer} is {_show(setting)}, elsewhere {_show(settings)}: nearfar "
-                    "reads checkpoints with one setting for all matrices; convert the original without per-layer settings"
-                )
-        scales = [name for name in checkpoint.entries if name.endswith(".scales")]
-        return MlxQuantized(scheme, frozenset(f"{name.removesuffix('.scales')}.weight" for name in scales))
+        own = {layer: _scheme(layer, setting) for layer, setting in settings.items() if isinstance(setting, Mapping)}
+        layers = [name.removesuffix(".scales") for name in checkpoint.entries if name.endswith(".scales")]
+        return MlxQuantized(scheme, {f"{layer}.weight": own.get(layer, scheme) for layer in layers})
+
+    def joint(self, tensors: Iterable[str]) -> Scheme:
+        """What holds the codes of all these tensors as they are: the most bits, the smallest group."""
+        found = [self.tensors[name] for name in tensors]
+        return Scheme(max(scheme.bits for scheme in found), min(scheme.group_size for scheme in found))
 
     def expected(self, plain: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         """Shapes of the tensors, for the shapes that the matrices have before quantization."""
@@ -56,9 +61,9 @@ class MlxQuantized:
             if name not in self.tensors or len(shape) != 2:
                 out[name] = shape
                 continue
-            (n, k), base = shape, name.removesuffix(".weight")
-            out[name] = (n, k * self.scheme.bits // 32)
-            out[f"{base}.scales"] = out[f"{base}.biases"] = (n, k // self.scheme.group_size)
+            (n, k), base, scheme = shape, name.removesuffix(".weight"), self.tensors[name]
+            out[name] = (n, k * scheme.bits // 32)
+            out[f"{base}.scales"] = out[f"{base}.biases"] = (n, k // scheme.group_size)
         return out
 
     def read(self, checkpoint: Checkpoint, name: str, start: int, stop: int) -> tuple[QuantTensor, int]:
@@ -72,12 +77,12 @@ class MlxQuantized:
             half, inexact = _float16(checkpoint.read(f"{base}.{part}", start, stop), f"{base}.{part}")
             affine.append(half)
             rounded += inexact
-        return QuantTensor(np.asarray(words, np.uint32), affine[0], affine[1], self.scheme.bits), rounded
+        return QuantTensor(np.asarray(words, np.uint32), affine[0], affine[1], self.tensors[name].bits), rounded
 
 
 def _scheme(where: str, settings: Mapping[str, Any]) -> Scheme:
     bits, group, mode = settings.get("bits"), settings.get("group_size"), settings.get("mode", "affine")
-    if mode != "affine" or bits not in (2, 3, 4, 8) or group not in (32, 64):
+    if mode != "affine" or bits not in BITS or group not in GROUPS:
         raise CheckpointError(f"config.json: {where} has {_show(settings)}, which is not read: {OURS}")
     return Scheme(int(bits), int(group))
 

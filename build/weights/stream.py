@@ -96,7 +96,8 @@ def choose_matrices(
             continue
         reason = _why_dense(param, scheme, packed)
         if reason is None:
-            matrices[param.name] = Matrix(param.n, param.k, scheme.bits, scheme.group_size)
+            stored = scheme if packed is None else packed.joint(param.tensors)
+            matrices[param.name] = Matrix(param.n, param.k, stored.bits, stored.group_size)
             report.quantized.append(param.name)
             continue
         wide = scheme.bits == 0 and any(checkpoint.dtypes[name] == np.float32 for name in param.tensors)
@@ -204,7 +205,8 @@ class WeightStream:
         if not matrix.quantized:
             return _Done(_dense(self._finite(job), matrix, job.tensor))
         if self.packed is not None:
-            return _Done(*self.packed.read(self.checkpoint, job.tensor, job.start, job.stop))
+            found, rounded = self.packed.read(self.checkpoint, job.tensor, job.start, job.stop)
+            return _Done(found.widened(matrix.bits, matrix.group, matrix.k), rounded)
         dtype = self.checkpoint.dtypes[job.tensor]
         piece = Slice.empty(job.stop - job.start, matrix.k, matrix.group, dtype)
         if dtype == piece.rows.dtype:

@@ -29,7 +29,7 @@ class Executor(Protocol):
 
     @property
     def name(self) -> str:
-        """Kind of executor, such as "cpu" or "webgpu"."""
+        """The kind of device, as its folder is called."""
         ...
 
     @property

@@ -6,6 +6,7 @@ embedding times √hidden; GELU; tanh caps on attention scores and logits; every
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -85,7 +86,7 @@ def sandwich(
 
 def embedding_scale(read: ConfigReader, width: int) -> float:
     """√width, in the dtype that the checkpoint was trained in: its bfloat16 makes 34 of √1152 = 33.94."""
-    scale = width**0.5
+    scale = math.sqrt(width)
     dtype = read.choice("dtype", DTYPES, read.choice("torch_dtype", DTYPES, "float32"))
     if dtype == "float16":
         return float(struct.unpack("<e", struct.pack("<e", scale))[0])
@@ -101,7 +102,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 def query_scale(read: ConfigReader) -> float:
     """What scores are multiplied by; the default is in DEFAULTS."""
-    return read.number("query_pre_attn_scalar", None, *PRE_ATTENTION) ** -0.5
+    return 1.0 / math.sqrt(read.number("query_pre_attn_scalar", None, *PRE_ATTENTION))
 
 
 def read_cap(read: ConfigReader, key: str) -> float | None:

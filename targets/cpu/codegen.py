@@ -75,7 +75,7 @@ def compile_library(mod: tvm.IRModule, path: Path | str, features: Features = "n
 
 
 def _compile(mod: tvm.IRModule, llvm_target: tvm.target.Target, folder: str) -> list[str]:
-    """Object files, made side by side: LLVM releases the interpreter lock. Their number is fixed: the same bytes."""
+    """Object files, made side by side (LLVM releases the interpreter lock); always as many: same bytes."""
     kernels = sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint))
 
     def compile_part(part: int) -> str:

@@ -67,7 +67,10 @@ def step(matrix: Matrix) -> int:
 
 
 def first_word(matrix: Matrix, plane: Plane, g: Any, c: Any) -> tuple[Any, Any]:
-    """Where turn c of group g (numbers or expressions) begins in a plane: a word of a row, and bits to move it down."""
+    """Where turn c of group g begins in a plane: a word of a row, and bits to move it down.
+
+    g and c are numbers or expressions; a turn is `step` inputs.
+    """
     if plane.per_word > step(
         matrix
     ):  # a word of single bits holds two groups of 16: eight bits of each half are the second's

@@ -39,8 +39,8 @@ MANIFESTS: dict[str, Change] = {
     "a tensor past the end": lambda m: tensor(m, "rope.inv_freq").update(offset=m["weights"]["bytes"]),
     "a tensor of another dtype": lambda m: tensor(m, "rope.inv_freq").update(dtype="complex3"),
     "a tensor of another shape": lambda m: tensor(m, "rope.inv_freq").update(shape=[3, 5, 7]),
-    "no frequencies": lambda m: m["rope"].update(inv_freq="nowhere"),
-    "frequencies as numbers": lambda m: m["rope"].update(inv_freq=[1.0, 2.0]),
+    "no frequencies": lambda m: m["ropes"]["rope"].update(inv_freq="nowhere"),
+    "frequencies as numbers": lambda m: m["ropes"]["rope"].update(inv_freq=[1.0, 2.0]),
     "no library": lambda m: m["programs"][0].update(library=None),
     "a library that is not there": lambda m: m["programs"][0].update(library="kernels/f32/other.so"),
     "a library that is none": lambda m: m["programs"][0].update(library="manifest.json"),
@@ -49,7 +49,7 @@ MANIFESTS: dict[str, Change] = {
     "a kernel without parameters": lambda m: next(iter(m["programs"][0]["kernels"].values())).update(params=[]),
     "no buffers": lambda m: m.update(buffers=[]),
     "a buffer without a size": lambda m: buffer(m, "logits").update(shape=["nothing"]),
-    "no bytes of a token": lambda m: m["memory"].update(kv_bytes_per_token={}),
+    "no caches": lambda m: m.update(caches=[], groups=[]),
 }
 
 
@@ -70,8 +70,8 @@ def test_a_plan_that_cannot_be_read_is_named(artifact: Path, content: str) -> No
 def test_buffers_that_no_memory_holds_are_refused_with_the_context(artifact: Path) -> None:
     def far(manifest: dict[str, Any]) -> None:
         manifest["model"]["context_length"] = 1 << 24
-        buffer(manifest, "page_table")["shape"][1] = 2**31 - 1
+        buffer(manifest, "page_table.0")["shape"][1] = 2**31 - 1
 
     tiny.edit_manifest(artifact, far)
-    with pytest.raises(DeviceError, match=r"buffer page_table .* context of 16,777,216 tokens.*max_position_embeddings"):
+    with pytest.raises(DeviceError, match=r"buffer page_table.0 .* context of 16,777,216 tokens.*max_position_embeddings"):
         load(artifact)

@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nearfar.edge_runtime import Artifact, Engine, SamplingParams
+from nearfar.edge_runtime import Engine, SamplingParams
 from nearfar.errors import ArtifactError, DeviceError, RequestError
 from tests.shared_data import shared_data
 from tests.support import tiny
 from tests.support.backends import Lab, executor, forget, greedy, last_logits
-from tests.support.mlx_artifact import write_mlx_artifact
+from tests.support.mlx_artifact import Direct, change_weights, write_mlx_artifact
 
 mx = pytest.importorskip("mlx.core", reason="needs MLX (pip install 'nearfar[mlx]')")
 
-from nearfar.edge_runtime.executors.mlx.executor import MlxExecutor  # noqa: E402
+from nearfar.edge_runtime.executors.mlx.interpreter import whole  # noqa: E402
 from nearfar.edge_runtime.executors.mlx.rope import Rope  # noqa: E402
-from nearfar.edge_runtime.executors.mlx.weights import Joined, Matrix, join  # noqa: E402
+from nearfar.edge_runtime.executors.mlx.weights import Matrix, join  # noqa: E402
 
 CONFIG: dict[str, Any] = {**tiny.CONFIG, "max_position_embeddings": 640}
 WIDE: dict[str, Any] = {**CONFIG, "hidden_size": 128, "head_dim": 32, "intermediate_size": 160}
@@ -45,38 +45,6 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def roomy(plain: Path) -> Iterator[Engine]:
     with Engine.load(plain, kv_memory="16MB") as engine:
         yield engine
-
-
-class Direct:
-    """An executor without an engine: sequences whose pages the test chooses."""
-
-    def __init__(self, path: Path, pages: int = 128, kv_bits: int | None = None) -> None:
-        artifact = Artifact.open(path)
-        self.program = artifact.manifest.programs[1]
-        self.device = MlxExecutor(artifact, self.program, pages=(pages,), kv_bits=kv_bits)
-        self.table_shape = next(tuple(b.shape) for b in artifact.manifest.buffers if b.name == "page_table.0")
-
-    def pages(self, pages: list[int], slot: int = 0) -> None:
-        table = np.zeros((1, int(self.table_shape[1])), np.int32)
-        table[0, : len(pages)] = pages
-        self.device.write("page_table.0", table, slot)
-
-    def step(self, tokens: list[int], start: int, slot: int = 0) -> Any:
-        """Logits after the last token."""
-        size = next(size for size in (1, 4, 16, 64, 256) if size >= len(tokens))
-        positions = np.full(size, -1, np.int32)
-        positions[: len(tokens)] = np.arange(start, start + len(tokens))
-        self.device.write("tokens", np.array(tokens, np.int32))
-        self.device.write("positions", positions)
-        self.device.write("slots", np.full(size, slot, np.int32))
-        self.device.write("logit_rows", np.array([len(tokens) - 1], np.int32))
-        self.device.run("step", size)
-        return self.device.fetch("logits", 1)()[0]
-
-    def prefill(self, tokens: list[int], slot: int = 0) -> Any:
-        for start in range(0, len(tokens), 256):
-            logits = self.step(tokens[start : start + 256], start, slot)
-        return logits
 
 
 def some_tokens(count: int, seed: int = 0) -> list[int]:
@@ -128,7 +96,7 @@ def test_no_step_copies_the_cache(tmp_path: Path) -> None:
     config = {**CONFIG, "max_position_embeddings": 8192}
     with Engine.load(write_mlx_artifact(tmp_path / "long", config, tiny.weights(config)), kv_memory="64MB") as engine:
         cache = executor(engine)._cache  # type: ignore[attr-defined]
-        cache.hold(cache.layout.pages * 16 - 1)
+        cache.hold(0, cache.layout.pages[0] * 16 - 1)
         one = min(array.nbytes for array in cache.arrays)
         assert one > 8e6  # prompts of 256 rows need some 3 MB of their own
         base = mx.get_active_memory()
@@ -172,6 +140,7 @@ def test_one_prompt_in_parts_reaches_the_logits_of_one_pass(roomy: Engine) -> No
 def test_sliding_windows_are_those_of_transformers(tmp_path: Path, kinds: str) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     alternate = kinds == "every other"
+    kind = {"model_type": "qwen2" if alternate else "mistral", "tie_word_embeddings": False}
     shape = {
         "vocab_size": 261, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 640, "rope_theta": 10000.0,
@@ -180,8 +149,9 @@ def test_sliding_windows_are_those_of_transformers(tmp_path: Path, kinds: str) -
     torch.manual_seed(0)
     if alternate:
         types = ["sliding_attention", "full_attention", "sliding_attention"]
-        shape |= {"layer_types": types, "use_sliding_window": True}
-        made = transformers.Qwen2Config(**{**shape, "max_window_layers": 0})
+        shape["hidden_size"] = shape.pop("head_dim") * 4  # which this class takes for granted
+        shape |= {"layer_types": types, "use_sliding_window": True, "max_window_layers": 0}
+        made = transformers.Qwen2Config(**shape)
         reference = transformers.Qwen2ForCausalLM(made)
     else:
         reference = transformers.MistralForCausalLM(transformers.MistralConfig(**shape))
@@ -189,7 +159,7 @@ def test_sliding_windows_are_those_of_transformers(tmp_path: Path, kinds: str) -
     for parameter in reference.parameters():
         parameter.data = torch.randn_like(parameter) * (0.3 if parameter.ndim == 2 else 1)
     weights = {name: value.numpy() for name, value in reference.state_dict().items()}
-    path = write_mlx_artifact(tmp_path / "window", {**shape, "model_type": "mistral"}, weights)
+    path = write_mlx_artifact(tmp_path / "window", {**shape, **kind}, weights)
     tokens = some_tokens(300)
     with torch.no_grad():
         expected = reference(torch.tensor([tokens])).logits[0].numpy()
@@ -236,7 +206,7 @@ def test_a_quantized_cache_holds_more_pages(wide: Path) -> None:
         with Engine.load(wide, kv_memory="1MB", kv_bits=bits) as engine:
             table, cache = engine.asynchronous.core.scheduler.table, executor(engine)._cache  # type: ignore[attr-defined]
             counts.append(table.allocators[0].count)
-            cache.hold(table.allocators[0].count * 16 - 1)
+            cache.hold(0, table.allocators[0].count * 16 - 1)
             assert 0.9e6 < cache.nbytes <= 1e6
             assert len(greedy(engine, some_tokens(40), 20)) == 20
     assert counts[1] > 3 * counts[0]
@@ -265,24 +235,19 @@ def test_matrices_of_different_kinds_are_joined() -> None:
     x = mx.array(rng.normal(0, 1, (3, 64)).astype(np.float32))
     coded = [Matrix(*mx.quantize(w, group_size=64, bits=8), bits=8, group_size=64) for w in dense]
     expected = np.concatenate([np.array(matrix(x)) for matrix in coded], -1)
-    assert isinstance(join(coded), Matrix)
-    np.testing.assert_allclose(np.array(join(coded)(x)), expected, atol=1e-5)
+    assert len(join(coded).matrices) == 1
+    np.testing.assert_allclose(np.array(whole(join(coded)(x))), expected, atol=1e-5)
     mixed = join([coded[0], Matrix(dense[1]), coded[2]])
-    assert isinstance(mixed, Joined)
-    assert np.abs(np.array(mixed(x)) - expected).max() < 0.2
+    assert len(mixed.matrices) == 3
+    assert np.abs(np.array(whole(mixed(x))) - expected).max() < 0.2
 
 
 def test_what_the_files_lack_or_have_too_much_is_named(tmp_path: Path) -> None:
-    weights = tiny.weights(CONFIG)
-    extra = write_mlx_artifact(tmp_path / "extra", CONFIG, {**weights, "model.odd": np.ones(3, np.float32)})
-    with pytest.raises(ArtifactError, match=r"model\.odd"):
-        Engine.load(extra)
-    del weights["model.layers.1.mlp.up_proj.weight"]
-    with pytest.raises(ArtifactError, match=r"no tensor model\.layers\.1\.mlp\.up_proj\.weight"):
-        Engine.load(write_mlx_artifact(tmp_path / "missing", CONFIG, weights))
-    other = {**CONFIG, "quantization": {"mode": "mxfp4"}}
-    with pytest.raises(ArtifactError, match="mxfp4"):
-        Engine.load(write_mlx_artifact(tmp_path / "other", other, weights))
+    paths = [write_mlx_artifact(tmp_path / name, CONFIG, tiny.weights(CONFIG)) for name in ("more", "less")]
+    with pytest.raises(ArtifactError, match=r"tensors that its step does not: model\.odd"):
+        Engine.load(change_weights(paths[0], add={"model.odd": np.ones(3, np.float32)}))
+    with pytest.raises(ArtifactError, match=r"tensor model\.layers\.1\.mlp\.up_proj\.weight is not there"):
+        Engine.load(change_weights(paths[1], lose=["model.layers.1.mlp.up_proj.weight"]))
 
 
 def test_a_config_edited_by_hand_is_refused(plain: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from nearfar.build.pipeline import BuildOptions, build
 from nearfar.build.source import open_source
-from nearfar.edge_runtime import Engine
+from nearfar.edge_runtime import Engine, SamplingParams
 from nearfar.errors import BuildError, CheckpointError
 from tests.support.paths import ROOT
 
@@ -74,6 +74,29 @@ def test_nothing_is_requantized(converted: Path, built: Path) -> None:
     assert (quantization["scheme"], quantization["method"]) == ("q4", "as in the checkpoint")
 
 
+def test_matrices_may_differ_in_bits_and_groups(tmp_path: Path) -> None:
+    def mixed(path: str, _module: Any) -> bool | dict[str, int]:
+        if "v_proj" in path or "embed" in path:  # as mlx-lm's mixed recipes: v with more bits than q and k beside it
+            return {"group_size": 32, "bits": 6}
+        return {"group_size": 64, "bits": 4}
+
+    out = tmp_path / "mixed"
+    mlx_lm.convert(str(SAMPLE), str(out), quantize=True, q_bits=4, q_group_size=64, dtype="float16", quant_predicate=mixed)
+    made = build(BuildOptions(str(out), tmp_path / "built", targets=("cpu", "mlx")))
+    stored = {m["name"]: m for m in json.loads((made[0] / "manifest.json").read_text())["quantization"]["matrices"]}
+    assert [stored["layers.0.qkv"][key] for key in ("bits", "group_size")] == [6, 32]
+    assert [stored["layers.0.o"][key] for key in ("bits", "group_size")] == [4, 64]
+    model, tokenizer = mlx_lm.load(str(out))
+    model.set_dtype(mx.float32)
+    ids = tokenizer.encode(PROMPT, add_special_tokens=False)
+    expected = np.array(model(mx.array([ids]))[0, -1].astype(mx.float32))
+    for path in made:
+        with Engine.load(path, precision="f32") as engine:
+            list(engine.generate(ids, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)))
+            found = engine.asynchronous.core.executor.fetch("logits", 1)()[0]
+        assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max(), path
+
+
 def test_our_own_mlx_artifact_is_a_checkpoint_too(built: Path, tmp_path: Path) -> None:
     (again,) = build(BuildOptions(str(built / "mlx"), tmp_path, targets=("mlx",)))
     model = json.loads((again / "manifest.json").read_text())["model"]
@@ -121,10 +144,10 @@ def changed(converted: Path, out: Path, **quantization: Any) -> Path:
 @pytest.mark.parametrize(
     ("quantization", "said"),
     [
-        ({"group_size": 128}, "group_size 128"),
+        ({"group_size": 256}, "group_size 256"),
         ({"mode": "mxfp4", "group_size": 32}, "mode 'mxfp4'"),
-        ({"bits": 6}, "bits 6"),
-        ({"model.layers.0.mlp.down_proj": {"group_size": 64, "bits": 8}}, r"model.layers.0.mlp.down_proj is .*bits 8"),
+        ({"bits": 7}, "bits 7"),
+        ({"model.layers.0.mlp.down_proj": {"group_size": 64, "bits": 8}}, r"model.layers.0.mlp.down_proj.weight is \[192, 64\]"),
     ],
 )
 def test_settings_that_are_not_read_are_named(

@@ -16,8 +16,8 @@ from nearfar.build.pipeline import BuildOptions, build
 from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.artifact.reader import Artifact
 from tests.support.architectures import CASES, Case, case, checkpoint, make, prompt, reference
-from tests.support.backends import greedy, last_logits
-from tests.support.mlx_direct import Direct
+from tests.support.backends import last_logits
+from tests.support.mlx_artifact import Direct
 
 mx = pytest.importorskip("mlx.core", reason="needs MLX (pip install 'nearfar[mlx]')")
 mlx_lm = pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
@@ -30,8 +30,10 @@ NARROW = {"gemma3_text": 2e-3, "gemma3": 2e-3, "gemma4_text": 5e-3, "gemma4": 5e
 
 OTHERWISE = {
     "llama-wide": "hidden_act is always silu",
+    "llama-yarn-mscale": "truncate of yarn is left out",
     "llama-longrope-short": "longrope always takes the long factors",
     "mistral-window": "a window in every layer is none",
+    "mistral3-with-mistral-window": "a window in every layer is none",
     "qwen2-window": "windows are left out",
     "qwen3-biased": "there are no biases",
     "phi3-plain": "windows are left out",
@@ -110,49 +112,53 @@ def test_quantized_weights_are_those_of_mlx_lm(made: Case, tmp_path: Path) -> No
     with Engine.load(path, kv_memory="16MB", precision="f32") as engine:
         found = last_logits(engine, tokens)
     assert away(found, reference(made)(tokens)[-1]) < 0.1
+    widths = {matrix.k for matrix in Artifact.open(path).manifest.quantization.matrices}
     if str(made) not in OTHERWISE:
         model, config = mlx_lm.utils.load_model(path)
-        assert config["quantization"]["bits"] == 8
+        assert ("quantization" in config) == any(width % 32 == 0 for width in widths)
         model.set_dtype(mx.float32)
         theirs = np.array(model(mx.array([tokens])).astype(mx.float32))[0, -1]
         assert away(found, theirs) < NARROW.get(made.model_type, TOLERANCE)
 
 
-MASSIVE = 3000.0
+GROWTH = {"residual": ("layernorm.weight", 12000.0, 1.0), "gated": ("_proj.weight", 0.0, 200.0)}
+"""What goes beyond float16, and how: to the weights of such names in post-norms, or in gate and up, so much is added, or
+they are multiplied."""
 
 
-def massive(path: Path) -> Path:
-    """A checkpoint whose residual stream and gated products go beyond float16, as Gemma's do."""
+def massive(path: Path, where: str) -> Path:
+    """A checkpoint in which sums of layers, or the products of gates, go beyond float16, as they do in Gemma."""
     given = case("gemma3_text", "massive", sliding_window=12, num_hidden_layers=6, tie_word_embeddings=True)
     make(given, path)
+    ending, more, times = GROWTH[where]
     weights = load_file(path / "model.safetensors")
     for name, value in weights.items():
-        if name.endswith("post_attention_layernorm.weight") or name.endswith("post_feedforward_layernorm.weight"):
-            weights[name] = value + np.float32(MASSIVE)
-        if name.endswith(("gate_proj.weight", "up_proj.weight")):
-            weights[name] = value * np.float32(60)
+        if name.endswith(ending) and any(part in name for part in (".post_", ".gate_", ".up_")):
+            weights[name] = (value * np.float32(times) + np.float32(more)).astype(np.float32)
     save_file(weights, path / "model.safetensors", {"format": "pt"})
     return path
 
 
-def test_massive_activations_stay_finite_in_float16(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", GROWTH)
+def test_massive_activations_stay_finite_in_float16(where: str, tmp_path: Path) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    source = massive(tmp_path / "checkpoint")
+    source = massive(tmp_path / "checkpoint", where)
     (path,) = build(BuildOptions(str(source), tmp_path / "out", ("mlx",), "none"))
     model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
     tokens = [int(token) for token in np.random.default_rng(0).integers(0, 256, 40)]
     seen: list[float] = []
     for layer in model.model.layers:
-        layer.register_forward_hook(lambda *given: seen.append(float(given[2].abs().max())))
-        layer.mlp.down_proj.register_forward_hook(lambda *given: seen.append(float(given[1][0].abs().max())))
+        watched = layer if where == "residual" else layer.mlp.down_proj
+        watched.register_forward_pre_hook(lambda _, given: seen.append(float(given[0].abs().max())))
     with torch.no_grad():
         expected = model(torch.tensor([tokens])).logits[0, -1].numpy()
-    assert sorted(seen)[-3] > 65504, "the test must need more than float16 holds"
+    assert max(seen) > 1.5 * 65504, "the test must need more than float16 holds"
     direct = Direct(path, precision="f16")
     direct.pages(list(range(4)))
     found = direct.prefill(tokens)
     assert np.isfinite(found).all()
-    assert away(found, expected) < 0.03
+    if where == "residual":  # where gates saturate, answers differ from those of float32, but are answers
+        assert away(found, expected) < 0.03
 
 
 def test_caches_of_different_sizes_are_quantized_each(tmp_path: Path) -> None:
@@ -167,9 +173,9 @@ def test_caches_of_different_sizes_are_quantized_each(tmp_path: Path) -> None:
     expected = exact.prefill(tokens)
     quantized = Direct(path, kv_bits=8)
     quantized.pages(list(range(4)))
-    content = quantized.device.read_pages([0])
-    assert {content[f"layers.{i}.k.scales"].shape[-1] for i in range(5)} == {1}
-    assert {content[f"layers.{i}.k.codes"].shape[-1] for i in range(5)} == {8, 16}
+    content = [quantized.device.read_pages(group, [0]) for group in quantized.groups]
+    codes = {array.shape[-1] for part in content for name, array in part.items() if name.endswith("codes")}
+    assert codes == {8, 16}, "in words of four codes"
     assert 0 < away(quantized.prefill(tokens), expected) < 0.05
 
 
@@ -188,4 +194,3 @@ def test_a_window_bounds_what_is_read(made: Case, root: Path) -> None:
         if record.window is not None:
             direct.spoil(group, list(range(free)))
     np.testing.assert_array_equal(direct.step(tokens[-1:], len(tokens) - 1), expected)
-    assert greedy is not None

@@ -24,7 +24,6 @@ from tests.support import tiny
 
 PLANNED = tiny.manifest_dict()
 PLANNED["programs"][0] |= {"workspace": [64], "kernels": {"k": {"params": [{"dtype": "float32", "shape": [4]}] * 2}}}
-PLANNED["buffers"] = [{"name": "logits", "dtype": "float32", "shape": [16, 261]}]
 LAUNCH = {"kernel": "k", "args": ["weight:rope.inv_freq", "buffer:logits"]}
 PLAN = {"function": "step", "size": 4, "rows": 4, "launches": [LAUNCH, {**LAUNCH, "args": ["workspace:0", "buffer:logits"]}]}
 
@@ -44,7 +43,7 @@ def test_a_manifest_is_refused_or_adds_up(data: dict[str, Any]) -> None:
         assert min(page_bytes(manifest, program)) > 0
         assert all(program.functions[name] for name in ("step", "greedy", "sample", "logprobs"))
         assert [bucket.plan for bucket in program.functions["step"]]
-        manifest.model.window(manifest.model.layers - 1)
+        assert {cache.group for cache in manifest.caches} == set(range(len(manifest.groups)))
 
 
 @effort(150)
@@ -69,7 +68,7 @@ def test_a_plan_is_refused_or_launches_what_there_is(data: dict[str, Any]) -> No
     assert (plan.function, plan.size, plan.rows) == ("step", 4, 4)
     for launch in plan.launches:
         assert len(launch.args) == len(program.kernels[launch.kernel].params)
-        assert set(launch.args) <= {"weight:rope.inv_freq", "buffer:logits", "workspace:0"}
+        assert set(launch.args) <= {"weight:rope.inv_freq", "workspace:0", *(f"buffer:{b.name}" for b in manifest.buffers)}
 
 
 @functools.cache

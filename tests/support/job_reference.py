@@ -114,7 +114,9 @@ def rope_append(job: RopeAppend, a: Arrays) -> dict[str, Array]:
     out |= {"k_cache": a["k_cache"].copy(), "v_cache": a["v_cache"].copy()}
     for row in np.flatnonzero(positions >= 0):
         page, offset = page_of(job, a, row), positions[row] % job.page_size
-        out["k_cache"][page, :, offset], out["v_cache"][page, :, offset] = k[row], v[row]
+        most = 65504 if job.kv_dtype == "float16" else np.inf  # what is stored in float16 saturates
+        for name, value in (("k_cache", k[row]), ("v_cache", v[row])):
+            out[name][page, :, offset] = np.clip(value, -most, most)
     return out
 
 
@@ -149,7 +151,7 @@ def attend(job: Attend, a: Arrays) -> Array:
 
 
 def random_matrix(rng: np.random.Generator, matrix: Matrix) -> tuple[QuantTensor | Array, Array]:
-    """What Kernels.pack takes, and its numbers in float64 [n, k]. Products with rows of unit size are of unit size."""
+    """What Kernels.pack takes, and its numbers in float64 [n, k]: products with unit rows are about 1."""
     if not matrix.quantized:
         dense = rng.standard_normal((matrix.n, matrix.k)) / np.sqrt(matrix.k)
         dense = dense.astype(np.float16 if matrix.bits == 16 else np.float32)
@@ -209,6 +211,6 @@ def random_inputs(
         "q_norm": lambda: norms(job.heads), "k_norm": lambda: norms(job.kv_heads),
         "sinks": lambda: normal("float32", job.heads),
         "positions": lambda: np.full(256, -1, np.int32), "slots": lambda: np.zeros(256, np.int32),
-        "page_table": lambda: np.resize(rng.permutation(pages).astype(np.int32), (job.slots, job.pages_per_slot)),
+        "page_table": lambda: np.resize(rng.permutation(pages), (job.slots, job.pages_per_slot)).astype("i4"),
     }  # fmt: skip
     return {name: makers[name]() for name in job.inputs(0)}

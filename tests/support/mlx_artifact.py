@@ -1,81 +1,88 @@
-"""Unquantized MLX artifacts of small models that the build pipeline does not take, such as layers of two kinds."""
+"""MLX artifacts of weights that a test makes, and an executor over one without an engine."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
+import numpy as np
+from safetensors.numpy import load_file, save_file
 
-from nearfar.step.config import ConfigReader
+from nearfar.build.pipeline import BuildOptions, build
+from nearfar.edge_runtime.artifact.reader import Artifact
 from tests.support import tiny
 from tests.support.numpy_executor import Weights
 
-PAGE_SIZE, SLOTS = 16, 16
-
 
 def write_mlx_artifact(out: Path, config: dict[str, Any], weights: Weights) -> Path:
-    """A directory for `Engine.load`; `config` and `weights` are a Hugging Face llama's or mistral's."""
-    import mlx.core as mx
-
-    out.mkdir(parents=True)
-    tensors = {name: mx.array(value) for name, value in weights.items()}
-    mx.save_safetensors(str(out / "model.safetensors"), tensors, {"format": "mlx"})
-    (out / "config.json").write_text(json.dumps(config))
-    tiny.tokenizer().save(str(out / "tokenizer.json"))
-    (out / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<|bos|>", "chat_template": tiny.TEMPLATE}))
-    save_manifest(out, mlx_manifest(config))
-    return out
-
-
-def save_manifest(out: Path, data: dict[str, Any]) -> None:
-    """Write the manifest over the files that lie there."""
-    shard = tiny.describe(out, "model.safetensors")
-    data["weights"] |= {"bytes": shard["bytes"], "shard_bytes": shard["bytes"], "shards": [shard]}
-    data["memory"]["weights"] = shard["bytes"]
-    names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-    data["tokenizer"]["files"] = [tiny.describe(out, name) for name in names if (out / name).exists()]
-    data["config"] = tiny.describe(out, "config.json")
-    tiny.save_manifest(out, data)
+    """An unquantized artifact; `config` and `weights` are a Hugging Face model's. The tokenizer is that of tiny.py."""
+    checkpoint = out.with_name(f"{out.name}-checkpoint")
+    checkpoint.mkdir(parents=True)
+    save_file({name: np.ascontiguousarray(value) for name, value in weights.items()}, checkpoint / "model.safetensors")
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    tiny.tokenizer().save(str(checkpoint / "tokenizer.json"))
+    text = {"bos_token": "<|bos|>", "chat_template": tiny.TEMPLATE}
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps(text))
+    (path,) = build(BuildOptions(str(checkpoint), out, ("mlx",), "none"))
+    return path
 
 
-def mlx_manifest(config: dict[str, Any]) -> dict[str, Any]:
-    """The manifest of a model, but for its files."""
-    data = tiny.manifest_dict(config, page_size=PAGE_SIZE, slots=SLOTS, target="mlx")
-    model, rope = data["model"], ConfigReader(config).rope()
-    bytes_f32 = data["memory"]["kv_bytes_per_token"]["f32"]
-    functions = {
-        name: [{"size": bucket["size"], "rows": bucket["rows"]} for bucket in buckets]
-        for name, buckets in data["programs"][0]["functions"].items()
-    }
-    program = {"workspace": [], "library": None, "kernels": {}, "functions": functions}
-    frequencies: npt.NDArray[Any] = rope.inv_freq(model["head_dim"])
-    window = config.get("sliding_window")
-    kinds = config.get("layer_types") or ["sliding_attention" if window else "full_attention"] * model["layers"]
-    data |= {
-        "model": {**model, "architecture": config["model_type"], "sliding_window": window, "layer_types": kinds},
-        "rope": {"inv_freq": [float(f) for f in frequencies], "scale": 1.0},
-        "quantization": {"scheme": "none"},
-        "weights": {"format": "safetensors", "bytes": 0, "shard_bytes": 1, "shards": [], "tensors": []},
-        "buffers": _buffers(data["model"]),
-        "programs": [
-            {"precision": "f16", "kv_dtype": "float16", "requires": {"features": ["metal"]}, **program},
-            {"precision": "f32", "kv_dtype": "float32", "requires": {"features": []}, **program},
-        ],
-        "memory": {"weights": 0, "kv_bytes_per_token": {"f16": bytes_f32 // 2, "f32": bytes_f32}},
-    }
-    return data
+def change_weights(path: Path, lose: Sequence[str] = (), add: Weights | None = None) -> Path:
+    """Take tensors out of an artifact's file and put others in, as if the build had written them."""
+    file = path / "model.safetensors"
+    tensors = {name: value for name, value in load_file(file).items() if name not in lose}
+    save_file({**tensors, **(add or {})}, file, {"format": "mlx"})
+    shard = tiny.describe(path, file.name)
+
+    def change(data: dict[str, Any]) -> None:
+        data["weights"] |= {"bytes": shard["bytes"], "shard_bytes": shard["bytes"], "shards": [shard]}
+
+    tiny.edit_manifest(path, change)
+    return path
 
 
-def _buffers(model: dict[str, Any]) -> list[dict[str, Any]]:
-    vocab, context = model["vocab_size"], model["context_length"]
-    shapes: dict[str, tuple[str, list[Any]]] = {
-        "tokens": ("int32", [256]), "positions": ("int32", [256]), "slots": ("int32", [256]),
-        "page_table": ("int32", [SLOTS, -(-context // PAGE_SIZE)]), "logit_rows": ("int32", [16]),
-        "logits": ("float32", [16, vocab]), "sample_f32": ("float32", [16, 8]), "sample_i32": ("int32", [16, 8]),
-        "logit_bias": ("float32", [SLOTS, vocab]), "counts": ("int32", [SLOTS, vocab]),
-        "allowed": ("uint32", [SLOTS, (vocab + 31) // 32]), "sampled": ("int32", [16]), "logprob": ("float32", [16]),
-        "top_ids": ("int32", [16, 20]), "top_logprobs": ("float32", [16, 20]),
-    }  # fmt: skip
-    return [{"name": name, "dtype": dtype, "shape": shape} for name, (dtype, shape) in shapes.items()]
+class Direct:
+    """An executor without an engine: sequences whose pages the test chooses, the same in every group."""
+
+    def __init__(self, path: Path, pages: int = 128, kv_bits: int | None = None, precision: str = "f32") -> None:
+        from nearfar.edge_runtime.executors.mlx.executor import MlxExecutor
+
+        manifest = (artifact := Artifact.open(path)).manifest
+        program = next(each for each in manifest.programs if each.precision == precision)
+        self.groups = range(len(manifest.groups))
+        self.device = MlxExecutor(artifact, program, pages=(pages,) * len(self.groups), kv_bits=kv_bits)
+        self._columns = -(-manifest.model.context_length // manifest.cache.page_size)
+
+    def pages(self, pages: list[int], slot: int = 0) -> None:
+        """The pages of a slot's sequence."""
+        table = np.zeros((1, self._columns), np.int32)
+        table[0, : len(pages)] = pages
+        for group in self.groups:
+            self.device.write(f"page_table.{group}", table, slot)
+
+    def step(self, tokens: list[int], start: int, slot: int = 0) -> Any:
+        """Logits after the last token."""
+        size = next(size for size in (1, 4, 16, 64, 256) if size >= len(tokens))
+        positions = np.full(size, -1, np.int32)
+        positions[: len(tokens)] = np.arange(start, start + len(tokens))
+        self.device.write("tokens", np.array(tokens, np.int32))
+        self.device.write("positions", positions)
+        self.device.write("slots", np.full(size, slot, np.int32))
+        self.device.write("logit_rows", np.array([len(tokens) - 1], np.int32))
+        self.device.run("step", size)
+        return self.device.fetch("logits", 1)()[0]
+
+    def prefill(self, tokens: list[int], slot: int = 0) -> Any:
+        """Logits after a prompt, in steps of 256 rows."""
+        for start in range(0, len(tokens), 256):
+            logits = self.step(tokens[start : start + 256], start, slot)
+        return logits
+
+    def spoil(self, group: int, pages: list[int]) -> None:
+        """Overwrite pages with NaN."""
+        content = self.device.read_pages(group, pages)
+        for array in content.values():
+            array[...] = np.nan  # type: ignore[call-overload]
+        self.device.write_pages(group, pages, content)

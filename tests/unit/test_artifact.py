@@ -29,7 +29,7 @@ def test_a_good_artifact(path: Path) -> None:
     manifest = artifact.manifest
     assert manifest.model.eos_token_ids == (257,)
     assert manifest.programs[0].functions["step"][1].size == 4
-    assert manifest.rope.scale == 1.0
+    assert manifest.ropes["rope"].scale == 1.0
     np.testing.assert_array_equal(artifact.read_tensor("a"), np.arange(100).reshape(10, 10))
     np.testing.assert_array_equal(artifact.read_tensor("b"), np.arange(128, 928))  # spans shards
     assert artifact.plan(manifest.programs[0].functions["step"][0]).launches == ()
@@ -38,14 +38,14 @@ def test_a_good_artifact(path: Path) -> None:
 
 
 def test_a_newer_format_says_upgrade(path: Path) -> None:
-    tiny.edit_manifest(path, lambda data: data.update(version=3))
-    with pytest.raises(ArtifactError, match=r"artifact format 3 is newer than this nearfar understands \(2\). Upgrade"):
+    tiny.edit_manifest(path, lambda data: data.update(version=4))
+    with pytest.raises(ArtifactError, match=r"artifact format 4 is newer than this nearfar understands \(3\). Upgrade"):
         Artifact.open(path)
 
 
 def test_an_older_format_says_build_again(path: Path) -> None:
-    tiny.edit_manifest(path, lambda data: data.update(version=1))
-    with pytest.raises(ArtifactError, match=r"artifact format 1; this nearfar reads 2. Build the artifact again"):
+    tiny.edit_manifest(path, lambda data: data.update(version=2))
+    with pytest.raises(ArtifactError, match=r"artifact format 2; this nearfar reads 3. Build the artifact again"):
         Artifact.open(path)
 
 
@@ -63,12 +63,12 @@ def test_no_artifact(path: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: d["model"].pop("layers"), r"\$.model: 'layers' is a required property"),
-        (lambda d: d["model"].update(heads=0), r"\$.model.heads: 0 is less than"),
+        (lambda d: d["model"].pop("vocab_size"), r"\$.model: 'vocab_size' is a required property"),
+        (lambda d: d["caches"][0].update(kv_heads=0), r"\$.caches\[0\].kv_heads: 0 is less than"),
         (lambda d: d["weights"]["shards"][0].update(file="../../etc/passwd"), "does not match"),
         (lambda d: d["weights"]["shards"][0].update(file="/etc/passwd"), "does not match"),
         (lambda d: d["weights"]["tensors"][0].update(offset=4), "not a multiple of 256"),
-        (lambda d: d.update(target="toaster"), "'toaster' is not one of"),
+        (lambda d: d.update(target="../toaster"), "'../toaster' does not match"),
         (lambda d: d.update(programs=[]), "programs"),
         (lambda d: d["programs"][0]["functions"].pop("greedy"), "'greedy' is a required property"),
     ],
@@ -87,7 +87,7 @@ def swap_offsets(data: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda d: d["rope"].update(scale=2.0),
+        lambda d: d["ropes"]["rope"].update(scale=2.0),
         lambda d: d["model"].update(eos_token_ids=[256]),
         lambda d: d["weights"]["tensors"][0].update(offset=256),
         swap_offsets,
@@ -118,6 +118,15 @@ def functions(data: dict[str, Any]) -> dict[str, Any]:
     return data["programs"][0]["functions"]
 
 
+def op(data: dict[str, Any], kind: str) -> dict[str, Any]:
+    return next(op for op in data["step"]["ops"] if op["op"] == kind)
+
+
+def two_groups_alike(data: dict[str, Any]) -> None:
+    data["groups"].append(data["groups"][0])
+    data["caches"][1].update(group=1)
+
+
 def tensor(data: dict[str, Any], index: int) -> dict[str, Any]:
     return data["weights"]["tensors"][index]
 
@@ -133,31 +142,40 @@ def tensor(data: dict[str, Any], index: int) -> dict[str, Any]:
         (lambda d: tensor(d, 1).update(offset=256), "tensors a and b overlap"),
         (lambda d: tensor(d, 1).update(offset=1024), "tensor b ends at 4,224, beyond the 4,000 bytes"),
         (lambda d: tensor(d, 1).update(name="a"), "names a tensor twice"),
-        (lambda d: d["weights"].update(format="safetensors"), "target cpu reads a stream"),
-        (lambda d: d["rope"].update(inv_freq="a"), r"tensor a is uint32 \[10, 10\], rope needs float32 \[4\]"),
-        (lambda d: d["rope"].update(inv_freq="no"), "rope.inv_freq is 'no', which is no tensor"),
-        (lambda d: d["rope"].update(inv_freq=[1.0] * 4), "which is no tensor"),
+        (lambda d: d["weights"].update(format="safetensors"), "safetensors files list their tensors themselves"),
+        (lambda d: d["ropes"]["rope"].update(inv_freq="a"), r"tensor a is uint32 \[10, 10\], rope 'rope' needs float32"),
+        (lambda d: d["ropes"]["rope"].update(inv_freq="no"), "ropes.rope.inv_freq is 'no', which is no tensor"),
+        (lambda d: d["ropes"]["rope"].update(inv_freq=[1.0] * 4), "which is no tensor"),
         (lambda d: d["model"].update(eos_token_ids=[1, 261]), "special token 261 is not below model.vocab_size 261"),
         (lambda d: d["model"].update(bos_token_id=261), "special token 261"),
-        (lambda d: d["model"].update(kv_heads=3), "heads 4 is no multiple of kv_heads 3"),
-        (lambda d: d["model"].update(head_dim=7), "head_dim is 7, which is odd"),
-        (lambda d: d["model"].update(layer_types=["full_attention"]), "has 1 entries for 2 layers"),
-        (lambda d: d["model"].update(layer_types=["sliding_attention"] * 2), "no sliding_window"),
+        (lambda d: d["caches"][0].update(kv_heads=3), "has 4 heads for 3 heads of keys"),
+        (lambda d: d["caches"][0].update(head_dim=7), "7 is not a multiple of 2"),
+        (lambda d: d["caches"].pop(), "uses cache 1, there are 1"),
+        (lambda d: d["caches"][1].update(group=1), r"caches are of groups \[0, 1\], and there are 1 groups"),
+        (lambda d: d["groups"].append({"window": 8}), r"caches are of groups \[0\], and there are 2 groups"),
+        (two_groups_alike, r"two groups have the same window: \[None, None\]"),
+        (lambda d: d["step"]["ops"].pop(0), "which nothing before it makes"),
+        (lambda d: op(d, "rope_append").update(rope="far"), "turns by 'far', which is not among ropes"),
+        (lambda d: d["step"]["params"].pop(0), "which is no parameter"),
+        (lambda d: d["step"]["ops"].append({"op": "dream", "out": "x"}), "operation 'dream' is not known"),
         (lambda d: d["model"].update(context_length=10**12), "greater than the maximum of 16777216"),
-        (lambda d: d["model"].update(layers=10**9), "greater than the maximum of 4096"),
+        (lambda d: d["model"].update(context_length=0), "less than the minimum of 1"),
         (lambda d: d["cache"].update(page_size=16.0), r"page_size: 16.0 is not of type 'integer'"),
         (lambda d: d["cache"].update(page_size=True), r"page_size: True is not of type 'integer'"),
-        (lambda d: d["memory"].update(kv_bytes_per_token={}), "kv_bytes_per_token does not have it"),
-        (lambda d: d["programs"][0].update(library=None), "library and library_sha256"),
+        (lambda d: d["programs"][0].update(library=None), "library: None is not of type 'string'"),
         (lambda d: d["programs"][0].pop("library_sha256"), "library and library_sha256"),
-        (lambda d: d["programs"][0]["kernels"].update(k={"params": []}), "kernel k does not have what target cpu needs"),
-        (lambda d: d["programs"].append(d["programs"][0]), "programs have the same precision: f32, f32"),
+        (lambda d: d["programs"][0]["kernels"].update(k={"params": []}), "kernel k has neither"),
+        (lambda d: d["programs"].append(d["programs"][0]), "programs have the same name: f32, f32"),
         (lambda d: functions(d).update(greedy=[]), "greedy should have buckets"),
         (lambda d: functions(d).update(step=[]), "step should have buckets"),
         (lambda d: functions(d)["step"].reverse(), "step should have buckets of ascending size"),
         (lambda d: functions(d)["greedy"][1].update(rows=16), "greedy of size 4 has 16 rows"),
-        (lambda d: functions(d)["step"][0].pop("sha256"), "'sha256' is a required property"),
-        (lambda d: d["buffers"].append({"name": "tokens", "dtype": "int32", "shape": [64]}), "step of size 256"),
+        (lambda d: functions(d)["step"][0].pop("sha256"), "step of size 1 has no plan"),
+        (lambda d: functions(d)["step"][4].update(size=257), "step of size 257 has 16 rows, which the buffers do not hold"),
+        (lambda d: d["buffers"].append(d["buffers"][0]), "buffers names a buffer twice"),
+        (lambda d: d["buffers"].pop(), "buffers lacks kv.1.v"),
+        (lambda d: d["buffers"][0].update(shape=[64]), r"tokens is int32 \[64\], .* it should be int32 \[256\]"),
+        (lambda d: d["buffers"].append({"name": "state", "dtype": "int32", "shape": [4]}), "buffer state is not one of"),
         (lambda d: d.update(buffers=[{"name": "x", "dtype": "int32", "shape": [10**400]}]), "buffers"),
     ],
 )  # fmt: skip
@@ -264,21 +282,30 @@ def test_the_library_is_checked(path: Path) -> None:
         Artifact.open(path).verify()
 
 
-def test_programs_are_chosen_by_what_the_device_has(path: Path) -> None:
-    def two(data: dict[str, Any]) -> None:
-        better = json.loads(json.dumps(data["programs"][0]))
-        better |= {"precision": "f16", "requires": {"features": ["shader-f16"], "limits": {"maxBufferSize": 100}}}
-        data["programs"].insert(0, better)
-        data["memory"]["kv_bytes_per_token"]["f16"] = 128
+def test_programs_are_chosen_by_what_the_device_has_and_by_what_is_asked_for(path: Path) -> None:
+    def three(data: dict[str, Any]) -> None:
+        (plain,) = data["programs"]
+        wide = {**plain, "name": "wide", "requires": {"features": ["subgroups"], "limits": {}}}
+        half = {**plain, "name": "f16", "activations": "float16"}
+        half |= {"requires": {"features": ["shader-f16"], "limits": {"maxBufferSize": 100}}}
+        data["programs"] = [half, wide, plain]
 
-    tiny.edit_manifest(path, two)
+    tiny.edit_manifest(path, three)
     artifact = Artifact.open(path)
-    assert artifact.choose_program({"shader-f16"}, {"maxBufferSize": 100}).precision == "f16"
-    assert artifact.choose_program({"shader-f16"}, {"maxBufferSize": 99}).precision == "f32"
-    assert artifact.choose_program([]).precision == "f32"
-    tiny.edit_manifest(path, lambda data: data["programs"].pop())
-    with pytest.raises(DeviceError, match=r"f16 needs feature shader-f16, maxBufferSize 100 \(has 10\)"):
-        Artifact.open(path).choose_program([], {"maxBufferSize": 10})
+    assert artifact.choose_program({"shader-f16"}, {"maxBufferSize": 100}).name == "f16"
+    assert artifact.choose_program({"shader-f16"}, {"maxBufferSize": 99}).name == "f32"
+    assert artifact.choose_program({"shader-f16", "subgroups"}, precision="f32").name == "wide"
+    assert artifact.choose_program({"subgroups"}, name="f32").name == "f32"
+    with pytest.raises(DeviceError, match=r"wide needs feature subgroups$"):
+        artifact.choose_program([], name="wide")
+    with pytest.raises(DeviceError, match=r"f16 needs feature shader-f16, maxBufferSize 100 \(has 10\)$"):
+        artifact.choose_program([], {"maxBufferSize": 10}, precision="f16")
+    with pytest.raises(RequestError, match="has the programs f16, wide, f32, not 'fast'"):
+        artifact.choose_program([], name="fast")
+    with pytest.raises(RequestError, match="has programs for f16, f32, not for 'f8'"):
+        artifact.choose_program([], precision="f8")
+    with pytest.raises(RequestError, match="the program 'wide' does not compute in f16"):
+        artifact.choose_program([], precision="f16", name="wide")
 
 
 def test_choosing_an_artifact(path: Path) -> None:

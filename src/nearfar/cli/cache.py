@@ -67,7 +67,7 @@ def save(
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is not a snapshot.")] = False,
     device: DeviceName = LOAD.device,
     threads: Threads = LOAD.threads,
-    kv_memory: KvMemory = LOAD.kv_memory,
+    kv_memory: KvMemory = None,
     kv_bits: KvBits = LOAD.kv_bits,
     trust: Trust = LOAD.trust,
 ) -> None:
@@ -95,7 +95,7 @@ def load(
     stop: Stop = None,
     device: DeviceName = LOAD.device,
     threads: Threads = LOAD.threads,
-    kv_memory: KvMemory = LOAD.kv_memory,
+    kv_memory: KvMemory = None,
     kv_bits: KvBits = LOAD.kv_bits,
     trust: Trust = LOAD.trust,
 ) -> None:

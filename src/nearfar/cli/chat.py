@@ -67,7 +67,7 @@ def chat(
     stats: Stats = False,
     device: DeviceName = LOAD.device,
     threads: Threads = LOAD.threads,
-    kv_memory: KvMemory = LOAD.kv_memory,
+    kv_memory: KvMemory = None,
     kv_bits: KvBits = LOAD.kv_bits,
     precision: Precision = LOAD.precision,
     program: ProgramName = LOAD.program,

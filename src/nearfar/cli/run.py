@@ -66,7 +66,7 @@ def run(
     stats: Stats = False,
     device: DeviceName = LOAD.device,
     threads: Threads = LOAD.threads,
-    kv_memory: KvMemory = LOAD.kv_memory,
+    kv_memory: KvMemory = None,
     kv_bits: KvBits = LOAD.kv_bits,
     precision: Precision = LOAD.precision,
     program: ProgramName = LOAD.program,

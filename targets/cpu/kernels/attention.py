@@ -39,7 +39,7 @@ def attention(job: Attend) -> Staged:
 
 
 def _components(width: int, body: Callable[[Expr, int], None]) -> None:
-    """Call body(start, lanes) over a head's components: vectors of 8, then what is left in vectors of 4 and 2."""
+    """Call body(start, lanes) over a head's components: vectors of 8, then of 4 and 2 what is left."""
     with T.serial(0, width // v.LANES) as i:
         body(i * v.LANES, v.LANES)
     at = width - width % v.LANES
@@ -137,7 +137,7 @@ def _scores(
 
 
 def _softmax_step(job: Attend, s: list[Expr], sums: _Sums, h: Expr, begin: Expr, end: Expr) -> None:
-    """Scores of positions begin … end of a page to weights: raise the maximum, scale the sums under the old one."""
+    """Scores of a page's positions begin … end to weights: raise the maximum, scale what was summed."""
     masked = []
     for i, value in enumerate(s):
         index = tirx.Ramp(v.i32(i * v.LANES), v.i32(1), v.LANES)

@@ -42,7 +42,7 @@ def finish_tile(
     acc: Expr,
     up: Expr | None,
 ) -> None:
-    """Store rows row … row+tile of a block's outputs from the sums `acc` (and `up`, a gated job's second factor)."""
+    """Store rows row … row+tile of a block's outputs from sums `acc` (`up`: a gate's second factor)."""
     for r in range(tile):
         for h, half in enumerate(halves):
             i, column = r * len(halves) + h, block * v.ROWS + half * v.LANES
@@ -73,7 +73,7 @@ def _finish_vector(
 
 
 def _finish_lanes(job: Linear, buf: dict[str, Expr], column: Expr, row: Expr, value: Expr) -> None:
-    """As above where the last block is not full: lane by lane, past the end nothing. There is no gate: see linear.py."""
+    """As above where the last block is not full, lane by lane, nothing past the end. No gate: linear.py."""
     lanes = v.local((1, v.LANES), "float32")
     v.put(lanes, [0, 0], value)
     if job.bias:

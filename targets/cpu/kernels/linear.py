@@ -1,4 +1,4 @@
-"""Which kernel a linear job takes; and the second launch of gated jobs of a width that blocks do not divide."""
+"""Which kernel a linear job takes; the second launch of gated jobs whose width is no multiple of a block."""
 
 from __future__ import annotations
 

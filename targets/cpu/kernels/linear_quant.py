@@ -28,7 +28,7 @@ Expr = Any
 
 
 def row_tile(m: int) -> int:
-    """Rows of x that share a pass over a block of weights: 8 rows by 8 outputs fill half the registers with sums.
+    """Rows of x that share a pass over a block of weights: sums of 8 by 8 outputs fill half the registers.
 
     (4 by 16 unpacks every weight twice as often per row, and LLVM's scheduler spills five sums in its loop.)
     """

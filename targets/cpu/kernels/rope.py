@@ -48,7 +48,7 @@ def _row(job: RopeAppend, buf: dict[str, Expr], m: Expr) -> None:
         offset = T.Bind(position % job.page_size)
 
         def put_k(head: Expr, i: Expr, value: Expr) -> None:
-            v.put1(buf["keys"], [page, head, i, offset], tirx.Cast(job.kv_dtype, value))
+            v.put1(buf["keys"], [page, head, i, offset], _stored(job, value))
 
         _turned(job, buf, m, position, "k_norm", job.kv_heads, v.i32(job.heads), put_k)
         with T.serial(0, job.kv_heads) as head:
@@ -59,7 +59,16 @@ def _row(job: RopeAppend, buf: dict[str, Expr], m: Expr) -> None:
             with T.serial(0, d) as i:
                 value = buf["x"][m, first + i]
                 value = value if scale is None else value * scale
-                v.put1(buf["v_cache"], [page, head, offset, i], tirx.Cast(job.kv_dtype, value))
+                v.put1(buf["v_cache"], [page, head, offset, i], _stored(job, value))
+
+
+def _stored(job: RopeAppend, value: Expr) -> Expr:
+    """As the cache has it: float16 saturates, for an infinite key makes every score NaN; a NaN stays one."""
+    if job.kv_dtype != "float16":
+        return tirx.Cast(job.kv_dtype, value)
+    value, most = T.Bind(value), v.f32(65504.0)
+    low = T.Bind(tirx.Select(value < v.f32(-65504.0), v.f32(-65504.0), value))
+    return tirx.Cast(job.kv_dtype, tirx.Select(low > most, most, low))
 
 
 def _q_factor(job: RopeAppend, position: Expr) -> Expr | None:
@@ -75,7 +84,7 @@ def _turned(
     job: RopeAppend, buf: dict[str, Expr], m: Expr, position: Expr, norm: str, heads: int, first: Expr,
     put: Callable[[Expr, Expr, Expr], None],
 ) -> None:  # fmt: skip
-    """Norm and rotation of heads first … first+heads of row m: each component to put(head, component, value)."""
+    """Norm and rotation of heads first … first+heads of row m: each component to put(head, i, value)."""
     x, d = buf["x"], job.head_dim
     at = T.Bind(tirx.max(position, 0))
 

@@ -109,7 +109,7 @@ def greedy(job: Greedy) -> Staged:
 
 
 def logprobs(job: Logprobs) -> Staged:
-    """See Logprobs: 20 passes, each finding what follows the last (by value descending, then index ascending)."""
+    """See Logprobs: 20 passes, each finding what follows the last (value descending, index ascending)."""
     rows, vocab = job.rows, job.vocab
     args: Args = [
         ("logits", (16, vocab), "float32"),

@@ -36,7 +36,7 @@ def prim_func(
 
 
 def rows(m: int) -> Any:
-    """The loop over rows that take little each: side by side from 16 on; waking a thread takes longer than a few."""
+    """The loop over rows that take little each: side by side from 16 on; waking a thread takes time too."""
     return (T.parallel if m >= 16 else T.serial)(0, m)
 
 
@@ -51,7 +51,7 @@ def put(buf: Expr, index: Sequence[Any], value: Expr, n: int = LANES) -> None:
 
 
 def some(buf: Expr, index: Sequence[Any], count: int) -> Expr:
-    """Eight float32 lanes, the first `count` loaded from `index` on; the others are 0, and nothing is read there."""
+    """Eight float32 lanes, the first `count` loaded from `index` on; the others are 0 and not read."""
     if count == LANES:
         return lanes(buf, index)
     filled = local((LANES,), "float32")
@@ -110,7 +110,7 @@ def bits(value: Expr, dtype: str) -> Expr:
 
 
 def local(shape: Sequence[int], dtype: str) -> Expr:
-    """An array on the stack: without the annotation TVM 0.27 calls the runtime's allocator from 64 bytes on."""
+    """An array on the stack; without the annotation TVM 0.27 calls the allocator from 64 bytes on."""
     return T.alloc_buffer(tuple(shape), dtype, scope="local", annotations={"disable_lower_builtin": True})
 
 
@@ -193,7 +193,7 @@ def keep(value: Expr, dtype: str = F32X8) -> Expr:
 
 
 def log(x: Expr) -> Expr:
-    """Natural logarithm of eight positive normal numbers, within 2 ulp, also close to 1, where Gumbel noise lives.
+    """Natural logarithm of eight positive normal numbers, within 2 ulp also close to 1, for Gumbel noise.
 
     x = 2^e · m, m in [√½, √2); log m by Cephes' minimax polynomial in m − 1, ln 2 in two parts.
     """
@@ -202,8 +202,8 @@ def log(x: Expr) -> Expr:
     r = keep(bits(whole - (e << isplat(23)), F32X8) - splat(1.0))
     exponent, square = cast(e, F32X8), keep(r * r)
     poly = splat(7.0376836292e-2)
-    for coefficient in (-1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
-                        2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1):  # fmt: skip
+    for coefficient in (-1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1,
+                        -1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1):  # fmt: skip
         poly = T.Bind(poly * r + splat(coefficient))
     tail = T.Bind(poly * r * square + exponent * splat(-2.12194440e-4) - square * splat(0.5))
     return keep(r + tail + exponent * splat(0.693359375))

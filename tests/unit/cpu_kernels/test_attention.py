@@ -62,7 +62,7 @@ def tolerance(job: Attend) -> float:
 
 @pytest.mark.parametrize("job", SHORT, ids=lambda job: job.label)
 def test_attention(jobs, job):
-    """Rows of two sequences, with padding between; what lies beyond a row's position, or before its window, is NaN."""
+    """Rows of two sequences and padding; what lies beyond a position, or before its window, is NaN."""
     rng = np.random.default_rng(job.m)
     count = 2 * job.pages_per_slot
     inputs = inputs_of(job, rng, pages=count + 1)
@@ -94,7 +94,7 @@ def test_attention_over_32k_positions(jobs):
 
 
 def test_pages_before_the_window_need_not_be_there(jobs):
-    """At positions far beyond 8k only the window's pages are there. Reading another page would end the process.
+    """At positions far beyond 8k only the window's pages are there. To read another would end the process.
 
     So a chunk of a prompt costs by the window, not by what came before it.
     """

@@ -86,7 +86,7 @@ def test_linear(jobs, job):
 
 
 def swept(job: Linear, values: np.ndarray) -> dict[str, np.ndarray]:
-    """Inputs with which output i is f(values[i]): the matrix holds the values, then ones for a gate's second half."""
+    """Inputs with which output i is f(values[i]): the matrix holds the values, then ones to be gated."""
     w = np.zeros((job.matrix.n, 8), np.float32)
     w[:4096, 0], w[4096:, 0] = values, 1
     return {"x": np.eye(1, 8, dtype=np.float32), "w0": KERNELS.pack(job.matrix, w)[0]}

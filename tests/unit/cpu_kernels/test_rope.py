@@ -35,6 +35,7 @@ JOBS = [
     *(rope(m, heads, kv_heads, d, kv_dtype, norm_eps=1e-6)
       for kv_dtype in ("float32", "float16")
       for m, heads, kv_heads, d in SHAPES),
+    rope(16, 4, 2, 16, "float16"),
     rope(16, 4, 2, 16, "float16", norm_eps=1e-6, v_norm_eps=1e-6, q_scale=(0.1, 8.0)),
 ]  # fmt: skip
 
@@ -63,12 +64,27 @@ def test_rope_append(jobs, job):
 
 
 def test_the_table_is_used_as_it_is(jobs):
-    """Yarn scales cosines and sines: a norm before the rotation keeps the factor, one after it takes it away."""
+    """Yarn scales cosines and sines: a norm before the rotation keeps the factor, one after it does not."""
     for job in (rope(4, 4, 2, 8, norm_eps=1e-6), rope(4, 4, 2, 8, norm_eps=1e-2, norm_after=True)):
         inputs = inputs_of(job, np.random.default_rng(3), pages=PAGES, context=CONTEXT)
         inputs["positions"][:4] = [0, 33, 100, 159]
         inputs["rope"] *= np.float32(1.4)
         jobs.check(job, inputs, 3e-6)
+
+
+def test_what_a_float16_cache_cannot_hold_saturates(jobs):
+    """And what is not a number stays so."""
+    job = rope(16, 4, 2, 16, "float16")
+    inputs = inputs_of(job, np.random.default_rng(6), pages=PAGES, context=CONTEXT)
+    inputs["positions"][:3] = [7, 8, 9]
+    inputs["x"][0] *= np.float32(1e6)
+    inputs["x"][2, 4 * 16 :] = np.nan
+    jobs.check(job, inputs, 3e-6)
+    got = jobs.compute(job, inputs)
+    assert {
+        float(got[name].max(where=np.isfinite(got[name]), initial=0)) for name in ("k_cache", "v_cache")
+    } == {65504}
+    assert np.isnan(got["v_cache"]).sum() == np.isnan(got["k_cache"]).sum() == 2 * 16
 
 
 @pytest.mark.parametrize(
