@@ -82,7 +82,7 @@ def op_of(record: Mapping[str, Any]) -> Op:
     if kind is None:
         raise ValueError(f"operation {str(record.get('op'))[:80]!r} is not known")
     fields = {key: value for key, value in record.items() if key != "op"}
-    return typing.cast(Op, _record(kind, fields, f"operation {kind.op}"))
+    return _record(kind, fields, f"operation {kind.op}")
 
 
 def param_record(param: Param) -> dict[str, Any]:
