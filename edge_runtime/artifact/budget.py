@@ -17,7 +17,7 @@ from nearfar.format.sizes import MAX_STEP, pages_for
 
 _BYTES = {"float16": 2, "float32": 4, "int32": 4, "uint32": 4}
 TYPICAL = 4096
-"""Tokens of a conversation, for which groups with and without a window get pages in proportion: most stay below."""
+"""Tokens of a conversation beside a long one: most stay below."""
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -96,23 +96,29 @@ def useful_pages(manifest: Manifest) -> tuple[int, ...]:
 def share_pages(manifest: Manifest, each: Sequence[int], budget: int, limits: Sequence[int]) -> tuple[int, ...]:
     """Pages by group for `budget` bytes, where a page of a group takes `each` bytes; at most `limits` of them.
 
-    The groups should run out together, but for the one without a window, which alone decides how long a text can be. So a
-    first sequence gets what TYPICAL tokens need, then further ones the same, until all slots have it, and as many again for
-    prefixes that are kept; whatever is left goes to the first group, which has no window, or the widest.
+    A window must not shorten the context, so a first sequence comes first, as long as the model or the budget allows, with
+    its windows. Then groups should run out together: further sequences get their windows and what TYPICAL tokens need in
+    the group without, until all slots have it, and as many again for prefixes that are kept. Whatever is left goes to the
+    first group, which has no window, or the widest.
     """
-    size, slots = manifest.cache.page_size, manifest.cache.slots
-    most = _most_columns(manifest)
-    typical = pages_for(min(TYPICAL, manifest.model.context_length), size)
+    size, most = manifest.cache.page_size, _most_columns(manifest)
+    context = manifest.model.context_length
+    typical = pages_for(min(TYPICAL, context), size)
 
     def of(sequences: int, columns: int) -> list[int]:
-        return [min(sequences * min(n, columns), limit) for n, limit in zip(most, limits, strict=True)]
+        whole = columns + (sequences - 1) * typical
+        wanted = [
+            whole if window.size is None else sequences * min(n, columns)
+            for window, n in zip(windows(manifest), most, strict=True)
+        ]
+        return list(map(min, wanted, limits))
 
     def takes(pages: Sequence[int]) -> int:
         return sum(count * page for count, page in zip(pages, each, strict=True))
 
-    columns = _largest(typical, lambda n: takes(of(1, n)) <= budget)
-    sequences = _largest(2 * slots, lambda n: takes(of(n, columns)) <= budget)
-    pages = of(max(sequences, 1) if columns else 0, columns)
+    columns = _largest(pages_for(context, size), lambda n: takes(of(1, n)) <= budget)
+    sequences = _largest(2 * manifest.cache.slots, lambda n: takes(of(n, columns)) <= budget)
+    pages = of(max(sequences, 1), columns)
     pages[0] = min(pages[0] + max(budget - takes(pages), 0) // each[0], limits[0])
     return tuple(pages)
 

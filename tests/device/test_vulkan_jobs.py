@@ -1,4 +1,4 @@
-"""The kernels of the GPU targets as SPIR-V against NumPy, on a Vulkan device; the same jobs as test_webgpu_kernels.py."""
+"""The GPU targets' kernels as SPIR-V against NumPy, on a Vulkan device; jobs as test_webgpu_kernels.py."""
 
 from __future__ import annotations
 

@@ -363,7 +363,9 @@ def test_groups_get_pages_in_proportion_to_what_a_sequence_needs_of_them() -> No
 
     assert pages(10 * (full + sliding)) == (10, 10), "too little for a window: as if there were none"
     assert pages(200 * full + need * sliding) == (200, need)
-    assert pages(3 * (256 * full + need * sliding)) == (768, 3 * need), "three conversations of 4096 tokens"
+    assert pages(2048 * full + need * sliding) == (2048, need), "the context comes first"
+    three = 2048 * full + need * sliding + 2 * (256 * full + need * sliding)
+    assert pages(three) == (2048 + 2 * 256, 3 * need), "and two conversations of 4096 tokens"
     assert pages(10**9) == useful_pages(manifest) == (8 * 2048, 16 * need), "and as many idle pages of windows"
 
 

@@ -44,7 +44,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "change", "said"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(("name", "change", "said"), REFUSED)
 def test_refused_by_name(name: str, change: dict[str, Any], said: str) -> None:
     case = next(case for case in CASES if str(case) == name)
     config = {**case.config, "model_type": case.model_type}

@@ -139,7 +139,11 @@ class CpuExecutor:
         return [self._tensor(arg, param) for arg, param in zip(launch.args, params, strict=True)]
 
     def _tensor(self, arg: str, param: Param) -> Tensor:
-        key = (arg, self._layout.extents(param.shape), param.dtype)
+        """A buffer has its own extents: layers of several groups can share a kernel, whose record names one's pages."""
+        space, _, name = arg.partition(":")
+        own = space == "buffer"
+        extents = self._layout.buffer(name).extents if own else self._layout.extents(param.shape)
+        key = (arg, extents, param.dtype)
         if key not in self._tensors:
             self._tensors[key] = Tensor(self._memory[arg], key[1], param.dtype)
         return self._tensors[key]
