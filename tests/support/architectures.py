@@ -203,6 +203,7 @@ GEMMAS = [
     case("olmo3", "yarn", sliding_window=11, num_hidden_layers=5, rope_parameters=YARN_BY_TYPE),
     case("exaone4", "hybrid", sliding_window=10, sliding_window_pattern=3, num_hidden_layers=4,
          rope_parameters=LINEAR),
+    case("exaone4", "still", layer_types=[LOCAL, GLOBAL, GLOBAL]),
     case("exaone4", "global", sliding_window=None, layer_types=[GLOBAL] * 3, head_dim=80,
          tie_word_embeddings=True),
     case("glm4", "plain", head_dim=24),
