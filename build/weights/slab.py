@@ -1,4 +1,4 @@
-"""How weights lie before the search of quantize_kernel, and what it gives back: what it and its caller agree on, without TVM."""
+"""How weights lie before the search of quantize_kernel, and what it gives back; without TVM."""
 
 from __future__ import annotations
 
@@ -8,11 +8,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-LANES = 16  # groups that one loop iteration works on, each in a vector lane: two registers, so that their chains overlap
-WORD = 16  # bits of the words that codes are packed into: a group of 16 fills whole ones at any number of bits
+LANES = 16
+"""Groups that one loop iteration works on, each in a vector lane: two registers, so that chains overlap."""
+WORD = (
+    16  # bits of the words that codes are packed into: a group of 16 fills whole ones at any number of bits
+)
 LARGEST = 65504.0
 """The largest float16."""
-PARAMS = ("scale", "bias", "low", "high", "total")  # rows of the kernel's params: the group's affine, then its statistics
+PARAMS = (
+    "scale",
+    "bias",
+    "low",
+    "high",
+    "total",
+)  # rows of the kernel's params: the group's affine, then its statistics
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:

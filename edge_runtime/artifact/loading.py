@@ -10,7 +10,15 @@ from nearfar.edge_runtime.artifact.finder import by_target, none_for
 from nearfar.edge_runtime.artifact.options import LoadOptions
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.artifact.trust import check_trust
-from nearfar.edge_runtime.devices import AUTO, Device, Settings, device, device_names, kv_bits_choices, parse_device
+from nearfar.edge_runtime.devices import (
+    AUTO,
+    Device,
+    Settings,
+    device,
+    device_names,
+    kv_bits_choices,
+    parse_device,
+)
 from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.edge_runtime.executors.base import Executor
 from nearfar.edge_runtime.text.codec import TextCodec
@@ -54,10 +62,22 @@ def _open(chosen: Device, artifact: Artifact, program: Program, settings: Settin
     try:
         return chosen.open(artifact, program, settings)
     except MemoryError as error:
-        raise DeviceError(f"there is not enough memory to load {artifact.path}: give the cache less (--kv-memory)") from error
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError, RecursionError, StopIteration) as error:
+        raise DeviceError(
+            f"there is not enough memory to load {artifact.path}: give the cache less (--kv-memory)"
+        ) from error
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+        OSError,
+        RecursionError,
+        StopIteration,
+    ) as error:
         raise ArtifactError(
-            f"{artifact.path} does not make sense to its runtime ({type(error).__name__}: {error}): copy it again, or build it again"
+            f"{artifact.path} does not make sense to its runtime ({type(error).__name__}: {error}): copy it "
+            "again, or build it again"
         ) from error
 
 
@@ -65,8 +85,8 @@ def _check_kv_bits(kv_bits: int | None, target: str, chosen: Device) -> None:
     if kv_bits is None or kv_bits in chosen.kv_bits:
         return
     raise RequestError(
-        f"{target} cannot keep the KV cache in {kv_bits} bits (kv_bits, --kv-bits); {kv_bits_choices()} can. Leave it out for "
-        "a cache as the model computes",
+        f"{target} cannot keep the KV cache in {kv_bits} bits (kv_bits, --kv-bits); "
+        f"{kv_bits_choices()} can. Leave it out for a cache as the model computes",
         "kv_bits",
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from nearfar.edge_runtime.artifact.budget import kv_bytes, longest, page_bytes, parse_size, plan_pages, useful_pages
 from nearfar.edge_runtime.artifact.loading import choose
 from nearfar.edge_runtime.artifact.reader import Artifact
+from nearfar.edge_runtime.artifact.trust import check_trust
 from nearfar.errors import ArtifactError, DeviceError, RequestError
 from nearfar.format.manifest import parse
 from tests.support import tiny
@@ -280,6 +282,34 @@ def test_the_library_is_checked(path: Path) -> None:
     tiny.edit_manifest(path, lambda d: d["programs"][0].update(library="model.so", library_sha256="0" * 64))
     with pytest.raises(ArtifactError, match="so is corrupt"):
         Artifact.open(path).verify()
+
+
+def test_what_was_verified_is_not_read_again_to_be_trusted(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library can be large; but one that has changed since is another."""
+    monkeypatch.delenv("NEARFAR_TRUST", raising=False)
+    for variable in ("HOME", "XDG_DATA_HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(variable, str(tmp_path / "home"))
+    read: list[str] = []
+    digest = hashlib.file_digest
+
+    def counted(file: Any, kind: str) -> Any:
+        read.append(Path(file.name).name)
+        return digest(file, kind)
+
+    monkeypatch.setattr(hashlib, "file_digest", counted)
+    artifact = Artifact.open(path)
+    check_trust(artifact, trust=True)
+    artifact.verify()
+    check_trust(artifact, trust=False)
+    assert sorted(read) == sorted(set(read))
+    assert "model.so" in read
+    library = path / "kernels" / "f32" / "model.so"
+    library.unlink()
+    library.write_bytes(b"mo code")
+    with pytest.raises(ArtifactError, match="is native code"):
+        check_trust(artifact, trust=False)
 
 
 def test_programs_are_chosen_by_what_the_device_has_and_by_what_is_asked_for(path: Path) -> None:

@@ -103,7 +103,9 @@ def test_a_folder_more_is_a_device_more(tmp_path: Path, monkeypatch: pytest.Monk
     """A new device costs its folder: nothing has to be told of it."""
     folder = tmp_path / "toaster"
     folder.mkdir()
-    record = "DEVICE = Device(lambda which=None: Found(frozenset()), None, lambda: 9, list, several=True, kv_bits=(3,))"
+    record = (
+        "DEVICE = Device(lambda which=None: Found(frozenset()), None, int, list, several=True, kv_bits=(3,))"
+    )
     (folder / "__init__.py").write_text(f"from nearfar.edge_runtime.devices import Device, Found\n{record}\n")
     code = f"""
 import nearfar.edge_runtime.executors as executors
@@ -124,12 +126,16 @@ def test_options_have_one_home() -> None:
     assert set(LoadKeywords.__annotations__) == set(fields)
     for command in (run, chat):
         given = {name: parameter.default for name, parameter in inspect.signature(command).parameters.items()}
-        assert {name: given[name] for name in fields if name != "verify"} == {n: d for n, d in fields.items() if n != "verify"}
+        assert {name: given[name] for name in fields if name != "verify"} == {
+            n: d for n, d in fields.items() if n != "verify"
+        }
     with pytest.raises(TypeError, match="colour"):
         LoadOptions(colour="red")  # type: ignore[call-arg]
 
 
-def test_where_nothing_else_is_at_hand_a_last_resort_is_taken(targets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_else_is_at_hand_a_last_resort_is_taken(
+    targets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prefer(monkeypatch, vulkan=-2, webgpu=-1, mlx=-3)
     assert choose(targets, "auto")[0].target == "cpu"
     shutil.rmtree(targets / "cpu")

@@ -1,4 +1,4 @@
-"""What executors of plans share: shapes by group, what may be written where, pieces of weights, tables of rotations."""
+"""What executors of plans share: shapes by group, what may be written where, pieces of weights, rotations."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def layout(artifact: Artifact, *pages: int, context: int = 48, **changes: str) -
 def test_each_group_has_its_pages_and_its_caches(tmp_path: Path) -> None:
     path = tiny.write_artifact(tmp_path / "tiny")
     made = tiny.manifest_dict(HYBRID)
-    tiny.edit_manifest(path, lambda data: data.update({key: made[key] for key in ("groups", "caches", "buffers", "step")}))
+    tiny.edit_manifest(
+        path, lambda data: data.update({key: made[key] for key in ("groups", "caches", "buffers", "step")})
+    )
     found = layout(Artifact.open(path), 5, 3, kv_dtype="float16")
     windows = [group.window for group in Artifact.open(path).manifest.groups]
     full, sliding = windows.index(None), windows.index(32)
