@@ -1,4 +1,4 @@
-"""Windows on devices: texts are those of transformers beyond the window, pages are bounded, the context is not cut."""
+"""Windows on devices: texts of transformers beyond the window, pages bounded, the context not cut."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ def most_held(engine: Engine, tokens: list[int], count: int) -> tuple[list[int],
 
 
 @pytest.mark.parametrize("length", [20, 100, 300])
-def test_the_text_is_that_of_transformers_and_pages_are_bounded(engine: Engine, model: Case, length: int) -> None:
+def test_the_text_is_that_of_transformers_and_pages_are_bounded(
+    engine: Engine, model: Case, length: int
+) -> None:
     tokens = prompt(model, length)
     answer, most = most_held(engine, tokens, 24)
     expected = reference(model)([*tokens, *answer])[len(tokens) - 1 : -1]
@@ -88,7 +90,9 @@ def test_memory_by_context_grows_only_where_there_is_no_window(artifact: Path, m
     layers, sliding = 3, 3 if model is EVERYWHERE else 2
     page = 2 * 2 * 16 * 4 * 16  # keys and values, heads, head_dim, float32, tokens
     held = -(-(WINDOW - 1) // 16) + 1
-    assert cache == {str(n): page * ((layers - sliding) * n // 16 + sliding * held) for n in (1024, 4096, 8192, 32768)}
+    assert cache == {
+        str(n): page * ((layers - sliding) * n // 16 + sliding * held) for n in (1024, 4096, 8192, 32768)
+    }
 
 
 @pytest.mark.parametrize("artifact", ["cpu"], indirect=True)

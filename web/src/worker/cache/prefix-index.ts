@@ -1,10 +1,11 @@
 import type { Window } from "./window.js";
 
 /**
- * A page's worth of tokens behind those of its parents, and for each group the page that holds their keys and values.
+ * A page's worth of tokens behind those of its parents, and for each group the page that holds their keys and
+ * values.
  *
- * The path from the root names every token before it too, so a node's pages have the content that its path says. It
- * lives as long as it has a page or a child, or `ends` sequences whose tokens end here.
+ * The path from the root names every token before it too, so a node's pages have the content that its path
+ * says. It lives as long as it has a page or a child, or `ends` sequences whose tokens end here.
  */
 export class Node {
   readonly pages: (number | null)[];
@@ -21,10 +22,11 @@ export class Node {
 }
 
 /**
- * A tree of full pages. A prefix is found where every group can serve it: a group without a window must have all of
- * its pages, one with a window those that the next row reads. So pages of a windowed group may leave the index before
- * those behind them do. In a group without a window a page never leaves before its children: whoever holds a child
- * holds its parent, sequences give pages back last page first, and the idle page given back first is evicted first.
+ * A tree of full pages. A prefix is found where every group can serve it: a group without a window must have
+ * all of its pages, one with a window those that the next row reads. So pages of a windowed group may leave
+ * the index before those behind them do. In a group without a window a page never leaves before its children:
+ * whoever holds a child holds its parent, sequences give pages back last page first, and the idle page given
+ * back first is evicted first.
  */
 export class PrefixIndex {
   readonly root: Node;
@@ -89,7 +91,10 @@ export class PrefixIndex {
     return found.slice(0, served);
   }
 
-  /** Enters a full page, of each group that has one. A page that was there first stays; see the node's `pages`. */
+  /**
+   * Enters a full page, of each group that has one. A page that was there first stays; see the node's
+   * `pages`.
+   */
   insert(parent: Node, tokens: readonly number[], pages: readonly (number | null)[]): Node {
     const key = keyOf(tokens);
     let node = parent.children.get(key);
@@ -127,7 +132,10 @@ export class PrefixIndex {
     this.#idle[group]?.delete(page);
   }
 
-  /** Forgets the page of a group that has been idle longest, and returns it. The caller has checked `idleCount`. */
+  /**
+   * Forgets the page of a group that has been idle longest, and returns it. The caller has checked
+   * `idleCount`.
+   */
   evict(group: number): number {
     const [page] = this.#idle[group] ?? [];
     const node = page === undefined ? undefined : this.#nodes[group]?.get(page);

@@ -12,8 +12,8 @@ export interface Held {
 }
 
 /**
- * Tokens whose keys and values are in the cache. `held`, by group, covers at least what rows behind `tokens` read;
- * pages beyond are reserved for what comes next.
+ * Tokens whose keys and values are in the cache. `held`, by group, covers at least what rows behind `tokens`
+ * read; pages beyond are reserved for what comes next.
  */
 export interface CachedSequence {
   readonly slot: number;
@@ -40,12 +40,13 @@ class Entry implements CachedSequence {
 /**
  * All sequences in flight: gives out slots and pages, shares prefixes, copies on write, evicts.
  *
- * Layers that look equally far back are a *group* with a pool of pages of its own. In a group without a window a
- * sequence keeps all its pages; in one with a window those that its rows still read: as soon as the step has been read
- * that last needed a page, it is given back, to stay in the prefix index while there is room.
+ * Layers that look equally far back are a *group* with a pool of pages of its own. In a group without a
+ * window a sequence keeps all its pages; in one with a window those that its rows still read: as soon as the
+ * step has been read that last needed a page, it is given back, to stay in the prefix index while there is
+ * room.
  *
- * Every operation that can run out of room either succeeds, or changes nothing and returns null. The Python runtime
- * has the same class; both pass the vectors in tests/vectors/cache.
+ * Every operation that can run out of room either succeeds, or changes nothing and returns null. The Python
+ * runtime has the same class; both pass the vectors in tests/vectors/cache.
  */
 export class SequenceTable {
   readonly groups: readonly Group[];
@@ -97,8 +98,9 @@ export class SequenceTable {
   }
 
   /**
-   * Opens a sequence that will hold `tokens`, in the lowest free slot, starting from their longest cached prefix.
-   * At least one of the tokens is left to compute, because its logits are wanted. Null when no slot is free.
+   * Opens a sequence that will hold `tokens`, in the lowest free slot, starting from their longest cached
+   * prefix. At least one of the tokens is left to compute, because its logits are wanted. Null when no slot
+   * is free.
    */
   open(tokens: readonly number[]): CachedSequence | null {
     const slot = this.#freeSlot();
@@ -113,9 +115,10 @@ export class SequenceTable {
   }
 
   /**
-   * Makes the positions from the end of the sequence up to `length` writable; in groups with a window up to `soon`:
-   * such a group gives pages back as the sequence advances, and gets the next ones then. Returns the page copies to
-   * make first: a last page that others can see is copied before it is written. Null when there are not enough pages.
+   * Makes the positions from the end of the sequence up to `length` writable; in groups with a window up to
+   * `soon`: such a group gives pages back as the sequence advances, and gets the next ones then. Returns the
+   * page copies to make first: a last page that others can see is copied before it is written. Null when
+   * there are not enough pages.
    */
   reserve(sequence: CachedSequence, length: number, soon = length): PageCopy[] | null {
     const entry = this.#entry(sequence);
@@ -157,9 +160,10 @@ export class SequenceTable {
   }
 
   /**
-   * Records tokens that have been computed in reserved positions. Pages that became full enter the prefix index; where
-   * it knows a page with the same content, the sequence takes that page and gives its own back. Rows that are still to
-   * be read lie behind these tokens: pages before every window of theirs are given back, first page first.
+   * Records tokens that have been computed in reserved positions. Pages that became full enter the prefix
+   * index; where it knows a page with the same content, the sequence takes that page and gives its own back.
+   * Rows that are still to be read lie behind these tokens: pages before every window of theirs are given
+   * back, first page first.
    */
   append(sequence: CachedSequence, added: readonly number[]): void {
     const entry = this.#entry(sequence);
@@ -195,7 +199,10 @@ export class SequenceTable {
     return this.#add(slot, [...tokens], shared, node);
   }
 
-  /** Keeps the first `length` tokens, 0 or at least `leastLength`; gives back the pages beyond them, last first. */
+  /**
+   * Keeps the first `length` tokens, 0 or at least `leastLength`; gives back the pages beyond them, last
+   * first.
+   */
   truncate(sequence: CachedSequence, length: number): void {
     const entry = this.#entry(sequence);
     const { tokens, held } = entry;

@@ -1,7 +1,9 @@
 /**
- * How far back the layers of a group look: a row at position p attends to p − size + 1 … p, or to every position before.
+ * How far back the layers of a group look: a row at position p attends to p − size + 1 … p, or to every
+ * position before.
  *
- * A *column* is a place in a sequence's row of the page table: that of a position is position / pageSize, rounded down.
+ * A *column* is a place in a sequence's row of the page table: that of a position is position / pageSize,
+ * rounded down.
  */
 export class Window {
   constructor(
@@ -25,8 +27,9 @@ export class Window {
   }
 
   /**
-   * Columns that `rows` consecutive rows of a sequence of at most `context` positions read and write, wherever they
-   * lie: size − 1 + rows positions, which lie in one column more than they fill where they begin in the middle.
+   * Columns that `rows` consecutive rows of a sequence of at most `context` positions read and write,
+   * wherever they lie: size − 1 + rows positions, which lie in one column more than they fill where they
+   * begin in the middle.
    */
   mostColumns(rows: number, context: number): number {
     const whole = Math.ceil(context / this.pageSize);
@@ -34,8 +37,8 @@ export class Window {
   }
 
   /**
-   * Positions, at most `context`, that a sequence with `pages` pages can have if it advances by `rows` a step. Where
-   * the pages do not even hold a window, it is as if there were none: all positions must fit.
+   * Positions, at most `context`, that a sequence with `pages` pages can have if it advances by `rows` a
+   * step. Where the pages do not even hold a window, it is as if there were none: all positions must fit.
    */
   longest(pages: number, rows: number, context: number): number {
     return pages >= this.mostColumns(rows, context) ? context : pages * this.pageSize;

@@ -20,7 +20,10 @@ export interface Chunk {
 
 export interface Step {
   readonly bucket: Bucket;
-  /** In row order. The first `fed` rows are one token each, which the sampler of the step before has put there. */
+  /**
+   * In row order. The first `fed` rows are one token each, which the sampler of the step before has put
+   * there.
+   */
   readonly chunks: readonly (Chunk | null)[];
   readonly fed: number;
   readonly copies: readonly PageCopy[];
@@ -31,13 +34,17 @@ export interface Step {
 }
 
 /**
- * Decides what the next step computes. Running requests decode first; the room left in a step goes to prefill, in
- * order of arrival. When pages run out, the request admitted last gives its pages up and is computed again later.
+ * Decides what the next step computes. Running requests decode first; the room left in a step goes to
+ * prefill, in order of arrival. When pages run out, the request admitted last gives its pages up and is
+ * computed again later.
  */
 export class Scheduler {
   readonly #waiting: Request[] = [];
   readonly #running: Request[] = [];
-  /** Page copies that the next step must make first; a plan that comes to nothing leaves them to the one after it. */
+  /**
+   * Page copies that the next step must make first; a plan that comes to nothing leaves them to the one after
+   * it.
+   */
   #copies: PageCopy[] = [];
 
   constructor(
@@ -77,8 +84,8 @@ export class Scheduler {
   }
 
   /**
-   * Plans the next step. `before` is the newest step in flight, null when every token has been read. Null: there is
-   * nothing to do, or nothing before tokens in flight have been read.
+   * Plans the next step. `before` is the newest step in flight, null when every token has been read. Null:
+   * there is nothing to do, or nothing before tokens in flight have been read.
    */
   schedule(before: Step | null): Step | null {
     const plan = new StepPlan(this.buckets);
@@ -113,8 +120,8 @@ export class Scheduler {
   }
 
   /**
-   * The step has run, as its results show: only now others may share the pages that it filled. Pages of a step that
-   * fails were never written, and whoever found them in the prefix index would get a wrong answer.
+   * The step has run, as its results show: only now others may share the pages that it filled. Pages of a
+   * step that fails were never written, and whoever found them in the prefix index would get a wrong answer.
    */
   read(step: Step): void {
     for (const chunk of step.chunks) {
@@ -124,7 +131,9 @@ export class Scheduler {
     }
   }
 
-  /** Requests whose next rows the host can write: running ones, then as many waiting ones as can be admitted. */
+  /**
+   * Requests whose next rows the host can write: running ones, then as many waiting ones as can be admitted.
+   */
   #ready(before: Step | null, plan: StepPlan): Request[] | null {
     const ready: Request[] = [];
     for (const request of [...this.#running]) {
@@ -146,7 +155,9 @@ export class Scheduler {
     return ready.filter((request) => request.sequence);
   }
 
-  /** The next rows of a prompt, as far as there is room: in groups with a window that is done step by step. */
+  /**
+   * The next rows of a prompt, as far as there is room: in groups with a window that is done step by step.
+   */
   #advance({ sequence, tokens, queued }: Request, rows: number): void {
     if (!sequence) return;
     const soon = this.table.reservable(sequence, Math.min(tokens.length, queued + rows));
@@ -158,8 +169,8 @@ export class Scheduler {
   }
 
   /**
-   * Pages for `length` tokens, in groups with a window for `soon`, at the cost of requests admitted later. False: read
-   * the tokens in flight first.
+   * Pages for `length` tokens, in groups with a window for `soon`, at the cost of requests admitted later.
+   * False: read the tokens in flight first.
    */
   #reserve(request: Request, length: number, soon: number, inFlight: boolean): boolean {
     while (request.sequence) {
@@ -182,7 +193,10 @@ export class Scheduler {
     this.#waiting.unshift(request);
   }
 
-  /** In groups with a window only pages for the next rows: such a group never needs those of all of a long prompt. */
+  /**
+   * In groups with a window only pages for the next rows: such a group never needs those of all of a long
+   * prompt.
+   */
   #admit(request: Request, rows: number): boolean {
     const sequence = this.table.open(request.tokens);
     if (!sequence) return false;
@@ -242,9 +256,9 @@ class StepPlan {
   }
 
   /**
-   * How many of the wanted rows to take beside those planned. Padding costs as much as work: rather than run a bucket
-   * more than half empty, fill the one below and leave the rest to the next step. Up to MAX_ROWS rows a step costs
-   * about one pass over the weights, full or not.
+   * How many of the wanted rows to take beside those planned. Padding costs as much as work: rather than run
+   * a bucket more than half empty, fill the one below and leave the rest to the next step. Up to MAX_ROWS
+   * rows a step costs about one pass over the weights, full or not.
    */
   rowsWorthTaking(wanted: number): number {
     const total = Math.min(this.rows + wanted, this.maxRows);

@@ -18,7 +18,9 @@ export interface MemoryPlan {
   readonly kvBytes: number;
 }
 
-/** Browsers do not tell how much GPU memory is free; half a GiB is what phones can spare beside a small model. */
+/**
+ * Browsers do not tell how much GPU memory is free; half a GiB is what phones can spare beside a small model.
+ */
 export const DEFAULT_KV_MEMORY = 512 * 2 ** 20;
 
 /** What the runtime chooses: pages of each group, positions that it has room for. */
@@ -59,7 +61,10 @@ export interface CacheBuffer {
 /** Tokens of a conversation beside a long one: most stay below. */
 const TYPICAL = 4096;
 
-/** How many pages of each group fit the budget and the device's limit on one buffer, and how long a sequence may be. */
+/**
+ * How many pages of each group fit the budget and the device's limit on one buffer, and how long a sequence
+ * may be.
+ */
 export function planMemory(
   manifest: Manifest,
   program: Program,
@@ -118,11 +123,11 @@ function poolsOf(manifest: Manifest, program: Program, maxBinding: number, conte
 }
 
 /**
- * Pages by group for `budget` bytes. A window must not shorten the context, so a first sequence comes first, as long as
- * the model or the budget allows, with its windows. Then groups should run out together: further sequences get their
- * windows and what TYPICAL tokens need in the group without, until all slots have it, and as many again for prefixes
- * that are kept. Whatever is left goes to the first group, which has no window, or the widest. The Python runtime does
- * the same (edge_runtime/artifact/budget.py).
+ * Pages by group for `budget` bytes. A window must not shorten the context, so a first sequence comes first,
+ * as long as the model or the budget allows, with its windows. Then groups should run out together: further
+ * sequences get their windows and what TYPICAL tokens need in the group without, until all slots have it, and
+ * as many again for prefixes that are kept. Whatever is left goes to the first group, which has no window, or
+ * the widest. The Python runtime does the same (edge_runtime/artifact/budget.py).
  */
 function sharePages({ cache }: Manifest, pools: readonly Pool[], context: number, budget: number): number[] {
   const typical = Math.ceil(Math.min(TYPICAL, context) / cache.pageSize);
