@@ -113,14 +113,11 @@ def columns(x: mx.array, index: Sequence[int] | range) -> mx.array:
 class FreeRun:
     """See interpreter.Run: values are [B, L, width], caches [B, kv_heads, S, head_dim], attention goes by position."""
 
-    def __init__(
-        self, step: Step, dtype: mx.Dtype, tokens: mx.array, positions: mx.array, rows: mx.array, cached: mx.array,
-        cache: Sequence[mx.array],
-    ) -> None:  # fmt: skip
-        self._step, self._dtype, self.tokens, self._rows = step, dtype, tokens, rows
-        self._positions = positions
-        self.cached = mx.concatenate([cached, positions], axis=1)
-        self.cache = list(cache)
+    def __init__(self, step: Step, dtype: mx.Dtype, inputs: Sequence[mx.array]) -> None:
+        """`inputs`: in the order of the module's docstring."""
+        self._step, self._dtype = step, dtype
+        self.tokens, self._positions, self._rows, cached, *self.cache = inputs
+        self.cached = mx.concatenate([cached, self._positions], axis=1)
         self._angles: dict[str, tuple[mx.array, mx.array]] = {}
         self._masks: dict[int | None, mx.array] = {}
 
@@ -197,7 +194,7 @@ def export_step(file: Path, step: Step, vocab_size: int, weights: Weights) -> No
     def function(*args: mx.array, **kwargs: mx.array) -> list[mx.array]:
         read = _Read(kwargs)
         model = Interpreter(step.ops, step.caches, RawWeights(step.params, read), Elementwise(dtype, compiled=False))
-        run = FreeRun(step, dtype, *args[:4], args[4:])
+        run = FreeRun(step, dtype, args)
         logits = model.logits(model.step(run))
         unread.difference_update(read.names)
         return [logits, run.cached, *run.cache]

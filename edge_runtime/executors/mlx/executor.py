@@ -43,7 +43,7 @@ class MlxExecutor:
     def __init__(self, artifact: Artifact, program: Program, *, pages: tuple[int, ...], kv_bits: int | None = None) -> None:
         """Load the weights, make the cache for so many pages by group; `kv_bits` 8 or 4 quantizes it."""
         manifest = artifact.manifest
-        self.precision = str(program.precision)
+        self.precision, self.program_name = program.precision, program.name
         self._page_size = manifest.cache.page_size
         self._sizes = {name: {f.size for f in buckets} for name, buckets in program.functions.items()}
         # Streams belong to threads unless made so; ours is used from one thread at a time, but not always the same.

@@ -100,7 +100,8 @@ def _stacked(matrices: list[Matrix]) -> Matrix:
     if len(matrices) == 1:
         return first
     weight, *affine = (mx.concatenate(list(parts), axis=0) for parts in zip(*(m.arrays for m in matrices), strict=True))
-    return Matrix(weight, *(affine or (None, None)), first.bits, first.group_size)
+    scales, biases = affine or (None, None)
+    return Matrix(weight, scales, biases, first.bits, first.group_size)
 
 
 class LoadedWeights:

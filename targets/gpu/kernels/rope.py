@@ -135,7 +135,7 @@ def _normed(job: RopeAppend, rotated: bool) -> tirx.PrimFunc:
     q_parts, k_parts = (1, int(job.append)) if whole else (heads, keys)  # stretches; of v each head is one
     q_length, k_length = (heads, kv) if whole else (1, 1)  # heads of a stretch
     longest = max(q_length, k_length) * half
-    threads = min(threads_for(longest * 2), half)
+    threads = min(threads_for(longest * 2), longest)
     turns = ceil_div(longest, threads)
 
     def mean(total, bx):
