@@ -34,7 +34,9 @@ def mlx_config(config: Mapping[str, Any], reading: Reading, matrices: Mapping[st
     """config.json for the checkpoint's config, from which `reading` was read."""
     model, text = reading.model, _text_config(reading)
     if reading.config.within:  # the text model of something larger, whose other parts are not in the files
-        around = {key: value for key, value in config.items() if not key.endswith("_config") and key not in DROPPED}
+        around = {
+            key: value for key, value in config.items() if not key.endswith("_config") and key not in DROPPED
+        }
         out = {**around, "text_config": text, "vocab_size": model.vocab_size}
     else:
         out = text
@@ -93,7 +95,11 @@ def _spell_rope(kind: str, out: dict[str, Any]) -> None:
     scaling = dict(out.get("rope_scaling") or whole)
     named = scaling.get("rope_type") or scaling.get("type") or "default"
     beside = ("rope_theta", "partial_rotary_factor")
-    stretched = {**{key: value for key, value in scaling.items() if key not in beside}, "rope_type": named, "type": named}
+    stretched = {
+        **{key: value for key, value in scaling.items() if key not in beside},
+        "rope_type": named,
+        "type": named,
+    }
     out["rope_scaling"] = None if named == "default" else stretched
 
 

@@ -60,7 +60,9 @@ class RawMatrix:
         for tensor in param.tensors:
             base = tensor.removesuffix(".weight")
             parts = {"weight": tensor, **{part: f"{base}.{part}" for part in AFFINE}}
-            self._tensors[tensor] = Matrix.of({p: weights[n] for p, n in parts.items() if n in weights}, param.k)
+            self._tensors[tensor] = Matrix.of(
+                {p: weights[n] for p, n in parts.items() if n in weights}, param.k
+            )
 
     def __call__(self, x: mx.array) -> Value:
         """See interpreter.Matrix."""
@@ -193,13 +195,20 @@ def export_step(file: Path, step: Step, vocab_size: int, weights: Weights) -> No
 
     def function(*args: mx.array, **kwargs: mx.array) -> list[mx.array]:
         read = _Read(kwargs)
-        model = Interpreter(step.ops, step.caches, RawWeights(step.params, read), Elementwise(dtype, compiled=False))
+        model = Interpreter(
+            step.ops, step.caches, RawWeights(step.params, read), Elementwise(dtype, compiled=False)
+        )
         run = FreeRun(step, dtype, args)
         logits = model.logits(model.step(run))
         unread.difference_update(read.names)
         return [logits, run.cached, *run.cache]
 
-    ints = [mx.zeros((2, 3), mx.int32), mx.zeros((2, 3), mx.int32), mx.zeros((2, 1), mx.int32), mx.zeros((2, 5), mx.int32)]
+    ints = [
+        mx.zeros((2, 3), mx.int32),
+        mx.zeros((2, 3), mx.int32),
+        mx.zeros((2, 1), mx.int32),
+        mx.zeros((2, 5), mx.int32),
+    ]
     caches = [mx.zeros((2, cache.kv_heads, 5, cache.head_dim), dtype) for cache in step.caches for _ in "kv"]
     about = {
         "format": "nearfar-step", "version": 2, "vocab_size": vocab_size, "dtype": str(dtype).removeprefix("mlx.core."),
@@ -208,7 +217,13 @@ def export_step(file: Path, step: Step, vocab_size: int, weights: Weights) -> No
         "outputs": ["logits", "cached", "k.i", "v.i"], "weights": sorted(names),
     }  # fmt: skip
     mx.export_function(
-        str(file), function, *ints, *caches, shapeless=True, metadata=json.dumps(about, sort_keys=True), **weights
+        str(file),
+        function,
+        *ints,
+        *caches,
+        shapeless=True,
+        metadata=json.dumps(about, sort_keys=True),
+        **weights,
     )
     if unread:
         raise BuildError(

@@ -50,7 +50,10 @@ def tensor_specs(source: Source) -> list[TensorSpec]:
             else:
                 affine = (n, matrix.k // matrix.group)
                 specs.append(TensorSpec(name, "uint32", (n, matrix.k * matrix.bits // 32)))
-                specs += [TensorSpec(f"{module_of(name)}.{part}", "float16", affine) for part in ("scales", "biases")]
+                specs += [
+                    TensorSpec(f"{module_of(name)}.{part}", "float16", affine)
+                    for part in ("scales", "biases")
+                ]
     return specs
 
 
@@ -153,7 +156,9 @@ class MlxTarget:
 def _program(name: Literal["f16", "f32"], features: tuple[str, ...]) -> Program:
     """A program without plans: the runtime builds MLX's graph for each bucket."""
     sizes = {"step": STEP_BUCKETS, "greedy": ROW_BUCKETS, "sample": ROW_BUCKETS, "logprobs": ROW_BUCKETS}
-    functions = {key: tuple(Function(size, min(size, MAX_ROWS)) for size in buckets) for key, buckets in sizes.items()}
+    functions = {
+        key: tuple(Function(size, min(size, MAX_ROWS)) for size in buckets) for key, buckets in sizes.items()
+    }
     dtype: Literal["float16", "float32"] = "float16" if name == "f16" else "float32"
     return Program(name, dtype, dtype, Requires(features), (), {}, functions)
 

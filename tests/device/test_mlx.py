@@ -94,7 +94,9 @@ def test_pages_can_be_read_written_and_copied(wide: Path, kv_bits: int | None) -
 def test_no_step_copies_the_cache(tmp_path: Path) -> None:
     """An array of the cache that is replaced gives its memory to the new one; else every token would copy it."""
     config = {**CONFIG, "max_position_embeddings": 8192}
-    with Engine.load(write_mlx_artifact(tmp_path / "long", config, tiny.weights(config)), kv_memory="64MB") as engine:
+    with Engine.load(
+        write_mlx_artifact(tmp_path / "long", config, tiny.weights(config)), kv_memory="64MB"
+    ) as engine:
         cache = executor(engine)._cache  # type: ignore[attr-defined]
         cache.hold(0, cache.layout.pages[0] * 16 - 1)
         one = min(array.nbytes for array in cache.arrays)
@@ -225,7 +227,9 @@ def test_both_rotations_are_the_same(scale: float) -> None:
     rng = np.random.default_rng(0)
     x, positions = mx.array(rng.normal(0, 1, (7, 3, 16)).astype(np.float32)), rng.integers(0, 2000, 7)
     frequencies = (1 / 10000 ** (np.arange(0, 16, 2) / 16)).astype(np.float32).tolist()
-    kernel, tables = (Rope(frequencies, scale, mx.float32, fused).turn(positions)(x) for fused in (True, False))
+    kernel, tables = (
+        Rope(frequencies, scale, mx.float32, fused).turn(positions)(x) for fused in (True, False)
+    )
     np.testing.assert_allclose(np.array(kernel), np.array(tables), atol=1e-3)  # float32 angles up to 2000
 
 
@@ -272,7 +276,9 @@ def test_a_failure_of_mlx_is_an_error_for_users(plain: Path) -> None:
             raise RuntimeError("[malloc] Unable to allocate 8 bytes")
 
         made._model.step = fail  # type: ignore[attr-defined]
-        with pytest.raises(DeviceError, match=r"of weights and cache held: .*Unable to allocate.*--kv-memory"):
+        with pytest.raises(
+            DeviceError, match=r"of weights and cache held: .*Unable to allocate.*--kv-memory"
+        ):
             greedy(engine, [1, 2, 3], 3)
     made.close()
     assert made.memory_used() == 0

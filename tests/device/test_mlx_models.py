@@ -57,7 +57,9 @@ def made(request: pytest.FixtureRequest) -> Case:
 @pytest.fixture(scope="module")
 def root(made: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("mlx")
-    options = BuildOptions(str(checkpoint(made)), out, ("mlx",), "none", context=made.context, export_function=True)
+    options = BuildOptions(
+        str(checkpoint(made)), out, ("mlx",), "none", context=made.context, export_function=True
+    )
     (path,) = build(options)
     return path
 

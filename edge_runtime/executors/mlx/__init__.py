@@ -40,7 +40,9 @@ def _list() -> Sequence[Listed]:
     metal = device.has_metal()
     name, memory = device.describe()
     kind = "gpu" if metal else "cpu"
-    return [Listed("mlx", name, kind, f"MLX {version('mlx')}", tuple(device.features()), memory, device.limits())]
+    return [
+        Listed("mlx", name, kind, f"MLX {version('mlx')}", tuple(device.features()), memory, device.limits())
+    ]
 
 
 DEVICE = Device(_probe, _open, _preferred, _list, kv_bits=(8, 4))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import mlx.core as mx
 
 
-def weights(scores: mx.array, mask: mx.array | None, softcap: float | None, sinks: mx.array | None) -> mx.array:
+def weights(
+    scores: mx.array, mask: mx.array | None, softcap: float | None, sinks: mx.array | None
+) -> mx.array:
     """Softmax over the last axis of scores, in their dtype.
 
     `mask`: true where a position is attended to. `sinks`: one more logit a row, broadcast to [..., 1], without a weight

@@ -135,7 +135,9 @@ class PagedCache:
         kinds: dict[Any, np.dtype[Any]] = {
             mx.uint32: np.dtype("uint32"), mx.float16: np.dtype("float16"), mx.float32: np.dtype("float32"),
         }  # fmt: skip
-        return {name: ((pages, p.shape[0], size, p.shape[2]), kinds[p.dtype]) for name, p in self._named(group)}
+        return {
+            name: ((pages, p.shape[0], size, p.shape[2]), kinds[p.dtype]) for name, p in self._named(group)
+        }
 
     def _named(self, group: int) -> list[tuple[str, mx.array]]:
         endings = [""] if self.layout.bits is None else [".codes", ".scales", ".biases"]
@@ -162,9 +164,17 @@ class PagedCache:
                 continue
             for index in (2 * cache, 2 * cache + 1):
                 old, self._arrays[index] = self._arrays[index], []
-                more = self._encode(cache, mx.zeros((shape.kv_heads, cells, shape.head_dim), self.layout.dtype))
-                parts = [mx.concatenate(list(both), axis=1) for both in zip(old, more, strict=True)] if old else more
-                mx.eval(parts)  # one by one, so that only one of the old arrays lives on beside its larger copy
+                more = self._encode(
+                    cache, mx.zeros((shape.kv_heads, cells, shape.head_dim), self.layout.dtype)
+                )
+                parts = (
+                    [mx.concatenate(list(both), axis=1) for both in zip(old, more, strict=True)]
+                    if old
+                    else more
+                )
+                mx.eval(
+                    parts
+                )  # one by one, so that only one of the old arrays lives on beside its larger copy
                 del old
                 self._arrays[index] = parts
         self._pages[group] = pages
@@ -175,7 +185,13 @@ class PagedCache:
         return list(mx.quantize(rows, group_size=self._quanta[cache], bits=self.layout.bits))
 
     def _attend_plainly(
-        self, op: Attend, queries: mx.array, keys: Parts, values: Parts, mask: str | mx.array | None, sinks: mx.array | None
+        self,
+        op: Attend,
+        queries: mx.array,
+        keys: Parts,
+        values: Parts,
+        mask: str | mx.array | None,
+        sinks: mx.array | None,
     ) -> mx.array:
         """Attention by two products; the heads that share keys are rows of one."""
         heads, rows, head_dim = queries.shape

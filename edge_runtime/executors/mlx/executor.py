@@ -40,7 +40,9 @@ class MlxExecutor:
 
     name = "mlx"
 
-    def __init__(self, artifact: Artifact, program: Program, *, pages: tuple[int, ...], kv_bits: int | None = None) -> None:
+    def __init__(
+        self, artifact: Artifact, program: Program, *, pages: tuple[int, ...], kv_bits: int | None = None
+    ) -> None:
         """Load the weights, make the cache for so many pages by group; `kv_bits` 8 or 4 quantizes it."""
         manifest = artifact.manifest
         self.precision, self.program_name = program.precision, program.name
@@ -58,8 +60,12 @@ class MlxExecutor:
         layout = Layout(manifest.caches, self._page_size, pages, dtype, kv_bits)
         with mx.stream(self._stream), guard("loading the model", manifest.weights.bytes):
             files = [shard.file for shard in manifest.weights.shards]
-            self._weights = LoadedWeights(artifact.path, files, list(map(param_of, manifest.step.params)), dtype)
-            self._model = Interpreter(ops, manifest.caches, self._weights, Elementwise(dtype, compiled=has_metal()))
+            self._weights = LoadedWeights(
+                artifact.path, files, list(map(param_of, manifest.step.params)), dtype
+            )
+            self._model = Interpreter(
+                ops, manifest.caches, self._weights, Elementwise(dtype, compiled=has_metal())
+            )
             self._ropes = _ropes(artifact, dtype)
             self._cache = PagedCache(layout)
             self._results = Results(manifest, self._model.logits)
@@ -139,7 +145,9 @@ class MlxExecutor:
         place = np.zeros(size, np.int64)
         place[live] = np.arange(len(live))
         wanted, index = np.unique(place[host["logit_rows"][: min(size, 16)] % size], return_inverse=True)
-        run = PagedRun(self._results.tokens(live), partial(self._lay_out, live), wanted, self._cache, self._ropes)
+        run = PagedRun(
+            self._results.tokens(live), partial(self._lay_out, live), wanted, self._cache, self._ropes
+        )
         self._results.hidden(self._model.step(run), index)
         self._rows_since_clear += len(live)
 
@@ -188,7 +196,9 @@ class MlxExecutor:
             return np.array(copy)
 
 
-def _views(manifest: Manifest, attends: list[Attend], bits: int | None) -> list[tuple[list[int | None], bool]]:
+def _views(
+    manifest: Manifest, attends: list[Attend], bits: int | None
+) -> list[tuple[list[int | None], bool]]:
     """By group the windows of what attends to its caches, and whether masks must be booleans."""
     out = []
     for group in range(len(manifest.groups)):
@@ -216,7 +226,9 @@ def _host_buffers(artifact: Artifact) -> dict[str, Array]:
     shapes = {buffer.name: buffer for buffer in artifact.manifest.buffers}
     missing = [name for name in names if name not in shapes]
     if missing:
-        raise ArtifactError(f"artifact {artifact.path} has no buffers {', '.join(missing)}. Build the artifact again")
+        raise ArtifactError(
+            f"artifact {artifact.path} has no buffers {', '.join(missing)}. Build the artifact again"
+        )
     wrong = [name for name in names if not all(isinstance(extent, int) for extent in shapes[name].shape)]
     if wrong:
         raise ArtifactError(

@@ -182,7 +182,11 @@ class Interpreter:
 
     def _norm(self, op: Norm, x: mx.array) -> mx.array:
         x, weight = wide(x), whole(self._weights.vector(op.weight, mx.float32))
-        return mx.fast.rms_norm(x, weight, op.eps) if op.groups == 1 else _by_heads(x, -1, op.groups, weight, op.eps)
+        return (
+            mx.fast.rms_norm(x, weight, op.eps)
+            if op.groups == 1
+            else _by_heads(x, -1, op.groups, weight, op.eps)
+        )
 
     def _rope_append(self, op: RopeAppend, x: Value, run: Run) -> mx.array:
         """Queries [..., L, heads·head_dim]; keys and values go to the cache."""

@@ -60,7 +60,12 @@ class Rows:
 
 
 def lay_out(
-    positions: Array, slots: Array, page_table: Array, page_size: int, windows: Sequence[int | None], exact: bool
+    positions: Array,
+    slots: Array,
+    page_table: Array,
+    page_size: int,
+    windows: Sequence[int | None],
+    exact: bool,
 ) -> Rows:
     """Lay out a step from docs/artifact.md's `positions` [M], `slots` [M] and `page_table`; −1 marks a padding row.
 
