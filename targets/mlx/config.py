@@ -1,8 +1,8 @@
 """config.json as mlx-lm and mlx-swift-lm read it, which is not quite as transformers writes it.
 
-Both take keys that are absent for other defaults than transformers, or insist on them: so what was read of the
-checkpoint's config is spelled out. Most of their classes take rope_theta and rope_scaling from the top level, where
-transformers 5 writes rope_parameters; mlx-swift-lm refuses rope_scaling of type "default".
+Both take keys that are absent for other defaults than transformers, or insist on them: so what was read of
+the checkpoint's config is spelled out. Most of their classes take rope_theta and rope_scaling from the top
+level, where transformers 5 writes rope_parameters; mlx-swift-lm refuses rope_scaling of type "default".
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ DTYPES = ("dtype", "torch_dtype")  # the checkpoint's, from which constants of s
 WITH_ROPE_PARAMETERS = ("ministral3", "gemma4_text")
 """Models whose classes in mlx-lm read the key as transformers 5 writes it."""
 LLAMAS = ("llama", "mistral", "ministral3", "smollm3")
-"""Models that mlx-lm runs with one class: it fails where no layer attends to everything, and takes all for such where
-no layer's type is given."""
+"""Models that mlx-lm runs with one class: it fails where no layer attends to everything, and takes all for
+such where no layer's type is given."""
 
 
 def module_of(tensor: str) -> str:
@@ -67,7 +67,7 @@ def _text_config(reading: Reading) -> dict[str, Any]:
 
 
 def quantization(params: Sequence[Param], matrices: Mapping[str, Matrix]) -> dict[str, Any]:
-    """MLX's `quantization`: what most matrices have, then by module what others have, false where they are dense."""
+    """MLX's `quantization`: what most matrices have, then by module what others have, false: dense."""
     schemes = Counter((matrix.group, matrix.bits) for matrix in matrices.values() if matrix.quantized)
     if not schemes:
         return {}

@@ -1,4 +1,4 @@
-"""The mlx target of the pipeline: a directory that mlx-lm and mlx-swift-lm load as it is, with our manifest beside."""
+"""The mlx target: a directory that mlx-lm and mlx-swift-lm load as it is, with our manifest beside."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GROUPS = (32, 64, 128)
 
 
 def dense_dtype(source: Source) -> str:
-    """Dtype of everything that is not quantized, one for the whole model, as it is what MLX then computes in."""
+    """Dtype of everything that is not quantized, one for the whole model: what MLX then computes in."""
     wide = all(matrix.bits == 32 for matrix in source.matrices.values())
     return "float32" if wide else "float16"
 
@@ -59,7 +59,7 @@ def tensor_specs(source: Source) -> list[TensorSpec]:
 
 @dataclass
 class _Affine:
-    """Scales and biases of the tensor being written, an eighth of its codes at 4 bits, held until its codes are."""
+    """Scales and biases of the tensor being written, held until its codes are: an eighth of them at 4 bits."""
 
     left: int  # rows still to come
     scales: list[npt.NDArray[np.float16]] = field(default_factory=list)
@@ -123,7 +123,8 @@ class MlxTarget:
         groups = {matrix.group for matrix in source.matrices.values() if matrix.quantized}
         if unknown := groups - set(GROUPS):
             raise BuildError(
-                f"target mlx has no kernels for groups of {min(unknown)}: use --group-size {', '.join(map(str, GROUPS))}"
+                f"target mlx has no kernels for groups of {min(unknown)}: use --group-size "
+                f"{', '.join(map(str, GROUPS))}"
             )
         if options.export_function:
             _exporter()

@@ -53,7 +53,8 @@ RUN = """
     while len(answer) < count:
         positions = mx.arange(position, position + len(tokens), dtype=mx.int32)[None]
         rows = mx.array([[len(tokens) - 1]], mx.int32)
-        logits, cached, *cache = step((mx.array([tokens], mx.int32), positions, rows, cached, *cache), weights)
+        inputs = mx.array([tokens], mx.int32), positions, rows, cached, *cache
+        logits, cached, *cache = step(inputs, weights)
         mx.eval(logits, cached, cache)
         position += len(tokens)
         tokens = [mx.argmax(logits[0, 0]).item()]
@@ -141,7 +142,7 @@ def test_mlx_reads_exactly_the_weights_that_were_quantized(quant: str, tmp_path:
     tensor = quantize(np.array(original), scheme)
     affine = (np.repeat(part.astype(np.float32), 64, axis=1) for part in (tensor.scales, tensor.biases))
     scale, bias = affine
-    # a float16 scale times a code of 8 bits is exact in float32, so there is one rounding and one right answer
+    # a float16 scale times a code of 8 bits is exact in float32: there is one rounding and one right answer
     np.testing.assert_array_equal(found, scale * tensor.codes + bias)
     assert len(greedy(root, [0, 5, 9], 4)) == 4
 

@@ -1,4 +1,4 @@
-"""Every architecture as the mlx target writes it: mlx-lm's own classes, the exported function, the files built again."""
+"""Every architecture as the mlx target writes it: in mlx-lm, as an exported function, built again."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_the_files_are_a_checkpoint_again(made: Case, root: Path, tmp_path: Path
 
 
 def test_quantized_weights_are_those_of_mlx_lm(made: Case, tmp_path: Path) -> None:
-    """Some matrices are quantized and some are not, as widths allow; their order and their parts are ours to apply."""
+    """Some matrices are quantized and some are not, as widths allow; order and pieces are ours to apply."""
     options = BuildOptions(str(checkpoint(made)), tmp_path, ("mlx",), "q8", 32, context=made.context)
     (path,) = build(options)
     tokens = prompt(made, min(made.prompts))
@@ -124,12 +124,12 @@ def test_quantized_weights_are_those_of_mlx_lm(made: Case, tmp_path: Path) -> No
 
 
 GROWTH = {"residual": ("layernorm.weight", 12000.0, 1.0), "gated": ("_proj.weight", 0.0, 200.0)}
-"""What goes beyond float16, and how: to the weights of such names in post-norms, or in gate and up, so much is added, or
-they are multiplied."""
+"""What goes beyond float16: weights of such names, in post-norms or in gate and up, get so much added or are
+multiplied."""
 
 
 def massive(path: Path, where: str) -> Path:
-    """A checkpoint in which sums of layers, or the products of gates, go beyond float16, as they do in Gemma."""
+    """A checkpoint in which sums of layers, or products of gates, go beyond float16, as they do in Gemma."""
     given = case("gemma3_text", "massive", sliding_window=12, num_hidden_layers=6, tie_word_embeddings=True)
     make(given, path)
     ending, more, times = GROWTH[where]

@@ -17,7 +17,7 @@ from tests.support.numpy_executor import Weights
 
 
 def write_mlx_artifact(out: Path, config: dict[str, Any], weights: Weights) -> Path:
-    """An unquantized artifact; `config` and `weights` are a Hugging Face model's. The tokenizer is that of tiny.py."""
+    """An unquantized artifact; `config`, `weights`: a Hugging Face model's. The tokenizer is tiny.py's."""
     checkpoint = out.with_name(f"{out.name}-checkpoint")
     checkpoint.mkdir(parents=True)
     save_file(

@@ -1,4 +1,4 @@
-"""How a step is laid out for MLX: which cells each row writes and attends to, whatever pages its sequence has."""
+"""How a step is laid out for MLX: the cells that each row writes and attends to, whatever its pages."""
 
 from __future__ import annotations
 

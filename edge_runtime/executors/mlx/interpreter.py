@@ -1,7 +1,8 @@
 """Walks the list of a model's step (nearfar.step.ops) over MLX arrays: no model is known here.
 
-Two things are behind interfaces, so that one walk serves the paged cache of the runtime (paged.py) and the function that
-is exported to a file (nearfar.targets.mlx.export): where weights come from, and what a step does with rows and cache.
+Two things are behind interfaces, so that one walk serves the paged cache of the runtime (paged.py) and the
+function that is exported to a file (nearfar.targets.mlx.export): where weights come from, and what a step
+does with rows and cache.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from nearfar.step.ops import (
 )
 
 Value = tuple[mx.array, ...]
-"""A value of the list: arrays [..., L, width] whose columns stand side by side. What several matrices made stays apart
-until somebody reads it as one."""
+"""A value of the list: arrays [..., L, width] whose columns stand side by side. What several matrices made
+stays apart until somebody reads it as one."""
 
 
 class Matrix(Protocol):

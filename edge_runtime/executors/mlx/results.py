@@ -16,8 +16,8 @@ from nearfar.format.manifest import Manifest
 class Results:
     """The buffers of docs/artifact.md that the device writes.
 
-    Logits are computed when somebody asks for them and only the rows asked for: of the 16 rows that a step may give, a
-    prompt needs one or none, and a row costs a pass over the largest matrix.
+    Logits are computed when somebody asks for them and only the rows asked for: of the 16 rows that a step
+    may give, a prompt needs one or none, and a row costs a pass over the largest matrix.
     """
 
     def __init__(self, manifest: Manifest, head: Callable[[mx.array], mx.array]) -> None:

@@ -19,8 +19,8 @@ class Rope:
     def __init__(self, inv_freq: Sequence[float], scale: float, dtype: mx.Dtype, fused: bool) -> None:
         """`fused`: by MLX's kernel, one launch on a GPU.
 
-        On a CPU that is a dozen operations each time, so there rows are rotated by cosines made once a step, for all
-        layers, in float64 as for the other targets.
+        On a CPU that is a dozen operations each time, so there rows are rotated by cosines made once a step,
+        for all layers, in float64 as for the other targets.
         """
         self._inv_freq = np.array(inv_freq, np.float64)
         turning = self._inv_freq != 0

@@ -16,8 +16,8 @@ TOP_LOGPROBS = 20
 class Choice:
     """What the sampler reads beside logits, a row each.
 
-    `sample_f32` and `sample_i32` [R, 8], and what some row needs of `logit_bias` (float32 [R, V]), `allowed` (bool [R, V])
-    and `counts` (int32 [R, V]).
+    `sample_f32` and `sample_i32` [R, 8], and what some row needs of `logit_bias` (float32 [R, V]), `allowed`
+    (bool [R, V]) and `counts` (int32 [R, V]).
     """
 
     floats: Array
@@ -28,7 +28,7 @@ class Choice:
 
 
 def greedy(logits: mx.array) -> mx.array:
-    """int32 [R]: the argmax over the finite logits [R, V], the lowest index on ties; -1 where none is finite."""
+    """int32 [R]: the argmax over the finite logits [R, V], lowest index on ties; -1 where none is finite."""
     return _best(_finite(logits))
 
 

@@ -1,7 +1,7 @@
-"""Weights of an MLX artifact: the files as mlx-lm writes them; what the step's parameters fold in is applied here.
+"""Weights of an MLX artifact: files as mlx-lm writes them; what the step's parameters fold in is applied.
 
-The files hold the checkpoint's own tensors. A parameter is made of rows of them: brought into its order, rows of matrices
-that are quantized alike joined to one, offset and scale of a vector applied.
+The files hold the checkpoint's own tensors. A parameter is made of rows of them: brought into its order, rows
+of matrices that are quantized alike joined to one, offset and scale of a vector applied.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AFFINE = ("scales", "biases")
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix [N, K]: dense, or codes (uint32 [N, K·bits/32]) with a scale and a bias for each group of a row."""
+    """A matrix [N, K]: dense, or codes (uint32 [N, K·bits/32]) with scale and bias for each group of a row."""
 
     weight: mx.array
     scales: mx.array | None = None
@@ -34,7 +34,7 @@ class Matrix:
 
     @staticmethod
     def of(parts: Mapping[str, mx.array], k: int) -> Matrix:
-        """A matrix of `k` columns: its weight, where it is quantized with scales and biases. Shapes tell the rest."""
+        """Of `k` columns: its weight, where it is quantized with scales and biases. Shapes tell the rest."""
         weight = parts["weight"]
         if "scales" not in parts:
             return Matrix(weight)
@@ -91,7 +91,7 @@ class Joined:
 
 
 def join(matrices: Sequence[Matrix]) -> Joined:
-    """The rows of all; those next to each other that are quantized alike are one matrix: one launch, not several."""
+    """The rows of all; neighbours that are quantized alike are one matrix: one launch, not several."""
     runs: list[list[Matrix]] = []
     for matrix in matrices:
         if runs and (runs[-1][0].bits, runs[-1][0].group_size) == (matrix.bits, matrix.group_size):
