@@ -1,4 +1,4 @@
-"""Every architecture as the mlx target writes it: mlx-lm's own classes, the exported function, the files built again."""
+"""Every architecture as the mlx target writes it: in mlx-lm, as an exported function, built again."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def made(request: pytest.FixtureRequest) -> Case:
 @pytest.fixture(scope="module")
 def root(made: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("mlx")
-    options = BuildOptions(str(checkpoint(made)), out, ("mlx",), "none", context=made.context, export_function=True)
+    options = BuildOptions(
+        str(checkpoint(made)), out, ("mlx",), "none", context=made.context, export_function=True
+    )
     (path,) = build(options)
     return path
 
@@ -105,7 +107,7 @@ def test_the_files_are_a_checkpoint_again(made: Case, root: Path, tmp_path: Path
 
 
 def test_quantized_weights_are_those_of_mlx_lm(made: Case, tmp_path: Path) -> None:
-    """Some matrices are quantized and some are not, as widths allow; their order and their parts are ours to apply."""
+    """Some matrices are quantized and some are not, as widths allow; order and pieces are ours to apply."""
     options = BuildOptions(str(checkpoint(made)), tmp_path, ("mlx",), "q8", 32, context=made.context)
     (path,) = build(options)
     tokens = prompt(made, min(made.prompts))

@@ -24,7 +24,13 @@ class PagedRun:
         self, tokens: mx.array, lay_out: LayOut, wanted: Array, cache: PagedCache, ropes: Mapping[str, Rope]
     ) -> None:
         """`wanted`: which of the live rows logits are wanted of, each once."""
-        self._tokens, self._lay_out, self._wanted, self._cache, self._ropes = tokens, lay_out, wanted, cache, ropes
+        self._tokens, self._lay_out, self._wanted, self._cache, self._ropes = (
+            tokens,
+            lay_out,
+            wanted,
+            cache,
+            ropes,
+        )
         self._rows: Sequence[Rows] = lay_out(None)
         """By group."""
         self._turns: dict[str, Turn] = {}
