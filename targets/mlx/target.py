@@ -20,7 +20,7 @@ from nearfar.format.manifest import Function, Program, Requires, Weights
 from nearfar.format.sizes import MAX_ROWS, ROW_BUCKETS, STEP_BUCKETS
 from nearfar.step.params import Param
 from nearfar.step.reading import read_model
-from nearfar.targets.mlx.config import mlx_config, module_of
+from nearfar.targets.mlx.config_json import mlx_config, module_of
 from nearfar.targets.quantized import QuantTensor
 from nearfar.targets.target import Made
 

@@ -10,11 +10,11 @@ import mlx.core as mx
 import numpy as np
 
 from nearfar.edge_runtime.artifact.reader import Artifact
-from nearfar.edge_runtime.executors.mlx.cache import Layout, PagedCache, fused
 from nearfar.edge_runtime.executors.mlx.device import guard, has_metal
 from nearfar.edge_runtime.executors.mlx.elementwise import Elementwise
 from nearfar.edge_runtime.executors.mlx.interpreter import Interpreter
 from nearfar.edge_runtime.executors.mlx.paged import PagedRun
+from nearfar.edge_runtime.executors.mlx.paged_cache import Layout, PagedCache, fused
 from nearfar.edge_runtime.executors.mlx.results import Results
 from nearfar.edge_runtime.executors.mlx.rope import Rope
 from nearfar.edge_runtime.executors.mlx.rows import Array, Rows, lay_out

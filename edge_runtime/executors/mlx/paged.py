@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 import mlx.core as mx
 import numpy as np
 
-from nearfar.edge_runtime.executors.mlx.cache import PagedCache
 from nearfar.edge_runtime.executors.mlx.interpreter import Value, whole
+from nearfar.edge_runtime.executors.mlx.paged_cache import PagedCache
 from nearfar.edge_runtime.executors.mlx.rope import Rope, Turn
 from nearfar.edge_runtime.executors.mlx.rows import Array, Rows
 from nearfar.step.ops import Attend
