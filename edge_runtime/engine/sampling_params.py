@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from nearfar.errors import RequestError
+from nearfar.format.sizes import TOP_LOGPROBS
 
 MAX_STOPS = 16
-MAX_TOP_LOGPROBS = 20
+MAX_TOP_LOGPROBS = TOP_LOGPROBS
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,13 @@ from nearfar.edge_runtime.engine.scheduler import Step
 from nearfar.errors import DeviceError, NearfarError, RequestError
 from nearfar.format.buffers import page_table
 from nearfar.format.manifest import Manifest, Program
+from nearfar.format.sampler import COLUMNS, PROMPT_FLAG, SampleF32, SampleI32
+from nearfar.format.sizes import MAX_ROWS
 
 if TYPE_CHECKING:
     from nearfar.edge_runtime.executors.base import Executor
 
 Array = npt.NDArray[Any]
-
-PROMPT_FLAG = 1 << 24
-"""Bit of `counts` that marks a token of the prompt."""
 
 COLDEST = 1e-6
 """The least temperature but 0: divided by less, a logit could pass what a float32 holds."""
@@ -123,7 +122,7 @@ class StepBuilder:
         self._feed = feed
         self._words = (manifest.model.vocab_size + 31) // 32
         rows = max(self._sizes["step"])
-        self._written = {"slots": np.full(rows, -2, np.int32), "logit_rows": np.full(16, -2, np.int32)}
+        self._written = {"slots": np.full(rows, -2, np.int32), "logit_rows": np.full(MAX_ROWS, -2, np.int32)}
 
     def initial(self) -> list[Write]:
         """Writes to make once: no bias, every token allowed."""
@@ -149,7 +148,7 @@ class StepBuilder:
         tokens = np.zeros(step.size, np.int32)
         positions = np.full(step.size, -1, np.int32)
         slots = np.zeros(step.size, np.int32)
-        logit_rows = np.zeros(16, np.int32)
+        logit_rows = np.zeros(MAX_ROWS, np.int32)
         row = sampled = 0
         for chunk in step.chunks:
             if chunk is None:
@@ -202,18 +201,18 @@ class StepBuilder:
         work.sampler_size = self._size(work.sampler, len(requests))
         if any(r.params.logprobs is not None for r in requests):
             work.logprobs_size = self._size("logprobs", len(requests))
-        ints = np.zeros((16, 8), np.int32)
-        ints[:, 0] = ints[:, 5] = -1
-        floats = np.zeros((16, 8), np.float32)
+        ints, floats = np.zeros((MAX_ROWS, COLUMNS), np.int32), np.zeros((MAX_ROWS, COLUMNS), np.float32)
+        ints[:, (SampleI32.SLOT, SampleI32.FEED)] = -1
         for index, chunk in enumerate(c for c in step.chunks if c is not None and c.samples):
             request, params = chunk.request, chunk.request.params
             assert request.sequence is not None
             low, high = np.array([request.seed & 0xFFFFFFFF, request.seed >> 32], np.uint32).view(np.int32)
             feed = index if self._feed else -1
-            ints[index] = request.sequence.slot, params.top_k, low, high, chunk.start + chunk.count, feed, 0, 0
+            drawn_at = chunk.start + chunk.count
+            ints[index, list(SampleI32)] = request.sequence.slot, params.top_k, low, high, drawn_at, feed
             penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
             temperature = max(params.temperature, COLDEST) if params.temperature else 0.0
-            floats[index] = temperature, params.top_p, params.min_p, *penalties, 0, 0
+            floats[index, list(SampleF32)] = temperature, params.top_p, params.min_p, *penalties
             if work.sampler == "sample":
                 work.writes += self._slot_rows(request)
                 self._allowed(work, request)

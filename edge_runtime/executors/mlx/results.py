@@ -11,6 +11,7 @@ from nearfar.edge_runtime.executors.mlx.rows import Array
 from nearfar.edge_runtime.executors.mlx.sampling import Choice, greedy, logprobs, sample
 from nearfar.errors import ArtifactError
 from nearfar.format.manifest import Manifest
+from nearfar.format.sampler import SampleF32, SampleI32
 
 
 class Results:
@@ -99,7 +100,7 @@ class Results:
             self._buffers |= dict(zip(("logprob", "top_ids", "top_logprobs"), made, strict=True))
             return
         ints = host["sample_i32"][:size]
-        live = np.flatnonzero(ints[:, 0] >= 0)
+        live = np.flatnonzero(ints[:, SampleI32.SLOT] >= 0)
         if not len(live):
             return
         self._sampled_rows = int(live[-1]) + 1
@@ -112,7 +113,7 @@ class Results:
         else:
             raise ArtifactError(f"mlx has no function {function}: upgrade nearfar")
         _put(self._buffers["sampled"], live, picked)
-        feed = ints[live, 5]
+        feed = ints[live, SampleI32.FEED]
         if (feed >= 0).any():
             fed = np.flatnonzero(feed >= 0)
             chosen = picked if len(fed) == len(feed) else picked[mx.array(fed.astype(np.int32))]
@@ -129,12 +130,13 @@ class Results:
         return self._logits
 
     def _sample(self, logits: mx.array, ints: Array, floats: Array, host: Mapping[str, Array]) -> mx.array:
-        slots, vocab = ints[:, 0].tolist(), logits.shape[1]
+        slots, vocab = ints[:, SampleI32.SLOT].tolist(), logits.shape[1]
         bias, words = host["logit_bias"][slots], host["allowed"][slots]
         allowed = None
         if not _all_ones(words, vocab):
             allowed = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, :vocab].astype(bool)
-        penalized = (floats[:, 3] != 1).any() or floats[:, 4:6].any()
+        penalties = floats[:, (SampleF32.PRESENCE_PENALTY, SampleF32.FREQUENCY_PENALTY)]
+        penalized = (floats[:, SampleF32.REPETITION_PENALTY] != 1).any() or penalties.any()
         counts = mx.stack([self._counts[slot] for slot in slots]) if penalized else None
         choice = Choice(floats, ints, bias if bias.any() else None, allowed, counts)
         picked = sample(logits, choice)

@@ -8,8 +8,10 @@ import mlx.core as mx
 import numpy as np
 
 from nearfar.edge_runtime.executors.mlx.rows import Array
+from nearfar.format.sampler import SampleF32, SampleI32
+from nearfar.format.sizes import TOP_LOGPROBS
 
-TOP_LOGPROBS = 20
+PENALTIES = (SampleF32.REPETITION_PENALTY, SampleF32.PRESENCE_PENALTY, SampleF32.FREQUENCY_PENALTY)
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,12 @@ def greedy(logits: mx.array) -> mx.array:
 def sample(logits: mx.array, choice: Choice) -> mx.array:
     """int32 [R]: steps 1 to 9 of "sample" in docs/artifact.md, for logits [R, V]."""
     score = _finite(_penalized(logits, choice))
-    temperature = choice.floats[:, 0]
+    temperature = choice.floats[:, SampleF32.TEMPERATURE]
     best = _best(score)
     if not temperature.any():
         return best
     score = score / _column(np.where(temperature == 0, np.float32(1), temperature))
-    noise = gumbel(choice.ints[:, 2:5].view(np.uint32), score.shape[1])
+    noise = gumbel(choice.ints[:, SampleI32.SEED_LOW : SampleI32.COUNTER + 1].view(np.uint32), score.shape[1])
     drawn = _best(mx.where(_kept(score, choice), score + noise, -mx.inf))
     return mx.where(mx.array(temperature == 0), best, drawn)
 
@@ -52,9 +54,7 @@ def gumbel(seeds: Array, vocab: int) -> mx.array:
     """
     words = [_column(seeds[:, i]) for i in range(3)]
     token = mx.arange(vocab, dtype=mx.uint32)[None]
-    x, y, z, w = (
-        word * mx.array(1664525, mx.uint32) + mx.array(1013904223, mx.uint32) for word in (*words, token)
-    )
+    x, y, z, w = (word * mx.array(1664525, mx.uint32) + mx.array(1013904223, mx.uint32) for word in (*words, token))
     x = x + y * w
     y = y + z * x
     z = z + x * y
@@ -92,7 +92,7 @@ def _penalized(logits: mx.array, choice: Choice) -> mx.array:
         score = mx.where(mx.array(choice.allowed), score, -mx.inf)
     if choice.counts is None:
         return score
-    repetition, presence, frequency = (_column(choice.floats[:, i]) for i in (3, 4, 5))
+    repetition, presence, frequency = (_column(choice.floats[:, i]) for i in PENALTIES)
     scaled = mx.where(score > 0, score / repetition, score * repetition)
     score = mx.where(choice.counts != 0, scaled, score)
     generated = (choice.counts & 0xFFFFFF).astype(mx.float32)
@@ -101,7 +101,8 @@ def _penalized(logits: mx.array, choice: Choice) -> mx.array:
 
 def _kept(score: mx.array, choice: Choice) -> mx.array:
     """Steps 6 to 8, bool [R, V]: top-k, top-p, min-p."""
-    vocab, top_k, top_p, min_p = score.shape[1], choice.ints[:, 1], choice.floats[:, 1], choice.floats[:, 2]
+    vocab, top_k = score.shape[1], choice.ints[:, SampleI32.TOP_K]
+    top_p, min_p = choice.floats[:, SampleF32.TOP_P], choice.floats[:, SampleF32.MIN_P]
     top = mx.max(score, axis=-1, keepdims=True)
     kept = score > -mx.inf
     by_rank, by_mass = (top_k > 0) & (top_k < vocab), top_p < 1

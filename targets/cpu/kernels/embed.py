@@ -8,6 +8,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from nearfar.format.sizes import MAX_STEP
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.jobs import Embed
@@ -21,7 +22,7 @@ def embed(job: Embed) -> Staged:
     """See Embed."""
     matrix = job.matrix
     w_args = [(f"w{i}", part.shape, part.dtype) for i, part in enumerate(packing.parts(matrix))]
-    args = [("tokens", (256,), "int32"), *w_args, ("out", *job.out)]
+    args = [("tokens", (MAX_STEP,), "int32"), *w_args, ("out", *job.out)]
 
     def body(tokens: Expr, *rest: Expr) -> None:
         weights, out = rest[:-1], rest[-1]

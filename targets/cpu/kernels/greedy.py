@@ -8,6 +8,8 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from nearfar.format.sampler import COLUMNS
+from nearfar.format.sizes import MAX_ROWS, MAX_STEP
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.jobs import Greedy, Logprobs
 from nearfar.targets.kernels import Stage, Staged
@@ -90,10 +92,10 @@ def greedy(job: Greedy) -> Staged:
     """See Greedy."""
     rows, vocab = job.rows, job.vocab
     args: Args = [
-        ("logits", (16, vocab), "float32"),
-        ("sample_i32", (16, 8), "int32"),
-        ("sampled", (16,), "int32"),
-        ("tokens", (256,), "int32"),
+        ("logits", (MAX_ROWS, vocab), "float32"),
+        ("sample_i32", (MAX_ROWS, COLUMNS), "int32"),
+        ("sampled", (MAX_ROWS,), "int32"),
+        ("tokens", (MAX_STEP,), "int32"),
     ]
 
     def row(buf: dict[str, Expr], r: Expr) -> None:
@@ -112,12 +114,12 @@ def logprobs(job: Logprobs) -> Staged:
     """See Logprobs: 20 passes, each finding what follows the last (value descending, index ascending)."""
     rows, vocab = job.rows, job.vocab
     args: Args = [
-        ("logits", (16, vocab), "float32"),
-        ("sampled", (16,), "int32"),
-        ("scratch:0", (16, _padded(vocab)), "float32"),
-        ("logprob", (16,), "float32"),
-        ("top_ids", (16, TOP), "int32"),
-        ("top_logprobs", (16, TOP), "float32"),
+        ("logits", (MAX_ROWS, vocab), "float32"),
+        ("sampled", (MAX_ROWS,), "int32"),
+        ("scratch:0", (MAX_ROWS, _padded(vocab)), "float32"),
+        ("logprob", (MAX_ROWS,), "float32"),
+        ("top_ids", (MAX_ROWS, TOP), "int32"),
+        ("top_logprobs", (MAX_ROWS, TOP), "float32"),
     ]
 
     def row(buf: dict[str, Expr], r: Expr) -> None:

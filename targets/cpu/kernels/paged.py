@@ -8,6 +8,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from nearfar.errors import BuildError
+from nearfar.format.sizes import MAX_STEP
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.jobs import Attend, RopeAppend
 
@@ -38,7 +39,7 @@ def arguments(job: RopeAppend | Attend) -> tuple[Args, Expr]:
     cache = (pages, job.kv_heads, job.page_size, job.head_dim)
     known: dict[str, tuple[tuple[Any, ...], str]] = {
         "q": (job.q_shape, job.dtype), "k_cache": (cache, job.kv_dtype), "v_cache": (cache, job.kv_dtype),
-        "positions": ((256,), "int32"), "slots": ((256,), "int32"),
+        "positions": ((MAX_STEP,), "int32"), "slots": ((MAX_STEP,), "int32"),
         "page_table": ((job.slots, job.pages_per_slot), "int32"),
         "rope": ((context, job.head_dim), "float32"), "sinks": ((job.heads,), "float32"), "out": job.out,
     }  # fmt: skip

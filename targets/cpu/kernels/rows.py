@@ -7,6 +7,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from nearfar.format.sizes import MAX_ROWS
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.jobs import Linear
 
@@ -19,7 +20,7 @@ def x_args(job: Linear) -> list[tuple[str, tuple[int, ...], str]]:
         ("x", (job.x_rows if job.rows else job.m, job.matrix.k), job.x_dtype)
     ]
     if job.rows:
-        args.append(("logit_rows", (16,), "int32"))
+        args.append(("logit_rows", (MAX_ROWS,), "int32"))
     if job.norm is not None:
         args.append(("norm", (job.matrix.k,), "float32"))
     return args

@@ -12,6 +12,8 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from nearfar.format.sampler import COLUMNS
+from nearfar.format.sizes import MAX_ROWS, MAX_STEP
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.greedy import Args, Best, _build, _finish, _iota, _padded
 from nearfar.targets.jobs import Sample
@@ -26,16 +28,16 @@ def sample(job: Sample) -> Staged:
     rows, vocab, slots = job.rows, job.vocab, job.slots
     width = _padded(vocab)
     args: Args = [
-        ("logits", (16, vocab), "float32"),
-        ("sample_f32", (16, 8), "float32"),
-        ("sample_i32", (16, 8), "int32"),
+        ("logits", (MAX_ROWS, vocab), "float32"),
+        ("sample_f32", (MAX_ROWS, COLUMNS), "float32"),
+        ("sample_i32", (MAX_ROWS, COLUMNS), "int32"),
         ("logit_bias", (slots, vocab), "float32"),
         ("counts", (slots, vocab), "int32"),
         ("allowed", (slots, (vocab + 31) // 32), "uint32"),
         ("scratch:0", (rows, width), "float32"),
         ("scratch:1", (rows, width), "float32"),
-        ("sampled", (16,), "int32"),
-        ("tokens", (256,), "int32"),
+        ("sampled", (MAX_ROWS,), "int32"),
+        ("tokens", (MAX_STEP,), "int32"),
     ]
 
     def row(buf: dict[str, Expr], r: Expr) -> None:

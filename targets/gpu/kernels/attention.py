@@ -15,6 +15,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
+from nearfar.format.sizes import MAX_STEP
 from nearfar.targets.jobs import Attend
 from nearfar.targets.kernels import Stage, Staged
 
@@ -74,8 +75,8 @@ def _attend(job: Attend, splits: int) -> tirx.PrimFunc:
         q: T.Buffer((m, heads * dim), job.dtype),
         k_h: T.handle,
         v_h: T.handle,
-        positions: T.Buffer((256,), "int32"),
-        slots: T.Buffer((256,), "int32"),
+        positions: T.Buffer((MAX_STEP,), "int32"),
+        slots: T.Buffer((MAX_STEP,), "int32"),
         page_table: T.Buffer((job.slots, job.pages_per_slot), "int32"),
         sinks: T.Buffer((heads,), "float32"),
         partial: T.Buffer((m, heads, splits, dim + 2), "float32"),

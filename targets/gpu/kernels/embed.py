@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from tvm.script import tirx as T
 
+from nearfar.format.sizes import MAX_STEP
 from nearfar.targets.jobs import Embed
 from nearfar.targets.kernels import Stage, Staged
 
@@ -46,7 +47,7 @@ def embed(job: Embed) -> Staged:
 
     @T.prim_func(check_well_formed=False)
     def kernel(
-        tokens: T.Buffer((256,), "int32"),
+        tokens: T.Buffer((MAX_STEP,), "int32"),
         w0: T.Buffer(words_shape, word_dtype),
         w1: T.Buffer(scale_shape(matrix), "uint32"),
         out: T.Buffer((m, matrix.k), "float32"),

@@ -8,6 +8,8 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
+from nearfar.format.sampler import COLUMNS
+from nearfar.format.sizes import MAX_ROWS, MAX_STEP
 from nearfar.targets.jobs import Greedy
 from nearfar.targets.kernels import Stage, Staged
 
@@ -34,7 +36,7 @@ def _ranges(rows: int, vocab: int, ranges: int) -> tirx.PrimFunc:
 
     @T.prim_func(check_well_formed=False)
     def kernel(
-        logits: T.Buffer((16, vocab), "float32"),
+        logits: T.Buffer((MAX_ROWS, vocab), "float32"),
         values: T.Buffer((rows, ranges), "float32"),
         ids: T.Buffer((rows, ranges), "int32"),
     ):
@@ -77,9 +79,9 @@ def _best(rows: int, ranges: int) -> tirx.PrimFunc:
     def kernel(
         values: T.Buffer((rows, ranges), "float32"),
         ids: T.Buffer((rows, ranges), "int32"),
-        sample_i32: T.Buffer((16, 8), "int32"),
-        sampled: T.Buffer((16,), "int32"),
-        tokens: T.Buffer((256,), "int32"),
+        sample_i32: T.Buffer((MAX_ROWS, COLUMNS), "int32"),
+        sampled: T.Buffer((MAX_ROWS,), "int32"),
+        tokens: T.Buffer((MAX_STEP,), "int32"),
     ):
         for bx in T.thread_binding(1, thread="blockIdx.x"):
             for tx in T.thread_binding(rows, thread="threadIdx.x"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
+from nearfar.format.sizes import MAX_ROWS
 from nearfar.targets.jobs import Logprobs
 from nearfar.targets.kernels import Stage, Staged
 
@@ -29,11 +30,11 @@ def _logprobs(rows: int, vocab: int) -> tirx.PrimFunc:
 
     @T.prim_func(check_well_formed=False)
     def kernel(
-        logits: T.Buffer((16, vocab), "float32"),
-        sampled: T.Buffer((16,), "int32"),
-        logprob: T.Buffer((16,), "float32"),
-        top_ids: T.Buffer((16, TOP), "int32"),
-        top_logprobs: T.Buffer((16, TOP), "float32"),
+        logits: T.Buffer((MAX_ROWS, vocab), "float32"),
+        sampled: T.Buffer((MAX_ROWS,), "int32"),
+        logprob: T.Buffer((MAX_ROWS,), "float32"),
+        top_ids: T.Buffer((MAX_ROWS, TOP), "int32"),
+        top_logprobs: T.Buffer((MAX_ROWS, TOP), "float32"),
     ):
         for bx in T.thread_binding(rows, thread="blockIdx.x"):
             for tx in T.thread_binding(THREADS, thread="threadIdx.x"):

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.script import tirx as T
 
+from nearfar.format.sizes import MAX_ROWS
 from nearfar.targets.jobs import Linear
 
 from .activations import activated, capped
@@ -138,13 +139,13 @@ def matvec(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
     @T.prim_func(check_well_formed=False)
     def kernel(
         x: T.Buffer((job.x_rows or m, k), job.x_dtype),
-        logit_rows: T.Buffer((16,), "int32"),
+        logit_rows: T.Buffer((MAX_ROWS,), "int32"),
         norm: T.Buffer((k,), "float32"),
         w0: T.Buffer(words_shape, word_dtype),
         w1: T.Buffer(scale_shape(job.matrix), "uint32"),
         bias: T.Buffer((job.matrix.n,), "float32"),
         residual: T.Buffer((m, n_out), job.out_dtype),
-        out: T.Buffer((16 if job.rows else m, n_out), job.out_dtype),
+        out: T.Buffer((MAX_ROWS if job.rows else m, n_out), job.out_dtype),
     ):
         for bx in T.thread_binding(ceil_div(n_out, block), thread="blockIdx.x"):
             for ty in T.thread_binding(splits, thread="threadIdx.y"):

@@ -9,6 +9,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from nearfar.errors import BuildError
+from nearfar.format.sizes import MAX_STEP
 from nearfar.targets.jobs import RopeAppend
 from nearfar.targets.kernels import Stage, Staged
 
@@ -58,8 +59,8 @@ def _appended(job: RopeAppend, x_dtype: str, rotated: bool) -> tirx.PrimFunc:
     @T.prim_func(check_well_formed=False)
     def kernel(
         x: T.Buffer((m, all_heads * half * 2), x_dtype),
-        positions: T.Buffer((256,), "int32"),
-        slots: T.Buffer((256,), "int32"),
+        positions: T.Buffer((MAX_STEP,), "int32"),
+        slots: T.Buffer((MAX_STEP,), "int32"),
         page_table: T.Buffer((job.slots, job.pages_per_slot), "int32"),
         rope_h: T.handle,
         k_h: T.handle,
@@ -155,7 +156,7 @@ def _normed(job: RopeAppend, rotated: bool) -> tirx.PrimFunc:
     @T.prim_func(check_well_formed=False)
     def kernel(
         x: T.Buffer((m, all_heads * half * 2), job.dtype),
-        positions: T.Buffer((256,), "int32"),
+        positions: T.Buffer((MAX_STEP,), "int32"),
         rope_h: T.handle,
         q_norm: T.Buffer((half * 2 * q_length,), "float32"),
         k_norm: T.Buffer((half * 2 * k_length,), "float32"),

@@ -12,6 +12,8 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
+from nearfar.format.sampler import COLUMNS
+from nearfar.format.sizes import MAX_ROWS, MAX_STEP
 from nearfar.targets.jobs import Sample
 from nearfar.targets.kernels import Stage, Staged
 
@@ -48,9 +50,9 @@ def _adjust(rows: int, vocab: int, slots: int) -> tirx.PrimFunc:
 
     @T.prim_func(check_well_formed=False)
     def kernel(
-        logits: T.Buffer((16, vocab), "float32"),
-        sample_f32: T.Buffer((16, 8), "float32"),
-        sample_i32: T.Buffer((16, 8), "int32"),
+        logits: T.Buffer((MAX_ROWS, vocab), "float32"),
+        sample_f32: T.Buffer((MAX_ROWS, COLUMNS), "float32"),
+        sample_i32: T.Buffer((MAX_ROWS, COLUMNS), "int32"),
         logit_bias: T.Buffer((slots, vocab), "float32"),
         counts: T.Buffer((slots, vocab), "int32"),
         allowed: T.Buffer((slots, masks), "uint32"),
@@ -101,11 +103,11 @@ def _choose(rows: int, vocab: int, slots: int) -> tirx.PrimFunc:
     @T.prim_func(check_well_formed=False)
     def kernel(
         adjusted: T.Buffer((rows, vocab), "float32"),
-        sample_f32: T.Buffer((16, 8), "float32"),
-        sample_i32: T.Buffer((16, 8), "int32"),
+        sample_f32: T.Buffer((MAX_ROWS, COLUMNS), "float32"),
+        sample_i32: T.Buffer((MAX_ROWS, COLUMNS), "int32"),
         counts: T.Buffer((slots, vocab), "int32"),
-        sampled: T.Buffer((16,), "int32"),
-        tokens: T.Buffer((256,), "int32"),
+        sampled: T.Buffer((MAX_ROWS,), "int32"),
+        tokens: T.Buffer((MAX_STEP,), "int32"),
     ):
         for bx in T.thread_binding(rows, thread="blockIdx.x"):
             for tx in T.thread_binding(THREADS, thread="threadIdx.x"):
