@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from tokenizers import Tokenizer
 
@@ -24,6 +25,8 @@ from nearfar.step.reading import read_model
 from nearfar.targets.quantized import Matrix
 
 IGNORABLE = (r".*rotary_emb\.inv_freq",)
+CpuFeatures = Literal["native", "baseline"]
+"""This machine's instructions, or those of any of its kind."""
 QUANT, GROUP_SIZE = "q4", 64  # where the command line says nothing and the checkpoint is not quantized
 
 
@@ -41,7 +44,7 @@ class BuildOptions:
     targets: tuple[str, ...] = ("cpu", "webgpu")
     quant: str | None = None
     group_size: int | None = None
-    cpu_features: str = "native"
+    cpu_features: CpuFeatures = "native"
     dump_ir: Path | None = None
     export_function: bool = False
     context: int | None = None

@@ -1,8 +1,8 @@
 """Whether a config.json says something that its model file has not asked for: it is refused, never ignored.
 
-What a key means is known by transformers' own config class of the model type: a key that it has, with another value
-than its default, would change the answers there. Keys that it does not have change nothing there either, except those
-of other architectures' that a fork of the code may have honoured.
+What a key means is known by transformers' own config class of the model type: a key that it has, with another
+value than its default, would change the answers there. Keys that it lacks change nothing there either, except
+those of other architectures' that a fork of the code may have honoured.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from nearfar.errors import CheckpointError
 from nearfar.step.config import ConfigReader, show
 
 NEUTRAL = frozenset({
-    "model_type", "architectures", "transformers_version", "dtype", "torch_dtype", "auto_map", "_name_or_path",
-    "initializer_range", "use_cache", "attention_dropout", "embd_pdrop", "resid_pdrop", "hidden_dropout",
+    "model_type", "architectures", "transformers_version", "dtype", "torch_dtype", "auto_map",
+    "_name_or_path", "initializer_range", "use_cache", "attention_dropout", "embd_pdrop", "resid_pdrop",
+    "hidden_dropout",
     "pad_token_id", "eod_token_id", "pretraining_tp", "id2label", "label2id", "problem_type", "return_dict",
     "output_hidden_states", "output_attentions", "chunk_size_feed_forward",
 })  # fmt: skip
@@ -26,7 +27,7 @@ SWITCHES = frozenset({
     "attention_bias", "mlp_bias", "use_bias", "qkv_bias", "use_qk_norm", "clip_qkv", "attn_logit_softcapping",
     "final_logit_softcapping", "logit_scale",
 })  # fmt: skip
-"""Keys that would change the model wherever they are honoured; a value that is not false, 0 or null is refused."""
+"""Keys that would change the model wherever they are honoured; only false, 0 and null are taken."""
 
 
 def check_unread(config: ConfigReader, model_type: str) -> None:
@@ -58,7 +59,7 @@ def _defaults(model_type: str) -> dict[str, Any]:
 
 def _refused(config: ConfigReader, model_type: str, key: str, value: object) -> CheckpointError:
     return config.error(
-        f"{config.within}{key} is {show(value)}, which nearfar's {model_type} does not compute: its answers would not be "
-        "those of the model. Remove the key if it means nothing in this checkpoint; if it does, it needs "
+        f"{config.within}{key} is {show(value)}, which nearfar's {model_type} does not compute: its answers would "
+        "not be those of the model. Remove the key if it means nothing in this checkpoint; if it does, it needs "
         f"step/models/{model_type}.py (docs/adding-a-model.md)"
     )

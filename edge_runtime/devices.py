@@ -1,4 +1,4 @@
-"""Kinds of devices that artifacts run on from Python: one folder each below executors/, whose package has `DEVICE`.
+"""Kinds of devices that artifacts run on from Python: one folder each in executors/, with `DEVICE`.
 
 A device is called like the target whose artifacts it runs; nothing else names it.
 """
@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from pathlib import Path
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Protocol, cast
 
+from nearfar.edge_runtime import executors
 from nearfar.errors import RequestError
 
 if TYPE_CHECKING:
@@ -32,14 +33,17 @@ class Found:
     memory: int | None = None
 
     def largest_buffer(self) -> int | None:
-        """Bytes of the largest buffer that kernels of the device reach; None where buffers have no limit of their own."""
+        """Bytes of the largest buffer that kernels of the device reach.
+
+        None where buffers have no limit of their own.
+        """
         names = ("maxStorageBufferBindingSize", "maxBufferSize", "maxStorageBufferRange")
         return min((self.limits[name] for name in names if name in self.limits), default=None)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What an executor is opened with: pages of each group, positions of a sequence, CPU threads, bits of the cache.
+    """What an executor is opened with: pages by group, positions, CPU threads, bits of the cache.
 
     `which`: the device of its kind, by number or name; `debug`: checked by the driver's validation layer.
     """
@@ -54,7 +58,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class Listed:
-    """A device as `nearfar devices` shows it. `id`: what --device takes; `memory`: bytes in all, 0 where that is not known."""
+    """A device as `nearfar devices` shows it. `id`: what --device takes.
+
+    `memory`: bytes in all, 0 where that is not known.
+    """
 
     id: str
     name: str
@@ -80,7 +87,10 @@ class Device:
     probe: Probe
     open: Callable[[Artifact, Program, Settings], Executor]
     preferred: Callable[[], int]
-    """How much to take it before others where artifacts for several are at hand; the CPU is 0, below it are last resorts."""
+    """How much to take it before others, where artifacts for several are at hand.
+
+    The CPU is 0; what is below is a last resort.
+    """
     list: Callable[[], Sequence[Listed]]
     pipelined: bool = True
     """Whether it computes behind the host, so that a step is queued before the one before has been read."""
@@ -88,6 +98,8 @@ class Device:
     """Whether there can be more than one, told apart by `which`."""
     native: bool = False
     """Whether its artifacts are native code, which runs in this process."""
+    debug: bool = False
+    """Whether its driver has a validation layer."""
     kv_bits: tuple[int, ...] = ()
     """How it can quantize its cache."""
 
@@ -95,19 +107,21 @@ class Device:
 @cache
 def device_names() -> tuple[str, ...]:
     """The kinds of devices that there are folders for."""
-    folders = Path(__file__).parent.joinpath("executors").glob("*/__init__.py")
-    return tuple(sorted(file.parent.name for file in folders))
+    return tuple(sorted(module.name for module in iter_modules(executors.__path__) if module.ispkg))
 
 
 def device(name: str) -> Device:
     """The device of a folder, imported when it is asked for; KeyError where there is none."""
     if name not in device_names():
         raise KeyError(name)
-    return cast(Device, import_module(f"nearfar.edge_runtime.executors.{name}").DEVICE)
+    return cast(Device, import_module(f"{executors.__name__}.{name}").DEVICE)
 
 
 def parse_device(given: str) -> tuple[str, str | None]:
-    """What --device means: "auto" or a kind, and which of its devices ("KIND:1", "KIND:radeon"). RequestError for others."""
+    """What --device means: "auto" or a kind, and which of its devices ("KIND:1", "KIND:radeon").
+
+    RequestError for others.
+    """
     kind, colon, which = given.partition(":")
     if kind not in (AUTO, *device_names()):
         raise RequestError(f"device must be {AUTO}, {' or '.join(device_names())}, not {given!r}", "device")
@@ -115,7 +129,9 @@ def parse_device(given: str) -> tuple[str, str | None]:
         able = ", ".join(_several())
         raise RequestError(f"only {able} can name one of several devices, not {given!r}", "device")
     if colon and not which:
-        raise RequestError(f"{given!r} names no device after the colon: {kind}:0, or a part of a name", "device")
+        raise RequestError(
+            f"{given!r} names no device after the colon: {kind}:0, or a part of a name", "device"
+        )
     return kind, which or None
 
 
@@ -129,6 +145,11 @@ def kv_bits_choices() -> str:
     """Which devices can quantize their cache, and how, in words."""
     able = {name: device(name).kv_bits for name in device_names()}
     return ", ".join(f"{name} ({' or '.join(map(str, bits))})" for name, bits in able.items() if bits)
+
+
+def debug_choices() -> str:
+    """Which devices' drivers have a validation layer."""
+    return ", ".join(name for name in device_names() if device(name).debug)
 
 
 def _several() -> tuple[str, ...]:

@@ -31,7 +31,10 @@ class Plan:
 
 
 def parse_plan(text: str, name: str, bucket: Function, program: Program, manifest: Manifest) -> Plan:
-    """Read the plan of one bucket of function `name`; ArtifactError where it is not that, or launches what there is not."""
+    """Read the plan of one bucket of function `name`.
+
+    ArtifactError where it is not that, or launches what there is not.
+    """
     try:
         data = strict_json.loads(text)
     except ValueError as error:
@@ -39,14 +42,17 @@ def parse_plan(text: str, name: str, bucket: Function, program: Program, manifes
     stated = tuple(data.get(key) for key in ("function", "size", "rows")) if isinstance(data, dict) else data
     if stated != (name, bucket.size, bucket.rows):
         raise ArtifactError(
-            f"{bucket.plan} is the plan of {str(stated)[:80]}, not of {name}, {bucket.size} rows in and {bucket.rows} out. "
-            "Build the artifact again"
+            f"{bucket.plan} is the plan of {str(stated)[:80]}, not of {name}, {bucket.size} rows in and "
+            f"{bucket.rows} out. Build the artifact again"
         )
     launches = data.get("launches")
     if not isinstance(launches, list):
         raise ArtifactError(f"{bucket.plan} has no list of launches. Build the artifact again")
     known = _arguments(program, manifest)
-    read = (_launch(launch, f"{bucket.plan}: launch {i}", program.kernels, known) for i, launch in enumerate(launches))
+    read = (
+        _launch(launch, f"{bucket.plan}: launch {i}", program.kernels, known)
+        for i, launch in enumerate(launches)
+    )
     return Plan(name, bucket.size, bucket.rows, tuple(read))
 
 
@@ -63,13 +69,17 @@ def _launch(data: Any, where: str, kernels: Mapping[str, Kernel], known: Collect
     record = data if isinstance(data, dict) else {}
     kernel, args, grid = record.get("kernel"), record.get("args"), record.get("grid", [])
     if not isinstance(kernel, str) or kernel not in kernels:
-        raise ArtifactError(f"{where} names the kernel {str(kernel)[:80]!r}, which the manifest does not have")
+        raise ArtifactError(
+            f"{where} names the kernel {str(kernel)[:80]!r}, which the manifest does not have"
+        )
     taken = len(kernels[kernel].params or kernels[kernel].access)
     if not isinstance(args, list) or len(args) != taken:
         raise ArtifactError(f"{where}: {kernel} takes {taken} arguments, not {str(args)[:80]}")
     if unknown := [arg for arg in args if not isinstance(arg, str) or arg not in known]:
         raise ArtifactError(f"{where} names {str(unknown[0])[:80]!r}, which the manifest does not have")
-    extents = [extent for extent in grid if type(extent) is int and extent > 0] if isinstance(grid, list) else []
+    extents = (
+        [extent for extent in grid if type(extent) is int and extent > 0] if isinstance(grid, list) else []
+    )
     if grid != extents or len(extents) != (0 if kernels[kernel].params else 3):
         raise ArtifactError(f"{where}: the grid of {kernel} is {str(grid)[:80]}. Build the artifact again")
     return Launch(kernel, tuple(args), tuple(extents))

@@ -16,10 +16,10 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 class ConfigReader:
-    """Reads the values of a config by their types; a complaint names the file, the key, its value and what is allowed.
+    """Reads values by their types; a complaint names the file, the key, its value and what is allowed.
 
-    A key that is absent or null takes the default; where there is none, it must be there. `within`: the key of the object
-    that the values stand in, for messages.
+    A key that is absent or null takes the default; where there is none, it must be there. `within`: the key
+    of the object that the values stand in, for messages.
     """
 
     def __init__(self, config: Mapping[str, Any], file: str = "config.json", within: str = "") -> None:
@@ -88,7 +88,7 @@ class ConfigReader:
         return tuple(float(item) for item in value)
 
     def section(self, key: str) -> ConfigReader:
-        """The object that a key holds. What reads one has to check all of its keys: `unread` does not look into it."""
+        """The object that a key holds. Who asks has to check all of its keys: `unread` does not."""
         self._read.add(key)
         value = self._config[key]
         if not isinstance(value, Mapping):
@@ -120,7 +120,9 @@ class ConfigReader:
 
     def unread(self) -> dict[str, Any]:
         """What is there, but has never been asked for."""
-        return {key: value for key, value in self._config.items() if key not in self._read and value is not None}
+        return {
+            key: value for key, value in self._config.items() if key not in self._read and value is not None
+        }
 
     def error(self, message: str) -> CheckpointError:
         """An error that names the file."""

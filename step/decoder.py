@@ -17,8 +17,8 @@ from nearfar.step.rope import Rotation
 
 HEAD_DIMS = (2, 1024)
 ACTIVATIONS: dict[str, Activation] = {
-    "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu": "gelu_erf",
-    "relu2": "relu2",
+    "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh",
+    "gelu": "gelu_erf", "relu2": "relu2",
 }  # fmt: skip
 """transformers' names of the activations that there are kernels for."""
 
@@ -53,7 +53,10 @@ def read_decoder(
     head_dim: int | None = None,
     eps: float = 1e-6,
 ) -> Decoder:
-    """Read the common facts. `context`: no more positions than these; `tied`, `head_dim`, `eps`: where nothing is said."""
+    """Read the common facts.
+
+    `context`: no more positions than these; `tied`, `head_dim`, `eps`: where nothing is said.
+    """
     hidden, heads = read.size("hidden_size"), read.size("num_attention_heads")
     kv_heads = read.size("num_key_value_heads", heads)
     if heads % kv_heads:
@@ -102,7 +105,7 @@ def read_windows(
 
 @dataclass(frozen=True)
 class Attention:
-    """How a layer attends. `scale` None: head_dim ** −0.5. `rope`: the table's name and what turns, None: nothing."""
+    """How a layer attends. `scale` None: head_dim ** −0.5. `rope`: the table's name, None: nothing turns."""
 
     heads: int
     kv_heads: int

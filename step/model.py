@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nearfar.step.config import LARGEST
 from nearfar.step.ops import OPS, Attend, Op
 from nearfar.step.params import Param, Piece, RotaryOrder
 from nearfar.step.rope import Rope
+
+T = typing.TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -73,18 +77,12 @@ def op_record(op: Op) -> dict[str, Any]:
 
 
 def op_of(record: Mapping[str, Any]) -> Op:
-    """The reverse; ValueError for an operation, or a field, that is not known."""
+    """The reverse; ValueError for an operation, or a field, that is not known, or is not of its type."""
     kind = OPS.get(str(record.get("op")))
     if kind is None:
-        raise ValueError(f"operation {record.get('op')!r} is not known")
-    fields = {f.name: f for f in dataclasses.fields(kind)}
-    if unknown := record.keys() - fields.keys() - {"op"}:
-        raise ValueError(f"operation {kind.op} has no {min(unknown)!r}")
-    hints = typing.get_type_hints(kind)
-    values = {key: _typed(hints[key], value) for key, value in record.items() if key != "op"}
-    if missing := [n for n, f in fields.items() if f.default is dataclasses.MISSING and n not in values]:
-        raise ValueError(f"operation {kind.op} lacks {missing[0]!r}")
-    return kind(**values)
+        raise ValueError(f"operation {str(record.get('op'))[:80]!r} is not known")
+    fields = {key: value for key, value in record.items() if key != "op"}
+    return _record(kind, fields, f"operation {kind.op}")
 
 
 def param_record(param: Param) -> dict[str, Any]:
@@ -104,18 +102,59 @@ def param_record(param: Param) -> dict[str, Any]:
 
 
 def param_of(record: Mapping[str, Any]) -> Param:
-    """The reverse."""
-    pieces = tuple(
-        Piece(p["tensor"], p["rows"], p.get("start", 0), RotaryOrder(**p["order"]) if "order" in p else None)
-        for p in record["pieces"]
-    )
-    return Param(
-        record["name"], pieces, record.get("k", 0), float(record.get("offset", 0.0)), float(record.get("scale", 1.0))
-    )
+    """The reverse; ValueError where it is not one."""
+    pieces = record.get("pieces")
+    if not isinstance(pieces, list) or not pieces or not all(isinstance(piece, Mapping) for piece in pieces):
+        raise ValueError(f"parameter {str(record.get('name'))[:80]!r} has no list of pieces")
+    made = _record(Param, {**record, "pieces": ()}, "parameter")
+    return replace(made, pieces=tuple(_piece(piece) for piece in pieces))
 
 
-def _typed(hint: Any, value: Any) -> Any:
-    """JSON's value as the field's type: lists are tuples, whole numbers can be floats."""
-    if isinstance(value, list):
-        return tuple(float(item) for item in value)
-    return float(value) if type(value) is int and (hint is float or hint == float | None) else value
+def _piece(record: Mapping[str, Any]) -> Piece:
+    order = record.get("order")
+    if order is not None and not isinstance(order, Mapping):
+        raise ValueError(f"order of {str(record.get('tensor'))[:80]!r} is {str(order)[:80]!r}")
+    piece = _record(Piece, {**record, "order": None}, "piece")
+    found = None if order is None else _record(RotaryOrder, order, "order")
+    if found is not None and (found.rotary % 2 or not 0 < found.rotary <= found.head_dim or piece.rows % found.head_dim):
+        raise ValueError(f"order of {piece.tensor!r} does not fit its {piece.rows} rows: {str(order)[:80]}")
+    return replace(piece, order=found)
+
+
+def _record(kind: type[T], record: Mapping[str, Any], what: str) -> T:
+    """A record of checked fields."""
+    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    if unknown := record.keys() - fields.keys():
+        raise ValueError(f"{what} has no {min(unknown)!r}")
+    hints = typing.get_type_hints(kind)
+    given = {key: value for key, value in record.items() if value is not None and value != ()}
+    values = {key: _typed(hints[key], value, f"{what}.{key}") for key, value in given.items()}
+    required = [name for name, f in fields.items() if f.default is dataclasses.MISSING and name != "pieces"]
+    if missing := [name for name in required if name not in values]:
+        raise ValueError(f"{what} lacks {missing[0]!r}")
+    return kind(**values, **({"pieces": ()} if "pieces" in fields else {}))
+
+
+
+def _typed(hint: Any, value: Any, where: str) -> Any:
+    """JSON's value as the type of a field; ValueError where it is none of that type."""
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        if value is None:
+            return None
+        hint = next(each for each in typing.get_args(hint) if each is not types.NoneType)
+    if typing.get_origin(hint) is typing.Literal:
+        fits = value in typing.get_args(hint)
+    elif typing.get_origin(hint) is tuple:
+        fits = isinstance(value, list) and len(value) == 2 and all(type(item) in (int, float) for item in value)
+        value = tuple(float(item) for item in value) if fits else value
+    elif hint is float:
+        fits = type(value) in (int, float)
+        value = float(value) if fits else value
+    elif hint is int:
+        fits = type(value) is int and 0 <= value <= LARGEST
+    else:
+        fits = type(value) is hint
+    if not fits:
+        raise ValueError(f"{where} is {str(value)[:80]!r}")
+    return value
+

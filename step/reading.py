@@ -13,16 +13,17 @@ from nearfar.step.models import architecture
 from nearfar.step.params import Param
 
 NESTED: Mapping[str, str] = {"mistral3": "mistral", "gemma3": "gemma3_text", "gemma4": "gemma4_text"}
-"""Model types whose config has a text model in `text_config`, and of which type that is where it does not say.
+"""Model types with a text model in `text_config`, and of which type that is where it does not say.
 
 Only those are here whose text model computes within the whole as it does alone.
 """
 
 SPELLINGS = (("language_model.model.", "language_model.lm_head."), ("model.language_model.", "lm_head."))
-"""What stands for "model." and "lm_head." in such checkpoints: as they are published, and as classes have them."""
+"""What stands for "model." and "lm_head." in such checkpoints: as published, and as classes have them."""
 
 OTHER_PARTS = (
-    "vision_tower.", "vision_model.", "multi_modal_projector.", "audio_tower.", "embed_vision.", "embed_audio.",
+    "vision_tower.", "vision_model.", "multi_modal_projector.",
+    "audio_tower.", "embed_vision.", "embed_audio.",
 )  # fmt: skip
 """How tensors begin that are not of the text model, with or without "model." in front."""
 
@@ -32,7 +33,7 @@ AROUND = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype")
 
 @dataclass(frozen=True)
 class Reading:
-    """A model, what read its config, and the tensors of the checkpoint that belong to other parts than text."""
+    """A model, what read its config, and the checkpoint's tensors of other parts than text."""
 
     model: Model
     model_type: str
@@ -40,8 +41,10 @@ class Reading:
     skipped: tuple[str, ...] = ()
 
 
-def read_model(config: Mapping[str, Any], tensors: Collection[str] = (), context: int | None = None) -> Reading:
-    """The model of a config.json, with no more than `context` positions; CheckpointError where it is unsupported.
+def read_model(
+    config: Mapping[str, Any], tensors: Collection[str] = (), context: int | None = None
+) -> Reading:
+    """The model of a config.json, with no more than `context` positions; or CheckpointError.
 
     `tensors`: names in the checkpoint, by which a text model that is a part of something larger is found.
     """
@@ -57,12 +60,15 @@ def read_model(config: Mapping[str, Any], tensors: Collection[str] = (), context
 
 
 def _text_config(config: Mapping[str, Any], default: str, tensors: Collection[str]) -> dict[str, Any]:
-    """`text_config` with what the whole says for it: the end tokens, and whether the head is the embedding."""
+    """`text_config` with what the whole says for it: end tokens, and whether the head is the embedding."""
     given = config.get("text_config")
     if not isinstance(given, Mapping):
         raise CheckpointError(f"config.json: text_config is {type(given).__name__}; expected an object")
     around = {key: config[key] for key in AROUND if config.get(key) is not None}
-    inner = {**around, **{key: value for key, value in given.items() if key not in around or value is not None}}
+    inner = {
+        **around,
+        **{key: value for key, value in given.items() if key not in around or value is not None},
+    }
     tied = config.get("tie_word_embeddings")
     if tied is None:
         tied = not any("lm_head." in name for name in tensors)

@@ -1,6 +1,7 @@
-"""Rotary position embeddings (Su et al., 2021) as tables of frequencies, with every way of stretching them folded in.
+"""Rotary position embeddings (Su et al., 2021) as tables of frequencies, stretched in every known way.
 
-The formulas are those of transformers' `modeling_rope_utils`, computed in float32 as there, so that angles agree.
+The formulas are those of transformers' `modeling_rope_utils`, computed in float32 as there, so that angles
+agree.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Frequencies = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Rope:
-    """A table: pair i of a head turns by position · inv_freq[i], and cosine and sine are multiplied by `scale`.
+    """A table: pair i of a head turns by position · inv_freq[i]; cosine and sine are multiplied by `scale`.
 
     `inv_freq` has head_dim/2 float32 values. Where it is 0 the pair is not rotated, nor scaled.
     """
@@ -41,6 +42,7 @@ class Rotation:
 
 
 Keys = Mapping[str, tuple[str, ...]]
+LONGROPE = ("factor", "attention_factor", "short_factor", "long_factor", "original_max_position_embeddings")
 KEYS: Keys = {
     "default": (),
     "linear": ("factor",),
@@ -49,12 +51,12 @@ KEYS: Keys = {
         "factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate",
         "original_max_position_embeddings",
     ),
-    "longrope": ("factor", "attention_factor", "short_factor", "long_factor", "original_max_position_embeddings"),
-    "su": ("factor", "attention_factor", "short_factor", "long_factor", "original_max_position_embeddings"),
+    "longrope": LONGROPE,
+    "su": LONGROPE,
     "dynamic": ("alpha", "factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
     "proportional": ("factor",),
 }  # fmt: skip
-"""What each type of rope can say, besides theta and partial_rotary_factor. "su" is longrope's name in early Phi-3s."""
+"""What each type can say, besides theta and partial_rotary_factor. "su": longrope, in early Phi-3s."""
 
 COMMON = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 """The types that mean the same in every architecture."""
@@ -73,14 +75,15 @@ def padded(freq: Frequencies, head_dim: int, scale: float = 1.0) -> Rope:
 
 
 def read_rope(
-    read: ConfigReader, head_dim: int, context: int, *, layer_type: str | None = None, kinds: Sequence[str] = COMMON,
-    theta: float = 10000.0, partial: float = 1.0, original: int | None = None, beside: Sequence[str] = (),
+    read: ConfigReader, head_dim: int, context: int, *, layer_type: str | None = None,
+    kinds: Sequence[str] = COMMON, theta: float = 10000.0, partial: float = 1.0, original: int | None = None,
+    beside: Sequence[str] = (),
 ) -> Rotation:  # fmt: skip
-    """The table that a config asks for: `rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling`.
+    """The table of a config: its `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`.
 
-    `layer_type`: which table, where rope_parameters has one for each type of layer. `context`: positions that the
-    artifact will have. `kinds`: what the architecture knows. `theta`, `partial`, `original` (positions before they
-    were stretched): where the config does not say. `beside`: keys that stand there for another reason.
+    `layer_type`: which table, where rope_parameters has one for each type of layer. `context`: positions that
+    the artifact will have. `kinds`: what the architecture knows. `theta`, `partial`, `original` (positions
+    before they were stretched): where the config does not say. `beside`: keys with another purpose.
     """
 
     def table(section: ConfigReader) -> Rotation:
@@ -111,8 +114,8 @@ def _inner(section: ConfigReader, layer_type: str | None) -> ConfigReader:
 
 
 def _read(
-    read: ConfigReader, top: ConfigReader, head_dim: int, context: int, kinds: Sequence[str], theta: float, partial: float,
-    original: int | None, beside: Sequence[str],
+    read: ConfigReader, top: ConfigReader, head_dim: int, context: int, kinds: Sequence[str], theta: float,
+    partial: float, original: int | None, beside: Sequence[str],
 ) -> Rotation:  # fmt: skip
     kind = read.choice("rope_type", kinds, read.choice("type", kinds, "default"))
     if read.choice("type", kinds, kind) != kind:
@@ -162,13 +165,13 @@ def _check_neutral(read: ConfigReader) -> None:
 
 
 def original_context(read: ConfigReader, top: ConfigReader, default: int) -> int:
-    """Positions that the model was trained for before its rope was stretched; what the config itself says comes first."""
+    """Positions before they were stretched; what stands beside the rope's section comes first."""
     key = "original_max_position_embeddings"
     return _first(top, read, key).size(key, default, MAX_CONTEXT)
 
 
 def _alpha(read: ConfigReader, theta: float, rotary: int) -> float:
-    """Hunyuan's "dynamic": theta is stretched by a constant, whatever the length; the other keys say nothing."""
+    """Hunyuan's "dynamic": theta is stretched by a constant, whatever the length; other keys say nothing."""
     if not read.given("alpha"):
         read.refuse("alpha", "a number: without it, frequencies would depend on the length of each prompt")
     return float(theta * read.number("alpha", None, 1.0, FACTOR[1]) ** (rotary / (rotary - 2)))
@@ -204,7 +207,7 @@ def _llama3(read: ConfigReader, freq: Frequencies, original: int) -> Frequencies
 def _yarn(
     read: ConfigReader, theta: float, rotary: int, original: int, stated: int
 ) -> tuple[Frequencies, float]:
-    """Peng et al., "YaRN" (2023): slow pairs interpolated, fast ones kept, a ramp between; attention is sharpened."""
+    """Peng et al., "YaRN" (2023): slow pairs interpolated, fast ones kept, between them a ramp."""
     factor = read.number("factor", stated / original, *FACTOR)
     fast, slow = read.number("beta_fast", 32.0, *BETA), read.number("beta_slow", 1.0, *BETA)
 
@@ -236,9 +239,9 @@ def _yarn(
 def _longrope(
     read: ConfigReader, theta: float, rotary: int, original: int, stated: int, context: int
 ) -> tuple[Frequencies, float]:
-    """Ding et al., "LongRoPE" (2024): a factor for each pair, one set within the original context and one beyond.
+    """Ding et al., "LongRoPE" (2024): a factor for each pair, one set for the original context, one beyond.
 
-    An artifact has one table, chosen by its context length: the long set where it is longer than the original.
+    An artifact has one table, chosen by its context: the long set where that exceeds the original.
     """
     factor = read.number("factor", stated / original, *FACTOR)
     scale = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0

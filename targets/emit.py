@@ -13,6 +13,7 @@ import tvm
 
 from nearfar.build.program.compile import Program
 from nearfar.build.program.plan import Plan
+from nearfar.build.source import CpuFeatures
 from nearfar.format.manifest import Buffer, Function, Tensor
 
 
@@ -23,7 +24,7 @@ class EmitContext:
     root: Path
     buffers: Mapping[str, Buffer]
     weights: Mapping[str, Tensor]
-    cpu_features: str
+    cpu_features: CpuFeatures
 
 
 def module_of(program: Program) -> tvm.IRModule:

@@ -19,8 +19,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.build.weights import quantize_kernel as kernel
-from nearfar.build.weights.quantize_kernel import LARGEST
+from nearfar.build.weights.slab import LANES, LARGEST, PARAMS, WORD, aligned_empty
 from nearfar.errors import BuildError, CheckpointError
 from nearfar.targets.codes import BITS
 from nearfar.targets.quantized import Array, QuantTensor
@@ -79,8 +78,8 @@ class Slice:
         """A slice of n rows for weights of `dtype`: bfloat16 stays what it is, all else becomes float32."""
         brain = dtype == ml_dtypes.bfloat16
         count = n * (k // group)
-        blocks = -(-count // kernel.LANES)
-        groups: Array = kernel.aligned_empty((blocks, kernel.LANES, group), np.uint16 if brain else np.float32)
+        blocks = -(-count // LANES)
+        groups: Array = aligned_empty((blocks, LANES, group), np.uint16 if brain else np.float32)
         flat = groups.reshape(-1, group)
         flat[count:] = 0
         rows = flat[:count].reshape(n, k)
@@ -121,17 +120,19 @@ def stack(parts: Sequence[QuantTensor]) -> QuantTensor:
 
 def quantize_slice(piece: Slice, scheme: Scheme, name: str, first_row: int) -> QuantTensor:
     """Quantize a slice of the matrix `name` that begins at `first_row`, on the calling thread; errors as `quantize`."""
+    from nearfar.build.weights.quantize_kernel import compiled_search  # TVM: a checkpoint is opened and checked without
+
     blocks, lanes, group = piece.groups.shape
     n, k = piece.rows.shape
-    words = kernel.aligned_empty((blocks, lanes, group * scheme.bits // kernel.WORD), np.uint16)
-    params = kernel.aligned_empty((blocks, len(kernel.PARAMS), lanes), np.float32)
+    words = aligned_empty((blocks, lanes, group * scheme.bits // WORD), np.uint16)
+    params = aligned_empty((blocks, len(PARAMS), lanes), np.float32)
     source = "float32" if piece.groups.dtype == np.float32 else "bfloat16"
-    kernel.compiled_search(scheme.bits, group, source)(piece.groups, words, params)
+    compiled_search(scheme.bits, group, source)(piece.groups, words, params)
     count = n * (k // group)
-    scale, bias, low, high, total = params.transpose(1, 0, 2).reshape(len(kernel.PARAMS), -1)[:, :count]
+    scale, bias, low, high, total = params.transpose(1, 0, 2).reshape(len(PARAMS), -1)[:, :count]
     _check_range(piece.rows, (low, high, total), group, name, first_row)
     return QuantTensor(
-        words.reshape(-1)[: n * k * scheme.bits // kernel.WORD].view("<u4").reshape(n, -1),
+        words.reshape(-1)[: n * k * scheme.bits // WORD].view("<u4").reshape(n, -1),
         scale.astype(np.float16).reshape(n, -1),
         bias.astype(np.float16).reshape(n, -1),
         scheme.bits,

@@ -6,7 +6,6 @@ the rounding, and with it the loop, scalar (five times as long), and NumPy sweep
 
 from __future__ import annotations
 
-import math
 import platform
 from collections.abc import Callable
 from functools import cache
@@ -18,14 +17,13 @@ import tvm
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from nearfar.build.weights.slab import LANES, LARGEST, PARAMS, WORD
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.lowering import PIPELINE
 from nearfar.targets.quantized import Array
 
-LANES = 16  # groups that one loop iteration works on, each in a vector lane: two registers, so that their chains overlap
 HALVES = tuple(range(LANES // v.LANES))
 SMALLEST = 2.0**-14  # the smallest normal float16
-LARGEST = 65504.0
 
 # Starting ranges, narrower by STEP of the group's own each, and least-squares refits of each. On Gaussian weights at 4
 # bits, group 64, the squared error against min-max: 2 starts, 7 refits 0.823; 2, 5: 0.829; 4, 3: 0.832; 1, 15: 0.850.
@@ -34,9 +32,7 @@ LARGEST = 65504.0
 STARTS = {2: 2, 3: 2, 4: 2, 5: 2, 6: 2, 8: 2}
 STEP = {2: 0.3, 3: 0.2, 4: 0.12, 5: 0.07, 6: 0.04, 8: 0.01}
 REFITS = {2: 5, 3: 5, 4: 5, 5: 4, 6: 4, 8: 3}
-WORD = 16  # bits of the words that codes are packed into: a group of 16 fills whole ones at any number of bits
 
-PARAMS = ("scale", "bias", "low", "high", "total")  # rows of the kernel's params: the group's affine, then its statistics
 
 Expr = Any  # tirx expressions carry their operators at run time only
 Search = Callable[[Array, npt.NDArray[np.uint16], npt.NDArray[np.float32]], None]
@@ -207,14 +203,6 @@ def _bias(value: Expr) -> Expr:
     value = v.keep(value)
     bounded = tirx.min(tirx.max(value, v.splat(-LARGEST)), v.splat(LARGEST))
     return tirx.Select(tirx.abs(value) < v.splat(SMALLEST), v.splat(0.0), _float16(bounded))
-
-
-def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
-    """Make an uninitialised array at the 64-byte alignment that TVM's kernels need."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    raw = np.empty(size + 64, np.uint8)
-    first = -raw.ctypes.data % 64
-    return raw[first : first + size].view(dtype).reshape(shape)
 
 
 @cache

@@ -17,9 +17,19 @@ from nearfar.format.sizes import MAX_STEP, pages_for
 
 _BYTES = {"float16": 2, "float32": 4, "int32": 4, "uint32": 4}
 TYPICAL = 4096
-"""Tokens of a conversation, for which groups with and without a window get pages in proportion: most stay below."""
+"""Tokens of a conversation beside a long one: most stay below."""
 
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 2**10,
+    "mi": 2**20,
+    "gi": 2**30,
+    "ti": 2**40,
+}
 
 
 def parse_size(size: int | str) -> int:
@@ -65,7 +75,9 @@ def page_bytes(manifest: Manifest, program: Program, kv_bits: int | None = None)
 def kv_bytes(manifest: Manifest, program: Program, tokens: int, kv_bits: int | None = None) -> int:
     """Bytes of the pages that one sequence of so many tokens holds while it is extended token by token."""
     each = page_bytes(manifest, program, kv_bits)
-    return sum(size * window.most_columns(1, tokens) for size, window in zip(each, windows(manifest), strict=True))
+    return sum(
+        size * window.most_columns(1, tokens) for size, window in zip(each, windows(manifest), strict=True)
+    )
 
 
 def windows(manifest: Manifest) -> tuple[Window, ...]:
@@ -74,7 +86,7 @@ def windows(manifest: Manifest) -> tuple[Window, ...]:
 
 
 def cache_bytes(cache: KvCache, dtype: str, kv_bits: int | None = None) -> int:
-    """Bytes of one token's keys and values in a cache of `dtype`, quantized to `kv_bits` where that is given."""
+    """Bytes of one token's keys and values in a cache of `dtype`, or quantized to `kv_bits`."""
     value, values = _BYTES[dtype], 2 * cache.kv_heads * cache.head_dim
     if kv_bits is None:
         return value * values
@@ -83,36 +95,46 @@ def cache_bytes(cache: KvCache, dtype: str, kv_bits: int | None = None) -> int:
 
 
 def useful_pages(manifest: Manifest) -> tuple[int, ...]:
-    """Pages by group beyond which memory would lie idle: every slot at the full context, in windows twice over.
+    """Pages by group beyond which memory would lie idle: every slot at the full context; of windows twice that.
 
     As many as the slots need hold prefixes there that nobody uses at the moment.
     """
     most, slots = _most_columns(manifest), manifest.cache.slots
     whole = slots * pages_for(manifest.model.context_length, manifest.cache.page_size)
     sizes = [group.window for group in manifest.groups]
-    return tuple(whole if size is None else min(2 * slots * n, whole) for size, n in zip(sizes, most, strict=True))
+    return tuple(
+        whole if size is None else min(2 * slots * n, whole) for size, n in zip(sizes, most, strict=True)
+    )
 
 
-def share_pages(manifest: Manifest, each: Sequence[int], budget: int, limits: Sequence[int]) -> tuple[int, ...]:
-    """Pages by group for `budget` bytes, where a page of a group takes `each` bytes; at most `limits` of them.
+def share_pages(
+    manifest: Manifest, each: Sequence[int], budget: int, limits: Sequence[int]
+) -> tuple[int, ...]:
+    """Pages by group, at most `limits`, for `budget` bytes, where a page of a group takes `each` bytes.
 
-    The groups should run out together, but for the one without a window, which alone decides how long a text can be. So a
-    first sequence gets what TYPICAL tokens need, then further ones the same, until all slots have it, and as many again for
-    prefixes that are kept; whatever is left goes to the first group, which has no window, or the widest.
+    A window must not shorten the context, so a first sequence comes first, as long as the model or the budget
+    allows, with its windows. Then groups should run out together: further sequences get their windows and
+    what TYPICAL tokens need in the group without, until all slots have it, and as many again for prefixes
+    that are kept. Whatever is left goes to the first group, which has no window, or the widest.
     """
-    size, slots = manifest.cache.page_size, manifest.cache.slots
-    most = _most_columns(manifest)
-    typical = pages_for(min(TYPICAL, manifest.model.context_length), size)
+    size, most = manifest.cache.page_size, _most_columns(manifest)
+    context = manifest.model.context_length
+    typical = pages_for(min(TYPICAL, context), size)
 
     def of(sequences: int, columns: int) -> list[int]:
-        return [min(sequences * min(n, columns), limit) for n, limit in zip(most, limits, strict=True)]
+        whole = columns + (sequences - 1) * typical
+        wanted = [
+            whole if window.size is None else sequences * min(n, columns)
+            for window, n in zip(windows(manifest), most, strict=True)
+        ]
+        return list(map(min, wanted, limits))
 
     def takes(pages: Sequence[int]) -> int:
         return sum(count * page for count, page in zip(pages, each, strict=True))
 
-    columns = _largest(typical, lambda n: takes(of(1, n)) <= budget)
-    sequences = _largest(2 * slots, lambda n: takes(of(n, columns)) <= budget)
-    pages = of(max(sequences, 1) if columns else 0, columns)
+    columns = _largest(pages_for(context, size), lambda n: takes(of(1, n)) <= budget)
+    sequences = _largest(2 * manifest.cache.slots, lambda n: takes(of(n, columns)) <= budget)
+    pages = of(max(sequences, 1), columns)
     pages[0] = min(pages[0] + max(budget - takes(pages), 0) // each[0], limits[0])
     return tuple(pages)
 
@@ -142,7 +164,9 @@ def check_buffers(
     total = psutil.virtual_memory().total if memory is None else max(memory, psutil.virtual_memory().total)
     for buffer in manifest.buffers:
         width = _BYTES.get(program.kv_dtype if buffer.dtype == "kv" else buffer.dtype, 4)
-        size = width * math.prod(symbols.get(extent, 0) if isinstance(extent, str) else extent for extent in buffer.shape)
+        size = width * math.prod(
+            symbols.get(extent, 0) if isinstance(extent, str) else extent for extent in buffer.shape
+        )
         if not 0 <= size <= total:
             raise DeviceError(
                 f"the buffer {buffer.name} of {manifest.model.name} takes {show_size(size)}, more than there is memory "
@@ -159,10 +183,10 @@ def plan_pages(
     kv_bits: int | None = None,
     memory: int | None = None,
 ) -> tuple[int, ...]:
-    """How many pages each group of the cache gets: from the budget, else from half of the memory that is free.
+    """How many pages each group of the cache gets: from the budget, else from half of the free memory.
 
-    `largest_buffer`: bytes that a buffer of the device can have. `kv_bits`: the cache is quantized. `memory`: bytes that the
-    device has to give, where it has memory of its own.
+    `largest_buffer`: bytes that a buffer of the device can have. `kv_bits`: the cache is quantized. `memory`:
+    bytes that the device has to give, where it has memory of its own.
     """
     each = page_bytes(manifest, program, kv_bits)
     host = psutil.virtual_memory()

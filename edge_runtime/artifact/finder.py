@@ -1,4 +1,7 @@
-"""Which artifacts lie at a path: one, or what `nearfar build` put side by side. Reads no more of them than their target."""
+"""Which artifacts lie at a path: one, or what `nearfar build` put side by side.
+
+Reads no more of them than their target.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,11 @@ def find_artifacts(path: Path) -> list[Path]:
     """The artifact at `path`, or those one level below; ArtifactError where there is none."""
     found = _found(path)
     if not found:
-        what = f"holds no artifact (no {MANIFEST} there or one level below)" if path.exists() else "does not exist"
+        what = (
+            f"holds no artifact (no {MANIFEST} there or one level below)"
+            if path.exists()
+            else "does not exist"
+        )
         raise ArtifactError(f"{path} {what}. Make one with nearfar build")
     return found
 
@@ -31,7 +38,8 @@ def by_target(path: Path) -> dict[str, Path]:
         target = _target(found / MANIFEST)
         if target in out:
             raise ArtifactError(
-                f"{path} holds two artifacts for {target}, {out[target].name} and {found.name}: name the one to run"
+                f"{path} holds two artifacts for {target}, {out[target].name} and {found.name}: "
+                "name the one to run"
             )
         out[target] = found
     return out
@@ -63,5 +71,7 @@ def _target(manifest: Path) -> str:
     try:
         target = strict_json.loads(manifest.read_text(encoding="utf-8"))["target"]
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ArtifactError(f"{manifest} is no manifest ({error}). Copy the artifact again, or build it again") from error
+        raise ArtifactError(
+            f"{manifest} is no manifest ({error}). Copy the artifact again, or build it again"
+        ) from error
     return str(target)[:80]

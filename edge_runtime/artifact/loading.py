@@ -10,7 +10,16 @@ from nearfar.edge_runtime.artifact.finder import by_target, none_for
 from nearfar.edge_runtime.artifact.options import LoadOptions
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.artifact.trust import check_trust
-from nearfar.edge_runtime.devices import AUTO, Device, Settings, device, device_names, kv_bits_choices, parse_device
+from nearfar.edge_runtime.devices import (
+    AUTO,
+    Device,
+    Settings,
+    debug_choices,
+    device,
+    device_names,
+    kv_bits_choices,
+    parse_device,
+)
 from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.edge_runtime.executors.base import Executor
 from nearfar.edge_runtime.text.codec import TextCodec
@@ -25,7 +34,7 @@ def load(path: Path, options: LoadOptions = DEFAULTS) -> tuple[EngineCore, TextC
     if options.threads is not None and options.threads < 1:
         raise RequestError(f"threads must be at least 1, not {options.threads}", "threads")
     artifact, chosen = choose(path, options.device)
-    _check_kv_bits(options.kv_bits, artifact.target, chosen)
+    _check_able(options, artifact.target, chosen)
     if options.verify:
         artifact.verify()
     check_trust(artifact, options.trust)
@@ -54,21 +63,37 @@ def _open(chosen: Device, artifact: Artifact, program: Program, settings: Settin
     try:
         return chosen.open(artifact, program, settings)
     except MemoryError as error:
-        raise DeviceError(f"there is not enough memory to load {artifact.path}: give the cache less (--kv-memory)") from error
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError, RecursionError, StopIteration) as error:
+        raise DeviceError(
+            f"there is not enough memory to load {artifact.path}: give the cache less (--kv-memory)"
+        ) from error
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+        OSError,
+        RecursionError,
+        StopIteration,
+    ) as error:
         raise ArtifactError(
-            f"{artifact.path} does not make sense to its runtime ({type(error).__name__}: {error}): copy it again, or build it again"
+            f"{artifact.path} does not make sense to its runtime ({type(error).__name__}: {error}): copy it "
+            "again, or build it again"
         ) from error
 
 
-def _check_kv_bits(kv_bits: int | None, target: str, chosen: Device) -> None:
-    if kv_bits is None or kv_bits in chosen.kv_bits:
-        return
-    raise RequestError(
-        f"{target} cannot keep the KV cache in {kv_bits} bits (kv_bits, --kv-bits); {kv_bits_choices()} can. Leave it out for "
-        "a cache as the model computes",
-        "kv_bits",
-    )
+def _check_able(options: LoadOptions, target: str, chosen: Device) -> None:
+    """Refuse what only other kinds of devices can do."""
+    if options.debug and not chosen.debug:
+        raise RequestError(
+            f"{target} has no validation layer to check calls with (debug, --debug); {debug_choices()} has", "debug"
+        )
+    if options.kv_bits is not None and options.kv_bits not in chosen.kv_bits:
+        raise RequestError(
+            f"{target} cannot keep the KV cache in {options.kv_bits} bits (kv_bits, --kv-bits); "
+            f"{kv_bits_choices()} can. Leave it out for a cache as the model computes",
+            "kv_bits",
+        )
 
 
 def choose(path: Path, wanted: str) -> tuple[Artifact, Device]:

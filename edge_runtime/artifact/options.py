@@ -1,4 +1,4 @@
-"""How an artifact is to be loaded: the keywords of Engine.load, whose defaults the command line takes from here."""
+"""How an artifact is to be loaded: keywords of Engine.load. The command line takes its defaults from here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ class LoadOptions:
     """What `load` is asked for besides the artifact."""
 
     device: str = "auto"
-    """A kind of device (`nearfar devices` lists them) or "auto"; "KIND:1" or "KIND:PART-OF-NAME" for one of several."""
+    """A kind of device (`nearfar devices` lists them) or "auto";
+
+    "KIND:1" or "KIND:PART-OF-NAME" for one of several.
+    """
     kv_memory: int | str | None = None
     """Bytes for the KV cache, such as "512MB"; default half of what is free."""
     threads: int | None = None

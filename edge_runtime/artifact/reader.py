@@ -48,7 +48,9 @@ class Artifact:
         root = Path(path)
         file = root / "manifest.json"
         if not file.is_file():
-            raise ArtifactError(f"{root} is not an artifact: it has no manifest.json. Make one with nearfar build")
+            raise ArtifactError(
+                f"{root} is not an artifact: it has no manifest.json. Make one with nearfar build"
+            )
         try:
             text = file.read_bytes().decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -56,13 +58,15 @@ class Artifact:
         return cls(root, *read(text, str(file)))
 
     def verify(self) -> None:
-        """Check size and SHA-256 of every file, and what the plans say; names every file that is missing or wrong."""
+        """Check size and SHA-256 of every file, and what plans say; names each that is missing or wrong."""
         with ThreadPoolExecutor(4) as pool:
             problems = [problem for problem in pool.map(self._check, self._files()) if problem]
         problems += [f"{file} is not listed in manifest.json: remove it" for file in self._unlisted()]
         if problems:
             raise ArtifactError(
-                f"artifact {self.path} is damaged: " + "; ".join(problems) + ". Copy it again, or build it again"
+                f"artifact {self.path} is damaged: "
+                + "; ".join(problems)
+                + ". Copy it again, or build it again"
             )
         for program in self.manifest.programs:
             for buckets in program.functions.values():
@@ -77,7 +81,7 @@ class Artifact:
         precision: str | None = None,
         name: str | None = None,
     ) -> Program:
-        """The first program that a device with these features and limits can run (limits not named are not checked).
+        """The first program that a device with these features and limits (those named) can run.
 
         `precision`: only programs that compute in this one; `name`: only the program of this name.
         """
@@ -87,7 +91,9 @@ class Artifact:
             if not missing:
                 return program
             reasons.append(f"{program.name} needs {', '.join(missing)}")
-        raise DeviceError(f"this device cannot run {self.manifest.model.name} ({self.target}): " + "; ".join(reasons))
+        raise DeviceError(
+            f"this device cannot run {self.manifest.model.name} ({self.target}): " + "; ".join(reasons)
+        )
 
     def _programs(self, precision: str | None, name: str | None) -> Sequence[Program]:
         """Programs that are what was asked for; RequestError where none is."""
@@ -100,7 +106,9 @@ class Artifact:
             raise RequestError(f"the artifact has the programs {', '.join(named)}, not {name!r}", "program")
         fit = [p for p in programs if precision in (None, p.precision) and name in (None, p.name)]
         if not fit:
-            raise RequestError(f"the program {name!r} does not compute in {precision}: leave one of them out", "precision")
+            raise RequestError(
+                f"the program {name!r} does not compute in {precision}: leave one of them out", "precision"
+            )
         return fit
 
     @property
@@ -134,14 +142,19 @@ class Artifact:
                 found = file.readinto(target[done : done + count]) if count > 0 else 0
             if not found or found < count:
                 raise ArtifactError(
-                    f"{shard.file} of {self.path} is truncated: no {count} bytes at {start}. Copy the artifact again, or "
-                    "build it again"
+                    f"{shard.file} of {self.path} is truncated: no {count} bytes at {start}. Copy the "
+                    "artifact again, or build it again"
                 )
             done += count
 
     def plan(self, function: Function) -> Plan:
         """Read the plan of one bucket."""
-        owners = ((p, name) for p in self.manifest.programs for name, buckets in p.functions.items() if function in buckets)
+        owners = (
+            (p, name)
+            for p in self.manifest.programs
+            for name, buckets in p.functions.items()
+            if function in buckets
+        )
         program, name = next(owners, (None, ""))
         if function.plan is None or program is None:
             raise ArtifactError(f"artifact {self.path} for {self.target} has no such plan: {function}")
@@ -154,7 +167,9 @@ class Artifact:
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise ArtifactError(f"{file} of {self.path} is no UTF-8 ({error}). Copy the artifact again") from error
+            raise ArtifactError(
+                f"{file} of {self.path} is no UTF-8 ({error}). Copy the artifact again"
+            ) from error
 
     def tokenizer_file(self, name: str) -> str | None:
         """Where the artifact keeps a file of the tokenizer, such as "tokenizer.json"; None if it has none."""
@@ -167,7 +182,7 @@ class Artifact:
         return path if path.is_file() else None
 
     def digest(self, file: str) -> str:
-        """SHA-256 of a file of the artifact, read once a process as long as its size and time of change stay."""
+        """SHA-256 of a file, read once a process as long as its size and time of change stay."""
         with self._open(file) as stream:
             stat = os.fstat(stream.fileno())
             key = (str((self.path / file).resolve()), stat.st_size, stat.st_mtime_ns)
@@ -179,15 +194,24 @@ class Artifact:
         try:
             return (self.path / file).open("rb")
         except FileNotFoundError as error:
-            raise ArtifactError(f"{file} is missing from {self.path}. Copy the artifact again or rebuild it") from error
+            raise ArtifactError(
+                f"{file} is missing from {self.path}. Copy the artifact again or rebuild it"
+            ) from error
         except OSError as error:
-            raise ArtifactError(f"{file} of {self.path} cannot be read ({error}). Copy the artifact again") from error
+            raise ArtifactError(
+                f"{file} of {self.path} cannot be read ({error}). Copy the artifact again"
+            ) from error
 
     def _unlisted(self) -> list[str]:
         """Files that a tokenizer would be read from, although the manifest says nothing of them."""
         listed = {file.file for file in self.manifest.tokenizer.files}
         folders = {PurePosixPath(file).parent for file in listed}
-        found = {str(folder / name) for folder in folders for name in TOKENIZER_FILES if (self.path / folder / name).exists()}
+        found = {
+            str(folder / name)
+            for folder in folders
+            for name in TOKENIZER_FILES
+            if (self.path / folder / name).exists()
+        }
         return sorted(found - listed)
 
     def _files(self) -> Iterator[_Expected]:

@@ -1,7 +1,8 @@
-"""Whose native code runs here: a CPU artifact is a shared library, which does in this process whatever it likes.
+"""Whose native code runs here: a CPU artifact is a shared library, which does in this process what it likes.
 
-The hashes in an artifact tell damage, not who made it. So each user has a list of the artifacts that were built or trusted on this
-machine, by the SHA-256 of the manifest, which names that of the library: an artifact may be moved and copied, but not altered.
+The hashes in an artifact tell damage, not who made it. So each user has a list of the artifacts that were
+built or trusted on this machine, by the SHA-256 of the manifest, which names that of the library: an artifact
+may be moved and copied, but not altered.
 """
 
 from __future__ import annotations
@@ -21,24 +22,31 @@ VARIABLE = "NEARFAR_TRUST"
 
 
 def check_trust(artifact: Artifact, trust: bool) -> None:
-    """ArtifactError where the artifact is native code that was neither built nor trusted here. `trust`: it is from now on."""
+    """ArtifactError where the artifact is native code that was neither built nor trusted here.
+
+    `trust`: it is from now on.
+    """
     if not _is_native(artifact) or os.environ.get(VARIABLE) == "1":
         return
     if trust:
         remember(artifact.path)
     elif not (artifact.digest(MANIFEST) in _known() and _unaltered(artifact)):
         made = artifact.manifest.provenance
-        libraries = ", ".join(str(artifact.path / program.library) for program in artifact.manifest.programs if program.library)
+        libraries = ", ".join(
+            str(artifact.path / program.library) for program in artifact.manifest.programs if program.library
+        )
         raise ArtifactError(
-            f"{libraries} is native code, which would run in this process with all your rights, and this machine has neither "
-            f"built nor trusted it. The artifact says of itself: {made.get('checkpoint', 'an unnamed checkpoint')}, made by "
-            f"nearfar {made.get('nearfar', 'of unknown version')}. If you trust who gave it to you, say so once with --trust "
-            f"(Engine.load(…, trust=True); {VARIABLE}=1 in a container); else build it here with nearfar build"
+            f"{libraries} is native code, which would run in this process with all your rights, and this "
+            "machine has neither built nor trusted it. The artifact says of itself: "
+            f"{made.get('checkpoint', 'an unnamed checkpoint')}, made by nearfar "
+            f"{made.get('nearfar', 'of unknown version')}. If you trust who gave it to you, say so once with "
+            f"--trust (Engine.load(…, trust=True); {VARIABLE}=1 in a container); else build it here with "
+            "nearfar build"
         )
 
 
 def remember(artifact: Path) -> None:
-    """Enter an artifact directory in the list, if it is native code; warns where the list cannot be written."""
+    """Enter an artifact directory in the list, if it is native code; warns where that cannot be written."""
     opened = Artifact.open(artifact)
     digest = opened.digest(MANIFEST)
     if not _is_native(opened) or digest in _known():
@@ -47,10 +55,14 @@ def remember(artifact: Path) -> None:
         file = _list()
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("a", encoding="utf-8") as out:
-            out.write(f"{digest}  {opened.manifest.model.name!r} {str(artifact.resolve())!r}\n")  # one write: appended whole
+            out.write(
+                f"{digest}  {opened.manifest.model.name!r} {str(artifact.resolve())!r}\n"
+            )  # one write: appended whole
     except (OSError, RuntimeError) as error:
         warnings.warn(
-            f"cannot note that {artifact} is trusted ({error}): running it later will ask for --trust or {VARIABLE}=1", stacklevel=2
+            f"cannot note that {artifact} is trusted ({error}): running it later will ask for --trust "
+            f"or {VARIABLE}=1",
+            stacklevel=2,
         )
 
 
@@ -67,11 +79,11 @@ def _known() -> frozenset[str]:
 
 
 def _is_native(artifact: Artifact) -> bool:
-    """Shaders run in a sandbox of the driver, and MLX artifacts are data; what no device here runs is neither."""
+    """Shaders run in a sandbox of the driver, MLX artifacts are data, what no device here runs is neither."""
     return artifact.target in device_names() and device(artifact.target).native
 
 
 def _unaltered(artifact: Artifact) -> bool:
-    """Whether the libraries are those of the manifest, also where the rest of the artifact was not to be verified."""
+    """Whether the libraries are those of the manifest, also where the rest was not to be verified."""
     programs = artifact.manifest.programs
     return all(p.library is None or artifact.digest(p.library) == p.library_sha256 for p in programs)

@@ -8,4 +8,13 @@ from nearfar.edge_runtime.cache.prefix import PrefixIndex, common_length
 from nearfar.edge_runtime.cache.sequences import Copy, Held, Sequence, SequenceTable
 from nearfar.edge_runtime.cache.windows import Window
 
-__all__ = ["Copy", "Held", "PageAllocator", "PrefixIndex", "Sequence", "SequenceTable", "Window", "common_length"]
+__all__ = [
+    "Copy",
+    "Held",
+    "PageAllocator",
+    "PrefixIndex",
+    "Sequence",
+    "SequenceTable",
+    "Window",
+    "common_length",
+]

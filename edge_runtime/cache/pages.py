@@ -6,9 +6,10 @@ from __future__ import annotations
 class PageAllocator:
     """Pages 0…count-1 with a reference count each.
 
-    A page is *free* (on the free list), *held* (its count is positive), or *idle*: nobody holds it, but its content
-    may be wanted again. Who releases a page for the last time decides: `free` it, or leave it idle.
-    The free list is a stack: a fresh allocator hands out 0, 1, 2, …; after that the page freed last goes first.
+    A page is *free* (on the free list), *held* (its count is positive), or *idle*: nobody holds it, but its
+    content may be wanted again. Who releases a page for the last time decides: `free` it, or leave it idle.
+    The free list is a stack: a fresh allocator hands out 0, 1, 2, …; after that the page freed last goes
+    first.
     """
 
     def __init__(self, count: int) -> None:

@@ -24,10 +24,10 @@ def common_length(a: Seq[int], b: Seq[int]) -> int:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """A page's worth of tokens behind those of its parents, and for each group the page that holds their keys and values.
+    """A page's worth of tokens behind those of its parents, and by group the page with their keys and values.
 
-    The path from the root names every token before it too, so a node's pages have the content that its path says.
-    It lives as long as it has a page or a child, or `ends` sequences whose published tokens end here.
+    The path from the root names every token before it too, so a node's pages have the content that its path
+    says. It lives as long as it has a page or a child, or `ends` sequences whose published tokens end here.
     """
 
     parent: Node | None
@@ -40,10 +40,11 @@ class Node:
 class PrefixIndex:
     """Trees of full pages, one tree a salt: from one tenant's tree nobody else's pages are reached.
 
-    A prefix is found where every group can serve it: a group without a window must have all of its pages, one with a window
-    those that the next row reads. So pages of a windowed group may leave the index before those behind them do.
-    In a group without a window a page never leaves before its children: whoever holds a child holds its parent, sequences give
-    pages back last page first, and the idle page given back first is evicted first.
+    A prefix is found where every group can serve it: a group without a window must have all of its pages, one
+    with a window those that the next row reads. So pages of a windowed group may leave the index before those
+    behind them do. In a group without a window a page never leaves before its children: whoever holds a child
+    holds its parent, sequences give pages back last page first, and the idle page given back first is evicted
+    first.
     """
 
     def __init__(self, windows: Seq[Window]) -> None:
@@ -74,14 +75,16 @@ class PrefixIndex:
             salt, path, node = reached.pop()
             if any(page is not None for page in node.pages):
                 yield salt, path, node
-            reached += [(salt, path + key, child) for key, child in node.children.items() if isinstance(key, tuple)]
+            reached += [
+                (salt, path + key, child) for key, child in node.children.items() if isinstance(key, tuple)
+            ]
 
     def root(self, salt: str = "") -> Node:
         """The node before the first page of a sequence with this salt."""
         return self._child(self._top, salt)
 
     def lookup(self, tokens: Seq[int], limit: int, salt: str = "") -> list[Node]:
-        """The nodes of the longest prefix of `tokens` in the salt's tree that every group can serve, at most `limit` of them."""
+        """The nodes, at most `limit`, of the longest prefix in the salt's tree that every group can serve."""
         found: list[Node] = []
         size, served = self._page_size, 0
         cached = [0] * len(self._windows)  # pages without a gap at the end of `found`
@@ -93,13 +96,15 @@ class PrefixIndex:
                 break
             found.append(node)
             end = len(found) * size
-            cached = [0 if page is None else before + 1 for before, page in zip(cached, node.pages, strict=True)]
+            cached = [
+                0 if page is None else before + 1 for before, page in zip(cached, node.pages, strict=True)
+            ]
             if all(have >= w.columns_before(end) for have, w in zip(cached, self._windows, strict=True)):
                 served = len(found)
         return found[:served]
 
     def insert(self, parent: Node, tokens: Seq[int], pages: Seq[int | None]) -> Node:
-        """Enter a full page, of each group that has one. A group's page that was there first stays; see the node's `pages`."""
+        """Enter a full page, of each group that has one. What was there first stays: see the node's `pages`."""
         node = self._child(parent, tuple(tokens))
         for group, page in enumerate(pages):
             if page is not None and node.pages[group] is None:
@@ -126,7 +131,7 @@ class PrefixIndex:
         self._idle[group].pop(page, None)
 
     def evict(self, group: int) -> int:
-        """Forget the page of a group that has been idle longest, and return it. The caller has checked `idle_count`."""
+        """Forget the page of a group that was idle longest, and return it. The caller has checked `idle_count`."""
         page = next(iter(self._idle[group]))
         del self._idle[group][page]
         node = self._nodes[group].pop(page)
@@ -153,6 +158,8 @@ class PrefixIndex:
 
     def _prune(self, node: Node) -> None:
         """Drop a node that nothing needs any more, and its parents that only led to it."""
-        while node.parent is not None and not (node.ends or node.children or any(p is not None for p in node.pages)):
+        while node.parent is not None and not (
+            node.ends or node.children or any(p is not None for p in node.pages)
+        ):
             node.parent.children.pop(node.key, None)
             node = node.parent

@@ -19,7 +19,7 @@ NO_SLOT = -1
 
 @dataclass
 class Held:
-    """The pages of one group that a sequence holds: those of the columns `first` to `end` of its page table."""
+    """The pages of one group that a sequence holds, for the columns `first` to `end` of its page table."""
 
     first: int = 0
     pages: list[int] = field(default_factory=list)
@@ -34,9 +34,10 @@ class Held:
 class Sequence:
     """Tokens whose keys and values are in the cache (or will be, once the steps already queued have run).
 
-    `held`, by group, covers at least what rows from `computed` on read of `tokens`; pages beyond are reserved for what comes
-    next. The first `computed` tokens are known to be in the cache: others may share them, and their full pages are in the
-    prefix index, where they end at `node`. Only sequences with the same `salt` share.
+    `held`, by group, covers at least what rows from `computed` on read of `tokens`; pages beyond are reserved
+    for what comes next. The first `computed` tokens are known to be in the cache: others may share them, and
+    their full pages are in the prefix index, where they end at `node`. Only sequences with the same `salt`
+    share.
     """
 
     slot: int
@@ -55,14 +56,16 @@ class Sequence:
 class SequenceTable:
     """All sequences in flight: gives out slots and pages, shares prefixes, copies on write, evicts.
 
-    Layers that look equally far back are a *group* with a pool of pages of its own. In a group without a window a sequence
-    keeps all its pages; in one with a window those that its rows still read: as soon as the step has been read that last
-    needed a page, it is given back, to stay in the prefix index while there is room.
-    Every operation that can run out of room either succeeds or changes nothing and returns None.
+    Layers that look equally far back are a *group* with a pool of pages of its own. In a group without a
+    window a sequence keeps all its pages; in one with a window those that its rows still read: as soon as the
+    step has been read that last needed a page, it is given back, to stay in the prefix index while there is
+    room. Every operation that can run out of room either succeeds or changes nothing and returns None.
     """
 
-    def __init__(self, pages: int | Seq[int], page_size: int, slots: int, windows: Seq[int | None] = (None,)) -> None:
-        """`pages` and `windows` (positions, None: no window) by group; a number of pages alone: a single group."""
+    def __init__(
+        self, pages: int | Seq[int], page_size: int, slots: int, windows: Seq[int | None] = (None,)
+    ) -> None:
+        """`pages` and `windows` (positions, None: none) by group; a number of pages alone: a single group."""
         self.page_size = page_size
         self.windows = tuple(Window(size, page_size) for size in windows)
         counts = (pages,) if isinstance(pages, int) else tuple(pages)
@@ -77,7 +80,7 @@ class SequenceTable:
 
     @property
     def available(self) -> int:
-        """Pages that a reservation can get, the free ones and the evictable ones, in the group that has fewest."""
+        """Pages that a reservation can get, free or evictable, in the group that has fewest."""
         return min(self.available_in(group) for group in range(len(self.windows)))
 
     def available_in(self, group: int) -> int:
@@ -104,12 +107,15 @@ class SequenceTable:
     def open(self, tokens: Seq[int], salt: str = "") -> Sequence | None:
         """Open a sequence that will hold `tokens`, in the lowest free slot, starting from their longest cached prefix.
 
-        At least one of the tokens is left to compute, because its logits are wanted. None when no slot is free.
+        At least one of the tokens is left to compute, because its logits are wanted. None when no slot is
+        free.
         """
         slot = self._free_slot()
         if slot is None:
             return None
-        sequence = self.sequences[slot] = self._found(slot, tokens, max(len(tokens) - 1, 0) // self.page_size, salt)
+        sequence = self.sequences[slot] = self._found(
+            slot, tokens, max(len(tokens) - 1, 0) // self.page_size, salt
+        )
         return sequence
 
     def borrow(self, tokens: Seq[int]) -> Sequence:
@@ -120,11 +126,11 @@ class SequenceTable:
         return self._found(NO_SLOT, tokens, len(tokens) // self.page_size, "")
 
     def reserve(self, sequence: Sequence, length: int, soon: int | None = None) -> list[Copy] | None:
-        """Make the positions from the end of the sequence up to `length` writable; in groups with a window up to `soon`.
+        """Make the positions from the end up to `length` writable, in groups with a window up to `soon`.
 
-        `soon` (`length` where not given): such a group gives pages back as the sequence advances, and gets the next ones then.
-        Returns the page copies to make first: a last page that others can see is copied before it is written.
-        None when there are not enough pages.
+        `soon` (`length` where not given): such a group gives pages back as the sequence advances, and gets
+        the next ones then. Returns the page copies to make first: a last page that others can see is copied
+        before it is written. None when there are not enough pages.
         """
         shared, missing = [], []
         for group, (held, window) in enumerate(zip(sequence.held, self.windows, strict=True)):
@@ -166,16 +172,20 @@ class SequenceTable:
     def publish(self, sequence: Sequence, length: int) -> None:
         """The device has computed the first `length` tokens: their full pages enter the prefix index.
 
-        Where the index knows a page with the same content, the sequence takes that page and gives its own back.
-        Rows that are still to be read lie at `length` or behind it: pages before every window of theirs are given back.
+        Where the index knows a page with the same content, the sequence takes that page and gives its own
+        back. Rows that are still to be read lie at `length` or behind it: pages before every window of theirs
+        are given back.
         """
-        first, sequence.computed = sequence.computed, max(sequence.computed, min(length, len(sequence.tokens)))
+        first, sequence.computed = (
+            sequence.computed,
+            max(sequence.computed, min(length, len(sequence.tokens))),
+        )
         for column in range(first // self.page_size, sequence.computed // self.page_size):
             self._publish(sequence, column)
         self.slide(sequence, sequence.computed)
 
     def slide(self, sequence: Sequence, position: int) -> None:
-        """No row before `position` will be computed any more: give back the pages that later rows do not read, first page first."""
+        """All rows before `position` are computed: give back the pages that others do not read, first page first."""
         for group, held in enumerate(sequence.held):
             first = self.windows[group].first_column(position)
             if first > held.first:
@@ -185,13 +195,16 @@ class SequenceTable:
                 held.first = first
 
     def least_length(self, sequence: Sequence) -> int:
-        """The least length, but 0, to which the sequence or a fork of it can be truncated: before it, pages were given back."""
-        return max(window.least_length(held.first) for window, held in zip(self.windows, sequence.held, strict=True))
+        """The least length, but 0, to which it or its fork can be truncated: before that, pages were given back."""
+        return max(
+            window.least_length(held.first) for window, held in zip(self.windows, sequence.held, strict=True)
+        )
 
     def fork(self, sequence: Sequence) -> Sequence | None:
         """A second sequence with the computed tokens, sharing all their pages. None when no slot is free.
 
-        A page that is not published yet may still be replaced by another with the same content: nobody else may hold it.
+        A page that is not published yet may still be replaced by another with the same content: nobody else
+        may hold it.
         """
         slot = self._free_slot()
         if slot is None:
@@ -203,7 +216,7 @@ class SequenceTable:
         return child
 
     def truncate(self, sequence: Sequence, length: int) -> None:
-        """Keep the first `length` tokens, 0 or at least `least_length`; give back the pages beyond them, last first."""
+        """Keep the first `length` tokens, 0 or at least `least_length`; give back the pages beyond, last first."""
         if not (length == 0 or self.least_length(sequence) <= length <= len(sequence.tokens)):
             raise ValueError(
                 f"cannot truncate {len(sequence.tokens)} tokens to {length}: "
@@ -254,8 +267,12 @@ class SequenceTable:
         every = []
         for group, window in enumerate(self.windows):
             first = window.first_column(length)
-            every.append(Held(first, [page for node in path[first:] if (page := node.pages[group]) is not None]))
-        return self._add(slot, list(tokens[:length]), every, path[-1] if path else self.index.root(salt), salt)
+            every.append(
+                Held(first, [page for node in path[first:] if (page := node.pages[group]) is not None])
+            )
+        return self._add(
+            slot, list(tokens[:length]), every, path[-1] if path else self.index.root(salt), salt
+        )
 
     def _add(self, slot: int, tokens: list[int], held: list[Held], node: Node, salt: str) -> Sequence:
         for group, each in enumerate(held):
@@ -273,7 +290,7 @@ class SequenceTable:
         return self.allocators[group].refs[page] > 1 or (group, page) in self.index
 
     def _publish(self, sequence: Sequence, column: int) -> None:
-        """Enter a full page, of each group in which the sequence has it; what is known already takes the place of its own."""
+        """Enter a full page, of each group in which it is held; one that is known takes its place."""
         start = column * self.page_size
         own = [held.pages[column - held.first] if held.first <= column else None for held in sequence.held]
         node = self.index.insert(sequence.node, sequence.tokens[start : start + self.page_size], own)

@@ -110,17 +110,19 @@ class EngineCore:
         pipelined: bool = True,
         reopen: Callable[[], Executor] | None = None,
     ) -> None:
-        """Take over an executor with so many pages by group. `pipelined`: queue a step before the tokens of the one before are read.
+        """Take over an executor with so many pages by group.
 
-        An executor that computes inside `run` gains nothing from that. `reopen`: makes another one like it, for when this one
-        has failed; where its device is lost (DeviceLost), requests go on where they were. Without it the engine ends there.
+        `pipelined`: queue a step before the tokens of the one before are read. An executor that computes inside
+        `run` gains nothing from that. `reopen`: makes another one like it, for when this one has failed; where its
+        device is lost (DeviceLost), requests go on where they were. Without it the engine ends there.
         """
         self.executor = executor
         self.manifest = manifest
         cache, model = manifest.cache, manifest.model
         buckets = sorted(function.size for function in program.functions["step"])
         rows = max(function.rows for function in program.functions["step"])
-        table = SequenceTable(pages, cache.page_size, cache.slots, [group.window for group in manifest.groups])
+        windows = [group.window for group in manifest.groups]
+        table = SequenceTable(pages, cache.page_size, cache.slots, windows)
         self.context = table.longest(MAX_STEP, model.context_length)
         self.scheduler = Scheduler(table, Limits(tuple(buckets), min(rows, cache.slots), self.context))
         self._pipelined = pipelined

@@ -235,7 +235,7 @@ class Scheduler:
         return wanted
 
     def _advance(self, request: Request) -> None:
-        """Reserve the next rows of a prompt, as far as there is room: in groups with a window that is done step by step."""
+        """Reserve the next rows of a prompt, as far as there is room: windows get their pages step by step."""
         assert request.sequence is not None
         soon = min(len(request.tokens), request.queued + self.limits.max_rows)
         made = self.table.reserve(request.sequence, self.table.reservable(request.sequence, soon))

@@ -106,7 +106,7 @@ class Done:
 class _SlotState:
     """What a slot's rows on the device hold, so that only what changed is written."""
 
-    held: tuple[Held, ...]
+    held: list[Held]
     owner: Sequence | None = None
     biased: bool = False
     constrained: bool = False
@@ -117,7 +117,8 @@ class StepBuilder:
 
     def __init__(self, manifest: Manifest, program: Program, feed: bool) -> None:
         self._model = manifest.model
-        self._slots = [_SlotState(tuple(Held() for _ in manifest.groups)) for _ in range(manifest.cache.slots)]
+        groups = len(manifest.groups)
+        self._slots = [_SlotState([Held() for _ in range(groups)]) for _ in range(manifest.cache.slots)]
         self._sizes = {name: sorted(f.size for f in buckets) for name, buckets in program.functions.items()}
         self._feed = feed
         self._words = (manifest.model.vocab_size + 31) // 32
@@ -178,7 +179,7 @@ class StepBuilder:
         return [Write(buffer, data)]
 
     def _page_table(self, request: Request) -> list[Write]:
-        """What the slot's rows of the page tables lack. Entries of pages that were given back go stale: nobody reads them."""
+        """What the slot's rows of the page tables lack. Entries of pages given back go stale: nobody reads them."""
         sequence = request.sequence
         assert sequence is not None
         state = self._slots[sequence.slot]
@@ -186,7 +187,8 @@ class StepBuilder:
         for group, (known, held) in enumerate(zip(state.held, sequence.held, strict=True)):
             if known == held:
                 continue
-            same = common_length(held.pages, known.pages[held.first - known.first :]) if known.first <= held.first else 0
+            there = known.pages[held.first - known.first :] if known.first <= held.first else []
+            same = common_length(held.pages, there)
             if same < len(held.pages):
                 changed = np.array([held.pages[same:]], np.int32)
                 writes.append(Write(page_table(group), changed, sequence.slot, held.first + same))

@@ -1,4 +1,4 @@
-"""What executors that replay plans (any target with a weight stream) do alike, whatever memory they do it in."""
+"""What executors that replay plans do alike, whatever memory they do it in."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Shape:
 
 
 class Layout:
-    """What the plans of a program name, for so many pages and positions: shapes, caches, tables of rotations, launches."""
+    """What the plans of a program name, for so many pages and positions: shapes, caches, launches."""
 
     def __init__(self, artifact: Artifact, program: Program, settings: Settings) -> None:
         self._artifact, self._program, self._context = artifact, program, settings.context
@@ -85,7 +85,10 @@ class Layout:
     def rope_tables(self) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
         """The buffers that hold tables of rotations, and what they hold."""
         for name, rope in self._artifact.manifest.ropes.items():
-            yield names.rope(name), rope_table(self._artifact.read_tensor(str(rope.inv_freq)), rope.scale, self._context)
+            yield (
+                names.rope(name),
+                rope_table(self._artifact.read_tensor(str(rope.inv_freq)), rope.scale, self._context),
+            )
 
     def launches(self, function: str, size: int) -> tuple[Launch, ...]:
         """The plan of a bucket, checked against the manifest; ArtifactError where there is none."""
@@ -98,26 +101,37 @@ class Layout:
         return self._program.kv_dtype if name == names.KV else name
 
 
-def place(buffer: str, shape: tuple[int, ...], dtype: np.dtype[Any], data: Array, row: int, column: int) -> int:
-    """The element of a buffer at which what is written begins (see Executor.write); ValueError where it does not fit."""
+def place(
+    buffer: str, shape: tuple[int, ...], dtype: np.dtype[Any], data: Array, row: int, column: int
+) -> int:
+    """The element of a buffer at which what is written begins (see Executor.write).
+
+    ValueError where it does not fit.
+    """
     part = data.ndim == len(shape) == 2 and len(data) == 1 and 0 <= column <= shape[1] - data.shape[1]
     whole = column == 0 and data.shape[1:] == shape[1:]
     if data.dtype != dtype or not (part or whole) or not 0 <= row <= shape[0] - len(data):
         at = f"row {row}, column {column}" if column else f"row {row}"
-        raise ValueError(f"{data.dtype}{list(data.shape)} at {at} does not fit {buffer}, {dtype}{list(shape)}")
+        raise ValueError(
+            f"{data.dtype}{list(data.shape)} at {at} does not fit {buffer}, {dtype}{list(shape)}"
+        )
     return row * math.prod(shape[1:]) + column
 
 
-def check_pages(content: Mapping[str, Array], expected: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> None:
+def check_pages(
+    content: Mapping[str, Array], expected: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+) -> None:
     """ValueError where what is to be written to pages has other names, shapes or dtypes than the cache."""
     given = {name: (array.shape, array.dtype) for name, array in content.items()}
     if given != dict(expected):
         wrong = sorted(name for name in {*given, *expected} if given.get(name) != expected.get(name))
-        raise ValueError(f"pages do not fit the cache: {wrong[0]} is {given.get(wrong[0])}, not {expected.get(wrong[0])}")
+        raise ValueError(
+            f"pages do not fit the cache: {wrong[0]} is {given.get(wrong[0])}, not {expected.get(wrong[0])}"
+        )
 
 
 def rope_table(inv_freq: Array, scale: float, context: int) -> npt.NDArray[np.float32]:
-    """Cosines, then sines, of every position, float32 [context, head_dim]: docs/artifact.md's `rope.<name>` buffers.
+    """Cosines, then sines, of every position, float32 [context, head_dim]: the buffers `rope.<name>`.
 
     `scale` applies to what turns: a frequency of 0 leaves a pair as it is.
     """
@@ -127,7 +141,10 @@ def rope_table(inv_freq: Array, scale: float, context: int) -> npt.NDArray[np.fl
 
 
 def pieces(artifact: Artifact, tensor: Tensor, most: int) -> Iterator[tuple[int, Bytes]]:
-    """A tensor's bytes in pieces of at most `most`, each with where it begins; a piece is good until the next is asked for."""
+    """A tensor's bytes in pieces of at most `most`, each with where it begins.
+
+    A piece is good until the next is asked for.
+    """
     room = np.empty(min(most, tensor.bytes), np.uint8)
     for start in range(0, tensor.bytes, max(most, 1)):
         piece = room[: min(most, tensor.bytes - start)]

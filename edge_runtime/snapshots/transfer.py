@@ -1,7 +1,7 @@
 """Between the cache on the device and tensors on the host, beside running requests.
 
-A page is held from the moment it is found until it has been copied; a page that is filled enters the prefix index only
-after its content has been written. So no request ever sees a page that is not whole.
+A page is held from the moment it is found until it has been copied; a page that is filled enters the prefix
+index only after its content has been written. So no request ever sees a page that is not whole.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ ATTEMPTS = 3
 async def capture(core: EngineCore, tokens: Seq[int]) -> dict[str, Array]:
     """Keys and values of `tokens` (whole pages of them), computed first where the cache does not have them.
 
-    By the names of Executor.read_pages, each [kv_heads, tokens, …]; of layers with a window the last of the tokens alone,
-    whole pages of them: those that a row behind `tokens` reads.
+    By the names of Executor.read_pages, each [kv_heads, tokens, …]; of layers with a window the last of the
+    tokens alone, whole pages of them: those that a row behind `tokens` reads.
     """
     table = core.scheduler.table
     epoch = core.epoch
@@ -45,10 +45,14 @@ async def capture(core: EngineCore, tokens: Seq[int]) -> dict[str, Array]:
         for group, layout in enumerate(await core.on_device(_layouts(core))):
             pages = sequence.held[group].pages
             length = len(pages) * table.page_size
-            whole = {n: np.empty((page.shape[1], length, page.shape[3]), page.dtype) for n, page in layout.items()}
+            whole = {
+                n: np.empty((page.shape[1], length, page.shape[3]), page.dtype) for n, page in layout.items()
+            }
             step = _pages_at_once(layout)
             for start in range(0, len(pages), step):
-                await core.on_device(_reader(core, group, pages[start : start + step], whole, start * table.page_size))
+                await core.on_device(
+                    _reader(core, group, pages[start : start + step], whole, start * table.page_size)
+                )
                 _check_epoch(core, epoch)
             content |= whole
         return content
@@ -60,7 +64,8 @@ async def capture(core: EngineCore, tokens: Seq[int]) -> dict[str, Array]:
 async def restore(core: EngineCore, tokens: Seq[int], tensors: Mapping[str, Array]) -> None:
     """Make `tokens` a prefix of the cache, with keys and values as `capture` gave them.
 
-    Afterwards they are an ordinary prefix that nobody holds, the last to be evicted. SnapshotError where they do not fit.
+    Afterwards they are an ordinary prefix that nobody holds, the last to be evicted. SnapshotError where they
+    do not fit.
     """
     table = core.scheduler.table
     size, saved = table.page_size, len(tokens)
@@ -90,16 +95,23 @@ async def restore(core: EngineCore, tokens: Seq[int], tensors: Mapping[str, Arra
 
 
 def check_layout(
-    layouts: Seq[Mapping[str, Array]], tensors: Mapping[str, Array], tokens: int, needed: Seq[int], head_dim: int
+    layouts: Seq[Mapping[str, Array]],
+    tensors: Mapping[str, Array],
+    tokens: int,
+    needed: Seq[int],
+    head_dim: int,
 ) -> None:
-    """Whether keys and values of so many tokens fit a cache whose pages look like `layouts`, a layout a group.
+    """Whether keys and values of so many tokens fit a cache whose pages look like `layouts`, one a group.
 
-    `needed`: how many of the last tokens each group needs; a file may have more. SnapshotError where they do not fit.
+    `needed`: how many of the last tokens each group needs; a file may have more. SnapshotError where they do
+    not fit.
     """
     again = "save it again with the same model and the same quantization of the cache (--kv-bits)"
     flat = [name for name, given in tensors.items() if given.ndim != 3]
     if flat:
-        raise SnapshotError(f"the snapshot's {flat[0]} is {list(tensors[flat[0]].shape)}, which are no keys or values: {again}")
+        raise SnapshotError(
+            f"the snapshot's {flat[0]} is {list(tensors[flat[0]].shape)}, which are no keys or values: {again}"
+        )
     every = {name: page for layout in layouts for name, page in layout.items()}
     theirs, ours = kind(tensors, head_dim), kind(every, head_dim)
     if tensors.keys() != every.keys() or quantized_bits(tensors, head_dim) != quantized_bits(every, head_dim):
@@ -138,7 +150,9 @@ def _check_values(name: str, given: Array, page: Array, theirs: str, ours: str) 
             f"device computes. Save it again here, or where the cache is {page.dtype}"
         )
     if np.abs(given).max(initial=0) > np.finfo(np.float16).max:
-        raise SnapshotError(f"the snapshot's {name} has values that float16, the type of this cache, cannot hold")
+        raise SnapshotError(
+            f"the snapshot's {name} has values that float16, the type of this cache, cannot hold"
+        )
 
 
 def kind(content: Mapping[str, Array], head_dim: int) -> str:
@@ -165,7 +179,9 @@ def _layers(content: Mapping[str, Array]) -> int:
 def _check_epoch(core: EngineCore, epoch: int) -> None:
     """Whether the pages written or found in this epoch of the engine still hold what they did."""
     if core.epoch != epoch:
-        raise DeviceLost("the device failed or was lost while a snapshot was being copied: save or load it again")
+        raise DeviceLost(
+            "the device failed or was lost while a snapshot was being copied: save or load it again"
+        )
 
 
 def _check_room(core: EngineCore, tokens: int) -> None:
@@ -185,7 +201,9 @@ async def _resident(core: EngineCore, tokens: Seq[int]) -> Sequence:
         if len(sequence.tokens) == len(tokens):
             return sequence
         table.release(sequence)
-        async for _event in core.generate(tokens, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)):
+        async for _event in core.generate(
+            tokens, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+        ):
             pass
     raise DeviceError(
         f"other requests push the prefix of {len(tokens)} tokens out of the cache before it can be saved: "
@@ -224,7 +242,9 @@ def _reader(
     def read() -> None:
         for name, content in core.executor.read_pages(group, pages).items():
             count, heads, size, width = content.shape
-            whole[name][:, start : start + count * size] = content.swapaxes(0, 1).reshape(heads, count * size, width)
+            whole[name][:, start : start + count * size] = content.swapaxes(0, 1).reshape(
+                heads, count * size, width
+            )
 
     return read
 
@@ -239,7 +259,7 @@ def _writer(
     tensors: Mapping[str, Array],
     saved: int,
 ) -> Callable[[], None]:
-    """Copies columns `first` to `until` of a group from `tensors`, the last of `saved` tokens, rounded to the cache's type."""
+    """Copies columns `first` to `until` of a group from `tensors`, the last of `saved` tokens, rounded."""
     held = sequence.held[group]
     pages = held.pages[first - held.first : until - held.first]
 

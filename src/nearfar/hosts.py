@@ -1,7 +1,8 @@
 """Which names in a request's `Host` mean a server of ours.
 
-A page of any site can make its own name stand for 127.0.0.1 (DNS rebinding) and then read, as its own origin, what a server on
-this machine answers; the name in `Host` gives it away. A request without a Host is HTTP/1.0: no browser's.
+A page of any site can make its own name stand for 127.0.0.1 (DNS rebinding) and then read, as its own origin,
+what a server on this machine answers; the name in `Host` gives it away. A request without a Host is HTTP/1.0:
+no browser's.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ def bracketed(host: str) -> str:
 def answered_hosts(host: str, more: Iterable[str]) -> tuple[str, ...]:
     """The names that a server at `host` answers for, `more` among them; none: all.
 
-    A server that only this machine reaches has no other protection from pages of other sites: it answers for the names of
-    this machine. One that others reach may have any name. "*" in `more`: all.
+    A server that only this machine reaches has no other protection from pages of other sites: it answers for
+    the names of this machine. One that others reach may have any name. "*" in `more`: all.
     """
     given = tuple(more)
     if "*" in given or not (given or is_local(host)):

@@ -19,7 +19,7 @@ class Architecture(Protocol):
     """What a file in this folder provides."""
 
     def model(self, read: ConfigReader, context: int | None = None) -> Model:
-        """The model of a config.json, with no more than `context` positions; CheckpointError where it is unsupported."""
+        """The model of a config.json, with no more than `context` positions; or CheckpointError."""
         ...
 
 
@@ -30,7 +30,10 @@ def architectures() -> list[str]:
 
 
 def architecture(config: Mapping[str, Any], within: str = "") -> Architecture:
-    """The architecture of a config.json, or CheckpointError naming the known ones; `within`: as for ConfigReader."""
+    """The architecture of a config.json, or CheckpointError naming the known ones.
+
+    `within`: as for ConfigReader.
+    """
     model_type = config.get("model_type")
     known = architectures()
     if not isinstance(model_type, str) or model_type not in known:

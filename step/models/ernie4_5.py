@@ -1,4 +1,4 @@
-"""ERNIE 4.5, dense (2025): a llama that rotates neighbouring pairs of values, with one switch for all biases."""
+"""ERNIE 4.5, dense (2025): a llama that rotates neighbouring pairs, with one switch for all biases."""
 
 from __future__ import annotations
 

@@ -175,7 +175,10 @@ def _sizes(read: ConfigReader, c: Decoder, layer: int, kind: str) -> ConfigReade
 
 def _extra_width(read: ConfigReader, c: Decoder) -> int:
     """Values that each layer's own embedding has, 0: there is none."""
-    width, rows = read.size("hidden_size_per_layer_input", 0, least=0), read.size("vocab_size_per_layer_input")
+    width, rows = (
+        read.size("hidden_size_per_layer_input", 0, least=0),
+        read.size("vocab_size_per_layer_input"),
+    )
     if width and rows != c.vocab:
         read.refuse("vocab_size_per_layer_input", f"vocab_size, which is {c.vocab:,}")
     return width

@@ -1,8 +1,9 @@
 """Granite 3: a llama with the four multipliers of Yang et al., "Tensor Programs V" (2022).
 
-None of them is an operation. With r the residual multiplier, x + r·f(x) is r·(x/r + f(x)): the stream runs divided by
-r, so that the embedding is multiplied by 1/r and every norm, which takes the scale out again, has eps/r². The
-attention multiplier is the scale of scores, and what divides the logits divides the weight of the last norm.
+None of them is an operation. With r the residual multiplier, x + r·f(x) is r·(x/r + f(x)): the stream runs
+divided by r, so that the embedding is multiplied by 1/r and every norm, which takes the scale out again, has
+eps/r². The attention multiplier is the scale of scores, and what divides the logits divides the weight of the
+last norm.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Llama (also SmolLM2, TinyLlama, Yi and other plain descendants).
 
-Touvron et al., "LLaMA: Open and Efficient Foundation Language Models" (2023); grouped-query attention as in Llama 2.
+Touvron et al., "LLaMA: Open and Efficient Foundation Language Models" (2023); grouped-query attention as in
+Llama 2.
 """
 
 from __future__ import annotations

@@ -10,23 +10,23 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tvm
 from tvm.target import codegen as llvm
 
+from nearfar.build.source import CpuFeatures
 from nearfar.edge_runtime.executors.cpu.features import KNOWN, architecture, cpu_flags
 from nearfar.errors import BuildError
 from nearfar.targets.cpu.lowering import PIPELINE
 
-Features = Literal["native", "baseline"]
 _PARTS = 8  # object files, and so the most threads that compile
 _POOL = Path(__file__).with_name("pool.c")
 _BASELINE = {"x86_64": "x86-64-v3", "aarch64": "generic"}
 
 
 @dataclass(frozen=True)
-class CpuFeatures:
+class Required:
     """What a library needs of the CPU that runs it: the manifest's requires.features."""
 
     architecture: str
@@ -34,7 +34,7 @@ class CpuFeatures:
     flags: tuple[str, ...]
 
 
-def target(features: Features) -> tuple[tvm.target.Target, CpuFeatures]:
+def target(features: CpuFeatures) -> tuple[tvm.target.Target, Required]:
     """The LLVM target, and what its code requires."""
     arch = architecture()
     if arch not in _BASELINE:
@@ -48,7 +48,7 @@ def target(features: Features) -> tuple[tvm.target.Target, CpuFeatures]:
         if absent:
             config["mattr"] = [f"-{flag}" for flag in absent]
             flags = tuple(flag for flag in flags if flag not in absent)
-    return tvm.target.Target(config), CpuFeatures(arch, mcpu, flags)
+    return tvm.target.Target(config), Required(arch, mcpu, flags)
 
 
 def _known_flags(config: dict[str, Any]) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ def _known_flags(config: dict[str, Any]) -> tuple[str, ...]:
     return tuple(flag for flag in KNOWN[architecture()] if flag in offered)
 
 
-def compile_library(mod: tvm.IRModule, path: Path | str, features: Features = "native") -> CpuFeatures:
+def compile_library(mod: tvm.IRModule, path: Path | str, features: CpuFeatures = "native") -> Required:
     """Compile `mod` and the pool into the shared library `path`; the same input gives the same bytes."""
     llvm_target, needed = target(features)
     compiler = _compiler()

@@ -1,4 +1,4 @@
-"""Kernels and weight layout that the GPU targets share (webgpu, vulkan): float32 and float16 over one set of weights."""
+"""Kernels and weight layout that the GPU targets share: float32 and float16 over one set of weights."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """How the GPU targets (webgpu, vulkan) lay out weight matrices: the same arrays for f16 and f32 kernels.
 
-All are k-major: [k/…, n], so that neighbouring threads, which own neighbouring output rows, read neighbouring words. A
-thread then needs no other thread's sums: no workgroup memory and no barrier in the decode kernels. That is coalesced on
-a GPU; in SwiftShader, where a kernel with a barrier runs every four threads as a fiber (5 microseconds each), it made
-the matvec four times faster.
+All are k-major: [k/…, n], so that neighbouring threads, which own neighbouring output rows, read neighbouring
+words. A thread then needs no other thread's sums: no workgroup memory and no barrier in the decode kernels.
+That is coalesced on a GPU; in SwiftShader, where a kernel with a barrier runs every four threads as a fiber
+(5 microseconds each), it made the matvec four times faster.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from nearfar.targets.quantized import Array, Matrix, Part, QuantTensor
 
 SIGN_BIT = np.uint32(1 << 31)
 PLANES: dict[int, tuple[int, ...]] = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
-"""Bits of the planes that codes of so many bits are cut into, the low ones first: a word of a plane holds whole codes."""
+"""Bits of the planes that codes of so many bits are cut into, the low ones first; a word has whole codes."""
 
 
 def parts(matrix: Matrix) -> tuple[Part, ...]:
     """The packed arrays of a matrix.
 
-    Quantized: `codes`, low bits first along k, and `scale_bias`, the float16 bits of a group's scale in the low half and
-    of its bias in the high half. Codes of one plane have the sign bit of each word inverted (so that the top code, masked
-    in place, reads as the int32 (code - 2^(bits-1)) * 2^(32-bits)); of two planes, all rows of the low bits come before
-    those of the high ones. float16 is packed in pairs along k too, since a device without the feature `shader-f16` cannot
-    declare it, and both precisions share one set of weights.
+    Quantized: `codes`, low bits first along k, and `scale_bias`, the float16 bits of a group's scale in the
+    low half and of its bias in the high half. Codes of one plane have the sign bit of each word inverted (so
+    that the top code, masked in place, reads as the int32 (code - 2^(bits-1)) * 2^(32-bits)); of two planes,
+    all rows of the low bits come before those of the high ones. float16 is packed in pairs along k too, since
+    a device without the feature `shader-f16` cannot declare it, and both precisions share one set of weights.
     """
     n, k = matrix.n, matrix.k
     if matrix.quantized:

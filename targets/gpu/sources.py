@@ -1,4 +1,4 @@
-"""TVM's build of the kernels of a GPU target: one device module each, as what its code generator made of it."""
+"""TVM's build of the kernels of a GPU target: one device module each, as its code generator wrote it."""
 
 from __future__ import annotations
 

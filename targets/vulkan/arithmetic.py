@@ -1,8 +1,8 @@
 """Arithmetic of TIR's dtypes in SPIR-V.
 
-A value lives in a register type: integers of 8 and 16 bits in 32, kept in range by `wrap` after each operation, so that no module
-needs Int8 or Int16; signed integers in unsigned types, as the instructions say how they take them. Integers that are known at
-build time are computed here.
+A value lives in a register type: integers of 8 and 16 bits in 32, kept in range by `wrap` after each
+operation, so that no module needs Int8 or Int16; signed integers in unsigned types, as the instructions say
+how they take them. Integers that are known at build time are computed here.
 """
 
 from __future__ import annotations
@@ -49,27 +49,39 @@ def dtype_of(name: str) -> Dtype:
     stem = name.rstrip("0123456789")
     kind, digits = _KINDS.get(stem), name[len(stem) :]
     if kind is None or not digits or int(digits) not in _SUPPORTED[kind]:
-        raise BuildError(f"dtype {name} has no SPIR-V code here (there are int, uint of 8 to 64 bits, float16, float32, bool)")
+        raise BuildError(
+            f"dtype {name} has no SPIR-V code here (there are int, uint of 8 to 64 bits, float16/32, bool)"
+        )
     return Dtype(kind, int(digits))
 
 
-_FLOAT_OPS = {"add": Op.F_ADD, "sub": Op.F_SUB, "mul": Op.F_MUL, "div": Op.F_DIV, "mod": Op.F_REM, "floormod": Op.F_MOD}
+_FLOAT_OPS = {
+    "add": Op.F_ADD,
+    "sub": Op.F_SUB,
+    "mul": Op.F_MUL,
+    "div": Op.F_DIV,
+    "mod": Op.F_REM,
+    "floormod": Op.F_MOD,
+}
 _INT_OPS = {
-    "add": Op.I_ADD, "sub": Op.I_SUB, "mul": Op.I_MUL, "and": Op.BITWISE_AND, "or": Op.BITWISE_OR, "xor": Op.BITWISE_XOR,
-    "shl": Op.SHIFT_LEFT_LOGICAL,
+    "add": Op.I_ADD, "sub": Op.I_SUB, "mul": Op.I_MUL, "and": Op.BITWISE_AND, "or": Op.BITWISE_OR,
+    "xor": Op.BITWISE_XOR, "shl": Op.SHIFT_LEFT_LOGICAL,
 }  # fmt: skip
 _SHIFT_RIGHT = {"i": Op.SHIFT_RIGHT_ARITHMETIC, "u": Op.SHIFT_RIGHT_LOGICAL}
 _COMPARE = {
-    "eq": (Op.I_EQUAL, Op.I_EQUAL, Op.F_ORD_EQUAL), "ne": (Op.I_NOT_EQUAL, Op.I_NOT_EQUAL, Op.F_UNORD_NOT_EQUAL),
-    "lt": (Op.S_LESS, Op.U_LESS, Op.F_ORD_LESS), "le": (Op.S_LESS_EQUAL, Op.U_LESS_EQUAL, Op.F_ORD_LESS_EQUAL),
-    "gt": (Op.S_GREATER, Op.U_GREATER, Op.F_ORD_GREATER), "ge": (Op.S_GREATER_EQUAL, Op.U_GREATER_EQUAL, Op.F_ORD_GREATER_EQUAL),
+    "eq": (Op.I_EQUAL, Op.I_EQUAL, Op.F_ORD_EQUAL),
+    "ne": (Op.I_NOT_EQUAL, Op.I_NOT_EQUAL, Op.F_UNORD_NOT_EQUAL), "lt": (Op.S_LESS, Op.U_LESS, Op.F_ORD_LESS),
+    "le": (Op.S_LESS_EQUAL, Op.U_LESS_EQUAL, Op.F_ORD_LESS_EQUAL),
+    "gt": (Op.S_GREATER, Op.U_GREATER, Op.F_ORD_GREATER),
+    "ge": (Op.S_GREATER_EQUAL, Op.U_GREATER_EQUAL, Op.F_ORD_GREATER_EQUAL),
 }  # fmt: skip
 _FOLD: dict[str, Callable[[int, int], int]] = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "and": operator.and_, "or": operator.or_, "xor": operator.xor,
-    "shl": operator.lshift, "shr": operator.rshift, "min": min, "max": max,
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "and": operator.and_, "or": operator.or_,
+    "xor": operator.xor, "shl": operator.lshift, "shr": operator.rshift, "min": min, "max": max,
 }  # fmt: skip
 _FOLD_COMPARE: dict[str, Callable[[int, int], bool]] = {
-    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt,
+    "ge": operator.ge,
 }  # fmt: skip
 
 
@@ -91,7 +103,7 @@ class Arithmetic:
         return self.builder.int_type(max(dtype.bits, 32))
 
     def computes(self, dtype: Dtype) -> int:
-        """The register type of an operation: float16 needs its capability for all but conversions, loads and stores."""
+        """The register type of an operation; float16 needs its capability but to convert, load and store."""
         if dtype == F16:
             self.builder.capability(Capability.FLOAT16)
         return self.type_of(dtype)
@@ -113,7 +125,9 @@ class Arithmetic:
             made = self.builder.constant(self.builder.int_type(bits), *words)
         if dtype.kind != "f":
             # One id serves all integer dtypes of its width: what is known is the signed number, see `_taken`.
-            number = bool(number) if dtype.kind == "b" else _wrapped(Dtype("i", max(dtype.bits, 32)), int(number))
+            number = (
+                bool(number) if dtype.kind == "b" else _wrapped(Dtype("i", max(dtype.bits, 32)), int(number))
+            )
         self._known[made] = number
         return made
 
@@ -160,7 +174,12 @@ class Arithmetic:
     def binary(self, name: str, dtype: Dtype, a: int, b: int) -> int:
         """Add sub mul div mod (towards zero) floordiv floormod min max and or xor shl shr."""
         x, y = self._taken(dtype, a), self._taken(dtype, b)
-        if x is not None and y is not None and name in _FOLD and not (name in ("shl", "shr") and not 0 <= y < dtype.bits):
+        if (
+            x is not None
+            and y is not None
+            and name in _FOLD
+            and not (name in ("shl", "shr") and not 0 <= y < dtype.bits)
+        ):
             return self.constant(dtype, _FOLD[name](x, y))
         if dtype.kind == "b":
             return self._logical(name, a, b)
@@ -174,8 +193,11 @@ class Arithmetic:
             return a
         if name == "add" and dtype.bits == 32 and x is None and y is None:
             (base, offset), (other, more) = self.split(a), self.split(b)
-            if offset or more:  # (i + 1) + (j + 2) as (i + j) + 3, so that sums which differ by a number are seen to
-                return self.binary("add", dtype, self.binary("add", dtype, base, other), self.constant(dtype, offset + more))
+            # (i + 1) + (j + 2) as (i + j) + 3, so that sums which differ by a number are seen to
+            if offset or more:
+                return self.binary(
+                    "add", dtype, self.binary("add", dtype, base, other), self.constant(dtype, offset + more)
+                )
         op = _SHIFT_RIGHT[dtype.kind] if name == "shr" else _INT_OPS[name]
         made = self.builder.pure(op, self.type_of(dtype), a, b)
         if dtype.bits == 32:
@@ -196,7 +218,9 @@ class Arithmetic:
         """Of floats as TVM's LLVM code: `a < b ? a : b`, so with a NaN it is b."""
         if dtype.kind == "f" or dtype.bits == 64:
             return self.select(dtype, self.compare("lt" if name == "min" else "gt", dtype, a, b), a, b)
-        which = {"imin": Glsl.S_MIN, "imax": Glsl.S_MAX, "umin": Glsl.U_MIN, "umax": Glsl.U_MAX}[dtype.kind + name]
+        which = {"imin": Glsl.S_MIN, "imax": Glsl.S_MAX, "umin": Glsl.U_MIN, "umax": Glsl.U_MAX}[
+            dtype.kind + name
+        ]
         made = self.builder.glsl(which, self.type_of(dtype), a, b)
         self._factors[made] = math.gcd(self.factor(a), self.factor(b))
         return made
@@ -210,11 +234,13 @@ class Arithmetic:
         return self.builder.pure(_FLOAT_OPS[name], kind, a, b)
 
     def _divide(self, name: str, dtype: Dtype, a: int, b: int) -> int:
-        """Vulkan leaves the remainder of negative numbers undefined (OpSRem, OpSMod), so it is taken from the quotient."""
+        """Remainders by way of the quotient: of negative numbers Vulkan leaves OpSRem, OpSMod undefined."""
         builder, kind = self.builder, self.type_of(dtype)
         x, y = self._taken(dtype, a), self._taken(dtype, b)
         if x is not None and y:
-            quotient = x // y if name.startswith("floor") else abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
+            quotient = (
+                x // y if name.startswith("floor") else abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
+            )
             return self.constant(dtype, quotient if name.endswith("div") else x - quotient * y)
         if dtype.kind == "u":
             return builder.pure(Op.U_DIV if name.endswith("div") else Op.U_MOD, kind, a, b)

@@ -1,7 +1,8 @@
 """SPIR-V of lowered kernels: one module a PrimFunc, with what a plan must know to launch it.
 
-TVM's build calls the function registered here as `target.build.vulkan` with the lowered device functions; the released TVM has
-no such function. It answers with a source module, whose text is JSON: words in base64 and the interface of each kernel.
+TVM's build calls the function registered here as `target.build.vulkan` with the lowered device functions; the
+released TVM has no such function. It answers with a source module, whose text is JSON: words in base64 and
+the interface of each kernel.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from .opcodes import Capability
 from .spirv import ENTRY, Builder, Size3, to_bytes
 from .walker import Interface, Walker
 
-tvm_ffi.register_error("BuildError", BuildError)  # so that it is one again when it has passed through TVM's build
+# So that it is one again when it has passed through TVM's build.
+tvm_ffi.register_error("BuildError", BuildError)
 FEATURES = {
     Capability.FLOAT16: "shaderFloat16",
     Capability.INT64: "shaderInt64",
@@ -38,7 +40,10 @@ FEATURES = {
 
 @dataclass(frozen=True)
 class Module:
-    """One kernel as SPIR-V. `params[i]` is the index of the PrimFunc parameter at binding i, `access[i]` its access."""
+    """One kernel as SPIR-V.
+
+    `params[i]` is the index of the PrimFunc parameter at binding i, `access[i]` its access.
+    """
 
     code: bytes
     entry: str
@@ -93,7 +98,8 @@ def build(mod: tvm.IRModule, _target: tvm.target.Target) -> Any:
     """What TVM's build asks for: the device functions of `mod` as a runtime module."""
     out: dict[str, Any] = {}
     for variable, func in mod.functions_items():
-        name = str(variable.name_hint).removesuffix("_kernel")  # which TVM adds to the device's side of a function
+        # TVM adds `_kernel` to the device's side of a function.
+        name = str(variable.name_hint).removesuffix("_kernel")
         code, interface, features = generate(name, func)
         record = {"code": base64.b64encode(code).decode(), "features": features}
         out[name] = {**dataclasses.asdict(interface), **record}

@@ -17,7 +17,10 @@ class Conversions:
         self._arithmetic, self._builder = arithmetic, arithmetic.builder
 
     def cast(self, source: Dtype, to: Dtype, value: int) -> int:
-        """A value of another dtype. Integers wrap; a float that an integer cannot hold saturates and a NaN is 0, as in WGSL."""
+        """A value of another dtype.
+
+        Integers wrap; a float that an integer cannot hold saturates and a NaN is 0, as in WGSL.
+        """
         arithmetic = self._arithmetic
         if source == to:
             return value
@@ -50,7 +53,8 @@ class Conversions:
         value = self.cast(source, F32, value)
         low, high = (-(1 << (to.bits - 1)), 1 << (to.bits - 1)) if to.kind == "i" else (0, 1 << to.bits)
         op = Op.CONVERT_F_TO_S if to.kind == "i" else Op.CONVERT_F_TO_U
-        # What the conversion gives out of range is undefined, so the ends are put in after it. A number above `low` is no NaN.
+        # What the conversion gives out of range is undefined, so the ends are put in after it. A number above
+        # `low` is no NaN.
         made = builder.pure(op, arithmetic.type_of(to), value)
         below = arithmetic.compare("gt", F32, value, arithmetic.constant(F32, low))
         above = arithmetic.compare("ge", F32, value, arithmetic.constant(F32, high))

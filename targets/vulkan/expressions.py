@@ -17,8 +17,9 @@ from .opcodes import Op
 from .uses import cheap
 
 _BINARY = {
-    "Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Mod": "mod", "FloorDiv": "floordiv", "FloorMod": "floormod",
-    "Min": "min", "Max": "max", "BitwiseAnd": "and", "BitwiseOr": "or", "BitwiseXor": "xor", "LShift": "shl", "RShift": "shr",
+    "Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Mod": "mod", "FloorDiv": "floordiv",
+    "FloorMod": "floormod", "Min": "min", "Max": "max", "BitwiseAnd": "and", "BitwiseOr": "or",
+    "BitwiseXor": "xor", "LShift": "shl", "RShift": "shr",
 }  # fmt: skip
 _BINARY_CALLS = {
     "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "shift_left": "shl", "shift_right": "shr",
@@ -47,9 +48,9 @@ class Expressions:
         self._by_class: dict[str, Callable[[Any, int], int]] = {
             **{name: self._binary for name in _BINARY}, **{name: self._compare for name in _COMPARE},
             "IntImm": self._number, "FloatImm": self._number, "Var": self._variable, "Cast": self._cast,
-            "And": self._and_or, "Or": self._and_or, "Not": self._not, "BitwiseNot": self._invert, "Select": self._select,
-            "Ramp": self._ramp, "Broadcast": lambda e, _: self.value(e.value), "Shuffle": self._pick, "Let": self._let,
-            "TensorLoad": self._load, "Call": self._call,
+            "And": self._and_or, "Or": self._and_or, "Not": self._not, "BitwiseNot": self._invert,
+            "Select": self._select, "Ramp": self._ramp, "Broadcast": lambda e, _: self.value(e.value),
+            "Shuffle": self._pick, "Let": self._let, "TensorLoad": self._load, "Call": self._call,
         }  # fmt: skip
 
     def value(self, expr: Any, lane: int = 0) -> int:
@@ -85,7 +86,7 @@ class Expressions:
         return self._arithmetic.compare(_COMPARE[type(expr).__name__], dtype(expr.a), a, b)
 
     def _and_or(self, expr: Any, lane: int) -> int:
-        """What follows a condition that decides already may read beyond a buffer: it is computed on the way that needs it."""
+        """Where the first operand decides, the second is not computed: it may read beyond a buffer."""
         conjunction = type(expr).__name__ == "And"
         a = self.value(expr.a, lane)
         known = self._arithmetic.known(a)
@@ -116,7 +117,9 @@ class Expressions:
 
     def _ramp(self, expr: Any, lane: int) -> int:
         kind = dtype(expr)
-        step = self._arithmetic.binary("mul", kind, self.value(expr.stride), self._arithmetic.constant(kind, lane))
+        step = self._arithmetic.binary(
+            "mul", kind, self.value(expr.stride), self._arithmetic.constant(kind, lane)
+        )
         return self._arithmetic.binary("add", kind, self.value(expr.base), step)
 
     def _pick(self, expr: Any, lane: int) -> int:
@@ -137,13 +140,17 @@ class Expressions:
     def only_index(self, access: Any) -> Any:
         """The index into flat memory."""
         if len(access.indices) != 1:
-            raise BuildError(f"an access with {len(access.indices)} indices has no SPIR-V code: the lowering flattens buffers")
+            raise BuildError(
+                f"an access with {len(access.indices)} indices has no SPIR-V code: lowering flattens buffers"
+            )
         return access.indices[0]
 
     def vector_index(self, index: Any) -> int:
         """Which vector of the buffer a ramp is."""
         kind = dtype(index)
-        return self._arithmetic.binary("div", kind, self.value(index), self._arithmetic.constant(kind, lanes(index)))
+        return self._arithmetic.binary(
+            "div", kind, self.value(index), self._arithmetic.constant(kind, lanes(index))
+        )
 
     def _call(self, expr: Any, lane: int) -> int:
         name = str(expr.op.name).split(".")[-1]
@@ -178,10 +185,15 @@ class Expressions:
             a, b = self.value(expr.args[1], lane), self.value(expr.args[2], lane)
             return self._arithmetic.select(dtype(expr), condition, a, b)
         return self._either(
-            dtype(expr), condition, lambda: self.value(expr.args[1], lane), lambda: self.value(expr.args[2], lane)
+            dtype(expr),
+            condition,
+            lambda: self.value(expr.args[1], lane),
+            lambda: self.value(expr.args[2], lane),
         )
 
-    def _either(self, kind: Dtype, condition: int, then: Callable[[], int], otherwise: Callable[[], int]) -> int:
+    def _either(
+        self, kind: Dtype, condition: int, then: Callable[[], int], otherwise: Callable[[], int]
+    ) -> int:
         """Compute one of two, and give it."""
         builder = self._builder
         ways, merge = (builder.new_id(), builder.new_id()), builder.new_id()

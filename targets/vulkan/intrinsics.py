@@ -12,11 +12,11 @@ from .conversions import Conversions
 from .opcodes import GROUP_REDUCE, SCOPE_SUBGROUP, BuiltIn, Capability, Glsl, Op
 
 _UNARY = {
-    "exp": Glsl.EXP, "exp2": Glsl.EXP2, "log": Glsl.LOG, "log2": Glsl.LOG2, "sqrt": Glsl.SQRT, "rsqrt": Glsl.INVERSE_SQRT,
-    "sin": Glsl.SIN, "cos": Glsl.COS, "tan": Glsl.TAN, "asin": Glsl.ASIN, "acos": Glsl.ACOS, "atan": Glsl.ATAN,
-    "sinh": Glsl.SINH, "cosh": Glsl.COSH, "tanh": Glsl.TANH, "asinh": Glsl.ASINH, "acosh": Glsl.ACOSH, "atanh": Glsl.ATANH,
-    "floor": Glsl.FLOOR, "ceil": Glsl.CEIL, "trunc": Glsl.TRUNC, "nearbyint": Glsl.ROUND_EVEN, "rint": Glsl.ROUND_EVEN,
-    "fabs": Glsl.F_ABS,
+    "exp": Glsl.EXP, "exp2": Glsl.EXP2, "log": Glsl.LOG, "log2": Glsl.LOG2, "sqrt": Glsl.SQRT,
+    "rsqrt": Glsl.INVERSE_SQRT, "sin": Glsl.SIN, "cos": Glsl.COS, "tan": Glsl.TAN, "asin": Glsl.ASIN,
+    "acos": Glsl.ACOS, "atan": Glsl.ATAN, "sinh": Glsl.SINH, "cosh": Glsl.COSH, "tanh": Glsl.TANH,
+    "asinh": Glsl.ASINH, "acosh": Glsl.ACOSH, "atanh": Glsl.ATANH, "floor": Glsl.FLOOR, "ceil": Glsl.CEIL,
+    "trunc": Glsl.TRUNC, "nearbyint": Glsl.ROUND_EVEN, "rint": Glsl.ROUND_EVEN, "fabs": Glsl.F_ABS,
 }  # fmt: skip
 _SHUFFLES = ("tvm_warp_shuffle", "tvm_warp_shuffle_up", "tvm_warp_shuffle_down", "tvm_warp_shuffle_xor")
 _REDUCE = {
@@ -25,7 +25,19 @@ _REDUCE = {
     "subgroup_max": (Op.GROUP_S_MAX, Op.GROUP_U_MAX, Op.GROUP_F_MAX),
 }
 
-_SPECIAL = ("abs", "low_half", "high_half", "isnan", "isinf", "isfinite", "popcount", "clz", *_SHUFFLES, "tvm_warp_activemask", *_REDUCE)
+_SPECIAL = (
+    "abs",
+    "low_half",
+    "high_half",
+    "isnan",
+    "isinf",
+    "isfinite",
+    "popcount",
+    "clz",
+    *_SHUFFLES,
+    "tvm_warp_activemask",
+    *_REDUCE,
+)
 
 
 class Intrinsics:
@@ -80,12 +92,16 @@ class Intrinsics:
         return self._builder.glsl(which, self._arithmetic.type_of(F32), *values)
 
     def _scaled(self, which: Glsl, value: int, factor: float) -> int:
-        return self._arithmetic.binary("mul", F32, self._glsl(which, value), self._arithmetic.constant(F32, factor))
+        return self._arithmetic.binary(
+            "mul", F32, self._glsl(which, value), self._arithmetic.constant(F32, factor)
+        )
 
     def _pow(self, base: int, exponent: int) -> int:
-        """As C's. GLSL's is undefined below 0, and Mesa's lavapipe has 0^-2 = 0 and loses NaNs (it makes pow of exp2 and log2, too).
+        """As C's.
 
-        A small whole exponent becomes multiplications; the others take the power of the absolute value.
+        GLSL's is undefined below 0, and Mesa's lavapipe, which makes pow of exp2 and log2, has 0^-2 = 0 and
+        loses NaNs. A small whole exponent becomes multiplications; the others take the power of the absolute
+        value.
         """
         a, number = self._arithmetic, self._arithmetic.constant
         known = a.known(exponent)
@@ -99,7 +115,9 @@ class Intrinsics:
         vast = a.compare("eq", F32, size, number(F32, math.inf))
         grows = a.compare("gt", F32, exponent, zero)
         made = a.select(F32, vast, a.select(F32, grows, size, zero), made)
-        made = a.select(F32, a.compare("eq", F32, size, zero), a.select(F32, grows, zero, number(F32, math.inf)), made)
+        made = a.select(
+            F32, a.compare("eq", F32, size, zero), a.select(F32, grows, zero, number(F32, math.inf)), made
+        )
         made = a.select(F32, self._builder.pure(Op.IS_NAN, a.type_of(BOOL), base), base, made)
         half = a.binary("mul", F32, exponent, number(F32, 0.5))
         odd = a.compare("ne", F32, self._glsl(Glsl.FLOOR, half), half)
@@ -117,7 +135,9 @@ class Intrinsics:
         if dtype.bits == 64:
             a = self._arithmetic
             zero = a.constant(dtype, 0)
-            return a.select(dtype, a.compare("lt", dtype, value, zero), a.binary("sub", dtype, zero, value), value)
+            return a.select(
+                dtype, a.compare("lt", dtype, value, zero), a.binary("sub", dtype, zero, value), value
+            )
         made = self._builder.glsl(Glsl.S_ABS, self._arithmetic.type_of(dtype), value)
         return self._arithmetic.wrap(dtype, made)
 
@@ -141,7 +161,8 @@ class Intrinsics:
         highest = self._builder.glsl(Glsl.FIND_U_MSB, kind, value)  # -1 for 0
         return self._arithmetic.binary("sub", I32, self._arithmetic.constant(I32, 31), highest)
 
-    # Subgroups. Lanes are threads in the order of threadIdx.x; float16 goes as float32, since subgroups need not carry it.
+    # Subgroups. Lanes are threads in the order of threadIdx.x; float16 goes as float32, since subgroups need
+    # not carry it.
 
     def _reduce(self, name: str, dtype: Dtype, value: int) -> int:
         if dtype.bits == 64 or dtype.kind == "b":
@@ -155,7 +176,7 @@ class Intrinsics:
         return self._conversions.cast(wide, dtype, self._arithmetic.wrap(dtype, made))
 
     def _shuffle(self, name: str, dtype: Dtype, values: list[int]) -> int:
-        """(mask, value, lane or distance, width, warp size), as CUDA's: a lane that has no partner keeps its value."""
+        """(mask, value, lane or distance, width, warp size), as CUDA's: alone, a lane keeps its value."""
         a, builder = self._arithmetic, self._builder
         width = a.known(values[3])
         if width is None or dtype.bits == 64 or dtype.kind == "b":

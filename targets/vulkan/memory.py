@@ -1,7 +1,8 @@
 """Buffers in SPIR-V: storage buffers, workgroup arrays, and locals.
 
-A local array whose indices are all known becomes one variable an element. What was last stored there is remembered, and only
-written at the end of a block: straight code, such as unrolled loops, keeps its values in ids.
+A local array whose indices are all known becomes one variable an element. What was last stored there is
+remembered, and only written at the end of a block: straight code, such as unrolled loops, keeps its values in
+ids.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ from .opcodes import Capability, Decoration, Op, Storage
 from .quads import WIDTH, Quads, Source
 from .uses import Stored, Uses
 
+_VECTORS = (F32, I32, U32, F16)
+
 
 @dataclass
 class Place:
     """Where a buffer lies.
 
-    `element` is the type in memory, `variable` an array or a block (0 for scalars). `quads`: loads may become a
-    vector's, and workgroup memory is an array of vectors.
+    `element` is the type in memory, `variable` an array or a block (0 for scalars). `quads`: loads may become
+    a vector's, and workgroup memory is an array of vectors.
     """
 
     dtype: Dtype
@@ -57,7 +60,7 @@ class Memory:
         self.shared_bytes = 0
 
     def bind(self, buffer: Var, use: Uses, binding: int) -> None:
-        """A buffer of the interface. `Restrict`: a plan binds no buffer twice where one is written (see targets/emit.py)."""
+        """A buffer of the interface. `Restrict`: a plan binds no buffer twice where one is written."""
         builder, dtype = self._builder, dtype_of(str(buffer.dtype))
         if dtype.bits == 16:
             builder.capability(Capability.STORAGE_BUFFER_16BIT)
@@ -70,7 +73,8 @@ class Memory:
         variable = self._bound(block, binding, str(buffer.name))
         self._places[buffer] = Place(
             dtype, Storage.STORAGE_BUFFER, element, variable, lanes, read_only=not use.stored,
-            quads=lanes == 1 and not use.stored and dtype in (F32, I32, U32, F16) and _count(buffer) % WIDTH == 0, binding=binding,
+            quads=lanes == 1 and not use.stored and dtype in _VECTORS and _count(buffer) % WIDTH == 0,
+            binding=binding,
         )  # fmt: skip
 
     def _bound(self, block: int, binding: int, name: str) -> int:
@@ -112,7 +116,7 @@ class Memory:
         self._places[buffer] = place
 
     def load(self, buffer: Var, index: int, lane: int = 0) -> int:
-        """The element at an index; where the buffer holds vectors, the index is a vector's and `lane` an element's in it."""
+        """The element at an index; of a buffer of vectors, element `lane` of the vector there."""
         place = self._place(buffer)
         if place.split:
             return self._load_scalar(buffer, place, int(self._arithmetic.known(index) or 0))
@@ -123,7 +127,9 @@ class Memory:
             if place.quads and builder.position != before:
                 self._quads.note(buffer, 0 if place.read_only else self._epoch, index, value)
             return self._widened(place, value, 1)
-        value = builder.pure(Op.COMPOSITE_EXTRACT, self._wide(place), self._widened(place, value, place.vector), lane)
+        value = builder.pure(
+            Op.COMPOSITE_EXTRACT, self._wide(place), self._widened(place, value, place.vector), lane
+        )
         return self._conversions.cast(F32, F16, value) if place.dtype == F16 else value
 
     def store(self, buffer: Var, index: int, values: list[int]) -> None:
@@ -173,7 +179,7 @@ class Memory:
 
     @contextmanager
     def branch(self, lost: Stored) -> Iterator[None]:
-        """Blocks beside the way: they begin with what is remembered; after them, what was stored there is no longer known."""
+        """Blocks beside the way begin with what is remembered; what they store is unknown after them."""
         held, dirty = dict(self._held), dict(self._dirty)
         yield
         self._held, self._dirty = held, dirty
@@ -213,8 +219,8 @@ class Memory:
             return builder.pure(Op.ACCESS_CHAIN, pointer, place.variable, vector, lane)
         return builder.pure(Op.ACCESS_CHAIN, pointer, place.variable, index)
 
-    # Storage buffers of 8 and 16 bits: without Int8, Int16 and Float16, their values can be loaded, stored and converted, but not
-    # put into vectors or taken out, so a vector is converted as a whole.
+    # Storage buffers of 8 and 16 bits: without Int8, Int16 and Float16, their values can be loaded, stored
+    # and converted, but not put into vectors or taken out, so a vector is converted as a whole.
 
     def _held_type(self, place: Place) -> int:
         return place.element if place.vector == 1 else self._builder.vector_type(place.element, place.vector)
@@ -256,9 +262,11 @@ class Memory:
 
 
 def _count(buffer: Var) -> int:
-    """A number that the elements of a buffer are a multiple of: where an extent is not known, what its steps hold."""
+    """A number that the elements of a buffer are a multiple of; of an unknown extent, what its steps hold."""
     analyzer = Analyzer()
-    return math.prod(int(extent) if isinstance(extent, int) else _steps(analyzer, extent) for extent in buffer.shape)
+    return math.prod(
+        int(extent) if isinstance(extent, int) else _steps(analyzer, extent) for extent in buffer.shape
+    )
 
 
 def _steps(analyzer: Analyzer, extent: object) -> int:

@@ -1,4 +1,4 @@
-"""The numbers of SPIR-V 1.5 that the code generator uses (Khronos: SPIR-V Specification, sections 3.2–3.49; GLSL.std.450)."""
+"""The numbers of SPIR-V 1.5 that we use (Khronos: SPIR-V Specification, sections 3.2–3.49; GLSL.std.450)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Four loads of neighbours become one load of a vector.
 
-Unrolled kernels load x[i], x[i + 1], x[i + 2], x[i + 3] in one block, with i a multiple of 4 as the arithmetic tells. GPUs fetch
-16 bytes as fast as 4, and Mesa's lavapipe, which goes through the lanes one by one at each load, does so once instead of four
-times. Loads are noted as they are written and exchanged at the end. They may move within their block as nothing writes what they
-read: buffers that the kernel does not write, and workgroup memory between two stores or barriers (`epoch`).
+Unrolled kernels load x[i], x[i + 1], x[i + 2], x[i + 3] in one block, with i a multiple of 4 as the
+arithmetic tells. GPUs fetch 16 bytes as fast as 4, and Mesa's lavapipe, which goes through the lanes one by
+one at each load, does so once instead of four times. Loads are noted as they are written and exchanged at the
+end. They may move within their block as nothing writes what they read: buffers that the kernel does not
+write, and workgroup memory between two stores or barriers (`epoch`).
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ LOAD_WORDS = 4
 class Source:
     """Where vectors are loaded from: an array of them (workgroup memory) or a block of one (storage buffers).
 
-    `wide`: 0, or the type by way of which elements are taken out: without Float16 a float16 cannot be. A driver finds that
-    float16 to float32 and back is nothing.
+    `wide`: 0, or the type by way of which elements are taken out: without Float16 a float16 cannot be. A
+    driver finds that float16 to float32 and back is nothing.
     """
 
     storage: Storage
@@ -77,7 +78,9 @@ class Quads:
             index = builder.u32((int(known) + group.first) // WIDTH)
         else:
             words += instruction(Op.SHIFT_RIGHT_LOGICAL, kind, made[0], group.base, builder.u32(2))
-            words += instruction(Op.I_ADD, kind, made[1], made[0], self._arithmetic.constant(U32, group.first // WIDTH))
+            words += instruction(
+                Op.I_ADD, kind, made[1], made[0], self._arithmetic.constant(U32, group.first // WIDTH)
+            )
             index = made[1]
         pointer = builder.pointer_type(source.storage, vector)
         path = (builder.u32(0), index) if source.storage == Storage.STORAGE_BUFFER else (index,)

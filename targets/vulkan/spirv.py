@@ -1,7 +1,7 @@
-"""Builds one SPIR-V compute module: ids, types and constants without doubles, blocks, and the words in the spec's order.
+"""Builds one SPIR-V compute module: ids, types and constants without doubles, blocks, words in their order.
 
-Equal pure instructions in a block, or in a block that dominates it, are one instruction: `pure` looks in the scopes that `scope`
-opens and closes with the structured blocks.
+Equal pure instructions in a block, or in a block that dominates it, are one instruction: `pure` looks in the
+scopes that `scope` opens and closes with the structured blocks.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Builder:
         return self._made[key]
 
     def int_type(self, bits: int = 32) -> int:
-        """Integers. All are declared unsigned: the instructions say how they take them, so no casts are needed."""
+        """Integers, all declared unsigned: the instructions say how they take them, so no cast is needed."""
         if bits == 64:
             self.capability(Capability.INT64)
         return self.declare(Op.TYPE_INT, bits, 0)
@@ -181,7 +181,8 @@ class Builder:
     def emit(self, op: Op, *operands: int) -> None:
         """An instruction without a result."""
         if not self.block:
-            self.label(self.new_id())  # after a return or break: code that is never reached still needs a block
+            # After a return or break: code that is never reached still needs a block.
+            self.label(self.new_id())
         self._code += instruction(op, *operands)
 
     def value(self, op: Op, kind: int, *operands: int) -> int:

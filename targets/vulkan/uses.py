@@ -1,4 +1,4 @@
-"""What a function does with its buffers, found before code is written for it: TVM 0.27 has no visitor for Python."""
+"""What a function does with its buffers, found before code is written: TVM 0.27 has no visitor for Python."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ MAX_SCALARS = 512
 
 # Expressions and statements below a node, by the names of its fields. A node that is not here has none.
 _FIELDS: dict[str, tuple[str, ...]] = {
-    "SeqStmt": ("seq",), "AttrStmt": ("value", "body"), "For": ("min", "extent", "body"), "While": ("condition", "body"),
-    "IfThenElse": ("condition", "then_case", "else_case"), "Evaluate": ("value",), "Bind": ("value",),
-    "BufferStore": ("value", "indices"), "AssertStmt": ("condition",), "TensorLoad": ("indices",), "Call": ("args",),
-    "Cast": ("value",), "Not": ("a",), "BitwiseNot": ("a",), "Select": ("condition", "true_value", "false_value"),
-    "Ramp": ("base", "stride"), "Broadcast": ("value",), "Shuffle": ("vectors", "indices"), "Let": ("value", "body"),
+    "SeqStmt": ("seq",), "AttrStmt": ("value", "body"), "For": ("min", "extent", "body"),
+    "While": ("condition", "body"), "IfThenElse": ("condition", "then_case", "else_case"),
+    "Evaluate": ("value",), "Bind": ("value",), "BufferStore": ("value", "indices"),
+    "AssertStmt": ("condition",), "TensorLoad": ("indices",), "Call": ("args",), "Cast": ("value",),
+    "Not": ("a",), "BitwiseNot": ("a",), "Select": ("condition", "true_value", "false_value"),
+    "Ramp": ("base", "stride"), "Broadcast": ("value",), "Shuffle": ("vectors", "indices"),
+    "Let": ("value", "body"),
 }  # fmt: skip
 _PAIR = ("a", "b")
 _PAIRS = frozenset({
-    "Add", "Sub", "Mul", "Div", "Mod", "FloorDiv", "FloorMod", "Min", "Max", "EQ", "NE", "LT", "LE", "GT", "GE", "And", "Or",
-    "BitwiseAnd", "BitwiseOr", "BitwiseXor", "LShift", "RShift",
+    "Add", "Sub", "Mul", "Div", "Mod", "FloorDiv", "FloorMod", "Min", "Max", "EQ", "NE", "LT", "LE", "GT",
+    "GE", "And", "Or", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "LShift", "RShift",
 })  # fmt: skip
 
 
@@ -53,7 +55,7 @@ def nodes(root: Any) -> Iterator[Any]:
 
 @dataclass
 class Uses:
-    """How one buffer is used. `vector`: the lanes of all its accesses, where each is a whole, aligned vector; else 1."""
+    """How a buffer is used. `vector`: lanes of its accesses, where all are whole, aligned vectors; else 1."""
 
     loaded: bool = False
     stored: bool = False
@@ -64,8 +66,10 @@ class Uses:
 
     @property
     def quads(self) -> bool:
-        """Whether aligned fours of neighbours are loaded: offsets by the structure of what they are added to."""
-        return any({i, i + 1, i + 2, i + 3} <= found for found in self.offsets.values() for i in found if i % 4 == 0)
+        """Whether aligned fours of neighbours are loaded: offsets by what they are added to."""
+        return any(
+            {i, i + 1, i + 2, i + 3} <= found for found in self.offsets.values() for i in found if i % 4 == 0
+        )
 
     def add_load(self, index: Any, analyzer: Analyzer) -> None:
         """A load: `add`, and what it tells of its neighbours."""
@@ -76,7 +80,9 @@ class Uses:
         elif isinstance(offset, int | IntImm) and not isinstance(index, Ramp):
             modulus = analyzer.modular_set(base)
             if int(modulus.coeff) % 4 == 0 and int(modulus.base) % 4 == 0:
-                self.offsets.setdefault(structural_hash(base, map_free_vars=False), set()).add(int(getattr(offset, "value", offset)))
+                self.offsets.setdefault(structural_hash(base, map_free_vars=False), set()).add(
+                    int(getattr(offset, "value", offset))
+                )
 
     def add(self, index: Any, analyzer: Analyzer) -> None:
         """One access."""
@@ -104,7 +110,7 @@ def _last(index: Any) -> int | None:
 
 
 def _lanes(index: Any, analyzer: Analyzer) -> int:
-    """Lanes of an access that a vector type of SPIR-V can make at once: neighbours from a multiple of 2 or 4 on; else 1."""
+    """Lanes of an access that SPIR-V's vectors can make: neighbours from a multiple of 2 or 4 on; else 1."""
     if not isinstance(index, Ramp) or not isinstance(index.stride, IntImm) or int(index.stride.value) != 1:
         return 1
     lanes = int(index.lanes)
@@ -142,12 +148,18 @@ Stored = set[tuple[Var, int | None]]
 def stored(root: Any) -> Stored:
     """What is stored to under a node."""
     stores = [node for node in nodes(root) if isinstance(node, BufferStore)]
-    return {(node.buffer, int(i.value) if isinstance(i, IntImm) else None) for node in stores for i in node.indices}
+    return {
+        (node.buffer, int(i.value) if isinstance(i, IntImm) else None)
+        for node in stores
+        for i in node.indices
+    }
 
 
 def cheap(root: Any) -> bool:
-    """Whether an expression may be computed where its value is not wanted: no load, call or division below."""
-    return not any(isinstance(node, TensorLoad | Call) or type(node).__name__ in _UNSAFE for node in nodes(root))
+    """Whether an expression may be computed where nobody wants it: no load, call or division below."""
+    return not any(
+        isinstance(node, TensorLoad | Call) or type(node).__name__ in _UNSAFE for node in nodes(root)
+    )
 
 
 _UNSAFE = frozenset({"Div", "Mod", "FloorDiv", "FloorMod", "Let"})

@@ -31,7 +31,15 @@ from .uses import Stored, Uses, stored, uses
 MAX_GRID_X = 65535
 """Workgroups along x that every Vulkan device takes; more are folded into z."""
 
-_SILENT = ("pragma_", "storage_alignment", "reduce_scope", "realize_scope", "extern_scope", "compute_scope", "device_scope")
+_SILENT = (
+    "pragma_",
+    "storage_alignment",
+    "reduce_scope",
+    "realize_scope",
+    "extern_scope",
+    "compute_scope",
+    "device_scope",
+)
 _BARRIERS = {
     "shared": (SCOPE_WORKGROUP, SEMANTICS_WORKGROUP),
     "global": (SCOPE_WORKGROUP, SEMANTICS_WORKGROUP | SEMANTICS_STORAGE_BUFFER),
@@ -42,7 +50,7 @@ _UNROLLED = 3  # TVM's ForKind.kUnrolled
 
 @dataclass(frozen=True)
 class Interface:
-    """What a plan must know: parameters of the device function by name in the order of their bindings, and sizes."""
+    """What a plan must know: the function's parameters by name, in the order of their bindings, and sizes."""
 
     names: tuple[str, ...]
     access: tuple[str, ...]
@@ -74,17 +82,21 @@ class Walker:
         self._bound: dict[int, Var] = {}
         self._loops: list[Loop] = []
         self._by_class: dict[str, Callable[[Any], None]] = {
-            "SeqStmt": self._sequence, "AttrStmt": self._attribute, "DeclBuffer": self._declare, "AllocBuffer": self._allocate,
-            "Bind": self._bind, "BufferStore": self._store, "For": self._for, "While": self._while, "IfThenElse": self._if,
-            "Evaluate": self._evaluate, "Break": lambda _: self._leave(self._loops[-1].merge),
-            "Continue": lambda _: self._leave(self._loops[-1].step), "AssertStmt": lambda _: None, "Return": self._return,
+            "SeqStmt": self._sequence, "AttrStmt": self._attribute, "DeclBuffer": self._declare,
+            "AllocBuffer": self._allocate, "Bind": self._bind, "BufferStore": self._store, "For": self._for,
+            "While": self._while, "IfThenElse": self._if, "Evaluate": self._evaluate,
+            "Break": lambda _: self._leave(self._loops[-1].merge),
+            "Continue": lambda _: self._leave(self._loops[-1].step), "AssertStmt": lambda _: None,
+            "Return": self._return,
         }  # fmt: skip
 
     def walk(self) -> Interface:
         """Write the function."""
         for i, parameter in enumerate(self._func.params):
             if "handle" not in str(parameter.ty.dtype if hasattr(parameter.ty, "dtype") else "handle"):
-                raise BuildError(f"parameter {parameter.name} is a number: kernels take buffers of known shapes only")
+                raise BuildError(
+                    f"parameter {parameter.name} is a number: kernels take buffers of known shapes only"
+                )
             self._parameters[parameter] = i
         self._collect_extents(self._func.body)
         x = self._extents.get("blockIdx.x", 1)
@@ -105,7 +117,11 @@ class Walker:
             names=tuple(str(parameter.name).removesuffix("_ptr") for parameter in self._func.params),
             access=tuple("read_write" if b is not None and self._uses[b].stored else "read" for b in buffers),
             grid=(min(x, MAX_GRID_X), extents.get("blockIdx.y", 1), extents.get("blockIdx.z", 1) * folds),
-            workgroup=(extents.get("threadIdx.x", 1), extents.get("threadIdx.y", 1), extents.get("threadIdx.z", 1)),
+            workgroup=(
+                extents.get("threadIdx.x", 1),
+                extents.get("threadIdx.y", 1),
+                extents.get("threadIdx.z", 1),
+            ),
             shared_bytes=self._memory.shared_bytes,
             subgroup_size=self._expressions.intrinsics.subgroup_size,
         )
@@ -127,7 +143,7 @@ class Walker:
                 return
 
     def _thread(self, tag: str) -> int:
-        """An index of the workgroup in the grid or of the thread in the workgroup; 0 where there is but one."""
+        """Index of the workgroup in the grid or the thread in the workgroup; 0 where there is but one."""
         builder = self._builder
         if self._extents[tag] == 1:
             return self._arithmetic.constant(I32, 0)
@@ -146,9 +162,11 @@ class Walker:
         return builder.pure(Op.COMPOSITE_EXTRACT, kind, loaded, axis)
 
     def _fold(self, extent: int) -> None:
-        """More workgroups than x takes go on in z; those beyond the last do nothing (whole workgroups: barriers stay uniform)."""
+        """More workgroups than x takes go on in z; those beyond the last do nothing, from barriers to stores."""
         if self._extents.get("blockIdx.z", 1) != 1:
-            raise BuildError(f"a grid of {extent} along x and more than one along z has no room for its folds")
+            raise BuildError(
+                f"a grid of {extent} along x and more than one along z has no room for its folds"
+            )
         inside = self._arithmetic.compare("lt", I32, self._thread("blockIdx.x"), self._builder.u32(extent))
         self._branches(inside, lambda: self._statement(self._func.body), None)
 
@@ -168,7 +186,10 @@ class Walker:
         key = str(node.attr_key)
         if key == "thread_extent":
             tag, extent = str(node.node.thread_tag), int(node.value)
-            if self._extents.setdefault(tag, extent) != extent or tag.split(".")[0] not in ("blockIdx", "threadIdx"):
+            if self._extents.setdefault(tag, extent) != extent or tag.split(".")[0] not in (
+                "blockIdx",
+                "threadIdx",
+            ):
                 raise BuildError(f"{tag} has the extent {extent} here and {self._extents[tag]} elsewhere")
             index = self._arithmetic_cast(self._thread(tag), node.node.var)
             self._expressions.define(node.node.var, (index,))
@@ -230,13 +251,16 @@ class Walker:
             scope, semantics = _BARRIERS[kind]
             u32 = self._builder.u32
             self._memory.disturb()
-            self._builder.emit(Op.CONTROL_BARRIER, u32(scope), u32(scope), u32(semantics | SEMANTICS_ACQUIRE_RELEASE))
+            self._builder.emit(
+                Op.CONTROL_BARRIER, u32(scope), u32(scope), u32(semantics | SEMANTICS_ACQUIRE_RELEASE)
+            )
         elif name == "ret":
             self._return(node)
         elif name in ("break_loop", "continue_loop"):
             self._leave(self._loops[-1].merge if name == "break_loop" else self._loops[-1].step)
         else:
-            self._expressions.value(node.value)  # a call without a result has no lanes, but must be known all the same
+            # A call without a result has no lanes, but must be known all the same.
+            self._expressions.value(node.value)
 
     def _return(self, _node: Any) -> None:
         self._builder.end(Op.RETURN)
@@ -264,7 +288,11 @@ class Walker:
         )
 
     def _branches(
-        self, condition: int, then: Callable[[], None], otherwise: Callable[[], None] | None, lost: Stored | None = None
+        self,
+        condition: int,
+        then: Callable[[], None],
+        otherwise: Callable[[], None] | None,
+        lost: Stored | None = None,
     ) -> None:
         builder, memory = self._builder, self._memory
         memory.flush()
@@ -285,7 +313,9 @@ class Walker:
         """A counting loop: header (the counter, the test), body, step."""
         builder, arithmetic, kind = self._builder, self._arithmetic, dtype(node.loop_var)
         if int(node.kind) not in (0, _UNROLLED):
-            raise BuildError(f"a loop of kind {node.kind} has no SPIR-V code: the lowering makes it serial or unrolled")
+            raise BuildError(
+                f"a loop of kind {node.kind} has no SPIR-V code: the lowering makes it serial or unrolled"
+            )
         start, extent = self._expressions.value(node.min), self._expressions.value(node.extent)
         by = arithmetic.constant(kind, 1) if node.step is None else self._expressions.value(node.step)
         end = arithmetic.binary("add", kind, start, extent)

@@ -31,9 +31,10 @@ _BYTES = {"f32": 4, "i32": 4, "u32": 4, "f16": 2}
 
 @dataclass(frozen=True)
 class Shader:
-    """One kernel as WGSL. `params[i]` is the index of the PrimFunc parameter at `@binding(i)`, `access[i]` its access.
+    """One kernel as WGSL.
 
-    A parameter that the kernel does not use has no binding.
+    `params[i]` is the index of the PrimFunc parameter at `@binding(i)`, `access[i]` its access. A parameter
+    that the kernel does not use has no binding.
     """
 
     source: str
@@ -80,7 +81,7 @@ def grid_of(func: tirx.PrimFunc) -> tuple[int, int, int]:
 
 
 def _shader(name: str, func: tirx.PrimFunc, source: str, precision: Precision) -> Shader:
-    """Read the interface off the generated source and check it against the limits that every WebGPU device has."""
+    """Read the interface off the generated source; check it against what all WebGPU devices have."""
     source = _HEADER.sub("", source).strip() + "\n"
     source += "".join(text for name, text in FUNCTIONS.items() if f"{name}(" in source)
     bindings = sorted(_BINDING.findall(source), key=lambda binding: int(binding[0]))

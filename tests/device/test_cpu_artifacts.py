@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 
 from nearfar.edge_runtime import Engine
 from nearfar.errors import ArtifactError, DeviceError, NearfarError
+from nearfar.format.buffers import buffers
+from nearfar.format.manifest import Cache, parse
 from tests.support import tiny
 from tests.support.backends import Lab
 
@@ -36,11 +39,11 @@ def tensor(manifest: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 MANIFESTS: dict[str, Change] = {
-    "a tensor past the end": lambda m: tensor(m, "rope.inv_freq").update(offset=m["weights"]["bytes"]),
-    "a tensor of another dtype": lambda m: tensor(m, "rope.inv_freq").update(dtype="complex3"),
-    "a tensor of another shape": lambda m: tensor(m, "rope.inv_freq").update(shape=[3, 5, 7]),
-    "no frequencies": lambda m: m["rope"].update(inv_freq="nowhere"),
-    "frequencies as numbers": lambda m: m["rope"].update(inv_freq=[1.0, 2.0]),
+    "a tensor past the end": lambda m: tensor(m, "rope.rope.inv_freq").update(offset=m["weights"]["bytes"]),
+    "a tensor of another dtype": lambda m: tensor(m, "rope.rope.inv_freq").update(dtype="complex3"),
+    "a tensor of another shape": lambda m: tensor(m, "rope.rope.inv_freq").update(shape=[3, 5, 7]),
+    "no frequencies": lambda m: m["ropes"]["rope"].update(inv_freq="nowhere"),
+    "frequencies as numbers": lambda m: m["ropes"]["rope"].update(inv_freq=[1.0, 2.0]),
     "no library": lambda m: m["programs"][0].update(library=None),
     "a library that is not there": lambda m: m["programs"][0].update(library="kernels/f32/other.so"),
     "a library that is none": lambda m: m["programs"][0].update(library="manifest.json"),
@@ -49,7 +52,7 @@ MANIFESTS: dict[str, Change] = {
     "a kernel without parameters": lambda m: next(iter(m["programs"][0]["kernels"].values())).update(params=[]),
     "no buffers": lambda m: m.update(buffers=[]),
     "a buffer without a size": lambda m: buffer(m, "logits").update(shape=["nothing"]),
-    "no bytes of a token": lambda m: m["memory"].update(kv_bytes_per_token={}),
+    "no caches": lambda m: m.update(caches=[], groups=[]),
 }
 
 
@@ -69,9 +72,14 @@ def test_a_plan_that_cannot_be_read_is_named(artifact: Path, content: str) -> No
 
 def test_buffers_that_no_memory_holds_are_refused_with_the_context(artifact: Path) -> None:
     def far(manifest: dict[str, Any]) -> None:
+        records = parse(manifest, "manifest.json")
+        cache = Cache(page_size=1, slots=4096)
+        ropes = {name: records.caches[0].head_dim for name in records.ropes}
+        made = buffers(records.model.vocab_size, 1 << 24, cache, records.groups, records.caches, ropes)
         manifest["model"]["context_length"] = 1 << 24
-        buffer(manifest, "page_table")["shape"][1] = 2**31 - 1
+        manifest["cache"] = dataclasses.asdict(cache)
+        manifest["buffers"] = [{**dataclasses.asdict(each), "shape": list(each.shape)} for each in made]
 
     tiny.edit_manifest(artifact, far)
-    with pytest.raises(DeviceError, match=r"buffer page_table .* context of 16,777,216 tokens.*max_position_embeddings"):
+    with pytest.raises(DeviceError, match=r"buffer page_table.0 .* context of 16,777,216 tokens.*max_position_embeddings"):
         load(artifact)

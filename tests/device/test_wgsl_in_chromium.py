@@ -1,4 +1,4 @@
-"""Every kind of kernel must satisfy Chromium's compiler (Tint), which is stricter than naga: uniformity, reserved words."""
+"""Every kind of kernel must satisfy Chromium's compiler, stricter than naga: uniformity, reserved words."""
 
 from __future__ import annotations
 
@@ -15,18 +15,12 @@ from tests.support import gpu_jobs
 from tests.support.browser import browser
 
 COMPILE = """async (sources) => {
-  const adapter = await navigator.gpu.requestAdapter();
-  if (!adapter) return "no adapter";
-  const device = await adapter.requestDevice();
-  const complaints = {};
-  for (const [name, [code, entryPoint]] of Object.entries(sources)) {
-    const module = device.createShaderModule({ code });
-    const messages = (await module.getCompilationInfo()).messages.map((m) => `${m.type} line ${m.lineNum}: ${m.message}`);
-    await device.createComputePipelineAsync({ layout: "auto", compute: { module, entryPoint } })
-      .catch((error) => messages.push(String(error)));
-    if (messages.length) complaints[name] = messages;
-  }
-  return complaints;
+  const adapter = await navigator.gpu.requestAdapter(); if (!adapter) return "no adapter"; const device =
+  await adapter.requestDevice(); const complaints = {}; for (const [name, [code, entryPoint]] of
+  Object.entries(sources)) { const module = device.createShaderModule({ code }); const messages = (await
+  module.getCompilationInfo()).messages.map((m) => `${m.type} line ${m.lineNum}: ${m.message}`); await
+  device.createComputePipelineAsync({ layout: "auto", compute: { module, entryPoint } }) .catch((error) =>
+  messages.push(String(error))); if (messages.length) complaints[name] = messages; } return complaints;
 }"""
 
 

@@ -42,7 +42,9 @@ def run(staged: Staged, precision: Precision, arrays: dict[str, np.ndarray]) -> 
     gpu = device()
     if precision == "f16" and "shader-f16" not in gpu.features:
         pytest.skip("the adapter lacks shader-f16")
-    buffers = {name: gpu.create_buffer_with_data(data=_padded(a), usage=STORAGE) for name, a in arrays.items()}
+    buffers = {
+        name: gpu.create_buffer_with_data(data=_padded(a), usage=STORAGE) for name, a in arrays.items()
+    }
     for i, (shape, dtype) in enumerate(staged.scratch):
         size = -(-int(np.prod(shape)) * np.dtype(dtype).itemsize // 4) * 4
         buffers[f"scratch:{i}"] = gpu.create_buffer(size=size, usage=STORAGE)
@@ -51,7 +53,9 @@ def run(staged: Staged, precision: Precision, arrays: dict[str, np.ndarray]) -> 
         _dispatch(gpu, encoder, shader, [buffers[stage.args[i]] for i in shader.params])
     gpu.queue.submit([encoder.finish()])
     return {
-        name: np.frombuffer(gpu.queue.read_buffer(buffers[name]), np.uint8)[: a.nbytes].view(a.dtype).reshape(a.shape)
+        name: np.frombuffer(gpu.queue.read_buffer(buffers[name]), np.uint8)[: a.nbytes]
+        .view(a.dtype)
+        .reshape(a.shape)
         for name, a in arrays.items()
     }
 
@@ -63,7 +67,9 @@ def _padded(array: np.ndarray) -> bytes:
 
 def _dispatch(gpu: Any, encoder: Any, shader: Shader, buffers: list[Any]) -> None:
     module = gpu.create_shader_module(code=shader.source)
-    pipeline = gpu.create_compute_pipeline(layout="auto", compute={"module": module, "entry_point": shader.entry})
+    pipeline = gpu.create_compute_pipeline(
+        layout="auto", compute={"module": module, "entry_point": shader.entry}
+    )
     uniform = gpu.create_buffer_with_data(
         data=np.array([shader.grid[0] - 1], np.uint32).tobytes(), usage=wgpu.BufferUsage.UNIFORM
     )

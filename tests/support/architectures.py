@@ -1,7 +1,7 @@
 """Tiny random checkpoints of every architecture, made by transformers' own classes, with shapes that are odd.
 
-A family is a line in a table: model_type, a name for the case, and what its config says. What is here is tested
-everywhere that is parametrized by `CASES`; no test names an architecture.
+A case is a line in a table: model_type, a name for the case, and what its config says. What is here is tested
+in every test that is parametrized by `CASES`; none of them names an architecture.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ VOCAB = 261  # of the byte tokenizer
 
 @dataclass(frozen=True)
 class Case:
-    """A tiny config. `window`: the shortest of its windows, so that prompts can be longer; `context` for the build."""
+    """A tiny config. `window`: the shortest of its windows, so that prompts can be longer."""
 
     model_type: str
     name: str
     config: Mapping[str, Any] = field(hash=False)
     window: int | None = None
     context: int | None = None
+    """Positions that the build is asked for."""
     prompts: tuple[int, ...] = (9, 45)
     """Tokens in a prompt: below and beyond every window (and what a stretched rope was trained for)."""
 
@@ -39,9 +40,9 @@ class Case:
 OWN = object()
 
 BASE: dict[str, Any] = {
-    "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 100, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 160, "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False, "bos_token_id": 256, "eos_token_id": 257, "pad_token_id": 0,
+    "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 100, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 160,
+    "rms_norm_eps": 0.01, "tie_word_embeddings": False, "bos_token_id": 256, "eos_token_id": 257, "pad_token_id": 0,
 }  # fmt: skip
 
 
@@ -63,7 +64,10 @@ def inside(model_type: str, inner: Case, vision: Mapping[str, Any], **config: An
     """A multimodal model whose text model is that of another case."""
     text = {**inner.config, "model_type": inner.model_type}
     return replace(
-        inner, model_type=model_type, name=f"with-{inner}", config={"text_config": text, "vision_config": vision, **config}
+        inner,
+        model_type=model_type,
+        name=f"with-{inner}",
+        config={"text_config": text, "vision_config": vision, **config},
     )
 
 
@@ -82,7 +86,8 @@ def longrope(pairs: int, **changes: Any) -> dict[str, Any]:
 
 LLAMAS = [
     case("llama", "plain", head_dim=64, intermediate_size=172),
-    case("llama", "tied", head_dim=24, num_attention_heads=3, num_key_value_heads=1, tie_word_embeddings=True),
+    case("llama", "tied", head_dim=24, num_attention_heads=3, num_key_value_heads=1,
+         tie_word_embeddings=True),
     case("llama", "biased", head_dim=80, attention_bias=True, mlp_bias=True),
     case("llama", "wide", head_dim=256, num_attention_heads=2, num_key_value_heads=1, hidden_act="gelu"),
     case("llama", "linear", rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}),
@@ -101,7 +106,8 @@ MISTRALS = [
     case("ministral", "mixed", sliding_window=11, layer_types=[
         "full_attention", "sliding_attention", "sliding_attention"]),
     case("ministral3", "growing", head_dim=32, rope_parameters={
-        **YARN, "llama_4_scaling_beta": 0.4, "max_position_embeddings": 160, "mscale": 1.0, "mscale_all_dim": 1.0,
+        **YARN, "llama_4_scaling_beta": 0.4, "max_position_embeddings": 160, "mscale": 1.0,
+        "mscale_all_dim": 1.0,
     }, prompts=(9, 130)),
 ]  # fmt: skip
 
@@ -110,7 +116,8 @@ QWENS = [
     case("qwen2", "window", head_dim=OWN, use_sliding_window=True, sliding_window=8, max_window_layers=1,
          hidden_size=48, num_attention_heads=3, num_key_value_heads=3),
     case("qwen3", "plain", head_dim=80, tie_word_embeddings=True),
-    case("qwen3", "biased", attention_bias=True, use_sliding_window=True, sliding_window=16, max_window_layers=2),
+    case("qwen3", "biased", attention_bias=True, use_sliding_window=True, sliding_window=16,
+         max_window_layers=2),
 ]  # fmt: skip
 
 SMOLLMS = [
@@ -122,16 +129,18 @@ SMOLLMS = [
 PHI3 = {"head_dim": OWN, "hidden_size": 96, "original_max_position_embeddings": 40}
 PHIS = [
     case("phi3", "plain", head_dim=OWN, hidden_size=64, sliding_window=20),
-    case("phi3", "partial", **PHI3, tie_word_embeddings=True, partial_rotary_factor=0.75, num_attention_heads=2),
+    case("phi3", "partial", **PHI3, tie_word_embeddings=True, partial_rotary_factor=0.75,
+         num_attention_heads=2),
     case("phi3", "partial-short", **PHI3, rope_parameters=longrope(9, partial_rotary_factor=0.75),
          context=40, prompts=(9, 40)),
-    case("phi3", "partial-long", **PHI3, rope_parameters=longrope(9, partial_rotary_factor=0.75), prompts=(41, 90)),
+    case("phi3", "partial-long", **PHI3, rope_parameters=longrope(9, partial_rotary_factor=0.75),
+         prompts=(41, 90)),
     case("phi3", "factor", **PHI3, rope_parameters=longrope(12, factor=3.0), prompts=(41, 90)),
 ]  # fmt: skip
 
 GRANITES = [
-    case("granite", "plain", head_dim=OWN, hidden_size=64, embedding_multiplier=12.0, attention_multiplier=0.11,
-         residual_multiplier=0.22, logits_scaling=8.0, tie_word_embeddings=True),
+    case("granite", "plain", head_dim=OWN, hidden_size=64, embedding_multiplier=12.0,
+         attention_multiplier=0.11, residual_multiplier=0.22, logits_scaling=8.0, tie_word_embeddings=True),
     case("granite", "biased", head_dim=OWN, hidden_size=96, attention_bias=True, mlp_bias=True,
          residual_multiplier=0.5, logits_scaling=3.0),
 ]  # fmt: skip
@@ -194,6 +203,7 @@ GEMMAS = [
     case("olmo3", "yarn", sliding_window=11, num_hidden_layers=5, rope_parameters=YARN_BY_TYPE),
     case("exaone4", "hybrid", sliding_window=10, sliding_window_pattern=3, num_hidden_layers=4,
          rope_parameters=LINEAR),
+    case("exaone4", "still", layer_types=[LOCAL, GLOBAL, GLOBAL]),
     case("exaone4", "global", sliding_window=None, layer_types=[GLOBAL] * 3, head_dim=80,
          tie_word_embeddings=True),
     case("glm4", "plain", head_dim=24),
@@ -208,14 +218,16 @@ GEMMAS = [
 SIGLIP = {**PIXTRAL, "model_type": "siglip_vision_model"}
 SEEING = [
     inside(
-        "gemma3", case("gemma3_text", "text", sliding_window=12, num_hidden_layers=6, tie_word_embeddings=True),
+        "gemma3",
+        case("gemma3_text", "text", sliding_window=12, num_hidden_layers=6, tie_word_embeddings=True),
         SIGLIP, tie_word_embeddings=True, mm_tokens_per_image=4, image_token_index=260, boi_token_index=258,
         eoi_token_index=259,
     ),
     inside(
         "gemma4", case("gemma4_text", "text", **GEMMA4, tie_word_embeddings=True),
         {**PIXTRAL, "model_type": "gemma4_vision", "num_key_value_heads": 1, "head_dim": 16},
-        tie_word_embeddings=True, image_token_id=260, boi_token_id=258, eoi_token_id=259, video_token_id=255, audio_token_id=254,
+        tie_word_embeddings=True, image_token_id=260, boi_token_id=258, eoi_token_id=259, video_token_id=255,
+        audio_token_id=254,
         boa_token_id=253, eoa_token_index=252,
     ),
 ]  # fmt: skip
@@ -238,7 +250,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def make(case: Case, root: Path) -> Path:
-    """Write the checkpoint: weights, biases, norms and sinks all random; tokenizer and template as in tiny.py."""
+    """Write the checkpoint: weights, biases, norms and sinks all random; tokenizer as in tiny.py."""
     import torch
     import transformers
 
@@ -260,11 +272,15 @@ def _auto(case: Case) -> Any:
     """What finds transformers' class."""
     import transformers
 
-    return transformers.AutoModelForImageTextToText if "text_config" in case.config else transformers.AutoModelForCausalLM
+    return (
+        transformers.AutoModelForImageTextToText
+        if "text_config" in case.config
+        else transformers.AutoModelForCausalLM
+    )
 
 
 def randomize(name: str, parameter: Any) -> None:
-    """Matrices that keep the size of what they are given, vectors around what the class has initialized them to."""
+    """Matrices that keep the size of what they are given, vectors near what the class has initialized."""
     import torch
 
     if "embed" in name:
@@ -286,12 +302,49 @@ def reference(case: Case) -> Callable[[list[int]], np.ndarray]:
     """transformers' own logits of every token of a prompt: float32 [tokens, vocab]."""
     import torch
 
-    model = _auto(case).from_pretrained(
-        checkpoint(case), dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    model = (
+        _auto(case).from_pretrained(checkpoint(case), dtype=torch.float32, attn_implementation="eager").eval()
+    )
 
     def logits(tokens: list[int]) -> np.ndarray:
         with torch.no_grad():
             return np.asarray(model(torch.tensor([tokens])).logits[0].float().numpy())
 
     return logits
+
+
+GROWTH = {"residual": ("layernorm.weight", 12000.0, 1.0), "gated": ("_proj.weight", 0.0, 200.0)}
+"""What goes beyond float16, and how: to the weights of such names in post-norms, or in gate and up, so much is added, or
+they are multiplied."""
+
+
+class Massive:
+    """A checkpoint in which sums of layers, or the products of gates, go beyond float16, as they do in Gemma."""
+
+    def __init__(self, path: Path, where: str) -> None:
+        from safetensors.numpy import load_file, save_file
+
+        self.path, self._where = path, where
+        make(case("gemma3_text", "massive", sliding_window=12, num_hidden_layers=6, tie_word_embeddings=True), path)
+        ending, more, times = GROWTH[where]
+        weights = load_file(path / "model.safetensors")
+        for name, value in weights.items():
+            if name.endswith(ending) and any(part in name for part in (".post_", ".gate_", ".up_")):
+                weights[name] = (value * np.float32(times) + np.float32(more)).astype(np.float32)
+        save_file(weights, path / "model.safetensors", {"format": "pt"})
+        self.tokens = [int(token) for token in np.random.default_rng(0).integers(0, 256, 40)]
+
+    def logits(self) -> np.ndarray:
+        """transformers' logits after the tokens, in float32; it is checked that float16 would not have held what they came from."""
+        import torch
+        import transformers
+
+        model = transformers.AutoModelForCausalLM.from_pretrained(self.path, dtype=torch.float32).eval()
+        seen: list[float] = []
+        for layer in model.model.layers:
+            watched = layer if self._where == "residual" else layer.mlp.down_proj
+            watched.register_forward_pre_hook(lambda _, given: seen.append(float(given[0].abs().max())))
+        with torch.no_grad():
+            expected = model(torch.tensor([self.tokens])).logits[0, -1].numpy()
+        assert max(seen) > 1.5 * 65504, "the test must need more than float16 holds"
+        return np.asarray(expected)

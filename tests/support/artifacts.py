@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
+from nearfar.targets import target_names
 from tests.shared_data import shared_data
 
 
@@ -31,7 +32,7 @@ class Built:
         with FileLock(f"{out}.lock"):
             if not out.exists():
                 command = [sys.executable, "-m", "nearfar", "build", str(checkpoint), "--quant", quant, "-o", str(out)]
-                done = subprocess.run([*command, "--target", "cpu,webgpu,vulkan,mlx"], capture_output=True, text=True, timeout=900)
+                done = subprocess.run([*command, "--target", ",".join(target_names())], capture_output=True, text=True, timeout=900)
                 assert done.returncode == 0, done.stderr
         return out
 

@@ -19,7 +19,10 @@ from tests.support.artifacts import Built, Reference
 
 Array = npt.NDArray[Any]
 
-BACKENDS = ("cpu", "webgpu", "vulkan-f32", "vulkan-f16", "mlx")
+VARIANTS = {"vulkan": ("vulkan-f32", "vulkan-f16")}
+"""Devices of which more is run than the program that they would choose."""
+
+BACKENDS = tuple(backend for name in device_names() for backend in VARIANTS.get(name, (name,)))
 """A target, with the precision of its program where it is not the device's to choose."""
 
 MODELS = {"stories": ("stories260K", "none"), "q4": ("classics-7M", "q4"), "q8": ("classics-7M", "q8")}

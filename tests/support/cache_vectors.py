@@ -60,10 +60,15 @@ def state(table: SequenceTable) -> dict[str, Any]:
     return {
         "groups": [_group(table, group) for group in range(len(table.windows))],
         "index": [
-            [list(path), list(node.pages)] for _, path, node in sorted(table.index.nodes(), key=lambda n: n[1])
+            [list(path), list(node.pages)]
+            for _, path, node in sorted(table.index.nodes(), key=lambda n: n[1])
         ],
         "sequences": [
-            {"slot": slot, "tokens": len(s.tokens), "held": [[held.first, list(held.pages)] for held in s.held]}
+            {
+                "slot": slot,
+                "tokens": len(s.tokens),
+                "held": [[held.first, list(held.pages)] for held in s.held],
+            }
             for slot, s in sorted(table.sequences.items())
         ],
     }

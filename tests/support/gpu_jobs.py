@@ -126,7 +126,7 @@ ATTENDS: dict[str, dict[str, Any]] = {
 
 
 def check(kernels: Kernels, run: Run, precision: Precision, job: GraphJob, seed: int = 1) -> None:
-    """Run a job of a step with random inputs and compare all that it writes; what it should not write stays as it was."""
+    """Run a job with random inputs and compare all that it writes; what it should not write stays."""
     rng = np.random.default_rng(seed)
     arrays = inputs(kernels, job, rng)
     shape, dtype = job.out
@@ -166,7 +166,7 @@ def inputs(kernels: Kernels, job: GraphJob, rng: np.random.Generator) -> dict[st
 
 
 def paged_inputs(job: Attend | RopeAppend, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """The last rows of three sequences in turn, the last row padding; pages that no row sees are not there."""
+    """The last rows of three sequences in turn, then one of padding; pages that no row sees are not there."""
     context = job.pages_per_slot * job.page_size
     pages = job.slots * job.pages_per_slot
     arrays = random_inputs(job, rng, pages, context)
@@ -202,7 +202,7 @@ def long_attention(m: int, dtype: str, **flags: Any) -> Attend:
 
 
 def check_saturation(kernels: Kernels, run: Run, m: int, gate: Activation | None) -> None:
-    """A product beyond 65,504 is stored as that, not as an infinity, which would make NaN of all that follows; NaN stays."""
+    """What is beyond 65,504 is stored as that: an infinity would make NaN of all that follows. NaN stays."""
     job = Linear(m, Matrix(64, 64, 16), "float32", "float16", gate=gate)
     rng = np.random.default_rng(3)
     arrays = inputs(kernels, job, rng)

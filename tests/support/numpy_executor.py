@@ -38,7 +38,9 @@ class NumpyExecutor:
         self.groups = [model.step.group(cache) for cache in range(len(model.step.caches))]
         counts = [pages] * len(self.windows) if isinstance(pages, int) else pages
         self.kv = [
-            tuple(np.zeros((counts[group], cache.kv_heads, page_size, cache.head_dim), np.float32) for _ in "kv")
+            tuple(
+                np.zeros((counts[group], cache.kv_heads, page_size, cache.head_dim), np.float32) for _ in "kv"
+            )
             for cache, group in zip(model.step.caches, self.groups, strict=True)
         ]
         self.buffers: dict[str, Array] = {
@@ -79,7 +81,9 @@ class NumpyExecutor:
 
     def write_pages(self, group: int, pages: Sequence[int], content: Mapping[str, Array]) -> None:
         caches = self.caches(group)
-        check_pages(content, {name: ((len(pages), *cache.shape[1:]), cache.dtype) for name, cache in caches.items()})
+        check_pages(
+            content, {name: ((len(pages), *cache.shape[1:]), cache.dtype) for name, cache in caches.items()}
+        )
         for name, cache in caches.items():
             cache[list(pages)] = content[name]
 

@@ -32,7 +32,7 @@ class Memory(Protocol):
         ...
 
     def seen(self, cache: int, row: int) -> tuple[Array, Array]:
-        """What was kept for the row's sequence at positions 0 … the row's own: [positions, kv_heads, head_dim]."""
+        """What was kept of the row's sequence, up to its position: [positions, kv_heads, head_dim]."""
         ...
 
 
@@ -66,7 +66,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
 
 
 class StepReference:
-    """A model over a checkpoint's tensors: weights by the name of their parameter, values by the name of their op."""
+    """A model over a checkpoint's tensors: weights and values by their names in the list."""
 
     def __init__(self, model: Model, tensors: Tensors, dtype: npt.DTypeLike = np.float32) -> None:
         self.model, self.step, self.dtype = model, model.step, np.dtype(dtype)
@@ -89,7 +89,7 @@ class StepReference:
         return np.concatenate(found)
 
     def run(self, tokens: Array, positions: Array, memory: Memory, logit_rows: Array | None = None) -> Array:
-        """A step: float [rows, vocab] of the rows asked for, of all where nothing is said; rows at −1 are padding."""
+        """A step: float [rows, vocab] of the rows asked for, None: of all; those at −1 are padding."""
         out = np.zeros(0)
         self.values = values = {}
         for op in self.step.ops:

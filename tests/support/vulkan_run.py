@@ -1,4 +1,4 @@
-"""Runs single kernels on the first Vulkan device, for the tests of the code generator: one dispatch, buffers in mapped memory.
+"""Runs single kernels on the first Vulkan device: one dispatch, buffers in mapped memory.
 
 One device serves the whole test session. The real executor is nearfar.edge_runtime.executors.vulkan.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib import import_module
@@ -20,7 +21,11 @@ from nearfar.targets.kernels import Precision, Staged
 from nearfar.targets.vulkan import Module, modules
 from nearfar.targets.vulkan.codegen import FEATURES
 
-vk = pytest.importorskip("vulkan", reason="the package vulkan is not installed", exc_type=(ImportError, OSError))
+from .spirv import validate
+
+vk = pytest.importorskip(
+    "vulkan", reason="the package vulkan is not installed", exc_type=(ImportError, OSError)
+)
 VISIBLE = vk.VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | vk.VK_MEMORY_PROPERTY_HOST_COHERENT_BIT
 STORAGE = vk.VK_DESCRIPTOR_TYPE_STORAGE_BUFFER
 COMPUTE = vk.VK_SHADER_STAGE_COMPUTE_BIT
@@ -32,7 +37,8 @@ class Device:
     def __init__(self) -> None:
         os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # Mesa complains on stderr without it
         with contextlib.suppress(ImportError):
-            import_module("triton._C.libtriton")  # before lavapipe's LLVM: see edge_runtime/executors/webgpu/device.py
+            # Before lavapipe's LLVM: see edge_runtime/executors/webgpu/device.py.
+            import_module("triton._C.libtriton")
         app = vk.VkApplicationInfo(apiVersion=vk.VK_MAKE_VERSION(1, 2, 0))
         try:
             instance = vk.vkCreateInstance(vk.VkInstanceCreateInfo(pApplicationInfo=app), None)
@@ -55,7 +61,9 @@ class Device:
         every.features.robustBufferAccess = 0  # slow, and hides what reads beyond a buffer
         structs = (new, storage, every.features)
         self.features = {name for struct in structs for name in FEATURES.values() if getattr(struct, name, 0)}
-        queue = vk.VkDeviceQueueCreateInfo(queueFamilyIndex=self._family, queueCount=1, pQueuePriorities=[1.0])
+        queue = vk.VkDeviceQueueCreateInfo(
+            queueFamilyIndex=self._family, queueCount=1, pQueuePriorities=[1.0]
+        )
         info = vk.VkDeviceCreateInfo(pNext=every, queueCreateInfoCount=1, pQueueCreateInfos=[queue])
         self._device = vk.vkCreateDevice(self._gpu, info, None)
         self._queue = vk.vkGetDeviceQueue(self._device, self._family, 0)
@@ -78,7 +86,9 @@ class Device:
         sizes = [vk.VkDescriptorPoolSize(STORAGE, len(held))]
         pooled = vk.VkDescriptorPoolCreateInfo(maxSets=1, poolSizeCount=1, pPoolSizes=sizes)
         pool = vk.vkCreateDescriptorPool(self._device, pooled, None)
-        wanted = vk.VkDescriptorSetAllocateInfo(descriptorPool=pool, descriptorSetCount=1, pSetLayouts=[layout])
+        wanted = vk.VkDescriptorSetAllocateInfo(
+            descriptorPool=pool, descriptorSetCount=1, pSetLayouts=[layout]
+        )
         bound = vk.vkAllocateDescriptorSets(self._device, wanted)[0]
         writes = [
             vk.VkWriteDescriptorSet(
@@ -110,8 +120,14 @@ class Device:
         buffer = vk.vkCreateBuffer(self._device, info, None)
         needs = vk.vkGetBufferMemoryRequirements(self._device, buffer)
         kinds = self._memory.memoryTypes
-        fits = [i for i in range(32) if needs.memoryTypeBits >> i & 1 and kinds[i].propertyFlags & VISIBLE == VISIBLE]
-        memory = vk.vkAllocateMemory(self._device, vk.VkMemoryAllocateInfo(allocationSize=needs.size, memoryTypeIndex=fits[0]), None)
+        fits = [
+            i
+            for i in range(32)
+            if needs.memoryTypeBits >> i & 1 and kinds[i].propertyFlags & VISIBLE == VISIBLE
+        ]
+        memory = vk.vkAllocateMemory(
+            self._device, vk.VkMemoryAllocateInfo(allocationSize=needs.size, memoryTypeIndex=fits[0]), None
+        )
         vk.vkBindBufferMemory(self._device, buffer, memory, 0)
         mapped = vk.vkMapMemory(self._device, memory, 0, needs.size, 0)
         mapped[: len(data)] = data
@@ -122,10 +138,14 @@ class Device:
         commands = vk.vkAllocateCommandBuffers(self._device, info)[0]
         vk.vkBeginCommandBuffer(commands, vk.VkCommandBufferBeginInfo())
         vk.vkCmdBindPipeline(commands, vk.VK_PIPELINE_BIND_POINT_COMPUTE, pipeline)
-        vk.vkCmdBindDescriptorSets(commands, vk.VK_PIPELINE_BIND_POINT_COMPUTE, layout, 0, 1, [bound], 0, None)
+        vk.vkCmdBindDescriptorSets(
+            commands, vk.VK_PIPELINE_BIND_POINT_COMPUTE, layout, 0, 1, [bound], 0, None
+        )
         vk.vkCmdDispatch(commands, *grid)
         vk.vkEndCommandBuffer(commands)
-        vk.vkQueueSubmit(self._queue, 1, [vk.VkSubmitInfo(commandBufferCount=1, pCommandBuffers=[commands])], None)
+        vk.vkQueueSubmit(
+            self._queue, 1, [vk.VkSubmitInfo(commandBufferCount=1, pCommandBuffers=[commands])], None
+        )
         vk.vkQueueWaitIdle(self._queue)
         vk.vkFreeCommandBuffers(self._device, self._pool, 1, [commands])
 
@@ -153,17 +173,15 @@ def run_module(module: Module, arrays: Sequence[np.ndarray]) -> list[np.ndarray]
     return out
 
 
-def run_program(staged: Staged, _precision: Precision, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """`run`, for tests of several targets: SPIR-V says itself which features it needs."""
-    return run(staged, arrays)
-
-
-def run(staged: Staged, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays after the launches of a job."""
+def run(staged: Staged, _precision: Precision, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays after the launches of a job, whose modules must be valid. They say which features they need."""
     held = dict(arrays)
     for i, (shape, dtype) in enumerate(staged.scratch):
         held[f"scratch:{i}"] = np.zeros(shape, dtype)
     made = modules(tvm.IRModule({f"stage{i}": stage.func for i, stage in enumerate(staged.stages)}))
+    if shutil.which("spirv-val"):
+        for module in made.values():
+            validate(module.code)
     for i, stage in enumerate(staged.stages):
         after = run_module(made[f"stage{i}"], [held[arg] for arg in stage.args])
         held.update(zip(stage.args, after, strict=True))

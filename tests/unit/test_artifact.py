@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from nearfar.edge_runtime.artifact.budget import kv_bytes, longest, page_bytes, parse_size, plan_pages, useful_pages
 from nearfar.edge_runtime.artifact.loading import choose
 from nearfar.edge_runtime.artifact.reader import Artifact
+from nearfar.edge_runtime.artifact.trust import check_trust
 from nearfar.errors import ArtifactError, DeviceError, RequestError
 from nearfar.format.manifest import parse
 from tests.support import tiny
@@ -118,6 +120,15 @@ def functions(data: dict[str, Any]) -> dict[str, Any]:
     return data["programs"][0]["functions"]
 
 
+def op(data: dict[str, Any], kind: str) -> dict[str, Any]:
+    return next(op for op in data["step"]["ops"] if op["op"] == kind)
+
+
+def two_groups_alike(data: dict[str, Any]) -> None:
+    data["groups"].append(data["groups"][0])
+    data["caches"][1].update(group=1)
+
+
 def tensor(data: dict[str, Any], index: int) -> dict[str, Any]:
     return data["weights"]["tensors"][index]
 
@@ -144,7 +155,10 @@ def tensor(data: dict[str, Any], index: int) -> dict[str, Any]:
         (lambda d: d["caches"].pop(), "uses cache 1, there are 1"),
         (lambda d: d["caches"][1].update(group=1), r"caches are of groups \[0, 1\], and there are 1 groups"),
         (lambda d: d["groups"].append({"window": 8}), r"caches are of groups \[0\], and there are 2 groups"),
+        (two_groups_alike, r"two groups have the same window: \[None, None\]"),
         (lambda d: d["step"]["ops"].pop(0), "which nothing before it makes"),
+        (lambda d: op(d, "rope_append").update(rope="far"), "turns by 'far', which is not among ropes"),
+        (lambda d: d["step"]["params"].pop(0), "which is no parameter"),
         (lambda d: d["step"]["ops"].append({"op": "dream", "out": "x"}), "operation 'dream' is not known"),
         (lambda d: d["model"].update(context_length=10**12), "greater than the maximum of 16777216"),
         (lambda d: d["model"].update(context_length=0), "less than the minimum of 1"),
@@ -270,20 +284,58 @@ def test_the_library_is_checked(path: Path) -> None:
         Artifact.open(path).verify()
 
 
-def test_programs_are_chosen_by_what_the_device_has(path: Path) -> None:
-    def two(data: dict[str, Any]) -> None:
-        better = json.loads(json.dumps(data["programs"][0]))
-        better |= {"name": "f16", "activations": "float16", "requires": {"features": ["shader-f16"], "limits": {"maxBufferSize": 100}}}
-        data["programs"].insert(0, better)
+def test_what_was_verified_is_not_read_again_to_be_trusted(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library can be large; but one that has changed since is another."""
+    monkeypatch.delenv("NEARFAR_TRUST", raising=False)
+    for variable in ("HOME", "XDG_DATA_HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(variable, str(tmp_path / "home"))
+    read: list[str] = []
+    digest = hashlib.file_digest
 
-    tiny.edit_manifest(path, two)
+    def counted(file: Any, kind: str) -> Any:
+        read.append(Path(file.name).name)
+        return digest(file, kind)
+
+    monkeypatch.setattr(hashlib, "file_digest", counted)
     artifact = Artifact.open(path)
-    assert artifact.choose_program({"shader-f16"}, {"maxBufferSize": 100}).precision == "f16"
-    assert artifact.choose_program({"shader-f16"}, {"maxBufferSize": 99}).precision == "f32"
-    assert artifact.choose_program([]).precision == "f32"
-    tiny.edit_manifest(path, lambda data: data["programs"].pop())
-    with pytest.raises(DeviceError, match=r"f16 needs feature shader-f16, maxBufferSize 100 \(has 10\)"):
-        Artifact.open(path).choose_program([], {"maxBufferSize": 10})
+    check_trust(artifact, trust=True)
+    artifact.verify()
+    check_trust(artifact, trust=False)
+    assert sorted(read) == sorted(set(read))
+    assert "model.so" in read
+    library = path / "kernels" / "f32" / "model.so"
+    library.unlink()
+    library.write_bytes(b"mo code")
+    with pytest.raises(ArtifactError, match="is native code"):
+        check_trust(artifact, trust=False)
+
+
+def test_programs_are_chosen_by_what_the_device_has_and_by_what_is_asked_for(path: Path) -> None:
+    def three(data: dict[str, Any]) -> None:
+        (plain,) = data["programs"]
+        wide = {**plain, "name": "wide", "requires": {"features": ["subgroups"], "limits": {}}}
+        half = {**plain, "name": "f16", "activations": "float16"}
+        half |= {"requires": {"features": ["shader-f16"], "limits": {"maxBufferSize": 100}}}
+        data["programs"] = [half, wide, plain]
+
+    tiny.edit_manifest(path, three)
+    artifact = Artifact.open(path)
+    assert artifact.choose_program({"shader-f16"}, {"maxBufferSize": 100}).name == "f16"
+    assert artifact.choose_program({"shader-f16"}, {"maxBufferSize": 99}).name == "f32"
+    assert artifact.choose_program({"shader-f16", "subgroups"}, precision="f32").name == "wide"
+    assert artifact.choose_program({"subgroups"}, name="f32").name == "f32"
+    with pytest.raises(DeviceError, match=r"wide needs feature subgroups$"):
+        artifact.choose_program([], name="wide")
+    with pytest.raises(DeviceError, match=r"f16 needs feature shader-f16, maxBufferSize 100 \(has 10\)$"):
+        artifact.choose_program([], {"maxBufferSize": 10}, precision="f16")
+    with pytest.raises(RequestError, match="has the programs f16, wide, f32, not 'fast'"):
+        artifact.choose_program([], name="fast")
+    with pytest.raises(RequestError, match="has programs for f16, f32, not for 'f8'"):
+        artifact.choose_program([], precision="f8")
+    with pytest.raises(RequestError, match="the program 'wide' does not compute in f16"):
+        artifact.choose_program([], precision="f16", name="wide")
 
 
 def test_choosing_an_artifact(path: Path) -> None:
@@ -341,7 +393,9 @@ def test_groups_get_pages_in_proportion_to_what_a_sequence_needs_of_them() -> No
 
     assert pages(10 * (full + sliding)) == (10, 10), "too little for a window: as if there were none"
     assert pages(200 * full + need * sliding) == (200, need)
-    assert pages(3 * (256 * full + need * sliding)) == (768, 3 * need), "three conversations of 4096 tokens"
+    assert pages(2048 * full + need * sliding) == (2048, need), "the context comes first"
+    three = 2048 * full + need * sliding + 2 * (256 * full + need * sliding)
+    assert pages(three) == (2048 + 2 * 256, 3 * need), "and two conversations of 4096 tokens"
     assert pages(10**9) == useful_pages(manifest) == (8 * 2048, 16 * need), "and as many idle pages of windows"
 
 

@@ -1,6 +1,7 @@
-"""Whatever is asked of the cache in whatever order, no page is lost, owned twice or overwritten while others see it.
+"""Whatever is asked of the cache, no page is lost, owned twice or overwritten while others see it.
 
-And every row finds what it reads: in each group the positions of its window, with the content of its own tokens.
+And every row finds what it reads: in each group the positions of its window, with the content of its own
+tokens.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class CacheMachine(RuleBasedStateMachine):
         live = list(self.table.sequences.values())
         return live[number % len(live)]
 
-    def extend(self, sequence: Sequence, new: list[int], extra: int = 0, start: int = 0) -> bool:
-        """Reserve, queue on the shadow device what the engine would queue, append. `start`: as Held.first by now."""
+    def extend(self, sequence: Sequence, new: list[int], extra: int = 0) -> bool:
+        """Reserve, queue on the shadow device what the engine would queue, append. Gives whether there was room."""
         at = len(sequence.tokens)
         wanted = at + len(new) + extra
         grant = self.table.reservable(sequence, wanted)
@@ -74,7 +75,9 @@ class CacheMachine(RuleBasedStateMachine):
         self.table.publish(sequence, length)
         for group, held in enumerate(sequence.held):
             window = self.table.windows[group]
-            assert held.first == window.first_column(sequence.computed), "what no row reads any more is given back"
+            assert held.first == window.first_column(sequence.computed), (
+                "what no row reads any more is given back"
+            )
             rows = max(held.end * PAGE_SIZE - sequence.computed, 1)
             assert len(held.pages) <= window.most_columns(rows, held.end * PAGE_SIZE)
 
@@ -134,7 +137,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(prefix=tokens)
     def borrow(self, prefix: list[int]) -> None:
-        """What a snapshot does: hold what the cache has of whole pages, fill the rest, of windows only the last pages."""
+        """What a snapshot does: hold what the cache has, fill the rest; of windows only the last pages."""
         prefix = prefix[: len(prefix) // PAGE_SIZE * PAGE_SIZE]
         sequence = self.table.borrow(prefix)
         assert sequence.tokens == prefix[: len(sequence.tokens)]
@@ -181,7 +184,9 @@ class CacheMachine(RuleBasedStateMachine):
                         assert column >= 0, "given back"
                         page = sequence.held[group].pages[column]
                         assert self.table.allocators[group].refs[page] > 0
-                        assert self.memory[group][page][position % PAGE_SIZE] == tuple(sequence.tokens[: position + 1])
+                        assert self.memory[group][page][position % PAGE_SIZE] == tuple(
+                            sequence.tokens[: position + 1]
+                        )
 
     @invariant()
     def the_index_knows_what_pages_hold(self) -> None:
@@ -239,7 +244,9 @@ TestWindowOnly = WindowOnly.TestCase
 TestThreeGroups = ThreeGroups.TestCase
 
 
-@pytest.mark.parametrize("kind", [CacheMachine, FullAndWindow, WindowOnly, ThreeGroups], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", [CacheMachine, FullAndWindow, WindowOnly, ThreeGroups], ids=lambda kind: kind.__name__
+)
 def test_long_random_run_leaks_nothing(kind: type[CacheMachine]) -> None:
     machine, rng = kind(), random.Random(3)
     for _ in range(2000):
@@ -247,7 +254,9 @@ def test_long_random_run_leaks_nothing(kind: type[CacheMachine]) -> None:
         if action == 0 or not machine.table.sequences:
             machine.open([rng.randrange(2) for _ in range(rng.randrange(14))])
         elif action == 1:
-            machine.grow(rng.randrange(99), [rng.randrange(2) for _ in range(rng.randrange(5))], rng.randrange(4))
+            machine.grow(
+                rng.randrange(99), [rng.randrange(2) for _ in range(rng.randrange(5))], rng.randrange(4)
+            )
         elif action == 2:
             machine.fork(rng.randrange(99))
         elif action == 3:

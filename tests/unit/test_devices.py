@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import re
+import shutil
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from nearfar.cli import typer_app
+from nearfar.cli.chat import chat
+from nearfar.cli.run import run
+from nearfar.edge_runtime import devices
 from nearfar.edge_runtime.artifact.budget import kv_group, page_bytes
-from nearfar.edge_runtime.artifact.loading import choose
-from nearfar.edge_runtime.devices import device, device_names
+from nearfar.edge_runtime.artifact.loading import choose, load
+from nearfar.edge_runtime.artifact.options import LoadKeywords, LoadOptions
+from nearfar.edge_runtime.devices import device, device_names, parse_device
 from nearfar.errors import DeviceError, RequestError
 from nearfar.format.manifest import parse
+from nearfar.targets import target_names
 from tests.support import tiny
 
 
@@ -67,3 +79,74 @@ def test_a_page_of_a_quantized_cache() -> None:
     assert (kv_group(64, 8), kv_group(64, 4), kv_group(96, 8)) == (64, 32, 32)
     with pytest.raises(RequestError, match="heads of 80 values"):
         kv_group(80, 4)
+
+
+def test_a_device_is_its_folder_and_called_like_its_target() -> None:
+    """So that a new one is named nowhere else: what commands say of devices is made of the folders."""
+    assert set(device_names()) == set(target_names())
+    said = " ".join(CliRunner().invoke(typer_app, ["run", "--help"], env={"COLUMNS": "300"}).stdout.split())
+    with pytest.raises(RequestError) as refused:
+        parse_device("toaster")
+    for name in device_names():
+        assert name in said
+        assert name in str(refused.value)
+    quoted = re.compile("|".join(f"[\"']{name}[:\"']" for name in device_names()))
+    runtime = Path(devices.__file__).parent
+    own = {runtime / "executors" / name for name in device_names()}
+    outside = [file for file in runtime.rglob("*.py") if not own & set(file.parents)]
+    assert len(outside) > 30
+    named = {file.name: quoted.findall(file.read_text(encoding="utf-8")) for file in outside}
+    assert {name: found for name, found in named.items() if found} == {}
+
+
+def test_a_folder_more_is_a_device_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new device costs its folder: nothing has to be told of it."""
+    folder = tmp_path / "toaster"
+    folder.mkdir()
+    record = (
+        "DEVICE = Device(lambda which=None: Found(frozenset()), None, int, list, several=True, kv_bits=(3,))"
+    )
+    (folder / "__init__.py").write_text(f"from nearfar.edge_runtime.devices import Device, Found\n{record}\n")
+    code = f"""
+import nearfar.edge_runtime.executors as executors
+from pathlib import Path
+executors.__path__.append({str(tmp_path)!r})
+from nearfar.edge_runtime import devices
+print(devices.parse_device("toaster:1"), devices.device_choices(), devices.kv_bits_choices())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "('toaster', '1')" in done.stdout, done.stderr
+    assert "toaster:1 or toaster:PART-OF-NAME" in done.stdout
+    assert "toaster (3)" in done.stdout
+
+
+def test_options_have_one_home() -> None:
+    """Keywords of Engine.load, the record, and what the command line takes when nothing is said."""
+    fields = {field.name: field.default for field in dataclasses.fields(LoadOptions)}
+    assert set(LoadKeywords.__annotations__) == set(fields)
+    for command in (run, chat):
+        given = {name: parameter.default for name, parameter in inspect.signature(command).parameters.items()}
+        assert {name: given[name] for name in fields if name != "verify"} == {
+            n: d for n, d in fields.items() if n != "verify"
+        }
+    with pytest.raises(TypeError, match="colour"):
+        LoadOptions(colour="red")  # type: ignore[call-arg]
+
+
+def test_where_nothing_else_is_at_hand_a_last_resort_is_taken(
+    targets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefer(monkeypatch, vulkan=-2, webgpu=-1, mlx=-3)
+    assert choose(targets, "auto")[0].target == "cpu"
+    shutil.rmtree(targets / "cpu")
+    assert choose(targets, "auto")[0].target == "webgpu"
+
+
+def test_what_a_device_cannot_do_is_refused_and_who_can_is_named(tmp_path: Path) -> None:
+    path = tiny.write_artifact(tmp_path / "tiny")
+    with pytest.raises(RequestError, match=r"cpu has no validation layer .*--debug.*; vulkan has"):
+        load(path, LoadOptions(debug=True))
+    with pytest.raises(RequestError, match=r"cpu cannot keep the KV cache in 8 bits .*; mlx \(8 or 4\) can"):
+        load(path, LoadOptions(kv_bits=8))
+    with pytest.raises(RequestError, match="threads must be at least 1, not 0"):
+        load(path, LoadOptions(threads=0))

@@ -1,4 +1,5 @@
-"""Every architecture, as the list of its step: logits and greedy tokens are those of transformers in float32."""
+"""Every architecture, as the list of its step: logits and greedy tokens are those of transformers in float32.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import pytest
 
 from nearfar.step.reading import read_model
 from tests.support.architectures import CASES, Case, checkpoint, prompt, reference
-from tests.support.step_reference import StepReference, load_tensors
+from tests.support.step_reference import Array, StepReference, load_tensors
 
 TOLERANCE = 1e-4  # of the largest logit: both sides sum in float32, in another order
 
@@ -41,3 +42,29 @@ def test_the_list_names_the_tensors_of_the_checkpoint(case: Case) -> None:
     }
     assert {name: tensors[name].shape for name in expected if name in tensors} == expected
     assert set(tensors) - set(expected) <= {*reading.skipped, *reading.model.unused}
+
+
+def test_a_llama_that_turns_a_part_of_each_head_is_a_phi3_with_its_matrices_apart() -> None:
+    case = next(case for case in CASES if case.config.get("partial_rotary_factor"))
+    config, tensors = load_tensors(checkpoint(case))
+    apart: dict[str, Array] = {}
+    for name, tensor in tensors.items():
+        if "qkv_proj" in name:
+            heads, kv = config["num_attention_heads"], config["num_key_value_heads"]
+            ends = np.array([heads, heads + kv]) * (config["hidden_size"] // heads)
+            apart |= {
+                name.replace("qkv", part): rows
+                for part, rows in zip("qkv", np.split(tensor, ends), strict=True)
+            }
+        elif "gate_up_proj" in name:
+            apart |= {
+                name.replace("gate_up", p): rows
+                for p, rows in zip(("gate", "up"), np.split(tensor, 2), strict=True)
+            }
+        else:
+            apart[name] = tensor
+    tokens = prompt(case, 30)
+    found = StepReference(read_model({**config, "model_type": "llama"}).model, apart).logits(tokens)
+    np.testing.assert_allclose(
+        found, StepReference(read_model(config).model, tensors).logits(tokens), atol=1e-4
+    )

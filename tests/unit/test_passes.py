@@ -3,28 +3,32 @@
 import dataclasses
 from collections.abc import Callable
 
+import pytest
 import tvm
 from tvm import relax
 from tvm.script import tirx as T
 
-from nearfar.build.program import operators as ops
-from nearfar.build.program.passes.fuse import FuseNorm, FuseResidual, FuseSiluGate
+from nearfar.build.program import operators
+from nearfar.build.program.passes.fuse import ACTIVATIONS, FuseGate, FuseNorm, FuseResidual
 from nearfar.build.program.passes.lower import KernelTable, LowerOperators
 from nearfar.build.program.plan import Plan, plan_of, share_workspace
 from nearfar.targets.cpu import KERNELS
-from nearfar.targets.jobs import Attention, Linear
+from nearfar.targets.jobs import Attend, GraphJob, Linear, Norm
 from nearfar.targets.kernels import Stage, Staged
 from nearfar.targets.quantized import Matrix, Part
 
 M, N, K = 4, 8, 16
 JOB = Linear(m=M, matrix=Matrix(N, K, 32), x_dtype="float32", out_dtype="float32", x_rows=M)
+NORM = Norm(M, K, 1e-5)
+
+Body = Callable[[relax.BlockBuilder], relax.Var]
 
 
 def tensor(name: str, *shape: int) -> relax.Var:
     return relax.Var(name, relax.TensorType(list(shape), "float32"))
 
 
-def module(params: list[relax.Var], body: Callable[[relax.BlockBuilder], relax.Var]) -> tvm.IRModule:
+def module(params: list[relax.Var], body: Body) -> tvm.IRModule:
     builder = relax.BlockBuilder()
     with builder.function("main", params):
         with builder.dataflow():
@@ -33,71 +37,116 @@ def module(params: list[relax.Var], body: Callable[[relax.BlockBuilder], relax.V
     return builder.get()
 
 
-def linear(tensors: list[relax.Var], job: Linear, n: int = N) -> relax.Call:
-    return ops.call(ops.LINEAR, tensors, job, (M, n), job.out_dtype)
-
-
 def check(before: tvm.IRModule, fusion: tvm.transform.Pass, expected: tvm.IRModule) -> None:
     after = relax.transform.DeadCodeElimination()(fusion(before))
     tvm.ir.assert_structural_equal(after, expected, map_free_vars=True)
 
 
-def test_fuse_residual_takes_the_other_addend_as_last_tensor() -> None:
-    for flip in (False, True):
-        x, w, r = tensor("x", M, K), tensor("w", N, K), tensor("r", M, N)
+def test_jobs_survive_being_written_into_the_module() -> None:
+    job = Attend(1, 4, 2, 16, 16, 16, 10, "float16", "float16", scale=0.25, window=8, softcap=50.0, sinks=True)
+    tensors = [tensor(name, 4) for name in job.inputs()]
+    found = operators.parse(operators.call(job, tensors))
+    assert found is not None
+    assert found.job == job
+    assert list(found.named) == list(job.inputs())
+    linear = dataclasses.replace(JOB, bias=True, norm=1e-6)
+    named = operators.parse(operators.call(linear, [tensor(name, 4) for name in linear.inputs(2)]))
+    assert named is not None
+    assert list(named.named) == ["x", "norm", "w0", "w1", "bias"]
 
-        def body(b, x=x, w=w, r=r, flip=flip):
-            y = b.emit(linear([x, w], JOB))
-            return b.emit(relax.op.add(y, r) if flip else relax.op.add(r, y))
 
-        before = module([x, w, r], body)
-        x, w, r = tensor("x", M, K), tensor("w", N, K), tensor("r", M, N)
-        fused = dataclasses.replace(JOB, residual=True)
-        expected = module([x, w, r], lambda b, t=(x, w, r), job=fused: b.emit(linear(list(t), job)))
-        check(before, FuseResidual(), expected)
+def _added(tensors: list[relax.Var], job: GraphJob, flip: bool) -> Body:
+    """residual + job, or the other way about; the residual is the last tensor."""
+    *inputs, residual = tensors
+
+    def body(b: relax.BlockBuilder) -> relax.Var:
+        y = b.emit(operators.call(job, inputs))
+        return b.emit(relax.op.add(y, residual) if flip else relax.op.add(residual, y))
+
+    return body
+
+
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("job", [JOB, NORM], ids=["linear", "norm"])
+def test_fuse_residual_takes_the_other_addend_as_last_tensor(job: GraphJob, flip: bool) -> None:
+    def tensors() -> list[relax.Var]:
+        if isinstance(job, Norm):
+            return [tensor("x", M, K), tensor("w", K), tensor("r", M, K)]
+        return [tensor("x", M, K), tensor("w", N, K), tensor("r", M, N)]
+
+    first, second = tensors(), tensors()
+    fused = dataclasses.replace(job, residual=True)
+    expected = module(second, lambda b: b.emit(operators.call(fused, second)))
+    check(module(first, _added(first, job, flip)), FuseResidual(), expected)
 
 
 def test_fuse_residual_fuses_once_and_leaves_a_second_add() -> None:
     x, w, r, s = tensor("x", M, K), tensor("w", N, K), tensor("r", M, N), tensor("s", M, N)
     before = module(
-        [x, w, r, s], lambda b: b.emit(relax.op.add(b.emit(relax.op.add(b.emit(linear([x, w], JOB)), r)), s))
+        [x, w, r, s],
+        lambda b: b.emit(relax.op.add(b.emit(relax.op.add(b.emit(operators.call(JOB, [x, w])), r)), s)),
     )
-    x, w, r, s = tensor("x", M, K), tensor("w", N, K), tensor("r", M, N), tensor("s", M, N)
+    x2, w2, r2, s2 = tensor("x", M, K), tensor("w", N, K), tensor("r", M, N), tensor("s", M, N)
     fused = dataclasses.replace(JOB, residual=True)
-    expected = module([x, w, r, s], lambda b: b.emit(relax.op.add(b.emit(linear([x, w, r], fused)), s)))
+    expected = module(
+        [x2, w2, r2, s2], lambda b: b.emit(relax.op.add(b.emit(operators.call(fused, [x2, w2, r2])), s2))
+    )
     check(before, FuseResidual(), expected)
 
 
-def _gate(b, x, w, swap):
-    halves = b.emit(relax.op.split(b.emit(linear([x, w], JOB)), 2, axis=1))
+def test_fuse_residual_leaves_what_has_a_softcap() -> None:
+    capped = dataclasses.replace(JOB, softcap=30.0)
+    first, second = ([tensor("x", M, K), tensor("w", N, K), tensor("r", M, N)] for _ in range(2))
+    check(
+        module(first, _added(first, capped, False)), FuseResidual(), module(second, _added(second, capped, False))
+    )
+
+
+def _gate(b: relax.BlockBuilder, x: relax.Var, w: relax.Var, activation: str, swap: bool) -> relax.Var:
+    halves = b.emit(relax.op.split(b.emit(operators.call(JOB, [x, w])), 2, axis=1))
     gate, up = b.emit(relax.TupleGetItem(halves, 0)), b.emit(relax.TupleGetItem(halves, 1))
     gate, up = (up, gate) if swap else (gate, up)
-    return b.emit(relax.op.multiply(b.emit(relax.op.nn.silu(gate)), up))
+    act = {"silu": relax.op.nn.silu, "gelu_tanh": relax.op.nn.gelu_tanh, "gelu_erf": relax.op.nn.gelu}[activation]
+    return b.emit(relax.op.multiply(b.emit(act(gate)), up))
 
 
-def test_fuse_silu_gate_halves_the_output() -> None:
+@pytest.mark.parametrize("activation", ACTIVATIONS.values())
+def test_fuse_gate_halves_the_output(activation: str) -> None:
     x, w = tensor("x", M, K), tensor("w", N, K)
-    before = module([x, w], lambda b: _gate(b, x, w, swap=False))
+    before = module([x, w], lambda b: _gate(b, x, w, activation, swap=False))
     x2, w2 = tensor("x", M, K), tensor("w", N, K)
-    expected = module([x2, w2], lambda b: b.emit(linear([x2, w2], dataclasses.replace(JOB, gated=True), N // 2)))
-    check(before, FuseSiluGate(), expected)
+    fused = dataclasses.replace(JOB, gate=activation)
+    assert fused.out == ((M, N // 2), "float32")
+    expected = module([x2, w2], lambda b: b.emit(operators.call(fused, [x2, w2])))
+    check(before, FuseGate(), expected)
 
 
-def test_fuse_silu_gate_needs_the_gate_in_the_first_half() -> None:
+def test_fuse_gate_needs_the_gate_in_the_first_half() -> None:
     x, w = tensor("x", M, K), tensor("w", N, K)
-    before = module([x, w], lambda b: _gate(b, x, w, swap=True))
+    before = module([x, w], lambda b: _gate(b, x, w, "silu", swap=True))
     x2, w2 = tensor("x", M, K), tensor("w", N, K)
-    check(before, FuseSiluGate(), module([x2, w2], lambda b: _gate(b, x2, w2, swap=True)))
+    check(before, FuseGate(), module([x2, w2], lambda b: _gate(b, x2, w2, "silu", swap=True)))
+
+
+def _normed(b: relax.BlockBuilder, x: relax.Var, g: relax.Var, w: relax.Var, norm: Norm) -> relax.Var:
+    return b.emit(operators.call(JOB, [b.emit(operators.call(norm, [x, g])), w]))
 
 
 def test_fuse_norm_puts_its_weight_before_the_matrix() -> None:
     x, g, w = tensor("x", M, K), tensor("g", K), tensor("w", N, K)
-    before = module(
-        [x, g, w], lambda b: b.emit(linear([b.emit(relax.op.nn.rms_norm(x, g, axes=[-1], epsilon=1e-5)), w], JOB))
-    )
+    before = module([x, g, w], lambda b: _normed(b, x, g, w, NORM))
     x2, g2, w2 = tensor("x", M, K), tensor("g", K), tensor("w", N, K)
-    expected = module([x2, g2, w2], lambda b: b.emit(linear([x2, g2, w2], dataclasses.replace(JOB, norm=1e-5))))
+    fused = dataclasses.replace(JOB, norm=1e-5)
+    expected = module([x2, g2, w2], lambda b: b.emit(operators.call(fused, [x2, g2, w2])))
     check(before, FuseNorm(), expected)
+
+
+def test_fuse_norm_leaves_norms_of_groups() -> None:
+    grouped = dataclasses.replace(NORM, groups=2)
+    x, g, w = tensor("x", M, K), tensor("g", K // 2), tensor("w", N, K)
+    before = module([x, g, w], lambda b: _normed(b, x, g, w, grouped))
+    x2, g2, w2 = tensor("x", M, K), tensor("g", K // 2), tensor("w", N, K)
+    check(before, FuseNorm(), module([x2, g2, w2], lambda b: _normed(b, x2, g2, w2, grouped)))
 
 
 @T.prim_func
@@ -120,7 +169,7 @@ class TwoStages:
     def parts(self, matrix):
         return (Part("w", (matrix.n, matrix.k), "float32"),)
 
-    def linear(self, job):
+    def stages(self, job):
         return Staged(
             (Stage(_scale, ("x", "scratch:0")), Stage(_matmul, ("scratch:0", "w0", "out"))), (((M, K), "float32"),)
         )
@@ -130,9 +179,9 @@ def _planned() -> tuple[tvm.IRModule, Plan]:
     x, w = tensor("x", M, K), tensor("w", N, K)
 
     def body(b):
-        first = b.emit(linear([x, w], JOB))
+        first = b.emit(operators.call(JOB, [x, w]))
         padded = b.emit(relax.op.concat([first, first], axis=1))
-        return b.emit(linear([padded, w], JOB))
+        return b.emit(operators.call(JOB, [padded, w]))
 
     mod = LowerOperators(TwoStages())(module([x, w], body))
     steps = [
@@ -179,15 +228,17 @@ def test_plans_share_workspace_by_size() -> None:
 
 
 def test_jobs_of_one_name_get_kernels_of_their_own() -> None:
-    # The name of a kernel leaves out the epsilon of the norm, and the scale of attention.
+    # The label of a kernel leaves out the epsilon of the norm, and the scale of attention.
     table = KernelTable(KERNELS)
-    attention = Attention(1, 4, 2, 16, 16, 16, 10, "float32", "float32", 0.25)
-    for kind, job, other in (
-        (ops.LINEAR, dataclasses.replace(JOB, norm=1e-6), dataclasses.replace(JOB, norm=1e-2)),
-        (ops.ATTENTION, attention, dataclasses.replace(attention, scale=1.0)),
-    ):
-        made = [table.get(ops.OpCall(kind, [], each), each.m) for each in (job, other, job)]
-        (first, staged), (second, others), again = made
+    attend = Attend(1, 4, 2, 16, 16, 16, 10, "float32", "float32", scale=0.25)
+    pairs: list[tuple[GraphJob, GraphJob]] = [
+        (dataclasses.replace(JOB, norm=1e-6), dataclasses.replace(JOB, norm=1e-2)),
+        (attend, dataclasses.replace(attend, scale=1.0)),
+        (attend, dataclasses.replace(attend, softcap=20.0)),
+        (NORM, dataclasses.replace(NORM, eps=1e-3)),
+    ]
+    for job, other in pairs:
+        (first, staged), (second, others), again = (table.get(each) for each in (job, other, job))
         assert first != second
         assert again == (first, staged)
         assert [stage.func.script() for stage in staged.stages] != [stage.func.script() for stage in others.stages]

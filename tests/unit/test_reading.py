@@ -1,4 +1,4 @@
-"""What a config.json says and nobody reads is refused by name; text models are found inside of larger ones."""
+"""What a config.json says and nobody reads is refused by name; text models are found in larger ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from nearfar.build.source import BuildOptions, open_source
+from nearfar.build.unread import check_unread
 from nearfar.errors import CheckpointError
+from nearfar.step.reading import read_model
+from nearfar.synth import SHAPES
 from tests.support.architectures import CASES, Case, checkpoint, prompt, reference
 from tests.support.step_reference import StepReference
 
@@ -52,10 +55,22 @@ def test_a_config_as_transformers_writes_it_is_taken_whole(case: Case, tmp_path:
         ("hunyuan_v1_dense", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, r"alpha is null"),
         ("phi3", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, r"rope_type is \"yarn\""),
         ("llama", {"hidden_act": "quick_gelu"}, r"hidden_act is \"quick_gelu\""),
-        ("qwen2", {"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "layer_types is"),
-        ("qwen2", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "layer_types is"),
+        (
+            "qwen2",
+            {"layer_types": ["full_attention", "linear_attention", "full_attention"]},
+            "layer_types is",
+        ),
+        (
+            "qwen2",
+            {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+            "layer_types is",
+        ),
         ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers is"),
-        ("mistral", {"attention_bias": True}, "attention_bias is true, which nearfar's mistral does not compute"),
+        (
+            "mistral",
+            {"attention_bias": True},
+            "attention_bias is true, which nearfar's mistral does not compute",
+        ),
         ("qwen2", {"clip_qkv": 8.0}, r"clip_qkv is 8\.0"),
         ("llama", {"use_qk_norm": True}, "use_qk_norm is true"),
         ("hunyuan_v1_dense", {"use_qk_norm": False}, "use_qk_norm is false"),
@@ -66,7 +81,7 @@ def test_a_config_as_transformers_writes_it_is_taken_whole(case: Case, tmp_path:
         ("mistral3", {"text_config__model_type": "gpt2"}, r"text_config\.model_type is 'gpt2'"),
         ("mistral3", {"text_config": 7}, "text_config is int; expected an object"),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_computed_is_refused_by_name(
     tmp_path: Path, model_type: str, changes: dict[str, Any], said: str
 ) -> None:
@@ -77,7 +92,13 @@ def test_what_is_not_computed_is_refused_by_name(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"attention_dropout": 0.1, "initializer_range": 0.5, "use_cache": False, "pretraining_tp": 2, "dtype": "float16"},
+        {
+            "attention_dropout": 0.1,
+            "initializer_range": 0.5,
+            "use_cache": False,
+            "pretraining_tp": 2,
+            "dtype": "float16",
+        },
         {"attention_bias": False, "clip_qkv": None, "use_qk_norm": False},
         {"max_window_layers": 21, "a_fork_wrote_this": {"x": 1}, "rope_interleaved": False},
     ],
@@ -88,6 +109,14 @@ def test_what_changes_nothing_may_stand_there(tmp_path: Path, changes: dict[str,
     assert open_source(changed(tmp_path / "changed", case, **changes)).model == plain
 
 
+@pytest.mark.parametrize("shape", sorted(SHAPES.glob("*.json")), ids=lambda path: path.stem)
+def test_published_configs_are_read_whole(shape: Path) -> None:
+    config = json.loads(shape.read_text())["config"]
+    reading = read_model(config)
+    check_unread(reading.config, reading.model_type)
+    assert len(reading.model.step.ops) > len(reading.model.step.caches) > 0
+
+
 @pytest.mark.parametrize("case", NESTED, ids=str)
 @pytest.mark.parametrize("swapped", [False, True])
 def test_a_text_model_is_found_under_both_names(case: Case, swapped: bool, tmp_path: Path) -> None:
@@ -95,7 +124,9 @@ def test_a_text_model_is_found_under_both_names(case: Case, swapped: bool, tmp_p
     shutil.copytree(checkpoint(case), root)
     if swapped:
         tensors = load_file(root / "model.safetensors")
-        save_file({_in_the_other_way(name): value for name, value in tensors.items()}, root / "model.safetensors")
+        save_file(
+            {_in_the_other_way(name): value for name, value in tensors.items()}, root / "model.safetensors"
+        )
     tokens = prompt(case, 20)
     expected, found = reference(case)(tokens), StepReference.of(root).logits(tokens)
     assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
@@ -106,7 +137,10 @@ def test_a_text_model_is_found_under_both_names(case: Case, swapped: bool, tmp_p
 
 def _in_the_other_way(name: str) -> str:
     """A tensor's name as it is published from the name in the class, and the other way around."""
-    for published, inner in (("language_model.model.", "model.language_model."), ("language_model.lm_head.", "lm_head.")):
+    for published, inner in (
+        ("language_model.model.", "model.language_model."),
+        ("language_model.lm_head.", "lm_head."),
+    ):
         for one, other in ((published, inner), (inner, published)):
             if name.startswith(one):
                 return other + name.removeprefix(one)

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 from nearfar.build.weights.headers import read_header
 from nearfar.build.weights.safetensors import SafetensorsWriter, TensorSpec
 from nearfar.errors import BuildError
+from nearfar.format.manifest import File
 
 ARRAYS = {
     "a.weight": np.arange(24, dtype=np.uint32).reshape(6, 4),
@@ -21,7 +22,7 @@ ARRAYS = {
 SPECS = [TensorSpec(name, array.dtype.name, array.shape) for name, array in ARRAYS.items()]
 
 
-def write(root: Path, file_bytes: int) -> list[dict]:
+def write(root: Path, file_bytes: int) -> tuple[File, ...]:
     with SafetensorsWriter(root, SPECS, file_bytes) as writer:
         for name, array in ARRAYS.items():
             for start in range(0, len(array), 4):  # in slices of rows, as the weights come
@@ -32,11 +33,7 @@ def write(root: Path, file_bytes: int) -> list[dict]:
 def test_one_file(tmp_path: Path) -> None:
     (record,) = write(tmp_path, 10**9)
     file = tmp_path / "model.safetensors"
-    assert record == {
-        "file": file.name,
-        "bytes": file.stat().st_size,
-        "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
-    }
+    assert record == File(file.name, file.stat().st_size, hashlib.sha256(file.read_bytes()).hexdigest())
     assert sorted(path.name for path in tmp_path.iterdir()) == [file.name]
     found = load_file(file)
     assert set(found) == set(ARRAYS)
@@ -48,7 +45,7 @@ def test_one_file(tmp_path: Path) -> None:
 
 def test_several_files_with_an_index(tmp_path: Path) -> None:
     records = write(tmp_path, 150)
-    names = [record["file"] for record in records]
+    names = [record.file for record in records]
     assert names == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == sum(array.nbytes for array in ARRAYS.values())

@@ -25,25 +25,25 @@ def test_stream_is_cut_and_hashed(tmp_path: Path) -> None:
         for name, array in arrays.items():
             writer.add(name, array)
         files, tensors = writer.finish()
-    parts = [(tmp_path / file["file"]).read_bytes() for file in files]
+    parts = [(tmp_path / file.file).read_bytes() for file in files]
     stream = b"".join(parts)
-    assert [file["file"] for file in files] == [f"weights/{i:05d}.bin" for i in range(len(files))]
+    assert [file.file for file in files] == [f"weights/{i:05d}.bin" for i in range(len(files))]
     assert all(len(part) == 1024 for part in parts[:-1])
-    assert [file["bytes"] for file in files] == [len(part) for part in parts]
-    assert [file["sha256"] for file in files] == [hashlib.sha256(part).hexdigest() for part in parts]
-    assert [tensor["name"] for tensor in tensors] == list(arrays)
+    assert [file.bytes for file in files] == [len(part) for part in parts]
+    assert [file.sha256 for file in files] == [hashlib.sha256(part).hexdigest() for part in parts]
+    assert [tensor.name for tensor in tensors] == list(arrays)
     for tensor in tensors:
-        assert tensor["offset"] % 256 == 0
-        data = stream[tensor["offset"] : tensor["offset"] + tensor["bytes"]]
-        found = np.frombuffer(data, tensor["dtype"]).reshape(tensor["shape"])
-        np.testing.assert_array_equal(found, arrays[tensor["name"]])
+        assert tensor.offset % 256 == 0
+        data = stream[tensor.offset : tensor.offset + tensor.bytes]
+        found = np.frombuffer(data, tensor.dtype).reshape(tensor.shape)
+        np.testing.assert_array_equal(found, arrays[tensor.name])
 
 
 def test_a_border_on_a_tensor_end_leaves_no_empty_shard(tmp_path: Path) -> None:
     with ShardWriter(tmp_path, shard_bytes=256) as writer:
         writer.add("a", np.zeros(512, np.uint8))
         files, _ = writer.finish()
-    assert [file["bytes"] for file in files] == [256, 256]
+    assert [file.bytes for file in files] == [256, 256]
     assert sorted(file.name for file in (tmp_path / "weights").iterdir()) == ["00000.bin", "00001.bin"]
 
 

@@ -22,8 +22,8 @@ from nearfar.targets.vulkan.spirv import Builder, instruction, text, to_bytes
 from tests.support.spirv import count, instructions, validate
 
 SECTIONS = [
-    {Op.CAPABILITY}, {Op.EXT_INST_IMPORT}, {Op.MEMORY_MODEL}, {Op.ENTRY_POINT}, {Op.EXECUTION_MODE}, {Op.NAME},
-    {Op.DECORATE, Op.MEMBER_DECORATE},
+    {Op.CAPABILITY}, {Op.EXT_INST_IMPORT}, {Op.MEMORY_MODEL}, {Op.ENTRY_POINT}, {Op.EXECUTION_MODE},
+    {Op.NAME}, {Op.DECORATE, Op.MEMBER_DECORATE},
 ]  # fmt: skip
 
 
@@ -49,11 +49,15 @@ def test_types_and_constants_exist_once() -> None:
     assert builder.u32(-1) == builder.u32(0xFFFFFFFF) != builder.u32(1)
     assert builder.truth(True) == builder.truth(True) != builder.truth(False)
     vector = builder.vector_type(builder.float_type(), 2)
-    assert vector == builder.vector_type(builder.float_type(), 2) != builder.vector_type(builder.int_type(), 2)
+    assert (
+        vector == builder.vector_type(builder.float_type(), 2) != builder.vector_type(builder.int_type(), 2)
+    )
     blocks = [builder.buffer_type(builder.float_type(), 4, writable) for writable in (True, True, False)]
     assert blocks[0] == blocks[1] != blocks[2]
     code = to_bytes(builder.words("kernel", (1, 1, 1)))
-    strides = [i for i in instructions(code) if i.op == Op.DECORATE and i.operands[1] == Decoration.ARRAY_STRIDE]
+    strides = [
+        i for i in instructions(code) if i.op == Op.DECORATE and i.operands[1] == Decoration.ARRAY_STRIDE
+    ]
     assert len(strides) == 1
 
 
@@ -73,7 +77,11 @@ def test_sections_come_in_the_order_of_the_specification() -> None:
     assert listed[first + 1].op == Op.VARIABLE  # variables of the function begin its first block
     specs = [i.operands[2] for i in listed if i.op == Op.SPEC_CONSTANT]
     assert specs == [8, 4, 1]
-    assert [i.operands[2] for i in listed if i.op == Op.DECORATE and i.operands[1] == Decoration.SPEC_ID] == [0, 1, 2]
+    assert [i.operands[2] for i in listed if i.op == Op.DECORATE and i.operands[1] == Decoration.SPEC_ID] == [
+        0,
+        1,
+        2,
+    ]
     validate(code)
 
 
@@ -96,7 +104,9 @@ def test_known_integers_are_computed() -> None:
     arithmetic = Arithmetic(Builder())
 
     def known(name: str, dtype: Dtype, a: int, b: int) -> Any:
-        return arithmetic.known(arithmetic.binary(name, dtype, arithmetic.constant(dtype, a), arithmetic.constant(dtype, b)))
+        return arithmetic.known(
+            arithmetic.binary(name, dtype, arithmetic.constant(dtype, a), arithmetic.constant(dtype, b))
+        )
 
     assert known("add", I32, 2**31 - 1, 1) == -(2**31)
     assert known("shr", I32, -8, 1) == -4
@@ -120,14 +130,18 @@ def test_known_conversions_are_computed() -> None:
     word = arithmetic.constant(I32, 0x3FC00000)
     assert conversions.reinterpret(I32, F32, word) == arithmetic.constant(F32, 1.5)
     assert arithmetic.known(conversions.cast(I32, Dtype("u", 8), arithmetic.constant(I32, -1))) == 255
-    assert conversions.cast(U32, F32, arithmetic.constant(U32, 2**32 - 1)) == arithmetic.constant(F32, 2.0**32)
+    assert conversions.cast(U32, F32, arithmetic.constant(U32, 2**32 - 1)) == arithmetic.constant(
+        F32, 2.0**32
+    )
 
 
 def test_sums_that_differ_by_a_number_are_seen_to() -> None:
     """(i * 4 + 1) + (j * 8 + 2) is (i * 4 + j * 8) + 3, a multiple of 4 and 3."""
     builder = Builder()
     arithmetic = Arithmetic(builder)
-    i, j = (builder.value(Op.LOAD, builder.int_type(), builder.local_variable(builder.int_type())) for _ in "ij")
+    i, j = (
+        builder.value(Op.LOAD, builder.int_type(), builder.local_variable(builder.int_type())) for _ in "ij"
+    )
 
     def number(value: int) -> int:
         return arithmetic.constant(I32, value)
@@ -235,7 +249,9 @@ def test_whole_vectors_are_loaded_at_once() -> None:
 
 def test_the_same_kernel_gives_the_same_bytes() -> None:
     job = Linear(4, Matrix(96, 128, 4, 32), "float32", "float16", norm=1e-5, gate="silu")
-    first, second = (modules(tvm.IRModule({"kernel": KERNELS.stages(job).stages[0].func}))["kernel"] for _ in range(2))
+    first, second = (
+        modules(tvm.IRModule({"kernel": KERNELS.stages(job).stages[0].func}))["kernel"] for _ in range(2)
+    )
     assert first == second
     validate(first.code)
 
@@ -329,7 +345,10 @@ def test_neighbours_are_loaded_at_once(dtype: str, offset: int, length: int, loa
     made = compiled(kernel)
     validate(made.code)
     assert vector_loads(made.code, 12) == loads
-    assert made.features == {"float16": ("storageBuffer16BitAccess",), "int8": ("storageBuffer8BitAccess",)}.get(dtype, ())
+    assert made.features == {
+        "float16": ("storageBuffer16BitAccess",),
+        "int8": ("storageBuffer8BitAccess",),
+    }.get(dtype, ())
 
 
 @pytest.mark.parametrize(("barrier_between", "loads"), [(False, 2), (True, 0)])

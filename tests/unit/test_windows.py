@@ -1,4 +1,4 @@
-"""An engine over layers with windows: texts are those without limits of memory, pages are bounded, the context is not cut."""
+"""An engine over layers with windows: texts as with all memory, pages bounded, the context not cut."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def expected(config: dict[str, Any], tokens: Sequence[int], count: int = 12) -> 
     return answer
 
 
-async def collect(core: EngineCore, tokens: Sequence[int], params: SamplingParams = GREEDY) -> tuple[list[int], int]:
+async def collect(
+    core: EngineCore, tokens: Sequence[int], params: SamplingParams = GREEDY
+) -> tuple[list[int], int]:
     """Tokens of the answer, and how many of the prompt were in the cache."""
     generation = core.generate(tokens, params)
     return [event.token async for event in generation], generation.stats.cached_tokens
@@ -71,7 +73,9 @@ class Most:
 
 @both
 @pipelining
-async def test_texts_are_those_of_the_reference_and_pages_are_bounded(config: dict[str, Any], pipelined: bool) -> None:
+async def test_texts_are_those_of_the_reference_and_pages_are_bounded(
+    config: dict[str, Any], pipelined: bool
+) -> None:
     core = tiny.core(config=config, pages=64, slots=2, pipelined=pipelined)
     assert core.context == 1024
     most = Most(core)
@@ -85,7 +89,9 @@ async def test_texts_are_those_of_the_reference_and_pages_are_bounded(config: di
 
 
 @both
-async def test_the_context_is_not_cut_by_a_pool_that_holds_little_more_than_a_window(config: dict[str, Any]) -> None:
+async def test_the_context_is_not_cut_by_a_pool_that_holds_little_more_than_a_window(
+    config: dict[str, Any],
+) -> None:
     least = -(-(WINDOW + 254) // 16) + 1
     core = tiny.core(config=config, pages=(64, least) if config is HYBRID else (least,), slots=2)
     assert core.context == 1024
@@ -104,7 +110,9 @@ async def test_a_pool_smaller_than_a_window_bounds_the_context_as_if_there_were_
 
 @both
 @pipelining
-async def test_requests_that_share_and_wait_for_windows_give_the_same_texts(config: dict[str, Any], pipelined: bool) -> None:
+async def test_requests_that_share_and_wait_for_windows_give_the_same_texts(
+    config: dict[str, Any], pipelined: bool
+) -> None:
     """Eight requests, of which some begin alike, in pools that hold two or three of them."""
     shared = prompt(150, 9)
     prompts = [prompt(length, length) for length in (30, 200, 90, 301)]
@@ -117,7 +125,9 @@ async def test_requests_that_share_and_wait_for_windows_give_the_same_texts(conf
 
 
 @both
-async def test_a_conversation_goes_on_from_its_window_and_an_evicted_one_is_computed_again(config: dict[str, Any]) -> None:
+async def test_a_conversation_goes_on_from_its_window_and_an_evicted_one_is_computed_again(
+    config: dict[str, Any],
+) -> None:
     core = tiny.core(config=config, pages=64, slots=2)
     first = prompt(200)
     answer, cached = await collect(core, first)
@@ -136,7 +146,9 @@ async def test_a_conversation_goes_on_from_its_window_and_an_evicted_one_is_comp
 
 
 @pytest.mark.parametrize("config", [HYBRID, EVERYWHERE], ids=["hybrid", "everywhere"])
-async def test_a_snapshot_holds_of_windows_only_the_last_pages(tmp_path: Path, config: dict[str, Any]) -> None:
+async def test_a_snapshot_holds_of_windows_only_the_last_pages(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
     def engine(**options: Any) -> AsyncEngine:
         return AsyncEngine(tiny.core(config=config, **options), None)  # type: ignore[arg-type]
 
@@ -158,5 +170,7 @@ async def test_a_snapshot_holds_of_windows_only_the_last_pages(tmp_path: Path, c
         assert text == expected(config, [*tokens[:200], 1])
         await fine.load_cache(tmp_path / "a.snap")
         assert (await collect(fine.core, tokens)) == (expected(config, tokens), 288)
-        with pytest.raises(SnapshotError, match=r"\[2, 48, 8\], this cache needs \[2, 288, 8\] or the last 64 of the tokens"):
+        with pytest.raises(
+            SnapshotError, match=r"\[2, 48, 8\], this cache needs \[2, 288, 8\] or the last 64 of the tokens"
+        ):
             await coarse.load_cache(tmp_path / "a.snap")

@@ -7,7 +7,12 @@ const VECTORS = new URL("../../tests/vectors/cache/", import.meta.url);
 
 interface Step {
   readonly op: string;
-  readonly args: { readonly slot?: number; readonly length?: number; readonly tokens?: number[] };
+  readonly args: {
+    readonly slot?: number;
+    readonly length?: number;
+    readonly soon?: number;
+    readonly tokens?: number[];
+  };
   readonly result: unknown;
   readonly state: unknown;
 }
@@ -15,7 +20,13 @@ interface Step {
 interface Scenario {
   readonly name: string;
   readonly description: string;
-  readonly config: { readonly pages: number; readonly page_size: number; readonly slots: number };
+  readonly config: {
+    /** By group; a number alone: of a single group without a window. */
+    readonly pages: number | number[];
+    readonly page_size: number;
+    readonly slots: number;
+    readonly windows?: (number | null)[];
+  };
   readonly steps: readonly Step[];
 }
 
@@ -33,8 +44,8 @@ function apply(table: SequenceTable, { op, args }: Step): unknown {
       return opened && { slot: opened.slot, cached: opened.tokens.length };
     }
     case "reserve": {
-      const copies = table.reserve(sequenceOf(table, args.slot), length);
-      return copies && { copies };
+      const copies = table.reserve(sequenceOf(table, args.slot), length, args.soon);
+      return copies && { copies: isPlain(table) ? copies.map(([, from, to]) => [from, to]) : copies };
     }
     case "append":
       table.append(sequenceOf(table, args.slot), tokens);
@@ -56,14 +67,49 @@ function apply(table: SequenceTable, { op, args }: Step): unknown {
   }
 }
 
-function stateOf(table: SequenceTable): unknown {
+/** Whether the vectors write the table's state without groups. */
+function isPlain({ groups }: SequenceTable): boolean {
+  return groups.length === 1 && groups[0]?.window.size === null;
+}
+
+function groupOf(table: SequenceTable, group: number) {
+  const allocator = table.groups[group]?.allocator;
   return {
-    free: table.allocator.freePages(),
-    refs: Array.from({ length: table.allocator.count }, (_, page) => table.allocator.refs(page)),
-    index: table.index.entries(),
-    idle: table.index.idlePages(),
-    sequences: table.sequences().map(({ slot, tokens, pages }) => ({ slot, tokens, pages })),
+    free: allocator?.freePages(),
+    refs: Array.from({ length: allocator?.count ?? 0 }, (_, page) => allocator?.refs(page)),
+    idle: table.index.idlePages(group),
   };
+}
+
+function stateOf(table: SequenceTable): unknown {
+  const nodes = table.index.nodes();
+  if (isPlain(table))
+    return {
+      ...groupOf(table, 0),
+      index: nodes
+        .map(({ node }): [number, number, readonly number[]] => [
+          node.pages[0] ?? -1,
+          node.parent?.pages[0] ?? -1,
+          node.tokens,
+        ])
+        .sort(([a], [b]) => a - b),
+      sequences: table.sequences().map(({ slot, tokens, held }) => ({ slot, tokens, pages: held[0]?.pages })),
+    };
+  return {
+    groups: table.groups.map((_, group) => groupOf(table, group)),
+    index: nodes.sort((a, b) => compare(a.path, b.path)).map(({ path, node }) => [path, node.pages]),
+    sequences: table.sequences().map(({ slot, tokens, held }) => ({
+      slot,
+      tokens: tokens.length,
+      held: held.map(({ first, pages }) => [first, pages]),
+    })),
+  };
+}
+
+/** As Python orders lists. */
+function compare(a: readonly number[], b: readonly number[]): number {
+  for (let i = 0; i < Math.min(a.length, b.length); i++) if (a[i] !== b[i]) return (a[i] ?? 0) - (b[i] ?? 0);
+  return a.length - b.length;
 }
 
 describe("cache vectors", () => {
@@ -73,8 +119,8 @@ describe("cache vectors", () => {
   for (const file of files) {
     const scenario = JSON.parse(readFileSync(new URL(file, VECTORS), "utf8")) as Scenario;
     test(`${scenario.name}: ${scenario.description}`, () => {
-      const { pages, page_size, slots } = scenario.config;
-      const table = new SequenceTable(pages, page_size, slots);
+      const { pages, page_size, slots, windows } = scenario.config;
+      const table = new SequenceTable(typeof pages === "number" ? [pages] : pages, page_size, slots, windows);
       scenario.steps.forEach((step, i) => {
         expect(apply(table, step), `result of step ${i}, ${step.op}`).toEqual(step.result);
         expect(stateOf(table), `state after step ${i}, ${step.op}`).toEqual(step.state);

@@ -5,6 +5,7 @@ import { type AdapterAbilities, chooseProgram } from "../src/worker/gpu/device.j
 import { partsIn } from "../src/worker/gpu/load.js";
 import { planMemory } from "../src/worker/gpu/memory.js";
 import { ropeTable } from "../src/worker/rope.js";
+import { buffersFor } from "./support/buffers.js";
 import { sampleManifest } from "./support/manifest.js";
 
 const manifest = parseManifest(JSON.stringify(sampleManifest()));
@@ -46,6 +47,27 @@ describe("the memory plan", () => {
   test("shortens the context to the budget and to the device's limit", () => {
     expect(plan({ kvMemory: 512 * 3 })).toMatchObject({ pages: [3], contextLength: 48 });
     expect(plan({}, 256 * 2)).toMatchObject({ pages: [2], contextLength: 32 });
+  });
+
+  test("gives a group with a window what it needs, and the context comes first", () => {
+    const groups = [{ window: null }, { window: 512 }];
+    const caches = [0, 1, 1, 1].map((group) => ({ kv_heads: 1, head_dim: 4, group }));
+    const model = { ...sampleManifest().model, context_length: 32768 };
+    const described = { ...sampleManifest(), groups, caches, model };
+    const made = parseManifest(JSON.stringify({ ...described, buffers: buffersFor(described) }));
+    const program = made.programs.find(({ name }) => name === "f32");
+    if (!program) throw new Error("the sample has no f32 program");
+    const page = 512; // 16 tokens of 2 × 16 bytes in each cache
+    const need = Math.ceil((512 + 254) / 16) + 1;
+    const shared = (kvMemory: number) => planMemory(made, program, 2 ** 40, { kvMemory });
+    expect(shared(40 * page)).toMatchObject({ pages: [10, 10], contextLength: 160 });
+    expect(shared((1000 + 3 * need) * page)).toMatchObject({ pages: [1000, need], contextLength: 16000 });
+    const three = 2048 + 2 * 256 + 3 * 3 * need;
+    expect(shared(three * page)).toEqual({
+      pages: [2048 + 2 * 256, 3 * need],
+      contextLength: 32768,
+      kvBytes: three * page,
+    });
   });
 
   test("refuses what the caller insists on and does not fit, with the numbers", () => {

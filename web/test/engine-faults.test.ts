@@ -79,9 +79,9 @@ describe("a step that fails", () => {
     const step = scheduler.schedule(null);
     if (!step) throw new Error("nothing was scheduled");
     scheduler.launched(step);
-    expect(table.index.entries()).toEqual([]);
+    expect(table.index.nodes()).toEqual([]);
     scheduler.read(step);
-    expect(table.index.entries()).toHaveLength(4);
+    expect(table.index.nodes()).toHaveLength(4);
   });
 
   test("does not lose the page copies that were due before it", () => {
@@ -95,16 +95,16 @@ describe("a step that fails", () => {
     // Somebody else sees the last page of `one`, so that it is copied before it is written.
     const shared = one.sequence && table.fork(one.sequence);
     if (!one.sequence || !shared) throw new Error("no slot is free");
-    const tail = one.sequence.pages[1];
+    const tail = one.sequence.held[0]?.pages[1];
     // `one` gets its copy; then no page is left for `other` while a step is in flight: nothing can be planned yet.
     expect(scheduler.schedule(step)).toBeNull();
-    expect(one.sequence.pages[1]).not.toBe(tail);
+    expect(one.sequence.held[0]?.pages[1]).not.toBe(tail);
     table.release(shared);
     for (const request of [one, other]) {
       request.tokens.push(3);
       request.pending = 0;
     }
-    expect(scheduler.schedule(null)?.copies).toEqual([[tail, one.sequence.pages[1]]]);
+    expect(scheduler.schedule(null)?.copies).toEqual([[0, tail, one.sequence.held[0]?.pages[1]]]);
   });
 });
 
@@ -146,7 +146,7 @@ const BUCKETS: Bucket[] = [1, 4, 16, 64].map((size) => ({ size, logits: Math.min
 const SILENT: RequestListener = { token: () => true, finish: () => undefined, fail: () => undefined };
 
 function parts(pages = 40): { table: SequenceTable; scheduler: Scheduler } {
-  const table = new SequenceTable(pages, PAGE, 4);
+  const table = new SequenceTable([pages], PAGE, 4);
   return { table, scheduler: new Scheduler(table, BUCKETS, 96) };
 }
 

@@ -1,4 +1,4 @@
-"""How many threads are worth starting: cores that this process may use, within the CPU time that its container is given."""
+"""How many threads are worth starting: cores that this process may use, within its container's CPU time."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def usable_cores() -> int:
-    """Physical cores this process may use: a second thread on a core adds nothing where all wait for the same arithmetic units.
+    """Physical cores this process may use: a second thread on a core waits for the same arithmetic units.
 
-    No more than its container's quota: threads beyond it get the whole process stopped for most of every tenth of a second.
+    No more than its container's quota: threads beyond it get the whole process stopped for most of every
+    tenth of a second.
     """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cpu_quota()
@@ -28,10 +29,10 @@ def usable_cores() -> int:
 
 
 def cpu_quota(membership: Path = MEMBERSHIP, cgroups: Path = CGROUPS) -> float | None:
-    """CPUs that Linux lets this process use at once, on average: the least of its control groups. None where nothing limits it.
+    """CPUs that Linux lets this process use at once, on average: the least of its groups. None: no limit.
 
-    `membership` names the group of each hierarchy; a container may not see its own name there as the host gives it, so the
-    groups above count too, up to the root.
+    `membership` names the group of each hierarchy; a container may not see its own name there as the host
+    gives it, so the groups above count too, up to the root.
     """
     try:
         lines = membership.read_text().splitlines()

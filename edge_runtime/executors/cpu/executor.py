@@ -37,7 +37,9 @@ class CpuExecutor:
         for name, table in self._layout.rope_tables():
             self.write(name, table)
         if program.library is None:
-            raise ArtifactError(f"{artifact.path} names no library for its program {program.name}: build it again")
+            raise ArtifactError(
+                f"{artifact.path} names no library for its program {program.name}: build it again"
+            )
         self._library = Library(artifact.path / program.library)
         self._tensors: dict[tuple[str, tuple[int, ...], str], Tensor] = {}
         self._plans = {
@@ -105,8 +107,8 @@ class CpuExecutor:
     def _pages(self, name: str) -> Array:
         """Keys or values as `read_pages` shapes them: a view.
 
-        The kernels hold the keys of a page with positions innermost (docs/artifact.md), so that view has its last axes
-        swapped.
+        The kernels hold the keys of a page with positions innermost (docs/artifact.md), so that view has its
+        last axes swapped.
         """
         cache = self._buffers[name]
         if name.endswith(".v"):
@@ -119,7 +121,9 @@ class CpuExecutor:
         stream = self._reserve(artifact.manifest.weights.bytes)
         artifact.read_into(0, stream.data)
         return {
-            tensor.name: stream[tensor.offset : tensor.offset + tensor.bytes].view(tensor.dtype).reshape(tensor.shape)
+            tensor.name: stream[tensor.offset : tensor.offset + tensor.bytes]
+            .view(tensor.dtype)
+            .reshape(tensor.shape)
             for tensor in artifact.manifest.weights.tensors
         }
 
@@ -139,7 +143,11 @@ class CpuExecutor:
         return [self._tensor(arg, param) for arg, param in zip(launch.args, params, strict=True)]
 
     def _tensor(self, arg: str, param: Param) -> Tensor:
-        key = (arg, self._layout.extents(param.shape), param.dtype)
+        """A buffer has its own extents: groups of layers share kernels, whose record names one's pages."""
+        space, _, name = arg.partition(":")
+        own = space == "buffer"
+        extents = self._layout.buffer(name).extents if own else self._layout.extents(param.shape)
+        key = (arg, extents, param.dtype)
         if key not in self._tensors:
             self._tensors[key] = Tensor(self._memory[arg], key[1], param.dtype)
         return self._tensors[key]
@@ -149,10 +157,12 @@ def check_cpu(requires: Requires) -> None:
     """Refuse a library that this CPU cannot run, which would otherwise die of an illegal instruction."""
     if requires.arch not in (None, architecture()):
         raise DeviceError(
-            f"this artifact was built for {requires.arch} CPUs, this machine is {architecture()}: build it here or for it"
+            f"this artifact was built for {requires.arch} CPUs, this machine is {architecture()}: build "
+            "it here or for it"
         )
     missing = [flag for flag in requires.features if flag not in cpu_flags()]
     if missing and cpu_flags():
         raise DeviceError(
-            f"this CPU lacks {', '.join(missing)}, which the artifact uses: build it with --cpu-features baseline, or here"
+            f"this CPU lacks {', '.join(missing)}, which the artifact uses: build it with --cpu-features "
+            "baseline, or here"
         )

@@ -14,13 +14,15 @@ from nearfar.errors import DeviceError
 def reserve(count: int) -> npt.NDArray[np.uint8]:
     """Zeroed memory at a page border, in huge pages where the system has them.
 
-    Weights are read once a token from end to end; with 4 KiB pages the address translation alone costs several percent.
+    Weights are read once a token from end to end; with 4 KiB pages the address translation alone costs
+    several percent.
     """
     try:
         area = mmap.mmap(-1, max(count, 1))
     except (OSError, OverflowError) as error:
         raise DeviceError(
-            f"there is no memory for {count:,} bytes: give the cache less (--kv-memory), or take a smaller model"
+            f"there is no memory for {count:,} bytes: give the cache less (--kv-memory), or take a smaller "
+            "model"
         ) from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without transparent huge pages

@@ -21,7 +21,9 @@ def _probe(which: str | None = None) -> Found:
 
     gpu = select(which, gpus())
     free = free_memory(gpu)
-    return Found(gpu.features, gpu.limits, min(free, psutil.virtual_memory().available) if gpu.shared else free)
+    return Found(
+        gpu.features, gpu.limits, min(free, psutil.virtual_memory().available) if gpu.shared else free
+    )
 
 
 def _open(artifact: Artifact, program: Program, settings: Settings) -> Executor:
@@ -52,4 +54,4 @@ def _list() -> Sequence[Listed]:
     ]  # fmt: skip
 
 
-DEVICE = Device(_probe, _open, _preferred, _list, several=True)
+DEVICE = Device(_probe, _open, _preferred, _list, several=True, debug=True)

@@ -1,8 +1,9 @@
-"""Runs a Vulkan artifact: one command buffer a plan, recorded at its first use and handed over again at every other.
+"""Runs a Vulkan artifact: one command buffer a plan, recorded at its first use, handed over at every use.
 
-Nothing is handed over before a `fetch` (or what waits): a step's writes, its plans and the copy of its results are one
-vkQueueSubmit. Writes go straight to mapped memory where the device is idle; else through a ring, in a command buffer of their
-own between the plans, so that they never overtake a step that still reads what they change.
+Nothing is handed over before a `fetch` (or what waits): a step's writes, its plans and the copy of its
+results are one vkQueueSubmit. Writes go straight to mapped memory where the device is idle; else through a
+ring, in a command buffer of their own between the plans, so that they never overtake a step that still reads
+what they change.
 """
 
 from __future__ import annotations
@@ -47,10 +48,13 @@ class VulkanExecutor:
 
     name = "vulkan"
 
-    def __init__(self, artifact: Artifact, program: Program, settings: Settings, *, direct: bool = True) -> None:
+    def __init__(
+        self, artifact: Artifact, program: Program, settings: Settings, *, direct: bool = True
+    ) -> None:
         """Open a device, load the weights, make the buffers for so many pages and positions.
 
-        `direct`: False treats all memory of the device as out of the host's reach, as on a GPU without a mapped window.
+        `direct`: False treats all memory of the device as out of the host's reach, as on a GPU without a
+        mapped window.
         """
         self.precision, self.program_name = program.precision, program.name
         self.gpu = select(settings.which, gpus(settings.debug))
@@ -60,7 +64,9 @@ class VulkanExecutor:
         self._plans: dict[tuple[str, int], Any] = {}
         self._regions: dict[str, Region] = {}
         self._landings: dict[tuple[str, int], list[_Landing]] = {}
-        self._readback: tuple[Region, int] | None = None  # where landings are cut from, and how far it is used
+        self._readback: tuple[Region, int] | None = (
+            None  # where landings are cut from, and how far it is used
+        )
         self._pages_back: Region | None = None
         self._open: Any = None
         self._touched: set[str] = set()
@@ -116,7 +122,9 @@ class VulkanExecutor:
         @functools.cache  # the landing is another fetch's once it has been read
         def wait() -> Array:
             self._queue.wait(value)
-            data = landing.content[: rows * shape.row_bytes].copy().view(shape.dtype).reshape(shape.rows(rows))
+            data = (
+                landing.content[: rows * shape.row_bytes].copy().view(shape.dtype).reshape(shape.rows(rows))
+            )
             pool.append(landing)
             return data
 
@@ -167,7 +175,7 @@ class VulkanExecutor:
         return self._queue.waited
 
     def _place(self) -> None:
-        """Reserve all memory that plans name: weights, workspace and cache in large blocks, small state in mapped memory."""
+        """Reserve what plans name: weights, workspace and cache in large blocks, state in mapped memory."""
         kinds = self._memory.kinds
         large = {f"weight:{tensor.name}": tensor.bytes for tensor in self._artifact.manifest.weights.tensors}
         large |= {f"workspace:{i}": count for i, count in enumerate(self._program.workspace)}
@@ -178,7 +186,9 @@ class VulkanExecutor:
         for name, size in (large | small).items():
             if size > most:
                 what = "give the cache less (--kv-memory)" if name in buffers else "take a smaller model"
-                raise DeviceError(f"{self.gpu.name} reaches {most:,} bytes of a buffer, and {name} has {size:,}: {what}")
+                raise DeviceError(
+                    f"{self.gpu.name} reaches {most:,} bytes of a buffer, and {name} has {size:,}: {what}"
+                )
         regions = self._memory.reserve(list(small.values()), kinds.small, kinds.small_mapped)
         regions += self._memory.reserve(list(large.values()), kinds.large, kinds.large_mapped)
         self._regions.update(zip((*small, *large), regions, strict=True))
@@ -221,14 +231,19 @@ class VulkanExecutor:
         region, used = self._readback
         self._readback = (region, -(-(used + size) // 64) * 64)
         commands = self._queue.kept()
-        self._queue.copy(commands, (source.buffer, source.offset), (region.buffer, region.offset + used), size)
+        self._queue.copy(
+            commands, (source.buffer, source.offset), (region.buffer, region.offset + used), size
+        )
         self._queue.to_host(commands)
         self._queue.end(commands)
         assert region.mapped is not None
         return _Landing(commands, region.mapped[used : used + size])
 
     def _put(self, name: str, region: Region, at: int, data: Bytes) -> None:
-        """Write bytes of a region, after everything enqueued before. `name` stands for what they belong to."""
+        """Write bytes of a region, after everything enqueued before.
+
+        `name` stands for what they belong to.
+        """
         if region.mapped is not None and self._open is None and self._queue.idle:
             region.mapped[at : at + data.size] = data
             return
@@ -254,7 +269,9 @@ class VulkanExecutor:
         for start in range(0, target.size, READBACK_BYTES):
             count = min(READBACK_BYTES, target.size - start)
             commands = self._queue.once()
-            self._queue.copy(commands, (region.buffer, region.offset + at + start), (back.buffer, back.offset), count)
+            self._queue.copy(
+                commands, (region.buffer, region.offset + at + start), (back.buffer, back.offset), count
+            )
             self._queue.to_host(commands)
             self._queue.add_once(commands)
             self._queue.wait(self._submit())
@@ -265,7 +282,7 @@ class VulkanExecutor:
         return region
 
     def _transfers(self, *names: str) -> Any:
-        """The command buffer that collects copies since the last plan, ready for one that touches what `names` stand for."""
+        """The command buffer of the copies since the last plan, ready for one that touches `names`."""
         if self._open is None:
             self._open = self._queue.once()
             self._touched.clear()

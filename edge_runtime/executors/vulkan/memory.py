@@ -1,4 +1,4 @@
-"""Device memory: which type for what, few large blocks cut into regions, and a ring of mapped memory for what goes up."""
+"""Device memory: which type for what, few large blocks cut into regions, a mapped ring for uploads."""
 
 from __future__ import annotations
 
@@ -20,14 +20,18 @@ ALIGNMENT = 256
 """Regions start at multiples of this: no device may ask for more (minStorageBufferOffsetAlignment)."""
 
 BLOCK_BYTES = 1 << 30
-"""Of one allocation, unless a region is larger. Every device allows so much, but some only 4,096 allocations."""
+"""Of one allocation, unless a region is larger.
+
+Every device allows so much, but some only 4,096 allocations.
+"""
 
 
 @dataclass(frozen=True)
 class Kinds:
     """Memory types by use: weights and cache; what changes each step; towards the device; back from it.
 
-    `large_mapped`, `small_mapped`: the host writes them directly. `readable`: it can also read the large ones at full speed.
+    `large_mapped`, `small_mapped`: the host writes them directly. `readable`: it can also read the large ones
+    at full speed.
     """
 
     large: int
@@ -65,8 +69,9 @@ class _Block:
 def choose_kinds(types: Sequence[MemoryType], allowed: int, direct: bool = True) -> Kinds:
     """The types to use, of those whose bit is set in `allowed`.
 
-    Where all of the device's memory is mapped (integrated GPUs, resizable BAR, lavapipe) nothing is staged. Where only a window of
-    it is, that holds what changes each step. `direct`: False stages everything, as on a GPU without mapped memory.
+    Where all of the device's memory is mapped (integrated GPUs, resizable BAR, lavapipe) nothing is staged.
+    Where only a window of it is, that holds what changes each step. `direct`: False stages everything, as on
+    a GPU without mapped memory.
     """
     usable = {index: kind for index, kind in enumerate(types) if allowed >> index & 1}
     host = [i for i, t in usable.items() if t.mapped and t.coherent]
@@ -80,7 +85,13 @@ def choose_kinds(types: Sequence[MemoryType], allowed: int, direct: bool = True)
     upload = min(host, key=lambda i: (usable[i].local, usable[i].cached))
     readback = min(host, key=lambda i: (not usable[i].cached, usable[i].local))
     return Kinds(
-        large, small, upload, readback, bool(open_whole), small in host and direct, bool(open_whole) and usable[large].cached
+        large,
+        small,
+        upload,
+        readback,
+        bool(open_whole),
+        small in host and direct,
+        bool(open_whole) and usable[large].cached,
     )
 
 
@@ -103,7 +114,10 @@ class Memory:
         return sum(block.size for block in self._blocks)
 
     def reserve(self, sizes: Sequence[int], kind: int, mapped: bool) -> list[Region]:
-        """Regions of these sizes, in as few blocks as may be; contents undefined. DeviceError where memory does not suffice."""
+        """Regions of these sizes, in as few blocks as may be; contents undefined.
+
+        DeviceError where memory does not suffice.
+        """
         limit = min(BLOCK_BYTES, self._device.gpu.limits["maxMemoryAllocationSize"])
         out: list[Region] = []
         group: list[tuple[int, int]] = []  # offset, size
@@ -129,8 +143,8 @@ class Memory:
         most = gpu.limits["maxMemoryAllocationSize"]
         if size > most:
             raise DeviceError(
-                f"{gpu.name} allocates at most {most:,} bytes at once, and a buffer of the cache or the weights needs {size:,}: "
-                "give the cache less (--kv-memory), or take a smaller model"
+                f"{gpu.name} allocates at most {most:,} bytes at once, and a buffer of the cache or the "
+                f"weights needs {size:,}: give the cache less (--kv-memory), or take a smaller model"
             )
         with guard(gpu.name, f"reserving {size:,} bytes", self.held):
             buffer = self._create_buffer(size)
@@ -149,14 +163,19 @@ class Memory:
 
     def _create_buffer(self, size: int) -> Any:
         vk = self._vk
-        usage = vk.VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | vk.VK_BUFFER_USAGE_TRANSFER_SRC_BIT | vk.VK_BUFFER_USAGE_TRANSFER_DST_BIT
+        usage = (
+            vk.VK_BUFFER_USAGE_STORAGE_BUFFER_BIT
+            | vk.VK_BUFFER_USAGE_TRANSFER_SRC_BIT
+            | vk.VK_BUFFER_USAGE_TRANSFER_DST_BIT
+        )
         return vk.vkCreateBuffer(self._device.handle, vk.VkBufferCreateInfo(size=size, usage=usage), None)
 
 
 class Ring:
-    """Mapped memory that writes pass through on their way: taken in turn, free again when the device has copied it.
+    """Mapped memory that writes pass through: taken in turn, free again when the device has copied it.
 
-    `submit` hands over what has been recorded and gives the timeline's value that marks it done; `wait` waits for a value.
+    `submit` hands over what has been recorded and gives the timeline's value that marks it done; `wait` waits
+    for a value.
     """
 
     def __init__(self, region: Region, submit: Callable[[], int], wait: Callable[[int], None]) -> None:
@@ -174,7 +193,10 @@ class Ring:
         return self.region.size // 4
 
     def put(self, data: Bytes, value: int) -> int:
-        """Copy `data` into the ring; gives its offset in the ring's buffer. It is free when the timeline reaches `value`."""
+        """Copy `data` into the ring; gives its offset in the ring's buffer.
+
+        It is free when the timeline reaches `value`.
+        """
         size = -(-data.size // 16) * 16
         if self._at + size > self.region.size:
             while self._taken and self._taken[0][0] >= self._at:  # of the round before
@@ -189,7 +211,7 @@ class Ring:
         return self.region.offset + start
 
     def _free_oldest(self, value: int) -> int:
-        """Wait until the oldest piece has been copied; gives the value that marks what is recorded from now on."""
+        """Wait until the oldest piece has been copied; gives the value of what is recorded from now on."""
         until = self._taken.popleft()[2]
         if until >= value:  # recorded, but not yet handed over
             value = self._submit() + 1

@@ -37,7 +37,9 @@ def _list() -> Sequence[Listed]:
 
     info, found = device.information(), _probe()
     driver = f"{info.get('backend_type', '')} {info.get('description', '')}".strip()
-    features = tuple(sorted(name for name in found.features if name.startswith(("shader-", "subgroup"))))  # not the graphics
+    features = tuple(
+        sorted(name for name in found.features if name.startswith(("shader-", "subgroup")))
+    )  # not the graphics
     kind = info.get("adapter_type", "").lower()
     return [Listed("webgpu", info.get("device", ""), kind, driver, features, 0, found.limits)]
 

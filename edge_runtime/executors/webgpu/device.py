@@ -28,7 +28,9 @@ def adapter(power: str = "high-performance") -> Any:
     try:
         found = wgpu.gpu.request_adapter_sync(power_preference=power)
     except Exception as error:
-        raise DeviceError(f"no WebGPU adapter: {error}. Install a Vulkan driver (Mesa's lavapipe will do)") from error
+        raise DeviceError(
+            f"no WebGPU adapter: {error}. Install a Vulkan driver (Mesa's lavapipe will do)"
+        ) from error
     if found is None:
         raise DeviceError("no WebGPU adapter. Install a Vulkan driver (Mesa's lavapipe will do)")
     return found
@@ -58,7 +60,10 @@ def is_hardware() -> bool:
 
 
 def open_device(requires: Requires, buffer_bytes: int, what_fits: str) -> Any:
-    """A device with a program's features and limits; `buffer_bytes` is the largest buffer (the cache's grow with its budget)."""
+    """A device with a program's features and limits.
+
+    `buffer_bytes` is the largest buffer (the cache's grow with its budget).
+    """
     found, have = adapter(), limits()
     missing = sorted(set(requires.features) - features())
     if missing:
@@ -66,7 +71,11 @@ def open_device(requires: Requires, buffer_bytes: int, what_fits: str) -> Any:
     wanted = dict(requires.limits)
     for name in ("maxStorageBufferBindingSize", "maxBufferSize"):
         wanted[name] = max(wanted.get(name, 0), buffer_bytes)
-    short = [f"{name} {have[name]:,} of {value:,}" for name, value in wanted.items() if have.get(name, value) < value]
+    short = [
+        f"{name} {have[name]:,} of {value:,}"
+        for name, value in wanted.items()
+        if have.get(name, value) < value
+    ]
     if short:
         raise DeviceError(f"{_name(found)} offers too little: {', '.join(short)}. {what_fits}")
     try:

@@ -38,7 +38,10 @@ class Dispatch:
 
 
 class WebGpuExecutor:
-    """See Executor. The queue keeps the order of writes, runs, copies and fetches; only a fetch's result waits."""
+    """See Executor.
+
+    The queue keeps the order of writes, runs, copies and fetches; only a fetch's result waits.
+    """
 
     name = "webgpu"
 
@@ -52,7 +55,9 @@ class WebGpuExecutor:
         self._held = 0
         cache = f"a cache of {' + '.join(map(str, settings.pages))} pages"
         largest = max(shape.nbytes for shape in self._layout.buffers.values())
-        self._device = open_device(program.requires, largest, f"With {cache}, a buffer takes {largest:,} bytes")
+        self._device = open_device(
+            program.requires, largest, f"With {cache}, a buffer takes {largest:,} bytes"
+        )
         self._memory: dict[str, Any] = {}
         self._plans: dict[tuple[str, int], list[Dispatch]] = {}
         self._pipelines: dict[str, Any] = {}
@@ -134,7 +139,9 @@ class WebGpuExecutor:
         with self._guard("writing pages"):
             for name, shape in caches.items():
                 for page, data in zip(pages, content[name], strict=True):
-                    self._device.queue.write_buffer(self._buffer(name), page * shape.row_bytes, np.ascontiguousarray(data))
+                    self._device.queue.write_buffer(
+                        self._buffer(name), page * shape.row_bytes, np.ascontiguousarray(data)
+                    )
 
     def memory_used(self) -> int:
         """See Executor.memory_used."""
@@ -145,7 +152,11 @@ class WebGpuExecutor:
         if self._closed:
             return
         self._closed = True
-        for buffer in [*self._memory.values(), *self._uniforms.values(), *(b for pool in self._staging.values() for b in pool)]:
+        for buffer in [
+            *self._memory.values(),
+            *self._uniforms.values(),
+            *(b for pool in self._staging.values() for b in pool),
+        ]:
             buffer.destroy()
         self._memory.clear()
         self._plans.clear()
@@ -156,7 +167,10 @@ class WebGpuExecutor:
 
     @contextmanager
     def _guard(self, doing: str) -> Iterator[None]:
-        """Turn what wgpu raises into our errors: DeviceLost where the device is gone, so that the engine opens it anew."""
+        """Turn what wgpu raises into our errors.
+
+        DeviceLost where the device is gone, so that the engine opens it anew.
+        """
         try:
             yield
         except NearfarError:
@@ -164,18 +178,25 @@ class WebGpuExecutor:
         except Exception as error:
             if self._is_lost(error):
                 raise DeviceLost(
-                    f"the WebGPU device was lost while {doing}: the driver reset it, after a fault or because a step took too "
-                    "long. If it happens again, update the driver, or choose another device (nearfar devices lists them)"
+                    f"the WebGPU device was lost while {doing}: the driver reset it, after a fault or because "
+                    "a step took too long. If it happens again, update the driver, or choose another device "
+                    "(nearfar devices lists them)"
                 ) from error
             if isinstance(error, self._wgpu.GPUOutOfMemoryError):
                 raise DeviceError(
-                    f"the WebGPU device has no room while {doing}, with {self._held:,} bytes held. Give the cache less "
-                    "(--kv-memory), close other programs that use the device, or take a smaller model"
+                    f"the WebGPU device has no room while {doing}, with {self._held:,} bytes held. Give the "
+                    "cache less (--kv-memory), close other programs that use the device, or take a smaller "
+                    "model"
                 ) from error
-            raise DeviceError(f"the WebGPU device failed while {doing}: {type(error).__name__}: {error}") from error
+            raise DeviceError(
+                f"the WebGPU device failed while {doing}: {type(error).__name__}: {error}"
+            ) from error
 
     def _is_lost(self, error: Exception) -> bool:
-        """Whether the device is gone. wgpu-py (0.32) has no error class and no `device.lost` for that, only wgpu-native's words."""
+        """Whether the device is gone.
+
+        wgpu-py (0.32) has no error class and no `device.lost` for that, only wgpu-native's words.
+        """
         if not isinstance(error, self._wgpu.GPUError | RuntimeError):
             return False
         try:
@@ -221,7 +242,9 @@ class WebGpuExecutor:
         flags = self._wgpu.BufferUsage
         count = max(-(-count // 4) * 4, 4)
         self._held += count
-        return self._device.create_buffer(size=count, usage=usage or flags.STORAGE | flags.COPY_SRC | flags.COPY_DST)
+        return self._device.create_buffer(
+            size=count, usage=usage or flags.STORAGE | flags.COPY_SRC | flags.COPY_DST
+        )
 
     def _place(self) -> None:
         """Make all buffers that plans name, and one that pages are copied through."""
@@ -253,7 +276,8 @@ class WebGpuExecutor:
         group = self._device.create_bind_group(
             layout=self._layout_of(kernel.access),
             entries=[
-                {"binding": i, "resource": {"buffer": b, "offset": 0, "size": b.size}} for i, b in enumerate(bindings)
+                {"binding": i, "resource": {"buffer": b, "offset": 0, "size": b.size}}
+                for i, b in enumerate(bindings)
             ],
         )
         grid = (x, y, z) if x <= MAX_GRID_X else (MAX_GRID_X, y, -(-x // MAX_GRID_X))
@@ -263,14 +287,18 @@ class WebGpuExecutor:
         """The buffer with packGridDimX; kernels with equal grids share it."""
         if value not in self._uniforms:
             usage = self._wgpu.BufferUsage.UNIFORM
-            self._uniforms[value] = self._device.create_buffer_with_data(data=np.array([value], np.uint32), usage=usage)
+            self._uniforms[value] = self._device.create_buffer_with_data(
+                data=np.array([value], np.uint32), usage=usage
+            )
         return self._uniforms[value]
 
     def _layout_of(self, access: tuple[str, ...]) -> Any:
         if access not in self._layouts:
             kinds = [{"read": "read-only-storage", "read_write": "storage"}[a] for a in access] + ["uniform"]
             stage = self._wgpu.ShaderStage.COMPUTE
-            entries = [{"binding": i, "visibility": stage, "buffer": {"type": kind}} for i, kind in enumerate(kinds)]
+            entries = [
+                {"binding": i, "visibility": stage, "buffer": {"type": kind}} for i, kind in enumerate(kinds)
+            ]
             self._layouts[access] = self._device.create_bind_group_layout(entries=entries)
         return self._layouts[access]
 

@@ -98,7 +98,7 @@ def build(
         targets=targets,
         quant=quant,
         group_size=group_size,
-        cpu_features=cpu_features,
+        cpu_features="native" if cpu_features == "native" else "baseline",
         context=context,
         dump_ir=dump_ir,
         export_function=export_function,

@@ -1,4 +1,7 @@
-"""Options that `nearfar run` and `nearfar chat` share. Defaults are those of SamplingParams and LoadOptions."""
+"""Options that `nearfar run` and `nearfar chat` share.
+
+Defaults are those of SamplingParams and LoadOptions.
+"""
 
 from __future__ import annotations
 
@@ -24,47 +27,65 @@ DEFAULTS = SamplingParams()
 LOAD = LoadOptions()
 
 ArtifactPath = Annotated[
-    Path, typer.Argument(help="An artifact, or the directory that `nearfar build` wrote: then the best target of it.")
+    Path,
+    typer.Argument(
+        help="An artifact, or the directory that `nearfar build` wrote: then the best target of it."
+    ),
 ]
 MaxTokens = Annotated[
-    int | None, typer.Option("--max-tokens", help="Longest answer, in tokens. Default: until the context is full.")
+    int | None,
+    typer.Option("--max-tokens", help="Longest answer, in tokens. Default: until the context is full."),
 ]
 Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token; higher is more varied.")]
 TopK = Annotated[int, typer.Option(help="Only the K likeliest tokens (0: all).")]
-TopP = Annotated[float, typer.Option(help="Only the likeliest tokens that make up this probability, in (0, 1].")]
+TopP = Annotated[
+    float, typer.Option(help="Only the likeliest tokens that make up this probability, in (0, 1].")
+]
 MinP = Annotated[float, typer.Option(help="Only tokens at least this likely, relative to the likeliest.")]
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text, on every device.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End the answer before this text; may be repeated.")]
 System = Annotated[str | None, typer.Option(help="System prompt.")]
 DeviceName = Annotated[str, typer.Option("--device", help=f"{device_choices()}.")]
 Precision = Annotated[
-    str | None, typer.Option(help="f16 or f32, where the artifact has both. Default: the best that the device has.")
+    str | None,
+    typer.Option(help="f16 or f32, where the artifact has both. Default: the best that the device has."),
 ]
 ProgramName = Annotated[
-    str | None, typer.Option("--program", help="A program of the artifact by its name (nearfar inspect lists them).")
+    str | None,
+    typer.Option("--program", help="A program of the artifact by its name (nearfar inspect lists them)."),
 ]
 Debug = Annotated[
     bool,
     typer.Option(
-        "--debug", help="Check every call with the driver's validation layer (Vulkan's); slow, messages go to stderr."
+        "--debug",
+        help="Check every call with the driver's validation layer (Vulkan's); slow, messages go to stderr.",
     ),
 ]
 Trust = Annotated[
     bool,
-    typer.Option("--trust", help="Run the native code of an artifact that was not built here, now and from now on."),
+    typer.Option(
+        "--trust", help="Run the native code of an artifact that was not built here, now and from now on."
+    ),
 ]
-Threads = Annotated[int | None, typer.Option(help="CPU threads. Default: one a core, within the container's quota.")]
+Threads = Annotated[
+    int | None, typer.Option(help="CPU threads. Default: one a core, within the container's quota.")
+]
 KvMemory = Annotated[
     str | None, typer.Option(help="Memory for the KV cache, such as 512MB. Default: half of what is free.")
 ]
 KvBits = Annotated[
     int | None,
-    typer.Option(help=f"Keep the KV cache in so many bits a value: {kv_bits_choices()}. Default: as the model computes."),
+    typer.Option(
+        help=f"Keep the KV cache in so many bits: {kv_bits_choices()}. Default: as the model computes."
+    ),
 ]
 Cache = Annotated[
-    Path | None, typer.Option(help="A snapshot (nearfar cache save): what the prompt begins with is not computed again.")
+    Path | None,
+    typer.Option(help="A snapshot (nearfar cache save): what the prompt begins with is not computed again."),
 ]
-Raw = Annotated[bool, typer.Option("--raw", help="No chat template: continue the prompt (an empty one: from BOS).")]
+Raw = Annotated[
+    bool, typer.Option("--raw", help="No chat template: continue the prompt (an empty one: from BOS).")
+]
 Stats = Annotated[bool, typer.Option("--stats", help="Print speeds to stderr at the end.")]
 
 
@@ -93,7 +114,11 @@ def sampling(
 def load_engine(artifact: Path, **options: Unpack[LoadKeywords]) -> Engine:
     """Load, showing that something happens where somebody looks."""
     console = Console(stderr=True)
-    with console.status(f"loading {artifact.resolve().name} …") if console.is_terminal else contextlib.nullcontext():
+    with (
+        console.status(f"loading {artifact.resolve().name} …")
+        if console.is_terminal
+        else contextlib.nullcontext()
+    ):
         return Engine.load(artifact, **options)
 
 

@@ -1,6 +1,7 @@
-"""Activations and the soft cap on float32, of exp alone: WGSL has no erf, and some drivers' tanh of a large number is NaN.
+"""Activations and the soft cap on float32, of exp alone.
 
-A NaN stays one, which shows that something went wrong before. Each uses its argument more than once: it should be a local.
+WGSL has no erf, and some drivers' tanh of a large number is NaN. A NaN stays one: it shows that something
+went wrong before. Each uses its argument more than once: it should be a local.
 """
 
 # mypy: ignore-errors
@@ -15,7 +16,8 @@ from nearfar.targets.jobs import Activation
 
 NEAR = 0.25
 TAYLOR = (62 / 2835, -17 / 315, 2 / 15, -1 / 3, 1.0)  # of tanh(x)/x in x², from the highest power
-# erfc(z) = exp(-z²)·(a1·t + … + a5·t⁵) with t = 1/(1 + p·z), z ≥ 0, within 1.5e-7: Abramowitz & Stegun, 7.1.26.
+# erfc(z) = exp(-z²)·(a1·t + … + a5·t⁵) with t = 1/(1 + p·z), z ≥ 0, within 1.5e-7: Abramowitz & Stegun,
+# 7.1.26.
 ERFC_P = 0.3275911
 ERFC = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592, 0.0)  # from the highest power
 
@@ -29,7 +31,7 @@ def polynomial(value, factors: tuple[float, ...]):
 
 
 def tanh(value):
-    """1 - 2/(1 + exp(2x)), and near 0, where that loses its digits, the Taylor series: within 5e-7 of the value."""
+    """1 - 2/(1 + exp(2x)), and near 0, where that loses digits, the Taylor series; relative error 1e-6."""
     steep = T.float32(1) - T.float32(2) / (T.float32(1) + T.exp(value * T.float32(2)))
     square = value * value
     return T.Select(square < T.float32(NEAR**2), value * polynomial(square, TAYLOR), steep)

@@ -1,9 +1,10 @@
 """Paged attention: flash decoding, split over the sequence for few rows.
 
-A workgroup has one row and the query heads that share one kv head, so that a key or value loaded serves them all.
-It walks its range of positions in tiles of 32: scores (a thread a position), then the tile's maximum and weights,
-then values (a thread a dimension). With a window the range begins at the first position that the row sees. Loop bounds
-come from read-only buffers at uniform indices, so the barriers inside are in uniform control flow, as WGSL demands.
+A workgroup has one row and the query heads that share one kv head, so that a key or value loaded serves them
+all. It walks its range of positions in tiles of 32: scores (a thread a position), then the tile's maximum and
+weights, then values (a thread a dimension). With a window the range begins at the first position that the row
+sees. Loop bounds come from read-only buffers at uniform indices, so the barriers inside are in uniform
+control flow, as WGSL demands.
 """
 
 # mypy: ignore-errors
@@ -45,7 +46,7 @@ def attention(job: Attend) -> Staged:
 
 
 def _splits(job: Attend) -> int:
-    """Parts of the positions that a row sees: more where they can be many, for SwiftShader an empty one costs, too."""
+    """Parts of the positions that a row sees: more where they can be many; empty ones cost time, too."""
     if job.m >= 16:
         return 1
     context = job.pages_per_slot * job.page_size
@@ -55,7 +56,7 @@ def _splits(job: Attend) -> int:
 
 
 def _attend(job: Attend, splits: int) -> tirx.PrimFunc:
-    """Attention of one row over one of `splits` ranges: normalized to `out`, or (values, maximum, sum) to `partial`."""
+    """One row over one of `splits` ranges: normalized to `out`, or (values, maximum, sum) to `partial`."""
     m, heads, kv, dim, page = job.m, job.heads, job.kv_heads, job.head_dim, job.page_size
     cells = ceil_div(dim, TILE)  # dimensions a thread
     most = max(min(MAX_SHARED_HEADS, MAX_SUMS // cells, heads // kv), 1)
@@ -207,7 +208,7 @@ def _attend(job: Attend, splits: int) -> tirx.PrimFunc:
 
 
 def _combine(job: Attend, splits: int) -> tirx.PrimFunc:
-    """Weigh the splits' values by their maxima; an empty split has sum 0 and the lowest maximum. Sinks count here, once."""
+    """Weigh the splits' values by their maxima; an empty one has sum 0. Sinks count here, once."""
     m, heads, dim = job.m, job.heads, job.head_dim
     total_out = m * heads * dim
 

@@ -23,7 +23,7 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def low_half(word):
-    """The float16 in the low half of a word, as float32; each target says how (FUNCTIONS of webgpu, intrinsics of vulkan)."""
+    """The float16 in the low half of a word, as float32; see FUNCTIONS of webgpu, intrinsics of vulkan."""
     return T.call_pure_extern("float32", LOW_HALF, word)
 
 
@@ -38,7 +38,10 @@ def f32(value):
 
 
 def stored(value, dtype: str):
-    """A float32 as the dtype of a buffer. float16 saturates: an infinity would make NaN of all that follows. NaN stays."""
+    """A float32 as the dtype of a buffer; float16 saturates.
+
+    An infinity would make NaN of all that is computed from it. A NaN stays.
+    """
     if dtype != "float16":
         return T.Cast(dtype, value)
     below = T.Select(value > T.float32(MOST_F16), T.float32(MOST_F16), value)
@@ -46,7 +49,7 @@ def stored(value, dtype: str):
 
 
 def select(func: tirx.PrimFunc, names: list[str], symbol: str) -> tirx.PrimFunc:
-    """The function with only the parameters named, in that order: TVMScript signatures are fixed, jobs' are not."""
+    """The function with the parameters named only: TVMScript signatures are fixed, jobs' are not."""
     by_name = {param.name: param for param in func.params}
     made = tirx.PrimFunc([by_name[name] for name in names], func.body, func.ret_type, func.attrs)
     return finish(made, symbol)

@@ -1,4 +1,4 @@
-"""Argmax of the logits in two launches: each workgroup a range of the vocabulary, then one workgroup over the ranges."""
+"""Argmax of the logits in two launches: a workgroup a range of the vocabulary, then one over the ranges."""
 
 # mypy: ignore-errors
 # TVMScript: what looks like Python is parsed, and nested ifs separate build time from run time.
@@ -30,7 +30,7 @@ def greedy(job: Greedy) -> Staged:
 
 
 def _ranges(rows: int, vocab: int, ranges: int) -> tirx.PrimFunc:
-    """Best value and lowest index of each range. `>` keeps the first of equals; no infinity and no NaN is taken."""
+    """Best value and lowest index of a range. `>` keeps the first of equals; no infinity or NaN is taken."""
 
     @T.prim_func(check_well_formed=False)
     def kernel(

@@ -1,4 +1,4 @@
-"""What the kernels that read a matrix (matvec, matmul, embed) know of it: parameters, a thread's columns, words, codes."""
+"""What the kernels that read a matrix know of it: parameters, a thread's columns, words, codes."""
 
 # mypy: ignore-errors
 # TVMScript: what looks like Python is parsed, and nested ifs separate build time from run time.
@@ -31,12 +31,12 @@ def lanes_for(outputs: int, each: int) -> int:
 
 
 def neighbours(job: Linear, outputs: int, wanted: bool) -> int:
-    """Columns side by side of a thread: 4 where they are wanted and the matrix and the thread's share allow, else 1."""
+    """Columns side by side of a thread: 4 where wanted and matrix and the thread's share allow, else 1."""
     return 4 if wanted and outputs % 4 == 0 and job.columns % 4 == 0 else 1
 
 
 def column_of(bx, tx, output, lanes: int, outputs: int, beside: int):
-    """Column of a thread's output: those of neighbouring threads are neighbours, `beside` of a thread together."""
+    """Column of a thread's output: neighbouring threads have neighbours, `beside` of a thread together."""
     return bx * (lanes * outputs) + output // beside * (lanes * beside) + tx * beside + output % beside
 
 
@@ -55,15 +55,16 @@ def word_shape(matrix: Matrix) -> tuple[tuple[int, ...], str]:
 
 
 def scale_shape(matrix: Matrix) -> tuple[int, ...]:
-    """Shape of the scale and bias words (a dummy for dense matrices, whose kernels have no such parameter)."""
+    """Shape of the scale and bias words (a dummy for dense matrices, which have no such parameter)."""
     return parts(matrix)[1].shape if matrix.quantized else (1, 1)
 
 
 @dataclass(frozen=True)
 class Units:
-    """A column of a matrix as `count` units of `inputs` inputs in `words` words each: mostly the inputs of one word.
+    """A column as `count` units of `inputs` inputs in `words` words each: mostly the inputs of one word.
 
-    `placed`: codes of one plane, which are used where they stand in their word (placed_code). `planes`: else, see packing.
+    `placed`: codes of one plane, which are used where they stand in their word (placed_code). `planes`: else,
+    see packing.
     """
 
     inputs: int
@@ -83,7 +84,7 @@ class Units:
         return Units(SPLIT_UNIT, words, matrix.k // SPLIT_UNIT, placed=False, planes=planes)
 
     def load(self, w0, unit, word, column):
-        """Word `word` of a unit of a column. Two units share a word of the plane of one bit: it is shifted down for each."""
+        """Word `word` of a unit of a column. Two units share a word of one-bit codes: it is shifted down."""
         if not self.planes:
             return w0[unit + word, column]
         low, high = self.planes
@@ -109,23 +110,23 @@ class Units:
 
 
 def dense_element(word, bits: int, e):
-    """Element `e` (may be symbolic) of a dense matrix's word, as float32: the word itself, or one half of it."""
+    """Element `e` (may be symbolic) of a dense matrix's word, as float32: the word, or one half of it."""
     return word if bits == 32 else T.Select(e % 2 == 0, low_half(word), high_half(word))
 
 
 def placed_code(word, bits: int, e):
     """Code `e` (may be symbolic) of a word, masked but not shifted down, as float32: code * 2^(bits*e).
 
-    The top code is packed with its sign bit inverted (see packing), so it gives (code - 2^(bits-1)) * 2^(bits*e).
-    SwiftShader shifts vectors one lane after the other, some twenty instructions; masking and converting from int32 take
-    one each.
+    The top code is packed with its sign bit inverted (see packing), so it gives (code -
+    2^(bits-1)) * 2^(bits*e). SwiftShader shifts vectors one lane after the other, some twenty instructions;
+    masking and converting from int32 take one each.
     """
     mask = T.shift_left(T.uint32((1 << bits) - 1), T.Cast("uint32", e * bits))
     return f32(T.Cast("int32", word & mask))
 
 
 def place_factor(bits: int, e):
-    """2^-(bits*e), which an input meets before placed_code(…, e); by its float32 bits, as `e` may be symbolic."""
+    """2^-(bits*e), by which an input is multiplied before placed_code(…, e). `e` may be symbolic."""
     return T.reinterpret("float32", (127 - bits * e) * (1 << 23))
 
 

@@ -24,7 +24,7 @@ def logprobs(job: Logprobs) -> Staged:
 
 
 def _logprobs(rows: int, vocab: int) -> tirx.PrimFunc:
-    """Best token after the previous one (in the order: value down, then index up), 20 times; the first gives the maximum."""
+    """20 times the best token after the last one (value down, then index up); the first is the maximum."""
     turns = ceil_div(vocab, THREADS)
 
     @T.prim_func(check_well_formed=False)

@@ -1,10 +1,11 @@
-"""Matrix times many rows (prefill): a thread owns a register tile of 8 rows of x by 8 output columns (a gated pair: 4 and 4).
+"""Matrix times many rows (prefill): a thread owns a register tile of 8 rows of x by 8 columns.
 
-Weights go straight to registers: a word brings 8 (q4) or 4 (q8) weights of a column, and neighbours read neighbouring
-words. Only x, which all threads of a workgroup want, goes through workgroup memory, 8 or 16 inputs of 8 rows at a time, so
-that every index into it is a literal: SwiftShader makes one load and a broadcast of that, but four branches of a load at an
-index it cannot see through. As in the matvec, the norm's rstd is applied at the end; each thread fills the tile from one
-row only, so it can sum that row's squares as it goes.
+Of a gated pair the columns are 4 and 4. Weights go straight to registers: a word brings 8 (q4) or 4 (q8)
+weights of a column, and neighbours read neighbouring words. Only x, which all threads of a workgroup want,
+goes through workgroup memory, 8 or 16 inputs of 8 rows at a time, so that every index into it is a literal:
+SwiftShader makes one load and a broadcast of that, but four branches of a load at an index it cannot see
+through. As in the matvec, the norm's rstd is applied at the end; each thread fills the tile from one row
+only, so it can sum that row's squares as it goes.
 """
 
 # mypy: ignore-errors
@@ -36,7 +37,9 @@ from .layout import (
 
 TILE_M, TILE_N = 8, 8
 TILE_K = 8  # inputs of a tile of x
-UNROLLED = 4  # inputs at a time, in one expression: SwiftShader masks every store to a local, so one store should add four products
+# Inputs at a time, in one expression: SwiftShader masks every store to a local, so one should add four
+# products.
+UNROLLED = 4
 
 
 def products(xs, w, at, count: int):
@@ -79,7 +82,7 @@ def matmul(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
     ragged = k % unit != 0 or tile_k % fillers != 0
 
     def row_of(bx, tx, r):
-        """Matrix row `r` of a thread; of a gated pair the first half are gate rows, the second half their up rows."""
+        """Matrix row `r` of a thread; of a gated pair first the gate rows, then their up rows."""
         column = loaded_column(bx, tx, r % outs, lanes, outs, beside, n_out - 1 if ragged_n else None)
         return column + r // outs * n_out
 

@@ -1,10 +1,10 @@
 """Matrix times few rows (decode): what counts is how many instructions and bytes a weight costs.
 
-Threads lie along the output rows, each with a few rows of its own, so that x, once loaded, serves them all; the matrix is
-stored k-major (see packing), so their loads coalesce. Where that gives too few threads for a GPU (long rows, few of them),
-threadIdx.y splits k and one barrier joins the parts. Scale and bias stay out of the inner loop: a group adds
-scale * Σ q·x + bias * Σ x. The norm costs no pass of its own: rms_norm(x)·W = rstd · ((x * weight)·W), so its sum of
-squares is taken on the way.
+Threads lie along the output rows, each with a few rows of its own, so that x, once loaded, serves them all;
+the matrix is stored k-major (see packing), so their loads coalesce. Where that gives too few threads for a
+GPU (long rows, few of them), threadIdx.y splits k and one barrier joins the parts. Scale and bias stay out of
+the inner loop: a group adds scale * Σ q·x + bias * Σ x. The norm costs no pass of its own: rms_norm(x)·W =
+rstd · ((x * weight)·W), so its sum of squares is taken on the way.
 """
 
 # mypy: ignore-errors
@@ -43,7 +43,7 @@ SHARED_BYTES = 16384  # workgroup memory that every WebGPU device has
 
 @dataclass(frozen=True)
 class Tiling:
-    """`lanes` threads along the output, `rows` rows each; `splits` of k in `groups` of `steps` steps of `chunk` inputs."""
+    """`lanes` threads with `rows` rows each; `splits` of k in `groups` of `steps` steps of `chunk` inputs."""
 
     lanes: int
     rows: int
@@ -54,7 +54,7 @@ class Tiling:
 
 
 def tiling(job: Linear) -> Tiling:
-    """Choose the tiling. Rows a thread, measured in SwiftShader (576x576, ns of one core a weight): 2: 5.6, 4: 4.4, 8: 3.0."""
+    """The tiling. Rows a thread, in SwiftShader (576x576, a core's ns a weight): 2: 5.6, 4: 4.4, 8: 3.0."""
     matrix = job.matrix
     rows = 8 if job.m == 1 else 4
     lanes = lanes_for(job.columns, rows // 2 if job.gate else rows)
@@ -80,7 +80,7 @@ def tree_sum(products: list):
 
 
 def matvec(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
-    """One launch of `job` for small m. `vectors`: threads have columns side by side, for targets that load four words."""
+    """One launch for small m. `vectors`: threads have columns side by side, where four words load at once."""
     m, k, bits = job.m, job.matrix.k, job.matrix.bits
     quantized, gated, has_norm, eps = (
         job.matrix.quantized,
@@ -104,12 +104,12 @@ def matvec(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
     values = m * rows
 
     def row_of(bx, tx, r):
-        """Matrix row `r` of a thread; of a gated pair the first half are gate rows, the second half their up rows."""
+        """Matrix row `r` of a thread; of a gated pair first the gate rows, then their up rows."""
         column = loaded_column(bx, tx, r % outs, lanes, outs, beside, n_out - 1 if ragged_n else None)
         return column + r // outs * n_out
 
     def x_value(x, start, at):
-        """Input `at` of the row that starts there (an index into the flat memory); zero beyond k (odd k of pairs)."""
+        """Input `at` of the row that starts there in the flat memory; zero beyond k (odd k of pairs)."""
         value = f32(x[0, start + (T.min(at, k - 1) if ragged_k else at)])
         return T.Select(at < k, value, T.float32(0)) if ragged_k else value
 
@@ -117,7 +117,7 @@ def matvec(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
         return T.min(at, k - 1) if ragged_k else at
 
     def weight(word, e):
-        """Weight or code `e` of a step's words; where placed times 2^(bits*e), by which its input is divided."""
+        """Weight or code `e` of a step; where placed times 2^(bits*e), by which its input is divided."""
         if not quantized:
             return dense_element(word[e // units.inputs], bits, e)
         return placed_code(word[0], bits, e) if placed else units.code(word, 0, e)
@@ -127,7 +127,7 @@ def matvec(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
         return tree_sum([weight(word, e) * xs[e] for e in range(chunk)])
 
     def grouped(scale, offset, dot, top, xsum):
-        """What a group adds: the sums of its codes times inputs, of the inputs of top codes, and of all inputs."""
+        """What a group adds, of sums of codes times inputs, of the inputs of top codes, of all inputs."""
         return scale * (dot + top if placed else dot) + offset * xsum
 
     def simple(value, bias, residual, row, column):

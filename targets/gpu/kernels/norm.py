@@ -13,7 +13,7 @@ from .common import ceil_div, select
 
 
 def threads_for(width: int) -> int:
-    """Threads of a workgroup that adds up `width` squares. They cost SwiftShader time at a barrier, so not the most."""
+    """Threads of a workgroup that adds up `width` squares; at a barrier each costs SwiftShader time."""
     return 128 if width > 512 else 32
 
 

@@ -19,9 +19,10 @@ THREADS = 64
 
 
 def rope_append(job: RopeAppend) -> Staged:
-    """One launch; two where something is normed, since together they have more than the eight buffers of a kernel.
+    """One launch; two where something is normed.
 
-    What is between the two is float32 in f16 programs too.
+    Together they have more than the eight buffers of a kernel. What is between the two is float32 in f16
+    programs too.
     """
     normed = job.norm_eps is not None or job.v_norm_eps is not None
     rotated_early = job.rope and job.norm_eps is not None and job.norm_after
@@ -122,9 +123,10 @@ def _appended(job: RopeAppend, x_dtype: str, rotated: bool) -> tirx.PrimFunc:
 
 
 def _normed(job: RopeAppend, rotated: bool) -> tirx.PrimFunc:
-    """A workgroup a stretch that is normed by itself: a head, with `norm_all` all heads of q or all of k; else copies.
+    """A workgroup a stretch that is normed by itself: a head, or with `norm_all` all heads of q or of k.
 
-    `rotated`: q and k are rotated before they are normed. A thread has pairs (i, i + head_dim/2).
+    What is not normed is copied. `rotated`: q and k are rotated before they are normed. A thread has pairs
+    (i, i + head_dim/2).
     """
     m, heads, kv, half = job.m, job.heads, job.kv_heads, job.head_dim // 2
     all_heads, keys = job.x_heads, job.kv_heads * job.append
@@ -133,7 +135,7 @@ def _normed(job: RopeAppend, rotated: bool) -> tirx.PrimFunc:
     q_parts, k_parts = (1, int(job.append)) if whole else (heads, keys)  # stretches; of v each head is one
     q_length, k_length = (heads, kv) if whole else (1, 1)  # heads of a stretch
     longest = max(q_length, k_length) * half
-    threads = min(threads_for(longest * 2), half)
+    threads = min(threads_for(longest * 2), longest)
     turns = ceil_div(longest, threads)
 
     def mean(total, bx):
@@ -146,6 +148,9 @@ def _normed(job: RopeAppend, rotated: bool) -> tirx.PrimFunc:
     def one_of(bx, q_value, k_value, v_value):
         """By the kind of the stretch."""
         return T.Select(bx < q_parts, q_value, T.Select(bx < q_parts + k_parts, k_value, v_value))
+
+    def first_head(bx):
+        return one_of(bx, 0, heads, bx - 2 + heads + kv) if whole else bx
 
     @T.prim_func(check_well_formed=False)
     def kernel(
@@ -165,11 +170,7 @@ def _normed(job: RopeAppend, rotated: bool) -> tirx.PrimFunc:
                     pair = T.alloc_local((2 * turns,), "float32")
                     value = T.alloc_local((4,), "float32")
                     at = T.alloc_local((4,), "int32")
-                    at[0] = one_of(
-                        bx, bx * q_length, heads, bx - q_parts - k_parts + heads + keys
-                    )  # first head
-                    if not whole:
-                        at[0] = bx
+                    at[0] = first_head(bx)
                     at[1] = one_of(bx, q_length, k_length, 1) * half  # pairs
                     value[0] = T.float32(0)
                     for t in T.unroll(turns):

@@ -1,7 +1,8 @@
 """Sampling as docs/artifact.md defines it: adjusted logits over the whole device, then one workgroup a row.
 
-Thresholds of top_k and top_p are found in order-preserving integers of the floats, four bits a pass: 15 candidates are
-counted at once, so a row is read 8 times a threshold instead of 32. Sums run in a fixed order, so a seed gives one text.
+Thresholds of top_k and top_p are found in order-preserving integers of the floats, four bits a pass: 15
+candidates are counted at once, so a row is read 8 times a threshold instead of 32. Sums run in a fixed order,
+so a seed gives one text.
 """
 
 # mypy: ignore-errors
@@ -42,7 +43,7 @@ def ordered(value):
 
 
 def _adjust(rows: int, vocab: int, slots: int) -> tirx.PrimFunc:
-    """Steps 1 to 5: bias, mask, penalties, temperature. A token that may not be sampled gets the lowest float."""
+    """Steps 1 to 5: bias, mask, penalties, temperature. Tokens not to be sampled get the lowest float."""
     masks = ceil_div(vocab, 32)
 
     @T.prim_func(check_well_formed=False)
@@ -83,7 +84,8 @@ def _adjust(rows: int, vocab: int, slots: int) -> tirx.PrimFunc:
                             1
                         ) == T.uint32(0):
                             value[0] = T.float32(LOWEST)
-                        # A NaN fails the comparison; infinities become the lowest float. Neither is ever sampled.
+                        # A NaN fails the comparison; infinities become the lowest float. Neither is ever
+                        # sampled.
                         value[1] = T.float32(LOWEST)
                         if value[0] > value[1]:
                             value[1] = value[0]
@@ -137,7 +139,8 @@ def _choose(rows: int, vocab: int, slots: int) -> tirx.PrimFunc:
                             key[0] = T.uint32(0)  # the threshold, found from its highest bits
                             value[2] = f32(sample_i32[bx, TOP_K])
                             for step in T.serial(9):
-                                # Step 0 of top_p only measures the mass of all kept: every candidate is the same threshold.
+                                # Step 0 of top_p only measures the mass of all kept: every candidate is the
+                                # same threshold.
                                 if step > 0 or job == 1:
                                     for c in T.unroll(WAYS):
                                         mass[c] = T.float32(0)
@@ -209,7 +212,8 @@ def _choose(rows: int, vocab: int, slots: int) -> tirx.PrimFunc:
                                 value[1] = (
                                     f32(T.Cast("int32", s[0] >> T.uint32(8))) + T.float32(0.5)
                                 ) * T.float32(2.0**-24)
-                                # A u that rounds to 1, or a device's coarse log, would make the noise infinite.
+                                # A u that rounds to 1, or a device's coarse log, would make the noise
+                                # infinite.
                                 value[0] = value[0] - T.log(T.max(-T.log(value[1]), T.float32(2.0**-24)))
                             if value[0] > value[2]:
                                 value[2] = value[0]

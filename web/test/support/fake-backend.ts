@@ -29,18 +29,28 @@ export class FakeBackend implements Backend {
   readonly #prepared = new Set<string>();
   readonly #ints: Record<string, Int32Array>;
   readonly #floats: Record<string, Float32Array>;
-  readonly #kv: Int32Array;
+  /** By group. */
+  readonly #kv: readonly Int32Array[];
 
-  constructor(shape: Partial<Omit<BackendShape, "groups">> & { readonly pages?: number } = {}) {
+  /** `pages`: of each group, all that could ever be needed by default. */
+  constructor(
+    shape: Partial<Omit<BackendShape, "groups">> & {
+      readonly pages?: number | readonly number[];
+      readonly windows?: Windows;
+    } = {},
+  ) {
     const { pageSize = 4, slots = 16, contextLength = 128, vocabSize = 97 } = shape;
     const pagesPerSlot = Math.ceil(contextLength / pageSize);
-    const pages = shape.pages ?? slots * pagesPerSlot;
-    this.shape = { groups: [{ window: null, pages }], pageSize, slots, contextLength, vocabSize, pagesPerSlot };
+    const { windows = [null], pages = slots * pagesPerSlot } = shape;
+    const groups = windows.map((window, group) => {
+      return { window, pages: typeof pages === "number" ? pages : (pages[group] ?? 0) };
+    });
+    this.shape = { groups, pageSize, slots, contextLength, vocabSize, pagesPerSlot };
     this.#ints = {
       tokens: new Int32Array(MAX_STEP),
       positions: new Int32Array(MAX_STEP),
       slots: new Int32Array(MAX_STEP),
-      "page_table.0": new Int32Array(slots * pagesPerSlot).fill(-1),
+      ...Object.fromEntries(groups.map((_, g) => [`page_table.${g}`, new Int32Array(slots * pagesPerSlot).fill(-1)])),
       logit_rows: new Int32Array(MAX_ROWS),
       sample_i32: new Int32Array(MAX_ROWS * SAMPLE_COLUMNS),
       counts: new Int32Array(slots * vocabSize),
@@ -55,7 +65,7 @@ export class FakeBackend implements Backend {
       logprob: new Float32Array(MAX_ROWS),
       top_logprobs: new Float32Array(MAX_ROWS * TOP_LOGPROBS),
     };
-    this.#kv = new Int32Array(pages * pageSize).fill(-1);
+    this.#kv = groups.map((group) => new Int32Array(group.pages * pageSize).fill(-1));
   }
 
   sizes(name: FunctionName): readonly number[] {
@@ -85,9 +95,9 @@ export class FakeBackend implements Backend {
     if (name === "greedy" || name === "sample") this.#sample(name, size);
   }
 
-  copyPage(_group: number, from: number, to: number): void {
+  copyPage(group: number, from: number, to: number): void {
     const { pageSize } = this.shape;
-    this.#kv.copyWithin(to * pageSize, from * pageSize, (from + 1) * pageSize);
+    this.#kv[group]?.copyWithin(to * pageSize, from * pageSize, (from + 1) * pageSize);
   }
 
   async fetch(reads: readonly Read[]): Promise<HostArray[]> {
@@ -114,24 +124,29 @@ export class FakeBackend implements Backend {
     return this.#ints[name]?.[at] ?? 0;
   }
 
-  #cell(slot: number, position: number): number {
+  #cell(group: number, slot: number, position: number): number {
     const { pageSize, pagesPerSlot } = this.shape;
-    const page = this.#int("page_table.0", slot * pagesPerSlot + Math.floor(position / pageSize));
-    if (page < 0 || page * pageSize >= this.#kv.length)
-      throw new Error(`position ${position} of slot ${slot} has page ${page}`);
+    const page = this.#int(`page_table.${group}`, slot * pagesPerSlot + Math.floor(position / pageSize));
+    if (page < 0 || page * pageSize >= (this.#kv[group]?.length ?? 0))
+      throw new Error(`position ${position} of slot ${slot} has page ${page} in group ${group}`);
     return page * pageSize + (position % pageSize);
   }
 
   #step(size: number): void {
     for (let row = 0; row < size; row++) {
       const position = this.#int("positions", row);
-      if (position >= 0) this.#kv[this.#cell(this.#int("slots", row), position)] = this.#int("tokens", row);
+      if (position < 0) continue;
+      for (const [group, kv] of this.#kv.entries())
+        kv[this.#cell(group, this.#int("slots", row), position)] = this.#int("tokens", row);
     }
     for (let r = 0; r < Math.min(size, MAX_ROWS); r++) {
       const row = this.#int("logit_rows", r);
       const slot = this.#int("slots", row);
       const seen: number[] = [];
-      for (let p = 0; p <= this.#int("positions", row); p++) seen.push(this.#kv[this.#cell(slot, p)] ?? -1);
+      const last = this.#int("positions", row);
+      for (const [group, { window }] of this.shape.groups.entries())
+        for (let p = Math.max(last + 1 - (window ?? last + 1), 0); p <= last; p++)
+          seen.push(this.#kv[group]?.[this.#cell(group, slot, p)] ?? -1);
       this.#buffer("state")[r] = hash(seen);
       this.#buffer("finite")[r] = this.notFinite(seen) ? 0 : 1;
     }
@@ -170,15 +185,25 @@ function nextToken(state: number, vocabSize: number, random: readonly number[]):
   return ((hash([state, ...random]) >>> 8) % (vocabSize - 1)) + 1;
 }
 
+/** Positions that a group's layers look back, by group; null: to the beginning. */
+export type Windows = readonly (number | null)[];
+
 /** What the model above must answer, computed in a straight line. */
-export function expectedTokens(prompt: readonly number[], count: number, vocabSize = 97, seed?: bigint): number[] {
+export function expectedTokens(
+  prompt: readonly number[],
+  count: number,
+  vocabSize = 97,
+  seed?: bigint,
+  windows: Windows = [null],
+): number[] {
   const tokens = [...prompt];
   for (let i = 0; i < count; i++) {
     const random =
       seed === undefined
         ? []
         : [Number(BigInt.asIntN(32, seed)), Number(BigInt.asIntN(32, seed >> 32n)), tokens.length];
-    tokens.push(nextToken(hash(tokens), vocabSize, random));
+    const seen = windows.flatMap((window) => tokens.slice(-(window ?? tokens.length)));
+    tokens.push(nextToken(hash(seen), vocabSize, random));
   }
   return tokens.slice(prompt.length);
 }

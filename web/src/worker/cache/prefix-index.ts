@@ -1,92 +1,162 @@
-/** Parent of the first page of a sequence. */
-export const ROOT = -1;
+import type { Window } from "./window.js";
 
-interface Entry {
-  readonly key: string;
-  readonly parent: number;
-  readonly tokens: readonly number[];
+/**
+ * A page's worth of tokens behind those of its parents, and for each group the page that holds their keys and
+ * values.
+ *
+ * The path from the root names every token before it too, so a node's pages have the content that its path
+ * says. It lives as long as it has a page or a child, or `ends` sequences whose tokens end here.
+ */
+export class Node {
+  readonly pages: (number | null)[];
+  readonly children = new Map<string, Node>();
+  ends = 0;
+
+  constructor(
+    readonly parent: Node | null,
+    readonly tokens: readonly number[],
+    groups: number,
+  ) {
+    this.pages = new Array<number | null>(groups).fill(null);
+  }
 }
 
 /**
- * A tree of full pages: a page is found by its parent page and the tokens in it.
- *
- * The path from the root names every token before the page too, so equal keys mean equal content. A page number can
- * stand for its whole path because a page never leaves the index before its children do: whoever holds a child holds
- * its parent, sequences give pages back last page first, and the idle page given back first is evicted first.
+ * A tree of full pages. A prefix is found where every group can serve it: a group without a window must have
+ * all of its pages, one with a window those that the next row reads. So pages of a windowed group may leave
+ * the index before those behind them do. In a group without a window a page never leaves before its children:
+ * whoever holds a child holds its parent, sequences give pages back last page first, and the idle page given
+ * back first is evicted first.
  */
 export class PrefixIndex {
-  readonly #pages = new Map<string, number>();
-  readonly #entries = new Map<number, Entry>();
-  /** Insertion order is eviction order. */
-  readonly #idle = new Set<number>();
+  readonly root: Node;
+  readonly #windows: readonly Window[];
+  readonly #pageSize: number;
+  readonly #nodes: readonly Map<number, Node>[];
+  /** By group; insertion order is eviction order. */
+  readonly #idle: readonly Set<number>[];
 
-  constructor(readonly pageSize: number) {}
-
-  has(page: number): boolean {
-    return this.#entries.has(page);
+  constructor(windows: readonly Window[], pageSize: number) {
+    this.#windows = windows;
+    this.#pageSize = pageSize;
+    this.#nodes = windows.map(() => new Map());
+    this.#idle = windows.map(() => new Set());
+    this.root = new Node(null, [], windows.length);
   }
 
-  /** How many pages `evict` can give back. */
-  get idleCount(): number {
-    return this.#idle.size;
+  has(group: number, page: number): boolean {
+    return this.#nodes[group]?.has(page) ?? false;
   }
 
-  /** The idle pages in the order in which they will be evicted. */
-  idlePages(): number[] {
-    return [...this.#idle];
+  /** How many pages of a group `evict` can give back. */
+  idleCount(group: number): number {
+    return this.#idle[group]?.size ?? 0;
   }
 
-  /** [page, parent, tokens] of every page, by page number. */
-  entries(): [number, number, readonly number[]][] {
-    const sorted = [...this.#entries].sort(([a], [b]) => a - b);
-    return sorted.map(([page, { parent, tokens }]) => [page, parent, tokens]);
+  /** The idle pages of a group in the order in which they will be evicted. */
+  idlePages(group: number): number[] {
+    return [...(this.#idle[group] ?? [])];
   }
 
-  /** The pages of the longest cached prefix of `tokens`, at most `limit` pages. */
-  lookup(tokens: readonly number[], limit: number): number[] {
-    const found: number[] = [];
-    let parent = ROOT;
-    for (let start = 0; found.length < limit; start += this.pageSize) {
-      const page = this.#pages.get(keyOf(parent, tokens.slice(start, start + this.pageSize)));
-      if (page === undefined) break;
-      found.push(page);
-      parent = page;
+  /** Every node that has a page, with the tokens from the root on; parents before children. */
+  nodes(): { path: number[]; node: Node }[] {
+    const found: { path: number[]; node: Node }[] = [];
+    const reached: { path: number[]; node: Node }[] = [{ path: [], node: this.root }];
+    for (let next = reached.pop(); next; next = reached.pop()) {
+      const { path, node } = next;
+      if (node.pages.some((page) => page !== null)) found.push(next);
+      for (const child of node.children.values()) reached.push({ path: [...path, ...child.tokens], node: child });
     }
     return found;
   }
 
-  /** Enters a full page. Returns the page that holds these tokens: `page`, or the one that was there first. */
-  insert(parent: number, tokens: readonly number[], page: number): number {
-    const key = keyOf(parent, tokens);
-    const known = this.#pages.get(key);
-    if (known !== undefined) return known;
-    this.#pages.set(key, page);
-    this.#entries.set(page, { key, parent, tokens });
-    return page;
+  /** The nodes of the longest prefix of `tokens` that every group can serve, at most `limit` of them. */
+  lookup(tokens: readonly number[], limit: number): Node[] {
+    const found: Node[] = [];
+    let served = 0;
+    // By group, pages without a gap at the end of `found`.
+    const cached = this.#windows.map(() => 0);
+    let node: Node | undefined = this.root;
+    for (let end = this.#pageSize; found.length < limit; end += this.#pageSize) {
+      node = node.children.get(keyOf(tokens.slice(end - this.#pageSize, end)));
+      if (!node) break;
+      found.push(node);
+      const { pages } = node;
+      this.#windows.forEach((_, group) => {
+        cached[group] = pages[group] === null ? 0 : (cached[group] ?? 0) + 1;
+      });
+      if (this.#windows.every((window, group) => (cached[group] ?? 0) >= window.columnsBefore(end)))
+        served = found.length;
+    }
+    return found.slice(0, served);
+  }
+
+  /**
+   * Enters a full page, of each group that has one. A page that was there first stays; see the node's
+   * `pages`.
+   */
+  insert(parent: Node, tokens: readonly number[], pages: readonly (number | null)[]): Node {
+    const key = keyOf(tokens);
+    let node = parent.children.get(key);
+    if (!node) {
+      node = new Node(parent, tokens, pages.length);
+      parent.children.set(key, node);
+    }
+    for (const [group, page] of pages.entries()) {
+      if (page === null || node.pages[group] !== null) continue;
+      node.pages[group] = page;
+      this.#nodes[group]?.set(page, node);
+    }
+    return node;
+  }
+
+  /** The tokens of one sequence more end here. */
+  enter(node: Node): Node {
+    node.ends += 1;
+    return node;
+  }
+
+  /** One sequence fewer. */
+  leave(node: Node): void {
+    node.ends -= 1;
+    prune(node);
   }
 
   /** Nobody holds the page any more: it may be evicted, after those parked before it. */
-  park(page: number): void {
-    this.#idle.add(page);
+  park(group: number, page: number): void {
+    this.#idle[group]?.add(page);
   }
 
   /** The page is held again. */
-  revive(page: number): void {
-    this.#idle.delete(page);
+  revive(group: number, page: number): void {
+    this.#idle[group]?.delete(page);
   }
 
-  /** Forgets the page that has been idle longest, and returns it. The caller has checked `idleCount`. */
-  evict(): number {
-    const [page] = this.#idle;
-    const entry = page === undefined ? undefined : this.#entries.get(page);
-    if (page === undefined || !entry) throw new Error("evict() without an idle page");
-    this.#idle.delete(page);
-    this.#entries.delete(page);
-    this.#pages.delete(entry.key);
+  /**
+   * Forgets the page of a group that has been idle longest, and returns it. The caller has checked
+   * `idleCount`.
+   */
+  evict(group: number): number {
+    const [page] = this.#idle[group] ?? [];
+    const node = page === undefined ? undefined : this.#nodes[group]?.get(page);
+    if (page === undefined || !node) throw new Error("evict() without an idle page");
+    this.#idle[group]?.delete(page);
+    this.#nodes[group]?.delete(page);
+    node.pages[group] = null;
+    prune(node);
     return page;
   }
 }
 
-function keyOf(parent: number, tokens: readonly number[]): string {
-  return `${parent}:${tokens.join(",")}`;
+/** Drops a node that nothing needs any more, and its parents that only led to it. */
+function prune(leaf: Node): void {
+  let node = leaf;
+  while (node.parent && node.ends === 0 && node.children.size === 0 && node.pages.every((page) => page === null)) {
+    node.parent.children.delete(keyOf(node.tokens));
+    node = node.parent;
+  }
+}
+
+function keyOf(tokens: readonly number[]): string {
+  return tokens.join(",");
 }

@@ -1,50 +1,80 @@
 import { PageAllocator } from "./page-allocator.js";
-import { PrefixIndex, ROOT } from "./prefix-index.js";
+import { type Node, PrefixIndex } from "./prefix-index.js";
+import { Window } from "./window.js";
 
-/** The device must copy page `from` to page `to` before the next step. */
-export type PageCopy = readonly [from: number, to: number];
+/** The device must copy page `from` of a group to page `to` before the next step. */
+export type PageCopy = readonly [group: number, from: number, to: number];
+
+/** The pages of one group that a sequence holds: those of the columns of its page table from `first` on. */
+export interface Held {
+  readonly first: number;
+  readonly pages: readonly number[];
+}
 
 /**
- * Tokens whose keys and values are in the cache (or will be, once the steps already queued have run).
- * `pages` covers at least `tokens`; pages beyond are reserved for what comes next.
+ * Tokens whose keys and values are in the cache. `held`, by group, covers at least what rows behind `tokens`
+ * read; pages beyond are reserved for what comes next.
  */
 export interface CachedSequence {
   readonly slot: number;
   readonly tokens: readonly number[];
-  readonly pages: readonly number[];
+  readonly held: readonly Held[];
+}
+
+/** One group of caches: how far its layers look back, and its pages. */
+interface Group {
+  readonly window: Window;
+  readonly allocator: PageAllocator;
 }
 
 class Entry implements CachedSequence {
   constructor(
     readonly slot: number,
     readonly tokens: number[],
-    readonly pages: number[],
+    readonly held: { first: number; readonly pages: number[] }[],
+    /** Where the full pages of the tokens end in the prefix index. */
+    public node: Node,
   ) {}
 }
 
 /**
  * All sequences in flight: gives out slots and pages, shares prefixes, copies on write, evicts.
  *
- * Every operation that can run out of room either succeeds, or changes nothing and returns null. The Python runtime
- * has the same class; both pass the vectors in tests/vectors/cache.
+ * Layers that look equally far back are a *group* with a pool of pages of its own. In a group without a
+ * window a sequence keeps all its pages; in one with a window those that its rows still read: as soon as the
+ * step has been read that last needed a page, it is given back, to stay in the prefix index while there is
+ * room.
+ *
+ * Every operation that can run out of room either succeeds, or changes nothing and returns null. The Python
+ * runtime has the same class; both pass the vectors in tests/vectors/cache.
  */
 export class SequenceTable {
-  readonly allocator: PageAllocator;
+  readonly groups: readonly Group[];
   readonly index: PrefixIndex;
   readonly #entries = new Map<number, Entry>();
 
+  /** `pages` and `windows` (positions, null: no window) by group. */
   constructor(
-    pages: number,
+    pages: readonly number[],
     readonly pageSize: number,
     readonly slots: number,
+    windows: readonly (number | null)[] = [null],
   ) {
-    this.allocator = new PageAllocator(pages);
-    this.index = new PrefixIndex(pageSize);
+    if (pages.length !== windows.length)
+      throw new Error(`${pages.length} numbers of pages for ${windows.length} groups`);
+    this.groups = windows.map((size, group) => ({
+      window: new Window(size, pageSize),
+      allocator: new PageAllocator(pages[group] ?? 0),
+    }));
+    this.index = new PrefixIndex(
+      this.groups.map(({ window }) => window),
+      pageSize,
+    );
   }
 
-  /** Pages that a reservation can get: the free ones and the evictable ones. */
-  get available(): number {
-    return this.allocator.freeCount + this.index.idleCount;
+  /** Pages of a group that a reservation can get: the free ones and the evictable ones. */
+  available(group: number): number {
+    return (this.groups[group]?.allocator.freeCount ?? 0) + this.index.idleCount(group);
   }
 
   /** How many more sequences can be opened. */
@@ -57,84 +87,154 @@ export class SequenceTable {
     return [...this.#entries.values()].sort((a, b) => a.slot - b.slot);
   }
 
+  /** Positions, at most `context`, that a new sequence can have now if it advances by up to `rows` a step. */
+  longest(rows: number, context: number): number {
+    return Math.min(...this.groups.map(({ window }, group) => window.longest(this.available(group), rows, context)));
+  }
+
   /** Pages that `length` tokens fill, the last perhaps in part. */
   pagesFor(length: number): number {
     return Math.ceil(length / this.pageSize);
   }
 
   /**
-   * Opens a sequence that will hold `tokens`, in the lowest free slot, starting from their longest cached prefix.
-   * At least one of the tokens is left to compute, because its logits are wanted. Null when no slot is free.
+   * Opens a sequence that will hold `tokens`, in the lowest free slot, starting from their longest cached
+   * prefix. At least one of the tokens is left to compute, because its logits are wanted. Null when no slot
+   * is free.
    */
   open(tokens: readonly number[]): CachedSequence | null {
     const slot = this.#freeSlot();
     if (slot === null) return null;
-    const pages = this.index.lookup(tokens, Math.floor(Math.max(tokens.length - 1, 0) / this.pageSize));
-    for (const page of pages) this.#hold(page);
-    return this.#add(slot, tokens.slice(0, pages.length * this.pageSize), pages);
+    const path = this.index.lookup(tokens, Math.floor(Math.max(tokens.length - 1, 0) / this.pageSize));
+    const length = path.length * this.pageSize;
+    const held = this.groups.map(({ window }, group) => {
+      const first = window.firstColumn(length);
+      return { first, pages: path.slice(first).flatMap(({ pages }) => pages[group] ?? []) };
+    });
+    return this.#add(slot, tokens.slice(0, length), held, path.at(-1) ?? this.index.root);
   }
 
   /**
-   * Makes the positions from the end of the sequence up to `length` writable. Returns the page copies to make first:
-   * a last page that others can see is copied before it is written. Null when there are not enough pages.
+   * Makes the positions from the end of the sequence up to `length` writable; in groups with a window up to
+   * `soon`: such a group gives pages back as the sequence advances, and gets the next ones then. Returns the
+   * page copies to make first: a last page that others can see is copied before it is written. Null when
+   * there are not enough pages.
    */
-  reserve(sequence: CachedSequence, length: number): PageCopy[] | null {
-    const { tokens, pages } = this.#entry(sequence);
-    const shared = length > tokens.length ? this.#sharedTail(tokens, pages) : null;
-    const missing = Math.max(this.pagesFor(length) - pages.length, 0);
-    if (missing + (shared === null ? 0 : 1) > this.available) return null;
+  reserve(sequence: CachedSequence, length: number, soon = length): PageCopy[] | null {
+    const entry = this.#entry(sequence);
+    const needs = entry.held.map(({ first, pages }, group) => {
+      const until = this.groups[group]?.window.size === null ? length : Math.min(soon, length);
+      const shared = this.#sharedTail(entry, group, until);
+      return { shared, missing: Math.max(this.pagesFor(until) - first - pages.length, 0) };
+    });
+    if (needs.some(({ shared, missing }, group) => missing + Number(shared) > this.available(group))) return null;
     const copies: PageCopy[] = [];
-    if (shared !== null) {
-      const fresh = this.#take();
-      pages[shared.index] = fresh;
-      this.#drop(shared.page);
-      copies.push([shared.page, fresh]);
+    for (const [group, { shared, missing }] of needs.entries()) {
+      const { first, pages } = heldOf(entry, group);
+      if (shared) {
+        const column = Math.floor(entry.tokens.length / this.pageSize) - first;
+        const old = pageAt(pages, column);
+        const fresh = this.#take(group);
+        pages[column] = fresh;
+        this.#drop(group, old);
+        copies.push([group, old, fresh]);
+      }
+      for (let i = 0; i < missing; i++) pages.push(this.#take(group));
     }
-    for (let i = 0; i < missing; i++) pages.push(this.#take());
     return copies;
   }
 
+  /** The greatest length, up to `length`, that `reserve` would grant now. */
+  reservable(sequence: CachedSequence, length: number): number {
+    const entry = this.#entry(sequence);
+    return entry.held.reduce((most, { first, pages }, group) => {
+      const spare = this.available(group) - Number(this.#sharedTail(entry, group, most));
+      const granted = spare < 0 ? entry.tokens.length : (first + pages.length + spare) * this.pageSize;
+      return Math.min(most, granted);
+    }, length);
+  }
+
+  /** The length up to which positions have their pages in every group. */
+  writable(sequence: CachedSequence): number {
+    return Math.min(...sequence.held.map(({ first, pages }) => first + pages.length)) * this.pageSize;
+  }
+
   /**
-   * Records tokens in reserved positions. Pages that became full enter the prefix index; where it knows a page with
-   * the same content, the sequence takes that page and gives its own back.
+   * Records tokens that have been computed in reserved positions. Pages that became full enter the prefix
+   * index; where it knows a page with the same content, the sequence takes that page and gives its own back.
+   * Rows that are still to be read lie behind these tokens: pages before every window of theirs are given
+   * back, first page first.
    */
   append(sequence: CachedSequence, added: readonly number[]): void {
-    const { tokens, pages } = this.#entry(sequence);
+    const entry = this.#entry(sequence);
+    const { tokens } = entry;
     const first = Math.floor(tokens.length / this.pageSize);
-    if (tokens.length + added.length > pages.length * this.pageSize)
-      throw new Error(`${added.length} tokens do not fit ${pages.length} pages: reserve before append`);
+    if (tokens.length + added.length > this.writable(entry))
+      throw new Error(
+        `${added.length} tokens do not fit the ${this.writable(entry) - tokens.length} positions left: reserve before append`,
+      );
     for (const token of added) tokens.push(token);
     const full = Math.floor(tokens.length / this.pageSize);
-    for (let i = first; i < full; i++) this.#publish(tokens, pages, i);
+    for (let column = first; column < full; column++) this.#publish(entry, column);
+    for (const [group, held] of entry.held.entries()) {
+      const kept = this.groups[group]?.window.firstColumn(tokens.length) ?? 0;
+      if (kept <= held.first) continue;
+      for (const page of held.pages.splice(0, kept - held.first)) this.#drop(group, page);
+      held.first = kept;
+    }
+  }
+
+  /** The least length, but 0, to which the sequence can be truncated: before it, pages were given back. */
+  leastLength(sequence: CachedSequence): number {
+    return Math.max(...this.groups.map(({ window }, i) => window.leastLength(sequence.held[i]?.first ?? 0)));
   }
 
   /** A second sequence with the same tokens, sharing all their pages. Null when no slot is free. */
   fork(sequence: CachedSequence): CachedSequence | null {
+    const { tokens, held, node } = this.#entry(sequence);
     const slot = this.#freeSlot();
     if (slot === null) return null;
-    const pages = sequence.pages.slice(0, this.pagesFor(sequence.tokens.length));
-    for (const page of pages) this.#hold(page);
-    return this.#add(slot, [...sequence.tokens], pages);
+    const until = this.pagesFor(tokens.length);
+    const shared = held.map(({ first, pages }) => ({ first, pages: pages.slice(0, until - first) }));
+    return this.#add(slot, [...tokens], shared, node);
   }
 
-  /** Keeps the first `length` tokens; gives back the pages beyond them, last first. */
+  /**
+   * Keeps the first `length` tokens, 0 or at least `leastLength`; gives back the pages beyond them, last
+   * first.
+   */
   truncate(sequence: CachedSequence, length: number): void {
-    const { tokens, pages } = this.#entry(sequence);
-    if (length < 0 || length > tokens.length) throw new Error(`cannot truncate ${tokens.length} tokens to ${length}`);
+    const entry = this.#entry(sequence);
+    const { tokens, held } = entry;
+    const least = this.leastLength(entry);
+    if (length !== 0 && (length < least || length > tokens.length))
+      throw new Error(
+        `cannot truncate ${tokens.length} tokens to ${length}: it can be 0, or ${least} to ${tokens.length}`,
+      );
+    const full = Math.floor(tokens.length / this.pageSize);
     tokens.length = length;
-    this.#shrink(pages, this.pagesFor(length));
+    for (const [group, each] of held.entries()) {
+      const keep = Math.max(this.pagesFor(length) - each.first, 0);
+      while (each.pages.length > keep) this.#drop(group, each.pages.pop() ?? 0);
+      if (length === 0) each.first = 0;
+    }
+    let { node } = entry;
+    for (let i = Math.floor(length / this.pageSize); i < full; i++) node = node.parent ?? node;
+    this.#move(entry, node);
   }
 
   /** Closes the sequence. Its full pages stay in the prefix index until they are evicted. */
   release(sequence: CachedSequence): void {
-    this.#shrink(this.#entry(sequence).pages, 0);
+    this.truncate(sequence, 0);
+    this.index.leave(this.#entry(sequence).node);
     this.#entries.delete(sequence.slot);
   }
 
   /** Evicts every idle page; returns how many. */
   clear(): number {
-    const count = this.index.idleCount;
-    for (let i = 0; i < count; i++) this.allocator.free(this.index.evict());
+    let count = 0;
+    for (const [group, { allocator }] of this.groups.entries())
+      for (; this.index.idleCount(group) > 0; count++) allocator.free(this.index.evict(group));
     return count;
   }
 
@@ -149,52 +249,78 @@ export class SequenceTable {
     return null;
   }
 
-  #add(slot: number, tokens: number[], pages: number[]): CachedSequence {
-    const entry = new Entry(slot, tokens, pages);
+  #add(slot: number, tokens: number[], held: { first: number; pages: number[] }[], node: Node): CachedSequence {
+    for (const [group, { pages }] of held.entries()) for (const page of pages) this.#hold(group, page);
+    const entry = new Entry(slot, tokens, held, this.index.enter(node));
     this.#entries.set(slot, entry);
     return entry;
   }
 
-  /** The page to be written next, if it is partly filled and somebody else can see it. */
-  #sharedTail(tokens: readonly number[], pages: readonly number[]): { index: number; page: number } | null {
-    if (tokens.length % this.pageSize === 0) return null;
-    const index = Math.floor(tokens.length / this.pageSize);
-    const page = pages[index];
-    if (page === undefined) return null;
-    return this.allocator.refs(page) > 1 || this.index.has(page) ? { index, page } : null;
+  /** Whether the page to be written next is partly filled and somebody else can see it. */
+  #sharedTail(entry: Entry, group: number, length: number): boolean {
+    const { tokens } = entry;
+    if (tokens.length % this.pageSize === 0 || length <= tokens.length) return false;
+    const { first, pages } = heldOf(entry, group);
+    const page = pageAt(pages, Math.floor(tokens.length / this.pageSize) - first);
+    return (this.groups[group]?.allocator.refs(page) ?? 0) > 1 || this.index.has(group, page);
   }
 
-  #publish(tokens: readonly number[], pages: number[], i: number): void {
-    const page = pages[i];
-    if (page === undefined) return;
-    const start = i * this.pageSize;
-    const known = this.index.insert(pages[i - 1] ?? ROOT, tokens.slice(start, start + this.pageSize), page);
-    if (known === page) return;
-    this.#hold(known);
-    pages[i] = known;
-    this.#drop(page);
-  }
-
-  #shrink(pages: number[], keep: number): void {
-    while (pages.length > keep) {
-      const page = pages.pop();
-      if (page !== undefined) this.#drop(page);
+  /** Enters a full page, of each group; what is known already takes the place of the sequence's own. */
+  #publish(entry: Entry, column: number): void {
+    const start = column * this.pageSize;
+    const own = entry.held.map(({ first, pages }) => pageAt(pages, column - first));
+    const node = this.index.insert(entry.node, entry.tokens.slice(start, start + this.pageSize), own);
+    for (const [group, page] of own.entries()) {
+      const known = node.pages[group] ?? page;
+      if (known === page) continue;
+      this.#hold(group, known);
+      const { first, pages } = heldOf(entry, group);
+      pages[column - first] = known;
+      this.#drop(group, page);
     }
+    this.#move(entry, node);
   }
 
-  #take(): number {
-    if (this.allocator.freeCount === 0) this.allocator.free(this.index.evict());
-    return this.allocator.take();
+  /** The full pages of the sequence end elsewhere. */
+  #move(entry: Entry, node: Node): void {
+    const before = entry.node;
+    entry.node = this.index.enter(node);
+    this.index.leave(before);
   }
 
-  #hold(page: number): void {
-    this.index.revive(page);
-    this.allocator.retain(page);
+  #take(group: number): number {
+    const { allocator } = this.#group(group);
+    if (allocator.freeCount === 0) allocator.free(this.index.evict(group));
+    return allocator.take();
   }
 
-  #drop(page: number): void {
-    if (this.allocator.release(page) > 0) return;
-    if (this.index.has(page)) this.index.park(page);
-    else this.allocator.free(page);
+  #hold(group: number, page: number): void {
+    this.index.revive(group, page);
+    this.#group(group).allocator.retain(page);
   }
+
+  #drop(group: number, page: number): void {
+    const { allocator } = this.#group(group);
+    if (allocator.release(page) > 0) return;
+    if (this.index.has(group, page)) this.index.park(group, page);
+    else allocator.free(page);
+  }
+
+  #group(group: number): Group {
+    const found = this.groups[group];
+    if (!found) throw new Error(`there is no group ${group}`);
+    return found;
+  }
+}
+
+function heldOf({ held, slot }: Entry, group: number): Entry["held"][number] {
+  const found = held[group];
+  if (!found) throw new Error(`the sequence in slot ${slot} has no group ${group}`);
+  return found;
+}
+
+function pageAt(pages: readonly number[], at: number): number {
+  const page = pages[at];
+  if (page === undefined) throw new Error("the sequence does not hold this page");
+  return page;
 }

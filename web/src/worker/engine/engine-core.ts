@@ -1,5 +1,5 @@
 import { DeviceError, RequestError } from "../../both/errors.js";
-import { MAX_ROWS, TOP_LOGPROBS } from "../../both/format.js";
+import { MAX_ROWS, MAX_STEP, TOP_LOGPROBS } from "../../both/format.js";
 import type { FunctionName } from "../../both/manifest.js";
 import { SequenceTable } from "../cache/sequence-table.js";
 import type { Backend, HostArray, Read } from "./backend.js";
@@ -40,9 +40,13 @@ export class EngineCore {
     endTokens: readonly number[],
   ) {
     const { groups, pageSize, slots, contextLength } = backend.shape;
-    const pages = Math.min(...groups.map((group) => group.pages));
     const bucket = (size: number): Bucket => ({ size, logits: Math.min(size, MAX_ROWS) });
-    this.#table = new SequenceTable(pages, pageSize, slots);
+    this.#table = new SequenceTable(
+      groups.map(({ pages }) => pages),
+      pageSize,
+      slots,
+      groups.map(({ window }) => window),
+    );
     this.#scheduler = new Scheduler(this.#table, backend.sizes("step").map(bucket), contextLength);
     this.#inputs = new StepInputs(backend);
     this.#endTokens = new Set(endTokens);
@@ -50,7 +54,7 @@ export class EngineCore {
 
   /** Tokens that a new request could put into the cache now. */
   get freeTokens(): number {
-    return this.#table.available * this.#table.pageSize;
+    return this.#table.longest(MAX_STEP, this.backend.shape.contextLength);
   }
 
   /** Queues a request. Throws RequestError where it can never run; everything later goes to the listener. */
@@ -117,10 +121,7 @@ export class EngineCore {
     while (flights.length < STEPS_AHEAD) {
       const step = this.#scheduler.schedule(flights.at(-1)?.step ?? null);
       if (!step) return null;
-      for (const [from, to] of step.copies)
-        this.backend.shape.groups.forEach((_, group) => {
-          this.backend.copyPage(group, from, to);
-        });
+      for (const [group, from, to] of step.copies) this.backend.copyPage(group, from, to);
       const runs = this.#runsOf(step);
       if (!runs.every(([name, size]) => this.backend.ready(name, size))) return this.#prepare(step, runs);
       flights.push(this.#launch(step, runs));

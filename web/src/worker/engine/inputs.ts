@@ -10,11 +10,13 @@ const FLOAT_COLUMNS = Object.keys(SAMPLE_F32) as (keyof typeof SAMPLE_F32)[];
 /** Writes what changes from step to step into the device's small buffers, and leaves out what it holds already. */
 export class StepInputs {
   readonly #mirrors = new Map<BufferName, Int32Array | Float32Array>();
-  readonly #pageRows: Int32Array[];
+  /** What the device's page tables hold, by slot and group. */
+  readonly #pageRows: Int32Array<ArrayBuffer>[][];
   readonly #biasedSlots = new Set<number>();
 
   constructor(private readonly backend: Backend) {
-    this.#pageRows = Array.from({ length: backend.shape.slots }, () => new Int32Array(0));
+    const { slots, groups, pagesPerSlot } = backend.shape;
+    this.#pageRows = Array.from({ length: slots }, () => groups.map(() => new Int32Array(pagesPerSlot).fill(-1)));
   }
 
   /** The inputs of `step`, a step whose requests have their pages. */
@@ -95,15 +97,17 @@ export class StepInputs {
 
   #writePages({ sequence }: Request): void {
     if (!sequence) return;
-    const known = this.#pageRows[sequence.slot] ?? new Int32Array(0);
-    const from = sequence.pages.findIndex((page, i) => known[i] !== page);
-    if (from < 0) return;
-    const row = Int32Array.from(sequence.pages);
-    this.#pageRows[sequence.slot] = row;
-    const { groups, pagesPerSlot } = this.backend.shape;
-    groups.forEach((_, group) => {
-      this.backend.write(`page_table.${group}`, row.subarray(from), sequence.slot * pagesPerSlot + from);
-    });
+    const { slot } = sequence;
+    const { pagesPerSlot } = this.backend.shape;
+    for (const [group, { first, pages }] of sequence.held.entries()) {
+      const known = this.#pageRows[slot]?.[group];
+      // Entries of pages that were given back go stale: nobody reads them.
+      const same = pages.findIndex((page, i) => known?.[first + i] !== page);
+      if (!known || same < 0) continue;
+      const changed = Int32Array.from(pages.slice(same));
+      known.set(changed, first + same);
+      this.backend.write(`page_table.${group}`, changed, slot * pagesPerSlot + first + same);
+    }
   }
 
   #writeChanged(buffer: BufferName, data: Int32Array<ArrayBuffer> | Float32Array<ArrayBuffer>): void {

@@ -20,7 +20,10 @@ export interface Chunk {
 
 export interface Step {
   readonly bucket: Bucket;
-  /** In row order. The first `fed` rows are one token each, which the sampler of the step before has put there. */
+  /**
+   * In row order. The first `fed` rows are one token each, which the sampler of the step before has put
+   * there.
+   */
   readonly chunks: readonly (Chunk | null)[];
   readonly fed: number;
   readonly copies: readonly PageCopy[];
@@ -31,13 +34,17 @@ export interface Step {
 }
 
 /**
- * Decides what the next step computes. Running requests decode first; the room left in a step goes to prefill, in
- * order of arrival. When pages run out, the request admitted last gives its pages up and is computed again later.
+ * Decides what the next step computes. Running requests decode first; the room left in a step goes to
+ * prefill, in order of arrival. When pages run out, the request admitted last gives its pages up and is
+ * computed again later.
  */
 export class Scheduler {
   readonly #waiting: Request[] = [];
   readonly #running: Request[] = [];
-  /** Page copies that the next step must make first; a plan that comes to nothing leaves them to the one after it. */
+  /**
+   * Page copies that the next step must make first; a plan that comes to nothing leaves them to the one after
+   * it.
+   */
   #copies: PageCopy[] = [];
 
   constructor(
@@ -77,14 +84,14 @@ export class Scheduler {
   }
 
   /**
-   * Plans the next step. `before` is the newest step in flight, null when every token has been read. Null: there is
-   * nothing to do, or nothing before tokens in flight have been read.
+   * Plans the next step. `before` is the newest step in flight, null when every token has been read. Null:
+   * there is nothing to do, or nothing before tokens in flight have been read.
    */
   schedule(before: Step | null): Step | null {
     const plan = new StepPlan(this.buckets);
     for (const request of before?.feeds ?? []) {
       if (request.done || !request.sequence) plan.pad();
-      else if (this.#reserve(request, request.queued + 1, before !== null)) plan.add(request, 1);
+      else if (this.#reserve(request, request.queued + 1, request.queued + 1, before !== null)) plan.add(request, 1);
       else return null;
     }
     const fed = before?.feeds.length ?? 0;
@@ -92,10 +99,15 @@ export class Scheduler {
     if (!ready) return null;
     const wanted = ready.reduce((sum, request) => sum + request.remaining, 0);
     const take = plan.rowsWorthTaking(wanted);
-    for (const request of ready) plan.add(request, Math.min(request.remaining, fed + take - plan.rows));
+    for (const request of ready)
+      plan.add(request, Math.min(request.remaining, fed + take - plan.rows, this.#rowsWithPages(request)));
     const step = plan.finish(fed, this.#copies);
     if (step) this.#copies = [];
-    return step;
+    const last = this.#running.at(-1);
+    if (step || before || !last || ready.length === 0) return step;
+    // Prompts wait for each other's pages.
+    this.#preempt(last);
+    return this.schedule(null);
   }
 
   /** The step is on its way: its rows are queued, its tokens will be sampled. */
@@ -108,8 +120,8 @@ export class Scheduler {
   }
 
   /**
-   * The step has run, as its results show: only now others may share the pages that it filled. Pages of a step that
-   * fails were never written, and whoever found them in the prefix index would get a wrong answer.
+   * The step has run, as its results show: only now others may share the pages that it filled. Pages of a
+   * step that fails were never written, and whoever found them in the prefix index would get a wrong answer.
    */
   read(step: Step): void {
     for (const chunk of step.chunks) {
@@ -119,18 +131,22 @@ export class Scheduler {
     }
   }
 
-  /** Requests whose next rows the host can write: running ones, then as many waiting ones as can be admitted. */
+  /**
+   * Requests whose next rows the host can write: running ones, then as many waiting ones as can be admitted.
+   */
   #ready(before: Step | null, plan: StepPlan): Request[] | null {
     const ready: Request[] = [];
     for (const request of [...this.#running]) {
       // Its token is in flight: it was fed above, or comes when that token has been read.
       if (request.pending > 0 || !request.sequence || before?.feeds.includes(request)) continue;
-      if (!this.#reserve(request, request.tokens.length, before !== null)) return null;
+      if (!this.#reserve(request, request.tokens.length, request.queued, before !== null)) return null;
+      // Before others are admitted: they must not take its pages.
+      this.#advance(request, plan.maxRows);
       if (request.sequence) ready.push(request);
     }
     let wanted = ready.reduce((sum, request) => sum + request.remaining, plan.rows);
     for (let next = this.#waiting[0]; next && wanted < plan.maxRows; next = this.#waiting[0]) {
-      if (this.#soonCached(next) || !this.#admit(next)) break;
+      if (this.#soonCached(next) || !this.#admit(next, plan.maxRows)) break;
       this.#waiting.shift();
       this.#running.push(next);
       ready.push(next);
@@ -139,10 +155,26 @@ export class Scheduler {
     return ready.filter((request) => request.sequence);
   }
 
-  /** Pages for `length` tokens, at the cost of requests admitted later. False: read the tokens in flight first. */
-  #reserve(request: Request, length: number, inFlight: boolean): boolean {
+  /**
+   * The next rows of a prompt, as far as there is room: in groups with a window that is done step by step.
+   */
+  #advance({ sequence, tokens, queued }: Request, rows: number): void {
+    if (!sequence) return;
+    const soon = this.table.reservable(sequence, Math.min(tokens.length, queued + rows));
+    this.#copies.push(...(this.table.reserve(sequence, soon) ?? []));
+  }
+
+  #rowsWithPages({ sequence, queued }: Request): number {
+    return sequence ? this.table.writable(sequence) - queued : 0;
+  }
+
+  /**
+   * Pages for `length` tokens, in groups with a window for `soon`, at the cost of requests admitted later.
+   * False: read the tokens in flight first.
+   */
+  #reserve(request: Request, length: number, soon: number, inFlight: boolean): boolean {
     while (request.sequence) {
-      const copies = this.table.reserve(request.sequence, length);
+      const copies = this.table.reserve(request.sequence, length, soon);
       if (copies) {
         this.#copies.push(...copies);
         return true;
@@ -161,10 +193,14 @@ export class Scheduler {
     this.#waiting.unshift(request);
   }
 
-  #admit(request: Request): boolean {
+  /**
+   * In groups with a window only pages for the next rows: such a group never needs those of all of a long
+   * prompt.
+   */
+  #admit(request: Request, rows: number): boolean {
     const sequence = this.table.open(request.tokens);
     if (!sequence) return false;
-    const copies = this.table.reserve(sequence, request.tokens.length);
+    const copies = this.table.reserve(sequence, request.tokens.length, sequence.tokens.length + rows);
     if (!copies) {
       this.table.release(sequence);
       return false;
@@ -220,9 +256,9 @@ class StepPlan {
   }
 
   /**
-   * How many of the wanted rows to take beside those planned. Padding costs as much as work: rather than run a bucket
-   * more than half empty, fill the one below and leave the rest to the next step. Up to MAX_ROWS rows a step costs
-   * about one pass over the weights, full or not.
+   * How many of the wanted rows to take beside those planned. Padding costs as much as work: rather than run
+   * a bucket more than half empty, fill the one below and leave the rest to the next step. Up to MAX_ROWS
+   * rows a step costs about one pass over the weights, full or not.
    */
   rowsWorthTaking(wanted: number): number {
     const total = Math.min(this.rows + wanted, this.maxRows);

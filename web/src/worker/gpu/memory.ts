@@ -1,6 +1,7 @@
 import { DeviceError, RequestError } from "../../both/errors.js";
-import { DTYPE_BYTES } from "../../both/format.js";
+import { DTYPE_BYTES, MAX_STEP } from "../../both/format.js";
 import type { BufferEntry, Dim, Manifest, Program } from "../../both/manifest.js";
+import { Window } from "../cache/window.js";
 
 /** What the caller may fix about the cache. */
 export interface MemoryOptions {
@@ -17,7 +18,9 @@ export interface MemoryPlan {
   readonly kvBytes: number;
 }
 
-/** Browsers do not tell how much GPU memory is free; half a GiB is what phones can spare beside a small model. */
+/**
+ * Browsers do not tell how much GPU memory is free; half a GiB is what phones can spare beside a small model.
+ */
 export const DEFAULT_KV_MEMORY = 512 * 2 ** 20;
 
 /** What the runtime chooses: pages of each group, positions that it has room for. */
@@ -55,14 +58,20 @@ export interface CacheBuffer {
   readonly pageBytes: number;
 }
 
-/** How many pages (of every group as many) fit the budget and the device's limit on one buffer, and how long a sequence may be with them. */
+/** Tokens of a conversation beside a long one: most stay below. */
+const TYPICAL = 4096;
+
+/**
+ * How many pages of each group fit the budget and the device's limit on one buffer, and how long a sequence
+ * may be.
+ */
 export function planMemory(
   manifest: Manifest,
   program: Program,
   maxBinding: number,
   options: MemoryOptions,
 ): MemoryPlan {
-  const { pageSize, slots } = manifest.cache;
+  const { pageSize } = manifest.cache;
   const most = manifest.model.contextLength;
   const asked = options.contextLength ?? most;
   if (!Number.isSafeInteger(asked) || asked < 1 || asked > most)
@@ -70,21 +79,83 @@ export function planMemory(
   const budget = options.kvMemory ?? DEFAULT_KV_MEMORY;
   if (!(budget > 0)) throw new RequestError(`kvMemory is ${budget}; give a number of bytes above 0.`, "kvMemory");
 
-  const parts = cacheBuffers(manifest, program).map(({ pageBytes }) => pageBytes);
-  const page = parts.reduce((sum, bytes) => sum + bytes, 0);
-  const perSequence = Math.ceil(asked / pageSize);
-  const byLimit = Math.floor(maxBinding / Math.max(...parts));
-  const pages = Math.min(Math.floor(budget / page), byLimit, slots * perSequence);
-  const needed = options.contextLength === undefined ? 1 : perSequence;
-  if (pages < needed)
+  const pools = poolsOf(manifest, program, maxBinding, asked);
+  const pages = sharePages(manifest, pools, asked, budget);
+  const longest = pools.map(({ window }, group) => window.longest(pages[group] ?? 0, MAX_STEP, asked));
+  const contextLength = Math.min(...longest);
+  const needed = options.contextLength === undefined ? Math.min(asked, pageSize) : asked;
+  if (contextLength < needed) {
+    const bytes = bytesOf(pools, ({ mostPages }) => Math.min(mostPages, Math.ceil(needed / pageSize)));
+    const byLimit = Math.min(...pools.map(({ limit }) => limit));
     throw new DeviceError(
-      `A context of ${Math.min(asked, needed * pageSize)} tokens needs ${needed * page} bytes of KV cache; ` +
-        `there is room for ${pages * pageSize} tokens (kvMemory ${budget} bytes, ${byLimit} pages by the GPU's buffer limit). ` +
+      `A context of ${needed} tokens needs ${bytes} bytes of KV cache; there is room for ${contextLength} tokens ` +
+        `(kvMemory ${budget} bytes, ${byLimit} pages by the GPU's buffer limit). ` +
         "Give more kvMemory or a smaller contextLength.",
     );
-  return {
-    pages: manifest.groups.map(() => pages),
-    contextLength: Math.min(asked, pages * pageSize),
-    kvBytes: pages * page,
-  };
+  }
+  return { pages, contextLength, kvBytes: bytesOf(pools, (_, group) => pages[group] ?? 0) };
+}
+
+/** A group of caches before it has its pages. */
+interface Pool {
+  readonly window: Window;
+  /** Of one page, all caches together. */
+  readonly pageBytes: number;
+  /** That one sequence can need. */
+  readonly mostPages: number;
+  /** That the device can hold in one buffer, and that would not lie idle. */
+  readonly limit: number;
+}
+
+function poolsOf(manifest: Manifest, program: Program, maxBinding: number, context: number): Pool[] {
+  const { pageSize, slots } = manifest.cache;
+  const parts = cacheBuffers(manifest, program);
+  return manifest.groups.map(({ window: size }, group) => {
+    const own = parts.filter((part) => part.group === group).map(({ pageBytes }) => pageBytes);
+    const window = new Window(size, pageSize);
+    const mostPages = window.mostColumns(MAX_STEP, context);
+    // As many pages of windows again as the slots need hold prefixes that nobody uses at the moment.
+    const whole = slots * Math.ceil(context / pageSize);
+    const useful = size === null ? whole : Math.min(2 * slots * mostPages, whole);
+    const limit = Math.min(useful, Math.floor(maxBinding / Math.max(...own)));
+    return { window, mostPages, limit, pageBytes: own.reduce((sum, bytes) => sum + bytes, 0) };
+  });
+}
+
+/**
+ * Pages by group for `budget` bytes. A window must not shorten the context, so a first sequence comes first,
+ * as long as the model or the budget allows, with its windows. Then groups should run out together: further
+ * sequences get their windows and what TYPICAL tokens need in the group without, until all slots have it, and
+ * as many again for prefixes that are kept. Whatever is left goes to the first group, which has no window, or
+ * the widest. The Python runtime does the same (edge_runtime/artifact/budget.py).
+ */
+function sharePages({ cache }: Manifest, pools: readonly Pool[], context: number, budget: number): number[] {
+  const typical = Math.ceil(Math.min(TYPICAL, context) / cache.pageSize);
+  const of = (sequences: number, columns: number): number[] =>
+    pools.map(({ window, mostPages, limit }) => {
+      const wanted =
+        window.size === null ? columns + (sequences - 1) * typical : sequences * Math.min(mostPages, columns);
+      return Math.min(wanted, limit);
+    });
+  const takes = (pages: readonly number[]): number => bytesOf(pools, (_, group) => pages[group] ?? 0);
+  const columns = largest(Math.ceil(context / cache.pageSize), (n) => takes(of(1, n)) <= budget);
+  const sequences = largest(2 * cache.slots, (n) => takes(of(n, columns)) <= budget);
+  const pages = of(Math.max(sequences, 1), columns);
+  const spare = Math.floor(Math.max(budget - takes(pages), 0) / (pools[0]?.pageBytes ?? 1));
+  return pages.map((count, group) => (group === 0 ? Math.min(count + spare, pools[0]?.limit ?? 0) : count));
+}
+
+function bytesOf(pools: readonly Pool[], pages: (pool: Pool, group: number) => number): number {
+  return pools.reduce((sum, pool, group) => sum + pool.pageBytes * pages(pool, group), 0);
+}
+
+/** The largest number up to `most` that fits, where each that is smaller does too; 0 where 1 does not. */
+function largest(most: number, fits: (count: number) => boolean): number {
+  let [low, high] = [0, most];
+  while (low < high) {
+    const middle = Math.ceil((low + high) / 2);
+    if (fits(middle)) low = middle;
+    else high = middle - 1;
+  }
+  return low;
 }

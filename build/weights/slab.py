@@ -1,0 +1,32 @@
+"""How weights lie before the search of quantize_kernel, and what it gives back; without TVM."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+LANES = 16
+"""Groups that one loop iteration works on, each in a vector lane: two registers, so that chains overlap."""
+WORD = (
+    16  # bits of the words that codes are packed into: a group of 16 fills whole ones at any number of bits
+)
+LARGEST = 65504.0
+"""The largest float16."""
+PARAMS = (
+    "scale",
+    "bias",
+    "low",
+    "high",
+    "total",
+)  # rows of the kernel's params: the group's affine, then its statistics
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
+    """Make an uninitialised array at the 64-byte alignment that TVM's kernels need."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    raw = np.empty(size + 64, np.uint8)
+    first = -raw.ctypes.data % 64
+    return raw[first : first + size].view(dtype).reshape(shape)

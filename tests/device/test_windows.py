@@ -1,0 +1,117 @@
+"""Windows on devices: texts of transformers beyond the window, pages bounded, the context not cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nearfar.build.pipeline import BuildOptions, build
+from nearfar.build.program.buckets import Buckets
+from nearfar.cli.inspect import describe
+from nearfar.edge_runtime import Engine
+from nearfar.edge_runtime.artifact.budget import page_bytes
+from nearfar.edge_runtime.engine.sampling import SamplingParams
+from tests.support.architectures import Case, case, checkpoint, prompt, reference
+from tests.support.backends import executor, forget, greedy, require
+
+WINDOW, CONTEXT = 32, 32768
+EVERYWHERE = case("mistral", "windows", sliding_window=WINDOW, max_position_embeddings=CONTEXT)
+HYBRID = case(
+    "ministral", "windows", sliding_window=WINDOW, max_position_embeddings=CONTEXT,
+    layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+)  # fmt: skip
+SMALL = Buckets((1, 256), (1,))
+TOLERANCE = 2e-3
+"""Of the largest logit: other orders of summation."""
+
+
+@pytest.fixture(scope="module", params=[EVERYWHERE, HYBRID], ids=["everywhere", "hybrid"])
+def model(request: pytest.FixtureRequest) -> Case:
+    made: Case = request.param
+    return made
+
+
+@pytest.fixture(scope="module", params=["cpu", "mlx", "webgpu-f32", "vulkan-f32"])
+def artifact(request: pytest.FixtureRequest, model: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    require(request.param)
+    target = str(request.param).partition("-")[0]
+    out = tmp_path_factory.mktemp(str(model))
+    build(BuildOptions(str(checkpoint(model)), out, (target,), quant="none", buckets=SMALL))
+    return out / target
+
+
+@pytest.fixture(scope="module")
+def engine(artifact: Path) -> Iterator[Engine]:
+    with Engine.load(artifact, kv_memory="32MB", precision="f32") as made:
+        yield made
+
+
+def most_held(engine: Engine, tokens: list[int], count: int) -> tuple[list[int], list[int]]:
+    """An answer, and the most pages that each group held while it came."""
+    table = engine.asynchronous.core.scheduler.table
+    answer, most = [], [0] * len(table.windows)
+    for event in engine.generate(tokens, SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)):
+        answer.append(event.token)
+        for group, allocator in enumerate(table.allocators):
+            most[group] = max(most[group], sum(refs > 0 for refs in allocator.refs))
+    return answer, most
+
+
+@pytest.mark.parametrize("length", [20, 100, 300])
+def test_the_text_is_that_of_transformers_and_pages_are_bounded(
+    engine: Engine, model: Case, length: int
+) -> None:
+    tokens = prompt(model, length)
+    answer, most = most_held(engine, tokens, 24)
+    expected = reference(model)([*tokens, *answer])[len(tokens) - 1 : -1]
+    for step, token in enumerate(answer):
+        assert expected[step].max() - expected[step][token] < TOLERANCE * float(np.abs(expected).max()), step
+    window = engine.asynchronous.core.scheduler.table.windows[-1]
+    assert window.size == WINDOW
+    assert most[-1] <= window.most_columns(2 * 256, CONTEXT)
+    assert engine.asynchronous.core.context == CONTEXT
+
+
+def test_a_prefix_is_found_again_and_gives_the_same_text(engine: Engine, model: Case) -> None:
+    tokens = prompt(model, 300)
+    forget(engine)
+    expected = greedy(engine, tokens, 12)
+    assert greedy(engine, tokens, 12) == expected
+    generation = engine.asynchronous.core.scheduler.table.index.lookup(tokens, 18)
+    assert len(generation) == 18, "the last pages of the window are still there"
+
+
+def test_memory_by_context_grows_only_where_there_is_no_window(artifact: Path, model: Case) -> None:
+    cache = describe(artifact)["cache"]["f32"]
+    assert list(cache) == ["1024", "4096", "8192", "32768"]
+    layers, sliding = 3, 3 if model is EVERYWHERE else 2
+    page = 2 * 2 * 16 * 4 * 16  # keys and values, heads, head_dim, float32, tokens
+    held = -(-(WINDOW - 1) // 16) + 1
+    assert cache == {
+        str(n): page * ((layers - sliding) * n // 16 + sliding * held) for n in (1024, 4096, 8192, 32768)
+    }
+
+
+@pytest.mark.parametrize("artifact", ["cpu"], indirect=True)
+def test_a_text_goes_on_past_8k_positions_in_a_cache_of_little_more_than_its_windows(
+    artifact: Path, model: Case, engine: Engine
+) -> None:
+    manifest = engine.manifest
+    each, table = page_bytes(manifest, manifest.programs[0]), engine.asynchronous.core.scheduler.table
+    columns = [520 if window.size is None else window.most_columns(256, CONTEXT) for window in table.windows]
+    small = sum(size * count for size, count in zip(each, columns, strict=True))
+    tokens = prompt(model, 8200)
+    with Engine.load(artifact, kv_memory=small, precision="f32") as made:
+        assert made.asynchronous.core.context >= 520 * 16
+        answer, most = most_held(made, tokens, 40)
+        found = np.asarray(executor(made).fetch("logits", 1)()[0])
+    assert len(answer) == 40
+    assert [held <= count for held, count in zip(most, columns, strict=True)] == [True] * len(columns)
+    expected = reference(model)([*tokens, *answer])[len(tokens) - 1 : -1]
+    close = TOLERANCE * float(np.abs(expected).max())
+    assert np.abs(found - expected[-1]).max() < close
+    for step, token in enumerate(answer):
+        assert expected[step].max() - expected[step][token] < 2 * close, step
