@@ -25,9 +25,9 @@ import numpy as np
 from nearfar.edge_runtime import Engine, SamplingParams
 from nearfar.edge_runtime.artifact.budget import kv_bytes
 from nearfar.edge_runtime.devices import parse_device
+from nearfar.edge_runtime.executors.vulkan.blocks import Memory
 from nearfar.edge_runtime.executors.vulkan.commands import Queue
 from nearfar.edge_runtime.executors.vulkan.device import Gpu, gpus, open_device, select
-from nearfar.edge_runtime.executors.vulkan.memory import Memory
 from nearfar.format.manifest import Manifest, Program, Requires
 
 SHAPES = ("smollm2-135m", "qwen3-0.6b", "llama-3.2-1b")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nearfar.edge_runtime.artifact.reader import Artifact
-    from nearfar.edge_runtime.engine.sampling import SamplingParams
+    from nearfar.edge_runtime.engine.sampling_params import SamplingParams
     from nearfar.edge_runtime.openai.api import AsyncEngine, AsyncStream
     from nearfar.edge_runtime.openai.sync import Engine, Stream
     from nearfar.edge_runtime.snapshots import Snapshot
@@ -14,7 +14,7 @@ __all__ = ["Artifact", "AsyncEngine", "AsyncStream", "Engine", "SamplingParams",
 
 _HOMES = {
     "Artifact": "artifact.reader", "AsyncEngine": "openai.api", "AsyncStream": "openai.api", "Engine": "openai.sync",
-    "SamplingParams": "engine.sampling", "Snapshot": "snapshots", "Stream": "openai.sync",
+    "SamplingParams": "engine.sampling_params", "Snapshot": "snapshots", "Stream": "openai.sync",
 }  # fmt: skip
 
 

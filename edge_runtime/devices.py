@@ -98,6 +98,8 @@ class Device:
     """Whether there can be more than one, told apart by `which`."""
     native: bool = False
     """Whether its artifacts are native code, which runs in this process."""
+    debug: bool = False
+    """Whether its driver has a validation layer."""
     kv_bits: tuple[int, ...] = ()
     """How it can quantize its cache."""
 
@@ -143,6 +145,11 @@ def kv_bits_choices() -> str:
     """Which devices can quantize their cache, and how, in words."""
     able = {name: device(name).kv_bits for name in device_names()}
     return ", ".join(f"{name} ({' or '.join(map(str, bits))})" for name, bits in able.items() if bits)
+
+
+def debug_choices() -> str:
+    """Which devices' drivers have a validation layer."""
+    return ", ".join(name for name in device_names() if device(name).debug)
 
 
 def _several() -> tuple[str, ...]:

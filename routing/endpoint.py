@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import time
 from collections.abc import AsyncGenerator
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
 from nearfar.edge_runtime.openai.records import Usage
+from nearfar.hosts import is_local
 from nearfar.remote.chunks import CallPart, Chunk, Part
 from nearfar.remote.continuing import continued
 from nearfar.remote.errors import RemoteError
@@ -53,11 +53,7 @@ class Endpoint:
     @property
     def local(self) -> bool:
         """Whether the address can only be this machine."""
-        host = urlsplit(self.url).hostname or ""
-        try:
-            return ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return host == "localhost"
+        return is_local(urlsplit(self.url).hostname or "")
 
 
 class EndpointSide:

@@ -19,7 +19,7 @@ from tvm.script.ir_builder import tirx as T
 
 from nearfar.build.weights.slab import LANES, LARGEST, PARAMS, WORD
 from nearfar.targets.cpu.kernels import vec as v
-from nearfar.targets.cpu.lowering import PIPELINE
+from nearfar.targets.cpu.tir_passes import PIPELINE
 from nearfar.targets.quantized import Array
 
 HALVES = tuple(range(LANES // v.LANES))

@@ -14,6 +14,7 @@ from nearfar.edge_runtime.devices import (
     AUTO,
     Device,
     Settings,
+    debug_choices,
     device,
     device_names,
     kv_bits_choices,
@@ -33,7 +34,7 @@ def load(path: Path, options: LoadOptions = DEFAULTS) -> tuple[EngineCore, TextC
     if options.threads is not None and options.threads < 1:
         raise RequestError(f"threads must be at least 1, not {options.threads}", "threads")
     artifact, chosen = choose(path, options.device)
-    _check_kv_bits(options.kv_bits, artifact.target, chosen)
+    _check_able(options, artifact.target, chosen)
     if options.verify:
         artifact.verify()
     check_trust(artifact, options.trust)
@@ -81,14 +82,18 @@ def _open(chosen: Device, artifact: Artifact, program: Program, settings: Settin
         ) from error
 
 
-def _check_kv_bits(kv_bits: int | None, target: str, chosen: Device) -> None:
-    if kv_bits is None or kv_bits in chosen.kv_bits:
-        return
-    raise RequestError(
-        f"{target} cannot keep the KV cache in {kv_bits} bits (kv_bits, --kv-bits); "
-        f"{kv_bits_choices()} can. Leave it out for a cache as the model computes",
-        "kv_bits",
-    )
+def _check_able(options: LoadOptions, target: str, chosen: Device) -> None:
+    """Refuse what only other kinds of devices can do."""
+    if options.debug and not chosen.debug:
+        raise RequestError(
+            f"{target} has no validation layer to check calls with (debug, --debug); {debug_choices()} has", "debug"
+        )
+    if options.kv_bits is not None and options.kv_bits not in chosen.kv_bits:
+        raise RequestError(
+            f"{target} cannot keep the KV cache in {options.kv_bits} bits (kv_bits, --kv-bits); "
+            f"{kv_bits_choices()} can. Leave it out for a cache as the model computes",
+            "kv_bits",
+        )
 
 
 def choose(path: Path, wanted: str) -> tuple[Artifact, Device]:

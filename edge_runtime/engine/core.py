@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 from nearfar.edge_runtime.cache import SequenceTable
 from nearfar.edge_runtime.engine.requests import Constraint, FinishReason, Request, RequestStats, TokenEvent, TopLogprob
-from nearfar.edge_runtime.engine.sampling import SamplingParams
+from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.edge_runtime.engine.scheduler import Limits, Scheduler, Step
 from nearfar.edge_runtime.engine.steps import Done, Launched, Sampled, StepBuilder, StepWork, finish, launch
 from nearfar.errors import DeviceError, DeviceLost, NearfarError, RequestError

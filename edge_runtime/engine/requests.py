@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import numpy.typing as npt
 
 from nearfar.edge_runtime.cache import Sequence
-from nearfar.edge_runtime.engine.sampling import SamplingParams
+from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length"]
 

@@ -16,7 +16,7 @@ from nearfar.edge_runtime import snapshots
 from nearfar.edge_runtime.artifact.loading import load
 from nearfar.edge_runtime.artifact.options import LoadKeywords, LoadOptions
 from nearfar.edge_runtime.engine.core import EngineCore, Generation
-from nearfar.edge_runtime.engine.sampling import SamplingParams
+from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.edge_runtime.openai.answers import Answer, Piece, merge
 from nearfar.edge_runtime.openai.parameters import (
     ChatParams,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Any, TypedDict, cast
 
-from nearfar.edge_runtime.engine.sampling import MAX_TOP_LOGPROBS, SamplingParams
+from nearfar.edge_runtime.engine.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from nearfar.errors import RequestError
 
 MAX_CHOICES = 64

@@ -13,7 +13,7 @@ from typing import Any, Generic, Literal, Self, TypeVar, Unpack, overload
 from nearfar.edge_runtime.artifact.options import LoadKeywords
 from nearfar.edge_runtime.engine.core import FORKED
 from nearfar.edge_runtime.engine.requests import TokenEvent
-from nearfar.edge_runtime.engine.sampling import SamplingParams
+from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.edge_runtime.openai.api import AsyncEngine, AsyncStream
 from nearfar.edge_runtime.openai.parameters import ChatParams, CompletionParams
 from nearfar.edge_runtime.openai.records import ChatCompletion, ChatCompletionChunk, Completion

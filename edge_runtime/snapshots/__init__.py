@@ -16,8 +16,8 @@ import numpy as np
 from nearfar.edge_runtime.openai.parameters import checked_messages
 from nearfar.edge_runtime.snapshots import file
 from nearfar.edge_runtime.snapshots.file import Progress
-from nearfar.edge_runtime.snapshots.prefix import chat_prefix, text_prefix, whole_pages
 from nearfar.edge_runtime.snapshots.record import Snapshot, origin
+from nearfar.edge_runtime.snapshots.seam import chat_prefix, text_prefix, whole_pages
 from nearfar.edge_runtime.snapshots.transfer import Array, capture, kv_dtype, quantized_bits, restore
 from nearfar.errors import RequestError, SnapshotError
 

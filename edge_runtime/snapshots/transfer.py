@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.edge_runtime.cache import Sequence
-from nearfar.edge_runtime.engine.sampling import SamplingParams
+from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.errors import DeviceError, DeviceLost, SnapshotError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from nearfar.edge_runtime.engine import requests as edge
 from nearfar.edge_runtime.engine.core import EngineCore, Generation
-from nearfar.edge_runtime.engine.sampling import SamplingParams
+from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.errors import EngineError, NearfarError, RequestError
 from nearfar.fallback_server.backend import BackendInfo, BackendStats, Logprob, Sampling, TokenEvent, TokenRequest
 from nearfar.fallback_server.grammars import GrammarService, TokenConstraint

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
-from nearfar.edge_runtime.engine.sampling import MAX_TOP_LOGPROBS, SamplingParams
+from nearfar.edge_runtime.engine.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from nearfar.errors import RequestError
 from nearfar.fallback_server.backend import BackendInfo, TokenRequest
 from nearfar.fallback_server.torch_engine.options import TorchOptions

@@ -15,10 +15,13 @@ from nearfar.step.models.olmo2 import EPS, post_norm
 from nearfar.step.rope import read_rope
 
 PATTERN = 4
+WINDOW = 4096
+"""Where config.json does not say; null says that there is no window."""
 
 
 def model(read: ConfigReader, context: int | None = None) -> Model:
     """The model of a config.json."""
+    read = read.filled({"sliding_window": WINDOW})
     c = read_decoder(read, context, eps=EPS)
     rotation = read_rope(read, c.head_dim, c.context)
     attend = Attention(

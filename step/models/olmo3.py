@@ -10,7 +10,7 @@ from nearfar.step.decoder import Attention, Mlp, order_of, read_activation, read
 from nearfar.step.model import Model
 from nearfar.step.models.gemma3_text import local_rope
 from nearfar.step.models.olmo2 import EPS, post_norm
-from nearfar.step.rope import read_rope
+from nearfar.step.rope import THETA, read_rope
 
 BASE = 500000.0
 WINDOW = 4096
@@ -20,6 +20,9 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
     """The model of a config.json."""
     read = read.filled({"sliding_window": WINDOW})
     c = read_decoder(read, context, eps=EPS)
+    if not read.given("rope_parameters") and read.number("rope_theta", BASE, *THETA) != BASE:
+        # transformers keeps BASE for the layers with a window then, others do not: it has to be said
+        read.refuse("rope_theta", f"{BASE:g}, or rope_parameters with a table for each type of layer")
     tables = {
         "local": local_rope(read, c, "rope_theta", BASE),
         "global": read_rope(read, c.head_dim, c.context, layer_type="full_attention", theta=BASE),

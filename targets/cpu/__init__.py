@@ -8,7 +8,7 @@ from typing import Any
 from nearfar.errors import BuildError
 from nearfar.format.manifest import Float
 from nearfar.targets.cpu import packing
-from nearfar.targets.cpu.kernels import attention, embed, linear, norm, rope, sample, sampling
+from nearfar.targets.cpu.kernels import attention, embed, greedy, linear, norm, rope, sample
 from nearfar.targets.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, Norm, RopeAppend, Sample
 from nearfar.targets.kernels import Precision, Staged
 
@@ -20,9 +20,9 @@ STAGES: dict[type[Job], Callable[[Any], Staged]] = {
     Linear: linear.linear,
     RopeAppend: rope.rope_append,
     Attend: attention.attention,
-    Greedy: sampling.greedy,
+    Greedy: greedy.greedy,
     Sample: sample.sample,
-    Logprobs: sampling.logprobs,
+    Logprobs: greedy.logprobs,
 }
 
 

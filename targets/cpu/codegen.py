@@ -18,7 +18,7 @@ from tvm.target import codegen as llvm
 from nearfar.build.source import CpuFeatures
 from nearfar.edge_runtime.executors.cpu.features import KNOWN, architecture, cpu_flags
 from nearfar.errors import BuildError
-from nearfar.targets.cpu.lowering import PIPELINE
+from nearfar.targets.cpu.tir_passes import PIPELINE
 
 _PARTS = 8  # object files, and so the most threads that compile
 _POOL = Path(__file__).with_name("pool.c")

@@ -19,7 +19,7 @@ from .kernels.linear import linear
 from .kernels.logprobs import logprobs
 from .kernels.norm import norm
 from .kernels.rope import rope_append
-from .kernels.sampling import sample
+from .kernels.sample import sample
 
 
 class GpuKernels:

@@ -10,7 +10,7 @@ from tvm import tirx
 
 from nearfar.errors import BuildError
 
-from .lowering import EXPLICIT_SYNC, PIPELINE
+from .tir_passes import EXPLICIT_SYNC, PIPELINE
 
 
 def kernels(mod: tvm.IRModule) -> dict[str, tirx.PrimFunc]:

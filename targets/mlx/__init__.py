@@ -1,1 +1,1 @@
-"""The MLX target: MLX's own kernels and file layout; what is written here are config.json and the exported function."""
+"""The MLX target: MLX's own kernels and files; written here: config.json and the exported function."""

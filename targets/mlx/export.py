@@ -10,17 +10,18 @@ B sequences, L new tokens each, S cached ones, R rows of logits each; all four a
   k.i, v.i [B, kv_heads, S, head_dim] in the model's dtype: of cache i, whose sizes the file's metadata tells
   logits float32 [B, R, vocab]; the cache comes back with S + L tokens
 
-Attention goes by position: a token sees what lies at positions 0 … its own. So sequences of different lengths need no
-mask: they are padded on either side, in any step.
+Attention goes by position: a token sees what lies at positions 0 … its own. So sequences of different lengths
+need no mask: they are padded on either side, in any step.
 
-The list of the step is walked by the runtime's own interpreter; here is what stands in for the paged cache, and weights as the
-file has them. A function that is traced without shapes (`shapeless`) may use no primitive whose parameters hold a size that is
-free. In MLX 0.32 these are Slice, Reshape to such sizes, Gather along any axis but the first (which keeps the traced sizes and says
-nothing), and what they are hidden in: indexing with integers or slices, mx.take, mx.fast.rope with an offset,
-mx.fast.scaled_dot_product_attention with a mask, mx.dequantize. What is used here instead: take_along_axis, flatten and
-unflatten, products.
+The list of the step is walked by the runtime's own interpreter; here is what stands in for the paged cache,
+and weights as the file has them. A function that is traced without shapes (`shapeless`) may use no primitive
+whose parameters hold a size that is free. In MLX 0.32 these are Slice, Reshape to such sizes, Gather along
+any axis but the first (which keeps the traced sizes and says nothing), and what they are hidden in: indexing
+with integers or slices, mx.take, mx.fast.rope with an offset, mx.fast.scaled_dot_product_attention with a
+mask, mx.dequantize. What is used here instead: take_along_axis, flatten and unflatten, products.
 
-The file names the device that it runs on. Written where MLX has no GPU, it runs on the CPU everywhere; so write it on a Mac:
+The file names the device that it runs on. Written where MLX has no GPU, it runs on the CPU everywhere; so
+write it on a Mac:
 
     python -m nearfar.targets.mlx.export ARTIFACT      # needs mlx, not TVM
 """
@@ -52,7 +53,7 @@ Weights = Mapping[str, mx.array]
 
 
 class RawMatrix:
-    """A parameter's products with the tensors as the file has them: rows are put in order where they have become columns."""
+    """Products with a parameter's tensors as the file has them: the columns made are put in order."""
 
     def __init__(self, param: Param, weights: Weights) -> None:
         self._param, self._k = param, param.k
@@ -60,7 +61,9 @@ class RawMatrix:
         for tensor in param.tensors:
             base = tensor.removesuffix(".weight")
             parts = {"weight": tensor, **{part: f"{base}.{part}" for part in AFFINE}}
-            self._tensors[tensor] = Matrix.of({p: weights[n] for p, n in parts.items() if n in weights}, param.k)
+            self._tensors[tensor] = Matrix.of(
+                {p: weights[n] for p, n in parts.items() if n in weights}, param.k
+            )
 
     def __call__(self, x: mx.array) -> Value:
         """See interpreter.Matrix."""
@@ -111,7 +114,7 @@ def columns(x: mx.array, index: Sequence[int] | range) -> mx.array:
 
 
 class FreeRun:
-    """See interpreter.Run: values are [B, L, width], caches [B, kv_heads, S, head_dim], attention goes by position."""
+    """See interpreter.Run: values are [B, L, width], caches [B, kv_heads, S, head_dim]."""
 
     def __init__(self, step: Step, dtype: mx.Dtype, inputs: Sequence[mx.array]) -> None:
         """`inputs`: in the order of the module's docstring."""
@@ -193,27 +196,41 @@ def export_step(file: Path, step: Step, vocab_size: int, weights: Weights) -> No
 
     def function(*args: mx.array, **kwargs: mx.array) -> list[mx.array]:
         read = _Read(kwargs)
-        model = Interpreter(step.ops, step.caches, RawWeights(step.params, read), Elementwise(dtype, compiled=False))
+        model = Interpreter(
+            step.ops, step.caches, RawWeights(step.params, read), Elementwise(dtype, compiled=False)
+        )
         run = FreeRun(step, dtype, args)
         logits = model.logits(model.step(run))
         unread.difference_update(read.names)
         return [logits, run.cached, *run.cache]
 
-    ints = [mx.zeros((2, 3), mx.int32), mx.zeros((2, 3), mx.int32), mx.zeros((2, 1), mx.int32), mx.zeros((2, 5), mx.int32)]
+    ints = [
+        mx.zeros((2, 3), mx.int32),
+        mx.zeros((2, 3), mx.int32),
+        mx.zeros((2, 1), mx.int32),
+        mx.zeros((2, 5), mx.int32),
+    ]
     caches = [mx.zeros((2, cache.kv_heads, 5, cache.head_dim), dtype) for cache in step.caches for _ in "kv"]
     about = {
-        "format": "nearfar-step", "version": 2, "vocab_size": vocab_size, "dtype": str(dtype).removeprefix("mlx.core."),
+        "format": "nearfar-step", "version": 2, "vocab_size": vocab_size,
+        "dtype": str(dtype).removeprefix("mlx.core."),
         "caches": [{"kv_heads": cache.kv_heads, "head_dim": cache.head_dim} for cache in step.caches],
         "device": str(mx.default_device()), "inputs": ["tokens", "positions", "rows", "cached", "k.i", "v.i"],
         "outputs": ["logits", "cached", "k.i", "v.i"], "weights": sorted(names),
     }  # fmt: skip
     mx.export_function(
-        str(file), function, *ints, *caches, shapeless=True, metadata=json.dumps(about, sort_keys=True), **weights
+        str(file),
+        function,
+        *ints,
+        *caches,
+        shapeless=True,
+        metadata=json.dumps(about, sort_keys=True),
+        **weights,
     )
     if unread:
         raise BuildError(
-            f"the exported function would leave out {', '.join(sorted(unread)[:8])}, which the model computes with: build "
-            "without --export-function"
+            f"the exported function would leave out {', '.join(sorted(unread)[:8])}, which the model computes "
+            "with: build without --export-function"
         )
 
 

@@ -1,4 +1,4 @@
-"""The mlx target of the pipeline: a directory that mlx-lm and mlx-swift-lm load as it is, with our manifest beside."""
+"""The mlx target: a directory that mlx-lm and mlx-swift-lm load as it is, with our manifest beside."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nearfar.format.manifest import Function, Program, Requires, Weights
 from nearfar.format.sizes import MAX_ROWS, ROW_BUCKETS, STEP_BUCKETS
 from nearfar.step.params import Param
 from nearfar.step.reading import read_model
-from nearfar.targets.mlx.config import mlx_config, module_of
+from nearfar.targets.mlx.config_json import mlx_config, module_of
 from nearfar.targets.quantized import QuantTensor
 from nearfar.targets.target import Made
 
@@ -32,7 +32,7 @@ GROUPS = (32, 64, 128)
 
 
 def dense_dtype(source: Source) -> str:
-    """Dtype of everything that is not quantized, one for the whole model, as it is what MLX then computes in."""
+    """Dtype of everything that is not quantized, one for the whole model: what MLX then computes in."""
     wide = all(matrix.bits == 32 for matrix in source.matrices.values())
     return "float32" if wide else "float16"
 
@@ -50,13 +50,16 @@ def tensor_specs(source: Source) -> list[TensorSpec]:
             else:
                 affine = (n, matrix.k // matrix.group)
                 specs.append(TensorSpec(name, "uint32", (n, matrix.k * matrix.bits // 32)))
-                specs += [TensorSpec(f"{module_of(name)}.{part}", "float16", affine) for part in ("scales", "biases")]
+                specs += [
+                    TensorSpec(f"{module_of(name)}.{part}", "float16", affine)
+                    for part in ("scales", "biases")
+                ]
     return specs
 
 
 @dataclass
 class _Affine:
-    """Scales and biases of the tensor being written, an eighth of its codes at 4 bits, held until its codes are."""
+    """Scales and biases of the tensor being written, held until its codes are: an eighth of them at 4 bits."""
 
     left: int  # rows still to come
     scales: list[npt.NDArray[np.float16]] = field(default_factory=list)
@@ -120,7 +123,8 @@ class MlxTarget:
         groups = {matrix.group for matrix in source.matrices.values() if matrix.quantized}
         if unknown := groups - set(GROUPS):
             raise BuildError(
-                f"target mlx has no kernels for groups of {min(unknown)}: use --group-size {', '.join(map(str, GROUPS))}"
+                f"target mlx has no kernels for groups of {min(unknown)}: use --group-size "
+                f"{', '.join(map(str, GROUPS))}"
             )
         if options.export_function:
             _exporter()
@@ -153,7 +157,9 @@ class MlxTarget:
 def _program(name: Literal["f16", "f32"], features: tuple[str, ...]) -> Program:
     """A program without plans: the runtime builds MLX's graph for each bucket."""
     sizes = {"step": STEP_BUCKETS, "greedy": ROW_BUCKETS, "sample": ROW_BUCKETS, "logprobs": ROW_BUCKETS}
-    functions = {key: tuple(Function(size, min(size, MAX_ROWS)) for size in buckets) for key, buckets in sizes.items()}
+    functions = {
+        key: tuple(Function(size, min(size, MAX_ROWS)) for size in buckets) for key, buckets in sizes.items()
+    }
     dtype: Literal["float16", "float32"] = "float16" if name == "f16" else "float32"
     return Program(name, dtype, dtype, Requires(features), (), {}, functions)
 

@@ -12,8 +12,8 @@ from nearfar.errors import BuildError
 from .arithmetic import BOOL, Arithmetic, Dtype, dtype_of
 from .conversions import Conversions
 from .intrinsics import Intrinsics
-from .memory import Memory
 from .opcodes import Op
+from .places import Memory
 from .uses import cheap
 
 _BINARY = {

@@ -14,7 +14,6 @@ from nearfar.errors import BuildError
 from .arithmetic import I32, Arithmetic
 from .conversions import Conversions
 from .expressions import Expressions, dtype, lanes
-from .memory import Memory
 from .opcodes import (
     LOOP_UNROLL,
     SCOPE_SUBGROUP,
@@ -25,6 +24,7 @@ from .opcodes import (
     BuiltIn,
     Op,
 )
+from .places import Memory
 from .spirv import Builder, Size3
 from .uses import Stored, Uses, stored, uses
 

@@ -7,6 +7,7 @@ shapes, for prompts within and beyond their windows.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import pytest
 from nearfar.build.pipeline import BuildOptions, build
 from nearfar.build.program.buckets import Buckets
 from nearfar.edge_runtime import Engine
-from tests.support.architectures import CASES, Case, checkpoint, prompt, reference
+from tests.support.architectures import CASES, GROWTH, Case, Massive, checkpoint, prompt, reference
 from tests.support.backends import executor, greedy, require
 
 Array = npt.NDArray[Any]
@@ -73,3 +74,18 @@ def test_answers_are_those_of_transformers(case: Case, engine: Engine) -> None:
         assert np.abs(found - expected[-1]).max() < close, count
         for step, token in enumerate(answer):
             assert expected[step].max() - expected[step][token] < 2 * close, (count, step)
+
+
+@pytest.mark.parametrize("where", GROWTH)
+@pytest.mark.parametrize("target", ["vulkan", "webgpu"])
+def test_massive_activations_stay_finite_in_float16(target: str, where: str, tmp_path: Path) -> None:
+    require(target)
+    model = Massive(tmp_path / "checkpoint", where)
+    (path,) = build(BuildOptions(str(model.path), tmp_path / "out", (target,), "none", buckets=SMALL))
+    with Engine.load(path, kv_memory="4MB", precision="f16") as engine:
+        greedy(engine, model.tokens, 1)
+        found = np.asarray(executor(engine).fetch("logits", 1)()[0])
+    assert np.isfinite(found).all()
+    if where == "residual":  # where gates saturate, answers differ from those of float32, but are answers
+        expected = model.logits()
+        assert np.abs(found - expected).max() < 0.03 * np.abs(expected).max()

@@ -13,7 +13,7 @@ from nearfar.edge_runtime import devices
 from nearfar.edge_runtime.artifact.loading import load
 from nearfar.edge_runtime.artifact.options import LoadOptions
 from nearfar.edge_runtime.engine.core import EngineCore
-from nearfar.edge_runtime.engine.sampling import SamplingParams
+from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.errors import DeviceError
 from tests.support.backends import Lab
 from tests.support.faults import Faults, Faulty

@@ -1,4 +1,4 @@
-"""What is MLX's own in the mlx executor: sliding windows, quantized caches, in-place updates, files, errors."""
+"""What is MLX's own in the mlx executor: windows, quantized caches, in-place updates, files, errors."""
 
 from __future__ import annotations
 
@@ -92,9 +92,11 @@ def test_pages_can_be_read_written_and_copied(wide: Path, kv_bits: int | None) -
 
 
 def test_no_step_copies_the_cache(tmp_path: Path) -> None:
-    """An array of the cache that is replaced gives its memory to the new one; else every token would copy it."""
+    """An array that is replaced gives its memory to the new one; else every token would copy the cache."""
     config = {**CONFIG, "max_position_embeddings": 8192}
-    with Engine.load(write_mlx_artifact(tmp_path / "long", config, tiny.weights(config)), kv_memory="64MB") as engine:
+    with Engine.load(
+        write_mlx_artifact(tmp_path / "long", config, tiny.weights(config)), kv_memory="64MB"
+    ) as engine:
         cache = executor(engine)._cache  # type: ignore[attr-defined]
         cache.hold(0, cache.layout.pages[0] * 16 - 1)
         one = min(array.nbytes for array in cache.arrays)
@@ -109,7 +111,7 @@ def test_no_step_copies_the_cache(tmp_path: Path) -> None:
 
 
 def test_a_small_cache_gives_the_texts_of_a_large_one(plain: Path, roomy: Engine) -> None:
-    """Requests that push each other out, share beginnings and are computed again: LRU, fork, copy on write."""
+    """Requests that push each other out, share beginnings, are computed again: LRU, fork, copy on write."""
     common = some_tokens(50)
     prompts = [common + some_tokens(10 + 9 * i, i) for i in range(6)]
     each = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
@@ -142,7 +144,8 @@ def test_sliding_windows_are_those_of_transformers(tmp_path: Path, kinds: str) -
     alternate = kinds == "every other"
     kind = {"model_type": "qwen2" if alternate else "mistral", "tie_word_embeddings": False}
     shape = {
-        "vocab_size": 261, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "vocab_size": 261, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+        "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 640, "rope_theta": 10000.0,
         "sliding_window": 37, "rms_norm_eps": 1e-5, "bos_token_id": 256, "eos_token_id": 257,
     }  # fmt: skip
@@ -204,7 +207,8 @@ def test_a_quantized_cache_holds_more_pages(wide: Path) -> None:
     counts = []
     for bits in (None, 8, 4):
         with Engine.load(wide, kv_memory="1MB", kv_bits=bits) as engine:
-            table, cache = engine.asynchronous.core.scheduler.table, executor(engine)._cache  # type: ignore[attr-defined]
+            table = engine.asynchronous.core.scheduler.table
+            cache = executor(engine)._cache  # type: ignore[attr-defined]
             counts.append(table.allocators[0].count)
             cache.hold(0, table.allocators[0].count * 16 - 1)
             assert 0.9e6 < cache.nbytes <= 1e6
@@ -225,7 +229,9 @@ def test_both_rotations_are_the_same(scale: float) -> None:
     rng = np.random.default_rng(0)
     x, positions = mx.array(rng.normal(0, 1, (7, 3, 16)).astype(np.float32)), rng.integers(0, 2000, 7)
     frequencies = (1 / 10000 ** (np.arange(0, 16, 2) / 16)).astype(np.float32).tolist()
-    kernel, tables = (Rope(frequencies, scale, mx.float32, fused).turn(positions)(x) for fused in (True, False))
+    kernel, tables = (
+        Rope(frequencies, scale, mx.float32, fused).turn(positions)(x) for fused in (True, False)
+    )
     np.testing.assert_allclose(np.array(kernel), np.array(tables), atol=1e-3)  # float32 angles up to 2000
 
 
@@ -272,7 +278,9 @@ def test_a_failure_of_mlx_is_an_error_for_users(plain: Path) -> None:
             raise RuntimeError("[malloc] Unable to allocate 8 bytes")
 
         made._model.step = fail  # type: ignore[attr-defined]
-        with pytest.raises(DeviceError, match=r"of weights and cache held: .*Unable to allocate.*--kv-memory"):
+        with pytest.raises(
+            DeviceError, match=r"of weights and cache held: .*Unable to allocate.*--kv-memory"
+        ):
             greedy(engine, [1, 2, 3], 3)
     made.close()
     assert made.memory_used() == 0

@@ -53,7 +53,8 @@ RUN = """
     while len(answer) < count:
         positions = mx.arange(position, position + len(tokens), dtype=mx.int32)[None]
         rows = mx.array([[len(tokens) - 1]], mx.int32)
-        logits, cached, *cache = step((mx.array([tokens], mx.int32), positions, rows, cached, *cache), weights)
+        inputs = mx.array([tokens], mx.int32), positions, rows, cached, *cache
+        logits, cached, *cache = step(inputs, weights)
         mx.eval(logits, cached, cache)
         position += len(tokens)
         tokens = [mx.argmax(logits[0, 0]).item()]
@@ -102,7 +103,13 @@ def test_mlx_lm_gives_the_golden_text(stories: Path) -> None:
 def test_the_directory_is_what_mlx_loaders_look_for(sample: Path) -> None:
     names = {path.name for path in sample.iterdir()}
     assert {path for path in names if path.endswith(".safetensors")} == {"model.safetensors"}
-    assert {"config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "LICENSE"} <= names
+    assert {
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "LICENSE",
+    } <= names
     assert not [path for path in sample.iterdir() if path.is_dir()]
     config = json.loads((sample / "config.json").read_text())
     assert config["quantization"] == config["quantization_config"] == {"group_size": 64, "bits": 4}
@@ -135,7 +142,7 @@ def test_mlx_reads_exactly_the_weights_that_were_quantized(quant: str, tmp_path:
     tensor = quantize(np.array(original), scheme)
     affine = (np.repeat(part.astype(np.float32), 64, axis=1) for part in (tensor.scales, tensor.biases))
     scale, bias = affine
-    # a float16 scale times a code of 8 bits is exact in float32, so there is one rounding and one right answer
+    # a float16 scale times a code of 8 bits is exact in float32: there is one rounding and one right answer
     np.testing.assert_array_equal(found, scale * tensor.codes + bias)
     assert len(greedy(root, [0, 5, 9], 4)) == 4
 
@@ -155,7 +162,9 @@ def test_inspect(sample: Path, stories: Path) -> None:
     wide = sum(array.nbytes for array in tensors.values() if array.dtype == mx.float16)
     assert single["weight_bytes_per_token"] == half["weight_bytes_per_token"] + wide
     assert half["launches_per_token"] is None
-    memory = [size for _, size in sorted((int(context), size) for context, size in report["memory"]["f16"].items())]
+    memory = [
+        size for _, size in sorted((int(context), size) for context, size in report["memory"]["f16"].items())
+    ]
     assert len(memory) > 1
     assert memory == sorted(set(memory)), "more for longer contexts"
     readable = nearfar("inspect", stories)
@@ -189,9 +198,22 @@ def test_the_same_input_gives_the_same_bytes(sample: Path, tmp_path: Path) -> No
 
 
 def test_generate_as_a_command(sample: Path) -> None:
-    command = [sys.executable, "-m", "mlx_lm", "generate", "--model", str(sample), "--prompt", "Tell me about the fox."]
+    command = [
+        sys.executable,
+        "-m",
+        "mlx_lm",
+        "generate",
+        "--model",
+        str(sample),
+        "--prompt",
+        "Tell me about the fox.",
+    ]
     done = subprocess.run(
-        [*command, "--max-tokens", "12", "--temp", "0"], capture_output=True, text=True, timeout=120, env=QUIET
+        [*command, "--max-tokens", "12", "--temp", "0"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=QUIET,
     )
     assert done.returncode == 0, done.stderr
     assert "Generation: " in done.stdout
@@ -208,9 +230,15 @@ def test_server_answers_over_http(sample: Path) -> None:
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=QUIET)
     try:
         _wait_for(port, server)
-        body = {"messages": [{"role": "user", "content": "Tell me about the fox."}], "max_tokens": 8, "temperature": 0}
+        body = {
+            "messages": [{"role": "user", "content": "Tell me about the fox."}],
+            "max_tokens": 8,
+            "temperature": 0,
+        }
         request = urllib.request.Request(
-            f"http://127.0.0.1:{port}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+            f"http://127.0.0.1:{port}/v1/chat/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=60) as response:
             answer = json.load(response)
@@ -250,7 +278,17 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(bare: Path, root: Path, prompt: list[int], count: int) -> list[int]:
-    command = [sys.executable, "-I", "-S", "-c", textwrap.dedent(RUN), str(bare), str(root), json.dumps(prompt), str(count)]
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        "-c",
+        textwrap.dedent(RUN),
+        str(bare),
+        str(root),
+        json.dumps(prompt),
+        str(count),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=bare, env={})
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -275,7 +313,9 @@ def test_sequences_of_different_lengths_in_one_step(stories: Path) -> None:
     def empty(batch: int) -> list[mx.array]:
         return [mx.zeros((batch, cache["kv_heads"], 0, cache["head_dim"])) for cache in caches for _ in "kv"]
 
-    def logits(rows: list[list[int]], positions: list[list[int]], take: list[list[int]], state: list[mx.array]) -> list:
+    def logits(
+        rows: list[list[int]], positions: list[list[int]], take: list[list[int]], state: list[mx.array]
+    ) -> list:
         ints = [mx.array(values, mx.int32) for values in (rows, positions, take)]
         return step((*ints, *state), weights)
 
@@ -289,7 +329,9 @@ def test_sequences_of_different_lengths_in_one_step(stories: Path) -> None:
     last, *_ = logits([[9], [8], [11]], [[5], [3], [7]], [[0]] * 3, state)
     for i, (prompt, more) in enumerate(zip(prompts, ([5, 9], [6, 8], [11]), strict=True)):
         row = [*prompt, *more]
-        alone, *_ = logits([row], [list(range(len(row)))], [list(range(len(row)))], [mx.zeros((1, 0), mx.int32), *empty(1)])
+        alone, *_ = logits(
+            [row], [list(range(len(row)))], [list(range(len(row)))], [mx.zeros((1, 0), mx.int32), *empty(1)]
+        )
         assert mx.allclose(out[i, 0], alone[0, len(prompt) - 1], atol=1e-4)
         assert mx.allclose(out[i, 1], alone[0, len(prompt) - 2], atol=1e-4)
         assert mx.allclose(last[i, 0], alone[0, -1], atol=1e-4)

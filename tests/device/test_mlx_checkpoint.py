@@ -48,8 +48,16 @@ def dequantized(root: Path) -> Any:
     tensors = mx.load(str(root / "model.safetensors"))
     for name, parameter in model.named_parameters():
         base = name.removesuffix(".weight")
-        wide = [tensors[f"{base}.{part}"].astype(mx.float32) for part in ("scales", "biases") if f"{base}.{part}" in tensors]
-        value = tensors[name].astype(mx.float32) if not wide else mx.dequantize(tensors[name], *wide, group_size=64, bits=4)
+        wide = [
+            tensors[f"{base}.{part}"].astype(mx.float32)
+            for part in ("scales", "biases")
+            if f"{base}.{part}" in tensors
+        ]
+        value = (
+            tensors[name].astype(mx.float32)
+            if not wide
+            else mx.dequantize(tensors[name], *wide, group_size=64, bits=4)
+        )
         parameter.data = torch.from_numpy(np.array(value))
     return model
 
@@ -76,14 +84,26 @@ def test_nothing_is_requantized(converted: Path, built: Path) -> None:
 
 def test_matrices_may_differ_in_bits_and_groups(tmp_path: Path) -> None:
     def mixed(path: str, _module: Any) -> bool | dict[str, int]:
-        if "v_proj" in path or "embed" in path:  # as mlx-lm's mixed recipes: v with more bits than q and k beside it
+        if (
+            "v_proj" in path or "embed" in path
+        ):  # as mlx-lm's mixed recipes: v with more bits than q and k beside it
             return {"group_size": 32, "bits": 6}
         return {"group_size": 64, "bits": 4}
 
     out = tmp_path / "mixed"
-    mlx_lm.convert(str(SAMPLE), str(out), quantize=True, q_bits=4, q_group_size=64, dtype="float16", quant_predicate=mixed)
+    mlx_lm.convert(
+        str(SAMPLE),
+        str(out),
+        quantize=True,
+        q_bits=4,
+        q_group_size=64,
+        dtype="float16",
+        quant_predicate=mixed,
+    )
     made = build(BuildOptions(str(out), tmp_path / "built", targets=("cpu", "mlx")))
-    stored = {m["name"]: m for m in json.loads((made[0] / "manifest.json").read_text())["quantization"]["matrices"]}
+    stored = {
+        m["name"]: m for m in json.loads((made[0] / "manifest.json").read_text())["quantization"]["matrices"]
+    }
     assert [stored["layers.0.qkv"][key] for key in ("bits", "group_size")] == [6, 32]
     assert [stored["layers.0.o"][key] for key in ("bits", "group_size")] == [4, 64]
     model, tokenizer = mlx_lm.load(str(out))
@@ -125,7 +145,9 @@ def test_scales_that_float16_cannot_hold_are_rounded_and_counted(tmp_path: Path)
 def test_bfloat16_scales_are_exact(tmp_path: Path) -> None:
     brain = convert(SAMPLE, tmp_path / "brain", "bfloat16")
     (made,) = build(BuildOptions(str(brain), tmp_path / "out", targets=("mlx",)))
-    assert json.loads((made / "manifest.json").read_text())["quantization"]["method"] == "as in the checkpoint"
+    assert (
+        json.loads((made / "manifest.json").read_text())["quantization"]["method"] == "as in the checkpoint"
+    )
     before, after = (mx.load(str(root / "model.safetensors")) for root in (brain, made))
     assert before["model.embed_tokens.scales"].dtype == mx.bfloat16
     for name, value in before.items():
@@ -147,7 +169,10 @@ def changed(converted: Path, out: Path, **quantization: Any) -> Path:
         ({"group_size": 256}, "group_size 256"),
         ({"mode": "mxfp4", "group_size": 32}, "mode 'mxfp4'"),
         ({"bits": 7}, "bits 7"),
-        ({"model.layers.0.mlp.down_proj": {"group_size": 64, "bits": 8}}, r"model.layers.0.mlp.down_proj.weight is \[192, 64\]"),
+        (
+            {"model.layers.0.mlp.down_proj": {"group_size": 64, "bits": 8}},
+            r"model.layers.0.mlp.down_proj.weight is \[192, 64\]",
+        ),
     ],
 )
 def test_settings_that_are_not_read_are_named(

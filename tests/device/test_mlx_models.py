@@ -1,4 +1,4 @@
-"""Every architecture as the mlx target writes it: mlx-lm's own classes, the exported function, the files built again."""
+"""Every architecture as the mlx target writes it: in mlx-lm, as an exported function, built again."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from nearfar.build.pipeline import BuildOptions, build
 from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.artifact.reader import Artifact
-from tests.support.architectures import CASES, Case, case, checkpoint, make, prompt, reference
+from tests.support.architectures import CASES, GROWTH, Case, Massive, checkpoint, make, prompt, reference
 from tests.support.backends import last_logits
 from tests.support.mlx_artifact import Direct
 
@@ -57,7 +57,9 @@ def made(request: pytest.FixtureRequest) -> Case:
 @pytest.fixture(scope="module")
 def root(made: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("mlx")
-    options = BuildOptions(str(checkpoint(made)), out, ("mlx",), "none", context=made.context, export_function=True)
+    options = BuildOptions(
+        str(checkpoint(made)), out, ("mlx",), "none", context=made.context, export_function=True
+    )
     (path,) = build(options)
     return path
 
@@ -105,7 +107,7 @@ def test_the_files_are_a_checkpoint_again(made: Case, root: Path, tmp_path: Path
 
 
 def test_quantized_weights_are_those_of_mlx_lm(made: Case, tmp_path: Path) -> None:
-    """Some matrices are quantized and some are not, as widths allow; their order and their parts are ours to apply."""
+    """Some matrices are quantized and some are not, as widths allow; order and pieces are ours to apply."""
     options = BuildOptions(str(checkpoint(made)), tmp_path, ("mlx",), "q8", 32, context=made.context)
     (path,) = build(options)
     tokens = prompt(made, min(made.prompts))
@@ -121,44 +123,16 @@ def test_quantized_weights_are_those_of_mlx_lm(made: Case, tmp_path: Path) -> No
         assert away(found, theirs) < NARROW.get(made.model_type, TOLERANCE)
 
 
-GROWTH = {"residual": ("layernorm.weight", 12000.0, 1.0), "gated": ("_proj.weight", 0.0, 200.0)}
-"""What goes beyond float16, and how: to the weights of such names in post-norms, or in gate and up, so much is added, or
-they are multiplied."""
-
-
-def massive(path: Path, where: str) -> Path:
-    """A checkpoint in which sums of layers, or the products of gates, go beyond float16, as they do in Gemma."""
-    given = case("gemma3_text", "massive", sliding_window=12, num_hidden_layers=6, tie_word_embeddings=True)
-    make(given, path)
-    ending, more, times = GROWTH[where]
-    weights = load_file(path / "model.safetensors")
-    for name, value in weights.items():
-        if name.endswith(ending) and any(part in name for part in (".post_", ".gate_", ".up_")):
-            weights[name] = (value * np.float32(times) + np.float32(more)).astype(np.float32)
-    save_file(weights, path / "model.safetensors", {"format": "pt"})
-    return path
-
-
 @pytest.mark.parametrize("where", GROWTH)
 def test_massive_activations_stay_finite_in_float16(where: str, tmp_path: Path) -> None:
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    source = massive(tmp_path / "checkpoint", where)
-    (path,) = build(BuildOptions(str(source), tmp_path / "out", ("mlx",), "none"))
-    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
-    tokens = [int(token) for token in np.random.default_rng(0).integers(0, 256, 40)]
-    seen: list[float] = []
-    for layer in model.model.layers:
-        watched = layer if where == "residual" else layer.mlp.down_proj
-        watched.register_forward_pre_hook(lambda _, given: seen.append(float(given[0].abs().max())))
-    with torch.no_grad():
-        expected = model(torch.tensor([tokens])).logits[0, -1].numpy()
-    assert max(seen) > 1.5 * 65504, "the test must need more than float16 holds"
+    model = Massive(tmp_path / "checkpoint", where)
+    (path,) = build(BuildOptions(str(model.path), tmp_path / "out", ("mlx",), "none"))
     direct = Direct(path, precision="f16")
     direct.pages(list(range(4)))
-    found = direct.prefill(tokens)
+    found = direct.prefill(model.tokens)
     assert np.isfinite(found).all()
     if where == "residual":  # where gates saturate, answers differ from those of float32, but are answers
-        assert away(found, expected) < 0.03
+        assert away(found, model.logits()) < 0.03
 
 
 def test_caches_of_different_sizes_are_quantized_each(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tests.support import gpu_jobs, vulkan_run
 
 
 def check(job: GraphJob, precision: Precision) -> None:
-    gpu_jobs.check(KERNELS, vulkan_run.run_program, precision, job)
+    gpu_jobs.check(KERNELS, vulkan_run.run, precision, job)
 
 
 SCHEMES = (
@@ -48,11 +48,11 @@ def test_linear_variants(variant: str) -> None:
 @pytest.mark.parametrize("gate", [None, "silu", "gelu_tanh", "gelu_erf", "relu2"])
 @pytest.mark.parametrize("m", [1, 64])
 def test_float16_stores_saturate(m: int, gate: gpu_jobs.Activation | None) -> None:
-    gpu_jobs.check_saturation(KERNELS, vulkan_run.run_program, m, gate)
+    gpu_jobs.check_saturation(KERNELS, vulkan_run.run, m, gate)
 
 
 def test_activations_and_softcap() -> None:
-    gpu_jobs.check_functions(KERNELS, vulkan_run.run_program)
+    gpu_jobs.check_functions(KERNELS, vulkan_run.run)
 
 
 @pytest.mark.parametrize("name", gpu_jobs.NORMS)

@@ -23,8 +23,8 @@ from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.edge_runtime.engine.steps import StepWork, Write, launch
 from nearfar.edge_runtime.executors.vulkan import binding, commands, device
 from nearfar.edge_runtime.executors.vulkan.binding import DEVICE_LOST, fail
+from nearfar.edge_runtime.executors.vulkan.blocks import Memory
 from nearfar.edge_runtime.executors.vulkan.executor import VulkanExecutor
-from nearfar.edge_runtime.executors.vulkan.memory import Memory
 from nearfar.errors import DeviceError, DeviceLost
 from nearfar.format.manifest import Requires
 from tests.shared_data import shared_data

@@ -13,7 +13,7 @@ from nearfar.build.program.buckets import Buckets
 from nearfar.cli.inspect import describe
 from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.artifact.budget import page_bytes
-from nearfar.edge_runtime.engine.sampling import SamplingParams
+from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from tests.support.architectures import Case, case, checkpoint, prompt, reference
 from tests.support.backends import executor, forget, greedy, require
 

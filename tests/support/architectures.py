@@ -203,6 +203,7 @@ GEMMAS = [
     case("olmo3", "yarn", sliding_window=11, num_hidden_layers=5, rope_parameters=YARN_BY_TYPE),
     case("exaone4", "hybrid", sliding_window=10, sliding_window_pattern=3, num_hidden_layers=4,
          rope_parameters=LINEAR),
+    case("exaone4", "still", layer_types=[LOCAL, GLOBAL, GLOBAL]),
     case("exaone4", "global", sliding_window=None, layer_types=[GLOBAL] * 3, head_dim=80,
          tie_word_embeddings=True),
     case("glm4", "plain", head_dim=24),
@@ -310,3 +311,40 @@ def reference(case: Case) -> Callable[[list[int]], np.ndarray]:
             return np.asarray(model(torch.tensor([tokens])).logits[0].float().numpy())
 
     return logits
+
+
+GROWTH = {"residual": ("layernorm.weight", 12000.0, 1.0), "gated": ("_proj.weight", 0.0, 200.0)}
+"""What goes beyond float16, and how: to the weights of such names in post-norms, or in gate and up, so much is added, or
+they are multiplied."""
+
+
+class Massive:
+    """A checkpoint in which sums of layers, or the products of gates, go beyond float16, as they do in Gemma."""
+
+    def __init__(self, path: Path, where: str) -> None:
+        from safetensors.numpy import load_file, save_file
+
+        self.path, self._where = path, where
+        make(case("gemma3_text", "massive", sliding_window=12, num_hidden_layers=6, tie_word_embeddings=True), path)
+        ending, more, times = GROWTH[where]
+        weights = load_file(path / "model.safetensors")
+        for name, value in weights.items():
+            if name.endswith(ending) and any(part in name for part in (".post_", ".gate_", ".up_")):
+                weights[name] = (value * np.float32(times) + np.float32(more)).astype(np.float32)
+        save_file(weights, path / "model.safetensors", {"format": "pt"})
+        self.tokens = [int(token) for token in np.random.default_rng(0).integers(0, 256, 40)]
+
+    def logits(self) -> np.ndarray:
+        """transformers' logits after the tokens, in float32; it is checked that float16 would not have held what they came from."""
+        import torch
+        import transformers
+
+        model = transformers.AutoModelForCausalLM.from_pretrained(self.path, dtype=torch.float32).eval()
+        seen: list[float] = []
+        for layer in model.model.layers:
+            watched = layer if self._where == "residual" else layer.mlp.down_proj
+            watched.register_forward_pre_hook(lambda _, given: seen.append(float(given[0].abs().max())))
+        with torch.no_grad():
+            expected = model(torch.tensor([self.tokens])).logits[0, -1].numpy()
+        assert max(seen) > 1.5 * 65504, "the test must need more than float16 holds"
+        return np.asarray(expected)

@@ -12,7 +12,7 @@ import pytest
 
 from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.devices import device, device_names
-from nearfar.edge_runtime.engine.sampling import SamplingParams
+from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.edge_runtime.executors.base import Executor
 from nearfar.errors import DeviceError
 from tests.support.artifacts import Built, Reference

@@ -17,10 +17,13 @@ from tests.support.numpy_executor import Weights
 
 
 def write_mlx_artifact(out: Path, config: dict[str, Any], weights: Weights) -> Path:
-    """An unquantized artifact; `config` and `weights` are a Hugging Face model's. The tokenizer is that of tiny.py."""
+    """An unquantized artifact; `config`, `weights`: a Hugging Face model's. The tokenizer is tiny.py's."""
     checkpoint = out.with_name(f"{out.name}-checkpoint")
     checkpoint.mkdir(parents=True)
-    save_file({name: np.ascontiguousarray(value) for name, value in weights.items()}, checkpoint / "model.safetensors")
+    save_file(
+        {name: np.ascontiguousarray(value) for name, value in weights.items()},
+        checkpoint / "model.safetensors",
+    )
     (checkpoint / "config.json").write_text(json.dumps(config))
     tiny.tokenizer().save(str(checkpoint / "tokenizer.json"))
     text = {"bos_token": "<|bos|>", "chat_template": tiny.TEMPLATE}
@@ -46,7 +49,9 @@ def change_weights(path: Path, lose: Sequence[str] = (), add: Weights | None = N
 class Direct:
     """An executor without an engine: sequences whose pages the test chooses, the same in every group."""
 
-    def __init__(self, path: Path, pages: int = 128, kv_bits: int | None = None, precision: str = "f32") -> None:
+    def __init__(
+        self, path: Path, pages: int = 128, kv_bits: int | None = None, precision: str = "f32"
+    ) -> None:
         from nearfar.edge_runtime.executors.mlx.executor import MlxExecutor
 
         manifest = (artifact := Artifact.open(path)).manifest

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib import import_module
@@ -19,6 +20,8 @@ import tvm
 from nearfar.targets.kernels import Precision, Staged
 from nearfar.targets.vulkan import Module, modules
 from nearfar.targets.vulkan.codegen import FEATURES
+
+from .spirv import validate
 
 vk = pytest.importorskip(
     "vulkan", reason="the package vulkan is not installed", exc_type=(ImportError, OSError)
@@ -170,19 +173,15 @@ def run_module(module: Module, arrays: Sequence[np.ndarray]) -> list[np.ndarray]
     return out
 
 
-def run_program(
-    staged: Staged, _precision: Precision, arrays: dict[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    """`run`, for tests of several targets: SPIR-V says itself which features it needs."""
-    return run(staged, arrays)
-
-
-def run(staged: Staged, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays after the launches of a job."""
+def run(staged: Staged, _precision: Precision, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays after the launches of a job, whose modules must be valid. They say which features they need."""
     held = dict(arrays)
     for i, (shape, dtype) in enumerate(staged.scratch):
         held[f"scratch:{i}"] = np.zeros(shape, dtype)
     made = modules(tvm.IRModule({f"stage{i}": stage.func for i, stage in enumerate(staged.stages)}))
+    if shutil.which("spirv-val"):
+        for module in made.values():
+            validate(module.code)
     for i, stage in enumerate(staged.stages):
         after = run_module(made[f"stage{i}"], [held[arg] for arg in stage.args])
         held.update(zip(stage.args, after, strict=True))

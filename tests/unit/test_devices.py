@@ -19,7 +19,7 @@ from nearfar.cli.chat import chat
 from nearfar.cli.run import run
 from nearfar.edge_runtime import devices
 from nearfar.edge_runtime.artifact.budget import kv_group, page_bytes
-from nearfar.edge_runtime.artifact.loading import choose
+from nearfar.edge_runtime.artifact.loading import choose, load
 from nearfar.edge_runtime.artifact.options import LoadKeywords, LoadOptions
 from nearfar.edge_runtime.devices import device, device_names, parse_device
 from nearfar.errors import DeviceError, RequestError
@@ -140,3 +140,13 @@ def test_where_nothing_else_is_at_hand_a_last_resort_is_taken(
     assert choose(targets, "auto")[0].target == "cpu"
     shutil.rmtree(targets / "cpu")
     assert choose(targets, "auto")[0].target == "webgpu"
+
+
+def test_what_a_device_cannot_do_is_refused_and_who_can_is_named(tmp_path: Path) -> None:
+    path = tiny.write_artifact(tmp_path / "tiny")
+    with pytest.raises(RequestError, match=r"cpu has no validation layer .*--debug.*; vulkan has"):
+        load(path, LoadOptions(debug=True))
+    with pytest.raises(RequestError, match=r"cpu cannot keep the KV cache in 8 bits .*; mlx \(8 or 4\) can"):
+        load(path, LoadOptions(kv_bits=8))
+    with pytest.raises(RequestError, match="threads must be at least 1, not 0"):
+        load(path, LoadOptions(threads=0))

@@ -10,7 +10,7 @@ import pytest
 
 from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.edge_runtime.engine.requests import TokenEvent
-from nearfar.edge_runtime.engine.sampling import SamplingParams
+from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.errors import DeviceError, RequestError
 from tests.support import tiny
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from nearfar.edge_runtime.engine.core import EngineCore
-from nearfar.edge_runtime.engine.sampling import SamplingParams
+from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.edge_runtime.executors.base import Executor
 from nearfar.edge_runtime.snapshots.transfer import capture, restore
 from nearfar.errors import DeviceError, DeviceLost, RequestError

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nearfar.edge_runtime.engine.core import MOST_LOSSES, EngineCore
-from nearfar.edge_runtime.engine.sampling import SamplingParams
+from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.edge_runtime.executors.base import Array
 from nearfar.edge_runtime.snapshots.transfer import capture, restore
 from nearfar.errors import DeviceError, DeviceLost

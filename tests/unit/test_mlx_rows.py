@@ -1,4 +1,4 @@
-"""How a step is laid out for MLX: which cells each row writes and attends to, whatever pages its sequence has."""
+"""How a step is laid out for MLX: the cells that each row writes and attends to, whatever its pages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ def seen(reach: Reach, rows: int) -> list[set[int]]:
     if reach.mask is None:
         assert rows == 1
         return [set(cells)]
-    mask = np.tri(rows, reach.count, reach.count - rows, dtype=bool) if reach.mask == "causal" else np.array(reach.mask)
+    mask = (
+        np.tri(rows, reach.count, reach.count - rows, dtype=bool)
+        if reach.mask == "causal"
+        else np.array(reach.mask)
+    )
     return [{cell for cell, on in zip(cells, row, strict=True) if on} for row in mask]
 
 
@@ -40,7 +44,11 @@ def check(rows: Rows, positions: list[int], slots: list[int], table: Any, window
     live = [m for m, position in enumerate(positions) if position >= 0]
     assert rows.live.tolist() == live
     where = [int(table[slots[m], positions[m] // SIZE]) * SIZE + positions[m] % SIZE for m in live]
-    written = list(range(rows.cells.start, rows.cells.stop)) if isinstance(rows.cells, slice) else rows.cells.tolist()
+    written = (
+        list(range(rows.cells.start, rows.cells.stop))
+        if isinstance(rows.cells, slice)
+        else rows.cells.tolist()
+    )
     assert written == where
     assert rows.last_cell == max(where)
     assert sum(span.count for span in rows.spans) == len(live)

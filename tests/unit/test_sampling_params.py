@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nearfar.edge_runtime.engine.sampling import SamplingParams
+from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.edge_runtime.openai.parameters import chat_sampling, checked_messages, choices, completion_sampling
 from nearfar.errors import RequestError
 

@@ -6,7 +6,7 @@ import pytest
 
 from nearfar.edge_runtime.cache import SequenceTable
 from nearfar.edge_runtime.engine.requests import Request
-from nearfar.edge_runtime.engine.sampling import SamplingParams
+from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.edge_runtime.engine.scheduler import Limits, Scheduler, Step
 from nearfar.errors import RequestError
 

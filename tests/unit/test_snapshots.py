@@ -14,8 +14,8 @@ import pytest
 
 from nearfar.edge_runtime import AsyncEngine, snapshots
 from nearfar.edge_runtime.engine.core import EngineCore
-from nearfar.edge_runtime.engine.sampling import SamplingParams
-from nearfar.edge_runtime.snapshots import file, prefix, transfer
+from nearfar.edge_runtime.engine.sampling_params import SamplingParams
+from nearfar.edge_runtime.snapshots import file, seam, transfer
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import DeviceError, RequestError, SnapshotError
 from nearfar.format.manifest import Quantization, StoredMatrix
@@ -130,15 +130,15 @@ async def test_a_system_prompt_serves_every_conversation_behind_it(tmp_path: Pat
 
 def test_a_prefix_is_what_stays_whatever_follows() -> None:
     text = codec()
-    stable = prefix.chat_prefix(text, SYSTEM)
+    stable = seam.chat_prefix(text, SYSTEM)
     for question in ("", "x", "\n", " y", "é"):
         assert text.encode_chat([*SYSTEM, {"role": "user", "content": question}])[: len(stable)] == stable
     asked = [*SYSTEM, {"role": "user", "content": "A long text."}]
-    stable = prefix.chat_prefix(text, asked)
+    stable = seam.chat_prefix(text, asked)
     assert text.encode_chat(asked)[: len(stable)] == stable
     longer = [*SYSTEM, {"role": "user", "content": "A long text. What of it?"}]
     assert text.encode_chat(longer)[: len(stable)] == stable
-    assert prefix.text_prefix(text, "abc") == text.encode("abc")
+    assert seam.text_prefix(text, "abc") == text.encode("abc")
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from nearfar.edge_runtime import devices
 from nearfar.edge_runtime.artifact.budget import page_bytes, plan_pages
 from nearfar.edge_runtime.devices import Found, Listed, parse_device
 from nearfar.edge_runtime.executors.vulkan import pipelines
+from nearfar.edge_runtime.executors.vulkan.blocks import Region, Ring, choose_kinds
 from nearfar.edge_runtime.executors.vulkan.commands import Dispatch, barriers
 from nearfar.edge_runtime.executors.vulkan.device import Gpu, MemoryType, select
-from nearfar.edge_runtime.executors.vulkan.memory import Region, Ring, choose_kinds
 from nearfar.errors import DeviceError, RequestError
 from nearfar.format.manifest import parse
 from tests.support import tiny

@@ -13,7 +13,7 @@ import pytest
 
 from nearfar.edge_runtime import AsyncEngine
 from nearfar.edge_runtime.engine.core import EngineCore
-from nearfar.edge_runtime.engine.sampling import SamplingParams
+from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.errors import SnapshotError
 from nearfar.step.reading import read_model
 from tests.support import tiny

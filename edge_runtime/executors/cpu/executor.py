@@ -11,8 +11,8 @@ from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.devices import Settings
 from nearfar.edge_runtime.executors.cpu.cores import usable_cores
 from nearfar.edge_runtime.executors.cpu.features import architecture, cpu_flags
+from nearfar.edge_runtime.executors.cpu.host_memory import reserve
 from nearfar.edge_runtime.executors.cpu.library import Array, Library, Plan, Tensor
-from nearfar.edge_runtime.executors.cpu.memory import reserve
 from nearfar.edge_runtime.executors.planned import Layout, Shape
 from nearfar.errors import ArtifactError, DeviceError
 from nearfar.format.manifest import Param, Program, Requires

@@ -1,15 +1,17 @@
-"""Attention in plain operations, for what MLX's fused kernel has no form: softcaps, quantized caches, free shapes."""
+"""Attention in plain operations: softcaps, quantized caches and free shapes have no fused kernel."""
 
 from __future__ import annotations
 
 import mlx.core as mx
 
 
-def weights(scores: mx.array, mask: mx.array | None, softcap: float | None, sinks: mx.array | None) -> mx.array:
+def weights(
+    scores: mx.array, mask: mx.array | None, softcap: float | None, sinks: mx.array | None
+) -> mx.array:
     """Softmax over the last axis of scores, in their dtype.
 
-    `mask`: true where a position is attended to. `sinks`: one more logit a row, broadcast to [..., 1], without a weight
-    in the result.
+    `mask`: true where a position is attended to. `sinks`: one more logit a row, broadcast to [..., 1],
+    without a weight in the result.
     """
     if softcap is not None:
         scores = mx.tanh(scores / softcap) * softcap

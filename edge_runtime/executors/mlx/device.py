@@ -50,11 +50,11 @@ def installed() -> bool:
 
 @contextmanager
 def guard(what: str, bytes_held: int) -> Iterator[None]:
-    """Turn MLX's RuntimeError into a DeviceError; `what` was being done with `bytes_held` bytes already taken."""
+    """MLX's RuntimeError as a DeviceError; `what` was being done with `bytes_held` bytes already taken."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         raise DeviceError(
-            f"MLX failed {what}, with {show_size(bytes_held)} of weights and cache held: {error}. Where memory ran out, "
-            "give the cache less (--kv-memory), store it in fewer bits (--kv-bits 8), or take a smaller model"
+            f"MLX failed {what}, with {show_size(bytes_held)} of weights and cache held: {error}. "
+            "Where memory ran out, give the cache less (--kv-memory), store it in fewer bits (--kv-bits 8), or take a smaller model"
         ) from error

@@ -1,9 +1,9 @@
 """Element by element: activations and sums, and what keeps a float16 program finite.
 
-In a float16 program products with weights, keys and values are float16; sums of layers, what norms make and everything
-computed element by element are float32, as some models (Gemma) carry values in their residual that float16 has no
-numbers for. A value that becomes float16 saturates: beyond 65504 it is 65504. What a product wrote beyond that counts
-as 65504 too.
+In a float16 program products with weights, keys and values are float16; sums of layers, what norms make and
+everything computed element by element are float32, as some models (Gemma) carry values in their residual that
+float16 has no numbers for. A value that becomes float16 saturates: beyond 65504 it is 65504. What a product
+wrote beyond that counts as 65504 too.
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ import mlx.core as mx
 import numpy as np
 
 from nearfar.edge_runtime.artifact.reader import Artifact
-from nearfar.edge_runtime.executors.mlx.cache import Layout, PagedCache, fused
 from nearfar.edge_runtime.executors.mlx.device import guard, has_metal
 from nearfar.edge_runtime.executors.mlx.elementwise import Elementwise
 from nearfar.edge_runtime.executors.mlx.interpreter import Interpreter
 from nearfar.edge_runtime.executors.mlx.paged import PagedRun
+from nearfar.edge_runtime.executors.mlx.paged_cache import Layout, PagedCache, fused
 from nearfar.edge_runtime.executors.mlx.results import Results
 from nearfar.edge_runtime.executors.mlx.rope import Rope
 from nearfar.edge_runtime.executors.mlx.rows import Array, Rows, lay_out
@@ -27,26 +27,29 @@ from nearfar.step.model import op_of, param_of
 from nearfar.step.ops import Attend
 
 CLEAR_AFTER = 256
-"""Rows after which MLX is told to give back buffers it keeps: each length of a sequence leaves some of a new size."""
+"""Rows after which MLX is told to give back buffers it keeps: each length leaves some of a new size."""
 
 
 class MlxExecutor:
     """See Executor.
 
-    At most one batch of work is in flight. `run` only builds the graph of the next; it starts when the one before has been
-    read. So an array that the cache replaces is never in use, and MLX updates it in place instead of copying the cache
-    (measured: 0.1 against 0.5 ms for an array of 6 MB). The host builds graphs while the device computes all the same.
+    At most one batch of work is in flight. `run` only builds the graph of the next; it starts when the one
+    before has been read. So an array that the cache replaces is never in use, and MLX updates it in place
+    instead of copying the cache (measured: 0.1 against 0.5 ms for an array of 6 MB). The host builds graphs
+    while the device computes all the same.
     """
 
     name = "mlx"
 
-    def __init__(self, artifact: Artifact, program: Program, *, pages: tuple[int, ...], kv_bits: int | None = None) -> None:
+    def __init__(
+        self, artifact: Artifact, program: Program, *, pages: tuple[int, ...], kv_bits: int | None = None
+    ) -> None:
         """Load the weights, make the cache for so many pages by group; `kv_bits` 8 or 4 quantizes it."""
         manifest = artifact.manifest
         self.precision, self.program_name = program.precision, program.name
         self._page_size = manifest.cache.page_size
         self._sizes = {name: {f.size for f in buckets} for name, buckets in program.functions.items()}
-        # Streams belong to threads unless made so; ours is used from one thread at a time, but not always the same.
+        # Streams belong to threads unless made so; ours has one thread at a time, but not always the same.
         self._stream = mx.new_thread_unsafe_stream(mx.default_device())
         self._closed = False
         self._pending: list[mx.array] = []
@@ -58,8 +61,12 @@ class MlxExecutor:
         layout = Layout(manifest.caches, self._page_size, pages, dtype, kv_bits)
         with mx.stream(self._stream), guard("loading the model", manifest.weights.bytes):
             files = [shard.file for shard in manifest.weights.shards]
-            self._weights = LoadedWeights(artifact.path, files, list(map(param_of, manifest.step.params)), dtype)
-            self._model = Interpreter(ops, manifest.caches, self._weights, Elementwise(dtype, compiled=has_metal()))
+            self._weights = LoadedWeights(
+                artifact.path, files, list(map(param_of, manifest.step.params)), dtype
+            )
+            self._model = Interpreter(
+                ops, manifest.caches, self._weights, Elementwise(dtype, compiled=has_metal())
+            )
             self._ropes = _ropes(artifact, dtype)
             self._cache = PagedCache(layout)
             self._results = Results(manifest, self._model.logits)
@@ -139,7 +146,9 @@ class MlxExecutor:
         place = np.zeros(size, np.int64)
         place[live] = np.arange(len(live))
         wanted, index = np.unique(place[host["logit_rows"][: min(size, 16)] % size], return_inverse=True)
-        run = PagedRun(self._results.tokens(live), partial(self._lay_out, live), wanted, self._cache, self._ropes)
+        run = PagedRun(
+            self._results.tokens(live), partial(self._lay_out, live), wanted, self._cache, self._ropes
+        )
         self._results.hidden(self._model.step(run), index)
         self._rows_since_clear += len(live)
 
@@ -161,7 +170,8 @@ class MlxExecutor:
 
     def _start(self) -> None:
         """Send what is pending to the device; nothing may be in flight."""
-        mx.async_eval(self._pending, self._cache.arrays, self._results.arrays)  # type: ignore[no-untyped-call]
+        state = [*self._cache.arrays, *self._results.arrays]
+        mx.async_eval(self._pending, state)  # type: ignore[no-untyped-call]
         self._flying, self._pending = self._pending[-1], []
 
     def _finish(self) -> None:
@@ -188,7 +198,9 @@ class MlxExecutor:
             return np.array(copy)
 
 
-def _views(manifest: Manifest, attends: list[Attend], bits: int | None) -> list[tuple[list[int | None], bool]]:
+def _views(
+    manifest: Manifest, attends: list[Attend], bits: int | None
+) -> list[tuple[list[int | None], bool]]:
     """By group the windows of what attends to its caches, and whether masks must be booleans."""
     out = []
     for group in range(len(manifest.groups)):
@@ -203,23 +215,27 @@ def _ropes(artifact: Artifact, dtype: mx.Dtype) -> dict[str, Rope]:
     for name, rope in artifact.manifest.ropes.items():
         if isinstance(rope.inv_freq, str):
             raise ArtifactError(
-                f"ropes.{name}.inv_freq of {artifact.path} is not an array of numbers. Build the artifact again"
+                f"ropes.{name}.inv_freq of {artifact.path} is not an array of numbers. "
+                "Build the artifact again"
             )
         ropes[name] = Rope(rope.inv_freq, rope.scale, dtype, kernel)
     return ropes
 
 
 def _host_buffers(artifact: Artifact) -> dict[str, Array]:
-    """Mirrors of the buffers that only the host writes: what a graph is built from is known when it is built."""
+    """Mirrors of the buffers that only the host writes: a graph is built from what is known then."""
     tables = map(page_table, range(len(artifact.manifest.groups)))
     names = ("positions", "slots", *tables, "logit_rows", "sample_f32", "sample_i32", "logit_bias", "allowed")
     shapes = {buffer.name: buffer for buffer in artifact.manifest.buffers}
     missing = [name for name in names if name not in shapes]
     if missing:
-        raise ArtifactError(f"artifact {artifact.path} has no buffers {', '.join(missing)}. Build the artifact again")
+        raise ArtifactError(
+            f"artifact {artifact.path} has no buffers {', '.join(missing)}. Build the artifact again"
+        )
     wrong = [name for name in names if not all(isinstance(extent, int) for extent in shapes[name].shape)]
     if wrong:
         raise ArtifactError(
-            f"the size of the buffer {wrong[0]} of {artifact.path} is not in its manifest. Build the artifact again"
+            f"the size of the buffer {wrong[0]} of {artifact.path} is not in its manifest. "
+            "Build the artifact again"
         )
     return {name: np.zeros([int(d) for d in shapes[name].shape], shapes[name].dtype) for name in names}

@@ -1,7 +1,8 @@
 """Walks the list of a model's step (nearfar.step.ops) over MLX arrays: no model is known here.
 
-Two things are behind interfaces, so that one walk serves the paged cache of the runtime (paged.py) and the function that
-is exported to a file (nearfar.targets.mlx.export): where weights come from, and what a step does with rows and cache.
+Two things are behind interfaces, so that one walk serves the paged cache of the runtime (paged.py) and the
+function that is exported to a file (nearfar.targets.mlx.export): where weights come from, and what a step
+does with rows and cache.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from nearfar.step.ops import (
 )
 
 Value = tuple[mx.array, ...]
-"""A value of the list: arrays [..., L, width] whose columns stand side by side. What several matrices made stays apart
-until somebody reads it as one."""
+"""A value of the list: arrays [..., L, width] whose columns stand side by side. What several matrices made
+stays apart until somebody reads it as one."""
 
 
 class Matrix(Protocol):
@@ -182,7 +183,11 @@ class Interpreter:
 
     def _norm(self, op: Norm, x: mx.array) -> mx.array:
         x, weight = wide(x), whole(self._weights.vector(op.weight, mx.float32))
-        return mx.fast.rms_norm(x, weight, op.eps) if op.groups == 1 else _by_heads(x, -1, op.groups, weight, op.eps)
+        return (
+            mx.fast.rms_norm(x, weight, op.eps)
+            if op.groups == 1
+            else _by_heads(x, -1, op.groups, weight, op.eps)
+        )
 
     def _rope_append(self, op: RopeAppend, x: Value, run: Run) -> mx.array:
         """Queries [..., L, heads·head_dim]; keys and values go to the cache."""

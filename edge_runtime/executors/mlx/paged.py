@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 import mlx.core as mx
 import numpy as np
 
-from nearfar.edge_runtime.executors.mlx.cache import PagedCache
 from nearfar.edge_runtime.executors.mlx.interpreter import Value, whole
+from nearfar.edge_runtime.executors.mlx.paged_cache import PagedCache
 from nearfar.edge_runtime.executors.mlx.rope import Rope, Turn
 from nearfar.edge_runtime.executors.mlx.rows import Array, Rows
 from nearfar.step.ops import Attend
@@ -24,7 +24,13 @@ class PagedRun:
         self, tokens: mx.array, lay_out: LayOut, wanted: Array, cache: PagedCache, ropes: Mapping[str, Rope]
     ) -> None:
         """`wanted`: which of the live rows logits are wanted of, each once."""
-        self._tokens, self._lay_out, self._wanted, self._cache, self._ropes = tokens, lay_out, wanted, cache, ropes
+        self._tokens, self._lay_out, self._wanted, self._cache, self._ropes = (
+            tokens,
+            lay_out,
+            wanted,
+            cache,
+            ropes,
+        )
         self._rows: Sequence[Rows] = lay_out(None)
         """By group."""
         self._turns: dict[str, Turn] = {}

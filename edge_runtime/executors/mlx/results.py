@@ -16,8 +16,8 @@ from nearfar.format.manifest import Manifest
 class Results:
     """The buffers of docs/artifact.md that the device writes.
 
-    Logits are computed when somebody asks for them and only the rows asked for: of the 16 rows that a step may give, a
-    prompt needs one or none, and a row costs a pass over the largest matrix.
+    Logits are computed when somebody asks for them and only the rows asked for: of the 16 rows that a step
+    may give, a prompt needs one or none, and a row costs a pass over the largest matrix.
     """
 
     def __init__(self, manifest: Manifest, head: Callable[[mx.array], mx.array]) -> None:
@@ -53,7 +53,9 @@ class Results:
         """Token ids of so many rows of the step to come."""
         tokens = self._buffers["tokens"]
         together = rows[-1] - rows[0] + 1 == len(rows)
-        return tokens[int(rows[0]) : int(rows[-1]) + 1] if together else tokens[mx.array(rows.astype(np.int32))]
+        return (
+            tokens[int(rows[0]) : int(rows[-1]) + 1] if together else tokens[mx.array(rows.astype(np.int32))]
+        )
 
     def hidden(self, states: mx.array, order: Array) -> None:
         """The last step's hidden states [n, hidden_size]; logits row r is made of states[order[r]]."""
@@ -67,7 +69,9 @@ class Results:
             self._counts[row : row + len(data)] = [mx.array(values) for values in data]
         elif buffer == "logits":
             known = min(len(self._logits), row)
-            self._logits = mx.concatenate([self._logits[:known], mx.array(data), self._logits[row + len(data) :]])
+            self._logits = mx.concatenate(
+                [self._logits[:known], mx.array(data), self._logits[row + len(data) :]]
+            )
             self._hidden = None
         elif buffer in self._buffers and row + len(data) <= len(self._buffers[buffer]):
             if row == 0 and len(data) == len(self._buffers[buffer]):
@@ -153,4 +157,6 @@ def _all_ones(words: Array, vocab: int) -> bool:
     """Whether every token of the vocabulary is allowed; bits beyond it do not count."""
     full, rest = divmod(vocab, 32)
     last = np.uint32((1 << rest) - 1)
-    return bool((words[:, :full] == 0xFFFFFFFF).all() and (not rest or ((words[:, full] & last) == last).all()))
+    return bool(
+        (words[:, :full] == 0xFFFFFFFF).all() and (not rest or ((words[:, full] & last) == last).all())
+    )

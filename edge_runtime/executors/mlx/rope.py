@@ -19,8 +19,8 @@ class Rope:
     def __init__(self, inv_freq: Sequence[float], scale: float, dtype: mx.Dtype, fused: bool) -> None:
         """`fused`: by MLX's kernel, one launch on a GPU.
 
-        On a CPU that is a dozen operations each time, so there rows are rotated by cosines made once a step, for all
-        layers, in float64 as for the other targets.
+        On a CPU that is a dozen operations each time, so there rows are rotated by cosines made once a step,
+        for all layers, in float64 as for the other targets.
         """
         self._inv_freq = np.array(inv_freq, np.float64)
         turning = self._inv_freq != 0
@@ -28,7 +28,9 @@ class Rope:
         self._periods = mx.array(periods.astype(np.float32))
         self._scales = np.where(turning, scale, 1.0)
         """By pair."""
-        self._factors = None if (self._scales == 1).all() else mx.array(np.tile(self._scales, 2)).astype(dtype)
+        self._factors = (
+            None if (self._scales == 1).all() else mx.array(np.tile(self._scales, 2)).astype(dtype)
+        )
         self._dtype, self.fused = dtype, fused
 
     def turn(self, positions: Array) -> Turn:
@@ -40,7 +42,13 @@ class Rope:
 
         def turn(x: mx.array) -> mx.array:
             out = mx.fast.rope(
-                x[:, :, None], x.shape[-1], traditional=False, base=None, scale=1.0, offset=offsets, freqs=periods
+                x[:, :, None],
+                x.shape[-1],
+                traditional=False,
+                base=None,
+                scale=1.0,
+                offset=offsets,
+                freqs=periods,
             )[:, :, 0]
             return out if factors is None else out * factors
 

@@ -1,4 +1,4 @@
-"""The rows of a step as MLX computes them: padding left out, consecutive positions of a sequence taken together."""
+"""The rows of a step as MLX computes them: without padding, consecutive positions taken together."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 MAX_RUNS = 16
-"""Stretches of the cache that are joined one by one; above, whole pages are gathered. Measured on a CPU, 512 positions:
-32 stretches cost 0.13 ms, a gather 0.34 ms, but each stretch costs the host 1 µs a layer."""
+"""Stretches of the cache that are joined one by one; above, whole pages are gathered. Measured on a CPU, 512
+positions: 32 stretches cost 0.13 ms, a gather 0.34 ms, but each stretch costs the host 1 µs a layer."""
 
 
 @dataclass(frozen=True)
 class Reach:
-    """The part of the cache that a span attends to: cells in order of position, and who of the span sees which."""
+    """The part of the cache that a span attends to: cells by position, and who of the span sees which."""
 
     runs: tuple[tuple[int, int], ...]
     """Half-open ranges of cells; empty if `pages` are gathered instead."""
@@ -60,9 +60,14 @@ class Rows:
 
 
 def lay_out(
-    positions: Array, slots: Array, page_table: Array, page_size: int, windows: Sequence[int | None], exact: bool
+    positions: Array,
+    slots: Array,
+    page_table: Array,
+    page_size: int,
+    windows: Sequence[int | None],
+    exact: bool,
 ) -> Rows:
-    """Lay out a step from docs/artifact.md's `positions` [M], `slots` [M] and `page_table`; −1 marks a padding row.
+    """Lay out a step from its `positions` [M], `slots` [M] and a `page_table`; −1 marks a padding row.
 
     `exact`: give every mask as booleans (quantized caches have no causal kernel).
     """

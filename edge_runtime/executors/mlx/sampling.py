@@ -16,8 +16,8 @@ TOP_LOGPROBS = 20
 class Choice:
     """What the sampler reads beside logits, a row each.
 
-    `sample_f32` and `sample_i32` [R, 8], and what some row needs of `logit_bias` (float32 [R, V]), `allowed` (bool [R, V])
-    and `counts` (int32 [R, V]).
+    `sample_f32` and `sample_i32` [R, 8], and what some row needs of `logit_bias` (float32 [R, V]), `allowed`
+    (bool [R, V]) and `counts` (int32 [R, V]).
     """
 
     floats: Array
@@ -28,7 +28,7 @@ class Choice:
 
 
 def greedy(logits: mx.array) -> mx.array:
-    """int32 [R]: the argmax over the finite logits [R, V], the lowest index on ties; -1 where none is finite."""
+    """int32 [R]: the argmax over the finite logits [R, V], lowest index on ties; -1 where none is finite."""
     return _best(_finite(logits))
 
 
@@ -52,7 +52,9 @@ def gumbel(seeds: Array, vocab: int) -> mx.array:
     """
     words = [_column(seeds[:, i]) for i in range(3)]
     token = mx.arange(vocab, dtype=mx.uint32)[None]
-    x, y, z, w = (word * mx.array(1664525, mx.uint32) + mx.array(1013904223, mx.uint32) for word in (*words, token))
+    x, y, z, w = (
+        word * mx.array(1664525, mx.uint32) + mx.array(1013904223, mx.uint32) for word in (*words, token)
+    )
     x = x + y * w
     y = y + z * x
     z = z + x * y

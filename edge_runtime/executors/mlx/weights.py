@@ -1,7 +1,7 @@
-"""Weights of an MLX artifact: the files as mlx-lm writes them; what the step's parameters fold in is applied here.
+"""Weights of an MLX artifact: files as mlx-lm writes them; what the step's parameters fold in is applied.
 
-The files hold the checkpoint's own tensors. A parameter is made of rows of them: brought into its order, rows of matrices
-that are quantized alike joined to one, offset and scale of a vector applied.
+The files hold the checkpoint's own tensors. A parameter is made of rows of them: brought into its order, rows
+of matrices that are quantized alike joined to one, offset and scale of a vector applied.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AFFINE = ("scales", "biases")
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix [N, K]: dense, or codes (uint32 [N, K·bits/32]) with a scale and a bias for each group of a row."""
+    """A matrix [N, K]: dense, or codes (uint32 [N, K·bits/32]) with scale and bias for each group of a row."""
 
     weight: mx.array
     scales: mx.array | None = None
@@ -34,7 +34,7 @@ class Matrix:
 
     @staticmethod
     def of(parts: Mapping[str, mx.array], k: int) -> Matrix:
-        """A matrix of `k` columns: its weight, where it is quantized with scales and biases. Shapes tell the rest."""
+        """Of `k` columns: its weight, where it is quantized with scales and biases. Shapes tell the rest."""
         weight = parts["weight"]
         if "scales" not in parts:
             return Matrix(weight)
@@ -47,7 +47,13 @@ class Matrix:
         if self.scales is None:
             return x @ self.weight.T
         return mx.quantized_matmul(
-            x, self.weight, self.scales, self.biases, transpose=True, group_size=self.group_size, bits=self.bits
+            x,
+            self.weight,
+            self.scales,
+            self.biases,
+            transpose=True,
+            group_size=self.group_size,
+            bits=self.bits,
         )
 
     def rows(self, index: mx.array) -> mx.array:
@@ -85,7 +91,7 @@ class Joined:
 
 
 def join(matrices: Sequence[Matrix]) -> Joined:
-    """The rows of all; those next to each other that are quantized alike are one matrix: one launch, not several."""
+    """The rows of all; neighbours that are quantized alike are one matrix: one launch, not several."""
     runs: list[list[Matrix]] = []
     for matrix in matrices:
         if runs and (runs[-1][0].bits, runs[-1][0].group_size) == (matrix.bits, matrix.group_size):
@@ -99,7 +105,9 @@ def _stacked(matrices: list[Matrix]) -> Matrix:
     first = matrices[0]
     if len(matrices) == 1:
         return first
-    weight, *affine = (mx.concatenate(list(parts), axis=0) for parts in zip(*(m.arrays for m in matrices), strict=True))
+    weight, *affine = (
+        mx.concatenate(list(parts), axis=0) for parts in zip(*(m.arrays for m in matrices), strict=True)
+    )
     scales, biases = affine or (None, None)
     return Matrix(weight, scales, biases, first.bits, first.group_size)
 
@@ -123,7 +131,9 @@ class LoadedWeights:
             made = [self._load(param, piece) for piece in param.pieces]
             if param.is_matrix:
                 self._matrices[param.name] = joined = join([Matrix.of(parts, param.k) for parts in made])
-                mx.eval(joined.arrays)  # one by one, so that no more than one is there twice, joined and apart
+                mx.eval(
+                    joined.arrays
+                )  # one by one, so that no more than one is there twice, joined and apart
             else:
                 stacked = mx.concatenate([parts["weight"].astype(mx.float32) for parts in made])
                 self._vectors[param.name] = param.offset + param.scale * stacked
@@ -131,7 +141,9 @@ class LoadedWeights:
             del made
             self._release(param)
         if self._tensors:
-            raise ArtifactError(f"{root} has tensors that its step does not: {', '.join(sorted(self._tensors)[:8])}")
+            raise ArtifactError(
+                f"{root} has tensors that its step does not: {', '.join(sorted(self._tensors)[:8])}"
+            )
 
     def matrix(self, name: str) -> Joined:
         """See interpreter.Weights."""
@@ -163,7 +175,9 @@ class LoadedWeights:
         end = piece.start + piece.rows
         if tensor is None or len(tensor) < end:
             found = "is not there" if tensor is None else f"has {len(tensor)} rows, not {end}"
-            raise ArtifactError(f"{self._root}: tensor {name} {found}. Copy the artifact again, or build it again")
+            raise ArtifactError(
+                f"{self._root}: tensor {name} {found}. Copy the artifact again, or build it again"
+            )
         rows = tensor if (piece.start, end) == (0, len(tensor)) else tensor[piece.start : end]
         if piece.order is not None and not piece.order.trivial:
             rows = rows[mx.array(np.array(piece.order.rows(piece.rows), np.int32))]

@@ -54,4 +54,4 @@ def _list() -> Sequence[Listed]:
     ]  # fmt: skip
 
 
-DEVICE = Device(_probe, _open, _preferred, _list, several=True)
+DEVICE = Device(_probe, _open, _preferred, _list, several=True, debug=True)

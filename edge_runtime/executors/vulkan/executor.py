@@ -19,9 +19,9 @@ import numpy.typing as npt
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.devices import Settings
 from nearfar.edge_runtime.executors.planned import Layout, Shape, as_bytes, pieces
+from nearfar.edge_runtime.executors.vulkan.blocks import Memory, Region, Ring
 from nearfar.edge_runtime.executors.vulkan.commands import Queue
 from nearfar.edge_runtime.executors.vulkan.device import gpus, open_device, select
-from nearfar.edge_runtime.executors.vulkan.memory import Memory, Region, Ring
 from nearfar.edge_runtime.executors.vulkan.pipelines import Pipelines
 from nearfar.errors import DeviceError
 from nearfar.format.manifest import Program

@@ -15,9 +15,9 @@ import numpy as np
 from nearfar.edge_runtime.artifact.folders import cache_folder
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.executors.vulkan.binding import guard, require_vulkan
+from nearfar.edge_runtime.executors.vulkan.blocks import Region
 from nearfar.edge_runtime.executors.vulkan.commands import Dispatch
 from nearfar.edge_runtime.executors.vulkan.device import Device
-from nearfar.edge_runtime.executors.vulkan.memory import Region
 from nearfar.errors import ArtifactError
 from nearfar.format.manifest import Kernel, Program
 from nearfar.format.plans import Launch

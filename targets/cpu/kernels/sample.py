@@ -13,7 +13,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from nearfar.targets.cpu.kernels import vec as v
-from nearfar.targets.cpu.kernels.sampling import Args, Best, _build, _finish, _iota, _padded
+from nearfar.targets.cpu.kernels.greedy import Args, Best, _build, _finish, _iota, _padded
 from nearfar.targets.jobs import Sample
 from nearfar.targets.kernels import Staged
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
-from nearfar.targets.gpu.lowering import EXPLICIT_SYNC
+from nearfar.targets.gpu.tir_passes import EXPLICIT_SYNC
 
 LOW_HALF, HIGH_HALF = "low_half", "high_half"
 

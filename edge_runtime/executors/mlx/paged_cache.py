@@ -43,7 +43,7 @@ class Shape(Protocol):
 
 @dataclass(frozen=True)
 class Layout:
-    """Geometry of the caches. `pages`: by group. `bits` None: floats of `dtype`; else quantized, scales in `dtype`."""
+    """Geometry of the caches. `pages`: by group. `bits` None: floats of `dtype`; else scales are `dtype`."""
 
     caches: tuple[Shape, ...]
     page_size: int
@@ -57,11 +57,11 @@ class Layout:
 
 
 class PagedCache:
-    """A page is page_size consecutive cells of every array of its group; who has which is the engine's affair.
+    """A page is page_size cells of every array of its group; who has which is the engine's affair.
 
-    Arrays are replaced, never changed: an append makes a new array in the memory of the old one, as long as nothing else
-    refers to the old one and no work in flight reads it. The executor sees to the second (see MlxExecutor), so that no
-    step copies the cache. The arrays grow as higher pages come into use.
+    Arrays are replaced, never changed: an append makes a new array in the memory of the old one, as long as
+    nothing else refers to the old one and no work in flight reads it. The executor sees to the second (see
+    MlxExecutor), so that no step copies the cache. The arrays grow as higher pages come into use.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -103,7 +103,7 @@ class PagedCache:
                 part[:, cells] = new  # replaces what the array stands for, also in the list
 
     def attend(self, op: Attend, queries: mx.array, reach: Reach, sinks: mx.array | None) -> mx.array:
-        """Attention of rows that see the same reach: queries [heads, rows, head_dim] in, [rows, heads·head_dim] out."""
+        """Attention of rows that see one reach: queries [heads, rows, head_dim] in, [rows, width] out."""
         index, size = 2 * op.cache, self.layout.page_size
         keys, values = ([_view(part, reach, size) for part in self._arrays[index + i]] for i in (0, 1))
         if fused(op, self.layout.bits):
@@ -135,7 +135,9 @@ class PagedCache:
         kinds: dict[Any, np.dtype[Any]] = {
             mx.uint32: np.dtype("uint32"), mx.float16: np.dtype("float16"), mx.float32: np.dtype("float32"),
         }  # fmt: skip
-        return {name: ((pages, p.shape[0], size, p.shape[2]), kinds[p.dtype]) for name, p in self._named(group)}
+        return {
+            name: ((pages, p.shape[0], size, p.shape[2]), kinds[p.dtype]) for name, p in self._named(group)
+        }
 
     def _named(self, group: int) -> list[tuple[str, mx.array]]:
         endings = [""] if self.layout.bits is None else [".codes", ".scales", ".biases"]
@@ -148,7 +150,7 @@ class PagedCache:
         ]
 
     def _cells(self, group: int, pages: Sequence[int]) -> slice | mx.array:
-        """The cells of whole pages, as one stretch where they are one: that is several times as fast as a gather."""
+        """The cells of whole pages, as one stretch where they are one: several times as fast as a gather."""
         size, index = self.layout.page_size, np.asarray(pages, np.int32)
         self.hold(group, (int(index.max()) + 1) * size - 1)
         if (np.diff(index) == 1).all():
@@ -162,9 +164,17 @@ class PagedCache:
                 continue
             for index in (2 * cache, 2 * cache + 1):
                 old, self._arrays[index] = self._arrays[index], []
-                more = self._encode(cache, mx.zeros((shape.kv_heads, cells, shape.head_dim), self.layout.dtype))
-                parts = [mx.concatenate(list(both), axis=1) for both in zip(old, more, strict=True)] if old else more
-                mx.eval(parts)  # one by one, so that only one of the old arrays lives on beside its larger copy
+                more = self._encode(
+                    cache, mx.zeros((shape.kv_heads, cells, shape.head_dim), self.layout.dtype)
+                )
+                parts = (
+                    [mx.concatenate(list(both), axis=1) for both in zip(old, more, strict=True)]
+                    if old
+                    else more
+                )
+                mx.eval(
+                    parts
+                )  # one by one, so that only one of the old arrays lives on beside its larger copy
                 del old
                 self._arrays[index] = parts
         self._pages[group] = pages
@@ -175,7 +185,13 @@ class PagedCache:
         return list(mx.quantize(rows, group_size=self._quanta[cache], bits=self.layout.bits))
 
     def _attend_plainly(
-        self, op: Attend, queries: mx.array, keys: Parts, values: Parts, mask: str | mx.array | None, sinks: mx.array | None
+        self,
+        op: Attend,
+        queries: mx.array,
+        keys: Parts,
+        values: Parts,
+        mask: str | mx.array | None,
+        sinks: mx.array | None,
     ) -> mx.array:
         """Attention by two products; the heads that share keys are rows of one."""
         heads, rows, head_dim = queries.shape

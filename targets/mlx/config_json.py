@@ -1,8 +1,8 @@
 """config.json as mlx-lm and mlx-swift-lm read it, which is not quite as transformers writes it.
 
-Both take keys that are absent for other defaults than transformers, or insist on them: so what was read of the
-checkpoint's config is spelled out. Most of their classes take rope_theta and rope_scaling from the top level, where
-transformers 5 writes rope_parameters; mlx-swift-lm refuses rope_scaling of type "default".
+Both take keys that are absent for other defaults than transformers, or insist on them: so what was read of
+the checkpoint's config is spelled out. Most of their classes take rope_theta and rope_scaling from the top
+level, where transformers 5 writes rope_parameters; mlx-swift-lm refuses rope_scaling of type "default".
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ DTYPES = ("dtype", "torch_dtype")  # the checkpoint's, from which constants of s
 WITH_ROPE_PARAMETERS = ("ministral3", "gemma4_text")
 """Models whose classes in mlx-lm read the key as transformers 5 writes it."""
 LLAMAS = ("llama", "mistral", "ministral3", "smollm3")
-"""Models that mlx-lm runs with one class: it fails where no layer attends to everything, and takes all for such where
-no layer's type is given."""
+"""Models that mlx-lm runs with one class: it fails where no layer attends to everything, and takes all for
+such where no layer's type is given."""
 
 
 def module_of(tensor: str) -> str:
@@ -34,7 +34,9 @@ def mlx_config(config: Mapping[str, Any], reading: Reading, matrices: Mapping[st
     """config.json for the checkpoint's config, from which `reading` was read."""
     model, text = reading.model, _text_config(reading)
     if reading.config.within:  # the text model of something larger, whose other parts are not in the files
-        around = {key: value for key, value in config.items() if not key.endswith("_config") and key not in DROPPED}
+        around = {
+            key: value for key, value in config.items() if not key.endswith("_config") and key not in DROPPED
+        }
         out = {**around, "text_config": text, "vocab_size": model.vocab_size}
     else:
         out = text
@@ -65,7 +67,7 @@ def _text_config(reading: Reading) -> dict[str, Any]:
 
 
 def quantization(params: Sequence[Param], matrices: Mapping[str, Matrix]) -> dict[str, Any]:
-    """MLX's `quantization`: what most matrices have, then by module what others have, false where they are dense."""
+    """MLX's `quantization`: what most matrices have, then by module what others have, false: dense."""
     schemes = Counter((matrix.group, matrix.bits) for matrix in matrices.values() if matrix.quantized)
     if not schemes:
         return {}
@@ -93,7 +95,11 @@ def _spell_rope(kind: str, out: dict[str, Any]) -> None:
     scaling = dict(out.get("rope_scaling") or whole)
     named = scaling.get("rope_type") or scaling.get("type") or "default"
     beside = ("rope_theta", "partial_rotary_factor")
-    stretched = {**{key: value for key, value in scaling.items() if key not in beside}, "rope_type": named, "type": named}
+    stretched = {
+        **{key: value for key, value in scaling.items() if key not in beside},
+        "rope_type": named,
+        "type": named,
+    }
     out["rope_scaling"] = None if named == "default" else stretched
 
 
