@@ -68,6 +68,7 @@ class SequenceTable:
         """`pages` and `windows` (positions, None: none) by group; a number of pages alone: a single group."""
         self.page_size = page_size
         self.windows = tuple(Window(size, page_size) for size in windows)
+        self._sliding = [(group, w) for group, w in enumerate(self.windows) if w.size is not None]
         counts = (pages,) if isinstance(pages, int) else tuple(pages)
         if len(counts) != len(self.windows):
             raise ValueError(f"{len(counts)} numbers of pages for {len(self.windows)} groups")
@@ -132,22 +133,25 @@ class SequenceTable:
         the next ones then. Returns the page copies to make first: a last page that others can see is copied
         before it is written. None when there are not enough pages.
         """
-        shared, missing = [], []
-        for group, (held, window) in enumerate(zip(sequence.held, self.windows, strict=True)):
-            until = length if soon is None or window.size is None else min(soon, length)
-            shared.append(self._shared_tail(sequence, group, until))
-            missing.append(max(self.pages_for(until) - held.end, 0))
-            if missing[group] + shared[group] > self.available_in(group):
-                return None
-        copies: list[Copy] = []
+        needs: list[tuple[int, int, bool]] = []
         for group, held in enumerate(sequence.held):
-            if shared[group]:
+            until = length if soon is None or self.windows[group].size is None else min(soon, length)
+            shared = self._shared_tail(sequence, group, until)
+            missing = max(-(-until // self.page_size) - held.end, 0)
+            if missing or shared:
+                if missing + shared > self.available_in(group):
+                    return None
+                needs.append((group, missing, shared))
+        copies: list[Copy] = []
+        for group, missing, shared in needs:
+            held = sequence.held[group]
+            if shared:
                 column = len(sequence.tokens) // self.page_size - held.first
                 old, new = held.pages[column], self._take(group)
                 held.pages[column] = new
                 self._drop(group, old)
                 copies.append((group, old, new))
-            held.pages.extend(self._take(group) for _ in range(missing[group]))
+            held.pages.extend(self._take(group) for _ in range(missing))
         return copies
 
     def reservable(self, sequence: Sequence, length: int) -> int:
@@ -159,13 +163,13 @@ class SequenceTable:
 
     def writable(self, sequence: Sequence) -> int:
         """The length up to which positions have their pages in every group."""
-        return min(held.end for held in sequence.held) * self.page_size
+        return min([held.end for held in sequence.held]) * self.page_size
 
     def append(self, sequence: Sequence, tokens: Iterable[int]) -> None:
         """Record tokens in reserved positions. Nobody else finds them before they are published."""
         new = list(tokens)
-        if len(sequence.tokens) + len(new) > self.writable(sequence):
-            room = self.writable(sequence) - len(sequence.tokens)
+        room = self.writable(sequence) - len(sequence.tokens)
+        if len(new) > room:
             raise ValueError(f"{len(new)} tokens do not fit the {room} positions left: reserve before append")
         sequence.tokens.extend(new)
 
@@ -186,8 +190,8 @@ class SequenceTable:
 
     def slide(self, sequence: Sequence, position: int) -> None:
         """All rows before `position` are computed: give back the pages that others do not read, first page first."""
-        for group, held in enumerate(sequence.held):
-            first = self.windows[group].first_column(position)
+        for group, window in self._sliding:
+            held, first = sequence.held[group], window.first_column(position)
             if first > held.first:
                 for page in held.pages[: first - held.first]:
                     self._drop(group, page)
