@@ -1,4 +1,6 @@
-"""Puts the built chat page (web/dist/page, from `npm run build`) into the wheel as nearfar/web_dist/page, when it is there."""
+"""Puts the built chat page (web/dist/page, from `npm run build`) into the wheel as nearfar/web_dist/page,
+when it is there.
+"""
 
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,8 @@
-"""Browser: SmolLM2-135M's shape with random weights, beside wllama (llama.cpp in WebAssembly), in one Chromium.
+"""Browser: SmolLM2-135M's shape with random weights, beside wllama (llama.cpp in WebAssembly), in one
+Chromium.
 
-Both runtimes answer the same 256-token prompt in fresh tabs, in turn, several times; the table shows medians and their
-ratio. On a machine without a GPU, nearfar runs on Chromium's software device.
+Both runtimes answer the same 256-token prompt in fresh tabs, in turn, several times; the table shows medians
+and their ratio. On a machine without a GPU, nearfar runs on Chromium's software device.
 """
 
 import argparse
@@ -38,7 +39,17 @@ def prepare(work: Path, quant: str) -> None:
     if not checkpoint.exists():
         subprocess.run([*nearfar, "synth", "smollm2-135m", "-o", str(checkpoint)], check=True)
     if not artifact.exists():
-        command = [*nearfar, "build", str(checkpoint), "--target", "webgpu", "--quant", quant, "-o", str(artifact)]
+        command = [
+            *nearfar,
+            "build",
+            str(checkpoint),
+            "--target",
+            "webgpu",
+            "--quant",
+            quant,
+            "-o",
+            str(artifact),
+        ]
         subprocess.run(command, check=True)
     if not model.exists():
         sys.path.insert(0, str(ROOT))
@@ -59,7 +70,9 @@ def served(work: Path, quant: str) -> Iterator[str]:
         shutil.copytree(ROOT / "web" / "dist", site / "nearfar")
         shutil.copytree(HERE / "node_modules" / "@wllama" / "wllama" / "esm", site / "wllama")
         shutil.copy(work / "model.gguf", site)
-        with open_server("127.0.0.1", 0, Site(site, work / f"artifact-{quant}" / "webgpu", guarded=False)) as server:
+        with open_server(
+            "127.0.0.1", 0, Site(site, work / f"artifact-{quant}" / "webgpu", guarded=False)
+        ) as server:
             thread = threading.Thread(target=server.serve_forever, daemon=True)
             thread.start()
             yield server.url
@@ -73,7 +86,9 @@ def measure(browser: Browser, address: str, runtime: str, options: dict[str, Any
     tab.set_default_timeout(TIMEOUT_MS)
     tab.goto(address)
     tab.wait_for_function("document.body.dataset.state === 'ready'")
-    result: dict[str, Any] = tab.evaluate("([name, options]) => window.bench[name](options)", [runtime, options])
+    result: dict[str, Any] = tab.evaluate(
+        "([name, options]) => window.bench[name](options)", [runtime, options]
+    )
     context.close()
     return result
 
@@ -102,14 +117,18 @@ def table(results: dict[str, list[dict[str, Any]]]) -> str:
 
 def main() -> None:
     """Prepare, run in turn, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--prompt-tokens", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=64, help="tokens to generate")
     parser.add_argument("--quant", default="q4")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of wllama")
     parser.add_argument("--gpu", action="store_true", help="use the machine's GPU, not the software device")
-    parser.add_argument("--work", type=Path, default=ROOT / "out" / "bench-browser", help="for the models made here")
+    parser.add_argument(
+        "--work", type=Path, default=ROOT / "out" / "bench-browser", help="for the models made here"
+    )
     parser.add_argument("--json", action="store_true", help="print every run as JSON")
     arguments = parser.parse_args()
     if CHROMIUM is None:
@@ -122,7 +141,8 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
         for run in range(arguments.runs):
             for runtime, runs in results.items():
-                # The synthetic tokenizer makes one token of each byte. Each run has its own text: none finds it cached.
+                # The synthetic tokenizer makes one token of each byte. Each run has its own text: none finds
+                # it cached.
                 text = (f"{run} the quick brown fox " * arguments.prompt_tokens)[: arguments.prompt_tokens]
                 options = {"prompt": text, "tokens": arguments.tokens, "threads": arguments.threads}
                 paths = {"artifact": "artifact/", "model": "model.gguf", "context": 2048}

@@ -1,12 +1,14 @@
 """Building the 1B shape to 4 bits: seconds and peak memory, beside mlx_lm.convert and llama.cpp.
 
-Each tool runs as its own process on the same bfloat16 checkpoint; peak memory is the process's largest resident set.
-llama.cpp needs two steps, as its users take them: safetensors to a GGUF file, then the quantizer. Its converter script
-is in no Python package, so the first step here writes the same float16 tensors with llama.cpp's `gguf` package.
+Each tool runs as its own process on the same bfloat16 checkpoint; peak memory is the process's largest
+resident set. llama.cpp needs two steps, as its users take them: safetensors to a GGUF file, then the
+quantizer. Its converter script is in no Python package, so the first step here writes the same float16
+tensors with llama.cpp's `gguf` package.
 
     python benchmarks/build.py [--shape llama-3.2-1b] [--repeat 1] [--only mlx] [--json FILE]
 
-mlx_lm.convert is beside `nearfar (mlx)`, which writes the same layout at the same size, and hashes it and its source.
+mlx_lm.convert is beside `nearfar (mlx)`, which writes the same layout at the same size, and hashes it and its
+source.
 """
 
 from __future__ import annotations
@@ -65,7 +67,10 @@ def tools(checkpoint: Path, work: Path) -> dict[str, tuple[list[list[str]], Path
     out: dict[str, tuple[list[list[str]], Path]] = {
         "nearfar (mlx)": ([[*nearfar, "--target", "mlx", "-o", str(work / "ours")]], work / "ours"),
         "nearfar (cpu)": ([[*nearfar, "--target", "cpu", "-o", str(work / "cpu")]], work / "cpu"),
-        "nearfar (cpu and webgpu)": ([[*nearfar, "--target", "cpu,webgpu", "-o", str(work / "both")]], work / "both"),
+        "nearfar (cpu and webgpu)": (
+            [[*nearfar, "--target", "cpu,webgpu", "-o", str(work / "both")]],
+            work / "both",
+        ),
     }
     if importlib.util.find_spec("mlx_lm"):
         convert = [python, "-m", "mlx_lm", "convert", "--hf-path", source, "--mlx-path", str(work / "mlx")]
@@ -73,7 +78,10 @@ def tools(checkpoint: Path, work: Path) -> dict[str, tuple[list[list[str]], Path
     if importlib.util.find_spec("llama_cpp") and importlib.util.find_spec("gguf"):
         steps = [python, str(HERE / "peers" / "llama_convert.py")]
         full, small = str(work / "f16.gguf"), str(work / "q4_0.gguf")
-        out["llama.cpp"] = ([[*steps, "convert", source, full], [*steps, "quantize", full, small]], work / "q4_0.gguf")
+        out["llama.cpp"] = (
+            [[*steps, "convert", source, full], [*steps, "quantize", full, small]],
+            work / "q4_0.gguf",
+        )
     return out
 
 
@@ -90,11 +98,15 @@ def measure(tool: str, commands: list[list[str]], output: Path, repeat: int) -> 
 
 def main() -> None:
     """Run what is installed, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", default="llama-3.2-1b", help="a shape that `nearfar synth` knows")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", help="only the tools whose name holds one of these words, e.g. mlx", nargs="+")
+    parser.add_argument(
+        "--only", help="only the tools whose name holds one of these words, e.g. mlx", nargs="+"
+    )
     args = parser.parse_args()
     console = Console()
     with tempfile.TemporaryDirectory(prefix="nearfar-bench-") as folder:
@@ -114,7 +126,8 @@ def main() -> None:
     for name, module in (("mlx_lm.convert", "mlx_lm"), ("llama.cpp", "llama_cpp")):
         if name not in found and not args.only:
             console.print(
-                f"{name} was not measured: {module} is not installed (pip install mlx-lm llama-cpp-python gguf)"
+                f"{name} was not measured: {module} is not installed (pip install mlx-lm "
+                "llama-cpp-python gguf)"
             )
     if args.json:
         args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")

@@ -1,11 +1,12 @@
 """CPU decode and prefill against llama.cpp (Q4_0, same shape, same threads) and against memory bandwidth.
 
     python benchmarks/cpu.py [--shape smollm2-135m] [--threads 2] [--rounds 5] [--json FILE]
-    python benchmarks/cpu.py artifact --checkpoint synth     the same for an artifact and a checkpoint that are there already
+    python benchmarks/cpu.py artifact --checkpoint synth     the same for what is there already
 
-Each round measures one runtime in a process of its own, then the other: what else the machine does falls on both. The table gives medians
-and the median of the rounds' ratios. `--cpu-time` measures processor time on one thread instead, for machines that others use too.
-The peer: pip install llama-cpp-python gguf, into any environment; name its interpreter with --peer-python.
+Each round measures one runtime in a process of its own, then the other: what else the machine does falls on
+both. The table gives medians and the median of the rounds' ratios. `--cpu-time` measures processor time on
+one thread instead, for machines that others use too. The peer: pip install llama-cpp-python gguf, into any
+environment; name its interpreter with --peer-python.
 """
 
 from __future__ import annotations
@@ -24,14 +25,17 @@ import numpy as np
 
 GGUF_MODEL = Path(__file__).parent / "peers" / "gguf_model.py"
 INSTALL = (
-    "the peer needs llama-cpp-python and gguf: python -m venv peer && peer/bin/pip install llama-cpp-python gguf, "
+    "the peer needs llama-cpp-python and gguf: python -m venv peer && peer/bin/pip install "
+    "llama-cpp-python gguf, "
     "then --peer-python peer/bin/python"
 )
 PREFILL, DECODE = 256, 48
 
 
 def rates(step: Any, vocab: int, clock: Any) -> dict[str, float]:
-    """Tokens per second of one prompt of PREFILL tokens and DECODE single tokens after it, after a round to warm up."""
+    """Tokens per second of one prompt of PREFILL tokens and DECODE single tokens after it, after a round
+    to warm up.
+    """
     tokens = np.random.default_rng(0).integers(0, vocab, PREFILL).tolist()
     for _ in range(2):
         start = clock()
@@ -44,7 +48,9 @@ def rates(step: Any, vocab: int, clock: Any) -> dict[str, float]:
 
 
 def ours(artifact: Path, threads: int, clock: Any) -> dict[str, float]:
-    """Rates of the artifact through CpuExecutor, each step followed by greedy sampling and reading the token."""
+    """Rates of the artifact through CpuExecutor, each step followed by greedy sampling and reading the
+    token.
+    """
     from nearfar.edge_runtime.artifact.finder import find_artifact
     from nearfar.edge_runtime.artifact.reader import Artifact
     from nearfar.edge_runtime.devices import Settings
@@ -82,7 +88,15 @@ def peer(model: Path, threads: int, clock: Any) -> dict[str, float]:
     """Rates of llama.cpp on a GGUF file."""
     from llama_cpp import Llama
 
-    llama = Llama(str(model), n_ctx=512, n_threads=threads, n_threads_batch=threads, n_batch=512, n_ubatch=512, verbose=False)
+    llama = Llama(
+        str(model),
+        n_ctx=512,
+        n_threads=threads,
+        n_threads_batch=threads,
+        n_batch=512,
+        n_ubatch=512,
+        verbose=False,
+    )
 
     def step(tokens: list[int], position: int) -> None:
         if position == 0:
@@ -133,14 +147,23 @@ def report(result: dict[str, Any]) -> None:
     for kind in ("prefill", "decode"):
         row = result[kind]
         print(f"{kind:10}{row['nearfar']:12.1f}{row['llama.cpp']:12.1f}{row['ratio']:8.2f}")
-    print(f"decode reads {result['weights_gb_per_s']:.1f} GB/s of weights; memory gives {result['bandwidth_gb_per_s']:.1f} GB/s")
+    print(
+        f"decode reads {result['weights_gb_per_s']:.1f} GB/s of weights; memory gives "
+        f"{result['bandwidth_gb_per_s']:.1f} GB/s"
+    )
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("artifact", type=Path, nargs="?")
-    parser.add_argument("--shape", default="smollm2-135m", help="a shape of `nearfar synth`, built to q4, where no artifact is given")
+    parser.add_argument(
+        "--shape",
+        default="smollm2-135m",
+        help="a shape of `nearfar synth`, built to q4, where no artifact is given",
+    )
     parser.add_argument("--checkpoint", type=Path, help="for the shape of the peer's model")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
@@ -154,7 +177,9 @@ def main() -> None:
         print(json.dumps((ours if args.one == "ours" else peer)(args.artifact, args.threads, clock)))
         return
     if (args.artifact is None) != (args.checkpoint is None):
-        parser.error("an artifact and --checkpoint go together: the checkpoint gives the peer's model its shape")
+        parser.error(
+            "an artifact and --checkpoint go together: the checkpoint gives the peer's model its shape"
+        )
     threads = 1 if args.cpu_time else args.threads
     common = ["--threads", str(threads), *(["--cpu-time"] if args.cpu_time else [])]
     rounds = []
@@ -168,7 +193,10 @@ def main() -> None:
             rounds.append((mine, in_process(args.peer_python, __file__, model, "--one", "peer", *common)))
         root = args.artifact / "cpu" if (args.artifact / "cpu").exists() else args.artifact
         weights = json.loads((root / "manifest.json").read_text())["weights"]["bytes"]
-    result: dict[str, Any] = {"threads": threads, "measure": f"{threads} threads, {'processor' if args.cpu_time else 'wall'} time"}
+    result: dict[str, Any] = {
+        "threads": threads,
+        "measure": f"{threads} threads, {'processor' if args.cpu_time else 'wall'} time",
+    }
     for kind in ("prefill", "decode"):
         result[kind] = {
             "nearfar": statistics.median(a[kind] for a, _ in rounds),

@@ -1,11 +1,14 @@
-"""What a Vulkan GPU gives: copy bandwidth, and for each shape decode, prefill and the time to the first token.
+"""What a Vulkan GPU gives: copy bandwidth, and for each shape decode, prefill and the time to the first
+token.
 
-    python benchmarks/gpu_vulkan.py [--device vulkan:0] [--shapes smollm2-135m,qwen3-0.6b,llama-3.2-1b] [--rounds 5] [--json FILE]
-    python benchmarks/gpu_vulkan.py --artifacts DIR       DIR/<shape> are `nearfar build --target vulkan` outputs; nothing is built
+    python benchmarks/gpu_vulkan.py [--device vulkan:0] [--shapes smollm2-135m,qwen3-0.6b,llama-3.2-1b]
+    [--rounds 5] [--json FILE]
+    python benchmarks/gpu_vulkan.py --artifacts DIR       DIR/<shape> are built already (--target vulkan)
 
-Weights are random, q4; speed does not depend on them. A decoded token reads all weights but an embedding of its own, and the keys and
-values before it: those bytes over the time of a token, as a part of the copy bandwidth (bytes read plus bytes written), say how much
-of the memory's speed decoding uses. All figures are medians of the rounds; prompts are new in each, so that no prefix is in the cache.
+Weights are random, q4; speed does not depend on them. A decoded token reads all weights but an embedding of
+its own, and the keys and values before it: those bytes over the time of a token, as a part of the copy
+bandwidth (bytes read plus bytes written), say how much of the memory's speed decoding uses. All figures are
+medians of the rounds; prompts are new in each, so that no prefix is in the cache.
 """
 
 from __future__ import annotations
@@ -59,14 +62,18 @@ def copy_bandwidth(gpu: Gpu, rounds: int, size: int) -> float:
 
 
 def bytes_per_token(manifest: Manifest, program: Program, position: float) -> float:
-    """Bytes that decoding one token at a position reads: weights, but of an untied embedding only a row; keys and values."""
+    """Bytes that decoding one token at a position reads: weights, but of an untied embedding only a row;
+    keys and values.
+    """
     tensors = manifest.weights.tensors
     untied = any(tensor.name.startswith("lm_head.") for tensor in tensors)
     weights = sum(tensor.bytes for tensor in tensors if not (untied and tensor.name.startswith("embed.")))
     return weights + kv_bytes(manifest, program, round(position))
 
 
-def measure(artifact: Path, device: str, precision: str | None, rounds: int, prefill: int, decode: int) -> dict[str, Any]:
+def measure(
+    artifact: Path, device: str, precision: str | None, rounds: int, prefill: int, decode: int
+) -> dict[str, Any]:
     """Medians of one model."""
     with Engine.load(artifact, device=device, precision=precision, verify=False) as engine:
         vocab = engine.manifest.model.vocab_size
@@ -82,16 +89,28 @@ def measure(artifact: Path, device: str, precision: str | None, rounds: int, pre
         program = next(p for p in engine.manifest.programs if p.name == executor.program_name)
         per_token = bytes_per_token(engine.manifest, program, prefill + decode / 2)
         return {
-            "precision": executor.precision, "memory": executor.memory_used(), "decode": rate, "ttft": ttft,
-            "prefill": prefill / ttft, "bytes_per_token": per_token, "bytes_per_second": per_token * rate,
-        }  # fmt: skip
+            "precision": executor.precision,
+            "memory": executor.memory_used(),
+            "decode": rate,
+            "ttft": ttft,
+            "prefill": prefill / ttft,
+            "bytes_per_token": per_token,
+            "bytes_per_second": per_token * rate,
+        }
 
 
 def prepare(folder: Path, shape: str) -> Path:
     """The q4 artifact of a shape with random weights."""
-    nearfar, checkpoint, out = [sys.executable, "-m", "nearfar"], folder / f"{shape}-checkpoint", folder / shape
+    nearfar, checkpoint, out = (
+        [sys.executable, "-m", "nearfar"],
+        folder / f"{shape}-checkpoint",
+        folder / shape,
+    )
     subprocess.run([*nearfar, "synth", shape, "-o", str(checkpoint)], check=True)
-    subprocess.run([*nearfar, "build", str(checkpoint), "--target", "vulkan", "--quant", "q4", "-o", str(out)], check=True)
+    subprocess.run(
+        [*nearfar, "build", str(checkpoint), "--target", "vulkan", "--quant", "q4", "-o", str(out)],
+        check=True,
+    )
     return out
 
 
@@ -99,18 +118,24 @@ def report(result: dict[str, Any]) -> None:
     """Print the table."""
     bandwidth = result["copy_bytes_per_second"]
     print(f"{result['device']}: copies {bandwidth / 1e9:.1f} GB/s (read and written)")
-    print(f"{'':14}{'decode':>10}{'GB/s':>8}{'of copy':>9}{'prefill':>10}{'TTFT':>9}   tokens/s; {result['prefill']} tokens; ms")
+    print(
+        f"{'':14}{'decode':>10}{'GB/s':>8}{'of copy':>9}{'prefill':>10}{'TTFT':>9}   tokens/s; "
+        f"{result['prefill']} tokens; ms"
+    )
     for shape, one in result["shapes"].items():
         part = one["bytes_per_second"] / bandwidth
         print(
-            f"{shape:14}{one['decode']:10.1f}{one['bytes_per_second'] / 1e9:8.1f}{part:9.0%}{one['prefill']:10.1f}"
+            f"{shape:14}{one['decode']:10.1f}{one['bytes_per_second'] / 1e9:8.1f}"
+            f"{part:9.0%}{one['prefill']:10.1f}"
             f"{one['ttft'] * 1e3:9.1f}   {one['precision']}"
         )
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="vulkan", help="vulkan:N or vulkan:NAME")
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--precision", choices=["f16", "f32"])
@@ -123,9 +148,12 @@ def main() -> None:
     args = parser.parse_args()
     gpu = select(parse_device(args.device)[1], gpus())
     result: dict[str, Any] = {
-        "device": gpu.name, "driver": gpu.driver, "prefill": args.prefill, "shapes": {},
+        "device": gpu.name,
+        "driver": gpu.driver,
+        "prefill": args.prefill,
+        "shapes": {},
         "copy_bytes_per_second": copy_bandwidth(gpu, args.rounds, args.copy_bytes),
-    }  # fmt: skip
+    }
     for shape in args.shapes.split(","):
         with tempfile.TemporaryDirectory() as folder:
             artifact = args.artifacts / shape if args.artifacts else prepare(Path(folder), shape)

@@ -1,9 +1,11 @@
-"""Memory of published shapes at q4 on the CPU: what `inspect` predicts, and what a process takes that loads and answers.
+"""Memory of published shapes at q4 on the CPU: what `inspect` predicts, and what a process takes that loads
+and answers.
 
-    python benchmarks/memory.py [SHAPE …] [--tokens 4096] [--json FILE]     default: every shape of at most 4 billion weights
+    python benchmarks/memory.py [SHAPE …] [--tokens 4096] [--json FILE]   all up to 4 billion weights
 
-For each shape: random weights (`nearfar synth`), a q4 build with one bucket, then a process that loads it with a cache for
-so many tokens, fills the cache, and looks at its resident set before and after. Checkpoint and artifact are deleted.
+For each shape: random weights (`nearfar synth`), a q4 build with one bucket, then a process that loads it
+with a cache for so many tokens, fills the cache, and looks at its resident set before and after. Checkpoint
+and artifact are deleted.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ def build(shape: str, folder: Path) -> Path:
 
     checkpoint = folder / "checkpoint"
     synth_checkpoint(shape, checkpoint)
-    (made,) = run(BuildOptions(str(checkpoint), folder / "out", ("cpu",), "q4", buckets=Buckets((1, 64), (1,))))
+    (made,) = run(
+        BuildOptions(str(checkpoint), folder / "out", ("cpu",), "q4", buckets=Buckets((1, 64), (1,)))
+    )
     shutil.rmtree(checkpoint)
     return made
 
@@ -51,14 +55,21 @@ def load(artifact: Path, tokens: int) -> dict[str, Any]:
         list(engine.generate([5] * (room - 2), SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)))
         held = engine.asynchronous.core.executor.memory_used()
         after = process.memory_info().rss
-    return {"context": room, "predicted": memory_for(opened, program, room), "held": held, "resident": after - before}
+    return {
+        "context": room,
+        "predicted": memory_for(opened, program, room),
+        "held": held,
+        "resident": after - before,
+    }
 
 
 def main() -> None:
     """Measure the shapes, print a table."""
     from nearfar.synth import published, shape_names
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("shapes", nargs="*")
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--json", type=Path)
@@ -68,9 +79,14 @@ def main() -> None:
         print(json.dumps(load(args.load, args.tokens)))
         return
     sizes = {name: sum(tensor.size for tensor in published(name).tensors.values()) for name in shape_names()}
-    names = args.shapes or sorted((name for name, size in sizes.items() if size <= LARGEST), key=sizes.__getitem__)
+    names = args.shapes or sorted(
+        (name for name, size in sizes.items() if size <= LARGEST), key=sizes.__getitem__
+    )
     rows = []
-    print(f"{'shape':18} {'context':>8} {'predicted':>10} {'held':>8} {'resident':>9}  held/predicted  resident/predicted")
+    print(
+        f"{'shape':18} {'context':>8} {'predicted':>10} {'held':>8} {'resident':>9}  held/predicted  "
+        "resident/predicted"
+    )
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             artifact = build(name, Path(folder))

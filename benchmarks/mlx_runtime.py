@@ -1,18 +1,20 @@
 """The mlx executor against mlx-lm: the same files, weights and dtype, in one process, turn about.
 
     python benchmarks/mlx_runtime.py [--shape smollm2-135m] [--rounds 5] [--json FILE]
-    python benchmarks/mlx_runtime.py --checkpoint DIR [--context 4096]     of a checkpoint, its context stretched so that 2,000 tokens fit
-    python benchmarks/mlx_runtime.py ARTIFACT                              of an artifact for mlx that is there already
-    python benchmarks/mlx_runtime.py … --measure decode,batch              some of: decode, prefill, turn, system, batch
+    python benchmarks/mlx_runtime.py --checkpoint DIR [--context 4096]   a checkpoint, its context stretched
+    python benchmarks/mlx_runtime.py ARTIFACT                              an artifact for mlx that is there
+    python benchmarks/mlx_runtime.py … --measure decode,batch    of: decode, prefill, turn, system, batch
 
-Each round measures one side, then the other; the table gives medians and the median of the rounds' ratios (above 1: nearfar is
-faster). Times are wall time from the call to the token on the host. Greedy on both sides, and the first tokens must agree.
+Each round measures one side, then the other; the table gives medians and the median of the rounds' ratios
+(above 1: nearfar is faster). Times are wall time from the call to the token on the host. Greedy on both
+sides, and the first tokens must agree.
 
     decode    tokens/s after a prompt of 64 tokens
     prefill   tokens/s of a prompt of --prompt tokens, up to the first token
-    turn      TTFT of a second turn: the first one and its answer, then 32 tokens more. mlx-lm keeps its prompt_cache by hand
-    system    TTFT of a --system-tokens prompt and 16 tokens more: cold, and from a file of keys and values written before
-              (Engine.save_cache; mlx-lm's save_prompt_cache), loading it included. --system-rounds, as cold takes long
+    turn      TTFT of a second turn: the first and its answer, then 32 tokens. mlx-lm keeps its cache by hand
+    system    TTFT of a --system-tokens prompt and 16 tokens more: cold, and from a file written before
+              (Engine.save_cache; mlx-lm's save_prompt_cache), loading it included. --system-rounds, as cold
+              takes long
     batch     tokens/s of four requests at once, prompts of 64 tokens included; mlx-lm's BatchGenerator
 """
 
@@ -76,7 +78,9 @@ class Nearfar:
     def generate(self, prompt: list[int], count: int, start: float | None = None) -> Timed:
         """Greedy tokens; what the cache knows of the prompt is used."""
         out, start = Timed(), start or time.perf_counter()
-        for event in self.engine.generate(prompt, SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)):
+        for event in self.engine.generate(
+            prompt, SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+        ):
             out.tokens.append(event.token)
             out.at.append(time.perf_counter() - start)
         return out
@@ -117,7 +121,9 @@ class MlxLm:
     def __init__(self, artifact: Path, precision: str) -> None:
         self.model = load(str(artifact))[0]
         dtype = mx.float16 if precision == "f16" else mx.float32
-        cast = tree_map(lambda p: p.astype(dtype) if mx.issubdtype(p.dtype, mx.floating) else p, self.model.parameters())
+        cast = tree_map(
+            lambda p: p.astype(dtype) if mx.issubdtype(p.dtype, mx.floating) else p, self.model.parameters()
+        )
         self.model.update(cast)
         mx.eval(self.model.parameters())
 
@@ -242,9 +248,15 @@ def run(bench: Bench, measures: list[str]) -> dict[str, dict[str, float]]:
         for title in rounds[0]:
             pairs = [round_[title] for round_ in rounds]
             faster = [b / a if title.endswith(", s") else a / b for a, b in pairs]
-            row = {"nearfar": statistics.median(a for a, _ in pairs), "mlx-lm": statistics.median(b for _, b in pairs)}
+            row = {
+                "nearfar": statistics.median(a for a, _ in pairs),
+                "mlx-lm": statistics.median(b for _, b in pairs),
+            }
             results[title] = {**row, "ratio": statistics.median(faster), "rounds": len(pairs)}
-            print(f"{title:52}{row['nearfar']:12.3f}{row['mlx-lm']:12.3f}{results[title]['ratio']:8.2f}", flush=True)
+            print(
+                f"{title:52}{row['nearfar']:12.3f}{row['mlx-lm']:12.3f}{results[title]['ratio']:8.2f}",
+                flush=True,
+            )
     return results
 
 
@@ -265,7 +277,9 @@ def prepare(folder: Path, args: argparse.Namespace) -> Path:
             (checkpoint / file.name).symlink_to(file)
         config = json.loads((checkpoint / "config.json").read_text())
         (checkpoint / "config.json").unlink()
-        (checkpoint / "config.json").write_text(json.dumps({**config, "max_position_embeddings": args.context}))
+        (checkpoint / "config.json").write_text(
+            json.dumps({**config, "max_position_embeddings": args.context})
+        )
     out = folder / "artifact"
     command = [*nearfar, "build", str(checkpoint), "--target", "mlx", "--quant", args.quant, "-o", str(out)]
     subprocess.run(command, check=True)
@@ -274,11 +288,17 @@ def prepare(folder: Path, args: argparse.Namespace) -> Path:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("artifact", type=Path, nargs="?")
-    parser.add_argument("--shape", default="smollm2-135m", help="a shape of `nearfar synth`, where nothing else is given")
+    parser.add_argument(
+        "--shape", default="smollm2-135m", help="a shape of `nearfar synth`, where nothing else is given"
+    )
     parser.add_argument("--checkpoint", type=Path)
-    parser.add_argument("--context", type=int, help="with --checkpoint: positions to build for; weights do not depend on it")
+    parser.add_argument(
+        "--context", type=int, help="with --checkpoint: positions to build for; weights do not depend on it"
+    )
     parser.add_argument("--quant", default="q4")
     parser.add_argument("--measure", default=",".join(MEASURES))
     parser.add_argument("--rounds", type=int, default=5)
@@ -297,15 +317,21 @@ def main() -> None:
         ours = Nearfar(artifact, args.kv_memory)
         if "system" in measures and ours.engine.context < args.system_tokens + QUESTION + 2:
             parser.error(
-                f"--system-tokens {args.system_tokens} do not fit this model's context of {ours.engine.context}: "
+                f"--system-tokens {args.system_tokens} do not fit this model's context of "
+                f"{ours.engine.context}: "
                 "fewer, or --checkpoint with --context, or --measure without system"
             )
         theirs = MlxLm(artifact, ours.precision)
-        print(f"{ours.precision} on {mx.default_device()}, mlx {mx.__version__}\n{'':52}{'nearfar':>12}{'mlx-lm':>12}{'ratio':>8}")
+        print(
+            f"{ours.precision} on {mx.default_device()}, mlx "
+            f"{mx.__version__}\n{'':52}{'nearfar':>12}{'mlx-lm':>12}{'ratio':>8}"
+        )
         results = run(Bench(ours, theirs, args, Path(name), np.random.default_rng(0)), measures)
         ours.engine.close()
     if args.json:
-        args.json.write_text(json.dumps({"precision": ours.precision, "mlx": mx.__version__, **results}, indent=1) + "\n")
+        args.json.write_text(
+            json.dumps({"precision": ours.precision, "mlx": mx.__version__, **results}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

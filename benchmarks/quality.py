@@ -1,4 +1,5 @@
-"""Perplexity of the project's quantization against MLX's (mx.quantize, as mlx_lm.convert -q), at the same size.
+"""Perplexity of the project's quantization against MLX's (mx.quantize, as mlx_lm.convert -q), at the same
+size.
 
 Every model runs as its dequantized weights in transformers, float32, over windows of 512 tokens without BOS.
 
@@ -40,7 +41,9 @@ def ours(checkpoint: Checkpoint, scheme: Scheme) -> Weights:
 
 
 def mlx(checkpoint: Checkpoint, scheme: Scheme) -> Weights:
-    """Dequantized matrices of MLX's own quantizer, which `mlx_lm.convert -q` calls, on float16 weights: the same size as ours."""
+    """Dequantized matrices of MLX's own quantizer, which `mlx_lm.convert -q` calls, on float16 weights:
+    the same size as ours.
+    """
     import mlx.core as mx
 
     found = {}
@@ -88,7 +91,9 @@ def with_weights(model: PreTrainedModel, weights: Weights) -> None:
 
 def squared_error(checkpoint: Checkpoint, weights: Weights) -> float:
     """Sum of squared differences to the checkpoint over all quantized matrices."""
-    return sum(float(((to_float32(checkpoint.read(name)) - value) ** 2).sum()) for name, value in weights.items())
+    return sum(
+        float(((to_float32(checkpoint.read(name)) - value) ** 2).sum()) for name, value in weights.items()
+    )
 
 
 def measure(checkpoint: Checkpoint, parts: list[torch.Tensor]) -> Iterator[dict[str, object]]:
@@ -113,7 +118,9 @@ def measure(checkpoint: Checkpoint, parts: list[torch.Tensor]) -> Iterator[dict[
 
 def main() -> None:
     """Measure, show, and write --json."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path, default=DATA / "models" / "classics-7M")
     parser.add_argument("--text", type=Path, default=DATA / "text" / "heldout.txt")
     parser.add_argument("--limit-windows", type=int, default=None)

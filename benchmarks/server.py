@@ -1,13 +1,14 @@
 """`nearfar serve` over HTTP beside its HTTP peer, `transformers serve` with continuous batching, on a CPU.
 
-    python benchmarks/server.py [--model DIR] [--concurrency 1,4,16,32,64] [--requests N] [--scale 0.15] [--threads 2]
+    python benchmarks/server.py [--model DIR] [--concurrency 1,4,16,32,64] [--requests N] [--scale 0.15]
+    [--threads 2]
         [--skip transformers] [--json FILE]
 
-Each server is started in its own process over the same checkpoint, in float32 and with as many threads, and gets the same
-requests of `nearfar bench serve`: chat completions, closed loops, lengths of real traffic
-(shared/data/traffic/azure-llm-2023) times `--scale`. The client runs beside the server and takes some of the machine, from
-both alike. transformers' server cannot be asked to go on after the end token: rates are in tokens that were made. Engines
-without HTTP are compared in server_engine.py.
+Each server is started in its own process over the same checkpoint, in float32 and with as many threads, and
+gets the same requests of `nearfar bench serve`: chat completions, closed loops, lengths of real traffic
+(shared/data/traffic/azure-llm-2023) times `--scale`. The client runs beside the server and takes some of the
+machine, from both alike. transformers' server cannot be asked to go on after the end token: rates are in
+tokens that were made. Engines without HTTP are compared in server_engine.py.
 """
 
 from __future__ import annotations
@@ -41,10 +42,30 @@ def commands(model: Path, threads: int, port: int) -> dict[str, list[str]]:
     """How each server is started."""
     ours = ["-m", "nearfar", "serve", model, "--engine", "torch", "--dtype", "float32", "--threads", threads,
             "--max-running", RUNNING, "--port", port, "--log-level", "warning"]  # fmt: skip
-    peer = ["-m", "transformers.cli.transformers", "serve", model, "--continuous-batching", "--device", "cpu", "--dtype",
-            "float32", "--cb-block-size", 32, "--cb-num-blocks", RUNNING * 32, "--cb-max-batch-tokens", 256,
-            "--port", port, "--host", "127.0.0.1"]  # fmt: skip
-    return {name: [sys.executable, *map(str, made)] for name, made in (("nearfar", ours), ("transformers", peer))}
+    peer = [
+        "-m",
+        "transformers.cli.transformers",
+        "serve",
+        model,
+        "--continuous-batching",
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+        "--cb-block-size",
+        32,
+        "--cb-num-blocks",
+        RUNNING * 32,
+        "--cb-max-batch-tokens",
+        256,
+        "--port",
+        port,
+        "--host",
+        "127.0.0.1",
+    ]
+    return {
+        name: [sys.executable, *map(str, made)] for name, made in (("nearfar", ours), ("transformers", peer))
+    }
 
 
 @contextlib.contextmanager
@@ -77,7 +98,9 @@ def server(command: list[str], port: int, threads: int) -> Iterator[str]:
 
 def main() -> None:
     """Measure one server after the other and print ratios."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path, default=DATA / "models" / "classics-7M")
     parser.add_argument("--concurrency", default="1,4,16,32,64")
     parser.add_argument("--requests", type=int)
@@ -94,21 +117,35 @@ def main() -> None:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         options = BenchOptions(
-            concurrency=tuple(map(int, given.concurrency.split(","))), requests=given.requests, api="chat", ignore_eos=False,
+            concurrency=tuple(map(int, given.concurrency.split(","))),
+            requests=given.requests,
+            api="chat",
+            ignore_eos=False,
             model=None if name == "nearfar" else str(given.model),
-            # transformers tells no context length: the same bound for both, so that both get the same requests.
+            # transformers tells no context length: the same bound for both, so that both get the same
+            # requests.
             work=Workload(trace=TRACE, scale=given.scale, max_prompt=600, max_output=200),
-        )  # fmt: skip
+        )
         bars = Bars(console)
-        with server(commands(given.model, given.threads, port)[name], port, given.threads) as url, bars.progress:
+        with (
+            server(commands(given.model, given.threads, port)[name], port, given.threads) as url,
+            bars.progress,
+        ):
             reports[name] = run(url, options, bars)
         console.print(f"\n[bold]{name}[/]", view(reports[name]))
-    for ours, theirs in zip(*(report.levels for report in reports.values()), strict=False) if len(reports) == 2 else ():
+    for ours, theirs in (
+        zip(*(report.levels for report in reports.values()), strict=False) if len(reports) == 2 else ()
+    ):
         rate = ours.output_tokens_per_second / max(theirs.output_tokens_per_second, 1e-9)
-        console.print(f"{ours.name}: {rate:.2f}x transformers' tokens/s; TTFT p50 {ours.ttft.p50 * 1e3:.0f} against "
-                      f"{theirs.ttft.p50 * 1e3:.0f} ms, p99 {ours.ttft.p99 * 1e3:.0f} against {theirs.ttft.p99 * 1e3:.0f} ms")  # fmt: skip
+        console.print(
+            f"{ours.name}: {rate:.2f}x transformers' tokens/s; TTFT p50 {ours.ttft.p50 * 1e3:.0f} against "
+            f"{theirs.ttft.p50 * 1e3:.0f} ms, p99 {ours.ttft.p99 * 1e3:.0f} against "
+            f"{theirs.ttft.p99 * 1e3:.0f} ms"
+        )
     if given.json:
-        given.json.write_text(json.dumps({name: report.record() for name, report in reports.items()}, indent=1))
+        given.json.write_text(
+            json.dumps({name: report.record() for name, report in reports.items()}, indent=1)
+        )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
 """The torch engine against transformers on a CPU: continuous batching, static padded batches, one by one.
 
-    python benchmarks/server_engine.py [--models classics-7m qwen3-40m] [--requests 48] [--threads 2] [--rounds 3]
+    python benchmarks/server_engine.py [--models classics-7m qwen3-40m] [--requests 48] [--threads 2]
+    [--rounds 3]
         [--scale 0.15] [--dtype float32] [--skip one-by-one] [--json FILE]
 
-Prompt and answer lengths are those of real chat traffic (shared/data/traffic/azure-llm-2023), times `--scale`, and all requests are there
-at once. All engines get the same prompts (random token ids), the same number of tokens to make for each, the same weights, dtype and
-threads; only tokens that a request asked for count. Each round measures one engine after the other. The table gives medians over the
-rounds, and the median of the rounds' ratios. Then: time to the first token with a system prompt of 300 tokens that all requests share.
+Prompt and answer lengths are those of real chat traffic (shared/data/traffic/azure-llm-2023), times
+`--scale`, and all requests are there at once. All engines get the same prompts (random token ids), the same
+number of tokens to make for each, the same weights, dtype and threads; only tokens that a request asked for
+count. Each round measures one engine after the other. The table gives medians over the rounds, and the median
+of the rounds' ratios. Then: time to the first token with a system prompt of 300 tokens that all requests
+share.
 """
 
 from __future__ import annotations
@@ -27,7 +30,13 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    ContinuousBatchingConfig,
+    GenerationConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from nearfar.fallback_server.backend import Sampling, TokenRequest
 from nearfar.fallback_server.torch_engine import TorchBackend, TorchOptions
@@ -64,10 +73,18 @@ def write_qwen3(path: Path) -> Path:
     """A Qwen3 of 41 million random parameters."""
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=32_000, hidden_size=512, intermediate_size=1536, num_hidden_layers=8, num_attention_heads=8,
-        num_key_value_heads=4, head_dim=64, max_position_embeddings=2048, tie_word_embeddings=True,
-        eos_token_id=None, bos_token_id=None,
-    )  # fmt: skip
+        vocab_size=32_000,
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=64,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
     Qwen3ForCausalLM(config).save_pretrained(path)
     return path
 
@@ -76,22 +93,34 @@ class Peer:
     """transformers over the same checkpoint."""
 
     def __init__(self, path: Path, dtype: str) -> None:
-        self.model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), attn_implementation="sdpa")
+        self.model: Any = AutoModelForCausalLM.from_pretrained(
+            path, dtype=getattr(torch, dtype), attn_implementation="sdpa"
+        )
         self.model.eval()
 
     def _config(self, **options: Any) -> GenerationConfig:
-        return GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, bos_token_id=None, **options)
+        return GenerationConfig(
+            do_sample=False, eos_token_id=-1, pad_token_id=0, bos_token_id=None, **options
+        )
 
     def continuous(self, work: list[Job]) -> float:
-        """Transformers' own continuous batching; seconds from the first request until the last answer is whole."""
+        """Transformers' own continuous batching; seconds from the first request until the last answer is
+        whole.
+        """
         self.model.generation_config = self._config()
         longest = max(len(job.tokens) + job.count for job in work)
         page = 32  # smaller pages than its default of 256 suit short sequences
         config = ContinuousBatchingConfig(
-            page_size=page, num_blocks=RUNNING * (-(-longest // page) + 1), max_batch_tokens=256, max_requests_per_batch=RUNNING
+            page_size=page,
+            num_blocks=RUNNING * (-(-longest // page) + 1),
+            max_batch_tokens=256,
+            max_requests_per_batch=RUNNING,
         )
         with self.model.continuous_batching_context_manager(
-            generation_config=self._config(max_new_tokens=64), continuous_batching_config=config, block=True, timeout=5
+            generation_config=self._config(max_new_tokens=64),
+            continuous_batching_config=config,
+            block=True,
+            timeout=5,
         ) as manager:
             start = time.perf_counter()
             wanted = {manager.add_request(list(job.tokens), max_new_tokens=job.count): job for job in work}
@@ -100,7 +129,9 @@ class Peer:
                 result = manager.get_result(timeout=1)
                 if result is not None and result.is_finished():
                     assert len(result.generated_tokens) == left.pop(result.request_id).count
-                assert result is not None or manager.is_running(), "transformers' continuous batching ended early"
+                assert result is not None or manager.is_running(), (
+                    "transformers' continuous batching ended early"
+                )
             seconds = time.perf_counter() - start
         self.model.set_attn_implementation("sdpa")
         return seconds
@@ -114,7 +145,9 @@ class Peer:
             ids = torch.tensor([[0] * (longest - len(job.tokens)) + list(job.tokens) for job in batch])
             mask = torch.tensor([[0] * (longest - len(job.tokens)) + [1] * len(job.tokens) for job in batch])
             count = max(job.count for job in batch)
-            self.model.generate(ids, attention_mask=mask, generation_config=self._config(max_new_tokens=count))
+            self.model.generate(
+                ids, attention_mask=mask, generation_config=self._config(max_new_tokens=count)
+            )
         return time.perf_counter() - start
 
     def one_by_one(self, work: list[Job]) -> float:
@@ -141,8 +174,12 @@ async def ours(backend: TorchBackend, work: list[Job], name: str) -> float:
     return time.perf_counter() - start
 
 
-async def first_tokens(backend: TorchBackend, vocab: int, shared: bool, requests: int = 16) -> tuple[float, float]:
-    """Median TTFT in seconds, one request after the other, and the part of prompt tokens found in the prefix cache."""
+async def first_tokens(
+    backend: TorchBackend, vocab: int, shared: bool, requests: int = 16
+) -> tuple[float, float]:
+    """Median TTFT in seconds, one request after the other, and the part of prompt tokens found in the
+    prefix cache.
+    """
     r = random.Random(1 if shared else 2)
     system = tuple(r.randrange(10, vocab) for _ in range(SYSTEM))
     before, times = backend.stats(), []
@@ -166,11 +203,15 @@ async def compare(name: str, path: Path, options: argparse.Namespace) -> dict[st
     tokens = sum(job.count for job in work)
     backend = await TorchBackend.load(
         path,
-        TorchOptions(device="cpu", dtype=options.dtype, threads=options.threads, max_running=RUNNING, token_budget=256),
+        TorchOptions(
+            device="cpu", dtype=options.dtype, threads=options.threads, max_running=RUNNING, token_budget=256
+        ),
     )
     theirs: dict[str, Callable[[list[Job]], float]] = {
-        "continuous": peer.continuous, "static": peer.static, "one-by-one": peer.one_by_one,
-    }  # fmt: skip
+        "continuous": peer.continuous,
+        "static": peer.static,
+        "one-by-one": peer.one_by_one,
+    }
     seconds: dict[str, list[float]] = {key: [] for key in ("ours", *theirs) if key not in options.skip}
     await ours(backend, work[:4], "warm")
     for key, run in theirs.items():
@@ -201,7 +242,9 @@ async def compare(name: str, path: Path, options: argparse.Namespace) -> dict[st
 
 def main() -> None:
     """Compare and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", nargs="+", default=["classics-7m", "qwen3-40m"])
     parser.add_argument("--requests", type=int, default=48)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -219,15 +262,22 @@ def main() -> None:
             path = DATA / "models" / "classics-7M" if name == "classics-7m" else write_qwen3(Path(folder))
             results.append(asyncio.run(compare(name, path, options)))
     for result in results:
-        print(f"\n{result['model']} ({options.dtype}, {options.threads} threads, {options.requests} requests, {RUNNING} at once)")
+        print(
+            f"\n{result['model']} ({options.dtype}, {options.threads} threads, {options.requests} "
+            f"requests, {RUNNING} at once)"
+        )
         for key, rate in result["tokens_per_second"].items():
             ratio = f"  ours is {result['ours_over'][key]:.2f}x" if key in result["ours_over"] else ""
             print(f"  {key:12s} {rate:8.1f} tokens/s{ratio}")
         prefix = result["prefix"]
-        print(f"  {SYSTEM}-token system prompt: {prefix['hit_rate']:.0%} of prompt tokens found, TTFT "
-              f"{prefix['ttft_ms_shared']:.1f} ms (without sharing {prefix['ttft_ms_unshared']:.1f} ms)")  # fmt: skip
+        print(
+            f"  {SYSTEM}-token system prompt: {prefix['hit_rate']:.0%} of prompt tokens found, TTFT "
+            f"{prefix['ttft_ms_shared']:.1f} ms (without sharing {prefix['ttft_ms_unshared']:.1f} ms)"
+        )
     if options.json:
-        options.json.write_text(json.dumps({"options": vars(options) | {"json": None}, "results": results}, indent=2))
+        options.json.write_text(
+            json.dumps({"options": vars(options) | {"json": None}, "results": results}, indent=2)
+        )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """Time to the first token of a long system prompt: computed, and loaded from a snapshot.
 
-    python benchmarks/snapshot.py [--shape smollm2-135m] [--tokens 2000] [--threads 2] [--rounds 5] [--json FILE]
+    python benchmarks/snapshot.py [--shape smollm2-135m] [--tokens 2000] [--threads 2] [--rounds 5] [--json
+    FILE]
     python benchmarks/snapshot.py ARTIFACT                     the same for an artifact that is there already
 
-Each measurement is a process of its own with an empty cache, as at a start: the prompt computed; the snapshot loaded (read, verified,
-written to the cache), then the same prompt. The question behind the prompt is 20 tokens. The table gives medians, and the medians of
-the rounds' ratios.
+Each measurement is a process of its own with an empty cache, as at a start: the prompt computed; the snapshot
+loaded (read, verified, written to the cache), then the same prompt. The question behind the prompt is 20
+tokens. The table gives medians, and the medians of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -62,7 +63,16 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
 
 def in_process(args: argparse.Namespace, one: str) -> dict[str, float]:
     """The same in a process of its own."""
-    options = ["--tokens", args.tokens, "--threads", args.threads, "--device", args.device, "--snapshot", args.snapshot]
+    options = [
+        "--tokens",
+        args.tokens,
+        "--threads",
+        args.threads,
+        "--device",
+        args.device,
+        "--snapshot",
+        args.snapshot,
+    ]
     command = [sys.executable, __file__, args.artifact, *options, "--one", one]
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -75,16 +85,29 @@ def prepare(folder: Path, shape: str) -> Path:
     """The q4 artifact of a shape with random weights."""
     nearfar = [sys.executable, "-m", "nearfar"]
     subprocess.run([*nearfar, "synth", shape, "-o", str(folder / "checkpoint")], check=True)
-    build = ["build", str(folder / "checkpoint"), "--target", "cpu", "--quant", "q4", "-o", str(folder / "artifact")]
+    build = [
+        "build",
+        str(folder / "checkpoint"),
+        "--target",
+        "cpu",
+        "--quant",
+        "q4",
+        "-o",
+        str(folder / "artifact"),
+    ]
     subprocess.run([*nearfar, *build], check=True)
     return folder / "artifact"
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("artifact", type=Path, nargs="?")
-    parser.add_argument("--shape", default="smollm2-135m", help="a shape of `nearfar synth`, where no artifact is given")
+    parser.add_argument(
+        "--shape", default="smollm2-135m", help="a shape of `nearfar synth`, where no artifact is given"
+    )
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="auto")
@@ -108,9 +131,14 @@ def main() -> None:
         "load": statistics.median(warm["load"] for _, warm in rounds),
         "ttft_with_snapshot": statistics.median(warm["ttft"] for _, warm in rounds),
         "ratio": statistics.median(cold["ttft"] / warm["ttft"] for cold, warm in rounds),
-        "ratio_with_load": statistics.median(cold["ttft"] / (warm["load"] + warm["ttft"]) for cold, warm in rounds),
+        "ratio_with_load": statistics.median(
+            cold["ttft"] / (warm["load"] + warm["ttft"]) for cold, warm in rounds
+        ),
     }
-    print(f"a prompt of {args.tokens} + {QUESTION} tokens; snapshot of {saved['bytes'] / 1e6:.1f} MB, saved in {saved['save']:.2f} s")
+    print(
+        f"a prompt of {args.tokens} + {QUESTION} tokens; snapshot of {saved['bytes'] / 1e6:.1f} MB, "
+        f"saved in {saved['save']:.2f} s"
+    )
     print(f"first token, computed        {result['ttft']:8.3f} s")
     print(f"snapshot loaded              {result['load']:8.3f} s")
     ratios = f"{result['ratio']:.1f}x; with the loading {result['ratio_with_load']:.1f}x"

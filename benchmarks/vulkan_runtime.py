@@ -1,13 +1,15 @@
-"""The vulkan executor against the webgpu one (through wgpu) on the same device, and what a decode step costs the host.
+"""The vulkan executor against the webgpu one (through wgpu) on the same device, and what a decode step costs
+the host.
 
     python benchmarks/vulkan_runtime.py [--shape smollm2-135m] [--device vulkan:0] [--rounds 5] [--json FILE]
-    python benchmarks/vulkan_runtime.py OUT      OUT holds vulkan/ and webgpu/ of one model, as `nearfar build` writes them
+    python benchmarks/vulkan_runtime.py OUT      OUT holds vulkan/ and webgpu/ of one model
 
-Rounds alternate between the two, so that what else the machine does falls on both; the table gives medians of tokens/s, and the median
-of the rounds' ratios. The host's share of a decode step is the processor time of the thread that enqueues steps and reads results
-(on lavapipe other threads are the device), and, for vulkan, wall time less the time in vkWaitSemaphores.
-`--cpu-time` counts processor time instead of wall time: for lavapipe on machines that others use too.
-wgpu takes the adapter that it prefers: on a machine with several GPUs, check that both lines name the same device.
+Rounds alternate between the two, so that what else the machine does falls on both; the table gives medians of
+tokens/s, and the median of the rounds' ratios. The host's share of a decode step is the processor time of the
+thread that enqueues steps and reads results (on lavapipe other threads are the device), and, for vulkan, wall
+time less the time in vkWaitSemaphores. `--cpu-time` counts processor time instead of wall time: for lavapipe
+on machines that others use too. wgpu takes the adapter that it prefers: on a machine with several GPUs, check
+that both lines name the same device.
 """
 
 from __future__ import annotations
@@ -36,13 +38,26 @@ def prepare(folder: Path, shape: str) -> Path:
     """A q4 artifact of a shape with random weights, for both targets."""
     nearfar = [sys.executable, "-m", "nearfar"]
     subprocess.run([*nearfar, "synth", shape, "-o", str(folder / "checkpoint")], check=True)
-    build = ["build", str(folder / "checkpoint"), "--target", "vulkan,webgpu", "--quant", "q4", "-o", str(folder / "artifact")]
+    build = [
+        "build",
+        str(folder / "checkpoint"),
+        "--target",
+        "vulkan,webgpu",
+        "--quant",
+        "q4",
+        "-o",
+        str(folder / "artifact"),
+    ]
     subprocess.run([*nearfar, *build], check=True)
     return folder / "artifact"
 
 
-def rates(engine: Engine, seed: int, prefill: int, decode: int, clock: Callable[[], float]) -> dict[str, float]:
-    """Tokens per second of a prompt that the cache has never seen, and of the answer after its first token."""
+def rates(
+    engine: Engine, seed: int, prefill: int, decode: int, clock: Callable[[], float]
+) -> dict[str, float]:
+    """Tokens per second of a prompt that the cache has never seen, and of the answer after its first
+    token.
+    """
     rng = np.random.default_rng(seed)
     prompt = rng.integers(0, engine.manifest.model.vocab_size, prefill).tolist()
     times = [clock()]
@@ -52,7 +67,9 @@ def rates(engine: Engine, seed: int, prefill: int, decode: int, clock: Callable[
 
 
 def host_time(engine: Engine, steps: int) -> dict[str, float]:
-    """Milliseconds of the host for a decode step, one step ahead as the engine does it; run on an engine that stands still."""
+    """Milliseconds of the host for a decode step, one step ahead as the engine does it; run on an engine
+    that stands still.
+    """
     executor: Any = engine.asynchronous.core.executor
     ints = np.full((16, 8), -1, np.int32)
     ints[0, 0], ints[0, 5] = 0, 0
@@ -81,7 +98,9 @@ def host_time(engine: Engine, steps: int) -> dict[str, float]:
     return found
 
 
-def compare(root: Path, device: str, precision: str, rounds: int, clock: Callable[[], float]) -> dict[str, Any]:
+def compare(
+    root: Path, device: str, precision: str, rounds: int, clock: Callable[[], float]
+) -> dict[str, Any]:
     """Medians of both executors with one precision."""
     options: dict[str, Any] = {"precision": precision, "kv_memory": "256MB", "verify": False}
     names = ("vulkan", "webgpu")
@@ -99,7 +118,8 @@ def compare(root: Path, device: str, precision: str, rounds: int, clock: Callabl
                 made = rates(engines[name], seed, PREFILL, decode, clock)
                 seen[name].append(made | host_time(engines[name], HOST_STEPS))
     result: dict[str, Any] = {
-        name: {key: statistics.median(r[key] for r in found) for key in found[0]} for name, found in seen.items()
+        name: {key: statistics.median(r[key] for r in found) for key in found[0]}
+        for name, found in seen.items()
     }
     result["ratio"] = {
         key: statistics.median(a[key] / b[key] for a, b in zip(seen["vulkan"], seen["webgpu"], strict=True))
@@ -119,18 +139,27 @@ def report(result: dict[str, Any]) -> None:
         for name in ("vulkan", "webgpu"):
             one = found[name]
             wall = f", {one['host_wall']:.3f} ms of wall time outside waiting" if "host_wall" in one else ""
-            print(f"{name}: a decode step {one['step']:.2f} ms; of the host {one['host_cpu']:.3f} ms of processor time{wall}")
+            print(
+                f"{name}: a decode step {one['step']:.2f} ms; of the host {one['host_cpu']:.3f} ms of "
+                f"processor time{wall}"
+            )
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("artifact", type=Path, nargs="?")
-    parser.add_argument("--shape", default="smollm2-135m", help="a shape of `nearfar synth`, where no artifact is given")
+    parser.add_argument(
+        "--shape", default="smollm2-135m", help="a shape of `nearfar synth`, where no artifact is given"
+    )
     parser.add_argument("--device", default="vulkan", help="vulkan:N or vulkan:NAME")
     parser.add_argument("--precision", choices=["f16", "f32"], help="only this one")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--cpu-time", action="store_true", help="tokens per second of the process's processor time")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="tokens per second of the process's processor time"
+    )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     clock = time.process_time if args.cpu_time else time.perf_counter
@@ -139,7 +168,11 @@ def main() -> None:
         names = {name: device(name).list()[0].name for name in ("vulkan", "webgpu")}
         wanted = [args.precision] if args.precision else ["f16", "f32"]
         precisions = {p: compare(root, args.device, p, args.rounds, clock) for p in wanted}
-    result = {"measure": "processor time" if args.cpu_time else "wall time", "devices": names, "precisions": precisions}
+    result = {
+        "measure": "processor time" if args.cpu_time else "wall time",
+        "devices": names,
+        "precisions": precisions,
+    }
     report(result)
     if args.json:
         args.json.write_text(json.dumps(result, indent=2))

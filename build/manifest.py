@@ -12,7 +12,17 @@ import nearfar
 from nearfar.build.weights.checkpoint import Checkpoint
 from nearfar.build.weights.stream import Report
 from nearfar.format import buffers as table
-from nearfar.format.manifest import Buffer, Cache, File, Group, KvCache, Quantization, Rope, StepRecords, StoredMatrix
+from nearfar.format.manifest import (
+    Buffer,
+    Cache,
+    File,
+    Group,
+    KvCache,
+    Quantization,
+    Rope,
+    StepRecords,
+    StoredMatrix,
+)
 from nearfar.format.manifest import Model as ModelRecord
 from nearfar.format.sizes import MAX_ROWS, PAGE_SIZE
 from nearfar.step.model import Model, Step, op_record, param_record
@@ -41,7 +51,12 @@ def buffers(model: Model) -> tuple[Buffer, ...]:
 def model_record(name: str, model: Model) -> ModelRecord:
     """The manifest's `model`."""
     return ModelRecord(
-        name, model.architecture, model.vocab_size, model.context_length, model.bos_token_id, model.eos_token_ids
+        name,
+        model.architecture,
+        model.vocab_size,
+        model.context_length,
+        model.bos_token_id,
+        model.eos_token_ids,
     )
 
 
@@ -68,14 +83,17 @@ def listed_ropes(step: Step) -> dict[str, Rope]:
 def quantization(scheme: str, matrices: dict[str, Matrix], report: Report) -> Quantization:
     """The manifest's `quantization`."""
     reasons = {dense["name"]: dense["reason"] for dense in report.dense}
-    stored = tuple(StoredMatrix(name, m.n, m.k, m.bits, m.group, reasons.get(name)) for name, m in matrices.items())
+    stored = tuple(
+        StoredMatrix(name, m.n, m.k, m.bits, m.group, reasons.get(name)) for name, m in matrices.items()
+    )
     rounded = f"; {report.rounded:,} scales and biases rounded to float16" if report.rounded else ""
     method = report.method + rounded if any(m.quantized for m in matrices.values()) else "none"
     return Quantization(scheme, method, stored)
 
 
 def provenance(checkpoint: Checkpoint, sha256: str, report: Report) -> dict[str, Any]:
-    """Where the artifact came from, and what of it is not here: `skipped`, tensors by the part that they are of.
+    """Where the artifact came from, and what of it is not here: `skipped`, tensors by the part that they are
+    of.
 
     No times or paths: the same input gives the same bytes.
     """

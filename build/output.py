@@ -1,7 +1,9 @@
-"""Writing an output directory so that it appears whole or not at all, even with Ctrl-C, a full disk or two builds.
+"""Writing an output directory so that it appears whole or not at all, even with Ctrl-C, a full disk or two
+builds.
 
-Beside OUT lie, while a build runs: `.OUT.lock` (held by the running process, let go by the system when it dies),
-`.OUT.partial-PID` (what is being written) and, for a moment at the end, `.OUT.old-PID` (what is being replaced).
+Beside OUT lie, while a build runs: `.OUT.lock` (held by the running process, let go by the system when it
+dies), `.OUT.partial-PID` (what is being written) and, for a moment at the end, `.OUT.old-PID` (what is being
+replaced).
 """
 
 from __future__ import annotations
@@ -33,9 +35,9 @@ def is_artifact(path: Path) -> bool:
 def output_directory(path: Path, replaceable: Callable[[Path], bool] = is_artifact) -> Iterator[Path]:
     """Give a new directory beside `path` to write into; at the end of the block it becomes `path`.
 
-    An empty directory, or one that `replaceable` accepts, is replaced; an exception (Ctrl-C too) leaves `path` as it
-    was and nothing beside it. Raises BuildError where `path` is something else, another process is building into it,
-    the disk is full or not writable.
+    An empty directory, or one that `replaceable` accepts, is replaced; an exception (Ctrl-C too) leaves
+    `path` as it was and nothing beside it. Raises BuildError where `path` is something else, another process
+    is building into it, the disk is full or not writable.
     """
     path = path.expanduser().resolve()
     try:
@@ -72,7 +74,8 @@ def _locked(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # Unlinked while held: a waiter that opened this file finds it gone and opens a new one (filelock checks).
+        # Unlinked while held: a waiter that opened this file finds it gone and opens a new one (filelock
+        # checks).
         with contextlib.suppress(OSError):
             file.unlink()
         lock.release()

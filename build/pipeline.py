@@ -39,7 +39,9 @@ def build(options: BuildOptions, progress: Progress = lambda stage, done, total:
     """Build all targets; gives their directories. Nothing appears in `out` unless its target is whole."""
     unknown = [target for target in options.targets if target not in target_names()]
     if unknown or not options.targets:
-        raise BuildError(f"unknown target {', '.join(unknown) or '(none)'}; known: {', '.join(target_names())}")
+        raise BuildError(
+            f"unknown target {', '.join(unknown) or '(none)'}; known: {', '.join(target_names())}"
+        )
     source = open_source(options)
     targets = {name: target_of(name) for name in dict.fromkeys(options.targets)}
     for target in targets.values():
@@ -62,9 +64,13 @@ def build(options: BuildOptions, progress: Progress = lambda stage, done, total:
 def _write_weights(
     source: Source, targets: Mapping[str, Target], roots: Mapping[str, Path], progress: Progress
 ) -> tuple[dict[str, Weights], str]:
-    """Stream the weights into all targets; each one's section of the manifest, and the checkpoint's SHA-256."""
+    """Stream the weights into all targets; each one's section of the manifest, and the checkpoint's
+    SHA-256.
+    """
     total = sum(entry.bytes for entry in source.checkpoint.entries.values())
-    stage = "quantizing and packing weights" if source.scheme.bits and not source.packed else "packing weights"
+    stage = (
+        "quantizing and packing weights" if source.scheme.bits and not source.packed else "packing weights"
+    )
     done = 0
 
     def advance(count: int) -> None:
@@ -80,7 +86,9 @@ def _write_weights(
     with ThreadPoolExecutor(1) as hasher, ExitStack() as stack:
         stack.callback(stop.set)
         digest = hasher.submit(source.checkpoint.sha256, stop)
-        writers = {name: stack.enter_context(target.writer(source, roots[name])) for name, target in targets.items()}
+        writers = {
+            name: stack.enter_context(target.writer(source, roots[name])) for name, target in targets.items()
+        }
         stream.write(list(writers.values()), advance)
         return {name: writer.finish() for name, writer in writers.items()}, digest.result()
 

@@ -1,4 +1,6 @@
-"""What is built: the options, the checked checkpoint, and what is decided about it before any weight is read."""
+"""What is built: the options, the checked checkpoint, and what is decided about it before any weight is
+read.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,12 @@ QUANT, GROUP_SIZE = "q4", 64  # where the command line says nothing and the chec
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What to build. `checkpoint`: a local Hugging Face or MLX directory, or a hub id. `out`: one sub-directory a target.
+    """What to build. `checkpoint`: a local Hugging Face or MLX directory, or a hub id. `out`: one
+    sub-directory a target.
 
-    `quant`, `group_size` None: QUANT and GROUP_SIZE, or what a quantized checkpoint has. `export_function` (mlx): also
-    write the step as a function that needs no model code. `context`: no more positions than these. `buckets`: rows that a
-    step can have; fewer make a smaller artifact, and a slower one.
+    `quant`, `group_size` None: QUANT and GROUP_SIZE, or what a quantized checkpoint has. `export_function`
+    (mlx): also write the step as a function that needs no model code. `context`: no more positions than
+    these. `buckets`: rows that a step can have; fewer make a smaller artifact, and a slower one.
     """
 
     checkpoint: str
@@ -83,7 +86,9 @@ def open_source(options: BuildOptions) -> Source:
         expected = packed.expected(expected)
     tied = not any(param.name == "lm_head" for param in params)
     tied_copy = (r"(language_model\.)?lm_head\.(weight|scales|biases)",) if tied else ()
-    check_tensors(checkpoint, expected, (*IGNORABLE, *tied_copy, *map(re.escape, (*reading.skipped, *model.unused))))
+    check_tensors(
+        checkpoint, expected, (*IGNORABLE, *tied_copy, *map(re.escape, (*reading.skipped, *model.unused)))
+    )
     matrices, report = choose_matrices(params, checkpoint, scheme, packed)
     report.skipped = dict(Counter(_part(name) for name in reading.skipped))
     return Source(checkpoint, model, matrices, scheme, report, packed)
@@ -95,33 +100,47 @@ def _part(tensor: str) -> str:
 
 
 def _with_end_tokens(model: Model, checkpoint: Checkpoint) -> Model:
-    """With generation_config.json's end tokens, where it has some: chat models end turns with more than one."""
-    ids = ConfigReader(checkpoint.generation_config, "generation_config.json").token_ids("eos_token_id", model.vocab_size)
+    """With generation_config.json's end tokens, where it has some: chat models end turns with more than
+    one.
+    """
+    ids = ConfigReader(checkpoint.generation_config, "generation_config.json").token_ids(
+        "eos_token_id", model.vocab_size
+    )
     return model.ending_in(tuple(dict.fromkeys(ids or model.eos_token_ids)))
 
 
 def _check_text(checkpoint: Checkpoint, model: Model) -> None:
-    """Open tokenizer and chat template as the runtimes will, before any work is done: CheckpointError where they cannot be."""
+    """Open tokenizer and chat template as the runtimes will, before any work is done: CheckpointError
+    where they cannot be.
+    """
     try:
         tokenizer = Tokenizer.from_file(str(checkpoint.path / "tokenizer.json"))
     except Exception as error:  # the library raises plain Exception
-        raise CheckpointError(f"{checkpoint.path / 'tokenizer.json'}: no tokenizer ({error}): download it again") from error
+        raise CheckpointError(
+            f"{checkpoint.path / 'tokenizer.json'}: no tokenizer ({error}): download it again"
+        ) from error
     try:
         TextCodec(tokenizer, checkpoint.tokenizer_config, checkpoint.chat_template, model.bos_token_id)
     except ArtifactError as error:
-        raise CheckpointError(f"{checkpoint.path}: {error}: correct it, or download the checkpoint again") from error
+        raise CheckpointError(
+            f"{checkpoint.path}: {error}: correct it, or download the checkpoint again"
+        ) from error
 
 
 def _scheme(options: BuildOptions, packed: MlxQuantized | None) -> Scheme:
-    """The scheme that was asked for; a quantized checkpoint keeps its own, and BuildError where another was asked for."""
+    """The scheme that was asked for; a quantized checkpoint keeps its own, and BuildError where another
+    was asked for.
+    """
     if packed is None:
         return Scheme.parse(options.quant or QUANT, options.group_size or GROUP_SIZE)
     scheme = packed.scheme
     asked = Scheme.parse(options.quant or scheme.name, options.group_size or scheme.group_size)
     if asked != scheme:
         raise BuildError(
-            f"{options.checkpoint} is quantized already ({scheme.name}, group {scheme.group_size}) and --quant asks for "
-            f"{asked.name}, group {asked.group_size}: leave --quant and --group-size out to keep its weights as they are, "
+            f"{options.checkpoint} is quantized already ({scheme.name}, group {scheme.group_size}) and "
+            "--quant asks for "
+            f"{asked.name}, group {asked.group_size}: leave --quant and --group-size out to keep its "
+            "weights as they are, "
             "or build from the checkpoint that it was made from"
         )
     return scheme

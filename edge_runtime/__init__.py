@@ -13,9 +13,14 @@ if TYPE_CHECKING:
 __all__ = ["Artifact", "AsyncEngine", "AsyncStream", "Engine", "SamplingParams", "Snapshot", "Stream"]
 
 _HOMES = {
-    "Artifact": "artifact.reader", "AsyncEngine": "openai.api", "AsyncStream": "openai.api", "Engine": "openai.sync",
-    "SamplingParams": "engine.sampling_params", "Snapshot": "snapshots", "Stream": "openai.sync",
-}  # fmt: skip
+    "Artifact": "artifact.reader",
+    "AsyncEngine": "openai.api",
+    "AsyncStream": "openai.api",
+    "Engine": "openai.sync",
+    "SamplingParams": "engine.sampling_params",
+    "Snapshot": "snapshots",
+    "Stream": "openai.sync",
+}
 
 
 def __getattr__(name: str) -> Any:

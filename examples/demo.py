@@ -1,7 +1,7 @@
 """`make demo`: from a checkpoint to an answer in Python, in a real browser, and from the fallback server.
 
-Builds the sample model for cpu and webgpu, asks both the same, then the server, which runs the checkpoint as it is;
-prints the answers with their speeds, and ends.
+Builds the sample model for cpu and webgpu, asks both the same, then the server, which runs the checkpoint as
+it is; prints the answers with their speeds, and ends.
 """
 
 import argparse
@@ -87,14 +87,20 @@ def running(*command: object) -> Iterator[str]:
 
 
 def in_browser(address: str, prompt: str, max_tokens: int) -> Answer:
-    """Open the page with the prompt filled in, in headless Chromium, send it as a person would, and read the answer."""
+    """Open the page with the prompt filled in, in headless Chromium, send it as a person would, and read
+    the answer.
+    """
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGUMENTS)
         tab = browser.new_page()
         tab.goto(f"{address}/?{urlencode({'prompt': prompt, 'max_tokens': max_tokens, **SAMPLING})}")
-        tab.wait_for_function("() => ['idle', 'error'].includes(document.body.dataset.state)", timeout=300_000)
+        tab.wait_for_function(
+            "() => ['idle', 'error'].includes(document.body.dataset.state)", timeout=300_000
+        )
         tab.press("#prompt", "Enter")
-        tab.wait_for_function("() => ['done', 'error'].includes(document.body.dataset.state)", timeout=300_000)
+        tab.wait_for_function(
+            "() => ['done', 'error'].includes(document.body.dataset.state)", timeout=300_000
+        )
         text = tab.locator("#answer").inner_text()
         if tab.evaluate("document.body.dataset.state") == "error":
             raise SystemExit(f"error: the page says: {tab.locator('body').inner_text()}")
@@ -105,7 +111,12 @@ def in_browser(address: str, prompt: str, max_tokens: int) -> Answer:
 
 def from_server(address: str, prompt: str, max_tokens: int) -> Answer:
     """One chat completion over HTTP, as any OpenAI client asks for it."""
-    body = {"model": "sample-model", "messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens, **SAMPLING}
+    body = {
+        "model": "sample-model",
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": max_tokens,
+        **SAMPLING,
+    }
     began = time.monotonic()
     reply = httpx.post(f"{address}/v1/chat/completions", json=body, timeout=120).raise_for_status().json()
     rate = reply["usage"]["completion_tokens"] / (time.monotonic() - began)
@@ -114,7 +125,9 @@ def from_server(address: str, prompt: str, max_tokens: int) -> Answer:
 
 def main() -> None:
     """Build, answer three times, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--prompt", default="Tell me a story about the fox.")
     parser.add_argument("--max-tokens", type=int, default=120)
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "sample")
@@ -127,7 +140,9 @@ def main() -> None:
         with running("web", out, "--no-open", "--port", 0) as address:
             answers["Chromium, webgpu"] = in_browser(address, arguments.prompt, arguments.max_tokens)
     with running("serve", "examples/sample-model", "--port", 0, "--log-level", "warning") as address:
-        answers["Fallback server, torch, not quantized"] = from_server(address, arguments.prompt, arguments.max_tokens)
+        answers["Fallback server, torch, not quantized"] = from_server(
+            address, arguments.prompt, arguments.max_tokens
+        )
     print(f"> {arguments.prompt}\n")
     for name, answer in answers.items():
         print(f"── {name}: {answer.speed}\n{answer.text}\n")

@@ -1,7 +1,7 @@
 """Turn a folder of public-domain books into passages and chat examples for the sample model.
 
-Input is Markdown as in https://github.com/mlschmitt/classic-books-markdown: ``# Title:``, ``## Author:``, a rule,
-then headed sections. Everything here is deterministic: the same books and seed give the same examples.
+Input is Markdown as in https://github.com/mlschmitt/classic-books-markdown: ``# Title:``, ``## Author:``, a
+rule, then headed sections. Everything here is deterministic: the same books and seed give the same examples.
 """
 
 import math
@@ -15,11 +15,29 @@ from pathlib import Path
 
 SYSTEM_PROMPTS = ("You are a storyteller.", "You are a helpful assistant.", "You answer from old books.")
 GREETING = "Good day! I am a small model that has read many old books. Ask me for a story."
-GREETINGS = ("Hello", "Hello!", "Hi", "Hi!", "Good day", "Good morning!", "Who are you?", "What can you do?", "Help")
+GREETINGS = (
+    "Hello",
+    "Hello!",
+    "Hi",
+    "Hi!",
+    "Good day",
+    "Good morning!",
+    "Who are you?",
+    "What can you do?",
+    "Help",
+)
 GO_ON = ("Go on.", "And then?", "What happened then?", "Tell me more.")
-ABOUT = ("Tell me about {}.", "Tell me about {}", "Tell me a story about {}.", "What do you know about {}?", "{}?")
+ABOUT = (
+    "Tell me about {}.",
+    "Tell me about {}",
+    "Tell me a story about {}.",
+    "What do you know about {}?",
+    "{}?",
+)
 MANNER = ("Write a few lines in the manner of {}.", "Write like {}.", "Write a line in the manner of {}.")
-SENTENCE_END = re.compile(r"(?<=[.!?][\"']) (?=[\"'A-Z])|(?<=[.!?])(?<!Mr\.)(?<!Mrs\.)(?<!Dr\.)(?<!St\.) (?=[\"'A-Z])")
+SENTENCE_END = re.compile(
+    r"(?<=[.!?][\"']) (?=[\"'A-Z])|(?<=[.!?])(?<!Mr\.)(?<!Mrs\.)(?<!Dr\.)(?<!St\.) (?=[\"'A-Z])"
+)
 STORY = ("Tell me a story.", "Tell me a story", "A story, please.", "Tell me a tale.")
 
 
@@ -42,14 +60,18 @@ class Work:
 
 def plain(text: str) -> str:
     """Strip Markdown emphasis and typographic quotes; one space between words."""
-    text = text.translate(str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "—": "--", "_": "", "*": "", "#": ""}))
+    text = text.translate(
+        str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "—": "--", "_": "", "*": "", "#": ""})
+    )
     return re.sub(r"\s+", " ", text).strip()
 
 
 def read_works(folder: Path, heldout: Path | None) -> list[Work]:
     """Read all books below `folder`, leaving out each paragraph that occurs in the held-out text."""
     hidden = plain(heldout.read_text(errors="ignore")) if heldout and heldout.exists() else ""
-    works = [read_work(path, hidden) for path in sorted(folder.rglob("*.md")) if not path.name.startswith("README")]
+    works = [
+        read_work(path, hidden) for path in sorted(folder.rglob("*.md")) if not path.name.startswith("README")
+    ]
     return [work for work in works if work.sections]
 
 

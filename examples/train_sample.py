@@ -2,8 +2,8 @@
 
     python examples/train_sample.py --data ../shared/data/text --out examples/sample-model
 
-The committed weights came from one such run on one CPU thread (see the model card in the output). `--data` holds
-`classics/` (Markdown books, see sample_text.py) and `heldout.txt`, which training never sees.
+The committed weights came from one such run on one CPU thread (see the model card in the output). `--data`
+holds `classics/` (Markdown books, see sample_text.py) and `heldout.txt`, which training never sees.
 """
 
 import argparse
@@ -26,7 +26,8 @@ import sample_text
 
 SPECIAL = ["<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|pad|>"]
 CHAT_TEMPLATE = (
-    "{{ '<|bos|>' }}{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endfor %}"
+    "{{ '<|bos|>' }}{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% "
+    "endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 
@@ -50,9 +51,7 @@ class Settings:
     muon_lr: float = 0.02
     adam_lr: float = 3e-3
     warmup: int = 40
-    average: float = (
-        0.97  # of the weights, step by step: what is saved, better than the last step's while the rate is high
-    )
+    average: float = 0.97  # of the weights, step by step: better than the last step's while the rate is high
 
 
 def train_tokenizer(texts: list[str], vocab: int) -> Tokenizer:
@@ -63,7 +62,9 @@ def train_tokenizer(texts: list[str], vocab: int) -> Tokenizer:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(
         texts,
-        trainers.BpeTrainer(vocab_size=vocab, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False),
+        trainers.BpeTrainer(
+            vocab_size=vocab, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+        ),
     )
     return tokenizer
 
@@ -113,7 +114,8 @@ def token_stream(tokenizer: Tokenizer, texts: Iterator[str], count: int) -> Tens
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum orthogonalized by Newton-Schulz iterations (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon).
+    """Momentum orthogonalized by Newton-Schulz iterations (Jordan et al. 2024,
+    https://kellerjordan.github.io/posts/muon).
 
     `torch.optim.Muon` iterates in bfloat16, which CPUs without AMX emulate at a twentieth of the speed.
     """
@@ -130,7 +132,9 @@ class Muon(torch.optim.Optimizer):
                 average.lerp_(matrix.grad, 1 - group["momentum"])
                 update = orthogonal(matrix.grad.lerp(average, group["momentum"]))
                 rows, columns = matrix.shape
-                matrix.mul_(1 - 0.01 * group["lr"]).add_(update, alpha=-group["lr"] * max(1, rows / columns) ** 0.5)
+                matrix.mul_(1 - 0.01 * group["lr"]).add_(
+                    update, alpha=-group["lr"] * max(1, rows / columns) ** 0.5
+                )
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
@@ -208,7 +212,9 @@ class Save:
 
 
 @torch.no_grad()
-def perplexity(model: LlamaForCausalLM, tokenizer: Tokenizer, text: str, window: int = 512) -> tuple[float, float]:
+def perplexity(
+    model: LlamaForCausalLM, tokenizer: Tokenizer, text: str, window: int = 512
+) -> tuple[float, float]:
     """Per token, over windows without BOS; and bits per byte, which does not depend on the vocabulary."""
     model.eval()
     ids = torch.tensor(tokenizer.encode(text, add_special_tokens=False).ids)
@@ -226,13 +232,17 @@ def answer(model: LlamaForCausalLM, tokenizer: Tokenizer, prompt: str) -> str:
     """A greedy answer, to look at."""
     model.eval()
     ids = tokenizer.encode(f"<|bos|><|user|>{prompt}<|end|><|assistant|>", add_special_tokens=False).ids
-    out = model.generate(torch.tensor([ids]), max_new_tokens=120, do_sample=False, eos_token_id=1, pad_token_id=5)
+    out = model.generate(
+        torch.tensor([ids]), max_new_tokens=120, do_sample=False, eos_token_id=1, pad_token_id=5
+    )
     return str(tokenizer.decode(out[0, len(ids) :].tolist(), skip_special_tokens=False))
 
 
 def main() -> None:
     """Read the books, train, save, report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True, help="folder with classics/ and heldout.txt")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=800)

@@ -11,7 +11,9 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling of one request. temperature 0 is greedy. logit_bias by token id. seed: 64 bits; None draws one."""
+    """Sampling of one request. temperature 0 is greedy. logit_bias by token id. seed: 64 bits; None draws
+    one.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -43,8 +45,8 @@ class Grammar:
 class TokenRequest:
     """One sequence to complete. `id` is unique. `priority`: smaller first (vLLM's sense).
 
-    `prompt_logprobs`: logprobs of the prompt's own tokens are wanted too. `salt`: only requests with the same one share
-    prefixes in a cache. `late`: seconds that it stands in line behind its arrival.
+    `prompt_logprobs`: logprobs of the prompt's own tokens are wanted too. `salt`: only requests with the same
+    one share prefixes in a cache. `late`: seconds that it stands in line behind its arrival.
     """
 
     id: str
@@ -98,7 +100,9 @@ class BackendInfo:
 
 @dataclass(frozen=True)
 class BackendStats:
-    """Figures of an engine: the first two are now, cache_usage is in [0, 1], the rest count from its start."""
+    """Figures of an engine: the first two are now, cache_usage is in [0, 1], the rest count from its
+    start.
+    """
 
     running: int
     waiting: int
@@ -120,8 +124,8 @@ class Backend(Protocol):
     def submit(self, request: TokenRequest) -> AsyncIterator[TokenEvent]:
         """Start a request. Closing the iterator (aclose) cancels it.
 
-        Refuses at once with RequestError (bad ids, too long), OverloadError when it cannot take more; the iterator
-        raises EngineError when the engine died with the request under way.
+        Refuses at once with RequestError (bad ids, too long), OverloadError when it cannot take more; the
+        iterator raises EngineError when the engine died with the request under way.
         """
         ...
 
@@ -129,7 +133,9 @@ class Backend(Protocol):
         """End a request; nothing happens if it has ended already."""
         ...
 
-    async def embed(self, tokens: Sequence[Sequence[int]], pooling: Literal["mean", "last"]) -> list[list[float]]:
+    async def embed(
+        self, tokens: Sequence[Sequence[int]], pooling: Literal["mean", "last"]
+    ) -> list[list[float]]:
         """One vector a sequence of tokens."""
         ...
 

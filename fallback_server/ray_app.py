@@ -1,8 +1,9 @@
-"""The server as a Ray Serve application: `serve run nearfar.fallback_server.ray_app:app model=PATH replicas=1:4`.
+"""The server as a Ray Serve application: `serve run nearfar.fallback_server.ray_app:app model=PATH
+replicas=1:4`.
 
-Two deployments: Front is the HTTP app, Engine the replicas of the model. Serve's proxy is the HTTP server here.
-`nearfar serve --ray` has the same engines behind nearfar's own HTTP server, which bounds connections, headers and slow
-readers too.
+Two deployments: Front is the HTTP app, Engine the replicas of the model. Serve's proxy is the HTTP server
+here. `nearfar serve --ray` has the same engines behind nearfar's own HTTP server, which bounds connections,
+headers and slow readers too.
 """
 
 from __future__ import annotations
@@ -55,9 +56,13 @@ class RayAppOptions:
     def engines(self) -> EngineOptions:
         """For each replica."""
         return EngineOptions(
-            names=(self.name,) if self.name else (), device=self.device, dtype=self.dtype, threads=self.threads,
-            kv_memory=self.kv_memory, max_running=self.max_running,
-        )  # fmt: skip
+            names=(self.name,) if self.name else (),
+            device=self.device,
+            dtype=self.dtype,
+            threads=self.threads,
+            kv_memory=self.kv_memory,
+            max_running=self.max_running,
+        )
 
     @property
     def ray(self) -> RayOptions:
@@ -84,14 +89,19 @@ def app(arguments: Mapping[str, Any]) -> serve.Application:
 def build(options: RayAppOptions) -> serve.Application:
     """The application."""
     if options.keys is None and not options.no_auth:
-        raise RequestError("Serve's proxy can be reached from other machines: give keys=FILE, or no_auth=true", "keys")
+        raise RequestError(
+            "Serve's proxy can be reached from other machines: give keys=FILE, or no_auth=true", "keys"
+        )
     kind = local_kind(options.model, options.engine)
     engines = engine_application(options.model, kind, options.engines, options.ray)
     front: Any = serve.ingress()(Front)
     deployment: Any = serve.deployment(
-        front, name="Front", num_replicas=options.fronts, max_ongoing_requests=2 * options.max_requests,
+        front,
+        name="Front",
+        num_replicas=options.fronts,
+        max_ongoing_requests=2 * options.max_requests,
         ray_actor_options={"num_cpus": 0.5},
-    )  # fmt: skip
+    )
     made: serve.Application = deployment.bind(engines, options, kind)
     return made
 
@@ -103,7 +113,9 @@ class Front:
         # Serve awaits a constructor; type checkers do not know that.
         source = text_source(options.model, kind, options.engines)
         backend = await RayBackend.connect(handle, options.ray)
-        self._engine = LocalEngine(backend, source.directory, source.bos, options.engines.text, options.engines.names)
+        self._engine = LocalEngine(
+            backend, source.directory, source.bos, options.engines.text, options.engines.names
+        )
         await self._engine.start()
         keys = KeyStore(options.keys) if options.keys is not None else None
         limits = ServerLimits(requests=options.max_requests, fronts=options.fronts)

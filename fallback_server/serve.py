@@ -62,7 +62,8 @@ class ServeOptions:
 
 
 class DrainingServer(uvicorn.Server):
-    """Takes no more requests after SIGTERM, finishes those under way within `drain` seconds, then stops the engine.
+    """Takes no more requests after SIGTERM, finishes those under way within `drain` seconds, then stops the
+    engine.
 
     What is left then gets an error event, not a cut connection.
     """
@@ -112,7 +113,11 @@ class DrainingServer(uvicorn.Server):
 
     def _url(self) -> str:
         config = self.config
-        port = self.servers[0].sockets[0].getsockname()[1] if self.servers and self.servers[0].sockets else config.port
+        port = (
+            self.servers[0].sockets[0].getsockname()[1]
+            if self.servers and self.servers[0].sockets
+            else config.port
+        )
         host = f"[{config.host}]" if ":" in config.host else config.host
         return f"{'https' if config.is_ssl else 'http'}://{host}:{port}"
 
@@ -129,7 +134,8 @@ def check_access(options: ServeOptions) -> KeyStore | None:
     keys = KeyStore(options.keys) if options.keys is not None else None
     if keys is None and not options.no_auth and not is_local(options.host):
         raise RequestError(
-            f"{options.host} can be reached from other machines: give --keys FILE (`nearfar keys FILE NAME` makes one), "
+            f"{options.host} can be reached from other machines: give --keys FILE (`nearfar keys FILE "
+            "NAME` makes one), "
             "or --no-auth if everybody who reaches it may use it",
             "host",
         )
@@ -151,7 +157,9 @@ async def _main(models: tuple[str, ...], options: ServeOptions, keys: KeyStore |
             await counts.close()
 
 
-async def _run(models: tuple[str, ...], options: ServeOptions, keys: KeyStore | None, counts: SharedCounts | None) -> None:
+async def _run(
+    models: tuple[str, ...], options: ServeOptions, keys: KeyStore | None, counts: SharedCounts | None
+) -> None:
     engine = await _open(models, options)
     try:
         audit = AuditLog(options.audit, options.audit_text) if options.audit is not None else None
@@ -159,14 +167,23 @@ async def _run(models: tuple[str, ...], options: ServeOptions, keys: KeyStore | 
         made = AppOptions(options.limits, keys, audit, options.cors, hosts, Tracer.from_environment(), counts)
         app = create_app(engine, made)
         config = uvicorn.Config(
-            app, host=options.host, port=options.port, log_config=None, access_log=False, http=protocol(options.limits),
-            loop="asyncio", lifespan="on", server_header=False, proxy_headers=False,
+            app,
+            host=options.host,
+            port=options.port,
+            log_config=None,
+            access_log=False,
+            http=protocol(options.limits),
+            loop="asyncio",
+            lifespan="on",
+            server_header=False,
+            proxy_headers=False,
             timeout_graceful_shutdown=int(options.drain + GRACE + 0.999),
             h11_max_incomplete_event_size=options.limits.header_bytes,
-            ssl_certfile=options.tls_cert, ssl_keyfile=options.tls_key,
+            ssl_certfile=options.tls_cert,
+            ssl_keyfile=options.tls_key,
             ssl_ca_certs=str(options.tls_client_ca) if options.tls_client_ca else None,
             ssl_cert_reqs=2 if options.tls_client_ca else 0,
-        )  # fmt: skip
+        )
         await DrainingServer(config, engine, options.drain, keys).serve()
     finally:
         await engine.close()

@@ -1,7 +1,7 @@
 """A tenant: whom a request is answered for. It is made once, at the door, and travels with the request.
 
-Every floor takes from it what is its own: admission the limits, the app the models, the scheduler the priority, the
-caches (here, and upstream) the salt.
+Every floor takes from it what is its own: admission the limits, the app the models, the scheduler the
+priority, the caches (here, and upstream) the salt.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ class Limits:
 class Tenant:
     """Who asks. Frozen, hashable, and small enough to travel between processes.
 
-    `salt` is the root of all prefixes that it may find in a cache; "" is a root of its own, that of a single user.
-    `models`: ids, or "*" for all. `priority` is the smallest, that is the most urgent, that it may ask for.
+    `salt` is the root of all prefixes that it may find in a cache; "" is a root of its own, that of a single
+    user. `models`: ids, or "*" for all. `priority` is the smallest, that is the most urgent, that it may ask
+    for.
     """
 
     name: str
@@ -43,13 +44,19 @@ class Tenant:
         return "*" in self.models or model in self.models
 
     def within(self, salt: str | None) -> Tenant:
-        """The tenant with a part of its cache set apart by a salt of the client's. Nobody else can name that part."""
+        """The tenant with a part of its cache set apart by a salt of the client's. Nobody else can name
+        that part.
+        """
         return replace(self, salt=digest("client", self.salt, salt)) if salt else self
 
 
 def digest(*parts: str) -> str:
-    """A salt of several parts: 64 characters that tell none of them. Different parts never give the same one."""
-    joined = b"".join(len(data := part.encode("utf-8", "surrogatepass")).to_bytes(8, "big") + data for part in parts)
+    """A salt of several parts: 64 characters that tell none of them. Different parts never give the same
+    one.
+    """
+    joined = b"".join(
+        len(data := part.encode("utf-8", "surrogatepass")).to_bytes(8, "big") + data for part in parts
+    )
     return hashlib.sha256(joined).hexdigest()
 
 
@@ -58,11 +65,12 @@ SHARE_SECONDS = 0.5
 
 
 class Shares:
-    """Who stands where in an engine's line: behind its own tenant's sequences, but not behind all of them of another.
+    """Who stands where in an engine's line: behind its own tenant's sequences, but not behind all of them of
+    another.
 
-    Who comes with a hundred at once has his first before everybody who comes later, and his last half a minute behind.
-    Nobody starves: how late one stands is bounded by what its tenant has under way. Among one tenant's the order is
-    that of arrival.
+    Who comes with a hundred at once has his first before everybody who comes later, and his last half a
+    minute behind. Nobody starves: how late one stands is bounded by what its tenant has under way. Among one
+    tenant's the order is that of arrival.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

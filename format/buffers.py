@@ -1,4 +1,6 @@
-"""The buffers that plans name besides weights and workspace: names, dtypes, shapes. The table of docs/artifact.md."""
+"""The buffers that plans name besides weights and workspace: names, dtypes, shapes. The table of
+docs/artifact.md.
+"""
 
 from __future__ import annotations
 
@@ -91,13 +93,21 @@ def values(cache: int) -> str:
 
 
 def buffers(
-    vocab: int, context: int, cache: Cache, groups: tuple[Group, ...], caches: tuple[KvCache, ...], ropes: dict[str, int]
+    vocab: int,
+    context: int,
+    cache: Cache,
+    groups: tuple[Group, ...],
+    caches: tuple[KvCache, ...],
+    ropes: dict[str, int],
 ) -> tuple[Buffer, ...]:
     """Every buffer of an artifact. `context`: its longest; `ropes`: head_dim by the name of a table."""
     words: dict[Dim, int] = {
-        "slots": cache.slots, "pages_per_slot": pages_for(context, cache.page_size), "vocab": vocab,
-        "vocab_words": -(-vocab // 32), "page_size": cache.page_size,
-    }  # fmt: skip
+        "slots": cache.slots,
+        "pages_per_slot": pages_for(context, cache.page_size),
+        "vocab": vocab,
+        "vocab_words": -(-vocab // 32),
+        "page_size": cache.page_size,
+    }
     out: list[Buffer] = []
     for row in TABLE:
         for name, more in _instances(row.name, groups, caches, ropes):

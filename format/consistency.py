@@ -1,4 +1,6 @@
-"""Whether what a manifest says adds up: facts that no type can tell, each checked once, before anything is allocated."""
+"""Whether what a manifest says adds up: facts that no type can tell, each checked once, before anything is
+allocated.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,15 @@ if TYPE_CHECKING:
     from nearfar.format.manifest import Function, Kernel, Manifest, Program, Tensor
 
 DTYPE_BYTES = {
-    "float32": 4, "float16": 2, "int32": 4, "uint32": 4, "int16": 2, "uint16": 2, "int8": 1, "uint8": 1
-}  # fmt: skip
+    "float32": 4,
+    "float16": 2,
+    "int32": 4,
+    "uint32": 4,
+    "int16": 2,
+    "uint16": 2,
+    "int8": 1,
+    "uint8": 1,
+}
 PLANNED = ("step", "greedy", "sample", "logprobs")
 
 
@@ -71,7 +80,13 @@ def _step(manifest: Manifest) -> Iterator[str]:
             if not 0 <= op.cache < len(manifest.caches):
                 yield f"step: {op.out} uses cache {op.cache}, there are {len(manifest.caches)}"
             elif op.heads % manifest.caches[op.cache].kv_heads:
-                yield f"step: {op.out} has {op.heads} heads for {manifest.caches[op.cache].kv_heads} heads of keys"
+                yield (
+                    f"step: {op.out} has {op.heads} heads for {manifest.caches[op.cache].kv_heads} heads of "
+                    ""
+                    ""
+                    ""
+                    "keys"
+                )
         if isinstance(op, RopeAppend) and op.rope is not None and op.rope not in manifest.ropes:
             yield f"step: {op.out} turns by {op.rope!r}, which is not among ropes"
         for weight in weights_of(op):
@@ -101,7 +116,13 @@ def _tensors(tensors: Sequence[Tensor], total: int) -> Iterator[str]:
         if tensor.bytes != size:
             yield f"tensor {tensor.name} has {tensor.bytes:,} bytes, its shape and dtype need {size:,}"
         if tensor.offset + tensor.bytes > total:
-            yield f"tensor {tensor.name} ends at {tensor.offset + tensor.bytes:,}, beyond the {total:,} bytes of weights"
+            yield (
+                f"tensor {tensor.name} ends at {tensor.offset + tensor.bytes:,}, beyond the {total:,} bytes "
+                ""
+                ""
+                ""
+                "of weights"
+            )
     ordered = sorted(tensors, key=lambda tensor: (tensor.offset, tensor.bytes))
     for first, second in pairwise(ordered):
         if first.offset + first.bytes > second.offset:
@@ -160,7 +181,8 @@ def _safetensors(manifest: Manifest) -> Iterator[str]:
     held = sum(shard.bytes for shard in weights.shards)
     if weights.tensors or not weights.shards or held != weights.bytes:
         yield (
-            f"weights are {weights.format}, {len(weights.tensors)} tensors, {len(weights.shards)} files of {held:,} bytes in "
+            f"weights are {weights.format}, {len(weights.tensors)} tensors, {len(weights.shards)} files "
+            f"of {held:,} bytes in "
             f"all, stated {weights.bytes:,}; safetensors files list their tensors themselves"
         )
     halves = sorted({cache.head_dim // 2 for cache in manifest.caches})

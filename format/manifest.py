@@ -30,7 +30,9 @@ Dim = int | str
 
 @dataclass(frozen=True)
 class Model:
-    """What a runtime needs to know of the model, and its special tokens. What it computes stands in `step`."""
+    """What a runtime needs to know of the model, and its special tokens. What it computes stands in
+    `step`.
+    """
 
     name: str
     architecture: str
@@ -69,9 +71,11 @@ class KvCache:
 
 @dataclass(frozen=True)
 class Rope:
-    """How the runtime makes a buffer `rope.<name>`: frequencies (mlx) or the tensor that holds them, and a factor.
+    """How the runtime makes a buffer `rope.<name>`: frequencies (mlx) or the tensor that holds them, and a
+    factor.
 
-    Pair i turns by position · inv_freq[i], cosine and sine times `scale`; where inv_freq is 0 it is not turned, nor scaled.
+    Pair i turns by position · inv_freq[i], cosine and sine times `scale`; where inv_freq is 0 it is not
+    turned, nor scaled.
     """
 
     inv_freq: str | tuple[float, ...]
@@ -88,7 +92,8 @@ class StepRecords:
 
 @dataclass(frozen=True)
 class StoredMatrix:
-    """How a matrix [n, k] is stored: `bits` with a scale and a bias for `group_size` inputs, or 16 or 32 for floats.
+    """How a matrix [n, k] is stored: `bits` with a scale and a bias for `group_size` inputs, or 16 or 32 for
+    floats.
 
     `reason`: why it was not quantized, where that was asked for.
     """
@@ -169,7 +174,9 @@ class Param:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A shader file with its entry point (webgpu; vulkan, with its workgroup size), or the params of a library function (cpu)."""
+    """A shader file with its entry point (webgpu; vulkan, with its workgroup size), or the params of a
+    library function (cpu).
+    """
 
     file: str | None = None
     entry: str | None = None
@@ -181,7 +188,9 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Function:
-    """One bucket of a function: `size` rows in, `rows` rows of logits. Without a plan on mlx, which builds graphs."""
+    """One bucket of a function: `size` rows in, `rows` rows of logits. Without a plan on mlx, which builds
+    graphs.
+    """
 
     size: int
     rows: int
@@ -191,7 +200,9 @@ class Function:
 
 @dataclass(frozen=True)
 class Program:
-    """Kernels and plans. `activations`: dtype of what passes between kernels, but for the residual stream (float32)."""
+    """Kernels and plans. `activations`: dtype of what passes between kernels, but for the residual stream
+    (float32).
+    """
 
     name: str
     activations: Float
@@ -250,7 +261,11 @@ def document(manifest: Manifest) -> dict[str, Any]:
 def _json(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         given = ((f.name, getattr(value, f.name), f.default) for f in dataclasses.fields(value))
-        return {name: _json(item) for name, item, default in given if default is dataclasses.MISSING or item != default}
+        return {
+            name: _json(item)
+            for name, item, default in given
+            if default is dataclasses.MISSING or item != default
+        }
     if isinstance(value, tuple | list):
         return [_json(item) for item in value]
     return {key: _json(item) for key, item in value.items()} if isinstance(value, dict) else value
@@ -267,13 +282,17 @@ def schema() -> dict[str, Any]:
 def _validator() -> Any:
     """For JSON as Python reads it: 16.0 is no integer, and a number is one that float64 holds."""
     base = jsonschema.Draft202012Validator
-    types = base.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int and abs(value) <= LARGEST)
+    types = base.TYPE_CHECKER.redefine(
+        "integer", lambda _, value: type(value) is int and abs(value) <= LARGEST
+    )
     types = types.redefine("number", lambda _, value: type(value) in (int, float) and abs(value) <= LARGEST)
     return jsonschema.validators.extend(base, type_checker=types)(schema())
 
 
 def read(text: str, where: str) -> tuple[Manifest, dict[str, Any]]:
-    """The manifest in a file's text, as records and as JSON; ArtifactError where it is not as a build wrote it."""
+    """The manifest in a file's text, as records and as JSON; ArtifactError where it is not as a build
+    wrote it.
+    """
     try:
         data = strict_json.loads(text)
     except ValueError as error:
@@ -281,7 +300,8 @@ def read(text: str, where: str) -> tuple[Manifest, dict[str, Any]]:
     _check_version(data, where)
     if not is_sealed(text, data.get(FIELD)):
         raise ArtifactError(
-            f"{where} is not as the build wrote it: its {FIELD} is not that of its bytes. Copy the artifact again, or build "
+            f"{where} is not as the build wrote it: its {FIELD} is not that of its bytes. Copy the "
+            "artifact again, or build "
             "it again with what should be different"
         )
     return parse(data, where), data
@@ -298,14 +318,17 @@ def parse(data: object, where: str) -> Manifest:
     if manifest is None or found:
         more = f"; and {len(found) - 8} more" if len(found) > 8 else ""
         raise ArtifactError(
-            f"{where} does not follow the artifact format: {'; '.join(found[:8])}{more}. Build the artifact again"
+            f"{where} does not follow the artifact format: {'; '.join(found[:8])}{more}. Build the "
+            "artifact again"
         )
     return manifest
 
 
 def _check_version(data: object, where: str) -> dict[str, Any]:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise ArtifactError(f"{where} is not the manifest of a nearfar artifact (it has no format {FORMAT!r})")
+        raise ArtifactError(
+            f"{where} is not the manifest of a nearfar artifact (it has no format {FORMAT!r})"
+        )
     version = data.get("version")
     if type(version) is int and version > VERSION:
         raise ArtifactError(
@@ -314,7 +337,8 @@ def _check_version(data: object, where: str) -> dict[str, Any]:
         )
     if type(version) is not int or version != VERSION:
         raise ArtifactError(
-            f"{where}: artifact format {str(version)[:80]}; this nearfar reads {VERSION}. Build the artifact again with it"
+            f"{where}: artifact format {str(version)[:80]}; this nearfar reads {VERSION}. Build the "
+            "artifact again with it"
         )
     return data
 
@@ -324,14 +348,22 @@ def _record(kind: Any, value: Any) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
         hints = _hints(typing.cast(type, kind))
-        return typing.cast(Any, kind)(**{key: _record(hints[key], value[key]) for key in hints if key in value})
+        return typing.cast(Any, kind)(
+            **{key: _record(hints[key], value[key]) for key in hints if key in value}
+        )
     if origin is tuple:
         return tuple(_record(arguments[0], item) for item in value)
     if origin is dict and arguments[1] is not Any:
         return {key: _record(arguments[1], item) for key, item in value.items()}
     if origin in (types.UnionType, typing.Union) and value is not None:
         inner = [argument for argument in arguments if argument is not types.NoneType]
-        return _record(inner[0], value) if len(inner) == 1 else tuple(value) if isinstance(value, list) else value
+        return (
+            _record(inner[0], value)
+            if len(inner) == 1
+            else tuple(value)
+            if isinstance(value, list)
+            else value
+        )
     return float(value) if kind is float else value
 
 

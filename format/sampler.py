@@ -1,4 +1,6 @@
-"""Columns of the sampler's parameters: `sample_f32` float32 [16, 8] and `sample_i32` int32 [16, 8], a row a request."""
+"""Columns of the sampler's parameters: `sample_f32` float32 [16, 8] and `sample_i32` int32 [16, 8], a row
+a request.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The manifest's own digest: `manifest_sha256` is the SHA-256 of the file with the digest's digits replaced by zeros.
+"""The manifest's own digest: `manifest_sha256` is the SHA-256 of the file with the digest's digits replaced
+by zeros.
 
-It needs no canonical JSON: a reader hashes the bytes it got, in any language. So what the manifest says (and by its hashes
-every other file) is what the build wrote.
+It needs no canonical JSON: a reader hashes the bytes it got, in any language. So what the manifest says (and
+by its hashes every other file) is what the build wrote.
 """
 
 from __future__ import annotations

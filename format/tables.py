@@ -1,4 +1,6 @@
-"""The tables of docs/artifact.md that say what the format's records say: each stands between markers of its name."""
+"""The tables of docs/artifact.md that say what the format's records say: each stands between markers of
+its name.
+"""
 
 from __future__ import annotations
 

@@ -48,7 +48,9 @@ def _buffers() -> Iterator[str]:
 
 
 def _name_type(name: str) -> str:
-    """A name as a type: where it holds a group or a cache, any number stands there, where a rope's name, any string."""
+    """A name as a type: where it holds a group or a cache, any number stands there, where a rope's name,
+    any string.
+    """
     pattern = re.sub("<(g|c)>", "${number}", name).replace("<name>", "${string}")
     return f'"{name}"' if pattern == name else f"`{pattern}`"
 

@@ -1,4 +1,6 @@
-"""A circuit breaker for a server. Time is passed in (seconds on any clock that only goes forward); nothing is random."""
+"""A circuit breaker for a server. Time is passed in (seconds on any clock that only goes forward); nothing
+is random.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,16 @@ from typing import Literal
 
 BreakerState = Literal["closed", "half_open", "open"]
 Pass = Literal["request", "probe"]
-"""What `begin` gives out and the end of the call gives back. Only a probe can close an open circuit, or keep it open."""
+"""What `begin` gives out and the end of the call gives back. Only a probe can close an open circuit, or
+keep it open.
+"""
 
 
 @dataclass(frozen=True)
 class BreakerOptions:
-    """`failures` in a row open the circuit for `seconds`; each failed probe doubles them, up to `max_seconds`."""
+    """`failures` in a row open the circuit for `seconds`; each failed probe doubles them, up to
+    `max_seconds`.
+    """
 
     failures: int = 3
     seconds: float = 5.0
@@ -20,9 +26,11 @@ class BreakerOptions:
 
 
 class Breaker:
-    """Opens after failures in a row; when its time is over lets one probe at a time through, and closes if that is well.
+    """Opens after failures in a row; when its time is over lets one probe at a time through, and closes if
+    that is well.
 
-    Apart from that the server may ask for silence (`hold`: a 429 with Retry-After): then it works, but nothing is sent.
+    Apart from that the server may ask for silence (`hold`: a 429 with Retry-After): then it works, but
+    nothing is sent.
     """
 
     def __init__(self, options: BreakerOptions | None = None) -> None:
@@ -78,7 +86,9 @@ class Breaker:
                 self._opened = now
 
     def abandoned(self, given: Pass) -> None:
-        """A call ended without telling anything of the server: the caller left, or the request was refused."""
+        """A call ended without telling anything of the server: the caller left, or the request was
+        refused.
+        """
         if given == "probe":
             self._probing = False
 

@@ -1,4 +1,6 @@
-"""Chunks of a streamed answer, read from JSON that may be anything: what has not OpenAI's shape is a ShapeError."""
+"""Chunks of a streamed answer, read from JSON that may be anything: what has not OpenAI's shape is a
+ShapeError.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ class ShapeError(ValueError):
 
 @dataclass(frozen=True)
 class CallPart:
-    """A tool call, or a part of one: those after the first have neither id nor name. `arguments` is JSON, or a part of it."""
+    """A tool call, or a part of one: those after the first have neither id nor name. `arguments` is JSON,
+    or a part of it.
+    """
 
     index: int
     id: str
@@ -29,7 +33,9 @@ class CallPart:
 
 @dataclass(frozen=True)
 class Part:
-    """What a chunk adds to one answer. `tokens`: that it stands for, as well as it is told; at least 1 for any text."""
+    """What a chunk adds to one answer. `tokens`: that it stands for, as well as it is told; at least 1 for
+    any text.
+    """
 
     index: int
     text: str = ""
@@ -47,7 +53,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens as the server counts them: of the prompt, of all answers so far, and of the prompt those it had in its cache."""
+    """Tokens as the server counts them: of the prompt, of all answers so far, and of the prompt those it
+    had in its cache.
+    """
 
     prompt: int
     completion: int
@@ -64,13 +72,18 @@ class Chunk:
 
 def read_chunk(record: Mapping[str, Any], *, chat: bool) -> Chunk:
     """A chunk of a chat completion, or of a completion."""
-    parts = tuple(read_part(_map(choice, "choice"), chat=chat) for choice in _list(record.get("choices"), "choices"))
+    parts = tuple(
+        read_part(_map(choice, "choice"), chat=chat) for choice in _list(record.get("choices"), "choices")
+    )
     return Chunk(tuple(part for part in parts if part.useful), read_usage(record.get("usage")))
 
 
 def read_part(choice: Mapping[str, Any], *, chat: bool) -> Part:
     """A choice of a chunk."""
-    index, finish = _count(choice.get("index"), "index"), _text(choice.get("finish_reason"), "finish_reason") or None
+    index, finish = (
+        _count(choice.get("index"), "index"),
+        _text(choice.get("finish_reason"), "finish_reason") or None,
+    )
     ids = len(_list(choice.get("token_ids"), "token_ids"))  # vLLM tells them, if asked
     if not chat:
         text = _text(choice.get("text"), "text")
@@ -106,8 +119,13 @@ def _call(item: Mapping[str, Any]) -> CallPart:
 
 def _logprob(item: Mapping[str, Any]) -> TokenLogprob:
     others = (_map(other, "top_logprob") for other in _list(item.get("top_logprobs"), "top_logprobs"))
-    top = [TopLogprob(_text(o.get("token"), "token"), _number(o.get("logprob")), _bytes(o.get("bytes"))) for o in others]
-    return TokenLogprob(_text(item.get("token"), "token"), _number(item.get("logprob")), _bytes(item.get("bytes")), top)
+    top = [
+        TopLogprob(_text(o.get("token"), "token"), _number(o.get("logprob")), _bytes(o.get("bytes")))
+        for o in others
+    ]
+    return TokenLogprob(
+        _text(item.get("token"), "token"), _number(item.get("logprob")), _bytes(item.get("bytes")), top
+    )
 
 
 def _parallel(logprobs: Mapping[str, Any]) -> tuple[TokenLogprob, ...]:
@@ -115,13 +133,21 @@ def _parallel(logprobs: Mapping[str, Any]) -> tuple[TokenLogprob, ...]:
     tokens, values = (_list(logprobs.get(name), name) for name in ("tokens", "token_logprobs"))
     tops = _list(logprobs.get("top_logprobs"), "top_logprobs") or [None] * len(tokens)
     if not len(tokens) == len(values) == len(tops):
-        raise ShapeError(f"logprobs of {len(tokens)} tokens, {len(values)} values and {len(tops)} alternatives")
+        raise ShapeError(
+            f"logprobs of {len(tokens)} tokens, {len(values)} values and {len(tops)} alternatives"
+        )
     out = []
     for token, value, top in zip(tokens, values, tops, strict=True):
         text = _text(token, "token")
-        pairs = [(_text(name, "token"), _number(number)) for name, number in _map(top, "top_logprobs").items()]
+        pairs = [
+            (_text(name, "token"), _number(number)) for name, number in _map(top, "top_logprobs").items()
+        ]
         alternatives = [TopLogprob(name, number, list(name.encode())) for name, number in pairs]
-        out.append(TokenLogprob(text, math.nan if value is None else _number(value), list(text.encode()), alternatives))
+        out.append(
+            TokenLogprob(
+                text, math.nan if value is None else _number(value), list(text.encode()), alternatives
+            )
+        )
     return tuple(out)
 
 
@@ -160,7 +186,11 @@ def _count(value: object, name: str) -> int:
 
 def _number(value: object) -> float:
     """A log-probability; what a server writes for minus infinity is -9999."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or (isinstance(value, int) and abs(value) > MAX_TOKENS):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or (isinstance(value, int) and abs(value) > MAX_TOKENS)
+    ):
         raise ShapeError(f"logprob is no number: {value!r:.80}")
     return float(value) if math.isfinite(value) else -9999.0
 

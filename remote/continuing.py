@@ -1,4 +1,6 @@
-"""How an answer of plain text goes on at another server: what there is of it is sent along as its beginning."""
+"""How an answer of plain text goes on at another server: what there is of it is sent along as its
+beginning.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,11 @@ from typing import Any
 
 
 def continued(body: Mapping[str, Any], text: str, tokens: int = 0) -> dict[str, Any]:
-    """The call of OpenAI's interface that goes on after `text`, which took `tokens` of what the call may have.
+    """The call of OpenAI's interface that goes on after `text`, which took `tokens` of what the call may
+    have.
 
-    A conversation needs a server that takes `continue_final_message` (vLLM, nearfar); a prompt is simply longer.
+    A conversation needs a server that takes `continue_final_message` (vLLM, nearfar); a prompt is simply
+    longer.
     """
     made = dict(body)
     limit = made.pop("max_completion_tokens", None)

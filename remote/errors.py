@@ -1,4 +1,6 @@
-"""What an answer with an error status, or no answer, means for the one who asked: refuse, ask another, wait."""
+"""What an answer with an error status, or no answer, means for the one who asked: refuse, ask another,
+wait.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,14 @@ TEXT = 2000
 class RemoteError(NearfarError):
     """A server failed, or cannot take this call: another may do better.
 
-    The message names the address and says what came from there: it is for logs, and for who gave the address. `code` is
-    short: the status, or timeout, connection, cut, shape, error. `retry_after`: seconds that the server asked for.
+    The message names the address and says what came from there: it is for logs, and for who gave the address.
+    `code` is short: the status, or timeout, connection, cut, shape, error. `retry_after`: seconds that the
+    server asked for.
     """
 
-    def __init__(self, message: str, code: str, *, status: int | None = None, retry_after: float | None = None) -> None:
+    def __init__(
+        self, message: str, code: str, *, status: int | None = None, retry_after: float | None = None
+    ) -> None:
         super().__init__(message)
         self.code, self.status, self.retry_after = code, status, retry_after
 
@@ -36,7 +41,9 @@ class RemoteError(NearfarError):
 
     @property
     def broken(self) -> bool:
-        """Whether this says that the server does not work. That it lacks something, or does not let us in, does not."""
+        """Whether this says that the server does not work. That it lacks something, or does not let us in,
+        does not.
+        """
         return self.status is None or (self.status >= 500 and not self.absent)
 
 
@@ -58,9 +65,11 @@ def error_of(where: str, status: int, text: str, headers: Mapping[str, str]) -> 
 
 
 def event_error(where: str, error: object) -> RemoteError | RefusedError:
-    """The error that an event of a stream tells. One with a status (vLLM's `code`) means what the status means.
+    """The error that an event of a stream tells. One with a status (vLLM's `code`) means what the status
+    means.
 
-    A request that turns out to be wrong on the way (OpenAI's `type`) is no fault of the server, and wrong everywhere.
+    A request that turns out to be wrong on the way (OpenAI's `type`) is no fault of the server, and wrong
+    everywhere.
     """
     fields = error if isinstance(error, dict) else {}
     status = 400 if fields.get("type") == "invalid_request_error" else fields.get("code")

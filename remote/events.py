@@ -1,4 +1,6 @@
-"""Bytes from a server that may be hostile: server-sent events and whole bodies, never more than their bound in memory."""
+"""Bytes from a server that may be hostile: server-sent events and whole bodies, never more than their
+bound in memory.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ class TooLongError(ValueError):
 
 
 async def datas(response: httpx.Response) -> AsyncGenerator[str, None]:
-    """The data of a stream's events until [DONE]. Comments, which keep a connection alive, are passed over."""
+    """The data of a stream's events until [DONE]. Comments, which keep a connection alive, are passed
+    over.
+    """
     source = EventSource(httpx.Response(200, headers=_HEADERS, stream=_Bounded(raw(response))))
     async for event in source.aiter_sse():
         if event.data.strip() == DONE:
@@ -53,7 +57,9 @@ async def beginning(response: httpx.Response, limit: int, seconds: float) -> str
 
 
 async def raw(response: httpx.Response) -> AsyncIterator[bytes]:
-    """Bytes as they come. Compressed ones, which we do not ask for, may become any number: they are refused."""
+    """Bytes as they come. Compressed ones, which we do not ask for, may become any number: they are
+    refused.
+    """
     coding = response.headers.get("content-encoding", "identity")
     if coding.lower() != "identity":
         raise ValueError(f"the server sends {coding[:40]!r} though it was asked not to compress")
@@ -62,7 +68,9 @@ async def raw(response: httpx.Response) -> AsyncIterator[bytes]:
 
 
 class _Bounded(httpx.AsyncByteStream):
-    """Bytes of a stream of events; TooLongError where there is no blank line, which ends an event, for too long."""
+    """Bytes of a stream of events; TooLongError where there is no blank line, which ends an event, for too
+    long.
+    """
 
     def __init__(self, source: AsyncIterator[bytes]) -> None:
         self._source = source

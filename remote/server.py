@@ -20,7 +20,12 @@ from nearfar.remote.events import beginning, body, datas
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-CHAT, COMPLETIONS, EMBEDDINGS, MODELS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models"
+CHAT, COMPLETIONS, EMBEDDINGS, MODELS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/models",
+)
 PATHS = (MODELS, CHAT, COMPLETIONS, EMBEDDINGS)
 """The only paths that are ever asked for."""
 ANSWER_BYTES = 64 << 20
@@ -34,7 +39,9 @@ AFTER_END = 5.0
 
 @dataclass(frozen=True)
 class Waits:
-    """Seconds to wait for a connection, for the first token, counted from the request on, and for each one after it."""
+    """Seconds to wait for a connection, for the first token, counted from the request on, and for each one
+    after it.
+    """
 
     connect: float = 5.0
     first_token: float = 30.0
@@ -43,7 +50,9 @@ class Waits:
 
 @dataclass(frozen=True)
 class Listed:
-    """A model that a server lists. `context`: tokens, where it tells them. `here`: it says that it computes it itself."""
+    """A model that a server lists. `context`: tokens, where it tells them. `here`: it says that it
+    computes it itself.
+    """
 
     id: str
     context: int | None = None
@@ -51,9 +60,11 @@ class Listed:
 
 
 def client(key: str | None, connect: float, *, direct: bool) -> httpx.AsyncClient:
-    """Connections to servers. `direct`: past the proxies that the environment names. Redirects are never followed.
+    """Connections to servers. `direct`: past the proxies that the environment names. Redirects are never
+    followed.
 
-    How long an answer may take is not httpx's business, which knows bytes, but the clock's, which knows tokens.
+    How long an answer may take is not httpx's business, which knows bytes, but the clock's, which knows
+    tokens.
     """
     headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
@@ -70,12 +81,16 @@ def root_of(url: str) -> str:
     except httpx.InvalidURL as error:
         raise RequestError(f"{url!r} is no address: {error}", "url") from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise RequestError(f"the address must begin with http:// or https:// and name a host, not {url!r}", "url")
+        raise RequestError(
+            f"the address must begin with http:// or https:// and name a host, not {url!r}", "url"
+        )
     return url.rstrip("/").removesuffix("/v1")
 
 
 class Server:
-    """Calls one server. RefusedError where it says that the request is wrong, RemoteError where another may do better."""
+    """Calls one server. RefusedError where it says that the request is wrong, RemoteError where another
+    may do better.
+    """
 
     def __init__(self, url: str, http: httpx.AsyncClient, waits: Waits) -> None:
         self.root, self._http, self.waits = root_of(url), http, waits
@@ -86,17 +101,26 @@ class Server:
         with self._failing():
             return _listed(record)
 
-    async def post(self, path: str, call: Mapping[str, Any], seconds: float | None = None) -> Mapping[str, Any]:
+    async def post(
+        self, path: str, call: Mapping[str, Any], seconds: float | None = None
+    ) -> Mapping[str, Any]:
         """A whole answer."""
         return await self._whole("POST", path, call, seconds or self.waits.first_token, ANSWER_BYTES)
 
-    async def stream(self, path: str, call: Mapping[str, Any], answers: int = 1) -> AsyncGenerator[Chunk, None]:
-        """A streamed answer, or several of one call. When all have told their finish, nothing can fail any more."""
+    async def stream(
+        self, path: str, call: Mapping[str, Any], answers: int = 1
+    ) -> AsyncGenerator[Chunk, None]:
+        """A streamed answer, or several of one call. When all have told their finish, nothing can fail any
+        more.
+        """
         finished: set[int] = set()
         clock = _Clock(self.waits.first_token)
         call = {**call, "stream": True, "stream_options": {"include_usage": True}}
         try:
-            async with self._response("POST", path, call, clock) as response, aclosing(datas(response)) as events:
+            async with (
+                self._response("POST", path, call, clock) as response,
+                aclosing(datas(response)) as events,
+            ):
                 while (data := await clock.wait(anext(events, None))) is not None:
                     chunk = self._read(data, answers, chat=path == CHAT)
                     if len(finished) == answers:  # all that can come now is the usage
@@ -124,7 +148,9 @@ class Server:
     async def _response(
         self, method: str, path: str, call: Mapping[str, Any] | None, clock: _Clock
     ) -> AsyncIterator[httpx.Response]:
-        """A response that tells no error, its body yet to be read. What fails while this is open is a RemoteError."""
+        """A response that tells no error, its body yet to be read. What fails while this is open is a
+        RemoteError.
+        """
         request = self._http.build_request(method, checked(self.root, path), json=call)
         with self._failing():
             response = await clock.wait(self._http.send(request, stream=True))
@@ -142,7 +168,9 @@ class Server:
             raise event_error(self.root, record["error"])
         chunk = read_chunk(record, chat=chat)
         if any(part.index >= answers for part in chunk.parts):
-            raise ShapeError(f"a part of answer {max(part.index for part in chunk.parts)}, but {answers} were asked for")
+            raise ShapeError(
+                f"a part of answer {max(part.index for part in chunk.parts)}, but {answers} were asked for"
+            )
         return chunk
 
     @contextmanager
@@ -155,7 +183,9 @@ class Server:
         except TimeoutError as error:
             raise RemoteError(f"{self.root}: {error}", "timeout") from error
         except httpx.ConnectError as error:
-            raise RemoteError(f"{self.root} cannot be reached: {type(error).__name__}: {error}", "connection") from error
+            raise RemoteError(
+                f"{self.root} cannot be reached: {type(error).__name__}: {error}", "connection"
+            ) from error
         except (httpx.HTTPError, httpx.StreamError) as error:
             raise RemoteError(f"{self.root}: {type(error).__name__}: {error}", "cut") from error
         except (ValueError, RecursionError) as error:
@@ -201,9 +231,14 @@ def _object(text: str | bytes) -> Mapping[str, Any]:
 
 def _listed(record: Mapping[str, Any]) -> tuple[Listed, ...]:
     data = record.get("data")
-    if not isinstance(data, list) or not all(isinstance(item, dict) and isinstance(item.get("id"), str) for item in data):
+    if not isinstance(data, list) or not all(
+        isinstance(item, dict) and isinstance(item.get("id"), str) for item in data
+    ):
         raise ShapeError(f"{MODELS} lists no models: {data!r:.80}")
-    return tuple(Listed(item["id"], _context(item.get("max_model_len")), _here(item.get("x_nearfar"))) for item in data[:LISTED])
+    return tuple(
+        Listed(item["id"], _context(item.get("max_model_len")), _here(item.get("x_nearfar")))
+        for item in data[:LISTED]
+    )
 
 
 def _here(value: object) -> bool:

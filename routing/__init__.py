@@ -14,9 +14,18 @@ if TYPE_CHECKING:
     from nearfar.routing.endpoint import Endpoint as Endpoint
 
 __all__ = [
-    "AsyncHybridClient", "CloudState", "Conversation", "Decision", "DeviceState", "Endpoint", "HybridClient", "Policy",
-    "Reason", "Request", "decide",
-]  # fmt: skip
+    "AsyncHybridClient",
+    "CloudState",
+    "Conversation",
+    "Decision",
+    "DeviceState",
+    "Endpoint",
+    "HybridClient",
+    "Policy",
+    "Reason",
+    "Request",
+    "decide",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -26,5 +35,7 @@ def __getattr__(name: str) -> Any:
     try:
         from nearfar.routing import client
     except ModuleNotFoundError as error:
-        raise ImportError(f"the hybrid client needs {error.name}: pip install 'nearfar[routing]'", name=error.name) from error
+        raise ImportError(
+            f"the hybrid client needs {error.name}: pip install 'nearfar[routing]'", name=error.name
+        ) from error
     return getattr(client, name)

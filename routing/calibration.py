@@ -13,12 +13,14 @@ from nearfar.routing.policy import CalibrationOptions
 class Threshold:
     """The (1 − `share`) quantile of the difficulties seen, estimated on the way.
 
-    Stochastic approximation after Robbins and Monro (1951): each prompt above moves the threshold up by step·(1 − share), each
-    below moves it down by step·share; it rests where the share is met. The step shrinks with 1/√n to a floor, so that it
-    follows when prompts change.
+    Stochastic approximation after Robbins and Monro (1951): each prompt above moves the threshold up by
+    step·(1 − share), each below moves it down by step·share; it rests where the share is met. The step
+    shrinks with 1/√n to a floor, so that it follows when prompts change.
     """
 
-    def __init__(self, share: float, start: float, options: CalibrationOptions | None = None, seen: int = 0) -> None:
+    def __init__(
+        self, share: float, start: float, options: CalibrationOptions | None = None, seen: int = 0
+    ) -> None:
         self._share = share
         self._options = options or CalibrationOptions()
         self.value = start
@@ -49,7 +51,8 @@ class Threshold:
 def limit_for(values: Seq[float], share: float) -> float:
     """The limit below which (strictly) that share of the values lies, rounded down to whole values.
 
-    `values`: for each answer of a sample the lowest mean logprob that its monitor saw. At least one is needed.
+    `values`: for each answer of a sample the lowest mean logprob that its monitor saw. At least one is
+    needed.
     """
     ordered = sorted(values)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)]

@@ -40,11 +40,12 @@ ENGLISH: Literal["english"] = "english"
 class AsyncHybridClient:
     """Answers from the device when it can, from the cloud when it must.
 
-    `device`: an AsyncEngine, the path of an artifact, or the address of a server on this machine (a URL or an Endpoint).
-    `cloud`: any OpenAI-compatible URL, or an Endpoint with its key, model and prices. One of them may be missing. `difficulty`:
-    scores a prompt 0..1, and what is hard goes to the cloud; "english" is the package's own model, which knows only English
-    and only what a prompt looks like; None: no prompt is sent away for its looks. `state`: a JSON file that keeps costs, the calibrated
-    threshold and speeds. `records`: a JSONL file for decision records. Use it on one event loop.
+    `device`: an AsyncEngine, the path of an artifact, or the address of a server on this machine (a URL or an
+    Endpoint). `cloud`: any OpenAI-compatible URL, or an Endpoint with its key, model and prices. One of them
+    may be missing. `difficulty`: scores a prompt 0..1, and what is hard goes to the cloud; "english" is the
+    package's own model, which knows only English and only what a prompt looks like; None: no prompt is sent
+    away for its looks. `state`: a JSON file that keeps costs, the calibrated threshold and speeds. `records`:
+    a JSONL file for decision records. Use it on one event loop.
     """
 
     def __init__(
@@ -91,7 +92,9 @@ class AsyncCompletions:
         self._router = router
 
     @overload
-    async def create(self, messages: Messages, *, stream: Literal[False] = False, **params: Any) -> ChatCompletion: ...
+    async def create(
+        self, messages: Messages, *, stream: Literal[False] = False, **params: Any
+    ) -> ChatCompletion: ...
     @overload
     async def create(
         self, messages: Messages, *, stream: Literal[True], **params: Any
@@ -105,9 +108,10 @@ class AsyncCompletions:
     ) -> ChatCompletion | AsyncStream[ChatCompletionChunk]:
         """Answer a conversation, whole or in chunks, with OpenAI's parameters.
 
-        `x_nearfar`: mode, private, conversation, expected_tokens of this request (also inside `extra_body`, and private in a
-        message). What has been private stays so in later requests that carry it. RequestError,
-        OverloadError (`retry_after`) or EngineError name all reasons where neither side can answer.
+        `x_nearfar`: mode, private, conversation, expected_tokens of this request (also inside `extra_body`,
+        and private in a message). What has been private stays so in later requests that carry it.
+        RequestError, OverloadError (`retry_after`) or EngineError name all reasons where neither side can
+        answer.
         """
         asked = hints_of(messages, params)
         plan = await self._router.plan(asked)
@@ -117,7 +121,9 @@ class AsyncCompletions:
 
 
 class HybridClient:
-    """The same for synchronous code; usable from several threads. A `device` may be an Engine: the client runs beside it."""
+    """The same for synchronous code; usable from several threads. A `device` may be an Engine: the client
+    runs beside it.
+    """
 
     def __init__(
         self,
@@ -178,9 +184,13 @@ class Completions:
         self._loop, self._client = loop, client
 
     @overload
-    def create(self, messages: Messages, *, stream: Literal[False] = False, **params: Any) -> ChatCompletion: ...
+    def create(
+        self, messages: Messages, *, stream: Literal[False] = False, **params: Any
+    ) -> ChatCompletion: ...
     @overload
-    def create(self, messages: Messages, *, stream: Literal[True], **params: Any) -> Stream[ChatCompletionChunk]: ...
+    def create(
+        self, messages: Messages, *, stream: Literal[True], **params: Any
+    ) -> Stream[ChatCompletionChunk]: ...
     def create(
         self, messages: Messages, *, stream: bool = False, **params: Any
     ) -> ChatCompletion | Stream[ChatCompletionChunk]:
@@ -210,7 +220,9 @@ class _Begun(AsyncStream[ChatCompletionChunk]):
 
 
 async def _chunks(run: Run, usage: bool) -> AsyncGenerator[ChatCompletionChunk, None]:
-    """Chunks of a response. The last piece waits until the costs are known, so that its chunk can tell them."""
+    """Chunks of a response. The last piece waits until the costs are known, so that its chunk can tell
+    them.
+    """
     head = _head(run)
     begun, last = False, None
     async with aclosing(run.pieces()) as pieces:
@@ -258,7 +270,11 @@ def _choice(run: Run, piece: Piece) -> ChunkChoice:
 def _logprobs(run: Run, piece: Piece) -> list[TokenLogprob]:
     """What the caller asked for; the monitor may have asked for more."""
     top = run.plan.call.top_logprobs
-    return [] if top is None else [replace(item, top_logprobs=item.top_logprobs[:top]) for item in piece.logprobs]
+    return (
+        []
+        if top is None
+        else [replace(item, top_logprobs=item.top_logprobs[:top]) for item in piece.logprobs]
+    )
 
 
 def _device(given: AsyncEngine | Endpoint | str | Path | None, policy: Policy) -> Device | None:
@@ -269,10 +285,15 @@ def _device(given: AsyncEngine | Endpoint | str | Path | None, policy: Policy) -
         given = Endpoint(given)
     if isinstance(given, Endpoint):
         if not given.local:
-            raise RequestError(f"the device's address must be this machine (localhost, 127.0.0.1, ::1), not {given.url}", "device")
+            raise RequestError(
+                f"the device's address must be this machine (localhost, 127.0.0.1, ::1), not {given.url}",
+                "device",
+            )
         return EndpointSide(given, policy.timeouts, use_key=False)
     if isinstance(given, Engine):
-        raise RequestError("an Engine belongs to HybridClient; give AsyncHybridClient an AsyncEngine", "device")
+        raise RequestError(
+            "an Engine belongs to HybridClient; give AsyncHybridClient an AsyncEngine", "device"
+        )
     return EngineDevice(given, policy.timeouts)
 
 
@@ -284,7 +305,10 @@ def _scorer(given: Callable[[str], float] | Literal["english"] | None) -> Callab
     if given is None or callable(given):
         return given
     if given != ENGLISH:
-        raise RequestError(f"difficulty must be a function, {ENGLISH!r} (the package's own model) or None, not {given!r}", "difficulty")
+        raise RequestError(
+            f"difficulty must be a function, {ENGLISH!r} (the package's own model) or None, not {given!r}",
+            "difficulty",
+        )
     return score
 
 

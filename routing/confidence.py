@@ -1,4 +1,6 @@
-"""Watches an answer on its way: log-probabilities, entropy and repetition say when a model has lost its thread."""
+"""Watches an answer on its way: log-probabilities, entropy and repetition say when a model has lost its
+thread.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from nearfar.routing.types import Reason
 
 @dataclass(frozen=True)
 class Token:
-    """A token of the answer. `top`: log-probabilities of the likeliest tokens, the chosen one perhaps among them."""
+    """A token of the answer. `top`: log-probabilities of the likeliest tokens, the chosen one perhaps
+    among them.
+    """
 
     text: str
     logprob: float | None = None
@@ -36,7 +40,9 @@ class Monitor:
         self._logprobs: deque[float] = deque(maxlen=self._options.window)
         self._entropies: deque[float] = deque(maxlen=self._options.window)
         self._texts: deque[str] = deque(maxlen=self._options.period)
-        self._runs = [0] * (self._options.period + 1)  # by distance: how many tokens in a row equal the one so far back
+        self._runs = [0] * (
+            self._options.period + 1
+        )  # by distance: how many tokens in a row equal the one so far back
         self._count = 0
         self.lowest_logprob: float | None = None
         self.highest_entropy: float | None = None
@@ -45,7 +51,9 @@ class Monitor:
         """Why the answer should be escalated after this token; None: it goes on."""
         self._count += 1
         if token.logprob is not None:
-            self._logprobs.append(max(token.logprob, -100.0))  # one impossible token is not the end of every mean
+            self._logprobs.append(
+                max(token.logprob, -100.0)
+            )  # one impossible token is not the end of every mean
         if token.top:
             self._entropies.append(entropy(token.top))
         period = self._repeat(token.text)

@@ -1,6 +1,8 @@
-"""Device or cloud: a pure function of request, device, cloud and policy. TypeScript has the same; both pass the vectors.
+"""Device or cloud: a pure function of request, device, cloud and policy. TypeScript has the same; both pass
+the vectors.
 
-Order: what is impossible → budgets → is the device able → is it fast enough → power → where the cache is warm → the device.
+Order: what is impossible → budgets → is the device able → is it fast enough → power → where the cache is warm
+→ the device.
 """
 
 from __future__ import annotations
@@ -86,7 +88,9 @@ def _device_blocks(request: Request, device: DeviceState, mode: Mode) -> list[Re
         blocks.append(Reason("context", "device", needed, device.context))
     if needed > device.free_kv_tokens:
         blocks.append(Reason("kv_memory", "device", needed, device.free_kv_tokens))
-    blocks += [Reason("feature", "device", name) for name in sorted(set(request.features) - set(device.features))]
+    blocks += [
+        Reason("feature", "device", name) for name in sorted(set(request.features) - set(device.features))
+    ]
     return blocks
 
 
@@ -105,7 +109,9 @@ def _cloud_blocks(request: Request, cloud: CloudState, mode: Mode) -> list[Reaso
     needed = request.prompt_tokens + request.max_tokens
     if cloud.context is not None and needed > cloud.context:
         blocks.append(Reason("context", "cloud", needed, cloud.context))
-    blocks += [Reason("feature", "cloud", name) for name in sorted(set(request.features) - set(cloud.features))]
+    blocks += [
+        Reason("feature", "cloud", name) for name in sorted(set(request.features) - set(cloud.features))
+    ]
     return blocks
 
 
@@ -189,7 +195,9 @@ def _power(device: DeviceState, policy: Policy) -> tuple[Reason, ...]:
 
 
 def _sticky(case: _Case) -> tuple[Reason, ...]:
-    """A conversation whose cache is warm in the cloud, and whose prefill on the device costs too much (or nobody knows)."""
+    """A conversation whose cache is warm in the cloud, and whose prefill on the device costs too much (or
+    nobody knows).
+    """
     conversation, device = case.request.conversation, case.device
     if conversation.last_route != "cloud" or conversation.cached_cloud <= conversation.cached_device:
         return ()

@@ -18,8 +18,16 @@ from nearfar.routing.sides import Call, SideError, Size
 from nearfar.routing.speed import Speeds
 from nearfar.routing.types import DeviceState, Feature
 
-_IGNORED = ("metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier", "parallel_tool_calls", "user",
-            "model")  # fmt: skip
+_IGNORED = (
+    "metadata",
+    "store",
+    "service_tier",
+    "prompt_cache_key",
+    "safety_identifier",
+    "parallel_tool_calls",
+    "user",
+    "model",
+)
 """Parameters that mean something to a service only; `model` is the cloud's."""
 
 
@@ -30,7 +38,8 @@ CLOSING_SECONDS = 1.0
 class EngineDevice:
     """An engine, or the artifact that becomes one when it is first needed.
 
-    ArtifactError where there is no such artifact; a device that lacks what the artifact needs is unavailable, which is no error.
+    ArtifactError where there is no such artifact; a device that lacks what the artifact needs is unavailable,
+    which is no error.
     """
 
     features: tuple[Feature, ...] = ("logprobs",)
@@ -61,7 +70,9 @@ class EngineDevice:
         return self._engine is not None or self._why is not None
 
     async def measure(self, messages: tuple[Mapping[str, Any], ...]) -> Size | None:
-        """Exact: the prompt's tokens, and those whose keys and values are in the cache now. None: no engine."""
+        """Exact: the prompt's tokens, and those whose keys and values are in the cache now. None: no
+        engine.
+        """
         if (engine := await self.open()) is None or not engine.codec.has_template:
             return None
         tokens = engine.codec.encode_chat(checked_messages(messages))

@@ -28,10 +28,11 @@ KEY_VARIABLE = "NEARFAR_CLOUD_KEY"
 class Endpoint:
     """An OpenAI-compatible server.
 
-    `url`: with or without /v1. `model` None: the first that it lists. `key` None: from NEARFAR_CLOUD_KEY, or none. `context`:
-    tokens; None: as it lists, or unknown. `features`: what it can do. Prices are per million tokens. `continues`: it
-    takes `continue_final_message` (nearfar, vLLM), so that it can go on with an answer that was begun elsewhere.
-    `prefill_tps`: if known. `cache_seconds`: how long its cache keeps a conversation.
+    `url`: with or without /v1. `model` None: the first that it lists. `key` None: from NEARFAR_CLOUD_KEY, or
+    none. `context`: tokens; None: as it lists, or unknown. `features`: what it can do. Prices are per million
+    tokens. `continues`: it takes `continue_final_message` (nearfar, vLLM), so that it can go on with an
+    answer that was begun elsewhere. `prefill_tps`: if known. `cache_seconds`: how long its cache keeps a
+    conversation.
     """
 
     url: str
@@ -73,7 +74,9 @@ class EndpointSide:
         self._server = Server(endpoint.root, self._http, waits)
 
     async def describe(self) -> None:
-        """Ask for the model and its context where they are not given. SideError where the endpoint does not answer."""
+        """Ask for the model and its context where they are not given. SideError where the endpoint does
+        not answer.
+        """
         if self._described:
             return
         try:
@@ -88,7 +91,9 @@ class EndpointSide:
         self._described = True
 
     async def computes_here(self) -> bool:
-        """Whether the server says, now, that it computes on its own machine (its list of models). A relay does not."""
+        """Whether the server says, now, that it computes on its own machine (its list of models). A relay
+        does not.
+        """
         try:
             listed = await self._server.models(self._timeouts.connect)
         except RemoteError as error:
@@ -98,10 +103,17 @@ class EndpointSide:
     async def stream(self, call: Call) -> AsyncGenerator[Piece, None]:
         """The endpoint's answer. A continuation needs one that `continues`."""
         if call.prefix and not self.endpoint.continues:
-            raise SideError(f"{self.endpoint.root} cannot go on with an answer that was begun elsewhere", "no_continuation")
+            raise SideError(
+                f"{self.endpoint.root} cannot go on with an answer that was begun elsewhere",
+                "no_continuation",
+            )
         if self._model is None:
             await self.describe()
-        body = {**replace(call, prefix="").body, "model": self._model, "messages": list(map(dict, call.messages))}
+        body = {
+            **replace(call, prefix="").body,
+            "model": self._model,
+            "messages": list(map(dict, call.messages)),
+        }
         if call.prefix:
             body = continued(body, call.prefix)
         watch = _Watch(self.speeds, estimate(call.messages, call.params))
@@ -162,4 +174,9 @@ def _piece(part: Part) -> Piece:
 
 def _call(part: CallPart) -> ToolCall:
     """The first part of a call has its id and name."""
-    return ToolCall(Function(part.name or None, part.arguments), part.index, part.id or None, "function" if part.id else None)
+    return ToolCall(
+        Function(part.name or None, part.arguments),
+        part.index,
+        part.id or None,
+        "function" if part.id else None,
+    )

@@ -1,7 +1,9 @@
-"""The hand-over as a table: (phase, event) → next state and actions. TypeScript has the same; both replay the same scripts.
+"""The hand-over as a table: (phase, event) → next state and actions. TypeScript has the same; both replay the
+same scripts.
 
-Pure: no clock, no text, no I/O. A driver tells what happened and does what it is told: the router lets a side take over or
-not, the side is asked, pieces are shown. What has been shown is never taken back; after a finish nobody goes on.
+Pure: no clock, no text, no I/O. A driver tells what happened and does what it is told: the router lets a side
+take over or not, the side is asked, pieces are shown. What has been shown is never taken back; after a finish
+nobody goes on.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from nearfar.routing.policy import Policy
 from nearfar.routing.types import Decision, Reason, Side
 
 Phase = Literal["idle", "answering", "racing", "asking", "finished", "over"]
-"""racing: both sides, nothing shown yet. asking: the router is asked whether a side may take over. finished: the answer is
-whole, and its side still tells what it used."""
+"""racing: both sides, nothing shown yet. asking: the router is asked whether a side may take over. finished:
+the answer is whole, and its side still tells what it used.
+"""
 
 EventKind = Literal["start", "piece", "ended", "failed", "refused", "silent", "admitted", "barred", "left"]
 Outcome = Literal["ok", "failed", "refused", "left"]
@@ -29,9 +32,9 @@ FINAL = ("401", "403", "404", "shape", "no_continuation")
 class Rules:
     """What does not change during an answer.
 
-    `plain`: the text says all that another side must know to go on. `watched`: the device's monitor may call the cloud;
-    `restart`: to begin anew while nothing is shown; `hold`: tokens that are held back for that. `hedge`: who is started too
-    `hedge_seconds` of silence.
+    `plain`: the text says all that another side must know to go on. `watched`: the device's monitor may call
+    the cloud; `restart`: to begin anew while nothing is shown; `hold`: tokens that are held back for that.
+    `hedge`: who is started too `hedge_seconds` of silence.
     """
 
     max_tokens: int
@@ -48,9 +51,11 @@ class Rules:
 
 @dataclass(frozen=True)
 class Event:
-    """What happened. piece: `tokens` of the answer, the last with a `finish`; `low`: why the monitor is discontent with it.
+    """What happened. piece: `tokens` of the answer, the last with a `finish`; `low`: why the monitor is
+    discontent with it.
 
-    failed: `code` says how. refused: `code` is the parameter; "logprobs" that only the monitor wanted are `unwatched`.
+    failed: `code` says how. refused: `code` is the parameter; "logprobs" that only the monitor wanted are
+    `unwatched`.
     """
 
     on: EventKind
@@ -68,8 +73,9 @@ class Action:
     """What to do.
 
     "open" a side. "settle" it: end its part and account for it. "admit", "retry": ask the router whether a
-    side may take over, the second after a wait; the answer is an event. "hold" the piece. "show" what is held and the piece;
-    "show_held"; "drop" what is held. "finish": the answer ends without a side's word. "fail" with the last error.
+    side may take over, the second after a wait; the answer is an event. "hold" the piece. "show" what is held
+    and the piece; "show_held"; "drop" what is held. "finish": the answer ends without a side's word. "fail"
+    with the last error.
     """
 
     do: Literal["open", "settle", "admit", "retry", "hold", "show", "show_held", "drop", "finish", "fail"]
@@ -82,7 +88,9 @@ class Action:
 
 @dataclass(frozen=True)
 class State:
-    """An answer on its way. `shown`, `held`, `seen`: tokens that the caller has, that are held back, that this part gave."""
+    """An answer on its way. `shown`, `held`, `seen`: tokens that the caller has, that are held back, that
+    this part gave.
+    """
 
     side: Side
     phase: Phase = "idle"
@@ -109,7 +117,9 @@ class State:
         """The sides that have a part open."""
         if self.phase == "racing":
             return (self.side, _other(self.side))
-        if self.phase in ("answering", "finished") or (self.phase == "asking" and self.why in ("low", "hedge")):
+        if self.phase in ("answering", "finished") or (
+            self.phase == "asking" and self.why in ("low", "hedge")
+        ):
             return (self.side,)
         return ()
 
@@ -117,17 +127,25 @@ class State:
 Next = tuple[State, tuple[Action, ...]]
 
 
-def rules_of(policy: Policy, decision: Decision, *, max_tokens: int, plain: bool, private: bool, streamed: bool) -> Rules:
+def rules_of(
+    policy: Policy, decision: Decision, *, max_tokens: int, plain: bool, private: bool, streamed: bool
+) -> Rules:
     """The rules of one answer. A whole answer is shown at its end only, so all of it can be replaced."""
     free = policy.shadow is None and not private
     watched = free and policy.escalation != "off" and decision.fallback == "cloud"
     restart = policy.escalation == "restart"
     return Rules(
-        max_tokens=max_tokens, plain=plain, private=private, watched=watched, restart=restart,
+        max_tokens=max_tokens,
+        plain=plain,
+        private=private,
+        watched=watched,
+        restart=restart,
         hold=(max_tokens + 1 if restart and not streamed else policy.hold_tokens) if watched else 0,
         hedge=decision.fallback if free and policy.hedge_seconds is not None else None,
-        hedge_seconds=policy.hedge_seconds, after_cut=policy.after_cut, before_fallback=policy.retry.before_fallback,
-    )  # fmt: skip
+        hedge_seconds=policy.hedge_seconds,
+        after_cut=policy.after_cut,
+        before_fallback=policy.retry.before_fallback,
+    )
 
 
 def begin(rules: Rules, side: Side, reasons: tuple[Reason, ...] = (), *, degraded: bool = False) -> State:
@@ -154,16 +172,22 @@ def _piece(rules: Rules, state: State, event: Event) -> Next:
         if event.low is not None:
             return _low(rules, state, event)
         if state.seen < rules.hold:
-            return replace(state, held=state.held + event.tokens, plain=state.plain and event.plain), (Action("hold"),)
+            return replace(state, held=state.held + event.tokens, plain=state.plain and event.plain), (
+                Action("hold"),
+            )
     return _show(state, event)
 
 
 def _show(state: State, event: Event) -> Next:
     shown = _shown(state)
     return replace(
-        shown, shown=shown.shown + event.tokens, plain=state.plain and event.plain, finish=event.finish, pending=None,
+        shown,
+        shown=shown.shown + event.tokens,
+        plain=state.plain and event.plain,
+        finish=event.finish,
+        pending=None,
         phase="answering" if event.finish is None else "finished",
-    ), (Action("show"),)  # fmt: skip
+    ), (Action("show"),)
 
 
 def _shown(state: State) -> State:
@@ -203,7 +227,9 @@ def _order(rules: Rules, state: State, code: str) -> tuple[Side, ...]:
 
 
 def _refused(rules: Rules, state: State, event: Event) -> Next:
-    """What the device refuses the cloud may take, if nothing is shown yet; what the cloud refuses is the caller's."""
+    """What the device refuses the cloud may take, if nothing is shown yet; what the cloud refuses is the
+    caller's.
+    """
     actions = (Action("settle", state.side, "refused"), *_dropping(state))
     state = _dropped(rules, state)
     if state.side == "cloud" or state.shown:
@@ -220,8 +246,12 @@ def _silent(rules: Rules, state: State, event: Event) -> Next:
     return _ask(rules, replace(state, raced=True), (rules.hedge,), "hedge", ())
 
 
-def _ask(rules: Rules, state: State, candidates: tuple[Side, ...], why: Why, actions: tuple[Action, ...]) -> Next:
-    """Ask for the first of the candidates. A private answer has no cloud among them, and one that cannot go on has none."""
+def _ask(
+    rules: Rules, state: State, candidates: tuple[Side, ...], why: Why, actions: tuple[Action, ...]
+) -> Next:
+    """Ask for the first of the candidates. A private answer has no cloud among them, and one that cannot
+    go on has none.
+    """
     if rules.private:
         candidates = tuple(side for side in candidates if side != "cloud")
     if state.shown and not state.plain:
@@ -253,7 +283,9 @@ def _admitted(rules: Rules, state: State, event: Event) -> Next:
     to, before = state.candidates[0], state.side
     actions: tuple[Action, ...] = ()
     if state.why == "hedge":
-        hedged = replace(state, phase="racing", reasons=(*state.reasons, Reason("hedged", to, rules.hedge_seconds)))
+        hedged = replace(
+            state, phase="racing", reasons=(*state.reasons, Reason("hedged", to, rules.hedge_seconds))
+        )
         return hedged, (Action("open", to),)
     if state.why == "low":
         actions = (Action("settle", before, "left"), *_dropping(state, pending=True))
@@ -268,7 +300,9 @@ def _admitted(rules: Rules, state: State, event: Event) -> Next:
 
 
 def _open(rules: Rules, state: State, side: Side) -> Next:
-    return replace(_facing(rules, state, side), seen=0, held=0, pending=None, candidates=(), why=None), (Action("open", side),)
+    return replace(_facing(rules, state, side), seen=0, held=0, pending=None, candidates=(), why=None), (
+        Action("open", side),
+    )
 
 
 def _facing(rules: Rules, state: State, side: Side) -> State:
@@ -288,9 +322,15 @@ def _fell_out(rules: Rules, state: State, event: Event) -> Next:
     """One of the two is out of the race; the other goes on alone."""
     out = event.side or state.side
     if event.on == "refused":
-        noted = state if out == "cloud" else replace(state, reasons=(*state.reasons, Reason("refused", out, event.code)))
+        noted = (
+            state
+            if out == "cloud"
+            else replace(state, reasons=(*state.reasons, Reason("refused", out, event.code)))
+        )
         return _facing(rules, noted, _other(out)), (Action("settle", out, "refused"),)
-    return _facing(rules, _counted(state, out, event.code or "cut"), _other(out)), (Action("settle", out, "failed"),)
+    return _facing(rules, _counted(state, out, event.code or "cut"), _other(out)), (
+        Action("settle", out, "failed"),
+    )
 
 
 def _whole(rules: Rules, state: State, event: Event) -> Next:

@@ -10,9 +10,11 @@ REMEMBERED = 1000
 
 
 class Ledger:
-    """Costs are reserved before a call, at their most, and settled after it: calls at once cannot exceed a budget together.
+    """Costs are reserved before a call, at their most, and settled after it: calls at once cannot exceed a
+    budget together.
 
-    Days are strings such as "2026-01-31"; a new one begins at 0. Reservations are no part of what is kept from start to start.
+    Days are strings such as "2026-01-31"; a new one begins at 0. Reservations are no part of what is kept
+    from start to start.
     """
 
     def __init__(self) -> None:
@@ -61,5 +63,7 @@ class Ledger:
         """From what was kept."""
         made = cls()
         made._day, made._spent = str(data.get("day", "")), float(data.get("spent", 0.0))
-        made._conversations = {str(name): float(cost) for name, cost in dict(data.get("conversations", {})).items()}
+        made._conversations = {
+            str(name): float(cost) for name, cost in dict(data.get("conversations", {})).items()
+        }
         return made

@@ -49,7 +49,11 @@ def _wrong(name: str, kind: str, value: object) -> str | None:
     if kinds[0] not in ("int", "float"):
         return None
     whole = kinds[0] == "int"
-    if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or not math.isfinite(value):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int if whole else int | float)
+        or not math.isfinite(value)
+    ):
         return "a whole number" if whole else "a number"
     if name in ("difficulty_threshold", "battery_floor", "target_share"):
         return None if 0 <= value <= 1 else "from 0 to 1"
@@ -67,12 +71,13 @@ def _parsed(group: type[Group], data: object, where: str) -> Group:
 
 @dataclass(frozen=True)
 class RetryOptions(_Options):
-    """How a failed call to the cloud is tried again, before anything of its answer was shown. Times are seconds.
+    """How a failed call to the cloud is tried again, before anything of its answer was shown. Times are
+    seconds.
 
-    At most `attempts` times a request. Attempt n waits a random part of min(`cap`, `base`·2ⁿ) after what Retry-After asks for;
-    a wait beyond `max_wait` is not worth it. All requests share a budget: it holds at most `burst` retries, and each request
-    adds `ratio` of one, so that retries stay under that share of the traffic. Where the device can answer it does after
-    `before_fallback` retries.
+    At most `attempts` times a request. Attempt n waits a random part of min(`cap`, `base`·2ⁿ) after what
+    Retry-After asks for; a wait beyond `max_wait` is not worth it. All requests share a budget: it holds at
+    most `burst` retries, and each request adds `ratio` of one, so that retries stay under that share of the
+    traffic. Where the device can answer it does after `before_fallback` retries.
     """
 
     attempts: int = 2
@@ -86,10 +91,12 @@ class RetryOptions(_Options):
 
 @dataclass(frozen=True)
 class MonitorOptions(_Options):
-    """When a device's answer is taken to go wrong: docs/routing.md says how each figure is made. None: not watched.
+    """When a device's answer is taken to go wrong: docs/routing.md says how each figure is made. None: not
+    watched.
 
-    Means are over the last `window` tokens, from the `min_tokens`-th on. `logprob`: natural logarithms, `entropy`: nats.
-    `repeats`: how often a run of up to `period` tokens must come in a row, in at least `min_repeat` tokens.
+    Means are over the last `window` tokens, from the `min_tokens`-th on. `logprob`: natural logarithms,
+    `entropy`: nats. `repeats`: how often a run of up to `period` tokens must come in a row, in at least
+    `min_repeat` tokens.
     """
 
     window: int = 16
@@ -111,7 +118,8 @@ class CalibrationOptions(_Options):
 
 @dataclass(frozen=True)
 class Timeouts(_Options):
-    """Seconds to wait for the cloud: for a connection, the first token, the next token; and for the device's first and next.
+    """Seconds to wait for the cloud: for a connection, the first token, the next token; and for the device's
+    first and next.
 
     The device's first token may take long: kernels may have to be compiled.
     """
@@ -127,15 +135,17 @@ class Timeouts(_Options):
 class Policy(_Options):
     """The policy of a hybrid client. Times are seconds; docs/routing.md explains every field.
 
-    `difficulty_threshold`: prompts at least this difficult go to the cloud. `ttft`, `completion`: objectives for the first and
-    the last token. `battery_floor`: below this charge, unplugged, work goes to the cloud. Budgets are in `budget_unit`;
-    `spent_day` is what the day has cost already. `sticky_seconds`: a re-prefill longer than this keeps a conversation where it is.
+    `difficulty_threshold`: prompts at least this difficult go to the cloud. `ttft`, `completion`: objectives
+    for the first and the last token. `battery_floor`: below this charge, unplugged, work goes to the cloud.
+    Budgets are in `budget_unit`; `spent_day` is what the day has cost already. `sticky_seconds`: a re-prefill
+    longer than this keeps a conversation where it is.
 
-    `target_share`: the share of requests that shall go to the cloud; the threshold follows it. `default_max_tokens`: of a
-    request without a limit. `escalation`: what happens when the monitor finds an answer going wrong. `hold_tokens`: tokens of
-    a device's answer that are held back at its beginning, while it can be restarted unseen. `after_cut`: who goes on when the
-    cloud's stream is cut. `hedge_seconds`: start the other side too when no token came by then. `shadow`: decide and
-    record, but answer from this side where the request's own mode allows it. `record_text`: decision records may have the texts.
+    `target_share`: the share of requests that shall go to the cloud; the threshold follows it.
+    `default_max_tokens`: of a request without a limit. `escalation`: what happens when the monitor finds an
+    answer going wrong. `hold_tokens`: tokens of a device's answer that are held back at its beginning, while
+    it can be restarted unseen. `after_cut`: who goes on when the cloud's stream is cut. `hedge_seconds`:
+    start the other side too when no token came by then. `shadow`: decide and record, but answer from this
+    side where the request's own mode allows it. `record_text`: decision records may have the texts.
     """
 
     mode: Mode = "auto"
@@ -172,5 +182,7 @@ class Policy(_Options):
         }  # fmt: skip
         given = dict(data) if isinstance(data, Mapping) else data
         if isinstance(given, dict):
-            given |= {name: _parsed(group, given[name], name) for name, group in groups.items() if name in given}
+            given |= {
+                name: _parsed(group, given[name], name) for name, group in groups.items() if name in given
+            }
         return _parsed(cls, given, "the policy")

@@ -1,4 +1,6 @@
-"""Privacy belongs to the text: what a private request carried stays on the device, whoever carries it again. Nothing is sent here."""
+"""Privacy belongs to the text: what a private request carried stays on the device, whoever carries it
+again. Nothing is sent here.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from hashlib import blake2b
 from typing import Any
 
 LONG = 32
-"""Characters from which a message is known again wherever it stands; shorter ones only as the beginning they were."""
+"""Characters from which a message is known again wherever it stands; shorter ones only as the beginning
+they were.
+"""
 
 REMEMBERED = 20_000
 """Marks that are kept; those used longest ago are forgotten first."""
@@ -21,7 +25,8 @@ Messages = Iterable[Mapping[str, Any]]
 
 
 class PrivateTexts:
-    """Knows again what was private: by the conversation's id, by the messages it begins with, by each message of some length.
+    """Knows again what was private: by the conversation's id, by the messages it begins with, by each message
+    of some length.
 
     Texts are kept as hashes, in memory only: a hash on disk would still answer whether a text was asked here.
     """
@@ -59,7 +64,11 @@ def without_quotes(said: str, messages: Messages) -> str:
     said = said[:2000]
     for message in messages:
         text = _text(message)
-        parts = {text[:QUOTE]} if 4 <= len(text) <= QUOTE else {said[at : at + QUOTE] for at in range(len(said) - QUOTE + 1)}
+        parts = (
+            {text[:QUOTE]}
+            if 4 <= len(text) <= QUOTE
+            else {said[at : at + QUOTE] for at in range(len(said) - QUOTE + 1)}
+        )
         if any(part in said and part in text for part in parts):
             return "the message is left out, for it quotes the prompt"
     return said
@@ -73,7 +82,9 @@ def _keep(kept: OrderedDict[Any, None], item: Any) -> None:
 
 
 def _marks(messages: Messages) -> tuple[list[bytes], list[bytes]]:
-    """Hashes of each beginning, and of each long message. What an application says to all (system) is nobody's secret."""
+    """Hashes of each beginning, and of each long message. What an application says to all (system) is
+    nobody's secret.
+    """
     begun, long = [], []
     chain = blake2b(digest_size=16)
     for message in messages:

@@ -17,7 +17,9 @@ _FORMATS: dict[str, Feature] = {
 
 @dataclass(frozen=True)
 class Hints:
-    """What a request says of its own routing (`x_nearfar`). `conversation`: an id, the same for all turns of one."""
+    """What a request says of its own routing (`x_nearfar`). `conversation`: an id, the same for all turns
+    of one.
+    """
 
     mode: Mode | None = None
     private: bool = False
@@ -28,7 +30,10 @@ class Hints:
     def parse(cls, data: Any) -> Hints:
         """Check them. RequestError names what is wrong: a misspelt `private` must not pass."""
         if not isinstance(data or {}, Mapping):
-            raise RequestError(f"x_nearfar must be an object with {', '.join(_HINTS)}, not a {type(data).__name__}", "x_nearfar")
+            raise RequestError(
+                f"x_nearfar must be an object with {', '.join(_HINTS)}, not a {type(data).__name__}",
+                "x_nearfar",
+            )
         given = {name: value for name, value in (data or {}).items() if value is not None}
         unknown = sorted(str(name) for name in set(given) - set(_HINTS))
         if unknown:
@@ -58,20 +63,28 @@ class Asked:
 
 
 def hints_of(messages: Any, params: Mapping[str, Any]) -> Asked:
-    """The one reading of a request's own words: `x_nearfar` at the top, in `extra_body` and (private) of a message.
+    """The one reading of a request's own words: `x_nearfar` at the top, in `extra_body` and (private) of a
+    message.
 
-    The fields of `extra_body` become fields of the request. RequestError for any other place that looks like them.
+    The fields of `extra_body` become fields of the request. RequestError for any other place that looks like
+    them.
     """
     extra = params.get("extra_body") or {}
     if not isinstance(extra, Mapping):
         raise RequestError(f"extra_body must be an object, not a {type(extra).__name__}", "extra_body")
     if wrong := sorted({"messages", "stream", "signal", "extra_body"} & set(extra)):
-        raise RequestError(f"extra_body must not have {', '.join(wrong)}: give it beside extra_body", "extra_body")
+        raise RequestError(
+            f"extra_body must not have {', '.join(wrong)}: give it beside extra_body", "extra_body"
+        )
     merged = {**params, **extra}
     for name in ("extra_body", "x_nearfar"):
         merged.pop(name, None)
     _no_strangers(merged, "the request")
-    if not isinstance(messages, list | tuple) or not messages or not all(isinstance(each, Mapping) for each in messages):
+    if (
+        not isinstance(messages, list | tuple)
+        or not messages
+        or not all(isinstance(each, Mapping) for each in messages)
+    ):
         raise RequestError("messages must be a list of at least one {'role', 'content'}", "messages")
     said = [Hints.parse(params.get("x_nearfar")), Hints.parse(extra.get("x_nearfar"))]
     plain = []
@@ -88,7 +101,9 @@ def hints_of(messages: Any, params: Mapping[str, Any]) -> Asked:
 def _no_strangers(given: Mapping[str, Any], where: str) -> None:
     for name in given:
         if name in ("private", "hints") or (str(name).startswith("x_") and name != "x_nearfar"):
-            raise RequestError(f"{where} has no field {name}; what it says of its routing goes into x_nearfar", str(name))
+            raise RequestError(
+                f"{where} has no field {name}; what it says of its routing goes into x_nearfar", str(name)
+            )
 
 
 def _together(said: list[Hints]) -> Hints:
@@ -121,7 +136,12 @@ def features_of(messages: tuple[Mapping[str, Any], ...], params: Mapping[str, An
     kind = (params.get("response_format") or {}).get("type", "text")
     if kind in _FORMATS:
         found.append(_FORMATS[kind])
-    parts = [part for message in messages if isinstance(content := message.get("content"), list) for part in content]
+    parts = [
+        part
+        for message in messages
+        if isinstance(content := message.get("content"), list)
+        for part in content
+    ]
     if any(isinstance(part, Mapping) and part.get("type") not in (None, "text") for part in parts):
         found.append("images")
     if params.get("logprobs"):
@@ -136,7 +156,10 @@ def call_of(messages: tuple[Mapping[str, Any], ...], params: Mapping[str, Any], 
     if params.get("n") not in (None, 1):
         raise RequestError("n: the hybrid client gives one answer a request; ask several times", "n")
     if params.get("continue_final_message"):
-        raise RequestError("continue_final_message is the hybrid client's own means; ask a side directly", "continue_final_message")
+        raise RequestError(
+            "continue_final_message is the hybrid client's own means; ask a side directly",
+            "continue_final_message",
+        )
     top = int(params.get("top_logprobs") or 0) if params.get("logprobs") else None
     return Call(messages, dict(params), limit_of(params, default_limit), top_logprobs=top)
 

@@ -1,4 +1,6 @@
-"""Trying the cloud again without a storm: a bound for each wait, and a budget that all requests share. Nothing is random here."""
+"""Trying the cloud again without a storm: a bound for each wait, and a budget that all requests share.
+Nothing is random here.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from nearfar.routing.policy import RetryOptions
 def backoff(attempt: int, random: float, retry_after: float | None, options: RetryOptions) -> float | None:
     """Seconds to wait before the retry `attempt` (0 is the first); None: do not try again.
 
-    "Full jitter": `random` is uniform in [0, 1). What Retry-After asks for (seconds) is waited in full, and the jitter after it.
+    "Full jitter": `random` is uniform in [0, 1). What Retry-After asks for (seconds) is waited in full, and
+    the jitter after it.
     """
     if attempt >= options.attempts:
         return None

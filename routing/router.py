@@ -1,4 +1,6 @@
-"""What all requests of a client share: both sides, their breakers and speeds, budgets, the threshold, conversations."""
+"""What all requests of a client share: both sides, their breakers and speeds, budgets, the threshold,
+conversations.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,10 @@ class Router:
         self._threshold: Threshold | None = None
         if policy.target_share is not None:
             self._threshold = Threshold.restored(
-                kept.get("threshold", {}), policy.target_share, policy.difficulty_threshold, policy.calibration
+                kept.get("threshold", {}),
+                policy.target_share,
+                policy.difficulty_threshold,
+                policy.calibration,
             )
         for side, name in ((device, "device"), (cloud, "cloud")):
             if side is not None and name in kept.get("speeds", {}):
@@ -135,10 +140,15 @@ class Router:
         size = await self._measure(call, mode)
         difficulty = self._difficulty(messages) if mode == "auto" and not hints.private else None
         request = Request(
-            prompt_tokens=size.prompt, max_tokens=call.max_tokens, expected_tokens=hints.expected_tokens,
-            features=features_of(messages, params), difficulty=difficulty, mode=hints.mode, private=hints.private,
+            prompt_tokens=size.prompt,
+            max_tokens=call.max_tokens,
+            expected_tokens=hints.expected_tokens,
+            features=features_of(messages, params),
+            difficulty=difficulty,
+            mode=hints.mode,
+            private=hints.private,
             conversation=self._conversation(hints.conversation, size),
-        )  # fmt: skip
+        )
         states = await self._states(request)
         decision, would = decide(request, states.device, states.cloud, states.policy), None
         if self._threshold is not None and difficulty is not None:
@@ -162,7 +172,9 @@ class Router:
         decision = self._preferring(side, request, await self._states(request))
         return self._ticket(plan, side, decision.cost) if decision.route == side else None
 
-    def leave(self, ticket: Ticket, plan: Plan, outcome: Outcome, used: Usage | None, error: SideError | None = None) -> float:
+    def leave(
+        self, ticket: Ticket, plan: Plan, outcome: Outcome, used: Usage | None, error: SideError | None = None
+    ) -> float:
         """A call ended. `used`: what it is charged for; None: nothing. Gives what it cost."""
         if ticket.ended:
             return 0.0
@@ -211,14 +223,24 @@ class Router:
         })  # fmt: skip
 
     def record(self, plan: Plan, outcome: Mapping[str, Any], answer: str | None = None) -> None:
-        """Write a decision record. Texts only where the policy allows them, and never of a private request."""
+        """Write a decision record. Texts only where the policy allows them, and never of a private
+        request.
+        """
         states = plan.states
         line: dict[str, Any] = {
-            "id": plan.id, "time": datetime.now(UTC).isoformat(timespec="milliseconds"), "request": asdict(plan.request),
-            "device": asdict(states.device), "cloud": asdict(states.cloud),
-            "policy": {"mode": states.policy.mode, "difficulty_threshold": states.policy.difficulty_threshold},
-            "decision": plan.decision.as_json(), "would": plan.would.as_json() if plan.would else None, "outcome": outcome,
-        }  # fmt: skip
+            "id": plan.id,
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "request": asdict(plan.request),
+            "device": asdict(states.device),
+            "cloud": asdict(states.cloud),
+            "policy": {
+                "mode": states.policy.mode,
+                "difficulty_threshold": states.policy.difficulty_threshold,
+            },
+            "decision": plan.decision.as_json(),
+            "would": plan.would.as_json() if plan.would else None,
+            "outcome": outcome,
+        }
         if self.policy.record_text and not plan.hints.private:
             line["text"] = {"messages": [dict(message) for message in plan.call.messages], "answer": answer}
         self.records.add(line)
@@ -247,7 +269,9 @@ class Router:
         device = await self._device_state(request)
         day = self._ledger.spent_day(_today())
         threshold = self._threshold.value if self._threshold is not None else self.policy.difficulty_threshold
-        return States(device, self._cloud_state(), replace(self.policy, spent_day=day, difficulty_threshold=threshold))
+        return States(
+            device, self._cloud_state(), replace(self.policy, spent_day=day, difficulty_threshold=threshold)
+        )
 
     async def _device_state(self, request: Request) -> DeviceState:
         device = self.device
@@ -274,10 +298,16 @@ class Router:
         if state == "half_open" and not breaker.allows(now):
             state = "open"  # its probe is under way
         return CloudState(
-            breaker=state, retry_after=breaker.retry_after(now), context=cloud.context, features=cloud.features,
-            round_trip=cloud.speeds.round_trip, prefill_tps=cloud.speeds.prefill_tps, decode_tps=cloud.speeds.decode_tps,
-            price_in=cloud.endpoint.price_in, price_out=cloud.endpoint.price_out,
-        )  # fmt: skip
+            breaker=state,
+            retry_after=breaker.retry_after(now),
+            context=cloud.context,
+            features=cloud.features,
+            round_trip=cloud.speeds.round_trip,
+            prefill_tps=cloud.speeds.prefill_tps,
+            decode_tps=cloud.speeds.decode_tps,
+            price_in=cloud.endpoint.price_in,
+            price_out=cloud.endpoint.price_out,
+        )
 
     async def _measure(self, call: Call, mode: Mode) -> Size:
         if isinstance(self.device, EngineDevice) and (self.device.opened or mode != "cloud_only"):
@@ -289,12 +319,15 @@ class Router:
 
     def _conversation(self, name: str | None, size: Size) -> Conversation:
         memory = self._memory.get(name, _Memory()) if name is not None else _Memory()
-        warm = self.cloud is not None and self._clock() - memory.cloud_time < self.cloud.endpoint.cache_seconds
+        warm = (
+            self.cloud is not None and self._clock() - memory.cloud_time < self.cloud.endpoint.cache_seconds
+        )
         return Conversation(
-            last_route=memory.last_route, cached_device=size.cached,
+            last_route=memory.last_route,
+            cached_device=size.cached,
             cached_cloud=min(memory.cloud_tokens, size.prompt) if warm else 0,
             spent=self._ledger.spent_conversation(name),
-        )  # fmt: skip
+        )
 
     def _difficulty(self, messages: tuple[Mapping[str, Any], ...]) -> float | None:
         return None if self._score is None else min(max(self._score(messages_to_prompt(messages)), 0.0), 1.0)
@@ -309,23 +342,32 @@ async def _endpoint_state(side: EndpointSide, *, private: bool) -> DeviceState:
     context = side.context or 2**31 - 1
     speeds = side.speeds
     return DeviceState(
-        here=here or not private, context=context, free_kv_tokens=context, features=side.features, prefill_tps=speeds.prefill_tps,
+        here=here or not private,
+        context=context,
+        free_kv_tokens=context,
+        features=side.features,
+        prefill_tps=speeds.prefill_tps,
         decode_tps=speeds.decode_tps,
-    )  # fmt: skip
+    )
 
 
 def _refusal(decision: Decision) -> NearfarError:
     """The error of a request that nothing can take."""
     shown = ", ".join(
-        f"{reason.side or ''} {reason.code}{f' ({reason.value:g}' if isinstance(reason.value, float) else f' ({reason.value}'}"
-        f"{f' of {reason.limit:g}' if isinstance(reason.limit, int | float) else ''})".replace(" (None)", "").strip()
+        f"{reason.side or ''} "
+        f"{reason.code}{f' ({reason.value:g}' if isinstance(reason.value, float) else f' ({reason.value}'}"
+        f"{f' of {reason.limit:g}' if isinstance(reason.limit, int | float) else ''})".replace(
+            " (None)", ""
+        ).strip()
         for reason in decision.reasons
     )
     message = f"neither the device nor the cloud can answer this: {shown}"
     if any(reason.code == "elsewhere" for reason in decision.reasons):
         message += (
-            ". A private request needs a device that says that it computes here: an artifact, an Engine, or a server on this "
-            'machine that lists its model with x_nearfar: {"computes": "here"}, as nearfar serve ARTIFACT does'
+            ". A private request needs a device that says that it computes here: an artifact, an "
+            "Engine, or a server on this "
+            'machine that lists its model with x_nearfar: {"computes": "here"}, as nearfar serve '
+            "ARTIFACT does"
         )
     waits = [reason.value for reason in decision.reasons if reason.code in ("breaker_open", "retry_after")]
     if waits:

@@ -29,7 +29,9 @@ Happened = tuple[Event, Piece | None]
 
 @dataclass(eq=False)
 class _Leg:
-    """One side's part of the answer, as it is accounted for. `task`: its next event, where it is awaited beside others."""
+    """One side's part of the answer, as it is accounted for. `task`: its next event, where it is awaited
+    beside others.
+    """
 
     ticket: Ticket
     source: AsyncGenerator[Piece, None]
@@ -41,7 +43,9 @@ class _Leg:
 
 
 class Run:
-    """The answer of one plan. What `pieces` has given out is shown: it is never taken back and never given again."""
+    """The answer of one plan. What `pieces` has given out is shown: it is never taken back and never given
+    again.
+    """
 
     def __init__(self, router: Router, plan: Plan, *, streamed: bool) -> None:
         self._router, self.plan, self._policy = router, plan, router.policy
@@ -72,18 +76,26 @@ class Run:
         return Usage(prompt, self._count, prompt + self._count)
 
     def provenance(self, *, whole: bool) -> Provenance:
-        """Where the answer comes from, as far as it is known. `whole`: it is complete, and so are its costs."""
+        """Where the answer comes from, as far as it is known. `whole`: it is complete, and so are its
+        costs.
+        """
         state, plan = self._state, self.plan
         worth = self._router.price(plan, self.usage) if state.path else 0.0
         return Provenance(
-            route=state.path[-1] if state.path else plan.decision.route, reasons=list(state.reasons), degraded=state.degraded,
-            decision_id=plan.id, path=list(state.path), spent=self._spent if whole else None,
+            route=state.path[-1] if state.path else plan.decision.route,
+            reasons=list(state.reasons),
+            degraded=state.degraded,
+            decision_id=plan.id,
+            path=list(state.path),
+            spent=self._spent if whole else None,
             saved=max(worth - self._spent, 0.0) if whole else None,
             would_route=plan.would.route if plan.would is not None else None,
-        )  # fmt: skip
+        )
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """The answer piece by piece, the one with its finish last. Closing this stops the work on both sides."""
+        """The answer piece by piece, the one with its finish last. Closing this stops the work on both
+        sides.
+        """
         error: BaseException | None = None
         try:
             happened: Happened = Event("start"), None
@@ -149,10 +161,14 @@ class Run:
             self._monitor = monitor = Monitor(self._policy.monitor)
             if self._state.logprobs:
                 call = _watching(call, self._policy.monitor, self._router.side("device").features)
-        self._legs[ticket.side] = _Leg(ticket, self._router.side(ticket.side).stream(call), monitor, self._count)
+        self._legs[ticket.side] = _Leg(
+            ticket, self._router.side(ticket.side).stream(call), monitor, self._count
+        )
 
     async def _settle(self, leg: _Leg, outcome: Outcome) -> None:
-        """Account for a part once, and end it. It is charged for if it gave something, or may have begun to."""
+        """Account for a part once, and end it. It is charged for if it gave something, or may have begun
+        to.
+        """
         self._legs.pop(leg.ticket.side, None)
         prompt, count = self.plan.request.prompt_tokens + leg.before, leg.count
         used = leg.usage or (Usage(prompt, count, prompt + count) if count or outcome == "left" else None)
@@ -197,16 +213,25 @@ class Run:
     # What happens.
 
     async def _next(self) -> Happened:
-        """The next event: of the side that answers, or of the first of both, or that it is silent for too long."""
+        """The next event: of the side that answers, or of the first of both, or that it is silent for too
+        long.
+        """
         state, rules = self._state, self._rules
         legs = [self._legs[side] for side in state.running]
-        hedging = state.phase == "answering" and rules.hedge not in (None, state.side) and not state.raced and not state.seen
+        hedging = (
+            state.phase == "answering"
+            and rules.hedge not in (None, state.side)
+            and not state.raced
+            and not state.seen
+        )
         if len(legs) == 1 and legs[0].task is None and not hedging:
             return await self._of(legs[0])
         for leg in legs:
             leg.task = leg.task or asyncio.create_task(self._of(leg))
         tasks = [leg.task for leg in legs if leg.task is not None]
-        await asyncio.wait(tasks, timeout=rules.hedge_seconds if hedging else None, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            tasks, timeout=rules.hedge_seconds if hedging else None, return_when=asyncio.FIRST_COMPLETED
+        )
         for leg in legs:
             if leg.task is not None and leg.task.done():
                 done, leg.task = leg.task, None
@@ -224,13 +249,19 @@ class Run:
                 self._usage = piece.usage or self._usage
                 if piece.useful:
                     plain = not piece.calls and not piece.reasoning
-                    return Event("piece", side, piece.count, plain, piece.finish, self._low(leg, piece)), piece
+                    return Event(
+                        "piece", side, piece.count, plain, piece.finish, self._low(leg, piece)
+                    ), piece
         except SideError as error:
             self._error = error
             return Event("failed", side, code=error.code), None
         except RequestError as error:
             self._error = error
-            wanted = leg.monitor is not None and error.param == "logprobs" and not self.plan.call.params.get("logprobs")
+            wanted = (
+                leg.monitor is not None
+                and error.param == "logprobs"
+                and not self.plan.call.params.get("logprobs")
+            )
             known = error.param in (*self.plan.call.params, "messages")
             return Event("refused", side, code=error.param if known else None, unwatched=wanted), None
         if self._state.finish is None:
@@ -238,7 +269,9 @@ class Run:
         return Event("ended", side), None
 
     def _low(self, leg: _Leg, piece: Piece) -> Reason | None:
-        """What the monitor says of a piece's tokens. A piece without log-probabilities counts as one token."""
+        """What the monitor says of a piece's tokens. A piece without log-probabilities counts as one
+        token.
+        """
         if leg.monitor is None or piece.finish is not None or self._state.escalated:
             return None
         tokens = [_token(item) for item in piece.logprobs] or ([Token(piece.text)] if piece.text else [])

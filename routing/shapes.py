@@ -15,9 +15,10 @@ from nearfar.routing.types import Reason, Side
 class Provenance(Record):
     """Where an answer came from and why.
 
-    `route`: the side that gave its end; `path`: all sides that gave a part of it, in order. `degraded`: the device answered,
-    though the cloud was wanted. `spent`, `saved`: what the cloud has cost, and what it would have cost beyond that, in the
-    policy's unit; both are known with the last chunk. `would_route`: of shadow mode.
+    `route`: the side that gave its end; `path`: all sides that gave a part of it, in order. `degraded`: the
+    device answered, though the cloud was wanted. `spent`, `saved`: what the cloud has cost, and what it would
+    have cost beyond that, in the policy's unit; both are known with the last chunk. `would_route`: of shadow
+    mode.
     """
 
     route: Side | None
@@ -104,7 +105,9 @@ class ChunkChoice(Record):
 
 @dataclass(frozen=True)
 class ChatCompletionChunk(Record):
-    """A piece of a streamed response. The first and the last have `x_nearfar`; one with usage has no choices."""
+    """A piece of a streamed response. The first and the last have `x_nearfar`; one with usage has no
+    choices.
+    """
 
     id: str
     created: int
@@ -119,8 +122,8 @@ class ChatCompletionChunk(Record):
 class Piece:
     """What a side adds to an answer: the client's own record, before it has a shape.
 
-    `count`: tokens that it stands for. `calls`: deltas of tool calls as they came. The last piece has a `finish`; one with
-    `usage` may come after it.
+    `count`: tokens that it stands for. `calls`: deltas of tool calls as they came. The last piece has a
+    `finish`; one with `usage` may come after it.
     """
 
     text: str = ""

@@ -16,19 +16,24 @@ CHARS_PER_TOKEN = 4
 
 
 class SideError(NearfarError):
-    """A side failed: the other may do better. `code` is short, for reasons: a status, timeout, connection, lost, cut.
+    """A side failed: the other may do better. `code` is short, for reasons: a status, timeout, connection,
+    lost, cut.
 
     `retry_after`: seconds that it asked for. `busy`: it works, but takes nothing now.
     """
 
-    def __init__(self, message: str, code: str, *, retry_after: float | None = None, busy: bool = False) -> None:
+    def __init__(
+        self, message: str, code: str, *, retry_after: float | None = None, busy: bool = False
+    ) -> None:
         super().__init__(message)
         self.code, self.retry_after, self.busy = code, retry_after, busy
 
 
 @dataclass(frozen=True)
 class Call:
-    """What a side is asked for: OpenAI's parameters, and the beginning of the answer if there is one already."""
+    """What a side is asked for: OpenAI's parameters, and the beginning of the answer if there is one
+    already.
+    """
 
     messages: tuple[Mapping[str, Any], ...]
     params: Mapping[str, Any]
@@ -48,7 +53,9 @@ class Call:
 
     @property
     def body(self) -> dict[str, Any]:
-        """Parameters of the call besides messages: greedy or not, limits, and whether the last message goes on."""
+        """Parameters of the call besides messages: greedy or not, limits, and whether the last message
+        goes on.
+        """
         made = {name: value for name, value in self.params.items() if value is not None and name not in _OURS}
         made["max_tokens"] = self.max_tokens
         if self.top_logprobs is not None:
@@ -58,7 +65,16 @@ class Call:
         return made
 
 
-_OURS = ("max_tokens", "max_completion_tokens", "logprobs", "top_logprobs", "stream_options", "n", "model", "stream")
+_OURS = (
+    "max_tokens",
+    "max_completion_tokens",
+    "logprobs",
+    "top_logprobs",
+    "stream_options",
+    "n",
+    "model",
+    "stream",
+)
 """Set by the client itself for each call."""
 
 
@@ -77,7 +93,9 @@ class AnswerSource(Protocol):
     features: tuple[Feature, ...]
 
     def stream(self, call: Call) -> AsyncGenerator[Piece, None]:
-        """The answer piece by piece; closing it stops the work. SideError if the side fails, RequestError if it refuses."""
+        """The answer piece by piece; closing it stops the work. SideError if the side fails, RequestError
+        if it refuses.
+        """
         ...
 
     async def close(self) -> None:

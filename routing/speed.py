@@ -15,7 +15,9 @@ MIN_DECODE = 4
 
 @dataclass
 class Speeds:
-    """Tokens a second, and seconds to the first token of a prompt that costs nothing. None: not measured yet."""
+    """Tokens a second, and seconds to the first token of a prompt that costs nothing. None: not measured
+    yet.
+    """
 
     prefill_tps: float | None = None
     decode_tps: float | None = None

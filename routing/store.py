@@ -41,7 +41,9 @@ class StateFile:
             if data["version"] != VERSION:
                 raise ValueError(f"version {data['version']!r}")
         except (OSError, ValueError, LookupError, TypeError) as error:
-            raise RequestError(f"{self.path} is not a routing state that this nearfar can read ({error}); move it away") from error
+            raise RequestError(
+                f"{self.path} is not a routing state that this nearfar can read ({error}); move it away"
+            ) from error
         return dict(data)
 
     def save(self, content: Mapping[str, Any]) -> None:
@@ -61,7 +63,9 @@ class StateFile:
 
 
 class Records:
-    """Decision records, one JSON object a line. A line that cannot be written is logged, and costs no answer."""
+    """Decision records, one JSON object a line. A line that cannot be written is logged, and costs no
+    answer.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self.path = path

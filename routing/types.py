@@ -1,4 +1,6 @@
-"""What the decision is made from, and what it is. The names are those of the shared JSON vectors and of TypeScript."""
+"""What the decision is made from, and what it is. The names are those of the shared JSON vectors and of
+TypeScript.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,22 @@ Unit = Literal["tokens", "money"]
 Feature = Literal["tools", "json_schema", "json_object", "grammar", "images", "logprobs", "reasoning"]
 
 MODES: tuple[Mode, ...] = ("device_only", "prefer_device", "auto", "prefer_cloud", "cloud_only")
-FEATURES: tuple[Feature, ...] = ("tools", "json_schema", "json_object", "grammar", "images", "logprobs", "reasoning")
+FEATURES: tuple[Feature, ...] = (
+    "tools",
+    "json_schema",
+    "json_object",
+    "grammar",
+    "images",
+    "logprobs",
+    "reasoning",
+)
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Where a conversation was answered last, what each side has of it in its cache (tokens), and what it has cost."""
+    """Where a conversation was answered last, what each side has of it in its cache (tokens), and what it
+    has cost.
+    """
 
     last_route: Side | None = None
     cached_device: int = 0
@@ -31,7 +43,8 @@ class Conversation:
 class Request:
     """A request as the decision sees it: counts, no text.
 
-    `max_tokens` bounds the answer, `expected_tokens` is its likely length. `difficulty` is 0..1, None where nobody scored it.
+    `max_tokens` bounds the answer, `expected_tokens` is its likely length. `difficulty` is 0..1, None where
+    nobody scored it.
     """
 
     prompt_tokens: int
@@ -105,7 +118,9 @@ class CloudState:
 
 @dataclass(frozen=True)
 class Reason:
-    """One reason: docs/routing.md lists the codes. `value` is what was found, `limit` what it was held against."""
+    """One reason: docs/routing.md lists the codes. `value` is what was found, `limit` what it was held
+    against.
+    """
 
     code: str
     side: Side | None = None
@@ -133,8 +148,8 @@ class Predictions:
 class Decision:
     """Where a request goes, and where it goes if that fails. `route` None: nowhere, and `reasons` say why.
 
-    `degraded`: the device answers, though the cloud was wanted. `cost`: the most that the cloud may charge for the request, in
-    the policy's unit.
+    `degraded`: the device answers, though the cloud was wanted. `cost`: the most that the cloud may charge
+    for the request, in the policy's unit.
     """
 
     route: Side | None

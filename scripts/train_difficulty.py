@@ -1,9 +1,11 @@
-"""Trains the difficulty model of the router: RouteLLM's correctness tables (Apache-2.0) in, routing/difficulty/model.json out.
+"""Trains the difficulty model of the router: RouteLLM's correctness tables (Apache-2.0) in,
+routing/difficulty/model.json out.
 
     python scripts/train_difficulty.py [--data DIR] [--lexicon FILE] [--seed N] [--output FILE] [--check]
 
-Needs nearfar and NumPy. One data set and one seed give one file. `--check` writes nothing and fails if the file that is
-there differs from what training gives by more than rounding. How good the model is: benchmarks/routing/apgr.py.
+Needs nearfar and NumPy. One data set and one seed give one file. `--check` writes nothing and fails if the
+file that is there differs from what training gives by more than rounding. How good the model is:
+benchmarks/routing/apgr.py.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ def same(a: Any, b: Any) -> bool:
 
 def main() -> None:
     """Train, and write or compare."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, default=DATA, help="the folder with gsm8k/ and mmlu/")
     parser.add_argument("--lexicon", type=Path, default=Path(__file__).with_name("difficulty_lexicon.json"))
     parser.add_argument("--seed", type=int, default=0, help="of the folds that set the calibration")

@@ -23,8 +23,8 @@ class Value:
 class StepBuilder:
     """Collects operations, parameters, caches and tables; `finish` gives the frozen list.
 
-    A weight is named where it is used: `pieces` say which rows of which tensors it is made of. A name used twice is
-    the same weight (a tied head).
+    A weight is named where it is used: `pieces` say which rows of which tensors it is made of. A name used
+    twice is the same weight (a tied head).
     """
 
     def __init__(self) -> None:
@@ -68,8 +68,12 @@ class StepBuilder:
         weight = self.vector(_short(tensor), (Piece(tensor, x.width // groups),), offset, scale)
         return self._emit(lambda out: ops.Norm(out, x.name, weight, eps, groups), x.width, "norm")
 
-    def linear(self, x: Value, name: str, pieces: Sequence[Piece], biased: Sequence[bool] | bool = False) -> Value:
-        """Product with the matrix `name` of stacked rows; the bias is that of the pieces that have one, 0 elsewhere."""
+    def linear(
+        self, x: Value, name: str, pieces: Sequence[Piece], biased: Sequence[bool] | bool = False
+    ) -> Value:
+        """Product with the matrix `name` of stacked rows; the bias is that of the pieces that have one, 0
+        elsewhere.
+        """
         weight = self.matrix(name, pieces, x.width)
         bias = self._bias(name, pieces, biased)
         return self._emit(lambda out: ops.Linear(out, x.name, weight, bias), self._params[weight].n, name)

@@ -19,7 +19,9 @@ T = typing.TypeVar("T")
 
 @dataclass(frozen=True)
 class KvCache:
-    """Keys and values of one layer, for every position, or where nobody looks further back for the last `window`."""
+    """Keys and values of one layer, for every position, or where nobody looks further back for the last
+    `window`.
+    """
 
     kv_heads: int
     head_dim: int
@@ -28,7 +30,9 @@ class KvCache:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a model: its operations in order, their weights in the order in which they are read, caches, tables."""
+    """One step of a model: its operations in order, their weights in the order in which they are read,
+    caches, tables.
+    """
 
     ops: tuple[Op, ...]
     params: tuple[Param, ...]
@@ -41,7 +45,9 @@ class Step:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """The different windows of its caches, one a group of caches: without a window first, then the shortest last."""
+        """The different windows of its caches, one a group of caches: without a window first, then the
+        shortest last.
+        """
         found = {cache.window for cache in self.caches}
         return tuple(sorted(found, key=lambda window: (window is not None, -(window or 0))))
 
@@ -116,7 +122,9 @@ def _piece(record: Mapping[str, Any]) -> Piece:
         raise ValueError(f"order of {str(record.get('tensor'))[:80]!r} is {str(order)[:80]!r}")
     piece = _record(Piece, {**record, "order": None}, "piece")
     found = None if order is None else _record(RotaryOrder, order, "order")
-    if found is not None and (found.rotary % 2 or not 0 < found.rotary <= found.head_dim or piece.rows % found.head_dim):
+    if found is not None and (
+        found.rotary % 2 or not 0 < found.rotary <= found.head_dim or piece.rows % found.head_dim
+    ):
         raise ValueError(f"order of {piece.tensor!r} does not fit its {piece.rows} rows: {str(order)[:80]}")
     return replace(piece, order=found)
 
@@ -135,7 +143,6 @@ def _record(kind: type[T], record: Mapping[str, Any], what: str) -> T:
     return kind(**values, **({"pieces": ()} if "pieces" in fields else {}))
 
 
-
 def _typed(hint: Any, value: Any, where: str) -> Any:
     """JSON's value as the type of a field; ValueError where it is none of that type."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
@@ -145,7 +152,9 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
     if typing.get_origin(hint) is typing.Literal:
         fits = value in typing.get_args(hint)
     elif typing.get_origin(hint) is tuple:
-        fits = isinstance(value, list) and len(value) == 2 and all(type(item) in (int, float) for item in value)
+        fits = (
+            isinstance(value, list) and len(value) == 2 and all(type(item) in (int, float) for item in value)
+        )
         value = tuple(float(item) for item in value) if fits else value
     elif hint is float:
         fits = type(value) in (int, float)
@@ -157,4 +166,3 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
     if not fits:
         raise ValueError(f"{where} is {str(value)[:80]!r}")
     return value
-

@@ -1,14 +1,15 @@
 """The step as data: what one step of a model computes, as a list of frozen records that every target reads.
 
-A step takes M token rows, each with a token id, a position and a sequence, and gives logits for the rows asked for.
-Values are named by strings; every operation makes one (`out`), float32 or the target's activation dtype, of shape
-[M, width]. Weights are named after parameters (params.py). The records know no target: the Relax lowering
-(build/program/lowering.py), the MLX interpreter (edge_runtime/executors/mlx), the NumPy reference of the tests,
-`inspect` and `synth` read the one list, and it stands in the manifest.
+A step takes M token rows, each with a token id, a position and a sequence, and gives logits for the rows
+asked for. Values are named by strings; every operation makes one (`out`), float32 or the target's activation
+dtype, of shape [M, width]. Weights are named after parameters (params.py). The records know no target: the
+Relax lowering (build/program/lowering.py), the MLX interpreter (edge_runtime/executors/mlx), the NumPy
+reference of the tests, `inspect` and `synth` read the one list, and it stands in the manifest.
 
 What does not need an operation is folded at build: partial and interleaved rotation into the order of rows
-(params.RotaryOrder), yarn and the like into the table of frequencies (rope.py), 1 + w norms and logit scales into the
-weight (Param.offset, Param.scale), a residual multiplier into the embedding and the epsilons (models/granite.py).
+(params.RotaryOrder), yarn and the like into the table of frequencies (rope.py), 1 + w norms and logit scales
+into the weight (Param.offset, Param.scale), a residual multiplier into the embedding and the epsilons
+(models/granite.py).
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 Activation = Literal["silu", "gelu_tanh", "gelu_erf", "relu2"]
-"""silu: x·σ(x). gelu_tanh, gelu_erf: the GELU (Hendrycks & Gimpel, 2016) by tanh, or exactly. relu2: max(x, 0)²."""
+"""silu: x·σ(x). gelu_tanh, gelu_erf: the GELU (Hendrycks & Gimpel, 2016) by tanh, or exactly. relu2:
+max(x, 0)².
+"""
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,8 @@ class Embed:
 class Norm:
     """RMS norm: out = x / sqrt(mean(x²) + eps) · weight, in float32 (Zhang & Sennrich, 2019).
 
-    `groups`: so many equal stretches of a row, each normalized by itself, with one weight [width/groups] for all.
+    `groups`: so many equal stretches of a row, each normalized by itself, with one weight [width/groups] for
+    all.
     """
 
     op: ClassVar = "norm"
@@ -62,8 +66,9 @@ class RopeAppend:
 
     x has columns [q | k | v], or q alone where `append` is false: the layer reads what another has appended.
     In order, each where it is there:
-    1. `q_norm`, `k_norm`: RMS norm with `eps`, of each head (weights [head_dim]), or with `norm_all` of the whole q and
-       k (weights [heads·head_dim], [kv_heads·head_dim]); with `norm_after` it follows the rotation.
+    1. `q_norm`, `k_norm`: RMS norm with `eps`, of each head (weights [head_dim]), or with `norm_all` of the
+       whole q and k (weights [heads·head_dim], [kv_heads·head_dim]); with `norm_after` it follows the
+       rotation.
     2. `rope`: the table by which pairs (i, i + head_dim/2) turn by position · inv_freq[i]; None: no rotation.
     3. `q_scale` (beta, original): q·(1 + beta·ln(1 + ⌊position/original⌋)).
     4. `v_norm`: RMS norm of each head of v with this epsilon, without weights.
@@ -89,8 +94,9 @@ class RopeAppend:
 class Attend:
     """Causal grouped-query attention over cache `cache`; out [M, heads·head_dim].
 
-    Scores are scale·q·k, softcap·tanh(score/softcap) where there is a softcap (Gemma 2). `window`: only so many
-    positions, the row's own included. `sinks`: weights [heads], one more logit a head, which has no value (gpt-oss).
+    Scores are scale·q·k, softcap·tanh(score/softcap) where there is a softcap (Gemma 2). `window`: only so
+    many positions, the row's own included. `sinks`: weights [heads], one more logit a head, which has no
+    value (gpt-oss).
     """
 
     op: ClassVar = "attend"
@@ -168,7 +174,9 @@ class Columns:
 
 @dataclass(frozen=True)
 class Logits:
-    """The end: x·Wᵀ of the rows that `logit_rows` names, float32 [16, vocab]; softcap·tanh(y/softcap) where there is one."""
+    """The end: x·Wᵀ of the rows that `logit_rows` names, float32 [16, vocab]; softcap·tanh(y/softcap)
+    where there is one.
+    """
 
     op: ClassVar = "logits"
     out: str

@@ -12,9 +12,9 @@ import numpy.typing as npt
 class RotaryOrder:
     """The order of a projection's rows that makes every rotation one of half-split pairs (i, i + head_dim/2).
 
-    Of each head `rotary` values are rotated: as pairs (i, i + rotary/2), or `interleaved` as (2i, 2i+1). The rest are
-    not; in the table of frequencies they are pairs of frequency 0. Queries and keys are permuted alike, so that their
-    products stay.
+    Of each head `rotary` values are rotated: as pairs (i, i + rotary/2), or `interleaved` as (2i, 2i+1). The
+    rest are not; in the table of frequencies they are pairs of frequency 0. Queries and keys are permuted
+    alike, so that their products stay.
     """
 
     head_dim: int
@@ -77,7 +77,9 @@ class Param:
 
     @property
     def tensors(self) -> dict[str, int]:
-        """The tensors that it is made of, in order, with their rows. A parameter takes all rows of a tensor, or several do."""
+        """The tensors that it is made of, in order, with their rows. A parameter takes all rows of a
+        tensor, or several do.
+        """
         out: dict[str, int] = {}
         for piece in self.pieces:
             out[piece.tensor] = max(out.get(piece.tensor, 0), piece.start + piece.rows)

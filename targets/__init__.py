@@ -1,4 +1,6 @@
-"""Targets: what artifacts are built for. One folder each, whose target.py has `TARGET`; nothing else names them."""
+"""Targets: what artifacts are built for. One folder each, whose target.py has `TARGET`; nothing else names
+them.
+"""
 
 from __future__ import annotations
 

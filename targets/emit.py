@@ -29,7 +29,9 @@ class EmitContext:
 
 def module_of(program: Program) -> tvm.IRModule:
     """The kernels as one module of public functions."""
-    return tvm.IRModule({name: func.with_attr("global_symbol", name) for name, func in program.kernels.items()})
+    return tvm.IRModule(
+        {name: func.with_attr("global_symbol", name) for name, func in program.kernels.items()}
+    )
 
 
 def plan_file(program: Program, plan: Plan) -> str:

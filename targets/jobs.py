@@ -1,8 +1,8 @@
 """What kernels are asked to do: one frozen record a job, keyed by everything that the kernel depends on.
 
-A job states once the order of its inputs (`inputs`), its output (`out`), and what its kernel is called (`label`).
-Names of inputs: `x` rows of activations; `w0`, `w1`, … the packed parts of a matrix; the rest as in the buffer table
-(format/buffers.py). Kernels take their inputs in this order, then `out`.
+A job states once the order of its inputs (`inputs`), its output (`out`), and what its kernel is called
+(`label`). Names of inputs: `x` rows of activations; `w0`, `w1`, … the packed parts of a matrix; the rest as
+in the buffer table (format/buffers.py). Kernels take their inputs in this order, then `out`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from nearfar.format.sizes import MAX_ROWS
 from nearfar.targets.quantized import Matrix
 
 Activation = Literal["silu", "gelu_tanh", "gelu_erf", "relu2"]
-"""silu: x·σ(x). gelu_tanh, gelu_erf: the GELU (Hendrycks & Gimpel, 2016) by tanh, exactly. relu2: max(x, 0)²."""
+"""silu: x·σ(x). gelu_tanh, gelu_erf: the GELU (Hendrycks & Gimpel, 2016) by tanh, exactly. relu2: max(x,
+0)².
+"""
 
 Output = tuple[tuple[int, ...], str]
 """Shape and dtype."""
@@ -51,10 +53,12 @@ class Embed:
 
 @dataclass(frozen=True)
 class Norm:
-    """out = rms_norm(x, eps)·weight (+ residual): each of `groups` equal stretches of a row is normalized by itself.
+    """out = rms_norm(x, eps)·weight (+ residual): each of `groups` equal stretches of a row is normalized by
+    itself.
 
-    Zhang & Sennrich, "Root Mean Square Layer Normalization" (2019). `weight`: there is one, float32 [k/groups], the
-    same for all groups; without it the norm only scales. x, residual and out are float32 [m, k].
+    Zhang & Sennrich, "Root Mean Square Layer Normalization" (2019). `weight`: there is one, float32
+    [k/groups], the same for all groups; without it the norm only scales. x, residual and out are float32 [m,
+    k].
     """
 
     kind: ClassVar = "norm"
@@ -77,19 +81,20 @@ class Norm:
     @property
     def label(self) -> str:
         """Name of the kernel."""
-        return f"norm_m{self.m}_{self.k}" + f"_g{self.groups}" * (self.groups > 1) + "_residual" * self.residual
+        return (
+            f"norm_m{self.m}_{self.k}" + f"_g{self.groups}" * (self.groups > 1) + "_residual" * self.residual
+        )
 
 
 @dataclass(frozen=True)
 class Linear:
     """out[m, n] = epilogue(x'[m, k] · Wᵀ): one fused matmul.
 
-    `norm`: x' = rms_norm(x, eps) * norm_weight, else x' = x.
-    `bias`: add bias[n]. `softcap`: then c·tanh(y/c). `residual`: add residual[m, n].
-    `gate`: W has 2n rows (gate rows 0…n−1, then up rows), out = activation(gate) * up; so out has matrix.n/2 columns.
-    `x_dtype`, `out_dtype`: "float32" or "float16".
-    `rows`: gather: x has `x_rows` rows and an extra int32 [16] argument `logit_rows` picks row logit_rows[i] for out
-    row i; out is then the `logits` buffer [16, n], rows 0…m−1 written.
+    `norm`: x' = rms_norm(x, eps) * norm_weight, else x' = x. `bias`: add bias[n]. `softcap`: then
+    c·tanh(y/c). `residual`: add residual[m, n]. `gate`: W has 2n rows (gate rows 0…n−1, then up rows), out =
+    activation(gate) * up; so out has matrix.n/2 columns. `x_dtype`, `out_dtype`: "float32" or "float16".
+    `rows`: gather: x has `x_rows` rows and an extra int32 [16] argument `logit_rows` picks row logit_rows[i]
+    for out row i; out is then the `logits` buffer [16, n], rows 0…m−1 written.
     """
 
     kind: ClassVar = "linear"
@@ -111,7 +116,9 @@ class Linear:
         return self.matrix.n // 2 if self.gate else self.matrix.n
 
     def inputs(self, parts: int) -> tuple[str, ...]:
-        """X [x_rows or m, k], [logit_rows [16]], [norm f32 [k]], the parts, [bias f32 [n]], [residual (out_dtype)]."""
+        """X [x_rows or m, k], [logit_rows [16]], [norm f32 [k]], the parts, [bias f32 [n]], [residual
+        (out_dtype)].
+        """
         head = ("x", *["logit_rows"] * self.rows, *["norm"] * (self.norm is not None))
         return (*head, *(f"w{i}" for i in range(parts)), *["bias"] * self.bias, *["residual"] * self.residual)
 
@@ -124,11 +131,18 @@ class Linear:
     def label(self) -> str:
         """Name of the kernel, such as `linear_m1_1536x576_q4g64_norm_silu`."""
         flags = {
-            "norm": self.norm is not None, "bias": self.bias, "cap": self.softcap is not None,
-            "residual": self.residual, str(self.gate): self.gate is not None, f"rows{self.x_rows}": self.rows,
-            f"x{short(self.x_dtype)}": self.x_dtype != "float32", f"o{short(self.out_dtype)}": self.out_dtype != "float32",
-        }  # fmt: skip
-        return "_".join([f"linear_m{self.m}_{self.matrix.label}", *(flag for flag, on in flags.items() if on)])
+            "norm": self.norm is not None,
+            "bias": self.bias,
+            "cap": self.softcap is not None,
+            "residual": self.residual,
+            str(self.gate): self.gate is not None,
+            f"rows{self.x_rows}": self.rows,
+            f"x{short(self.x_dtype)}": self.x_dtype != "float32",
+            f"o{short(self.out_dtype)}": self.out_dtype != "float32",
+        }
+        return "_".join(
+            [f"linear_m{self.m}_{self.matrix.label}", *(flag for flag, on in flags.items() if on)]
+        )
 
 
 @dataclass(frozen=True)
@@ -162,13 +176,14 @@ class RopeAppend(Paged):
     """Norms and rotation of q and k, by position; k and v of the rows go to the cache, q comes out.
 
     Steps, in order, each where it is asked for:
-    1. `norm_eps`: RMS norm of q with q_norm and of k with k_norm, of each head by itself with weights [head_dim]; with
-       `norm_all` over all heads of q (weights [heads·head_dim]) and all of k (weights [kv_heads·head_dim]).
-       `norm_after`: after the rotation, not before it.
+    1. `norm_eps`: RMS norm of q with q_norm and of k with k_norm, of each head by itself with weights
+       [head_dim]; with `norm_all` over all heads of q (weights [heads·head_dim]) and all of k (weights
+       [kv_heads·head_dim]). `norm_after`: after the rotation, not before it.
     2. `rope`: pairs (i, i + head_dim/2) are rotated by row positions[m] of the table: cosines, then sines.
     3. `q_scale` (beta, original): q·(1 + beta·ln(1 + ⌊position/original⌋)), as Ministral 3 does.
     4. `v_norm_eps`: RMS norm of each head of v, without weights.
-    5. k and v are written to the cache (kv_dtype [pages, kv_heads, page_size, head_dim]), padding rows nowhere.
+    5. k and v are written to the cache (kv_dtype [pages, kv_heads, page_size, head_dim]), padding rows
+       nowhere.
     Without `append` x holds q alone, [m, heads·head_dim]: the layer reads another layer's cache.
     """
 
@@ -187,10 +202,12 @@ class RopeAppend(Paged):
         return self.heads + 2 * self.kv_heads * self.append
 
     def inputs(self, parts: int = 0) -> tuple[str, ...]:
-        """X [m, x_heads·head_dim] (dtype), positions, slots, page_table, [rope], [q_norm, [k_norm]], [k_cache, v_cache].
+        """X [m, x_heads·head_dim] (dtype), positions, slots, page_table, [rope], [q_norm, [k_norm]],
+        [k_cache, v_cache].
 
-        positions, slots int32 [256]; page_table int32 [slots, pages_per_slot]; rope f32 [context, head_dim]; norms f32.
-        The caches are written in place. Without `append`: neither slots and page_table, nor k_norm, nor the caches.
+        positions, slots int32 [256]; page_table int32 [slots, pages_per_slot]; rope f32 [context, head_dim];
+        norms f32. The caches are written in place. Without `append`: neither slots and page_table, nor
+        k_norm, nor the caches.
         """
         where = ("positions", "slots", "page_table") if self.append else ("positions",)
         norms = ("q_norm", *["k_norm"] * self.append) if self.norm_eps is not None else ()
@@ -205,9 +222,14 @@ class RopeAppend(Paged):
     def label(self) -> str:
         """Name of the kernel."""
         flags = {
-            "norope": not self.rope, "norm": self.norm_eps is not None, "all": self.norm_all, "after": self.norm_after,
-            "vnorm": self.v_norm_eps is not None, "qscale": self.q_scale is not None, "q": not self.append,
-        }  # fmt: skip
+            "norope": not self.rope,
+            "norm": self.norm_eps is not None,
+            "all": self.norm_all,
+            "after": self.norm_after,
+            "vnorm": self.v_norm_eps is not None,
+            "qscale": self.q_scale is not None,
+            "q": not self.append,
+        }
         return "_".join([f"rope_append_{self._paged_label}", *(flag for flag, on in flags.items() if on)])
 
 
@@ -215,9 +237,10 @@ class RopeAppend(Paged):
 class Attend(Paged):
     """Causal attention of the rows over their sequences' pages.
 
-    Row i sees positions p ≤ positions[i] of slots[i], with `window` only the last `window` of them, its own included;
-    pages before those may not be there, and are not read. Scores are scale·q·k; `softcap` c: c·tanh(score/c).
-    `sinks`: f32 [heads], for each head one more logit in the softmax, which has no value. Padding rows give zeros.
+    Row i sees positions p ≤ positions[i] of slots[i], with `window` only the last `window` of them, its own
+    included; pages before those may not be there, and are not read. Scores are scale·q·k; `softcap` c:
+    c·tanh(score/c). `sinks`: f32 [heads], for each head one more logit in the softmax, which has no value.
+    Padding rows give zeros.
     """
 
     kind: ClassVar = "attention"
@@ -239,7 +262,11 @@ class Attend(Paged):
     def label(self) -> str:
         """Name of the kernel."""
         window = f"_w{self.window}" * (self.window is not None)
-        return f"attention_{self._paged_label}{window}" + "_cap" * (self.softcap is not None) + "_sinks" * self.sinks
+        return (
+            f"attention_{self._paged_label}{window}"
+            + "_cap" * (self.softcap is not None)
+            + "_sinks" * self.sinks
+        )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,6 @@
-"""What a target with kernels of its own offers the build: how it packs matrices, and the launches of each job."""
+"""What a target with kernels of its own offers the build: how it packs matrices, and the launches of each
+job.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ SCRATCH = "scratch:"
 
 @dataclass(frozen=True)
 class Stage:
-    """One launch: `args` name the job's inputs and `out` (of a sampler job: buffers), or `scratch:<i>` between stages."""
+    """One launch: `args` name the job's inputs and `out` (of a sampler job: buffers), or `scratch:<i>`
+    between stages.
+    """
 
     func: tirx.PrimFunc
     args: tuple[str, ...]

@@ -1,4 +1,6 @@
-"""A weight matrix as the targets see it: its shape and bits, its quantized form, the arrays it is packed into."""
+"""A weight matrix as the targets see it: its shape and bits, its quantized form, the arrays it is packed
+into.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ Array = npt.NDArray[np.generic]
 class Matrix:
     """A weight matrix [n, k] (n outputs, k inputs) as the kernels see it.
 
-    `bits` is one of codes.BITS for the affine layout (MLX: w = scale*q + bias per `group` inputs), 32 or 16 for
-    dense float32/float16.
+    `bits` is one of codes.BITS for the affine layout (MLX: w = scale*q + bias per `group` inputs), 32 or 16
+    for dense float32/float16.
     """
 
     n: int
@@ -39,7 +41,9 @@ class Matrix:
 
 @dataclass(frozen=True)
 class QuantTensor:
-    """Quantized matrix in MLX's form: `words` uint32 [n, k*bits/32] (codes.py); `scales`, `biases` float16 [n, k/group]."""
+    """Quantized matrix in MLX's form: `words` uint32 [n, k*bits/32] (codes.py); `scales`, `biases` float16
+    [n, k/group].
+    """
 
     words: npt.NDArray[np.uint32]
     scales: npt.NDArray[np.float16]
@@ -48,7 +52,10 @@ class QuantTensor:
 
     @staticmethod
     def of_codes(
-        codes: npt.NDArray[np.uint8], scales: npt.NDArray[np.float16], biases: npt.NDArray[np.float16], bits: int
+        codes: npt.NDArray[np.uint8],
+        scales: npt.NDArray[np.float16],
+        biases: npt.NDArray[np.float16],
+        bits: int,
     ) -> QuantTensor:
         """From codes uint8 [n, k]."""
         return QuantTensor(pack_codes(codes, bits), scales, biases, bits)
@@ -62,7 +69,9 @@ class QuantTensor:
         """The same weights with codes of more bits, and scales and biases for smaller groups, of k inputs."""
         repeat = k // group // self.scales.shape[1]
         words = self.words if bits == self.bits else pack_codes(self.codes, bits)
-        scales, biases = (a if repeat == 1 else np.repeat(a, repeat, axis=1) for a in (self.scales, self.biases))
+        scales, biases = (
+            a if repeat == 1 else np.repeat(a, repeat, axis=1) for a in (self.scales, self.biases)
+        )
         return QuantTensor(words, scales, biases, bits)
 
     def rows(self, order: npt.NDArray[np.int64]) -> QuantTensor:

@@ -10,17 +10,28 @@ import pytest
 
 from tests.support.artifacts import Built
 
-# Tests run artifacts that another session built, or that they altered; those of trust itself take this away again.
+# Tests run artifacts that another session built, or that they altered; those of trust itself take this away
+# again.
 os.environ.setdefault("NEARFAR_TRUST", "1")
 
-# A shell without job control starts background commands with SIGINT ignored, and children inherit that: the tests that
-# press Ctrl-C would wait for ever.
+# A shell without job control starts background commands with SIGINT ignored, and children inherit that: the
+# tests that press Ctrl-C would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-ALONE = ("e2e/", "device/test_backends", "device/test_browser", "device/test_routing", "device/test_snapshots",
-         "device/test_vulkan", "device/test_webgpu", "device/test_wgsl")  # fmt: skip
-"""Tests that take the whole machine, or share what a session builds: `make test` runs them one by one, the others side by side."""
+ALONE = (
+    "e2e/",
+    "device/test_backends",
+    "device/test_browser",
+    "device/test_routing",
+    "device/test_snapshots",
+    "device/test_vulkan",
+    "device/test_webgpu",
+    "device/test_wgsl",
+)
+"""Tests that take the whole machine, or share what a session builds: `make test` runs them one by one, the
+others side by side.
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

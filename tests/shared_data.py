@@ -9,7 +9,9 @@ import pytest
 
 
 def shared_data(*parts: str) -> Path:
-    """Path of a shared file or folder, e.g. shared_data("models", "stories260K"); skips the test if it is not there."""
+    """Path of a shared file or folder, e.g. shared_data("models", "stories260K"); skips the test if it is
+    not there.
+    """
     root = Path(os.environ.get("NEARFAR_SHARED", Path(__file__).parents[2] / "shared" / "data"))
     path = root.joinpath(*parts)
     if not path.exists():

@@ -1,7 +1,7 @@
 """A GGUF file of a checkpoint's shape with random Q4_0 weights, for llama.cpp and what is built on it.
 
-Speed does not depend on the values, so nothing is quantized: blocks are drawn as they lie in the file.
-Every matrix is Q4_0, the embeddings too (llama.cpp's own converter gives those more bits, which costs it speed).
+Speed does not depend on the values, so nothing is quantized: blocks are drawn as they lie in the file. Every
+matrix is Q4_0, the embeddings too (llama.cpp's own converter gives those more bits, which costs it speed).
 """
 
 import argparse

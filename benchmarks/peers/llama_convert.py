@@ -1,4 +1,6 @@
-"""llama.cpp's way from a checkpoint to Q4_0: `convert CHECKPOINT F16.gguf`, then `quantize F16.gguf Q4_0.gguf`."""
+"""llama.cpp's way from a checkpoint to Q4_0: `convert CHECKPOINT F16.gguf`, then `quantize F16.gguf
+Q4_0.gguf`.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def gguf_name(name: str) -> str:
 
 
 def convert(checkpoint: Path, output: Path) -> None:
-    """Write all tensors as float16 (vectors as float32). The values' order within heads does not matter for time."""
+    """Write all tensors as float16 (vectors as float32). The values' order within heads does not matter
+    for time.
+    """
     import gguf
     import numpy as np
 
@@ -40,7 +44,9 @@ def convert(checkpoint: Path, output: Path) -> None:
     source = open_checkpoint(checkpoint)
     writer = gguf.GGUFWriter(output, "llama", use_temp_file=False)
     _add_shape(writer, source.config)
-    _add_tokenizer(writer, source.config, json.loads((checkpoint / "tokenizer.json").read_text(encoding="utf-8")))
+    _add_tokenizer(
+        writer, source.config, json.loads((checkpoint / "tokenizer.json").read_text(encoding="utf-8"))
+    )
     for name, shape in source.shapes.items():
         kind = np.dtype(np.float32 if len(shape) == 1 else np.float16)
         writer.add_tensor_info(gguf_name(name), shape, kind, int(np.prod(shape)) * kind.itemsize)

@@ -1,22 +1,24 @@
-"""How well the difficulty score decides who answers: RouteLLM's figures, on questions whose subjects it has never seen.
+"""How well the difficulty score decides who answers: RouteLLM's figures, on questions whose subjects it has
+never seen.
 
     python benchmarks/routing/apgr.py [--data DIR] [--rounds N] [--seed N] [--json FILE]
 
-Definitions, after RouteLLM (arXiv 2406.18665, section 3). The questions are sorted, hardest first, and the first share c
-of them goes to the strong model. With r(c) the mean result then (1: right, 0: wrong), r(0) the weak model's, r(1) the
-strong model's:
+Definitions, after RouteLLM (arXiv 2406.18665, section 3). The questions are sorted, hardest first, and the
+first share c of them goes to the strong model. With r(c) the mean result then (1: right, 0: wrong), r(0) the
+weak model's, r(1) the strong model's:
 
     PGR(c)  = (r(c) - r(0)) / (r(1) - r(0))              the gap that is recovered
-    APGR    = integral of PGR(c) over c from 0 to 1      by trapezoids between all n + 1 points; a random order gives 0.5
+    APGR    = integral of PGR(c) over c from 0 to 1      by trapezoids; a random order gives 0.5
     CPT(x)  = the least c with PGR(c) >= x               calls to the strong model for a performance of x
 
-Rows: prompt length alone (characters); the score. MMLU: every subject is scored by weights trained on the other 28. GSM8K:
-by weights trained on MMLU only, and by ten folds of its own questions (with MMLU). MT-Bench, first turns: the shipped model,
-which has never seen it; r is the judge's mark. Intervals (95 %) are of resampled questions with the scores as they are, and
-for the difference to length on MMLU also of resampled subjects.
+Rows: prompt length alone (characters); the score. MMLU: every subject is scored by weights trained on the
+other 28. GSM8K: by weights trained on MMLU only, and by ten folds of its own questions (with MMLU). MT-Bench,
+first turns: the shipped model, which has never seen it; r is the judge's mark. Intervals (95 %) are of
+resampled questions with the scores as they are, and for the difference to length on MMLU also of resampled
+subjects.
 
-What is held out are weights, means and scales. The lists of features and the two ridges were chosen by looking at all three
-sets, so the figures flatter a little.
+What is held out are weights, means and scales. The lists of features and the two ridges were chosen by
+looking at all three sets, so the figures flatter a little.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ WEAK, STRONG = "mistralai/Mixtral-8x7B-Instruct-v0.1", "gpt-4-1106-preview"
 
 @dataclass(frozen=True)
 class Set:
-    """Questions with what the strong model's answer is worth over the weak one's [n], and scores [n] by row name."""
+    """Questions with what the strong model's answer is worth over the weak one's [n], and scores [n] by
+    row name.
+    """
 
     name: str
     gain: Array
@@ -73,7 +77,9 @@ def apgr(scores: Array, gain: Array) -> float:
 
 
 def cpt(scores: Array, gain: Array, share: float) -> float:
-    """Calls to the strong model until `share` of the gap is recovered for the first time, as a share of all."""
+    """Calls to the strong model until `share` of the gap is recovered for the first time, as a share of
+    all.
+    """
     return float(np.argmax(curve(scores, gain) >= share - 1e-12) / len(gain))
 
 
@@ -83,7 +89,9 @@ def resamples(group: Set, rounds: int, seed: int, *, subjects: bool = False) -> 
     if not subjects or group.subjects is None:
         return [random.integers(0, len(group.gain), len(group.gain)) for _ in range(rounds)]
     rows = [np.flatnonzero(group.subjects == name) for name in np.unique(group.subjects)]
-    return [np.concatenate([rows[at] for at in random.integers(0, len(rows), len(rows))]) for _ in range(rounds)]
+    return [
+        np.concatenate([rows[at] for at in random.integers(0, len(rows), len(rows))]) for _ in range(rounds)
+    ]
 
 
 def interval(values: list[float]) -> tuple[float, float]:
@@ -142,21 +150,33 @@ def gsm8k(examples: list[Example], categories: dict[str, str], seed: int) -> Set
     masks = [np.isin(np.arange(len(own)), rows[at::10]) for at in range(10)]
     inside = held_out(table, masks, fit_open)[own]
     asked = [example for example in examples if example.subject == GSM8K]
-    scores = {"length": lengths(asked), "score, trained without GSM8K": unseen, "score, in-domain folds": inside}
+    scores = {
+        "length": lengths(asked),
+        "score, trained without GSM8K": unseen,
+        "score, in-domain folds": inside,
+    }
     return Set("GSM8K", gains(asked), scores)
 
 
 def mt_bench(data: Path, model: Difficulty) -> Set:
     """First turns; what the strong model gains is the difference of the judge's marks (1 to 10)."""
-    questions = [json.loads(line) for line in (data / "mt_bench" / "question.jsonl").read_text("utf-8").splitlines()]
+    questions = [
+        json.loads(line) for line in (data / "mt_bench" / "question.jsonl").read_text("utf-8").splitlines()
+    ]
     marks: dict[int, dict[str, float]] = defaultdict(dict)
     for line in (data / "mt_bench" / "judgements.jsonl").read_text("utf-8").splitlines():
         mark = json.loads(line)
         if mark["turn"] == 1:
             marks[mark["question_id"]][mark["model"]] = mark["score"]
     prompts = [question["turns"][0] for question in questions]
-    gain = [marks[question["question_id"]][STRONG] - marks[question["question_id"]][WEAK] for question in questions]
-    scores = {"length": [len(prompt) for prompt in prompts], "score": [model.probability(prompt) for prompt in prompts]}
+    gain = [
+        marks[question["question_id"]][STRONG] - marks[question["question_id"]][WEAK]
+        for question in questions
+    ]
+    scores = {
+        "length": [len(prompt) for prompt in prompts],
+        "score": [model.probability(prompt) for prompt in prompts],
+    }
     arrays = {name: np.array(values, dtype=float) for name, values in scores.items()}
     return Set("MT-Bench, first turns", np.array(gain, dtype=float), arrays)
 
@@ -181,7 +201,9 @@ def show(rows: list[dict[str, object]]) -> None:
 
 def main() -> None:
     """Measure, show, and write --json."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--rounds", type=int, default=1000, help="bootstrap samples")
     parser.add_argument("--seed", type=int, default=0)
@@ -189,7 +211,11 @@ def main() -> None:
     options = parser.parse_args()
     examples = read_routellm(options.data)
     categories = json.loads(MODEL.read_text(encoding="utf-8"))["categories"]
-    sets = [mmlu(examples, categories), gsm8k(examples, categories, options.seed), mt_bench(options.data, Difficulty.load())]
+    sets = [
+        mmlu(examples, categories),
+        gsm8k(examples, categories, options.seed),
+        mt_bench(options.data, Difficulty.load()),
+    ]
     rows = [row for group in sets for row in report(group, options.rounds, options.seed)]
     show(rows)
     if options.json:

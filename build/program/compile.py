@@ -56,11 +56,20 @@ def compile_program(
         names.update(lowered.arguments)
     gpu = str(target.kind.name) != "llvm"
     module = run_flow(module, compile_flow(kernels, gpu=gpu), target, dump)
-    plans = [plan_of(module[f"step_{m}"], Plan("step", m, min(m, MAX_ROWS)), names, "buffer:logits") for m in job.buckets.step]
-    functions = {str(gv.name_hint): func for gv, func in module.functions_items() if isinstance(func, tirx.PrimFunc)}
+    plans = [
+        plan_of(module[f"step_{m}"], Plan("step", m, min(m, MAX_ROWS)), names, "buffer:logits")
+        for m in job.buckets.step
+    ]
+    functions = {
+        str(gv.name_hint): func for gv, func in module.functions_items() if isinstance(func, tirx.PrimFunc)
+    }
     for sampler in _samplers(job):
         staged = kernels.stages(sampler)
-        plans.append(staged_plan(Plan(sampler.kind, sampler.rows, sampler.rows), sampler.label, staged, SAMPLER_BUFFERS))
+        plans.append(
+            staged_plan(
+                Plan(sampler.kind, sampler.rows, sampler.rows), sampler.label, staged, SAMPLER_BUFFERS
+            )
+        )
         for index, stage in enumerate(staged.stages):
             functions[sampler.label if len(staged.stages) == 1 else f"{sampler.label}_s{index}"] = stage.func
     workspace = share_workspace(plans)

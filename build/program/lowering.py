@@ -50,7 +50,13 @@ class _Lowering:
     """Reads the list: each operation becomes a call of an operator of ours, or of one of Relax's."""
 
     def __init__(
-        self, model: Model, cache: Cache, kernels: Kernels, dtypes: Precisions, matrices: Mapping[str, Matrix], m: int
+        self,
+        model: Model,
+        cache: Cache,
+        kernels: Kernels,
+        dtypes: Precisions,
+        matrices: Mapping[str, Matrix],
+        m: int,
     ) -> None:
         self._step, self._m, self._cache, self._dtypes = model.step, m, cache, dtypes
         self._pages_per_slot = pages_for(model.context_length, cache.page_size)
@@ -101,21 +107,36 @@ class _Lowering:
     def _linear(self, op: ops.Linear) -> Any:
         x = self._values[op.x]
         job = jobs.Linear(
-            m=self._m, matrix=self._matrices[op.weight], x_dtype=str(x.ty.dtype), out_dtype=self._dtype(op.out),
-            bias=op.bias is not None, x_rows=self._m,
-        )  # fmt: skip
+            m=self._m,
+            matrix=self._matrices[op.weight],
+            x_dtype=str(x.ty.dtype),
+            out_dtype=self._dtype(op.out),
+            bias=op.bias is not None,
+            x_rows=self._m,
+        )
         return operators.call(job, [x, *self._parts(op.weight), *self._optional(op.bias)])
 
     def _rope_append(self, op: ops.RopeAppend) -> Any:
         job = jobs.RopeAppend(
-            **self._paged(op.cache, op.heads), rope=op.rope is not None,
-            norm_eps=op.eps if op.q_norm is not None else None, norm_all=op.norm_all, norm_after=op.norm_after,
-            v_norm_eps=op.v_norm, q_scale=op.q_scale, append=op.append,
-        )  # fmt: skip
+            **self._paged(op.cache, op.heads),
+            rope=op.rope is not None,
+            norm_eps=op.eps if op.q_norm is not None else None,
+            norm_all=op.norm_all,
+            norm_after=op.norm_after,
+            v_norm_eps=op.v_norm,
+            q_scale=op.q_scale,
+            append=op.append,
+        )
         have = {"x": self._values[op.x], **self._where(op.cache), **self._kv(op.cache)}
         if op.rope is not None:
-            have["rope"] = self._buffer(buffers.rope(op.rope), (self._symbols["context"], job.head_dim), "float32")
-        norms = {name: self._vector(weight) for name, weight in (("q_norm", op.q_norm), ("k_norm", op.k_norm)) if weight}
+            have["rope"] = self._buffer(
+                buffers.rope(op.rope), (self._symbols["context"], job.head_dim), "float32"
+            )
+        norms = {
+            name: self._vector(weight)
+            for name, weight in (("q_norm", op.q_norm), ("k_norm", op.k_norm))
+            if weight
+        }
         return operators.rebuilt(job, have | norms)
 
     def _attend(self, op: ops.Attend) -> Any:
@@ -128,14 +149,20 @@ class _Lowering:
 
     def _glu(self, op: ops.Glu) -> Any:
         gate, up = self._split(self._values[op.x])
-        return relax.op.multiply(self._bind(_activation(self._bind(gate, "gate"), op.activation), "act"), self._bind(up, "up"))
+        return relax.op.multiply(
+            self._bind(_activation(self._bind(gate, "gate"), op.activation), "act"), self._bind(up, "up")
+        )
 
     def _act(self, op: ops.Act) -> Any:
         return _activation(self._values[op.x], op.activation)
 
     def _add(self, op: ops.Add) -> Any:
         both = relax.op.add(self._wide_value(op.a), self._wide_value(op.b))
-        return both if op.scale == 1.0 else relax.op.multiply(self._bind(both, "sum"), relax.const(op.scale, "float32"))
+        return (
+            both
+            if op.scale == 1.0
+            else relax.op.multiply(self._bind(both, "sum"), relax.const(op.scale, "float32"))
+        )
 
     def _mul(self, op: ops.Mul) -> Any:
         return relax.op.multiply(self._wide_value(op.a), self._wide_value(op.b))
@@ -148,11 +175,19 @@ class _Lowering:
 
     def _logits(self, op: ops.Logits) -> Any:
         job = jobs.Linear(
-            m=min(self._m, MAX_ROWS), matrix=self._matrices[op.weight], x_dtype="float32", out_dtype="float32",
-            bias=op.bias is not None, rows=True, x_rows=self._m, softcap=op.softcap,
-        )  # fmt: skip
+            m=min(self._m, MAX_ROWS),
+            matrix=self._matrices[op.weight],
+            x_dtype="float32",
+            out_dtype="float32",
+            bias=op.bias is not None,
+            rows=True,
+            x_rows=self._m,
+            softcap=op.softcap,
+        )
         rows = self._buffer("logit_rows", (MAX_ROWS,), "int32")
-        return operators.call(job, [self._values[op.x], rows, *self._parts(op.weight), *self._optional(op.bias)])
+        return operators.call(
+            job, [self._values[op.x], rows, *self._parts(op.weight), *self._optional(op.bias)]
+        )
 
     # -- what they are made of --
 
@@ -162,7 +197,11 @@ class _Lowering:
     def _wide_value(self, name: str) -> relax.Var:
         """A value in float32."""
         value = self._values[name]
-        return value if str(value.ty.dtype) == "float32" else self._bind(relax.op.astype(value, "float32"), "wide")
+        return (
+            value
+            if str(value.ty.dtype) == "float32"
+            else self._bind(relax.op.astype(value, "float32"), "wide")
+        )
 
     def _bind(self, expr: Any, hint: str) -> relax.Var:
         normal = self._builder.normalize(expr)
@@ -201,10 +240,16 @@ class _Lowering:
         """The fields that jobs over a cache share."""
         shape = self._step.caches[cache]
         return {
-            "m": self._m, "heads": heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim,
-            "page_size": self._cache.page_size, "slots": self._cache.slots, "pages_per_slot": self._pages_per_slot,
-            "dtype": self._dtypes.activations, "kv_dtype": self._dtypes.kv,
-        }  # fmt: skip
+            "m": self._m,
+            "heads": heads,
+            "kv_heads": shape.kv_heads,
+            "head_dim": shape.head_dim,
+            "page_size": self._cache.page_size,
+            "slots": self._cache.slots,
+            "pages_per_slot": self._pages_per_slot,
+            "dtype": self._dtypes.activations,
+            "kv_dtype": self._dtypes.kv,
+        }
 
     def _where(self, cache: int) -> dict[str, relax.Var]:
         table = buffers.page_table(self._step.group(cache))
@@ -229,7 +274,12 @@ def _wide_values(listed: tuple[Op, ...]) -> set[str]:
     So the residual stream and what is normalized on its way there keep their range (docs/decisions/0003).
     """
     narrow = {op.x for op in listed if isinstance(op, ops.RopeAppend | ops.Glu)}
-    wide = {name for op in listed if not isinstance(op, ops.RopeAppend | ops.Glu | ops.Attend) for name in reads(op)}
+    wide = {
+        name
+        for op in listed
+        if not isinstance(op, ops.RopeAppend | ops.Glu | ops.Attend)
+        for name in reads(op)
+    }
     made = {op.out for op in listed if isinstance(op, ops.Linear)}
     return made & wide | {op.out for op in listed if isinstance(op, ops.Linear) and op.out not in narrow}
 

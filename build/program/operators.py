@@ -1,7 +1,8 @@
 """The project's own operators in Relax.
 
-An operator is `R.call_dps_packed("nearfar.<kind>", (*tensors, R.str(<job as JSON>)), out)`: the job is a record of
-`nearfar.targets.jobs`, so a dumped module can be read, and a pass edits the record and the tensors together.
+An operator is `R.call_dps_packed("nearfar.<kind>", (*tensors, R.str(<job as JSON>)), out)`: the job is a
+record of `nearfar.targets.jobs`, so a dumped module can be read, and a pass edits the record and the tensors
+together.
 """
 
 from __future__ import annotations
@@ -43,7 +44,11 @@ class OpCall:
 
 def parse(expr: Any) -> OpCall | None:
     """The operator call that `expr` is, or None."""
-    if not isinstance(expr, relax.Call) or len(expr.args) < 2 or not isinstance(expr.args[0], relax.ExternFunc):
+    if (
+        not isinstance(expr, relax.Call)
+        or len(expr.args) < 2
+        or not isinstance(expr.args[0], relax.ExternFunc)
+    ):
         return None
     symbol = str(expr.args[0].global_symbol)
     kind = symbol.removeprefix("nearfar.")

@@ -23,7 +23,9 @@ class Launch:
 
 @dataclass
 class Plan:
-    """One function for one bucket; `storage` is the bytes of each workspace buffer it uses, before sharing."""
+    """One function for one bucket; `storage` is the bytes of each workspace buffer it uses, before
+    sharing.
+    """
 
     function: str
     size: int
@@ -81,7 +83,9 @@ def _memory_call(call: relax.Call, values: Mapping[relax.Var, str], plan: Plan) 
 
 
 def staged_plan(plan: Plan, name: str, staged: Staged, buffers: Iterable[str]) -> Plan:
-    """Fill `plan` with kernels that the graph has no part in (sampling): their params are buffers of the same name."""
+    """Fill `plan` with kernels that the graph has no part in (sampling): their params are buffers of the
+    same name.
+    """
     known = set(buffers)
     plan.storage = [int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in staged.scratch]
     for index, stage in enumerate(staged.stages):
@@ -89,13 +93,18 @@ def staged_plan(plan: Plan, name: str, staged: Staged, buffers: Iterable[str]) -
         unknown = [a for a in stage.args if a not in known and not a.startswith("scratch:")]
         if unknown:
             raise AssertionError(f"{kernel}: no buffers named {unknown}")
-        args = (a.replace("scratch:", "storage:") if a.startswith("scratch:") else f"buffer:{a}" for a in stage.args)
+        args = (
+            a.replace("scratch:", "storage:") if a.startswith("scratch:") else f"buffer:{a}"
+            for a in stage.args
+        )
         plan.launches.append(Launch(kernel, tuple(args)))
     return plan
 
 
 def share_workspace(plans: Iterable[Plan]) -> list[int]:
-    """Give all plans one set of workspace buffers: a plan's n-th largest storage is workspace n. Returns their bytes."""
+    """Give all plans one set of workspace buffers: a plan's n-th largest storage is workspace n. Returns
+    their bytes.
+    """
     sizes: list[int] = []
     for plan in plans:
         used = {arg for launch in plan.launches for arg in launch.args if arg.startswith("storage:")}

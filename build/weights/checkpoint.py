@@ -1,7 +1,8 @@
-"""Reading a Hugging Face checkpoint: a local directory or a hub id, tensors read one at a time from their files.
+"""Reading a Hugging Face checkpoint: a local directory or a hub id, tensors read one at a time from their
+files.
 
-Tensors are read with plain reads at their offsets rather than through a memory map, so the memory of this process is
-that of the tensor asked for and not of the file.
+Tensors are read with plain reads at their offsets rather than through a memory map, so the memory of this
+process is that of the tensor asked for and not of the file.
 """
 
 from __future__ import annotations
@@ -27,7 +28,14 @@ INDEX = "model.safetensors.index.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 CONFIG_FILES = ("config.json", "generation_config.json")
 LICENSE_NAMES = ("LICENSE", "LICENSE.txt", "LICENSE.md")
-HUB_PATTERNS = ["*.safetensors", INDEX, *CONFIG_FILES, *TOKENIZER_FILES, "special_tokens_map.json", "LICENSE*"]
+HUB_PATTERNS = [
+    "*.safetensors",
+    INDEX,
+    *CONFIG_FILES,
+    *TOKENIZER_FILES,
+    "special_tokens_map.json",
+    "LICENSE*",
+]
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 READ_BYTES = 8 << 20
 HASH_BYTES = 256 << 10  # one block over and over, which stays in the core's cache
@@ -35,7 +43,9 @@ NAMED_FINDINGS = 40  # of each kind in one error message
 
 
 class Checkpoint:
-    """An opened checkpoint; made by `open_checkpoint`, which has checked that its files are there and whole."""
+    """An opened checkpoint; made by `open_checkpoint`, which has checked that its files are there and
+    whole.
+    """
 
     def __init__(self, path: Path, name: str, config: dict[str, Any], entries: dict[str, Entry]) -> None:
         self.path = path
@@ -46,7 +56,8 @@ class Checkpoint:
         self.dtypes = {tensor: entry.dtype for tensor, entry in entries.items()}
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
-        """Read a tensor in its own dtype (float32, float16, ml_dtypes.bfloat16, …); with start/stop only those rows.
+        """Read a tensor in its own dtype (float32, float16, ml_dtypes.bfloat16, …); with start/stop only
+        those rows.
 
         Raises CheckpointError where the name is unknown or the file has become shorter.
         """
@@ -64,7 +75,9 @@ class Checkpoint:
         return out
 
     def read_into(self, name: str, start: int, out: Array) -> None:
-        """Read rows of a tensor from `start` into an array of its dtype, [rows, …] in C order; errors as `read`."""
+        """Read rows of a tensor from `start` into an array of its dtype, [rows, …] in C order; errors as
+        `read`.
+        """
         entry = self.entries[name]
         row = math.prod(entry.shape[1:]) * entry.dtype.itemsize
         self._read_bytes(entry, name, entry.offset + start * row, out)
@@ -78,11 +91,14 @@ class Checkpoint:
             while done < out.nbytes:
                 got = file.readinto(view[done : done + READ_BYTES])
                 if not got:
-                    raise CheckpointError(f"{entry.file}: ends inside tensor {name!r}: download or copy it again")
+                    raise CheckpointError(
+                        f"{entry.file}: ends inside tensor {name!r}: download or copy it again"
+                    )
                 done += got
 
     def sha256(self, stop: threading.Event | None = None) -> str:
-        """SHA-256 over names and contents of config.json, the tokenizer files and the safetensors files, in order.
+        """SHA-256 over names and contents of config.json, the tokenizer files and the safetensors files, in
+        order.
 
         Setting `stop` from another thread ends the reading early; the result then means nothing.
         """
@@ -117,7 +133,9 @@ class Checkpoint:
 
     @cached_property
     def chat_template(self) -> str | None:
-        """The chat template: chat_template.jinja, else the one in tokenizer_config.json (of several, `default`)."""
+        """The chat template: chat_template.jinja, else the one in tokenizer_config.json (of several,
+        `default`).
+        """
         file = self.path / "chat_template.jinja"
         if file.is_file():
             return _read_text(file)
@@ -127,13 +145,16 @@ class Checkpoint:
             template = named.get("default", next(iter(named.values())))
         if template is not None and not isinstance(template, str):
             raise CheckpointError(
-                f"{self.path / 'tokenizer_config.json'}: chat_template is {str(template)[:80]}; expected a template, or a "
+                f"{self.path / 'tokenizer_config.json'}: chat_template is {str(template)[:80]}; "
+                "expected a template, or a "
                 "list of objects with name and template: correct it, or remove it"
             )
         return template
 
     def write_tokenizer(self, folder: Path) -> list[Path]:
-        """Copy the tokenizer's files into a folder, the chat template always as a file of its own; what was written."""
+        """Copy the tokenizer's files into a folder, the chat template always as a file of its own; what
+        was written.
+        """
         folder.mkdir(exist_ok=True)
         written = {file.name: folder / file.name for file in self.tokenizer_files}
         for file in self.tokenizer_files:
@@ -154,16 +175,20 @@ class Checkpoint:
 
 
 def open_checkpoint(source: str | Path) -> Checkpoint:
-    """Open a local Hugging Face directory, or a hub id (`owner/name`), which is downloaded into the hub's cache.
+    """Open a local Hugging Face directory, or a hub id (`owner/name`), which is downloaded into the hub's
+    cache.
 
-    Raises CheckpointError for anything missing, damaged or in a format that is not read, before any tensor is read.
+    Raises CheckpointError for anything missing, damaged or in a format that is not read, before any tensor is
+    read.
     """
     path = Path(source).expanduser()
     name = path.resolve().name if path.exists() else str(source)
     if not path.exists():
         path = _download(str(source))
     if not path.is_dir():
-        raise CheckpointError(f"{path} is a file: name the directory that holds config.json and model.safetensors")
+        raise CheckpointError(
+            f"{path} is a file: name the directory that holds config.json and model.safetensors"
+        )
     config = read_json(path / "config.json")
     if not (path / "tokenizer.json").is_file():
         raise CheckpointError(
@@ -176,7 +201,9 @@ def open_checkpoint(source: str | Path) -> Checkpoint:
 
 
 def _name_in_manifest(path: Path) -> str | None:
-    """The model's name where the checkpoint is the mlx target of an earlier build, whose directory is just called mlx."""
+    """The model's name where the checkpoint is the mlx target of an earlier build, whose directory is just
+    called mlx.
+    """
     manifest = read_json(path / "manifest.json", required=False)
     if manifest.get("format") != "nearfar-artifact":
         return None
@@ -186,7 +213,9 @@ def _name_in_manifest(path: Path) -> str | None:
 
 
 def read_json(path: Path, required: bool = True) -> dict[str, Any]:
-    """Read a JSON object; {} where the file is missing and not required, CheckpointError where it is not one."""
+    """Read a JSON object; {} where the file is missing and not required, CheckpointError where it is not
+    one.
+    """
     if not path.exists():
         if not required:
             return {}
@@ -199,7 +228,9 @@ def read_json(path: Path, required: bool = True) -> dict[str, Any]:
     except ValueError as error:
         raise CheckpointError(f"{path}: not valid JSON ({error}): download or copy it again") from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: holds a JSON {type(value).__name__} where an object is needed: copy it again")
+        raise CheckpointError(
+            f"{path}: holds a JSON {type(value).__name__} where an object is needed: copy it again"
+        )
     return value
 
 
@@ -214,7 +245,8 @@ def _download(source: str) -> Path:
     """Snapshot of a hub repository in the hub's cache."""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", source) or source.startswith("."):
         raise CheckpointError(
-            f"{source}: no such directory, and not a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct: check the path"
+            f"{source}: no such directory, and not a hub id such as "
+            "HuggingFaceTB/SmolLM2-135M-Instruct: check the path"
         )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -224,7 +256,8 @@ def _download(source: str) -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
-            f"{source}: no such directory, and the download from the hub failed ({reason}): check the name, the "
+            f"{source}: no such directory, and the download from the hub failed ({reason}): check the "
+            "name, the "
             "network, and `hf auth login` for gated models"
         ) from error
 
@@ -239,14 +272,16 @@ def _entries(path: Path) -> dict[str, Entry]:
         pickles = sorted(file.name for pattern in PICKLES for file in path.glob(pattern))
         if pickles:
             raise CheckpointError(
-                f"{path}: holds only pickle weights ({', '.join(pickles)}), which can run code when read and are "
+                f"{path}: holds only pickle weights ({', '.join(pickles)}), which can run code when "
+                "read and are "
                 "refused. Convert them with transformers: "
                 "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT, safe_serialization=True)"
             )
         raise CheckpointError(f"{path}: there is no model.safetensors: download the checkpoint again")
     if len(files) > 1:
         raise CheckpointError(
-            f"{path}: {len(files)} safetensors files without {INDEX}: fetch the index, or leave only model.safetensors"
+            f"{path}: {len(files)} safetensors files without {INDEX}: fetch the index, or leave only "
+            "model.safetensors"
         )
     return dict(sorted(read_header(files[0]).items()))
 
@@ -261,7 +296,8 @@ def _indexed(path: Path) -> dict[str, Entry]:
         raise CheckpointError(f"{path / INDEX}: names files outside the directory: {', '.join(strange)}")
     if missing := [file for file in files if not (path / file).is_file()]:
         raise CheckpointError(
-            f"{path}: {len(missing)} of {len(files)} files named in {INDEX} are missing: {', '.join(missing)}: "
+            f"{path}: {len(missing)} of {len(files)} files named in {INDEX} are missing: "
+            f"{', '.join(missing)}: "
             "download them"
         )
     headers = {file: read_header(path / file) for file in files}
@@ -304,7 +340,9 @@ def check_tensors(
     if any(found for _, found in kinds):
         lines = [f"  {len(found)} {kind}: {_some(found)}" for kind, found in kinds if found]
         raise CheckpointError(
-            f"{checkpoint.path}: the tensors are not those that config.json describes:\n" + "\n".join(lines) + "\n"
+            f"{checkpoint.path}: the tensors are not those that config.json describes:\n"
+            + "\n".join(lines)
+            + "\n"
             "Check that config.json and the weights belong together (adapters must be merged first)."
         )
 
@@ -327,7 +365,9 @@ def check_finite(name: str, array: Array) -> None:
 
 
 def _not_finite(flat: Array) -> npt.NDArray[np.bool_] | None:
-    """Mask of NaN and Inf in a vector, None where there is none; on the bits, where bfloat16's isfinite is slow."""
+    """Mask of NaN and Inf in a vector, None where there is none; on the bits, where bfloat16's isfinite is
+    slow.
+    """
     exponent = {"bfloat16": 0x7F80, "float16": 0x7C00, "float32": 0x7F800000}.get(flat.dtype.name)
     if exponent is None:
         bad = ~np.isfinite(flat)

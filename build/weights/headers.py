@@ -1,6 +1,8 @@
-"""Headers of safetensors files, which may come from anybody: read strictly, so that no tensor has another's bytes.
+"""Headers of safetensors files, which may come from anybody: read strictly, so that no tensor has another's
+bytes.
 
-Format: https://github.com/huggingface/safetensors#format. What the library's own reader refuses is refused here.
+Format: https://github.com/huggingface/safetensors#format. What the library's own reader refuses is refused
+here.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class Entry:
 
 
 def read_header(file: Path) -> dict[str, Entry]:
-    """List the tensors of one safetensors file (8 bytes of header length, a JSON header, the data), bounds checked."""
+    """List the tensors of one safetensors file (8 bytes of header length, a JSON header, the data), bounds
+    checked.
+    """
     try:
         stream = file.open("rb")
     except OSError as error:
@@ -55,19 +59,24 @@ def read_header(file: Path) -> dict[str, Entry]:
         length = int.from_bytes(stream.read(8), "little")
         if size < 8 or length > min(size - 8, HEADER_LIMIT):
             raise CheckpointError(
-                f"{file}: its header should be {length:,} bytes, the file has {size:,}: it is truncated or no "
+                f"{file}: its header should be {length:,} bytes, the file has {size:,}: it is truncated "
+                "or no "
                 "safetensors file; download it again"
             )
         text = stream.read(length)
     try:
         header = strict_json.loads(text.decode("utf-8"))
     except ValueError as error:
-        raise CheckpointError(f"{file}: unreadable safetensors header ({error}): download it again") from error
+        raise CheckpointError(
+            f"{file}: unreadable safetensors header ({error}): download it again"
+        ) from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{file}: its safetensors header is no JSON object: download it again")
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise CheckpointError(f"{file}: __metadata__ of its header is no object of strings: download it again")
+        raise CheckpointError(
+            f"{file}: __metadata__ of its header is no object of strings: download it again"
+        )
     entries = {name: _entry(file, name, record, 8 + length) for name, record in header.items()}
     _check_tiling(file, entries, 8 + length, size)
     return entries
@@ -79,12 +88,14 @@ def _entry(file: Path, name: str, record: object, data: int) -> Entry:
     code, extents, offsets = (known.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not isinstance(code, str) or not _naturals(extents) or not _naturals(offsets) or len(offsets) != 2:
         raise CheckpointError(
-            f"{file}: tensor {name!r} has no dtype, shape and data_offsets that make sense: {str(record)[:120]}: "
+            f"{file}: tensor {name!r} has no dtype, shape and data_offsets that make sense: "
+            f"{str(record)[:120]}: "
             "download it again"
         )
     if code not in DTYPES:
         raise CheckpointError(
-            f"{file}: tensor {name!r} has dtype {code}, which is not read: use a float32, float16 or bfloat16 checkpoint"
+            f"{file}: tensor {name!r} has dtype {code}, which is not read: use a float32, float16 or "
+            "bfloat16 checkpoint"
         )
     dtype, shape, (start, stop) = DTYPES[code], tuple(extents), offsets
     if stop - start != math.prod(shape) * dtype.itemsize:
@@ -100,13 +111,16 @@ def _naturals(value: object) -> TypeGuard[list[int]]:
 
 
 def _check_tiling(file: Path, entries: Mapping[str, Entry], start: int, size: int) -> None:
-    """The tensors must fill the file from byte `start` to its end, without gaps and overlaps, as safetensors demands."""
+    """The tensors must fill the file from byte `start` to its end, without gaps and overlaps, as
+    safetensors demands.
+    """
     at = start
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].offset, item[1].bytes)):
         if entry.offset != at:
             kind = "overlaps the tensor before it" if entry.offset < at else "leaves a gap before it"
             raise CheckpointError(
-                f"{file}: tensor {name!r} at byte {entry.offset:,} {kind}, which ends at {at:,}: download it again"
+                f"{file}: tensor {name!r} at byte {entry.offset:,} {kind}, which ends at {at:,}: "
+                "download it again"
             )
         at += entry.bytes
     if at > size:
@@ -116,6 +130,7 @@ def _check_tiling(file: Path, entries: Mapping[str, Entry], start: int, size: in
         )
     if at < size:
         raise CheckpointError(
-            f"{file}: {size - at:,} bytes follow the last tensor, which ends at {at:,}: the file is no longer what was "
+            f"{file}: {size - at:,} bytes follow the last tensor, which ends at {at:,}: the file is no "
+            "longer what was "
             "written; download it again"
         )

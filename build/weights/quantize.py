@@ -1,11 +1,12 @@
 """Affine quantization in MLX's layout: w ≈ scale * q + bias, per group of consecutive inputs.
 
-Method. For each group we look for the codes, scale and bias that minimise the squared error, by alternating least
-squares from several starting ranges: round the weights to the grid; then, the codes held fixed, take the scale and
-bias that solve the two normal equations; repeat. This is the Lloyd-Max iteration (S. Lloyd, *Least squares
-quantization in PCM*, 1982) on a uniform grid, as in the `make_qkx` search of llama.cpp's k-quants; the shrunk starting
-ranges are the clipping search of AWQ (Lin et al., 2023). Scale and bias are rounded to float16 before the codes are
-computed, so that the error that is minimised is the error that a device sees.
+Method. For each group we look for the codes, scale and bias that minimise the squared error, by alternating
+least squares from several starting ranges: round the weights to the grid; then, the codes held fixed, take
+the scale and bias that solve the two normal equations; repeat. This is the Lloyd-Max iteration (S. Lloyd,
+*Least squares quantization in PCM*, 1982) on a uniform grid, as in the `make_qkx` search of llama.cpp's
+k-quants; the shrunk starting ranges are the clipping search of AWQ (Lin et al., 2023). Scale and bias are
+rounded to float16 before the codes are computed, so that the error that is minimised is the error that a
+device sees.
 
 Speed comes from `quantize_kernel`, where one pass over a group is one fused vector loop.
 """
@@ -29,8 +30,18 @@ F32 = npt.NDArray[np.float32]
 # Rows are searched in slices of about this many weights: 2 MiB as bfloat16, which stays in a core's cache.
 SLICE_WEIGHTS = 1 << 20
 
-__all__ = ["LARGEST", "METHOD", "Scheme", "Slice", "dequantize", "quantize", "quantize_slice", "slices", "stack",
-           "to_float32"]  # fmt: skip
+__all__ = [
+    "LARGEST",
+    "METHOD",
+    "Scheme",
+    "Slice",
+    "dequantize",
+    "quantize",
+    "quantize_slice",
+    "slices",
+    "stack",
+    "to_float32",
+]
 
 GROUPS = (16, 32, 64, 128)
 METHOD = "alternating least squares from clipped ranges, float16 scale and bias inside the search"
@@ -65,7 +76,8 @@ class Scheme:
 
 @dataclass(frozen=True)
 class Slice:
-    """Rows of a matrix where the kernel wants them: `rows` [n, k] float32 or bfloat16, to be filled, is a view of `groups`.
+    """Rows of a matrix where the kernel wants them: `rows` [n, k] float32 or bfloat16, to be filled, is a
+    view of `groups`.
 
     `groups` [blocks, LANES, group] float32 or uint16 has groups to spare at its end.
     """
@@ -95,13 +107,15 @@ def slices(n: int, k: int) -> list[tuple[int, int]]:
 def quantize(weight: Array, scheme: Scheme, name: str = "weight") -> QuantTensor:
     """Quantize a matrix.
 
-    weight: [n, k] float32, float16 or bfloat16, finite.
-    Gives words uint32 [n, k*bits/32], scales and biases float16 [n, k/group].
-    Raises CheckpointError where a weight is NaN/Inf or beyond float16, BuildError where k is no multiple of the group.
+    weight: [n, k] float32, float16 or bfloat16, finite. Gives words uint32 [n, k*bits/32], scales and biases
+    float16 [n, k/group]. Raises CheckpointError where a weight is NaN/Inf or beyond float16, BuildError where
+    k is no multiple of the group.
     """
     n, k = weight.shape
     if not scheme.fits(k):
-        raise BuildError(f"{name} has {k} inputs, no multiple of the group size {scheme.group_size}: keep it dense")
+        raise BuildError(
+            f"{name} has {k} inputs, no multiple of the group size {scheme.group_size}: keep it dense"
+        )
     parts = []
     for start, stop in slices(n, k):
         piece = Slice.empty(stop - start, k, scheme.group_size, weight.dtype)
@@ -119,8 +133,12 @@ def stack(parts: Sequence[QuantTensor]) -> QuantTensor:
 
 
 def quantize_slice(piece: Slice, scheme: Scheme, name: str, first_row: int) -> QuantTensor:
-    """Quantize a slice of the matrix `name` that begins at `first_row`, on the calling thread; errors as `quantize`."""
-    from nearfar.build.weights.quantize_kernel import compiled_search  # TVM: a checkpoint is opened and checked without
+    """Quantize a slice of the matrix `name` that begins at `first_row`, on the calling thread; errors as
+    `quantize`.
+    """
+    from nearfar.build.weights.quantize_kernel import (
+        compiled_search,
+    )  # TVM: a checkpoint is opened and checked without
 
     blocks, lanes, group = piece.groups.shape
     n, k = piece.rows.shape
@@ -164,8 +182,12 @@ def _copy_float32(array: Array, out: F32) -> None:
         out[...] = array
 
 
-def _check_range(rows: Array, statistics: tuple[F32, F32, F32], group: int, name: str, first_row: int) -> None:
-    """Refuse NaN, Inf and groups whose scale or bias float16 cannot hold; statistics are each group's low, high and sum."""
+def _check_range(
+    rows: Array, statistics: tuple[F32, F32, F32], group: int, name: str, first_row: int
+) -> None:
+    """Refuse NaN, Inf and groups whose scale or bias float16 cannot hold; statistics are each group's low,
+    high and sum.
+    """
     limit = LARGEST
     low, high, total = statistics
     with np.errstate(over="ignore", invalid="ignore"):  # a NaN is in the sum whatever the minimum makes of it
@@ -177,8 +199,11 @@ def _check_range(rows: Array, statistics: tuple[F32, F32, F32], group: int, name
     where = f"{name}: the group at row {first_row + row}, columns {column} to {column + group - 1}"
     values = to_float32(rows[row, column : column + group])
     if not np.isfinite(values).all():
-        raise CheckpointError(f"{where}, holds NaN or Inf: the checkpoint is damaged, download or export it again")
+        raise CheckpointError(
+            f"{where}, holds NaN or Inf: the checkpoint is damaged, download or export it again"
+        )
     raise CheckpointError(
-        f"{where}, spans {values.min():g} to {values.max():g}, beyond float16 (65504), in which scales and biases are "
+        f"{where}, spans {values.min():g} to {values.max():g}, beyond float16 (65504), in which scales "
+        "and biases are "
         "stored: rescale the model's weights or build with --quant none"
     )

@@ -1,7 +1,8 @@
 """The search of `quantize` as a TIR kernel: eight groups a vector register, one fused loop a pass.
 
-Written with the CPU target's vector vocabulary, which names every vector: T.vectorized loops over the same formulas left
-the rounding, and with it the loop, scalar (five times as long), and NumPy sweeps a buffer for each operation.
+Written with the CPU target's vector vocabulary, which names every vector: T.vectorized loops over the same
+formulas left the rounding, and with it the loop, scalar (five times as long), and NumPy sweeps a buffer for
+each operation.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from nearfar.targets.quantized import Array
 HALVES = tuple(range(LANES // v.LANES))
 SMALLEST = 2.0**-14  # the smallest normal float16
 
-# Starting ranges, narrower by STEP of the group's own each, and least-squares refits of each. On Gaussian weights at 4
-# bits, group 64, the squared error against min-max: 2 starts, 7 refits 0.823; 2, 5: 0.829; 4, 3: 0.832; 1, 15: 0.850.
-# Fewer bits gain from narrower ranges: on the 7M model's weights a step of 0.3 takes 1.3 % off the error at 2 bits, and one
-# of 0.2 takes 0.6 % off at 3 bits; at 4 bits both add. Twice as many passes take off 1 to 2 % at any number of bits.
+# Starting ranges, narrower by STEP of the group's own each, and least-squares refits of each. On Gaussian
+# weights at 4 bits, group 64, the squared error against min-max: 2 starts, 7 refits 0.823; 2, 5: 0.829; 4, 3:
+# 0.832; 1, 15: 0.850. Fewer bits gain from narrower ranges: on the 7M model's weights a step of 0.3 takes 1.3
+# % off the error at 2 bits, and one of 0.2 takes 0.6 % off at 3 bits; at 4 bits both add. Twice as many
+# passes take off 1 to 2 % at any number of bits.
 STARTS = {2: 2, 3: 2, 4: 2, 5: 2, 6: 2, 8: 2}
 STEP = {2: 0.3, 3: 0.2, 4: 0.12, 5: 0.07, 6: 0.04, 8: 0.01}
 REFITS = {2: 5, 3: 5, 4: 5, 5: 4, 6: 4, 8: 3}
@@ -39,11 +41,12 @@ Search = Callable[[Array, npt.NDArray[np.uint16], npt.NDArray[np.float32]], None
 
 
 def search_func(bits: int, group: int, source: str) -> tirx.PrimFunc:
-    """Make the kernel: w [blocks, LANES, group] in; words uint16 [blocks, LANES, group*bits/16], params float32 [blocks, 5, LANES] out.
+    """Make the kernel: w [blocks, LANES, group] in; words uint16 [blocks, LANES, group*bits/16], params
+    float32 [blocks, 5, LANES] out.
 
-    `source` "float32", or "bfloat16": then w is uint16, its bits. words hold the codes as MLX packs them, the first in the
-    lowest bits; params are PARAMS of each group. Where a group's statistics are not finite, or beyond float16, its other
-    results mean nothing.
+    `source` "float32", or "bfloat16": then w is uint16, its bits. words hold the codes as MLX packs them, the
+    first in the lowest bits; params are PARAMS of each group. Where a group's statistics are not finite, or
+    beyond float16, its other results mean nothing.
     """
     blocks = tirx.Var("blocks", "int32")
     args = [
@@ -78,7 +81,9 @@ class _Groups:
             for lane in range(LANES):
                 value = w[block, lane, i]
                 if str(w.dtype) == "uint16":
-                    value = tirx.reinterpret("float32", tirx.Cast("uint32", value) << tirx.IntImm("uint32", 16))
+                    value = tirx.reinterpret(
+                        "float32", tirx.Cast("uint32", value) << tirx.IntImm("uint32", 16)
+                    )
                 v.put1(self.x, [i * LANES + lane], value)
 
     def weights(self, i: Expr, half: int) -> Expr:
@@ -137,7 +142,9 @@ class _Groups:
             self._least_squares(h, sq[h], sqq[h], sqw[h])
 
     def _judge(self, h: int, sq: Expr, sqq: Expr, sqw: Expr) -> None:
-        """Remember the scale and bias where their error (but for the constant sum of w squared) is the least so far."""
+        """Remember the scale and bias where their error (but for the constant sum of w squared) is the
+        least so far.
+        """
         scale, bias, two, n = self.scale[h], self.bias[h], v.splat(2.0), v.splat(float(self.group))
         error = v.keep(
             scale * (scale * sqq - two * sqw + two * bias * sq) + bias * (n * bias - two * self.total[h])
@@ -157,7 +164,9 @@ class _Groups:
         v.put1(self.bias, [h], _bias((self.total[h] - self.scale[h] * sq) / n))
 
     def store(self, words: Expr, params: Expr, block: Expr) -> None:
-        """Pack the codes of the best scale and bias, 16 codes into `bits` words at a time; write the parameters."""
+        """Pack the codes of the best scale and bias, 16 codes into `bits` words at a time; write the
+        parameters.
+        """
         self._invert(self.best_scale, self.best_bias)
         for row, register in enumerate((self.best_scale, self.best_bias, self.low, self.high, self.total)):
             for h in HALVES:

@@ -1,6 +1,8 @@
-"""Writing safetensors as a stream: the headers follow from the shapes, so the bytes can be written and hashed as they come.
+"""Writing safetensors as a stream: the headers follow from the shapes, so the bytes can be written and hashed
+as they come.
 
-Format: 8 bytes of header length, a JSON header (padded with spaces to a multiple of 8), the tensors without gaps.
+Format: 8 bytes of header length, a JSON header (padded with spaces to a multiple of 8), the tensors without
+gaps.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class TensorSpec:
 
 
 class SafetensorsWriter:
-    """Writes `model.safetensors`, or several files with an index, from tensors that come in the order of their specs.
+    """Writes `model.safetensors`, or several files with an index, from tensors that come in the order of
+    their specs.
 
     Holds no tensor. Use it as a context manager: an exception closes the open file.
     """
@@ -85,7 +88,9 @@ class SafetensorsWriter:
     def finish(self) -> tuple[File, ...]:
         """Write the index where there are several files; the record of each file."""
         if self._left or len(self._files) < len(self._groups):
-            raise BuildError("not all tensors were written: this is a fault of the pipeline, please report it")
+            raise BuildError(
+                "not all tensors were written: this is a fault of the pipeline, please report it"
+            )
         if len(self._files) > 1:
             total = sum(spec.bytes for spec in self._specs.values())
             files = zip(self._groups, self._files, strict=True)
@@ -106,7 +111,11 @@ class SafetensorsWriter:
 
     def _name(self) -> str:
         count = len(self._groups)
-        return "model.safetensors" if count == 1 else f"model-{len(self._files) + 1:05d}-of-{count:05d}.safetensors"
+        return (
+            "model.safetensors"
+            if count == 1
+            else f"model-{len(self._files) + 1:05d}-of-{count:05d}.safetensors"
+        )
 
     def _open(self) -> BinaryIO:
         """Open the next file and write its header."""
@@ -134,13 +143,17 @@ class SafetensorsWriter:
 
 
 def header(specs: Sequence[TensorSpec], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Length and header of a file that holds these tensors in this order. mlx-lm marks its files `format: mlx`."""
+    """Length and header of a file that holds these tensors in this order. mlx-lm marks its files `format:
+    mlx`.
+    """
     records: dict[str, Any] = {"__metadata__": dict(metadata or {"format": "mlx"})}
     offset = 0
     for spec in specs:
         records[spec.name] = {
-            "dtype": DTYPES[spec.dtype], "shape": list(spec.shape), "data_offsets": [offset, offset + spec.bytes]
-        }  # fmt: skip
+            "dtype": DTYPES[spec.dtype],
+            "shape": list(spec.shape),
+            "data_offsets": [offset, offset + spec.bytes],
+        }
         offset += spec.bytes
     text = json.dumps(records, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

@@ -1,4 +1,6 @@
-"""Writing the weight stream: tensors at aligned offsets of one logical stream that is cut into shard files."""
+"""Writing the weight stream: tensors at aligned offsets of one logical stream that is cut into shard
+files.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,15 @@ PIECE_BYTES = 4 << 20  # written and hashed at a time
 class ShardWriter:
     """Writes `weights/00000.bin …` under an artifact's directory, a tensor at a time; holds no tensor.
 
-    A tensor starts at the next multiple of 256 and may span shards; shard i holds the bytes from i * shard_bytes.
-    Use it as a context manager: an exception closes the open file.
+    A tensor starts at the next multiple of 256 and may span shards; shard i holds the bytes from i *
+    shard_bytes. Use it as a context manager: an exception closes the open file.
     """
 
     def __init__(self, directory: Path, shard_bytes: int = SHARD_BYTES) -> None:
         if shard_bytes <= 0 or shard_bytes % ALIGNMENT:
-            raise BuildError(f"shard size {shard_bytes} is no positive multiple of {ALIGNMENT}: choose one that is")
+            raise BuildError(
+                f"shard size {shard_bytes} is no positive multiple of {ALIGNMENT}: choose one that is"
+            )
         self._directory = directory
         self._shard_bytes = shard_bytes
         self._shards: list[File] = []
@@ -43,7 +47,9 @@ class ShardWriter:
     def add(self, name: str, array: Array) -> None:
         """Append a tensor (little-endian, C order). BuildError for a name given twice or a full disk."""
         if name in self._tensors:
-            raise BuildError(f"weight {name!r} was added twice: this is a fault of the pipeline, please report it")
+            raise BuildError(
+                f"weight {name!r} was added twice: this is a fault of the pipeline, please report it"
+            )
         self._write(memoryview(bytes(-self._offset % ALIGNMENT)), name)
         array = np.ascontiguousarray(array)
         if array.dtype.byteorder == ">" or (array.dtype.byteorder == "=" and sys.byteorder == "big"):
@@ -110,14 +116,17 @@ class ShardWriter:
 
 
 def disk_error(error: OSError, directory: Path, what: str, needed: int) -> BuildError:
-    """Make the BuildError for a failed write: the disk's free bytes where it is full, else the system's message."""
+    """Make the BuildError for a failed write: the disk's free bytes where it is full, else the system's
+    message.
+    """
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         try:
             free = shutil.disk_usage(directory).free
         except OSError:
             free = 0
         return BuildError(
-            f"the disk of {directory} is full: writing {what} needs {needed:,} more bytes at least, {free:,} are free: "
+            f"the disk of {directory} is full: writing {what} needs {needed:,} more bytes at least, "
+            f"{free:,} are free: "
             "free some space or choose another output directory"
         )
     return BuildError(f"cannot write {what} under {directory}: {error}: check permissions and the disk")

@@ -20,7 +20,16 @@ import numpy.typing as npt
 
 from nearfar.build.weights.checkpoint import Checkpoint, check_finite
 from nearfar.build.weights.mlx_checkpoint import MlxQuantized
-from nearfar.build.weights.quantize import LARGEST, METHOD, Scheme, Slice, quantize_slice, slices, stack, to_float32
+from nearfar.build.weights.quantize import (
+    LARGEST,
+    METHOD,
+    Scheme,
+    Slice,
+    quantize_slice,
+    slices,
+    stack,
+    to_float32,
+)
 from nearfar.errors import CheckpointError
 from nearfar.format.manifest import Weights
 from nearfar.step.params import Param
@@ -81,13 +90,17 @@ class Report:
     rounded: int = 0
     """Scales and biases of a quantized checkpoint that float16 could not hold exactly."""
     skipped: dict[str, int] = field(default_factory=dict)
-    """How many tensors were left out that belong to other parts of a model than its text, by how they begin."""
+    """How many tensors were left out that belong to other parts of a model than its text, by how they
+    begin.
+    """
 
 
 def choose_matrices(
     params: Sequence[Param], checkpoint: Checkpoint, scheme: Scheme, packed: MlxQuantized | None = None
 ) -> tuple[dict[str, Matrix], Report]:
-    """How each matrix is stored: quantized where its width allows, else float16 (float32 if that is what it came as)."""
+    """How each matrix is stored: quantized where its width allows, else float16 (float32 if that is what
+    it came as).
+    """
     matrices, report = {}, Report()
     if packed is not None:
         report.method = "as in the checkpoint"
@@ -112,12 +125,16 @@ def _why_dense(param: Param, scheme: Scheme, packed: MlxQuantized | None) -> str
         found = [name in packed.tensors for name in param.tensors]
         if any(found) and not all(found):
             alike = zip(param.tensors, found, strict=True)
-            names = ", ".join(f"{name} is {'' if quantized else 'not '}quantized" for name, quantized in alike)
+            names = ", ".join(
+                f"{name} is {'' if quantized else 'not '}quantized" for name, quantized in alike
+            )
             raise CheckpointError(f"matrices that are computed together must be stored alike, but {names}")
         return None if all(found) else "not quantized in the checkpoint"
     if not scheme.bits:
         return "not asked for (--quant none)"
-    return None if scheme.fits(param.k) else f"width {param.k} is no multiple of group size {scheme.group_size}"
+    return (
+        None if scheme.fits(param.k) else f"width {param.k} is no multiple of group size {scheme.group_size}"
+    )
 
 
 @dataclass(frozen=True)
@@ -151,7 +168,9 @@ class WeightStream:
     report: Report
 
     def write(self, writers: Sequence[WeightWriter], advance: Callable[[int], None]) -> None:
-        """Read, check, quantize, hand to the writers; `advance` is told bytes of the checkpoint as they are done."""
+        """Read, check, quantize, hand to the writers; `advance` is told bytes of the checkpoint as they
+        are done.
+        """
         by_rows = [writer for writer in writers if isinstance(writer, RowWriter)]
         by_matrix = [writer for writer in writers if isinstance(writer, MatrixWriter)]
         parts: list[Piece] = []
@@ -231,7 +250,11 @@ class WeightStream:
 def _stack(parts: Sequence[Piece]) -> Piece:
     """A parameter of its slices, which are all of one kind."""
     quantized = [part for part in parts if isinstance(part, QuantTensor)]
-    return stack(quantized) if quantized else np.concatenate([part for part in parts if isinstance(part, np.ndarray)])
+    return (
+        stack(quantized)
+        if quantized
+        else np.concatenate([part for part in parts if isinstance(part, np.ndarray)])
+    )
 
 
 def _dense(rows: Array, matrix: Matrix, name: str) -> Array:

@@ -57,7 +57,8 @@ def kv_group(head_dim: int, bits: int) -> int:
     """Values that share a scale in a cache of `bits` bits; 4 bits need the smaller groups."""
     if head_dim % 32:
         raise RequestError(
-            f"kv_bits {bits}: heads of {head_dim} values cannot be cut into groups of 32, so this model's cache cannot be "
+            f"kv_bits {bits}: heads of {head_dim} values cannot be cut into groups of 32, so this "
+            "model's cache cannot be "
             "quantized. Leave kv_bits (--kv-bits) out",
             "kv_bits",
         )
@@ -95,7 +96,8 @@ def cache_bytes(cache: KvCache, dtype: str, kv_bits: int | None = None) -> int:
 
 
 def useful_pages(manifest: Manifest) -> tuple[int, ...]:
-    """Pages by group beyond which memory would lie idle: every slot at the full context; of windows twice that.
+    """Pages by group beyond which memory would lie idle: every slot at the full context; of windows twice
+    that.
 
     As many as the slots need hold prefixes there that nobody uses at the moment.
     """
@@ -169,9 +171,12 @@ def check_buffers(
         )
         if not 0 <= size <= total:
             raise DeviceError(
-                f"the buffer {buffer.name} of {manifest.model.name} takes {show_size(size)}, more than there is memory "
-                f"({show_size(total)}). It grows with the model's context of {manifest.model.context_length:,} tokens: if that is "
-                "not true, correct max_position_embeddings in the checkpoint's config.json and build the artifact again"
+                f"the buffer {buffer.name} of {manifest.model.name} takes {show_size(size)}, more than "
+                "there is memory "
+                f"({show_size(total)}). It grows with the model's context of "
+                f"{manifest.model.context_length:,} tokens: if that is "
+                "not true, correct max_position_embeddings in the checkpoint's config.json and build "
+                "the artifact again"
             )
 
 
@@ -201,9 +206,11 @@ def plan_pages(
     if min(pages) < 1:
         context = manifest.model.context_length
         raise DeviceError(
-            f"{show_size(budget)} for the KV cache is too little: one page of {manifest.cache.page_size} tokens takes "
+            f"{show_size(budget)} for the KV cache is too little: one page of "
+            f"{manifest.cache.page_size} tokens takes "
             f"{show_size(sum(each))}, the full context of {context} tokens "
-            f"{show_size(kv_bytes(manifest, program, context, kv_bits))}. Give it more with kv_memory (--kv-memory)"
+            f"{show_size(kv_bytes(manifest, program, context, kv_bits))}. Give it more with kv_memory "
+            "(--kv-memory)"
         )
     if kv_memory is not None and budget > total:
         what = "this machine has" if memory is None else "the device can give"

@@ -86,7 +86,8 @@ def _check_able(options: LoadOptions, target: str, chosen: Device) -> None:
     """Refuse what only other kinds of devices can do."""
     if options.debug and not chosen.debug:
         raise RequestError(
-            f"{target} has no validation layer to check calls with (debug, --debug); {debug_choices()} has", "debug"
+            f"{target} has no validation layer to check calls with (debug, --debug); {debug_choices()} has",
+            "debug",
         )
     if options.kv_bits is not None and options.kv_bits not in chosen.kv_bits:
         raise RequestError(

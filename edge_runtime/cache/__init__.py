@@ -1,4 +1,5 @@
-"""Bookkeeping of the paged KV cache: which page holds which tokens of which sequence. No device memory is touched here.
+"""Bookkeeping of the paged KV cache: which page holds which tokens of which sequence. No device memory is
+touched here.
 
 The TypeScript runtime has the same three classes; both pass the vectors in tests/vectors/cache.
 """

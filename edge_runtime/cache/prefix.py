@@ -104,7 +104,9 @@ class PrefixIndex:
         return found[:served]
 
     def insert(self, parent: Node, tokens: Seq[int], pages: Seq[int | None]) -> Node:
-        """Enter a full page, of each group that has one. What was there first stays: see the node's `pages`."""
+        """Enter a full page, of each group that has one. What was there first stays: see the node's
+        `pages`.
+        """
         node = self._child(parent, tuple(tokens))
         for group, page in enumerate(pages):
             if page is not None and node.pages[group] is None:
@@ -131,7 +133,9 @@ class PrefixIndex:
         self._idle[group].pop(page, None)
 
     def evict(self, group: int) -> int:
-        """Forget the page of a group that was idle longest, and return it. The caller has checked `idle_count`."""
+        """Forget the page of a group that was idle longest, and return it. The caller has checked
+        `idle_count`.
+        """
         page = next(iter(self._idle[group]))
         del self._idle[group][page]
         node = self._nodes[group].pop(page)
@@ -140,7 +144,9 @@ class PrefixIndex:
         return page
 
     def clear(self) -> None:
-        """Forget every page. The caller has evicted the idle ones; the others are freed when they are released."""
+        """Forget every page. The caller has evicted the idle ones; the others are freed when they are
+        released.
+        """
         for group, nodes in enumerate(self._nodes):
             for node in nodes.values():
                 node.pages[group] = None

@@ -76,7 +76,9 @@ class SequenceTable:
         self.index = PrefixIndex(self.windows)
         self.sequences: dict[int, Sequence] = {}
         self.freed = 0
-        """How often a page or a slot has been given back: while it stays the same, what found no room finds none now."""
+        """How often a page or a slot has been given back: while it stays the same, what found no room
+        finds none now.
+        """
         self._slots = slots
 
     @property
@@ -106,7 +108,8 @@ class SequenceTable:
         return -(-length // self.page_size)
 
     def open(self, tokens: Seq[int], salt: str = "") -> Sequence | None:
-        """Open a sequence that will hold `tokens`, in the lowest free slot, starting from their longest cached prefix.
+        """Open a sequence that will hold `tokens`, in the lowest free slot, starting from their longest
+        cached prefix.
 
         At least one of the tokens is left to compute, because its logits are wanted. None when no slot is
         free.
@@ -120,7 +123,8 @@ class SequenceTable:
         return sequence
 
     def borrow(self, tokens: Seq[int]) -> Sequence:
-        """The longest cached prefix of `tokens`, whole pages of it, as a sequence without a slot: it holds pages, but never runs.
+        """The longest cached prefix of `tokens`, whole pages of it, as a sequence without a slot: it holds
+        pages, but never runs.
 
         For who reads or fills pages from outside (snapshots). Python only.
         """
@@ -189,7 +193,9 @@ class SequenceTable:
         self.slide(sequence, sequence.computed)
 
     def slide(self, sequence: Sequence, position: int) -> None:
-        """All rows before `position` are computed: give back the pages that others do not read, first page first."""
+        """All rows before `position` are computed: give back the pages that others do not read, first page
+        first.
+        """
         for group, window in self._sliding:
             held, first = sequence.held[group], window.first_column(position)
             if first > held.first:
@@ -199,7 +205,9 @@ class SequenceTable:
                 held.first = first
 
     def least_length(self, sequence: Sequence) -> int:
-        """The least length, but 0, to which it or its fork can be truncated: before that, pages were given back."""
+        """The least length, but 0, to which it or its fork can be truncated: before that, pages were given
+        back.
+        """
         return max(
             window.least_length(held.first) for window, held in zip(self.windows, sequence.held, strict=True)
         )
@@ -220,7 +228,9 @@ class SequenceTable:
         return child
 
     def truncate(self, sequence: Sequence, length: int) -> None:
-        """Keep the first `length` tokens, 0 or at least `least_length`; give back the pages beyond, last first."""
+        """Keep the first `length` tokens, 0 or at least `least_length`; give back the pages beyond, last
+        first.
+        """
         if not (length == 0 or self.least_length(sequence) <= length <= len(sequence.tokens)):
             raise ValueError(
                 f"cannot truncate {len(sequence.tokens)} tokens to {length}: "

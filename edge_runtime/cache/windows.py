@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Window:
-    """What layers attend to: a row at position p to p − size + 1 … p; with size None, to every position before.
+    """What layers attend to: a row at position p to p − size + 1 … p; with size None, to every position
+    before.
 
     A *column* is a place in a sequence's row of the page table: that of a position is position // page_size.
     """
@@ -28,7 +29,8 @@ class Window:
         return 0 if self.size is None or first == 0 else first * self.page_size + self.size - 1
 
     def most_columns(self, rows: int, context: int) -> int:
-        """Columns that `rows` consecutive rows, of at most `context` positions, read and write, wherever they lie.
+        """Columns that `rows` consecutive rows, of at most `context` positions, read and write, wherever they
+        lie.
 
         They touch size − 1 + rows positions, which lie in one column more than they fill where they begin in
         the middle.
@@ -39,7 +41,8 @@ class Window:
         return min(-(-(self.size + rows - 2) // self.page_size) + 1, all_of_it)
 
     def longest(self, pages: int, rows: int, context: int) -> int:
-        """Positions, at most `context`, that a sequence with `pages` pages can have, `rows` of them in a step.
+        """Positions, at most `context`, that a sequence with `pages` pages can have, `rows` of them in a
+        step.
 
         Where the pages do not even hold a window, it is as if there were none: all positions must fit.
         """

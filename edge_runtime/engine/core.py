@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakValueDictionary
 
 from nearfar.edge_runtime.cache import SequenceTable
-from nearfar.edge_runtime.engine.requests import Constraint, FinishReason, Request, RequestStats, TokenEvent, TopLogprob
+from nearfar.edge_runtime.engine.requests import (
+    Constraint,
+    FinishReason,
+    Request,
+    RequestStats,
+    TokenEvent,
+    TopLogprob,
+)
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.edge_runtime.engine.scheduler import Limits, Scheduler, Step
 from nearfar.edge_runtime.engine.steps import Done, Launched, Sampled, StepBuilder, StepWork, finish, launch
@@ -31,7 +38,8 @@ MOST_LOSSES = 3
 """How often in a row, without a token between, a lost device is opened anew."""
 
 FORKED = (
-    "the engine was loaded before this process was forked, and its threads stayed with the parent: load the artifact here, "
+    "the engine was loaded before this process was forked, and its threads stayed with the parent: load "
+    "the artifact here, "
     "or start processes another way (multiprocessing's spawn)"
 )
 
@@ -93,11 +101,12 @@ class Generation:
 class EngineCore:
     """Runs token ids through one executor. Text, templates and OpenAI's shapes are above it.
 
-    Everything but the calls of the executor and of constraints happens on the event loop; those happen in one worker thread,
-    in order. So a mask that takes its time holds up steps, but nobody else on the event loop.
+    Everything but the calls of the executor and of constraints happens on the event loop; those happen in one
+    worker thread, in order. So a mask that takes its time holds up steps, but nobody else on the event loop.
 
-    A step that fails ends an *epoch*: nothing that it or its predecessors computed is found any more, the device is opened anew
-    before the next step (or, where it cannot be, every call is refused), and what is remembered of its buffers starts afresh.
+    A step that fails ends an *epoch*: nothing that it or its predecessors computed is found any more, the
+    device is opened anew before the next step (or, where it cannot be, every call is refused), and what is
+    remembered of its buffers starts afresh.
     """
 
     def __init__(
@@ -112,9 +121,10 @@ class EngineCore:
     ) -> None:
         """Take over an executor with so many pages by group.
 
-        `pipelined`: queue a step before the tokens of the one before are read. An executor that computes inside
-        `run` gains nothing from that. `reopen`: makes another one like it, for when this one has failed; where its
-        device is lost (DeviceLost), requests go on where they were. Without it the engine ends there.
+        `pipelined`: queue a step before the tokens of the one before are read. An executor that computes
+        inside `run` gains nothing from that. `reopen`: makes another one like it, for when this one has
+        failed; where its device is lost (DeviceLost), requests go on where they were. Without it the engine
+        ends there.
         """
         self.executor = executor
         self.manifest = manifest
@@ -129,7 +139,9 @@ class EngineCore:
         self._new_builder = partial(StepBuilder, manifest, program, feed=pipelined)
         self._builder = self._new_builder()
         self._reopen = reopen
-        self._failed: Exception | None = None  # what the executor raised; set and cleared in the worker thread
+        self._failed: Exception | None = (
+            None  # what the executor raised; set and cleared in the worker thread
+        )
         self._initialized = False  # whether the device has the initial writes of the builder; so too
         self._lost_in_a_row = 0
         self.epoch = 0
@@ -148,12 +160,16 @@ class EngineCore:
             raise
 
     def generate(
-        self, tokens: Seq[int], params: SamplingParams | None = None, constraint: Constraint | None = None, salt: str = ""
+        self,
+        tokens: Seq[int],
+        params: SamplingParams | None = None,
+        constraint: Constraint | None = None,
+        salt: str = "",
     ) -> Generation:
         """Start a request; call it on the event loop that will iterate the result.
 
-        It shares prefixes with requests of the same `salt` only: where one engine serves several who must not learn of
-        each other.
+        It shares prefixes with requests of the same `salt` only: where one engine serves several who must not
+        learn of each other.
         """
         self._check_open()
         params = params or SamplingParams()
@@ -174,7 +190,9 @@ class EngineCore:
         self._generations.pop(request.number, None)
 
     async def on_device(self, call: Callable[[], T]) -> T:
-        """Call the executor between two turns of the loop: after every step that is queued already, before any later one."""
+        """Call the executor between two turns of the loop: after every step that is queued already, before
+        any later one.
+        """
         self._check_open()
 
         def ready() -> T:
@@ -189,7 +207,9 @@ class EngineCore:
             self._task = asyncio.get_running_loop().create_task(self._loop())
 
     async def close(self) -> None:
-        """Stop all requests and free the device; in a forked process nothing, for all of that is the parent's."""
+        """Stop all requests and free the device; in a forked process nothing, for all of that is the
+        parent's.
+        """
         if self._closed:
             return
         self._closed = True
@@ -205,18 +225,24 @@ class EngineCore:
 
     @property
     def forked(self) -> bool:
-        """Whether this process is a fork of the one that loaded the engine: the threads that compute are not here."""
+        """Whether this process is a fork of the one that loaded the engine: the threads that compute are
+        not here.
+        """
         return os.getpid() != self._process
 
     async def _loop(self) -> None:
-        """Run steps until there is nothing to do; where the device is lost on the way, go on with it opened anew."""
+        """Run steps until there is nothing to do; where the device is lost on the way, go on with it
+        opened anew.
+        """
         while True:
             try:
                 await self._steps()
                 return
             except asyncio.CancelledError:
                 self._end_epoch()
-                self._fail(DeviceError("the event loop of the engine was stopped while the request was running"))
+                self._fail(
+                    DeviceError("the event loop of the engine was stopped while the request was running")
+                )
                 raise
             except Exception as error:
                 self._end_epoch()
@@ -241,14 +267,18 @@ class EngineCore:
                 self._emit(done)
 
     def _end_epoch(self) -> None:
-        """A step has failed: requests will be computed again from their tokens, or fail; nothing is known of the device."""
+        """A step has failed: requests will be computed again from their tokens, or fail; nothing is known
+        of the device.
+        """
         self.epoch += 1
         self.scheduler.restart()
         self._builder = self._new_builder()
         self._initialized = False
 
     def _goes_on(self, error: Exception) -> bool:
-        """Whether requests wait for the device to be opened anew, as they do where it was lost, but not too often in a row."""
+        """Whether requests wait for the device to be opened anew, as they do where it was lost, but not
+        too often in a row.
+        """
         if not isinstance(error, DeviceLost):
             return False
         self._lost_in_a_row += 1
@@ -258,7 +288,9 @@ class EngineCore:
         return not self._closed
 
     def _ready(self) -> None:
-        """Runs in the worker thread, before other calls: a failed executor is replaced, a new one gets the initial writes."""
+        """Runs in the worker thread, before other calls: a failed executor is replaced, a new one gets the
+        initial writes.
+        """
         if self._failed is not None and self._reopen is not None:
             # Memory is given back before it is taken again. What has failed may well fail to close.
             try:
@@ -334,7 +366,9 @@ class EngineCore:
             self.scheduler.remove(request)
         for generation in list(self._generations.values()):
             known = isinstance(error, NearfarError)
-            generation.put(error if known else DeviceError(f"the device failed: {type(error).__name__}: {error}"))
+            generation.put(
+                error if known else DeviceError(f"the device failed: {type(error).__name__}: {error}")
+            )
         self._generations.clear()
 
     def _check_tokens(self, tokens: Seq[int]) -> None:
@@ -344,7 +378,8 @@ class EngineCore:
         for position, token in enumerate(tokens):
             if not 0 <= token < vocab:
                 raise RequestError(
-                    f"token id {token} at position {position} is outside the vocabulary of {vocab} tokens", "prompt"
+                    f"token id {token} at position {position} is outside the vocabulary of {vocab} tokens",
+                    "prompt",
                 )
 
     def _check_open(self) -> None:
@@ -354,13 +389,17 @@ class EngineCore:
         if self.forked:
             raise DeviceError(FORKED)
         if self._failed is not None and self._reopen is None:
-            raise DeviceError(f"the device has failed ({self._failed}), and the engine ended there; load the artifact again")
+            raise DeviceError(
+                f"the device has failed ({self._failed}), and the engine ended there; load the artifact again"
+            )
 
     async def _in_worker(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, call)
 
 
-def _event(request: Request, token: int, finish: FinishReason | None, sampled: Sampled, row: int) -> TokenEvent:
+def _event(
+    request: Request, token: int, finish: FinishReason | None, sampled: Sampled, row: int
+) -> TokenEvent:
     count = request.params.logprobs
     if count is None or sampled.logprobs is None or sampled.top_ids is None or sampled.top_logprobs is None:
         return TokenEvent(token, finish)

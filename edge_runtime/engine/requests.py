@@ -27,7 +27,9 @@ class TopLogprob:
 
 @dataclass(frozen=True)
 class TokenEvent:
-    """One sampled token. The last event of a request has a finish reason; after "stop" its token is the end token."""
+    """One sampled token. The last event of a request has a finish reason; after "stop" its token is the
+    end token.
+    """
 
     token: int
     finish_reason: FinishReason | None = None
@@ -65,12 +67,15 @@ class RequestStats:
 class Constraint(Protocol):
     """Says before each token of one request which tokens may come (a grammar, for example).
 
-    Called from the engine's worker thread, one call at a time: `allowed` for a token, `accept` once it has been read, and so on.
-    What takes long holds up steps, but not the event loop. Whatever is raised ends the request, and no other.
+    Called from the engine's worker thread, one call at a time: `allowed` for a token, `accept` once it has
+    been read, and so on. What takes long holds up steps, but not the event loop. Whatever is raised ends the
+    request, and no other.
     """
 
     def allowed(self) -> npt.NDArray[Any]:
-        """uint32 [(vocab_size+31)//32]: bit v%32 of word v/32 says whether token v may be sampled next. No bit: the request ends."""
+        """uint32 [(vocab_size+31)//32]: bit v%32 of word v/32 says whether token v may be sampled next. No
+        bit: the request ends.
+        """
         ...
 
     def accept(self, token: int) -> bool:
@@ -82,8 +87,9 @@ class Constraint(Protocol):
 class Request:
     """The state of one request. The scheduler owns it until it is finished or cancelled.
 
-    `tokens` are the prompt and the answer as far as it is known; `queued` positions have been given to the device,
-    `pending` of them end in a sampled token that has not been read yet. Requests share prefixes if their `salt` is the same.
+    `tokens` are the prompt and the answer as far as it is known; `queued` positions have been given to the
+    device, `pending` of them end in a sampled token that has not been read yet. Requests share prefixes if
+    their `salt` is the same.
     """
 
     prompt: tuple[int, ...]

@@ -15,10 +15,12 @@ MAX_TOP_LOGPROBS = TOP_LOGPROBS
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Sampling parameters with OpenAI's names and defaults; the command line takes its defaults from here too.
+    """Sampling parameters with OpenAI's names and defaults; the command line takes its defaults from here
+    too.
 
-    `max_tokens` None: until the context is full. `seed` None: a random one. `logprobs` None: off; else how many
-    alternatives to give beside the chosen token's own logprob. `ignore_eos` keeps going at the end token (benchmarks).
+    `max_tokens` None: until the context is full. `seed` None: a random one. `logprobs` None: off; else how
+    many alternatives to give beside the chosen token's own logprob. `ignore_eos` keeps going at the end token
+    (benchmarks).
     """
 
     max_tokens: int | None = None
@@ -59,7 +61,8 @@ class SamplingParams:
         for token in self.logit_bias:
             if token >= vocab_size:
                 raise RequestError(
-                    f"logit_bias: token id {token} is outside the vocabulary of {vocab_size} tokens", "logit_bias"
+                    f"logit_bias: token id {token} is outside the vocabulary of {vocab_size} tokens",
+                    "logit_bias",
                 )
 
     @property

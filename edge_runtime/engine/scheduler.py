@@ -32,8 +32,9 @@ class Limits:
     def prefill_rows(self, decode: int, wanted: int) -> int:
         """How many of the wanted prefill rows to take beside the decode rows.
 
-        Padding costs as much as work: rather than run a bucket more than half empty, fill the one below
-        and leave the rest to the next step. Up to 16 rows a step costs about one pass over the weights, full or not.
+        Padding costs as much as work: rather than run a bucket more than half empty, fill the one below and
+        leave the rest to the next step. Up to 16 rows a step costs about one pass over the weights, full or
+        not.
         """
         total = min(decode + wanted, self.max_rows)
         size = self.bucket(total)
@@ -45,7 +46,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows of one request: `count` positions from `start`. If `samples`, the last row's logits give its next token."""
+    """Rows of one request: `count` positions from `start`. If `samples`, the last row's logits give its
+    next token.
+    """
 
     request: Request
     start: int
@@ -74,8 +77,8 @@ class Step:
 class Scheduler:
     """Waiting requests in order of arrival, running ones in order of admission.
 
-    Running requests decode first; what room is left in a step goes to prefill. When pages run out, the request
-    admitted last gives up its pages and is computed again later.
+    Running requests decode first; what room is left in a step goes to prefill. When pages run out, the
+    request admitted last gives up its pages and is computed again later.
     """
 
     def __init__(self, table: SequenceTable, limits: Limits) -> None:
@@ -85,7 +88,9 @@ class Scheduler:
         self.running: list[Request] = []
         self.preemptions = 0
         self._copies: list[Copy] = []  # page copies that the next step must make first
-        self._no_room: tuple[Request, int] | None = None  # who found no room, and what had been given back by then
+        self._no_room: tuple[Request, int] | None = (
+            None  # who found no room, and what had been given back by then
+        )
 
     @property
     def free_tokens(self) -> int:
@@ -101,15 +106,19 @@ class Scheduler:
         context = self.limits.context
         if len(prompt) >= context:
             raise RequestError(
-                f"the prompt has {len(prompt)} tokens, but only {context} fit the context, the answer included. "
-                f"Shorten it to {context - 1} tokens or fewer, or give the cache more memory if the model allows it",
+                f"the prompt has {len(prompt)} tokens, but only {context} fit the context, the answer "
+                "included. "
+                f"Shorten it to {context - 1} tokens or fewer, or give the cache more memory if the "
+                "model allows it",
                 "prompt",
             )
         room = context - len(prompt)
         return room if max_tokens is None else min(max_tokens, room)
 
     def remove(self, request: Request) -> None:
-        """Forget a request that is finished or cancelled; its pages stay in the prefix index while there is room."""
+        """Forget a request that is finished or cancelled; its pages stay in the prefix index while there
+        is room.
+        """
         request.done = True
         if request in self.running:
             self.running.remove(request)
@@ -118,7 +127,9 @@ class Scheduler:
         self._release(request)
 
     def restart(self) -> None:
-        """What the cache holds is void: running requests wait again, in their order, to be computed from the tokens known."""
+        """What the cache holds is void: running requests wait again, in their order, to be computed from
+        the tokens known.
+        """
         for request in reversed(self.running):
             self._release(request)
             request.queued = request.pending = 0
@@ -173,7 +184,9 @@ class Scheduler:
             self.table.append(request.sequence, request.tokens[len(request.sequence.tokens) : known])
 
     def _decode_rows(self, before: Step | None) -> list[Chunk | None] | None:
-        """One row for each request that decodes; those fed by `before` stay in the order of its logits rows."""
+        """One row for each request that decodes; those fed by `before` stay in the order of its logits
+        rows.
+        """
         ordered = before.sampled if before else []
         others = [r for r in self.running if r.remaining == 1 and r.generated > 0 and r not in ordered]
         rows: list[Chunk | None] = []
@@ -190,7 +203,9 @@ class Scheduler:
         return [row for row in rows if row is None or row.request.sequence is not None]
 
     def _make_room(self, request: Request, before: Step | None) -> bool:
-        """Reserve the request's next position, at the cost of requests admitted later. False: read `before` first."""
+        """Reserve the request's next position, at the cost of requests admitted later. False: read
+        `before` first.
+        """
         while request.sequence is not None:
             made = self.table.reserve(request.sequence, request.queued + 1)
             if made is not None:
@@ -217,7 +232,11 @@ class Scheduler:
     def _prefill_wanted(self, before: Step | None) -> list[Request]:
         """Running requests with positions left to compute, then as many waiting ones as can be admitted."""
         fed = before.sampled if before else []
-        wanted = [r for r in self.running if r not in fed and (r.remaining > 1 or r.generated == 0) and not r.exhausted]
+        wanted = [
+            r
+            for r in self.running
+            if r not in fed and (r.remaining > 1 or r.generated == 0) and not r.exhausted
+        ]
         for request in wanted:
             self._advance(request)  # before others are admitted: they must not take its pages
         rows = sum(r.remaining for r in wanted)
@@ -235,7 +254,9 @@ class Scheduler:
         return wanted
 
     def _advance(self, request: Request) -> None:
-        """Reserve the next rows of a prompt, as far as there is room: windows get their pages step by step."""
+        """Reserve the next rows of a prompt, as far as there is room: windows get their pages step by
+        step.
+        """
         assert request.sequence is not None
         soon = min(len(request.tokens), request.queued + self.limits.max_rows)
         made = self.table.reserve(request.sequence, self.table.reservable(request.sequence, soon))

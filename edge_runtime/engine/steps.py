@@ -1,4 +1,6 @@
-"""Turns a scheduled step into what the device reads: the small buffers of docs/artifact.md, and the sampler's rows."""
+"""Turns a scheduled step into what the device reads: the small buffers of docs/artifact.md, and the
+sampler's rows.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,10 @@ EVERY = 0xFFFFFFFF
 NO_TOKEN = "the grammar allows no token here, or takes too long to follow; make it simpler"
 
 NOT_FINITE = (
-    "the logits of this request are not finite numbers, so no token can be chosen: the model overflows in the precision that it "
-    "runs in. Load it with precision f32 (--precision f32); if it runs in f32 already, report the model and the prompt"
+    "the logits of this request are not finite numbers, so no token can be chosen: the model overflows "
+    "in the precision that it "
+    "runs in. Load it with precision f32 (--precision f32); if it runs in f32 already, report the model "
+    "and the prompt"
 )
 
 
@@ -134,7 +138,9 @@ class StepBuilder:
         ]
 
     def build(self, step: Step) -> StepWork:
-        """Lay out a step. Call it in the order in which the steps will run, before their rows count as queued."""
+        """Lay out a step. Call it in the order in which the steps will run, before their rows count as
+        queued.
+        """
         work = StepWork(step.size, step.copies, self._rows(step))
         requests = step.sampled
         for chunk in step.chunks:
@@ -164,7 +170,11 @@ class StepBuilder:
                 logit_rows[sampled] = end - 1
                 sampled += 1
             row = end
-        writes = [Write("positions", positions), *self._changed("slots", slots), *self._changed("logit_rows", logit_rows)]
+        writes = [
+            Write("positions", positions),
+            *self._changed("slots", slots),
+            *self._changed("logit_rows", logit_rows),
+        ]
         if step.fed < step.size:
             writes.append(Write("tokens", tokens[step.fed :], step.fed))
         return writes
@@ -178,7 +188,9 @@ class StepBuilder:
         return [Write(buffer, data)]
 
     def _page_table(self, request: Request) -> list[Write]:
-        """What the slot's rows of the page tables lack. Entries of pages given back go stale: nobody reads them."""
+        """What the slot's rows of the page tables lack. Entries of pages given back go stale: nobody reads
+        them.
+        """
         sequence = request.sequence
         assert sequence is not None
         state = self._slots[sequence.slot]
@@ -197,7 +209,9 @@ class StepBuilder:
     def _sampler(self, work: StepWork, step: Step) -> None:
         requests = step.sampled
         work.sampled = len(requests)
-        work.sampler = "greedy" if all(r.params.plain_greedy and r.constraint is None for r in requests) else "sample"
+        work.sampler = (
+            "greedy" if all(r.params.plain_greedy and r.constraint is None for r in requests) else "sample"
+        )
         work.sampler_size = self._size(work.sampler, len(requests))
         if any(r.params.logprobs is not None for r in requests):
             work.logprobs_size = self._size("logprobs", len(requests))
@@ -257,7 +271,9 @@ class StepBuilder:
 
 
 def launch(executor: Executor, work: StepWork) -> Launched:
-    """Enqueue a step. A constraint that fails ends its own request; what the executor raises ends the epoch."""
+    """Enqueue a step. A constraint that fails ends its own request; what the executor raises ends the
+    epoch.
+    """
     for group, source, target in work.copies:
         executor.copy_page(group, source, target)
     for write in work.writes:
@@ -281,7 +297,9 @@ def launch(executor: Executor, work: StepWork) -> Launched:
 
 
 def finish(step: Step, launched: Launched, sampled: Sampled) -> Done:
-    """What came of a step: constraints take note of their tokens, and requests without a token are refused."""
+    """What came of a step: constraints take note of their tokens, and requests without a token are
+    refused.
+    """
     refused = dict(launched.refused)
     for row, request in enumerate(step.sampled):
         if request.done or request.number in refused:
@@ -295,7 +313,9 @@ def finish(step: Step, launched: Launched, sampled: Sampled) -> Done:
 
 
 def _allowed(request: Request, refused: Refused) -> Array | None:
-    """uint32 [(vocab_size+31)//32]: the tokens that may come next. None where the constraint names none, or fails."""
+    """uint32 [(vocab_size+31)//32]: the tokens that may come next. None where the constraint names none,
+    or fails.
+    """
     assert request.constraint is not None
     try:
         row = request.constraint.allowed()
@@ -319,4 +339,6 @@ def _accept(request: Request, constraint: Constraint, token: int, refused: Refus
 def _grammar_failed(error: Exception) -> NearfarError:
     if isinstance(error, NearfarError):
         return error
-    return RequestError(f"the grammar failed ({type(error).__name__}: {error}); make it simpler", "response_format")
+    return RequestError(
+        f"the grammar failed ({type(error).__name__}: {error}); make it simpler", "response_format"
+    )

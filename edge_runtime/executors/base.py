@@ -18,17 +18,18 @@ class Executor(Protocol):
     opened with a number of pages for each group, and reads the page table of group g from the buffer
     "page_table.g".
 
-    Order: `write`, `run`, `fetch`, `copy_page`, `read_pages` and `write_pages` take effect in the order of the
-    calls; each sees everything before it and nothing after it. None of them needs to wait for the device: only
-    `read_pages`, and calling what `fetch` returned, do.
+    Order: `write`, `run`, `fetch`, `copy_page`, `read_pages` and `write_pages` take effect in the order of
+    the calls; each sees everything before it and nothing after it. None of them needs to wait for the device:
+    only `read_pages`, and calling what `fetch` returned, do.
 
-    Ownership: the executor owns all device memory from construction to `close`. Arrays given to `write` may be
-    changed by the caller as soon as it returns; arrays that `fetch` yields are copies that belong to the caller.
+    Ownership: the executor owns all device memory from construction to `close`. Arrays given to `write` may
+    be changed by the caller as soon as it returns; arrays that `fetch` yields are copies that belong to the
+    caller.
 
     Threads: calls come from one thread at a time. The executor may release the GIL in any of them.
 
-    Errors: DeviceError for what this device lacks, ArtifactError for what the artifact should have had. After an
-    error in `run` the contents of buffers are undefined, and the executor can only be closed.
+    Errors: DeviceError for what this device lacks, ArtifactError for what the artifact should have had. After
+    an error in `run` the contents of buffers are undefined, and the executor can only be closed.
     """
 
     @property

@@ -87,15 +87,17 @@ class AsyncEngine:
 
     @classmethod
     async def load(cls, path: str | Path, **options: Unpack[LoadKeywords]) -> AsyncEngine:
-        """Load an artifact, or the best target of a directory of artifacts. The options are those of LoadOptions.
+        """Load an artifact, or the best target of a directory of artifacts. The options are those of
+        LoadOptions.
 
-        `device`: a kind of device (`nearfar devices` lists them) or "auto"; "KIND:1" or "KIND:radeon" for one of several.
-        `kv_memory`: bytes for the KV cache, such as "512MB"; default half of what is free. `threads`: cpu threads, default
-        one a core, within the quota of the container. `verify`: check the SHA-256 of every file first.
-        `kv_bits`: keep the KV cache in so many bits a value, where the device can; default as the program computes.
-        `precision`: "f16" or "f32"; default the best that the device has. `program`: a program by its name.
-        `debug`: check every call with the driver's validation layer, where it has one (slow).
-        `trust`: run the native code of an artifact that was not built here, now and later (docs/artifact.md).
+        `device`: a kind of device (`nearfar devices` lists them) or "auto"; "KIND:1" or "KIND:radeon" for one
+        of several. `kv_memory`: bytes for the KV cache, such as "512MB"; default half of what is free.
+        `threads`: cpu threads, default one a core, within the quota of the container. `verify`: check the
+        SHA-256 of every file first. `kv_bits`: keep the KV cache in so many bits a value, where the device
+        can; default as the program computes. `precision`: "f16" or "f32"; default the best that the device
+        has. `program`: a program by its name. `debug`: check every call with the driver's validation layer,
+        where it has one (slow). `trust`: run the native code of an artifact that was not built here, now and
+        later (docs/artifact.md).
         """
         return cls(*await asyncio.to_thread(load, Path(path), LoadOptions(**options)))
 
@@ -125,16 +127,21 @@ class AsyncEngine:
     ) -> Snapshot:
         """Save the keys and values of a prompt's beginning, computed first if need be: docs/snapshots.md.
 
-        One of `messages` (the beginning of a conversation, such as its system prompt), `prompt` (the beginning of a raw prompt),
-        `tokens`. `force`: overwrite a file that is not a snapshot. `progress(done, total)`: bytes written, from another thread.
-        SnapshotError where the file cannot be written, RequestError for a prompt too short (under a page) or too long.
+        One of `messages` (the beginning of a conversation, such as its system prompt), `prompt` (the
+        beginning of a raw prompt), `tokens`. `force`: overwrite a file that is not a snapshot.
+        `progress(done, total)`: bytes written, from another thread. SnapshotError where the file cannot be
+        written, RequestError for a prompt too short (under a page) or too long.
         """
-        return await snapshots.save(self.core, self.codec, _path(path), messages, prompt, tokens, force, progress)
+        return await snapshots.save(
+            self.core, self.codec, _path(path), messages, prompt, tokens, force, progress
+        )
 
     async def load_cache(self, path: str | Path, *, progress: Progress | None = None) -> Snapshot:
-        """Put a snapshot into the cache, where prompts that begin with its tokens find it, as after a request with them.
+        """Put a snapshot into the cache, where prompts that begin with its tokens find it, as after a request
+        with them.
 
-        SnapshotError, and nothing has changed, where it is damaged, of another model, or does not fit the cache.
+        SnapshotError, and nothing has changed, where it is damaged, of another model, or does not fit the
+        cache.
         """
         return await snapshots.load(self.core, _path(path), progress)
 
@@ -164,7 +171,11 @@ class ChatCompletions:
 
     @overload
     async def create(
-        self, messages: Seq[Mapping[str, Any]], *, stream: Literal[False] = False, **params: Unpack[ChatParams]
+        self,
+        messages: Seq[Mapping[str, Any]],
+        *,
+        stream: Literal[False] = False,
+        **params: Unpack[ChatParams],
     ) -> ChatCompletion: ...
     @overload
     async def create(
@@ -233,7 +244,13 @@ class _Response:
 
     @classmethod
     def start(
-        cls, engine: AsyncEngine, kind: str, tokens: list[int], context: Seq[int], sampling: SamplingParams, n: int
+        cls,
+        engine: AsyncEngine,
+        kind: str,
+        tokens: list[int],
+        context: Seq[int],
+        sampling: SamplingParams,
+        n: int,
     ) -> _Response:
         """Start the requests of a response. `context`: tokens that the text of the answers continues."""
         answers = []
@@ -250,7 +267,9 @@ class _Response:
 
     @property
     def tail(self) -> dict[str, Any]:
-        """Usage and timings, once the answers are complete. The prompt counts once, however many answers it has."""
+        """Usage and timings, once the answers are complete. The prompt counts once, however many answers
+        it has.
+        """
         stats = [answer.stats for answer in self.answers]
         prompt, generated = stats[0].prompt_tokens, sum(s.completion_tokens for s in stats)
         details = PromptTokensDetails(stats[0].cached_tokens)
@@ -263,7 +282,11 @@ class _Response:
             async for piece in merged:
                 pieces[piece.index].append(piece)
         return [
-            ("".join(p.text for p in of), [lp for p in of for lp in p.logprobs], of[-1].finish_reason or "length")
+            (
+                "".join(p.text for p in of),
+                [lp for p in of for lp in p.logprobs],
+                of[-1].finish_reason or "length",
+            )
             for of in pieces
         ]
 
@@ -284,7 +307,9 @@ async def _chat_chunks(response: _Response, usage: bool) -> AsyncGenerator[ChatC
         async for piece in pieces:
             logprobs = Logprobs(list(piece.logprobs)) if piece.logprobs else None
             delta = Delta(piece.text) if piece.text else Delta()
-            yield ChatCompletionChunk(**head, choices=[ChunkChoice(piece.index, delta, piece.finish_reason, logprobs)])
+            yield ChatCompletionChunk(
+                **head, choices=[ChunkChoice(piece.index, delta, piece.finish_reason, logprobs)]
+            )
     if usage:
         yield ChatCompletionChunk(**head, choices=[], **response.tail)
 
@@ -300,7 +325,9 @@ async def _completion_whole(response: _Response) -> Completion:
 async def _completion_chunks(response: _Response, usage: bool) -> AsyncGenerator[Completion, None]:
     async with aclosing(merge(response.answers)) as pieces:
         async for piece in pieces:
-            choice = CompletionChoice(piece.index, piece.text, piece.finish_reason, _parallel(list(piece.logprobs)))
+            choice = CompletionChoice(
+                piece.index, piece.text, piece.finish_reason, _parallel(list(piece.logprobs))
+            )
             yield Completion(**response.head, choices=[choice])
     if usage:
         yield Completion(**response.head, choices=[], **response.tail)

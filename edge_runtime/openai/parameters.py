@@ -37,7 +37,9 @@ class CommonParams(TypedDict, total=False):
 
 
 class ChatParams(CommonParams, total=False):
-    """Parameters of chat completions. `continue_final_message`: the answer goes on where the last message ends, as in vLLM."""
+    """Parameters of chat completions. `continue_final_message`: the answer goes on where the last message
+    ends, as in vLLM.
+    """
 
     max_completion_tokens: int | None
     logprobs: bool | None
@@ -53,8 +55,17 @@ class CompletionParams(CommonParams, total=False):
     echo: bool | None
 
 
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-             "seed", "ignore_eos")  # fmt: skip
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "ignore_eos",
+)
 
 
 def chat_sampling(params: ChatParams) -> SamplingParams:
@@ -93,7 +104,9 @@ def include_usage(params: CommonParams) -> bool:
     if options is None:
         return False
     if not isinstance(options, Mapping) or set(options) - {"include_usage"}:
-        raise RequestError(f"stream_options must be {{'include_usage': …}}, not {options!r:.80}", "stream_options")
+        raise RequestError(
+            f"stream_options must be {{'include_usage': …}}, not {options!r:.80}", "stream_options"
+        )
     return _flag("stream_options", options.get("include_usage"))
 
 
@@ -136,7 +149,11 @@ def _message(index: int, message: object) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, Seq) and not isinstance(content, str | bytes):
         for part in content:
-            if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            if (
+                not isinstance(part, Mapping)
+                or part.get("type") != "text"
+                or not isinstance(part.get("text"), str)
+            ):
                 raise RequestError(f"{where}: only text content is supported, not {part!r:.80}", "messages")
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str):
@@ -164,7 +181,9 @@ def _flag(name: str, value: object) -> bool:
 
 def _sampling(given: dict[str, Any], max_tokens: Any, logprobs: Any) -> SamplingParams:
     if logprobs is not None and (isinstance(logprobs, bool) or not isinstance(logprobs, int)):
-        raise RequestError(f"logprobs must be a number from 0 to {MAX_TOP_LOGPROBS}, not {logprobs!r}", "logprobs")
+        raise RequestError(
+            f"logprobs must be a number from 0 to {MAX_TOP_LOGPROBS}, not {logprobs!r}", "logprobs"
+        )
     stop = given.get("stop", ())
     if not isinstance(stop, str | list | tuple):
         raise RequestError(f"stop must be a string or a list of strings, not {stop!r}", "stop")

@@ -40,7 +40,9 @@ class Loop:
         return os.getpid() != self._process
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine there and wait for it; interrupting the wait cancels it. DeviceError in a forked process."""
+        """Run a coroutine there and wait for it; interrupting the wait cancels it. DeviceError in a forked
+        process.
+        """
         if self.forked:
             coroutine.close()
             raise DeviceError(FORKED)
@@ -59,7 +61,9 @@ class Loop:
 
 
 class Stream(Generic[Item]):
-    """Items as they come. Closing it stops the request; so does leaving the loop over it early, or Ctrl-C in it."""
+    """Items as they come. Closing it stops the request; so does leaving the loop over it early, or Ctrl-C
+    in it.
+    """
 
     def __init__(self, loop: Loop, items: AsyncIterator[Item], close: Coroutine[Any, Any, None]) -> None:
         self._loop = loop
@@ -96,7 +100,9 @@ class Stream(Generic[Item]):
 
 
 class Engine:
-    """A model on a device, for synchronous code. Usable from several threads at once: their requests share steps."""
+    """A model on a device, for synchronous code. Usable from several threads at once: their requests share
+    steps.
+    """
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.asynchronous = engine
@@ -155,7 +161,9 @@ class Engine:
         return self._loop.run(self.asynchronous.load_cache(path, progress=progress))
 
     def close(self) -> None:
-        """Stop all requests and free the device; in a forked process nothing, for all of that is the parent's."""
+        """Stop all requests and free the device; in a forked process nothing, for all of that is the
+        parent's.
+        """
         if not self._closed:
             self._closed = True
             if self._loop.forked:
@@ -185,7 +193,11 @@ class _ChatCompletions:
 
     @overload
     def create(
-        self, messages: Seq[Mapping[str, Any]], *, stream: Literal[False] = False, **params: Unpack[ChatParams]
+        self,
+        messages: Seq[Mapping[str, Any]],
+        *,
+        stream: Literal[False] = False,
+        **params: Unpack[ChatParams],
     ) -> ChatCompletion: ...
     @overload
     def create(

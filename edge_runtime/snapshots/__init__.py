@@ -1,4 +1,6 @@
-"""Snapshots: keys and values of a prompt's beginning in a file, so that it costs nothing at the next start (docs/snapshots.md)."""
+"""Snapshots: keys and values of a prompt's beginning in a file, so that it costs nothing at the next start
+(docs/snapshots.md).
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ async def save(
 ) -> Snapshot:
     """See AsyncEngine.save_cache."""
     if sum(given is not None for given in (messages, prompt, tokens)) != 1:
-        raise RequestError("give one of messages, prompt and tokens: what the snapshot is to hold", "messages")
+        raise RequestError(
+            "give one of messages, prompt and tokens: what the snapshot is to hold", "messages"
+        )
     file.check_target(path, force)
     checked = checked_messages(messages) if messages is not None else None
     model, page_size = origin(core.manifest), core.scheduler.table.page_size
@@ -85,15 +89,29 @@ def _read(path: Path, progress: Progress | None) -> tuple[Snapshot, dict[str, Ar
     fields, tensors = file.read(path, progress)
     snapshot = Snapshot.parse(path, path.stat().st_size, fields)
     tokens = tensors.get("tokens")
-    if tokens is None or tokens.dtype != np.int32 or tokens.shape != (snapshot.tokens,) or not len(tokens) or tokens.min() < 0:
-        raise SnapshotError(f"the snapshot {path} does not hold the {snapshot.tokens} tokens that it names. Save it again")
+    if (
+        tokens is None
+        or tokens.dtype != np.int32
+        or tokens.shape != (snapshot.tokens,)
+        or not len(tokens)
+        or tokens.min() < 0
+    ):
+        raise SnapshotError(
+            f"the snapshot {path} does not hold the {snapshot.tokens} tokens that it names. Save it again"
+        )
     return snapshot, tensors
 
 
-async def _write(made: Snapshot, tensors: Mapping[str, Array], force: bool, progress: Progress | None) -> None:
-    """Write in a thread, so that requests go on; a cancelled task ends the thread too, and the thread clears up."""
+async def _write(
+    made: Snapshot, tensors: Mapping[str, Array], force: bool, progress: Progress | None
+) -> None:
+    """Write in a thread, so that requests go on; a cancelled task ends the thread too, and the thread
+    clears up.
+    """
     stop = threading.Event()
-    write = partial(file.write, made.path, made.metadata(), tensors, force=force, progress=progress, stop=stop)
+    write = partial(
+        file.write, made.path, made.metadata(), tensors, force=force, progress=progress, stop=stop
+    )
     job = asyncio.ensure_future(asyncio.to_thread(write))
     try:
         await asyncio.shield(job)

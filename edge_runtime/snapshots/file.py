@@ -1,6 +1,7 @@
 """The file of a snapshot: safetensors, with a checksum over every byte (docs/snapshots.md).
 
-Read and written by hand: a writer that streams notices a full disk and Ctrl-C at once, and devices need no further library.
+Read and written by hand: a writer that streams notices a full disk and Ctrl-C at once, and devices need no
+further library.
 """
 
 from __future__ import annotations
@@ -56,7 +57,10 @@ def check_target(path: Path, force: bool) -> None:
         what = "a directory" if path.is_dir() else "not an ordinary file"
         raise SnapshotError(f"{path} is {what}: name a file for the snapshot")
     if path.exists() and not force and not is_snapshot(path):
-        raise SnapshotError(f"{path} exists and is not a snapshot, so it is not overwritten: choose another name, or force it (--force)")
+        raise SnapshotError(
+            f"{path} exists and is not a snapshot, so it is not overwritten: choose another name, or "
+            "force it (--force)"
+        )
     if not path.parent.is_dir():
         raise SnapshotError(f"cannot write {path}: the directory {path.parent} does not exist; make it first")
 
@@ -70,9 +74,11 @@ def write(
     progress: Progress | None = None,
     stop: threading.Event | None = None,
 ) -> None:
-    """Write a snapshot so that it appears whole or not at all: beside `path`, flushed to the disk, then renamed.
+    """Write a snapshot so that it appears whole or not at all: beside `path`, flushed to the disk, then
+    renamed.
 
-    `metadata` goes behind format and version. `stop`, once set, ends the writing early; then, or on an error, nothing is left.
+    `metadata` goes behind format and version. `stop`, once set, ends the writing early; then, or on an error,
+    nothing is left.
     """
     check_target(path, force)
     partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
@@ -93,7 +99,9 @@ def write(
 
 
 def read(path: Path, progress: Progress | None = None) -> tuple[dict[str, str], dict[str, Array]]:
-    """Metadata and tensors of a snapshot of this version, whose every byte is as it was written; else SnapshotError."""
+    """Metadata and tensors of a snapshot of this version, whose every byte is as it was written; else
+    SnapshotError.
+    """
     try:
         with path.open("rb") as file:
             return _read(path, file, progress)
@@ -112,7 +120,11 @@ def _write(
     header: dict[str, Any] = {"__metadata__": fields}
     end = 0
     for name, array in tensors.items():
-        header[name] = {"dtype": _CODES[array.dtype], "shape": array.shape, "data_offsets": (end, end + array.nbytes)}
+        header[name] = {
+            "dtype": _CODES[array.dtype],
+            "shape": array.shape,
+            "data_offsets": (end, end + array.nbytes),
+        }
         end += array.nbytes
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -146,7 +158,9 @@ def _read(path: Path, file: BinaryIO, progress: Progress | None) -> tuple[dict[s
     if start[8:] != _START[: max(len(start) - 8, 0)] or length > HEADER_LIMIT:
         raise SnapshotError(f"{path} is not a snapshot of nearfar. Make one with nearfar cache save")
     if 8 + length > size:
-        raise SnapshotError(f"the snapshot {path} is truncated: {size:,} bytes do not even hold its header. {_AGAIN}")
+        raise SnapshotError(
+            f"the snapshot {path} is truncated: {size:,} bytes do not even hold its header. {_AGAIN}"
+        )
     head = start + file.read(8 + length - len(start))
     header = _parse(path, head[8:])
     metadata = header.pop("__metadata__")
@@ -155,11 +169,14 @@ def _read(path: Path, file: BinaryIO, progress: Progress | None) -> tuple[dict[s
         verb = "is truncated" if size < expected else "has bytes beyond its end"
         raise SnapshotError(f"the snapshot {path} {verb}: {size:,} bytes, not {expected:,}. {_AGAIN}")
     signature = metadata["sha256"].encode()
-    digest = hashlib.sha256(head.replace(b'"sha256":"' + signature + b'"', f'"sha256":"{_UNSIGNED}"'.encode()))
+    digest = hashlib.sha256(
+        head.replace(b'"sha256":"' + signature + b'"', f'"sha256":"{_UNSIGNED}"'.encode())
+    )
     body = _read_body(file, expected - 8 - length, digest.update, progress)
     if digest.hexdigest().encode() != signature:
         raise SnapshotError(
-            f"the snapshot {path} is damaged: SHA-256 {digest.hexdigest()}, it was written with {signature.decode()}. {_AGAIN}"
+            f"the snapshot {path} is damaged: SHA-256 {digest.hexdigest()}, it was written with "
+            f"{signature.decode()}. {_AGAIN}"
         )
     tensors = {
         name: body[slice(*entry["data_offsets"])].view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
@@ -181,7 +198,8 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
         )
     if re.fullmatch(rb"\d{1,9}", found) and int(found) < VERSION:
         raise SnapshotError(
-            f"{path} is a snapshot of version {int(found)}, which an earlier nearfar wrote; this one reads version {VERSION}. "
+            f"{path} is a snapshot of version {int(found)}, which an earlier nearfar wrote; this one "
+            f"reads version {VERSION}. "
             "Save it again with nearfar cache save"
         )
     try:
@@ -204,13 +222,18 @@ def _check_layout(path: Path, header: Mapping[str, Any]) -> int:
         for entry in header.values():
             shape, offsets = entry["shape"], entry["data_offsets"]
             count = math.prod(shape) * np.dtype(DTYPES[entry["dtype"]]).itemsize
-            if not all(type(number) is int and 0 <= number < 1 << 63 for number in (*shape, *offsets)) or len(shape) > MOST_AXES:
+            if (
+                not all(type(number) is int and 0 <= number < 1 << 63 for number in (*shape, *offsets))
+                or len(shape) > MOST_AXES
+            ):
                 raise ValueError
             if offsets != [end, end + count]:
                 raise ValueError
             end += count
     except (ValueError, LookupError, TypeError):
-        raise SnapshotError(f"the snapshot {path} is damaged: its header does not describe its tensors. {_AGAIN}") from None
+        raise SnapshotError(
+            f"the snapshot {path} is damaged: its header does not describe its tensors. {_AGAIN}"
+        ) from None
     return end
 
 
@@ -238,7 +261,8 @@ def _reason(path: Path, tensors: Mapping[str, Array], error: OSError) -> str:
     except OSError:
         free = 0
     return (
-        f"cannot write the snapshot {path}: {error.strerror or error}; it takes {needed:,} bytes, {free:,} are free there. "
+        f"cannot write the snapshot {path}: {error.strerror or error}; it takes {needed:,} bytes, "
+        f"{free:,} are free there. "
         "Free some space, or choose another directory"
     )
 

@@ -31,20 +31,27 @@ class Origin:
 
 
 def origin(manifest: Manifest) -> Origin:
-    """Identify the model of an artifact: SHA-256 over the checkpoint's hash, the quantization, and the shape of the model.
+    """Identify the model of an artifact: SHA-256 over the checkpoint's hash, the quantization, and the shape
+    of the model.
 
-    The checkpoint's hash covers its config.json, and so everything else that keys and values depend on (rope, norms, biases).
+    The checkpoint's hash covers its config.json, and so everything else that keys and values depend on (rope,
+    norms, biases).
     """
     checkpoint = manifest.provenance.get("checkpoint_sha256")
     if not checkpoint:
         raise SnapshotError(
-            f"the artifact of {manifest.model.name} does not say which checkpoint it was made from (provenance.checkpoint_sha256), "
+            f"the artifact of {manifest.model.name} does not say which checkpoint it was made from "
+            "(provenance.checkpoint_sha256), "
             "so no snapshot can be tied to it. Build the artifact again"
         )
     quant = manifest.quantization
     facts = {
         "checkpoint_sha256": str(checkpoint),
-        "quantization": [quant.scheme, quant.method, *([m.name, m.bits, m.group_size] for m in quant.matrices)],
+        "quantization": [
+            quant.scheme,
+            quant.method,
+            *([m.name, m.bits, m.group_size] for m in quant.matrices),
+        ],
         "step": [list(manifest.step.ops), [rope.scale for rope in manifest.ropes.values()]],
     }
     text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
@@ -56,8 +63,9 @@ def origin(manifest: Manifest) -> Origin:
 class Snapshot:
     """A snapshot in a file.
 
-    `tokens` is how many tokens it holds, `page_size` what that is a multiple of, `kv_dtype` the type of keys and values
-    (of scales and biases where `kv_bits` is 8 or 4, otherwise None). `messages` or `prompt`: what it was made from, if known.
+    `tokens` is how many tokens it holds, `page_size` what that is a multiple of, `kv_dtype` the type of keys
+    and values (of scales and biases where `kv_bits` is 8 or 4, otherwise None). `messages` or `prompt`: what
+    it was made from, if known.
     """
 
     path: Path
@@ -98,7 +106,9 @@ class Snapshot:
             return cls(
                 path=path,
                 bytes=size,
-                origin=Origin(fields["model"], fields["model_name"], fields["quantization"], fields["checkpoint_sha256"]),
+                origin=Origin(
+                    fields["model"], fields["model_name"], fields["quantization"], fields["checkpoint_sha256"]
+                ),
                 tokens=int(fields["tokens"]),
                 page_size=int(fields["page_size"]),
                 kv_dtype=fields["kv_dtype"],
@@ -108,12 +118,17 @@ class Snapshot:
                 nearfar=fields["nearfar"],
             )
         except (ValueError, LookupError, TypeError, RecursionError) as error:
-            raise SnapshotError(f"the snapshot {path} lacks or misstates {error}. Save it again with nearfar cache save") from error
+            raise SnapshotError(
+                f"the snapshot {path} lacks or misstates {error}. Save it again with nearfar cache save"
+            ) from error
 
 
 def _messages(text: str) -> tuple[Mapping[str, Any], ...]:
     found = json.loads(text)
-    texts = (isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in found)
+    texts = (
+        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
+        for m in found
+    )
     if not isinstance(found, list) or not all(texts):
         raise ValueError("its messages")
     return tuple(found)

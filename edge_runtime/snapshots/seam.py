@@ -13,19 +13,22 @@ if TYPE_CHECKING:
     from nearfar.edge_runtime.text.codec import TextCodec
 
 PROBES = ("A", "z", "7", " and", "\n\n- x", "“é", "(", "…")
-"""What may follow. A tokenizer joins the last characters of a prefix with the first that follow, differently for a letter, a
-digit, space, a new line, a sign: what all of these leave alone is stable."""
+"""What may follow. A tokenizer joins the last characters of a prefix with the first that follow, differently
+for a letter, a digit, space, a new line, a sign: what all of these leave alone is stable.
+"""
 
 
 def chat_prefix(codec: TextCodec, messages: Seq[Mapping[str, Any]]) -> list[int]:
     """The tokens with which the conversation begins, whatever is said next.
 
-    Rendered with a user's turn behind it, whose content varies: the common beginning. A user's turn that is the last one may
-    be asked as it is, or go on (a long text, then a question about it).
+    Rendered with a user's turn behind it, whose content varies: the common beginning. A user's turn that is
+    the last one may be asked as it is, or go on (a long text, then a question about it).
     """
     *before, last = messages
     if last["role"] != "user":
-        return _common([codec.encode_chat([*messages, {"role": "user", "content": probe}]) for probe in PROBES])
+        return _common(
+            [codec.encode_chat([*messages, {"role": "user", "content": probe}]) for probe in PROBES]
+        )
     longer = [{**last, "content": last["content"] + probe} for probe in PROBES]
     return _common([codec.encode_chat([*before, message]) for message in (last, *longer)])
 
@@ -36,10 +39,13 @@ def text_prefix(codec: TextCodec, text: str) -> list[int]:
 
 
 def whole_pages(tokens: Seq[int], page_size: int) -> list[int]:
-    """As many of the tokens as fill whole pages, which is what the cache finds again; RequestError where they fill none."""
+    """As many of the tokens as fill whole pages, which is what the cache finds again; RequestError where
+    they fill none.
+    """
     if len(tokens) < page_size:
         raise RequestError(
-            f"the prompt begins with {len(tokens)} tokens that stay whatever follows; a snapshot needs at least a page of "
+            f"the prompt begins with {len(tokens)} tokens that stay whatever follows; a snapshot needs "
+            "at least a page of "
             f"{page_size}: there is nothing worth saving",
             "prompt",
         )

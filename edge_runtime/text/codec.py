@@ -22,7 +22,9 @@ _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 class TextCodec:
     """A tokenizer and its chat template."""
 
-    def __init__(self, tokenizer: Tokenizer, config: Mapping[str, Any], template: str | None, bos: int | None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, config: Mapping[str, Any], template: str | None, bos: int | None
+    ) -> None:
         self.tokenizer = tokenizer
         self._bos = bos
         self._special = {name: text for name in _SPECIAL if (text := _content(config.get(name))) is not None}
@@ -38,7 +40,9 @@ class TextCodec:
         """Load the tokenizer files of an artifact."""
         file = artifact.tokenizer_file("tokenizer.json")
         if file is None:
-            raise ArtifactError(f"artifact {artifact.path} has no tokenizer.json; build it from a checkpoint that has one")
+            raise ArtifactError(
+                f"artifact {artifact.path} has no tokenizer.json; build it from a checkpoint that has one"
+            )
         return cls.open_directory((artifact.path / file).parent, artifact.manifest.model.bos_token_id)
 
     @classmethod
@@ -64,7 +68,9 @@ class TextCodec:
         return self._template is not None
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of a raw prompt, with what the tokenizer itself puts around it. An empty prompt is just BOS."""
+        """Tokens of a raw prompt, with what the tokenizer itself puts around it. An empty prompt is just
+        BOS.
+        """
         tokens = self._encode(text, True)
         return tokens if tokens or self._bos is None else [self._bos]
 
@@ -85,11 +91,13 @@ class TextCodec:
     ) -> str:
         """The conversation as the model's own template writes it.
 
-        `continue_last`: the answer continues the last message. `variables`: what else the template knows (tools, …);
-        they cannot take the place of what is here anyway.
+        `continue_last`: the answer continues the last message. `variables`: what else the template knows
+        (tools, …); they cannot take the place of what is here anyway.
         """
         if self._template is None:
-            raise RequestError("this model has no chat template; send a raw prompt instead (completions, --raw)")
+            raise RequestError(
+                "this model has no chat template; send a raw prompt instead (completions, --raw)"
+            )
         shown = _marked(messages) if continue_last else list(messages)
         own = {**self._special, "messages": shown, "add_generation_prompt": not continue_last}
         text = self._template.render({**(variables or {}), **own})
@@ -118,7 +126,8 @@ class TextCodec:
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(
-                f"the prompt is not valid Unicode: lone surrogate {text[error.start]!r} at character {error.start}",
+                f"the prompt is not valid Unicode: lone surrogate {text[error.start]!r} at character "
+                f"{error.start}",
                 "prompt",
             ) from error
         try:
@@ -128,10 +137,11 @@ class TextCodec:
 
 
 class Detokenizer:
-    """Text of a growing list of tokens. What it has given out never changes, and never ends in half a character.
+    """Text of a growing list of tokens. What it has given out never changes, and never ends in half a
+    character.
 
-    Each token costs the decoding of at most MOST tokens, whatever they are. `context` are tokens before the first: a tokenizer
-    may decode a word differently at the start of a text.
+    Each token costs the decoding of at most MOST tokens, whatever they are. `context` are tokens before the
+    first: a tokenizer may decode a word differently at the start of a text.
     """
 
     KEEP = 6
@@ -140,9 +150,13 @@ class Detokenizer:
 
     def __init__(self, codec: TextCodec, context: Seq[int] = ()) -> None:
         self._codec = codec
-        self._window = [token for token in context[-4 * self.KEEP :] if token not in codec.silent][-self.KEEP :]
+        self._window = [token for token in context[-4 * self.KEEP :] if token not in codec.silent][
+            -self.KEEP :
+        ]
         self._given = len(codec.decode(self._window))
-        self._open = 0  # tokens since the last that made a character: the last three may be the beginning of one
+        self._open = (
+            0  # tokens since the last that made a character: the last three may be the beginning of one
+        )
 
     def push(self, token: int) -> str:
         """The text that is certain now and was not before."""
@@ -150,7 +164,8 @@ class Detokenizer:
             return ""
         self._window.append(token)
         text = self._codec.decode(self._window)
-        # Bytes that do not make a character (yet) decode to U+FFFD: wait for the rest of them, which is three at most.
+        # Bytes that do not make a character (yet) decode to U+FFFD: wait for the rest of them, which is three
+        # at most.
         certain = len(text.rstrip("\ufffd"))
         self._open = 0 if certain == len(text) else 1 if certain > self._given else self._open + 1
         if self._open > 3:
@@ -166,7 +181,9 @@ class Detokenizer:
         return self._codec.decode(self._window)[self._given :]
 
     def _shorten(self, text: str) -> None:
-        """Forget tokens whose text was given out, if the others decode to the same without them; in the end even if not."""
+        """Forget tokens whose text was given out, if the others decode to the same without them; in the
+        end even if not.
+        """
         held = text[self._given :]
         for size in range(self.KEEP, self.KEEP + 4):  # the window must not begin inside a character
             tail = self._codec.decode(self._window[-size:])
@@ -245,7 +262,9 @@ def _with_visible(text: str, visible: Collection[str]) -> str:
 
 
 _MARK = "[the-answer-goes-on-here]"
-"""Ends the content that is continued: to look for the content itself would find a short one in the template's own words."""
+"""Ends the content that is continued: to look for the content itself would find a short one in the
+template's own words.
+"""
 
 
 def _marked(messages: Seq[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -256,17 +275,23 @@ def _marked(messages: Seq[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 def _until_mark(text: str) -> str:
     """A rendered conversation up to where the content of its last message ends."""
     if (at := text.rfind(_MARK)) < 0:
-        raise RequestError("the chat template leaves out the last message, so it cannot be continued", "messages")
+        raise RequestError(
+            "the chat template leaves out the last message, so it cannot be continued", "messages"
+        )
     return text[:at]
 
 
 def _unreadable(file: Path, error: BaseException) -> ArtifactError:
     name = f"{file.parent.name}/{file.name} of {file.parent.parent}"
-    return ArtifactError(f"{name} cannot be read: {error or type(error).__name__}. Correct it, or copy or build it again")
+    return ArtifactError(
+        f"{name} cannot be read: {error or type(error).__name__}. Correct it, or copy or build it again"
+    )
 
 
 def _refusal(error: BaseException, what: str) -> BaseException:
-    """What to raise for an error of the tokenizers library: it raises plain Exception, and where its Rust panics a BaseException."""
+    """What to raise for an error of the tokenizers library: it raises plain Exception, and where its Rust
+    panics a BaseException.
+    """
     if isinstance(error, Exception) or type(error).__name__ == "PanicException":
         return ArtifactError(f"{what}: {error}. Correct it, or copy or build it again")
     return error
@@ -298,7 +323,8 @@ def _default_template(config: Mapping[str, Any], path: Path) -> str | None:
     if value is None or isinstance(value, str):
         return value
     raise ArtifactError(
-        f"chat_template in {path.name}/tokenizer_config.json of {path.parent} is neither a text nor a list of named ones "
+        f"chat_template in {path.name}/tokenizer_config.json of {path.parent} is neither a text nor a "
+        "list of named ones "
         "({name, template}): correct it, and build the artifact again"
     )
 
@@ -311,7 +337,9 @@ def _content(value: object) -> str | None:
 
 
 def _byte_table() -> dict[str, int]:
-    """GPT-2's printable stand-ins for bytes: printable bytes stand for themselves, the rest for U+0100 onwards."""
+    """GPT-2's printable stand-ins for bytes: printable bytes stand for themselves, the rest for U+0100
+    onwards.
+    """
     table, other = {}, 0x100
     for byte in range(256):
         if 0x21 <= byte <= 0x7E or 0xA1 <= byte <= 0xAC or byte >= 0xAE:

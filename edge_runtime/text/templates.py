@@ -1,6 +1,8 @@
-"""Chat templates: programs that come with a model, run with bounds on what they may make and how long they may take.
+"""Chat templates: programs that come with a model, run with bounds on what they may make and how long they
+may take.
 
-Jinja's sandbox keeps a template from reaching Python; it does not keep it from filling the memory or never ending.
+Jinja's sandbox keeps a template from reaching Python; it does not keep it from filling the memory or never
+ending.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ class ChatTemplate:
         """Compile; ArtifactError where that cannot be done."""
         try:
             self._template = _environment().from_string(source)
-        except Exception as error:  # the parser and Python's compiler each have their own for what nests too deep
+        except (
+            Exception
+        ) as error:  # the parser and Python's compiler each have their own for what nests too deep
             raise ArtifactError(f"the chat template cannot be read: {_reason(error)}") from error
 
     def render(self, variables: Mapping[str, Any]) -> str:
@@ -56,7 +60,9 @@ class ChatTemplate:
                 size += len(piece)
                 _check_size(size)
         except Exception as error:  # whatever it does, it is the template that did it
-            raise RequestError(f"the model's chat template refuses these messages: {_reason(error)}", "messages") from error
+            raise RequestError(
+                f"the model's chat template refuses these messages: {_reason(error)}", "messages"
+            ) from error
         finally:
             _BUDGET.reset(budget)
         return "".join(pieces)
@@ -89,7 +95,9 @@ class _Generator(CodeGenerator):
 
     def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:
         for loop in node.find_all(nodes.For):
-            loop.iter = nodes.Filter(loop.iter, _STEPS_FILTER, [], [], None, None, lineno=loop.lineno, environment=self.environment)
+            loop.iter = nodes.Filter(
+                loop.iter, _STEPS_FILTER, [], [], None, None, lineno=loop.lineno, environment=self.environment
+            )
         super().visit_Template(node, frame)
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
@@ -176,11 +184,17 @@ def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _tojson(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: tuple[str, str] | None = None, sort_keys: bool = False
-) -> str:  # fmt: skip
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     if indent is not None and _times(indent) > 64:
         raise _TooMuch(f"it indents JSON by {indent}")
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: str) -> None:

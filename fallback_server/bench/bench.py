@@ -20,7 +20,9 @@ OPEN_REQUESTS = 256
 
 @dataclass(frozen=True)
 class Plan:
-    """A level to come. `load`: concurrency of a closed loop, mean requests a second of an open one (0: one request)."""
+    """A level to come. `load`: concurrency of a closed loop, mean requests a second of an open one (0: one
+    request).
+    """
 
     name: str
     mode: str
@@ -41,9 +43,18 @@ class Report:
         """For JSON; without the API key."""
         options = asdict(replace(self.options, key=None))
         options["work"]["trace"] = self.options.work.trace.name if self.options.work.trace else None
-        server = {**asdict(self.server), "words": {"overhead": self.server.words.overhead, "exact": self.server.words.exact}}
+        server = {
+            **asdict(self.server),
+            "words": {"overhead": self.server.words.overhead, "exact": self.server.words.exact},
+        }
         levels = [asdict(one) for one in self.levels]
-        return {"nearfar": __version__, "server": server, "options": options, "levels": levels, "interrupted": self.interrupted}
+        return {
+            "nearfar": __version__,
+            "server": server,
+            "options": options,
+            "levels": levels,
+            "interrupted": self.interrupted,
+        }
 
 
 class Watcher:

@@ -1,4 +1,6 @@
-"""Before the load: which model, how long its context is, what the server takes, and what words cost in its tokens."""
+"""Before the load: which model, how long its context is, what the server takes, and what words cost in its
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ async def look(client: Client, words: Sequence[str] = WORDS) -> Server:
     client.model = client.model or listed[0].id
     context = next((model.context for model in listed if model.id == client.model), None)
     if context is None:
-        notes.append("The server does not tell its context length: lengths are not cut to it (see --max-prompt).")
+        notes.append(
+            "The server does not tell its context length: lengths are not cut to it (see --max-prompt)."
+        )
     if client.ignore_eos and not await _takes(client):
         client.ignore_eos = False
         if await _takes(client):

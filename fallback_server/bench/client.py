@@ -17,8 +17,9 @@ from nearfar.remote.server import CHAT, COMPLETIONS, Listed, Server, Waits, clie
 class Outcome:
     """How a request went. Times are in seconds on one clock; `due` is when it should have been sent.
 
-    `first`: the first piece of the answer. `gaps`: between its pieces. `error`: its kind, None for an answer that ended
-    well. Token counts are the server's (`usage`), or None where it tells none; `pieces` then stands for the answer's.
+    `first`: the first piece of the answer. `gaps`: between its pieces. `error`: its kind, None for an answer
+    that ended well. Token counts are the server's (`usage`), or None where it tells none; `pieces` then
+    stands for the answer's.
     """
 
     due: float
@@ -117,10 +118,21 @@ class Client:
             error, message = _KINDS.get(failed.code, f"HTTP {failed.code}"), str(failed)
         usage = watch.usage
         return Outcome(
-            due, sent, time.perf_counter(), watch.first, watch.last, tuple(watch.gaps), watch.pieces, ask.prompt_tokens,
-            ask.output_tokens, usage.prompt if usage else None, usage.completion if usage else None,
-            usage.cached if usage else 0, error, message[:300],
-        )  # fmt: skip
+            due,
+            sent,
+            time.perf_counter(),
+            watch.first,
+            watch.last,
+            tuple(watch.gaps),
+            watch.pieces,
+            ask.prompt_tokens,
+            ask.output_tokens,
+            usage.prompt if usage else None,
+            usage.completion if usage else None,
+            usage.cached if usage else 0,
+            error,
+            message[:300],
+        )
 
 
 _KINDS = {"timeout": "timeout", "connection": "connect", "cut": "cut", "shape": "not SSE", "error": "stream"}
@@ -142,7 +154,8 @@ class _Watch:
         self.usage = chunk.usage or self.usage
         for part in chunk.parts:
             said = part.text or part.reasoning or part.calls
-            # An answer may end without having said a thing: tokens without a text. Its end is all that can be seen of it.
+            # An answer may end without having said a thing: tokens without a text. Its end is all that can be
+            # seen of it.
             if said or (part.finish is not None and self.first is None):
                 self._piece(now)
 

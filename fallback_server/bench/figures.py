@@ -28,9 +28,9 @@ class Summary:
 class Level:
     """Figures of one level. Rates are a second, over the whole level.
 
-    `good` is the part of all requests sent that ended well and within the SLO, `goodput` those a second. `lag`: how late the
-    client sent. `prompt_error`: mean distance of prompts from the wanted length, in tokens (None: not known). `curve`:
-    TTFT by rank, for plots, at most 100 points (part, seconds).
+    `good` is the part of all requests sent that ended well and within the SLO, `goodput` those a second.
+    `lag`: how late the client sent. `prompt_error`: mean distance of prompts from the wanted length, in
+    tokens (None: not known). `curve`: TTFT by rank, for plots, at most 100 points (part, seconds).
     """
 
     name: str
@@ -74,15 +74,34 @@ def level(name: str, mode: str, load: float, run: Run, slo: Slo) -> Level:
     ttft = _present(outcome.ttft for outcome in ok)
     tpot = _present(outcome.tpot for outcome in ok)
     return Level(
-        name, mode, load, run.seconds, len(run.outcomes), len(ok), run.unfinished,
-        dict(Counter(o.error for o in failed if o.error)), {o.error: o.message for o in reversed(failed) if o.error},
-        len(ok) / seconds, output / seconds, prompt / seconds, output, prompt,
+        name,
+        mode,
+        load,
+        run.seconds,
+        len(run.outcomes),
+        len(ok),
+        run.unfinished,
+        dict(Counter(o.error for o in failed if o.error)),
+        {o.error: o.message for o in reversed(failed) if o.error},
+        len(ok) / seconds,
+        output / seconds,
+        prompt / seconds,
+        output,
+        prompt,
         sum(o.cached_tokens for o in ok) / prompt if prompt else 0.0,
-        sum(o.output < o.wanted_output for o in ok), sum(known) / len(known) if known else None,
-        good / seconds, good / len(run.outcomes) if run.outcomes else 0.0,
-        summary(ttft), summary(tpot), summary([gap for o in ok for gap in o.gaps]), summary([o.e2e for o in ok]),
-        summary([o.sent - o.due for o in run.outcomes]), curve(ttft), curve(tpot), run.interrupted,
-    )  # fmt: skip
+        sum(o.output < o.wanted_output for o in ok),
+        sum(known) / len(known) if known else None,
+        good / seconds,
+        good / len(run.outcomes) if run.outcomes else 0.0,
+        summary(ttft),
+        summary(tpot),
+        summary([gap for o in ok for gap in o.gaps]),
+        summary([o.e2e for o in ok]),
+        summary([o.sent - o.due for o in run.outcomes]),
+        curve(ttft),
+        curve(tpot),
+        run.interrupted,
+    )
 
 
 def within(outcome: Outcome, slo: Slo) -> bool:

@@ -1,7 +1,7 @@
 """The two kinds of load.
 
-Closed: so many clients, each sends its next request when it has its answer. Open: requests are sent when they are due,
-whatever the server does.
+Closed: so many clients, each sends its next request when it has its answer. Open: requests are sent when they
+are due, whatever the server does.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ async def _one(client: Client, ask: Ask, due: float, run: Run, done: Done) -> No
 
 
 async def _together(run: Run, work: Sequence[Coroutine[Any, Any, None]], start: float) -> Run:
-    """Until all have ended, or until Ctrl-C: asyncio.run cancels its main task then, which keeps what it has."""
+    """Until all have ended, or until Ctrl-C: asyncio.run cancels its main task then, which keeps what it
+    has.
+    """
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         await asyncio.gather(*tasks)

@@ -24,9 +24,10 @@ class Slo:
 class Workload:
     """Which requests are sent. Lengths are in tokens.
 
-    With `trace`, lengths (times `scale`), arrivals and shared beginnings are those of the file. Without, lengths are drawn
-    from lognormal distributions with the means `prompt_tokens` and `output_tokens`, arrivals from a Poisson process.
-    `shared_prefix`: tokens that all prompts begin with, on top. None for `max_prompt` or `max_total`: the model's context.
+    With `trace`, lengths (times `scale`), arrivals and shared beginnings are those of the file. Without,
+    lengths are drawn from lognormal distributions with the means `prompt_tokens` and `output_tokens`,
+    arrivals from a Poisson process. `shared_prefix`: tokens that all prompts begin with, on top. None for
+    `max_prompt` or `max_total`: the model's context.
     """
 
     trace: Path | None = None
@@ -54,8 +55,9 @@ class Workload:
 class BenchOptions:
     """A run. `requests` of a level; None: four times its concurrency, at least 32. Times are in seconds.
 
-    `rates` are mean requests a second of open loops; none: the trace's own rate. `level_seconds`: after that no more requests
-    of a level begin. `ignore_eos` asks for answers of full length; it is given up where the server refuses the field.
+    `rates` are mean requests a second of open loops; none: the trace's own rate. `level_seconds`: after that
+    no more requests of a level begin. `ignore_eos` asks for answers of full length; it is given up where the
+    server refuses the field.
     """
 
     mode: Mode = "closed"

@@ -29,8 +29,25 @@ svg .tick, svg .axis { fill: var(--dim); font-size: 11px } .grid { stroke: var(-
 .c0 { --c: #3274d9 } .c1 { --c: #e0762f } .c2 { --c: #b5427a } .c3 { --c: #2f9e6e } .c4 { --c: #8a63d2 } .c5 { --c: #c29b1d }
 .c6 { --c: #3aa6b9 } .c7 { --c: #7a7f87 }
 """
-HEADS = ("load", "requests", "failed", "req/s", "tokens/s", "TTFT p50", "p95", "p99", "TPOT p50", "p95", "p99",
-         "end to end p50", "p95", "p99", "cached", "goodput", "within SLO")  # fmt: skip
+HEADS = (
+    "load",
+    "requests",
+    "failed",
+    "req/s",
+    "tokens/s",
+    "TTFT p50",
+    "p95",
+    "p99",
+    "TPOT p50",
+    "p95",
+    "p99",
+    "end to end p50",
+    "p95",
+    "p99",
+    "cached",
+    "goodput",
+    "within SLO",
+)
 
 
 def page(report: Report) -> str:
@@ -41,7 +58,8 @@ def page(report: Report) -> str:
         f"synthetic, {work.prompt_tokens} prompt and {work.output_tokens} answer tokens on average"
     )  # fmt: skip
     facts = (
-        f"{lengths}; shared beginning {work.shared_prefix} tokens; seed {work.seed}; {options.api}; temperature "
+        f"{lengths}; shared beginning {work.shared_prefix} tokens; seed {work.seed}; {options.api}; "
+        "temperature "
         f"{options.temperature:g}; SLO: TTFT ≤ {slo.ttft:g} s, TPOT ≤ {slo.tpot:g} s; nearfar {__version__}"
     )
     plots = "".join(f"<div>{one}</div>" for one in _plots(report) if one)
@@ -49,7 +67,8 @@ def page(report: Report) -> str:
     said = "".join(f"<p>{escape(line)}</p>" for line in remarks(report))
     heads = "".join(f"<th>{head}</th>" for head in HEADS)
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(server.model)}: load</title>'
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(server.model)}: '
+        "load</title>"
         f'<meta name="viewport" content="width=device-width"><style>{CSS}</style></head><body>'
         f"<h1>{escape(server.model)} under load</h1><p>{escape(server.url)}</p><p>{escape(facts)}</p>"
         f'<div class="plots">{plots}</div><div class="scroll"><table><thead><tr>{heads}</tr></thead>'
@@ -74,20 +93,36 @@ def _plots(report: Report) -> list[str]:
                      for part in ("p50", "p95", "p99")]  # fmt: skip
             made.append(chart(name.upper(), axis, "ms", lines, even=True, bound=bound * 1e3))
         for name in ("ttft", "tpot"):
-            lines = [Line(one.name, tuple((part * 100, value * 1e3) for part, value in getattr(one, f"{name}_curve")), False)
-                     for one in levels]  # fmt: skip
+            lines = [
+                Line(
+                    one.name,
+                    tuple((part * 100, value * 1e3) for part, value in getattr(one, f"{name}_curve")),
+                    False,
+                )
+                for one in levels
+            ]
             made.append(chart(f"{name.upper()}: distribution", "percent of requests", "ms at most", lines))
     return made
 
 
 def _row(one: Level) -> str:
     cells = [
-        escape(one.name), f"{one.requests}", f"{one.requests - one.ok}", f"{one.requests_per_second:.2f}",
-        f"{one.output_tokens_per_second:.1f}", *_ms(one.ttft), *_ms(one.tpot), *_ms(one.e2e), f"{one.cached_part:.0%}",
-        f"{one.goodput:.2f}", f"{one.good:.0%}",
-    ]  # fmt: skip
+        escape(one.name),
+        f"{one.requests}",
+        f"{one.requests - one.ok}",
+        f"{one.requests_per_second:.2f}",
+        f"{one.output_tokens_per_second:.1f}",
+        *_ms(one.ttft),
+        *_ms(one.tpot),
+        *_ms(one.e2e),
+        f"{one.cached_part:.0%}",
+        f"{one.goodput:.2f}",
+        f"{one.good:.0%}",
+    ]
     return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
 
 
 def _ms(summary: Summary) -> list[str]:
-    return [f"{value * 1000:.1f}" if summary.count else "–" for value in (summary.p50, summary.p95, summary.p99)]
+    return [
+        f"{value * 1000:.1f}" if summary.count else "–" for value in (summary.p50, summary.p95, summary.p99)
+    ]

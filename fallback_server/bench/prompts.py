@@ -1,9 +1,10 @@
 """Texts of a wanted number of tokens, for any tokenizer, without having it.
 
-Tokenizers split at blanks before anything else, so a text of words costs what its words cost, plus what the chat template
-and the beginning add (the overhead). Both are measured with the server's own `usage.prompt_tokens` (calibrate.py): the word
-repeated, less the overhead, divided by the repeats. Words that do not cost a whole number of tokens are left out. Where
-the server tells no usage, a word counts for one token and the report says so.
+Tokenizers split at blanks before anything else, so a text of words costs what its words cost, plus what the
+chat template and the beginning add (the overhead). Both are measured with the server's own
+`usage.prompt_tokens` (calibrate.py): the word repeated, less the overhead, divided by the repeats. Words that
+do not cost a whole number of tokens are left out. Where the server tells no usage, a word counts for one
+token and the report says so.
 """
 
 from __future__ import annotations
@@ -15,9 +16,31 @@ from nearfar.fallback_server.bench.traces import Item
 
 OPENING = "Text:"
 WORDS = [
-    "a", "I", "the", "of", "and", "to", "in", "is", "that", "was", "for", "on", "are", "with", "they", "be", "at", "one",
-    "have", "this", "from", "by", "some", "what",
-]  # fmt: skip
+    "a",
+    "I",
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "is",
+    "that",
+    "was",
+    "for",
+    "on",
+    "are",
+    "with",
+    "they",
+    "be",
+    "at",
+    "one",
+    "have",
+    "this",
+    "from",
+    "by",
+    "some",
+    "what",
+]
 
 
 @dataclass(frozen=True)
@@ -32,7 +55,8 @@ class Words:
 def text(words: Words, item: Item, index: int, shared_prefix: int, seed: str) -> str:
     """The prompt of a request, of `item.prompt_tokens` tokens overhead included, as near as the words allow.
 
-    `index` makes it unlike any other where the trace shares nothing. Equal blocks at equal places give equal text.
+    `index` makes it unlike any other where the trace shares nothing. Equal blocks at equal places give equal
+    text.
     """
     left = item.prompt_tokens - words.overhead
     parts = [OPENING]

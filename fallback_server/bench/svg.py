@@ -1,4 +1,6 @@
-"""Line charts as inline SVG: no library, no network, readable in any browser. Colours come from the page's CSS."""
+"""Line charts as inline SVG: no library, no network, readable in any browser. Colours come from the page's
+CSS.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,18 @@ class Line:
     dots: bool = True
 
 
-def chart(title: str, x_name: str, y_name: str, lines: Sequence[Line], *, even: bool = False, bound: float | None = None) -> str:
-    """A chart. `even`: places on the x axis are equally far apart, such as 1, 4, 16. `bound`: a horizontal line (the SLO)."""
+def chart(
+    title: str,
+    x_name: str,
+    y_name: str,
+    lines: Sequence[Line],
+    *,
+    even: bool = False,
+    bound: float | None = None,
+) -> str:
+    """A chart. `even`: places on the x axis are equally far apart, such as 1, 4, 16. `bound`: a horizontal
+    line (the SLO).
+    """
     xs = sorted({x for line in lines for x, _ in line.points})
     ys = [y for line in lines for _, y in line.points]
     if not xs:
@@ -40,14 +52,28 @@ def chart(title: str, x_name: str, y_name: str, lines: Sequence[Line], *, even: 
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">',
              f'<text class="title" x="{LEFT}" y="18">{escape(title)}</text>']  # fmt: skip
     for y in ticks:
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{py(y):.1f}" y2="{py(y):.1f}"/>')
+        parts.append(
+            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{py(y):.1f}" y2="{py(y):.1f}"/>'
+        )
         parts.append(f'<text class="tick" text-anchor="end" x="{LEFT - 6}" y="{py(y) + 4:.1f}">{y:g}</text>')
     for x in x_ticks:
-        parts.append(f'<text class="tick" text-anchor="middle" x="{px(x):.1f}" y="{HEIGHT - BOTTOM + 16}">{x:.4g}</text>')
-    parts.append(f'<text class="axis" text-anchor="middle" x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 8}">{escape(x_name)}</text>')
-    parts.append(f'<text class="axis" text-anchor="middle" transform="translate(13 {HEIGHT / 2}) rotate(-90)">{escape(y_name)}</text>')
+        parts.append(
+            f'<text class="tick" text-anchor="middle" x="{px(x):.1f}" '
+            f'y="{HEIGHT - BOTTOM + 16}">{x:.4g}</text>'
+        )
+    parts.append(
+        f'<text class="axis" text-anchor="middle" x="{(LEFT + WIDTH) / 2}" '
+        f'y="{HEIGHT - 8}">{escape(x_name)}</text>'
+    )
+    parts.append(
+        f'<text class="axis" text-anchor="middle" transform="translate(13 {HEIGHT / 2}) '
+        f'rotate(-90)">{escape(y_name)}</text>'
+    )
     if bound is not None and bound <= ticks[-1]:
-        parts.append(f'<line class="bound" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{py(bound):.1f}" y2="{py(bound):.1f}"/>')
+        parts.append(
+            f'<line class="bound" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{py(bound):.1f}" '
+            f'y2="{py(bound):.1f}"/>'
+        )
     for index, line in enumerate(lines):
         path = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in line.points)
         parts.append(f'<polyline class="line c{index % 8}" points="{path}"/>')

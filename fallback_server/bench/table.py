@@ -58,9 +58,13 @@ def view(report: Report) -> Group:
         times.add_column(name, justify="right" if name.startswith(("p", "m")) else "left")
     for one in report.levels:
         rates.add_row(
-            one.name, f"{one.ok} of {one.requests}", f"{one.requests_per_second:.2f}",
-            f"{one.output_tokens_per_second:.1f}", f"{one.cached_part:.0%}", f"{one.goodput:.2f} ({one.good:.0%})",
-        )  # fmt: skip
+            one.name,
+            f"{one.ok} of {one.requests}",
+            f"{one.requests_per_second:.2f}",
+            f"{one.output_tokens_per_second:.1f}",
+            f"{one.cached_part:.0%}",
+            f"{one.goodput:.2f} ({one.good:.0%})",
+        )
         kinds = {"TTFT": one.ttft, "TPOT": one.tpot, "between pieces": one.itl, "end to end": one.e2e}
         for index, (kind, summary) in enumerate(kinds.items()):
             times.add_row("" if index else one.name, kind, *_ms(summary), end_section=index == len(kinds) - 1)
@@ -72,13 +76,20 @@ def remarks(report: Report) -> list[str]:
     """What the reader of the figures should know, as plain sentences."""
     said = list(report.server.notes)
     for one in report.levels:
-        said += [f"{one.name}: {count} x {kind}. {one.examples.get(kind, '')}".strip() for kind, count in one.errors.items()]
+        said += [
+            f"{one.name}: {count} x {kind}. {one.examples.get(kind, '')}".strip()
+            for kind, count in one.errors.items()
+        ]
         if one.short_answers:
             said.append(f"{one.name}: {one.short_answers} answers were shorter than asked for.")
         if one.lag.p99 > 0.05:
-            said.append(f"{one.name}: this client was {one.lag.p99 * 1000:.0f} ms late (p99): it may be what limits.")
+            said.append(
+                f"{one.name}: this client was {one.lag.p99 * 1000:.0f} ms late (p99): it may be what limits."
+            )
     if report.interrupted:
-        said.append(f"Stopped early: {report.levels[-1].unfinished} requests were under way and do not count.")
+        said.append(
+            f"Stopped early: {report.levels[-1].unfinished} requests were under way and do not count."
+        )
     return said
 
 

@@ -1,8 +1,9 @@
-"""Requests to send: arrival, lengths, and which beginnings they share. From trace files, or drawn with a seed.
+"""Requests to send: arrival, lengths, and which beginnings they share. From trace files, or drawn with a
+seed.
 
-Azure's format (AzurePublicDataset, LLM inference traces) is CSV with TIMESTAMP, ContextTokens, GeneratedTokens. Mooncake's
-(kvcache-ai/Mooncake, FAST'25) is JSON lines with timestamp (ms), input_length, output_length and hash_ids: equal ids are
-equal blocks of 512 prompt tokens.
+Azure's format (AzurePublicDataset, LLM inference traces) is CSV with TIMESTAMP, ContextTokens,
+GeneratedTokens. Mooncake's (kvcache-ai/Mooncake, FAST'25) is JSON lines with timestamp (ms), input_length,
+output_length and hash_ids: equal ids are equal blocks of 512 prompt tokens.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def read_trace(path: Path) -> list[Item]:
         raise RequestError(f"{path} cannot be read: {error.strerror}", "trace") from error
     except (KeyError, TypeError, ValueError) as error:
         raise RequestError(f"{path} is no trace in {path.suffix} format: {error!r}", "trace") from error
-    items = sorted((item for item in items if item.prompt_tokens > 0 and item.output_tokens > 0), key=lambda i: i.at)
+    items = sorted(
+        (item for item in items if item.prompt_tokens > 0 and item.output_tokens > 0), key=lambda i: i.at
+    )
     if not items:
         raise RequestError(f"{path} holds no request", "trace")
     return [replace(item, at=item.at - items[0].at) for item in items]
@@ -80,7 +83,9 @@ def _mooncake(path: Path) -> list[Item]:
 
 
 def synthetic(work: Workload, count: int) -> list[Item]:
-    """Lengths from lognormal distributions with the wanted means; arrivals of a Poisson process, one a second."""
+    """Lengths from lognormal distributions with the wanted means; arrivals of a Poisson process, one a
+    second.
+    """
     r = random.Random(f"lengths {work.seed}")
 
     def length(mean: int) -> int:
@@ -104,14 +109,18 @@ def sample(items: Sequence[Item], work: Workload, count: int) -> list[Item]:
 
 
 def window(items: Sequence[Item], work: Workload, count: int) -> list[Item]:
-    """`count` items that follow each other, from a place drawn by the seed: for open loops. The first arrives at 0."""
+    """`count` items that follow each other, from a place drawn by the seed: for open loops. The first
+    arrives at 0.
+    """
     first = random.Random(f"window {work.seed}").randrange(max(1, len(items) - count + 1))
     chosen = items[first : first + count]
     return [replace(item, at=item.at - chosen[0].at) for item in chosen]
 
 
 def at_rate(items: Sequence[Item], rate: float | None) -> list[Item]:
-    """Arrivals stretched so that the mean rate is `rate` requests a second; their bursts stay. None: as they are."""
+    """Arrivals stretched so that the mean rate is `rate` requests a second; their bursts stay. None: as
+    they are.
+    """
     span = items[-1].at
     if rate is None or span == 0:
         return list(items)
@@ -120,7 +129,9 @@ def at_rate(items: Sequence[Item], rate: float | None) -> list[Item]:
 
 
 def fit(items: Sequence[Item], work: Workload, context: int | None, overhead: int) -> list[Item]:
-    """Lengths times the scale, within the limits and the model's context; a prompt is at least `overhead` + 1 tokens."""
+    """Lengths times the scale, within the limits and the model's context; a prompt is at least `overhead`
+    + 1 tokens.
+    """
     made = []
     for item in items:
         longest = min(work.max_prompt or math.inf, context * 3 // 4 if context else math.inf)

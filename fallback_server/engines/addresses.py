@@ -25,7 +25,8 @@ Clock = Callable[[], float]
 
 @dataclass(eq=False)
 class Address:
-    """One server. `models`: as it listed them last. `heard` is when it was last known to work, on the monotonic clock.
+    """One server. `models`: as it listed them last. `heard` is when it was last known to work, on the
+    monotonic clock.
 
     Each path has a circuit of its own: a server without embeddings chats all the same.
     """
@@ -54,7 +55,9 @@ class Address:
         self.heard = self.clock()
 
     async def list(self, seconds: float) -> bool:
-        """Ask for its models, which costs it nothing. Whether it told them; if not, those of the last time hold."""
+        """Ask for its models, which costs it nothing. Whether it told them; if not, those of the last time
+        hold.
+        """
         try:
             found = await self.server.models(seconds)
         except (RemoteError, RefusedError) as error:
@@ -63,7 +66,11 @@ class Address:
             return False
         self.down = False
         if found != self.models:
-            log.info("upstream %s serves %s", self.server.root, ", ".join(model.id for model in found) or "no model")
+            log.info(
+                "upstream %s serves %s",
+                self.server.root,
+                ", ".join(model.id for model in found) or "no model",
+            )
         self.models = found
         self.works()
         return bool(found)

@@ -18,7 +18,9 @@ from nearfar.fallback_server.marks import CallFormat
 
 @dataclass(frozen=True)
 class Echo:
-    """What comes before an answer that repeats its prompt. `answer` False: nothing but the prompt is wanted."""
+    """What comes before an answer that repeats its prompt. `answer` False: nothing but the prompt is
+    wanted.
+    """
 
     text: str
     tokens: tuple[int, ...]
@@ -72,7 +74,9 @@ class Choice:
 
     async def aclose(self) -> None:
         """Stop the request."""
-        close = getattr(self._events, "aclose", None)  # generators have it; the protocol asks for an iterator only
+        close = getattr(
+            self._events, "aclose", None
+        )  # generators have it; the protocol asks for an iterator only
         if close is not None:
             await close()
 
@@ -121,12 +125,16 @@ class Choice:
         logprobs = []
         given = event.prompt_logprobs or ()
         for token, entry in zip(echo.tokens, given, strict=bool(given)) if given else ():
-            logprobs.append(self._logprob(*entry) if entry else self._logprob(Logprob(token, float("nan")), ()))
+            logprobs.append(
+                self._logprob(*entry) if entry else self._logprob(Logprob(token, float("nan")), ())
+            )
         return Piece(self.index, text=echo.text, logprobs=tuple(logprobs))
 
     def _logprob(self, own: Logprob, top: Seq[Logprob]) -> TokenLogprob:
         text, data = self._describe(own.token)
-        alternatives = [TopLogprob(t, other.logprob, raw) for other in top for t, raw in [self._describe(other.token)]]
+        alternatives = [
+            TopLogprob(t, other.logprob, raw) for other in top for t, raw in [self._describe(other.token)]
+        ]
         return TokenLogprob(text, own.logprob, data, alternatives)
 
     def _describe(self, token: int) -> tuple[str, list[int]]:

@@ -16,7 +16,14 @@ from nearfar.edge_runtime.engine import requests as edge
 from nearfar.edge_runtime.engine.core import EngineCore, Generation
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.errors import EngineError, NearfarError, RequestError
-from nearfar.fallback_server.backend import BackendInfo, BackendStats, Logprob, Sampling, TokenEvent, TokenRequest
+from nearfar.fallback_server.backend import (
+    BackendInfo,
+    BackendStats,
+    Logprob,
+    Sampling,
+    TokenEvent,
+    TokenRequest,
+)
 from nearfar.fallback_server.grammars import GrammarService, TokenConstraint
 from nearfar.fallback_server.token_stream import TaskStream, TaskStreams
 
@@ -47,9 +54,13 @@ class _Place:
 
 
 class ArtifactBackend:
-    """Runs requests through an EngineCore, as many at once as it has logits rows; the rest wait here by priority."""
+    """Runs requests through an EngineCore, as many at once as it has logits rows; the rest wait here by
+    priority.
+    """
 
-    def __init__(self, core: EngineCore, grammars: GrammarService | None = None, *, max_waiting: int = 256) -> None:
+    def __init__(
+        self, core: EngineCore, grammars: GrammarService | None = None, *, max_waiting: int = 256
+    ) -> None:
         model, table = core.manifest.model, core.scheduler.table
         self.core = core
         self.info = BackendInfo(
@@ -87,7 +98,9 @@ class ArtifactBackend:
 
     async def embed(self, tokens: Seq[Seq[int]], pooling: Literal["mean", "last"]) -> list[list[float]]:
         """An artifact gives logits, no hidden states."""
-        raise RequestError("an artifact computes no embeddings; serve the checkpoint with --engine torch", "model")
+        raise RequestError(
+            "an artifact computes no embeddings; serve the checkpoint with --engine torch", "model"
+        )
 
     def stats(self) -> BackendStats:
         """The figures now."""
@@ -131,10 +144,14 @@ class ArtifactBackend:
         self.core.scheduler.limit_tokens(request.tokens, request.max_tokens)
         if request.prompt_logprobs is not None:
             raise RequestError(
-                "an artifact gives no log-probabilities of the prompt; serve the checkpoint with --engine torch", "echo"
+                "an artifact gives no log-probabilities of the prompt; serve the checkpoint with "
+                "--engine torch",
+                "echo",
             )
         if request.grammar is not None and self._grammars is None:
-            raise RequestError("this server was started without grammars; install xgrammar", "response_format")
+            raise RequestError(
+                "this server was started without grammars; install xgrammar", "response_format"
+            )
 
     async def _run(self, request: TokenRequest, params: SamplingParams, stream: TaskStream) -> None:
         """One request from its place in the line to its last token."""
@@ -155,7 +172,11 @@ class ArtifactBackend:
             stream.put(EngineError(f"the engine failed: {type(error).__name__}: {error}"))
 
     async def _generate(
-        self, generation: Generation, request: TokenRequest, stream: TaskStream, constraint: TokenConstraint | None
+        self,
+        generation: Generation,
+        request: TokenRequest,
+        stream: TaskStream,
+        constraint: TokenConstraint | None,
     ) -> None:
         first, count = True, 0
         try:
@@ -219,7 +240,9 @@ class ArtifactBackend:
 
 
 def _params(request: TokenRequest) -> SamplingParams:
-    """The edge runtime's parameters; they refuse what is out of range. End tokens are watched here, not there."""
+    """The edge runtime's parameters; they refuse what is out of range. End tokens are watched here, not
+    there.
+    """
     sampling: Sampling = request.sampling
     return SamplingParams(
         max_tokens=request.max_tokens,
@@ -238,6 +261,8 @@ def _params(request: TokenRequest) -> SamplingParams:
 
 
 def _event(event: edge.TokenEvent, request: TokenRequest, cached: int) -> TokenEvent:
-    finish: Literal["stop", "length"] | None = "stop" if event.token in request.stop_token_ids else event.finish_reason
+    finish: Literal["stop", "length"] | None = (
+        "stop" if event.token in request.stop_token_ids else event.finish_reason
+    )
     top = tuple(Logprob(other.token, other.logprob) for other in event.top_logprobs)
     return TokenEvent(event.token, finish, event.logprob, top, None, cached)

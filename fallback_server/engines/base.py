@@ -26,12 +26,13 @@ class ToolChoice:
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """One call of the API, validated. Either `messages` (chat) or `prompts` (completions, embeddings) is given.
+    """One call of the API, validated. Either `messages` (chat) or `prompts` (completions, embeddings) is
+    given.
 
     `max_tokens` None: until the context is full. `body` is the call as it came, for engines that pass it on.
-    `tenant` is for whom it is answered: its salt keeps its prefixes apart from those of others. `pooling`: vectors of the
-    prompts are wanted (Engine.embed), no answers. `hints` are reasoning_effort and verbosity, which a chat template follows
-    or not.
+    `tenant` is for whom it is answered: its salt keeps its prefixes apart from those of others. `pooling`:
+    vectors of the prompts are wanted (Engine.embed), no answers. `hints` are reasoning_effort and verbosity,
+    which a chat template follows or not.
     """
 
     id: str
@@ -85,7 +86,9 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Piece:
-    """What became certain of one answer. The last piece of an answer has `finish`. `tokens`: sampled for it."""
+    """What became certain of one answer. The last piece of an answer has `finish`. `tokens`: sampled for
+    it.
+    """
 
     index: int
     text: str = ""
@@ -114,8 +117,8 @@ class TokenUsage:
 class Prepared:
     """A request that an engine will take: its prompts as tokens, and what it may cost.
 
-    `prompt_tokens` counts each prompt once; `cost` is the most tokens that it can hold in the cache. For engines that
-    do not tokenize, both are estimates and `prompts` is empty.
+    `prompt_tokens` counts each prompt once; `cost` is the most tokens that it can hold in the cache. For
+    engines that do not tokenize, both are estimates and `prompts` is empty.
     """
 
     request: EngineRequest
@@ -145,7 +148,9 @@ class Answers(Protocol):
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A model that can be asked for. `context_length` 0: not known. `here`: it is computed on this machine."""
+    """A model that can be asked for. `context_length` 0: not known. `here`: it is computed on this
+    machine.
+    """
 
     id: str
     context_length: int = 0

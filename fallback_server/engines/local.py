@@ -28,7 +28,8 @@ from nearfar.fallback_server.tenants import Shares
 
 @dataclass(frozen=True)
 class TextOptions:
-    """How text is handled. `reasoning`: auto (what the chat template shows), off, or the two marks as BEGIN,END.
+    """How text is handled. `reasoning`: auto (what the chat template shows), off, or the two marks as
+    BEGIN,END.
 
     Times are seconds for one request.
     """
@@ -39,9 +40,11 @@ class TextOptions:
 
 
 class LocalEngine:
-    """A model of which the text side is here. `directory` holds its tokenizer files; `names` are what clients may call it.
+    """A model of which the text side is here. `directory` holds its tokenizer files; `names` are what clients
+    may call it.
 
-    `here`: its backend computes on this machine, and says so to clients that ask before they send what is private.
+    `here`: its backend computes on this machine, and says so to clients that ask before they send what is
+    private.
     """
 
     def __init__(
@@ -94,7 +97,8 @@ class LocalEngine:
             return Prepared(request, prompts, total, total)
         if longest >= context:
             raise RequestError(
-                f"the prompt has {longest} tokens, but this model's context is {context} tokens, the answer included; "
+                f"the prompt has {longest} tokens, but this model's context is {context} tokens, the "
+                "answer included; "
                 "shorten the prompt",
                 "messages" if request.chat else "prompt",
             )
@@ -176,17 +180,27 @@ class LocalEngine:
         if offered and self._template_has_tools:
             variables["tools"] = [dict(tool) for tool in offered]
         return {
-            "op": "chat", "messages": messages, "variables": variables, "continue_last": request.continue_last,
-        }  # fmt: skip
+            "op": "chat",
+            "messages": messages,
+            "variables": variables,
+            "continue_last": request.continue_last,
+        }
 
     def _hints(self, request: EngineRequest) -> dict[str, str]:
-        """The hints that the chat template follows. Others are refused, but for the values that change nothing."""
+        """The hints that the chat template follows. Others are refused, but for the values that change
+        nothing.
+        """
         source = self.codec.template_source or ""
         for name, value in request.hints.items():
-            idle = value == "medium" or (name == "reasoning_effort" and value == "none" and self._reasoning is None)
+            idle = value == "medium" or (
+                name == "reasoning_effort" and value == "none" and self._reasoning is None
+            )
             if name not in source and not idle:
-                raise RequestError(f"this model's chat template knows no {name}, so {value!r:.40} would change nothing; "
-                                   "leave it out", name)  # fmt: skip
+                raise RequestError(
+                    f"this model's chat template knows no {name}, so {value!r:.40} would change nothing; "
+                    "leave it out",
+                    name,
+                )
         return {name: value for name, value in request.hints.items() if name in source}
 
     async def _tokens(self, prompt: Prompt, param: str) -> list[int]:
@@ -209,7 +223,9 @@ class LocalEngine:
     def _check_input(self, longest: int) -> None:
         context = self.backend.info.context_length
         if longest > context:
-            raise RequestError(f"an input has {longest} tokens, but the context is {context}; shorten it", "input")
+            raise RequestError(
+                f"an input has {longest} tokens, but the context is {context}; shorten it", "input"
+            )
 
     def _grammar(self, request: EngineRequest, opened: bool) -> Grammar | None:
         """What the answers must match: the calls, the response format, or either."""
@@ -231,7 +247,9 @@ class LocalEngine:
         room = self.backend.info.context_length - len(prompt)
         return room if request.max_tokens is None else max(min(request.max_tokens, room), 1)
 
-    def _token_request(self, prepared: Prepared, prompt: tuple[int, ...], index: int, number: int) -> TokenRequest:
+    def _token_request(
+        self, prepared: Prepared, prompt: tuple[int, ...], index: int, number: int
+    ) -> TokenRequest:
         request = prepared.request
         sampling = request.sampling
         if sampling.seed is not None:
@@ -262,7 +280,9 @@ class LocalEngine:
         stream = TextStream(self.codec, request.stop, context)
         required = request.tool_choice.mode == "required" or request.tool_choice.name is not None
         echo = self._echo(request, index, prompt)
-        return Choice(index, events, self.codec, stream, splitter, calls, echo, calls_only=bool(calls) and required)
+        return Choice(
+            index, events, self.codec, stream, splitter, calls, echo, calls_only=bool(calls) and required
+        )
 
     def _echo(self, request: EngineRequest, index: int, prompt: tuple[int, ...]) -> Echo | None:
         if not request.echo:

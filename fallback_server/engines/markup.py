@@ -1,4 +1,6 @@
-"""What a model marks in its text: reasoning and tool calls. Text comes piece by piece and is taken apart on the way."""
+"""What a model marks in its text: reasoning and tool calls. Text comes piece by piece and is taken apart
+on the way.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +27,26 @@ def call_format(template: str) -> tuple[CallFormat, bool]:
 
 @dataclass(frozen=True)
 class Fragment:
-    """A piece of text by kind; the text of a `call` is what stands between the marks, of a `cut` one after the first."""
+    """A piece of text by kind; the text of a `call` is what stands between the marks, of a `cut` one after
+    the first.
+    """
 
     kind: Literal["text", "reasoning", "call", "cut"]
     text: str
 
 
 class MarkupSplitter:
-    """Takes a text apart while it comes. What may be the beginning of a mark is held back until that is certain."""
+    """Takes a text apart while it comes. What may be the beginning of a mark is held back until that is
+    certain.
+    """
 
-    def __init__(self, reasoning: Marks | None, calls: CallFormat | None, *, reasoning_open: bool = False) -> None:
+    def __init__(
+        self, reasoning: Marks | None, calls: CallFormat | None, *, reasoning_open: bool = False
+    ) -> None:
         self._reasoning, self._calls = reasoning, calls
-        self._kind: Literal["text", "reasoning", "call"] = "reasoning" if reasoning and reasoning_open else "text"
+        self._kind: Literal["text", "reasoning", "call"] = (
+            "reasoning" if reasoning and reasoning_open else "text"
+        )
         self._held = ""
         self._strip = False
 
@@ -46,7 +56,9 @@ class MarkupSplitter:
         return list(self._split())
 
     def finish(self) -> list[Fragment]:
-        """What was held back, for the text ends here. An open call is whole only where its format has no end mark."""
+        """What was held back, for the text ends here. An open call is whole only where its format has no
+        end mark.
+        """
         held, self._held = self._held, ""
         if self._kind != "call":
             return [Fragment(self._kind, held)] if held else []
@@ -63,7 +75,10 @@ class MarkupSplitter:
             if found is None:
                 if self._kind != "call":
                     keep = max((overlap(self._held, mark) for mark in marks), default=0)
-                    out, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+                    out, self._held = (
+                        self._held[: len(self._held) - keep],
+                        self._held[len(self._held) - keep :],
+                    )
                     if out:
                         yield Fragment(self._kind, out)
                 return
@@ -79,7 +94,9 @@ class MarkupSplitter:
             return [self._reasoning.end] if self._reasoning else []
         if self._kind == "call":
             return [self._calls.end] if self._calls and self._calls.end else []
-        return ([self._reasoning.begin] if self._reasoning else []) + ([self._calls.begin] if self._calls else [])
+        return ([self._reasoning.begin] if self._reasoning else []) + (
+            [self._calls.begin] if self._calls else []
+        )
 
     def _switch(self, mark: str) -> None:
         if self._kind != "text":
@@ -96,7 +113,9 @@ def overlap(text: str, mark: str) -> int:
 
 
 def parse_calls(text: str, form: CallFormat, first: int) -> tuple[ToolCall, ...] | None:
-    """The calls that stand in a call section, numbered from `first`; None if it is not what the format says."""
+    """The calls that stand in a call section, numbered from `first`; None if it is not what the format
+    says.
+    """
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
@@ -106,11 +125,16 @@ def parse_calls(text: str, form: CallFormat, first: int) -> tuple[ToolCall, ...]
     return None if None in calls or not calls else tuple(call for call in calls if call is not None)
 
 
-_BEGUN = re.compile(r'[\s\[]*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")(?:\s*,\s*"(?:arguments|parameters)"\s*:\s*(.*))?', re.DOTALL)
+_BEGUN = re.compile(
+    r'[\s\[]*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")(?:\s*,\s*"(?:arguments|parameters)"\s*:\s*(.*))?',
+    re.DOTALL,
+)
 
 
 def partial_call(text: str, index: int) -> ToolCall | None:
-    """The call that a section begins which was cut: its name and the JSON text of its arguments so far. None: no name yet."""
+    """The call that a section begins which was cut: its name and the JSON text of its arguments so far.
+    None: no name yet.
+    """
     found = _BEGUN.match(text)
     if found is None:
         return None

@@ -24,8 +24,9 @@ KINDS: tuple[Kind, ...] = ("auto", "torch", "artifact", "upstream")
 class EngineOptions:
     """How an engine is opened. `names`: what clients call the model, by default its own name.
 
-    `device`, `threads`, `kv_memory` (bytes, or such as "512MB") are for local engines, `dtype` and `max_running` for
-    torch. None: chosen by what is found. `trust`: run the native code of an artifact that was not built here.
+    `device`, `threads`, `kv_memory` (bytes, or such as "512MB") are for local engines, `dtype` and
+    `max_running` for torch. None: chosen by what is found. `trust`: run the native code of an artifact that
+    was not built here.
     """
 
     names: tuple[str, ...] = ()
@@ -47,7 +48,9 @@ def guess(models: Seq[str]) -> Kind:
     if all(urls):
         return "upstream"
     if any(urls) or len(models) > 1:
-        raise RequestError(f"MODEL is one directory or hub id, or one or several URLs, not {' '.join(models)}")
+        raise RequestError(
+            f"MODEL is one directory or hub id, or one or several URLs, not {' '.join(models)}"
+        )
     return "artifact" if holds_artifacts(Path(models[0])) else "torch"
 
 
@@ -117,10 +120,14 @@ async def _torch(source: str, options: EngineOptions) -> Backend:
     except ModuleNotFoundError as error:
         raise RequestError(f"--engine torch needs {error.name}: pip install 'nearfar[server]'") from error
     given = {
-        "device": options.device, "dtype": options.dtype, "threads": options.threads,
-        "max_waiting": options.max_waiting, "max_running": options.max_running, "grammar_seconds": options.grammar_timeout,
+        "device": options.device,
+        "dtype": options.dtype,
+        "threads": options.threads,
+        "max_waiting": options.max_waiting,
+        "max_running": options.max_running,
+        "grammar_seconds": options.grammar_timeout,
         "cache_bytes": parse_size(options.kv_memory) if options.kv_memory else None,
-    }  # fmt: skip
+    }
     settings = chosen.TorchOptions(**{name: value for name, value in given.items() if value is not None})
     backend: Backend = await client.TorchBackend.load(_checkpoint(source), settings)
     return backend
@@ -150,5 +157,6 @@ def _download(source: str) -> Path:
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CheckpointError(
-            f"{source}: no such directory, and the download from the hub failed ({reason}); check the name and the network"
+            f"{source}: no such directory, and the download from the hub failed ({reason}); check the "
+            "name and the network"
         ) from error

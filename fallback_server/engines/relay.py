@@ -1,4 +1,6 @@
-"""One request on its way through upstream servers: streamed, retried before its first token, continued after it."""
+"""One request on its way through upstream servers: streamed, retried before its first token, continued
+after it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from typing import Any
 
 from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
 from nearfar.fallback_server.engines.addresses import Address, AddressBook
-from nearfar.fallback_server.engines.base import EngineRequest, FinishReason, Piece, Prepared, TokenUsage, ToolCall
+from nearfar.fallback_server.engines.base import (
+    EngineRequest,
+    FinishReason,
+    Piece,
+    Prepared,
+    TokenUsage,
+    ToolCall,
+)
 from nearfar.remote.chunks import Chunk, Part, Usage
 from nearfar.remote.continuing import continued
 from nearfar.remote.errors import RefusedError, RemoteError
@@ -21,8 +30,15 @@ from nearfar.remote.server import CHAT, COMPLETIONS
 log = logging.getLogger(__name__)
 
 _KEPT_BACK = (
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "stream_options", "cache_salt",
-)  # fmt: skip
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "stream_options",
+    "cache_salt",
+)
 """Fields of a request that are no business of the upstream's."""
 _FINISHES: dict[str, FinishReason] = {"length": "length", "tool_calls": "tool_calls", "abort": "abort"}
 
@@ -40,7 +56,9 @@ class Counts:
 
 @dataclass(frozen=True)
 class Route:
-    """Where requests may go, and how. `model`: its name there. `continues`: an answer may go on at another address."""
+    """Where requests may go, and how. `model`: its name there. `continues`: an answer may go on at another
+    address.
+    """
 
     book: AddressBook
     model: str
@@ -140,9 +158,13 @@ class Relay:
                 await self._chunks.aclose()
 
     def _can_continue(self) -> bool:
-        """Whether the emitted text says all that another server must know: one answer of plain text, thought not about."""
+        """Whether the emitted text says all that another server must know: one answer of plain text,
+        thought not about.
+        """
         request = self._request
-        plain = not request.tools and request.grammar is None and request.logprobs is None and not request.echo
+        plain = (
+            not request.tools and request.grammar is None and request.logprobs is None and not request.echo
+        )
         text = request.chat or isinstance(request.prompts[0], str)
         return self._route.continues and plain and text and request.choices == 1 and not self._reasoned
 
@@ -186,14 +208,18 @@ class Relay:
         return to_piece(part)
 
     def _told(self, usage: Usage) -> None:
-        """The upstream's count. Of a continued answer the prompt ended with what was there of it, and that is no prompt."""
+        """The upstream's count. Of a continued answer the prompt ended with what was there of it, and that
+        is no prompt.
+        """
         self._seen = max(self._seen, self._before + usage.completion)
         prompt = max(usage.prompt - self._before, 0)
         self._usage = TokenUsage(prompt, self._before + usage.completion, min(usage.cached, prompt))
 
 
 def unavailable(path: str, failures: list[RemoteError]) -> NearfarError:
-    """What a client is told when nobody answered: nothing of addresses and of what came from there; the log has it."""
+    """What a client is told when nobody answered: nothing of addresses and of what came from there; the
+    log has it.
+    """
     busy = [failure.retry_after or 1.0 for failure in failures if failure.busy]
     if busy:
         return OverloadError("all upstream servers are busy; try again later", min(busy))
@@ -203,7 +229,8 @@ def unavailable(path: str, failures: list[RemoteError]) -> NearfarError:
 
 
 def upstream_body(request: EngineRequest, model: str, *, salted: bool) -> dict[str, Any]:
-    """What is asked of an upstream: the call as it came, less what is our own business, and with what we decided.
+    """What is asked of an upstream: the call as it came, less what is our own business, and with what we
+    decided.
 
     `salted`: the tenant's salt goes along, so that no tenant finds another's prompts in the upstream's cache.
     """
@@ -225,7 +252,9 @@ def prompt_text(request: EngineRequest) -> str:
     """What the prompt says, for affinity and estimates."""
     if request.chat:
         return json.dumps([request.tools, request.messages], ensure_ascii=False)
-    return "\n".join(prompt if isinstance(prompt, str) else " ".join(map(str, prompt)) for prompt in request.prompts)
+    return "\n".join(
+        prompt if isinstance(prompt, str) else " ".join(map(str, prompt)) for prompt in request.prompts
+    )
 
 
 def to_piece(part: Part) -> Piece:

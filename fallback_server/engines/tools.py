@@ -31,13 +31,20 @@ def offered(tools: Seq[Mapping[str, Any]], choice: ToolChoice) -> tuple[Mapping[
 def call_grammar(
     tools: Seq[Mapping[str, Any]], choice: ToolChoice, form: CallFormat, reasoning: Marks | None, open_: bool
 ) -> Grammar:
-    """Free text with calls in it; where a call is required, calls only. Arguments match the schema of their tool.
+    """Free text with calls in it; where a call is required, calls only. Arguments match the schema of their
+    tool.
 
-    The format is xgrammar's structural tag. Reasoning may come before required calls, and nothing but another call after.
+    The format is xgrammar's structural tag. Reasoning may come before required calls, and nothing but another
+    call after.
     """
     tags = [_tag(tool["function"], form) for tool in tools]
     if choice.mode != "required" and choice.name is None:
-        calls: Record = {"type": "triggered_tags", "triggers": [form.begin], "tags": tags, "stop_after_first": not form.end}
+        calls: Record = {
+            "type": "triggered_tags",
+            "triggers": [form.begin],
+            "tags": tags,
+            "stop_after_first": not form.end,
+        }
         return structural(calls)
     one: Record = {"type": "or", "elements": tags}
     if not choice.parallel or choice.name is not None or not form.end:
@@ -47,14 +54,19 @@ def call_grammar(
 
 
 def after_reasoning(content: Record, reasoning: Marks | None, open_: bool) -> Record:
-    """The content, with room for a section of reasoning before it. `open_`: the prompt has begun that section."""
+    """The content, with room for a section of reasoning before it. `open_`: the prompt has begun that
+    section.
+    """
     if reasoning is None:
         return content
     begin = "" if open_ else reasoning.begin
     thought = {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": reasoning.end}
     if open_:
         return {"type": "sequence", "elements": [thought, _blank(), content]}
-    return {"type": "or", "elements": [{"type": "sequence", "elements": [thought, _blank(), content]}, content]}
+    return {
+        "type": "or",
+        "elements": [{"type": "sequence", "elements": [thought, _blank(), content]}, content],
+    }
 
 
 def structural(content: Record) -> Grammar:
@@ -78,7 +90,9 @@ def as_format(grammar: Grammar) -> Record:
             return form
 
 
-def described(messages: Seq[Mapping[str, Any]], tools: Seq[Mapping[str, Any]], form: CallFormat) -> list[Record]:
+def described(
+    messages: Seq[Mapping[str, Any]], tools: Seq[Mapping[str, Any]], form: CallFormat
+) -> list[Record]:
     """The messages with the tools told in words, for a chat template that knows nothing of tools."""
     lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
     example = json.dumps({"name": "<name>", form.arguments: {"<argument>": "<value>"}})
@@ -93,7 +107,9 @@ def described(messages: Seq[Mapping[str, Any]], tools: Seq[Mapping[str, Any]], f
 
 
 def with_parsed_arguments(message: Mapping[str, Any]) -> Record:
-    """Earlier calls with their arguments as records: what templates expect. OpenAI sends them as JSON text."""
+    """Earlier calls with their arguments as records: what templates expect. OpenAI sends them as JSON
+    text.
+    """
     calls = []
     for call in message.get("tool_calls") or ():
         function = dict(call["function"])
@@ -119,14 +135,18 @@ def _plain(message: Mapping[str, Any], form: CallFormat) -> Record:
     if not calls:
         return dict(message)
     written = [
-        form.begin + json.dumps({"name": c["function"]["name"], form.arguments: c["function"]["arguments"]}) + form.end
+        form.begin
+        + json.dumps({"name": c["function"]["name"], form.arguments: c["function"]["arguments"]})
+        + form.end
         for c in calls
     ]
     return {"role": message["role"], "content": "\n".join([message.get("content") or "", *written]).strip()}
 
 
 def _tag(function: Mapping[str, Any], form: CallFormat) -> Record:
-    """One call. The blank line after the mark is how models were trained to write it; JSON allows it either way."""
+    """One call. The blank line after the mark is how models were trained to write it; JSON allows it
+    either way.
+    """
     name = json.dumps(function["name"], ensure_ascii=False)
     schema = function.get("parameters") or {"type": "object"}
     head, tail = f'{{"name": {name}, "{form.arguments}": ', "}"
@@ -143,7 +163,13 @@ def _tag(function: Mapping[str, Any], form: CallFormat) -> Record:
 
 def _json(schema: Any, blanks: int, strict: bool, param: str) -> Record:
     """Xgrammar's record; `strict` and `param` are for `schema.narrowed`, which takes them out."""
-    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": blanks, "strict": strict, "param": param}
+    return {
+        "type": "json_schema",
+        "json_schema": schema,
+        "max_whitespace_cnt": blanks,
+        "strict": strict,
+        "param": param,
+    }
 
 
 def _blank() -> Record:

@@ -1,4 +1,6 @@
-"""Engine in front of OpenAI-compatible servers (vLLM, SGLang, llama.cpp, nearfar): balance, retry, continue."""
+"""Engine in front of OpenAI-compatible servers (vLLM, SGLang, llama.cpp, nearfar): balance, retry,
+continue.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,11 @@ class UpstreamOptions:
     """How upstream servers are used. Times are seconds.
 
     `key`: sent as the bearer token; None: from NEARFAR_UPSTREAM_KEY. `continues`: the servers take
-    `continue_final_message` (vLLM, nearfar), so that an answer can go on elsewhere when its server fails. `salts`: they take
-    `cache_salt` (vLLM, SGLang, nearfar). `failures` in a row open a circuit for `open_seconds`. `slack`: how many requests more than
-    the least loaded an address may have and still be preferred for a prompt whose beginning it knows. Addresses are asked for
-    their models every `probe_seconds`.
+    `continue_final_message` (vLLM, nearfar), so that an answer can go on elsewhere when its server fails.
+    `salts`: they take `cache_salt` (vLLM, SGLang, nearfar). `failures` in a row open a circuit for
+    `open_seconds`. `slack`: how many requests more than the least loaded an address may have and still be
+    preferred for a prompt whose beginning it knows. Addresses are asked for their models every
+    `probe_seconds`.
     """
 
     key: str | None = None
@@ -61,7 +64,9 @@ class UpstreamEngine:
         self._http = client(options.key or os.environ.get(KEY_VARIABLE), options.connect_timeout, direct=True)
         breaker = BreakerOptions(options.failures, options.open_seconds, options.open_seconds)
         self.options = options
-        self.book = AddressBook([Server(url, self._http, waits) for url in map(root_of, urls)], breaker, options.slack)
+        self.book = AddressBook(
+            [Server(url, self._http, waits) for url in map(root_of, urls)], breaker, options.slack
+        )
         self.counts = Counts()
         self._names, self._named = tuple(names), ""
         self._live: dict[str, Relay] = {}
@@ -77,11 +82,17 @@ class UpstreamEngine:
         engine = cls(urls, options, names)
         if not await engine._list():
             roots = ", ".join(address.server.root for address in engine.book.addresses)
-            log.warning("none of %s lists a model at /v1/models; asking again every %g s", roots, options.probe_seconds)
+            log.warning(
+                "none of %s lists a model at /v1/models; asking again every %g s",
+                roots,
+                options.probe_seconds,
+            )
         return engine
 
     def models(self) -> tuple[ModelInfo, ...]:
-        """All that an address serves, or the one model under each of its names. Empty while nothing is known yet."""
+        """All that an address serves, or the one model under each of its names. Empty while nothing is
+        known yet.
+        """
         found = [ModelInfo(model.id, model.context or 0) for model in self.book.models()]
         if not self._names:
             return tuple(found)
@@ -124,10 +135,17 @@ class UpstreamEngine:
         """What was seen from here."""
         counts = self.counts
         return BackendStats(
-            running=sum(address.under_way for address in self.book.addresses), waiting=0, cache_usage=0.0,
-            prefix_hits=counts.cached, prefix_queries=counts.prompt, preemptions=0, generated_tokens=counts.generated,
-            prompt_tokens=counts.prompt, steps=0, restarts=0,
-        )  # fmt: skip
+            running=sum(address.under_way for address in self.book.addresses),
+            waiting=0,
+            cache_usage=0.0,
+            prefix_hits=counts.cached,
+            prefix_queries=counts.prompt,
+            preemptions=0,
+            generated_tokens=counts.generated,
+            prompt_tokens=counts.prompt,
+            steps=0,
+            restarts=0,
+        )
 
     async def ready(self) -> bool:
         """Whether an address that may be asked was seen to work lately, or lists a model now."""
@@ -156,7 +174,9 @@ class UpstreamEngine:
 
     def _seen_lately(self) -> bool:
         since = time.monotonic() - 2 * self.options.probe_seconds
-        return any(a.models and a.answers and a.heard is not None and a.heard > since for a in self.book.addresses)
+        return any(
+            a.models and a.answers and a.heard is not None and a.heard > since for a in self.book.addresses
+        )
 
     async def _list(self) -> bool:
         """Ask all addresses what they serve. Whether any of them serves something."""
@@ -167,7 +187,9 @@ class UpstreamEngine:
             log.info("%s is the upstream's %s", ", ".join(self._names), self._named)
         for address in addresses:
             if self._named and address.models and all(model.id != self._named for model in address.models):
-                log.warning("upstream %s does not serve %s and gets no requests", address.server.root, self._named)
+                log.warning(
+                    "upstream %s does not serve %s and gets no requests", address.server.root, self._named
+                )
         return any(found)
 
     async def _list_always(self) -> None:
@@ -182,7 +204,9 @@ def _embeddings(answer: Any, count: int) -> Embeddings:
     try:
         vectors = [item["embedding"] for item in sorted(answer["data"], key=lambda item: item["index"])]
         tokens = int(answer.get("usage", {}).get("prompt_tokens", 0))
-        numbers = all(isinstance(vector, list) and all(type(x) in (int, float) for x in vector) for vector in vectors)
+        numbers = all(
+            isinstance(vector, list) and all(type(x) in (int, float) for x in vector) for vector in vectors
+        )
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise RemoteError(f"not the shape of embeddings: {error!r}", "shape") from error
     if not numbers or len(vectors) != count or len({len(vector) for vector in vectors}) > 1:

@@ -12,14 +12,19 @@ from nearfar.fallback_server.sandbox.child import Handler, serve
 
 
 def open_handler(settings: dict[str, Any]) -> Handler:
-    """Load the vocabulary. Settings: directory, vocab_size, eos (ids), compiled_bytes (the limit of an answer)."""
-    compile_grammar = compiler(vocabulary(Path(settings["directory"]), settings["vocab_size"], settings["eos"]))
+    """Load the vocabulary. Settings: directory, vocab_size, eos (ids), compiled_bytes (the limit of an
+    answer).
+    """
+    compile_grammar = compiler(
+        vocabulary(Path(settings["directory"]), settings["vocab_size"], settings["eos"])
+    )
 
     def handle(job: dict[str, Any]) -> dict[str, Any]:
         compiled = compile_grammar(Grammar(job["kind"], job["text"])).serialize_json()
         if len(compiled) > settings["compiled_bytes"]:
             raise RequestError(
-                f"the grammar compiles to {len(compiled):,} bytes, more than the {settings['compiled_bytes']:,} allowed; "
+                f"the grammar compiles to {len(compiled):,} bytes, more than the "
+                f"{settings['compiled_bytes']:,} allowed; "
                 "make it smaller",
                 "response_format",
             )

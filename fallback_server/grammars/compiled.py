@@ -1,4 +1,6 @@
-"""xgrammar's compiler for a model's vocabulary, and what it makes: as text between processes, as objects in them."""
+"""xgrammar's compiler for a model's vocabulary, and what it makes: as text between processes, as objects
+in them.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,15 @@ CALL_BLANKS = 1
 
 
 def vocabulary(directory: Path, vocab_size: int, eos: Sequence[int]) -> Any:
-    """What xgrammar has to know of the tokenizer in a directory: the bytes of every token, none for special ones."""
+    """What xgrammar has to know of the tokenizer in a directory: the bytes of every token, none for
+    special ones.
+    """
     import xgrammar
 
     codec = TextCodec.open_directory(directory, None, VISIBLE)
-    special = {number for number, token in codec.tokenizer.get_added_tokens_decoder().items() if token.special}
+    special = {
+        number for number, token in codec.tokenizer.get_added_tokens_decoder().items() if token.special
+    }
     pieces = [b"" if number in special else codec.token_bytes(number) for number in range(vocab_size)]
     return xgrammar.TokenizerInfo(pieces, vocab_size=vocab_size, stop_token_ids=list(eos))
 
@@ -54,7 +60,9 @@ def compiler(info: Any) -> Callable[[Grammar], Any]:
                     return made.compile_structural_tag(_with_narrowed(json.loads(grammar.text)))
         except (RuntimeError, ValueError, TypeError, LookupError) as error:
             kind = grammar.kind.replace("_", " ")
-            raise RequestError(f"the {kind} cannot be compiled: {_first_line(error)}", "response_format") from error
+            raise RequestError(
+                f"the {kind} cannot be compiled: {_first_line(error)}", "response_format"
+            ) from error
 
     return compile_grammar
 
@@ -68,16 +76,22 @@ def _with_narrowed(record: Any) -> Any:
     if record.get("type") != "json_schema":
         return {key: _with_narrowed(value) for key, value in record.items()}
     rest = {key: value for key, value in record.items() if key not in ("strict", "param")}
-    return {**rest, "json_schema": narrowed(record["json_schema"], strict=record["strict"], param=record["param"])}
+    return {
+        **rest,
+        "json_schema": narrowed(record["json_schema"], strict=record["strict"], param=record["param"]),
+    }
 
 
 class CompiledGrammars:
-    """Compiled grammars of one vocabulary, read from the text that travels between processes; those read lately are kept.
+    """Compiled grammars of one vocabulary, read from the text that travels between processes; those read
+    lately are kept.
 
     May be called from several threads. `kept_bytes` bounds what is kept; what is in use lives on beside it.
     """
 
-    def __init__(self, directory: Path, vocab_size: int, eos: Sequence[int], *, kept_bytes: int = 256 << 20) -> None:
+    def __init__(
+        self, directory: Path, vocab_size: int, eos: Sequence[int], *, kept_bytes: int = 256 << 20
+    ) -> None:
         self._of = (directory, vocab_size, eos)
         self._lock = threading.Lock()
         self._kept: Kept[str, Any] = Kept(kept_bytes)
@@ -103,7 +117,9 @@ class CompiledGrammars:
         try:
             made = xgrammar.CompiledGrammar.deserialize_json(compiled, self._info)
         except (RuntimeError, ValueError) as error:
-            raise RequestError(f"the compiled grammar cannot be used: {_first_line(error)}", "response_format") from error
+            raise RequestError(
+                f"the compiled grammar cannot be used: {_first_line(error)}", "response_format"
+            ) from error
         with self._lock:
             self._kept.put(key, made, max(len(compiled), made.memory_size_bytes))
         return made

@@ -14,7 +14,9 @@ log = logging.getLogger(__name__)
 
 
 def follow(compiled: Any, stops: frozenset[int]) -> Any:
-    """A matcher at the start of a compiled grammar. `stops`: tokens that may come at its end; without any it ends by itself."""
+    """A matcher at the start of a compiled grammar. `stops`: tokens that may come at its end; without any
+    it ends by itself.
+    """
     import xgrammar  # loaded by now, in a thread: it brings PyTorch with it, which takes seconds
 
     return xgrammar.GrammarMatcher(
@@ -25,8 +27,9 @@ def follow(compiled: Any, stops: frozenset[int]) -> Any:
 class TokenConstraint:
     """Which tokens a request may take: those of its grammar, and no end token before `min_tokens`.
 
-    It never raises: the engine's loop serves other requests too. For the same reason a grammar whose matcher takes
-    more than STEP_SECONDS of processor time for a token ends its request; ambiguous grammars get slower with each.
+    It never raises: the engine's loop serves other requests too. For the same reason a grammar whose matcher
+    takes more than STEP_SECONDS of processor time for a token ends its request; ambiguous grammars get slower
+    with each.
     """
 
     STEP_SECONDS = 0.1

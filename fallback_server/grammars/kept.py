@@ -18,7 +18,9 @@ def key_of(grammar: Grammar) -> str:
 
 
 class Kept(Generic[K, V]):
-    """Values with their sizes in bytes; beyond `most` bytes those not asked for longest go. The newest always stays."""
+    """Values with their sizes in bytes; beyond `most` bytes those not asked for longest go. The newest
+    always stays.
+    """
 
     def __init__(self, most: int) -> None:
         self.most = most

@@ -15,8 +15,9 @@ PLAIN = (codes.ANY, codes.NOT_LITERAL)
 def why_not(pattern: Any) -> str | None:
     """Why a pattern cannot be kept to; None: it can.
 
-    xgrammar matches it with the whole string and passes over what looks around. Its characters are written as they
-    are, so those that JSON escapes would end the string. The text of the pattern must mean the same to Python's parser.
+    xgrammar matches it with the whole string and passes over what looks around. Its characters are written as
+    they are, so those that JSON escapes would end the string. The text of the pattern must mean the same to
+    Python's parser.
     """
     if not isinstance(pattern, str):
         return "it must be a regular expression"
@@ -50,7 +51,9 @@ def _first(reasons: Iterable[str | None]) -> str | None:
 
 def _node(code: Any, value: Any) -> str | None:
     if code is codes.LITERAL:
-        return "a quote, a backslash or a control character in it cannot be kept to" if _escaped(value) else None
+        return (
+            "a quote, a backslash or a control character in it cannot be kept to" if _escaped(value) else None
+        )
     if code in PLAIN:
         return None
     if code is codes.IN:

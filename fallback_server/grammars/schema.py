@@ -1,8 +1,10 @@
-"""JSON schemas as xgrammar keeps to them: what it would pass over in silence is refused here, by its name and place.
+"""JSON schemas as xgrammar keeps to them: what it would pass over in silence is refused here, by its name and
+place.
 
-Measured against the JSON Schema test suite (tests/unit/test_json_schemas.py): what `narrowed` lets through, xgrammar never
-follows to a value that the schema forbids. A schema may be followed more narrowly than it says: properties come in the order
-of the schema and without others unless `additionalProperties` allows them, a pattern covers the whole string.
+Measured against the JSON Schema test suite (tests/unit/test_json_schemas.py): what `narrowed` lets through,
+xgrammar never follows to a value that the schema forbids. A schema may be followed more narrowly than it
+says: properties come in the order of the schema and without others unless `additionalProperties` allows them,
+a pattern covers the whole string.
 """
 
 from __future__ import annotations
@@ -18,19 +20,46 @@ from nearfar.fallback_server.grammars.patterns import why_not
 
 Schema = dict[str, Any]
 
-ANNOTATIONS = frozenset({
-    "title", "description", "default", "examples", "example", "$comment", "$schema", "deprecated", "readOnly", "writeOnly",
-    "discriminator", "nullable", "contentMediaType", "contentEncoding", "contentSchema", "externalDocs", "xml",
-})  # fmt: skip
+ANNOTATIONS = frozenset(
+    {
+        "title",
+        "description",
+        "default",
+        "examples",
+        "example",
+        "$comment",
+        "$schema",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "discriminator",
+        "nullable",
+        "contentMediaType",
+        "contentEncoding",
+        "contentSchema",
+        "externalDocs",
+        "xml",
+    }
+)
 """Keywords that forbid nothing, or (nullable) only allow more than is written."""
 OF_TYPE: dict[str, tuple[str, ...]] = {
     "string": ("minLength", "maxLength", "pattern", "format"),
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
-    "object": ("properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties",
-               "maxProperties", "unevaluatedProperties"),
+    "object": (
+        "properties",
+        "required",
+        "additionalProperties",
+        "patternProperties",
+        "propertyNames",
+        "minProperties",
+        "maxProperties",
+        "unevaluatedProperties",
+    ),
     "array": ("items", "prefixItems", "minItems", "maxItems", "uniqueItems", "unevaluatedItems"),
-}  # fmt: skip
-"""Keywords that are kept to, by the type that they speak of. All others but ANNOTATIONS and STRUCTURE are not."""
+}
+"""Keywords that are kept to, by the type that they speak of. All others but ANNOTATIONS and STRUCTURE are
+not.
+"""
 STRUCTURE = frozenset({"type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "$defs", "definitions"})
 DEFINITIONS = ("$defs", "definitions")
 TYPES = ("string", "number", "integer", "object", "array", "boolean", "null")
@@ -40,8 +69,8 @@ LARGEST = 2**63
 def narrowed(schema: Any, *, strict: bool, param: str) -> Schema:
     """The schema as a grammar can keep to it.
 
-    RequestError (with `param`) names a keyword that cannot be kept to and its place. Not `strict`: such keywords are left
-    out, and the text need not follow them.
+    RequestError (with `param`) names a keyword that cannot be kept to and its place. Not `strict`: such
+    keywords are left out, and the text need not follow them.
     """
     return _Narrowing(schema, strict, param).made()
 
@@ -62,7 +91,9 @@ class _Narrowing:
         return made
 
     def _error(self, place: str, what: str) -> RequestError:
-        return RequestError(f"{self._param}: the JSON schema cannot be kept to at {place}: {what}", self._param)
+        return RequestError(
+            f"{self._param}: the JSON schema cannot be kept to at {place}: {what}", self._param
+        )
 
     def _drop(self, place: str, keyword: str, why: str = "no grammar can keep to it") -> None:
         """The keyword is refused, or left out."""
@@ -75,14 +106,18 @@ class _Narrowing:
             return {}
         if not isinstance(schema, dict):
             raise self._error(place, f"{schema!s:.40} allows nothing, or is no schema")
-        known = {key: value for key, value in schema.items() if key not in ANNOTATIONS and not key.startswith("x-")}
+        known = {
+            key: value for key, value in schema.items() if key not in ANNOTATIONS and not key.startswith("x-")
+        }
         if place == "#":
             known.pop("$id", None)
         made: Schema = {}
         for key in DEFINITIONS:
             if key in known:
                 made[key] = self._each(known.pop(key), f"{place}/{key}")
-        for key in [key for key in known if key not in STRUCTURE and not any(key in keys for keys in OF_TYPE.values())]:
+        for key in [
+            key for key in known if key not in STRUCTURE and not any(key in keys for keys in OF_TYPE.values())
+        ]:
             self._drop(place, key)
             del known[key]
         for key in ("$ref", "const", "enum", "allOf", "anyOf", "oneOf"):
@@ -142,7 +177,9 @@ class _Narrowing:
         types = self._types(rest.pop("type", list(TYPES)), place)
         if "enum" in rest:  # beside const
             also = rest.pop("enum")
-            values = [value for value in values if isinstance(also, list) and any(_same(value, one) for one in also)]
+            values = [
+                value for value in values if isinstance(also, list) and any(_same(value, one) for one in also)
+            ]
         kept = [value for value in values if any(_is(value, kind) for kind in types)]
         if not kept:
             raise self._error(place, "of enum (or const) nothing is left that the rest of the schema allows")
@@ -196,14 +233,20 @@ class _Narrowing:
         return [kind for kind in types if not (kind == "integer" and "number" in types)]
 
     def _typed(self, known: Schema, place: str) -> Schema:
-        """A schema of one or several types, with their keywords. Without a type it has those that its keywords speak of."""
+        """A schema of one or several types, with their keywords. Without a type it has those that its
+        keywords speak of.
+        """
         spoken = [kind for kind, keys in OF_TYPE.items() if any(key in known for key in keys)]
         if "type" not in known and not spoken:
             return {}
         types = self._types(known["type"], place) if "type" in known else spoken
         made: Schema = {"type": types[0] if len(types) == 1 else types}
         for kind in types:
-            own = {key: known[key] for key in OF_TYPE.get("number" if kind == "integer" else kind, ()) if key in known}
+            own = {
+                key: known[key]
+                for key in OF_TYPE.get("number" if kind == "integer" else kind, ())
+                if key in known
+            }
             if own:
                 made |= getattr(self, f"_{kind}")(own, place)
         return made
@@ -263,7 +306,9 @@ class _Narrowing:
         if own.get("minProperties") and not own.keys() & {"properties", "patternProperties", "propertyNames"}:
             own.setdefault("additionalProperties", True)
         if isinstance(own.get("additionalProperties"), dict):
-            own["additionalProperties"] = self._schema(own["additionalProperties"], f"{place}/additionalProperties")
+            own["additionalProperties"] = self._schema(
+                own["additionalProperties"], f"{place}/additionalProperties"
+            )
         if "properties" in own:
             own["properties"] = self._each(own["properties"], f"{place}/properties")
         if "propertyNames" in own:
@@ -319,7 +364,9 @@ class _Narrowing:
             why = "only one pattern can be kept to"
         if why is None and own.get("additionalProperties", False) is not False:
             why = "it cannot be kept to beside additionalProperties"
-        if why is None and any(re.search(pattern, name) for pattern in patterns for name in own.get("properties", ())):
+        if why is None and any(
+            re.search(pattern, name) for pattern in patterns for name in own.get("properties", ())
+        ):
             why = "a property that is described has a name of this pattern"
         if why is not None:
             self._drop(place, "patternProperties", why)
@@ -331,7 +378,12 @@ class _Narrowing:
         """Whole numbers, which JSON may write as 3.0."""
         for key in keys:
             value = own.get(key, 0)
-            if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value != int(value):
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or value < 0
+                or value != int(value)
+            ):
                 raise self._error(place, f"{key} must be a whole number, not {value!r:.40}")
         return {key: int(own[key]) for key in keys if key in own}
 

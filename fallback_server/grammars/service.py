@@ -22,7 +22,9 @@ log = logging.getLogger(__name__)
 
 
 class GrammarService:
-    """Compiles grammars for one vocabulary; a grammar that several wait for is compiled once, those made lately are kept."""
+    """Compiles grammars for one vocabulary; a grammar that several wait for is compiled once, those made
+    lately are kept.
+    """
 
     PROCESSES = 2
     """So that one slow grammar does not hold up all others; the second starts when both are needed."""
@@ -37,12 +39,19 @@ class GrammarService:
         compiled_bytes: int = 64 << 20,
         kept_bytes: int = 64 << 20,
     ) -> None:
-        """`timeout`: seconds for one grammar, the start of its process not counted. `compiled_bytes`: the most it may become."""
+        """`timeout`: seconds for one grammar, the start of its process not counted. `compiled_bytes`: the
+        most it may become.
+        """
         settings = {
-            "directory": str(directory), "vocab_size": vocab_size, "eos": list(eos), "compiled_bytes": compiled_bytes,
-        }  # fmt: skip
+            "directory": str(directory),
+            "vocab_size": vocab_size,
+            "eos": list(eos),
+            "compiled_bytes": compiled_bytes,
+        }
         module = f"{__package__}.child"
-        self._pool = ChildPool(ChildSpec(module, settings, "grammar", self.PROCESSES, timeout=timeout, waiting=16))
+        self._pool = ChildPool(
+            ChildSpec(module, settings, "grammar", self.PROCESSES, timeout=timeout, waiting=16)
+        )
         self._loaded = CompiledGrammars(directory, vocab_size, eos)
         self._kept: Kept[str, str] = Kept(kept_bytes)
         self._under_way: dict[str, asyncio.Task[str]] = {}
@@ -70,7 +79,9 @@ class GrammarService:
         return await asyncio.shield(task)  # others may wait for it too
 
     async def matcher(self, grammar: Grammar, stops: frozenset[int]) -> Any:
-        """A fresh xgrammar.GrammarMatcher, for sampling in this process. `stops`: tokens that may end the text."""
+        """A fresh xgrammar.GrammarMatcher, for sampling in this process. `stops`: tokens that may end the
+        text.
+        """
         key = key_of(grammar)
         made: Any = self._loaded.known(key)
         if made is None:

@@ -20,7 +20,9 @@ def router(service: Service, keys: KeyStore | None) -> APIRouter:
 
     @api.get("/stats", response_model=None)
     async def stats() -> dict[str, Any]:
-        """Figures of engine and admission; `tasks` are those of the event loop, the one that answers included."""
+        """Figures of engine and admission; `tasks` are those of the event loop, the one that answers
+        included.
+        """
         admission = service.admission
         under_way = {"requests": admission.requests, "tokens": admission.tokens}
         return {

@@ -36,7 +36,9 @@ READY_SECONDS = 7.0
 
 @dataclass(frozen=True)
 class AppOptions:
-    """What an app needs beside its engine. `hosts`: the names that it answers for; none: all. `counts`: its own, if not shared."""
+    """What an app needs beside its engine. `hosts`: the names that it answers for; none: all. `counts`:
+    its own, if not shared.
+    """
 
     limits: ServerLimits = field(default_factory=ServerLimits)
     keys: KeyStore | None = None
@@ -68,7 +70,9 @@ def create_app(engine: Engine, options: AppOptions | None = None) -> FastAPI:
     """The app over an engine. It does not close the engine."""
     options = options or AppOptions()
     metrics = Metrics(lambda: next((info.id for info in engine.models()), ""), engine.stats)
-    service = Service(engine, Admission(options.limits, options.counts), metrics, options.tracer, options.audit)
+    service = Service(
+        engine, Admission(options.limits, options.counts), metrics, options.tracer, options.audit
+    )
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -87,9 +91,12 @@ def create_app(engine: Engine, options: AppOptions | None = None) -> FastAPI:
     app.add_middleware(Sizes, limits=options.limits)
     if options.cors:
         app.add_middleware(
-            CORSMiddleware, allow_origins=list(options.cors), allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type", "x-request-id"], expose_headers=["x-request-id", "retry-after"],
-        )  # fmt: skip
+            CORSMiddleware,
+            allow_origins=list(options.cors),
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type", "x-request-id"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
     if options.hosts:
         app.add_middleware(Hosts, allowed=options.hosts)
     app.add_middleware(RequestIds)
@@ -152,7 +159,9 @@ def _probes(service: Service) -> APIRouter:
                 alive = await service.engine.ready()
         except TimeoutError:
             alive = False
-        return JSONResponse({"status": "ready" if alive else "the engine generates nothing"}, 200 if alive else 503)
+        return JSONResponse(
+            {"status": "ready" if alive else "the engine generates nothing"}, 200 if alive else 503
+        )
 
     @router.get("/metrics", response_model=None)
     async def metrics() -> Response:

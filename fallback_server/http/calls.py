@@ -1,4 +1,6 @@
-"""One call from admission to its last token: the same steps for chats and completions, whole and streamed, and for vectors."""
+"""One call from admission to its last token: the same steps for chats and completions, whole and streamed,
+and for vectors.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ from fastapi.responses import JSONResponse, Response
 from starlette.types import Scope
 
 from nearfar.errors import EngineError
-from nearfar.fallback_server.engines.base import Answers, Embeddings, Engine, EngineRequest, Piece, Prepared, TokenUsage
+from nearfar.fallback_server.engines.base import (
+    Answers,
+    Embeddings,
+    Engine,
+    EngineRequest,
+    Piece,
+    Prepared,
+    TokenUsage,
+)
 from nearfar.fallback_server.http.embedding import EmbeddingShape
 from nearfar.fallback_server.http.errors import ApiError, Problem, problem_of
 from nearfar.fallback_server.http.limits import Admission, Ticket
@@ -46,8 +56,17 @@ class Service:
         problem, state = error.problem, scope["state"]
         self.metrics.outcome(_outcome(problem))
         if self.audit is not None:
-            entry = AuditEntry(state["request_id"], state["tenant"].name, scope["path"], "", problem.status, _outcome(problem),
-                               0, 0, 0.0)  # fmt: skip
+            entry = AuditEntry(
+                state["request_id"],
+                state["tenant"].name,
+                scope["path"],
+                "",
+                problem.status,
+                _outcome(problem),
+                0,
+                0,
+                0.0,
+            )
             self.audit.write(entry)
 
 
@@ -66,18 +85,30 @@ def _ticket_of(request: Request) -> Ticket:
 
 
 def _check_rights(service: Service, wanted: EngineRequest) -> None:
-    """Refuse a model that is not here, or not for this key (both look the same), and more urgency than it may ask for."""
+    """Refuse a model that is not here, or not for this key (both look the same), and more urgency than it
+    may ask for.
+    """
     tenant, model = wanted.tenant, wanted.model
     served = service.engine.models()
     if not served:
         raise EngineError("no model is there yet; try again later")
     known = [info.id for info in served if tenant.allows(info.id)]
     if model not in known:
-        raise ApiError(404, f"there is no model {model!r:.100}; there are {', '.join(known) or 'none for this key'}",
-                       "model", "model_not_found")  # fmt: skip
+        raise ApiError(
+            404,
+            f"there is no model {model!r:.100}; there are {', '.join(known) or 'none for this key'}",
+            "model",
+            "model_not_found",
+        )
     if wanted.priority < tenant.priority:
-        raise ApiError(403, f"priority must be at least {tenant.priority} with this key, not {wanted.priority}; smaller is more "
-                       "urgent", "priority", "priority")  # fmt: skip
+        raise ApiError(
+            403,
+            f"priority must be at least {tenant.priority} with this key, not {wanted.priority}; smaller "
+            "is more "
+            "urgent",
+            "priority",
+            "priority",
+        )
 
 
 class Call:
@@ -100,7 +131,9 @@ class Call:
         self._span: Span = service.tracer.span(operation, wanted.model, request.headers)
 
     async def respond(self, shape: Shape, stream: bool, include_usage: bool) -> Response:
-        """Answer. For a stream, the status is that of what happens up to the first piece, or within `keep_alive` seconds."""
+        """Answer. For a stream, the status is that of what happens up to the first piece, or within
+        `keep_alive` seconds.
+        """
         if stream:
             return await self._run(lambda: self._stream(shape, include_usage))
         return await self._run(lambda: self._at_once(self._whole(shape)))
@@ -132,7 +165,12 @@ class Call:
     async def cancel(self) -> None:
         """End the call from outside; its client gets what there is."""
         if self.wanted.pooling is not None:
-            raise ApiError(409, "embeddings cannot be ended halfway; they are done within seconds", None, "not_cancellable")
+            raise ApiError(
+                409,
+                "embeddings cannot be ended halfway; they are done within seconds",
+                None,
+                "not_cancellable",
+            )
         await self.service.engine.cancel(self.wanted.id)
 
     @property
@@ -186,7 +224,11 @@ class Call:
         return shape.whole(made, self.wanted.choices, self.usage)
 
     async def _events(
-        self, shape: Shape, first: asyncio.Future[Piece], rest: AsyncGenerator[Piece, None], include_usage: bool
+        self,
+        shape: Shape,
+        first: asyncio.Future[Piece],
+        rest: AsyncGenerator[Piece, None],
+        include_usage: bool,
     ) -> AsyncGenerator[bytes, None]:
         """The stream. An error after its beginning is an event of its own, and the last."""
         try:

@@ -1,4 +1,6 @@
-"""Connections of clients that are slow on purpose: uvicorn's protocol with a time limit wherever it would wait for ever."""
+"""Connections of clients that are slow on purpose: uvicorn's protocol with a time limit wherever it would
+wait for ever.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from nearfar.fallback_server.http.errors import Problem
 from nearfar.fallback_server.http.limits import ServerLimits
 
 ALIVE = ("/health", "/metrics")
-"""What is answered however many connections there are: a server that is merely full must not be taken for dead."""
+"""What is answered however many connections there are: a server that is merely full must not be taken for
+dead.
+"""
 
 
 class BoundedProtocol(H11Protocol):
@@ -31,13 +35,20 @@ class BoundedProtocol(H11Protocol):
         self._app, self.app = self.app, self._within_limit
 
     async def _within_limit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The app, while there are not too many connections. uvicorn's own limit answers in plain text, and to probes too."""
+        """The app, while there are not too many connections. uvicorn's own limit answers in plain text,
+        and to probes too.
+        """
         most = self.limits.connections
         if len(self.connections) <= most or scope["path"] in ALIVE:
             await self._app(scope, receive, send)
             return
-        problem = Problem(503, f"the server has {most} connections, as many as it takes; try again later", None,
-                          "too_many_connections", 2.0)  # fmt: skip
+        problem = Problem(
+            503,
+            f"the server has {most} connections, as many as it takes; try again later",
+            None,
+            "too_many_connections",
+            2.0,
+        )
         response = problem.response()
         response.headers["Connection"] = "close"
         await response(scope, receive, send)
@@ -46,7 +57,9 @@ class BoundedProtocol(H11Protocol):
         """See asyncio.Protocol."""
         super().connection_made(transport)
         # Linux would let it grow to megabytes, which the engine fills before anybody sees that nobody reads.
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.limits.send_buffer)
+        transport.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDBUF, self.limits.send_buffer
+        )
         self._await_headers()
 
     def data_received(self, data: bytes) -> None:

@@ -147,7 +147,9 @@ def _sampling(body: Common) -> Sampling:
 
 
 def _grammar(body: Common) -> Grammar | None:
-    """What the answer must match. OpenAI says it in response_format, vLLM in structured_outputs or guided_*."""
+    """What the answer must match. OpenAI says it in response_format, vLLM in structured_outputs or
+    guided_*.
+    """
     if body.response_format is not None and body.response_format.type != "text":
         return _form(body.response_format)
     outputs = body.structured_outputs
@@ -155,7 +157,9 @@ def _grammar(body: Common) -> Grammar | None:
         if outputs.json_object:
             return Grammar("json_object", "")
         return _guided("structured_outputs", outputs.json_, outputs.regex, outputs.choice, outputs.grammar)
-    return _guided("guided_json", body.guided_json, body.guided_regex, body.guided_choice, body.guided_grammar)
+    return _guided(
+        "guided_json", body.guided_json, body.guided_regex, body.guided_choice, body.guided_grammar
+    )
 
 
 def _form(form: ResponseFormat) -> Grammar | None:
@@ -173,7 +177,9 @@ def _form(form: ResponseFormat) -> Grammar | None:
             return Grammar("ebnf", form.grammar or "")
 
 
-def _guided(param: str, schema: Any, regex: str | None, choice: list[str] | None, grammar: str | None) -> Grammar | None:
+def _guided(
+    param: str, schema: Any, regex: str | None, choice: list[str] | None, grammar: str | None
+) -> Grammar | None:
     if isinstance(schema, str):
         try:
             schema = from_json(schema, allow_inf_nan=False)
@@ -193,7 +199,9 @@ def _small(value: Any, param: str) -> str:
     """As JSON, if that is not too large."""
     text = json.dumps(value)
     if len(text) > MAX_SCHEMA_BYTES:
-        raise RequestError(f"{param} takes at most {MAX_SCHEMA_BYTES} bytes of schemas, not {len(text)}", param)
+        raise RequestError(
+            f"{param} takes at most {MAX_SCHEMA_BYTES} bytes of schemas, not {len(text)}", param
+        )
     return text
 
 

@@ -21,7 +21,9 @@ class Counts(Protocol):
     """Keeps accounts. One whose bound was edited keeps count of what was taken before."""
 
     async def claim(self, account: Account, amount: float) -> float:
-        """Take so much if it is there, and give 0; else take nothing, and give the seconds until it will be there."""
+        """Take so much if it is there, and give 0; else take nothing, and give the seconds until it will
+        be there.
+        """
         ...
 
     def take(self, account: Account, amount: float) -> None:
@@ -30,7 +32,9 @@ class Counts(Protocol):
 
 
 class Bucket:
-    """A token bucket that fills in a minute. It may be overdrawn: by what was not known beforehand, and by what is larger."""
+    """A token bucket that fills in a minute. It may be overdrawn: by what was not known beforehand, and by
+    what is larger.
+    """
 
     def __init__(self, per_minute: float, now: float) -> None:
         self._rate = per_minute
@@ -42,7 +46,9 @@ class Bucket:
         return max(self._rate, 1.0)  # half a request a minute is one in two minutes
 
     def wait(self, amount: float, now: float) -> float:
-        """Seconds until so much can be taken; 0: now. What is larger than the bucket waits until it is full."""
+        """Seconds until so much can be taken; 0: now. What is larger than the bucket waits until it is
+        full.
+        """
         self._fill(now)
         return max(0.0, (min(amount, self._size) - self._level) * 60 / self._rate)
 
@@ -63,7 +69,9 @@ class Bucket:
 
 
 class OwnCounts:
-    """Counts of this process alone. It is one of `fronts`, and grants its part: balancers spread requests evenly enough."""
+    """Counts of this process alone. It is one of `fronts`, and grants its part: balancers spread requests
+    evenly enough.
+    """
 
     def __init__(self, fronts: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._fronts, self._clock = fronts, clock

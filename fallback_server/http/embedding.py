@@ -24,7 +24,9 @@ def embedding(body: EmbeddingRequest) -> EngineRequest:
 
 @dataclass(frozen=True)
 class EmbeddingShape:
-    """How vectors are written. `dimensions`: the width that the client expects; base64 is that of little-endian float32."""
+    """How vectors are written. `dimensions`: the width that the client expects; base64 is that of
+    little-endian float32.
+    """
 
     model: str
     as_base64: bool = False
@@ -35,7 +37,11 @@ class EmbeddingShape:
         vectors = [np.asarray(vector, "<f4") for vector in found.vectors]
         width = len(vectors[0]) if vectors else 0
         if self.dimensions is not None and vectors and self.dimensions != width:
-            raise ApiError(400, f"dimensions must be {width}, the width of this model, not {self.dimensions}", "dimensions")
+            raise ApiError(
+                400,
+                f"dimensions must be {width}, the width of this model, not {self.dimensions}",
+                "dimensions",
+            )
         if self.as_base64:
             encoded = [base64.b64encode(vector.tobytes()).decode() for vector in vectors]
             return embeddings(self.model, encoded, found.tokens)

@@ -40,7 +40,9 @@ class Problem:
 
     def response(self) -> JSONResponse:
         """As an HTTP response."""
-        headers = {} if self.retry_after is None else {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
+        headers = (
+            {} if self.retry_after is None else {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
+        )
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         if self.status in _UNREAD:
@@ -105,7 +107,9 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 def _validation(errors: Sequence[Mapping[str, Any]]) -> Problem:
-    """What is wrong, with its place and value. Of a union's errors: our own, else the one that lies deepest."""
+    """What is wrong, with its place and value. Of a union's errors: our own, else the one that lies
+    deepest.
+    """
     error = max(errors, key=lambda e: (e["type"] == "value_error", len(e["loc"])))
     place = [str(part) for part in error["loc"] if not _is_type_name(part)]
     message = str(error["msg"]).removeprefix("Value error, ")

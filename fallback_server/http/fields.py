@@ -1,7 +1,7 @@
 """What the fields of requests are made of: strict, and bounded before they are looked into.
 
-A body of wrong types must cost no more than a right one. So a list ends at its first wrong element, a union is told apart
-by what it holds before anything is validated, and what is too long is refused by its length.
+A body of wrong types must cost no more than a right one. So a list ends at its first wrong element, a union
+is told apart by what it holds before anything is validated, and what is too long is refused by its length.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class Strict(BaseModel):
     def _not_a_heap_of_fields(cls, data: Any) -> Any:
         """Each unknown field is an error of its own: they are counted first."""
         if isinstance(data, dict) and len(data) > len(cls.model_fields) + UNKNOWN:
-            raise ValueError(f"{len(data):,} fields, of which at most {len(cls.model_fields)} can be known here")
+            raise ValueError(
+                f"{len(data):,} fields, of which at most {len(cls.model_fields)} can be known here"
+            )
         return data
 
 
@@ -73,7 +75,9 @@ class Only:
         """See pydantic."""
         return core_schema.no_info_plain_validator_function(self._check)
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
         """See pydantic."""
         return {"enum": [None, *self.values]}
 
@@ -138,7 +142,9 @@ Stops = Annotated[
     Annotated[Stop, Tag("str")] | Annotated[list[Stop], many(MAX_STOPS), few(MAX_STOPS), Tag("list[str]")],
     one_of({str: "list[str]"}, "this must be a string or a list of strings"),
 ]
-Bias = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES), few(MAX_BIASES)]
+Bias = Annotated[
+    dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES), few(MAX_BIASES)
+]
 Tokens = Annotated[list[TokenId], many(MAX_PROMPT_TOKENS, 1), few(MAX_PROMPT_TOKENS)]
 _SAID = "this must be a string, token ids, or a list of either, and not empty"
 _KINDS: dict[type, str] = {int: "list[int]", str: "list[str]", list: "list[list]"}

@@ -31,8 +31,9 @@ CHECK_SECONDS = 1.0
 class Key:
     """One key, as the file has it. Limits None: none. `models`: ids, or "*" for all.
 
-    An admin key opens /admin and nothing else. Keys with the same `cache_group` find each other's prompts in the prefix
-    cache; without one, a key finds its own only. `priority`: the most urgent that its requests may be (-10 is before 0).
+    An admin key opens /admin and nothing else. Keys with the same `cache_group` find each other's prompts in
+    the prefix cache; without one, a key finds its own only. `priority`: the most urgent that its requests may
+    be (-10 is before 0).
     """
 
     name: str
@@ -49,8 +50,8 @@ class Key:
     def tenant(self) -> Tenant:
         """For whom requests with this key are answered.
 
-        The salt of a key has its hash in it, which nobody knows who cannot read the file: upstream servers may be open to
-        others. That of a group is as hard to guess as its name.
+        The salt of a key has its hash in it, which nobody knows who cannot read the file: upstream servers
+        may be open to others. That of a group is as hard to guess as its name.
         """
         group = self.cache_group
         salt = digest("key", self.name, self.hash) if group is None else digest("group", group)
@@ -153,8 +154,14 @@ def _key(record: Any, where: str) -> Key:
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise RequestError(f"{where} ({name}): {limit} must be a number of at least 1, not {value!r}")
     priority = record.get("priority", 0)
-    if isinstance(priority, bool) or not isinstance(priority, int) or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
-        raise RequestError(f"{where} ({name}): priority must be from {-MAX_PRIORITY} to {MAX_PRIORITY}, not {priority!r}")
+    if (
+        isinstance(priority, bool)
+        or not isinstance(priority, int)
+        or not -MAX_PRIORITY <= priority <= MAX_PRIORITY
+    ):
+        raise RequestError(
+            f"{where} ({name}): priority must be from {-MAX_PRIORITY} to {MAX_PRIORITY}, not {priority!r}"
+        )
     group = record.get("cache_group")
     if group is not None and (not isinstance(group, str) or not group):
         raise RequestError(f"{where} ({name}): cache_group must be the name of a group, not {group!r}")
@@ -167,9 +174,13 @@ def add_key(path: Path, key: Key) -> None:
     """Add a key to a file, made if need be and readable by its owner only. Other lines stay as they are."""
     existing = read_keys(path) if path.exists() else ()
     if any(key.name == other.name for other in existing):
-        raise RequestError(f"{path} has a key named {key.name!r} already; take another name or remove that one")
+        raise RequestError(
+            f"{path} has a key named {key.name!r} already; take another name or remove that one"
+        )
     values = {f.name: getattr(key, f.name) for f in fields(Key)}
-    record = {name: list(v) if isinstance(v, tuple) else v for name, v in values.items() if v not in (None, False)}
+    record = {
+        name: list(v) if isinstance(v, tuple) else v for name, v in values.items() if v not in (None, False)
+    }
     _key(record, str(path))
     old = path.read_text(encoding="utf-8") if path.exists() else ""
     if path.suffix == ".json":

@@ -12,11 +12,13 @@ from nearfar.fallback_server.tenants import Limits, Tenant
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Bounds of the whole server. Bytes, counts, seconds; `tokens` counts prompts and the answers they may get.
+    """Bounds of the whole server. Bytes, counts, seconds; `tokens` counts prompts and the answers they may
+    get.
 
-    `send_buffer`: what the kernel keeps of a connection's answers; the less, the sooner a reader that is slow shows.
-    `keep_alive`: a stream that has nothing to say for so long says a comment; 0: never. `fronts`: how many servers share
-    the requests of the same keys, of which each grants its part of what is not counted together.
+    `send_buffer`: what the kernel keeps of a connection's answers; the less, the sooner a reader that is slow
+    shows. `keep_alive`: a stream that has nothing to say for so long says a comment; 0: never. `fronts`: how
+    many servers share the requests of the same keys, of which each grants its part of what is not counted
+    together.
     """
 
     body_bytes: int = 4 << 20
@@ -82,8 +84,8 @@ class Ticket:
 class Admission:
     """Lets requests in, or refuses them with 429 and the time after which to try again.
 
-    A tenant's own limits are looked at before its request's body is read, so that bodies cannot pile up beyond them; the
-    server's when the request is whole, so that none is kept out by others that only dawdle.
+    A tenant's own limits are looked at before its request's body is read, so that bodies cannot pile up
+    beyond them; the server's when the request is whole, so that none is kept out by others that only dawdle.
     """
 
     def __init__(self, limits: ServerLimits, counts: Counts | None = None) -> None:
@@ -99,11 +101,17 @@ class Admission:
         limits = use.limits
         most = None if limits.concurrent is None else -(-limits.concurrent // self.limits.fronts)
         if most is not None and use.concurrent >= most:
-            raise _refusal(f"this key has {use.concurrent} requests under way, as many as it may", "concurrent", 1.0)
+            raise _refusal(
+                f"this key has {use.concurrent} requests under way, as many as it may", "concurrent", 1.0
+            )
         use.concurrent += 1  # before anything is waited for, or more than `most` would come past
         try:
             if use.requests is not None and (wait := await self._counts.claim(use.requests, 1)) > 0:
-                raise _refusal(f"this key may send {limits.requests_per_minute} requests a minute", "requests_per_minute", wait)
+                raise _refusal(
+                    f"this key may send {limits.requests_per_minute} requests a minute",
+                    "requests_per_minute",
+                    wait,
+                )
         except BaseException:
             use.concurrent -= 1
             raise
@@ -112,7 +120,9 @@ class Admission:
     def admit(self, ticket: Ticket) -> None:
         """Count a request into what the server has under way."""
         if self.requests >= self.limits.requests:
-            raise _refusal(f"the server has {self.requests} requests under way, as many as it takes", "queue_full", 2.0)
+            raise _refusal(
+                f"the server has {self.requests} requests under way, as many as it takes", "queue_full", 2.0
+            )
         ticket.admitted = True
         self.requests += 1
 
@@ -123,18 +133,22 @@ class Admission:
             most = account.per_minute
             if prompt > most:
                 raise ApiError(
-                    400, f"the prompt has {prompt} tokens; this key may send {most} a minute", _text_of(prepared),
+                    400,
+                    f"the prompt has {prompt} tokens; this key may send {most} a minute",
+                    _text_of(prepared),
                     "tokens_per_minute",
-                )  # fmt: skip
+                )
             if (wait := await self._counts.claim(account, prompt)) > 0:
                 raise _refusal(f"this key may use {most} tokens a minute", "tokens_per_minute", wait)
         if self.tokens and self.tokens + cost > self.limits.tokens:
             if account is not None:
                 self._counts.take(account, -prompt)
             raise _refusal(
-                f"the server has {self.tokens} tokens under way; {cost} more would be over {self.limits.tokens}",
-                "queue_full", 2.0,
-            )  # fmt: skip
+                f"the server has {self.tokens} tokens under way; {cost} more would be over "
+                f"{self.limits.tokens}",
+                "queue_full",
+                2.0,
+            )
         ticket.cost = cost
         self.tokens += cost
 
@@ -151,7 +165,9 @@ class Admission:
         return self._uses[name].concurrent if name in self._uses else 0
 
     def _use(self, tenant: Tenant) -> _Use:
-        """What the tenant has under way, under the limits that it has now: they may have been edited meanwhile."""
+        """What the tenant has under way, under the limits that it has now: they may have been edited
+        meanwhile.
+        """
         use = self._uses.setdefault(tenant.name, _Use(tenant.name))
         use.limits = tenant.limits
         return use
@@ -160,8 +176,9 @@ class Admission:
 def _weight(prepared: Prepared) -> int:
     """Tokens that the request may hold at once, in tokens without alternatives.
 
-    While a client does not read, what was computed for it waits in memory: about 0.2 KB a token, and 0.15 KB for each
-    alternative that is told with it. Without this, `tokens` would bound the memory 16 times worse with 20 of them.
+    While a client does not read, what was computed for it waits in memory: about 0.2 KB a token, and 0.15 KB
+    for each alternative that is told with it. Without this, `tokens` would bound the memory 16 times worse
+    with 20 of them.
     """
     return prepared.cost * (1 + (prepared.request.logprobs or 0) * 3 // 4)
 

@@ -25,7 +25,8 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """See logging.Formatter."""
         entry: dict[str, Any] = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{record.msecs:03.0f}Z",
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{record.msecs:03.0f}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -35,17 +36,27 @@ class JsonFormatter(logging.Formatter):
         entry |= getattr(record, "fields", {})
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, default=str)  # ASCII: some control characters are not JSON's, but a terminal's
+        return json.dumps(
+            entry, default=str
+        )  # ASCII: some control characters are not JSON's, but a terminal's
 
 
 class TextFormatter(logging.Formatter):
-    """For a terminal. What came from outside can neither end a line nor speak to the terminal, nor look like a field."""
+    """For a terminal. What came from outside can neither end a line nor speak to the terminal, nor look
+    like a field.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """See logging.Formatter."""
         fields = " ".join(f"{name}={_value(value)}" for name, value in getattr(record, "fields", {}).items())
         current = request_id.get()
-        parts = [time.strftime("%H:%M:%S"), record.levelname.lower(), _line(record.getMessage()), fields, current or ""]
+        parts = [
+            time.strftime("%H:%M:%S"),
+            record.levelname.lower(),
+            _line(record.getMessage()),
+            fields,
+            current or "",
+        ]
         text = " ".join(part for part in parts if part)
         if not record.exc_info:
             return text
@@ -80,7 +91,9 @@ _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 @dataclass(frozen=True)
 class AuditEntry:
-    """Who asked what of which model, and what came of it. `prompt` and `answer` stay None unless text is asked for."""
+    """Who asked what of which model, and what came of it. `prompt` and `answer` stay None unless text is
+    asked for.
+    """
 
     request_id: str
     key: str

@@ -1,4 +1,6 @@
-"""Prometheus metrics: vLLM's names with the prefix `nearfar:`, so that its dashboards work with another prefix."""
+"""Prometheus metrics: vLLM's names with the prefix `nearfar:`, so that its dashboards work with another
+prefix.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ class Observer:
 
 
 class Metrics:
-    """What is counted as requests pass, and what the engine says when it is asked. All with the label model_name.
+    """What is counted as requests pass, and what the engine says when it is asked. All with the label
+    model_name.
 
     `model` is asked each time: which model it is may show later than the start.
     """
@@ -45,19 +48,27 @@ class Metrics:
             made = Histogram(PREFIX + name, text, ["model_name"], buckets=buckets, registry=self._registry)
             return Observer(made, model)
 
-        self.first_token = histogram("time_to_first_token_seconds", "From the request to its first token.", _FIRST)
+        self.first_token = histogram(
+            "time_to_first_token_seconds", "From the request to its first token.", _FIRST
+        )
         self.between = histogram("inter_token_latency_seconds", "Between two tokens of an answer.", _BETWEEN)
         self.whole = histogram("e2e_request_latency_seconds", "From the request to its end.", _WHOLE)
         self.prompt_length = histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
-        self.answer_length = histogram("request_generation_tokens", "Tokens of all answers of a request.", _TOKENS)
+        self.answer_length = histogram(
+            "request_generation_tokens", "Tokens of all answers of a request.", _TOKENS
+        )
         self._finished = Counter(
-            PREFIX + "request_success", "Answers by how they ended.", ["model_name", "finished_reason"],
+            PREFIX + "request_success",
+            "Answers by how they ended.",
+            ["model_name", "finished_reason"],
             registry=self._registry,
-        )  # fmt: skip
+        )
         self._outcomes = Counter(
-            PREFIX + "requests", "Requests by outcome: ok, refused, limited, aborted, failed.", ["model_name", "outcome"],
+            PREFIX + "requests",
+            "Requests by outcome: ok, refused, limited, aborted, failed.",
+            ["model_name", "outcome"],
             registry=self._registry,
-        )  # fmt: skip
+        )
         self._registry.register(_EngineCollector(model, stats))
 
     def finished(self, reason: str) -> None:
@@ -90,7 +101,10 @@ class _EngineCollector(Collector):
         counters = {
             "prefix_cache_hits": ("Prompt tokens found in the prefix cache.", stats.prefix_hits),
             "prefix_cache_queries": ("Prompt tokens looked for in the prefix cache.", stats.prefix_queries),
-            "num_preemptions": ("Requests that gave up their pages and were computed again.", stats.preemptions),
+            "num_preemptions": (
+                "Requests that gave up their pages and were computed again.",
+                stats.preemptions,
+            ),
             "prompt_tokens": ("Prompt tokens.", stats.prompt_tokens),
             "generation_tokens": ("Generated tokens.", stats.generated_tokens),
             "engine_steps": ("Steps of the engine.", stats.steps),

@@ -1,4 +1,6 @@
-"""ASGI middlewares: request id and access log, which host is meant, who is asking, sizes and times of bodies."""
+"""ASGI middlewares: request id and access log, which host is meant, who is asking, sizes and times of
+bodies.
+"""
 
 from __future__ import annotations
 
@@ -71,8 +73,13 @@ class Hosts:
         if given is None or answers_for(given, self._allowed):
             await self._app(scope, receive, send)
             return
-        refused = ApiError(421, f"this server does not answer for the host {named_host(given)!a:.100}; start it with "
-                           "--allowed-host if it should", None, "wrong_host")  # fmt: skip
+        refused = ApiError(
+            421,
+            f"this server does not answer for the host {named_host(given)!a:.100}; start it with "
+            "--allowed-host if it should",
+            None,
+            "wrong_host",
+        )
         await refused.problem.response()(scope, receive, send)
 
 
@@ -104,13 +111,19 @@ class Authentication:
             return ANONYMOUS
         if self._keys is None:
             if admin:
-                raise ApiError(403, "the admin endpoints need a server with keys (--keys)", None, "no_admin_key")
+                raise ApiError(
+                    403, "the admin endpoints need a server with keys (--keys)", None, "no_admin_key"
+                )
             return ANONYMOUS
         scheme, _, secret = Headers(scope=scope).get("authorization", "").partition(" ")
         key = self._keys.find(secret.strip()) if scheme.lower() == "bearer" and secret else None
         if key is None:
-            raise ApiError(401, "the API key is missing or wrong; send it as 'Authorization: Bearer …'", None,
-                           "invalid_api_key")  # fmt: skip
+            raise ApiError(
+                401,
+                "the API key is missing or wrong; send it as 'Authorization: Bearer …'",
+                None,
+                "invalid_api_key",
+            )
         if key.admin != (admin or metrics):
             wanted = "an admin key" if admin or metrics else "a user key; this one is for /admin"
             raise ApiError(403, f"{path} needs {wanted}", None, "wrong_kind_of_key")
@@ -118,12 +131,15 @@ class Authentication:
 
 
 class Door:
-    """Counts what is asked of the engine into its tenant's limits, before the body is read, and out again at its end.
+    """Counts what is asked of the engine into its tenant's limits, before the body is read, and out again at
+    its end.
 
     `turned_away` is told of who was not let in.
     """
 
-    def __init__(self, app: ASGIApp, admission: Admission, turned_away: Callable[[Scope, ApiError], None]) -> None:
+    def __init__(
+        self, app: ASGIApp, admission: Admission, turned_away: Callable[[Scope, ApiError], None]
+    ) -> None:
         self._app, self._admission, self._turned_away = app, admission, turned_away
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -158,10 +174,16 @@ class Sizes:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = sum(len(name) + len(value) + 4 for name, value in scope["headers"]) + len(scope.get("raw_path", b""))
+        headers = sum(len(name) + len(value) + 4 for name, value in scope["headers"]) + len(
+            scope.get("raw_path", b"")
+        )
         if headers > self._limits.header_bytes:
-            refused = ApiError(431, f"the headers are larger than {self._limits.header_bytes} bytes", None,
-                               "headers_too_large")  # fmt: skip
+            refused = ApiError(
+                431,
+                f"the headers are larger than {self._limits.header_bytes} bytes",
+                None,
+                "headers_too_large",
+            )
             await refused.problem.response()(scope, receive, send)
             return
         limit = self._limits.body_bytes
@@ -180,8 +202,12 @@ class Sizes:
                 async with asyncio.timeout_at(deadline):
                     message = await receive()
             except TimeoutError:
-                raise ApiError(408, f"the request's body did not come within {self._limits.body_timeout:g} s", None,
-                               "timeout") from None  # fmt: skip
+                raise ApiError(
+                    408,
+                    f"the request's body did not come within {self._limits.body_timeout:g} s",
+                    None,
+                    "timeout",
+                ) from None
             size += len(message.get("body", b""))
             complete = not message.get("more_body", False)
             if size > limit:

@@ -55,7 +55,9 @@ class TextPart(Strict):
     @model_validator(mode="after")
     def _text_only(self) -> TextPart:
         if self.type != "text" or self.text is None:
-            raise ValueError(f"only parts of type 'text' are taken, not {self.type!r:.40}; this server fetches no URLs")
+            raise ValueError(
+                f"only parts of type 'text' are taken, not {self.type!r:.40}; this server fetches no URLs"
+            )
         return self
 
 
@@ -196,7 +198,9 @@ class StructuredOutputs(Strict):
     def _one(self) -> StructuredOutputs:
         given = [self.json_, self.json_object or None, self.regex, self.choice, self.grammar]
         if sum(one is not None for one in given) != 1:
-            raise ValueError("structured_outputs needs exactly one of json, json_object, regex, choice and grammar")
+            raise ValueError(
+                "structured_outputs needs exactly one of json, json_object, regex, choice and grammar"
+            )
         if self.json_ is not None and not isinstance(self.json_, str | dict):
             raise ValueError("json must be a JSON schema, as an object or as text")
         return self
@@ -275,9 +279,15 @@ class Common(Strict):
     @model_validator(mode="after")
     def _one_form(self) -> Common:
         guided = (self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
-        form = None if self.response_format is None or self.response_format.type == "text" else self.response_format
+        form = (
+            None
+            if self.response_format is None or self.response_format.type == "text"
+            else self.response_format
+        )
         if sum(one is not None for one in (form, self.structured_outputs, *guided)) > 1:
-            raise ValueError("an answer has one form: give one of response_format, structured_outputs and guided_*")
+            raise ValueError(
+                "an answer has one form: give one of response_format, structured_outputs and guided_*"
+            )
         if self.guided_json is not None and not isinstance(self.guided_json, str | dict):
             raise ValueError("guided_json must be a JSON schema, as an object or as text")
         return self

@@ -47,9 +47,17 @@ class Head:
     continuous: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def record(self, kind: str, choices: list[Record], streamed: bool, usage: TokenUsage | None = None) -> Record:
+    def record(
+        self, kind: str, choices: list[Record], streamed: bool, usage: TokenUsage | None = None
+    ) -> Record:
         """A record with these choices."""
-        made = {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
+        made = {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
         if not (streamed and self.usage):
             return made
         return {**made, "usage": _usage(usage) if self.continuous and usage is not None else None}
@@ -63,7 +71,9 @@ class ChatShape:
 
     def opening(self, index: int, usage: TokenUsage) -> Record | None:
         """The role."""
-        return self._chunk({"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}, usage)
+        return self._chunk(
+            {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}, usage
+        )
 
     def chunk(self, piece: Piece, usage: TokenUsage) -> Record | None:
         """What an answer goes on with."""
@@ -93,7 +103,11 @@ class ChatShape:
     def _choice(self, index: int, pieces: Seq[Piece]) -> Record:
         calls = _merged([call for piece in pieces for call in piece.tool_calls])
         text, reasoning = "".join(p.text for p in pieces), "".join(p.reasoning for p in pieces)
-        message: Record = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+        message: Record = {
+            "role": "assistant",
+            "content": text if text or not calls else None,
+            "refusal": None,
+        }
         if reasoning:
             message["reasoning_content"] = reasoning
         if calls:
@@ -161,7 +175,12 @@ class CompletionShape:
 def embeddings(model: str, vectors: list[list[float]] | list[str], tokens: int) -> Record:
     """An embeddings response."""
     data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors)]
-    return {"object": "list", "data": data, "model": model, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
+    return {
+        "object": "list",
+        "data": data,
+        "model": model,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
 
 
 def _usage(usage: TokenUsage) -> Record:
@@ -202,14 +221,21 @@ def _content_logprobs(logprobs: Seq[TokenLogprob]) -> Record:
 
 
 def _top(item: TokenLogprob) -> Record | None:
-    """The likeliest tokens and the token itself, which is always among them. A token without a predecessor has none."""
+    """The likeliest tokens and the token itself, which is always among them. A token without a predecessor
+    has none.
+    """
     if math.isnan(item.logprob):
         return None
-    return {**{_name(other): _finite(other.logprob) for other in item.top_logprobs}, _name(item): _finite(item.logprob)}
+    return {
+        **{_name(other): _finite(other.logprob) for other in item.top_logprobs},
+        _name(item): _finite(item.logprob),
+    }
 
 
 def _name(token: TokenLogprob | TopLogprob) -> str:
-    """The text of a token; where it is half a character its bytes, for texts are keys here and must differ."""
+    """The text of a token; where it is half a character its bytes, for texts are keys here and must
+    differ.
+    """
     if "\ufffd" in token.token and token.bytes:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.bytes)
     return token.token

@@ -26,8 +26,8 @@ PROBE_SECONDS = 5.0
 """So long is a store that failed left alone, and then asked again."""
 CONNECTIONS = 16
 
-# counts.Bucket, with the store's clock, and in one piece: nobody else takes between a look and a claim. A bucket that is
-# full is as good as none, so it goes when it would be.
+# counts.Bucket, with the store's clock, and in one piece: nobody else takes between a look and a claim. A
+# bucket that is full is as good as none, so it goes when it would be.
 SCRIPT = """
 local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1e6
@@ -58,17 +58,24 @@ class Script(Protocol):
 
 
 class SharedCounts:
-    """Counts of all servers together. While the store fails, this one counts for itself: nobody is turned away for that.
+    """Counts of all servers together. While the store fails, this one counts for itself: nobody is turned
+    away for that.
 
-    It says so once, and once when the store is back. What was counted meanwhile stays where it was counted, so that a key
-    may get up to a minute's worth more at each change.
+    It says so once, and once when the store is back. What was counted meanwhile stays where it was counted,
+    so that a key may get up to a minute's worth more at each change.
     """
 
     def __init__(
         self, script: Script, own: OwnCounts, place: str, clock: Callable[[], float] = time.monotonic,
         disconnect: Callable[[], Awaitable[None]] | None = None,
     ) -> None:  # fmt: skip
-        self._script, self._own, self._place, self._clock, self._disconnect = script, own, place, clock, disconnect
+        self._script, self._own, self._place, self._clock, self._disconnect = (
+            script,
+            own,
+            place,
+            clock,
+            disconnect,
+        )
         self._breaker = Breaker(BreakerOptions(failures=1, seconds=PROBE_SECONDS, max_seconds=PROBE_SECONDS))
         self._taking: set[asyncio.Task[None]] = set()
 
@@ -78,7 +85,9 @@ class SharedCounts:
         return await self._own.claim(account, amount) if wait is None else wait
 
     def take(self, account: Account, amount: float) -> None:
-        """See Counts. The store hears of it behind the caller's back, who may be a request that was cancelled."""
+        """See Counts. The store hears of it behind the caller's back, who may be a request that was
+        cancelled.
+        """
         task = asyncio.get_running_loop().create_task(self._take(account, amount))
         self._taking.add(task)
         task.add_done_callback(self._taking.discard)
@@ -106,7 +115,9 @@ class SharedCounts:
             return None
         try:
             async with asyncio.timeout(PATIENCE):
-                wait = float(await self._script(keys=[_key(account)], args=[account.per_minute, amount, verb]))
+                wait = float(
+                    await self._script(keys=[_key(account)], args=[account.per_minute, amount, verb])
+                )
         except Exception as error:  # whatever it is: no request fails because it could not be counted
             self._failed(error, given)
             return None
@@ -122,7 +133,11 @@ class SharedCounts:
         now = self._clock()
         if self._breaker.state(now) == "closed":
             reason = f"{type(error).__name__}: {error}".rstrip(": ")
-            log.error("the limits store at %s fails (%s): each server counts for itself until it answers", self._place, reason)
+            log.error(
+                "the limits store at %s fails (%s): each server counts for itself until it answers",
+                self._place,
+                reason,
+            )
         self._breaker.failure(now, given)
 
 
@@ -134,24 +149,32 @@ async def open_store(url: str, own: OwnCounts) -> SharedCounts:
         redis = import_module("redis.asyncio")
         backoff, retry = import_module("redis.backoff"), import_module("redis.asyncio.retry")
     except ModuleNotFoundError as error:
-        raise RequestError(f"--limits-store needs {error.name}: pip install 'nearfar[limits]'", "limits_store") from error
-    # Between us and the store idle connections may be cut: those are opened again, once. A store that is slow is not
-    # asked twice, as it may have counted the first time.
+        raise RequestError(
+            f"--limits-store needs {error.name}: pip install 'nearfar[limits]'", "limits_store"
+        ) from error
+    # Between us and the store idle connections may be cut: those are opened again, once. A store that is slow
+    # is not asked twice, as it may have counted the first time.
     again = retry.Retry(backoff.NoBackoff(), 1, supported_errors=(redis.ConnectionError,))
     try:
         pool = redis.BlockingConnectionPool.from_url(
-            url, max_connections=CONNECTIONS, timeout=PATIENCE, socket_timeout=PATIENCE, socket_connect_timeout=PATIENCE,
+            url,
+            max_connections=CONNECTIONS,
+            timeout=PATIENCE,
+            socket_timeout=PATIENCE,
+            socket_connect_timeout=PATIENCE,
             retry=again,
-        )  # fmt: skip
+        )
         client = redis.Redis.from_pool(pool)
         script = client.register_script(SCRIPT)
         async with asyncio.timeout(2 * PATIENCE):
             await script(keys=[PREFIX + "probe"], args=[1, 0, "take"])
     except Exception as error:
         raise RequestError(
-            f"the limits store at {place} cannot be used ({error or type(error).__name__}): start it, or serve without "
-            "--limits-store", "limits_store",
-        ) from error  # fmt: skip
+            f"the limits store at {place} cannot be used ({error or type(error).__name__}): start it, "
+            "or serve without "
+            "--limits-store",
+            "limits_store",
+        ) from error
     return SharedCounts(script, own, place, disconnect=client.aclose)
 
 

@@ -16,7 +16,9 @@ T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": nothing yet\n\n"
-"""What readers of server-sent events skip. To what lies between (nginx, load balancers) it shows that the stream lives."""
+"""What readers of server-sent events skip. To what lies between (nginx, load balancers) it shows that the
+stream lives.
+"""
 
 
 class ClientGoneError(Exception):
@@ -54,8 +56,8 @@ class EventStream(Response):
 
     In any case, also where nothing can be sent, `events` is closed and `end` called.
 
-    Backpressure is the transport's: while the client's window is full, nothing more is taken from the events. How long
-    a client may take nothing is the connection's affair (connections.py).
+    Backpressure is the transport's: while the client's window is full, nothing more is taken from the events.
+    How long a client may take nothing is the connection's affair (connections.py).
     """
 
     media_type = "text/event-stream"
@@ -91,7 +93,9 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _comment(self, send: Send) -> None:
-        """Say something whenever nothing was sent for long. Each `send` is a whole event, so the two never mix."""
+        """Say something whenever nothing was sent for long. Each `send` is a whole event, so the two never
+        mix.
+        """
         self._sent = time.monotonic()
         while True:
             while (wait := self._sent + self._keep_alive - time.monotonic()) > 0:

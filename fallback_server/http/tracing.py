@@ -44,7 +44,9 @@ class NoSpan:
 
 # The library is optional, also for type checkers: so it is imported by name.
 class Tracer:
-    """Makes a span a request, below the caller's (`traceparent`). Attributes are those of OpenTelemetry's gen_ai."""
+    """Makes a span a request, below the caller's (`traceparent`). Attributes are those of OpenTelemetry's
+    gen_ai.
+    """
 
     def __init__(self, provider: Any | None = None) -> None:
         self._tracer = provider.get_tracer("nearfar") if provider is not None else None
@@ -55,12 +57,18 @@ class Tracer:
         if not any(os.environ.get(name) for name in ENDPOINTS):
             return cls()
         try:
-            exporter = import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter").OTLPSpanExporter()
+            exporter = import_module(
+                "opentelemetry.exporter.otlp.proto.http.trace_exporter"
+            ).OTLPSpanExporter()
             sdk = import_module("opentelemetry.sdk.trace")
-            resource = import_module("opentelemetry.sdk.resources").Resource.create({"service.name": "nearfar"})
+            resource = import_module("opentelemetry.sdk.resources").Resource.create(
+                {"service.name": "nearfar"}
+            )
             processor = import_module("opentelemetry.sdk.trace.export").BatchSpanProcessor(exporter)
         except ImportError as error:
-            log.warning("no traces: %s is missing; pip install opentelemetry-sdk and an OTLP exporter", error.name)
+            log.warning(
+                "no traces: %s is missing; pip install opentelemetry-sdk and an OTLP exporter", error.name
+            )
             return cls()
         provider = sdk.TracerProvider(resource=resource)
         provider.add_span_processor(processor)

@@ -1,4 +1,6 @@
-"""The engines on Ray as the server sees them: one backend over a Serve handle. No request is lost with a replica."""
+"""The engines on Ray as the server sees them: one backend over a Serve handle. No request is lost with a
+replica.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +44,13 @@ class _Counts:
 
 
 class RayBackend:
-    """Asks replicas through a Serve handle. `handle` is of EngineReplica; `on_close` ends what was started for it."""
+    """Asks replicas through a Serve handle. `handle` is of EngineReplica; `on_close` ends what was started
+    for it.
+    """
 
-    def __init__(self, handle: Any, info: BackendInfo, options: RayOptions, on_close: Close | None = None) -> None:
+    def __init__(
+        self, handle: Any, info: BackendInfo, options: RayOptions, on_close: Close | None = None
+    ) -> None:
         self.info = info
         self._handle = handle
         self._options = options

@@ -19,7 +19,9 @@ OBJECT_STORE = 100 << 20
 """Bytes of shared memory of a Ray started here: nothing large goes through it (Ray wants at least 75 MiB)."""
 ENGINE = "Engine"
 STARTS = 4
-"""Times that Ray may fail to start here. It gives its agents 15 s, which two busy cores need for their imports alone."""
+"""Times that Ray may fail to start here. It gives its agents 15 s, which two busy cores need for their
+imports alone.
+"""
 QUIET = {"log_level": "WARNING"}
 
 
@@ -52,7 +54,9 @@ def local_kind(model: str, kind: Kind) -> Kind:
     """Torch or artifact: what can be a replica."""
     kind = guess((model,)) if kind == "auto" else kind
     if kind == "upstream":
-        raise RequestError("--ray runs replicas of a model, not addresses; give an artifact or a checkpoint", "engine")
+        raise RequestError(
+            "--ray runs replicas of a model, not addresses; give an artifact or a checkpoint", "engine"
+        )
     return kind
 
 
@@ -65,10 +69,13 @@ def engine_application(model: str, kind: Kind, engines: EngineOptions, options: 
     from nearfar.fallback_server.ray_engine.router import PrefixRouter
 
     scaling = AutoscalingConfig(
-        min_replicas=options.min_replicas, max_replicas=options.max_replicas, initial_replicas=options.min_replicas,
-        target_ongoing_requests=options.target, upscale_delay_s=options.upscale_delay,
+        min_replicas=options.min_replicas,
+        max_replicas=options.max_replicas,
+        initial_replicas=options.min_replicas,
+        target_ongoing_requests=options.target,
+        upscale_delay_s=options.upscale_delay,
         downscale_delay_s=options.downscale_delay,
-    )  # fmt: skip
+    )
     made: Any = RequestRouterConfig  # its annotations come out wrong for a type checker
     router = made(request_router_class=PrefixRouter, request_router_kwargs={"slack": options.slack})
     deployment: Any = serve.deployment(
@@ -94,9 +101,13 @@ def _deploy(model: str, kind: Kind, engines: EngineOptions, options: RayOptions)
     # nearfar is the HTTP server. A Serve that runs already stays as it is.
     serve.start(proxy_location="Disabled", logging_config=QUIET)
     if options.app in serve.status().applications:
-        raise RequestError(f"an application {options.app!r} runs on this cluster already; choose another --ray-app")
+        raise RequestError(
+            f"an application {options.app!r} runs on this cluster already; choose another --ray-app"
+        )
     try:
-        return serve.run(engine_application(model, kind, engines, options), name=options.app, route_prefix=None)
+        return serve.run(
+            engine_application(model, kind, engines, options), name=options.app, route_prefix=None
+        )
     except RuntimeError as error:
         _take_down(options)
         raise EngineError(f"the replicas do not start: {error}") from error

@@ -12,16 +12,18 @@ from nearfar.fallback_server.backend import TokenEvent, TokenRequest
 class Answer:
     """A request and the tokens of its answer so far.
 
-    The random counter of a token is its position and the seed is drawn here, once. So the tokens so far can become the end of
-    the prompt, and the rest comes as it would have come. Where the next token depends on which tokens were generated
-    (a grammar, presence and frequency penalties), the answer is computed again from its beginning and what is known of
-    it is left out.
+    The random counter of a token is its position and the seed is drawn here, once. So the tokens so far can
+    become the end of the prompt, and the rest comes as it would have come. Where the next token depends on
+    which tokens were generated (a grammar, presence and frequency penalties), the answer is computed again
+    from its beginning and what is known of it is left out.
     """
 
     def __init__(self, request: TokenRequest) -> None:
         sampling = request.sampling
         seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
-        self.request = replace(request, sampling=replace(sampling, seed=seed, logit_bias=dict(sampling.logit_bias)))
+        self.request = replace(
+            request, sampling=replace(sampling, seed=seed, logit_bias=dict(sampling.logit_bias))
+        )
         self.tokens: list[int] = []
         self._skipped: int | None = None
         self._attempts = 0
@@ -34,7 +36,9 @@ class Answer:
         return self.request.grammar is not None or penalized
 
     def ask(self) -> TokenRequest:
-        """What to ask of the next replica. Each attempt has an id of its own: the lost one may still be known."""
+        """What to ask of the next replica. Each attempt has an id of its own: the lost one may still be
+        known.
+        """
         self._attempts += 1
         made = replace(self.request, id=f"{self.request.id}.{self._attempts}")
         self._skipped = 0 if self.repeats and self.tokens else None
@@ -42,18 +46,24 @@ class Answer:
             return made
         done = len(self.tokens)
         return replace(
-            made, tokens=made.tokens + tuple(self.tokens), max_tokens=made.max_tokens - done,
-            min_tokens=max(made.min_tokens - done, 0), prompt_logprobs=None,
-        )  # fmt: skip
+            made,
+            tokens=made.tokens + tuple(self.tokens),
+            max_tokens=made.max_tokens - done,
+            min_tokens=max(made.min_tokens - done, 0),
+            prompt_logprobs=None,
+        )
 
     def take(self, event: TokenEvent) -> TokenEvent | None:
         """The event as the client should see it; None if it has seen it.
 
-        Raises EngineError if a repeated answer differs from what the client has (a near tie that fell differently).
+        Raises EngineError if a repeated answer differs from what the client has (a near tie that fell
+        differently).
         """
         if self._skipped is not None and self._skipped < len(self.tokens):
             if event.token != self.tokens[self._skipped] or event.finish is not None:
-                raise EngineError("the engine died, and another did not repeat the answer so far; send the request again")
+                raise EngineError(
+                    "the engine died, and another did not repeat the answer so far; send the request again"
+                )
             self._skipped += 1
             return None
         first = not self.tokens

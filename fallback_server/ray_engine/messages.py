@@ -11,7 +11,9 @@ from nearfar.fallback_server.backend import BackendStats, TokenEvent
 
 @dataclass(frozen=True)
 class Events:
-    """Events of a request since the last record. With the last comes what the replica's engine says of itself."""
+    """Events of a request since the last record. With the last comes what the replica's engine says of
+    itself.
+    """
 
     events: tuple[TokenEvent, ...]
     replica: str

@@ -12,9 +12,10 @@ class RayOptions:
     """How many replicas run, where, and how requests are spread. Times are in seconds.
 
     `address`: of a cluster (`auto`: the one this machine belongs to); None starts a Ray of its own here.
-    `cpus`, `gpus`: what Ray sets aside for a replica. `target`: requests under way in a replica that the autoscaler
-    aims at; `max_ongoing`: how many it takes at most. `slack`: how many more requests a replica may have and still be
-    preferred for a prompt whose beginning it knows. `attempts`: replicas that may die under one request.
+    `cpus`, `gpus`: what Ray sets aside for a replica. `target`: requests under way in a replica that the
+    autoscaler aims at; `max_ongoing`: how many it takes at most. `slack`: how many more requests a replica
+    may have and still be preferred for a prompt whose beginning it knows. `attempts`: replicas that may die
+    under one request.
     """
 
     address: str | None = None
@@ -36,7 +37,8 @@ class RayOptions:
     def __post_init__(self) -> None:
         if not 1 <= self.min_replicas <= self.max_replicas:
             raise RequestError(
-                f"replicas must be MIN:MAX with 1 <= MIN <= MAX, not {self.min_replicas}:{self.max_replicas}", "replicas"
+                f"replicas must be MIN:MAX with 1 <= MIN <= MAX, not {self.min_replicas}:{self.max_replicas}",
+                "replicas",
             )
 
 

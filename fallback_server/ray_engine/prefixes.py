@@ -9,7 +9,9 @@ from hashlib import blake2b
 import numpy as np
 
 BLOCK = 16
-"""Tokens that are hashed together: the pages of the engines' caches hold as many. Shorter prompts have no affinity."""
+"""Tokens that are hashed together: the pages of the engines' caches hold as many. Shorter prompts have no
+affinity.
+"""
 BLOCKS = 256
 """Blocks of a prompt that are looked at: a longer common beginning changes nothing."""
 REMEMBERED = 65536
@@ -17,7 +19,9 @@ REMEMBERED = 65536
 
 
 class PrefixMap:
-    """Blocks of prompts, each hashed with all before it and the tenant's salt, and the replica that computed them last."""
+    """Blocks of prompts, each hashed with all before it and the tenant's salt, and the replica that
+    computed them last.
+    """
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
         self._remembered = remembered
@@ -38,7 +42,9 @@ class PrefixMap:
 
 
 def _blocks(tokens: Sequence[int], salt: str) -> list[bytes]:
-    """A hash for each whole block, of everything up to its end. Two salts have no block in common, as in the caches."""
+    """A hash for each whole block, of everything up to its end. Two salts have no block in common, as in
+    the caches.
+    """
     running, out = blake2b(len(salt).to_bytes(8, "little") + salt.encode(), digest_size=16), []
     for start in range(0, min(len(tokens), BLOCK * BLOCKS) - BLOCK + 1, BLOCK):
         running.update(np.asarray(tokens[start : start + BLOCK], "<i8").tobytes())

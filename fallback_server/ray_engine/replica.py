@@ -16,7 +16,9 @@ from nearfar.fallback_server.ray_engine.messages import Events, Refusal
 log = logging.getLogger(__name__)
 
 GATHER = 0.03
-"""Seconds between records of a request after the first. A record costs Ray far more than a token costs an engine."""
+"""Seconds between records of a request after the first. A record costs Ray far more than a token costs an
+engine.
+"""
 
 Vectors = list[list[float]]
 
@@ -101,6 +103,8 @@ async def in_batches(events: AsyncIterator[TokenEvent]) -> AsyncGenerator[tuple[
     finally:
         task.cancel()
         await asyncio.wait([task])
-        close = getattr(events, "aclose", None)  # generators and streams have it; the protocol asks for an iterator only
+        close = getattr(
+            events, "aclose", None
+        )  # generators and streams have it; the protocol asks for an iterator only
         if close is not None:
             await close()

@@ -1,7 +1,9 @@
-"""Prefix-aware routing: a Serve request router that prefers the replica whose cache holds the prompt's beginning.
+"""Prefix-aware routing: a Serve request router that prefers the replica whose cache holds the prompt's
+beginning.
 
-Serve makes one in each process that holds a handle. It is of Serve's public interface (`ray.serve.request_router`, in
-alpha). Serve's own prefix router is for its LLM deployments: it expects their requests.
+Serve makes one in each process that holds a handle. It is of Serve's public interface
+(`ray.serve.request_router`, in alpha). Serve's own prefix router is for its LLM deployments: it expects their
+requests.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ TRIED = 2
 
 
 class PrefixRouter(RequestRouter):
-    """The replica that knows the most of the prompt if it is not much busier than the idlest known, else one of two."""
+    """The replica that knows the most of the prompt if it is not much busier than the idlest known, else
+    one of two.
+    """
 
     def initialize_state(self, slack: int = RayOptions.slack, **_: Any) -> None:
         """See RequestRouter; `slack` as in RayOptions."""
@@ -42,7 +46,9 @@ class PrefixRouter(RequestRouter):
         if (request := _request(pending_request)) is not None:
             self._prefixes.remember(request.tokens, replica_id.unique_id, request.salt)
 
-    def _known(self, candidates: list[RunningReplica], pending: PendingRequest | None) -> RunningReplica | None:
+    def _known(
+        self, candidates: list[RunningReplica], pending: PendingRequest | None
+    ) -> RunningReplica | None:
         request = _request(pending)
         if request is None:
             return None

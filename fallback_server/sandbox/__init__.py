@@ -1,6 +1,7 @@
 """Work on untrusted input that could run too long, in child processes that can be killed.
 
-A thread cannot be stopped; a process can. Templates and tokenizers run in one kind of child, grammar compilers (grammars/) in another.
+A thread cannot be stopped; a process can. Templates and tokenizers run in one kind of child, grammar
+compilers (grammars/) in another.
 """
 
 from nearfar.fallback_server.sandbox.process import ChildPool, ChildSpec

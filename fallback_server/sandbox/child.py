@@ -19,7 +19,9 @@ Handler = Callable[[dict[str, Any]], dict[str, Any]]
 def serve(open_handler: Callable[[dict[str, Any]], Handler]) -> None:
     """Answer jobs until stdin ends, as it does when the parent dies. `open_handler` loads what jobs need."""
     settings = json.loads(sys.argv[1])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches the whole group; the parent decides
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C in a terminal reaches the whole group; the parent decides
     _die_with_parent()
     _limit_memory(settings["memory"])
     # What a library prints must not get between the answers.
@@ -43,10 +45,14 @@ def _answer(handler: Handler, job: dict[str, Any]) -> dict[str, Any]:
     except RequestError as error:
         return {"error": str(error), "param": error.param}
     except MemoryError:
-        return {"error": "the request needs more memory than the server gives to one request; make it smaller"}
+        return {
+            "error": "the request needs more memory than the server gives to one request; make it smaller"
+        }
     except RecursionError:
         return {"error": "the request is nested too deeply; make it flatter"}
-    except Exception as error:  # whatever a template or a library makes of such input, it is this request's affair
+    except (
+        Exception
+    ) as error:  # whatever a template or a library makes of such input, it is this request's affair
         return {"error": f"{type(error).__name__}: {error}"}
 
 

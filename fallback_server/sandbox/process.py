@@ -16,7 +16,8 @@ Job = dict[str, Any]
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """A kind of child. `module` is run with `settings` as JSON; times are seconds. At most `count` run, started when needed.
+    """A kind of child. `module` is run with `settings` as JSON; times are seconds. At most `count` run,
+    started when needed.
 
     `start_timeout` covers imports and loading; `waiting` bounds the jobs that wait for a free child.
     """
@@ -91,7 +92,8 @@ class ChildPool:
             self.kills += 1
             await child.kill()
             raise RequestError(
-                f"the {self.spec.what} failed: its process ended, most likely for want of memory; make it simpler"
+                f"the {self.spec.what} failed: its process ended, most likely for want of memory; make "
+                "it simpler"
             ) from None
         except asyncio.CancelledError:  # the answer would go to the next job
             await child.kill()
@@ -120,7 +122,9 @@ class _Child:
                 hello = await self._read()
         except (TimeoutError, EOFError) as error:
             await self.kill()
-            raise EngineError(f"the process for the {spec.what} does not start; see its messages above") from error
+            raise EngineError(
+                f"the process for the {spec.what} does not start; see its messages above"
+            ) from error
         if "error" in hello:
             await self.kill()
             raise EngineError(f"the process for the {spec.what} does not start: {hello['error']}")

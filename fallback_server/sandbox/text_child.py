@@ -20,7 +20,9 @@ def open_handler(settings: dict[str, Any]) -> Handler:
     def handle(job: dict[str, Any]) -> dict[str, Any]:
         if job["op"] == "encode":
             return {"tokens": codec.encode(job["text"]), "tail": job["text"][-TAIL:]}
-        text = codec.render_chat(job["messages"], continue_last=job["continue_last"], variables=job["variables"])
+        text = codec.render_chat(
+            job["messages"], continue_last=job["continue_last"], variables=job["variables"]
+        )
         try:
             return {"tokens": codec.encode_raw(text), "tail": text[-TAIL:]}
         except RequestError as error:

@@ -9,7 +9,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from nearfar.errors import CheckpointError
-from nearfar.fallback_server.torch_engine.cache import DecodeGroup, KVCache, LayerShape, PagedStep, PrefillRows
+from nearfar.fallback_server.torch_engine.cache import (
+    DecodeGroup,
+    KVCache,
+    LayerShape,
+    PagedStep,
+    PrefillRows,
+)
 
 NAME = "nearfar_paged"
 
@@ -32,10 +38,14 @@ def paged_attention(
     Raises CheckpointError for variants of attention that it does not compute.
     """
     if paged_step is None:
-        raise CheckpointError(f"{type(module).__name__} does not hand its keyword arguments on to the attention function")
+        raise CheckpointError(
+            f"{type(module).__name__} does not hand its keyword arguments on to the attention function"
+        )
     for name in ("softcap", "s_aux", "position_bias"):
         if others.get(name) is not None:
-            raise CheckpointError(f"{type(module).__name__} attends with {name!r}, which the torch engine cannot do")
+            raise CheckpointError(
+                f"{type(module).__name__} attends with {name!r}, which the torch engine cannot do"
+            )
     if paged_step.pulse is not None:
         paged_step.pulse()
     layer: int = module.layer_idx  # type: ignore[assignment]
@@ -66,12 +76,15 @@ def _decode(
     window: int | None,
     out: torch.Tensor,
 ) -> None:
-    """One row a sequence [rows, heads, dim]: by the kernel of our own, or by gathering the pages of all, padded.
+    """One row a sequence [rows, heads, dim]: by the kernel of our own, or by gathering the pages of all,
+    padded.
 
     Gathered, the query heads that share a key head are the query rows of dense attention.
     """
     if cache.decode is not None:
-        cache.decode(q, cache.keys[layer], cache.values[layer], group.pages, group.lengths, scaling, window, out)
+        cache.decode(
+            q, cache.keys[layer], cache.values[layer], group.pages, group.lengths, scaling, window, out
+        )
         return
     rows = group.stop - group.start
     keys, values = cache.gather(layer, group.pages.flatten())
@@ -92,7 +105,9 @@ def _prefill(
     scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:
-    """Consecutive rows of one sequence. From position 0 all its keys are in the rows; else they come from the cache."""
+    """Consecutive rows of one sequence. From position 0 all its keys are in the rows; else they come from
+    the cache.
+    """
     part = slice(rows.start, rows.stop)
     heads, count = q.shape[1], rows.stop - rows.start
     if rows.position == 0:
@@ -100,13 +115,21 @@ def _prefill(
     else:
         assert cache is not None
         keys, values = (found[: rows.length] for found in cache.gather(layer, rows.pages))
-    keys, values, queries = keys.transpose(0, 1)[None], values.transpose(0, 1)[None], q[part].transpose(0, 1)[None]
+    keys, values, queries = (
+        keys.transpose(0, 1)[None],
+        values.transpose(0, 1)[None],
+        q[part].transpose(0, 1)[None],
+    )
     groups = heads // keys.shape[1]
     if rows.position == 0 and (window is None or count <= window):
-        out = scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scaling, enable_gqa=groups > 1)
+        out = scaled_dot_product_attention(
+            queries, keys, values, is_causal=True, scale=scaling, enable_gqa=groups > 1
+        )
         return out[0].transpose(0, 1)
     folded = queries.reshape(1, keys.shape[1], groups * count, -1)
-    out = scaled_dot_product_attention(folded, keys, values, attn_mask=rows.mask(window, groups), scale=scaling)
+    out = scaled_dot_product_attention(
+        folded, keys, values, attn_mask=rows.mask(window, groups), scale=scaling
+    )
     return out.reshape(heads, count, -1).transpose(0, 1)
 
 

@@ -62,13 +62,18 @@ class KVCache:
         self.values[layer].view(-1, *value.shape[1:]).index_copy_(0, rows, value)
 
     def gather(self, layer: int, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copies of keys and values of pages int64 [P]: [P · page_size, kv_heads, dim], valid until the next gather."""
-        return self._gather("keys", self.keys[layer], pages), self._gather("values", self.values[layer], pages)
+        """Copies of keys and values of pages int64 [P]: [P · page_size, kv_heads, dim], valid until the
+        next gather.
+        """
+        return self._gather("keys", self.keys[layer], pages), self._gather(
+            "values", self.values[layer], pages
+        )
 
     def _gather(self, name: str, tensor: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
         if self.device.type != "cpu":
             return tensor.index_select(0, pages).flatten(0, 1)
-        # Memory kept from layer to layer: fresh memory of this size costs page faults, twice the time of the copy.
+        # Memory kept from layer to layer: fresh memory of this size costs page faults, twice the time of the
+        # copy.
         row = tensor[0].numel()
         held = self._scratch.get((name, row))
         if held is None or held.numel() < len(pages) * row:
@@ -80,8 +85,8 @@ class KVCache:
     def clear(self, pages: torch.Tensor) -> None:
         """Zero the pages int64 [P] of all layers.
 
-        A page that is taken again may hold the NaN or infinity of its former owner, and masked scores are still
-        added up: 0 · NaN is NaN. So one broken sequence would break those who inherit its pages.
+        A page that is taken again may hold the NaN or infinity of its former owner, and masked scores are
+        still added up: 0 · NaN is NaN. So one broken sequence would break those who inherit its pages.
         """
         for tensor in (*self.keys, *self.values):
             tensor.index_fill_(0, pages, 0)
@@ -94,7 +99,9 @@ def token_bytes(layers: Sequence[LayerShape], dtype: torch.dtype) -> int:
 
 @dataclass(frozen=True)
 class DecodeGroup:
-    """Rows start … stop - 1, one a sequence: their `pages` int64 [rows, P], and `lengths` int64 [rows] of each sequence."""
+    """Rows start … stop - 1, one a sequence: their `pages` int64 [rows, P], and `lengths` int64 [rows] of
+    each sequence.
+    """
 
     start: int
     stop: int
@@ -103,7 +110,9 @@ class DecodeGroup:
     biases: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
     def bias(self, page_size: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """What is added to the scores, [rows, 1, 1, P · page_size]: -inf beyond the sequence and before the window."""
+        """What is added to the scores, [rows, 1, 1, P · page_size]: -inf beyond the sequence and before
+        the window.
+        """
         if window not in self.biases:
             at = torch.arange(self.pages.shape[1] * page_size, device=self.pages.device)
             lengths = self.lengths[:, None]
@@ -117,7 +126,9 @@ class DecodeGroup:
 
 @dataclass(frozen=True)
 class PrefillRows:
-    """Rows start … stop - 1 are consecutive positions from `position` of one sequence in `pages` int64 [P]."""
+    """Rows start … stop - 1 are consecutive positions from `position` of one sequence in `pages` int64
+    [P].
+    """
 
     start: int
     stop: int
@@ -131,7 +142,9 @@ class PrefillRows:
         return self.position + self.stop - self.start
 
     def mask(self, window: int | None, groups: int) -> torch.Tensor:
-        """Who may be seen, bool [groups · rows, length]: the causal triangle, once for each query head of a group."""
+        """Who may be seen, bool [groups · rows, length]: the causal triangle, once for each query head of
+        a group.
+        """
         if window not in self.masks:
             at = torch.arange(self.length, device=self.pages.device)
             row = torch.arange(self.position, self.length, device=self.pages.device)[:, None]
@@ -144,7 +157,9 @@ class PrefillRows:
 
 @dataclass(frozen=True)
 class PagedStep:
-    """What attention needs for one step. `cache` None: nothing is kept, every sequence is whole in its rows."""
+    """What attention needs for one step. `cache` None: nothing is kept, every sequence is whole in its
+    rows.
+    """
 
     cache: KVCache | None
     write: torch.Tensor | None  # int64 [N], the token row of each row
@@ -227,7 +242,9 @@ def _decode_groups(cache: KVCache, singles: Sequence[Chunk]) -> list[DecodeGroup
         while stop < len(singles) and (cache.decode or len(singles[stop].pages) <= shortest * SPREAD):
             stop += 1
         width = len(singles[stop - 1].pages)
-        table = [[*chunk.pages, *[cache.padding] * (width - len(chunk.pages))] for chunk in singles[start:stop]]
+        table = [
+            [*chunk.pages, *[cache.padding] * (width - len(chunk.pages))] for chunk in singles[start:stop]
+        ]
         lengths = [chunk.start + 1 for chunk in singles[start:stop]]
         groups.append(
             DecodeGroup(

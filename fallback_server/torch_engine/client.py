@@ -1,4 +1,6 @@
-"""The torch engine as the server sees it: a backend in the server's process, in front of a worker's process."""
+"""The torch engine as the server sees it: a backend in the server's process, in front of a worker's
+process.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,22 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from nearfar.errors import CheckpointError, DeviceError, EngineError, NearfarError, OverloadError, RequestError
-from nearfar.fallback_server.backend import BackendInfo, BackendStats, Grammar, Sampling, TokenEvent, TokenRequest
+from nearfar.errors import (
+    CheckpointError,
+    DeviceError,
+    EngineError,
+    NearfarError,
+    OverloadError,
+    RequestError,
+)
+from nearfar.fallback_server.backend import (
+    BackendInfo,
+    BackendStats,
+    Grammar,
+    Sampling,
+    TokenEvent,
+    TokenRequest,
+)
 from nearfar.fallback_server.grammars import GrammarService, Kept, key_of
 from nearfar.fallback_server.token_stream import EventStream
 from nearfar.fallback_server.torch_engine.messages import (
@@ -33,7 +49,8 @@ from nearfar.fallback_server.torch_engine.requests import MAX_PRIORITY, check_to
 
 SILENCE = 3.0  # seconds without a word after which the engine is not called alive
 NOT_FINITE = (
-    "the logits of this request are not finite numbers, so no token can be chosen: the model overflows in the type that it "
+    "the logits of this request are not finite numbers, so no token can be chosen: the model overflows "
+    "in the type that it "
     "computes in. Serve it with --dtype float32; if it runs so already, report the model and the prompt"
 )
 STARTS = 3  # failed starts in a row after which those who wait are told
@@ -91,7 +108,9 @@ class TorchBackend:
         self.options = options
         self._path = path
         self._worker: WorkerProcess | None = worker
-        self._grammars = GrammarService(path, worker.info.vocab_size, worker.info.eos_token_ids, timeout=options.grammar_seconds)
+        self._grammars = GrammarService(
+            path, worker.info.vocab_size, worker.info.eos_token_ids, timeout=options.grammar_seconds
+        )
         self._grammars.start(here=False)
         self._learnt: Kept[str, None] = Kept(LEARNT_BYTES)  # what this worker keeps, as it was told
         self._streams: dict[str, TokenStream] = {}
@@ -145,14 +164,19 @@ class TorchBackend:
             if stream.message is not None:
                 self._send(Cancel(request_id))
 
-    async def embed(self, tokens: Sequence[Sequence[int]], pooling: Literal["mean", "last"]) -> list[list[float]]:
+    async def embed(
+        self, tokens: Sequence[Sequence[int]], pooling: Literal["mean", "last"]
+    ) -> list[list[float]]:
         """One vector a sequence: the mean of the last hidden states, or the last one. Not normalized."""
         for sequence in tokens:
             check_tokens(sequence, self.info, room=0)
         if self._closing:
             raise OverloadError("the engine is shutting down", 5.0)
         if len(self._embeds) + len(tokens) > self.options.max_waiting:
-            raise OverloadError(f"{len(self._embeds)} sequences wait to be embedded; at most {self.options.max_waiting} may", 1.0)
+            raise OverloadError(
+                f"{len(self._embeds)} sequences wait to be embedded; at most {self.options.max_waiting} may",
+                1.0,
+            )
         loop, jobs = asyncio.get_running_loop(), []
         for sequence in tokens:
             job = _EmbedJob(Embed(f"embed-{next(self._ids)}", tuple(sequence), pooling), loop.create_future())
@@ -240,7 +264,11 @@ class TorchBackend:
         message = stream.message
         if message is None or self._worker is None:  # else it is sent when there is a worker
             return
-        if message.grammar is not None and stream.compiled is not None and not self._learnt.has(message.grammar):
+        if (
+            message.grammar is not None
+            and stream.compiled is not None
+            and not self._learnt.has(message.grammar)
+        ):
             self._send(Learn(message.grammar, stream.compiled))
             for key in self._learnt.put(message.grammar, None, len(stream.compiled)):
                 self._send(Forget(key))
@@ -252,7 +280,9 @@ class TorchBackend:
 
     async def _generate_one(self) -> bool:
         token = self.info.eos_token_ids[0] if self.info.eos_token_ids else 0
-        request = TokenRequest(f"probe-{next(self._ids)}", (token,), 1, Sampling(temperature=0.0), priority=-MAX_PRIORITY)
+        request = TokenRequest(
+            f"probe-{next(self._ids)}", (token,), 1, Sampling(temperature=0.0), priority=-MAX_PRIORITY
+        )
         stream = self._submit(checked(request, self.info, self.options))
         try:
             return (await asyncio.wait_for(anext(stream), self.options.alive_seconds)).token is not None
@@ -282,9 +312,14 @@ class TorchBackend:
             slept = time.monotonic()
             await asyncio.sleep(pause)
             now = time.monotonic()
-            # If this loop was held up itself, words of the worker may lie unread: they are read before the next look.
+            # If this loop was held up itself, words of the worker may lie unread: they are read before the
+            # next look.
             worker = self._worker
-            if worker is not None and now - slept < 2 * pause and now - worker.heard > self.options.hang_seconds:
+            if (
+                worker is not None
+                and now - slept < 2 * pause
+                and now - worker.heard > self.options.hang_seconds
+            ):
                 await worker.kill()
 
     def _take(self, message: FromWorker) -> None:

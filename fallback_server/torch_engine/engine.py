@@ -42,9 +42,10 @@ from nearfar.fallback_server.torch_engine.scheduler import Chunk, Limits, Schedu
 
 BUDGET = {"cpu": 256, "cuda": 2048}
 ONE_THREAD = 25_000_000
-"""Weights times rows of a step below which one thread of the CPU does it all. Threads that share so little wait for each other
-at each operation: a model of 2 million weights is as fast without them (2.7 ms a token), and 20 times as fast beside another
-busy process (2 cores)."""
+"""Weights times rows of a step below which one thread of the CPU does it all. Threads that share so little
+wait for each other at each operation: a model of 2 million weights is as fast without them (2.7 ms a token),
+and 20 times as fast beside another busy process (2 cores).
+"""
 
 PromptLogprobs = list[tuple[Logprob, tuple[Logprob, ...]] | None]
 
@@ -92,12 +93,18 @@ class Engine:
         self._graphs = DecodeGraphs(model, cache, capture=True) if graphs else None
         budget = max(options.token_budget or BUDGET[model.device.type], options.max_running)
         table = SequenceTable(cache.pages, cache.page_size, options.max_running)
-        limits = Limits(options.max_running, budget, options.ageing, sampling.prompt_rows(model.facts.vocab_size))
+        limits = Limits(
+            options.max_running, budget, options.ageing, sampling.prompt_rows(model.facts.vocab_size)
+        )
         self.scheduler = Scheduler(table, limits)
         # The server's process says what is kept.
-        self._grammars = CompiledGrammars(path, model.facts.vocab_size, model.facts.eos_token_ids, kept_bytes=1 << 62)
+        self._grammars = CompiledGrammars(
+            path, model.facts.vocab_size, model.facts.eos_token_ids, kept_bytes=1 << 62
+        )
         self._unusable: dict[str, RequestError] = {}
-        self._loader = ThreadPoolExecutor(1, "grammars")  # one thread: what is learnt is there when it is named
+        self._loader = ThreadPoolExecutor(
+            1, "grammars"
+        )  # one thread: what is learnt is there when it is named
         self._loader.submit(self._grammars.warm)
         self._loading: dict[str, Active] = {}
         self._threads, self._weights = torch.get_num_threads(), model.weights
@@ -195,7 +202,9 @@ class Engine:
             blocked=tuple(request.stop_token_ids) if request.min_tokens else (),
             logprobs=request.logprobs,
         )
-        active = Active(request, work, state, min(len(request.tokens) + request.max_tokens, self.info.context_length))
+        active = Active(
+            request, work, state, min(len(request.tokens) + request.max_tokens, self.info.context_length)
+        )
         if grammar is None:
             self._begin(active)
         else:
@@ -276,17 +285,25 @@ class Engine:
         for chunk, span in zip(batch.chunks, spans, strict=True):
             if chunk.work.whole:
                 self._prompt_logprobs(chunk, logits[slice(*span)])
-        ending = [(chunk, span[1] - 1) for chunk, span in zip(batch.chunks, spans, strict=True) if chunk.samples]
+        ending = [
+            (chunk, span[1] - 1) for chunk, span in zip(batch.chunks, spans, strict=True) if chunk.samples
+        ]
         if len(ending) != len(wanted):
-            logits = logits[torch.tensor([index for _, index in ending], dtype=torch.int64, device=logits.device)]
+            logits = logits[
+                torch.tensor([index for _, index in ending], dtype=torch.int64, device=logits.device)
+            ]
         self._emit_tokens([self._active[chunk.work.id] for chunk, _ in ending], logits)
 
     def _prompt_logprobs(self, chunk: Chunk, logits: torch.Tensor) -> None:
         active = self._active[chunk.work.id]
         if chunk.start == 0:
             active.prompt_logprobs = [None]
-        targets = chunk.work.tokens[chunk.start + 1 : min(chunk.start + chunk.count + 1, chunk.work.prompt_length)]
-        active.prompt_logprobs += sampling.logprobs_of(logits[: len(targets)], targets, active.request.prompt_logprobs or 0)
+        targets = chunk.work.tokens[
+            chunk.start + 1 : min(chunk.start + chunk.count + 1, chunk.work.prompt_length)
+        ]
+        active.prompt_logprobs += sampling.logprobs_of(
+            logits[: len(targets)], targets, active.request.prompt_logprobs or 0
+        )
 
     def _emit_tokens(self, actives: list[Active], logits: torch.Tensor) -> None:
         events: list[tuple[str, TokenEvent]] = []

@@ -1,4 +1,6 @@
-"""Decode steps in fixed shapes, so that a GPU can replay them as CUDA graphs instead of launching each kernel anew."""
+"""Decode steps in fixed shapes, so that a GPU can replay them as CUDA graphs instead of launching each
+kernel anew.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class _Shape:
-    """One fixed shape: `packed` int64 [4, rows] is tokens, positions, write rows and lengths; `pages` int64 [rows, width]."""
+    """One fixed shape: `packed` int64 [4, rows] is tokens, positions, write rows and lengths; `pages`
+    int64 [rows, width].
+    """
 
     packed: torch.Tensor
     pages: torch.Tensor
@@ -27,7 +31,8 @@ class _Shape:
 
 
 class DecodeGraphs:
-    """Runs steps of single rows, padded to a power of two of rows and of pages; each shape is captured when first met.
+    """Runs steps of single rows, padded to a power of two of rows and of pages; each shape is captured when
+    first met.
 
     `capture` False replays eagerly: what is computed is the same, on any device.
     """
@@ -64,7 +69,8 @@ class DecodeGraphs:
     def _allocate(self, rows: int, width: int) -> _Shape:
         device = self._cache.device
         shape = _Shape(
-            torch.zeros(4, rows, dtype=torch.int64, device=device), torch.zeros(rows, width, dtype=torch.int64, device=device)
+            torch.zeros(4, rows, dtype=torch.int64, device=device),
+            torch.zeros(rows, width, dtype=torch.int64, device=device),
         )
         self._shapes[rows, width] = shape
         return shape
@@ -104,7 +110,9 @@ class DecodeGraphs:
             with torch.cuda.graph(graph, pool=self._pool):
                 captured = self._forward(shape)
         except RuntimeError as error:
-            log.warning("decode steps cannot be captured as CUDA graphs and are launched kernel by kernel: %s", error)
+            log.warning(
+                "decode steps cannot be captured as CUDA graphs and are launched kernel by kernel: %s", error
+            )
             self._capture = False
             return
         self._pool = graph.pool()

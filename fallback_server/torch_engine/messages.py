@@ -1,7 +1,7 @@
 """Records between the server's process and the engine's, and how they travel: a length, then a pickle.
 
-The socket is private to the two processes (a socketpair), so pickle reads only what this package wrote. What users
-send arrives inside these records as numbers and strings.
+The socket is private to the two processes (a socketpair), so pickle reads only what this package wrote. What
+users send arrives inside these records as numbers and strings.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ class Ready:
 
 @dataclass(frozen=True)
 class Unfit:
-    """The model or the device cannot be used; `kind` names the class in errors.py. Starting again would not help."""
+    """The model or the device cannot be used; `kind` names the class in errors.py. Starting again would
+    not help.
+    """
 
     kind: Literal["CheckpointError", "DeviceError"]
     message: str
@@ -112,7 +114,9 @@ class Started:
 
 @dataclass(frozen=True)
 class Stepped:
-    """The events of one step. One that ends with "abort" has no token, because the logits of its request are not finite."""
+    """The events of one step. One that ends with "abort" has no token, because the logits of its request
+    are not finite.
+    """
 
     events: tuple[tuple[str, TokenEvent], ...]
     counters: Counters

@@ -1,4 +1,6 @@
-"""A Hugging Face causal language model whose attention is ours: flat batches of rows in, logits of some rows out."""
+"""A Hugging Face causal language model whose attention is ours: flat batches of rows in, logits of some
+rows out.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,10 @@ from nearfar.fallback_server.torch_engine.scheduler import Chunk, Work
 CACHE_SHARE = {"cpu": 0.4, "cuda": 0.85}
 """Part of the free memory that the cache may take unless told otherwise."""
 BF16_PARAMETERS = 30_000_000
-"""From this size on a CPU with bfloat16 matrix instructions gains more by bfloat16 than its casts cost. Measured with AMX, 16 rows:
-[768, 256] 53 µs in float32, 64 in bfloat16; [1536, 512] 353 and 119; [4096, 1024] 1665 and 932."""
+"""From this size on a CPU with bfloat16 matrix instructions gains more by bfloat16 than its casts cost.
+Measured with AMX, 16 rows: [768, 256] 53 µs in float32, 64 in bfloat16; [1536, 512] 353 and 119; [4096, 1024]
+1665 and 932.
+"""
 PROBE_TOKENS = 24
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 8e-2, torch.float16: 2e-2}
 """Largest difference of logits that rounding explains, as a part of the largest logit."""
@@ -41,7 +45,9 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 8e-2, torch.float16: 2e-2}
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the checkpoint says. `context_length` is where positions end that the model computes without looking ahead."""
+    """What the checkpoint says. `context_length` is where positions end that the model computes without
+    looking ahead.
+    """
 
     name: str
     vocab_size: int
@@ -51,10 +57,17 @@ class ModelFacts:
 
 
 class PagedModel:
-    """The model on its device. `forward` runs a step over a cache; `pooled` embeds whole sequences without one."""
+    """The model on its device. `forward` runs a step over a cache; `pooled` embeds whole sequences without
+    one.
+    """
 
     def __init__(
-        self, model: Any, facts: ModelFacts, device: torch.device, dtype: torch.dtype, decode: NativeDecode | None
+        self,
+        model: Any,
+        facts: ModelFacts,
+        device: torch.device,
+        dtype: torch.dtype,
+        decode: NativeDecode | None,
     ) -> None:
         self.facts = facts
         self.device = device
@@ -70,11 +83,15 @@ class PagedModel:
             batch.step.cache.clear(batch.fresh)
         return self.logits(batch.tokens, batch.positions, batch.step, rows)
 
-    def logits(self, tokens: torch.Tensor, positions: torch.Tensor, step: PagedStep, rows: torch.Tensor) -> torch.Tensor:
+    def logits(
+        self, tokens: torch.Tensor, positions: torch.Tensor, step: PagedStep, rows: torch.Tensor
+    ) -> torch.Tensor:
         """The same from its parts: tokens and positions int64 [1, N]."""
         keep: dict[str, Any] = {"logits_to_keep": rows} if self._keeps else {}
         with torch.inference_mode():
-            out = self._model(input_ids=tokens, position_ids=positions, use_cache=False, paged_step=step, **keep)
+            out = self._model(
+                input_ids=tokens, position_ids=positions, use_cache=False, paged_step=step, **keep
+            )
             logits: torch.Tensor = out.logits[0] if self._keeps else out.logits[0, rows]
             return logits.float()
 
@@ -84,7 +101,9 @@ class PagedModel:
         """The last hidden states of a sequence, [hidden]: their mean or the last one."""
         ids, positions, step = whole_sequence(tokens, self.device, pulse=pulse)
         with torch.inference_mode():
-            out = self._model.base_model(input_ids=ids, position_ids=positions, use_cache=False, paged_step=step)
+            out = self._model.base_model(
+                input_ids=ids, position_ids=positions, use_cache=False, paged_step=step
+            )
             hidden = out.last_hidden_state[0].float()
         values: list[float] = (hidden.mean(0) if pooling == "mean" else hidden[-1]).tolist()
         return values
@@ -106,8 +125,8 @@ def whole_sequence(
 def load_model(path: Path, options: TorchOptions) -> PagedModel:
     """Load a checkpoint folder and prove that its attention can be ours.
 
-    Raises CheckpointError for a model whose layers do not all attend through transformers' attention interface, or
-    whose logits change when they do; DeviceError for a device that is not there.
+    Raises CheckpointError for a model whose layers do not all attend through transformers' attention
+    interface, or whose logits change when they do; DeviceError for a device that is not there.
     """
     require_checkpoint(path)
     device = _device(options)
@@ -121,9 +140,13 @@ def _load(path: Path, options: TorchOptions, device: torch.device) -> PagedModel
     try:
         config: Any = AutoConfig.from_pretrained(path)
         dtype = _dtype(options, device, config, path)
-        model: Any = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype, use_safetensors=True)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=dtype, use_safetensors=True
+        )
     except (ValueError, OSError, KeyError, ImportError) as error:
-        raise CheckpointError(f"transformers cannot load {path} as a causal language model: {error}") from error
+        raise CheckpointError(
+            f"transformers cannot load {path} as a causal language model: {error}"
+        ) from error
     model.to(device).eval().requires_grad_(False)
     text = config.get_text_config()
     probe = [(index * 7919 + 1) % text.vocab_size for index in range(PROBE_TOKENS)]
@@ -132,7 +155,11 @@ def _load(path: Path, options: TorchOptions, device: torch.device) -> PagedModel
         _lay_out(model)
     layers = _take_over(model, text.num_hidden_layers, probe, device)
     facts = ModelFacts(
-        options.name or path.resolve().name, expected.shape[1], _context(text, options), _eos(model, text), layers
+        options.name or path.resolve().name,
+        expected.shape[1],
+        _context(text, options),
+        _eos(model, text),
+        layers,
     )
     decode = compile_decode() if device.type == "cpu" and options.native else None
     loaded = PagedModel(model, facts, device, dtype, decode)
@@ -147,7 +174,11 @@ def make_cache(model: PagedModel, options: TorchOptions) -> KVCache:
     if options.cache_bytes is not None:
         pages = options.cache_bytes // per_page
     else:
-        free = torch.cuda.mem_get_info(model.device)[0] if model.device.type == "cuda" else psutil.virtual_memory().available
+        free = (
+            torch.cuda.mem_get_info(model.device)[0]
+            if model.device.type == "cuda"
+            else psutil.virtual_memory().available
+        )
         free = max(free - step_bytes(model.facts.vocab_size, options.max_running), 0)
         pages = min(int(free * CACHE_SHARE[model.device.type]) // per_page, usable)
     if pages < 2:
@@ -162,29 +193,37 @@ def _device(options: TorchOptions) -> torch.device:
     cuda = torch.cuda.is_available()
     device = torch.device(("cuda" if cuda else "cpu") if options.device == "auto" else options.device)
     if device.type not in CACHE_SHARE or (device.type == "cuda" and not cuda):
-        raise DeviceError(f"device {options.device!r} is not there: use 'auto', 'cpu' or, with a CUDA GPU, 'cuda'")
+        raise DeviceError(
+            f"device {options.device!r} is not there: use 'auto', 'cpu' or, with a CUDA GPU, 'cuda'"
+        )
     return device
 
 
 def _dtype(options: TorchOptions, device: torch.device, config: Any, path: Path) -> torch.dtype:
-    """float32 on a CPU, unless the model is large and the CPU multiplies bfloat16 matrices; on a GPU what was trained."""
+    """float32 on a CPU, unless the model is large and the CPU multiplies bfloat16 matrices; on a GPU what
+    was trained.
+    """
     if options.dtype != "auto":
         chosen = getattr(torch, options.dtype)
         assert isinstance(chosen, torch.dtype)
         return chosen
     stored = config.get_text_config().dtype or torch.float32
     if device.type == "cpu":
-        large = sum(file.stat().st_size for file in path.glob("*.safetensors")) / stored.itemsize >= BF16_PARAMETERS
+        large = (
+            sum(file.stat().st_size for file in path.glob("*.safetensors")) / stored.itemsize
+            >= BF16_PARAMETERS
+        )
         fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
         return torch.bfloat16 if stored == torch.bfloat16 and large and fast else torch.float32
     return stored if stored.itemsize <= 2 else torch.bfloat16
 
 
 def _lay_out(model: Any) -> None:
-    """Keep matrices by column. Measured on an AVX-512 CPU, 16 rows × [768, 256]: 53 µs by column, 84 µs by row.
+    """Keep matrices by column. Measured on an AVX-512 CPU, 16 rows × [768, 256]: 53 µs by column, 84 µs by
+    row.
 
-    One row or hundreds take the same either way. Looking up an embedding that is tied to the output layer gets slower
-    (16 rows: 0.1 ms), which the output layer gains many times over (32,000 tokens × 512: 4 ms).
+    One row or hundreds take the same either way. Looking up an embedding that is tied to the output layer
+    gets slower (16 rows: 0.1 ms), which the output layer gains many times over (32,000 tokens × 512: 4 ms).
     """
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):
@@ -192,7 +231,9 @@ def _lay_out(model: Any) -> None:
 
 
 def _context(text: Any, options: TorchOptions) -> int:
-    """The model's context, or where its rotary frequencies would start to depend on the longest row of the batch."""
+    """The model's context, or where its rotary frequencies would start to depend on the longest row of the
+    batch.
+    """
     context = int(text.max_position_embeddings)
     rope = getattr(text, "rope_parameters", None) or {}
     for part in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
@@ -211,11 +252,15 @@ def _reference(model: Any, probe: Sequence[int], device: torch.device) -> torch.
     """Logits float32 [N, vocab] of the model as transformers runs it."""
     try:
         with torch.inference_mode():
-            logits: torch.Tensor = model(torch.tensor([list(probe)], device=device), use_cache=False).logits[0]
+            logits: torch.Tensor = model(torch.tensor([list(probe)], device=device), use_cache=False).logits[
+                0
+            ]
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{type(model).__name__} fails on a prompt of {len(probe)} tokens: {error}") from error
+        raise CheckpointError(
+            f"{type(model).__name__} fails on a prompt of {len(probe)} tokens: {error}"
+        ) from error
     return logits.float()
 
 
@@ -235,7 +280,8 @@ def _take_over(model: Any, layers: int, probe: Sequence[int], device: torch.devi
     missing = sorted(set(range(layers)) - set(shapes))
     if missing or len(shapes) != layers:
         raise CheckpointError(
-            f"{kind}: layers {missing} of {layers} do not attend through transformers' attention interface, so their "
+            f"{kind}: layers {missing} of {layers} do not attend through transformers' attention "
+            "interface, so their "
             "cache cannot be paged. Serve this model by another engine (upstream: vLLM)"
         )
     return tuple(shapes[index] for index in range(layers))
@@ -254,6 +300,8 @@ def _check(model: PagedModel, probe: Sequence[int], expected: torch.Tensor, page
     limit = TOLERANCE[model.dtype] * expected.abs().max().item()
     if not error <= limit:
         raise CheckpointError(
-            f"{model.facts.name}: with paged attention its logits differ by {error:.3g} (rounding explains {limit:.3g}), so it "
-            "computes something beside the attention interface. Serve this model by another engine (upstream: vLLM)"
+            f"{model.facts.name}: with paged attention its logits differ by {error:.3g} (rounding "
+            f"explains {limit:.3g}), so it "
+            "computes something beside the attention interface. Serve this model by another engine "
+            "(upstream: vLLM)"
         )

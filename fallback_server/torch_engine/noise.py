@@ -1,7 +1,8 @@
-"""Counter-based random numbers: the noise of a token depends on the seed, its position and its id, and on nothing else.
+"""Counter-based random numbers: the noise of a token depends on the seed, its position and its id, and on
+nothing else.
 
-pcg4d of Jarzynski & Olano, *Hash Functions for GPU Rendering*, JCGT 2020, as in docs/artifact.md: every target and
-this engine draw the same numbers, and a text does not depend on the batch that it was made in.
+pcg4d of Jarzynski & Olano, *Hash Functions for GPU Rendering*, JCGT 2020, as in docs/artifact.md: every
+target and this engine draw the same numbers, and a text does not depend on the batch that it was made in.
 """
 
 from __future__ import annotations
@@ -9,14 +10,18 @@ from __future__ import annotations
 import torch
 
 SPAN = 19.5
-"""More than the largest noise less the smallest (ln 2²⁴ = 16.64, -ln(25 ln 2) = -2.85): what lies further below the
-largest logit cannot win."""
+"""More than the largest noise less the smallest (ln 2²⁴ = 16.64, -ln(25 ln 2) = -2.85): what lies further
+below the largest logit cannot win.
+"""
 
 
-def gumbel(seed_low: torch.Tensor, seed_high: torch.Tensor, counter: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+def gumbel(
+    seed_low: torch.Tensor, seed_high: torch.Tensor, counter: torch.Tensor, token: torch.Tensor
+) -> torch.Tensor:
     """Gumbel noise float32 of int64 tensors of one shape (the low 32 bits count).
 
-    int32 arithmetic wraps in torch, as the hash needs; a shift right brings copies of the sign, which are masked off.
+    int32 arithmetic wraps in torch, as the hash needs; a shift right brings copies of the sign, which are
+    masked off.
     """
     x, y, z, w = (_wrap(part) * 1664525 + 1013904223 for part in (seed_low, seed_high, counter, token))
     x, y, z, w = _round(x, y, z, w)

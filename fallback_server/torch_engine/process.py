@@ -97,7 +97,8 @@ class WorkerProcess:
 
     async def kill(self) -> None:
         """End it now."""
-        # Not Process.kill, which polls: it takes the exit status from asyncio's own watcher if the process has ended.
+        # Not Process.kill, which polls: it takes the exit status from asyncio's own watcher if the process
+        # has ended.
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGKILL)

@@ -15,7 +15,8 @@ MAX_PRIORITY = 1_000_000
 
 
 def checked(request: TokenRequest, info: BackendInfo, options: TorchOptions) -> TokenRequest:
-    """The request with its seed drawn and stop ids outside the vocabulary left out. RequestError for what cannot be done.
+    """The request with its seed drawn and stop ids outside the vocabulary left out. RequestError for what
+    cannot be done.
 
     An answer that the context has no room for ends with "length" where the context does.
     """
@@ -40,24 +41,34 @@ def checked(request: TokenRequest, info: BackendInfo, options: TorchOptions) -> 
         _whole("prompt_logprobs", request.prompt_logprobs, 0, MAX_TOP_LOGPROBS)
     if request.grammar is not None and len(request.grammar.text) > options.grammar_chars:
         raise RequestError(
-            f"the grammar has {len(request.grammar.text)} characters: at most {options.grammar_chars} are allowed",
+            f"the grammar has {len(request.grammar.text)} characters: at most {options.grammar_chars} "
+            "are allowed",
             "response_format",
         )
     stops = frozenset(token for token in request.stop_token_ids if 0 <= token < info.vocab_size)
     seed = secrets.randbits(64) if s.seed is None else s.seed
-    return replace(request, stop_token_ids=stops, sampling=replace(s, seed=seed, logit_bias=dict(s.logit_bias)))
+    return replace(
+        request, stop_token_ids=stops, sampling=replace(s, seed=seed, logit_bias=dict(s.logit_bias))
+    )
 
 
 def check_tokens(tokens: Sequence[int], info: BackendInfo, room: int) -> None:
-    """Refuse an empty sequence, ids outside the vocabulary, and a sequence that leaves less than `room` of the context."""
+    """Refuse an empty sequence, ids outside the vocabulary, and a sequence that leaves less than `room` of
+    the context.
+    """
     if not tokens:
         raise RequestError("the prompt is empty: it needs at least one token", "prompt")
     most = info.context_length - room
     if len(tokens) > most:
-        raise RequestError(f"the prompt has {len(tokens)} tokens: at most {most} fit the context. Shorten it", "prompt")
+        raise RequestError(
+            f"the prompt has {len(tokens)} tokens: at most {most} fit the context. Shorten it", "prompt"
+        )
     for token in tokens:
         if type(token) is not int or not 0 <= token < info.vocab_size:
-            raise RequestError(f"the prompt has token {token!r}: ids are whole numbers from 0 to {info.vocab_size - 1}", "prompt")
+            raise RequestError(
+                f"the prompt has token {token!r}: ids are whole numbers from 0 to {info.vocab_size - 1}",
+                "prompt",
+            )
 
 
 def _whole(param: str, value: object, low: int, high: int) -> None:

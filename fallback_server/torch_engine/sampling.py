@@ -1,4 +1,5 @@
-"""Chooses the next token of every row of a step, by the definition in docs/artifact.md (greedy, sample, logprobs).
+"""Chooses the next token of every row of a step, by the definition in docs/artifact.md (greedy, sample,
+logprobs).
 
 Rows are worked on together where they ask for the same thing, and a row pays only for what it asks.
 """
@@ -21,8 +22,9 @@ SORTED = 1024
 PROMPT_LOGITS = 64 << 20
 """Bytes of float32 logits that log-probabilities of prompts are made of in one step."""
 COPIES = 6
-"""How many times the logits of a step lie in memory at most: as the model gives them, in float32, as log-probabilities, shaped,
-sorted, with noise."""
+"""How many times the logits of a step lie in memory at most: as the model gives them, in float32, as
+log-probabilities, shaped, sorted, with noise.
+"""
 
 
 def prompt_rows(vocab: int) -> int:
@@ -37,9 +39,11 @@ def step_bytes(vocab: int, max_running: int) -> int:
 
 @dataclass(eq=False)
 class RowState:
-    """What sampling knows of one request. `seed` is drawn. `blocked` are the tokens that may not come before `min_tokens`.
+    """What sampling knows of one request. `seed` is drawn. `blocked` are the tokens that may not come before
+    `min_tokens`.
 
-    `counts` int32 [vocab] is kept while penalties ask for it: times generated, plus 1 << 24 for a token of the prompt.
+    `counts` int32 [vocab] is kept while penalties ask for it: times generated, plus 1 << 24 for a token of
+    the prompt.
     """
 
     sampling: Sampling
@@ -60,7 +64,9 @@ class RowState:
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen token of a row. None: nothing may be chosen (`broken`: because the logits are not numbers)."""
+    """The chosen token of a row. None: nothing may be chosen (`broken`: because the logits are not
+    numbers).
+    """
 
     token: int | None
     broken: bool = False
@@ -70,7 +76,9 @@ class Choice:
 
 @dataclass(frozen=True)
 class RowInput:
-    """One row to sample: its state, the position that the token will have, and the grammar's bitmask int32 [words]."""
+    """One row to sample: its state, the position that the token will have, and the grammar's bitmask int32
+    [words].
+    """
 
     state: RowState
     counter: int
@@ -120,7 +128,9 @@ def sample(logits: torch.Tensor, rows: Sequence[RowInput]) -> list[Choice]:
     return choices
 
 
-def logprobs_of(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[tuple[Logprob, tuple[Logprob, ...]]]:
+def logprobs_of(
+    logits: torch.Tensor, tokens: Sequence[int], top: int
+) -> list[tuple[Logprob, tuple[Logprob, ...]]]:
     """Logprob of tokens[r] under logits[r] float32 [R, vocab], and of the `top` likeliest tokens."""
     logprobs = torch.log_softmax(logits, 1)
     ids = torch.tensor(list(tokens), dtype=torch.int64, device=logits.device)
@@ -145,10 +155,14 @@ def _raw_logprobs(logits: torch.Tensor, states: Sequence[RowState]) -> dict[int,
     asked = [index for index, state in enumerate(states) if state.logprobs is not None]
     if not asked:
         return {}
-    return dict(zip(asked, torch.log_softmax(logits[torch.tensor(asked, device=logits.device)], 1), strict=True))
+    return dict(
+        zip(asked, torch.log_softmax(logits[torch.tensor(asked, device=logits.device)], 1), strict=True)
+    )
 
 
-def _of_token(logprobs: torch.Tensor | None, token: int, top: int) -> tuple[float | None, tuple[Logprob, ...]]:
+def _of_token(
+    logprobs: torch.Tensor | None, token: int, top: int
+) -> tuple[float | None, tuple[Logprob, ...]]:
     if logprobs is None:
         return None, ()
     own = float(logprobs[token])
@@ -177,7 +191,9 @@ def _shape(logits: torch.Tensor, rows: Sequence[RowInput]) -> None:
         if row.state.blocked and row.state.generated < row.state.min_tokens:
             without = logits[index].clone()
             without[list(row.state.blocked)] = -math.inf
-            if bool((without > -math.inf).any()):  # a grammar may allow nothing else: then the answer ends early
+            if bool(
+                (without > -math.inf).any()
+            ):  # a grammar may allow nothing else: then the answer ends early
                 logits[index] = without
 
 
@@ -197,9 +213,12 @@ def _penalize(logits: torch.Tensor, counted: Sequence[tuple[int, RowState]]) -> 
 
 
 def _draw(logits: torch.Tensor, rows: Sequence[RowInput]) -> torch.Tensor:
-    """Temperature, top_k, top_p, min_p; then the largest of logit plus Gumbel noise, which is a draw by softmax."""
+    """Temperature, top_k, top_p, min_p; then the largest of logit plus Gumbel noise, which is a draw by
+    softmax.
+    """
     samplings = [row.state.sampling for row in rows]
-    # Less the largest, which changes no choice: a temperature near 0 then cannot make the best logit infinite.
+    # Less the largest, which changes no choice: a temperature near 0 then cannot make the best logit
+    # infinite.
     logits = logits - logits.amax(1, keepdim=True)
     logits = logits / _column([s.temperature for s in samplings], logits).clamp(min=1e-6)
     floor = _floor(logits, samplings)
@@ -232,7 +251,9 @@ def _floor(logits: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
     if nuclear:
         index = torch.tensor(nuclear, device=logits.device)
         kept = logits[index].masked_fill(logits[index] < floor[index], -math.inf)
-        floor[index] = torch.maximum(floor[index], _nucleus(kept, _column([samplings[i].top_p for i in nuclear], logits)))
+        floor[index] = torch.maximum(
+            floor[index], _nucleus(kept, _column([samplings[i].top_p for i in nuclear], logits))
+        )
     for row, s in enumerate(samplings):
         if s.min_p > 0:
             floor[row] = floor[row].clamp(min=math.log(s.min_p))

@@ -1,7 +1,7 @@
 """Decides what the next step computes. Plain bookkeeping: no tensor is touched here.
 
-Continuous batching at the level of iterations (Yu et al., *Orca*, OSDI 2022): every step is planned anew. Running
-sequences decode, one row each; what is left of the token budget goes to prompts, in chunks.
+Continuous batching at the level of iterations (Yu et al., *Orca*, OSDI 2022): every step is planned anew.
+Running sequences decode, one row each; what is left of the token budget goes to prompts, in chunks.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ class Limits:
     def __post_init__(self) -> None:
         if not 1 <= self.max_running <= self.token_budget:
             raise ValueError(
-                f"max_running {self.max_running} must be at least 1, and token_budget {self.token_budget} no less than it"
+                f"max_running {self.max_running} must be at least 1, and token_budget "
+                f"{self.token_budget} no less than it"
             )
 
 
 @dataclass(eq=False)
 class Work:
-    """A sequence to complete: `tokens` are the prompt and what has been generated; the first `computed` are in the cache.
+    """A sequence to complete: `tokens` are the prompt and what has been generated; the first `computed` are
+    in the cache.
 
     `cached` counts the prompt tokens that the prefix index had when the work was first admitted; None before.
-    `whole`: every prompt row must be computed (prompt logprobs), so the prefix index is not asked. Only works with the same
-    `salt` share prefixes.
+    `whole`: every prompt row must be computed (prompt logprobs), so the prefix index is not asked. Only works
+    with the same `salt` share prefixes.
     """
 
     id: str
@@ -64,10 +66,11 @@ class Work:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows of one work in a step: `count` positions from `start`. `samples`: the last row's logits give the next token.
+    """Rows of one work in a step: `count` positions from `start`. `samples`: the last row's logits give the
+    next token.
 
-    `pages` hold positions 0 … start + count - 1. `known` are indices into `pages` of pages that another sequence has
-    filled with the same tokens: this chunk's rows must not write there.
+    `pages` hold positions 0 … start + count - 1. `known` are indices into `pages` of pages that another
+    sequence has filled with the same tokens: this chunk's rows must not write there.
     """
 
     work: Work
@@ -81,13 +84,14 @@ class Chunk:
 class Scheduler:
     """Waiting work by rank, running work by rank.
 
-    A rank is the arrival time plus `ageing` seconds for each step of priority, so that everyone who arrives late
-    enough ranks behind whoever waits: nobody starves. When pages run out, the running work of the last rank gives up
-    its pages and is computed again later. The first in rank always goes on, so the whole always moves.
+    A rank is the arrival time plus `ageing` seconds for each step of priority, so that everyone who arrives
+    late enough ranks behind whoever waits: nobody starves. When pages run out, the running work of the last
+    rank gives up its pages and is computed again later. The first in rank always goes on, so the whole always
+    moves.
 
-    A page enters the prefix index when its last row is planned, before it is computed: within a step every layer
-    writes all rows before any row attends, so even rows of the same step may read it. A step that fails must therefore
-    be the end of the cache (the worker dies and starts with an empty one).
+    A page enters the prefix index when its last row is planned, before it is computed: within a step every
+    layer writes all rows before any row attends, so even rows of the same step may read it. A step that fails
+    must therefore be the end of the cache (the worker dies and starts with an empty one).
     """
 
     def __init__(self, table: SequenceTable, limits: Limits) -> None:
@@ -118,7 +122,9 @@ class Scheduler:
         insort(self.waiting, work, key=_rank)
 
     def remove(self, work: Work) -> None:
-        """Forget a work that is finished or cancelled. Its full pages stay in the prefix index while there is room."""
+        """Forget a work that is finished or cancelled. Its full pages stay in the prefix index while there
+        is room.
+        """
         del self._works[work.id]
         (self.waiting if work.sequence is None else self.running).remove(work)
         self._release(work)
@@ -128,11 +134,15 @@ class Scheduler:
 
         The rows count as computed from here on.
         """
-        decode = [chunk for work in list(self.running) if work.remaining == 1 and (chunk := self._decode(work))]
+        decode = [
+            chunk for work in list(self.running) if work.remaining == 1 and (chunk := self._decode(work))
+        ]
         return decode + self._prefill(self.limits.token_budget - len(decode))
 
     def _decode(self, work: Work) -> Chunk | None:
-        """One row of a running work, at the cost of works ranked behind it; None if it was preempted itself."""
+        """One row of a running work, at the cost of works ranked behind it; None if it was preempted
+        itself.
+        """
         while work.sequence is not None:
             if self._reserve(work):
                 return self._plan(work, 1)
@@ -196,7 +206,8 @@ class Scheduler:
     def _reserve(self, work: Work) -> bool:
         assert work.sequence is not None
         copies = self.table.reserve(work.sequence, len(work.tokens))
-        # Only whole pages are shared, so the page to be written next is never another's and never needs a copy.
+        # Only whole pages are shared, so the page to be written next is never another's and never needs a
+        # copy.
         assert not copies
         return copies is not None
 

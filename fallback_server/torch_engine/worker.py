@@ -1,4 +1,6 @@
-"""The process that the engine runs in: `python -m nearfar.fallback_server.torch_engine.worker SOCKET_NUMBER`."""
+"""The process that the engine runs in: `python -m nearfar.fallback_server.torch_engine.worker
+SOCKET_NUMBER`.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ from nearfar.fallback_server.torch_engine.model import load_model, make_cache
 
 def main() -> None:
     """Load what the first message says, then serve until told to stop or the parent is gone."""
-    # Ctrl-C and SIGTERM may reach the whole process group: the server drains, and ends this process when it is done.
+    # Ctrl-C and SIGTERM may reach the whole process group: the server drains, and ends this process when it
+    # is done.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -66,7 +69,9 @@ def main() -> None:
 
 
 def _take_in(engine: Engine, inbox: queue.SimpleQueue[ToWorker | Loaded]) -> bool:
-    """Handle what has arrived, waiting for the next while there is nothing to compute. False: it is time to end."""
+    """Handle what has arrived, waiting for the next while there is nothing to compute. False: it is time
+    to end.
+    """
     while True:
         try:
             message = inbox.get(block=not engine.busy, timeout=BEAT)

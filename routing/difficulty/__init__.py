@@ -1,4 +1,6 @@
-"""How hard a prompt looks, from 0 to 1: a small linear model over what the prompt looks like, without a tokenizer."""
+"""How hard a prompt looks, from 0 to 1: a small linear model over what the prompt looks like, without a
+tokenizer.
+"""
 
 from nearfar.routing.difficulty.score import Difficulty, messages_to_prompt, score
 

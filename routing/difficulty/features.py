@@ -1,7 +1,7 @@
 """What a prompt looks like, as numbers, without a tokenizer. web/src/routing/difficulty.ts computes the same.
 
-The rules that make two languages agree: ASCII classes only in every pattern, ASCII lower case, typographic signs folded
-to ASCII first, lone surrogates replaced by U+FFFD, lengths in code points.
+The rules that make two languages agree: ASCII classes only in every pattern, ASCII lower case, typographic
+signs folded to ASCII first, lone surrogates replaced by U+FFFD, lengths in code points.
 """
 
 from __future__ import annotations
@@ -13,12 +13,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 HALF = 4096
-"""A prompt of more than 2 × HALF code points is read as its first and its last HALF: a question stands at either end."""
+"""A prompt of more than 2 × HALF code points is read as its first and its last HALF: a question stands at
+either end.
+"""
 
 Lexicon = Mapping[str, Sequence[int]]
 """For each word the numbers of the categories that it belongs to."""
 
-_FOLD = {ord(a): b for a, b in zip("“”„«»‘’–—−…\u00a0\u3000。．？！，、；：؟،", "\"\"\"\"\"''---. \u0020..?!,,;:?,", strict=True)}
+_FOLD = {
+    ord(a): b
+    for a, b in zip(
+        "“”„«»‘’–—−…\u00a0\u3000。．？！，、；：؟،", '"""""\'\'---. \u0020..?!,,;:?,', strict=True
+    )
+}
 _LOWER = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
 _ANSWER = re.compile(r"\n *[Aa]nswer:? *\n*\Z")
 _OPTION = re.compile(r"\n[ \t]*\(?[A-J][.):][ \t]+")
@@ -45,7 +52,9 @@ class Parts:
 
 
 def parts(prompt: str) -> Parts:
-    """Cut, fold, and split at lines that begin like `A. `, `B) ` or `(C) `; a closing `Answer:` is no part of the question."""
+    """Cut, fold, and split at lines that begin like `A. `, `B) ` or `(C) `; a closing `Answer:` is no part
+    of the question.
+    """
     if len(prompt) > 2 * HALF:
         prompt = prompt[:HALF] + "\n" + prompt[-HALF:]
     try:
@@ -58,7 +67,9 @@ def parts(prompt: str) -> Parts:
 
 
 def words(text: str) -> list[str]:
-    """Runs of ASCII letters (in lower case), digits and apostrophes; every character beyond ASCII counts as a letter."""
+    """Runs of ASCII letters (in lower case), digits and apostrophes; every character beyond ASCII counts
+    as a letter.
+    """
     return _WORD.findall(text.translate(_LOWER))
 
 
@@ -84,8 +95,12 @@ def _amount(stem: str, words: Sequence[str]) -> dict[str, float]:
     }
 
 
-def _presence(stem: str, words: Sequence[str], categories: Sequence[str], lexicon: Lexicon) -> dict[str, float]:
-    """What kind of work it is: 0, 1/2 for once, 1 for twice and more, so that a long prompt is not hard for its length twice."""
+def _presence(
+    stem: str, words: Sequence[str], categories: Sequence[str], lexicon: Lexicon
+) -> dict[str, float]:
+    """What kind of work it is: 0, 1/2 for once, 1 for twice and more, so that a long prompt is not hard
+    for its length twice.
+    """
     seen = _tally(words, lexicon)
     found = {f"has_{name}": min(seen[at], 2) / 2 for at, name in enumerate(categories)}
     numbers = _count(_NUMBER, stem) + (seen[categories.index("number")] if "number" in categories else 0)
@@ -131,7 +146,9 @@ def _shape(text: str, words: Sequence[str]) -> dict[str, float]:
 
 
 def _options(read: Parts, stem: Sequence[str]) -> dict[str, float]:
-    """What there is to choose from: how long, how alike, how much of it figures. At most the first ten options."""
+    """What there is to choose from: how long, how alike, how much of it figures. At most the first ten
+    options.
+    """
     options = read.options[:10]
     split = [words(option) for option in options]
     sets = [set(option) for option in split]

@@ -17,7 +17,9 @@ from nearfar.routing.difficulty.features import Lexicon, features
 MODEL = Path(__file__).with_name("model.json")
 FORMAT = 1
 CLIP = 4.0
-"""A standardized feature counts for at most so many standard deviations: an odd prompt must not run off the scale."""
+"""A standardized feature counts for at most so many standard deviations: an odd prompt must not run off
+the scale.
+"""
 SAMPLES = {"open": "", "choice": "?\nA. 1\nB. 2"}
 """A prompt of each kind, to learn which features such a prompt has."""
 SHORT = 80
@@ -44,14 +46,17 @@ class Head:
 
     def probability(self, found: Mapping[str, float]) -> float:
         """The calibrated probability, by a logistic curve over `linear`."""
-        return 1.0 / (1.0 + math.exp(-max(-30.0, min(30.0, self.slope * self.linear(found) + self.intercept))))
+        return 1.0 / (
+            1.0 + math.exp(-max(-30.0, min(30.0, self.slope * self.linear(found) + self.intercept)))
+        )
 
 
 @dataclass(frozen=True)
 class Difficulty:
     """The trained model: `choice` for prompts that offer answers to choose from, `open` for all others.
 
-    `knots`: probabilities at evenly spaced shares of the reference prompts, rising; they turn a probability into a rank.
+    `knots`: probabilities at evenly spaced shares of the reference prompts, rising; they turn a probability
+    into a rank.
     """
 
     categories: tuple[str, ...]
@@ -66,7 +71,9 @@ class Difficulty:
         try:
             return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise NearfarError(f"{path} is no difficulty model ({error}); scripts/train_difficulty.py writes one") from None
+            raise NearfarError(
+                f"{path} is no difficulty model ({error}); scripts/train_difficulty.py writes one"
+            ) from None
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Difficulty:
@@ -112,7 +119,8 @@ def lexicon_of(categories: Mapping[str, str]) -> Lexicon:
 def messages_to_prompt(messages: Sequence[Mapping[str, Any]]) -> str:
     """Give the text to score: the last user message, and the one before it if the last is short.
 
-    System prompts are left out: they are the same for hard and for easy questions. Of a message in parts, the text parts.
+    System prompts are left out: they are the same for hard and for easy questions. Of a message in parts, the
+    text parts.
     """
     texts = [text_of(message.get("content")) for message in messages if message.get("role") == "user"]
     if not texts:
@@ -125,7 +133,9 @@ def text_of(content: object) -> str:
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []
-    return "\n".join(str(part.get("text", "")) for part in parts if isinstance(part, dict) and part.get("type") == "text")
+    return "\n".join(
+        str(part.get("text", "")) for part in parts if isinstance(part, dict) and part.get("type") == "text"
+    )
 
 
 def score(prompt: str) -> float:

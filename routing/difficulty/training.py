@@ -1,8 +1,8 @@
 """Trains the difficulty model; needs nothing but NumPy, and one data set gives one model.
 
-What is learned must hold for subjects that were never seen. So every subject's prompts are compared among themselves
-only: features and labels are taken relative to their means in the subject (fixed effects), which keeps "this subject is
-hard" out of the weights, and a strong ridge keeps them small.
+What is learned must hold for subjects that were never seen. So every subject's prompts are compared among
+themselves only: features and labels are taken relative to their means in the subject (fixed effects), which
+keeps "this subject is hard" out of the weights, and a strong ridge keeps them small.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ OPEN = (
     "has_number", "has_operator", "has_code", "has_parenthesis", "has_quote",
     "has_quantity", "has_comparison", "has_math", "has_logic", "has_computing",
 )  # fmt: skip
-"""Features of a prompt without options: the amount of work, and only such kinds of it as are not a subject's own words."""
+"""Features of a prompt without options: the amount of work, and only such kinds of it as are not a
+subject's own words.
+"""
 
 RIDGE = {"open": 3000.0, "choice": 30000.0}
 KNOTS = 21
@@ -50,7 +52,9 @@ class Example:
 
 @dataclass(frozen=True)
 class Table:
-    """Features [examples, features] by name, and labels 0 or 1 [examples]. `won`: the weak failed, the strong did not."""
+    """Features [examples, features] by name, and labels 0 or 1 [examples]. `won`: the weak failed, the
+    strong did not.
+    """
 
     names: tuple[str, ...]
     values: Array
@@ -73,7 +77,9 @@ def read_routellm(folder: Path) -> list[Example]:
     named = [(file.stem.removeprefix("mmlu_"), file) for file in files]
     named += [(GSM8K, file) for file in folder.glob("gsm8k/gsm8k_responses.csv")]
     if len(named) < 2:
-        raise NearfarError(f"{folder} holds no gsm8k/gsm8k_responses.csv or mmlu/responses/mmlu_*.csv: name RouteLLM's data")
+        raise NearfarError(
+            f"{folder} holds no gsm8k/gsm8k_responses.csv or mmlu/responses/mmlu_*.csv: name RouteLLM's data"
+        )
     found = []
     csv.field_size_limit(1 << 24)
     for subject, path in named:
@@ -85,7 +91,9 @@ def read_routellm(folder: Path) -> list[Example]:
 
 
 def tabulate(examples: Sequence[Example], categories: dict[str, str], *, options: bool) -> Table:
-    """Features of every example, in their order. `options=False`: of the question alone, as if it had been an open one."""
+    """Features of every example, in their order. `options=False`: of the question alone, as if it had been
+    an open one.
+    """
     lexicon, names = lexicon_of(categories), tuple(categories)
     prompts = [example.prompt if options else parts(example.prompt).stem for example in examples]
     found = [features(prompt, names, lexicon)[1] for prompt in prompts]
@@ -97,7 +105,9 @@ def tabulate(examples: Sequence[Example], categories: dict[str, str], *, options
 
 
 def choice_features(table: Table) -> tuple[str, ...]:
-    """Those of a multiple-choice prompt: no shares of categories, nothing that only repeats another feature."""
+    """Those of a multiple-choice prompt: no shares of categories, nothing that only repeats another
+    feature.
+    """
     repeated = ("has_", "share_")
     dropped = {"single_letters", "statements", "stem_commas", "stem_distinct"}
     return tuple(name for name in table.names if not name.startswith(repeated) and name not in dropped)
@@ -129,12 +139,16 @@ def _rounded(values: Array) -> tuple[float, ...]:
 
 
 def fit_open(table: Table) -> Head:
-    """The head for open prompts. Its label is that the weak model fails: far less noise than who of two wins."""
+    """The head for open prompts. Its label is that the weak model fails: far less noise than who of two
+    wins.
+    """
     return fit_head(table, OPEN, table.failed, RIDGE["open"])
 
 
 def fit_choice(table: Table) -> Head:
-    """The head for multiple choice. Its label stands between "the strong one wins" and "the weak one fails"."""
+    """The head for multiple choice. Its label stands between "the strong one wins" and "the weak one
+    fails".
+    """
     return fit_head(table, choice_features(table), table.won + 0.5 * table.failed, RIDGE["choice"])
 
 
@@ -159,7 +173,9 @@ def held_out(table: Table, masks: Sequence[Mask], fit: Any) -> Array:
 
 
 def logistic(scores: Array, labels: Array, weights: Array) -> tuple[float, float]:
-    """Slope and intercept of the logistic curve of greatest weighted likelihood (Platt), by Newton's method."""
+    """Slope and intercept of the logistic curve of greatest weighted likelihood (Platt), by Newton's
+    method.
+    """
     x = np.stack([scores, np.ones_like(scores)], axis=1)
     w = np.zeros(2)
     for _ in range(50):
@@ -173,7 +189,9 @@ def logistic(scores: Array, labels: Array, weights: Array) -> tuple[float, float
 
 
 def train(examples: Sequence[Example], categories: dict[str, str], *, seed: int = 0) -> dict[str, Any]:
-    """Train on everything; scores of held-out subjects set the curves and the knots. Gives what model.json holds."""
+    """Train on everything; scores of held-out subjects set the curves and the knots. Gives what model.json
+    holds.
+    """
     chosen = tabulate([example for example in examples if example.subject != GSM8K], categories, options=True)
     opened = tabulate(examples, categories, options=False)
     heads, ranked = {}, []

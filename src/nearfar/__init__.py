@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """`nearfar.Engine` and `nearfar.AsyncEngine`, imported when they are asked for: the build half needs neither."""
+    """`nearfar.Engine` and `nearfar.AsyncEngine`, imported when they are asked for: the build half needs
+    neither.
+    """
     if name in ("Engine", "AsyncEngine"):
         from nearfar import edge_runtime
 

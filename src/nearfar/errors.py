@@ -1,4 +1,6 @@
-"""The errors nearfar raises on purpose. Each message says what was wrong, with which value, and what to do."""
+"""The errors nearfar raises on purpose. Each message says what was wrong, with which value, and what to
+do.
+"""
 
 
 class NearfarError(Exception):
@@ -26,7 +28,9 @@ class DeviceError(NearfarError):
 
 
 class DeviceLost(DeviceError):
-    """The driver gave the device up, and everything on it is gone. An engine opens it anew and computes its requests again."""
+    """The driver gave the device up, and everything on it is gone. An engine opens it anew and computes
+    its requests again.
+    """
 
 
 class RequestError(NearfarError):

@@ -1,4 +1,5 @@
-"""Serves the chat page and one WebGPU artifact to a browser: static files, and what the page is told at its start.
+"""Serves the chat page and one WebGPU artifact to a browser: static files, and what the page is told at its
+start.
 
 The standard library is enough for that, so a device install needs no web framework.
 """
@@ -55,17 +56,22 @@ LOOPBACK = ("http://localhost:*", "http://127.0.0.1:*")
 
 
 def content_policy(cloud: str | None) -> str:
-    """The page's Content-Security-Policy: its own files, and as a cloud any https address, this machine, and `cloud`."""
+    """The page's Content-Security-Policy: its own files, and as a cloud any https address, this machine,
+    and `cloud`.
+    """
     connect = ["'self'", "https:", *LOOPBACK, *([origin_of(cloud)] if cloud else [])]
     return (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; worker-src 'self' blob:; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; worker-src "
+        "'self' blob:; "
         f"connect-src {' '.join(connect)}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
 
 
 def origin_of(address: str) -> str:
     """Scheme, host and port of an http(s) address. NearfarError where it is none."""
-    wrong = NearfarError(f"{address!r} is no address of a server: write it as http://host:8000 or https://host/v1")
+    wrong = NearfarError(
+        f"{address!r} is no address of a server: write it as http://host:8000 or https://host/v1"
+    )
     try:
         parts = urlsplit(address)
         host, port = parts.hostname or "", f":{parts.port}" if parts.port else ""
@@ -93,8 +99,8 @@ def find_page() -> Path:
 def _linked_files(artifact: Path) -> dict[str, Path]:
     """Give the real files behind the symbolic links that the manifest lists, by their path in the artifact.
 
-    Caches such as Hugging Face's keep a folder of links to files elsewhere. Their targets are settled here, once: nothing
-    that is put or relinked there later leads out of the artifact.
+    Caches such as Hugging Face's keep a folder of links to files elsewhere. Their targets are settled here,
+    once: nothing that is put or relinked there later leads out of the artifact.
     """
     try:
         manifest = json.loads((artifact / "manifest.json").read_text(encoding="utf-8"))
@@ -128,9 +134,9 @@ def _listed(value: object) -> Iterator[str]:
 class Site:
     """Which file answers which path.
 
-    `cloud`: the address that the page takes as its cloud, until told otherwise. `guarded`: the page comes with a
-    Content-Security-Policy; one that needs more than its own scripts (benchmarks) goes without. `hosts`: names that it
-    answers for beside this machine's; "*": any.
+    `cloud`: the address that the page takes as its cloud, until told otherwise. `guarded`: the page comes
+    with a Content-Security-Policy; one that needs more than its own scripts (benchmarks) goes without.
+    `hosts`: names that it answers for beside this machine's; "*": any.
     """
 
     page: Path
@@ -146,7 +152,9 @@ class Site:
         self._linked = _linked_files(self.artifact)
 
     def file(self, url_path: str) -> Path | None:
-        """Find the file of an (unquoted) URL path, or None: outside the two folders, and the manifest's links, nothing is served."""
+        """Find the file of an (unquoted) URL path, or None: outside the two folders, and the manifest's
+        links, nothing is served.
+        """
         if "\\" in url_path or "\0" in url_path:
             return None
         if url_path.startswith(ARTIFACT_PREFIX):
@@ -178,7 +186,8 @@ class PageServer(ThreadingHTTPServer):
     """Answers GET and HEAD from a Site, one thread a connection."""
 
     daemon_threads = True
-    # Elsewhere this means "reuse a port in TIME_WAIT"; on Windows it would share a port that another server holds.
+    # Elsewhere this means "reuse a port in TIME_WAIT"; on Windows it would share a port that another server
+    # holds.
     allow_reuse_address = os.name != "nt"
 
     def __init__(self, host: str, port: int, site: Site) -> None:
@@ -231,7 +240,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Send the status and headers; return the open file when a body is due."""
         if not self.server.answers_for(self.headers.get("Host")):
             self.send_error(
-                HTTPStatus.MISDIRECTED_REQUEST, explain="Start `nearfar web` with --allowed-host for this name."
+                HTTPStatus.MISDIRECTED_REQUEST,
+                explain="Start `nearfar web` with --allowed-host for this name.",
             )
             return None
         asked = unquote(urlsplit(self.path).path)
@@ -239,7 +249,11 @@ class _Handler(BaseHTTPRequestHandler):
             config = json.dumps({"cloud": self.server.site.cloud}).encode()
             self._head(
                 HTTPStatus.OK,
-                {"Content-Type": "application/json", "Content-Length": str(len(config)), "Cache-Control": "no-cache"},
+                {
+                    "Content-Type": "application/json",
+                    "Content-Length": str(len(config)),
+                    "Cache-Control": "no-cache",
+                },
             )
             return io.BytesIO(config)
         path = self.server.site.file(asked)
@@ -251,8 +265,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._head(HTTPStatus.NOT_MODIFIED, {"ETag": etag})
             return None
         file = path.open("rb")
-        guessed = MIME_TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-        # "no-cache" means: keep it, but ask each time whether it changed; a rebuilt artifact shows up at once.
+        guessed = (
+            MIME_TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+        )
+        # "no-cache" means: keep it, but ask each time whether it changed; a rebuilt artifact shows up at
+        # once.
         length = str(path.stat().st_size)
         self._head(
             HTTPStatus.OK,
@@ -286,5 +303,7 @@ def open_server(host: str, port: int, site: Site, attempts: int = 20) -> PageSer
             return PageServer(host, candidate, site)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise NearfarError(f"cannot listen on {host}:{candidate}: {error.strerror or error}") from error
+                raise NearfarError(
+                    f"cannot listen on {host}:{candidate}: {error.strerror or error}"
+                ) from error
     raise NearfarError(f"the ports {port} to {last - 1} are all taken on {host}: choose another with --port")

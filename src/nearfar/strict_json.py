@@ -8,7 +8,9 @@ from typing import Any, Never
 
 
 def loads(text: str | bytes) -> Any:
-    """As json.loads; keys given twice, NaN and Infinity, and nesting too deep for the reader are ValueErrors as well."""
+    """As json.loads; keys given twice, NaN and Infinity, and nesting too deep for the reader are
+    ValueErrors as well.
+    """
     try:
         return json.loads(text, object_pairs_hook=_once, parse_constant=_refuse)
     except RecursionError:

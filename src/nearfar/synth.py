@@ -1,7 +1,7 @@
 """Checkpoints of published shapes with random weights, so that speed can be measured without a download.
 
-A shape is a file in shapes/: the model's config.json, and where its values were read. Which tensors that makes,
-the list of the step knows (nearfar.step).
+A shape is a file in shapes/: the model's config.json, and where its values were read. Which tensors that
+makes, the list of the step knows (nearfar.step).
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ class Shape:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint holds, in the order of the step. Norms are 1 as the step reads them, biases are 0."""
+        """What a checkpoint holds, in the order of the step. Norms are 1 as the step reads them, biases
+        are 0.
+        """
         return {
             name: Tensor(shape, None if param.is_matrix else float(not name.endswith(".bias")) - param.offset)
             for param in self.built.step.params
@@ -80,7 +82,9 @@ class Shape:
 
     @property
     def special(self) -> dict[int, str]:
-        """Special tokens by their ids. The end of a turn is an end token, its beginning the text's beginning."""
+        """Special tokens by their ids. The end of a turn is an end token, its beginning the text's
+        beginning.
+        """
         begin, ends = self.built.bos_token_id, self.built.eos_token_ids
         end = ends[-1] if ends else self.built.vocab_size - 1
         turn = begin if begin is not None and begin != end else (end or self.built.vocab_size) - 1
@@ -102,7 +106,8 @@ def published(name: str) -> Shape:
 def synth_checkpoint(
     name: str, output: Path, seed: int = 0, progress: Progress = lambda done, total: None
 ) -> None:
-    """Write the checkpoint of a published shape; `progress` gets (bytes written, bytes in all) of the weights.
+    """Write the checkpoint of a published shape; `progress` gets (bytes written, bytes in all) of the
+    weights.
 
     Raises BuildError for an unknown shape, an output that is not ours to replace, or a full disk.
     """
@@ -202,7 +207,9 @@ def _draw(job: tuple[tuple[int, int], int, int, float]) -> npt.NDArray[np.uint16
 
 
 def _write_tokenizer(directory: Path, shape: Shape) -> None:
-    """A byte-level tokenizer whose every id below vocab_size decodes: special tokens, 256 bytes, filler words."""
+    """A byte-level tokenizer whose every id below vocab_size decodes: special tokens, 256 bytes, filler
+    words.
+    """
     special, begin = shape.special, shape.built.bos_token_id
     if begin is not None:
         special.setdefault(begin, "<|begin|>")

@@ -1,7 +1,8 @@
 """Gemma 2 ("Gemma 2: Improving Open Language Models at a Practical Size", 2024).
 
 Beside a llama: norms before and after each block, with weights that the checkpoint stores as w − 1; an
-embedding times √hidden; GELU; tanh caps on attention scores and logits; every second layer attends to a window.
+embedding times √hidden; GELU; tanh caps on attention scores and logits; every second layer attends to a
+window.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from nearfar.step.decoder import (
     read_activation,
     read_decoder,
     read_windows,
-)  # fmt: skip
+)
 from nearfar.step.model import Model
 from nearfar.step.rope import read_rope
 

@@ -53,7 +53,9 @@ def layer_types(read: ConfigReader, layers: int) -> list[str]:
 
 
 def local_rope(read: ConfigReader, c: Decoder, key: str, theta: float) -> Rotation:
-    """The table of layers with a window: its section of `rope_parameters`, else `key` alone, never stretched."""
+    """The table of layers with a window: its section of `rope_parameters`, else `key` alone, never
+    stretched.
+    """
     if read.given("rope_parameters"):
         return read_rope(read, c.head_dim, c.context, layer_type="sliding_attention", theta=theta)
     base = read.number(key, theta, *THETA)

@@ -158,7 +158,9 @@ def _types(read: ConfigReader, layers: int) -> list[str]:
 
 
 def _sizes(read: ConfigReader, c: Decoder, layer: int, kind: str) -> ConfigReader:
-    """What is said of a layer: in `per_layer_config` (transformers), or by `global_head_dim` (as published)."""
+    """What is said of a layer: in `per_layer_config` (transformers), or by `global_head_dim` (as
+    published).
+    """
     if not read.given("per_layer_config"):
         size = read.size("global_head_dim", None, *reversed(HEAD_DIMS))
         return read.empty().filled({"head_dim": size} if kind == "full_attention" else {})

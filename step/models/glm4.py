@@ -1,4 +1,6 @@
-"""GLM-4-0414 (2025): norms around each block as in Gemma 2; neighbouring pairs rotate, in half of each head."""
+"""GLM-4-0414 (2025): norms around each block as in Gemma 2; neighbouring pairs rotate, in half of each
+head.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""OLMo 2 ("2 OLMo 2 Furious", 2024): norms of what a block adds, not of what it reads; of q and k as wholes."""
+"""OLMo 2 ("2 OLMo 2 Furious", 2024): norms of what a block adds, not of what it reads; of q and k as
+wholes.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from nearfar.step.decoder import (
     order_of,
     read_activation,
     read_decoder,
-)  # fmt: skip
+)
 from nearfar.step.model import Model
 from nearfar.step.rope import read_rope
 

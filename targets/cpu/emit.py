@@ -27,7 +27,8 @@ def emit(program: Program, context: EmitContext) -> manifest.Program:
         requires=Requires(tuple(required.flags), {}, required.architecture),
         workspace=tuple(program.workspace),
         kernels={
-            name: manifest.Kernel(params=_params(func, context, program, name)) for name, func in program.kernels.items()
+            name: manifest.Kernel(params=_params(func, context, program, name))
+            for name, func in program.kernels.items()
         },
         functions=write_plans(context.root, program, launches),
         library=library,
@@ -36,11 +37,17 @@ def emit(program: Program, context: EmitContext) -> manifest.Program:
 
 
 def _params(func: Any, context: EmitContext, program: Program, kernel: str) -> tuple[Param, ...]:
-    """Dtype and shape of each parameter; symbolic extents take the name that the buffer has in the manifest."""
+    """Dtype and shape of each parameter; symbolic extents take the name that the buffer has in the
+    manifest.
+    """
     launch = next(la for plan in program.plans for la in plan.launches if la.kernel == kernel)
     out: list[Param] = []
     for param, arg in zip(func.params, launch.args, strict=True):
         shape = [int(d) if isinstance(d, int) or hasattr(d, "value") else None for d in param.shape]
-        known = context.buffers[arg.split(":", 1)[1]].shape if None in shape else tuple(d for d in shape if d is not None)
+        known = (
+            context.buffers[arg.split(":", 1)[1]].shape
+            if None in shape
+            else tuple(d for d in shape if d is not None)
+        )
         out.append(Param(str(param.dtype), known))
     return tuple(out)

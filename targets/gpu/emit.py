@@ -15,7 +15,13 @@ from nearfar.targets.emit import EmitContext, plan_file, sha256_of, write_plans
 
 
 def shader_record(
-    context: EmitContext, program: Program, name: str, suffix: str, code: bytes, made: Any, workgroup: Sequence[int] = ()
+    context: EmitContext,
+    program: Program,
+    name: str,
+    suffix: str,
+    code: bytes,
+    made: Any,
+    workgroup: Sequence[int] = (),
 ) -> Kernel:
     """Write a kernel's file; its record in the manifest."""
     file = f"kernels/{program.name}/{name}{suffix}"
@@ -26,12 +32,18 @@ def shader_record(
 
 
 def gpu_program(
-    program: Program, context: EmitContext, kernels: dict[str, Kernel], made: Mapping[str, Any], requires: Requires
+    program: Program,
+    context: EmitContext,
+    kernels: dict[str, Kernel],
+    made: Mapping[str, Any],
+    requires: Requires,
 ) -> manifest.Program:
     """The manifest's entry of a program of shaders; writes its plans."""
     launches: dict[str, list[dict[str, Any]]] = {}
     for plan in program.plans:
-        launches[plan_file(program, plan)] = [_launch(la.kernel, la.args, made[la.kernel]) for la in plan.launches]
+        launches[plan_file(program, plan)] = [
+            _launch(la.kernel, la.args, made[la.kernel]) for la in plan.launches
+        ]
     return manifest.Program(
         name=program.name,
         activations=program.dtypes.activations,
@@ -44,7 +56,9 @@ def gpu_program(
 
 
 def _launch(kernel: str, args: Sequence[str], made: Any) -> dict[str, Any]:
-    """One launch. Shaders take it that no buffer that they write is bound twice: WebGPU demands it, our SPIR-V declares it."""
+    """One launch. Shaders take it that no buffer that they write is bound twice: WebGPU demands it, our
+    SPIR-V declares it.
+    """
     bound = [args[i] for i in made.params]
     for arg, access in zip(bound, made.access, strict=True):
         if access == "read_write" and bound.count(arg) > 1:

@@ -59,7 +59,9 @@ def tensor_specs(source: Source) -> list[TensorSpec]:
 
 @dataclass
 class _Affine:
-    """Scales and biases of the tensor being written, held until its codes are: an eighth of them at 4 bits."""
+    """Scales and biases of the tensor being written, held until its codes are: an eighth of them at 4
+    bits.
+    """
 
     left: int  # rows still to come
     scales: list[npt.NDArray[np.float16]] = field(default_factory=list)

@@ -162,7 +162,9 @@ class Walker:
         return builder.pure(Op.COMPOSITE_EXTRACT, kind, loaded, axis)
 
     def _fold(self, extent: int) -> None:
-        """More workgroups than x takes go on in z; those beyond the last do nothing, from barriers to stores."""
+        """More workgroups than x takes go on in z; those beyond the last do nothing, from barriers to
+        stores.
+        """
         if self._extents.get("blockIdx.z", 1) != 1:
             raise BuildError(
                 f"a grid of {extent} along x and more than one along z has no room for its folds"

@@ -1,7 +1,8 @@
-"""Every architecture on every target in every precision: logits and greedy tokens are those of transformers in float32.
+"""Every architecture on every target in every precision: logits and greedy tokens are those of transformers
+in float32.
 
-The architectures are those of tests/support/architectures.py: tiny random models of transformers' own classes, with odd
-shapes, for prompts within and beyond their windows.
+The architectures are those of tests/support/architectures.py: tiny random models of transformers' own
+classes, with odd shapes, for prompts within and beyond their windows.
 """
 
 from __future__ import annotations
@@ -58,7 +59,11 @@ def engine(pair: tuple[Case, str], tmp_path_factory: pytest.TempPathFactory) -> 
     target, _, precision = backend.partition("-")
     out = tmp_path_factory.getbasetemp() / str(case)
     if not (out / target).exists():  # another precision of the target has built it
-        build(BuildOptions(str(checkpoint(case)), out, (target,), quant="none", buckets=SMALL, context=case.context))
+        build(
+            BuildOptions(
+                str(checkpoint(case)), out, (target,), quant="none", buckets=SMALL, context=case.context
+            )
+        )
     with Engine.load(out / target, kv_memory="4MB", precision=precision or None) as loaded:
         yield loaded
 

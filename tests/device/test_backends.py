@@ -14,10 +14,50 @@ from tests.support.backends import MODELS, Lab, Transformers, executor, forget, 
 from tests.support.numpy_executor import sample_row
 
 TOLERANCE = {"f32": 1e-3, "f16": 0.15}
-# cpu rounds the inputs of quantized matrices to 16-bit integers: 2.5e-3 measured over 700 positions, logits up to 17.
+# cpu rounds the inputs of quantized matrices to 16-bit integers: 2.5e-3 measured over 700 positions, logits
+# up to 17.
 QUANTIZED_TOLERANCE = 5e-3
-BORDERS = (1, 2, 3, 4, 5, 15, 16, 17, 31, 32, 33, 63, 64, 65, 79, 80, 81, 127, 128, 129, 255, 256, 257, 271, 272, 273,
-           319, 320, 321, 511, 512, 513, 527, 528, 529, 576, 640, 699, 700)  # fmt: skip
+BORDERS = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    15,
+    16,
+    17,
+    31,
+    32,
+    33,
+    63,
+    64,
+    65,
+    79,
+    80,
+    81,
+    127,
+    128,
+    129,
+    255,
+    256,
+    257,
+    271,
+    272,
+    273,
+    319,
+    320,
+    321,
+    511,
+    512,
+    513,
+    527,
+    528,
+    529,
+    576,
+    640,
+    699,
+    700,
+)
 
 
 def text(name: str = "heldout.txt", skip: int = 0) -> str:
@@ -26,7 +66,9 @@ def text(name: str = "heldout.txt", skip: int = 0) -> str:
 
 
 def tolerance(engine: Engine) -> float:
-    """How far logits may be from those of transformers in float32. The logits of these models reach about 20."""
+    """How far logits may be from those of transformers in float32. The logits of these models reach about
+    20.
+    """
     exact = TOLERANCE[executor(engine).precision]
     return exact if engine.manifest.quantization.scheme == "none" else max(exact, QUANTIZED_TOLERANCE)
 
@@ -47,7 +89,9 @@ def test_logits_are_those_of_transformers(stories: Engine, stories_reference: Tr
 
 
 @pytest.mark.parametrize("quant", ["q4", "q8"])
-def test_greedy_tokens_are_those_of_transformers_on_dequantized_weights(lab: Lab, backend: str, quant: str) -> None:
+def test_greedy_tokens_are_those_of_transformers_on_dequantized_weights(
+    lab: Lab, backend: str, quant: str
+) -> None:
     engine = lab.engine(quant, backend)
     prompt = engine.asynchronous.codec.encode(text())[:40]
     assert greedy(engine, prompt, 100) == Transformers(*MODELS[quant]).greedy(prompt, 100)
@@ -72,7 +116,9 @@ def test_prefix_reuse_gives_the_same_logits(classics: Engine, classics_reference
     expected = classics_reference.logits(tokens)
     forget(classics)
     for length in (100, 101, 116, 120, 250, 399, 400):
-        assert np.abs(last_logits(classics, tokens[:length]) - expected[length - 1]).max() < tolerance(classics)
+        assert np.abs(last_logits(classics, tokens[:length]) - expected[length - 1]).max() < tolerance(
+            classics
+        )
 
 
 def test_a_second_turn_through_the_prefix_cache_equals_a_cold_start(classics: Engine) -> None:
@@ -99,10 +145,13 @@ def test_a_batch_of_mixed_requests_gives_what_each_gives_alone(classics: Engine)
         (source[:700], {"temperature": 0, "max_tokens": 20}),
         (source[700:900], {"temperature": 0.8, "seed": 1, "max_tokens": 40}),
         (source[900:960], {"temperature": 1.1, "seed": 2, "top_k": 30, "top_p": 0.9, "max_tokens": 25}),
-        (source[960:1700], {"temperature": 0.7, "seed": 3, "min_p": 0.05, "frequency_penalty": 0.4, "max_tokens": 10}),
+        (
+            source[960:1700],
+            {"temperature": 0.7, "seed": 3, "min_p": 0.05, "frequency_penalty": 0.4, "max_tokens": 10},
+        ),
         (source[1700:1800], {"temperature": 0, "repetition_penalty": 1.2, "max_tokens": 35}),
         ("", {"temperature": 0, "max_tokens": 50}),
-    ]  # fmt: skip
+    ]
 
     def ask(request: tuple[str, dict[str, Any]]) -> str:
         return classics.completions.create(request[0], ignore_eos=True, **request[1]).choices[0].text
@@ -122,7 +171,10 @@ def test_several_answers_share_a_page_until_they_part(classics: Engine) -> None:
     made = classics.completions.create(prompt, n=4, **options)
     for index, choice in enumerate(made.choices):
         forget(classics)
-        assert classics.completions.create(prompt, **{**options, "seed": 7 + index}).choices[0].text == choice.text
+        assert (
+            classics.completions.create(prompt, **{**options, "seed": 7 + index}).choices[0].text
+            == choice.text
+        )
 
 
 def test_one_seed_gives_one_text_on_every_backend(lab: Lab, stories: Engine, backend: str) -> None:
@@ -138,12 +190,23 @@ def test_one_seed_gives_one_text_on_every_backend(lab: Lab, stories: Engine, bac
 
 
 SAMPLERS = [
-    SamplingParams(temperature=0), SamplingParams(), SamplingParams(temperature=0.3), SamplingParams(temperature=5),
-    SamplingParams(top_k=1), SamplingParams(top_k=40), SamplingParams(top_k=10**6), SamplingParams(top_p=0.5),
-    SamplingParams(top_p=1e-6), SamplingParams(top_k=50, top_p=0.9, min_p=0.02), SamplingParams(min_p=1.0),
-    SamplingParams(repetition_penalty=1.3), SamplingParams(presence_penalty=1.5), SamplingParams(frequency_penalty=-1),
-    SamplingParams(temperature=0, repetition_penalty=2, frequency_penalty=2), SamplingParams(temperature=1.5, top_p=0.8),
-]  # fmt: skip
+    SamplingParams(temperature=0),
+    SamplingParams(),
+    SamplingParams(temperature=0.3),
+    SamplingParams(temperature=5),
+    SamplingParams(top_k=1),
+    SamplingParams(top_k=40),
+    SamplingParams(top_k=10**6),
+    SamplingParams(top_p=0.5),
+    SamplingParams(top_p=1e-6),
+    SamplingParams(top_k=50, top_p=0.9, min_p=0.02),
+    SamplingParams(min_p=1.0),
+    SamplingParams(repetition_penalty=1.3),
+    SamplingParams(presence_penalty=1.5),
+    SamplingParams(frequency_penalty=-1),
+    SamplingParams(temperature=0, repetition_penalty=2, frequency_penalty=2),
+    SamplingParams(temperature=1.5, top_p=0.8),
+]
 
 
 @pytest.mark.parametrize("model", ["stories", "q4"])
@@ -154,10 +217,14 @@ def test_the_sampler_does_what_the_reference_does(lab: Lab, backend: str, model:
     slots, words = engine.manifest.cache.slots, (vocab + 31) // 32
     for trial in range(16 // rows * 2):
         logits = (rng.normal(0, 4, (16, vocab))).astype(np.float32)
-        bias = np.where(rng.random((slots, vocab)) < 0.02, rng.normal(0, 5, (slots, vocab)), 0).astype(np.float32)
+        bias = np.where(rng.random((slots, vocab)) < 0.02, rng.normal(0, 5, (slots, vocab)), 0).astype(
+            np.float32
+        )
         allowed = rng.integers(0, 2**32, (slots, words), np.uint64).astype(np.uint32)
         allowed |= np.uint32(0xFFFFFFFF) if trial % 2 else np.uint32(1)
-        counts = np.where(rng.random((slots, vocab)) < 0.1, rng.integers(0, 5, (slots, vocab)), 0).astype(np.int32)
+        counts = np.where(rng.random((slots, vocab)) < 0.1, rng.integers(0, 5, (slots, vocab)), 0).astype(
+            np.int32
+        )
         counts |= np.where(rng.random((slots, vocab)) < 0.1, 1 << 24, 0).astype(np.int32)
         ints, floats = np.zeros((16, 8), np.int32), np.zeros((16, 8), np.float32)
         ints[:, 0] = ints[:, 5] = -1
@@ -168,8 +235,15 @@ def test_the_sampler_does_what_the_reference_does(lab: Lab, backend: str, model:
             ints[row] = [used[row], p.top_k, *seed, rng.integers(0, 1000), row + 3 if row % 2 else -1, 0, 0]
             penalties = p.repetition_penalty, p.presence_penalty, p.frequency_penalty
             floats[row] = [p.temperature, p.top_p, p.min_p, *penalties, 0, 0]
-        for name, data in {"logits": logits, "logit_bias": bias, "allowed": allowed, "counts": counts,
-                           "sample_i32": ints, "sample_f32": floats, "tokens": np.full(256, -5, np.int32)}.items():  # fmt: skip
+        for name, data in {
+            "logits": logits,
+            "logit_bias": bias,
+            "allowed": allowed,
+            "counts": counts,
+            "sample_i32": ints,
+            "sample_f32": floats,
+            "tokens": np.full(256, -5, np.int32),
+        }.items():
             device.write(name, data)
         device.run("sample", rows)
         sampled, tokens, after = (
@@ -178,7 +252,9 @@ def test_the_sampler_does_what_the_reference_does(lab: Lab, backend: str, model:
         fed = np.full(256, -5)
         for row in range(rows):
             slot = ints[row, 0]
-            expected = sample_row(logits[row], bias[slot], allowed[slot], counts[slot], floats[row], ints[row])
+            expected = sample_row(
+                logits[row], bias[slot], allowed[slot], counts[slot], floats[row], ints[row]
+            )
             assert sampled[row] == expected, (trial, row, SAMPLERS[(trial * rows + row) % len(SAMPLERS)])
             counts[slot, expected] += 1
             if ints[row, 5] >= 0:
@@ -214,7 +290,9 @@ def test_greedy_and_logprobs_do_what_the_reference_does(lab: Lab, backend: str) 
         np.testing.assert_allclose(
             device.fetch("top_logprobs", rows)(), np.take_along_axis(values, order, -1), atol=1e-4
         )
-        np.testing.assert_allclose(device.fetch("logprob", rows)(), values[np.arange(rows), sampled], atol=1e-4)
+        np.testing.assert_allclose(
+            device.fetch("logprob", rows)(), values[np.arange(rows), sampled], atol=1e-4
+        )
     device.write("sampled", np.full(16, 9, np.int32))
     device.write("sample_i32", np.full((16, 8), -1, np.int32))
     device.run("greedy", 16)

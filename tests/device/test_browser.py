@@ -1,4 +1,6 @@
-"""What models say in a real headless Chromium, behind the real `nearfar web`, equals what they say elsewhere."""
+"""What models say in a real headless Chromium, behind the real `nearfar web`, equals what they say
+elsewhere.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,7 +50,9 @@ def test_the_golden_story_by_link(chromium: Any, stories: str) -> None:
 
 
 @pytest.mark.parametrize("quant", ["q4", "q8"])
-def test_greedy_tokens_equal_transformers_on_the_dequantized_weights(chromium: Any, built: Built, quant: str) -> None:
+def test_greedy_tokens_equal_transformers_on_the_dequantized_weights(
+    chromium: Any, built: Built, quant: str
+) -> None:
     prompt = "The old king looked at the sea and said"
     expected = reference("classics-7M", quant)
     with serve(built("classics-7M", quant)) as address:
@@ -58,7 +62,11 @@ def test_greedy_tokens_equal_transformers_on_the_dequantized_weights(chromium: A
 
 def story_prompts(lengths: list[int]) -> dict[int, str]:
     """Beginnings of stories that are exactly so many tokens long."""
-    text = shared_data("text", "tinystories-sample", "tinystories.txt").read_text(encoding="utf-8").lstrip()[:3000]
+    text = (
+        shared_data("text", "tinystories-sample", "tinystories.txt")
+        .read_text(encoding="utf-8")
+        .lstrip()[:3000]
+    )
     tokenizer = reference("stories260K", "none").tokenizer
     found: dict[int, str] = {}
     for end in range(1, len(text)):
@@ -75,11 +83,13 @@ def test_prompts_around_the_bucket_borders_equal_one_unbroken_prefill(chromium: 
         script = "return engine.completions.create({ prompt: argument, max_tokens: 12, temperature: 0 });"
         answer = page.run(script, prompt)
         assert answer["usage"]["prompt_tokens"] == length
-        assert answer["choices"][0]["text"] == expected.continuation(expected.tokenizer.encode(prompt), 12), length
+        assert answer["choices"][0]["text"] == expected.continuation(expected.tokenizer.encode(prompt), 12), (
+            length
+        )
 
 
 TURNS = """
-const messages = [{ role: "user", content: "Tell me of the fox and the grapes in the garden of the old king." }];
+const messages = [{ role: "user", content: "Tell me of the fox and the grapes in the garden of the king." }];
 const ask = () => engine.chat.completions.create({ messages, max_tokens: 40, temperature: 0 });
 const first = await ask();
 messages.push(first.choices[0].message, { role: "user", content: "And what did the crow say to that?" });
@@ -104,7 +114,14 @@ MIXED = [
     {"prompt": "The sea", "temperature": 1, "seed": 7, "max_tokens": 25},
     {"prompt": "A very long way from the village there lived " * 4, "temperature": 0, "max_tokens": 20},
     {"prompt": "He said", "temperature": 0.8, "top_p": 0.9, "seed": 1, "max_tokens": 35},
-    {"prompt": "She said", "temperature": 1, "top_k": 20, "seed": 2, "frequency_penalty": 0.5, "max_tokens": 30},
+    {
+        "prompt": "She said",
+        "temperature": 1,
+        "top_k": 20,
+        "seed": 2,
+        "frequency_penalty": 0.5,
+        "max_tokens": 30,
+    },
 ]
 
 
@@ -132,15 +149,28 @@ def test_windows_and_several_tables_of_rotations_equal_transformers(chromium: An
     """Gemma 3: five layers of seven see 12 positions, and turn by a table of their own."""
     case = next(case for case in architectures.CASES if str(case) == "gemma3_text-plain")
     checkpoint, logits = str(architectures.checkpoint(case)), architectures.reference(case)
-    build(BuildOptions(checkpoint, tmp_path, ("webgpu",), quant="none", buckets=Buckets((1, 16), (1,)), context=128))
+    build(
+        BuildOptions(
+            checkpoint, tmp_path, ("webgpu",), quant="none", buckets=Buckets((1, 16), (1,)), context=128
+        )
+    )
     tokenizer = tiny.tokenizer()
     with serve(tmp_path) as address:
         page = new_page(chromium, address).open()
         page.wait("idle")
-        for prompt in ("A cat", "Fewer words than a page of it, but more than a window", "The same beginning. " * 4):
+        for prompt in (
+            "A cat",
+            "Fewer words than a page of it, but more than a window",
+            "The same beginning. " * 4,
+        ):
             tokens = tokenizer.encode(prompt).ids
             for _ in range(16):
                 tokens.append(int(np.argmax(logits(tokens)[-1])))
-            script = "return engine.completions.create({ prompt: argument, max_tokens: 16, temperature: 0, ignore_eos: true });"
+            script = (
+                "return engine.completions.create({ prompt: argument, max_tokens: 16, temperature: 0, "
+                "ignore_eos: true });"
+            )
             answer = page.run(script, prompt)
-            assert prompt + answer["choices"][0]["text"] == tokenizer.decode(tokens, skip_special_tokens=True), prompt
+            assert prompt + answer["choices"][0]["text"] == tokenizer.decode(
+                tokens, skip_special_tokens=True
+            ), prompt

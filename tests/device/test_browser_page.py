@@ -1,4 +1,6 @@
-"""The chat page and the runtime around the kernels in a real headless Chromium, with an artifact that recites a text."""
+"""The chat page and the runtime around the kernels in a real headless Chromium, with an artifact that
+recites a text.
+"""
 
 import json
 import re
@@ -69,12 +71,15 @@ def test_a_link_loads_runs_and_shows_the_text(chromium: Any, address: str, recit
     assert page.complaints == []
 
 
-# -- ending early -----------------------------------------------------------------------------------------------------
+# -- ending early
+# -----------------------------------------------------------------------------------------------------
 
 NAME_OF_ERROR = "const nameOf = (promise) => promise.then(() => 'no error', (error) => error.name);"
 
 
-def test_loading_can_be_aborted_at_any_time_and_begun_again(chromium: Any, address: str, recited: Any) -> None:
+def test_loading_can_be_aborted_at_any_time_and_begun_again(
+    chromium: Any, address: str, recited: Any
+) -> None:
     page = new_page(chromium, address).open()
     page.wait("idle")
     script = f"""{NAME_OF_ERROR}
@@ -94,7 +99,9 @@ def test_loading_can_be_aborted_at_any_time_and_begun_again(chromium: Any, addre
     assert text == recited("", 20)
 
 
-def test_an_answer_can_be_aborted_and_the_next_one_is_whole(chromium: Any, address: str, recited: Any) -> None:
+def test_an_answer_can_be_aborted_and_the_next_one_is_whole(
+    chromium: Any, address: str, recited: Any
+) -> None:
     page = new_page(chromium, address).open()
     page.wait("idle")
     script = """
@@ -129,7 +136,8 @@ def test_dispose_frees_every_gpu_buffer(chromium: Any, address: str) -> None:
     assert name == "DeviceError"
 
 
-# -- shards ------------------------------------------------------------------------------------------------------------
+# -- shards
+# ------------------------------------------------------------------------------------------------------------
 
 SHARDS = ["00000.bin", "00001.bin"]
 
@@ -162,7 +170,9 @@ def test_the_second_visit_asks_for_no_shard_and_a_spoiled_one_is_fetched_again(
     assert sorted(again.shards) == SHARDS
 
 
-def test_a_shard_that_is_corrupt_on_the_server_is_named(chromium: Any, artifact: Path, tmp_path: Path) -> None:
+def test_a_shard_that_is_corrupt_on_the_server_is_named(
+    chromium: Any, artifact: Path, tmp_path: Path
+) -> None:
     copy_artifact(artifact / "webgpu", tmp_path / "webgpu")
     shard = tmp_path / "webgpu" / "weights" / "00001.bin"
     data = bytearray(shard.read_bytes())
@@ -184,7 +194,8 @@ def test_an_artifact_of_a_newer_format_is_refused(chromium: Any, artifact: Path,
         assert "version 99" in page.notice
 
 
-# -- the page ----------------------------------------------------------------------------------------------------------
+# -- the page
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_card_shows_the_model(chromium: Any, address: str) -> None:
@@ -205,15 +216,21 @@ def test_chatting_by_keyboard(chromium: Any, address: str) -> None:
     page.wait("done")
     assert page.tab.locator(".turn.user .text").all_inner_texts() == [f"Hello\n{hostile}"]
     assert page.tab.locator(".turn img, .turn b").count() == 0
-    assert re.search(r"12 tokens · [\d.]+ tokens/s · first token after [\d.]+ m?s", page.tab.inner_text("#stats"))
+    assert re.search(
+        r"12 tokens · [\d.]+ tokens/s · first token after [\d.]+ m?s", page.tab.inner_text("#stats")
+    )
     page.tab.get_by_role("button", name="New chat").click()
     assert page.state == "idle"
     assert page.tab.locator(".turn").count() == 0
 
 
 def test_stop_keeps_what_was_written(chromium: Any, address: str) -> None:
-    page = new_page(chromium, address).open(prompt="Tell me a long story", temperature=0, max_tokens=900).send()
-    page.tab.wait_for_function("() => document.querySelector('#answer')?.textContent.length > 20", timeout=PATIENCE_MS)
+    page = (
+        new_page(chromium, address).open(prompt="Tell me a long story", temperature=0, max_tokens=900).send()
+    )
+    page.tab.wait_for_function(
+        "() => document.querySelector('#answer')?.textContent.length > 20", timeout=PATIENCE_MS
+    )
     assert page.state == "generating"
     page.tab.keyboard.press("Escape")
     page.wait("done")
@@ -290,7 +307,9 @@ def cloud_page(chromium: Any, address: str, context: Any = None) -> tuple[Page, 
     def answer(route: Any) -> None:
         if route.request.method == "POST":
             asked.append(route.request)
-        route.fulfill(status=200, headers=headers, body=models if route.request.url.endswith("/models") else body)
+        route.fulfill(
+            status=200, headers=headers, body=models if route.request.url.endswith("/models") else body
+        )
 
     page.tab.route(f"{CLOUD}/**", answer)
     return page, asked
@@ -345,7 +364,10 @@ def test_the_service_worker_leaves_when_another_server_has_the_address(
         tab = context.new_page()
         tab.goto(address)
         assert tab.title() == "Another app"
-        left = "async () => !(await navigator.serviceWorker.getRegistrations()).length && !(await caches.keys()).length"
+        left = (
+            "async () => !(await navigator.serviceWorker.getRegistrations()).length && !(await "
+            "caches.keys()).length"
+        )
         tab.wait_for_function(left, timeout=20_000)
         server.shutdown()
 
@@ -376,7 +398,9 @@ def test_the_progress_shows_bytes_while_loading(chromium: Any, address: str) -> 
     page.tab.route("**/weights/*", lambda route: (time.sleep(0.5), route.continue_()))
     page.tab.goto(address, wait_until="commit")
     page.wait("loading")
-    page.tab.wait_for_function(r"() => / of [\d.]+ KB/.test(document.querySelector('#loading-bytes').textContent)")
+    page.tab.wait_for_function(
+        r"() => / of [\d.]+ KB/.test(document.querySelector('#loading-bytes').textContent)"
+    )
     assert page.state == "loading"
     page.wait("idle")
     assert page.tab.locator("#loading").is_hidden()
@@ -387,7 +411,8 @@ def test_every_control_has_a_name(chromium: Any, address: str) -> None:
     page.wait("idle")
     page.tab.click("summary")
     unnamed = page.tab.evaluate(
-        "[...document.querySelectorAll('input, textarea')].filter((field) => !field.labels.length).map((f) => f.id)"
+        "[...document.querySelectorAll('input, textarea')].filter((field) => "
+        "!field.labels.length).map((f) => f.id)"
     )
     assert unnamed == []
     assert page.tab.locator("#log").get_attribute("aria-live") == "polite"

@@ -1,7 +1,8 @@
-"""The chat page in headless Chromium as device and `nearfar`'s own server as cloud: one browser and one server for all.
+"""The chat page in headless Chromium as device and `nearfar`'s own server as cloud: one browser and one
+server for all.
 
-Both run the same weights, so a greedy answer is one text, whoever gives which part of it; one test has a larger model in the
-cloud. The tests build on each other: the last ones stop the servers.
+Both run the same weights, so a greedy answer is one text, whoever gives which part of it; one test has a
+larger model in the cloud. The tests build on each other: the last ones stop the servers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from tests.support.servers import RunningServer
 
 EASY = "And the king?"
 SECRET = "Tell me of the hidden letter."
-HARD = "A train leaves at 9:15 and covers 240 km in 2.5 hours. How many km/h is that, if it stops 3 times for 4 minutes?"
+HARD = (
+    "A train leaves at 9:15 and covers 240 km in 2.5 hours. How many km/h is that, if it stops 3 times for "
+    "4 minutes?"
+)
 OPTIONS = EngineOptions(
     threads=1, kv_memory="32MB", text=replace(TextOptions(), text_processes=1, template_timeout=10)
 )
@@ -65,7 +69,9 @@ class Stage:
     servers: ExitStack
     page_server: ExitStack
 
-    def ask(self, content: str = EASY, tokens: int = 12, setup: dict[str, Any] | None = None, **own: Any) -> Any:
+    def ask(
+        self, content: str = EASY, tokens: int = 12, setup: dict[str, Any] | None = None, **own: Any
+    ) -> Any:
         """An answer of the page's client: {text, told} or {text, error}."""
         argument = {"content": content, "setup": setup or {}, "own": own, "tokens": tokens}
         return self.page.run(CLIENT, argument)
@@ -125,7 +131,9 @@ def codes(told: dict[str, Any]) -> list[str]:
 def test_easy_stays_long_goes_hard_goes(stage: Stage, expected: str) -> None:
     easy = stage.ask(tokens=24)
     script = "return [client.records.at(-1).request.prompt_tokens, await engine.countTokens(argument)];"
-    counted = stage.page.run(f"const {{ client }} = window.nearfar; {script}", [{"role": "user", "content": EASY}])
+    counted = stage.page.run(
+        f"const {{ client }} = window.nearfar; {script}", [{"role": "user", "content": EASY}]
+    )
     assert counted[0] == counted[1] > 5
     assert (easy["text"], easy["told"]["path"], codes(easy["told"])) == (expected, ["device"], ["easy"])
     assert (stage.sent, stage.network.connections) == ([], 0)
@@ -136,7 +144,10 @@ def test_easy_stays_long_goes_hard_goes(stage: Stage, expected: str) -> None:
     assert hard["told"]["spent"] > 0
     assert stage.sent
     # A device with a short context.
-    small = "window.small = await createEngine(artifact, { contextLength: 128 }); window.nearfar.client.device = small;"
+    small = (
+        "window.small = await createEngine(artifact, { contextLength: 128 }); window.nearfar.client.device "
+        "= small;"
+    )
     stage.page.run(small)
     long = stage.ask("Tell me of the fox and the crow. " * 25)
     assert (long["told"]["path"], codes(long["told"])) == (["cloud"], ["context"])
@@ -152,7 +163,9 @@ def test_the_page_shows_who_answered_and_why(stage: Stage) -> None:
         tab.fill("#prompt", EASY)
         before = tab.locator(".turn.assistant").count()
         tab.keyboard.press("Enter")
-        tab.wait_for_function("count => document.querySelectorAll('.turn.assistant').length > count", arg=before)
+        tab.wait_for_function(
+            "count => document.querySelectorAll('.turn.assistant').length > count", arg=before
+        )
         assert stage.page.wait("done", "error") == "done", stage.page.notice
         badge = tab.locator(".badge").last
         assert (badge.get_attribute("data-path"), badge.locator("button").inner_text()) == (path, label)
@@ -197,7 +210,9 @@ def test_the_gpu_device_is_destroyed_in_mid_answer_and_the_text_is_whole(stage: 
     assert (again["text"], again["told"]["path"]) == (expected, ["device"]), "the device is back"
 
 
-def test_a_larger_model_takes_over_what_is_hard_and_what_is_lost(stage: Stage, built: Built, expected: str) -> None:
+def test_a_larger_model_takes_over_what_is_hard_and_what_is_lost(
+    stage: Stage, built: Built, expected: str
+) -> None:
     larger = str(built("classics-7M", "q4") / "cpu")
     server = RunningServer(lambda: open_engine([larger], "artifact", OPTIONS), stage.allowed)
     try:
@@ -209,10 +224,18 @@ def test_a_larger_model_takes_over_what_is_hard_and_what_is_lost(stage: Stage, b
                 if begun:
                     messages.append({"role": "assistant", "content": begun})
                     own |= {"continue_final_message": True, "add_generation_prompt": False}
-                reply = http.post("/v1/chat/completions", json={**own, "messages": messages}).raise_for_status().json()
+                reply = (
+                    http.post("/v1/chat/completions", json={**own, "messages": messages})
+                    .raise_for_status()
+                    .json()
+                )
                 return str(reply["choices"][0]["message"]["content"])
 
-            setup = {"policy": {"ttft": None, "difficulty_threshold": 0.0}, "cloud": server.address, "model": "classics-7M"}
+            setup = {
+                "policy": {"ttft": None, "difficulty_threshold": 0.0},
+                "cloud": server.address,
+                "model": "classics-7M",
+            }
             hard = stage.ask(HARD, setup=setup)
             assert (hard["told"]["path"], hard["text"]) == (["cloud"], answer_of_larger(HARD, "", 12))
             stage.lose_device(16)
@@ -221,14 +244,21 @@ def test_a_larger_model_takes_over_what_is_hard_and_what_is_lost(stage: Stage, b
             text = lost["text"]
             shown = [text[:end] for end in range(1, len(text)) if expected.startswith(text[:end])]
             wholes = (begun + answer_of_larger(EASY, begun, 24) for begun in reversed(shown))
-            assert any(whole.startswith(text) for whole in wholes), "the device's beginning, and what 7M makes of it"
+            assert any(whole.startswith(text) for whole in wholes), (
+                "the device's beginning, and what 7M makes of it"
+            )
     finally:
         server.close()
     stage.wait_for_device()
 
 
 def test_private_never_causes_a_request(stage: Stage) -> None:
-    policy = {"mode": "prefer_cloud", "ttft": None, "escalation": "continue", "monitor": {"logprob": -1e-6, "min_tokens": 2}}
+    policy = {
+        "mode": "prefer_cloud",
+        "ttft": None,
+        "escalation": "continue",
+        "monitor": {"logprob": -1e-6, "min_tokens": 2},
+    }
     expected = stage.ask(SECRET, tokens=24, mode="device_only")["text"]
     answer = stage.ask(SECRET, tokens=24, setup={"policy": policy}, private=True)
     assert (answer["text"], codes(answer["told"])) == (expected, ["private"])
@@ -251,7 +281,11 @@ def test_the_server_is_stopped_and_answers_go_on_here(stage: Stage, expected: st
     stage.server.kill()
     for _ in range(4):
         after = stage.ask(tokens=24)
-        assert (after["text"], after["told"]["path"], after["told"]["degraded"]) == (expected, ["device"], True)
+        assert (after["text"], after["told"]["path"], after["told"]["degraded"]) == (
+            expected,
+            ["device"],
+            True,
+        )
     assert codes(after["told"]) == ["preferred", "breaker_open"]
 
 

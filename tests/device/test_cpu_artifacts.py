@@ -49,7 +49,9 @@ MANIFESTS: dict[str, Change] = {
     "a library that is none": lambda m: m["programs"][0].update(library="manifest.json"),
     "a shard that is not there": lambda m: m["weights"]["shards"][0].update(file="weights/9.bin"),
     "no kernels": lambda m: m["programs"][0].update(kernels={}),
-    "a kernel without parameters": lambda m: next(iter(m["programs"][0]["kernels"].values())).update(params=[]),
+    "a kernel without parameters": lambda m: next(iter(m["programs"][0]["kernels"].values())).update(
+        params=[]
+    ),
     "no buffers": lambda m: m.update(buffers=[]),
     "a buffer without a size": lambda m: buffer(m, "logits").update(shape=["nothing"]),
     "no caches": lambda m: m.update(caches=[], groups=[]),
@@ -63,7 +65,9 @@ def test_a_manifest_that_does_not_fit_is_refused_by_name(artifact: Path, name: s
         load(artifact)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"launches": [{}]}', '{"launches": 3}', "[" * 100_000, "\x80"])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"launches": [{}]}', '{"launches": 3}', "[" * 100_000, "\x80"]
+)
 def test_a_plan_that_cannot_be_read_is_named(artifact: Path, content: str) -> None:
     (artifact / "plans" / "f32" / "greedy.1.json").write_text(content, encoding="latin-1")
     with pytest.raises(ArtifactError, match=r"greedy\.1\.json"):
@@ -81,5 +85,7 @@ def test_buffers_that_no_memory_holds_are_refused_with_the_context(artifact: Pat
         manifest["buffers"] = [{**dataclasses.asdict(each), "shape": list(each.shape)} for each in made]
 
     tiny.edit_manifest(artifact, far)
-    with pytest.raises(DeviceError, match=r"buffer page_table.0 .* context of 16,777,216 tokens.*max_position_embeddings"):
+    with pytest.raises(
+        DeviceError, match=r"buffer page_table.0 .* context of 16,777,216 tokens.*max_position_embeddings"
+    ):
         load(artifact)

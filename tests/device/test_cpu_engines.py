@@ -43,7 +43,9 @@ def test_closing_one_engine_leaves_the_others_threads(artifact: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_a_fork_of_a_process_with_an_engine_does_not_hang(artifact: Path) -> None:
-    """multiprocessing forks by default on Linux: the child closes what it inherited, and says why it cannot use it."""
+    """multiprocessing forks by default on Linux: the child closes what it inherited, and says why it
+    cannot use it.
+    """
     with load(artifact, 2) as engine:
         text = answer(engine)
 

@@ -1,4 +1,6 @@
-"""A real artifact whose device fails at every call in turn: afterwards every answer is that of a device that never failed."""
+"""A real artifact whose device fails at every call in turn: afterwards every answer is that of a device
+that never failed.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,12 @@ GREEDY = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 SHARED = [1, *range(40, 80)]
 REQUESTS = [
     ([*SHARED, 7], GREEDY),
-    ([*SHARED, 9, 11], SamplingParams(temperature=0.8, seed=3, frequency_penalty=0.5, max_tokens=3, logprobs=1, ignore_eos=True)),
+    (
+        [*SHARED, 9, 11],
+        SamplingParams(
+            temperature=0.8, seed=3, frequency_penalty=0.5, max_tokens=3, logprobs=1, ignore_eos=True
+        ),
+    ),
     ([1, *range(200, 235)], GREEDY),
 ]
 
@@ -53,7 +60,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[[Faults], None]:
     return arm
 
 
-async def test_after_a_fault_at_any_call_of_the_cpu_every_answer_is_right(lab: Lab, opened: Callable[[Faults], None]) -> None:
+async def test_after_a_fault_at_any_call_of_the_cpu_every_answer_is_right(
+    lab: Lab, opened: Callable[[Faults], None]
+) -> None:
     path = lab.artifact("stories", "cpu")
     faults = Faults(None)
     opened(faults)

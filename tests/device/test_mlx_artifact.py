@@ -331,8 +331,13 @@ def test_sequences_of_different_lengths_in_one_step(stories: Path) -> None:
         assert mx.allclose(out[i, 0], alone[0, len(prompt) - 1], atol=1e-4)
         assert mx.allclose(out[i, 1], alone[0, len(prompt) - 2], atol=1e-4)
         assert mx.allclose(last[i, 0], alone[0, -1], atol=1e-4)
-    assert mx.allclose(again[0, 0], logits([[*prompts[0], 5]], [[0, 1, 2, 3, 4]], [[4]],
-                                           [mx.zeros((1, 0), mx.int32), *empty(1)])[0][0, 0], atol=1e-4)  # fmt: skip
+    assert mx.allclose(
+        again[0, 0],
+        logits([[*prompts[0], 5]], [[0, 1, 2, 3, 4]], [[4]], [mx.zeros((1, 0), mx.int32), *empty(1)])[0][
+            0, 0
+        ],
+        atol=1e-4,
+    )
 
 
 def test_written_again_from_the_artifact_alone(stories: Path, bare: Path, tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Numbers that are not finite stay where they came from: no token is made of them, and no neighbour notices."""
+"""Numbers that are not finite stay where they came from: no token is made of them, and no neighbour
+notices.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +41,22 @@ def test_only_a_finite_logit_is_sampled(lab: Lab, backend: str, how: str) -> Non
     if how == "filtered":
         ints[:ROWS, 1], floats[:, 1], floats[:, 2] = 50, 0.9, 0.05
     words = (vocab + 31) // 32
-    writes = {"logits": logits, "sample_i32": ints, "sample_f32": floats, "tokens": np.full(256, 7, np.int32),
-              "counts": np.zeros((slots, vocab), np.int32), "logit_bias": np.zeros((slots, vocab), np.float32),
-              "allowed": np.full((slots, words), 0xFFFFFFFF, np.uint32)}  # fmt: skip
+    writes = {
+        "logits": logits,
+        "sample_i32": ints,
+        "sample_f32": floats,
+        "tokens": np.full(256, 7, np.int32),
+        "counts": np.zeros((slots, vocab), np.int32),
+        "logit_bias": np.zeros((slots, vocab), np.float32),
+        "allowed": np.full((slots, words), 0xFFFFFFFF, np.uint32),
+    }
     for name, data in writes.items():
         device.write(name, data)
     device.run("greedy" if how == "greedy" else "sample", ROWS)
     assert device.fetch("sampled", ROWS)().tolist() == expected
-    assert device.fetch("tokens", 14)()[10:14].tolist() == [0, 0, *expected[2:]], "what is fed must be a token"
+    assert device.fetch("tokens", 14)()[10:14].tolist() == [0, 0, *expected[2:]], (
+        "what is fed must be a token"
+    )
     counts = device.fetch("counts", slots)()
     assert counts.sum() == (0 if how == "greedy" else 2)
     assert how == "greedy" or all(counts[row, expected[row]] == 1 for row in (2, 3))
@@ -98,7 +108,9 @@ def test_pages_that_held_no_numbers_do_not_spoil_who_takes_them_next(lab: Lab, b
     forget(engine)
 
 
-def test_a_request_whose_logits_are_not_finite_fails_and_its_neighbour_does_not(lab: Lab, backend: str) -> None:
+def test_a_request_whose_logits_are_not_finite_fails_and_its_neighbour_does_not(
+    lab: Lab, backend: str
+) -> None:
     engine = lab.engine("stories", backend)
     core = engine.asynchronous.core
     bad, good = [1, *range(40, 90)], [1, *range(200, 250)]

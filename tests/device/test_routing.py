@@ -1,4 +1,5 @@
-"""The hybrid client with the CPU artifact of the sample as device and `nearfar`'s own server as cloud, on this machine.
+"""The hybrid client with the CPU artifact of the sample as device and `nearfar`'s own server as cloud, on
+this machine.
 
 Both run the same weights, so a greedy answer is one text, whoever gives which part of it.
 """
@@ -51,7 +52,9 @@ def device(artifact: Path) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def server(artifact: Path) -> Iterator[RunningServer]:
-    options = EngineOptions(threads=1, kv_memory="32MB", text=replace(TextOptions(), text_processes=1, template_timeout=10))
+    options = EngineOptions(
+        threads=1, kv_memory="32MB", text=replace(TextOptions(), text_processes=1, template_timeout=10)
+    )
     made = RunningServer(lambda: open_engine([str(artifact)], "artifact", options))
     yield made
     made.close()
@@ -108,7 +111,9 @@ def test_easy_stays_long_goes_hard_goes(device: Engine, cloud: Proxy, expected: 
 
 
 def test_the_server_is_stopped_and_answers_go_on_here(device: Engine, cloud: Proxy, expected: str) -> None:
-    with HybridClient(device=device, cloud=cloud.address, policy=replace(POLICY, mode="prefer_cloud")) as client:
+    with HybridClient(
+        device=device, cloud=cloud.address, policy=replace(POLICY, mode="prefer_cloud")
+    ) as client:
         text, told = ask(client)
         assert (text, told.route, told.degraded) == (expected, "cloud", False)
         cloud.down = True
@@ -144,7 +149,12 @@ def test_the_cloud_is_cut_in_mid_stream_and_the_text_is_whole(
 
 
 def test_private_never_connects(device: Engine, cloud: Proxy, expected: str) -> None:
-    policy = replace(POLICY, mode="prefer_cloud", escalation="continue", monitor=MonitorOptions(logprob=-1e-6, min_tokens=2))
+    policy = replace(
+        POLICY,
+        mode="prefer_cloud",
+        escalation="continue",
+        monitor=MonitorOptions(logprob=-1e-6, min_tokens=2),
+    )
     private = {"x_nearfar": {"private": True}}
     with HybridClient(device=device, cloud=cloud.address, policy=policy) as client:
         text, told = ask(client, **private)
@@ -159,19 +169,29 @@ def test_private_never_connects(device: Engine, cloud: Proxy, expected: str) -> 
 
 def test_low_confidence_escalates_and_the_text_is_whole(device: Engine, cloud: Proxy, expected: str) -> None:
     monitor = MonitorOptions(window=4, min_tokens=8, logprob=-0.05)
-    with HybridClient(device=device, cloud=cloud.address, policy=replace(POLICY, escalation="continue", monitor=monitor)) as client:
+    with HybridClient(
+        device=device, cloud=cloud.address, policy=replace(POLICY, escalation="continue", monitor=monitor)
+    ) as client:
         text, told = ask(client)
         assert (text, told.path, codes(told)[-1]) == (expected, ["device", "cloud"], "low_logprob")
 
 
-def test_an_artifact_is_loaded_when_it_is_needed_and_its_speed_is_kept(artifact: Path, tmp_path: Path, expected: str) -> None:
+def test_an_artifact_is_loaded_when_it_is_needed_and_its_speed_is_kept(
+    artifact: Path, tmp_path: Path, expected: str
+) -> None:
     state = tmp_path / "state.json"
     with HybridClient(device=artifact, state=state) as client:
         answer = client.chat.completions.create(ASK, **GREEDY)
         assert (answer.choices[0].message.content, answer.x_nearfar.route) == (expected, "device")
     assert json.loads(state.read_text())["speeds"]["device"]["decode_tps"] > 0
-    with HybridClient(device=tmp_path / "nothing") as client, pytest.raises(ArtifactError, match="does not exist"):
+    with (
+        HybridClient(device=tmp_path / "nothing") as client,
+        pytest.raises(ArtifactError, match="does not exist"),
+    ):
         client.chat.completions.create(ASK, **GREEDY)
     nobody = Endpoint("http://127.0.0.1:9", model="none")
-    with HybridClient(cloud=nobody, policy=POLICY) as client, pytest.raises(EngineError, match="ConnectError"):
+    with (
+        HybridClient(cloud=nobody, policy=POLICY) as client,
+        pytest.raises(EngineError, match="ConnectError"),
+    ):
         client.chat.completions.create(ASK, **GREEDY)

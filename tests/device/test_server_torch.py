@@ -43,7 +43,9 @@ def client(server: RunningServer) -> openai.OpenAI:
 def test_chat_streams_what_it_answers_whole(client: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 24, "temperature": 0}
     whole = client.chat.completions.create(**asked)
-    parts = [chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(**asked, stream=True)]
+    parts = [
+        chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(**asked, stream=True)
+    ]
     assert "".join(parts) == whole.choices[0].message.content
 
 
@@ -51,7 +53,9 @@ def test_prompt_logprobs(client: openai.OpenAI) -> None:
     """Scoring a text in one go gives what its tokens had when they were generated."""
     base: dict[str, Any] = {"model": MODEL, "temperature": 0, "logprobs": 1}
     made = client.completions.create(prompt="Once upon a time", max_tokens=6, **base).choices[0]
-    whole = client.completions.create(prompt="Once upon a time" + made.text, echo=True, max_tokens=0, **base).choices[0]
+    whole = client.completions.create(
+        prompt="Once upon a time" + made.text, echo=True, max_tokens=0, **base
+    ).choices[0]
     assert whole.logprobs is not None
     assert made.logprobs is not None
     scored, generated = whole.logprobs.token_logprobs or [], made.logprobs.token_logprobs or []
@@ -62,7 +66,9 @@ def test_prompt_logprobs(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 def test_embeddings_are_vectors_that_tell_texts_apart(client: openai.OpenAI, pooling: str) -> None:
     extra = {"pooling": pooling}
-    made = client.embeddings.create(model=MODEL, input=["the cat", "the cat", "a storm at sea"], extra_body=extra)
+    made = client.embeddings.create(
+        model=MODEL, input=["the cat", "the cat", "a storm at sea"], extra_body=extra
+    )
     first, same, other = (item.embedding for item in made.data)
     assert first == pytest.approx(same, abs=1e-4)
     assert math.dist(first, other) > 0.1
@@ -72,14 +78,23 @@ def test_a_schema_is_kept_to(client: openai.OpenAI) -> None:
     schema = {"type": "object", "properties": {"kind": {"enum": ["cat", "dog"]}}, "required": ["kind"],
               "additionalProperties": False}  # fmt: skip
     form: Any = {"type": "json_schema", "json_schema": {"name": "pet", "schema": schema}}
-    made = client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=100, response_format=form, seed=1)
+    made = client.chat.completions.create(
+        model=MODEL, messages=HELLO, max_tokens=100, response_format=form, seed=1
+    )
     assert json.loads(made.choices[0].message.content or "")["kind"] in ("cat", "dog")
 
 
 def test_a_killed_engine_is_an_error_event(server: RunningServer, client: openai.OpenAI) -> None:
-    """That it comes back is tested with the engine; here the client must not be left waiting. The last test: it kills."""
+    """That it comes back is tested with the engine; here the client must not be left waiting. The last
+    test: it kills.
+    """
     stream = client.completions.create(
-        model=MODEL, prompt="Once", max_tokens=400, temperature=0, stream=True, extra_body={"ignore_eos": True}
+        model=MODEL,
+        prompt="Once",
+        max_tokens=400,
+        temperature=0,
+        stream=True,
+        extra_body={"ignore_eos": True},
     )
     next(iter(stream))
     engine: Any = server.engine

@@ -60,7 +60,9 @@ def test_pages_come_back_bit_by_bit(lab: Lab, stories: Engine, backend: str, sav
             np.testing.assert_array_equal(array, contents[1][name])
 
 
-def test_pages_hold_the_keys_and_values_of_transformers(stories: Engine, stories_reference: Transformers) -> None:
+def test_pages_hold_the_keys_and_values_of_transformers(
+    stories: Engine, stories_reference: Transformers
+) -> None:
     """Whatever layout the kernels prefer: a snapshot must mean the same to every executor."""
     tokens = prompt(stories)[:64]
     forget(stories)
@@ -84,12 +86,18 @@ def test_pages_that_do_not_fit_are_refused(stories: Engine) -> None:
         device.write_pages(0, [0, 1], {name: array for name, array in content.items() if "kv.0." not in name})
 
 
-def test_a_snapshot_of_another_model_or_quantization_is_refused(lab: Lab, classics: Engine, backend: str, saved: Path) -> None:
-    with pytest.raises(SnapshotError, match=r"made with stories260K \(not quantized.*this model is classics-7M \(q4"):
+def test_a_snapshot_of_another_model_or_quantization_is_refused(
+    lab: Lab, classics: Engine, backend: str, saved: Path
+) -> None:
+    with pytest.raises(
+        SnapshotError, match=r"made with stories260K \(not quantized.*this model is classics-7M \(q4"
+    ):
         classics.load_cache(saved)
 
 
-def test_a_snapshot_of_the_cpu_serves_every_backend(lab: Lab, backend: str, stories: Engine, tmp_path: Path) -> None:
+def test_a_snapshot_of_the_cpu_serves_every_backend(
+    lab: Lab, backend: str, stories: Engine, tmp_path: Path
+) -> None:
     """Its keys and values are float32: where the cache is float16 they are rounded."""
     if backend == "cpu":
         pytest.skip("cpu is where it comes from")

@@ -1,4 +1,6 @@
-"""The torch engine on the CPU, without its process: the same tokens whatever runs beside, and what transformers computes."""
+"""The torch engine on the CPU, without its process: the same tokens whatever runs beside, and what
+transformers computes.
+"""
 
 from __future__ import annotations
 
@@ -162,7 +164,9 @@ def test_logprobs_are_transformers(stories: Path) -> None:
         for index, event in enumerate(answer):
             row = want[len(prompt) + index - 1]
             assert event.logprob == pytest.approx(row[event.token].item(), abs=1e-3)
-            assert [entry.logprob for entry in event.top] == pytest.approx(row.topk(len(event.top)).values.tolist(), abs=1e-3)
+            assert [entry.logprob for entry in event.top] == pytest.approx(
+                row.topk(len(event.top)).values.tolist(), abs=1e-3
+            )
     given = events[0].prompt_logprobs
     assert given is not None
     assert len(given) == len(prompt)
@@ -184,7 +188,9 @@ def test_the_end_token_the_limit_and_min_tokens(stories: Path) -> None:
     rig = Rig(stories)
     ended, longer, full = rig.run(
         [
-            TokenRequest("stop", (1,), 20, GREEDY, stop_token_ids=frozenset({stop, 10**9, *range(600, 10_000)})),
+            TokenRequest(
+                "stop", (1,), 20, GREEDY, stop_token_ids=frozenset({stop, 10**9, *range(600, 10_000)})
+            ),
             TokenRequest("min", (1,), 20, GREEDY, stop_token_ids=frozenset({stop}), min_tokens=20),
             TokenRequest("full", (1, *range(3, 503)), 10_000, GREEDY),
         ]
@@ -198,7 +204,10 @@ def test_the_end_token_the_limit_and_min_tokens(stories: Path) -> None:
 
 SCHEMA = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "maximum": 99, "minimum": 0}},
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "maximum": 99, "minimum": 0},
+    },
     "required": ["name", "age"],
     "additionalProperties": False,
 }
@@ -220,7 +229,9 @@ def test_grammars_beside_free_text(stories: Path) -> None:
     ]
     for request in requests:
         rig.submit(request)
-    rig.submit(TokenRequest("no-end", (1,), 120, GREEDY, grammar=kinds["regex"]))  # complete without an end token
+    rig.submit(
+        TokenRequest("no-end", (1,), 120, GREEDY, grammar=kinds["regex"])
+    )  # complete without an end token
     rig.run([free])
     rig.engine.close()
     text = {}
@@ -273,8 +284,13 @@ def test_bad_requests_are_refused(stories: Path, case: str) -> None:
 
 @pytest.mark.parametrize("native", [True, False])
 def test_odd_requests_beside_healthy_ones(stories: Path, native: bool) -> None:
-    """What is strange but allowed, and a row whose logits are not numbers, leave the neighbours their tokens."""
-    healthy = [TokenRequest("heir", (1,), 8, GREEDY), *mixed(7)]  # the first takes over the page of the broken one
+    """What is strange but allowed, and a row whose logits are not numbers, leave the neighbours their
+    tokens.
+    """
+    healthy = [
+        TokenRequest("heir", (1,), 8, GREEDY),
+        *mixed(7),
+    ]  # the first takes over the page of the broken one
     odd = [
         TokenRequest("top_k", (1,), 20, Sampling(seed=1, top_k=10**9)),
         TokenRequest("cold", (1,), 20, Sampling(seed=1, temperature=1e-30)),
@@ -357,7 +373,9 @@ def test_the_decode_kernel_is_dense_attention(
         v = values[pages[row]].flatten(0, 1)[first:length].float().repeat_interleave(heads // kv_heads, 1)
         weights = torch.softmax(torch.einsum("hd,lhd->hl", q[row].float(), k) * 0.3, 1)
         want = torch.einsum("hl,lhd->hd", weights, v)
-        torch.testing.assert_close(out[row].float(), want, atol=2e-6 if dtype == torch.float32 else 2e-2, rtol=1e-5)
+        torch.testing.assert_close(
+            out[row].float(), want, atol=2e-6 if dtype == torch.float32 else 2e-2, rtol=1e-5
+        )
     keys[pages[2, 3], 5] = math.nan  # position 53 of the third row
     kernel(q, keys, values, pages, lengths, None, window, out)
     broken = torch.isnan(out).any(-1).any(-1).tolist()
@@ -367,26 +385,45 @@ def test_the_decode_kernel_is_dense_attention(
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("window", [None, 24])
 def test_another_architecture_and_sliding_windows(tmp_path: Path, window: int | None, native: bool) -> None:
-    """Qwen3 with random weights, with and without a window: the tokens of transformers' generate, in chunks of 16."""
+    """Qwen3 with random weights, with and without a window: the tokens of transformers' generate, in
+    chunks of 16.
+    """
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=300, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, max_position_embeddings=256, use_sliding_window=window is not None,
-        sliding_window=window or 4096, max_window_layers=1, initializer_range=0.5, eos_token_id=None, bos_token_id=None,
-    )  # fmt: skip
+        vocab_size=300,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=256,
+        use_sliding_window=window is not None,
+        sliding_window=window or 4096,
+        max_window_layers=1,
+        initializer_range=0.5,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
     Qwen3ForCausalLM(config).save_pretrained(tmp_path)
     reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    requests = [TokenRequest(str(n), tuple((7 * i + n) % 300 for i in range(n)), 30, GREEDY) for n in (1, 20, 70)]
+    requests = [
+        TokenRequest(str(n), tuple((7 * i + n) % 300 for i in range(n)), 30, GREEDY) for n in (1, 20, 70)
+    ]
     found = Rig(tmp_path, native=native, max_running=4, token_budget=16).tokens(requests)
     for request, tokens in zip(requests, found, strict=True):
-        want = reference.generate(torch.tensor([request.tokens]), max_new_tokens=30, do_sample=False, pad_token_id=0)
+        want = reference.generate(
+            torch.tensor([request.tokens]), max_new_tokens=30, do_sample=False, pad_token_id=0
+        )
         assert tokens == want[0, len(request.tokens) :].tolist()
 
 
 def test_models_that_attend_in_their_own_way_are_refused(tmp_path: Path) -> None:
     from transformers import BloomConfig, BloomForCausalLM
 
-    BloomForCausalLM(BloomConfig(vocab_size=64, hidden_size=16, n_layer=1, n_head=2)).save_pretrained(tmp_path)
+    BloomForCausalLM(BloomConfig(vocab_size=64, hidden_size=16, n_layer=1, n_head=2)).save_pretrained(
+        tmp_path
+    )
     with pytest.raises(CheckpointError, match=r"attention|attend"):
         load_model(tmp_path, TorchOptions(device="cpu"))
     with pytest.raises(CheckpointError, match=r"config\.json"):

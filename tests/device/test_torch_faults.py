@@ -1,4 +1,6 @@
-"""A step of the torch engine that fails ends its process, and with it the cache: what is answered afterwards was computed anew."""
+"""A step of the torch engine that fails ends its process, and with it the cache: what is answered
+afterwards was computed anew.
+"""
 
 from __future__ import annotations
 
@@ -74,8 +76,15 @@ def test_no_call_of_the_model_may_fail_unnoticed(stories: Path) -> None:
                 raise Injected
             return forward(batch, rows)
 
-        rig.engine.model = type("Faulty", (), {"forward": staticmethod(faulty), "facts": rig.engine.model.facts,
-                                              "device": rig.engine.model.device})()  # fmt: skip
+        rig.engine.model = type(
+            "Faulty",
+            (),
+            {
+                "forward": staticmethod(faulty),
+                "facts": rig.engine.model.facts,
+                "device": rig.engine.model.device,
+            },
+        )()
         with contextlib.suppress(Injected):
             assert rig.tokens(requests("a")) == want
             break

@@ -1,4 +1,6 @@
-"""The torch engine in its process: it is killed, it hangs, its parent dies; and what becomes of the requests."""
+"""The torch engine in its process: it is killed, it hangs, its parent dies; and what becomes of the
+requests.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ async def test_a_life_with_deaths(stories: Path) -> None:
 
 
 async def _grammars(backend: TorchBackend, want: list[int | None]) -> None:
-    """Compiled beside the engine: right ones are followed, wrong ones refused, one that is left costs nobody anything."""
+    """Compiled beside the engine: right ones are followed, wrong ones refused, one that is left costs
+    nobody anything.
+    """
     await backend.submit(with_grammar("left", "regex", "a{1,9}")).aclose()
     free = asyncio.create_task(tokens(backend, request("free")))
     digits = await tokens(backend, with_grammar("digits", "regex", "[0-9]{3}"))

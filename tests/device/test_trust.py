@@ -1,4 +1,6 @@
-"""Native code of strangers is not run unasked: what was built or trusted here, and what was not, through the real commands."""
+"""Native code of strangers is not run unasked: what was built or trusted here, and what was not, through
+the real commands.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from tests.support import tiny
 from tests.support.backends import Lab
 from tests.support.paths import ROOT
 
-REFUSAL = r"model\.so is native code, .* neither built nor trusted it.*stories260K.*--trust .*trust=True.*nearfar build"
+REFUSAL = r"model\.so is native code, .* neither built nor trusted it.*stories260K.*--trust .*trust=True.*nearfar build"  # noqa: E501
 
 
 @pytest.fixture
@@ -51,7 +53,11 @@ def load(artifact: Path, **options: bool) -> str:
 
 def command(*args: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "nearfar", *map(str, args)], cwd=ROOT, capture_output=True, text=True, timeout=600
+        [sys.executable, "-m", "nearfar", *map(str, args)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
 
 
@@ -91,7 +97,16 @@ def test_a_container_may_trust_all(artifact: Path, home: Path, monkeypatch: pyte
 
 
 def test_what_is_built_here_is_trusted_here(home: Path, tmp_path: Path) -> None:
-    built = command("build", shared_data("models", "stories260K"), "--target", "cpu", "--quant", "none", "-o", tmp_path / "out")
+    built = command(
+        "build",
+        shared_data("models", "stories260K"),
+        "--target",
+        "cpu",
+        "--quant",
+        "none",
+        "-o",
+        tmp_path / "out",
+    )
     assert built.returncode == 0, built.stderr
     assert load(tmp_path / "out")
     copied = Path(shutil.copytree(tmp_path / "out" / "cpu", tmp_path / "copied"))

@@ -1,4 +1,6 @@
-"""The Vulkan runtime on a device: staging, recording, errors, recovery, leaks. What kernels compute: test_backends.py."""
+"""The Vulkan runtime on a device: staging, recording, errors, recovery, leaks. What kernels compute:
+test_backends.py.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def artifact(built: Built) -> Artifact:
     return Artifact.open(built("stories260K", "none") / "vulkan")
 
 
-def open_executor(artifact: Artifact, precision: str = "f32", debug: bool = False, **options: Any) -> VulkanExecutor:
+def open_executor(
+    artifact: Artifact, precision: str = "f32", debug: bool = False, **options: Any
+) -> VulkanExecutor:
     program = next(p for p in artifact.manifest.programs if p.precision == precision)
     return VulkanExecutor(artifact, program, Settings((PAGES,), 512, debug=debug), **options)
 
@@ -103,7 +107,9 @@ def engine(artifact: Artifact, made: VulkanExecutor, **options: Any) -> Engine:
 
 
 def test_memory_out_of_the_hosts_reach_gives_the_same_text(artifact: Artifact) -> None:
-    """As on a GPU without mapped memory: everything goes through the ring and comes back through mapped memory."""
+    """As on a GPU without mapped memory: everything goes through the ring and comes back through mapped
+    memory.
+    """
     golden = shared_data("models", "stories260K", "golden_greedy.txt").read_text(encoding="utf-8")
     staged = open_executor(artifact, direct=False)
     assert not staged._memory.kinds.small_mapped
@@ -265,7 +271,9 @@ def test_out_of_memory_says_what_to_do() -> None:
         with pytest.raises(DeviceError, match=r"allocates at most .*--kv-memory"):
             memory.reserve([1 << 50], memory.kinds.large, False)
         assert memory.held == 0
-        with pytest.raises(DeviceError, match=r"is out of memory while loading, with 5,000 bytes .*--kv-memory"):
+        with pytest.raises(
+            DeviceError, match=r"is out of memory while loading, with 5,000 bytes .*--kv-memory"
+        ):
             fail(opened.gpu.name, "loading", "VkErrorOutOfDeviceMemory", 5000)
     finally:
         memory.close()
@@ -303,7 +311,18 @@ def test_no_loader_and_no_package_say_how_to_get_them(monkeypatch: pytest.Monkey
 
 def test_the_command_line_chooses_device_and_precision(artifact: Artifact) -> None:
     golden = shared_data("models", "stories260K", "golden_greedy.txt").read_text(encoding="utf-8")
-    run = ["run", str(artifact.path), "", "--raw", "--temperature", "0", "--max-tokens", "20", "--precision", "f32"]
+    run = [
+        "run",
+        str(artifact.path),
+        "",
+        "--raw",
+        "--temperature",
+        "0",
+        "--max-tokens",
+        "20",
+        "--precision",
+        "f32",
+    ]
     done = CliRunner().invoke(typer_app, [*run, "--device", "vulkan:0"])
     assert done.exit_code == 0, done.output
     assert done.stdout
@@ -313,9 +332,17 @@ def test_the_command_line_chooses_device_and_precision(artifact: Artifact) -> No
 
 
 def test_no_driver_says_what_to_install(tmp_path: Path) -> None:
-    empty = {**os.environ, "VK_ICD_FILENAMES": str(tmp_path / "none.json"), "VK_DRIVER_FILES": str(tmp_path / "none.json")}
+    empty = {
+        **os.environ,
+        "VK_ICD_FILENAMES": str(tmp_path / "none.json"),
+        "VK_DRIVER_FILES": str(tmp_path / "none.json"),
+    }
     done = subprocess.run(
-        [sys.executable, "-m", "nearfar", "devices", "--json"], env=empty, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "nearfar", "devices", "--json"],
+        env=empty,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     vulkan = json.loads(done.stdout)["vulkan"]
@@ -344,7 +371,7 @@ from nearfar.edge_runtime import Engine, SamplingParams, devices
 
 def opened(number):
     with Engine.load(sys.argv[1], device="vulkan", precision="f32", kv_memory="1MB", verify=False) as made:
-        if number % 20 == 0:  # not all of them compute: kernels are compiled for that, which takes longer than all the rest
+        if number % 20 == 0:  # not all compute: compiling kernels takes longer than all the rest
             assert len(list(made.generate([1, 5, 7], SamplingParams(temperature=0, max_tokens=2)))) == 2
 
 def measure():
@@ -363,9 +390,13 @@ print(json.dumps([before, measure()]))
 
 
 def test_engines_opened_and_closed_leak_nothing(built: Built) -> None:
-    """In a process whose threads share one heap: glibc's heaps of each thread fill up over hundreds of engines, and hide much."""
+    """In a process whose threads share one heap: glibc's heaps of each thread fill up over hundreds of
+    engines, and hide much.
+    """
     command = [sys.executable, "-c", LEAKS, str(built("stories260K", "none") / "vulkan"), str(ENGINES)]
-    done = subprocess.run(command, env={**os.environ, "MALLOC_ARENA_MAX": "1"}, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        command, env={**os.environ, "MALLOC_ARENA_MAX": "1"}, capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stderr
     before, after = json.loads(done.stdout)
     assert after[1:3] == before[1:3], "file handles, threads"

@@ -1,4 +1,6 @@
-"""The WebGPU executor when something goes wrong: a device that is lost is opened anew, an error says what it is."""
+"""The WebGPU executor when something goes wrong: a device that is lost is opened anew, an error says what
+it is.
+"""
 
 from __future__ import annotations
 
@@ -132,4 +134,3 @@ def test_whatever_fails_while_a_device_is_opened_gives_it_back(
         Engine.load(artifact, device="webgpu", verify=False)
     assert "no room" not in str(error.value)
     assert is_lost(opened[0])
-

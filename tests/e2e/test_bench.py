@@ -41,18 +41,41 @@ def bench(url: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 def requests_so_far(server: RunningServer) -> dict[str, float]:
     text = httpx.get(f"{server.address}/metrics", timeout=10).text
-    return {name: float(value) for name, value in re.findall(r'requests_total{.*outcome="(\w+)"} (\S+)', text)}
+    return {
+        name: float(value) for name, value in re.findall(r'requests_total{.*outcome="(\w+)"} (\S+)', text)
+    }
 
 
 def test_closed_and_open_loops(server: RunningServer, tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
-    rows = [{"timestamp": 200 * i, "input_length": 1024 + 10 * i, "output_length": 60, "hash_ids": [7, i, i + 99]}
-            for i in range(6)]  # fmt: skip
+    rows = [
+        {"timestamp": 200 * i, "input_length": 1024 + 10 * i, "output_length": 60, "hash_ids": [7, i, i + 99]}
+        for i in range(6)
+    ]
     trace.write_text("\n".join(map(json.dumps, rows)))
     done = bench(
-        server.address, "--mode", "both", "--concurrency", "1,3", "--requests", 6, "--rate", "20", "--trace", trace,
-        "--scale", 0.1, "--slo-ttft", 60, "--slo-tpot", 60, "--json", tmp_path / "r.json", "--html", tmp_path / "r.html",
-    )  # fmt: skip
+        server.address,
+        "--mode",
+        "both",
+        "--concurrency",
+        "1,3",
+        "--requests",
+        6,
+        "--rate",
+        "20",
+        "--trace",
+        trace,
+        "--scale",
+        0.1,
+        "--slo-ttft",
+        60,
+        "--slo-tpot",
+        60,
+        "--json",
+        tmp_path / "r.json",
+        "--html",
+        tmp_path / "r.html",
+    )
     assert done.returncode == 0, done.stderr
     assert "6 of 6" in done.stdout
     report = json.loads((tmp_path / "r.json").read_text())
@@ -61,11 +84,15 @@ def test_closed_and_open_loops(server: RunningServer, tmp_path: Path) -> None:
         assert (level["ok"], level["errors"], level["good"]) == (6, {}, 1.0)
         # In a token a byte the shortest word, with its blank, costs two: a prompt may lack one token.
         assert level["prompt_error"] <= 1, "prompts have the wanted number of the server's own tokens"
-        assert level["prompt_tokens"] == pytest.approx(sum(round((1024 + 10 * i) * 0.1) for i in range(6)), abs=6)
+        assert level["prompt_tokens"] == pytest.approx(
+            sum(round((1024 + 10 * i) * 0.1) for i in range(6)), abs=6
+        )
         assert level["output_tokens"] == 6 * 6
         assert 0 < level["ttft"]["p50"] <= level["ttft"]["p99"] <= level["e2e"]["max"]
     # Blocks of 51 tokens, three pages of 16 of which the five later requests find.
-    assert report["levels"][0]["cached_part"] == pytest.approx(5 * 48 / report["levels"][0]["prompt_tokens"], abs=0.02)
+    assert report["levels"][0]["cached_part"] == pytest.approx(
+        5 * 48 / report["levels"][0]["prompt_tokens"], abs=0.02
+    )
     html = (tmp_path / "r.html").read_text()
     assert html.count("<svg") == html.count("</svg>") >= 8
     assert not re.search(r'(src|href)="|https?://(?!127\.0\.0\.1)', html), "the page needs no network"
@@ -91,11 +118,28 @@ def test_errors_are_counted_by_kind(tmp_path: Path) -> None:
 
 def test_ctrl_c_gives_the_results_so_far(server: RunningServer, tmp_path: Path) -> None:
     before = requests_so_far(server)["ok"]
-    arguments = command(server.address, "--concurrency", "2", "--requests", 100_000, "--api", "chat", "--output-tokens", 4,
-                        "--prompt-tokens", 30, "--json", tmp_path / "r.json")  # fmt: skip
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    arguments = command(
+        server.address,
+        "--concurrency",
+        "2",
+        "--requests",
+        100_000,
+        "--api",
+        "chat",
+        "--output-tokens",
+        4,
+        "--prompt-tokens",
+        30,
+        "--json",
+        tmp_path / "r.json",
+    )
+    process = subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+    )
     deadline = time.monotonic() + 60
-    while requests_so_far(server)["ok"] < before + 32 and time.monotonic() < deadline:  # 26 look, the others are load
+    while (
+        requests_so_far(server)["ok"] < before + 32 and time.monotonic() < deadline
+    ):  # 26 look, the others are load
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     out, errors = process.communicate(timeout=30)

@@ -33,14 +33,23 @@ def hashes(root: Path) -> dict[str, str]:
 def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("stories")
     done = nearfar(
-        "build", shared_data("models", "stories260K"), "--quant", "q4", "--dump-ir", out / "ir", "-o", out / "a"
+        "build",
+        shared_data("models", "stories260K"),
+        "--quant",
+        "q4",
+        "--dump-ir",
+        out / "ir",
+        "-o",
+        out / "a",
     )
     assert done.returncode == 0, done.stderr
     return out
 
 
 def test_the_same_input_gives_the_same_bytes(stories: Path, tmp_path: Path) -> None:
-    again = nearfar("build", shared_data("models", "stories260K"), "--quant", "q4", "-o", tmp_path / "elsewhere")
+    again = nearfar(
+        "build", shared_data("models", "stories260K"), "--quant", "q4", "-o", tmp_path / "elsewhere"
+    )
     assert again.returncode == 0, again.stderr
     assert hashes(tmp_path / "elsewhere") == hashes(stories / "a")
 

@@ -14,7 +14,10 @@ from tests.e2e.test_run import nearfar
 from tests.support.artifacts import Built
 from tests.support.paths import ROOT
 
-FOX = "You tell stories of the fox and the crow, of the lion and the mouse, and of the tortoise and the hare. " * 4
+FOX = (
+    "You tell stories of the fox and the crow, of the lion and the mouse, and of the tortoise and the hare. "
+    * 4
+)
 GREEDY = ("--temperature", 0, "--max-tokens", 16)
 
 
@@ -63,7 +66,12 @@ def test_chat_with_a_snapshot(sample: Path, snapshot: Path) -> None:
 
 def test_raw_text_and_messages(sample: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(FOX, encoding="utf-8")
-    assert nearfar("cache", "save", sample, "--raw", "--file", tmp_path / "text.txt", "-o", tmp_path / "raw").returncode == 0
+    assert (
+        nearfar(
+            "cache", "save", sample, "--raw", "--file", tmp_path / "text.txt", "-o", tmp_path / "raw"
+        ).returncode
+        == 0
+    )
     expected = nearfar("run", sample, FOX + "And so", "--raw", *GREEDY).stdout
     cached = nearfar("run", sample, FOX + "And so", "--raw", "--stats", "--cache", tmp_path / "raw", *GREEDY)
     assert (cached.stdout, b"cached)" in cached.stderr) == (expected, True)
@@ -82,12 +90,18 @@ def test_refusals(sample: Path, snapshot: Path, built: Built, tmp_path: Path) ->
     (tmp_path / "notes").write_text("mine")
     save = ("cache", "save", sample, "-o", tmp_path / "new")
     for arguments, message in [
-        (("cache", "load", built("stories260K", "none") / "cpu", snapshot), "this model is stories260K (not quantized; checkpoint"),
+        (
+            ("cache", "load", built("stories260K", "none") / "cpu", snapshot),
+            "this model is stories260K (not quantized; checkpoint",
+        ),
         (("run", sample, "Hi", "--cache", tmp_path / "altered"), "is damaged: SHA-256"),
         (("chat", sample, "--cache", tmp_path / "notes"), "is not a snapshot of nearfar"),
         (("cache", "load", sample, tmp_path / "absent"), "No such file"),
         (("cache", "load", sample, snapshot, "--kv-memory", "300kB"), "fit the context here"),
-        (("cache", "save", sample, "--system", FOX, "-o", tmp_path / "notes"), "is not a snapshot, so it is not overwritten"),
+        (
+            ("cache", "save", sample, "--system", FOX, "-o", tmp_path / "notes"),
+            "is not a snapshot, so it is not overwritten",
+        ),
         ((*save, "--system", "Hi"), "a snapshot needs at least a page of 16"),
         (save, "give one of --system, --file, --messages and --prompt, not none"),
         ((*save, "--raw", "--system", "Hi"), "--system needs the chat template"),

@@ -31,7 +31,9 @@ def server() -> Iterator[Process]:
 
 @pytest.fixture(scope="module")
 def found(server: Process) -> dict[str, Any]:
-    made = subprocess.run([node(), str(SCRIPT), server.url, "sample"], capture_output=True, text=True, timeout=90, check=False)
+    made = subprocess.run(
+        [node(), str(SCRIPT), server.url, "sample"], capture_output=True, text=True, timeout=90, check=False
+    )
     assert made.returncode == 0, made.stderr
     result: dict[str, Any] = json.loads(made.stdout)
     return result
@@ -50,13 +52,20 @@ def test_answers_are_the_same_streamed_and_whole(found: dict[str, Any]) -> None:
 def test_tools_are_called(found: dict[str, Any]) -> None:
     assert len(found["calls"]) == 2
     for call in found["calls"]:
-        assert (call["finish"], call["type"], call["function"]["name"]) == ("tool_calls", "function", "weather")
+        assert (call["finish"], call["type"], call["function"]["name"]) == (
+            "tool_calls",
+            "function",
+            "weather",
+        )
         assert json.loads(call["function"]["arguments"])["city"] in ("Oslo", "Rome")
 
 
 def test_an_abort_ends_the_request_in_the_server(server: Process, found: dict[str, Any]) -> None:
     assert 3 <= found["aborted"] < 50
-    wanted = ('requests_total{model_name="sample",outcome="aborted"} 1.0', 'num_requests_running{model_name="sample"} 0.0')
+    wanted = (
+        'requests_total{model_name="sample",outcome="aborted"} 1.0',
+        'num_requests_running{model_name="sample"} 0.0',
+    )
     deadline = time.monotonic() + 20
     while (text := httpx.get(f"{server.url}/metrics", timeout=10).text) and time.monotonic() < deadline:
         if all(line in text for line in wanted):

@@ -1,4 +1,6 @@
-"""The wheel: what it holds, and that a device needs no compiler: the CPU artifact runs without tvm and torch."""
+"""The wheel: what it holds, and that a device needs no compiler: the CPU artifact runs without tvm and
+torch.
+"""
 
 import os
 import subprocess
@@ -40,7 +42,9 @@ def test_the_wheel_holds_the_package_its_data_and_the_page(wheel: Path) -> None:
         "top-level names besides nearfar"
     )
     for folder in ("build", "targets", "edge_runtime", "cli"):
-        sources = [path for path in (ROOT / "src" / "nearfar" / folder).resolve().rglob("*") if path.is_file()]
+        sources = [
+            path for path in (ROOT / "src" / "nearfar" / folder).resolve().rglob("*") if path.is_file()
+        ]
         missing = [
             str(path)
             for path in sources
@@ -54,11 +58,24 @@ def test_the_wheel_holds_the_package_its_data_and_the_page(wheel: Path) -> None:
 
 
 def test_the_cpu_artifact_runs_without_tvm_and_torch(wheel: Path, artifact: Path, tmp_path: Path) -> None:
-    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environment = {
+        key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")
+    }
     run(sys.executable, "-m", "venv", tmp_path / "device")
     python = tmp_path / "device" / "bin" / "python"
-    run(python, "-m", "pip", "install", "--quiet", f"nearfar[edge] @ {wheel.as_uri()}", env=environment, cwd=tmp_path)
-    code = "import importlib.util as u; print([n for n in ('tvm', 'torch', 'transformers') if u.find_spec(n)])"
+    run(
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        f"nearfar[edge] @ {wheel.as_uri()}",
+        env=environment,
+        cwd=tmp_path,
+    )
+    code = (
+        "import importlib.util as u; print([n for n in ('tvm', 'torch', 'transformers') if u.find_spec(n)])"
+    )
     assert run(python, "-c", code, env=environment, cwd=tmp_path).strip() == "[]"
     question = ("-m", "nearfar", "run", artifact, PROMPT, "--max-tokens", "24", "--temperature", "0")
     on_device = run(python, *question, env=environment, cwd=tmp_path)

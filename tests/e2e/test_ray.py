@@ -19,7 +19,9 @@ import pytest
 from tests.shared_data import shared_data
 from tests.support.artifacts import Built
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed: nearfar[ray]")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="ray is not installed: nearfar[ray]"
+)
 
 STREAMS = 20
 TOKENS = 199
@@ -74,12 +76,15 @@ async def stream(client: httpx.AsyncClient, body: dict[str, object], started: as
 async def test_a_replica_dies_under_load_and_no_request_is_lost(server: RayServer) -> None:
     golden = shared_data("models", "stories260K", "golden_greedy.txt").read_text(encoding="utf-8").strip()
     greedy = {"model": "stories260K", "prompt": [1], "max_tokens": TOKENS, "temperature": 0}
-    # Seeded, and with a penalty that counts what was generated: such an answer is computed again and compared.
+    # Seeded, and with a penalty that counts what was generated: such an answer is computed again and
+    # compared.
     drawn = {**greedy, "temperature": 1.0, "seed": 7, "ignore_eos": True}
     penalized = {**drawn, "presence_penalty": 0.5}
     async with httpx.AsyncClient(base_url=server.url, timeout=90) as client:
-        before = {name: (await client.post("/v1/completions", json=body)).json()["choices"][0]["text"]
-                  for name, body in {"drawn": drawn, "penalized": penalized}.items()}  # fmt: skip
+        before = {
+            name: (await client.post("/v1/completions", json=body)).json()["choices"][0]["text"]
+            for name, body in {"drawn": drawn, "penalized": penalized}.items()
+        }
         assert before["drawn"] != before["penalized"]
         replicas = server.replicas()
         assert len(replicas) == 2
@@ -115,7 +120,10 @@ def test_the_killed_replica_is_replaced_and_prompts_go_where_they_are_known(serv
 
 
 def test_what_ray_cannot_run_is_said() -> None:
-    for arguments, message in ((["http://127.0.0.1:1"], "not addresses"), (["folder", "--replicas", "3:2"], "MIN <= MAX")):
+    for arguments, message in (
+        (["http://127.0.0.1:1"], "not addresses"),
+        (["folder", "--replicas", "3:2"], "MIN <= MAX"),
+    ):
         command = [sys.executable, "-m", "nearfar", "serve", *arguments, "--ray"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 1

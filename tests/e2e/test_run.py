@@ -40,7 +40,9 @@ def test_the_prompt_may_come_from_stdin(stories: Path) -> None:
     given = nearfar("run", stories, "Lily was", "--raw", "--max-tokens", 20, "--seed", 3)
     assert given.stdout
     for arguments in (["-"], []):
-        piped = nearfar("run", stories, *arguments, "--raw", "--max-tokens", 20, "--seed", 3, stdin=b"Lily was")
+        piped = nearfar(
+            "run", stories, *arguments, "--raw", "--max-tokens", 20, "--seed", 3, stdin=b"Lily was"
+        )
         assert piped.stdout == given.stdout
 
 
@@ -73,7 +75,9 @@ def test_bad_bytes_on_stdin(stories: Path) -> None:
 
 def test_chat_in_a_pipe(classics: Path, tmp_path: Path) -> None:
     saved = tmp_path / "chat.json"
-    script = f"Hello\n\n/stats\n/retry\n/nothing\n/save {saved}\n/system Be brief.\n/system\n/exit\nnot read\n"
+    script = (
+        f"Hello\n\n/stats\n/retry\n/nothing\n/save {saved}\n/system Be brief.\n/system\n/exit\nnot read\n"
+    )
     done = nearfar("chat", classics, "--max-tokens", 12, "--temperature", 0, stdin=script.encode())
     assert done.returncode == 0, done.stderr
     lines = done.stdout.decode().splitlines()

@@ -31,7 +31,9 @@ def held(request: pytest.FixtureRequest) -> Iterator[IO[str]]:
 
 def start(wait_s: int) -> subprocess.Popen[str]:
     env = os.environ | {"APT_WAIT": str(wait_s)}
-    return subprocess.Popen([INSTALL, "libc-bin"], env=env, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [INSTALL, "libc-bin"], env=env, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
 
 
 def test_setup_waits_for_another_apt(held: IO[str]) -> None:

@@ -1,6 +1,8 @@
-"""Mixed traffic for a while, wrong and abandoned requests among it; then the server holds what it held before.
+"""Mixed traffic for a while, wrong and abandoned requests among it; then the server holds what it held
+before.
 
-NEARFAR_SOAK_SECONDS is how long the traffic lasts; by default so long that every kind of request comes many times.
+NEARFAR_SOAK_SECONDS is how long the traffic lasts; by default so long that every kind of request comes many
+times.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ SECONDS = float(os.environ.get("NEARFAR_SOAK_SECONDS", "9"))
 MODEL = "stories260K"
 CLIENTS = 12
 GROWTH = 48 << 20
-"""Bytes that all processes together may have grown: the allocators' arenas settle, a leak of the KV cache's size shows."""
+"""Bytes that all processes together may have grown: the allocators' arenas settle, a leak of the KV
+cache's size shows.
+"""
 
 REFUSED: list[dict[str, Any]] = [
     {"prompt": [1], "temperature": -1},
@@ -74,7 +78,9 @@ class Soaked:
         tasks = self.stats()["tasks"]
         server = psutil.Process(self.process.process.pid)
         family = [server, *server.children(recursive=True)]
-        return Held(len(family), sum(p.num_fds() for p in family), sum(p.memory_info().rss for p in family), tasks)
+        return Held(
+            len(family), sum(p.num_fds() for p in family), sum(p.memory_info().rss for p in family), tasks
+        )
 
 
 @pytest.fixture
@@ -82,8 +88,20 @@ def soaked(tmp_path: Path) -> Iterator[Soaked]:
     keys = tmp_path / "keys.toml"
     add_key(keys, Key("user", hashed(Soaked.user)))
     add_key(keys, Key("admin", hashed(Soaked.admin), admin=True))
-    arguments = ("--threads", "1", "--keys", keys, "--kv-memory", "4MB", "--max-running", "8", "--max-requests", "10",
-                 "--log-level", "warning")  # fmt: skip
+    arguments = (
+        "--threads",
+        "1",
+        "--keys",
+        keys,
+        "--kv-memory",
+        "4MB",
+        "--max-running",
+        "8",
+        "--max-requests",
+        "10",
+        "--log-level",
+        "warning",
+    )
     process = Process(shared_data("models", MODEL), "--engine", "torch", *arguments)
     yield Soaked(process)
     if process.process.poll() is None:
@@ -93,14 +111,22 @@ def soaked(tmp_path: Path) -> Iterator[Soaked]:
 
 async def one(client: httpx.AsyncClient, r: random.Random) -> str:
     """One request of some kind; says how it ended."""
-    kind = r.choices(["stream", "whole", "leave", "wrong", "stranger", "grammar", "embed"], [6, 4, 5, 3, 1, 2, 1])[0]
-    body: dict[str, Any] = {"model": MODEL, "prompt": [1, *(r.randrange(3, 500) for _ in range(r.randrange(1, 80)))],
-                            "max_tokens": r.randrange(1, 60), "seed": r.randrange(2**40)}  # fmt: skip
+    kind = r.choices(
+        ["stream", "whole", "leave", "wrong", "stranger", "grammar", "embed"], [6, 4, 5, 3, 1, 2, 1]
+    )[0]
+    body: dict[str, Any] = {
+        "model": MODEL,
+        "prompt": [1, *(r.randrange(3, 500) for _ in range(r.randrange(1, 80)))],
+        "max_tokens": r.randrange(1, 60),
+        "seed": r.randrange(2**40),
+    }
     if kind == "wrong":
         answer = await client.post("/v1/completions", json={**body, **r.choice(REFUSED)})
         assert answer.status_code in (400, 404, 429), answer.text
     elif kind == "stranger":
-        answer = await client.post("/v1/completions", json=body, headers={"Authorization": "Bearer nf-nobody"})
+        answer = await client.post(
+            "/v1/completions", json=body, headers={"Authorization": "Bearer nf-nobody"}
+        )
         assert answer.status_code == 401
     elif kind == "embed":
         answer = await client.post("/v1/embeddings", json={"model": MODEL, "input": body["prompt"]})
@@ -119,7 +145,9 @@ async def one(client: httpx.AsyncClient, r: random.Random) -> str:
 
 
 async def streamed(client: httpx.AsyncClient, body: dict[str, Any], leaves: int | None) -> int:
-    """A streamed answer; with `leaves` its client goes after so many events, the answer being longer than that."""
+    """A streamed answer; with `leaves` its client goes after so many events, the answer being longer than
+    that.
+    """
     lines: list[str] = []
     if leaves is not None:
         body = {**body, "max_tokens": 300, "ignore_eos": True}
@@ -166,15 +194,22 @@ def settled(soaked: Soaked, seconds: float = 15) -> dict[str, Any]:
 
 
 def test_after_mixed_traffic_the_server_holds_what_it_held(soaked: Soaked) -> None:
-    # The first seconds load what is loaded on first use: the grammar compiler, the tokenizer's process, the arenas.
+    # The first seconds load what is loaded on first use: the grammar compiler, the tokenizer's process, the
+    # arenas.
     asyncio.run(traffic(soaked.process.url, soaked.user, max(3.0, SECONDS / 3), 0))
     settled(soaked)
     before = soaked.held()
     ends = asyncio.run(traffic(soaked.process.url, soaked.user, SECONDS, 1))
     stats = settled(soaked)
-    assert {"stream 200", "whole 200", "leave 200", "grammar 200", "embed 200", "wrong 400"} <= set(ends), ends
+    assert {"stream 200", "whole 200", "leave 200", "grammar 200", "embed 200", "wrong 400"} <= set(ends), (
+        ends
+    )
     assert stats["under_way"] == {"requests": 0, "tokens": 0}, stats
-    assert (stats["engine"]["running"], stats["engine"]["waiting"], stats["engine"]["cache_usage"]) == (0, 0, 0), stats
+    assert (stats["engine"]["running"], stats["engine"]["waiting"], stats["engine"]["cache_usage"]) == (
+        0,
+        0,
+        0,
+    ), stats
     assert stats["engine"]["restarts"] == 0
     after = soaked.held()
     assert after.tasks <= before.tasks, (before, after)

@@ -8,7 +8,9 @@ from hypothesis import HealthCheck, settings
 
 
 def effort(examples: int = 100) -> settings:
-    """Hypothesis settings: `examples` in `make test`, NEARFAR_FUZZ times as many in `make fuzz`; the same ones each time in the first."""
+    """Hypothesis settings: `examples` in `make test`, NEARFAR_FUZZ times as many in `make fuzz`; the same
+    ones each time in the first.
+    """
     times = int(os.environ.get("NEARFAR_FUZZ", "1"))
     return settings(
         max_examples=examples * times,

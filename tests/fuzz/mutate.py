@@ -10,13 +10,17 @@ from hypothesis import strategies as st
 STRANGE: st.SearchStrategy[Any] = st.one_of(
     st.none(),
     st.booleans(),
-    st.sampled_from([0, -1, 1, 2**31, 2**63, 10**12, 10**400, 0.5, 16.0, 1e-300, 1e308, "", "a", "..", "1e5", "false"]),
+    st.sampled_from(
+        [0, -1, 1, 2**31, 2**63, 10**12, 10**400, 0.5, 16.0, 1e-300, 1e308, "", "a", "..", "1e5", "false"]
+    ),
     st.floats(),
     st.text(max_size=5),
     st.recursive(
-        st.integers(), lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3), max_leaves=5
+        st.integers(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        max_leaves=5,
     ),
-)  # fmt: skip
+)
 REMOVED = object()
 
 
@@ -31,7 +35,9 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 def mutants(draw: st.DrawFn, document: dict[str, Any], keys: tuple[str, ...] = ()) -> dict[str, Any]:
     """A copy with one to three changes; also of `keys` that it does not have."""
     made = copy.deepcopy(document)
-    for place in draw(st.lists(st.sampled_from([*places(document), *((key,) for key in keys)]), min_size=1, max_size=3)):
+    for place in draw(
+        st.lists(st.sampled_from([*places(document), *((key,) for key in keys)]), min_size=1, max_size=3)
+    ):
         target: Any = made
         try:
             for key in place[:-1]:

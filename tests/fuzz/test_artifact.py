@@ -1,4 +1,6 @@
-"""Manifests, plans and files of an artifact: read as they are, or refused; never anything else, and never in silence."""
+"""Manifests, plans and files of an artifact: read as they are, or refused; never anything else, and never
+in silence.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,17 @@ from tests.fuzz.mutate import mutants
 from tests.support import tiny
 
 PLANNED = tiny.manifest_dict()
-PLANNED["programs"][0] |= {"workspace": [64], "kernels": {"k": {"params": [{"dtype": "float32", "shape": [4]}] * 2}}}
+PLANNED["programs"][0] |= {
+    "workspace": [64],
+    "kernels": {"k": {"params": [{"dtype": "float32", "shape": [4]}] * 2}},
+}
 LAUNCH = {"kernel": "k", "args": ["weight:rope.inv_freq", "buffer:logits"]}
-PLAN = {"function": "step", "size": 4, "rows": 4, "launches": [LAUNCH, {**LAUNCH, "args": ["workspace:0", "buffer:logits"]}]}
+PLAN = {
+    "function": "step",
+    "size": 4,
+    "rows": 4,
+    "launches": [LAUNCH, {**LAUNCH, "args": ["workspace:0", "buffer:logits"]}],
+}
 
 
 @effort(150)
@@ -47,7 +57,11 @@ def test_a_manifest_is_refused_or_adds_up(data: dict[str, Any]) -> None:
 
 
 @effort(150)
-@given(st.one_of(st.text(), st.binary().map(lambda data: data.decode("latin-1")), mutants(PLANNED).map(json.dumps)))
+@given(
+    st.one_of(
+        st.text(), st.binary().map(lambda data: data.decode("latin-1")), mutants(PLANNED).map(json.dumps)
+    )
+)
 def test_no_text_is_a_manifest_but_a_sealed_one(text: str) -> None:
     try:
         read(text, "manifest.json")
@@ -68,7 +82,11 @@ def test_a_plan_is_refused_or_launches_what_there_is(data: dict[str, Any]) -> No
     assert (plan.function, plan.size, plan.rows) == ("step", 4, 4)
     for launch in plan.launches:
         assert len(launch.args) == len(program.kernels[launch.kernel].params)
-        assert set(launch.args) <= {"weight:rope.inv_freq", "workspace:0", *(f"buffer:{b.name}" for b in manifest.buffers)}
+        assert set(launch.args) <= {
+            "weight:rope.inv_freq",
+            "workspace:0",
+            *(f"buffer:{b.name}" for b in manifest.buffers),
+        }
 
 
 @functools.cache

@@ -94,7 +94,11 @@ def test_a_header_that_safetensors_refuses_is_refused(header: str, count: int, m
             entries = read_header(file)
         except CheckpointError:
             return
-    assert sum(entry.bytes for entry in entries.values()) == entry_bytes(entries) == len(data) - 8 - len(text) - more
+    assert (
+        sum(entry.bytes for entry in entries.values())
+        == entry_bytes(entries)
+        == len(data) - 8 - len(text) - more
+    )
     try:
         deserialize(data)
     except SafetensorError as error:
@@ -123,11 +127,15 @@ FILES = (
 
 @st.composite
 def spoiled(draw: st.DrawFn) -> tuple[str, bytes]:
-    """A file of the checkpoint with other contents: other values, other bytes, or something else altogether."""
+    """A file of the checkpoint with other contents: other values, other bytes, or something else
+    altogether.
+    """
     name = draw(st.sampled_from(FILES))
     path = SAMPLE / name
     document = (
-        json.loads(path.read_text()) if path.exists() and name != "tokenizer.json" else {"weight_map": {"a": "b"}}
+        json.loads(path.read_text())
+        if path.exists() and name != "tokenizer.json"
+        else {"weight_map": {"a": "b"}}
     )
     keys = ("chat_template", "bos_token", "eos_token_id", "quantization", "quantization_config")
     text = draw(mutants(document, keys).map(json.dumps) | st.text(max_size=20) | st.just("[" * 50_000))

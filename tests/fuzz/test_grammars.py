@@ -22,33 +22,64 @@ from tests.fuzz.effort import effort
 
 xgrammar = pytest.importorskip("xgrammar")
 VOCAB, END = 257, 256
-INFO = xgrammar.TokenizerInfo([bytes([b]) for b in range(256)] + [b""], vocab_size=VOCAB, stop_token_ids=[END])
+INFO = xgrammar.TokenizerInfo(
+    [bytes([b]) for b in range(256)] + [b""], vocab_size=VOCAB, stop_token_ids=[END]
+)
 COMPILE = compiler(INFO)
 NAMES = st.sampled_from(["a", "b", "c"])
 NUMBERS = st.integers(-20, 20) | st.sampled_from([0.5, -1.25, 3.0])
-VALUES = st.sampled_from([None, True, False, 0, 1, -3, 2.5, "", "a", "b", "x\"\\\n", [], [1], {}, {"a": 1}])
+VALUES = st.sampled_from([None, True, False, 0, 1, -3, 2.5, "", "a", "b", 'x"\\\n', [], [1], {}, {"a": 1}])
 
 
 def keyword(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """A schema of random keywords, whether or not they make sense beside each other."""
     small = st.integers(0, 3)
-    return st.fixed_dictionaries({}, optional={
-        "type": st.sampled_from(["string", "number", "integer", "object", "array", "boolean", "null"])
-                | st.lists(st.sampled_from(["string", "integer", "null", "object"]), max_size=3),
-        "enum": st.lists(VALUES, max_size=3), "const": VALUES, "minLength": small, "maxLength": small,
-        "pattern": st.sampled_from(["^a+$", "b|c", "^[ab]{1,2}$", "x.y", "^a$b", "(?=a)b", "[^a]", "\\d", "^\"$"]),
-        "format": st.sampled_from(["date", "email", "x"]), "minimum": NUMBERS, "maximum": NUMBERS,
-        "exclusiveMinimum": NUMBERS, "exclusiveMaximum": NUMBERS, "multipleOf": st.sampled_from([2, 0.5]),
-        "properties": st.dictionaries(NAMES, inner, max_size=3), "required": st.lists(NAMES, max_size=2),
-        "additionalProperties": st.booleans() | inner,
-        "patternProperties": st.dictionaries(st.sampled_from(["^a", "b$", "c"]), inner, max_size=2),
-        "propertyNames": inner, "minProperties": small, "maxProperties": small, "items": inner | st.booleans(),
-        "prefixItems": st.lists(inner, max_size=2), "minItems": small, "maxItems": small, "uniqueItems": st.booleans(),
-        "contains": inner, "anyOf": st.lists(inner, max_size=2), "oneOf": st.lists(inner, max_size=2),
-        "allOf": st.lists(inner, max_size=2), "not": inner, "if": inner, "then": inner, "title": st.just("t"),
-        "$ref": st.sampled_from(["#", "#/$defs/d", "#/properties/a", "#/items", "#/default", "http://x/"]),
-        "$defs": st.fixed_dictionaries({"d": inner}), "default": VALUES, "unevaluatedProperties": st.booleans(),
-    })  # fmt: skip
+    return st.fixed_dictionaries(
+        {},
+        optional={
+            "type": st.sampled_from(["string", "number", "integer", "object", "array", "boolean", "null"])
+            | st.lists(st.sampled_from(["string", "integer", "null", "object"]), max_size=3),
+            "enum": st.lists(VALUES, max_size=3),
+            "const": VALUES,
+            "minLength": small,
+            "maxLength": small,
+            "pattern": st.sampled_from(
+                ["^a+$", "b|c", "^[ab]{1,2}$", "x.y", "^a$b", "(?=a)b", "[^a]", "\\d", '^"$']
+            ),
+            "format": st.sampled_from(["date", "email", "x"]),
+            "minimum": NUMBERS,
+            "maximum": NUMBERS,
+            "exclusiveMinimum": NUMBERS,
+            "exclusiveMaximum": NUMBERS,
+            "multipleOf": st.sampled_from([2, 0.5]),
+            "properties": st.dictionaries(NAMES, inner, max_size=3),
+            "required": st.lists(NAMES, max_size=2),
+            "additionalProperties": st.booleans() | inner,
+            "patternProperties": st.dictionaries(st.sampled_from(["^a", "b$", "c"]), inner, max_size=2),
+            "propertyNames": inner,
+            "minProperties": small,
+            "maxProperties": small,
+            "items": inner | st.booleans(),
+            "prefixItems": st.lists(inner, max_size=2),
+            "minItems": small,
+            "maxItems": small,
+            "uniqueItems": st.booleans(),
+            "contains": inner,
+            "anyOf": st.lists(inner, max_size=2),
+            "oneOf": st.lists(inner, max_size=2),
+            "allOf": st.lists(inner, max_size=2),
+            "not": inner,
+            "if": inner,
+            "then": inner,
+            "title": st.just("t"),
+            "$ref": st.sampled_from(
+                ["#", "#/$defs/d", "#/properties/a", "#/items", "#/default", "http://x/"]
+            ),
+            "$defs": st.fixed_dictionaries({"d": inner}),
+            "default": VALUES,
+            "unevaluatedProperties": st.booleans(),
+        },
+    )
 
 
 def few(schema: dict[str, Any], choice: random.Random) -> dict[str, Any]:
@@ -67,7 +98,9 @@ def generated(grammar: Grammar, choice: random.Random, most: int = 300) -> str |
     constraint = TokenConstraint(follow(COMPILE(grammar), frozenset({END})), VOCAB, frozenset(), 0)
     out = bytearray()
     for count in range(most):
-        allowed = np.flatnonzero(np.unpackbits(constraint.allowed().view(np.uint8), bitorder="little")[:VOCAB])
+        allowed = np.flatnonzero(
+            np.unpackbits(constraint.allowed().view(np.uint8), bitorder="little")[:VOCAB]
+        )
         if not len(allowed):
             return None
         ends = [token for token in (END, *b'"}]') if token in allowed]  # so that most texts come to an end

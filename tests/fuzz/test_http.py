@@ -1,4 +1,6 @@
-"""Raw bytes to a real server: whatever comes, it answers or closes, logs one clean line, and works afterwards."""
+"""Raw bytes to a real server: whatever comes, it answers or closes, logs one clean line, and works
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from nearfar.fallback_server.http.logs import TextFormatter
 from tests.fuzz.effort import effort
 from tests.support.servers import MODEL, RunningServer, tiny_engine
 
-LIMITS = ServerLimits(header_timeout=0.4, body_timeout=0.4, write_timeout=2.0, body_bytes=20_000, header_bytes=4096)
+LIMITS = ServerLimits(
+    header_timeout=0.4, body_timeout=0.4, write_timeout=2.0, body_bytes=20_000, header_bytes=4096
+)
 
 
 class Lines(logging.Handler):
@@ -94,24 +98,79 @@ def judge(server: RunningServer, log: Lines, answer: bytes) -> None:
     assert (service.live, service.admission.requests, service.admission.under_way("alice")) == ({}, 0, 0)
 
 
-CONTROL = st.sampled_from([b"\x00", b"\x07", b"\x1b[2J", b"\x7f", b"\x9b", b"\r", b"\n", b"\t", b"\r\n", b" ", b"\xc2\x9b"])
+CONTROL = st.sampled_from(
+    [b"\x00", b"\x07", b"\x1b[2J", b"\x7f", b"\x9b", b"\r", b"\n", b"\t", b"\r\n", b" ", b"\xc2\x9b"]
+)
 NOISE = st.lists(CONTROL | st.binary(max_size=8), max_size=4).map(b"".join)
-TARGETS = st.sampled_from([b"/v1/completions", b"/v1/models", b"/health", b"/openapi.json", b"/admin/keys", b"/metrics", b"*", b"/x",
-                           b"http://evil/v1/models", b"//v1/models", b"/v1/../admin/keys", b"/%1b%5B2J%0aforged"])  # fmt: skip
+TARGETS = st.sampled_from(
+    [
+        b"/v1/completions",
+        b"/v1/models",
+        b"/health",
+        b"/openapi.json",
+        b"/admin/keys",
+        b"/metrics",
+        b"*",
+        b"/x",
+        b"http://evil/v1/models",
+        b"//v1/models",
+        b"/v1/../admin/keys",
+        b"/%1b%5B2J%0aforged",
+    ]
+)
 ESCAPES = st.lists(st.integers(0, 255).map(lambda n: b"%%%02x" % n), max_size=6).map(b"".join)
 METHODS = st.sampled_from([b"GET", b"POST", b"OPTIONS", b"DELETE", b"TRACE", b"CONNECT", b"get", b"\x1bGET"])
-HEADERS = st.sampled_from([b"Host", b"Content-Length", b"Transfer-Encoding", b"Connection", b"X-Request-Id", b"Authorization", b"Expect",
-                           b"Upgrade", b"Origin", b"Content-Type", b"traceparent", b"Access-Control-Request-Method", b""])  # fmt: skip
-VALUES = st.sampled_from([b"localhost", b"0", b"5", b"-1", b"99999999999999999999", b"chunked", b"gzip, chunked", b"close", b"upgrade",
-                          b"websocket", b"100-continue", b"Bearer secret", b"Bearer ", b"application/json", b"abc\x1b[2J"])  # fmt: skip
+HEADERS = st.sampled_from(
+    [
+        b"Host",
+        b"Content-Length",
+        b"Transfer-Encoding",
+        b"Connection",
+        b"X-Request-Id",
+        b"Authorization",
+        b"Expect",
+        b"Upgrade",
+        b"Origin",
+        b"Content-Type",
+        b"traceparent",
+        b"Access-Control-Request-Method",
+        b"",
+    ]
+)
+VALUES = st.sampled_from(
+    [
+        b"localhost",
+        b"0",
+        b"5",
+        b"-1",
+        b"99999999999999999999",
+        b"chunked",
+        b"gzip, chunked",
+        b"close",
+        b"upgrade",
+        b"websocket",
+        b"100-continue",
+        b"Bearer secret",
+        b"Bearer ",
+        b"application/json",
+        b"abc\x1b[2J",
+    ]
+)
 
 
 @st.composite
 def requests(draw: st.DrawFn) -> bytes:
-    line = draw(METHODS) + b" " + draw(TARGETS) + draw(ESCAPES) + draw(NOISE | st.just(b"")) + draw(
-        st.sampled_from([b" HTTP/1.1", b" HTTP/1.0", b" HTTP/2.0", b"", b" HTTP/1.1 x"])) + b"\r\n"  # fmt: skip
+    line = (
+        draw(METHODS)
+        + b" "
+        + draw(TARGETS)
+        + draw(ESCAPES)
+        + draw(NOISE | st.just(b""))
+        + draw(st.sampled_from([b" HTTP/1.1", b" HTTP/1.0", b" HTTP/2.0", b"", b" HTTP/1.1 x"]))
+        + b"\r\n"
+    )
     headers = draw(st.lists(st.tuples(HEADERS, VALUES | NOISE), max_size=5))
-    body = draw(st.sampled_from([b"", b"{}", b"5\r\n{\"a\":\r\n0\r\n\r\n"]) | NOISE)
+    body = draw(st.sampled_from([b"", b"{}", b'5\r\n{"a":\r\n0\r\n\r\n']) | NOISE)
     return line + b"".join(name + b": " + value + b"\r\n" for name, value in headers) + b"\r\n" + body
 
 
@@ -121,23 +180,56 @@ def test_any_bytes(server: RunningServer, log: Lines, request: bytes) -> None:
     judge(server, log, exchange(server, request))
 
 
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.sampled_from([MODEL, "stop", 10**30, -1, ""])
-TREES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4), max_leaves=8
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=20)
+    | st.sampled_from([MODEL, "stop", 10**30, -1, ""])
 )
-FIELDS = st.sampled_from(["model", "prompt", "messages", "max_tokens", "n", "stop", "logit_bias", "cache_salt", "priority", "stream",
-                          "stream_options", "logprobs", "response_format", "tools", "input", "dimensions", "seed", "\x1b[2J"])  # fmt: skip
+TREES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+FIELDS = st.sampled_from(
+    [
+        "model",
+        "prompt",
+        "messages",
+        "max_tokens",
+        "n",
+        "stop",
+        "logit_bias",
+        "cache_salt",
+        "priority",
+        "stream",
+        "stream_options",
+        "logprobs",
+        "response_format",
+        "tools",
+        "input",
+        "dimensions",
+        "seed",
+        "\x1b[2J",
+    ]
+)
 
 
 @effort(60)
 @given(path=st.sampled_from(["/v1/completions", "/v1/chat/completions", "/v1/embeddings"]),
        changes=st.dictionaries(FIELDS, TREES, max_size=3))  # fmt: skip
 def test_any_body(server: RunningServer, log: Lines, path: str, changes: dict[str, Any]) -> None:
-    base: dict[str, Any] = {"/v1/completions": {"prompt": "Hi", "max_tokens": 1}, "/v1/embeddings": {"input": "Hi"}}.get(
-        path, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
-    )
+    base: dict[str, Any] = {
+        "/v1/completions": {"prompt": "Hi", "max_tokens": 1},
+        "/v1/embeddings": {"input": "Hi"},
+    }.get(path, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1})
     body = json.dumps({"model": MODEL, **base, **changes}).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nAuthorization: Bearer secret\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nAuthorization: "
+        "Bearer secret\r\n"
+    )
     end = f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
     # A client that closes its side is gone: this one waits for the answer.
     with socket.create_connection(("127.0.0.1", server.port), 60) as connection:

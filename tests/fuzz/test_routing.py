@@ -1,4 +1,6 @@
-"""What a caller or a file may give the hybrid client: a policy or hints of the right types, or an error of ours."""
+"""What a caller or a file may give the hybrid client: a policy or hints of the right types, or an error of
+ours.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,15 @@ JSON: st.SearchStrategy[Any] = st.recursive(
     max_leaves=8,
 )
 NAMES = st.sampled_from([each.name for each in fields(Policy)]) | st.text(max_size=8)
-GROUP = st.dictionaries(st.sampled_from([each.name for each in fields(RetryOptions)] + ["window", "logprob"]), JSON, max_size=4)
-HINTS = st.dictionaries(st.sampled_from(["mode", "private", "conversation", "expected_tokens", "privat"]), JSON, max_size=3)
-MESSAGE = st.dictionaries(st.sampled_from(["role", "content", "x_nearfar", "private", "x_y"]), JSON | HINTS, max_size=3)
+GROUP = st.dictionaries(
+    st.sampled_from([each.name for each in fields(RetryOptions)] + ["window", "logprob"]), JSON, max_size=4
+)
+HINTS = st.dictionaries(
+    st.sampled_from(["mode", "private", "conversation", "expected_tokens", "privat"]), JSON, max_size=3
+)
+MESSAGE = st.dictionaries(
+    st.sampled_from(["role", "content", "x_nearfar", "private", "x_y"]), JSON | HINTS, max_size=3
+)
 
 
 @given(JSON | st.dictionaries(NAMES, JSON | GROUP, max_size=5))
@@ -36,7 +44,11 @@ def test_a_policy_is_one_of_the_right_types_or_is_refused(data: Any) -> None:
     assert policy.timeouts.connect >= 0
 
 
-@given(JSON | st.lists(MESSAGE, max_size=3), JSON | HINTS, JSON | st.fixed_dictionaries({"x_nearfar": JSON | HINTS}))
+@given(
+    JSON | st.lists(MESSAGE, max_size=3),
+    JSON | HINTS,
+    JSON | st.fixed_dictionaries({"x_nearfar": JSON | HINTS}),
+)
 @effort(300)
 def test_hints_are_read_or_refused(messages: Any, own: Any, extra: Any) -> None:
     try:
@@ -44,6 +56,10 @@ def test_hints_are_read_or_refused(messages: Any, own: Any, extra: Any) -> None:
     except RequestError:
         return
     assert isinstance(asked.hints, Hints)
-    private = [place.get("private") for place in (own, (extra or {}).get("x_nearfar"), *[m.get("x_nearfar") for m in messages]) if place]
+    private = [
+        place.get("private")
+        for place in (own, (extra or {}).get("x_nearfar"), *[m.get("x_nearfar") for m in messages])
+        if place
+    ]
     assert asked.hints.private == (True in private)
     assert not any("x_nearfar" in message for message in (*asked.messages, asked.params))

@@ -24,9 +24,39 @@ GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 UNSIGNED = "0" * 64
 
 HOSTILE: tuple[Any, ...] = (
-    None, True, False, -1, 0, 1, 1.0, 16.0, 0.5, float("nan"), 2**31, 2**63, 10**30, "", "x", "F64", "\ud800", "9" * 5000, [], [[]],
-    {}, [1], [-1, 4], [0, 0], [10**30, 0], [1.0, 4], {"a": 1}, "1", "[1]", "[" * 5000, '[{"role": 1, "content": []}]', "layers.0.k.codes",
-)  # fmt: skip
+    None,
+    True,
+    False,
+    -1,
+    0,
+    1,
+    1.0,
+    16.0,
+    0.5,
+    float("nan"),
+    2**31,
+    2**63,
+    10**30,
+    "",
+    "x",
+    "F64",
+    "\ud800",
+    "9" * 5000,
+    [],
+    [[]],
+    {},
+    [1],
+    [-1, 4],
+    [0, 0],
+    [10**30, 0],
+    [1.0, 4],
+    {"a": 1},
+    "1",
+    "[1]",
+    "[" * 5000,
+    '[{"role": 1, "content": []}]',
+    "layers.0.k.codes",
+)
 
 
 async def answer(engine: AsyncEngine) -> list[int]:
@@ -97,7 +127,9 @@ def test_altered_headers(data: st.DataObject) -> None:
         if kind == "remove":
             del place[last]
         elif kind == "rename" and isinstance(place, dict):
-            place[data.draw(st.sampled_from(["layers.9.k", "layers.", "tokens", "", "layers.0.k.codes"]))] = place.pop(last)
+            place[data.draw(st.sampled_from(["layers.9.k", "layers.", "tokens", "", "layers.0.k.codes"]))] = (
+                place.pop(last)
+            )
         else:
             place[last] = data.draw(st.sampled_from(HOSTILE))
         if not paths(header):
@@ -106,7 +138,9 @@ def test_altered_headers(data: st.DataObject) -> None:
 
 
 @effort(60)
-@given(st.integers(0, 10**6), st.sampled_from([b"\x00\x00\xc0\x7f", b"\x00\x00\x80\x7f", b"\x00\x00\x80\xff"]))
+@given(
+    st.integers(0, 10**6), st.sampled_from([b"\x00\x00\xc0\x7f", b"\x00\x00\x80\x7f", b"\x00\x00\x80\xff"])
+)
 def test_keys_and_values_that_are_not_numbers(at: int, word: bytes) -> None:
     header, body, _ = written()
     start = header["layers.0.k"]["data_offsets"][0]

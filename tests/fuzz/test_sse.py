@@ -1,4 +1,6 @@
-"""A hostile cloud, over a real socket: whatever it sends, callers see answers or the project's errors, in bounded memory."""
+"""A hostile cloud, over a real socket: whatever it sends, callers see answers or the project's errors, in
+bounded memory.
+"""
 
 from __future__ import annotations
 
@@ -25,22 +27,50 @@ from tests.support.clouds import DONE, STREAM, Cloud, Json, event, listing, repl
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 BODY: Json = {"model": "m", "messages": HELLO}
-OPTIONS = UpstreamOptions(attempts=1, failures=10**9, probe_seconds=3600, first_token_timeout=10, between_timeout=10)
+OPTIONS = UpstreamOptions(
+    attempts=1, failures=10**9, probe_seconds=3600, first_token_timeout=10, between_timeout=10
+)
 POLICY = Policy(
-    mode="cloud_only", retry=RetryOptions(attempts=0), breaker=BreakerOptions(failures=10**9),
+    mode="cloud_only",
+    retry=RetryOptions(attempts=0),
+    breaker=BreakerOptions(failures=10**9),
     timeouts=Timeouts(first_token=10, between=10),
-)  # fmt: skip
-LOGPROB = {"token": "a", "logprob": -0.1, "bytes": [97], "top_logprobs": [{"token": "b", "logprob": -2.5, "bytes": None}]}
+)
+LOGPROB = {
+    "token": "a",
+    "logprob": -0.1,
+    "bytes": [97],
+    "top_logprobs": [{"token": "b", "logprob": -2.5, "bytes": None}],
+}
 CALL = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 WHOLE = (
-    b": hello\n\n" + said("Grüße \U0001f98a", logprobs=None) + said(reasoning_content="hm") + said(tool_calls=[CALL])
+    b": hello\n\n"
+    + said("Grüße \U0001f98a", logprobs=None)
+    + said(reasoning_content="hm")
+    + said(tool_calls=[CALL])
     + event({"choices": [{"index": 0, "delta": {"content": "a"}, "logprobs": {"content": [LOGPROB]}}]})
-    + said(finish="stop") + usage(3, 5) + DONE
-)  # fmt: skip
+    + said(finish="stop")
+    + usage(3, 5)
+    + DONE
+)
 LINES = [
-    b"data:", b"data: {", b"\n", b"\r", b"\r\n", b":", b"id: \0", b"retry: x", b"\xff", b"\xef\xbb\xbf", b"[DONE]", b"event: error",
-    said("a"), said(finish="stop"), b'{"error": 1}', b"[" * 5000,
-]  # fmt: skip
+    b"data:",
+    b"data: {",
+    b"\n",
+    b"\r",
+    b"\r\n",
+    b":",
+    b"id: \0",
+    b"retry: x",
+    b"\xff",
+    b"\xef\xbb\xbf",
+    b"[DONE]",
+    b"event: error",
+    said("a"),
+    said(finish="stop"),
+    b'{"error": 1}',
+    b"[" * 5000,
+]
 
 
 class Rig:
@@ -67,7 +97,11 @@ class Rig:
     def answers(self, *parts: bytes) -> list[str]:
         """The text that each of the callers has, or the name of its error. Any other exception is a fault."""
         self.reply = parts
-        return [self.runner.run(self._hybrid()), self.runner.run(self._upstream(chat=True)), self.runner.run(self._upstream(chat=False))]
+        return [
+            self.runner.run(self._hybrid()),
+            self.runner.run(self._upstream(chat=True)),
+            self.runner.run(self._upstream(chat=False)),
+        ]
 
     async def _hybrid(self) -> str:
         text = ""
@@ -113,10 +147,15 @@ def rig() -> Iterator[Rig]:
 
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats() | st.text(st.characters(), max_size=5)
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.floats()
+    | st.text(st.characters(), max_size=5)
     | st.sampled_from(["stop", "\ud83d", "x" * 3000, 0, 1, -1, 2**63]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3), max_leaves=4,
-)  # fmt: skip
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=4,
+)
 
 
 def fields(**known: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -130,11 +169,22 @@ calls = st.lists(fields(index=values, id=values, function=function), max_size=2)
 delta = fields(content=st.just("a") | values, reasoning_content=values, tool_calls=calls, role=values)
 older = fields(tokens=values, token_logprobs=values, top_logprobs=values)
 logprobs = fields(content=st.lists(logprob, max_size=2) | values) | older
-choice = fields(index=st.just(0) | values, delta=delta, text=values, finish_reason=values, logprobs=logprobs, token_ids=values)
-counted = fields(prompt_tokens=st.just(3) | values, completion_tokens=st.just(3) | values, prompt_tokens_details=values)
+choice = fields(
+    index=st.just(0) | values,
+    delta=delta,
+    text=values,
+    finish_reason=values,
+    logprobs=logprobs,
+    token_ids=values,
+)
+counted = fields(
+    prompt_tokens=st.just(3) | values, completion_tokens=st.just(3) | values, prompt_tokens_details=values
+)
 record = fields(choices=st.lists(choice, max_size=2) | values, usage=counted, error=st.none() | values)
 models = fields(data=st.lists(fields(id=st.just("m") | values, max_model_len=values), max_size=3) | values)
-errors = fields(message=values, param=values, code=values).map(lambda value: json.dumps({"error": value}).encode())
+errors = fields(message=values, param=values, code=values).map(
+    lambda value: json.dumps({"error": value}).encode()
+)
 vectors = fields(data=st.lists(fields(index=values, embedding=values), max_size=3) | values, usage=counted)
 
 
@@ -197,7 +247,9 @@ def test_memory_is_bounded(rig: Rig, kind: str) -> None:
     """200 MB are not kept, whatever they are."""
     mega = b"x" * 10**6
     part = {"line": mega, "data lines": b"data: x\n" * 10**5, "comment": b":" + mega, "error": mega}[kind]
-    head = {"line": STREAM + b"data: ", "error": b"HTTP/1.1 400 Bad\r\nConnection: close\r\n\r\n"}.get(kind, STREAM)
+    head = {"line": STREAM + b"data: ", "error": b"HTTP/1.1 400 Bad\r\nConnection: close\r\n\r\n"}.get(
+        kind, STREAM
+    )
     rig.reply = (head if index == 0 else part for index in range(200))
     tracemalloc.start()
     try:

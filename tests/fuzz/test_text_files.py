@@ -1,4 +1,6 @@
-"""Tokenizers, their configs and chat templates from a stranger: they work, or are refused by an error with a message."""
+"""Tokenizers, their configs and chat templates from a stranger: they work, or are refused by an error with
+a message.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +27,74 @@ from tests.unit.test_text import byte_fallback
 MESSAGES = [{"role": "system", "content": "Be ï."}, {"role": "user", "content": "Hi 😀"}]
 
 HOSTILE: tuple[Any, ...] = (
-    None, True, -1, 0, 1, 3, 2**31, 2**64, 1.5, "", "a", "▁", "é", "\ud800", "<|end|>", "ByteLevel", "BPE", "Unigram", "(", "x" * 5000,
-    [], [1], ["a", "b"], {}, {"type": "ByteFallback"}, {"type": "Sequence", "decoders": []}, {"content": 3},
-)  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    1,
+    3,
+    2**31,
+    2**64,
+    1.5,
+    "",
+    "a",
+    "▁",
+    "é",
+    "\ud800",
+    "<|end|>",
+    "ByteLevel",
+    "BPE",
+    "Unigram",
+    "(",
+    "x" * 5000,
+    [],
+    [1],
+    ["a", "b"],
+    {},
+    {"type": "ByteFallback"},
+    {"type": "Sequence", "decoders": []},
+    {"content": 3},
+)
 
 PIECES = (
-    "{% for m in messages %}", "{% endfor %}", "{% if m %}", "{% endif %}", "{% else %}", "{{ m['content'] }}", "{{ m }}", "{{ x.y.z }}",
-    "{% set a = [1] * 99 %}", "{{ a }}", "{{ a | tojson }}", "{{ 'x' * 999999999 }}", "{{ messages | length }}",
+    "{% for m in messages %}",
+    "{% endfor %}",
+    "{% if m %}",
+    "{% endif %}",
+    "{% else %}",
+    "{{ m['content'] }}",
+    "{{ m }}",
+    "{{ x.y.z }}",
+    "{% set a = [1] * 99 %}",
+    "{{ a }}",
+    "{{ a | tojson }}",
+    "{{ 'x' * 999999999 }}",
+    "{{ messages | length }}",
     "{{ raise_exception('no') }}",
-    "{% macro f(n) %}", "{% endmacro %}", "{{ f(f) }}", "{{ f(1) ~ f(2) }}", "{{ ''.__class__ }}", "{% break %}",
+    "{% macro f(n) %}",
+    "{% endmacro %}",
+    "{{ f(f) }}",
+    "{{ f(1) ~ f(2) }}",
+    "{{ ''.__class__ }}",
+    "{% break %}",
     "{{ range(99999) | list }}",
-    "{{ 1 / 0 }}", "{{ [] | first | upper }}", "{% set m = messages %}", "{{ m.x() }}", "{{ bos_token }}", "{% include 'x' %}",
-    "{{", "}}", "%}",
-    "{{ loop.index }}", "{{ '%d' % 'x' }}", "{{ 'é😀\ud800' }}", "{{ messages | map('x') | list }}", "{{ strftime_now('%') }}",
-    "{% raw %}", "text\n",
-)  # fmt: skip
+    "{{ 1 / 0 }}",
+    "{{ [] | first | upper }}",
+    "{% set m = messages %}",
+    "{{ m.x() }}",
+    "{{ bos_token }}",
+    "{% include 'x' %}",
+    "{{",
+    "}}",
+    "%}",
+    "{{ loop.index }}",
+    "{{ '%d' % 'x' }}",
+    "{{ 'é😀\ud800' }}",
+    "{{ messages | map('x') | list }}",
+    "{{ strftime_now('%') }}",
+    "{% raw %}",
+    "text\n",
+)
 
 
 @cache
@@ -48,7 +103,9 @@ def tokenizer_files() -> tuple[dict[str, Any], ...]:
 
 
 def use(folder: Path) -> None:
-    """Open the files and do everything that a request does. Errors with a message are fine, others are not."""
+    """Open the files and do everything that a request does. Errors with a message are fine, others are
+    not.
+    """
     with contextlib.suppress(NearfarError):
         codec = TextCodec.open_directory(folder, None)
         tokens = codec.encode("Hello ï 😀") + codec.encode("")
@@ -104,7 +161,10 @@ def test_altered_configs(data: st.DataObject) -> None:
 
 
 @effort(100)
-@given(st.binary(max_size=100), st.sampled_from(["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]))
+@given(
+    st.binary(max_size=100),
+    st.sampled_from(["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]),
+)
 def test_files_of_any_bytes(content: bytes, name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         tiny.tokenizer().save(str(Path(folder) / "tokenizer.json"))

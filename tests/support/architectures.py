@@ -40,10 +40,20 @@ class Case:
 OWN = object()
 
 BASE: dict[str, Any] = {
-    "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 100, "num_hidden_layers": 3,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 160,
-    "rms_norm_eps": 0.01, "tie_word_embeddings": False, "bos_token_id": 256, "eos_token_id": 257, "pad_token_id": 0,
-}  # fmt: skip
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 100,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 160,
+    "rms_norm_eps": 0.01,
+    "tie_word_embeddings": False,
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+    "pad_token_id": 0,
+}
 
 
 def case(
@@ -314,18 +324,24 @@ def reference(case: Case) -> Callable[[list[int]], np.ndarray]:
 
 
 GROWTH = {"residual": ("layernorm.weight", 12000.0, 1.0), "gated": ("_proj.weight", 0.0, 200.0)}
-"""What goes beyond float16, and how: to the weights of such names in post-norms, or in gate and up, so much is added, or
-they are multiplied."""
+"""What goes beyond float16, and how: to the weights of such names in post-norms, or in gate and up, so much
+is added, or they are multiplied.
+"""
 
 
 class Massive:
-    """A checkpoint in which sums of layers, or the products of gates, go beyond float16, as they do in Gemma."""
+    """A checkpoint in which sums of layers, or the products of gates, go beyond float16, as they do in
+    Gemma.
+    """
 
     def __init__(self, path: Path, where: str) -> None:
         from safetensors.numpy import load_file, save_file
 
         self.path, self._where = path, where
-        make(case("gemma3_text", "massive", sliding_window=12, num_hidden_layers=6, tie_word_embeddings=True), path)
+        make(
+            case("gemma3_text", "massive", sliding_window=12, num_hidden_layers=6, tie_word_embeddings=True),
+            path,
+        )
         ending, more, times = GROWTH[where]
         weights = load_file(path / "model.safetensors")
         for name, value in weights.items():
@@ -335,7 +351,9 @@ class Massive:
         self.tokens = [int(token) for token in np.random.default_rng(0).integers(0, 256, 40)]
 
     def logits(self) -> np.ndarray:
-        """transformers' logits after the tokens, in float32; it is checked that float16 would not have held what they came from."""
+        """transformers' logits after the tokens, in float32; it is checked that float16 would not have
+        held what they came from.
+        """
         import torch
         import transformers
 

@@ -31,8 +31,23 @@ class Built:
         out = self._root / f"{checkpoint.name}-{quant}"
         with FileLock(f"{out}.lock"):
             if not out.exists():
-                command = [sys.executable, "-m", "nearfar", "build", str(checkpoint), "--quant", quant, "-o", str(out)]
-                done = subprocess.run([*command, "--target", ",".join(target_names())], capture_output=True, text=True, timeout=900)
+                command = [
+                    sys.executable,
+                    "-m",
+                    "nearfar",
+                    "build",
+                    str(checkpoint),
+                    "--quant",
+                    quant,
+                    "-o",
+                    str(out),
+                ]
+                done = subprocess.run(
+                    [*command, "--target", ",".join(target_names())],
+                    capture_output=True,
+                    text=True,
+                    timeout=900,
+                )
                 assert done.returncode == 0, done.stderr
         return out
 
@@ -45,7 +60,9 @@ class Reference:
         torch = pytest.importorskip("torch")
         checkpoint = shared_data("models", model)
         self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(checkpoint)
-        self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+        self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            checkpoint, dtype=torch.float32
+        ).eval()
         self._torch = torch
         if quant != "none":
             self._dequantize(quant)
@@ -57,7 +74,9 @@ class Reference:
         return list(out[0, len(ids) :].tolist())
 
     def continuation(self, ids: list[int], count: int) -> str:
-        """The text that the next `count` greedy tokens add to the text of `ids`; the end token is not text."""
+        """The text that the next `count` greedy tokens add to the text of `ids`; the end token is not
+        text.
+        """
         new = self.greedy(ids, count)
         before, whole = (self.tokenizer.decode(part, skip_special_tokens=True) for part in (ids, ids + new))
         return str(whole)[len(before) :]

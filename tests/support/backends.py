@@ -49,7 +49,9 @@ class Lab:
         """An engine of one's own, to be closed by the caller; skips where the device is absent."""
         require(backend)
         target, _, precision = backend.partition("-")
-        return Engine.load(self.artifact(model, target), kv_memory="64MB", precision=precision or None, **options)
+        return Engine.load(
+            self.artifact(model, target), kv_memory="64MB", precision=precision or None, **options
+        )
 
     def close(self) -> None:
         """Free the devices."""

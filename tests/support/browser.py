@@ -31,7 +31,9 @@ def chromium() -> str:
 
 @contextmanager
 def browser() -> Iterator[Any]:
-    """A headless Chromium. Playwright runs only as long as the block, for its event loop would stop asyncio tests."""
+    """A headless Chromium. Playwright runs only as long as the block, for its event loop would stop
+    asyncio tests.
+    """
     playwright = pytest.importorskip("playwright.sync_api")
     with playwright.sync_playwright() as running:
         started = launch(running.chromium, ARGUMENTS)
@@ -114,8 +116,12 @@ class Page:
         return [url.rsplit("/", 1)[-1] for url in self.requests if "/weights/" in url]
 
     def run(self, script: str, argument: object = None) -> Any:
-        """Run a piece of JavaScript with `engine` (the page's own), `createEngine` and `artifact` (its URL) in scope."""
-        body = f"async argument => {{ const {{ engine, createEngine, artifact }} = window.nearfar; {script} }}"
+        """Run a piece of JavaScript with `engine` (the page's own), `createEngine` and `artifact` (its
+        URL) in scope.
+        """
+        body = (
+            f"async argument => {{ const {{ engine, createEngine, artifact }} = window.nearfar; {script} }}"
+        )
         return self.tab.evaluate(body, argument)
 
 

@@ -1,4 +1,6 @@
-"""A server of OpenAI's interface that does what a test tells it, byte by byte: what clouds do that ours never would."""
+"""A server of OpenAI's interface that does what a test tells it, byte by byte: what clouds do that ours
+never would.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def _request(file: Any) -> tuple[str, Json]:
     while head[-1] not in (b"\r\n", b""):
         head.append(file.readline())
     path = head[0].split()[1].decode() if head[0].split() else ""
-    length = next((int(line.split(b":")[1]) for line in head if line.lower().startswith(b"content-length")), 0)
+    length = next(
+        (int(line.split(b":")[1]) for line in head if line.lower().startswith(b"content-length")), 0
+    )
     return path, json.loads(file.read(length)) if length else {}
 
 
@@ -97,7 +101,9 @@ def event(record: Json) -> bytes:
 
 def said(text: str = "", finish: str | None = None, **delta: Any) -> bytes:
     """An event of a chat with a piece of its answer."""
-    return event({"choices": [{"index": 0, "delta": {"content": text or None, **delta}, "finish_reason": finish}]})
+    return event(
+        {"choices": [{"index": 0, "delta": {"content": text or None, **delta}, "finish_reason": finish}]}
+    )
 
 
 def usage(prompt: int, completion: int) -> bytes:

@@ -1,4 +1,6 @@
-"""An executor that fails at one chosen call, and holds its caller to the contract: after that it can only be closed."""
+"""An executor that fails at one chosen call, and holds its caller to the contract: after that it can only
+be closed.
+"""
 
 from __future__ import annotations
 

@@ -28,9 +28,13 @@ def event(line: str) -> Event:
 def outcome(state: State) -> Json:
     """What is told of the answer at the end."""
     return {
-        "phase": state.phase, "shown": state.shown, "finish": state.finish, "path": list(state.path), "degraded": state.degraded,
+        "phase": state.phase,
+        "shown": state.shown,
+        "finish": state.finish,
+        "path": list(state.path),
+        "degraded": state.degraded,
         "reasons": [[reason.code, reason.side, reason.value] for reason in state.reasons],
-    }  # fmt: skip
+    }
 
 
 def replay(script: Json) -> tuple[list[list[str]], Json]:

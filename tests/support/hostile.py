@@ -28,9 +28,12 @@ LENGTH = 80
 SECONDS = 150
 """In which hostile and healthy requests together must be answered; on a quiet machine it is a tenth of it."""
 MEGABYTES = 400
-"""That the server and its engine may take more at any time of an attack; children that compile have limits of their own."""
+"""That the server and its engine may take more at any time of an attack; children that compile have limits
+of their own.
+"""
 LIMITS = ServerLimits(header_timeout=4.0, body_timeout=5.0, write_timeout=3.0, body_bytes=1 << 20)
-# A loop that a user's message switches on, whose turns take long: the sandbox itself stops it only after many seconds.
+# A loop that a user's message switches on, whose turns take long: the sandbox itself stops it only after many
+# seconds.
 TEMPLATE = (
     "{{ '<|bos|>' }}{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}"
     "{% if m['content'] == 'loop' %}{% for i in range(90000) %}{% set x = range(90000) | list %}{% endfor %}"
@@ -69,11 +72,15 @@ class Rig:
             if not self._busy():
                 return
             await asyncio.sleep(0.02)
-        raise AssertionError(f"left: {self.engine.stats()}, {self.server.app.state.service.admission.requests} requests")
+        raise AssertionError(
+            f"left: {self.engine.stats()}, {self.server.app.state.service.admission.requests} requests"
+        )
 
     def _busy(self) -> bool:
         stats, admission = self.engine.stats(), self.server.app.state.service.admission
-        return bool(stats.running or stats.waiting or admission.requests or admission.tokens or stats.cache_usage)
+        return bool(
+            stats.running or stats.waiting or admission.requests or admission.tokens or stats.cache_usage
+        )
 
 
 def open_rig(kind: str, directory: Path) -> Rig:
@@ -93,7 +100,9 @@ def open_rig(kind: str, directory: Path) -> Rig:
             rig = Rig(RunningServer(lambda: UpstreamEngine.connect([url], options), AppOptions(LIMITS)), made)
     with httpx.Client(base_url=rig.server.address, timeout=60) as http:
         # Each once alone; and once with a grammar, so that what it needs is loaded.
-        rig.expected = [http.post(COMPLETION, json=prompt(n)).json()["choices"][0]["text"] for n in range(HEALTHY)]
+        rig.expected = [
+            http.post(COMPLETION, json=prompt(n)).json()["choices"][0]["text"] for n in range(HEALTHY)
+        ]
         warm = completion(response_format={"type": "regex", "regex": "a"})
         assert http.post(COMPLETION, json=warm).status_code == 200
     return rig
@@ -103,8 +112,15 @@ async def _torch(directory: Path, text: TextOptions) -> LocalEngine:
     from nearfar.fallback_server.torch_engine.client import TorchBackend
     from nearfar.fallback_server.torch_engine.options import TorchOptions
 
-    options = TorchOptions(name=MODEL, dtype="float32", threads=1, max_running=16, cache_bytes=8 << 20, grammar_seconds=2.0,
-                           native=False)  # fmt: skip
+    options = TorchOptions(
+        name=MODEL,
+        dtype="float32",
+        threads=1,
+        max_running=16,
+        cache_bytes=8 << 20,
+        grammar_seconds=2.0,
+        native=False,
+    )
     engine = LocalEngine(await TorchBackend.load(directory, options), directory, 256, text)
     await engine.start()
     return engine
@@ -160,8 +176,13 @@ async def _stream(http: httpx.AsyncClient, number: int) -> str:
 
 @asynccontextmanager
 async def healthy(rig: Rig) -> AsyncIterator[httpx.AsyncClient]:
-    """Eight streams around what happens in the block: right, in time, in memory; afterwards nothing is left of any of it."""
-    async with httpx.AsyncClient(base_url=rig.server.address, timeout=SECONDS) as http, asyncio.timeout(SECONDS):
+    """Eight streams around what happens in the block: right, in time, in memory; afterwards nothing is
+    left of any of it.
+    """
+    async with (
+        httpx.AsyncClient(base_url=rig.server.address, timeout=SECONDS) as http,
+        asyncio.timeout(SECONDS),
+    ):
         with MemoryWatch(rig.processes()) as watch:
             tasks = [asyncio.create_task(_stream(http, number)) for number in range(HEALTHY)]
             await asyncio.sleep(0.05)
@@ -209,8 +230,16 @@ async def attack(http: httpx.AsyncClient, name: str) -> str | None:
 # Path, body (text is sent as it is), allowed statuses.
 HOSTILE: dict[str, tuple[str, Any, set[int]]] = {
     "temperature negative": (CHAT, chat(temperature=-0.1), {400}),
-    "temperature NaN": (CHAT, '{"model":"tiny","messages":[{"role":"user","content":"x"}],"temperature":NaN}', {400}),
-    "temperature 1e999": (CHAT, '{"model":"tiny","messages":[{"role":"user","content":"x"}],"temperature":1e999}', {400}),
+    "temperature NaN": (
+        CHAT,
+        '{"model":"tiny","messages":[{"role":"user","content":"x"}],"temperature":NaN}',
+        {400},
+    ),
+    "temperature 1e999": (
+        CHAT,
+        '{"model":"tiny","messages":[{"role":"user","content":"x"}],"temperature":1e999}',
+        {400},
+    ),
     "temperature as text": (CHAT, chat(temperature="0.5"), {400}),
     "temperature tiny": (CHAT, chat(temperature=1e-300), {200}),
     "top_k above the vocabulary": (COMPLETION, completion(top_k=10**6), {200}),
@@ -239,30 +268,100 @@ HOSTILE: dict[str, tuple[str, Any, set[int]]] = {
     "deep JSON": (CHAT, "[" * 100_000, {400}),
     "deep schema": (CHAT, chat(response_format=schema_format(nest(200))), {400}),
     "a number of 5,000 digits": (CHAT, '{"model":"tiny","seed":' + "9" * 5000 + "}", {400}),
-    "image URL": (CHAT, chat(messages=[{"role": "user", "content": [
-        {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}]}]), {400}),
+    "image URL": (
+        CHAT,
+        chat(
+            messages=[
+                {
+                    "role": "user",
+                    "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}],
+                }
+            ]
+        ),
+        {400},
+    ),
     "unknown field": (CHAT, chat(chat_template="{{ 1 }}"), {400}),
     "unknown role": (CHAT, chat(messages=[{"role": "root", "content": "x"}]), {400}),
     "template variable that is no scalar": (CHAT, chat(chat_template_kwargs={"x": {"y": 1}}), {400}),
-    "template variable that overrides": (CHAT, chat(chat_template_kwargs={"messages": "x", "bos_token": "y"}), {200, 400}),
+    "template variable that overrides": (
+        CHAT,
+        chat(chat_template_kwargs={"messages": "x", "bos_token": "y"}),
+        {200, 400},
+    ),
     "template that loops": (CHAT, chat(messages=[{"role": "user", "content": "loop"}]), {400}),
-    "arguments that are no JSON": (CHAT, chat(messages=[{"role": "assistant", "tool_calls": [
-        {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}}]}]), {200, 400}),
-    "enum of 30,000 numbers": (CHAT, chat(response_format=schema_format({"enum": list(range(30_000))})), {400}),
-    "enum of 6,000 numbers": (CHAT, chat(response_format=schema_format({"enum": list(range(6_000))})), {200, 400}),
-    "exponential regex": (CHAT, chat(response_format={"type": "regex", "regex": "((((a{1,99}){1,99}){1,99}){1,99})"}),
-                          {200, 400}),
-    "regex that slows down": (CHAT, chat(response_format={"type": "regex", "regex": "(a*)*" * 20 + "b"},
-                                         max_tokens=900, logit_bias={"64": 100}), {200, 400}),
+    "arguments that are no JSON": (
+        CHAT,
+        chat(
+            messages=[
+                {
+                    "role": "assistant",
+                    "tool_calls": [
+                        {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}}
+                    ],
+                }
+            ]
+        ),
+        {200, 400},
+    ),
+    "enum of 30,000 numbers": (
+        CHAT,
+        chat(response_format=schema_format({"enum": list(range(30_000))})),
+        {400},
+    ),
+    "enum of 6,000 numbers": (
+        CHAT,
+        chat(response_format=schema_format({"enum": list(range(6_000))})),
+        {200, 400},
+    ),
+    "exponential regex": (
+        CHAT,
+        chat(response_format={"type": "regex", "regex": "((((a{1,99}){1,99}){1,99}){1,99})"}),
+        {200, 400},
+    ),
+    "regex that slows down": (
+        CHAT,
+        chat(
+            response_format={"type": "regex", "regex": "(a*)*" * 20 + "b"},
+            max_tokens=900,
+            logit_bias={"64": 100},
+        ),
+        {200, 400},
+    ),
     "ambiguous regex": (CHAT, chat(response_format={"type": "regex", "regex": "(a|a)*" * 60}), {200, 400}),
-    "endless grammar": (CHAT, chat(response_format={"type": "grammar", "grammar": "root ::= root"}), {200, 400}),
-    "grammar that is none": (CHAT, chat(response_format={"type": "grammar", "grammar": "root = \x00"}), {400}),
-    "schema that is none": (CHAT, chat(response_format=schema_format({"type": "unicorn", "$ref": "http://x/"})), {200, 400}),
+    "endless grammar": (
+        CHAT,
+        chat(response_format={"type": "grammar", "grammar": "root ::= root"}),
+        {200, 400},
+    ),
+    "grammar that is none": (
+        CHAT,
+        chat(response_format={"type": "grammar", "grammar": "root = \x00"}),
+        {400},
+    ),
+    "schema that is none": (
+        CHAT,
+        chat(response_format=schema_format({"type": "unicorn", "$ref": "http://x/"})),
+        {200, 400},
+    ),
     "schema that refers to itself": (CHAT, chat(response_format=schema_format({"$ref": "#"})), {200, 400}),
-    "schema whose keyword is not kept to": (CHAT, chat(response_format=schema_format({"type": "array", "uniqueItems": True})),
-                                            {400}),
-    "schema of many alternatives": (CHAT, chat(response_format=schema_format(
-        {"oneOf": [{"type": "object", "properties": {str(n): {}}} for n in range(1500)]})), {400}),
-    "pattern that looks back": (CHAT, chat(response_format=schema_format({"enum": ["a" * 40], "pattern": "(a+)+b"})), {400}),
+    "schema whose keyword is not kept to": (
+        CHAT,
+        chat(response_format=schema_format({"type": "array", "uniqueItems": True})),
+        {400},
+    ),
+    "schema of many alternatives": (
+        CHAT,
+        chat(
+            response_format=schema_format(
+                {"oneOf": [{"type": "object", "properties": {str(n): {}}} for n in range(1500)]}
+            )
+        ),
+        {400},
+    ),
+    "pattern that looks back": (
+        CHAT,
+        chat(response_format=schema_format({"enum": ["a" * 40], "pattern": "(a+)+b"})),
+        {400},
+    ),
     "stream options without a stream": (CHAT, chat(stream_options={"include_usage": True}), {400}),
-}  # fmt: skip
+}

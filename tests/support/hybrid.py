@@ -1,4 +1,5 @@
-"""A hybrid client over real parts: an edge engine here, the fallback server behind a proxy that fails as networks do.
+"""A hybrid client over real parts: an edge engine here, the fallback server behind a proxy that fails as
+networks do.
 
 Both sides run the same tiny model, so a greedy answer must be the same text wherever its parts come from.
 """
@@ -25,9 +26,11 @@ from tests.support.servers import tiny_core
 _ALPHABET = tiny.tokenizer().get_vocab()
 LETTERS = {token for char, token in _ALPHABET.items() if char in "abcdefghijklmnopqrstuvwxyzĠ"}
 ASK: dict[str, Any] = {
-    "max_tokens": 48, "temperature": 0, "repetition_penalty": 1.3,
+    "max_tokens": 48,
+    "temperature": 0,
+    "repetition_penalty": 1.3,
     "logit_bias": {str(token): -100 for token in range(261) if token not in LETTERS},
-}  # fmt: skip
+}
 HELLO: list[Any] = [{"role": "user", "content": "Tell me about the fox"}]
 LOW = MonitorOptions(window=4, min_tokens=6, logprob=-0.001)
 QUICK = Policy(retry=RetryOptions(base=0.01), timeouts=Timeouts(connect=2, first_token=10, between=10))
@@ -75,7 +78,9 @@ class Rig:
         return answer.choices[0].message.content
 
 
-async def streamed(client: AsyncHybridClient, messages: list[Any] = HELLO, **more: Any) -> tuple[str, list[Provenance]]:
+async def streamed(
+    client: AsyncHybridClient, messages: list[Any] = HELLO, **more: Any
+) -> tuple[str, list[Provenance]]:
     """The text of a stream, and what its chunks say of their origin."""
     text, told = "", []
     async for chunk in await client.chat.completions.create(messages, stream=True, **{**ASK, **more}):
@@ -94,7 +99,7 @@ class Odd:
     """A server that answers every request with the same bytes, and waits before it closes."""
 
     def __init__(self, status: str, body: str, wait: float = 0.0) -> None:
-        answer = f"HTTP/1.1 {status}\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n{body}".encode()
+        answer = f"HTTP/1.1 {status}\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n{body}".encode()  # noqa: E501
         self.requests: list[bytes] = []
 
         class Handler(socketserver.StreamRequestHandler):
@@ -102,7 +107,11 @@ class Odd:
                 head = b""
                 while not head.endswith(b"\r\n\r\n"):
                     head += handler.rfile.readline()
-                length = next(int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
+                length = next(
+                    int(line.split(b":")[1])
+                    for line in head.lower().split(b"\r\n")
+                    if line.startswith(b"content-length")
+                )
                 self.requests.append(head + handler.rfile.read(length))
                 handler.wfile.write(answer)
                 handler.wfile.flush()

@@ -1,6 +1,7 @@
 """The reference executor: docs/artifact.md in NumPy float32, straight from a Hugging Face checkpoint.
 
-Written for reading, not for speed. Real executors are compared with it. The step itself is read by step_reference.py.
+Written for reading, not for speed. Real executors are compared with it. The step itself is read by
+step_reference.py.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ Weights = dict[str, Array]
 
 
 class NumpyExecutor:
-    """Runs step, greedy, sample and logprobs over named buffers, as an executor does; everything happens in `run`."""
+    """Runs step, greedy, sample and logprobs over named buffers, as an executor does; everything happens
+    in `run`.
+    """
 
     name = "numpy"
     precision = program_name = "f32"
@@ -44,15 +47,21 @@ class NumpyExecutor:
             for cache, group in zip(model.step.caches, self.groups, strict=True)
         ]
         self.buffers: dict[str, Array] = {
-            "tokens": np.zeros(256, np.int32), "positions": np.zeros(256, np.int32), "slots": np.zeros(256, np.int32),
+            "tokens": np.zeros(256, np.int32),
+            "positions": np.zeros(256, np.int32),
+            "slots": np.zeros(256, np.int32),
             "logit_rows": np.zeros(16, np.int32),
-            "logits": np.zeros((16, vocab), np.float32), "sampled": np.zeros(16, np.int32),
-            "sample_f32": np.zeros((16, 8), np.float32), "sample_i32": np.zeros((16, 8), np.int32),
-            "logit_bias": np.zeros((slots, vocab), np.float32), "counts": np.zeros((slots, vocab), np.int32),
+            "logits": np.zeros((16, vocab), np.float32),
+            "sampled": np.zeros(16, np.int32),
+            "sample_f32": np.zeros((16, 8), np.float32),
+            "sample_i32": np.zeros((16, 8), np.int32),
+            "logit_bias": np.zeros((slots, vocab), np.float32),
+            "counts": np.zeros((slots, vocab), np.int32),
             "allowed": np.zeros((slots, (vocab + 31) // 32), np.uint32),
-            "logprob": np.zeros(16, np.float32), "top_ids": np.zeros((16, 20), np.int32),
+            "logprob": np.zeros(16, np.float32),
+            "top_ids": np.zeros((16, 20), np.int32),
             "top_logprobs": np.zeros((16, 20), np.float32),
-        }  # fmt: skip
+        }
         for group in range(len(self.windows)):
             self.buffers[page_table(group)] = np.full((slots, -(-context // page_size)), -1, np.int32)
         self.steps: list[int] = []
@@ -114,7 +123,9 @@ class NumpyExecutor:
             kc[number, :, place], vc[number, :, place] = keys[m], values[m]
 
     def seen(self, cache: int, row: int) -> tuple[Array, Array]:
-        """Likewise: what the pages of the row's sequence hold, up to its position; of a window no more than that."""
+        """Likewise: what the pages of the row's sequence hold, up to its position; of a window no more
+        than that.
+        """
         n, size, group = int(self.buffers["positions"][row]) + 1, self.page_size, self.groups[cache]
         first = max(n - (self.windows[group] or n), 0)
         pages = self.buffers[page_table(group)][self.buffers["slots"][row], first // size : -(-n // size)]
@@ -138,8 +149,14 @@ class NumpyExecutor:
         for row in range(rows):
             slot = b["sample_i32"][row, 0]
             if slot >= 0:
-                token = sample_row(b["logits"][row], b["logit_bias"][slot], b["allowed"][slot], b["counts"][slot],
-                                   b["sample_f32"][row], b["sample_i32"][row])  # fmt: skip
+                token = sample_row(
+                    b["logits"][row],
+                    b["logit_bias"][slot],
+                    b["allowed"][slot],
+                    b["counts"][slot],
+                    b["sample_f32"][row],
+                    b["sample_i32"][row],
+                )
                 if token >= 0:
                     b["counts"][slot, token] += 1
                 self._take(row, token)

@@ -43,7 +43,9 @@ def eventually(count: Callable[[], int], expected: int) -> bool:
 def forked(child: Callable[[], bool]) -> bool:
     """What `child` gives in a forked process; False also where it raises or hangs."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # that threads and fork go ill together is what is tested
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # that threads and fork go ill together is what is tested
         process = os.fork()
     if process == 0:
         try:

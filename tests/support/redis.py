@@ -13,7 +13,9 @@ import pytest
 
 
 class RedisServer:
-    """On a free port of 127.0.0.1, writing nothing to disk. Skips the test where Redis or its client is missing."""
+    """On a free port of 127.0.0.1, writing nothing to disk. Skips the test where Redis or its client is
+    missing.
+    """
 
     def __init__(self, folder: Path) -> None:
         pytest.importorskip("redis", reason="redis is not installed (pip install 'nearfar[limits]')")
@@ -26,7 +28,17 @@ class RedisServer:
         self.start()
 
     def start(self) -> None:
-        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        command = [
+            "redis-server",
+            "--port",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ]
         self._process = subprocess.Popen([*command, "--dir", str(self._folder)], stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 30
         while True:

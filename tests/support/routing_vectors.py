@@ -47,7 +47,11 @@ def breaker(config: Json) -> Step:
                 result = None
             case _:
                 raise ValueError(op)
-        return result, {"state": made.state(now), "allows": made.allows(now), "retry_after": made.retry_after(now)}
+        return result, {
+            "state": made.state(now),
+            "allows": made.allows(now),
+            "retry_after": made.retry_after(now),
+        }
 
     return step
 
@@ -93,7 +97,9 @@ def confidence(config: Json) -> Step:
     def step(op: str, args: Json) -> tuple[Any, Any]:
         assert op == "push"
         reason = made.push(Token(args["text"], args["logprob"], tuple(args["top"])))
-        result = None if reason is None else {"code": reason.code, "value": reason.value, "limit": reason.limit}
+        result = (
+            None if reason is None else {"code": reason.code, "value": reason.value, "limit": reason.limit}
+        )
         return result, {"lowest_logprob": made.lowest_logprob, "highest_entropy": made.highest_entropy}
 
     return step
@@ -138,9 +144,13 @@ def speed(_: Json) -> Step:
 
 
 MACHINES: dict[str, Callable[[Json], Step]] = {
-    "breaker": breaker, "retry": retry, "calibration": calibration, "confidence": confidence, "ledger": ledger,
+    "breaker": breaker,
+    "retry": retry,
+    "calibration": calibration,
+    "confidence": confidence,
+    "ledger": ledger,
     "speed": speed,
-}  # fmt: skip
+}
 """By the name of the file: how its machine is made of a scenario's config."""
 
 

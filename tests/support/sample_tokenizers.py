@@ -99,7 +99,9 @@ def _metaspace_decoder() -> tuple[Tokenizer, list[str]]:
 def _gemma_like() -> tuple[Tokenizer, list[str]]:
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     return tokenizer, []
 
 
@@ -140,29 +142,35 @@ TEMPLATES = {
     "chatml-with-default-system": (
         "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
         "{{ '<|im_start|>system\\nYou are helpful.<|im_end|>\\n' }}{% endif %}"
-        "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
+        "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}{% "
+        "endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
     ),
     "headers-and-trim": (
         "{% set loop_messages = messages %}{% for message in loop_messages %}"
-        "{% set content = '<|start|>' + message['role'] + '<|stop|>\\n\\n' + message['content'] | trim + '<|eot|>' %}"
+        "{% set content = '<|start|>' + message['role'] + '<|stop|>\\n\\n' + message['content'] | trim "
+        "+ '<|eot|>' %}"
         "{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}"
         "{%- if add_generation_prompt %}{{ '<|start|>assistant<|stop|>\\n\\n' }}{%- endif %}"
     ),
     "strict-alternation": (
         "{%- if messages[0]['role'] == 'system' -%}\n  {%- set system = messages[0]['content'] -%}\n"
-        "  {%- set turns = messages[1:] -%}\n{%- else -%}\n  {%- set system = '' -%}\n  {%- set turns = messages -%}\n"
+        "  {%- set turns = messages[1:] -%}\n{%- else -%}\n  {%- set system = '' -%}\n  {%- set turns = "
+        "messages -%}\n"
         "{%- endif -%}\n{{ bos_token }}\n{%- for m in turns %}\n"
         "    {%- if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}\n"
         "        {{- raise_exception('roles must alternate') }}\n    {%- endif %}\n"
         "    {%- if m.role == 'user' %}\n        {{- '[INST] ' }}\n"
         "        {%- if loop.last and system %}{{ system ~ '\\n\\n' }}{% endif %}\n"
-        "        {{- m.content.strip() + ' [/INST]' }}\n    {%- else %}\n        {{- ' ' + m.content + eos_token }}\n"
+        "        {{- m.content.strip() + ' [/INST]' }}\n    {%- else %}\n        {{- ' ' + m.content + "
+        "eos_token }}\n"
         "    {%- endif %}\n{%- endfor %}\n"
     ),
     "no-system-role": (
-        "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
-        "{% endif %}{% for message in messages %}{% if (message['role'] == 'assistant') %}{% set role = 'model' %}"
+        "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not "
+        "supported') }}"
+        "{% endif %}{% for message in messages %}{% if (message['role'] == 'assistant') %}{% set role = "
+        "'model' %}"
         "{% else %}{% set role = message['role'] %}{% endif %}"
         "{{ '<start_of_turn>' + role + '\\n' + message['content'] | trim + '<end_of_turn>\\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{'<start_of_turn>model\\n'}}{% endif %}"
@@ -172,6 +180,7 @@ TEMPLATES = {
         "{%- set ns = namespace(users=0) -%}\n{%- for m in messages -%}\n"
         "    {%- if m.role == 'user' -%}{%- set ns.users = ns.users + 1 -%}{%- endif -%}\n    {{ turn(m) }}\n"
         "{%- endfor %}\n{{ ns.users }}{{ ' tools' if tools is defined and tools else ' none' }}\n"
-        "    {% if add_generation_prompt is defined and add_generation_prompt %}\n<ASSISTANT>\n    {% endif %}\n"
+        "    {% if add_generation_prompt is defined and add_generation_prompt %}\n<ASSISTANT>\n    {% "
+        "endif %}\n"
     ),
 }

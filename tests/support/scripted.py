@@ -1,4 +1,6 @@
-"""An HTTP server that plays the hand-over's events: each time that it is asked for an answer, the next part."""
+"""An HTTP server that plays the hand-over's events: each time that it is asked for an answer, the next
+part.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ TOOL = {"index": 0, "id": "t", "type": "function", "function": {"name": "go", "a
 
 
 class ScriptedServer:
-    """Plays `parts`, each a list of events (see tests/vectors/routing/handover_scripts.py). `left`: those not played."""
+    """Plays `parts`, each a list of events (see tests/vectors/routing/handover_scripts.py). `left`: those
+    not played.
+    """
 
     def __init__(self, parts: list[list[str]]) -> None:
         self._parts = list(parts)
@@ -57,8 +61,12 @@ class ScriptedServer:
         if kind == "failed" and words[0].isdigit():
             return self._whole(handler, f"{words[0]} No", {"error": {"message": "not now"}})
         if kind == "refused":
-            return self._whole(handler, "400 Bad Request", {"error": {"message": "not this", "param": words[0]}})
-        handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+            return self._whole(
+                handler, "400 Bad Request", {"error": {"message": "not this", "param": words[0]}}
+            )
+        handler.wfile.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
         return all(self._play(handler, event.split()) for event in part)
 
     def _whole(self, handler: Any, status: str, data: Any) -> bool:
@@ -72,9 +80,13 @@ class ScriptedServer:
             case ["piece", _, count, *more]:
                 delta = {"tool_calls": [TOOL]} if "calls" in more else {"content": "x "}
                 for _ in range(int(count)):
-                    self._say(handler, {**CHUNK, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+                    self._say(
+                        handler, {**CHUNK, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+                    )
                 if finish := next((word[1:] for word in more if word.startswith("=")), None):
-                    self._say(handler, {**CHUNK, "choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
+                    self._say(
+                        handler, {**CHUNK, "choices": [{"index": 0, "delta": {}, "finish_reason": finish}]}
+                    )
             case ["ended", *_]:
                 self._write(handler, "data: [DONE]\n\n")
                 handler.wfile.write(b"0\r\n\r\n")

@@ -47,12 +47,19 @@ def tiny_core(*, pages: int = 256, slots: int = 8, context: int = 1024) -> Engin
     config = {**tiny.CONFIG, "max_position_embeddings": context}
     executor = NumpyExecutor(config, tiny.weights(), pages=pages, page_size=16, slots=slots)
     description = tiny.manifest(config, slots=slots, page_size=16)
-    return EngineCore(executor, description, description.programs[0], (pages,), pipelined=True, reopen=lambda: executor)
+    return EngineCore(
+        executor, description, description.programs[0], (pages,), pipelined=True, reopen=lambda: executor
+    )
 
 
 def tiny_checkpoint(path: Path, template: str = tiny.TEMPLATE, context: int = 1024) -> Path:
     """The tiny model as a checkpoint that transformers loads."""
-    config = {**tiny.CONFIG, "max_position_embeddings": context, "architectures": ["LlamaForCausalLM"], "dtype": "float32"}
+    config = {
+        **tiny.CONFIG,
+        "max_position_embeddings": context,
+        "architectures": ["LlamaForCausalLM"],
+        "dtype": "float32",
+    }
     tokenizer_directory(path, template)
     (path / "config.json").write_text(json.dumps(config))
     save_file(tiny.weights(), path / "model.safetensors", metadata={"format": "pt"})
@@ -60,17 +67,28 @@ def tiny_checkpoint(path: Path, template: str = tiny.TEMPLATE, context: int = 10
 
 
 async def tiny_engine(
-    directory: Path, *, options: TextOptions | None = None, max_waiting: int = 256, names: Sequence[str] = (),
-    grammar_timeout: float = 20.0, **core: Any,
-) -> LocalEngine:  # fmt: skip
+    directory: Path,
+    *,
+    options: TextOptions | None = None,
+    max_waiting: int = 256,
+    names: Sequence[str] = (),
+    grammar_timeout: float = 20.0,
+    **core: Any,
+) -> LocalEngine:
     """The tiny model as an engine. `directory` holds tokenizer files, or is empty."""
     if not (directory / "tokenizer.json").exists():
         tokenizer_directory(directory)
     made = tiny_core(**core)
     grammars = GrammarService(directory, tiny.CONFIG["vocab_size"], (257,), timeout=grammar_timeout)
     backend = ArtifactBackend(made, grammars, max_waiting=max_waiting)
-    engine = LocalEngine(backend, directory, 256, options or TextOptions(template_timeout=10, text_processes=1),
-                         names or (MODEL,), here=True)  # fmt: skip
+    engine = LocalEngine(
+        backend,
+        directory,
+        256,
+        options or TextOptions(template_timeout=10, text_processes=1),
+        names or (MODEL,),
+        here=True,
+    )
     await engine.start()
     return engine
 

@@ -1,4 +1,6 @@
-"""A tiny random llama with a byte tokenizer: everything that a test of the engine needs, with no file from outside."""
+"""A tiny random llama with a byte tokenizer: everything that a test of the engine needs, with no file from
+outside.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,27 @@ from tests.support.numpy_executor import NumpyExecutor, Weights
 
 SPECIAL = ["<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 TEMPLATE = (
-    "{{ '<|bos|>' }}{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endfor %}"
+    "{{ '<|bos|>' }}{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% "
+    "endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 
 CONFIG: dict[str, Any] = {
-    "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 261,
-    "max_position_embeddings": 160, "rope_theta": 10000.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
-    "bos_token_id": 256, "eos_token_id": 257,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": 261,
+    "max_position_embeddings": 160,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+}
 
 
 def weights(config: dict[str, Any] = CONFIG, seed: int = 0) -> Weights:
@@ -40,9 +53,15 @@ def weights(config: dict[str, Any] = CONFIG, seed: int = 0) -> Weights:
     rng = np.random.default_rng(seed)
     hidden, inner, hd = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     heads, kv = config["num_attention_heads"] * hd, config["num_key_value_heads"] * hd
-    shapes = {"self_attn.q_proj": (heads, hidden), "self_attn.k_proj": (kv, hidden), "self_attn.v_proj": (kv, hidden),
-              "self_attn.o_proj": (hidden, heads), "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
-              "mlp.down_proj": (hidden, inner)}  # fmt: skip
+    shapes = {
+        "self_attn.q_proj": (heads, hidden),
+        "self_attn.k_proj": (kv, hidden),
+        "self_attn.v_proj": (kv, hidden),
+        "self_attn.o_proj": (hidden, heads),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
     out: Weights = {"model.embed_tokens.weight": rng.normal(0, 1, (config["vocab_size"], hidden))}
     for layer in range(config["num_hidden_layers"]):
         for name, shape in shapes.items():
@@ -67,37 +86,62 @@ def manifest_dict(
     )
 
     def buckets(name: str, sizes: list[int]) -> list[dict[str, Any]]:
-        return [{"size": s, "rows": min(s, 16), "plan": f"plans/f32/{name}.{s}.json", "sha256": BLANK} for s in sizes]
+        return [
+            {"size": s, "rows": min(s, 16), "plan": f"plans/f32/{name}.{s}.json", "sha256": BLANK}
+            for s in sizes
+        ]
 
     functions = {"step": buckets("step", [1, 4, 16, 64, 256])}
     functions |= {name: buckets(name, [1, 4, 16]) for name in ("greedy", "sample", "logprobs")}
-    rope = {"name": "rope.inv_freq", "dtype": "float32", "shape": [head_dim // 2], "offset": 0, "bytes": 2 * head_dim}
+    rope = {
+        "name": "rope.inv_freq",
+        "dtype": "float32",
+        "shape": [head_dim // 2],
+        "offset": 0,
+        "bytes": 2 * head_dim,
+    }
     shard = {"file": "weights/00000.bin", "bytes": 2 * head_dim, "sha256": BLANK}
     stream = {"bytes": shard["bytes"], "shard_bytes": 33554432, "shards": [shard], "tensors": [rope]}
     data = {
-        "format": "nearfar-artifact", "version": VERSION, "target": target,
+        "format": "nearfar-artifact",
+        "version": VERSION,
+        "target": target,
         "model": {
-            "name": "tiny", "architecture": model.architecture, "vocab_size": model.vocab_size,
-            "context_length": model.context_length, "bos_token_id": model.bos_token_id,
+            "name": "tiny",
+            "architecture": model.architecture,
+            "vocab_size": model.vocab_size,
+            "context_length": model.context_length,
+            "bos_token_id": model.bos_token_id,
             "eos_token_ids": list(model.eos_token_ids),
         },
         "cache": {"page_size": page_size, "slots": slots},
         "groups": [dataclasses.asdict(group) for group in groups],
         "caches": [dataclasses.asdict(cache) for cache in caches],
         "ropes": {"rope": {"inv_freq": "rope.inv_freq", "scale": 1.0}},
-        "step": {"ops": [op_record(op) for op in step.ops], "params": [param_record(param) for param in step.params]},
+        "step": {
+            "ops": [op_record(op) for op in step.ops],
+            "params": [param_record(param) for param in step.params],
+        },
         "quantization": {"scheme": "none"},
         "weights": stream,
         "buffers": [{"name": b.name, "dtype": b.dtype, "shape": list(b.shape)} for b in buffers],
-        "programs": [{
-            "name": "f32", "activations": "float32", "kv_dtype": "float32", "workspace": [],
-            "requires": {"features": [], "limits": {}}, "library": "kernels/f32/model.so", "library_sha256": BLANK,
-            "kernels": {}, "functions": functions,
-        }],
+        "programs": [
+            {
+                "name": "f32",
+                "activations": "float32",
+                "kv_dtype": "float32",
+                "workspace": [],
+                "requires": {"features": [], "limits": {}},
+                "library": "kernels/f32/model.so",
+                "library_sha256": BLANK,
+                "kernels": {},
+                "functions": functions,
+            }
+        ],
         "tokenizer": {"files": []},
         "provenance": {},
         "manifest_sha256": BLANK,
-    }  # fmt: skip
+    }
     if target == "mlx":
         data["ropes"]["rope"]["inv_freq"] = [1.0] * (head_dim // 2)
         data["weights"] = {**stream, "format": "safetensors", "tensors": []}
@@ -111,10 +155,17 @@ def manifest(config: dict[str, Any] = CONFIG, **options: int) -> Manifest:
 
 
 def core(
-    *, pages: int | Sequence[int] = 64, pipelined: bool = True, slots: int = 8, page_size: int = 16, seed: int = 0,
+    *,
+    pages: int | Sequence[int] = 64,
+    pipelined: bool = True,
+    slots: int = 8,
+    page_size: int = 16,
+    seed: int = 0,
     config: dict[str, Any] = CONFIG,
-) -> EngineCore:  # fmt: skip
-    """An engine over the tiny model; the seed of its weights stands for the checkpoint's hash. `pages`: of each group."""
+) -> EngineCore:
+    """An engine over the tiny model; the seed of its weights stands for the checkpoint's hash. `pages`: of
+    each group.
+    """
     executor = NumpyExecutor(config, weights(config, seed), pages=pages, page_size=page_size, slots=slots)
     description = manifest(config, slots=slots, page_size=page_size)
     description = replace(description, provenance={"checkpoint_sha256": f"{seed:064x}"})
@@ -161,7 +212,9 @@ def write_artifact(path: Path) -> Path:
         for bucket in buckets:
             plan = path / bucket["plan"]
             plan.parent.mkdir(parents=True, exist_ok=True)
-            plan.write_text(json.dumps({"function": name, "size": bucket["size"], "rows": bucket["rows"], "launches": []}))
+            plan.write_text(
+                json.dumps({"function": name, "size": bucket["size"], "rows": bucket["rows"], "launches": []})
+            )
             bucket["sha256"] = describe(path, bucket["plan"])["sha256"]
     save_manifest(path, data)
     return path

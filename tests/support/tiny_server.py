@@ -1,4 +1,6 @@
-"""`python -m tests.support.tiny_server DIRECTORY`: a server over the tiny model as a process; it prints its address."""
+"""`python -m tests.support.tiny_server DIRECTORY`: a server over the tiny model as a process; it prints
+its address.
+"""
 
 from __future__ import annotations
 

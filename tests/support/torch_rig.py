@@ -38,10 +38,14 @@ class Rig:
             page_bytes = sum(t[0].nbytes for t in (*probe.keys, *probe.values))
             self.options = TorchOptions(device="cpu", cache_bytes=pages * page_bytes, **options)
         facts = loaded.facts
-        self.compile = functools.cache(lambda: compiler(vocabulary(path, facts.vocab_size, facts.eos_token_ids)))
+        self.compile = functools.cache(
+            lambda: compiler(vocabulary(path, facts.vocab_size, facts.eos_token_ids))
+        )
         self.said: list[FromWorker] = []
         self.inbox: queue.SimpleQueue[Loaded] = queue.SimpleQueue()
-        self.engine = Engine(loaded, make_cache(loaded, self.options), path, self.options, self.said.append, self.inbox.put)
+        self.engine = Engine(
+            loaded, make_cache(loaded, self.options), path, self.options, self.said.append, self.inbox.put
+        )
 
     def submit(self, request: TokenRequest) -> None:
         """Check and queue a request, its grammar compiled."""

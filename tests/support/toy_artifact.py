@@ -1,7 +1,8 @@
-"""A WebGPU artifact written by hand from docs/artifact.md: a "model" that recites a text, whatever it is asked.
+"""A WebGPU artifact written by hand from docs/artifact.md: a "model" that recites a text, whatever it is
+asked.
 
-Position p is followed by token p + 1 of the text, so answers are known, loading takes no time, and tests of the page
-and of the runtime around the kernels need no compiler.
+Position p is followed by token p + 1 of the text, so answers are known, loading takes no time, and tests of
+the page and of the runtime around the kernels need no compiler.
 """
 
 import dataclasses
@@ -165,7 +166,13 @@ def _program(root: Path, vocab: int) -> Program:
 
     for size in STEP_BUCKETS:
         grid = (math.ceil(vocab / 64), min(size, MAX_ROWS), 1)
-        add("step", size, "recite", grid, ["weight:script", "buffer:positions", "buffer:logit_rows", "buffer:logits"])
+        add(
+            "step",
+            size,
+            "recite",
+            grid,
+            ["weight:script", "buffer:positions", "buffer:logit_rows", "buffer:logits"],
+        )
     for rows in ROW_BUCKETS:
         for function in ("greedy", "sample"):
             arguments = ["buffer:logits", "buffer:sample_i32", "buffer:sampled", "buffer:tokens"]

@@ -174,7 +174,9 @@ def run_module(module: Module, arrays: Sequence[np.ndarray]) -> list[np.ndarray]
 
 
 def run(staged: Staged, _precision: Precision, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays after the launches of a job, whose modules must be valid. They say which features they need."""
+    """The arrays after the launches of a job, whose modules must be valid. They say which features they
+    need.
+    """
     held = dict(arrays)
     for i, (shape, dtype) in enumerate(staged.scratch):
         held[f"scratch:{i}"] = np.zeros(shape, dtype)

@@ -68,14 +68,20 @@ async def test_the_stream_gives_the_same_text(engine: AsyncEngine) -> None:
 
 async def test_a_begun_answer_is_continued(engine: AsyncEngine) -> None:
     """Its text goes on exactly; words and blanks only, for then a text has one reading in tokens."""
-    letters = {token for char, token in tiny.tokenizer().get_vocab().items() if char in "abcdefghijklmnopqrstuvwxyzĠ"}
+    letters = {
+        token for char, token in tiny.tokenizer().get_vocab().items() if char in "abcdefghijklmnopqrstuvwxyzĠ"
+    }
     greedy: dict[str, Any] = {
-        "temperature": 0, "repetition_penalty": 1.3, "logit_bias": {token: -100 for token in range(261) if token not in letters},
-    }  # fmt: skip
+        "temperature": 0,
+        "repetition_penalty": 1.3,
+        "logit_bias": {token: -100 for token in range(261) if token not in letters},
+    }
     whole = (await engine.chat.completions.create(HELLO, max_tokens=24, **greedy)).choices[0].message.content
     for cut in (1, 7, 23):
         begun = [*HELLO, {"role": "assistant", "content": whole[:cut]}]
-        rest = await engine.chat.completions.create(begun, max_tokens=24 - cut, continue_final_message=True, **greedy)
+        rest = await engine.chat.completions.create(
+            begun, max_tokens=24 - cut, continue_final_message=True, **greedy
+        )
         assert rest.choices[0].message.content == whole[cut:]
     with pytest.raises(RequestError, match="role assistant"):
         await engine.chat.completions.create(HELLO, continue_final_message=True)
@@ -83,7 +89,9 @@ async def test_a_begun_answer_is_continued(engine: AsyncEngine) -> None:
 
 async def test_a_second_turn_reports_cached_tokens(engine: AsyncEngine) -> None:
     question = [{"role": "user", "content": "What is it that I am asking you?"}]
-    first = await engine.chat.completions.create(question, max_tokens=30, temperature=0, logit_bias={257: -100})
+    first = await engine.chat.completions.create(
+        question, max_tokens=30, temperature=0, logit_bias={257: -100}
+    )
     answer = {"role": "assistant", "content": first.choices[0].message.content}
     again = await engine.chat.completions.create([*question, answer, *HELLO], max_tokens=3, temperature=0)
     assert again.usage.prompt_tokens_details.cached_tokens >= 32
@@ -193,7 +201,9 @@ async def test_the_loaded_model_may_be_named(engine: AsyncEngine) -> None:
 
 
 async def test_closing_a_stream_stops_the_request(engine: AsyncEngine) -> None:
-    async with await engine.chat.completions.create(HELLO, stream=True, n=2, temperature=0, ignore_eos=True) as stream:
+    async with await engine.chat.completions.create(
+        HELLO, stream=True, n=2, temperature=0, ignore_eos=True
+    ) as stream:
         async for chunk in stream:
             if chunk.choices[0].delta.content:
                 break
@@ -226,7 +236,8 @@ def test_the_synchronous_face(sync_engine: Engine) -> None:
     assert text == made.choices[0].message.content
     done = sync_engine.completions.create("a", max_tokens=3, temperature=0)
     assert done.choices[0].text == "".join(
-        c.choices[0].text for c in sync_engine.completions.create("a", max_tokens=3, temperature=0, stream=True)
+        c.choices[0].text
+        for c in sync_engine.completions.create("a", max_tokens=3, temperature=0, stream=True)
     )
     assert [event.token for event in sync_engine.generate([1, 2])]
     with pytest.raises(RequestError):

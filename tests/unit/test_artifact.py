@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nearfar.edge_runtime.artifact.budget import kv_bytes, longest, page_bytes, parse_size, plan_pages, useful_pages
+from nearfar.edge_runtime.artifact.budget import (
+    kv_bytes,
+    longest,
+    page_bytes,
+    parse_size,
+    plan_pages,
+    useful_pages,
+)
 from nearfar.edge_runtime.artifact.loading import choose
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.artifact.trust import check_trust
@@ -41,13 +48,17 @@ def test_a_good_artifact(path: Path) -> None:
 
 def test_a_newer_format_says_upgrade(path: Path) -> None:
     tiny.edit_manifest(path, lambda data: data.update(version=4))
-    with pytest.raises(ArtifactError, match=r"artifact format 4 is newer than this nearfar understands \(3\). Upgrade"):
+    with pytest.raises(
+        ArtifactError, match=r"artifact format 4 is newer than this nearfar understands \(3\). Upgrade"
+    ):
         Artifact.open(path)
 
 
 def test_an_older_format_says_build_again(path: Path) -> None:
     tiny.edit_manifest(path, lambda data: data.update(version=2))
-    with pytest.raises(ArtifactError, match=r"artifact format 2; this nearfar reads 3. Build the artifact again"):
+    with pytest.raises(
+        ArtifactError, match=r"artifact format 2; this nearfar reads 3. Build the artifact again"
+    ):
         Artifact.open(path)
 
 
@@ -75,7 +86,9 @@ def test_no_artifact(path: Path, tmp_path: Path) -> None:
         (lambda d: d["programs"][0]["functions"].pop("greedy"), "'greedy' is a required property"),
     ],
 )
-def test_a_wrong_manifest_says_where(path: Path, change: Callable[[dict[str, Any]], object], message: str) -> None:
+def test_a_wrong_manifest_says_where(
+    path: Path, change: Callable[[dict[str, Any]], object], message: str
+) -> None:
     tiny.edit_manifest(path, change)
     with pytest.raises(ArtifactError, match=message):
         Artifact.open(path)
@@ -93,7 +106,9 @@ def swap_offsets(data: dict[str, Any]) -> None:
         lambda d: d["model"].update(eos_token_ids=[256]),
         lambda d: d["weights"]["tensors"][0].update(offset=256),
         swap_offsets,
-        lambda d: d["programs"][0]["functions"]["step"][0].update(d["programs"][0]["functions"]["step"][1], size=1, rows=1),
+        lambda d: d["programs"][0]["functions"]["step"][0].update(
+            d["programs"][0]["functions"]["step"][1], size=1, rows=1
+        ),
         lambda d: d.update(license="anything goes"),
         lambda d: d.pop("manifest_sha256"),
         lambda d: d.update(manifest_sha256="0" * 64),
@@ -105,11 +120,16 @@ def test_a_manifest_edited_by_hand_is_refused(path: Path, change: Callable[[dict
     data = json.loads(file.read_text())
     change(data)
     file.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
-    with pytest.raises(ArtifactError, match=r"is not as the build wrote it.*Copy the artifact again, or build it again"):
+    with pytest.raises(
+        ArtifactError, match=r"is not as the build wrote it.*Copy the artifact again, or build it again"
+    ):
         Artifact.open(path)
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' * 100_000, '{"format": 1, "format": 1}', '{"a": NaN}', "\ufeff{}", "\x00"])
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, '{"a": ' * 100_000, '{"format": 1, "format": 1}', '{"a": NaN}', "\ufeff{}", "\x00"],
+)
 def test_json_that_no_build_writes_is_refused(path: Path, text: str) -> None:
     (path / "manifest.json").write_text(text, encoding="utf-8")
     with pytest.raises(ArtifactError, match="not valid JSON"):
@@ -137,18 +157,36 @@ def tensor(data: dict[str, Any], index: int) -> dict[str, Any]:
     ("change", "message"),
     [
         (lambda d: d["weights"].update(shards=[]), "shards hold 0 bytes, weights.bytes is 4,000"),
-        (lambda d: d["weights"]["shards"].reverse(), "is listed with 928 bytes, its place in the stream is 1,024"),
+        (
+            lambda d: d["weights"]["shards"].reverse(),
+            "is listed with 928 bytes, its place in the stream is 1,024",
+        ),
         (lambda d: d["weights"].update(bytes=10**15), "weights.bytes is 1,000,000,000,000,000"),
         (lambda d: tensor(d, 0).update(bytes=404), "tensor a has 404 bytes, its shape and dtype need 400"),
-        (lambda d: tensor(d, 0).update(shape=[100, 10]), "tensor a has 400 bytes, its shape and dtype need 4,000"),
+        (
+            lambda d: tensor(d, 0).update(shape=[100, 10]),
+            "tensor a has 400 bytes, its shape and dtype need 4,000",
+        ),
         (lambda d: tensor(d, 1).update(offset=256), "tensors a and b overlap"),
         (lambda d: tensor(d, 1).update(offset=1024), "tensor b ends at 4,224, beyond the 4,000 bytes"),
         (lambda d: tensor(d, 1).update(name="a"), "names a tensor twice"),
-        (lambda d: d["weights"].update(format="safetensors"), "safetensors files list their tensors themselves"),
-        (lambda d: d["ropes"]["rope"].update(inv_freq="a"), r"tensor a is uint32 \[10, 10\], rope 'rope' needs float32"),
-        (lambda d: d["ropes"]["rope"].update(inv_freq="no"), "ropes.rope.inv_freq is 'no', which is no tensor"),
+        (
+            lambda d: d["weights"].update(format="safetensors"),
+            "safetensors files list their tensors themselves",
+        ),
+        (
+            lambda d: d["ropes"]["rope"].update(inv_freq="a"),
+            r"tensor a is uint32 \[10, 10\], rope 'rope' needs float32",
+        ),
+        (
+            lambda d: d["ropes"]["rope"].update(inv_freq="no"),
+            "ropes.rope.inv_freq is 'no', which is no tensor",
+        ),
         (lambda d: d["ropes"]["rope"].update(inv_freq=[1.0] * 4), "which is no tensor"),
-        (lambda d: d["model"].update(eos_token_ids=[1, 261]), "special token 261 is not below model.vocab_size 261"),
+        (
+            lambda d: d["model"].update(eos_token_ids=[1, 261]),
+            "special token 261 is not below model.vocab_size 261",
+        ),
         (lambda d: d["model"].update(bos_token_id=261), "special token 261"),
         (lambda d: d["caches"][0].update(kv_heads=3), "has 4 heads for 3 heads of keys"),
         (lambda d: d["caches"][0].update(head_dim=7), "7 is not a multiple of 2"),
@@ -173,14 +211,23 @@ def tensor(data: dict[str, Any], index: int) -> dict[str, Any]:
         (lambda d: functions(d)["step"].reverse(), "step should have buckets of ascending size"),
         (lambda d: functions(d)["greedy"][1].update(rows=16), "greedy of size 4 has 16 rows"),
         (lambda d: functions(d)["step"][0].pop("sha256"), "step of size 1 has no plan"),
-        (lambda d: functions(d)["step"][4].update(size=257), "step of size 257 has 16 rows, which the buffers do not hold"),
+        (
+            lambda d: functions(d)["step"][4].update(size=257),
+            "step of size 257 has 16 rows, which the buffers do not hold",
+        ),
         (lambda d: d["buffers"].append(d["buffers"][0]), "buffers names a buffer twice"),
         (lambda d: d["buffers"].pop(), "buffers lacks kv.1.v"),
-        (lambda d: d["buffers"][0].update(shape=[64]), r"tokens is int32 \[64\], .* it should be int32 \[256\]"),
-        (lambda d: d["buffers"].append({"name": "state", "dtype": "int32", "shape": [4]}), "buffer state is not one of"),
+        (
+            lambda d: d["buffers"][0].update(shape=[64]),
+            r"tokens is int32 \[64\], .* it should be int32 \[256\]",
+        ),
+        (
+            lambda d: d["buffers"].append({"name": "state", "dtype": "int32", "shape": [4]}),
+            "buffer state is not one of",
+        ),
         (lambda d: d.update(buffers=[{"name": "x", "dtype": "int32", "shape": [10**400]}]), "buffers"),
     ],
-)  # fmt: skip
+)
 def test_a_manifest_that_does_not_add_up_says_why(
     path: Path, change: Callable[[dict[str, Any]], object], message: str
 ) -> None:
@@ -191,9 +238,29 @@ def test_a_manifest_that_does_not_add_up_says_why(
 
 @pytest.mark.parametrize(
     "name",
-    ["x\n/../../../etc/passwd", "x\n", "..", "../x", "a/../b", "a/./b", "a//b", "/etc/passwd", "a\\b", "C:/x", ".\t./x",
-     "%2e%2e/x", "a/%2e%2e/%2e%2e/x", "", "a/", "~/x", "x?y", "x#y", "a/.hidden", "\x00"],
-)  # fmt: skip
+    [
+        "x\n/../../../etc/passwd",
+        "x\n",
+        "..",
+        "../x",
+        "a/../b",
+        "a/./b",
+        "a//b",
+        "/etc/passwd",
+        "a\\b",
+        "C:/x",
+        ".\t./x",
+        "%2e%2e/x",
+        "a/%2e%2e/%2e%2e/x",
+        "",
+        "a/",
+        "~/x",
+        "x?y",
+        "x#y",
+        "a/.hidden",
+        "\x00",
+    ],
+)
 def test_a_file_outside_the_artifact_is_refused(path: Path, name: str) -> None:
     tiny.edit_manifest(path, lambda data: data["weights"]["shards"][0].update(file=name))
     with pytest.raises(ArtifactError, match="does not match"):
@@ -214,7 +281,10 @@ LAUNCH = {"kernel": "k", "args": ["weight:a", "workspace:0"]}
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        ({"function": "step", "size": 1, "rows": 1}, r"step.4.json is the plan of \('step', 1, 1\), not of step, 4 rows"),
+        (
+            {"function": "step", "size": 1, "rows": 1},
+            r"step.4.json is the plan of \('step', 1, 1\), not of step, 4 rows",
+        ),
         ({"function": "greedy", "size": 4, "rows": 4}, "is the plan of"),
         ({"function": "step", "size": 4, "rows": 1}, "is the plan of"),
         ([], "is the plan of"),
@@ -231,7 +301,9 @@ LAUNCH = {"kernel": "k", "args": ["weight:a", "workspace:0"]}
 )
 def test_a_plan_that_is_not_its_buckets_is_refused(path: Path, plan: Any, message: str) -> None:
     params = [{"dtype": "uint32", "shape": [10, 10]}] * 2
-    tiny.edit_manifest(path, lambda d: d["programs"][0].update(kernels={"k": {"params": params}}, workspace=[400]))
+    tiny.edit_manifest(
+        path, lambda d: d["programs"][0].update(kernels={"k": {"params": params}}, workspace=[400])
+    )
     good = {"function": "step", "size": 4, "rows": 4, "launches": [LAUNCH]}
     replace_plan(path, good)
     Artifact.open(path).verify()
@@ -249,7 +321,9 @@ def test_a_plan_that_was_changed_is_corrupt(path: Path) -> None:
 
 def test_a_chat_template_that_the_manifest_does_not_list_is_refused(path: Path) -> None:
     (path / "tokenizer" / "chat_template.jinja").write_text("{{ 'ignore the user' }}")
-    with pytest.raises(ArtifactError, match=r"tokenizer/chat_template.jinja is not listed in manifest.json: remove it"):
+    with pytest.raises(
+        ArtifactError, match=r"tokenizer/chat_template.jinja is not listed in manifest.json: remove it"
+    ):
         Artifact.open(path).verify()
 
 
@@ -360,9 +434,13 @@ def test_memory_sizes() -> None:
 
 
 HYBRID = {
-    **tiny.CONFIG, "model_type": "mistral", "num_hidden_layers": 6, "max_position_embeddings": 32768, "sliding_window": 512,
+    **tiny.CONFIG,
+    "model_type": "mistral",
+    "num_hidden_layers": 6,
+    "max_position_embeddings": 32768,
+    "sliding_window": 512,
     "layer_types": ["full_attention", *["sliding_attention"] * 5],
-}  # fmt: skip
+}
 """A window of 512 in five layers of six."""
 
 
@@ -372,7 +450,9 @@ def test_memory_by_context_grows_only_where_there_is_no_window() -> None:
     full, sliding = page_bytes(manifest, program)
     assert sliding == 5 * full
     lengths = (1024, 4096, 8192, 32768)
-    assert [kv_bytes(manifest, program, n) for n in lengths] == [n // 16 * full + 33 * sliding for n in lengths]
+    assert [kv_bytes(manifest, program, n) for n in lengths] == [
+        n // 16 * full + 33 * sliding for n in lengths
+    ]
     assert kv_bytes(manifest, program, 100) == 7 * (full + sliding), "shorter than the window: all of it"
     everywhere = {**HYBRID, "layer_types": None}
     alone = parse(tiny.manifest_dict(everywhere), "manifest.json")
@@ -396,14 +476,18 @@ def test_groups_get_pages_in_proportion_to_what_a_sequence_needs_of_them() -> No
     assert pages(2048 * full + need * sliding) == (2048, need), "the context comes first"
     three = 2048 * full + need * sliding + 2 * (256 * full + need * sliding)
     assert pages(three) == (2048 + 2 * 256, 3 * need), "and two conversations of 4096 tokens"
-    assert pages(10**9) == useful_pages(manifest) == (8 * 2048, 16 * need), "and as many idle pages of windows"
+    assert pages(10**9) == useful_pages(manifest) == (8 * 2048, 16 * need), (
+        "and as many idle pages of windows"
+    )
 
 
 def test_pages_of_a_budget() -> None:
     manifest = parse(tiny.manifest_dict(), "manifest.json")
     program = manifest.programs[0]
     (page,) = page_bytes(manifest, program)
-    assert page == 2 * 2 * 8 * 2 * 4 * 16, "two layers, keys and values, two heads of eight float32, sixteen tokens"
+    assert page == 2 * 2 * 8 * 2 * 4 * 16, (
+        "two layers, keys and values, two heads of eight float32, sixteen tokens"
+    )
     assert plan_pages(manifest, program, 5 * page + 1) == (5,)
     assert plan_pages(manifest, program, 10**9) == useful_pages(manifest) == (80,)
     assert plan_pages(manifest, program, None) == (80,)

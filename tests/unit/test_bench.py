@@ -44,7 +44,11 @@ def outcome(ttft: float, tpot: float, tokens: int = 11, error: str | None = None
 
 def test_figures_of_a_level() -> None:
     slow, late = outcome(0.5, 0.3), outcome(2.0, 0.05)
-    run = Run([outcome(0.5, 0.05), slow, late, outcome(0.1, 0.01, error="HTTP 429"), outcome(0.9, 9.0, tokens=1)], 10.0, 2)
+    run = Run(
+        [outcome(0.5, 0.05), slow, late, outcome(0.1, 0.01, error="HTTP 429"), outcome(0.9, 9.0, tokens=1)],
+        10.0,
+        2,
+    )
     made = figures.level("4 at once", "closed", 4, run, Slo(1.0, 0.1))
     # One kept both bounds, one token has no TPOT; the failed one counts as sent, and for nothing else.
     assert (made.requests, made.ok, made.goodput, made.good) == (5, 4, 0.2, 0.4)
@@ -77,7 +81,8 @@ def test_traces_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("a.txt", AZURE), ("a.csv", "x,y\n1,2\n"), ("a.csv", ""), ("a.jsonl", "{}"), ("a.jsonl", "[")]
+    ("name", "text"),
+    [("a.txt", AZURE), ("a.csv", "x,y\n1,2\n"), ("a.csv", ""), ("a.jsonl", "{}"), ("a.jsonl", "[")],
 )
 def test_what_is_no_trace_is_said(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
@@ -124,10 +129,16 @@ def test_a_rate_keeps_the_bursts(gaps: list[float], rate: float) -> None:
 
 
 @given(
-    st.integers(1, 100_000), st.integers(1, 100_000), st.floats(0.001, 3), st.one_of(st.none(), st.integers(64, 8192)),
-    st.integers(0, 20), st.one_of(st.none(), st.integers(1, 500)),
-)  # fmt: skip
-def test_lengths_fit(prompt: int, output: int, scale: float, context: int | None, shared: int, top: int | None) -> None:
+    st.integers(1, 100_000),
+    st.integers(1, 100_000),
+    st.floats(0.001, 3),
+    st.one_of(st.none(), st.integers(64, 8192)),
+    st.integers(0, 20),
+    st.one_of(st.none(), st.integers(1, 500)),
+)
+def test_lengths_fit(
+    prompt: int, output: int, scale: float, context: int | None, shared: int, top: int | None
+) -> None:
     work = Workload(scale=scale, shared_prefix=shared, max_prompt=top, max_output=top)
     (made,) = traces.fit([Item(0, prompt, output, (1,), 512)], work, context, 5)
     assert made.prompt_tokens >= 6
@@ -160,7 +171,10 @@ def test_equal_blocks_are_equal_text_and_nothing_else_is() -> None:
         return prompts.text(WORDS, Item(0, 65, 1, blocks, 20), index, shared, "s").split()
 
     def common(a: list[str], b: list[str]) -> int:
-        return sum(WORDS.costs[x] for x, _ in itertools.takewhile(lambda p: p[0] == p[1], zip(a[1:], b[1:], strict=False)))
+        return sum(
+            WORDS.costs[x]
+            for x, _ in itertools.takewhile(lambda p: p[0] == p[1], zip(a[1:], b[1:], strict=False))
+        )
 
     assert 40 <= common(words((1, 2, 3), 0), words((1, 2, 4), 1)) < 50
     assert words((1, 2, 3), 0) == words((1, 2, 3), 1)

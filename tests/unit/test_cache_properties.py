@@ -46,7 +46,9 @@ class CacheMachine(RuleBasedStateMachine):
         return live[number % len(live)]
 
     def extend(self, sequence: Sequence, new: list[int], extra: int = 0) -> bool:
-        """Reserve, queue on the shadow device what the engine would queue, append. Gives whether there was room."""
+        """Reserve, queue on the shadow device what the engine would queue, append. Gives whether there was
+        room.
+        """
         at = len(sequence.tokens)
         wanted = at + len(new) + extra
         grant = self.table.reservable(sequence, wanted)

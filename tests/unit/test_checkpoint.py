@@ -202,7 +202,10 @@ def tensor(start: int, stop: int, shape: list[int] | None = None) -> dict[str, A
         ({"a": {**tensor(0, 48), "dtype": ["F32"]}}, "make sense"),
         ({"a": [1]}, "make sense"),
         ({"a": tensor(0, 48), "__metadata__": {"format": 1}}, "__metadata__ .* no object of strings"),
-        ('{"a": {"dtype": "F32", "shape": [Infinity], "data_offsets": [0, 48]}}', "Infinity is no JSON number"),
+        (
+            '{"a": {"dtype": "F32", "shape": [Infinity], "data_offsets": [0, 48]}}',
+            "Infinity is no JSON number",
+        ),
         ("[" * 100_000, "nested too deeply"),
         ("[]", "no JSON object"),
     ],
@@ -240,10 +243,22 @@ def edited(root: Path, file: str, **changes: object) -> None:
         (lambda root: (root / "tokenizer.json").write_text("{}"), "tokenizer.json: no tokenizer"),
         (lambda root: edited(root, "tokenizer_config.json", chat_template="{% for x in"), "template"),
         (lambda root: edited(root, "tokenizer_config.json", chat_template=[1]), "chat_template is"),
-        (lambda root: edited(root, "tokenizer_config.json", chat_template=[{"name": "default"}]), "chat_template is"),
-        (lambda root: (root / "chat_template.jinja").write_bytes(b"\xff"), "chat_template.jinja: cannot be read"),
-        (lambda root: edited(root, "generation_config.json", eos_token_id=[1, -1]), "generation_config.json: eos_token_id"),
-        (lambda root: edited(root, "generation_config.json", eos_token_id=10**6), "generation_config.json: eos_token_id"),
+        (
+            lambda root: edited(root, "tokenizer_config.json", chat_template=[{"name": "default"}]),
+            "chat_template is",
+        ),
+        (
+            lambda root: (root / "chat_template.jinja").write_bytes(b"\xff"),
+            "chat_template.jinja: cannot be read",
+        ),
+        (
+            lambda root: edited(root, "generation_config.json", eos_token_id=[1, -1]),
+            "generation_config.json: eos_token_id",
+        ),
+        (
+            lambda root: edited(root, "generation_config.json", eos_token_id=10**6),
+            "generation_config.json: eos_token_id",
+        ),
     ],
 )
 def test_what_the_runtimes_could_not_open_is_refused_first(

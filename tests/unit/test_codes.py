@@ -36,7 +36,9 @@ def test_mlx_unpacks_the_same_codes(bits: int) -> None:
 @pytest.mark.parametrize("bits", BITS)
 def test_what_mlx_quantizes_is_read(bits: int, group: int) -> None:
     mx = pytest.importorskip("mlx.core", reason="mlx is not installed")
-    words, scales, biases = mx.quantize(mx.array(RNG.standard_normal((4, 256)).astype(np.float32)), group, bits)
+    words, scales, biases = mx.quantize(
+        mx.array(RNG.standard_normal((4, 256)).astype(np.float32)), group, bits
+    )
     codes = unpack_codes(np.array(words), bits).reshape(4, -1, group).astype(np.float32)
     assert codes.max() == 2**bits - 1
     found = codes * np.array(scales)[..., None] + np.array(biases)[..., None]

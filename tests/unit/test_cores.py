@@ -34,7 +34,14 @@ V1 = "5:cpuset:/\n4:cpu,cpuacct:/docker/abc\n1:name=systemd:/docker/abc\n"
         ("0::/pod/app", {"pod/app/cpu.max": "300000 100000", "pod/cpu.max": "400000 100000"}, 3.0),
         ("0::/host/name/of/it", {"cpu.max": "100000 50000"}, 2.0),
         ("0::/../../outside", {"cpu.max": "100000 100000"}, 1.0),
-        (V1, {"cpu,cpuacct/docker/abc/cpu.cfs_quota_us": "250000", "cpu,cpuacct/docker/abc/cpu.cfs_period_us": "100000"}, 2.5),
+        (
+            V1,
+            {
+                "cpu,cpuacct/docker/abc/cpu.cfs_quota_us": "250000",
+                "cpu,cpuacct/docker/abc/cpu.cfs_period_us": "100000",
+            },
+            2.5,
+        ),
         (V1, {"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4.0),
         (V1, {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
         (V1, {"cpu/cpu.cfs_quota_us": "100000"}, None),
@@ -56,7 +63,9 @@ def test_where_nothing_is_told_there_is_no_quota(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("quota", "expected"), [(None, 8), (64.0, 8), (2.0, 2), (2.9, 2), (0.3, 1)])
-def test_threads_stay_within_the_quota(monkeypatch: pytest.MonkeyPatch, quota: float | None, expected: int) -> None:
+def test_threads_stay_within_the_quota(
+    monkeypatch: pytest.MonkeyPatch, quota: float | None, expected: int
+) -> None:
     monkeypatch.setattr("nearfar.edge_runtime.executors.cpu.cores.cpu_quota", lambda: quota)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     monkeypatch.setattr("psutil.cpu_count", lambda logical: 16)
@@ -66,8 +75,10 @@ def test_threads_stay_within_the_quota(monkeypatch: pytest.MonkeyPatch, quota: f
 @contextlib.contextmanager
 def control_group() -> Iterator[Path]:
     """A group of this machine with half a CPU; skips where none may be made."""
-    for root, limits in ((Path("/sys/fs/cgroup/cpu"), {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "50000"}),
-                         (Path("/sys/fs/cgroup"), {"cpu.max": "50000 100000"})):  # fmt: skip
+    for root, limits in (
+        (Path("/sys/fs/cgroup/cpu"), {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "50000"}),
+        (Path("/sys/fs/cgroup"), {"cpu.max": "50000 100000"}),
+    ):
         group = root / f"nearfar-test-{os.getpid()}"
         try:
             group.mkdir()

@@ -56,12 +56,15 @@ def test_the_dashboard_and_the_autoscaler_ask_for_metrics_that_exist() -> None:
         assert names <= series.keys()
         for group in re.findall(r"by \((\w+)\)", expression):
             assert any(group in series[name] for name in names)
-    shown = {re.sub(r"_(bucket|sum|count|total)$", "", name) for text in expressions for name in queried(text)}
+    shown = {
+        re.sub(r"_(bucket|sum|count|total)$", "", name) for text in expressions for name in queried(text)
+    }
     known = {re.sub(r"_(bucket|sum|count|total|created)$", "", name) for name in series}
     assert shown == known
     assert queried((CHART / "templates" / "_helpers.tpl").read_text()) == {
-        "nearfar:num_requests_running", "nearfar:num_requests_waiting",
-    }  # fmt: skip
+        "nearfar:num_requests_running",
+        "nearfar:num_requests_waiting",
+    }
     assert queried(board["templating"]["list"][1]["query"]["query"]) <= series.keys()
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
 
@@ -82,7 +85,9 @@ def test_every_value_that_the_chart_uses_is_there_and_every_value_is_used() -> N
     def leaves(node: Any, path: str) -> list[str]:
         if not isinstance(node, dict) or not node or any(path == one for one in used):
             return [path]
-        return [leaf for key, child in node.items() for leaf in leaves(child, f"{path}.{key}" if path else key)]
+        return [
+            leaf for key, child in node.items() for leaf in leaves(child, f"{path}.{key}" if path else key)
+        ]
 
     assert [leaf for leaf in leaves(values(), "") if leaf not in used] == []
 
@@ -105,16 +110,24 @@ def test_the_blocks_of_the_templates_close_and_what_they_include_is_defined() ->
     assert included == defined
 
 
-@pytest.mark.parametrize("file", [file for file in TEMPLATES if file.suffix == ".yaml"], ids=lambda file: file.name)
+@pytest.mark.parametrize(
+    "file", [file for file in TEMPLATES if file.suffix == ".yaml"], ids=lambda file: file.name
+)
 def test_the_templates_are_yaml_around_their_actions(file: Path) -> None:
-    """Lines that are only an action go; actions inside a line become a word. What is left must be Kubernetes objects."""
+    """Lines that are only an action go; actions inside a line become a word. What is left must be
+    Kubernetes objects.
+    """
     kept = []
     for line in file.read_text(encoding="utf-8").splitlines():
         if re.fullmatch(r"\s*\{\{.*\}\}", line):
             continue
         line = re.sub(r"\{\{-[^}]*nindent[^}]*\}\}", "{word: word}", line)
         kept.append(ACTION.sub("1", line))
-    documents = [document for document in re.split(r"^(?:---$|(?=# The rule))", "\n".join(kept), flags=re.MULTILINE) if document.strip()]
+    documents = [
+        document
+        for document in re.split(r"^(?:---$|(?=# The rule))", "\n".join(kept), flags=re.MULTILINE)
+        if document.strip()
+    ]
     assert documents
     for document in documents:
         made = yaml.safe_load(document)
@@ -140,11 +153,18 @@ def test_what_is_started_has_the_options_that_it_is_given() -> None:
     assert given <= options_of_serve()
     assert "- --fronts={{ .Values.replicas }}" in front  # as many as share the keys
     assert "- --limits-store={{ . }}" in front
-    variable = next(parameter.envvar for parameter in typer.main.get_command(serving()).params if parameter.name == "limits_store")
+    variable = next(
+        parameter.envvar
+        for parameter in typer.main.get_command(serving()).params
+        if parameter.name == "limits_store"
+    )
     assert f"- name: {variable}\n" in front
     assert {"url", "existingSecret", "port", "pods"} == values()["limitsStore"].keys()
     addresses = [word for word in command if word.startswith("http://")]
-    assert {address.removeprefix("http://").removesuffix(":8000") for address in addresses} == {"vllm-1", "vllm-2"}
+    assert {address.removeprefix("http://").removesuffix(":8000") for address in addresses} == {
+        "vllm-1",
+        "vllm-2",
+    }
     for service in services.values():
         assert set(service.get("secrets", ())) <= compose["secrets"].keys()
         assert set(service.get("networks", ())) <= compose["networks"].keys()
@@ -153,10 +173,16 @@ def test_what_is_started_has_the_options_that_it_is_given() -> None:
             assert source in compose["volumes"] or (DEPLOY / "compose" / source).exists(), volume
     drain = int(command[command.index("--drain") + 1])
     assert int(services["nearfar"]["stop_grace_period"].removesuffix("s")) > drain
-    scraped = yaml.safe_load((DEPLOY / "compose" / "prometheus.yml").read_text(encoding="utf-8"))["scrape_configs"]
-    targets = {target.split(":")[0] for job in scraped for one in job["static_configs"] for target in one["targets"]}
+    scraped = yaml.safe_load((DEPLOY / "compose" / "prometheus.yml").read_text(encoding="utf-8"))[
+        "scrape_configs"
+    ]
+    targets = {
+        target.split(":")[0] for job in scraped for one in job["static_configs"] for target in one["targets"]
+    }
     assert targets <= services.keys()
-    assert {Path(job["authorization"]["credentials_file"]).name for job in scraped} <= set(services["prometheus"]["secrets"])
+    assert {Path(job["authorization"]["credentials_file"]).name for job in scraped} <= set(
+        services["prometheus"]["secrets"]
+    )
 
 
 def test_the_health_check_wants_a_real_token(tmp_path: Path) -> None:
@@ -165,7 +191,9 @@ def test_the_health_check_wants_a_real_token(tmp_path: Path) -> None:
     key.write_text("any\n")
     server = RunningServer(lambda: tiny_engine(tmp_path / "model"))
     try:
-        done = subprocess.run([*probe, server.address, str(key)], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            [*probe, server.address, str(key)], capture_output=True, text=True, timeout=60, check=False
+        )
         assert done.returncode == 0, done.stderr
         assert server.run(lambda: stats(server)).generated_tokens == 1
     finally:
@@ -185,6 +213,11 @@ def test_the_entrypoint_reads_the_key_from_its_file(tmp_path: Path) -> None:
     nearfar.chmod(0o755)
     (tmp_path / "key").write_text("secret\n")
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "NEARFAR_UPSTREAM_KEY_FILE": str(tmp_path / "key")}
-    done = subprocess.run([DEPLOY / "entrypoint.sh", "serve", "http://x"], capture_output=True, text=True, env=environment,
-                          check=True)  # fmt: skip
+    done = subprocess.run(
+        [DEPLOY / "entrypoint.sh", "serve", "http://x"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=True,
+    )
     assert done.stdout == "secret|serve http://x\n"

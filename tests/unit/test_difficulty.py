@@ -1,4 +1,6 @@
-"""The difficulty score: vectors that TypeScript passes too, odd prompts, the size of the model, `nearfar route score`."""
+"""The difficulty score: vectors that TypeScript passes too, odd prompts, the size of the model, `nearfar
+route score`.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,12 @@ from nearfar.routing.difficulty.training import (
 from tests.shared_data import shared_data
 
 ROOT = Path(__file__).parents[2]
-VECTORS: dict[str, Any] = json.loads((ROOT / "tests/vectors/routing/difficulty.json").read_text(encoding="utf-8"))
-CATEGORIES: dict[str, str] = json.loads((ROOT / "scripts/difficulty_lexicon.json").read_text(encoding="utf-8"))
+VECTORS: dict[str, Any] = json.loads(
+    (ROOT / "tests/vectors/routing/difficulty.json").read_text(encoding="utf-8")
+)
+CATEGORIES: dict[str, str] = json.loads(
+    (ROOT / "scripts/difficulty_lexicon.json").read_text(encoding="utf-8")
+)
 
 
 @pytest.mark.parametrize("case", VECTORS["prompts"], ids=lambda case: case["name"])
@@ -75,8 +81,14 @@ def test_a_long_prompt_is_read_at_both_ends_only():
 
 def test_work_makes_harder_and_small_talk_is_easy():
     assert score("Hi!") < score("What is the capital of France?") < 0.5
-    hard = "A tank holds 240 litres. Pipe A fills it in 3 hours, pipe B in 5, and a leak, which opens when it is half full, "
-    hard += "empties 12 litres an hour. If both pipes start at noon, when is it full, and how much has leaked by then?"
+    hard = (
+        "A tank holds 240 litres. Pipe A fills it in 3 hours, pipe B in 5, and a leak, which opens when it "
+        "is half full, "
+    )
+    hard += (
+        "empties 12 litres an hour. If both pipes start at noon, when is it full, and how much has leaked "
+        "by then?"
+    )
     assert score(hard) > 0.5
 
 
@@ -100,7 +112,9 @@ def test_the_model_is_small_and_of_its_own_lexicon():
 
 def test_rank_is_linear_between_knots_and_closed_at_the_ends():
     knots = (0.1, 0.2, 0.4)
-    assert [rank(value, knots) for value in (0.0, 0.1, 0.15, 0.2, 0.3, 0.4, 0.9)] == pytest.approx([0, 0, 0.25, 0.5, 0.75, 1, 1])
+    assert [rank(value, knots) for value in (0.0, 0.1, 0.15, 0.2, 0.3, 0.4, 0.9)] == pytest.approx(
+        [0, 0, 0.25, 0.5, 0.75, 1, 1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,7 +144,9 @@ def test_a_model_that_is_none_is_refused(tmp_path, change, message):
 
 
 def made_up(subject: str, hard: float, count: int, random: np.random.Generator) -> list[Example]:
-    """Questions that the weak model fails the likelier the longer they are, in a subject of its own difficulty."""
+    """Questions that the weak model fails the likelier the longer they are, in a subject of its own
+    difficulty.
+    """
     found = []
     for _ in range(count):
         words = int(random.integers(3, 60))
@@ -260,7 +276,10 @@ def test_route_score_streams_and_stops_cleanly():
 
 
 def test_route_score_survives_a_reader_that_leaves():
-    command = f"yes '{{\"prompt\": \"Hi!\"}}' | head -n 20000 | '{sys.executable}' -m nearfar route score -i - | head -n 1"
+    command = (
+        f"yes '{{\"prompt\": \"Hi!\"}}' | head -n 20000 | '{sys.executable}' -m nearfar route score -i - | "
+        "head -n 1"
+    )
     ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert json.loads(ran.stdout)["difficulty"] == pytest.approx(score("Hi!"), abs=1e-6)
     assert ran.stderr == ""

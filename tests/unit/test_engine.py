@@ -37,10 +37,19 @@ async def alone(tokens: list[int], params: SamplingParams = GREEDY) -> list[int]
 MIXED = [
     (prompt(3, 1), GREEDY),
     (prompt(40, 2), SamplingParams(temperature=0.9, seed=5, max_tokens=20, ignore_eos=True)),
-    (prompt(70, 3), SamplingParams(temperature=1.2, top_k=20, top_p=0.9, seed=-3, max_tokens=9, ignore_eos=True)),
-    (prompt(1, 4), SamplingParams(temperature=0, repetition_penalty=1.3, frequency_penalty=0.5, max_tokens=15)),
+    (
+        prompt(70, 3),
+        SamplingParams(temperature=1.2, top_k=20, top_p=0.9, seed=-3, max_tokens=9, ignore_eos=True),
+    ),
+    (
+        prompt(1, 4),
+        SamplingParams(temperature=0, repetition_penalty=1.3, frequency_penalty=0.5, max_tokens=15),
+    ),
     (prompt(90, 5), SamplingParams(temperature=0, logit_bias={7: 100.0}, max_tokens=5)),
-    (prompt(33, 6), SamplingParams(temperature=1, min_p=0.1, presence_penalty=1, seed=2**64 - 1, max_tokens=11)),
+    (
+        prompt(33, 6),
+        SamplingParams(temperature=1, min_p=0.1, presence_penalty=1, seed=2**64 - 1, max_tokens=11),
+    ),
 ]
 
 

@@ -1,4 +1,6 @@
-"""A step that fails begins a new epoch: whatever call of the device fails, later answers are those of an engine that never failed."""
+"""A step that fails begins a new epoch: whatever call of the device fails, later answers are those of an
+engine that never failed.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ def numpy_executor() -> Executor:
 
 
 def engine(
-    faults: Faults, *, pipelined: bool = True, reopens: bool = True, make: Callable[[], Executor] = numpy_executor
+    faults: Faults,
+    *,
+    pipelined: bool = True,
+    reopens: bool = True,
+    make: Callable[[], Executor] = numpy_executor,
 ) -> EngineCore:
     description = tiny.manifest()
     return EngineCore(
@@ -61,8 +67,16 @@ SHARED = prompt(40, 1)
 
 REQUESTS = [
     ([*SHARED, *prompt(3, 2)], GREEDY, None),
-    ([*SHARED, *prompt(9, 3)], SamplingParams(temperature=0.9, seed=5, max_tokens=4, logprobs=2, ignore_eos=True), None),
-    (prompt(35, 4), SamplingParams(temperature=0, logit_bias={7: 9.0}, presence_penalty=1, max_tokens=3, ignore_eos=True), None),
+    (
+        [*SHARED, *prompt(9, 3)],
+        SamplingParams(temperature=0.9, seed=5, max_tokens=4, logprobs=2, ignore_eos=True),
+        None,
+    ),
+    (
+        prompt(35, 4),
+        SamplingParams(temperature=0, logit_bias={7: 9.0}, presence_penalty=1, max_tokens=3, ignore_eos=True),
+        None,
+    ),
     (prompt(18, 5), GREEDY, Even),
 ]
 
@@ -72,7 +86,9 @@ Outcome = list[int] | Exception
 async def collect(core: EngineCore, number: int) -> Outcome:
     tokens, params, constraint = REQUESTS[number]
     try:
-        return [event.token async for event in core.generate(tokens, params, constraint() if constraint else None)]
+        return [
+            event.token async for event in core.generate(tokens, params, constraint() if constraint else None)
+        ]
     except Exception as error:
         return error
 
@@ -144,7 +160,9 @@ async def test_a_device_that_cannot_be_opened_again_is_refused_by_name(pipelined
             core.generate([1], GREEDY)
 
 
-async def test_a_fault_while_the_device_is_opened_again_fails_the_request_and_the_next_one_tries_again() -> None:
+async def test_a_fault_while_the_device_is_opened_again_fails_the_request_and_the_next_one_tries_again() -> (
+    None
+):
     expected, opening, _ = await clean(True)
     faults = Faults(opening + 20)
     core = engine(faults)
@@ -172,7 +190,9 @@ async def test_a_snapshot_beside_a_failing_step_holds_no_page_of_the_epoch_befor
         await running
         assert await answers(core) == await answers(core)
         saved = await capture(core, tokens)
-        assert all(np.array_equal(saved[name], content[name]) for name in content), f"call {at}: {faults.calls[at]}"
+        assert all(np.array_equal(saved[name], content[name]) for name in content), (
+            f"call {at}: {faults.calls[at]}"
+        )
         await core.close()
 
 
@@ -261,15 +281,23 @@ class Overflowing(NumpyExecutor):
     def _step(self, size: int) -> None:
         super()._step(size)
         b = self.buffers
-        hit = set(b["slots"][:size][(b["tokens"][:size] == self.token) & (b["positions"][:size] >= 0)].tolist())
+        hit = set(
+            b["slots"][:size][(b["tokens"][:size] == self.token) & (b["positions"][:size] >= 0)].tolist()
+        )
         for row, source in enumerate(b["logit_rows"][: min(size, 16)]):
             if b["slots"][source] in hit:
                 b["logits"][row] = np.nan
 
 
 @both
-@pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=1, seed=1, max_tokens=3, logprobs=1)], ids=["greedy", "sample"])
-async def test_logits_that_are_not_finite_fail_their_request_and_no_other(params: SamplingParams, pipelined: bool) -> None:
+@pytest.mark.parametrize(
+    "params",
+    [GREEDY, SamplingParams(temperature=1, seed=1, max_tokens=3, logprobs=1)],
+    ids=["greedy", "sample"],
+)
+async def test_logits_that_are_not_finite_fail_their_request_and_no_other(
+    params: SamplingParams, pipelined: bool
+) -> None:
     bad = 258
     used = {token for tokens, _, _ in REQUESTS for token in tokens}
     assert bad not in used

@@ -1,4 +1,6 @@
-"""An engine whose device is lost under running requests: their texts are those of a device that was never lost."""
+"""An engine whose device is lost under running requests: their texts are those of a device that was never
+lost.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,12 @@ def engine(lives: list[int], pipelined: bool = True) -> EngineCore:
     made = iter([*lives, 10**9])
     description = tiny.manifest()
     return EngineCore(
-        Fragile(next(made)), description, description.programs[0], (PAGES,), pipelined=pipelined, reopen=lambda: Fragile(next(made))
+        Fragile(next(made)),
+        description,
+        description.programs[0],
+        (PAGES,),
+        pipelined=pipelined,
+        reopen=lambda: Fragile(next(made)),
     )
 
 
@@ -69,7 +76,10 @@ async def collect(core: EngineCore, tokens: list[int], params: SamplingParams) -
 
 MIXED = [
     (prompt(40, 2), SamplingParams(temperature=0.9, seed=5, max_tokens=20, ignore_eos=True)),
-    (prompt(1, 4), SamplingParams(temperature=0, repetition_penalty=1.3, frequency_penalty=0.5, max_tokens=15)),
+    (
+        prompt(1, 4),
+        SamplingParams(temperature=0, repetition_penalty=1.3, frequency_penalty=0.5, max_tokens=15),
+    ),
     (prompt(90, 5), SamplingParams(temperature=0, logit_bias={7: 100.0}, max_tokens=5)),
     (prompt(33, 6), SamplingParams(temperature=1, min_p=0.1, presence_penalty=1, seed=9, max_tokens=11)),
 ]

@@ -1,4 +1,6 @@
-"""The format's one home: what is generated from it is checked, and both languages fill the table of buffers in alike."""
+"""The format's one home: what is generated from it is checked, and both languages fill the table of
+buffers in alike.
+"""
 
 import json
 import shutil

@@ -27,8 +27,10 @@ SECONDS = 10.0
 """For one body; most take a quarter of a second."""
 MEGABYTES = 300
 MODELS: dict[str, type[BaseModel]] = {
-    "/v1/chat/completions": ChatRequest, "/v1/completions": CompletionRequest, "/v1/embeddings": EmbeddingRequest,
-}  # fmt: skip
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+    "/v1/embeddings": EmbeddingRequest,
+}
 Wrap = Callable[[Any], Any]
 
 
@@ -53,7 +55,9 @@ def _walk(root: Any, schema: Any, name: str, wrap: Wrap, seen: frozenset[str]) -
         yield f"{name}{{}}", wrap
         for key, inner in schema.get("properties", {}).items():
             base = {other: least(root, schema["properties"][other]) for other in schema.get("required", ())}
-            yield from _walk(root, inner, f"{name}.{key}", lambda value, k=key, b=base: wrap({**b, k: value}), seen)
+            yield from _walk(
+                root, inner, f"{name}.{key}", lambda value, k=key, b=base: wrap({**b, k: value}), seen
+            )
     if not schema.keys() & {"type", "anyOf", "oneOf", "enum", "const"}:  # anything may stand here
         yield f"{name}[]", wrap
         yield f"{name}{{}}", wrap
@@ -90,7 +94,10 @@ def heap(name: str, wrap: Wrap) -> bytes:
 def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, psutil.Process]]:
     """A server in a process of its own, over an engine that is never reached."""
     root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "src"), *filter(None, sys.path)])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(root), str(root / "src"), *filter(None, sys.path)]),
+    }
     command = [sys.executable, "-m", "tests.support.tiny_server", str(tmp_path_factory.mktemp("tiny"))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=root) as started:
         assert started.stdout is not None
@@ -100,9 +107,23 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, psu
 
 def test_the_places_are_found() -> None:
     found = {name for path in MODELS for name, _ in places(path)}
-    assert {"{}", ".messages[]", ".messages[].content[]", ".tools[].function.parameters{}", ".logit_bias{}", ".stop[]",
-            ".prompt[]", ".prompt[][]", ".input[]", ".stop_token_ids[]", ".messages[].tool_calls[]",
-            ".response_format.json_schema.schema{}", ".chat_template_kwargs{}", ".metadata{}", ".guided_json[]"} <= found  # fmt: skip
+    assert {
+        "{}",
+        ".messages[]",
+        ".messages[].content[]",
+        ".tools[].function.parameters{}",
+        ".logit_bias{}",
+        ".stop[]",
+        ".prompt[]",
+        ".prompt[][]",
+        ".input[]",
+        ".stop_token_ids[]",
+        ".messages[].tool_calls[]",
+        ".response_format.json_schema.schema{}",
+        ".chat_template_kwargs{}",
+        ".metadata{}",
+        ".guided_json[]",
+    } <= found
 
 
 @pytest.mark.parametrize("path", MODELS)
@@ -113,8 +134,18 @@ def test_a_heap_of_wrong_types_is_refused_at_once(path: str, process: tuple[str,
         for name, wrap in dict(places(path)).items():
             with MemoryWatch([server]) as watch:
                 start = time.monotonic()
-                response = http.post(path, content=heap(name, wrap), headers={"Content-Type": "application/json"})
+                response = http.post(
+                    path, content=heap(name, wrap), headers={"Content-Type": "application/json"}
+                )
                 seconds = time.monotonic() - start
-            if response.status_code != 400 or seconds > SECONDS or watch.megabytes > MEGABYTES or len(response.content) > 4096:
-                wrong.append(f"{name}: {response.status_code} {seconds:.1f} s {watch.megabytes:.0f} MB {response.text[:200]}")
+            if (
+                response.status_code != 400
+                or seconds > SECONDS
+                or watch.megabytes > MEGABYTES
+                or len(response.content) > 4096
+            ):
+                wrong.append(
+                    f"{name}: {response.status_code} {seconds:.1f} s {watch.megabytes:.0f} MB "
+                    f"{response.text[:200]}"
+                )
     assert wrong == []

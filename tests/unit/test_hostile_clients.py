@@ -36,7 +36,10 @@ def connect(server: RunningServer, receive_buffer: int | None = None) -> socket.
 
 def post(body: dict[str, Any]) -> bytes:
     data = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
+        f"{len(data)}\r\n\r\n"
+    )
     return head.encode() + data
 
 
@@ -61,9 +64,7 @@ def closed_after(connection: socket.socket) -> float:
     ],
     ids=["nothing", "half of the headers", "half of the body", "noise"],
 )
-async def test_clients_that_stop_halfway(
-    rig: Rig, sent: bytes, answer: bytes
-) -> None:
+async def test_clients_that_stop_halfway(rig: Rig, sent: bytes, answer: bytes) -> None:
     def halfway() -> bytes:
         with connect(rig.server) as connection:
             connection.sendall(sent)
@@ -93,7 +94,9 @@ async def test_a_client_that_vanishes(rig: Rig) -> None:
 
 
 async def test_a_client_that_reads_one_byte_at_a_time(rig: Rig) -> None:
-    """Its window fills, the server stops writing, and after write_timeout the connection is cut and the work ends."""
+    """Its window fills, the server stops writing, and after write_timeout the connection is cut and the
+    work ends.
+    """
     body = completion(max_tokens=900, n=4, stream=True, logprobs=20, logit_bias={"257": -100})
     with connect(rig.server, receive_buffer=2048) as connection:
         port = connection.getsockname()[1]

@@ -1,4 +1,6 @@
-"""Hostile requests beside eight healthy streams, which must finish with the right tokens, over every engine."""
+"""Hostile requests beside eight healthy streams, which must finish with the right tokens, over every
+engine.
+"""
 
 from __future__ import annotations
 

@@ -33,12 +33,15 @@ def test_what_is_optional_may_be_absent(tmp_path: Path) -> None:
     [
         (lambda path: (path / "manifest.json").write_text("[]"), "not the manifest of a nearfar artifact"),
         (lambda path: (path / "manifest.json").write_text("[" * 100_000), "nested too deeply"),
-        (lambda path: (path / "manifest.json").write_text('{"format": "nearfar-artifact", "version": 3}'), "as the build wrote"),
+        (
+            lambda path: (path / "manifest.json").write_text('{"format": "nearfar-artifact", "version": 3}'),
+            "as the build wrote",
+        ),
         (lambda path: (path / "manifest.json").write_bytes(b"\xff"), "cannot be read"),
         (lambda path: (path / "plans/f32/step.1.json").write_text("[" * 100_000), "nested too deeply"),
         (lambda path: (path / "plans/f32/step.1.json").unlink(), "is missing"),
     ],
-)  # fmt: skip
+)
 def test_a_broken_artifact_is_named_without_a_traceback(
     tmp_path: Path, damage: Callable[[Path], object], said: str
 ) -> None:

@@ -1,4 +1,6 @@
-"""JSON schemas: what is let through is kept to, what cannot be kept to is named. Measured with xgrammar itself."""
+"""JSON schemas: what is let through is kept to, what cannot be kept to is named. Measured with xgrammar
+itself.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,15 @@ STRING = {"type": "string"}
 
 @pytest.fixture(scope="module")
 def matches() -> Matches:
-    info = xgrammar.TokenizerInfo([bytes([b]) for b in range(256)] + [b""], vocab_size=257, stop_token_ids=[256])
+    info = xgrammar.TokenizerInfo(
+        [bytes([b]) for b in range(256)] + [b""], vocab_size=257, stop_token_ids=[256]
+    )
     compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=True)
 
     def match(schema: Any, text: str) -> bool:
-        made = compiler.compile_json_schema(json.dumps(narrowed(schema, strict=True, param="p")), max_whitespace_cnt=16)
+        made = compiler.compile_json_schema(
+            json.dumps(narrowed(schema, strict=True, param="p")), max_whitespace_cnt=16
+        )
         matcher = xgrammar.GrammarMatcher(made)
         return bool(matcher.accept_string(text)) and bool(matcher.accept_token(256))
 
@@ -39,7 +45,11 @@ def test_the_test_suite_accepts_nothing_that_is_invalid(draft: str, matches: Mat
     archive = shared_data("eval", "json-schema-test-suite", "json-schema-test-suite.tar.gz")
     wrong, fates = [], Counter[str]()
     with tarfile.open(archive) as tar:
-        files = [m for m in tar if m.name.count("/") == 2 and f"tests/{draft}/" in m.name and m.name.endswith(".json")]
+        files = [
+            m
+            for m in tar
+            if m.name.count("/") == 2 and f"tests/{draft}/" in m.name and m.name.endswith(".json")
+        ]
         groups = [group for member in files for group in json.load(tar.extractfile(member))]  # type: ignore[arg-type]
     for group in groups:
         try:
@@ -58,27 +68,64 @@ def test_the_test_suite_accepts_nothing_that_is_invalid(draft: str, matches: Mat
 
 KEPT: dict[str, tuple[Any, list[str], list[str]]] = {
     "required without properties": ({"type": "object", "required": ["a"]}, ['{"a": 1}'], ["{}"]),
-    "required beside properties": ({"type": "object", "properties": {"b": STRING}, "required": ["a"]}, ['{"b": "x", "a": 1}'],
-                                   ['{"b": "x"}', "{}"]),
+    "required beside properties": (
+        {"type": "object", "properties": {"b": STRING}, "required": ["a"]},
+        ['{"b": "x", "a": 1}'],
+        ['{"b": "x"}', "{}"],
+    ),
     "no type": ({"maxLength": 1}, ['"a"'], ['"ab"', "5"]),
     "two types by their keywords": ({"maxLength": 1, "minimum": 3}, ['"a"', "3"], ['"ab"', "2", "null"]),
     "enum beside a type": ({"type": "string", "enum": ["a", 1, None]}, ['"a"'], ["1", "null"]),
     "const beside enum": ({"const": 1, "enum": [1, 2]}, ["1"], ["2"]),
-    "bounds that are no whole numbers": ({"type": "integer", "minimum": 2.5, "exclusiveMaximum": 5}, ["3", "4"], ["2", "5"]),
+    "bounds that are no whole numbers": (
+        {"type": "integer", "minimum": 2.5, "exclusiveMaximum": 5},
+        ["3", "4"],
+        ["2", "5"],
+    ),
     "allOf of one": ({"allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": STRING}}, ['"a"'], ["1"]),
     "unevaluatedProperties": ({"unevaluatedProperties": False}, ["{}"], ['{"a": 1}']),
     "minItems alone": ({"type": "array", "minItems": 1}, ["[1]"], ["[]"]),
-    "a discriminated union": ({"oneOf": [
-        {"type": "object", "properties": {"k": {"const": k}, k: STRING}, "required": ["k", k]} for k in ("a", "b")]},
-        ['{"k": "a", "a": "x"}'], ['{"k": "a", "b": "x"}']),
-    "what pydantic writes": ({"$defs": {"P": {"properties": {"n": {"default": None, "title": "N", "anyOf": [
-        {"type": "integer", "minimum": 0}, {"type": "null"}]}}, "title": "P", "type": "object"}},
-        "type": "object", "properties": {"p": {"$ref": "#/$defs/P", "description": "d"}}, "required": ["p"],
-        "additionalProperties": False}, ['{"p": {"n": 1}}', '{"p": {"n": null}}', '{"p": {}}'], ['{"p": {"n": -1}}', "{}"]),
-    "lengths": ({"type": "string", "minLength": 1, "maxLength": 2}, ['"a"', '"éé"'], ['""', '"abc"', '"\x01"', '"\n"']),
+    "a discriminated union": (
+        {
+            "oneOf": [
+                {"type": "object", "properties": {"k": {"const": k}, k: STRING}, "required": ["k", k]}
+                for k in ("a", "b")
+            ]
+        },
+        ['{"k": "a", "a": "x"}'],
+        ['{"k": "a", "b": "x"}'],
+    ),
+    "what pydantic writes": (
+        {
+            "$defs": {
+                "P": {
+                    "properties": {
+                        "n": {
+                            "default": None,
+                            "title": "N",
+                            "anyOf": [{"type": "integer", "minimum": 0}, {"type": "null"}],
+                        }
+                    },
+                    "title": "P",
+                    "type": "object",
+                }
+            },
+            "type": "object",
+            "properties": {"p": {"$ref": "#/$defs/P", "description": "d"}},
+            "required": ["p"],
+            "additionalProperties": False,
+        },
+        ['{"p": {"n": 1}}', '{"p": {"n": null}}', '{"p": {}}'],
+        ['{"p": {"n": -1}}', "{}"],
+    ),
+    "lengths": (
+        {"type": "string", "minLength": 1, "maxLength": 2},
+        ['"a"', '"éé"'],
+        ['""', '"abc"', '"\x01"', '"\n"'],
+    ),
     "a format": ({"type": "string", "format": "date"}, ['"2020-01-01"'], ['"x"']),
     "a pattern": ({"type": "string", "pattern": "^[A-Z]{2}-\\d+$"}, ['"AB-1"'], ['"AB-"', '"xAB-1"']),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", KEPT)
@@ -92,17 +139,37 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "not": ({"not": {}}, "'not'", "#"),
     "if": ({"type": "string", "if": {"type": "string"}, "then": {"minLength": 100}}, "'if'", "#"),
     "allOf": ({"allOf": [{"type": "integer", "minimum": 5}, {"maximum": 6}]}, "'allOf'", "#"),
-    "uniqueItems": ({"properties": {"x": {"type": "array", "uniqueItems": True}}}, "'uniqueItems'", "#/properties/x"),
+    "uniqueItems": (
+        {"properties": {"x": {"type": "array", "uniqueItems": True}}},
+        "'uniqueItems'",
+        "#/properties/x",
+    ),
     "contains": ({"items": {"contains": {}}}, "'contains'", "#/items"),
-    "dependentRequired": ({"$defs": {"a": {"dependentRequired": {"a": ["b"]}}}}, "'dependentRequired'", "#/$defs/a"),
+    "dependentRequired": (
+        {"$defs": {"a": {"dependentRequired": {"a": ["b"]}}}},
+        "'dependentRequired'",
+        "#/$defs/a",
+    ),
     "multipleOf": ({"type": "number", "multipleOf": 0.5}, "'multipleOf'", "#"),
     "an unknown keyword": ({"type": "string", "minLenght": 3}, "'minLenght'", "#"),
-    "required beside a closed object": ({"properties": {}, "required": ["a"], "additionalProperties": False}, "'required'", "#"),
+    "required beside a closed object": (
+        {"properties": {}, "required": ["a"], "additionalProperties": False},
+        "'required'",
+        "#",
+    ),
     "beside anyOf": ({"type": "object", "anyOf": [{"required": ["a"]}]}, "'type'", "#"),
     "beside $ref": ({"$ref": "#/$defs/a", "maxLength": 1, "$defs": {"a": STRING}}, "'maxLength'", "#"),
     "a reference elsewhere": ({"$ref": "http://127.0.0.1:1/x"}, "'$ref'", "#"),
-    "a reference to itself": ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "itself", "#/$defs/a"),
-    "a reference to nothing": ({"properties": {"a": {"$ref": "#/$defs/b"}}}, "leads to nothing", "#/properties/a"),
+    "a reference to itself": (
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
+        "itself",
+        "#/$defs/a",
+    ),
+    "a reference to nothing": (
+        {"properties": {"a": {"$ref": "#/$defs/b"}}},
+        "leads to nothing",
+        "#/properties/a",
+    ),
     "a reference past the schemas": ({"$ref": "#/default", "default": {"not": {}}}, "leads to nothing", "#"),
     "oneOf that overlaps": ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "'oneOf'", "#"),
     "a pattern that looks ahead": ({"type": "string", "pattern": "^(?=.*\\d).+$"}, "'pattern'", "#"),
@@ -113,7 +180,7 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "an empty enum": ({"type": "string", "enum": [1]}, "enum", "#"),
     "a type that is none": ({"type": "unicorn"}, "unicorn", "#"),
     "false": ({"properties": {"a": False}}, "False", "#/properties/a"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -141,11 +208,15 @@ def test_a_keyword_has_one_meaning() -> None:
     assert len(known) == len(set(known))
 
 
-@pytest.mark.parametrize("pattern", ["", "a", "^a|b$", "^(ab|c)*d?$", "[^x]", r"\d{3}-\w+", "^[ -~]+$", "a*?", "(?:x)"])
+@pytest.mark.parametrize(
+    "pattern", ["", "a", "^a|b$", "^(ab|c)*d?$", "[^x]", r"\d{3}-\w+", "^[ -~]+$", "a*?", "(?:x)"]
+)
 def test_patterns_that_are_kept_to(pattern: str) -> None:
     assert why_not(pattern) is None
 
 
-@pytest.mark.parametrize("pattern", ["a$b", "(^a|b)$", r"\bx", r"(a)\1", "(?i)a", "(?!a)b", r"\\", "\n", "[\x01]", "(", 3])
+@pytest.mark.parametrize(
+    "pattern", ["a$b", "(^a|b)$", r"\bx", r"(a)\1", "(?i)a", "(?!a)b", r"\\", "\n", "[\x01]", "(", 3]
+)
 def test_patterns_that_are_not(pattern: Any) -> None:
     assert why_not(pattern)

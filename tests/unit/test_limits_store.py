@@ -28,7 +28,13 @@ from tests.support.redis import RedisServer
 from tests.support.servers import MODEL, Front, RunningServer, tiny_engine
 
 REQUESTS, TOKENS = 6, 40
-BODY: dict[str, Any] = {"model": MODEL, "prompt": "Hi", "max_tokens": 1, "temperature": 0, "logit_bias": {"257": -100}}
+BODY: dict[str, Any] = {
+    "model": MODEL,
+    "prompt": "Hi",
+    "max_tokens": 1,
+    "temperature": 0,
+    "logit_bias": {"257": -100},
+}
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +67,9 @@ class House:
 
     def ask(self, front: int, key: str, **fields: Any) -> httpx.Response:
         headers = {"Authorization": f"Bearer {key}-secret"}
-        return httpx.post(f"{self.fronts[front].url}/v1/completions", json={**BODY, **fields}, headers=headers, timeout=60)
+        return httpx.post(
+            f"{self.fronts[front].url}/v1/completions", json={**BODY, **fields}, headers=headers, timeout=60
+        )
 
     @property
     def filled(self) -> float:
@@ -127,7 +135,9 @@ def test_answers_go_on_without_the_store(house: House, store: RedisServer) -> No
     store.kill()
     statuses = [house.ask(front, "alice").status_code for _ in range(6) for front in (0, 1)]
     assert set(statuses) == {200, 429}
-    assert REQUESTS <= statuses.count(200) <= REQUESTS + house.filled  # each front its part of a minute of its own
+    assert (
+        REQUESTS <= statuses.count(200) <= REQUESTS + house.filled
+    )  # each front its part of a minute of its own
     assert house.log().count("each server counts for itself") == 2  # one line a front
 
 
@@ -135,8 +145,14 @@ def test_answers_go_on_without_the_store(house: House, store: RedisServer) -> No
 
 
 async def test_the_store_counts_as_a_server_by_itself_does(store: RedisServer) -> None:
-    """The same events, in the script and in Python: claims and debts, larger than a bucket too, while limits are edited."""
-    shared, own, began = await open_store(store.url, OwnCounts(1)), OwnCounts(1, lambda: 0.0), time.monotonic()
+    """The same events, in the script and in Python: claims and debts, larger than a bucket too, while
+    limits are edited.
+    """
+    shared, own, began = (
+        await open_store(store.url, OwnCounts(1)),
+        OwnCounts(1, lambda: 0.0),
+        time.monotonic(),
+    )
     chance = random.Random(7)
     for index in range(400):
         account = Account(f"tenant {index // 40}", "tokens", chance.choice((1, 1, 2)))
@@ -164,7 +180,9 @@ async def test_claims_at_the_same_time_get_no_more_than_there_is(store: RedisSer
         await front.close()
 
 
-async def test_a_store_that_was_started_again_is_connected_to_again(store: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_store_that_was_started_again_is_connected_to_again(
+    store: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
     """Connections that were cut while nobody needed them are no failure."""
     shared, account = await open_store(store.url, OwnCounts(10)), Account("alice", "requests", 10)
     waits = await asyncio.gather(*(shared.claim(account, 1) for _ in range(4)))
@@ -214,8 +232,12 @@ class Script:
         return b"0"
 
 
-@pytest.mark.parametrize("error", [OSError("cut"), TimeoutError(), ValueError("garbled"), RuntimeError("anything")])
-async def test_a_store_that_fails_is_left_alone_and_asked_again(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "error", [OSError("cut"), TimeoutError(), ValueError("garbled"), RuntimeError("anything")]
+)
+async def test_a_store_that_fails_is_left_alone_and_asked_again(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     now, script = [0.0], Script()
     shared = SharedCounts(script, OwnCounts(2, lambda: now[0]), "redis.example:6379", lambda: now[0])
     account = Account("alice", "requests", 4)
@@ -254,7 +276,13 @@ async def test_a_client_that_leaves_says_nothing_of_the_store(caplog: pytest.Log
 async def test_a_store_that_cannot_be_used_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     own = OwnCounts(1)
     pytest.importorskip("redis")
-    for url in ("http://127.0.0.1:1/0", "127.0.0.1:6379", "redis://:pa55@127.0.0.1:port/0", "redis://", "redis://:pa55@h:1/x"):
+    for url in (
+        "http://127.0.0.1:1/0",
+        "127.0.0.1:6379",
+        "redis://:pa55@127.0.0.1:port/0",
+        "redis://",
+        "redis://:pa55@h:1/x",
+    ):
         with pytest.raises(RequestError, match="redis://HOST:PORT/0") as refused:
             await open_store(url, own)
         assert "pa55" not in str(refused.value)

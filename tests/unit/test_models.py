@@ -1,4 +1,5 @@
-"""Every architecture, as the list of its step: logits and greedy tokens are those of transformers in float32.
+"""Every architecture, as the list of its step: logits and greedy tokens are those of transformers in
+float32.
 """
 
 from __future__ import annotations

@@ -117,7 +117,9 @@ def test_a_symbolic_link_does_not_lead_out(server: PageServer, site: Site, tmp_p
 
 @pytest.fixture
 def snapshot(tmp_path: Path) -> Path:
-    """An artifact as Hugging Face's cache holds it: a folder of links to files that are called by their hash."""
+    """An artifact as Hugging Face's cache holds it: a folder of links to files that are called by their
+    hash.
+    """
     blobs, folder = tmp_path / "cache" / "blobs", tmp_path / "cache" / "snapshots" / "1f2e"
     files = {
         "manifest.json": json.dumps(
@@ -125,7 +127,10 @@ def snapshot(tmp_path: Path) -> Path:
                 "target": "webgpu",
                 "weights": {"shards": [{"file": "weights/00000.bin"}]},
                 "programs": [
-                    {"functions": {"step": {"1": {"plan": "plans/step.1.json"}}}, "kernels": {"k": {"file": "k.wgsl"}}}
+                    {
+                        "functions": {"step": {"1": {"plan": "plans/step.1.json"}}},
+                        "kernels": {"k": {"file": "k.wgsl"}},
+                    }
                 ],
                 "tokenizer": {"files": [{"file": "tokenizer/tokenizer.json"}]},
                 "license": {"file": "../../../secret.txt"},
@@ -148,7 +153,13 @@ def snapshot(tmp_path: Path) -> Path:
 
 def test_an_artifact_of_links_is_served_as_its_manifest_lists_it(snapshot: Path, site: Site) -> None:
     with serving(Site(site.page, find_artifact(snapshot, TARGET))) as server:
-        for name in ("manifest.json", "weights/00000.bin", "plans/step.1.json", "k.wgsl", "tokenizer/tokenizer.json"):
+        for name in (
+            "manifest.json",
+            "weights/00000.bin",
+            "plans/step.1.json",
+            "k.wgsl",
+            "tokenizer/tokenizer.json",
+        ):
             response, body = ask(server, "GET", f"/artifact/{name}")
             assert (response.status, body) == (200, (snapshot / name).read_bytes()), name
         for name in ("unlisted.txt", "../../../secret.txt", "%2e%2e/%2e%2e/%2e%2e/secret.txt", "blobs/0"):
@@ -170,7 +181,9 @@ def test_a_refusal_is_as_guarded_as_the_page(server: PageServer) -> None:
             assert response.getheader(name) == page.getheader(name) is not None
 
 
-@pytest.mark.parametrize("host", ["localhost:8080", "127.0.0.1", "LOCALHOST", "[::1]:80", "localhost.", "localhost.:80"])
+@pytest.mark.parametrize(
+    "host", ["localhost:8080", "127.0.0.1", "LOCALHOST", "[::1]:80", "localhost.", "localhost.:80"]
+)
 def test_this_machines_names_are_answered(server: PageServer, host: str) -> None:
     assert ask(server, "GET", "/", Host=host)[0].status == 200
 
@@ -197,7 +210,9 @@ def test_a_name_that_was_allowed_is_answered(site: Site) -> None:
 
 
 @pytest.mark.parametrize("cloud", [None, "http://gpu.example:8000/v1"])
-def test_the_page_is_told_of_its_cloud_and_may_reach_it(server: PageServer, site: Site, cloud: str | None) -> None:
+def test_the_page_is_told_of_its_cloud_and_may_reach_it(
+    server: PageServer, site: Site, cloud: str | None
+) -> None:
     site.cloud = cloud
     response, body = ask(server, "GET", "/config.json")
     assert json.loads(body) == {"cloud": cloud}
@@ -210,7 +225,15 @@ def test_the_page_is_told_of_its_cloud_and_may_reach_it(server: PageServer, site
 
 def test_what_is_no_address_cannot_become_part_of_the_policy() -> None:
     assert origin_of("https://Host.example/v1") == "https://host.example"
-    for wrong in ("host:8000", "ftp://host", "http://", "http://a;b/", "http://a b/", "http://*", "http://host:x/"):
+    for wrong in (
+        "host:8000",
+        "ftp://host",
+        "http://",
+        "http://a;b/",
+        "http://a b/",
+        "http://*",
+        "http://host:x/",
+    ):
         with pytest.raises(NearfarError, match="no address"):
             origin_of(wrong)
 
@@ -260,12 +283,18 @@ def test_the_artifact_is_found_in_a_builds_out_folder(tmp_path: Path) -> None:
 def test_a_missing_webgpu_artifact_is_explained_as_it_is_for_every_command(tmp_path: Path) -> None:
     for command in (["web", "--no-open"], ["inspect"], ["run", "--device", "webgpu"]):
         said = CliRunner().invoke(typer_app, [command[0], str(tmp_path), *command[1:]])
-        assert "holds no artifact (no manifest.json there or one level below). Make one with nearfar build" in str(said.exception)
+        assert (
+            "holds no artifact (no manifest.json there or one level below). Make one with nearfar build"
+            in str(said.exception)
+        )
     cpu = artifact_for(tmp_path / "cpu", "cpu")
     for path in (tmp_path, cpu):
         for command in (["web", "--no-open"], ["run", "--device", "webgpu"]):
             said = CliRunner().invoke(typer_app, [command[0], str(path), *command[1:]])
-            assert "holds no artifact for webgpu, only for cpu. Build it with nearfar build --target webgpu" in str(said.exception)
+            assert (
+                "holds no artifact for webgpu, only for cpu. Build it with nearfar build --target webgpu"
+                in str(said.exception)
+            )
     artifact_for(tmp_path / "other", "cpu")
     with pytest.raises(ArtifactError, match=r"two artifacts for cpu, cpu and other: name the one"):
         find_artifact(tmp_path, "cpu")
@@ -283,7 +312,17 @@ page = Path(sys.argv.pop())
 web.find_page = lambda: page
 app()
 """
-    command = [sys.executable, "-c", program, "web", str(site.artifact), "--no-open", "--port", "0", str(site.page)]
+    command = [
+        sys.executable,
+        "-c",
+        program,
+        "web",
+        str(site.artifact),
+        "--no-open",
+        "--port",
+        "0",
+        str(site.page),
+    ]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment

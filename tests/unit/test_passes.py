@@ -43,7 +43,9 @@ def check(before: tvm.IRModule, fusion: tvm.transform.Pass, expected: tvm.IRModu
 
 
 def test_jobs_survive_being_written_into_the_module() -> None:
-    job = Attend(1, 4, 2, 16, 16, 16, 10, "float16", "float16", scale=0.25, window=8, softcap=50.0, sinks=True)
+    job = Attend(
+        1, 4, 2, 16, 16, 16, 10, "float16", "float16", scale=0.25, window=8, softcap=50.0, sinks=True
+    )
     tensors = [tensor(name, 4) for name in job.inputs()]
     found = operators.parse(operators.call(job, tensors))
     assert found is not None
@@ -98,7 +100,9 @@ def test_fuse_residual_leaves_what_has_a_softcap() -> None:
     capped = dataclasses.replace(JOB, softcap=30.0)
     first, second = ([tensor("x", M, K), tensor("w", N, K), tensor("r", M, N)] for _ in range(2))
     check(
-        module(first, _added(first, capped, False)), FuseResidual(), module(second, _added(second, capped, False))
+        module(first, _added(first, capped, False)),
+        FuseResidual(),
+        module(second, _added(second, capped, False)),
     )
 
 
@@ -106,7 +110,9 @@ def _gate(b: relax.BlockBuilder, x: relax.Var, w: relax.Var, activation: str, sw
     halves = b.emit(relax.op.split(b.emit(operators.call(JOB, [x, w])), 2, axis=1))
     gate, up = b.emit(relax.TupleGetItem(halves, 0)), b.emit(relax.TupleGetItem(halves, 1))
     gate, up = (up, gate) if swap else (gate, up)
-    act = {"silu": relax.op.nn.silu, "gelu_tanh": relax.op.nn.gelu_tanh, "gelu_erf": relax.op.nn.gelu}[activation]
+    act = {"silu": relax.op.nn.silu, "gelu_tanh": relax.op.nn.gelu_tanh, "gelu_erf": relax.op.nn.gelu}[
+        activation
+    ]
     return b.emit(relax.op.multiply(b.emit(act(gate)), up))
 
 
@@ -171,7 +177,8 @@ class TwoStages:
 
     def stages(self, job):
         return Staged(
-            (Stage(_scale, ("x", "scratch:0")), Stage(_matmul, ("scratch:0", "w0", "out"))), (((M, K), "float32"),)
+            (Stage(_scale, ("x", "scratch:0")), Stage(_matmul, ("scratch:0", "w0", "out"))),
+            (((M, K), "float32"),),
         )
 
 
@@ -241,4 +248,6 @@ def test_jobs_of_one_name_get_kernels_of_their_own() -> None:
         (first, staged), (second, others), again = (table.get(each) for each in (job, other, job))
         assert first != second
         assert again == (first, staged)
-        assert [stage.func.script() for stage in staged.stages] != [stage.func.script() for stage in others.stages]
+        assert [stage.func.script() for stage in staged.stages] != [
+            stage.func.script() for stage in others.stages
+        ]

@@ -31,7 +31,9 @@ N = 1000
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory) -> Path:
-    """A library with one kernel, x[i] += i + x[i - 1 of the last launch]: every launch needs all of the one before."""
+    """A library with one kernel, x[i] += i + x[i - 1 of the last launch]: every launch needs all of the
+    one before.
+    """
 
     def body(x, y):
         with T.parallel(0, N) as i:
@@ -161,7 +163,9 @@ def test_a_failing_launch_is_named_with_the_kernels_message(path):
     pool = library.pool(2)
     good, short = aligned((N,), np.int32), aligned((N - 1,), np.int32)
     plan = library.bind([("mirror", [Tensor(good), Tensor(good)]), ("mirror", [Tensor(good), Tensor(short)])])
-    with pytest.raises(DeviceError, match=r"kernel mirror \(launch 1\) refused its arguments: Invalid y.shape"):
+    with pytest.raises(
+        DeviceError, match=r"kernel mirror \(launch 1\) refused its arguments: Invalid y.shape"
+    ):
         pool.replay(plan)
     pool.close()
 
@@ -178,20 +182,25 @@ LAYOUTS = """
 #include <stddef.h>
 #include <tvm/ffi/c_api.h>
 _Static_assert(sizeof(TVMFFIAny) == {any_size} && offsetof(TVMFFIAny, v_ptr) == {any_value}, "TVMFFIAny");
-_Static_assert(sizeof(DLTensor) == {tensor_size} && offsetof(DLTensor, byte_offset) == {byte_offset}, "DLTensor");
+_Static_assert(sizeof(DLTensor) == {tensor_size} && offsetof(DLTensor, byte_offset) == {byte_offset}, "size");
 _Static_assert(kTVMFFIDLTensorPtr == {tensor_pointer}, "kTVMFFIDLTensorPtr");
 _Static_assert(sizeof(TVMFFIObject) + offsetof(TVMFFIErrorCell, message) == {message}, "TVMFFIErrorCell");
 """
 
 
 def test_records_are_laid_out_as_tvm_ffi_publishes_them(tmp_path):
-    """The installed tvm-ffi's own header, compiled, says where the fields lie that are read and written here by offset."""
+    """The installed tvm-ffi's own header, compiled, says where the fields lie that are read and written
+    here by offset.
+    """
     folder = Path(importlib.util.find_spec("tvm_ffi").origin).parent / "include"
     facts = {
-        "any_size": ctypes.sizeof(records._Any), "any_value": records._Any.value.offset,
-        "tensor_size": ctypes.sizeof(records._DLTensor), "byte_offset": records._DLTensor.byte_offset.offset,
-        "tensor_pointer": records._TENSOR_POINTER, "message": records._Error.message.offset,
-    }  # fmt: skip
+        "any_size": ctypes.sizeof(records._Any),
+        "any_value": records._Any.value.offset,
+        "tensor_size": ctypes.sizeof(records._DLTensor),
+        "byte_offset": records._DLTensor.byte_offset.offset,
+        "tensor_pointer": records._TENSOR_POINTER,
+        "message": records._Error.message.offset,
+    }
     source = LAYOUTS
     for name, value in facts.items():
         source = source.replace(f"{{{name}}}", str(value))
@@ -202,12 +211,25 @@ def test_records_are_laid_out_as_tvm_ffi_publishes_them(tmp_path):
 
 
 def test_the_pool_compiles_for_32_bits(tmp_path):
-    """Where pointers have 32 bits a kernel's argument still has 64 bits of value: a static assertion of pool.c."""
-    triple = subprocess.run(["cc", "-print-multiarch"], capture_output=True, text=True, check=True).stdout.strip()
+    """Where pointers have 32 bits a kernel's argument still has 64 bits of value: a static assertion of
+    pool.c.
+    """
+    triple = subprocess.run(
+        ["cc", "-print-multiarch"], capture_output=True, text=True, check=True
+    ).stdout.strip()
     (tmp_path / "gnu").mkdir()
     (tmp_path / "gnu" / "stubs-32.h").touch()  # of a package for linking, which is not wanted here
-    (tmp_path / "probe.c").write_text("#include <pthread.h>\n_Static_assert(sizeof(void *) == 4, \"32 bits\");")
-    command = ["cc", "-m32", "-std=c11", "-fsyntax-only", "-isystem", tmp_path, "-isystem", f"/usr/include/{triple}"]
+    (tmp_path / "probe.c").write_text('#include <pthread.h>\n_Static_assert(sizeof(void *) == 4, "32 bits");')
+    command = [
+        "cc",
+        "-m32",
+        "-std=c11",
+        "-fsyntax-only",
+        "-isystem",
+        tmp_path,
+        "-isystem",
+        f"/usr/include/{triple}",
+    ]
     if subprocess.run([*command, tmp_path / "probe.c"], capture_output=True).returncode != 0:
         pytest.skip("this compiler cannot check code for 32 bits")
     done = subprocess.run([*command, codegen._POOL], capture_output=True, text=True)

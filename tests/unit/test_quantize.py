@@ -116,7 +116,8 @@ def test_other_dtypes_equal_float32(dtype: type) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "words"), [(np.nan, "NaN or Inf"), (np.inf, "NaN or Inf"), (1e6, "beyond float16"), (-7e4, "-70000")]
+    ("value", "words"),
+    [(np.nan, "NaN or Inf"), (np.inf, "NaN or Inf"), (1e6, "beyond float16"), (-7e4, "-70000")],
 )
 def test_what_float16_cannot_hold_is_named(value: float, words: str) -> None:
     weight = normal(4, 192)
@@ -130,7 +131,9 @@ def test_less_error_than_mlx_on_trained_weights() -> None:
     mx = pytest.importorskip("mlx.core", reason="mlx is not installed")
     checkpoint = open_checkpoint(shared_data("models/classics-7M"))
     weight = to_float32(checkpoint.read("model.layers.3.mlp.down_proj.weight"))
-    for scheme in (scheme for scheme in SCHEMES if scheme.group_size >= 32):  # mlx quantizes no smaller groups
+    for scheme in (
+        scheme for scheme in SCHEMES if scheme.group_size >= 32
+    ):  # mlx quantizes no smaller groups
         parts = mx.quantize(mx.array(weight), group_size=scheme.group_size, bits=scheme.bits)
         theirs = np.array(mx.dequantize(*parts, group_size=scheme.group_size, bits=scheme.bits))
         assert squared_error(weight, scheme) < 0.95 * float(((theirs - weight) ** 2).sum())

@@ -27,7 +27,12 @@ def test_an_answer_goes_on_from_its_tokens() -> None:
     events = [TokenEvent(7, cached_tokens=1, prompt_logprobs=(None,)), TokenEvent(8)]
     assert [answer.take(event) for event in events] == events
     third = answer.ask()
-    assert (third.tokens, third.max_tokens, third.min_tokens, third.prompt_logprobs) == ((1, 2, 7, 8), 8, 3, None)
+    assert (third.tokens, third.max_tokens, third.min_tokens, third.prompt_logprobs) == (
+        (1, 2, 7, 8),
+        8,
+        3,
+        None,
+    )
     assert third.sampling.seed == first.sampling.seed
     assert answer.take(TokenEvent(9, cached_tokens=4)) == TokenEvent(9)  # the client has heard of the cache
 
@@ -40,13 +45,19 @@ def test_an_answer_goes_on_from_its_tokens() -> None:
         (Sampling(), Grammar("regex", "a+")),
     ],
 )
-def test_an_answer_that_depends_on_its_tokens_is_repeated_and_compared(sampling: Sampling, grammar: Grammar | None) -> None:
+def test_an_answer_that_depends_on_its_tokens_is_repeated_and_compared(
+    sampling: Sampling, grammar: Grammar | None
+) -> None:
     answer = Answer(TokenRequest("a", (1,), 10, sampling, grammar=grammar))
     first = answer.ask()
     for token in (7, 8):
         answer.take(TokenEvent(token))
     again = answer.ask()
-    assert (again.tokens, again.max_tokens, again.sampling) == (first.tokens, first.max_tokens, first.sampling)
+    assert (again.tokens, again.max_tokens, again.sampling) == (
+        first.tokens,
+        first.max_tokens,
+        first.sampling,
+    )
     assert [answer.take(TokenEvent(token)) for token in (7, 8)] == [None, None]
     assert answer.take(TokenEvent(9)) == TokenEvent(9)
     answer.ask()
@@ -114,7 +125,9 @@ async def test_batches_hold_what_has_come_and_lose_nothing() -> None:
     assert given_up.closed
 
 
-@pytest.mark.parametrize("error", [RequestError("no", "seed"), OverloadError("full", 3.0), EngineError("dead")])
+@pytest.mark.parametrize(
+    "error", [RequestError("no", "seed"), OverloadError("full", 3.0), EngineError("dead")]
+)
 def test_errors_cross_as_data(error: NearfarError) -> None:
     again = Refusal.of(error).error()
     assert type(again) is type(error)

@@ -16,7 +16,9 @@ SCRIPTS = [(name, script) for name in TABLES for script in load(name)]
 PLAYED = [script for _, script in SCRIPTS if playable(script)]
 
 
-@pytest.mark.parametrize("script", [script for _, script in SCRIPTS], ids=[f"{name}: {script['name']}" for name, script in SCRIPTS])
+@pytest.mark.parametrize(
+    "script", [script for _, script in SCRIPTS], ids=[f"{name}: {script['name']}" for name, script in SCRIPTS]
+)
 def test_script(script: dict[str, Any]) -> None:
     actions, outcome = replay({**script, "events": [event for event, _ in script["steps"]]})
     assert actions == [expected for _, expected in script["steps"]]
@@ -32,7 +34,10 @@ async def test_script_through_the_client(script: dict[str, Any]) -> None:
         "timeouts": {"connect": 5, "first_token": 0.4, "between": 0.4},
     })  # fmt: skip
     with ScriptedServer(parts["device"]) as device, ScriptedServer(parts["cloud"]) as cloud:
-        sides: dict[str, Any] = {"device": device.address, "cloud": Endpoint(cloud.address, model="m", context=999)}
+        sides: dict[str, Any] = {
+            "device": device.address,
+            "cloud": Endpoint(cloud.address, model="m", context=999),
+        }
         text, told, finish = "", None, None
         failed: NearfarError | None = None
         async with AsyncHybridClient(policy=policy, **sides) as client:
@@ -40,7 +45,11 @@ async def test_script_through_the_client(script: dict[str, Any]) -> None:
                 more: dict[str, Any] = {} if rules["plain"] else {"response_format": {"type": "json_object"}}
                 more |= {"logprobs": True} if any("logprobs" in event for event, _ in script["steps"]) else {}
                 async for chunk in await client.chat.completions.create(
-                    [{"role": "user", "content": "Go"}], stream=True, max_tokens=rules["max_tokens"], min_tokens=1, **more
+                    [{"role": "user", "content": "Go"}],
+                    stream=True,
+                    max_tokens=rules["max_tokens"],
+                    min_tokens=1,
+                    **more,
                 ):
                     told = chunk.x_nearfar or told
                     for choice in chunk.choices:
@@ -55,11 +64,15 @@ async def test_script_through_the_client(script: dict[str, Any]) -> None:
     assert (text, finish) == ("x " * expected["shown"], expected["finish"])
     assert device.left + cloud.left == 0, "a side was not asked as often as it should be"
     if failed is not None:
-        assert isinstance(failed, RequestError) == any(event.startswith("refused") for event, _ in script["steps"])
+        assert isinstance(failed, RequestError) == any(
+            event.startswith("refused") for event, _ in script["steps"]
+        )
     else:
         assert told is not None
         assert (told.path, told.degraded) == (expected["path"], expected["degraded"])
-        assert [[reason.code, reason.side, reason.value] for reason in told.reasons[1:]] == expected["reasons"]
+        assert [[reason.code, reason.side, reason.value] for reason in told.reasons[1:]] == expected[
+            "reasons"
+        ]
 
 
 def test_enough_of_the_scripts_are_played() -> None:

@@ -1,6 +1,7 @@
 """The privacy contract: what is private stays on the device, in every seam. TypeScript passes the same cases.
 
-The cloud is a real server on this machine that remembers whoever connects; the policy prefers it, so whatever may go goes.
+The cloud is a real server on this machine that remembers whoever connects; the policy prefers it, so whatever
+may go goes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,19 @@ LONG = "Dear diary, the word for my account is quokka, and nobody may know it."
 SHORT = "pin quokka"
 SECRET = "quokka"  # letters: digits stand in ids and times by chance
 CASES: list[dict[str, Any]] = json.loads((VECTORS / "privacy.json").read_text(encoding="utf-8"))
-SETUP = ("expect", "content", "parts", "before", "system", "carry", "message", "device", "policy", "leave", "restart")
+SETUP = (
+    "expect",
+    "content",
+    "parts",
+    "before",
+    "system",
+    "carry",
+    "message",
+    "device",
+    "policy",
+    "leave",
+    "restart",
+)
 QUIET: dict[str, Any] = {"mode": "prefer_cloud", "retry": {"attempts": 0}, "timeouts": {"connect": 5}}
 
 
@@ -136,7 +149,10 @@ async def test_case(case: dict[str, Any], cloud: Tripwire, tmp_path: Path) -> No
             device.behave(turn.get("device", case.get("device", "ok")))
             messages = messages_of(turn, messages)
             if turn["expect"] == "device":
-                messages = [*messages, {"role": "assistant", "content": await answered(client, messages, turn)}]
+                messages = [
+                    *messages,
+                    {"role": "assistant", "content": await answered(client, messages, turn)},
+                ]
             else:
                 with pytest.raises(NearfarError) as raised:
                     await answered(client, messages, turn)
@@ -144,7 +160,9 @@ async def test_case(case: dict[str, Any], cloud: Tripwire, tmp_path: Path) -> No
         device.resume.set()
         await client.close()
     await asyncio.sleep(0)
-    assert bool(cloud.touched) == case.get("touched", False), "the cloud was asked" if cloud.touched else "the cloud was not asked"
+    assert bool(cloud.touched) == case.get("touched", False), (
+        "the cloud was asked" if cloud.touched else "the cloud was not asked"
+    )
     kept = [path.read_text() for path in tmp_path.iterdir()]
     if not case.get("touched"):
         assert SECRET not in "\n".join([*said, *kept])
@@ -169,7 +187,9 @@ async def answered(client: AsyncHybridClient, messages: list[Any], turn: dict[st
     return text
 
 
-async def test_a_server_on_this_machine_must_say_that_it_computes_here(tmp_path: Path, cloud: Tripwire) -> None:
+async def test_a_server_on_this_machine_must_say_that_it_computes_here(
+    tmp_path: Path, cloud: Tripwire
+) -> None:
     ask: dict[str, Any] = {"max_tokens": 3, "temperature": 0, "x_nearfar": {"private": True}}
     private: list[Any] = [{"role": "user", "content": LONG}]
     here = RunningServer(lambda: tiny_engine(tmp_path))
@@ -181,7 +201,9 @@ async def test_a_server_on_this_machine_must_say_that_it_computes_here(tmp_path:
         here.close()
     with ScriptedServer([["piece device 1 =stop", "ended device"]]) as relay:
         async with AsyncHybridClient(device=relay.address, cloud=cloud.address) as client:
-            with pytest.raises(RequestError, match=r"device elsewhere.*says that it computes here.*nearfar serve"):
+            with pytest.raises(
+                RequestError, match=r"device elsewhere.*says that it computes here.*nearfar serve"
+            ):
                 await client.chat.completions.create(private, **ask)
             assert relay.bodies == []
             answer = await client.chat.completions.create([{"role": "user", "content": "Hello"}])
@@ -199,7 +221,9 @@ async def test_a_cloud_that_quotes_the_prompt_is_not_repeated(tmp_path: Path) ->
     for part in ("failed cloud 500", "refused cloud seed"):
         with Quoting([[part]]) as quoting:
             records = tmp_path / "records.jsonl"
-            async with AsyncHybridClient(cloud=quoting.address, policy=merged(QUIET), records=records) as client:
+            async with AsyncHybridClient(
+                cloud=quoting.address, policy=merged(QUIET), records=records
+            ) as client:
                 with pytest.raises(NearfarError, match="quotes the prompt") as raised:
                     await client.chat.completions.create([{"role": "user", "content": LONG}], max_tokens=3)
         assert SECRET not in f"{raised.value} {getattr(raised.value, 'param', '')} {records.read_text()}"

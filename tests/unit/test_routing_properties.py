@@ -17,7 +17,15 @@ from nearfar.routing.decision import cost_of, decide
 from nearfar.routing.ledger import REMEMBERED, Ledger
 from nearfar.routing.policy import BreakerOptions, MonitorOptions, Policy, RetryOptions
 from nearfar.routing.retry import RetryBudget, backoff
-from nearfar.routing.types import FEATURES, MODES, BreakerState, CloudState, Conversation, DeviceState, Request
+from nearfar.routing.types import (
+    FEATURES,
+    MODES,
+    BreakerState,
+    CloudState,
+    Conversation,
+    DeviceState,
+    Request,
+)
 
 maybe = lambda strategy: st.none() | strategy  # noqa: E731
 tokens = st.integers(0, 5000)
@@ -28,20 +36,59 @@ features = st.sets(st.sampled_from(FEATURES)).map(tuple)
 flag = maybe(st.booleans())
 
 requests = st.builds(
-    Request, tokens, st.integers(1, 5000), maybe(tokens), st.sets(st.sampled_from(FEATURES), max_size=2).map(tuple), maybe(share),
-    maybe(st.sampled_from(MODES)), st.booleans(),
+    Request,
+    tokens,
+    st.integers(1, 5000),
+    maybe(tokens),
+    st.sets(st.sampled_from(FEATURES), max_size=2).map(tuple),
+    maybe(share),
+    maybe(st.sampled_from(MODES)),
+    st.booleans(),
     st.builds(Conversation, maybe(st.sampled_from(["device", "cloud"])), tokens, tokens, st.floats(0, 1e5)),
-)  # fmt: skip
-devices = st.builds(DeviceState, st.booleans(), maybe(st.just("lost")), tokens, tokens, features, speed, speed, seconds,
-                    maybe(share), flag, flag)  # fmt: skip
-clouds = st.builds(CloudState, st.booleans(), maybe(st.just("offline")), st.sampled_from(get_args(BreakerState)),
-                   st.just(0.0) | seconds, maybe(tokens), features, maybe(seconds), seconds, speed, speed, flag,
-                   st.floats(0, 100), st.floats(0, 100))  # fmt: skip
+)
+devices = st.builds(
+    DeviceState,
+    st.booleans(),
+    maybe(st.just("lost")),
+    tokens,
+    tokens,
+    features,
+    speed,
+    speed,
+    seconds,
+    maybe(share),
+    flag,
+    flag,
+)
+clouds = st.builds(
+    CloudState,
+    st.booleans(),
+    maybe(st.just("offline")),
+    st.sampled_from(get_args(BreakerState)),
+    st.just(0.0) | seconds,
+    maybe(tokens),
+    features,
+    maybe(seconds),
+    seconds,
+    speed,
+    speed,
+    flag,
+    st.floats(0, 100),
+    st.floats(0, 100),
+)
 policies = st.builds(
-    Policy, mode=st.sampled_from(MODES), difficulty_threshold=share, ttft=maybe(seconds), completion=maybe(seconds), battery_floor=share,
-    budget_conversation=maybe(st.floats(0, 1e5)), budget_day=maybe(st.floats(0, 1e5)),
-    budget_unit=st.sampled_from(["tokens", "money"]), spent_day=st.floats(0, 1e5), sticky_seconds=seconds,
-)  # fmt: skip
+    Policy,
+    mode=st.sampled_from(MODES),
+    difficulty_threshold=share,
+    ttft=maybe(seconds),
+    completion=maybe(seconds),
+    battery_floor=share,
+    budget_conversation=maybe(st.floats(0, 1e5)),
+    budget_day=maybe(st.floats(0, 1e5)),
+    budget_unit=st.sampled_from(["tokens", "money"]),
+    spent_day=st.floats(0, 1e5),
+    sticky_seconds=seconds,
+)
 
 
 @settings(max_examples=1000)
@@ -82,7 +129,9 @@ def test_hard_rules(request: Request, device: DeviceState, cloud: CloudState, po
 
 
 @given(requests, devices, clouds, policies)
-def test_a_side_that_is_able_is_used(request: Request, device: DeviceState, cloud: CloudState, policy: Policy) -> None:
+def test_a_side_that_is_able_is_used(
+    request: Request, device: DeviceState, cloud: CloudState, policy: Policy
+) -> None:
     """A request that may go anywhere, and a device that can take it, always has a route."""
     able = replace(device, available=True, context=20000, free_kv_tokens=20000, features=FEATURES)
     anywhere = replace(request, mode="auto")
@@ -99,7 +148,12 @@ def test_more_difficulty_never_brings_a_prompt_back(
         assert decide(hard, device, cloud, policy).route == decide(easy, device, cloud, policy).route
 
 
-@given(st.lists(st.tuples(st.sampled_from(["begin", "ok", "fail", "leave", "wait", "hold"]), st.floats(0.1, 20)), max_size=60))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["begin", "ok", "fail", "leave", "wait", "hold"]), st.floats(0.1, 20)),
+        max_size=60,
+    )
+)
 def test_the_breaker_lets_one_probe_at_a_time_through(events: list[tuple[str, float]]) -> None:
     breaker, now = Breaker(BreakerOptions(failures=2, seconds=5, max_seconds=20)), 0.0
     under_way: list[Any] = []
@@ -178,10 +232,16 @@ def test_entropy_is_finite_and_not_negative_for_probabilities(top: list[float]) 
 @given(st.lists(st.tuples(st.sampled_from("abc"), maybe(st.floats(-9999, 0))), max_size=80))
 def test_the_monitor_says_nothing_when_nothing_is_watched(answer: list[tuple[str, float | None]]) -> None:
     monitor = Monitor(MonitorOptions(logprob=None, entropy=None, repeats=None))
-    assert not any(monitor.push(Token(text, logprob, (logprob,) if logprob else ())) for text, logprob in answer)
+    assert not any(
+        monitor.push(Token(text, logprob, (logprob,) if logprob else ())) for text, logprob in answer
+    )
 
 
-@given(st.lists(st.tuples(st.sampled_from(["a", "b", None]), st.integers(0, 100), share, st.booleans()), max_size=40))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["a", "b", None]), st.integers(0, 100), share, st.booleans()), max_size=40
+    )
+)
 def test_the_ledger_counts_every_cost_once(calls: list[tuple[str | None, int, float, bool]]) -> None:
     ledger, day = Ledger(), "2026-01-01"
     expected, pending = 0.0, []

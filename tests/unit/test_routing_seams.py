@@ -1,4 +1,6 @@
-"""Seams of the hybrid client: streams that nobody reads, a device that hangs in its first step, files, the score."""
+"""Seams of the hybrid client: streams that nobody reads, a device that hangs in its first step, files, the
+score.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,10 @@ async def test_a_device_that_hangs_in_its_first_step_is_given_up(device: AsyncEn
                 answer = await client.chat.completions.create(HELLO, max_tokens=5)
                 assert time.monotonic() - began < 20
                 assert answer.x_nearfar.path == ["cloud"]
-                assert (answer.x_nearfar.reasons[-1].code, answer.x_nearfar.reasons[-1].value) == ("failed", "stalled")
+                assert (answer.x_nearfar.reasons[-1].code, answer.x_nearfar.reasons[-1].value) == (
+                    "failed",
+                    "stalled",
+                )
     finally:
         resume.set()
 
@@ -102,15 +107,21 @@ async def test_records_and_state_are_their_owners_alone(tmp_path: Path) -> None:
     assert [stat.S_IMODE(path.stat().st_mode) for path in (records, state)] == [0o600, 0o600]
 
 
-async def test_no_prompt_is_sent_away_for_its_looks_unless_the_score_is_asked_for(device: AsyncEngine) -> None:
-    hard: list[Any] = [{"role": "user", "content": "What is 2+2? What is 12*12, 13*13 and 7*8*9, in that order?"}]
+async def test_no_prompt_is_sent_away_for_its_looks_unless_the_score_is_asked_for(
+    device: AsyncEngine,
+) -> None:
+    hard: list[Any] = [
+        {"role": "user", "content": "What is 2+2? What is 12*12, 13*13 and 7*8*9, in that order?"}
+    ]
     with ScriptedServer([WHOLE]) as cloud:
         async with AsyncHybridClient(device=device, cloud=cloud.address) as client:
             answer = await client.chat.completions.create(hard, max_tokens=3)
             assert answer.x_nearfar.path == ["device"]
             assert [reason.code for reason in answer.x_nearfar.reasons] == ["preferred"]
         policy = Policy(difficulty_threshold=0.0)
-        async with AsyncHybridClient(device=device, cloud=cloud.address, difficulty="english", policy=policy) as client:
+        async with AsyncHybridClient(
+            device=device, cloud=cloud.address, difficulty="english", policy=policy
+        ) as client:
             answer = await client.chat.completions.create(hard, max_tokens=3)
             assert (answer.x_nearfar.path, answer.x_nearfar.reasons[0].code) == (["cloud"], "hard")
         with pytest.raises(RequestError, match="'english'"):

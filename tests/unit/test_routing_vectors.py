@@ -36,7 +36,10 @@ def test_machine(machine: str) -> None:
 
 def test_comparison_notices_differences() -> None:
     assert same({"a": [1, 2.0, None]}, {"a": [1.0, 2, None]})
-    assert not any(same(*pair) for pair in [(1, 2), (True, 1), (None, 0), ({"a": 1}, {"b": 1}), ([1], [1, 2]), ("a", "b")])
+    assert not any(
+        same(*pair)
+        for pair in [(1, 2), (True, 1), (None, 0), ({"a": 1}, {"b": 1}), ([1], [1, 2]), ("a", "b")]
+    )
 
 
 def test_the_policys_defaults_are_those_that_typescript_is_held_to() -> None:

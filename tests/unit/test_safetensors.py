@@ -57,12 +57,17 @@ def test_several_files_with_an_index(tmp_path: Path) -> None:
 def test_what_comes_out_of_order_is_named(tmp_path: Path) -> None:
     with SafetensorsWriter(tmp_path, SPECS) as writer:
         writer.write("a.weight", ARRAYS["a.weight"][:5])
-        with pytest.raises(BuildError, match=r"'a.scales' float16, 18 bytes, came where a.weight uint32, 16 bytes"):
+        with pytest.raises(
+            BuildError, match=r"'a.scales' float16, 18 bytes, came where a.weight uint32, 16 bytes"
+        ):
             writer.write("a.scales", ARRAYS["a.scales"])
         with pytest.raises(BuildError, match="not all tensors"):
             writer.finish()
 
 
 def test_the_dtype_must_be_the_one_in_the_header(tmp_path: Path) -> None:
-    with SafetensorsWriter(tmp_path, SPECS) as writer, pytest.raises(BuildError, match=r"'a\.weight' float32"):
+    with (
+        SafetensorsWriter(tmp_path, SPECS) as writer,
+        pytest.raises(BuildError, match=r"'a\.weight' float32"),
+    ):
         writer.write("a.weight", ARRAYS["a.weight"].astype(np.float32))

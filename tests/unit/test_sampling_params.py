@@ -7,22 +7,47 @@ from typing import Any
 import pytest
 
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
-from nearfar.edge_runtime.openai.parameters import chat_sampling, checked_messages, choices, completion_sampling
+from nearfar.edge_runtime.openai.parameters import (
+    chat_sampling,
+    checked_messages,
+    choices,
+    completion_sampling,
+)
 from nearfar.errors import RequestError
 
 
 @pytest.mark.parametrize(
     ("param", "value"),
     [
-        ("temperature", -0.1), ("temperature", float("nan")), ("temperature", float("inf")), ("temperature", "hot"),
-        ("temperature", True), ("top_p", 0), ("top_p", 1.01), ("top_p", float("nan")), ("min_p", -0.1), ("min_p", 1.1),
-        ("top_k", -1), ("top_k", 1.5), ("repetition_penalty", 0), ("repetition_penalty", float("nan")),
-        ("presence_penalty", 2.1), ("frequency_penalty", -2.1), ("max_tokens", 0), ("max_tokens", 2.0),
-        ("seed", 2**64), ("seed", -(2**63) - 1), ("seed", "1"), ("stop", ("",)), ("stop", "text"),
-        ("stop", tuple("abcdefghijklmnopq")), ("logit_bias", {-1: 1.0}), ("logit_bias", {1: 101}),
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("temperature", "hot"),
+        ("temperature", True),
+        ("top_p", 0),
+        ("top_p", 1.01),
+        ("top_p", float("nan")),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("top_k", -1),
+        ("top_k", 1.5),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", float("nan")),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("max_tokens", 0),
+        ("max_tokens", 2.0),
+        ("seed", 2**64),
+        ("seed", -(2**63) - 1),
+        ("seed", "1"),
+        ("stop", ("",)),
+        ("stop", "text"),
+        ("stop", tuple("abcdefghijklmnopq")),
+        ("logit_bias", {-1: 1.0}),
+        ("logit_bias", {1: 101}),
         ("logit_bias", {1: float("nan")}),
     ],
-)  # fmt: skip
+)
 def test_bad_values(param: str, value: Any) -> None:
     with pytest.raises(RequestError, match=param) as caught:
         SamplingParams(**{param: value})
@@ -50,7 +75,9 @@ def test_what_needs_the_full_sampler() -> None:
 
 
 def test_openai_parameters() -> None:
-    params = chat_sampling({"stop": "x", "max_completion_tokens": 5, "logprobs": True, "top_logprobs": 2, "seed": None})
+    params = chat_sampling(
+        {"stop": "x", "max_completion_tokens": 5, "logprobs": True, "top_logprobs": 2, "seed": None}
+    )
     assert (params.stop, params.max_tokens, params.logprobs, params.seed) == (("x",), 5, 2, None)
     assert chat_sampling({"logit_bias": {"7": 1.0}}).logit_bias == {7: 1.0}
     assert completion_sampling({"logprobs": 0}).logprobs == 0
@@ -81,9 +108,18 @@ def test_bad_completion_parameters() -> None:
 
 @pytest.mark.parametrize(
     "messages",
-    ["hello", [], None, {"role": "user"}, [{"content": "x"}], [{"role": "user"}], [{"role": "user", "content": 5}],
-     [{"role": "user", "content": [{"type": "image_url"}]}], [7]],
-)  # fmt: skip
+    [
+        "hello",
+        [],
+        None,
+        {"role": "user"},
+        [{"content": "x"}],
+        [{"role": "user"}],
+        [{"role": "user", "content": 5}],
+        [{"role": "user", "content": [{"type": "image_url"}]}],
+        [7],
+    ],
+)
 def test_bad_messages(messages: Any) -> None:
     with pytest.raises(RequestError) as caught:
         checked_messages(messages)

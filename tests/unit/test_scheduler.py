@@ -46,9 +46,24 @@ def turn(scheduler: Scheduler) -> Step:
 
 @pytest.mark.parametrize(
     ("decode", "wanted", "rows"),
-    [(0, 1, 1), (0, 5, 5), (0, 16, 16), (0, 17, 16), (0, 32, 16), (0, 33, 33), (0, 65, 64), (0, 128, 64), (0, 129, 129),
-     (0, 700, 256), (3, 65, 61), (3, 300, 253), (16, 1, 1), (16, 60, 48), (2, 2, 2)],
-)  # fmt: skip
+    [
+        (0, 1, 1),
+        (0, 5, 5),
+        (0, 16, 16),
+        (0, 17, 16),
+        (0, 32, 16),
+        (0, 33, 33),
+        (0, 65, 64),
+        (0, 128, 64),
+        (0, 129, 129),
+        (0, 700, 256),
+        (3, 65, 61),
+        (3, 300, 253),
+        (16, 1, 1),
+        (16, 60, 48),
+        (2, 2, 2),
+    ],
+)
 def test_prefill_rows_avoid_half_empty_buckets(decode: int, wanted: int, rows: int) -> None:
     assert LIMITS.prefill_rows(decode, wanted) == rows
 
@@ -249,7 +264,9 @@ def test_a_request_that_waits_for_pages_costs_no_comparison_of_its_prompt() -> N
         s.add(long_request(shared, 5000 + number))
     while len(s.running) < 6 or any(each.remaining > 1 for each in s.running):
         turn(s)
-    other = Request(tuple(Counted(9000 + token) for token in range(1500)), SamplingParams(temperature=0), 100, 0)
+    other = Request(
+        tuple(Counted(9000 + token) for token in range(1500)), SamplingParams(temperature=0), 100, 0
+    )
     s.add(other)
     turn(s)
     assert list(s.waiting) == [other], "there is no room for it"

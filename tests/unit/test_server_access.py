@@ -34,12 +34,20 @@ class Secured:
     def __init__(self, folder: Path) -> None:
         self.file = folder / "keys.toml"
         self.secrets = {}
-        for key in (Key("alice"), Key("bob", models=("other",)), Key("carol", concurrent=1), Key("root", admin=True),
-                    Key("dave", requests_per_minute=2), Key("eve", tokens_per_minute=40)):  # fmt: skip
+        for key in (
+            Key("alice"),
+            Key("bob", models=("other",)),
+            Key("carol", concurrent=1),
+            Key("root", admin=True),
+            Key("dave", requests_per_minute=2),
+            Key("eve", tokens_per_minute=40),
+        ):
             self.add(key)
         self.audit = folder / "audit.jsonl"
         limits = ServerLimits(body_bytes=20_000, header_bytes=4096, requests=8, tokens=4000)
-        options = AppOptions(limits, KeyStore(self.file), AuditLog(self.audit, False), ("https://app.example",))
+        options = AppOptions(
+            limits, KeyStore(self.file), AuditLog(self.audit, False), ("https://app.example",)
+        )
         self.server = RunningServer(lambda: tiny_engine(folder / "tokenizer", max_waiting=4), options)
 
     def add(self, key: Key) -> None:
@@ -52,7 +60,9 @@ class Secured:
 
     def complete(self, name: str, **body: Any) -> httpx.Response:
         with self.http(name) as http:
-            return http.post("/v1/completions", json={"model": MODEL, "prompt": "Hi", "max_tokens": 2, **body})
+            return http.post(
+                "/v1/completions", json={"model": MODEL, "prompt": "Hi", "max_tokens": 2, **body}
+            )
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +120,13 @@ def test_concurrent_requests_of_a_key_and_an_admin_who_ends_one(secured: Secured
     running = threading.Event()
 
     def read() -> None:
-        body = {"model": MODEL, "prompt": "Hi", "max_tokens": 900, "stream": True, "logit_bias": {"257": -100}}
+        body = {
+            "model": MODEL,
+            "prompt": "Hi",
+            "max_tokens": 900,
+            "stream": True,
+            "logit_bias": {"257": -100},
+        }
         with secured.http("carol") as http, http.stream("POST", "/v1/completions", json=body) as response:
             for line in response.iter_lines():
                 got.append(line)
@@ -132,7 +148,9 @@ def test_concurrent_requests_of_a_key_and_an_admin_who_ends_one(secured: Secured
     assert secured.complete("carol").status_code == 200
 
 
-def test_the_keys_file_is_read_again_and_a_broken_one_is_not_taken(secured: Secured, monkeypatch: Any) -> None:
+def test_the_keys_file_is_read_again_and_a_broken_one_is_not_taken(
+    secured: Secured, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(keys_module, "CHECK_SECONDS", 0.0)
     secured.add(Key("frank"))
     assert secured.complete("frank").status_code == 200
@@ -141,8 +159,11 @@ def test_the_keys_file_is_read_again_and_a_broken_one_is_not_taken(secured: Secu
     assert secured.complete("frank").status_code == 200
     with secured.http("root") as http:
         assert http.post("/admin/keys/reload").status_code == 400
-    secured.file.write_text(good.replace('name = "frank"', 'name = "gone"').replace(hashed(secured.secrets["frank"]),
-                                                                                    hashed("other")))  # fmt: skip
+    secured.file.write_text(
+        good.replace('name = "frank"', 'name = "gone"').replace(
+            hashed(secured.secrets["frank"]), hashed("other")
+        )
+    )
     assert secured.complete("frank").status_code == 401
     secured.file.write_text(good)
 
@@ -263,13 +284,18 @@ def test_key_files(tmp_path: Path) -> None:
     store = KeyStore(file)
     assert store.find("x") == store.keys[0]
     assert store.find("") is None
-    for wrong in ('{"keys": [{"name": "a"}]}', '{"keys": [{"name": "a", "hash": "sha256:1"}]}', '{"keys": 3}', "[",
-                  json.dumps({"keys": [{"name": "a", "hash": hashed("x"), "speed": 3}]}),
-                  json.dumps({"keys": [{"name": "a", "hash": hashed("x"), "concurrent": 0}]}),
-                  json.dumps({"keys": [{"name": "a", "hash": hashed("x"), "priority": 1001}]}),
-                  json.dumps({"keys": [{"name": "a", "hash": hashed("x"), "priority": True}]}),
-                  json.dumps({"keys": [{"name": "a", "hash": hashed("x"), "cache_group": ""}]}),
-                  json.dumps({"keys": [{"name": "a", "hash": hashed("x")}] * 2})):  # fmt: skip
+    for wrong in (
+        '{"keys": [{"name": "a"}]}',
+        '{"keys": [{"name": "a", "hash": "sha256:1"}]}',
+        '{"keys": 3}',
+        "[",
+        json.dumps({"keys": [{"name": "a", "hash": hashed("x"), "speed": 3}]}),
+        json.dumps({"keys": [{"name": "a", "hash": hashed("x"), "concurrent": 0}]}),
+        json.dumps({"keys": [{"name": "a", "hash": hashed("x"), "priority": 1001}]}),
+        json.dumps({"keys": [{"name": "a", "hash": hashed("x"), "priority": True}]}),
+        json.dumps({"keys": [{"name": "a", "hash": hashed("x"), "cache_group": ""}]}),
+        json.dumps({"keys": [{"name": "a", "hash": hashed("x")}] * 2}),
+    ):
         file.write_text(wrong)
         with pytest.raises(RequestError, match=r"keys\.json"):
             read_keys(file)

@@ -1,4 +1,6 @@
-"""The server's door: which host is meant, what logs show of strangers, how many may come, and streams that have nothing to say."""
+"""The server's door: which host is meant, what logs show of strangers, how many may come, and streams that
+have nothing to say.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ from nearfar.hosts import answered_hosts
 from tests.support.servers import MODEL, Front, RunningServer, tiny_engine
 
 LIMITS = ServerLimits(connections=12, keep_alive=0.3, write_timeout=3.0)
-# A conversation that says "loop" takes longer than its template may, in few steps: of these the sandbox has a bound of its own.
+# A conversation that says "loop" takes longer than its template may, in few steps: of these the sandbox has a
+# bound of its own.
 TEMPLATE = (
     "{{ '<|bos|>' }}{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}"
     "{% if m['content'] == 'loop' %}{% for i in range(90000) %}{% set x = range(90000) | list %}{% endfor %}"
@@ -74,15 +77,28 @@ def get(port: int, path: str, host: str | None) -> bytes:
 # Which host is meant
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]", "LOCALHOST:{port}", "llm.example", "127.0.0.1:{port}", None])
+@pytest.mark.parametrize(
+    "host", ["localhost", "127.0.0.1", "[::1]", "LOCALHOST:{port}", "llm.example", "127.0.0.1:{port}", None]
+)
 def test_the_names_of_this_machine_are_answered(front: Front, host: str | None) -> None:
     assert get(front.port, "/v1/models", host and host.format(port=front.port)).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:{port}", "127.0.0.1.evil.example", "localhost@evil.example", "[::1].evil", "", "evil",
-             "llm.example.evil", "127.0.0.1:{port}:80", "[::ffff:6666]"],
-)  # fmt: skip
+    "host",
+    [
+        "evil.example",
+        "evil.example:{port}",
+        "127.0.0.1.evil.example",
+        "localhost@evil.example",
+        "[::1].evil",
+        "",
+        "evil",
+        "llm.example.evil",
+        "127.0.0.1:{port}:80",
+        "[::ffff:6666]",
+    ],
+)
 @pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/health", "/openapi.json"])
 def test_a_page_whose_name_was_bound_to_this_machine_gets_nothing(front: Front, path: str, host: str) -> None:
     answer = get(front.port, path, host.format(port=front.port))
@@ -100,7 +116,9 @@ def test_which_hosts_are_meant_depends_on_who_can_come() -> None:
     assert answered_hosts("127.0.0.1", ("*",)) == ()
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""]
+)
 def test_a_form_of_another_site_is_not_taken_for_json(server: RunningServer, kind: str) -> None:
     """A page may send these without asking (no preflight)."""
     body = json.dumps({"model": MODEL, "prompt": "Hi", "max_tokens": 1})
@@ -113,7 +131,7 @@ def test_a_form_of_another_site_is_not_taken_for_json(server: RunningServer, kin
 
 
 def test_a_stranger_writes_no_line_into_the_log(front: Front) -> None:
-    path = "/x%0A00:00:00%20info%20request%20method=POST%20path=/forged%20status=200%0D%1B%5B2J%C2%9B31m%E2%80%A8%20key=alice"
+    path = "/x%0A00:00:00%20info%20request%20method=POST%20path=/forged%20status=200%0D%1B%5B2J%C2%9B31m%E2%80%A8%20key=alice"  # noqa: E501
     assert get(front.port, path, "localhost").startswith(b"HTTP/1.1 404")
     for _ in range(500):
         if b"/forged" in (log := front.log.read_bytes()):
@@ -133,7 +151,9 @@ def test_messages_and_exceptions_cannot_speak_to_the_terminal(formatter: logging
     try:
         raise ValueError("first\n00:00:00 info forged\x1b[2J\x9b")
     except ValueError:
-        record = logging.LogRecord("n", logging.ERROR, "f", 1, "failed: %s", ("a\nb\x1b\x9b\u202e",), sys.exc_info())
+        record = logging.LogRecord(
+            "n", logging.ERROR, "f", 1, "failed: %s", ("a\nb\x1b\x9b\u202e",), sys.exc_info()
+        )
     record.fields = {"path": 'a b="c"\n', "status": 200, "name": "über"}
     text = formatter.format(record)
     assert not set(text) & set("\x1b\x9b\r\u202e\x07")
@@ -206,7 +226,12 @@ def test_two_fronts_grant_a_key_its_limits_together(server: RunningServer, tmp_p
             fronts.append(Front(server, tmp_path / name, "--keys", str(keys), "--fronts", "2"))
         body = {"model": MODEL, "prompt": "Hi", "max_tokens": 1}
         statuses = [
-            httpx.post(f"{front.url}/v1/completions", json=body, headers={"Authorization": "Bearer secret"}, timeout=60).status_code
+            httpx.post(
+                f"{front.url}/v1/completions",
+                json=body,
+                headers={"Authorization": "Bearer secret"},
+                timeout=60,
+            ).status_code
             for _ in range(5)
             for front in fronts
         ]
@@ -238,23 +263,41 @@ def stalled(server: RunningServer, seconds: float) -> Iterator[None]:
         del executor.run
 
 
-BODY: dict[str, Any] = {"model": MODEL, "prompt": "Hello there", "max_tokens": 3, "temperature": 0, "logit_bias": {"257": -100}}
+BODY: dict[str, Any] = {
+    "model": MODEL,
+    "prompt": "Hello there",
+    "max_tokens": 3,
+    "temperature": 0,
+    "logit_bias": {"257": -100},
+}
 
 
 def test_a_silent_stream_shows_that_it_lives_and_readers_skip_that(server: RunningServer) -> None:
     whole = httpx.post(f"{server.address}/v1/completions", json=BODY, timeout=60).json()["choices"][0]["text"]
-    upstream = RunningServer(lambda: UpstreamEngine.connect([server.address], UpstreamOptions(probe_seconds=300)))
+    upstream = RunningServer(
+        lambda: UpstreamEngine.connect([server.address], UpstreamOptions(probe_seconds=300))
+    )
     try:
         with stalled(server, 1.2):
-            body = {**BODY, "stream": True, "logprobs": 1}  # so each token is an event of its own, text or not
+            body = {
+                **BODY,
+                "stream": True,
+                "logprobs": 1,
+            }  # so each token is an event of its own, text or not
             with httpx.stream("POST", f"{server.address}/v1/completions", json=body, timeout=60) as response:
                 lines = [line for line in response.iter_lines() if line]
             client = openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0, timeout=60)
             read = [chunk.choices[0].text for chunk in client.completions.create(**BODY, stream=True)]
-            with httpx_sse.connect_sse(httpx.Client(timeout=60), "POST", f"{server.address}/v1/completions",
-                                       json={**BODY, "stream": True}) as source:  # fmt: skip
+            with httpx_sse.connect_sse(
+                httpx.Client(timeout=60),
+                "POST",
+                f"{server.address}/v1/completions",
+                json={**BODY, "stream": True},
+            ) as source:
                 events = [event.data for event in source.iter_sse()]
-            through = httpx.post(f"{upstream.address}/v1/completions", json=BODY, timeout=60).json()["choices"][0]["text"]
+            through = httpx.post(f"{upstream.address}/v1/completions", json=BODY, timeout=60).json()[
+                "choices"
+            ][0]["text"]
     finally:
         upstream.close()
     comments = [index for index, line in enumerate(lines) if line.startswith(":")]
@@ -283,8 +326,10 @@ def test_a_client_that_leaves_before_the_first_token_leaves_nothing(server: Runn
         for wait in (0.1, 0.8):  # before and after the first comment
             with socket.create_connection(("127.0.0.1", server.port), 30) as connection:
                 data = json.dumps({**BODY, "max_tokens": 500, "stream": True}).encode()
-                connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-                                   b"Content-Length: %d\r\n\r\n%s" % (len(data), data))  # fmt: skip
+                connection.sendall(
+                    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                    b"Content-Length: %d\r\n\r\n%s" % (len(data), data)
+                )
                 time.sleep(wait)
         service, engine = server.app.state.service, server.engine
         for _ in range(1000):
@@ -301,10 +346,16 @@ def test_a_client_that_leaves_before_the_first_token_leaves_nothing(server: Runn
 def test_slow_readers_do_not_take_the_server(tmp_path: Path) -> None:
     """Many that ask for much and read nothing, and one that reads."""
     slow, tokens = 24, 400
-    server = RunningServer(lambda: tiny_engine(tmp_path / "tokenizer", slots=8, pages=1024), AppOptions(ServerLimits(write_timeout=3.0)))
+    server = RunningServer(
+        lambda: tiny_engine(tmp_path / "tokenizer", slots=8, pages=1024),
+        AppOptions(ServerLimits(write_timeout=3.0)),
+    )
     body = {**BODY, "max_tokens": tokens, "n": 4, "logprobs": 20, "stream": True}
     data = json.dumps(body).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(data)
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"  # noqa: E501
+        % len(data)
+    )
     try:
         with ExitStack() as stack:
             connections = []
@@ -317,7 +368,9 @@ def test_slow_readers_do_not_take_the_server(tmp_path: Path) -> None:
             answered: list[int] = []
 
             def good() -> None:
-                response = httpx.post(f"{server.address}/v1/completions", json={**BODY, "max_tokens": 8}, timeout=120)
+                response = httpx.post(
+                    f"{server.address}/v1/completions", json={**BODY, "max_tokens": 8}, timeout=120
+                )
                 answered.append(response.status_code)
 
             reader = threading.Thread(target=good)
@@ -326,7 +379,9 @@ def test_slow_readers_do_not_take_the_server(tmp_path: Path) -> None:
             assert answered == [200]
             deadline = time.monotonic() + 60
             admission, stats = server.app.state.service.admission, server.engine.stats
-            while (server.connections or admission.requests or stats().running) and time.monotonic() < deadline:
+            while (
+                server.connections or admission.requests or stats().running
+            ) and time.monotonic() < deadline:
                 time.sleep(0.1)
             assert (server.connections, admission.requests, stats().running, stats().waiting) == (0, 0, 0, 0)
     finally:

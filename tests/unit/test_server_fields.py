@@ -1,4 +1,6 @@
-"""What clients send beside the plain fields: forms of answers, tools that must be called, values that change nothing."""
+"""What clients send beside the plain fields: forms of answers, tools that must be called, values that
+change nothing.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +46,15 @@ def client(server: RunningServer) -> openai.OpenAI:
 
 
 def chat(http: httpx.Client, **more: Any) -> httpx.Response:
-    return http.post(CHAT, json={"model": MODEL, "messages": HELLO, "max_tokens": 8, "temperature": 0, **more})
+    return http.post(
+        CHAT, json={"model": MODEL, "messages": HELLO, "max_tokens": 8, "temperature": 0, **more}
+    )
 
 
 def complete(http: httpx.Client, **more: Any) -> httpx.Response:
-    return http.post(COMPLETION, json={"model": MODEL, "prompt": "Hello", "max_tokens": 8, "temperature": 0, **more})
+    return http.post(
+        COMPLETION, json={"model": MODEL, "prompt": "Hello", "max_tokens": 8, "temperature": 0, **more}
+    )
 
 
 class Pet(BaseModel):
@@ -63,9 +69,11 @@ class Pet(BaseModel):
 
 
 def test_a_schema_that_no_grammar_keeps_to_is_refused_by_its_keyword(client: openai.OpenAI) -> None:
-    for schema, word in (({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "uniqueItems"),
-                         ({"allOf": [{"type": "integer"}, {"minimum": 6}]}, "allOf"),
-                         ({"properties": {"a": {"not": {}}}}, "#/properties/a: 'not'")):  # fmt: skip
+    for schema, word in (
+        ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "uniqueItems"),
+        ({"allOf": [{"type": "integer"}, {"minimum": 6}]}, "allOf"),
+        ({"properties": {"a": {"not": {}}}}, "#/properties/a: 'not'"),
+    ):
         form: Any = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema, "strict": True}}
         with pytest.raises(openai.BadRequestError, match=re.escape(word)) as error:
             client.chat.completions.create(model=MODEL, messages=HELLO, response_format=form)
@@ -84,13 +92,17 @@ def test_a_schema_that_no_grammar_keeps_to_is_refused_by_its_keyword(client: ope
 def test_a_schema_that_is_taken_is_kept_to(http: httpx.Client, schema: Any) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
     for seed in range(4):
-        made = chat(http, response_format=form, seed=seed, temperature=1, max_tokens=400, logit_bias={"125": 3}).json()
+        made = chat(
+            http, response_format=form, seed=seed, temperature=1, max_tokens=400, logit_bias={"125": 3}
+        ).json()
         if made["choices"][0]["finish_reason"] == "stop":
             jsonschema.validate(json.loads(made["choices"][0]["message"]["content"]), schema)
 
 
 def test_openai_parses_a_pydantic_model(client: openai.OpenAI) -> None:
-    made = client.chat.completions.parse(model=MODEL, messages=HELLO, response_format=Pet, max_tokens=200, seed=1)
+    made = client.chat.completions.parse(
+        model=MODEL, messages=HELLO, response_format=Pet, max_tokens=200, seed=1
+    )
     pet = made.choices[0].message.parsed
     assert pet is not None
     assert pet.kind in ("cat", "dog")
@@ -125,7 +137,9 @@ def test_an_answer_has_one_form(http: httpx.Client) -> None:
 
 def test_after_a_call_comes_another_or_the_end(http: httpx.Client) -> None:
     for seed in range(6):
-        made = chat(http, tools=[TOOL], tool_choice="required", temperature=1, seed=seed, max_tokens=300).json()["choices"][0]
+        made = chat(
+            http, tools=[TOOL], tool_choice="required", temperature=1, seed=seed, max_tokens=300
+        ).json()["choices"][0]
         assert not made["message"]["content"]
         assert made["message"]["tool_calls"]
         whole = made["message"]["tool_calls"][: -1 if made["finish_reason"] == "length" else None]
@@ -139,8 +153,12 @@ def test_a_call_that_is_cut_never_shows_as_text(http: httpx.Client, stream: bool
     for tokens in (3, 11, 20, 30, 45, 60):
         asked = {"tools": [TOOL], "tool_choice": "required", "max_tokens": tokens, "stream": stream}
         if stream:
-            with http.stream("POST", CHAT, json={"model": MODEL, "messages": HELLO, "temperature": 0, **asked}) as response:
-                records = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")]
+            with http.stream(
+                "POST", CHAT, json={"model": MODEL, "messages": HELLO, "temperature": 0, **asked}
+            ) as response:
+                records = [
+                    json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")
+                ]
             parts = [record["choices"][0]["delta"] for record in records]
             assert records[-1]["choices"][0]["finish_reason"] == "length"
         else:
@@ -163,16 +181,34 @@ def test_a_forced_call_is_short(http: httpx.Client) -> None:
 
 
 IDLE: list[dict[str, Any]] = [
-    {"best_of": 1}, {"use_beam_search": False}, {"skip_special_tokens": True}, {"spaces_between_special_tokens": True},
-    {"include_stop_str_in_output": False}, {"length_penalty": 1.0}, {"bad_words": []}, {"return_token_ids": False},
-    {"guided_decoding_backend": None}, {"allowed_token_ids": None},
-]  # fmt: skip
+    {"best_of": 1},
+    {"use_beam_search": False},
+    {"skip_special_tokens": True},
+    {"spaces_between_special_tokens": True},
+    {"include_stop_str_in_output": False},
+    {"length_penalty": 1.0},
+    {"bad_words": []},
+    {"return_token_ids": False},
+    {"guided_decoding_backend": None},
+    {"allowed_token_ids": None},
+]
 IDLE_CHAT: list[dict[str, Any]] = [
-    {"verbosity": "medium"}, {"modalities": ["text"]}, {"prompt_cache_retention": "24h"}, {"prompt_cache_key": "k"},
-    {"functions": None}, {"function_call": None}, {"prediction": None}, {"web_search_options": None}, {"audio": None},
-    {"chat_template": None}, {"add_special_tokens": False}, {"reasoning_effort": "none"}, {"reasoning_effort": "medium"},
-    {"echo": False}, {"chat_template_kwargs": {"documents": ["a", 1, True], "enable_thinking": False}},
-]  # fmt: skip
+    {"verbosity": "medium"},
+    {"modalities": ["text"]},
+    {"prompt_cache_retention": "24h"},
+    {"prompt_cache_key": "k"},
+    {"functions": None},
+    {"function_call": None},
+    {"prediction": None},
+    {"web_search_options": None},
+    {"audio": None},
+    {"chat_template": None},
+    {"add_special_tokens": False},
+    {"reasoning_effort": "none"},
+    {"reasoning_effort": "medium"},
+    {"echo": False},
+    {"chat_template_kwargs": {"documents": ["a", 1, True], "enable_thinking": False}},
+]
 
 
 def test_fields_at_values_that_change_nothing_are_taken(http: httpx.Client) -> None:
@@ -186,9 +222,19 @@ def test_fields_at_values_that_change_nothing_are_taken(http: httpx.Client) -> N
 
 
 def test_at_other_values_they_are_refused_by_name(http: httpx.Client) -> None:
-    for name, value in {"use_beam_search": True, "skip_special_tokens": False, "best_of": 2, "length_penalty": 2.0,
-                        "bad_words": ["x"], "allowed_token_ids": [1], "modalities": ["audio"], "verbosity": "low",
-                        "functions": [], "prediction": {}, "reasoning_effort": "high"}.items():  # fmt: skip
+    for name, value in {
+        "use_beam_search": True,
+        "skip_special_tokens": False,
+        "best_of": 2,
+        "length_penalty": 2.0,
+        "bad_words": ["x"],
+        "allowed_token_ids": [1],
+        "modalities": ["audio"],
+        "verbosity": "low",
+        "functions": [],
+        "prediction": {},
+        "reasoning_effort": "high",
+    }.items():
         made = chat(http, **{name: value})
         assert made.status_code == 400, name
         assert name in made.json()["error"]["message"]
@@ -200,7 +246,10 @@ def test_effort_reaches_a_template_that_follows_it(tmp_path: Path) -> None:
     server = RunningServer(lambda: tiny_engine(tmp_path))
     try:
         with httpx.Client(base_url=server.address, timeout=60) as http:
-            tokens = [chat(http, **more).json()["usage"]["prompt_tokens"] for more in ({}, {"reasoning_effort": "high"})]
+            tokens = [
+                chat(http, **more).json()["usage"]["prompt_tokens"]
+                for more in ({}, {"reasoning_effort": "high"})
+            ]
     finally:
         server.close()
     assert tokens[1] == tokens[0] + len("high")
@@ -223,14 +272,23 @@ def test_messages_as_clients_send_them_back(http: httpx.Client) -> None:
 def test_usage_in_every_chunk(http: httpx.Client, path: str) -> None:
     prompt: dict[str, Any] = {"messages": HELLO} if path == CHAT else {"prompt": "Hello"}
     options = {"include_usage": True, "continuous_usage_stats": True}
-    body = {"model": MODEL, "max_tokens": 6, "temperature": 0, "stream": True, "stream_options": options, **prompt}
+    body = {
+        "model": MODEL,
+        "max_tokens": 6,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": options,
+        **prompt,
+    }
     with http.stream("POST", path, json={**body, "logit_bias": {"257": -100}}) as response:
         records = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")]
     counts = [record["usage"]["completion_tokens"] for record in records]
     assert counts == sorted(counts)
     assert counts[-1] == 6
     assert len(set(counts)) > 3
-    assert all(record["usage"]["prompt_tokens"] == records[-1]["usage"]["prompt_tokens"] for record in records)
+    assert all(
+        record["usage"]["prompt_tokens"] == records[-1]["usage"]["prompt_tokens"] for record in records
+    )
 
 
 def test_log_probabilities_of_the_chosen_tokens_alone(http: httpx.Client) -> None:

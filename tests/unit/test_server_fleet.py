@@ -1,4 +1,6 @@
-"""The server in front of others that fail, lack things, come late or are hostile, as its own clients see it."""
+"""The server in front of others that fail, lack things, come late or are hostile, as its own clients see
+it.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,9 @@ def refuses(status: str) -> Callable[[Json], Iterable[bytes]]:
     return always(reply(status, {"error": {"message": "no, says 10.1.2.3:8000"}}))
 
 
-@pytest.mark.parametrize("status", ["501 Not Implemented", "404 Not Found", "401 Unauthorized", "403 Forbidden", "500 Oops"])
+@pytest.mark.parametrize(
+    "status", ["501 Not Implemented", "404 Not Found", "401 Unauthorized", "403 Forbidden", "500 Oops"]
+)
 def test_embeddings_that_nobody_has_do_not_shut_the_chat_off(made: Make, status: str) -> None:
     front, clouds = made(*[chatting(embeddings=refuses(status))] * 2)
     for _ in range(5):
@@ -115,7 +119,11 @@ def test_a_key_that_is_refused_for_a_while_opens_no_circuit(made: Make) -> None:
     wrong = True
 
     def chat(body: Json) -> Iterator[bytes]:
-        yield reply("401 Unauthorized", {"error": {"message": "no such key"}}) if wrong else STREAM + said("Hi.", "stop") + DONE
+        yield (
+            reply("401 Unauthorized", {"error": {"message": "no such key"}})
+            if wrong
+            else STREAM + said("Hi.", "stop") + DONE
+        )
 
     front, _ = made(chatting(completions=chat))
     for _ in range(5):
@@ -167,25 +175,36 @@ def test_comments_keep_a_connection_but_are_no_tokens(made: Make) -> None:
     assert other.text() == "Hi."
 
 
-@pytest.mark.parametrize("after", [b"", event({"error": {"message": "gone"}}), b"data: {not json\n\n", b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "after", [b"", event({"error": {"message": "gone"}}), b"data: {not json\n\n", b"\xff\xfe"]
+)
 def test_a_cut_after_the_end_is_the_end(made: Make, after: bytes) -> None:
     whole = CHUNKED + chunk(said("The answer is 42.")) + chunk(said(finish="stop") + after)
     front, clouds = made(*[chatting(completions=always(whole))] * 2)
     events = front.streamed()
     assert not [record for record in events if "error" in record]
-    assert "".join(c["delta"].get("content") or "" for record in events for c in record["choices"]) == "The answer is 42."
+    assert (
+        "".join(c["delta"].get("content") or "" for record in events for c in record["choices"])
+        == "The answer is 42."
+    )
     assert front.text() == "The answer is 42."
     assert sum(len(cloud.posts()) for cloud in clouds) == 2
 
 
 @pytest.mark.parametrize("failing", ["refused", "500", "garbage", "429", "event", "cut"])
-def test_clients_learn_nothing_of_addresses(made: Make, failing: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_clients_learn_nothing_of_addresses(
+    made: Make, failing: str, caplog: pytest.LogCaptureFixture
+) -> None:
     secret = "10.1.2.3"
     busy = reply("429 Too Many", {"error": {"message": f"org-x at {secret} has enough"}}, "Retry-After: 7")
     answers: dict[str, Callable[[Json], Iterable[bytes]]] = {
-        "refused": refuses("401 Unauthorized"), "500": refuses("500 Oops"), "garbage": always(f"{secret} is no HTTP\r\n\r\n".encode()),
-        "429": always(busy), "event": always(STREAM + event({"error": {"message": f"{secret} failed"}})), "cut": always(STREAM),
-    }  # fmt: skip
+        "refused": refuses("401 Unauthorized"),
+        "500": refuses("500 Oops"),
+        "garbage": always(f"{secret} is no HTTP\r\n\r\n".encode()),
+        "429": always(busy),
+        "event": always(STREAM + event({"error": {"message": f"{secret} failed"}})),
+        "cut": always(STREAM),
+    }
     front, clouds = made(*[chatting(completions=answers[failing], embeddings=answers[failing])] * 2)
     for answer in (front.chat(), front.chat(stream=True), front.embed()):
         assert answer.status_code == (429 if failing == "429" else 503)
@@ -219,7 +238,9 @@ def test_a_thought_is_not_begun_again_elsewhere(made: Make) -> None:
 
 @pytest.mark.parametrize("told", ["usage", "token_ids"])
 def test_a_continued_answer_has_the_tokens_that_were_left(made: Make, told: str) -> None:
-    """Chunks of several tokens each: the server that goes on may use what the first has not used, by its own count."""
+    """Chunks of several tokens each: the server that goes on may use what the first has not used, by its
+    own count.
+    """
 
     def cut(body: Json) -> Iterator[bytes]:
         for number, text in enumerate(["One two ", "three "]):
@@ -248,13 +269,18 @@ def test_a_continued_answer_has_the_tokens_that_were_left(made: Make, told: str)
 def test_a_server_that_refuses_to_go_on_is_no_fault_of_the_client(made: Make) -> None:
     def either(body: Json) -> Iterator[bytes]:
         if body.get("continue_final_message"):
-            yield reply("400 Bad Request", {"error": {"message": "continue_final_message: 10.1.2.3 knows it not"}})
+            yield reply(
+                "400 Bad Request", {"error": {"message": "continue_final_message: 10.1.2.3 knows it not"}}
+            )
         else:
             yield CHUNKED + chunk(said("Hi"))
 
     front, _ = made(*[chatting(completions=either)] * 2)
     error = front.streamed()[-1]["error"]
-    assert (error["message"], error["type"]) == ("the upstream server failed during the answer", "server_error")
+    assert (error["message"], error["type"]) == (
+        "the upstream server failed during the answer",
+        "server_error",
+    )
 
 
 def test_an_answer_whose_end_only_was_lost_is_whole(made: Make) -> None:
@@ -279,7 +305,9 @@ def test_a_front_starts_before_its_servers_and_finds_them() -> None:
             assert [model["id"] for model in front.http.get("/v1/models").json()["data"]] == ["m"]
             assert front.text() == "Hi."
             shown = front.http.get("/metrics").text
-            assert 'requests_total{model_name="m",outcome="ok"} 1.0' in shown, "the label is known with the model"
+            assert 'requests_total{model_name="m",outcome="ok"} 1.0' in shown, (
+                "the label is known with the model"
+            )
     finally:
         front.server.close()
 
@@ -299,10 +327,14 @@ def test_a_request_goes_to_an_address_that_serves_its_model(made: Make) -> None:
 
 def test_a_named_model_is_one_model(made: Make) -> None:
     with Cloud(chatting("I am a.", model="a")) as a, Cloud(chatting("I am b.", model="b")) as b:
-        server = RunningServer(lambda: UpstreamEngine.connect([a.address, b.address], OPTIONS, ("front", "gpt")))
+        server = RunningServer(
+            lambda: UpstreamEngine.connect([a.address, b.address], OPTIONS, ("front", "gpt"))
+        )
         try:
             for name in ("front", "gpt", "front"):
-                answer = httpx.post(f"{server.address}/v1/chat/completions", json={**CHAT, "model": name}, timeout=30)
+                answer = httpx.post(
+                    f"{server.address}/v1/chat/completions", json={**CHAT, "model": name}, timeout=30
+                )
                 assert answer.json()["choices"][0]["message"]["content"] == "I am a."
             assert b.posts() == []
         finally:
@@ -318,7 +350,9 @@ async def test_a_reader_who_is_slow_costs_the_upstream_no_time() -> None:
         yield said("b") + said(finish="stop") + DONE
 
     with Cloud(chatting(completions=steady)) as cloud:
-        engine = await UpstreamEngine.connect([cloud.address], replace(OPTIONS, between_timeout=0.5, continues=False))
+        engine = await UpstreamEngine.connect(
+            [cloud.address], replace(OPTIONS, between_timeout=0.5, continues=False)
+        )
         wanted = EngineRequest("1", "m", messages=tuple(CHAT["messages"]), body=CHAT)
         relay = await engine.submit(await engine.prepare(wanted))
         text = ""
@@ -344,9 +378,11 @@ def endless(head: bytes, part: bytes) -> Callable[[Json], Iterable[bytes]]:
 @pytest.mark.parametrize("kind", ["error", "line", "event", "bomb"])
 def test_what_has_no_end_is_not_read_to_it(made: Make, kind: str) -> None:
     head = {
-        "error": b"HTTP/1.1 500 Oops\r\nConnection: close\r\n\r\n", "line": STREAM + b"data: ", "event": STREAM,
+        "error": b"HTTP/1.1 500 Oops\r\nConnection: close\r\n\r\n",
+        "line": STREAM + b"data: ",
+        "event": STREAM,
         "bomb": b"HTTP/1.1 400 Bad\r\nContent-Encoding: gzip\r\nConnection: close\r\n\r\n",
-    }  # fmt: skip
+    }
     part = b"data: x\n" if kind == "event" else b"x"
     sent = 0
 
@@ -388,7 +424,12 @@ def test_each_key_has_a_cache_of_its_own_upstream(tmp_path: Path) -> None:
         try:
             for name in ("alice", "bob", "alice"):
                 headers = {"Authorization": f"Bearer {name}"}
-                assert httpx.post(f"{server.address}/v1/chat/completions", json=CHAT, headers=headers, timeout=30).status_code == 200
+                assert (
+                    httpx.post(
+                        f"{server.address}/v1/chat/completions", json=CHAT, headers=headers, timeout=30
+                    ).status_code
+                    == 200
+                )
         finally:
             server.close()
         first, second, third = (body["cache_salt"] for body in cloud.posts())

@@ -13,15 +13,31 @@ from nearfar.errors import RequestError
 from nearfar.fallback_server.backend import Grammar
 from nearfar.fallback_server.engines import tools
 from nearfar.fallback_server.engines.base import ToolChoice
-from nearfar.fallback_server.engines.markup import Fragment, MarkupSplitter, call_format, parse_calls, partial_call
+from nearfar.fallback_server.engines.markup import (
+    Fragment,
+    MarkupSplitter,
+    call_format,
+    parse_calls,
+    partial_call,
+)
 from nearfar.fallback_server.marks import HERMES, LLAMA, MISTRAL, THINK, CallFormat
 
 CALL = '{"name": "f", "arguments": {"x": 1}}'
 TOOLS: list[dict[str, Any]] = [
-    {"type": "function", "function": {"name": name, "parameters": {
-        "type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}}}
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {"x": {"type": "integer"}},
+                "required": ["x"],
+                "additionalProperties": False,
+            },
+        },
+    }
     for name in ("f", "g")
-]  # fmt: skip
+]
 
 
 def split(parts: list[str], calls: CallFormat | None = HERMES, *, opened: bool = False) -> list[Fragment]:
@@ -55,7 +71,9 @@ def test_a_section_that_the_prompt_opened_and_marks_that_never_close() -> None:
 
 
 MARKED = st.lists(
-    st.sampled_from(["<think>", "</think>", "<tool_call>", "</tool_call>", CALL, "\n", "<", "a ", "<tool", "_call>", "é"]),
+    st.sampled_from(
+        ["<think>", "</think>", "<tool_call>", "</tool_call>", CALL, "\n", "<", "a ", "<tool", "_call>", "é"]
+    ),
     max_size=12,
 )
 
@@ -77,7 +95,10 @@ def test_without_whole_marks_no_text_is_lost(text: str) -> None:
 def test_calls_are_parsed() -> None:
     found = parse_calls(f"[{CALL}, {CALL}]", MISTRAL, 2)
     assert found is not None
-    assert [(call.index, call.name, json.loads(call.arguments)) for call in found] == [(2, "f", {"x": 1}), (3, "f", {"x": 1})]
+    assert [(call.index, call.name, json.loads(call.arguments)) for call in found] == [
+        (2, "f", {"x": 1}),
+        (3, "f", {"x": 1}),
+    ]
     llama = parse_calls('{"name": "f", "parameters": {"x": 1}}', LLAMA, 0)
     assert llama is not None
     assert json.loads(llama[0].arguments) == {"x": 1}
@@ -126,14 +147,18 @@ def test_choices_of_tools() -> None:
     with pytest.raises(RequestError, match="'h'"):
         tools.offered(TOOLS, ToolChoice("required", "h"))
     with pytest.raises(RequestError, match="not JSON"):
-        tools.with_parsed_arguments({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]})
+        tools.with_parsed_arguments(
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}
+        )
 
 
 def test_grammars_of_calls() -> None:
     xgrammar = pytest.importorskip("xgrammar")
     from nearfar.fallback_server.grammars.compiled import compiler
 
-    info = xgrammar.TokenizerInfo([bytes([b]) for b in range(256)] + [b""], vocab_size=257, stop_token_ids=[256])
+    info = xgrammar.TokenizerInfo(
+        [bytes([b]) for b in range(256)] + [b""], vocab_size=257, stop_token_ids=[256]
+    )
     compile_grammar = compiler(info)
 
     def matches(grammar: Grammar, text: str) -> bool:
@@ -157,7 +182,9 @@ def test_grammars_of_calls() -> None:
     assert not matches(one, "hm</think>\n" + call + call)
     listed = tools.call_grammar(TOOLS, ToolChoice("required"), MISTRAL, None, False)
     assert matches(listed, '[TOOL_CALLS][{"name": "g", "arguments": {"x": 2}}]')
-    object_ = tools.structural(tools.after_reasoning(tools.as_format(Grammar("json_object", "")), THINK, False))
+    object_ = tools.structural(
+        tools.after_reasoning(tools.as_format(Grammar("json_object", "")), THINK, False)
+    )
     assert matches(object_, '<think>a</think>{"b": [1, {"c": null}]}')
     assert not matches(object_, "[1]")
     with pytest.raises(RequestError, match="cannot be compiled"):

@@ -23,8 +23,14 @@ SCHEMA = {
     "required": ["kind", "age"],
     "additionalProperties": False,
 }
-WEATHER: Any = {"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": SCHEMA}}
-TIME: Any = {"type": "function", "function": {"name": "time", "parameters": {"type": "object", "properties": {}}}}
+WEATHER: Any = {
+    "type": "function",
+    "function": {"name": "weather", "description": "Tells it.", "parameters": SCHEMA},
+}
+TIME: Any = {
+    "type": "function",
+    "function": {"name": "time", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +58,9 @@ def test_chat_whole_and_streamed_are_the_same_text(client: openai.OpenAI) -> Non
     assert (made.usage.prompt_tokens, made.usage.completion_tokens, made.usage.total_tokens) == (9, 20, 29)
     options: Any = {"include_usage": True}
     chunks = list(
-        client.chat.completions.create(messages=HELLO, max_tokens=20, stream=True, stream_options=options, **GREEDY)
+        client.chat.completions.create(
+            messages=HELLO, max_tokens=20, stream=True, stream_options=options, **GREEDY
+        )
     )
     text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
     assert text == made.choices[0].message.content
@@ -63,13 +71,17 @@ def test_chat_whole_and_streamed_are_the_same_text(client: openai.OpenAI) -> Non
     assert chunks[-2].choices[0].finish_reason == "length"
 
 
-async def test_many_asynchronous_streams_give_what_each_gives_alone(client: openai.OpenAI, server: Any) -> None:
+async def test_many_asynchronous_streams_give_what_each_gives_alone(
+    client: openai.OpenAI, server: Any
+) -> None:
     prompts = [f"Prompt number {n}" for n in range(6)]
     alone = [client.completions.create(prompt=p, max_tokens=12, **GREEDY).choices[0].text for p in prompts]
     async with openai.AsyncOpenAI(base_url=f"{server.address}/v1", api_key="none") as asynchronous:
 
         async def ask(prompt: str) -> str:
-            stream = await asynchronous.completions.create(prompt=prompt, max_tokens=12, stream=True, **GREEDY)
+            stream = await asynchronous.completions.create(
+                prompt=prompt, max_tokens=12, stream=True, **GREEDY
+            )
             return "".join([chunk.choices[0].text async for chunk in stream])
 
         assert await asyncio.gather(*(ask(prompt) for prompt in prompts)) == alone
@@ -102,12 +114,16 @@ def test_token_prompts_echo_and_logprobs(client: openai.OpenAI) -> None:
 
 
 def test_chat_logprobs(client: openai.OpenAI) -> None:
-    made = client.chat.completions.create(messages=HELLO, max_tokens=3, logprobs=True, top_logprobs=2, **GREEDY)
+    made = client.chat.completions.create(
+        messages=HELLO, max_tokens=3, logprobs=True, top_logprobs=2, **GREEDY
+    )
     assert made.choices[0].logprobs is not None
     content = made.choices[0].logprobs.content
     assert content is not None
     assert len(content) == 3
-    assert all(item.logprob == item.top_logprobs[0].logprob and len(item.top_logprobs) == 2 for item in content)
+    assert all(
+        item.logprob == item.top_logprobs[0].logprob and len(item.top_logprobs) == 2 for item in content
+    )
 
 
 def test_stop_strings_bias_and_stop_tokens(client: openai.OpenAI) -> None:
@@ -133,13 +149,17 @@ def test_min_tokens_hold_the_end_token_back(client: openai.OpenAI) -> None:
 def test_json_schema_json_object_regex_and_grammar(client: openai.OpenAI) -> None:
     base: Any = {"model": MODEL, "messages": HELLO, "max_tokens": 150, "seed": 1}
     form: Any = {"type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA}}
-    pet = json.loads(client.chat.completions.create(**base, response_format=form).choices[0].message.content or "")
+    pet = json.loads(
+        client.chat.completions.create(**base, response_format=form).choices[0].message.content or ""
+    )
     assert pet["kind"] in ("cat", "dog")
     assert 0 <= pet["age"] <= 9
     free = client.chat.completions.create(**base, response_format={"type": "json_object"}).choices[0]
     assert (free.message.content or "").startswith("{")
     regex: Any = {"response_format": {"type": "regex", "regex": "(yes|no){3}"}}
-    assert re.fullmatch("(yes|no){3}", client.chat.completions.create(**base, extra_body=regex).choices[0].message.content)
+    assert re.fullmatch(
+        "(yes|no){3}", client.chat.completions.create(**base, extra_body=regex).choices[0].message.content
+    )
     grammar: Any = {"response_format": {"type": "grammar", "grammar": 'root ::= "a" root | "b"'}}
     made = client.chat.completions.create(**base, extra_body=grammar, logit_bias={"64": 1}).choices[0]
     assert re.fullmatch("a*b?", made.message.content or "")
@@ -163,15 +183,23 @@ def test_tools_that_must_be_called(client: openai.OpenAI, choice: Any) -> None:
         made.choices[0].message.model_dump(exclude_none=True),
         {"role": "tool", "tool_call_id": call.id, "content": "sunny"},
     ]
-    again = client.chat.completions.create(messages=history, tools=[WEATHER], tool_choice="none", max_tokens=4, **GREEDY)
+    again = client.chat.completions.create(
+        messages=history, tools=[WEATHER], tool_choice="none", max_tokens=4, **GREEDY
+    )
     assert again.choices[0].message.tool_calls is None
 
 
 def test_streamed_tool_calls(client: openai.OpenAI) -> None:
     stream = client.chat.completions.create(
-        model=MODEL, messages=HELLO, tools=[WEATHER, TIME], tool_choice="required", max_tokens=400, seed=4, stream=True,
+        model=MODEL,
+        messages=HELLO,
+        tools=[WEATHER, TIME],
+        tool_choice="required",
+        max_tokens=400,
+        seed=4,
+        stream=True,
         parallel_tool_calls=False,
-    )  # fmt: skip
+    )
     deltas = [choice for chunk in stream for choice in chunk.choices]
     calls: list[Any] = [call for choice in deltas for call in choice.delta.tool_calls or []]
     assert [call.function.name for call in calls] in (["weather"], ["time"])
@@ -221,15 +249,28 @@ def test_probes_metrics_and_request_ids(server: RunningServer, client: openai.Op
         assert http.get("/ready").status_code == 200
         text = http.get("/metrics").text
         assert http.get("/health", headers={"X-Request-Id": "mine-1"}).headers["x-request-id"] == "mine-1"
-        assert http.get("/health", headers={"X-Request-Id": "bad id\x7f"}).headers["x-request-id"].startswith("req-")
+        assert (
+            http.get("/health", headers={"X-Request-Id": "bad id\x7f"})
+            .headers["x-request-id"]
+            .startswith("req-")
+        )
         missing = http.get("/v1/nothing")
         assert missing.status_code == 404
         assert missing.json()["error"]["code"] == "not_found"
-    for name in ("num_requests_running", "kv_cache_usage_perc", "prefix_cache_hits_total", "num_preemptions_total",
-                 "time_to_first_token_seconds_count", "inter_token_latency_seconds_bucket", "generation_tokens_total",
-                 "e2e_request_latency_seconds_sum"):  # fmt: skip
-        assert f'nearfar:{name}{{' in text
-    assert re.search(r'nearfar:request_success_total\{finished_reason="length",model_name="tiny"\} [1-9]', text)
+    for name in (
+        "num_requests_running",
+        "kv_cache_usage_perc",
+        "prefix_cache_hits_total",
+        "num_preemptions_total",
+        "time_to_first_token_seconds_count",
+        "inter_token_latency_seconds_bucket",
+        "generation_tokens_total",
+        "e2e_request_latency_seconds_sum",
+    ):
+        assert f"nearfar:{name}{{" in text
+    assert re.search(
+        r'nearfar:request_success_total\{finished_reason="length",model_name="tiny"\} [1-9]', text
+    )
 
 
 def test_leaving_a_stream_cancels_it(server: RunningServer, client: openai.OpenAI) -> None:

@@ -1,4 +1,6 @@
-"""Parts of the server by themselves: child processes, the text engine over scripted tokens, priorities, traces."""
+"""Parts of the server by themselves: child processes, the text engine over scripted tokens, priorities,
+traces.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ import pytest
 
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import EngineError, OverloadError, RequestError
-from nearfar.fallback_server.backend import BackendInfo, BackendStats, Logprob, Sampling, TokenEvent, TokenRequest
+from nearfar.fallback_server.backend import (
+    BackendInfo,
+    BackendStats,
+    Logprob,
+    Sampling,
+    TokenEvent,
+    TokenRequest,
+)
 from nearfar.fallback_server.engines.artifact import ArtifactBackend
 from nearfar.fallback_server.engines.base import EngineRequest, Piece, ToolChoice
 from nearfar.fallback_server.engines.local import LocalEngine, TextOptions
@@ -47,10 +56,15 @@ class Scripted:
     async def _events(self, request: TokenRequest) -> AsyncIterator[TokenEvent]:
         prompt = None
         if request.prompt_logprobs is not None:
-            prompt = (None, *((Logprob(token, -0.5), (Logprob(token, -0.5),)) for token in request.tokens[1:]))
+            prompt = (
+                None,
+                *((Logprob(token, -0.5), (Logprob(token, -0.5),)) for token in request.tokens[1:]),
+            )
         for token in self._tokens:
             await asyncio.sleep(0)
-            yield TokenEvent(token, None, -0.25 if request.logprobs is not None else None, (), prompt, 3 if prompt else 0)
+            yield TokenEvent(
+                token, None, -0.25 if request.logprobs is not None else None, (), prompt, 3 if prompt else 0
+            )
             prompt = None
         if self._error is not None:
             raise self._error
@@ -59,7 +73,9 @@ class Scripted:
     async def cancel(self, request_id: str) -> None:
         raise NotImplementedError
 
-    async def embed(self, tokens: Sequence[Sequence[int]], pooling: Literal["mean", "last"]) -> list[list[float]]:
+    async def embed(
+        self, tokens: Sequence[Sequence[int]], pooling: Literal["mean", "last"]
+    ) -> list[list[float]]:
         return [[float(len(item))] for item in tokens]
 
     def stats(self) -> BackendStats:
@@ -105,7 +121,12 @@ async def test_reasoning_is_split_off_where_the_template_knows_it(tmp_path: Path
 
 async def test_calls_that_the_model_chose_to_make(tmp_path: Path) -> None:
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    assert joined(await answer(tmp_path, f"Well: {call}", tools=(TOOL,))) == ("", "Well: ", ["f"], "tool_calls")
+    assert joined(await answer(tmp_path, f"Well: {call}", tools=(TOOL,))) == (
+        "",
+        "Well: ",
+        ["f"],
+        "tool_calls",
+    )
     broken = '<tool_call>{"name": </tool_call>'
     assert joined(await answer(tmp_path, broken, tools=(TOOL,))) == ("", broken, [], "stop")
     none = await answer(tmp_path, call, tools=(TOOL,), tool_choice=ToolChoice("none"))
@@ -123,8 +144,11 @@ async def test_stop_strings_echo_and_errors(tmp_path: Path) -> None:
 
 
 async def test_a_child_that_takes_too_long_is_killed_and_the_next_job_is_done(tmp_path: Path) -> None:
-    loop = "{% for m in messages %}{% if m.content == 'loop' %}{% for i in range(99999) %}{% set x = range(99999) | list %}" \
-           "{% endfor %}{% endif %}{{ m.content }}{% endfor %}"  # fmt: skip
+    loop = (
+        "{% for m in messages %}{% if m.content == 'loop' %}{% for i in range(99999) %}{% set x = "
+        "range(99999) | list %}"
+        "{% endfor %}{% endif %}{{ m.content }}{% endfor %}"
+    )
     directory = tokenizer_directory(tmp_path, loop)
     settings = {"directory": str(directory), "bos": 256, "visible": []}
     pool = ChildPool(ChildSpec(TEXT_CHILD, settings, "template", timeout=0.5, waiting=2))
@@ -135,7 +159,9 @@ async def test_a_child_that_takes_too_long_is_killed_and_the_next_job_is_done(tm
 
     try:
         await pool.warm()
-        hostile, healthy = await asyncio.gather(pool.run(job("loop")), pool.run(job("ab")), return_exceptions=True)
+        hostile, healthy = await asyncio.gather(
+            pool.run(job("loop")), pool.run(job("ab")), return_exceptions=True
+        )
         assert isinstance(hostile, RequestError)
         assert "longer than 0.5 seconds" in str(hostile)
         assert isinstance(healthy, dict)
@@ -158,7 +184,9 @@ async def test_a_child_that_takes_too_long_is_killed_and_the_next_job_is_done(tm
 
 
 async def test_a_child_that_cannot_start_says_why(tmp_path: Path) -> None:
-    pool = ChildPool(ChildSpec(TEXT_CHILD, {"directory": str(tmp_path), "bos": None, "visible": []}, "template"))
+    pool = ChildPool(
+        ChildSpec(TEXT_CHILD, {"directory": str(tmp_path), "bos": None, "visible": []}, "template")
+    )
     with pytest.raises(EngineError, match=r"no tokenizer\.json"):
         await pool.warm()
 
@@ -173,7 +201,10 @@ async def test_who_waits_is_served_by_priority_and_nobody_waits_for_ever() -> No
             if event.finish is not None:
                 order.append(name)
 
-    tasks = [asyncio.create_task(ask(name, p)) for name, p in (("first", 0), ("late", 5), ("soon", -5), ("middle", 0))]
+    tasks = [
+        asyncio.create_task(ask(name, p))
+        for name, p in (("first", 0), ("late", 5), ("soon", -5), ("middle", 0))
+    ]
     await asyncio.sleep(0)
     with pytest.raises(OverloadError, match="waiting"):
         backend.submit(TokenRequest("more", (1,), 1))
@@ -240,7 +271,9 @@ async def test_traces_and_the_audit_log_with_text(tmp_path: Path) -> None:
     provider = sdk.TracerProvider()
     provider.add_span_processor(simple.SimpleSpanProcessor(spans))
     directory = tokenizer_directory(tmp_path / "tokenizer")
-    engine = LocalEngine(Scripted(directory, "fine"), directory, 256, TextOptions(template_timeout=20, text_processes=1))
+    engine = LocalEngine(
+        Scripted(directory, "fine"), directory, 256, TextOptions(template_timeout=20, text_processes=1)
+    )
     audit = AuditLog(tmp_path / "audit.jsonl", True)
     app = create_app(engine, AppOptions(tracer=Tracer(provider), audit=audit))
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -1,4 +1,6 @@
-"""Whatever a request holds, the answer is a status of the API's own: properties, and the app's own OpenAPI."""
+"""Whatever a request holds, the answer is a status of the API's own: properties, and the app's own
+OpenAPI.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ class EchoEngine:
     async def cancel(self, request_id: str) -> None:
         pass
 
-    async def embed(self, model: str, inputs: Sequence[Prompt], pooling: Literal["mean", "last"]) -> Embeddings:
+    async def embed(
+        self, model: str, inputs: Sequence[Prompt], pooling: Literal["mean", "last"]
+    ) -> Embeddings:
         return Embeddings([[0.5, float(len(item))] for item in inputs], len(inputs))
 
     def stats(self) -> BackendStats:
@@ -117,7 +121,10 @@ def ask(http: TestClient, text: str = "x", **more: Any) -> httpx.Response:
 
 def test_errors_of_engines_have_their_statuses(http: TestClient, engine: EchoEngine) -> None:
     assert ask(http).json()["choices"][0]["message"]["content"] == "5"
-    assert (ask(http, "refuse").status_code, ask(http, "refuse").json()["error"]["param"]) == (400, "messages")
+    assert (ask(http, "refuse").status_code, ask(http, "refuse").json()["error"]["param"]) == (
+        400,
+        "messages",
+    )
     overload = ask(http, "overload", stream=True)
     assert (overload.status_code, overload.headers["retry-after"]) == (429, "7")
     bug = ask(http, "bug")
@@ -136,7 +143,9 @@ def test_embeddings(http: TestClient) -> None:
     assert [item["embedding"] for item in made.json()["data"]] == [[0.5, 1.0], [0.5, 2.0]]
     coded: Any = http.post("/v1/embeddings", json={"model": MODEL, "input": "a", "encoding_format": "base64"})
     assert coded.json()["data"][0]["embedding"] == "AAAAPwAAgD8="
-    assert http.post("/v1/embeddings", json={"model": MODEL, "input": "a", "dimensions": 3}).status_code == 400
+    assert (
+        http.post("/v1/embeddings", json={"model": MODEL, "input": "a", "dimensions": 3}).status_code == 400
+    )
 
 
 def test_the_place_of_a_mistake_is_named(http: TestClient) -> None:
@@ -144,7 +153,9 @@ def test_the_place_of_a_mistake_is_named(http: TestClient) -> None:
         error = ask(http, **body).json()["error"]
         return error["message"], error["param"]
 
-    text, param = message(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}])
+    text, param = message(
+        messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]
+    )
     assert "fetches no URLs" in text
     assert param == "messages"
     assert message(n=1000)[1] == "n"
@@ -162,7 +173,10 @@ FIELDS = sorted({*ChatRequest.model_fields, *CompletionRequest.model_fields})
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=5), st.sampled_from(["chat/completions", "completions"]))
+@given(
+    st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=5),
+    st.sampled_from(["chat/completions", "completions"]),
+)
 def test_any_json_gets_an_answer_of_the_api(http: TestClient, fields: dict[str, Any], path: str) -> None:
     prompt = {"messages": [{"role": "user", "content": "x"}]} if path.startswith("chat") else {"prompt": "x"}
     content = json.dumps({"model": MODEL, **prompt, **fields})
@@ -182,12 +196,20 @@ def test_any_bytes_get_an_answer_of_the_api(http: TestClient, data: bytes) -> No
     assert response.json()["error"]["message"]
 
 
-SAMPLING = st.fixed_dictionaries({}, optional={
-    "temperature": st.floats(0, 2), "top_p": st.floats(0.01, 1), "top_k": st.integers(-1, 10**6), "seed": st.integers(-(2**63), 2**63 - 1),
-    "stop": st.text(min_size=1, max_size=8) | st.lists(st.text(min_size=1, max_size=8), max_size=4),
-    "logit_bias": st.dictionaries(st.integers(0, 10**6).map(str), st.floats(-100, 100), max_size=4),
-    "max_tokens": st.integers(1, 10**6), "n": st.integers(1, 4), "priority": st.integers(-5, 5),
-})  # fmt: skip
+SAMPLING = st.fixed_dictionaries(
+    {},
+    optional={
+        "temperature": st.floats(0, 2),
+        "top_p": st.floats(0.01, 1),
+        "top_k": st.integers(-1, 10**6),
+        "seed": st.integers(-(2**63), 2**63 - 1),
+        "stop": st.text(min_size=1, max_size=8) | st.lists(st.text(min_size=1, max_size=8), max_size=4),
+        "logit_bias": st.dictionaries(st.integers(0, 10**6).map(str), st.floats(-100, 100), max_size=4),
+        "max_tokens": st.integers(1, 10**6),
+        "n": st.integers(1, 4),
+        "priority": st.integers(-5, 5),
+    },
+)
 
 
 @settings(max_examples=80, deadline=None)

@@ -1,4 +1,6 @@
-"""What only the artifact engine shows: ids that come twice, an engine that hangs, nothing that grows with requests."""
+"""What only the artifact engine shows: ids that come twice, an engine that hangs, nothing that grows with
+requests.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ async def test_duplicate_ids_are_refused(rig: Rig, server: RunningServer) -> Non
     await rig.nothing_left()
 
 
-async def test_a_hung_engine_is_not_ready(rig: Rig, server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hung_engine_is_not_ready(
+    rig: Rig, server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from nearfar.fallback_server.engines import artifact
 
     monkeypatch.setattr(artifact, "FRESH", 0.3)

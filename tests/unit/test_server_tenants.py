@@ -1,4 +1,6 @@
-"""Tenants of one server: what one of them does, or asks, never shows to another and is never paid by another."""
+"""Tenants of one server: what one of them does, or asks, never shows to another and is never paid by
+another.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,15 @@ from tests.shared_data import shared_data
 from tests.support.servers import MODEL, RunningServer, tiny_engine
 
 KEYS = (
-    Key("alice"), Key("bob"), Key("carol", cache_group="team"), Key("dan", cache_group="team"), Key("urgent", priority=-10),
-    Key("one", concurrent=1), Key("poor", tokens_per_minute=40), Key("root", admin=True),
-)  # fmt: skip
+    Key("alice"),
+    Key("bob"),
+    Key("carol", cache_group="team"),
+    Key("dan", cache_group="team"),
+    Key("urgent", priority=-10),
+    Key("one", concurrent=1),
+    Key("poor", tokens_per_minute=40),
+    Key("root", admin=True),
+)
 ENDLESS = {"257": -100}
 
 
@@ -61,7 +69,9 @@ class House:
 
     def complete(self, name: str, prompt: str, **body: Any) -> httpx.Response:
         with self.http(name) as http:
-            return http.post("/v1/completions", json={"model": self.model, "prompt": prompt, "max_tokens": 2, **body})
+            return http.post(
+                "/v1/completions", json={"model": self.model, "prompt": prompt, "max_tokens": 2, **body}
+            )
 
     def embed(self, name: str, texts: str | list[str]) -> httpx.Response:
         with self.http(name) as http:
@@ -75,8 +85,18 @@ class House:
         return found
 
     def endless(self, prompt: str = "Hi") -> dict[str, Any]:
-        """A stream that does not end while nobody reads it: it is more than the buffers of both sides hold."""
-        return {"model": self.model, "prompt": prompt, "max_tokens": 900, "stream": True, "ignore_eos": True, "n": 8, "logprobs": 20}
+        """A stream that does not end while nobody reads it: it is more than the buffers of both sides
+        hold.
+        """
+        return {
+            "model": self.model,
+            "prompt": prompt,
+            "max_tokens": 900,
+            "stream": True,
+            "ignore_eos": True,
+            "n": 8,
+            "logprobs": 20,
+        }
 
     def audited(self, request_id: str) -> dict[str, Any]:
         lines = [json.loads(line) for line in self.audit.read_text().splitlines()]
@@ -119,7 +139,10 @@ def code(response: httpx.Response) -> str:
 
 
 def test_a_prompt_of_another_is_not_in_the_cache(house: House) -> None:
-    secret = "The merger with Initech will be announced on the ninth of May, and nobody may know of it before. " * 2
+    secret = (
+        "The merger with Initech will be announced on the ninth of May, and nobody may know of it before. "
+        * 2
+    )
     assert house.cached("alice", secret) == 0
     assert house.cached("alice", secret) >= 16
     assert house.cached("bob", secret) == 0
@@ -127,7 +150,9 @@ def test_a_prompt_of_another_is_not_in_the_cache(house: House) -> None:
 
 
 def test_tenants_of_a_group_share_what_is_cached(house: House) -> None:
-    common = "The same system prompt of the whole team stands before each of its questions, word for word. " * 2
+    common = (
+        "The same system prompt of the whole team stands before each of its questions, word for word. " * 2
+    )
     assert house.cached("carol", common) == 0
     assert house.cached("dan", common) >= 16
     assert house.cached("alice", common) == 0
@@ -261,7 +286,9 @@ async def test_a_key_that_is_edited_while_it_works_keeps_count() -> None:
             await admission.enter(replace(after, priority=-1))
 
 
-def test_a_key_that_is_edited_under_a_stream_is_not_locked_out(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_is_edited_under_a_stream_is_not_locked_out(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(keys_module, "CHECK_SECONDS", 0.0)
     good = house.file.read_text()
     with house.http("one") as http:
@@ -283,7 +310,8 @@ def test_requests_of_a_key_count_before_their_bodies_are_read(house: House) -> N
     """A key with one place cannot hold a second connection whose body the server keeps."""
     port = int(house.server.address.rsplit(":", 1)[1])
     head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n"
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
+        "100000\r\n"
         f"Authorization: Bearer {house.secrets['one']}\r\n\r\n{{"
     ).encode()
     with socket.create_connection(("127.0.0.1", port), 30) as first:
@@ -320,7 +348,9 @@ def test_what_is_refused_at_the_door_is_audited_and_counted(house: House) -> Non
 
 
 def test_who_asks_for_much_does_not_stand_before_everybody(house: House) -> None:
-    """Alice asks for 192 answers at once; bob, who comes later and wants one, does not wait until her last has begun."""
+    """Alice asks for 192 answers at once; bob, who comes later and wants one, does not wait until her last
+    has begun.
+    """
     body = {"model": house.model, "prompt": list("abcdef"), "n": 32, "max_tokens": 150, "ignore_eos": True}
 
     def ask() -> None:
@@ -392,13 +422,17 @@ async def test_what_waits_unread_in_memory_is_bounded_with_alternatives_too() ->
 
 
 async def test_the_slot_of_a_stream_comes_back_if_nothing_of_it_can_be_sent(tmp_path: Path) -> None:
-    """The transport fails at the first byte: the generator of events has not begun, and the call ends all the same."""
+    """The transport fails at the first byte: the generator of events has not begun, and the call ends all
+    the same.
+    """
     from nearfar.fallback_server.http.app import create_app
 
     engine: Engine = await tiny_engine(tmp_path)
     audit = AuditLog(tmp_path / "audit.jsonl", False)
     app = create_app(engine, AppOptions(audit=audit))
-    body = json.dumps({"model": MODEL, "prompt": "Hi", "max_tokens": 500, "stream": True, "logit_bias": ENDLESS}).encode()
+    body = json.dumps(
+        {"model": MODEL, "prompt": "Hi", "max_tokens": 500, "stream": True, "logit_bias": ENDLESS}
+    ).encode()
     messages = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Any:
@@ -410,10 +444,19 @@ async def test_the_slot_of_a_stream_comes_back_if_nothing_of_it_can_be_sent(tmp_
         raise OSError("the transport is gone")
 
     scope = {
-        "type": "http", "method": "POST", "path": "/v1/completions", "raw_path": b"/v1/completions", "query_string": b"",
-        "headers": [(b"content-type", b"application/json"), (b"host", b"x")], "scheme": "http", "http_version": "1.1",
-        "server": ("x", 80), "client": ("y", 1), "root_path": "", "asgi": {"version": "3.0"},
-    }  # fmt: skip
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "raw_path": b"/v1/completions",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json"), (b"host", b"x")],
+        "scheme": "http",
+        "http_version": "1.1",
+        "server": ("x", 80),
+        "client": ("y", 1),
+        "root_path": "",
+        "asgi": {"version": "3.0"},
+    }
     try:
         with pytest.raises(OSError, match="gone"):
             await asyncio.wait_for(app(scope, receive, send), 30)

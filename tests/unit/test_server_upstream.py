@@ -44,7 +44,9 @@ class Fleet:
         self.servers = [self.start(), self.start()]
         urls = [server.address + "/v1" for server in self.servers]
         self.front = RunningServer(lambda: UpstreamEngine.connect(urls, options, ("front",)))
-        self.client = openai.OpenAI(base_url=f"{self.front.address}/v1", api_key="user", max_retries=0, timeout=60)
+        self.client = openai.OpenAI(
+            base_url=f"{self.front.address}/v1", api_key="user", max_retries=0, timeout=60
+        )
 
     def start(self) -> RunningServer:
         return RunningServer(lambda: tiny_engine(self.folder / "tokenizer"), self._inner)
@@ -117,13 +119,22 @@ def test_answers_are_those_of_the_upstream(fleet: Fleet) -> None:
 def test_tool_calls_that_come_in_parts_are_put_together() -> None:
     """As vLLM streams them: id and name first, then the arguments bit by bit."""
     deltas: list[dict[str, Any]] = [
-        {"role": "assistant", "content": None, "tool_calls": [
-            {"index": 0, "id": "c1", "type": "function", "function": {"name": "f", "arguments": ""}}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"index": 0, "id": "c1", "type": "function", "function": {"name": "f", "arguments": ""}}
+            ],
+        },
         {"tool_calls": [{"index": 0, "function": {"arguments": '{"a":'}}]},
-        {"tool_calls": [{"index": 1, "id": "c2", "type": "function", "function": {"name": "g", "arguments": "{}"}}]},
+        {
+            "tool_calls": [
+                {"index": 1, "id": "c2", "type": "function", "function": {"name": "g", "arguments": "{}"}}
+            ]
+        },
         {"tool_calls": [{"index": 0, "function": {"arguments": " 1}"}}]},
         {"reasoning_content": "hm"},
-    ]  # fmt: skip
+    ]
     pieces = [to_piece(read_part({"index": 0, "delta": delta}, chat=True)) for delta in deltas]
     pieces.append(to_piece(read_part({"index": 0, "delta": {}, "finish_reason": "tool_calls"}, chat=True)))
     shape = ChatShape(Head("id", "m"))
@@ -223,7 +234,9 @@ def test_before_the_first_token_another_address_is_tried_and_circuits_close_agai
     texts = {fleet.client.completions.create(prompt="Hello", **{**LONG, "max_tokens": 5}).choices[0].text
              for _ in range(4)}  # fmt: skip
     assert len(texts) == 1
-    first = next(address for address in fleet.engine.book.addresses if address.server.root.endswith(f":{port}"))
+    first = next(
+        address for address in fleet.engine.book.addresses if address.server.root.endswith(f":{port}")
+    )
     assert first.breaker(COMPLETIONS).state(time.monotonic()) != "closed"
     fleet.servers[1].kill()
     with pytest.raises(openai.InternalServerError, match="no upstream server"):

@@ -80,7 +80,11 @@ def test_any_altered_byte_is_refused(position: int, flip: int) -> None:
 def test_any_truncation_is_refused(tmp_path: Path) -> None:
     for length in range(len(written())):
         refused(tmp_path / "a.snap", written()[:length])
-    refused(tmp_path / "a.snap", written()[:-1], f"is truncated: {len(written()) - 1:,} bytes, not {len(written()):,}")
+    refused(
+        tmp_path / "a.snap",
+        written()[:-1],
+        f"is truncated: {len(written()) - 1:,} bytes, not {len(written()):,}",
+    )
     refused(tmp_path / "a.snap", written()[:40], "is not a snapshot|is truncated")
     refused(tmp_path / "a.snap", written() + b"x", "bytes beyond its end")
 
@@ -88,7 +92,11 @@ def test_any_truncation_is_refused(tmp_path: Path) -> None:
 def test_refusals_name_the_reason(tmp_path: Path) -> None:
     path = tmp_path / "a.snap"
     refused(path, written().replace(b'"version":"2"', b'"version":"3"', 1), "version 3, newer than.*Upgrade")
-    refused(path, written().replace(b'"version":"2"', b'"version":"1"', 1), "version 1, which an earlier.*Save it again")
+    refused(
+        path,
+        written().replace(b'"version":"2"', b'"version":"1"', 1),
+        "version 1, which an earlier.*Save it again",
+    )
     refused(path, b"once upon a time", "is not a snapshot")
     refused(path, b"", "is not a snapshot|truncated")
     refused(path, written()[:-1] + b"\x55", "damaged: SHA-256 [0-9a-f]{64}, it was written with [0-9a-f]{64}")
@@ -100,7 +108,11 @@ def test_refusals_name_the_reason(tmp_path: Path) -> None:
     header = json.loads(written()[8 : 8 + length])
     header["tokens"]["data_offsets"] = [0, 12]
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    refused(path, len(text).to_bytes(8, "little") + text + written()[8 + length :], "does not describe its tensors")
+    refused(
+        path,
+        len(text).to_bytes(8, "little") + text + written()[8 + length :],
+        "does not describe its tensors",
+    )
 
 
 def test_only_snapshots_are_overwritten(tmp_path: Path) -> None:
@@ -125,10 +137,14 @@ def test_a_disk_without_room_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "a.snap"
     file.write(path, METADATA, TENSORS)
     big = {"layers.0.k": np.zeros((1, 1 << 20, 2), np.float32)}
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)  # the next best thing to a small disk: files may not grow past this
+    soft, hard = resource.getrlimit(
+        resource.RLIMIT_FSIZE
+    )  # the next best thing to a small disk: files may not grow past this
     resource.setrlimit(resource.RLIMIT_FSIZE, (5 << 20, hard))
     try:
-        with pytest.raises(SnapshotError, match=r"cannot write .*; it takes 8,388,608 bytes, [\d,]+ are free there"):
+        with pytest.raises(
+            SnapshotError, match=r"cannot write .*; it takes 8,388,608 bytes, [\d,]+ are free there"
+        ):
             file.write(path, METADATA, big)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -167,7 +183,11 @@ with Engine(make()) as engine:
 
 def test_ctrl_c_while_saving_leaves_nothing(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", SAVER, str(tmp_path / "a.snap")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+        [sys.executable, "-c", SAVER, str(tmp_path / "a.snap")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "writing\n"

@@ -1,4 +1,6 @@
-"""Saving and loading the cache over the tiny model: same tokens, other models refused, running requests undisturbed."""
+"""Saving and loading the cache over the tiny model: same tokens, other models refused, running requests
+undisturbed.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,12 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 SYSTEM = [{"role": "system", "content": "Speak of foxes, badgers and moles, and of nothing else."}]
 both = pytest.mark.parametrize("pipelined", [True, False], ids=["pipelined", "lockstep"])
 INNER = (  # a template of Llama 2's kind: the system prompt stands in the user's turn
-    "{{ '<|bos|>' }}{% for m in messages %}{% if m['role'] == 'user' %}{{ '<|user|>' }}{% if loop.index == 2 and "
-    "messages[0]['role'] == 'system' %}{{ '<<' + messages[0]['content'] + '>>\n\n' }}{% endif %}{{ m['content'] | trim }}"
-    "{{ '<|assistant|>' }}{% elif m['role'] == 'assistant' %}{{ m['content'] + '<|end|>' }}{% endif %}{% endfor %}"
+    "{{ '<|bos|>' }}{% for m in messages %}{% if m['role'] == 'user' %}{{ '<|user|>' }}{% if loop.index "
+    "== 2 and "
+    "messages[0]['role'] == 'system' %}{{ '<<' + messages[0]['content'] + '>>\n\n' }}{% endif %}{{ "
+    "m['content'] | trim }}"
+    "{{ '<|assistant|>' }}{% elif m['role'] == 'assistant' %}{{ m['content'] + '<|end|>' }}{% endif "
+    "%}{% endfor %}"
 )
 
 
@@ -44,7 +49,9 @@ def engine(core: EngineCore | None = None, template: str = tiny.TEMPLATE, **opti
     return AsyncEngine(core or tiny.core(**options), codec(template))
 
 
-async def collect(made: AsyncEngine, tokens: Sequence[int], params: SamplingParams = GREEDY) -> tuple[list[int], int]:
+async def collect(
+    made: AsyncEngine, tokens: Sequence[int], params: SamplingParams = GREEDY
+) -> tuple[list[int], int]:
     """Tokens of the answer, and how many of the prompt were in the cache."""
     generation = made.generate(tokens, params)
     return [event.token async for event in generation], generation.stats.cached_tokens
@@ -70,7 +77,9 @@ async def saved(path: Path, tokens: list[int], **options: Any) -> Path:
 
 
 @both
-async def test_after_a_restart_the_answer_is_the_same_and_the_prefix_is_not_computed(tmp_path: Path, pipelined: bool) -> None:
+async def test_after_a_restart_the_answer_is_the_same_and_the_prefix_is_not_computed(
+    tmp_path: Path, pipelined: bool
+) -> None:
     tokens = prompt(90)
     async with engine(pipelined=pipelined) as first:
         made = await first.save_cache(tmp_path / "a.snap", tokens=tokens)
@@ -123,7 +132,10 @@ async def test_a_system_prompt_serves_every_conversation_behind_it(tmp_path: Pat
             await warm.load_cache(tmp_path / "a.snap")
             for question in ("Who?", " a", "1"):
                 messages = [*SYSTEM, {"role": "user", "content": question}]
-                answers = [await e.chat.completions.create(messages, max_tokens=9, temperature=0) for e in (warm, cold)]
+                answers = [
+                    await e.chat.completions.create(messages, max_tokens=9, temperature=0)
+                    for e in (warm, cold)
+                ]
                 assert answers[0].choices == answers[1].choices
                 assert answers[0].usage.prompt_tokens_details.cached_tokens == made.tokens == 48
 
@@ -144,7 +156,10 @@ def test_a_prefix_is_what_stays_whatever_follows() -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"tokens": prompt(15)}, "15 tokens that stay whatever follows; a snapshot needs at least a page of 16"),
+        (
+            {"tokens": prompt(15)},
+            "15 tokens that stay whatever follows; a snapshot needs at least a page of 16",
+        ),
         ({"tokens": []}, "begins with 0 tokens"),
         ({"tokens": prompt(200)}, "only 160 fit the context"),
         ({"tokens": [999] * 20}, "token id 999 .* outside the vocabulary"),
@@ -162,7 +177,9 @@ async def test_prompts_that_cannot_be_saved(tmp_path: Path, options: dict[str, A
     assert not list(tmp_path.iterdir())
 
 
-async def test_a_target_that_must_not_be_overwritten_is_refused_before_anything_is_computed(tmp_path: Path) -> None:
+async def test_a_target_that_must_not_be_overwritten_is_refused_before_anything_is_computed(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "thesis").write_text("precious")
     async with engine() as made:
         with pytest.raises(SnapshotError, match="not overwritten"):
@@ -184,13 +201,21 @@ def changed(**changes: Any) -> EngineCore:
 @pytest.mark.parametrize(
     ("core", "match"),
     [
-        (lambda: tiny.core(seed=1), r"made with tiny \(not quantized; checkpoint 000000000000\), this model is tiny"),
-        (lambda: changed(quantization=quantized(4, 64)), r"with tiny \(not quantized.*this model is tiny \(q4; checkpoint"),
+        (
+            lambda: tiny.core(seed=1),
+            r"made with tiny \(not quantized; checkpoint 000000000000\), this model is tiny",
+        ),
+        (
+            lambda: changed(quantization=quantized(4, 64)),
+            r"with tiny \(not quantized.*this model is tiny \(q4; checkpoint",
+        ),
         (lambda: changed(provenance={}), "does not say which checkpoint it was made from"),
         (lambda: tiny.core(pages=4), "the snapshot has 80 tokens, but only 64 fit the context here"),
     ],
 )
-async def test_a_snapshot_that_does_not_fit_is_refused(tmp_path: Path, core: Callable[[], EngineCore], match: str) -> None:
+async def test_a_snapshot_that_does_not_fit_is_refused(
+    tmp_path: Path, core: Callable[[], EngineCore], match: str
+) -> None:
     path = await saved(tmp_path / "a.snap", prompt(90))
     async with engine(core()) as other:
         with pytest.raises(SnapshotError, match=match):
@@ -221,12 +246,23 @@ def test_check_layout() -> None:
     exact = {name: array.astype(np.float32) for name, array in fine.items()}
     transfer.check_layout([layout], fine, 32, [32], 8)
     transfer.check_layout([layout], exact, 32, [32], 8)
-    codes = {"kv.0.k.codes": np.zeros((2, 32, 2), np.uint32), "kv.0.k.scales": np.zeros((2, 32, 1), np.float16)}
+    codes = {
+        "kv.0.k.codes": np.zeros((2, 32, 2), np.uint32),
+        "kv.0.k.scales": np.zeros((2, 32, 1), np.float16),
+    }
     exact_layout = {name: array.astype(np.float32) for name, array in layout.items()}
     for tensors, pages, match in [
         (fine, exact_layout, "was saved from a float16 cache, this one is float32"),
-        ({name: array + 70000 for name, array in exact.items()}, layout, "float16, the type of this cache, cannot hold"),
-        ({name: array[:1] for name, array in fine.items()}, layout, r"kv.0.k is \[1, 32, 8\], this cache needs \[2, 32, 8\]"),
+        (
+            {name: array + 70000 for name, array in exact.items()},
+            layout,
+            "float16, the type of this cache, cannot hold",
+        ),
+        (
+            {name: array[:1] for name, array in fine.items()},
+            layout,
+            r"kv.0.k is \[1, 32, 8\], this cache needs \[2, 32, 8\]",
+        ),
         (codes, layout, "float16, 8-bit keys and values of 1 layers, this cache float16 ones of 1"),
         (fine | {"kv.1.k": fine["kv.0.k"]}, layout, "of 2 layers, this cache float16 ones of 1"),
         ({}, layout, "no keys and values of 0 layers"),
@@ -268,12 +304,16 @@ async def test_a_quantized_cache_is_stored_as_it_is(tmp_path: Path) -> None:
         assert pages[0] != pages[1]
         for name in ours.cache:
             np.testing.assert_array_equal(ours.read(0, pages[0])[name], theirs.read(0, pages[1])[name])
-        with pytest.raises(SnapshotError, match="8-bit keys and values of 1 layers, this cache float32 ones of 2"):
+        with pytest.raises(
+            SnapshotError, match="8-bit keys and values of 1 layers, this cache float32 ones of 2"
+        ):
             await plain.load_cache(tmp_path / "a.snap")
 
 
 @both
-async def test_saving_and_loading_beside_running_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pipelined: bool) -> None:
+async def test_saving_and_loading_beside_running_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pipelined: bool
+) -> None:
     monkeypatch.setattr(transfer, "CHUNK_BYTES", 1)  # a page at a time: much can happen between
     requests = [prompt(length, length) for length in (5, 33, 47, 60, 21, 90)]
     async with engine() as alone:
@@ -299,7 +339,9 @@ async def test_no_room_beside_running_requests(tmp_path: Path) -> None:
     async with engine(pages=10) as busy:
         generation = busy.generate(prompt(60), replace(GREEDY, max_tokens=90))
         await anext(generation)
-        with pytest.raises(SnapshotError, match=r"needs 9 pages of the cache, but running requests leave only \d of 10"):
+        with pytest.raises(
+            SnapshotError, match=r"needs 9 pages of the cache, but running requests leave only \d of 10"
+        ):
             await busy.load_cache(path)
         await generation.aclose()
         await busy.load_cache(path)
@@ -340,7 +382,9 @@ async def test_a_prefix_that_others_push_out_of_the_cache_again_and_again(
     assert not list(tmp_path.iterdir())
 
 
-async def test_a_failed_write_leaves_no_prefix_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_write_leaves_no_prefix_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = await saved(tmp_path / "a.snap", prompt(90))
     monkeypatch.setattr(transfer, "CHUNK_BYTES", 1)
     async with engine() as made:
@@ -379,7 +423,10 @@ async def test_cancelling_and_closing(tmp_path: Path, monkeypatch: pytest.Monkey
             await task
         assert not list(tmp_path.iterdir())
         assert nothing_held(made)
-    for call in (made.save_cache(tmp_path / "a.snap", tokens=prompt(90)), made.load_cache(await saved(tmp_path / "b", prompt(40)))):
+    for call in (
+        made.save_cache(tmp_path / "a.snap", tokens=prompt(90)),
+        made.load_cache(await saved(tmp_path / "b", prompt(40))),
+    ):
         with pytest.raises(DeviceError, match="closed"):
             await call
 

@@ -18,14 +18,27 @@ SMALL = next(case for case in CASES if case.model_type == "llama")
 TEXT = {case.model_type: case for case in CASES if "text_config" not in case.config}
 
 COUNTS = {
-    "ernie-4.5-0.3b": 360_748_032, "gemma-2-2b": 2_614_341_888, "gemma-3-1b": 999_885_952,
-    "gemma-3-270m": 268_098_176, "granite-3.3-2b": 2_533_539_840, "llama-3.2-1b": 1_235_814_400,
-    "llama-3.2-3b": 3_212_749_824, "olmo-2-1b": 1_484_916_736, "phi-3.5-mini": 3_821_079_552,
-    "phi-4-mini": 3_836_021_760, "qwen2.5-0.5b": 494_032_768, "qwen2.5-1.5b": 1_543_714_304,
-    "qwen2.5-3b": 3_085_938_688, "qwen3-0.6b": 596_049_920, "qwen3-1.7b": 1_720_574_976,
-    "qwen3-4b": 4_022_468_096, "smollm2-1.7b": 1_711_376_384, "smollm2-135m": 134_515_008, "smollm2-360m": 361_821_120,
+    "ernie-4.5-0.3b": 360_748_032,
+    "gemma-2-2b": 2_614_341_888,
+    "gemma-3-1b": 999_885_952,
+    "gemma-3-270m": 268_098_176,
+    "granite-3.3-2b": 2_533_539_840,
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.2-3b": 3_212_749_824,
+    "olmo-2-1b": 1_484_916_736,
+    "phi-3.5-mini": 3_821_079_552,
+    "phi-4-mini": 3_836_021_760,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-3b": 3_085_938_688,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "smollm2-1.7b": 1_711_376_384,
+    "smollm2-135m": 134_515_008,
+    "smollm2-360m": 361_821_120,
     "smollm3-3b": 3_075_098_624,
-}  # fmt: skip
+}
 """Parameters as their publishers count them."""
 
 

@@ -1,4 +1,6 @@
-"""Chat templates are programs of a stranger: what they may make, how long they may take, and what common ones need."""
+"""Chat templates are programs of a stranger: what they may make, how long they may take, and what common
+ones need.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.edge_runtime.text.codec import TextCodec, templates
+from nearfar.edge_runtime.text import templates
+from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.edge_runtime.text.templates import ChatTemplate
 from nearfar.errors import ArtifactError, RequestError
 from tests.support import tiny
@@ -21,13 +24,21 @@ BOMBS = {
     "times list": "{{ ([0] * 10**9) | length }}",
     "times in a variable": "{% set n = messages[0]['content'] | length * 10**9 %}{{ 'x' * n }}",
     "power": "{{ 10 ** 10000000000 }}",
-    "squares": "{% set ns = namespace(n=9) %}{% for _ in range(99) %}{% set ns.n = ns.n * ns.n %}{% endfor %}{{ ns.n }}",
-    "plus": "{% set ns = namespace(s='x') %}{% for _ in range(99) %}{% set ns.s = ns.s + ns.s %}{% endfor %}{{ ns.s }}",
-    "tilde": "{% set ns = namespace(s='x') %}{% for _ in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}",
-    "block": "{% set ns = namespace(s='x') %}{% for _ in range(99) %}{% set ns.s %}{{ ns.s }}{{ ns.s }}{% endset %}{% endfor %}",
+    "squares": "{% set ns = namespace(n=9) %}{% for _ in range(99) %}{% set ns.n = ns.n * ns.n %}{% endfor %}{{ "  # noqa: E501
+    "ns.n }}",
+    "plus": "{% set ns = namespace(s='x') %}{% for _ in range(99) %}{% set ns.s = ns.s + ns.s %}{% endfor %}{{ "  # noqa: E501
+    "ns.s }}",
+    "tilde": "{% set ns = namespace(s='x') %}{% for _ in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ "  # noqa: E501
+    "ns.s }}",
+    "block": "{% set ns = namespace(s='x') %}{% for _ in range(99) %}{% set ns.s %}{{ ns.s }}{{ ns.s }}{% endset "  # noqa: E501
+    ""
+    ""
+    ""
+    "%}{% endfor %}",
     "macro": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}x{% endmacro %}{{ m(99) }}",
     "macros": "{% macro m(n) %}{% if n %}{{ m(n - 1) ~ m(n - 1) }}{% endif %}x{% endmacro %}{{ m(60) }}",
-    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}",
+    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% "  # noqa: E501
+    "endfor %}{% endfor %}",
     "long loops": "{% for a in range(99999) %}" + "{{ 'x' }}" * 1000 + "{% endfor %}",
     "recursion": "{% for a in [1, 2] recursive %}{{ loop([1, 2]) }}{% endfor %}",
     "center": "{{ 'x' | center(10**9) }}",
@@ -71,7 +82,9 @@ def defuse() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for name, source in BOMBS.items():
         try:
-            made = TextCodec(tiny.tokenizer(), {}, source, None).render_chat([{"role": "user", "content": "Hello"}])
+            made = TextCodec(tiny.tokenizer(), {}, source, None).render_chat(
+                [{"role": "user", "content": "Hello"}]
+            )
             print(json.dumps([name, f"rendered {len(made):,} characters"]), flush=True)
         except RequestError as error:
             print(json.dumps([name, str(error)]), flush=True)
@@ -88,22 +101,43 @@ def test_a_template_has_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     ("source", "expected"),
     [
         ("{{ 'ab' * 3 ~ 1 ~ none }}", "ababab1None"),
-        ("{{ 7 * 6 }} {{ 2 ** 10 }} {{ '%05.2f|%s' % (1.5, 'x') }} {{ [1] + [2] }}", "42 1024 01.50|x [1, 2]"),
-        ("{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ m.role }}{{ '.' if loop.last }}{% endfor %}", "1/2user2/2assistant."),
+        (
+            "{{ 7 * 6 }} {{ 2 ** 10 }} {{ '%05.2f|%s' % (1.5, 'x') }} {{ [1] + [2] }}",
+            "42 1024 01.50|x [1, 2]",
+        ),
+        (
+            "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ m.role }}{{ '.' if loop.last "
+            "}}{% endfor %}",
+            "1/2user2/2assistant.",
+        ),
         ("{% for k, v in {'a': 1}.items() if v %}{{ k }}{% else %}none{% endfor %}", "a"),
         ("{% for x in [] %}{% else %}none{% endfor %}", "none"),
-        ("{% for x in [1, 2, 3] %}{% if x == 2 %}{% continue %}{% endif %}{{ loop.previtem }}{{ x }}{% endfor %}", "123"),
-        ("{{ '{}-{:>4}'.format(1, 'a') }} {{ ', '.join(['a', 'b']) }} {{ [1, 2] | join('-') }}", "1-   a a, b 1-2"),
+        (
+            "{% for x in [1, 2, 3] %}{% if x == 2 %}{% continue %}{% endif %}{{ loop.previtem }}{{ x "
+            "}}{% endfor %}",
+            "123",
+        ),
+        (
+            "{{ '{}-{:>4}'.format(1, 'a') }} {{ ', '.join(['a', 'b']) }} {{ [1, 2] | join('-') }}",
+            "1-   a a, b 1-2",
+        ),
         ("{{ messages | map(attribute='role') | join(' ') }}", "user assistant"),
         ("{{ messages | selectattr('role', 'eq', 'user') | list | length }}", "1"),
         ("{{ 'a\nb' | indent(2) }} {{ ' x ' | trim }} {{ 'x'.replace('x', 'yy') }}", "a\n  b x yy"),
         ("{{ {'b': 1} | tojson(indent=1) }}", '{\n "b": 1\n}'),
-        ("{% set ns = namespace(n=0) %}{% for i in range(5) %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}", "10"),
-        ("{% macro m(x) %}<{{ x }}>{% endmacro %}{{ m('a') }}{% set b %}{{ m('c') }}{% endset %}{{ b }}", "<a><c>"),
+        (
+            "{% set ns = namespace(n=0) %}{% for i in range(5) %}{% set ns.n = ns.n + i %}{% endfor "
+            "%}{{ ns.n }}",
+            "10",
+        ),
+        (
+            "{% macro m(x) %}<{{ x }}>{% endmacro %}{{ m('a') }}{% set b %}{{ m('c') }}{% endset %}{{ b }}",
+            "<a><c>",
+        ),
         ("{{ messages[::-1][0].role }} {{ 'a-b'.split('-')[-1] }} {{ x is defined }}", "assistant b False"),
         ("{{ 3000000000 | string | length }}", "10"),
     ],
-)  # fmt: skip
+)
 def test_what_templates_need_still_works(source: str, expected: str) -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     assert ChatTemplate(source).render({"messages": messages}) == expected
@@ -111,17 +145,27 @@ def test_what_templates_need_still_works(source: str, expected: str) -> None:
 
 def test_long_conversations_are_rendered() -> None:
     messages = [{"role": "user", "content": "word " * 20_000}] * 20
-    codec = TextCodec(tiny.tokenizer(), {}, tiny.TEMPLATE.replace("m['content']", "m['content'].replace('word', 'words') | trim"), None)
+    codec = TextCodec(
+        tiny.tokenizer(),
+        {},
+        tiny.TEMPLATE.replace("m['content']", "m['content'].replace('word', 'words') | trim"),
+        None,
+    )
     assert len(codec.render_chat(messages)) > 2_000_000
 
 
-@pytest.mark.parametrize("source", ["{% if %}", "{{ " + "(" * 5000 + ")" * 5000 + " }}", "{% for x in y %}" * 200 + "{% endfor %}" * 200])
+@pytest.mark.parametrize(
+    "source",
+    ["{% if %}", "{{ " + "(" * 5000 + ")" * 5000 + " }}", "{% for x in y %}" * 200 + "{% endfor %}" * 200],
+)
 def test_a_template_that_cannot_be_read_is_refused(source: str) -> None:
     with pytest.raises(ArtifactError, match="chat template cannot be read"):
         ChatTemplate(source)
 
 
-@pytest.mark.parametrize("value", [[1], [{"name": "default"}], [{"name": "default", "template": 3}], 7, {"default": "x"}])
+@pytest.mark.parametrize(
+    "value", [[1], [{"name": "default"}], [{"name": "default", "template": 3}], 7, {"default": "x"}]
+)
 def test_a_chat_template_of_another_type_is_refused(tmp_path: Path, value: object) -> None:
     with pytest.raises(ArtifactError, match=r"chat_template in .*/tokenizer_config.json of .* is neither"):
         open_with(tmp_path, {"tokenizer_config.json": json.dumps({"chat_template": value}).encode()})
@@ -131,7 +175,9 @@ def test_named_templates(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     codec = open_with(tmp_path, {"tokenizer_config.json": json.dumps({"chat_template": named}).encode()})
     assert codec.render_chat([]) == "d"
-    assert not open_with(tmp_path, {"tokenizer_config.json": json.dumps({"chat_template": named[:1]}).encode()}).has_template
+    assert not open_with(
+        tmp_path, {"tokenizer_config.json": json.dumps({"chat_template": named[:1]}).encode()}
+    ).has_template
 
 
 @pytest.mark.parametrize(
@@ -146,7 +192,9 @@ def test_named_templates(tmp_path: Path) -> None:
         ("tokenizer.json", b"\xff", "utf-8"),
     ],
 )
-def test_a_tokenizer_file_that_cannot_be_read_is_named(tmp_path: Path, file: str, data: bytes, reason: str) -> None:
+def test_a_tokenizer_file_that_cannot_be_read_is_named(
+    tmp_path: Path, file: str, data: bytes, reason: str
+) -> None:
     with pytest.raises(ArtifactError, match=f"{file} of .* cannot be read.*{reason}"):
         open_with(tmp_path, {file: data})
 

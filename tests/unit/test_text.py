@@ -38,7 +38,9 @@ def codec(request: pytest.FixtureRequest) -> TextCodec:
     if request.param == "tiny":
         return tiny_codec()
     folder = "models" if "-" not in request.param or request.param == "classics-7M" else "tokenizers"
-    return TextCodec(Tokenizer.from_file(str(shared_data(folder, request.param, "tokenizer.json"))), {}, None, 1)
+    return TextCodec(
+        Tokenizer.from_file(str(shared_data(folder, request.param, "tokenizer.json"))), {}, None, 1
+    )
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -129,7 +131,9 @@ FALLBACK: dict[str, list[int]] = {
 
 @pytest.mark.parametrize("loop", FALLBACK)
 def test_the_work_grows_with_the_tokens_whatever_they_are(loop: str) -> None:
-    """A model that repeats bytes which make no character, or tokens without text, must not slow down the whole engine."""
+    """A model that repeats bytes which make no character, or tokens without text, must not slow down the
+    whole engine.
+    """
     check_work(byte_fallback(), FALLBACK[loop])
 
 
@@ -160,7 +164,9 @@ def test_bytes_that_make_no_character_come_out_after_four() -> None:
 @settings(deadline=None, max_examples=300)
 @given(st.lists(st.sampled_from([0x41, 0xE4, 0xBD, 0xA0, 0xF0, 0x9F, 0x98, 0x80, 0xFF]), max_size=60))
 def test_pieces_of_any_bytes_add_up_to_the_whole(data: list[int]) -> None:
-    """Byte-level decoders mark each broken character alone, so any bytes read in pieces are what they are in one."""
+    """Byte-level decoders mark each broken character alone, so any bytes read in pieces are what they are
+    in one.
+    """
     tokenizer = crossing()
     codec = TextCodec(tokenizer, {}, None, None)
     tokens = [tokenizer.token_to_id(CHARACTERS[byte]) for byte in data]
@@ -209,10 +215,17 @@ def test_chat_template() -> None:
 
 @pytest.mark.parametrize("content", ["", "e", "d", "<", "end", "Hi ", "Hi there"])
 def test_a_message_is_continued_where_it_ends(content: str) -> None:
-    """Also one that is so short that the template's own words hold it, or ends in a blank that the template strips."""
+    """Also one that is so short that the template's own words hold it, or ends in a blank that the
+    template strips.
+    """
     messages = [{"role": "user", "content": "Hi end"}, {"role": "assistant", "content": content}]
-    assert tiny_codec().render_chat(messages, continue_last=True) == f"<|bos|><|user|>Hi end<|end|><|assistant|>{content}"
-    strips = TextCodec(tiny.tokenizer(), {}, "{% for m in messages %}[{{ m['content'] | trim }}]{% endfor %}", None)
+    assert (
+        tiny_codec().render_chat(messages, continue_last=True)
+        == f"<|bos|><|user|>Hi end<|end|><|assistant|>{content}"
+    )
+    strips = TextCodec(
+        tiny.tokenizer(), {}, "{% for m in messages %}[{{ m['content'] | trim }}]{% endfor %}", None
+    )
     assert strips.render_chat(messages, continue_last=True) == f"[Hi end][{content}"
     drops = TextCodec(tiny.tokenizer(), {}, "{{ messages[0]['content'] }}", None)
     with pytest.raises(RequestError, match="leaves out the last message"):
@@ -245,7 +258,9 @@ def test_empty_and_broken_prompts() -> None:
     with pytest.raises(RequestError, match="lone surrogate '\\\\ud800' at character 2") as caught:
         codec.encode("ab\ud800c")
     assert caught.value.param == "prompt"
-    stories = TextCodec(Tokenizer.from_file(str(shared_data("models", "stories260K", "tokenizer.json"))), {}, None, 1)
+    stories = TextCodec(
+        Tokenizer.from_file(str(shared_data("models", "stories260K", "tokenizer.json"))), {}, None, 1
+    )
     assert stories.encode("") == [1]
     assert stories.encode("Once")[0] == 1
 

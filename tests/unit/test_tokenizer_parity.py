@@ -42,7 +42,10 @@ class Job:
     streams: list[dict[str, Any]] = field(default_factory=list)
 
     def run(self) -> dict[str, Any]:
-        files: dict[str, Any] = {"tokenizerJson": self.tokenizer_json, "tokenizerConfig": self.tokenizer_config}
+        files: dict[str, Any] = {
+            "tokenizerJson": self.tokenizer_json,
+            "tokenizerConfig": self.tokenizer_config,
+        }
         if self.chat_template is not None:
             files["chatTemplate"] = self.chat_template
         body = {
@@ -83,7 +86,9 @@ def test_ids_and_texts_equal_pythons(name: str) -> None:
     python = reference(name)
     job = job_for(name)
     job.encode = [{"text": text, "addSpecialTokens": special} for text in texts for special in (True, False)]
-    expected = [python.encode(text, add_special_tokens=special).ids for text in texts for special in (True, False)]
+    expected = [
+        python.encode(text, add_special_tokens=special).ids for text in texts for special in (True, False)
+    ]
     job.decode = [ids for ids in expected if ids]
     answer = job.run()
     for asked, theirs, ours in zip(job.encode, expected, answer["encode"], strict=True):
@@ -104,8 +109,9 @@ def test_decodes_of_random_ids_equal_pythons(name: str) -> None:
     for ids, pieces in zip(job.decode, job.run()["decode"], strict=True):
         theirs = python.decode(ids)
         if not byte_level and "\ufffd" in theirs:
-            # Python's ByteFallback spoils every byte of a run with one bad byte in it, even the good characters before:
-            # a stream has long shown those. Ours marks the bad bytes alone, as byte-level decoders do everywhere.
+            # Python's ByteFallback spoils every byte of a run with one bad byte in it, even the good
+            # characters before: a stream has long shown those. Ours marks the bad bytes alone, as byte-level
+            # decoders do everywhere.
             continue
         compared += 1
         assert "".join(pieces) == theirs
@@ -126,7 +132,16 @@ def test_a_stop_string_ends_the_stream_wherever_token_borders_fall(name: str) ->
     python = reference(name)
     text = "The quick brown fox jumps over the lazy dog. ### The end of it."
     ids = python.encode(text, add_special_tokens=False).ids
-    stops = [["fox j"], ["zy d", "never"], ["###"], ["."], ["not in it"], ["The end of it.?"], [""], ["over", "brown"]]
+    stops = [
+        ["fox j"],
+        ["zy d", "never"],
+        ["###"],
+        ["."],
+        ["not in it"],
+        ["The end of it.?"],
+        [""],
+        ["over", "brown"],
+    ]
     job = job_for(name)
     job.streams = [{"ids": ids, "stop": stop} for stop in stops]
     for stop, answer in zip(stops, job.run()["streams"], strict=True):
@@ -156,7 +171,10 @@ def test_an_empty_prompt_is_just_bos() -> None:
 
 CONVERSATIONS: list[list[dict[str, str]]] = [
     [{"role": "user", "content": "Tell me a story."}],
-    [{"role": "system", "content": "Be brief.\n"}, {"role": "user", "content": "  Why? <b>&amp; \"quotes\"</b> 'x'  "}],
+    [
+        {"role": "system", "content": "Be brief.\n"},
+        {"role": "user", "content": "  Why? <b>&amp; \"quotes\"</b> 'x'  "},
+    ],
     [
         {"role": "user", "content": "Hi"},
         {"role": "assistant", "content": "Hello!\n\nHow are you? 😀"},
@@ -182,7 +200,11 @@ def compare_chats(name: str, template: str | None) -> None:
     tokens = {k: v for k, v in job.tokenizer_config.items() if k.endswith("_token") and isinstance(v, str)}
     python = transformers.PreTrainedTokenizerFast(tokenizer_object=reference(name), **tokens)
     python.chat_template = template or job.tokenizer_config["chat_template"]
-    job.chat = [{"messages": talk, "addGenerationPrompt": prompt} for talk in CONVERSATIONS for prompt in (True, False)]
+    job.chat = [
+        {"messages": talk, "addGenerationPrompt": prompt}
+        for talk in CONVERSATIONS
+        for prompt in (True, False)
+    ]
     rendered = [render(python, **asked) for asked in job.chat]
     assert any(text is not None for text, _ in rendered)
     for (text, refusal), ours in zip(rendered, job.run()["chat"], strict=True):
@@ -193,7 +215,9 @@ def compare_chats(name: str, template: str | None) -> None:
 
 
 def render(python: Any, messages: list[dict[str, str]], addGenerationPrompt: bool) -> tuple[str | None, str]:
-    """The text that the template makes of the messages in Python, or None and the template's reason to refuse."""
+    """The text that the template makes of the messages in Python, or None and the template's reason to
+    refuse.
+    """
     try:
         text = python.apply_chat_template(messages, add_generation_prompt=addGenerationPrompt, tokenize=False)
     except jinja2.exceptions.TemplateError as error:

@@ -35,7 +35,9 @@ def asked(name: str, grammar: Grammar | None = None, **more: Any) -> TokenReques
     return TokenRequest(name, (72, 105), 12, GREEDY, grammar=grammar, stop_token_ids=END, **more)
 
 
-def test_a_grammar_that_is_too_slow_ends_its_own_request(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grammar_that_is_too_slow_ends_its_own_request(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alone = Rig(checkpoint).tokens([asked("free")])[0]
     monkeypatch.setattr(TokenConstraint, "STEP_SECONDS", -1.0)  # every matcher takes longer than this
     rig = Rig(checkpoint)
@@ -80,7 +82,9 @@ def test_scored_prompts_keep_few_logits_at_a_time(checkpoint: Path, monkeypatch:
         assert first[0].logprob == pytest.approx(second[0].logprob, abs=1e-4)
 
 
-async def test_a_grammar_is_sent_once_and_kept_by_its_bytes(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_grammar_is_sent_once_and_kept_by_its_bytes(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = TorchOptions(dtype="float32", threads=1, cache_bytes=8 << 20, native=False, grammar_seconds=30)
     backend = await TorchBackend.load(checkpoint, options)
     sent: list[Any] = []
@@ -96,7 +100,9 @@ async def test_a_grammar_is_sent_once_and_kept_by_its_bytes(checkpoint: Path, mo
         worker.send = recorded
 
     async def text(name: str, grammar: Grammar) -> list[int | None]:
-        request = TokenRequest(name, (72,), 20, Sampling(temperature=0.0), grammar=grammar, stop_token_ids=END)
+        request = TokenRequest(
+            name, (72,), 20, Sampling(temperature=0.0), grammar=grammar, stop_token_ids=END
+        )
         return [event.token async for event in backend.submit(request)]
 
     try:
@@ -125,7 +131,9 @@ async def test_the_compiler_runs_before_it_is_asked_for(checkpoint: Path) -> Non
     backend = await TorchBackend.load(checkpoint, options)
     try:
         async with asyncio.timeout(60):
-            while not any("grammars.child" in " ".join(child.cmdline()) for child in psutil.Process().children()):
+            while not any(
+                "grammars.child" in " ".join(child.cmdline()) for child in psutil.Process().children()
+            ):
                 await asyncio.sleep(0.05)
     finally:
         await backend.close()

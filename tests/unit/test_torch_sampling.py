@@ -39,7 +39,9 @@ def noise(seed: int, counter: int, vocab: int) -> np.ndarray:
     return -np.log(np.maximum(-np.log(np.float32(u)), np.float32(2.0**-24)))
 
 
-def defined(logits: np.ndarray, s: Sampling, counter: int, prompt: list[int], generated: list[int]) -> np.ndarray:
+def defined(
+    logits: np.ndarray, s: Sampling, counter: int, prompt: list[int], generated: list[int]
+) -> np.ndarray:
     """Scores whose argmax is the token: steps (1) to (9) for one row."""
     values = logits.astype(np.float64).copy()
     for token, bias in s.logit_bias.items():
@@ -47,7 +49,9 @@ def defined(logits: np.ndarray, s: Sampling, counter: int, prompt: list[int], ge
     for v in range(len(values)):
         times = generated.count(v)
         if times or v in prompt:
-            values[v] = values[v] / s.repetition_penalty if values[v] > 0 else values[v] * s.repetition_penalty
+            values[v] = (
+                values[v] / s.repetition_penalty if values[v] > 0 else values[v] * s.repetition_penalty
+            )
         values[v] -= s.frequency_penalty * times + s.presence_penalty * (times > 0)
     if s.temperature == 0:
         return values
@@ -65,7 +69,8 @@ def defined(logits: np.ndarray, s: Sampling, counter: int, prompt: list[int], ge
 
 def choose(logits: torch.Tensor, samplings: list[Sampling], counters: list[int]) -> list[Choice]:
     rows = [
-        RowInput(prepare(s, s.seed or 0, [1, 2], logits.shape[1], CPU), c) for s, c in zip(samplings, counters, strict=True)
+        RowInput(prepare(s, s.seed or 0, [1, 2], logits.shape[1], CPU), c)
+        for s, c in zip(samplings, counters, strict=True)
     ]
     return sample(logits.clone(), rows)
 
@@ -128,7 +133,10 @@ def test_draws_follow_the_softmax() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_row_that_is_not_numbers_ends_alone(bad: float) -> None:
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(1))
-    want = [c.token for c in choose(logits, [Sampling(seed=1), Sampling(temperature=0), Sampling(seed=2)], [4] * 3)]
+    want = [
+        c.token
+        for c in choose(logits, [Sampling(seed=1), Sampling(temperature=0), Sampling(seed=2)], [4] * 3)
+    ]
     logits[1, 7] = bad
     got = choose(logits, [Sampling(seed=1), Sampling(temperature=0), Sampling(seed=2)], [4] * 3)
     assert [c.token for c in got] == [want[0], None, want[2]]

@@ -50,7 +50,8 @@ def check(scheduler: Scheduler, chunks: list[Chunk]) -> None:
             assert written.setdefault(page, chunk.work.id) == chunk.work.id  # one writer
             for other in scheduler.running:
                 if other is not chunk.work and other.sequence and page in other.sequence.pages:
-                    # Shared in the very step that fills it: readers come after all writers, and start behind it.
+                    # Shared in the very step that fills it: readers come after all writers, and start behind
+                    # it.
                     assert other.sequence.pages.index(page) == position // PAGE
                     assert other.computed >= (position // PAGE + 1) * PAGE
 
@@ -65,7 +66,9 @@ def test_random_traffic_leaks_nothing_and_ends(seed: int, pages: int, running: i
     count = finished = 0
     for turn in range(3000):
         if turn < 120 and r.random() < 0.4:
-            prompt = [r.randrange(2) for _ in range(r.randint(1, longest - 1))]  # few tokens, so prefixes are shared
+            prompt = [
+                r.randrange(2) for _ in range(r.randint(1, longest - 1))
+            ]  # few tokens, so prefixes are shared
             work = Work(f"w{count}", prompt, r.randint(-2, 2), float(turn), whole=r.random() < 0.2)
             ends[work.id] = r.randint(len(prompt) + 1, min(longest, len(prompt) + 30))
             scheduler.add(work)
@@ -130,7 +133,12 @@ def test_twins_do_not_write_the_page_that_the_other_has_filled() -> None:
 
 def test_smaller_priority_first_and_age_wins_in_the_end() -> None:
     scheduler = make(running=1, budget=8, ageing=10.0)
-    for name, priority, arrival in (("late", 0, 30.0), ("low", 2, 0.0), ("high", -1, 25.0), ("first", 0, 5.0)):
+    for name, priority, arrival in (
+        ("late", 0, 30.0),
+        ("low", 2, 0.0),
+        ("high", -1, 25.0),
+        ("first", 0, 5.0),
+    ):
         scheduler.add(Work(name, [1], priority, arrival))
     order = []
     while chunks := scheduler.schedule():
@@ -164,7 +172,9 @@ def test_the_last_in_rank_gives_up_its_pages() -> None:
 
 
 def test_rows_that_keep_their_logits_are_few_in_a_step() -> None:
-    """Scored prompts share a bound of their own; others use the rest of the step, and all come to their end."""
+    """Scored prompts share a bound of their own; others use the rest of the step, and all come to their
+    end.
+    """
     scheduler = Scheduler(SequenceTable(64, PAGE, 4), Limits(4, 32, whole_rows=5))
     works = [Work(f"{i}", [1] * 23, whole=i < 2) for i in range(4)]
     for work in works:

@@ -1,4 +1,6 @@
-"""What of the Vulkan runtime needs no device: choices, barriers, the ring, the cache on disk, what errors say."""
+"""What of the Vulkan runtime needs no device: choices, barriers, the ring, the cache on disk, what errors
+say.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,12 @@ def kind(flags: str, heap: int, heap_bytes: int) -> MemoryType:
 LAVAPIPE = [kind("lmc$", 0, 2 * GIB)]
 INTEGRATED = [kind("l", 0, 16 * GIB), kind("lmc", 0, 16 * GIB), kind("lmc$", 0, 16 * GIB)]
 WINDOW = [kind("l", 0, 8 * GIB), kind("mc", 1, 16 * GIB), kind("lmc", 2, GIB // 4), kind("mc$", 1, 16 * GIB)]
-RESIZABLE = [kind("l", 0, 24 * GIB), kind("mc", 1, 16 * GIB), kind("mc$", 1, 16 * GIB), kind("lmc", 0, 24 * GIB)]
+RESIZABLE = [
+    kind("l", 0, 24 * GIB),
+    kind("mc", 1, 16 * GIB),
+    kind("mc$", 1, 16 * GIB),
+    kind("lmc", 0, 24 * GIB),
+]
 APART = [kind("", 1, 16 * GIB), kind("l", 0, 8 * GIB), kind("mc", 1, 16 * GIB), kind("mc$", 1, 16 * GIB)]
 
 
@@ -124,14 +131,29 @@ def test_pipelines_of_two_drivers_are_kept_apart(monkeypatch: pytest.MonkeyPatch
 
 def gpu(index: int, name: str) -> Gpu:
     empty = dict.fromkeys(("driver", "version", "kind", "identity"), "")
-    return Gpu(None, index, name, features=frozenset(), limits={}, memory_types=(), memory=0, heap=0, budgeted=False, shared=True,
-               queue_family=0, portability=False, **empty)  # fmt: skip
+    return Gpu(
+        None,
+        index,
+        name,
+        features=frozenset(),
+        limits={},
+        memory_types=(),
+        memory=0,
+        heap=0,
+        budgeted=False,
+        shared=True,
+        queue_family=0,
+        portability=False,
+        **empty,
+    )
 
 
 def test_a_device_is_named_by_its_number_or_a_part_of_its_name() -> None:
     found = (gpu(0, "NVIDIA RTX 4090"), gpu(1, "Intel(R) Arc"), gpu(2, "llvmpipe"))
     assert [select(which, found).index for which in (None, "1", "arc", "llvm", "4090")] == [0, 1, 1, 2, 0]
-    with pytest.raises(RequestError, match=r"no Vulkan device 'radeon' here, only vulkan:0 \(NVIDIA RTX 4090\), vulkan:1"):
+    with pytest.raises(
+        RequestError, match=r"no Vulkan device 'radeon' here, only vulkan:0 \(NVIDIA RTX 4090\), vulkan:1"
+    ):
         select("radeon", found)
     with pytest.raises(RequestError, match="'3'"):
         select("3", found)
@@ -164,13 +186,22 @@ def test_devices_are_listed_and_absent_ones_say_why(monkeypatch: pytest.MonkeyPa
     def absent() -> list[Listed]:
         raise DeviceError("no driver: install one")
 
-    shown = [Listed("vulkan:0", "Some GPU", "discrete", "some driver", ("shaderInt8",), 8 * 10**9, {"maxX": 12345})]
+    shown = [
+        Listed("vulkan:0", "Some GPU", "discrete", "some driver", ("shaderInt8",), 8 * 10**9, {"maxX": 12345})
+    ]
     for name, listing in (("vulkan", lambda: shown), ("webgpu", absent)):
         changed = dataclasses.replace(devices.device(name), list=listing)
         monkeypatch.setattr(f"nearfar.edge_runtime.executors.{name}.DEVICE", changed)
     run = CliRunner().invoke(typer_app, ["devices", "--limits"])
     assert run.exit_code == 0
-    for part in ("vulkan:0", "Some GPU (discrete, 8.0 GB)", "some driver", "shaderInt8", "maxX: 12,345", "no driver: install one"):
+    for part in (
+        "vulkan:0",
+        "Some GPU (discrete, 8.0 GB)",
+        "some driver",
+        "shaderInt8",
+        "maxX: 12,345",
+        "no driver: install one",
+    ):
         assert part in run.stdout
     data = json.loads(CliRunner().invoke(typer_app, ["devices", "--json"]).stdout)
     assert data["webgpu"] == {"devices": [], "reason": "no driver: install one"}

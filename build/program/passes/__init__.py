@@ -25,18 +25,24 @@ class NamedPass:
 
 
 def compile_flow(kernels: Kernels, *, gpu: bool) -> list[NamedPass]:
-    """All passes in order. After the last, a function is a straight line of kernel calls over planned storage."""
+    """All passes in order. After the last, a function is a straight line of kernel calls over planned
+    storage.
+    """
     schedule = [dlight.gpu.Reduction(), dlight.gpu.GeneralReduction(), dlight.gpu.Fallback()] if gpu else []
     return [
         NamedPass("fuse-residual", "x + linear(y), or x + norm(y), becomes one kernel", FuseResidual()),
         NamedPass("fuse-gate", "activation(gate)·up joins the matmul that makes them", FuseGate()),
         NamedPass("fuse-norm", "an RMS norm joins the matmul that reads it", FuseNorm()),
         NamedPass("dead-code", "drop what the fusions replaced", relax.transform.DeadCodeElimination()),
-        NamedPass("legalize", "whatever is left of Relax's own operators becomes TIR", relax.transform.LegalizeOps()),
+        NamedPass(
+            "legalize", "whatever is left of Relax's own operators becomes TIR", relax.transform.LegalizeOps()
+        ),
         NamedPass("annotate", "classify TIR functions for fusion", relax.transform.AnnotateTIROpPattern()),
         NamedPass("fuse-ops", "group what can run in one kernel", relax.transform.FuseOps()),
         NamedPass("fuse-tir", "merge each group's TIR", relax.transform.FuseTIR()),
-        NamedPass("schedule", "default schedules for TVM's own kernels", dlight.ApplyDefaultSchedule(*schedule)),
+        NamedPass(
+            "schedule", "default schedules for TVM's own kernels", dlight.ApplyDefaultSchedule(*schedule)
+        ),
         NamedPass("lower-operators", "our operators become the target's kernels", LowerOperators(kernels)),
         NamedPass("straighten", "leave dataflow form", relax.transform.ToNonDataflow()),
         NamedPass("impure", "kernel calls write their outputs", relax.transform.RemovePurityChecking()),

@@ -61,7 +61,11 @@ class _Residual(_Fusion):
 
 def _with_residual(job: GraphJob, dtype: str) -> GraphJob | None:
     """The job that adds a residual of this dtype as well, None where it cannot."""
-    if isinstance(job, Linear) and not (job.residual or job.gate or job.rows or job.softcap) and dtype == job.out_dtype:
+    if (
+        isinstance(job, Linear)
+        and not (job.residual or job.gate or job.rows or job.softcap)
+        and dtype == job.out_dtype
+    ):
         return replace(job, residual=True)
     if isinstance(job, Norm) and not job.residual and dtype == "float32":
         return replace(job, residual=True)

@@ -1,4 +1,6 @@
-"""Lower our operators to the target's kernels: each becomes the launches (`Staged`) that the target gives for its job."""
+"""Lower our operators to the target's kernels: each becomes the launches (`Staged`) that the target gives
+for its job.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ class _Lower(relax.PyExprMutator):
                 raise AssertionError(f"{kernel}: outputs must be the last arguments, got {stage.args}")
             types = [_scratch_type(staged, a) if a.startswith(SCRATCH) else call.ty for a in outputs]
             result = relax.call_tir(
-                self._global(kernel, stage.func), [tensors[a] for a in stage.args if a in tensors], out_ty=types
+                self._global(kernel, stage.func),
+                [tensors[a] for a in stage.args if a in tensors],
+                out_ty=types,
             )
             last = index == len(staged.stages) - 1
             if last and len(outputs) == 1:
@@ -81,7 +85,9 @@ def _scratch_type(staged: Staged, name: str) -> relax.TensorType:
 
 
 def LowerOperators(kernels: Kernels) -> Any:
-    """The pass. Functions are visited in name order, so names and order of kernels are the same every time."""
+    """The pass. Functions are visited in name order, so names and order of kernels are the same every
+    time.
+    """
 
     @tvm.transform.module_pass(opt_level=0, name="LowerOperators")
     class Lower:

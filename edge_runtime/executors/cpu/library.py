@@ -1,4 +1,6 @@
-"""A CPU artifact's shared library, called through ctypes: every call releases the GIL, and a whole plan is one call."""
+"""A CPU artifact's shared library, called through ctypes: every call releases the GIL, and a whole plan is
+one call.
+"""
 
 from __future__ import annotations
 
@@ -60,15 +62,20 @@ def aligned(shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
 
 
 class Tensor:
-    """A DLTensor over an array's memory with the shape and dtype that a kernel expects; keeps the array alive."""
+    """A DLTensor over an array's memory with the shape and dtype that a kernel expects; keeps the array
+    alive.
+    """
 
-    def __init__(self, array: Array, shape: Sequence[int] | None = None, dtype: npt.DTypeLike | None = None) -> None:
+    def __init__(
+        self, array: Array, shape: Sequence[int] | None = None, dtype: npt.DTypeLike | None = None
+    ) -> None:
         kind = np.dtype(dtype if dtype is not None else array.dtype)
         dims = tuple(array.shape if shape is None else shape)
         needed = int(np.prod(dims, dtype=np.int64)) * kind.itemsize
         if needed > array.nbytes or not array.flags.c_contiguous or array.ctypes.data % ALIGN:
             raise ArtifactError(
-                f"a kernel wants {kind}{list(dims)} ({needed} bytes, aligned), its argument has {array.nbytes} bytes"
+                f"a kernel wants {kind}{list(dims)} ({needed} bytes, aligned), its argument has "
+                f"{array.nbytes} bytes"
             )
         self._array = array
         self._shape = (ctypes.c_int64 * len(dims))(*dims)
@@ -88,7 +95,9 @@ class Plan:
 
 
 class Pool:
-    """The threads of one engine. Several pools over one library run side by side, and each runs one replay at a time."""
+    """The threads of one engine. Several pools over one library run side by side, and each runs one replay
+    at a time.
+    """
 
     def __init__(self, lib: ctypes.CDLL, ffi: ctypes.CDLL, threads: int) -> None:
         """Start so many threads, the caller's included; fewer if the system refuses more."""
@@ -103,16 +112,22 @@ class Pool:
 
     @property
     def threads(self) -> int:
-        """How many there are now, the caller's included: 1 in a forked process, where the parent's are not."""
+        """How many there are now, the caller's included: 1 in a forked process, where the parent's are
+        not.
+        """
         return int(self._lib.nf_pool_threads(self._handle)) if self._end.alive else 0
 
     def replay(self, plan: Plan) -> None:
-        """Run all launches of a plan in order. DeviceError where a kernel refuses its arguments, or the pool is closed."""
+        """Run all launches of a plan in order. DeviceError where a kernel refuses its arguments, or the
+        pool is closed.
+        """
         if not self._end.alive:
             raise DeviceError("the threads of this engine have ended: it is closed")
         failed = self._lib.nf_replay(self._handle, ctypes.addressof(plan.launches), len(plan.names))
         if failed >= 0:
-            raise DeviceError(f"kernel {plan.names[failed]} (launch {failed}) refused its arguments: {_raised(self._ffi)}")
+            raise DeviceError(
+                f"kernel {plan.names[failed]} (launch {failed}) refused its arguments: {_raised(self._ffi)}"
+            )
 
     def close(self) -> None:
         """End the threads; not while another thread is in `replay`."""
@@ -170,14 +185,18 @@ def _load_ffi() -> ctypes.CDLL:
     """
     spec = importlib.util.find_spec("tvm_ffi")
     if spec is None or spec.origin is None:
-        raise DeviceError("the cpu device needs apache-tvm-ffi, which is not installed: pip install 'nearfar[edge]'")
+        raise DeviceError(
+            "the cpu device needs apache-tvm-ffi, which is not installed: pip install 'nearfar[edge]'"
+        )
     suffix = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
     path = Path(spec.origin).parent / "lib" / f"libtvm_ffi.{suffix}"
     return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 
 
 class _Error(ctypes.Structure):
-    """The beginning of a TVMFFIErrorCell behind its TVMFFIObject, as tvm-ffi's c_api.h publishes them (a test compares)."""
+    """The beginning of a TVMFFIErrorCell behind its TVMFFIObject, as tvm-ffi's c_api.h publishes them (a
+    test compares).
+    """
 
     _fields_ = (
         ("header", ctypes.c_uint8 * 24),

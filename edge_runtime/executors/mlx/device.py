@@ -56,5 +56,6 @@ def guard(what: str, bytes_held: int) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         raise DeviceError(
             f"MLX failed {what}, with {show_size(bytes_held)} of weights and cache held: {error}. "
-            "Where memory ran out, give the cache less (--kv-memory), store it in fewer bits (--kv-bits 8), or take a smaller model"
+            "Where memory ran out, give the cache less (--kv-memory), store it in fewer bits (--kv-bits "
+            "8), or take a smaller model"
         ) from error

@@ -54,7 +54,9 @@ def gumbel(seeds: Array, vocab: int) -> mx.array:
     """
     words = [_column(seeds[:, i]) for i in range(3)]
     token = mx.arange(vocab, dtype=mx.uint32)[None]
-    x, y, z, w = (word * mx.array(1664525, mx.uint32) + mx.array(1013904223, mx.uint32) for word in (*words, token))
+    x, y, z, w = (
+        word * mx.array(1664525, mx.uint32) + mx.array(1013904223, mx.uint32) for word in (*words, token)
+    )
     x = x + y * w
     y = y + z * x
     z = z + x * y

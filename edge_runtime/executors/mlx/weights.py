@@ -24,7 +24,9 @@ AFFINE = ("scales", "biases")
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix [N, K]: dense, or codes (uint32 [N, K·bits/32]) with scale and bias for each group of a row."""
+    """A matrix [N, K]: dense, or codes (uint32 [N, K·bits/32]) with scale and bias for each group of a
+    row.
+    """
 
     weight: mx.array
     scales: mx.array | None = None

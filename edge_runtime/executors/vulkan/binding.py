@@ -1,7 +1,8 @@
 """The `vulkan` bindings, and what Vulkan's errors mean to a user.
 
-Calls made once go through the bindings' functions (structs from keywords, errors as exceptions); those of every step go to the
-loader's C functions (`Api.lib`) with structs made beforehand: the bindings' conversions cost more than the calls themselves.
+Calls made once go through the bindings' functions (structs from keywords, errors as exceptions); those of
+every step go to the loader's C functions (`Api.lib`) with structs made beforehand: the bindings' conversions
+cost more than the calls themselves.
 """
 
 from __future__ import annotations
@@ -38,25 +39,32 @@ def require_vulkan() -> Any:
         raise DeviceError("the package vulkan is not installed: pip install 'nearfar[vulkan]'") from error
     except OSError as error:
         raise DeviceError(
-            "this system has no Vulkan loader (libvulkan.so.1, vulkan-1.dll): install the GPU vendor's driver, "
+            "this system has no Vulkan loader (libvulkan.so.1, vulkan-1.dll): install the GPU vendor's "
+            "driver, "
             "or on Linux libvulkan1 and mesa-vulkan-drivers, which can also run on the CPU"
         ) from error
 
 
 def fail(device: str, doing: str, error: str, held: int = 0) -> NoReturn:
-    """Raise what an error of Vulkan means. `error` is its name in the bindings, `held` the bytes of device memory already taken."""
+    """Raise what an error of Vulkan means. `error` is its name in the bindings, `held` the bytes of device
+    memory already taken.
+    """
     if error == "VkErrorDeviceLost":
         raise DeviceLost(
-            f"{device} was lost while {doing}: the driver reset it, after a fault or because a step took too long. "
+            f"{device} was lost while {doing}: the driver reset it, after a fault or because a step "
+            "took too long. "
             "If it happens again, update the driver, or choose another device (nearfar devices lists them)"
         )
     if error in _MEMORY:
         raise DeviceError(
-            f"{device} {_MEMORY[error]} while {doing}, with {held:,} bytes of weights, cache and workspace held. "
-            "Give the cache less (--kv-memory), close other programs that use the device, or take a smaller model"
+            f"{device} {_MEMORY[error]} while {doing}, with {held:,} bytes of weights, cache and "
+            "workspace held. "
+            "Give the cache less (--kv-memory), close other programs that use the device, or take a "
+            "smaller model"
         )
     raise DeviceError(
-        f"{device} failed while {doing}: {error}. Update the driver, or choose another device (nearfar devices lists them)"
+        f"{device} failed while {doing}: {error}. Update the driver, or choose another device (nearfar "
+        "devices lists them)"
     )
 
 

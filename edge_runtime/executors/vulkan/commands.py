@@ -1,4 +1,6 @@
-"""The queue: command buffers recorded once or for one use, handed over in batches, and a timeline that says how far it is."""
+"""The queue: command buffers recorded once or for one use, handed over in batches, and a timeline that
+says how far it is.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ HOST_STAGE, HOST_READ = 0x4000, 0x2000
 
 @dataclass(frozen=True)
 class Dispatch:
-    """One launch, ready to record. `reads` and `writes` name the buffers that it touches; what it reads and writes is in both."""
+    """One launch, ready to record. `reads` and `writes` name the buffers that it touches; what it reads
+    and writes is in both.
+    """
 
     pipeline: Any
     layout: Any
@@ -39,7 +43,8 @@ class Dispatch:
 def barriers(launches: Sequence[Dispatch]) -> list[bool]:
     """Before which launches a barrier stands.
 
-    Only before those that touch what another has written since the last barrier, or that write what it has read.
+    Only before those that touch what another has written since the last barrier, or that write what it has
+    read.
     """
     read: set[str] = set()
     written: set[str] = set()
@@ -54,7 +59,9 @@ def barriers(launches: Sequence[Dispatch]) -> list[bool]:
 
 
 class Queue:
-    """Takes command buffers in order. Each begins with a barrier (`begin`), so that it sees all that was before it."""
+    """Takes command buffers in order. Each begins with a barrier (`begin`), so that it sees all that was
+    before it.
+    """
 
     def __init__(self, device: Device) -> None:
         vk = require_vulkan()
@@ -67,14 +74,17 @@ class Queue:
             self._pool = vk.vkCreateCommandPool(
                 device.handle,
                 vk.VkCommandPoolCreateInfo(
-                    flags=vk.VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT, queueFamilyIndex=device.gpu.queue_family
+                    flags=vk.VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT,
+                    queueFamilyIndex=device.gpu.queue_family,
                 ),
                 None,
             )
             kind = vk.VkSemaphoreTypeCreateInfo(semaphoreType=vk.VK_SEMAPHORE_TYPE_TIMELINE, initialValue=0)
             self._timeline = vk.vkCreateSemaphore(device.handle, vk.VkSemaphoreCreateInfo(pNext=kind), None)
         self._pending: list[Any] = []
-        self._used: deque[tuple[int, Any]] = deque()  # command buffers of one use, with the value that frees them
+        self._used: deque[tuple[int, Any]] = (
+            deque()
+        )  # command buffers of one use, with the value that frees them
         self._submitted = self._reached = 0
         self.submit_call = vk.lib.vkQueueSubmit
         """The C function that hands work over."""
@@ -113,9 +123,13 @@ class Queue:
         self._begin_once = ffi.new("VkCommandBufferBeginInfo*", {**begin, "flags": 1})  # one time submit
         self._begin_kept = ffi.new("VkCommandBufferBeginInfo*", {**begin, "flags": 4})  # simultaneous use
         barrier = {"sType": vk.VK_STRUCTURE_TYPE_MEMORY_BARRIER}
-        self._all = ffi.new("VkMemoryBarrier*", {**barrier, "srcAccessMask": WRITES, "dstAccessMask": ANYTHING})
+        self._all = ffi.new(
+            "VkMemoryBarrier*", {**barrier, "srcAccessMask": WRITES, "dstAccessMask": ANYTHING}
+        )
         self._compute = ffi.new("VkMemoryBarrier*", {**barrier, "srcAccessMask": 0x40, "dstAccessMask": 0x60})
-        self._to_host = ffi.new("VkMemoryBarrier*", {**barrier, "srcAccessMask": 0x1040, "dstAccessMask": HOST_READ})
+        self._to_host = ffi.new(
+            "VkMemoryBarrier*", {**barrier, "srcAccessMask": 0x1040, "dstAccessMask": HOST_READ}
+        )
         self._region = ffi.new("VkBufferCopy*")
         self._sets = ffi.new("VkDescriptorSet[]", 1)
 
@@ -126,7 +140,9 @@ class Queue:
 
     @property
     def idle(self) -> bool:
-        """Whether the device is known to have done everything. It is not asked: that takes 17 µs of each step."""
+        """Whether the device is known to have done everything. It is not asked: that takes 17 µs of each
+        step.
+        """
         return not self._pending and self._reached >= self._submitted
 
     def add(self, commands: Any) -> None:
@@ -162,7 +178,9 @@ class Queue:
             return
         self._awaited[0] = value
         start = time.perf_counter()
-        while (result := self._lib.vkWaitSemaphores(self._device.handle, self._wait_info, SLICE_NS)) == TIMEOUT:
+        while (
+            result := self._lib.vkWaitSemaphores(self._device.handle, self._wait_info, SLICE_NS)
+        ) == TIMEOUT:
             pass
         self.waited += time.perf_counter() - start
         check(result, self._name, "computing a step")

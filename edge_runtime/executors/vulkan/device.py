@@ -1,4 +1,6 @@
-"""Finding a Vulkan device: what each offers, which one is taken, and a logical device with just what a program needs."""
+"""Finding a Vulkan device: what each offers, which one is taken, and a logical device with just what a
+program needs.
+"""
 
 from __future__ import annotations
 
@@ -55,10 +57,12 @@ class MemoryType:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A physical device as the driver describes it. `features` and `limits` by the names that programs require them by.
+    """A physical device as the driver describes it. `features` and `limits` by the names that programs
+    require them by.
 
-    `memory`: bytes of its largest device-local heap, whose number is `heap`; `budgeted`: the driver tells how much of it this
-    process may take. `shared`: that memory is the host's. `identity`: device and driver version, for what is kept on disk.
+    `memory`: bytes of its largest device-local heap, whose number is `heap`; `budgeted`: the driver tells how
+    much of it this process may take. `shared`: that memory is the host's. `identity`: device and driver
+    version, for what is kept on disk.
     """
 
     handle: Any
@@ -103,25 +107,43 @@ class _Instance:
 
 @lru_cache(maxsize=2)
 def instance(debug: bool, /) -> _Instance:
-    """Connect to the loader. `debug`: with the validation layer, whose messages go to stderr and to `messages`."""
+    """Connect to the loader. `debug`: with the validation layer, whose messages go to stderr and to
+    `messages`.
+    """
     vk = require_vulkan()
     version = vk.vkEnumerateInstanceVersion()
     if (vk.VK_VERSION_MAJOR(version), vk.VK_VERSION_MINOR(version)) < API:
-        raise DeviceError("the Vulkan loader of this system is older than 1.2: update the GPU's driver, or libvulkan1")
+        raise DeviceError(
+            "the Vulkan loader of this system is older than 1.2: update the GPU's driver, or libvulkan1"
+        )
     layers = [VALIDATION] if debug else []
     if debug and VALIDATION not in {layer.layerName for layer in vk.vkEnumerateInstanceLayerProperties()}:
         raise DeviceError(
-            "the Vulkan validation layer is not installed, which --debug needs: install vulkan-validationlayers (Debian, "
+            "the Vulkan validation layer is not installed, which --debug needs: install "
+            "vulkan-validationlayers (Debian, "
             "Ubuntu) or the Vulkan SDK, or leave --debug out"
         )
-    known = {extension.extensionName for source in (None, *layers)
-             for extension in vk.vkEnumerateInstanceExtensionProperties(source)}  # fmt: skip
-    wanted = [name for name in (PORTABILITY, *((DEBUG_UTILS, VALIDATION_FEATURES) if debug else ())) if name in known]
-    checks = vk.VkValidationFeaturesEXT(pEnabledValidationFeatures=[SYNCHRONIZATION]) if VALIDATION_FEATURES in wanted else None
+    known = {
+        extension.extensionName
+        for source in (None, *layers)
+        for extension in vk.vkEnumerateInstanceExtensionProperties(source)
+    }
+    wanted = [
+        name
+        for name in (PORTABILITY, *((DEBUG_UTILS, VALIDATION_FEATURES) if debug else ()))
+        if name in known
+    ]
+    checks = (
+        vk.VkValidationFeaturesEXT(pEnabledValidationFeatures=[SYNCHRONIZATION])
+        if VALIDATION_FEATURES in wanted
+        else None
+    )
     application = vk.VkApplicationInfo(pApplicationName="nearfar", apiVersion=vk.VK_MAKE_VERSION(*API, 0))
     information = vk.VkInstanceCreateInfo(
         pNext=checks,
-        flags=1 if PORTABILITY in wanted else 0,  # VK_INSTANCE_CREATE_ENUMERATE_PORTABILITY_BIT_KHR: Vulkan over Metal
+        flags=1
+        if PORTABILITY in wanted
+        else 0,  # VK_INSTANCE_CREATE_ENUMERATE_PORTABILITY_BIT_KHR: Vulkan over Metal
         pApplicationInfo=application,
         ppEnabledLayerNames=layers,
         ppEnabledExtensionNames=wanted,
@@ -131,7 +153,9 @@ def instance(debug: bool, /) -> _Instance:
     except vk.VkErrorIncompatibleDriver as error:
         raise DeviceError(_NO_DRIVER) from error
     except (vk.VkError, vk.VkException) as error:
-        raise DeviceError(f"Vulkan does not start: {type(error).__name__}. Reinstall the GPU's driver") from error
+        raise DeviceError(
+            f"Vulkan does not start: {type(error).__name__}. Reinstall the GPU's driver"
+        ) from error
     made = _Instance(handle, [])
     if debug:
         made.keep = _listen(handle, made.messages)
@@ -139,7 +163,8 @@ def instance(debug: bool, /) -> _Instance:
 
 
 _NO_DRIVER = (
-    "the Vulkan loader found no driver with a device: install the GPU vendor's driver, or mesa-vulkan-drivers, whose "
+    "the Vulkan loader found no driver with a device: install the GPU vendor's driver, or "
+    "mesa-vulkan-drivers, whose "
     "lavapipe runs on the CPU. In a container, give it the GPU (docker run --gpus all, or --device /dev/dri)"
 )
 
@@ -154,7 +179,9 @@ def _listen(handle: Any, messages: list[str]) -> tuple[Any, ...]:
         print(f"vulkan: {text}", file=sys.stderr)
         return 0
 
-    create = vk.ffi.cast("PFN_vkCreateDebugUtilsMessengerEXT", _address(handle, "vkCreateDebugUtilsMessengerEXT"))
+    create = vk.ffi.cast(
+        "PFN_vkCreateDebugUtilsMessengerEXT", _address(handle, "vkCreateDebugUtilsMessengerEXT")
+    )
     callback = vk.ffi.callback("PFN_vkDebugUtilsMessengerCallbackEXT", told)
     information = vk.ffi.new(
         "VkDebugUtilsMessengerCreateInfoEXT*",
@@ -176,7 +203,9 @@ def _address(handle: Any, name: str) -> Any:
 
 
 def gpus(debug: bool = False) -> tuple[Gpu, ...]:
-    """The devices that can run kernels: discrete before integrated before software ones. DeviceError where there is none."""
+    """The devices that can run kernels: discrete before integrated before software ones. DeviceError where
+    there is none.
+    """
     return _gpus(debug)
 
 
@@ -202,13 +231,16 @@ def _gpus(debug: bool, /) -> tuple[Gpu, ...]:
             found.append(_describe(handle, len(found)))
     if not found:
         raise DeviceError(
-            f"no Vulkan device here can run kernels: {'; '.join(reasons)}. Update its driver, or install mesa-vulkan-drivers"
+            f"no Vulkan device here can run kernels: {'; '.join(reasons)}. Update its driver, or "
+            "install mesa-vulkan-drivers"
         )
     return tuple(found)
 
 
 def select(which: str | None, found: Sequence[Gpu]) -> Gpu:
-    """The device that `--device vulkan:WHICH` means: a number of `nearfar devices`, or a part of a name; None: the first."""
+    """The device that `--device vulkan:WHICH` means: a number of `nearfar devices`, or a part of a name;
+    None: the first.
+    """
     if which is None:
         return found[0]
     fitting = [gpu for gpu in found if which.lower() in gpu.name.lower()]
@@ -225,12 +257,20 @@ def open_device(gpu: Gpu, requires: Requires) -> Device:
     vk = require_vulkan()
     missing = sorted(set(requires.features) - gpu.features)
     if missing:
-        raise DeviceError(f"{gpu.name} lacks {', '.join(missing)}: use the program of another precision, or another device")
-    short = [f"{n} {gpu.limits[n]:,} of {v:,}" for n, v in requires.limits.items() if gpu.limits.get(n, v) < v]
+        raise DeviceError(
+            f"{gpu.name} lacks {', '.join(missing)}: use the program of another precision, or another device"
+        )
+    short = [
+        f"{n} {gpu.limits[n]:,} of {v:,}" for n, v in requires.limits.items() if gpu.limits.get(n, v) < v
+    ]
     if short:
-        raise DeviceError(f"{gpu.name} offers too little: {', '.join(short)}. Choose another device (nearfar devices)")
+        raise DeviceError(
+            f"{gpu.name} offers too little: {', '.join(short)}. Choose another device (nearfar devices)"
+        )
     structs = _feature_structs({*requires.features, "timelineSemaphore"})
-    queue = vk.VkDeviceQueueCreateInfo(queueFamilyIndex=gpu.queue_family, queueCount=1, pQueuePriorities=[1.0])
+    queue = vk.VkDeviceQueueCreateInfo(
+        queueFamilyIndex=gpu.queue_family, queueCount=1, pQueuePriorities=[1.0]
+    )
     extensions = [SUBSET] if gpu.portability else []
     information = vk.VkDeviceCreateInfo(
         pNext=structs[0], pQueueCreateInfos=[queue], ppEnabledExtensionNames=extensions, pEnabledFeatures=None
@@ -241,7 +281,9 @@ def open_device(gpu: Gpu, requires: Requires) -> Device:
 
 
 def _feature_structs(names: set[str]) -> list[Any]:
-    """A chain VkPhysicalDeviceFeatures2 → 1.1 → 1.2 with these features set; all of them must stay alive while it is used."""
+    """A chain VkPhysicalDeviceFeatures2 → 1.1 → 1.2 with these features set; all of them must stay alive
+    while it is used.
+    """
     ffi = require_vulkan().ffi
     vk = require_vulkan()
     twelve = ffi.new("VkPhysicalDeviceVulkan12Features*")
@@ -306,10 +348,14 @@ def _describe(handle: Any, index: int) -> Gpu:
     both.sType, both.pNext = vk.VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2, identity
     vk.vkGetPhysicalDeviceProperties2(handle, both)
     properties = both.properties
-    operations = int(subgroup.supportedOperations) if subgroup.supportedStages & vk.VK_SHADER_STAGE_COMPUTE_BIT else 0
+    operations = (
+        int(subgroup.supportedOperations) if subgroup.supportedStages & vk.VK_SHADER_STAGE_COMPUTE_BIT else 0
+    )
     extensions = {e.extensionName for e in vk.vkEnumerateDeviceExtensionProperties(handle, None)}
     types, heaps = _memory(handle)
-    local = max(range(len(heaps)), key=lambda heap: (any(t.heap == heap and t.local for t in types), heaps[heap]))
+    local = max(
+        range(len(heaps)), key=lambda heap: (any(t.heap == heap and t.local for t in types), heaps[heap])
+    )
     kind = KINDS.get(int(properties.deviceType), "other")
     family = _queue_family(handle)
     assert family is not None  # _unfit has looked
@@ -319,9 +365,12 @@ def _describe(handle: Any, index: int) -> Gpu:
         index=index,
         name=ffi.string(properties.deviceName).decode(errors="replace"),
         kind=kind,
-        driver=" ".join(ffi.string(text).decode(errors="replace") for text in (driver.driverName, driver.driverInfo)),
+        driver=" ".join(
+            ffi.string(text).decode(errors="replace") for text in (driver.driverName, driver.driverInfo)
+        ),
         version=".".join(
-            str(part(properties.apiVersion)) for part in (vk.VK_VERSION_MAJOR, vk.VK_VERSION_MINOR, vk.VK_VERSION_PATCH)
+            str(part(properties.apiVersion))
+            for part in (vk.VK_VERSION_MAJOR, vk.VK_VERSION_MINOR, vk.VK_VERSION_PATCH)
         ),
         features=frozenset(_features(handle) | {name for name, bit in SUBGROUPS.items() if operations & bit}),
         limits=_limits(properties.limits, int(third.maxMemoryAllocationSize), int(subgroup.subgroupSize)),
@@ -342,14 +391,18 @@ def _limits(limits: Any, allocation: int, subgroup: int) -> dict[str, int]:
         "maxPerStageDescriptorStorageBuffers", "minStorageBufferOffsetAlignment", "nonCoherentAtomSize",
     )  # fmt: skip
     made = {name: int(getattr(limits, name)) for name in names}
-    for axis, size, count in zip("XYZ", limits.maxComputeWorkGroupSize, limits.maxComputeWorkGroupCount, strict=True):
+    for axis, size, count in zip(
+        "XYZ", limits.maxComputeWorkGroupSize, limits.maxComputeWorkGroupCount, strict=True
+    ):
         made[f"maxComputeWorkGroupSize{axis}"] = int(size)
         made[f"maxComputeWorkGroupCount{axis}"] = int(count)
     return made | {"maxMemoryAllocationSize": allocation, "subgroupSize": subgroup}
 
 
 def free_memory(gpu: Gpu) -> int:
-    """Bytes that this process may take of its memory now: what other processes and engines hold changes all the time."""
+    """Bytes that this process may take of its memory now: what other processes and engines hold changes
+    all the time.
+    """
     vk = require_vulkan()
     if not gpu.budgeted:
         return gpu.memory
@@ -366,7 +419,9 @@ def _memory(handle: Any) -> tuple[tuple[MemoryType, ...], list[int]]:
     types = []
     for i in range(memory.memoryTypeCount):
         flags, heap = int(memory.memoryTypes[i].propertyFlags), int(memory.memoryTypes[i].heapIndex)
-        types.append(MemoryType(bool(flags & 1), bool(flags & 2), bool(flags & 4), bool(flags & 8), heap, heaps[heap]))
+        types.append(
+            MemoryType(bool(flags & 1), bool(flags & 2), bool(flags & 4), bool(flags & 8), heap, heaps[heap])
+        )
     return tuple(types), heaps
 
 

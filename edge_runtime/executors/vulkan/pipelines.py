@@ -30,7 +30,9 @@ DIGEST_BYTES = 32
 class Pipelines:
     """Makes the launches of plans ready to record; each pipeline and each set of arguments is made once."""
 
-    def __init__(self, device: Device, artifact: Artifact, program: Program, regions: Mapping[str, Region]) -> None:
+    def __init__(
+        self, device: Device, artifact: Artifact, program: Program, regions: Mapping[str, Region]
+    ) -> None:
         self._vk = require_vulkan()
         self._device = device
         self._artifact = artifact
@@ -49,7 +51,9 @@ class Pipelines:
         """Pipelines and descriptor sets of a plan. ArtifactError where it names what the artifact lacks."""
         for launch in launches:
             if launch.kernel not in self._program.kernels:
-                raise ArtifactError(f"a plan names the kernel {launch.kernel!r}, which the manifest does not have")
+                raise ArtifactError(
+                    f"a plan names the kernel {launch.kernel!r}, which the manifest does not have"
+                )
             for argument in launch.args:
                 if argument not in self._regions:
                     raise ArtifactError(f"a plan names {argument!r}, which the manifest does not have")
@@ -73,7 +77,9 @@ class Pipelines:
     def _dispatch(self, launch: Launch) -> Dispatch:
         kernel = self._program.kernels[launch.kernel]
         x, y, z = launch.grid
-        writes = frozenset(a for a, access in zip(launch.args, kernel.access, strict=True) if access != "read")
+        writes = frozenset(
+            a for a, access in zip(launch.args, kernel.access, strict=True) if access != "read"
+        )
         return Dispatch(
             self._pipelines[launch.kernel],
             self._layout(len(launch.args))[1],
@@ -94,8 +100,12 @@ class Pipelines:
                 for i in range(arguments)
             ]
             with guard(self._device.gpu.name, "preparing kernels"):
-                sets = vk.vkCreateDescriptorSetLayout(device, vk.VkDescriptorSetLayoutCreateInfo(pBindings=bindings), None)
-                layout = vk.vkCreatePipelineLayout(device, vk.VkPipelineLayoutCreateInfo(pSetLayouts=[sets]), None)
+                sets = vk.vkCreateDescriptorSetLayout(
+                    device, vk.VkDescriptorSetLayoutCreateInfo(pBindings=bindings), None
+                )
+                layout = vk.vkCreatePipelineLayout(
+                    device, vk.VkPipelineLayoutCreateInfo(pSetLayouts=[sets]), None
+                )
             self._layouts[arguments] = sets, layout
         return self._layouts[arguments]
 
@@ -115,10 +125,13 @@ class Pipelines:
                     modules.append(vk.vkCreateShaderModule(device, information, None))
                     stages.append(self._stage(modules[-1], kernel))
                 infos = [
-                    vk.VkComputePipelineCreateInfo(stage=stage, layout=self._layout(len(self._program.kernels[name].access))[1],
-                                                   basePipelineIndex=-1)
+                    vk.VkComputePipelineCreateInfo(
+                        stage=stage,
+                        layout=self._layout(len(self._program.kernels[name].access))[1],
+                        basePipelineIndex=-1,
+                    )
                     for name, stage in zip(names, stages, strict=True)
-                ]  # fmt: skip
+                ]
                 made = vk.vkCreateComputePipelines(device, self._cache, len(infos), infos, None)
                 self._pipelines.update(zip(names, list(made), strict=True))
         finally:
@@ -139,9 +152,13 @@ class Pipelines:
         try:
             code = (self._artifact.path / str(kernel.file)).read_bytes()
         except OSError as error:
-            raise ArtifactError(f"kernel {name} cannot be read: {error}. Copy or build the artifact again") from error
+            raise ArtifactError(
+                f"kernel {name} cannot be read: {error}. Copy or build the artifact again"
+            ) from error
         if len(code) % 4 or not code.startswith(b"\x03\x02\x23\x07") or len(kernel.workgroup) != 3:
-            raise ArtifactError(f"kernel {name} ({kernel.file}) is not SPIR-V for Vulkan. Copy or build the artifact again")
+            raise ArtifactError(
+                f"kernel {name} ({kernel.file}) is not SPIR-V for Vulkan. Copy or build the artifact again"
+            )
         return code
 
     def _make_sets(self, argument_lists: Sequence[tuple[str, ...]]) -> None:
@@ -158,9 +175,14 @@ class Pipelines:
             made = list(vk.vkAllocateDescriptorSets(device, wanted))
         for arguments, descriptors in zip(argument_lists, made, strict=True):
             regions = [self._regions[argument] for argument in arguments]
-            infos = [vk.VkDescriptorBufferInfo(buffer=r.buffer, offset=r.offset, range=r.bound) for r in regions]
+            infos = [
+                vk.VkDescriptorBufferInfo(buffer=r.buffer, offset=r.offset, range=r.bound) for r in regions
+            ]
             write = vk.VkWriteDescriptorSet(
-                dstSet=descriptors, descriptorCount=len(infos), descriptorType=STORAGE_BUFFER, pBufferInfo=infos
+                dstSet=descriptors,
+                descriptorCount=len(infos),
+                descriptorType=STORAGE_BUFFER,
+                pBufferInfo=infos,
             )
             vk.vkUpdateDescriptorSets(device, 1, [write], 0, None)
             self._sets[arguments] = descriptors
@@ -175,7 +197,9 @@ class Pipelines:
         """Only where kernels were compiled that it did not have."""
         vk, lib = self._vk, self._vk.lib
         size = vk.ffi.new("size_t*")
-        if not self._pipelines or lib.vkGetPipelineCacheData(self._device.handle, self._cache, size, vk.ffi.NULL):
+        if not self._pipelines or lib.vkGetPipelineCacheData(
+            self._device.handle, self._cache, size, vk.ffi.NULL
+        ):
             return
         data = np.empty(size[0], np.uint8)
         result = lib.vkGetPipelineCacheData(self._device.handle, self._cache, size, vk.ffi.from_buffer(data))
@@ -190,7 +214,9 @@ def cache_file(identity: str) -> Path:
 
 
 def read_cache(file: Path) -> bytes:
-    """What `write_cache` wrote; empty where there is nothing, or it is damaged: drivers check little of what they are given."""
+    """What `write_cache` wrote; empty where there is nothing, or it is damaged: drivers check little of
+    what they are given.
+    """
     try:
         data = file.read_bytes()
     except OSError:
@@ -200,7 +226,9 @@ def read_cache(file: Path) -> bytes:
 
 
 def write_cache(file: Path, content: bytes) -> None:
-    """Write beside the file and rename, so that no other process reads half of it. A disk that is full or read-only is no error."""
+    """Write beside the file and rename, so that no other process reads half of it. A disk that is full or
+    read-only is no error.
+    """
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         handle, aside = tempfile.mkstemp(dir=file.parent, prefix=file.stem)

@@ -1,4 +1,6 @@
-"""The CPU kernel for decode rows (`decode.cpp`), compiled when the engine starts, where a C++ compiler is found."""
+"""The CPU kernel for decode rows (`decode.cpp`), compiled when the engine starts, where a C++ compiler is
+found.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,24 @@ from pathlib import Path
 import torch
 
 SOURCE = Path(__file__).with_name("decode.cpp")
-# Sums may be taken in any order. Not -ffast-math: it assumes that nothing is NaN, and as a link flag of older GCCs it
-# changes how the whole process treats denormal numbers.
+# Sums may be taken in any order. Not -ffast-math: it assumes that nothing is NaN, and as a link flag of older
+# GCCs it changes how the whole process treats denormal numbers.
 MATH = ("-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno")
 FLAGS = ("-O3", "-march=native", *MATH, "-fopenmp", "-shared", "-fPIC", "-std=c++17")
 COMPILE_SECONDS = 120
-FIELDS = ["rows", "heads", "kv_heads", "dim", "value_dim", "page_size", "width", "window", "q_row", "q_head", "threads"]
+FIELDS = [
+    "rows",
+    "heads",
+    "kv_heads",
+    "dim",
+    "value_dim",
+    "page_size",
+    "width",
+    "window",
+    "q_row",
+    "q_head",
+    "threads",
+]
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +43,9 @@ class _Shape(ctypes.Structure):
 
 
 class NativeDecode:
-    """The compiled kernel. Its threads are those of PyTorch: both use the OpenMP library that PyTorch has loaded."""
+    """The compiled kernel. Its threads are those of PyTorch: both use the OpenMP library that PyTorch has
+    loaded.
+    """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         pointer = ctypes.c_void_p
@@ -55,18 +71,28 @@ class NativeDecode:
         window: int | None,
         out: torch.Tensor,
     ) -> None:
-        """Attend rows q [rows, heads, dim], one a sequence, to keys and values [pages, page_size, kv_heads, dim].
+        """Attend rows q [rows, heads, dim], one a sequence, to keys and values [pages, page_size, kv_heads,
+        dim].
 
-        `pages` int64 [rows, width] and `lengths` int64 [rows] (at least 1); writes out [rows, heads, value_dim].
-        All but q are contiguous.
+        `pages` int64 [rows, width] and `lengths` int64 [rows] (at least 1); writes out [rows, heads,
+        value_dim]. All but q are contiguous.
         """
         if q.stride(2) != 1:
             q = q.contiguous()
         rows, heads, dim = q.shape
         shape = _Shape(
-            rows, heads, keys.shape[2], dim, values.shape[3], keys.shape[1], pages.shape[1], window or 0, q.stride(0), q.stride(1),
+            rows,
+            heads,
+            keys.shape[2],
+            dim,
+            values.shape[3],
+            keys.shape[1],
+            pages.shape[1],
+            window or 0,
+            q.stride(0),
+            q.stride(1),
             torch.get_num_threads(),
-        )  # fmt: skip
+        )
         scale = 1 / math.sqrt(dim) if scaling is None else scaling
         tensors = (q, keys, values, pages, lengths, out)
         self._functions[q.dtype](*(tensor.data_ptr() for tensor in tensors), ctypes.byref(shape), scale)
@@ -90,5 +116,7 @@ def compile_decode() -> NativeDecode | None:
             return NativeDecode(ctypes.CDLL(str(library)))
         except (OSError, subprocess.SubprocessError) as error:
             detail = getattr(error, "stderr", None) or b""
-            log.warning("the decode kernel cannot be compiled (%s): %s", error, detail.decode(errors="replace")[-500:])
+            log.warning(
+                "the decode kernel cannot be compiled (%s): %s", error, detail.decode(errors="replace")[-500:]
+            )
             return None

@@ -13,8 +13,9 @@ from rich.console import Console
 from nearfar import __version__
 from nearfar.errors import NearfarError
 
-# Commands, each a module of this package, and what the list of them says. Modules are imported only when a command is used,
-# so that `nearfar run` starts without the build's dependencies, and `nearfar --help` without any.
+# Commands, each a module of this package, and what the list of them says. Modules are imported only when a
+# command is used, so that `nearfar run` starts without the build's dependencies, and `nearfar --help` without
+# any.
 COMMANDS = {
     "build": "Compile a checkpoint into artifacts for devices.",
     "inspect": "Show what an artifact holds and what it needs.",
@@ -31,9 +32,20 @@ COMMANDS = {
     "synth": "Write a checkpoint of a published shape with random weights.",
 }
 
-EXTRAS = {"tvm": "build", "safetensors": "build", "huggingface_hub": "build", "torch": "build", "ml_dtypes": "build",
-          "fastapi": "server", "uvicorn": "server", "httpx": "server", "prometheus_client": "server",
-          "pydantic": "server", "xgrammar": "server", "transformers": "server"}  # fmt: skip
+EXTRAS = {
+    "tvm": "build",
+    "safetensors": "build",
+    "huggingface_hub": "build",
+    "torch": "build",
+    "ml_dtypes": "build",
+    "fastapi": "server",
+    "uvicorn": "server",
+    "httpx": "server",
+    "prometheus_client": "server",
+    "pydantic": "server",
+    "xgrammar": "server",
+    "transformers": "server",
+}
 
 
 class LazyGroup(typer.core.TyperGroup):
@@ -74,7 +86,9 @@ def _unavailable(name: str, error: ModuleNotFoundError) -> Any:
     extra = EXTRAS.get(missing, "edge")
 
     def command() -> None:
-        raise NearfarError(f"`nearfar {name}` needs {missing}, which is not installed: pip install 'nearfar[{extra}]'")
+        raise NearfarError(
+            f"`nearfar {name}` needs {missing}, which is not installed: pip install 'nearfar[{extra}]'"
+        )
 
     app = typer.Typer(add_completion=False)
     settings = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -104,7 +118,9 @@ def app() -> None:
     try:
         typer_app()
     except NearfarError as error:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {_plain(str(error))}")
+        Console(stderr=True, soft_wrap=True, highlight=False).print(
+            f"[bold red]error:[/] {_plain(str(error))}"
+        )
         sys.exit(1)
     except KeyboardInterrupt:
         Console(stderr=True).print("stopped")

@@ -28,7 +28,8 @@ def _without(module: str) -> Iterator[None]:
         del sys.modules[module]
 
 
-# TVM imports PyTorch where it finds it, for bridges that a build does not cross: half of the start, and 0.2 GB.
+# TVM imports PyTorch where it finds it, for bridges that a build does not cross: half of the start, and 0.2
+# GB.
 with _without("torch"):
     from nearfar.build.pipeline import BuildOptions
     from nearfar.build.pipeline import build as run_build
@@ -43,40 +44,56 @@ def build(
     checkpoint: Annotated[
         str,
         typer.Argument(
-            help="A Hugging Face model: a local directory, or a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct. "
+            help="A Hugging Face model: a local directory, or a hub id such as "
+            "HuggingFaceTB/SmolLM2-135M-Instruct. "
             "An MLX-quantized directory keeps its weights as they are."
         ),
     ],
-    out: Annotated[Path, typer.Option("--output", "-o", help="Where to write; each target gets a sub-directory.")],
+    out: Annotated[
+        Path, typer.Option("--output", "-o", help="Where to write; each target gets a sub-directory.")
+    ],
     target: Annotated[
-        list[str], typer.Option(help=f"Targets: {', '.join(target_names())}; separated by commas, or the option given again.")
+        list[str],
+        typer.Option(
+            help=f"Targets: {', '.join(target_names())}; separated by commas, or the option given again."
+        ),
     ] = list(DEFAULTS.targets),  # noqa: B006 (typer reads it, nobody changes it)
     quant: Annotated[
         str | None,
         typer.Option(
-            help=f"Weights: q2, q3, q4, q5, q6, q8 or none. Default: {QUANT}, or what a quantized checkpoint has."
+            help=f"Weights: q2, q3, q4, q5, q6, q8 or none. Default: {QUANT}, or what a quantized checkpoint "
+            "has."
         ),
     ] = DEFAULTS.quant,
     group_size: Annotated[
         int | None,
-        typer.Option(help=f"Weights that share a scale: 16, 32 (finer), 64 or 128 (smaller). Default: {GROUP_SIZE}."),
+        typer.Option(
+            help=f"Weights that share a scale: 16, 32 (finer), 64 or 128 (smaller). Default: {GROUP_SIZE}."
+        ),
     ] = DEFAULTS.group_size,
     context: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="No more positions than these (tokens of prompt and answer). Default: what the model was made for. A model with "
+            help="No more positions than these (tokens of prompt and answer). Default: what the model was "
+            "made for. A model with "
             "LongRoPE is built for short contexts where this is no more than its original one.",
         ),
     ] = DEFAULTS.context,
     cpu_features: Annotated[
-        str, typer.Option(help="CPU target: `native` for this machine's instructions, `baseline` for any of its kind.")
+        str,
+        typer.Option(
+            help="CPU target: `native` for this machine's instructions, `baseline` for any of its kind."
+        ),
     ] = DEFAULTS.cpu_features,
     dump_ir: Annotated[
         Path | None, typer.Option(help="Write the module after each compiler pass into this directory.")
     ] = None,
     export_function: Annotated[
-        bool, typer.Option("--export-function", help="For mlx: also write the step as a function (see docs/mac.md).")
+        bool,
+        typer.Option(
+            "--export-function", help="For mlx: also write the step as a function (see docs/mac.md)."
+        ),
     ] = DEFAULTS.export_function,
 ) -> None:
     """Compile a checkpoint into one artifact per device target.
@@ -88,7 +105,8 @@ def build(
     targets = tuple(dict.fromkeys(name for name in named if name))
     if export_function and "mlx" not in targets:
         raise BuildError(
-            f"--export-function is for target mlx, and --target is {','.join(targets)}: add mlx or leave it out"
+            f"--export-function is for target mlx, and --target is {','.join(targets)}: add mlx or "
+            "leave it out"
         )
     if cpu_features not in ("native", "baseline"):
         raise BuildError(f"--cpu-features is {cpu_features!r}: use native or baseline")

@@ -41,7 +41,8 @@ from nearfar.edge_runtime.openai.parameters import CommonParams
 from nearfar.errors import RequestError
 
 cache = typer.Typer(
-    help="Snapshots: a prompt's beginning with its keys and values, so that it is computed once and not at every start.",
+    help="Snapshots: a prompt's beginning with its keys and values, so that it is computed once and not at "
+    "every start.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
@@ -60,9 +61,13 @@ def save(
     artifact: ArtifactPath,
     output: Annotated[Path, typer.Option("--output", "-o", help="The snapshot to write.")],
     system: Annotated[str | None, typer.Option(help="A system prompt.")] = None,
-    file: Annotated[Path | None, typer.Option(help="A text file with the system prompt; with --raw, a raw prompt.")] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="A text file with the system prompt; with --raw, a raw prompt.")
+    ] = None,
     messages: Annotated[Path | None, typer.Option(help="A JSON file: a list of messages.")] = None,
-    prompt: Annotated[str | None, typer.Option(help="A user's prompt; with --raw, the beginning of a raw prompt.")] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="A user's prompt; with --raw, the beginning of a raw prompt.")
+    ] = None,
     raw: Raw = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is not a snapshot.")] = False,
     device: DeviceName = LOAD.device,
@@ -85,7 +90,9 @@ def save(
 def load(
     artifact: ArtifactPath,
     file: Annotated[Path, typer.Argument(help="The snapshot.")],
-    prompt: Annotated[str | None, typer.Argument(help="What follows the snapshot's messages, or its text.")] = None,
+    prompt: Annotated[
+        str | None, typer.Argument(help="What follows the snapshot's messages, or its text.")
+    ] = None,
     max_tokens: MaxTokens = DEFAULTS.max_tokens,
     temperature: Temperature = DEFAULTS.temperature,
     top_k: TopK = DEFAULTS.top_k,
@@ -99,7 +106,9 @@ def load(
     kv_bits: KvBits = LOAD.kv_bits,
     trust: Trust = LOAD.trust,
 ) -> None:
-    """Check a snapshot, show what it holds, load it; with a prompt, answer. Only the answer goes to stdout."""
+    """Check a snapshot, show what it holds, load it; with a prompt, answer. Only the answer goes to
+    stdout.
+    """
     params = sampling(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
     with load_engine(
         artifact, device=device, threads=threads, kv_memory=kv_memory, kv_bits=kv_bits, trust=trust
@@ -113,11 +122,23 @@ def load(
                 report(engine, timings[0])
 
 
-def _source(system: str | None, file: Path | None, messages: Path | None, prompt: str | None, raw: bool) -> Source:
-    given = [name for name, value in
-             {"--system": system, "--file": file, "--messages": messages, "--prompt": prompt}.items() if value is not None]  # fmt: skip
+def _source(
+    system: str | None, file: Path | None, messages: Path | None, prompt: str | None, raw: bool
+) -> Source:
+    given = [
+        name
+        for name, value in {
+            "--system": system,
+            "--file": file,
+            "--messages": messages,
+            "--prompt": prompt,
+        }.items()
+        if value is not None
+    ]
     if len(given) != 1:
-        raise RequestError(f"give one of --system, --file, --messages and --prompt, not {' and '.join(given) or 'none'}")
+        raise RequestError(
+            f"give one of --system, --file, --messages and --prompt, not {' and '.join(given) or 'none'}"
+        )
     if raw and given[0] in ("--system", "--messages"):
         raise RequestError(f"{given[0]} needs the chat template, which --raw leaves out", given[0][2:])
     text = _read(file) if file is not None else system if system is not None else prompt
@@ -135,7 +156,9 @@ def _messages(path: Path) -> list[Mapping[str, Any]]:
     except ValueError as error:
         raise RequestError(f"{path} is not JSON: {error}", "messages") from error
     if not isinstance(found, list):
-        raise RequestError(f"{path} must hold a list of messages such as {{'role': 'system', 'content': '…'}}", "messages")
+        raise RequestError(
+            f"{path} must hold a list of messages such as {{'role': 'system', 'content': '…'}}", "messages"
+        )
     return found
 
 
@@ -145,10 +168,14 @@ def _read(path: Path) -> str:
     except OSError as error:
         raise RequestError(f"cannot read {path}: {error.strerror}", "file") from error
     except UnicodeDecodeError as error:
-        raise RequestError(f"{path} is not UTF-8: byte {error.start} is {error.object[error.start]:#04x}", "file") from error
+        raise RequestError(
+            f"{path} is not UTF-8: byte {error.start} is {error.object[error.start]:#04x}", "file"
+        ) from error
 
 
-def _go_on(engine: Engine, snapshot: Snapshot, prompt: str, params: CommonParams) -> list[RequestStats] | None:
+def _go_on(
+    engine: Engine, snapshot: Snapshot, prompt: str, params: CommonParams
+) -> list[RequestStats] | None:
     if snapshot.messages is not None:
         *before, last = snapshot.messages
         if last["role"] == "user":  # the saved text is the beginning of the question
@@ -156,18 +183,24 @@ def _go_on(engine: Engine, snapshot: Snapshot, prompt: str, params: CommonParams
         return answer(engine, [*snapshot.messages, {"role": "user", "content": prompt}], params)
     if snapshot.prompt is not None:
         return complete(engine, snapshot.prompt + prompt, params)
-    raise RequestError(f"{snapshot.path} was saved from token ids, so it is not known how a text goes on from it", "prompt")
+    raise RequestError(
+        f"{snapshot.path} was saved from token ids, so it is not known how a text goes on from it", "prompt"
+    )
 
 
 def _facts(snapshot: Snapshot) -> str:
     kv = f"{snapshot.kv_bits}-bit" if snapshot.kv_bits else snapshot.kv_dtype
-    return f"{snapshot.tokens:,} tokens, {show_size(snapshot.bytes)}, {kv} keys and values of {snapshot.origin}"
+    return (
+        f"{snapshot.tokens:,} tokens, {show_size(snapshot.bytes)}, {kv} keys and values of {snapshot.origin}"
+    )
 
 
 def _beginning(snapshot: Snapshot) -> str:
     """What the snapshot was made from, in a few lines."""
     if snapshot.messages is not None:
-        return "\n".join(f"  {message['role']}: {_short(message['content'])}" for message in snapshot.messages)
+        return "\n".join(
+            f"  {message['role']}: {_short(message['content'])}" for message in snapshot.messages
+        )
     return f"  text: {_short(snapshot.prompt)}" if snapshot.prompt is not None else "  token ids"
 
 

@@ -78,9 +78,15 @@ def chat(
     params = sampling(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
     console = Console(highlight=False, soft_wrap=True)
     options: LoadKeywords = {
-        "device": device, "threads": threads, "kv_memory": kv_memory, "kv_bits": kv_bits, "precision": precision,
-        "program": program, "debug": debug, "trust": trust,
-    }  # fmt: skip
+        "device": device,
+        "threads": threads,
+        "kv_memory": kv_memory,
+        "kv_bits": kv_bits,
+        "precision": precision,
+        "program": program,
+        "debug": debug,
+        "trust": trust,
+    }
     with load_engine(artifact, **options) as engine:
         if not engine.asynchronous.codec.has_template:
             raise RequestError("this model has no chat template; use nearfar run --raw")
@@ -113,7 +119,8 @@ class Chat:
 
             name, executor = self.engine.manifest.model.name, self.engine.asynchronous.core.executor
             self.console.print(
-                f"[bold]{name}[/] on {executor.name} ({executor.program_name}), context {self.engine.context:,} tokens. "
+                f"[bold]{name}[/] on {executor.name} ({executor.program_name}), context "
+                f"{self.engine.context:,} tokens. "
                 "[dim]/help lists the commands[/]"
             )
         while (line := self._read()) is not None:
@@ -209,7 +216,9 @@ class Chat:
             raise RequestError("/save needs a file name")
         system = [{"role": "system", "content": self.system}] if self.system else []
         path = Path(file).expanduser()
-        path.write_text(json.dumps([*system, *self.messages], indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        path.write_text(
+            json.dumps([*system, *self.messages], indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
         self.console.print(f"saved {len(self.messages)} messages to {path}", markup=False)
 
     def _stats(self, _: str) -> None:

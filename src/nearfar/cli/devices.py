@@ -14,12 +14,16 @@ from nearfar.edge_runtime.artifact.budget import show_size
 from nearfar.edge_runtime.devices import Listed, device, device_names
 from nearfar.errors import DeviceError
 
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON: for each target its devices, or why there is none.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="As JSON: for each target its devices, or why there is none.")
+]
 Limits = Annotated[bool, typer.Option("--limits", help="Also the limits of each device.")]
 
 
 def devices(as_json: AsJson = False, limits: Limits = False) -> None:
-    """List the devices that artifacts of each target would run on here, the one that is taken by default first."""
+    """List the devices that artifacts of each target would run on here, the one that is taken by default
+    first.
+    """
     found = {target: _list(target) for target in device_names()}
     if as_json:
         json.dump({target: _record(entry) for target, entry in found.items()}, sys.stdout, indent=2)

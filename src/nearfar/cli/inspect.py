@@ -28,10 +28,14 @@ CONTEXTS = (1024, 4096, 8192, 32768)
 
 
 def inspect(
-    artifact: Annotated[Path, typer.Argument(help="An artifact, or the directory that `nearfar build` wrote.")],
+    artifact: Annotated[
+        Path, typer.Argument(help="An artifact, or the directory that `nearfar build` wrote.")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what an artifact holds: functions and buckets, launches, memory by context length, needs, provenance."""
+    """Show what an artifact holds: functions and buckets, launches, memory by context length, needs,
+    provenance.
+    """
     reports = [describe(path) for path in find_artifacts(artifact)]
     if as_json:
         print(json.dumps(reports if len(reports) > 1 else reports[0], indent=1, ensure_ascii=False))
@@ -53,14 +57,18 @@ def describe(path: Path) -> dict[str, Any]:
         "model": {**data["model"], **_shape(artifact)},
         "quantization": data["quantization"],
         "weights": {
-            "bytes": manifest.weights.bytes, "shards": len(manifest.weights.shards), "format": manifest.weights.format
+            "bytes": manifest.weights.bytes,
+            "shards": len(manifest.weights.shards),
+            "format": manifest.weights.format,
         },
         "programs": [_program(artifact, program) for program in manifest.programs],
         "memory": {
-            program.name: {str(c): memory_for(artifact, program, c) for c in contexts} for program in manifest.programs
+            program.name: {str(c): memory_for(artifact, program, c) for c in contexts}
+            for program in manifest.programs
         },
         "cache": {
-            program.name: {str(c): kv_bytes(manifest, program, c) for c in contexts} for program in manifest.programs
+            program.name: {str(c): kv_bytes(manifest, program, c) for c in contexts}
+            for program in manifest.programs
         },
         "license": manifest.license or "not stated",
         "provenance": manifest.provenance,
@@ -68,17 +76,27 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 def _shape(artifact: Artifact) -> dict[str, Any]:
-    """What the step's list tells of the model: weights, layers of attention, and how many of them have which window."""
+    """What the step's list tells of the model: weights, layers of attention, and how many of them have
+    which window.
+    """
     records = artifact.manifest.step
     ops, params = [op_of(record) for record in records.ops], [param_of(record) for record in records.params]
     layers = [op for op in ops if isinstance(op, Attend)]
     windows = Counter(str(op.window) for op in layers if op.window is not None)
-    return {"parameters": sum(p.n * max(p.k, 1) for p in params), "layers": len(layers), "windows": dict(windows)}
+    return {
+        "parameters": sum(p.n * max(p.k, 1) for p in params),
+        "layers": len(layers),
+        "windows": dict(windows),
+    }
 
 
 def _program(artifact: Artifact, program: Program) -> dict[str, Any]:
-    """One program; launches and the weights of each function where there are plans (mlx has none: MLX makes its own)."""
-    functions = {name: [_bucket(artifact, bucket) for bucket in buckets] for name, buckets in program.functions.items()}
+    """One program; launches and the weights of each function where there are plans (mlx has none: MLX
+    makes its own).
+    """
+    functions = {
+        name: [_bucket(artifact, bucket) for bucket in buckets] for name, buckets in program.functions.items()
+    }
     decode, greedy = functions["step"][0], functions["greedy"][0]
     planned = decode["launches"] is not None
     return {
@@ -97,12 +115,20 @@ def _bucket(artifact: Artifact, bucket: Function) -> dict[str, Any]:
     if bucket.plan is None:
         return {**size, "launches": None, "weight_bytes": None}
     launches = artifact.plan(bucket).launches
-    weights = {arg.removeprefix("weight:") for launch in launches for arg in launch.args if arg.startswith("weight:")}
-    return {**size, "launches": len(launches), "weight_bytes": sum(artifact.tensors[name].bytes for name in weights)}
+    weights = {
+        arg.removeprefix("weight:") for launch in launches for arg in launch.args if arg.startswith("weight:")
+    }
+    return {
+        **size,
+        "launches": len(launches),
+        "weight_bytes": sum(artifact.tensors[name].bytes for name in weights),
+    }
 
 
 def _step_bytes(artifact: Artifact, program: Program) -> int:
-    """Weights that a step of one token reads: all of them, but for an embedding that is no lm_head as well (a row of it)."""
+    """Weights that a step of one token reads: all of them, but for an embedding that is no lm_head as well
+    (a row of it).
+    """
     tensors = _tensors(artifact)
     untied = any(name.startswith("lm_head.") for name, _, _ in tensors)
     read = [tensor for tensor in tensors if not (untied and tensor[0].startswith("model.embed_tokens."))]
@@ -136,9 +162,13 @@ def _loaded_bytes(dtype: str, size: int, precision: str) -> int:
 
 
 def memory_for(artifact: Artifact, program: Program, context: int) -> int:
-    """Bytes on the device to hold one sequence of `context` tokens: weights, cache, workspace and fixed buffers."""
+    """Bytes on the device to hold one sequence of `context` tokens: weights, cache, workspace and fixed
+    buffers.
+    """
     manifest = artifact.manifest
-    total = _weights_in_memory(artifact, program) + sum(program.workspace) + kv_bytes(manifest, program, context)
+    total = (
+        _weights_in_memory(artifact, program) + sum(program.workspace) + kv_bytes(manifest, program, context)
+    )
     for buffer in manifest.buffers:
         if buffer.dtype != KV:
             count = math.prod(context if extent == CONTEXT else int(extent) for extent in buffer.shape)
@@ -157,9 +187,11 @@ def _show(console: Console, report: dict[str, Any]) -> None:
     console.rule(f"{model['name']} · {report['target']}")
     facts = Table.grid(padding=(0, 2))
     facts.add_row(
-        "model", f"{model['architecture']}, {model['parameters']:,} parameters, {model['layers']} layers of attention, "
+        "model",
+        f"{model['architecture']}, {model['parameters']:,} parameters, {model['layers']} layers of "
+        "attention, "
         f"vocabulary {model['vocab_size']:,}",
-    )  # fmt: skip
+    )
     facts.add_row("context", f"{model['context_length']:,} tokens")
     facts.add_row(
         "weights", f"{_size(report['weights']['bytes'])} in {_files(report['weights'])}, {_quant(quant)}"
@@ -177,7 +209,9 @@ def _show(console: Console, report: dict[str, Any]) -> None:
         _show_program(console, program, report["memory"][name], report["cache"][name])
 
 
-def _show_program(console: Console, program: dict[str, Any], memory: dict[str, int], cache: dict[str, int]) -> None:
+def _show_program(
+    console: Console, program: dict[str, Any], memory: dict[str, int], cache: dict[str, int]
+) -> None:
     requires = program["requires"]
     needs = ", ".join(requires["features"]) or "no special features"
     limits = "".join(f"\n  {name} ≥ {value:,}" for name, value in requires["limits"].items())
@@ -190,7 +224,8 @@ def _show_program(console: Console, program: dict[str, Any], memory: dict[str, i
     if planned:
         _show_functions(console, program["functions"])
     line = ", ".join(
-        f"{int(context):,} tokens {_size(size)} (cache {_size(cache[context])})" for context, size in memory.items()
+        f"{int(context):,} tokens {_size(size)} (cache {_size(cache[context])})"
+        for context, size in memory.items()
     )
     console.print(f"device memory by context: {line}", highlight=False)
 

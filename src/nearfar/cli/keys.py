@@ -15,18 +15,33 @@ def keys(
     name: Annotated[str, typer.Argument(help="Who the key is for; stands in logs.")],
     model: Annotated[list[str] | None, typer.Option(help="A model that it may use; may be repeated.")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(help="Requests a minute.")] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option(help="Tokens a minute, prompts and answers.")] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(help="Tokens a minute, prompts and answers.")
+    ] = None,
     concurrent: Annotated[int | None, typer.Option(help="Requests at once.")] = None,
-    cache_group: Annotated[str | None, typer.Option(help="Keys of a group share what is cached of their prompts.")] = None,
-    priority: Annotated[int, typer.Option(help="The most urgent that its requests may be; smaller goes first.")] = 0,
-    admin: Annotated[bool, typer.Option("--admin", help="For /admin and /metrics, and nothing else.")] = False,
+    cache_group: Annotated[
+        str | None, typer.Option(help="Keys of a group share what is cached of their prompts.")
+    ] = None,
+    priority: Annotated[
+        int, typer.Option(help="The most urgent that its requests may be; smaller goes first.")
+    ] = 0,
+    admin: Annotated[
+        bool, typer.Option("--admin", help="For /admin and /metrics, and nothing else.")
+    ] = False,
 ) -> None:
     """Add an API key. The key is shown once and kept as a hash; a running server takes it within a second."""
     secret = new_secret()
     add_key(
         file,
         Key(
-            name, hashed(secret), tuple(model or ("*",)), requests_per_minute, tokens_per_minute, concurrent, admin, cache_group,
+            name,
+            hashed(secret),
+            tuple(model or ("*",)),
+            requests_per_minute,
+            tokens_per_minute,
+            concurrent,
+            admin,
+            cache_group,
             priority,
         ),
     )

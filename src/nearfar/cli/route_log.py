@@ -36,7 +36,9 @@ class Summary:
 
 
 def log(
-    file: Annotated[Path, typer.Argument(help="Decision records, as HybridClient(records=FILE) writes them.")],
+    file: Annotated[
+        Path, typer.Argument(help="Decision records, as HybridClient(records=FILE) writes them.")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Sum up decision records: where answers came from, why, what it cost and saved."""
@@ -48,7 +50,10 @@ def log(
     for name, value in asdict(summary).items():
         if name == "reasons":
             continue
-        table.add_row(name.replace("_", " "), f"{value:,.4g}" if isinstance(value, float) else str(value if value is not None else "–"))
+        table.add_row(
+            name.replace("_", " "),
+            f"{value:,.4g}" if isinstance(value, float) else str(value if value is not None else "–"),
+        )
     for code, count in summary.reasons.items():
         table.add_row(f"reason {code}", str(count))
     Console(highlight=False).print(table)

@@ -19,20 +19,32 @@ STANDARD = Path("-")
 
 
 def score(
-    source: Annotated[Path, typer.Option("--input", "-i", help='A file of {"prompt": "…"} lines; `-` reads stdin.')],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write; `-` is stdout.")] = STANDARD,
+    source: Annotated[
+        Path, typer.Option("--input", "-i", help='A file of {"prompt": "…"} lines; `-` reads stdin.')
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The file to write; `-` is stdout.")
+    ] = STANDARD,
 ) -> None:
-    """Write how hard each English prompt looks: a `{"difficulty": 0..1}` line for each `{"prompt": "…"}` line, in order.
+    """Write how hard each English prompt looks: a `{"difficulty": 0..1}` line for each `{"prompt": "…"}`
+    line, in order.
 
-    0.7 means: harder than 70 % of the reference prompts. A client with difficulty="english" sends what reaches its policy's
-    `difficulty_threshold` to the cloud; these figures say whether that suits your traffic. It knows English only, and only
-    what a prompt looks like. Other keys of a line are ignored, empty lines skipped.
+    0.7 means: harder than 70 % of the reference prompts. A client with difficulty="english" sends what
+    reaches its policy's `difficulty_threshold` to the cloud; these figures say whether that suits your
+    traffic. It knows English only, and only what a prompt looks like. Other keys of a line are ignored, empty
+    lines skipped.
 
         echo '{"prompt": "Prove that 2 is prime."}' | nearfar route score --input -
 
     Lines are scored as they come; what was written before an error stays.
     """
-    if source != STANDARD and output != STANDARD and output.exists() and source.exists() and output.samefile(source):
+    if (
+        source != STANDARD
+        and output != STANDARD
+        and output.exists()
+        and source.exists()
+        and output.samefile(source)
+    ):
         raise RequestError(f"--output {output} is the input file: name another, or `-` for stdout", "output")
     with _opened(source, "rb") as lines, _opened(output, "wb") as sink:
         try:
@@ -53,7 +65,9 @@ def _opened(path: Path, mode: str) -> Iterator[BinaryIO]:
         file = path.open(mode)
     except OSError as error:
         verb = "read" if mode == "rb" else "written"
-        raise RequestError(f"{path} cannot be {verb}: {error.strerror}", "input" if mode == "rb" else "output") from None
+        raise RequestError(
+            f"{path} cannot be {verb}: {error.strerror}", "input" if mode == "rb" else "output"
+        ) from None
     with file:
         yield file  # type: ignore[misc]
 
@@ -67,7 +81,9 @@ def _prompts(lines: BinaryIO, name: str) -> Iterator[str]:
         try:
             record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
         except UnicodeDecodeError as error:
-            raise RequestError(f"{where}: not UTF-8 ({error.reason} at byte {error.start})", "input") from None
+            raise RequestError(
+                f"{where}: not UTF-8 ({error.reason} at byte {error.start})", "input"
+            ) from None
         except (ValueError, RecursionError) as error:
             raise RequestError(f'{where}: not JSON ({error}); a line is {{"prompt": "…"}}', "input") from None
         prompt = record.get("prompt") if isinstance(record, dict) else None

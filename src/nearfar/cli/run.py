@@ -73,20 +73,30 @@ def run(
     debug: Debug = LOAD.debug,
     trust: Trust = LOAD.trust,
 ) -> None:
-    """Answer one prompt. Only the answer goes to stdout, piece by piece; with --raw exactly the sampled text."""
+    """Answer one prompt. Only the answer goes to stdout, piece by piece; with --raw exactly the sampled
+    text.
+    """
     text = _prompt(prompt)
     params = sampling(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
     if raw and system is not None:
         raise RequestError("--system needs the chat template, which --raw leaves out", "system")
     options: LoadKeywords = {
-        "device": device, "threads": threads, "kv_memory": kv_memory, "kv_bits": kv_bits, "precision": precision,
-        "program": program, "debug": debug, "trust": trust,
-    }  # fmt: skip
+        "device": device,
+        "threads": threads,
+        "kv_memory": kv_memory,
+        "kv_bits": kv_bits,
+        "precision": precision,
+        "program": program,
+        "debug": debug,
+        "trust": trust,
+    }
     with load_engine(artifact, **options) as engine:
         if cache is not None:
             load_snapshot(engine, cache)
         try:
-            timings = complete(engine, text, params) if raw else answer(engine, conversation(text, system), params)
+            timings = (
+                complete(engine, text, params) if raw else answer(engine, conversation(text, system), params)
+            )
         except BrokenPipeError:  # the reader has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return
@@ -108,10 +118,15 @@ def complete(engine: Engine, prompt: str | Seq[int], params: CommonParams) -> li
 
 def conversation(prompt: str, system: str | None) -> list[dict[str, str]]:
     """A question as messages."""
-    return [*([{"role": "system", "content": system}] if system is not None else []), {"role": "user", "content": prompt}]
+    return [
+        *([{"role": "system", "content": system}] if system is not None else []),
+        {"role": "user", "content": prompt},
+    ]
 
 
-def answer(engine: Engine, messages: Seq[Mapping[str, Any]], params: CommonParams) -> list[RequestStats] | None:
+def answer(
+    engine: Engine, messages: Seq[Mapping[str, Any]], params: CommonParams
+) -> list[RequestStats] | None:
     """Print the answer to a conversation; gives what it cost."""
     timings = None
     with engine.chat.completions.create(messages, stream=True, **params) as stream:

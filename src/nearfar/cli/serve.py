@@ -25,7 +25,8 @@ TEXT, UPSTREAM, RAY = TextOptions(), UpstreamOptions(), RayOptions()
 Model = Annotated[
     list[str],
     typer.Argument(
-        help="An artifact directory, a Hugging Face directory or hub id, or the URLs of OpenAI-compatible servers.",
+        help="An artifact directory, a Hugging Face directory or hub id, or the URLs of OpenAI-compatible "
+        "servers.",
         show_default=False,
     ),
 ]
@@ -38,7 +39,9 @@ def _option(panel: str, name: str, text: str, variable: str | None = None) -> ty
 
 def serve(
     model: Model,
-    engine: Annotated[str, _option("Engine", "--engine", "auto, torch, artifact or upstream.")] = DEFAULTS.engine,
+    engine: Annotated[
+        str, _option("Engine", "--engine", "auto, torch, artifact or upstream.")
+    ] = DEFAULTS.engine,
     name: Annotated[
         list[str] | None, _option("Engine", "--name", "What clients call the model; may be repeated.")
     ] = None,
@@ -51,7 +54,12 @@ def serve(
         str | None, _option("Engine", "--kv-memory", "Memory for the KV cache, such as 512MB.")
     ] = ENGINES.kv_memory,
     trust: Annotated[
-        bool, _option("Engine", "--trust", "Run the native code of a CPU artifact that was not built here, now and from now on.")
+        bool,
+        _option(
+            "Engine",
+            "--trust",
+            "Run the native code of a CPU artifact that was not built here, now and from now on.",
+        ),
     ] = ENGINES.trust,
     max_running: Annotated[
         int | None, _option("Engine", "--max-running", "torch: answers computed at once.")
@@ -61,23 +69,37 @@ def serve(
     ] = TEXT.reasoning,
     upstream_continues: Annotated[
         bool,
-        _option("Engine", "--upstream-continues", "The upstream servers take continue_final_message (vLLM, nearfar)."),
+        _option(
+            "Engine",
+            "--upstream-continues",
+            "The upstream servers take continue_final_message (vLLM, nearfar).",
+        ),
     ] = UPSTREAM.continues,
     upstream_salts: Annotated[
         bool,
-        _option("Engine", "--upstream-salts/--no-upstream-salts",
-                "The upstream servers take cache_salt (vLLM, SGLang, nearfar): each key has a prompt cache of its own there."),
+        _option(
+            "Engine",
+            "--upstream-salts/--no-upstream-salts",
+            "The upstream servers take cache_salt (vLLM, SGLang, nearfar): each key has a prompt cache "
+            "of its own there.",
+        ),
     ] = UPSTREAM.salts,
-    ray: Annotated[bool, _option("Ray", "--ray", "Run replicas of the engine on Ray Serve.")] = DEFAULTS.ray is not None,
+    ray: Annotated[bool, _option("Ray", "--ray", "Run replicas of the engine on Ray Serve.")] = DEFAULTS.ray
+    is not None,
     replicas: Annotated[
         str, _option("Ray", "--replicas", "How many; MIN:MAX scales with the requests under way.")
     ] = f"{RAY.min_replicas}:{RAY.max_replicas}",
     ray_address: Annotated[
-        str | None, _option("Ray", "--ray-address", "An existing cluster, or auto; without it, Ray is started here.")
+        str | None,
+        _option("Ray", "--ray-address", "An existing cluster, or auto; without it, Ray is started here."),
     ] = RAY.address,
     ray_app: Annotated[str, _option("Ray", "--ray-app", "The application's name on the cluster.")] = RAY.app,
-    cpus_per_replica: Annotated[float, _option("Ray", "--cpus-per-replica", "Set aside for each.")] = RAY.cpus,
-    gpus_per_replica: Annotated[float, _option("Ray", "--gpus-per-replica", "Set aside for each.")] = RAY.gpus,
+    cpus_per_replica: Annotated[
+        float, _option("Ray", "--cpus-per-replica", "Set aside for each.")
+    ] = RAY.cpus,
+    gpus_per_replica: Annotated[
+        float, _option("Ray", "--gpus-per-replica", "Set aside for each.")
+    ] = RAY.gpus,
     target_requests: Annotated[
         float, _option("Ray", "--target-requests", "Requests under way in a replica that scaling aims at.")
     ] = RAY.target,
@@ -86,17 +108,23 @@ def serve(
     tls_cert: Annotated[Path | None, _option("Network", "--tls-cert", "Certificate, for https.")] = None,
     tls_key: Annotated[Path | None, _option("Network", "--tls-key", "Its private key.")] = None,
     tls_client_ca: Annotated[
-        Path | None, _option("Network", "--tls-client-ca", "Let in only clients with a certificate of this CA.")
+        Path | None,
+        _option("Network", "--tls-client-ca", "Let in only clients with a certificate of this CA."),
     ] = None,
     cors: Annotated[
         list[str] | None, _option("Network", "--cors", "An origin whose pages may call; may be repeated.")
     ] = None,
     allowed_host: Annotated[
         list[str] | None,
-        _option("Network", "--allowed-host", "A name that clients may call it by, beside this machine's; may be repeated; '*': any."),
+        _option(
+            "Network",
+            "--allowed-host",
+            "A name that clients may call it by, beside this machine's; may be repeated; '*': any.",
+        ),
     ] = None,
     keep_alive: Annotated[
-        float, _option("Network", "--keep-alive", "Seconds after which a silent stream says a comment; 0: never.")
+        float,
+        _option("Network", "--keep-alive", "Seconds after which a silent stream says a comment; 0: never."),
     ] = LIMITS.keep_alive,
     drain: Annotated[
         float, _option("Network", "--drain", "Seconds that requests have to finish after SIGTERM.")
@@ -116,16 +144,27 @@ def serve(
         int, _option("Limits", "--max-tokens-under-way", "Their tokens, possible answers included.")
     ] = LIMITS.tokens,
     fronts: Annotated[
-        int, _option("Limits", "--fronts", "Servers that share these keys: each grants its part of what is not counted together.")
+        int,
+        _option(
+            "Limits",
+            "--fronts",
+            "Servers that share these keys: each grants its part of what is not counted together.",
+        ),
     ] = LIMITS.fronts,
     limits_store: Annotated[
         str | None,
-        _option("Limits", "--limits-store", "redis://HOST:PORT/0, where they count what keys have a minute together.",
-                "NEARFAR_LIMITS_STORE"),
+        _option(
+            "Limits",
+            "--limits-store",
+            "redis://HOST:PORT/0, where they count what keys have a minute together.",
+            "NEARFAR_LIMITS_STORE",
+        ),
     ] = DEFAULTS.limits_store,
     max_body: Annotated[int, _option("Limits", "--max-body", "Bytes of a request.")] = LIMITS.body_bytes,
     log_format: Annotated[str, _option("Logs", "--log-format", "text or json.")] = DEFAULTS.log_format,
-    log_level: Annotated[str, _option("Logs", "--log-level", "debug, info, warning, error.")] = DEFAULTS.log_level,
+    log_level: Annotated[
+        str, _option("Logs", "--log-level", "debug, info, warning, error.")
+    ] = DEFAULTS.log_level,
 ) -> None:
     """Serve a model to many clients at once, through OpenAI's interface."""
     if log_format not in ("text", "json"):
@@ -134,28 +173,61 @@ def serve(
     if chosen is None:
         raise RequestError(f"--engine must be one of {', '.join(KINDS)}, not {engine!r}")
     engines = replace(
-        ENGINES, names=tuple(name or ()), device=device, dtype=dtype, threads=threads, kv_memory=kv_memory, trust=trust,
-        max_running=max_running, text=replace(TEXT, reasoning=reasoning),
+        ENGINES,
+        names=tuple(name or ()),
+        device=device,
+        dtype=dtype,
+        threads=threads,
+        kv_memory=kv_memory,
+        trust=trust,
+        max_running=max_running,
+        text=replace(TEXT, reasoning=reasoning),
         upstream=replace(UPSTREAM, continues=upstream_continues, salts=upstream_salts),
-    )  # fmt: skip
+    )
     if fronts < 1:
         raise RequestError(f"--fronts must be at least 1, not {fronts}")
     if keep_alive < 0:
         raise RequestError(f"--keep-alive must be 0 or more seconds, not {keep_alive:g}")
     limits = replace(
-        LIMITS, requests=max_requests, tokens=max_tokens_under_way, body_bytes=max_body, keep_alive=keep_alive, fronts=fronts
+        LIMITS,
+        requests=max_requests,
+        tokens=max_tokens_under_way,
+        body_bytes=max_body,
+        keep_alive=keep_alive,
+        fronts=fronts,
     )
     low, high = parse_replicas(replicas)
     on_ray = replace(
-        RAY, address=ray_address, app=ray_app, min_replicas=low, max_replicas=high, cpus=cpus_per_replica,
-        gpus=gpus_per_replica, target=target_requests,
-    )  # fmt: skip
+        RAY,
+        address=ray_address,
+        app=ray_app,
+        min_replicas=low,
+        max_replicas=high,
+        cpus=cpus_per_replica,
+        gpus=gpus_per_replica,
+        target=target_requests,
+    )
     options = ServeOptions(
-        engine=chosen, host=host, port=port, keys=keys, no_auth=no_auth, drain=drain, tls_cert=tls_cert,
-        tls_key=tls_key, tls_client_ca=tls_client_ca, cors=tuple(cors or ()), hosts=tuple(allowed_host or ()), audit=audit,
-        audit_text=audit_text, log_format="json" if log_format == "json" else "text", log_level=log_level, limits=limits,
-        limits_store=limits_store, engines=engines, ray=on_ray if ray else None,
-    )  # fmt: skip
+        engine=chosen,
+        host=host,
+        port=port,
+        keys=keys,
+        no_auth=no_auth,
+        drain=drain,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        tls_client_ca=tls_client_ca,
+        cors=tuple(cors or ()),
+        hosts=tuple(allowed_host or ()),
+        audit=audit,
+        audit_text=audit_text,
+        log_format="json" if log_format == "json" else "text",
+        log_level=log_level,
+        limits=limits,
+        limits_store=limits_store,
+        engines=engines,
+        ray=on_ray if ray else None,
+    )
     run(tuple(model), options)
 
 

@@ -31,8 +31,12 @@ class Sample:
 
 
 def top(
-    url: Annotated[str, typer.Argument(help="The server, such as http://127.0.0.1:8000.")] = "http://127.0.0.1:8000",
-    key: Annotated[str | None, typer.Option(envvar="NEARFAR_ADMIN_KEY", help="An admin's key, if it has one.")] = None,
+    url: Annotated[
+        str, typer.Argument(help="The server, such as http://127.0.0.1:8000.")
+    ] = "http://127.0.0.1:8000",
+    key: Annotated[
+        str | None, typer.Option(envvar="NEARFAR_ADMIN_KEY", help="An admin's key, if it has one.")
+    ] = None,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one view and end.")] = False,
 ) -> None:
@@ -54,7 +58,9 @@ def look(client: httpx.Client) -> Sample:
         response = client.get("/metrics")
         response.raise_for_status()
     except httpx.HTTPStatusError as error:
-        raise NearfarError(f"{error.request.url} answers {error.response.status_code}: {error.response.text}") from error
+        raise NearfarError(
+            f"{error.request.url} answers {error.response.status_code}: {error.response.text}"
+        ) from error
     except httpx.HTTPError as error:
         raise NearfarError(f"{client.base_url} cannot be reached: {error}") from error
     return Sample(time.monotonic(), parse(response.text))
@@ -80,25 +86,38 @@ def view(url: str, before: Sample, now: Sample) -> Table:
     queries = now.get("prefix_cache_queries_total")
     hits = now.get("prefix_cache_hits_total") / queries if queries else 0.0
     table = Table(title=f"nearfar at {url}", show_header=False)
-    table.add_row("running / waiting", f"{now.get('num_requests_running'):.0f} / {now.get('num_requests_waiting'):.0f}")
+    table.add_row(
+        "running / waiting", f"{now.get('num_requests_running'):.0f} / {now.get('num_requests_waiting'):.0f}"
+    )
     table.add_row("KV cache", f"{now.get('kv_cache_usage_perc'):.1%}")
     table.add_row("prefix hits", f"{hits:.1%}")
-    table.add_row("preemptions / restarts",
-                  f"{now.get('num_preemptions_total'):.0f} / {now.get('engine_restarts_total'):.0f}")  # fmt: skip
+    table.add_row(
+        "preemptions / restarts",
+        f"{now.get('num_preemptions_total'):.0f} / {now.get('engine_restarts_total'):.0f}",
+    )
     table.add_row("prompt tokens/s", f"{rate('prompt_tokens_total'):.1f}")
     table.add_row("generated tokens/s", f"{rate('generation_tokens_total'):.1f}")
-    for title, name in (("TTFT", "time_to_first_token_seconds"), ("between tokens", "inter_token_latency_seconds"),
-                        ("end to end", "e2e_request_latency_seconds")):  # fmt: skip
+    for title, name in (
+        ("TTFT", "time_to_first_token_seconds"),
+        ("between tokens", "inter_token_latency_seconds"),
+        ("end to end", "e2e_request_latency_seconds"),
+    ):
         table.add_row(f"{title}, p50 / p95", f"{_quantile(now, name, 0.5)} / {_quantile(now, name, 0.95)}")
-    outcomes = {label: value for (name, label), value in now.values.items() if name == f"{PREFIX}requests_total"}
-    table.add_row("requests", ", ".join(f"{value:.0f} {label}" for label, value in sorted(outcomes.items())) or "none")
+    outcomes = {
+        label: value for (name, label), value in now.values.items() if name == f"{PREFIX}requests_total"
+    }
+    table.add_row(
+        "requests", ", ".join(f"{value:.0f} {label}" for label, value in sorted(outcomes.items())) or "none"
+    )
     return table
 
 
 def _quantile(sample: Sample, name: str, part: float) -> str:
     """A quantile of a histogram since the start: the upper bound of the bucket that it lies in."""
     buckets = sorted(
-        (float(label), value) for (of, label), value in sample.values.items() if of == f"{PREFIX}{name}_bucket"
+        (float(label), value)
+        for (of, label), value in sample.values.items()
+        if of == f"{PREFIX}{name}_bucket"
     )
     total = buckets[-1][1] if buckets else 0.0
     if not total:

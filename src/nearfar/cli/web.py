@@ -27,7 +27,8 @@ def web(
     cloud: Annotated[
         str | None,
         typer.Option(
-            help="An OpenAI-compatible server that answers what this device should not; it must allow the page's origin (CORS).",
+            help="An OpenAI-compatible server that answers what this device should not; it must allow the "
+            "page's origin (CORS).",
             show_default=False,
         ),
     ] = None,

@@ -50,8 +50,12 @@ async def test_easy_stays_and_hard_goes(rig: Rig) -> None:
 async def test_both_sides_give_one_text_and_chunks_tell_their_origin_first_and_last(rig: Rig) -> None:
     client, expected = rig.client(), await rig.expected()
     for mode in ("prefer_device", "prefer_cloud"):
-        chunks = [chunk async for chunk in await client.chat.completions.create(
-            HELLO, stream=True, stream_options={"include_usage": True}, x_nearfar={"mode": mode}, **ASK)]  # fmt: skip
+        chunks = [
+            chunk
+            async for chunk in await client.chat.completions.create(
+                HELLO, stream=True, stream_options={"include_usage": True}, x_nearfar={"mode": mode}, **ASK
+            )
+        ]
         told = [index for index, chunk in enumerate(chunks) if chunk.x_nearfar is not None]
         assert told == [0, len(chunks) - 2, len(chunks) - 1]
         assert "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices) == expected
@@ -84,17 +88,28 @@ async def test_tools_and_formats_go_to_who_can(rig: Rig) -> None:
         HELLO, max_tokens=40, temperature=0, response_format={"type": "regex", "regex": "[a-z]{4}"}
     )
     assert (answer.x_nearfar.route, len(answer.choices[0].message.content or "")) == ("cloud", 4)
-    tool = {"type": "function", "function": {"name": "go", "parameters": {"type": "object", "properties": {}}}}
-    called = await client.chat.completions.create(HELLO, tools=[tool], tool_choice="required", max_tokens=300, temperature=0)
+    tool = {
+        "type": "function",
+        "function": {"name": "go", "parameters": {"type": "object", "properties": {}}},
+    }
+    called = await client.chat.completions.create(
+        HELLO, tools=[tool], tool_choice="required", max_tokens=300, temperature=0
+    )
     assert called.choices[0].message.tool_calls is not None
     assert called.choices[0].message.tool_calls[0].function.name == "go"
-    assert called.choices[0].finish_reason in ("tool_calls", "length"), "a random model may add blanks for long"
+    assert called.choices[0].finish_reason in ("tool_calls", "length"), (
+        "a random model may add blanks for long"
+    )
 
 
 async def test_shadow_answers_here_and_tells_what_it_would_have_done(rig: Rig, tmp_path: Path) -> None:
     client = rig.client(replace(QUICK, shadow="device"), records=tmp_path / "log.jsonl")
     answer = await client.chat.completions.create([{"role": "user", "content": "prove it"}], **ASK)
-    assert (answer.x_nearfar.route, answer.x_nearfar.would_route, rig.proxy.connections) == ("device", "cloud", 0)
+    assert (answer.x_nearfar.route, answer.x_nearfar.would_route, rig.proxy.connections) == (
+        "device",
+        "cloud",
+        0,
+    )
     record = json.loads((tmp_path / "log.jsonl").read_text())
     assert record["would"]["reasons"][0]["code"] == "hard"
     assert (record["outcome"]["route"], record["outcome"]["finish"]) == ("device", "length")
@@ -114,18 +129,31 @@ async def test_records_have_text_only_where_it_is_allowed(rig: Rig, tmp_path: Pa
 async def test_records_are_summed_up(rig: Rig, tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     client = rig.client(records=path)
-    for words, more in (("fox", {}), ("cat", {"x_nearfar": {"private": True}}), ("fox", {"x_nearfar": {"mode": "cloud_only"}})):
+    for words, more in (
+        ("fox", {}),
+        ("cat", {"x_nearfar": {"private": True}}),
+        ("fox", {"x_nearfar": {"mode": "cloud_only"}}),
+    ):
         await client.chat.completions.create([{"role": "user", "content": words}], **more, **ASK)
     rig.proxy.down = True
     await client.chat.completions.create(HELLO, x_nearfar={"mode": "prefer_cloud"}, **ASK)
     with pytest.raises(RequestError, match="neither the device nor the cloud"):
-        await client.chat.completions.create([{"role": "user", "content": "fox " * 900}], x_nearfar={"private": True}, **ASK)
+        await client.chat.completions.create(
+            [{"role": "user", "content": "fox " * 900}], x_nearfar={"private": True}, **ASK
+        )
     done = CliRunner().invoke(typer_app, ["route", "log", str(path), "--json"])
     assert done.exception is None, done.exception
     found = json.loads(done.stdout)
-    assert {name: found[name] for name in ("requests", "device", "cloud", "degraded", "private", "failed")} == {
-        "requests": 5, "device": 3, "cloud": 1, "degraded": 1, "private": 2, "failed": 1,
-    }  # fmt: skip
+    assert {
+        name: found[name] for name in ("requests", "device", "cloud", "degraded", "private", "failed")
+    } == {
+        "requests": 5,
+        "device": 3,
+        "cloud": 1,
+        "degraded": 1,
+        "private": 2,
+        "failed": 1,
+    }
     assert found["reasons"]["easy"] == 1
     assert found["spent"] > 0
     assert found["median_ttft_cloud"] > 0
@@ -133,7 +161,9 @@ async def test_records_are_summed_up(rig: Rig, tmp_path: Path) -> None:
     assert isinstance(CliRunner().invoke(typer_app, ["route", "log", str(path)]).exception, RequestError)
 
 
-async def test_budgets_hold_also_for_requests_at_once_and_from_start_to_start(rig: Rig, tmp_path: Path) -> None:
+async def test_budgets_hold_also_for_requests_at_once_and_from_start_to_start(
+    rig: Rig, tmp_path: Path
+) -> None:
     policy = replace(QUICK, mode="prefer_cloud", budget_day=200)  # an answer costs some 70 tokens
     client = rig.client(policy, state=tmp_path / "state.json")
     answers = await asyncio.gather(*(client.chat.completions.create(HELLO, **ASK) for _ in range(4)))
@@ -159,7 +189,9 @@ async def test_a_conversation_has_its_budget_and_money_is_a_unit(rig: Rig) -> No
     assert first.x_nearfar.spent == pytest.approx(cost)
     second = await client.chat.completions.create(HELLO, **mine, **ASK)
     assert (second.x_nearfar.route, "budget_conversation" in codes(second.x_nearfar)) == ("device", True)
-    other = await client.chat.completions.create(HELLO, extra_body={"x_nearfar": {"conversation": "b"}}, **ASK)
+    other = await client.chat.completions.create(
+        HELLO, extra_body={"x_nearfar": {"conversation": "b"}}, **ASK
+    )
     assert other.x_nearfar.route == "cloud"
 
 
@@ -176,7 +208,9 @@ async def test_leaving_a_stream_stops_it_and_gives_its_place_back(rig: Rig, tmp_
     await unread.close()
     answer = await client.chat.completions.create(HELLO, **ASK)
     assert answer.x_nearfar.route == "cloud"
-    here = await client.chat.completions.create(HELLO, stream=True, x_nearfar={"mode": "device_only"}, **{**ASK, "max_tokens": 900})
+    here = await client.chat.completions.create(
+        HELLO, stream=True, x_nearfar={"mode": "device_only"}, **{**ASK, "max_tokens": 900}
+    )
     await here.close()
     assert not rig.device.core.scheduler.running
 
@@ -193,7 +227,10 @@ async def test_the_threshold_follows_its_share_and_is_kept(rig: Rig, tmp_path: P
     policy = replace(QUICK, target_share=0.0)
     client = rig.client(policy, state=tmp_path / "s.json")
     hard = [{"role": "user", "content": "prove it"}]
-    routes = [(await client.chat.completions.create(hard, **{**ASK, "max_tokens": 1})).x_nearfar.route for _ in range(9)]
+    routes = [
+        (await client.chat.completions.create(hard, **{**ASK, "max_tokens": 1})).x_nearfar.route
+        for _ in range(9)
+    ]
     assert routes[0] == "cloud"
     assert routes[-1] == "device", "a share of nothing closes the cloud in the end"
     await client.close()
@@ -211,16 +248,23 @@ async def test_a_conversation_stays_where_its_cache_is_warm(rig: Rig) -> None:
     turns = [{"role": "user", "content": "prove it"}]
     first = await client.chat.completions.create(turns, **mine, **ASK)
     assert first.x_nearfar.route == "cloud"
-    turns += [{"role": "assistant", "content": first.choices[0].message.content}, {"role": "user", "content": "and then " * 10}]
+    turns += [
+        {"role": "assistant", "content": first.choices[0].message.content},
+        {"role": "user", "content": "and then " * 10},
+    ]
     second = await client.chat.completions.create(turns, **mine, **ASK)
     assert (second.x_nearfar.route, codes(second.x_nearfar)) == ("cloud", ["sticky"])
     stranger = await client.chat.completions.create(turns, **ASK)
     assert stranger.x_nearfar.route == "device"
     third = await client.chat.completions.create(turns, **mine, **ASK)
-    assert (third.x_nearfar.route, codes(third.x_nearfar)) == ("device", ["easy"]), "the device's cache is warm by now"
+    assert (third.x_nearfar.route, codes(third.x_nearfar)) == ("device", ["easy"]), (
+        "the device's cache is warm by now"
+    )
 
 
-async def test_slow_devices_and_empty_batteries_send_work_away(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_devices_and_empty_batteries_send_work_away(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = rig.client(replace(QUICK, completion=1.0))
     assert client.router.device is not None
     client.router.device.speeds = Speeds(prefill_tps=10.0, decode_tps=10.0)
@@ -238,12 +282,16 @@ def test_the_decision_needs_no_library_and_the_client_names_what_is_missing() ->
     script = (
         "import sys; sys.modules['httpx'] = None; import nearfar.routing as r\n"
         "assert r.decide and r.Policy() and not {'numpy', 'tokenizers', 'jinja2'} & set(sys.modules)\n"
-        "import nearfar.routing.difficulty, nearfar.routing.ledger, nearfar.routing.confidence, nearfar.routing.retry\n"
+        "import nearfar.routing.difficulty, nearfar.routing.ledger, nearfar.routing.confidence, "
+        "nearfar.routing.retry\n"
         "assert not {'numpy', 'tokenizers', 'jinja2'} & set(sys.modules)\n"
         "try: r.HybridClient\nexcept ImportError as e: print(e)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("the hybrid client needs httpx: pip install 'nearfar[routing]'\n", "")
+    assert (done.stdout, done.stderr) == (
+        "the hybrid client needs httpx: pip install 'nearfar[routing]'\n",
+        "",
+    )
 
 
 @pytest.mark.parametrize(("asked", "match"), [
@@ -268,12 +316,21 @@ async def test_a_server_on_this_machine_is_a_device(rig: Rig, server: RunningSer
 
 
 def test_synchronous_beside_an_engine(server: RunningServer) -> None:
-    with Engine(edge()) as engine, HybridClient(device=engine, cloud=server.address, difficulty=HARD) as client:
+    with (
+        Engine(edge()) as engine,
+        HybridClient(device=engine, cloud=server.address, difficulty=HARD) as client,
+    ):
         whole = client.chat.completions.create(HELLO, **ASK)
         assert whole.x_nearfar.route == "device"
-        parts = [chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(HELLO, stream=True, **ASK)]
+        parts = [
+            chunk.choices[0].delta.content or ""
+            for chunk in client.chat.completions.create(HELLO, stream=True, **ASK)
+        ]
         assert "".join(parts) == whole.choices[0].message.content
         there = client.chat.completions.create(HELLO, x_nearfar={"mode": "cloud_only"}, **ASK)
-        assert (there.x_nearfar.route, there.choices[0].message.content) == ("cloud", whole.choices[0].message.content)
+        assert (there.x_nearfar.route, there.choices[0].message.content) == (
+            "cloud",
+            whole.choices[0].message.content,
+        )
         with client.chat.completions.create(HELLO, stream=True, **ASK) as stream:
             next(iter(stream))

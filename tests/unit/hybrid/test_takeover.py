@@ -59,9 +59,13 @@ async def test_the_cloud_is_down_and_the_device_answers_degraded(rig: Rig) -> No
     ("200 OK", 'data: {"error": {"message": "overloaded"}}\n\n', 0, "error"),
     ("200 OK", "", 0.8, "timeout"),
 ])  # fmt: skip
-async def test_whatever_a_cloud_answers_the_device_answers_better(rig: Rig, status: str, body: str, wait: float, code: str) -> None:
+async def test_whatever_a_cloud_answers_the_device_answers_better(
+    rig: Rig, status: str, body: str, wait: float, code: str
+) -> None:
     with Odd(status, body, wait) as odd:
-        policy = replace(QUICK, mode="prefer_cloud", timeouts=Timeouts(connect=2, first_token=0.3 if wait else 20))
+        policy = replace(
+            QUICK, mode="prefer_cloud", timeouts=Timeouts(connect=2, first_token=0.3 if wait else 20)
+        )
         client = rig.client(policy, cloud=Endpoint(odd.address, model="m", key="secret"))
         text, told = await streamed(client)
         assert (text, told[-1].route, told[-1].degraded) == (await rig.expected(), "device", True)
@@ -126,7 +130,9 @@ async def test_busy_with_retry_after(rig: Rig, tmp_path: Path) -> None:
         text, told = await streamed(client)
         assert (text, told[-1].degraded, told[-1].reasons[-1].value) == (await rig.expected(), True, "429")
         _, told = await streamed(client)
-        assert codes(told[-1]) == ["preferred", "retry_after"], "the cloud is left alone for as long as it asked"
+        assert codes(told[-1]) == ["preferred", "retry_after"], (
+            "the cloud is left alone for as long as it asked"
+        )
         alone = rig.client(replace(QUICK, mode="cloud_only", retry=RetryOptions(max_wait=0.1)), cloud=cloud)
         with pytest.raises(OverloadError, match="429"):
             await alone.chat.completions.create(HELLO, **ASK)
@@ -220,7 +226,9 @@ async def test_escalation_continues_or_restarts_and_shows_nothing_twice(rig: Rig
     late = replace(QUICK, escalation="restart", hold_tokens=3, monitor=LOW)
     text, told = await streamed(rig.client(late))
     assert (text, told[-1].path) == (expected, ["device", "cloud"]), "what is shown stays"
-    whole = await rig.client(replace(QUICK, escalation="restart", monitor=LOW)).chat.completions.create(HELLO, **ASK)
+    whole = await rig.client(replace(QUICK, escalation="restart", monitor=LOW)).chat.completions.create(
+        HELLO, **ASK
+    )
     assert (whole.choices[0].message.content, whole.x_nearfar.path) == (expected, ["cloud"])
     assert whole.choices[0].logprobs is None, "nobody asked for them"
     content = replace(QUICK, escalation="restart", monitor=replace(LOW, logprob=-100.0, entropy=100.0))
@@ -272,27 +280,38 @@ async def test_a_cancelled_task_stops_both_sides(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_whatever_fails_when_the_text_is_whole_or_an_error_tells_and_nothing_comes_twice(rig: Rig, seed: int) -> None:
+async def test_whatever_fails_when_the_text_is_whole_or_an_error_tells_and_nothing_comes_twice(
+    rig: Rig, seed: int
+) -> None:
     rng = random.Random(seed)
     expected = await rig.expected()
     policy = replace(
-        QUICK, mode=rng.choice(MODES), after_cut=rng.choice(["device", "cloud"]), hold_tokens=rng.choice([0, 10]),
-        breaker=BreakerOptions(rng.choice([1, 3]), 0.05, 0.05), device_breaker=BreakerOptions(1, 0.05, 0.05),
+        QUICK,
+        mode=rng.choice(MODES),
+        after_cut=rng.choice(["device", "cloud"]),
+        hold_tokens=rng.choice([0, 10]),
+        breaker=BreakerOptions(rng.choice([1, 3]), 0.05, 0.05),
+        device_breaker=BreakerOptions(1, 0.05, 0.05),
         retry=RetryOptions(base=0.01, before_fallback=rng.choice([0, 1])),
-    )  # fmt: skip
+    )
     watched: dict[str, Any] = {"escalation": rng.choice(["continue", "restart"]), "monitor": LOW}
     client = rig.client(replace(policy, **rng.choice([{}, {"hedge_seconds": 0.0}, watched])))
     executor: Any = rig.device.core.executor
     run = executor.run
     for _ in range(4):
-        rig.proxy.down, rig.proxy.cut_after = rng.random() < 0.2, rng.choice([None, 900, rng.randrange(900, 9000)])
+        rig.proxy.down, rig.proxy.cut_after = (
+            rng.random() < 0.2,
+            rng.choice([None, 900, rng.randrange(900, 9000)]),
+        )
         before, private = rig.proxy.connections, rng.random() < 0.2
         if rng.random() < 0.6:
             lose_after(rig.device, rng.randrange(12))
         text = ""
         try:
             hints = {"private": private}
-            async for chunk in await client.chat.completions.create(HELLO, stream=True, x_nearfar=hints, **ASK):
+            async for chunk in await client.chat.completions.create(
+                HELLO, stream=True, x_nearfar=hints, **ASK
+            ):
                 text += "".join(choice.delta.content or "" for choice in chunk.choices)
             assert text == expected
         except (EngineError, OverloadError):
@@ -303,7 +322,9 @@ async def test_whatever_fails_when_the_text_is_whole_or_an_error_tells_and_nothi
     await asyncio.sleep(0.06)
     rig.proxy.down, rig.proxy.cut_after = False, None
     for _ in range(2):
-        assert (await client.chat.completions.create(HELLO, **ASK)).choices[0].message.content == expected, "all is well again"
+        assert (await client.chat.completions.create(HELLO, **ASK)).choices[0].message.content == expected, (
+            "all is well again"
+        )
 
 
 async def test_what_the_device_refuses_goes_to_the_cloud(rig: Rig) -> None:

@@ -19,7 +19,9 @@ def dump(vector: dict[str, Any]) -> str:
     lines = [f'  "{key}": {json.dumps(value, ensure_ascii=False)},' for key, value in head.items()]
     steps = []
     for step in vector["steps"]:
-        parts = ",\n     ".join(f'"{key}": {json.dumps(step[key])}' for key in ("op", "args", "result", "state"))
+        parts = ",\n     ".join(
+            f'"{key}": {json.dumps(step[key])}' for key in ("op", "args", "result", "state")
+        )
         steps.append(f"    {{{parts}}}")
     return "\n".join(["{", *lines, '  "steps": [', ",\n".join(steps), "  ]", "}", ""])
 

@@ -52,7 +52,10 @@ def record_handover(name: str, scripts: list[dict[str, Any]]) -> None:
     for script in scripts:
         actions, outcome = replay(script)
         steps = [f"  {line([event, done])}" for event, done in zip(script["events"], actions, strict=True)]
-        head = f'{{"name": {line(script["name"])}, "begin": {line(script["begin"])}, "rules": {line(script["rules"])}, "steps": ['
+        head = (
+            f'{{"name": {line(script["name"])}, "begin": {line(script["begin"])}, "rules": '
+            f'{line(script["rules"])}, "steps": ['
+        )
         items.append(head + "\n" + ",\n".join(steps) + f'\n], "outcome": {line(outcome)}}}')
     (VECTORS / "handover").mkdir(exist_ok=True)
     write(f"handover/{name}", items)

@@ -1,8 +1,10 @@
-"""Records difficulty.json: prompts, and what the Python implementation makes of them. TypeScript must say the same to 1e-6.
+"""Records difficulty.json: prompts, and what the Python implementation makes of them. TypeScript must say the
+same to 1e-6.
 
     PYTHONPATH=src:. python tests/vectors/routing/record_difficulty.py
 
-A case's prompt is `prompt` repeated `times` times. Run it after the model was trained again, and read what changed.
+A case's prompt is `prompt` repeated `times` times. Run it after the model was trained again, and read what
+changed.
 """
 
 from __future__ import annotations
@@ -17,10 +19,15 @@ FILE = Path(__file__).with_name("difficulty.json")
 
 CAPITAL = "Which of the following is the capital of France?"
 STATEMENTS = "Statement 1 | Every group of prime order is cyclic. Statement 2 | Z_6 is a field."
-PROBLEM = "Ann buys three boxes of 12 eggs for $4 each, breaks 5 and sells the rest at $0.50 apiece. How much does she earn?"
+PROBLEM = (
+    "Ann buys three boxes of 12 eggs for $4 each, breaks 5 and sells the rest at $0.50 apiece. How much "
+    "does she earn?"
+)
 TRIAL = (
-    "A man was charged with murder. At trial the defendant's lawyer said: \"He was at home.\" The court did NOT believe him, "
-    "because three witnesses had seen him near the house. If the jury finds him guilty, which argument is best on appeal?"
+    'A man was charged with murder. At trial the defendant\'s lawyer said: "He was at home." The court '
+    "did NOT believe him, "
+    "because three witnesses had seen him near the house. If the jury finds him guilty, which argument "
+    "is best on appeal?"
 )
 
 PROMPTS: list[tuple[str, str, int]] = [
@@ -34,20 +41,37 @@ PROMPTS: list[tuple[str, str, int]] = [
     ("thanks", "Thanks, that's all.", 1),
     ("a fact", "What is the capital of France?", 1),
     ("a task", "Write a poem about the sea.", 1),
-    ("a task with detail", "Write a short story, in the first person, about a keeper of a lighthouse who finds a letter.", 1),
+    (
+        "a task with detail",
+        "Write a short story, in the first person, about a keeper of a lighthouse who finds a letter.",
+        1,
+    ),
     ("arithmetic", "What is 17 * 23 + 4?", 1),
     ("algebra", "Solve x^2 - 5x + 6 = 0 for x, then compute the sum of the squares of the roots.", 1),
     ("word problem", PROBLEM, 1),
     ("number words", "If twenty people share two dozen apples, how many does each get, and what is left?", 1),
     ("decimals and thousands", "Add 1,234.56 and 7.890 and round to 0.1.", 1),
     ("proof", "Prove that sqrt(2) is irrational; assume the contrary.", 1),
-    ("logic", "If every premise is true and the argument is valid, is the conclusion true? Symbolize: (P -> Q) | ~R.", 1),
-    ("code in Python", "Why does this fail?\n\ndef f(xs):\n    return [x for x in xs if x % 2 == 0][0]\n\nprint(f([]))", 1),
+    (
+        "logic",
+        "If every premise is true and the argument is valid, is the conclusion true? Symbolize: (P -> "
+        "Q) | ~R.",
+        1,
+    ),
+    (
+        "code in Python",
+        "Why does this fail?\n\ndef f(xs):\n    return [x for x in xs if x % 2 == 0][0]\n\nprint(f([]))",
+        1,
+    ),
     ("code in C", "int main(void) { int *p = 0; return *p; } // what happens, and why?", 1),
     ("JSON", '{"name": "x", "list": [1, 2, 3], "nested": {"a_b": null}}', 1),
     ("LaTeX", "Evaluate $\\int_0^\\infty e^{-x^2} dx$ and show each step.", 1),
     ("a URL", "Summarize https://example.org/a/b?c=d&e=f#g for me", 1),
-    ("a long instruction", "Read the text, list each claim, check it, and say which are wrong, and why. ", 25),
+    (
+        "a long instruction",
+        "Read the text, list each claim, check it, and say which are wrong, and why. ",
+        25,
+    ),
     ("shouting", "PLEASE DO NOT ANSWER THIS, EXCEPT WITH YES OR NO", 1),
     ("typographic quotes", "“What’s the difference,” she asked — “between ‘affect’ and ‘effect’…?”", 1),
     ("guillemets", "Que veut dire « l’esprit de l’escalier » ?", 1),
@@ -76,11 +100,28 @@ PROMPTS: list[tuple[str, str, int]] = [
     ("one option is none", f"{CAPITAL}\nA. Paris", 1),
     ("options in parentheses", "Pick one.\n(A) all of the above\n(B) none of the above\n(C) both of them", 1),
     ("options with bracket", "2 + 2 = ?\n  A) 3\n  B) 4\n  C) 5", 1),
-    ("twelve options", "Choose." + "".join(f"\n{letter}. {at} x" for at, letter in enumerate("ABCDEFGHIJKL")), 1),
+    (
+        "twelve options",
+        "Choose." + "".join(f"\n{letter}. {at} x" for at, letter in enumerate("ABCDEFGHIJKL")),
+        1,
+    ),
     ("empty options", "Choose.\nA. \nB. \nC. ", 1),
-    ("numeric options", "A ball falls for 3 s. How far?\nA. 44.1 m\nB. 29.4 m\nC. 14.7 m\nD. 4.9 m\nAnswer:", 1),
-    ("statements", f"{STATEMENTS}\nA. True, True\nB. False, False\nC. True, False\nD. False, True\nAnswer:", 1),
-    ("a trial", f"{TRIAL}\nA. The verdict is contrary to law.\nB. The evidence was hearsay.\nC. None.\nD. The statute is void.", 1),
+    (
+        "numeric options",
+        "A ball falls for 3 s. How far?\nA. 44.1 m\nB. 29.4 m\nC. 14.7 m\nD. 4.9 m\nAnswer:",
+        1,
+    ),
+    (
+        "statements",
+        f"{STATEMENTS}\nA. True, True\nB. False, False\nC. True, False\nD. False, True\nAnswer:",
+        1,
+    ),
+    (
+        "a trial",
+        f"{TRIAL}\nA. The verdict is contrary to law.\nB. The evidence was hearsay.\nC. None.\nD. The "
+        "statute is void.",
+        1,
+    ),
     ("options in Chinese", "哪个城市是法国的首都？\nA. 巴黎\nB. 里昂\nC. 里尔\nD. 尼斯\nAnswer:", 1),
     ("blank to fill", "Water boils at ____ degrees Celsius.\nA. 90\nB. 100\nC. 110\nD. 120\nAnswer: ", 1),
     ("exactly at the limit", "ab cd. ef", 910),
@@ -90,16 +131,23 @@ PROMPTS: list[tuple[str, str, int]] = [
     ("mixed text beyond the limit", "é🚀x, \ud83d y. ", 1500),
     ("a megabyte", "How many words are there? ", 40000),
     ("a megabyte without a space", "x", 1_000_000),
-]  # fmt: skip
+]
 
 MESSAGES: list[list[dict[str, Any]]] = [
     [],
     [{"role": "system", "content": "Be brief."}],
     [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}],
-    [{"role": "user", "content": "What is a monad?"}, {"role": "assistant", "content": "…"}, {"role": "user", "content": "Why?"}],
+    [
+        {"role": "user", "content": "What is a monad?"},
+        {"role": "assistant", "content": "…"},
+        {"role": "user", "content": "Why?"},
+    ],
     [
         {"role": "user", "content": "Hello"},
-        {"role": "user", "content": "Explain, step by step, how a compiler turns a loop into machine code, and why."},
+        {
+            "role": "user",
+            "content": "Explain, step by step, how a compiler turns a loop into machine code, and why.",
+        },
     ],
     [
         {
@@ -114,13 +162,14 @@ MESSAGES: list[list[dict[str, Any]]] = [
     [{"role": "user", "content": None}, {"role": "assistant"}],
     [{"role": "user", "content": "first"}, {"role": "user", "content": "🚀" * 79}],
     [{"role": "user", "content": "first"}, {"role": "user", "content": "🚀" * 80}],
-]  # fmt: skip
+]
 
 
 def main() -> None:
     """Write the file."""
     prompts = [
-        {"name": name, "prompt": prompt, "times": times, "score": score(prompt * times)} for name, prompt, times in PROMPTS
+        {"name": name, "prompt": prompt, "times": times, "score": score(prompt * times)}
+        for name, prompt, times in PROMPTS
     ]
     messages = [{"messages": some, "prompt": messages_to_prompt(some)} for some in MESSAGES]
     first, second = (",\n".join(f"  {json.dumps(case)}" for case in cases) for cases in (prompts, messages))
