@@ -55,7 +55,7 @@ HOSTILE: tuple[Any, ...] = (
     "[1]",
     "[" * 5000,
     '[{"role": 1, "content": []}]',
-    "layers.0.k.codes",
+    "kv.0.k.codes",
 )
 
 
@@ -127,7 +127,7 @@ def test_altered_headers(data: st.DataObject) -> None:
         if kind == "remove":
             del place[last]
         elif kind == "rename" and isinstance(place, dict):
-            place[data.draw(st.sampled_from(["layers.9.k", "layers.", "tokens", "", "layers.0.k.codes"]))] = (
+            place[data.draw(st.sampled_from(["kv.9.k", "kv.", "tokens", "", "kv.0.k.codes"]))] = (
                 place.pop(last)
             )
         else:
@@ -143,7 +143,7 @@ def test_altered_headers(data: st.DataObject) -> None:
 )
 def test_keys_and_values_that_are_not_numbers(at: int, word: bytes) -> None:
     header, body, _ = written()
-    start = header["layers.0.k"]["data_offsets"][0]
+    start = header["kv.0.k"]["data_offsets"][0]
     at = start + at % ((len(body) - start) // 4) * 4
     assert asyncio.run(load(signed(copy.deepcopy(header), body[:at] + word + body[at + 4 :]))) is None
 

@@ -16,7 +16,10 @@ interface Kept extends Omit<CloudSettings, "key"> {
 }
 
 const STORAGE = "nearfar.cloud";
-/** The key stays with this tab: an address such as localhost:8080 soon belongs to another server, whose pages read what is kept. */
+/**
+ * The key stays with this tab: an address such as localhost:8080 soon belongs to another server, whose pages
+ * read what is kept.
+ */
 const KEY_STORAGE = "nearfar.cloud-key";
 const mode = element("mode", HTMLSelectElement);
 const address = element("cloud-address", HTMLInputElement);
@@ -79,7 +82,9 @@ async function readPreset(): Promise<string | null> {
 function read(): Kept {
   const fresh: Kept = { mode: "auto", address: preset ?? "", preset };
   try {
-    const { key, ...old } = JSON.parse(localStorage.getItem(STORAGE) ?? "{}") as Partial<Kept> & { key?: unknown };
+    const { key, ...old } = JSON.parse(localStorage.getItem(STORAGE) ?? "{}") as Partial<Kept> & {
+      key?: unknown;
+    };
     // Earlier versions of this page left the key here.
     if (key !== undefined) localStorage.setItem(STORAGE, JSON.stringify(old));
     const kept = { ...fresh, ...old };

@@ -41,7 +41,8 @@ function numberOf(params: URLSearchParams, name: string): number | undefined {
   if (text === null) return undefined;
   const value = Number(text);
   // Ranges are the engine's business; it says which are allowed.
-  if (text.trim() === "" || Number.isNaN(value)) throw new Error(`${name}=${text} in the address is no number`);
+  if (text.trim() === "" || Number.isNaN(value))
+    throw new Error(`${name}=${text} in the address is no number`);
   return value;
 }
 

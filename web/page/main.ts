@@ -69,13 +69,16 @@ function ready(link: Link, greeting: string): void {
   isReady = true;
   loading.hidden = true;
   const next =
-    link.prompt === null ? "Write a message to begin." : "The link has filled in a message: Send asks for an answer.";
+    link.prompt === null
+      ? "Write a message to begin."
+      : "The link has filled in a message: Send asks for an answer.";
   welcome.textContent = `${greeting} ${next}`;
   welcome.hidden = false;
   send.disabled = false;
   newChat.disabled = false;
   setState("idle", "The model is ready");
-  // A link writes, a person sends: any site can open this page with a link, and an answer may cost the person's key.
+  // A link writes, a person sends: any site can open this page with a link, and an answer may cost the
+  // person's key.
   if (link.prompt !== null) prompt.value = link.prompt;
   prompt.focus();
 }
@@ -116,7 +119,9 @@ async function answer(text: string): Promise<void> {
 
 function noteOf(outcome: Outcome): string | null {
   if (outcome.reason === "aborted") return "Stopped";
-  return outcome.reason === "length" ? `Ended after ${formatCount(outcome.tokens)} tokens, the most allowed` : null;
+  return outcome.reason === "length"
+    ? `Ended after ${formatCount(outcome.tokens)} tokens, the most allowed`
+    : null;
 }
 
 function showStats({ tokens, ttft, rate }: Outcome): void {

@@ -1,6 +1,9 @@
 import type { ChatMessage } from "../src/both/openai.js";
 
-/** The loaded model and its cloud as the page needs them: one answer at a time, as text that arrives in pieces. */
+/**
+ * The loaded model and its cloud as the page needs them: one answer at a time, as text that arrives in
+ * pieces.
+ */
 
 import { fetchText } from "../src/both/http.js";
 import { type Manifest, openManifest } from "../src/both/manifest.js";
@@ -28,7 +31,10 @@ export interface Listener {
 }
 
 const STORAGE = "nearfar.routing";
-/** A slow processor that stands in for a GPU compiles kernels for minutes; that is no reason to give it up. Seconds. */
+/**
+ * A slow processor that stands in for a GPU compiles kernels for minutes; that is no reason to give it up.
+ * Seconds.
+ */
 const PATIENCE = { first_token: 600, between: 60 };
 const POLICY = { timeouts: { device_first_token: PATIENCE.first_token, device_between: PATIENCE.between } };
 
@@ -48,7 +54,8 @@ export class Model {
 
   constructor(private readonly artifact: URL) {
     this.#publish();
-    // Only where the page's address asks for it (?difficulty=english): it knows English only, and only a prompt's looks.
+    // Only where the page's address asks for it (?difficulty=english): it knows English only, and only a
+    // prompt's looks.
     if (new URLSearchParams(location.search).get("difficulty") !== "english") return;
     loadDifficulty(new URL("difficulty.json", location.href)).then(
       (difficulty) => this.client.setDifficulty(difficulty),
@@ -81,7 +88,12 @@ export class Model {
   }
 
   /** Answers; an abort is an outcome. Plain prompts are the device's alone. */
-  async answer(question: Question, sampling: Sampling, listener: Listener, signal: AbortSignal): Promise<Outcome> {
+  async answer(
+    question: Question,
+    sampling: Sampling,
+    listener: Listener,
+    signal: AbortSignal,
+  ): Promise<Outcome> {
     const { temperature, topP, maxTokens, seed } = sampling;
     const options = {
       ...(temperature !== undefined && { temperature }),
@@ -128,7 +140,10 @@ export class Model {
       info: null,
     };
     const request = { ...options, messages, stream: true, stream_options: { include_usage: true } } as const;
-    for await (const chunk of await this.client.chat.completions.create({ ...request, x_nearfar: { conversation } })) {
+    for await (const chunk of await this.client.chat.completions.create({
+      ...request,
+      x_nearfar: { conversation },
+    })) {
       const text = chunk.choices[0]?.delta.content ?? "";
       if (text !== "") times.push(performance.now());
       append(text);
@@ -156,7 +171,10 @@ export class Model {
     };
   }
 
-  /** After the device was lost: begins anew, from the weights that the browser keeps. Where that fails, the cloud stays. */
+  /**
+   * After the device was lost: begins anew, from the weights that the browser keeps. Where that fails, the
+   * cloud stays.
+   */
   async #reload(): Promise<void> {
     const lost = this.#engine;
     if (!lost) return;

@@ -1,4 +1,6 @@
-/** Makes the page work without its server: registers the service worker and keeps the artifact's small files. */
+/**
+ * Makes the page work without its server: registers the service worker and keeps the artifact's small files.
+ */
 
 import type { Manifest } from "../src/both/manifest.js";
 

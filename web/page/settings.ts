@@ -38,7 +38,8 @@ export function readSettings(): Settings {
 
 function numberIn<K extends keyof Sampling>(key: K, id: string): Sampling {
   const field = input(id);
-  if (field.validity.badInput) throw new Error(`the setting “${field.labels?.[0]?.textContent ?? id}” is no number`);
+  if (field.validity.badInput)
+    throw new Error(`the setting “${field.labels?.[0]?.textContent ?? id}” is no number`);
   // An empty field leaves the value to the engine.
   return field.value === "" ? {} : { [key]: field.valueAsNumber };
 }

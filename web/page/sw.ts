@@ -1,7 +1,8 @@
 /**
- * The service worker: the page, its scripts and the artifact's small files come from here when the server does not answer.
- * Online everything still comes from the server, so that a new build shows up at once. Weights are kept elsewhere (OPFS).
- * An address such as localhost:8080 may belong to another server tomorrow: then this one takes its leave.
+ * The service worker: the page, its scripts and the artifact's small files come from here when the server
+ * does not answer. Online everything still comes from the server, so that a new build shows up at once.
+ * Weights are kept elsewhere (OPFS). An address such as localhost:8080 may belong to another server tomorrow:
+ * then this one takes its leave.
  */
 
 /** The page's files and a hash of them, put in by scripts/page.mjs. */
@@ -47,7 +48,8 @@ async function install(): Promise<void> {
 }
 
 async function activate(): Promise<void> {
-  for (const name of await caches.keys()) if (name.startsWith(PREFIX) && name !== CACHE) await caches.delete(name);
+  for (const name of await caches.keys())
+    if (name.startsWith(PREFIX) && name !== CACHE) await caches.delete(name);
   await worker.clients.claim();
 }
 

@@ -1,5 +1,8 @@
 // @ts-check
-/** Bundles the package into dist/: index.js for the page, worker.js for the worker, routing/index.js, chunks that they import. */
+/**
+ * Bundles the package into dist/: index.js for the page, worker.js for the worker, routing/index.js, chunks
+ * that they import.
+ */
 import { rm, writeFile } from "node:fs/promises";
 import { fileURLToPath } from "node:url";
 import { build } from "esbuild";

@@ -4,4 +4,7 @@ import { cp, mkdir } from "node:fs/promises";
 
 const routing = new URL("../dist/routing/", import.meta.url);
 await mkdir(routing, { recursive: true });
-await cp(new URL("../../routing/difficulty/model.json", import.meta.url), new URL("difficulty.json", routing));
+await cp(
+  new URL("../../routing/difficulty/model.json", import.meta.url),
+  new URL("difficulty.json", routing),
+);

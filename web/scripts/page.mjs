@@ -1,4 +1,7 @@
-/** Bundles the chat page into dist/page/: a folder that any static server can show, with the engine and its worker. */
+/**
+ * Bundles the chat page into dist/page/: a folder that any static server can show, with the engine and its
+ * worker.
+ */
 import { createHash } from "node:crypto";
 import { cp, readFile, rm } from "node:fs/promises";
 import { fileURLToPath } from "node:url";
@@ -31,7 +34,8 @@ await cp(
   new URL("../dist/page/difficulty.json", import.meta.url),
 );
 
-// The service worker keeps what the page is made of, without the worker's copy; another build is another version.
+// The service worker keeps what the page is made of, without the worker's copy; another build is another
+// version.
 const files = Object.keys(metafile.outputs).filter((path) => !/\.map$|chunks\/worker-source-/.test(path));
 const hash = createHash("sha256");
 for (const path of [...files, "dist/page/difficulty.json", "page/index.html"].sort())

@@ -4,7 +4,10 @@ import { fileURLToPath } from "node:url";
 import { gzipSync } from "node:zlib";
 import { bundle, ENTRIES } from "./bundle.mjs";
 
-/** Bytes of gzip: the runtime alone; the routing SDK alone, without an engine; all with tokenizer and chat template. */
+/**
+ * Bytes of gzip: the runtime alone; the routing SDK alone, without an engine; all with tokenizer and chat
+ * template.
+ */
 export const LIMITS = { runtime: 60_000, routing: 21_000, all: 100_000 };
 
 /** Gzipped bytes of what the entries import statically, and of everything. */

@@ -2,7 +2,10 @@ import { readdirSync, readFileSync } from "node:fs";
 import { describe, expect, test } from "vitest";
 import { type CachedSequence, SequenceTable } from "../src/worker/cache/sequence-table.js";
 
-/** The scenarios that the Python SequenceTable passes too; tests/vectors/cache/README.md says what each key means. */
+/**
+ * The scenarios that the Python SequenceTable passes too; tests/vectors/cache/README.md says what each key
+ * means.
+ */
 const VECTORS = new URL("../../tests/vectors/cache/", import.meta.url);
 
 interface Step {

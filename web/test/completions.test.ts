@@ -28,7 +28,9 @@ class FakeSource {
   }
 }
 
-function completions(source: FakeSource): Completions<ChatCompletionRequest, ChatCompletionChunk, ChatCompletion> {
+function completions(
+  source: FakeSource,
+): Completions<ChatCompletionRequest, ChatCompletionChunk, ChatCompletion> {
   return new Completions(
     source,
     "sample",
@@ -50,12 +52,21 @@ const ANSWER: AnswerEvent[] = [
 describe("completions", () => {
   test("come as a whole", async () => {
     const source = new FakeSource(ANSWER);
-    const reply = await completions(source).create({ messages: MESSAGES, seed: 3n, signal: AbortSignal.timeout(9999) });
+    const reply = await completions(source).create({
+      messages: MESSAGES,
+      seed: 3n,
+      signal: AbortSignal.timeout(9999),
+    });
     expect(reply).toMatchObject({
       object: "chat.completion",
       model: "sample",
       choices: [{ index: 0, message: { role: "assistant", content: "café!" }, finish_reason: "stop" }],
-      usage: { prompt_tokens: 5, completion_tokens: 3, total_tokens: 8, prompt_tokens_details: { cached_tokens: 2 } },
+      usage: {
+        prompt_tokens: 5,
+        completion_tokens: 3,
+        total_tokens: 8,
+        prompt_tokens_details: { cached_tokens: 2 },
+      },
     });
     expect(reply.choices[0]?.logprobs?.content[0]).toMatchObject({ token: "é", bytes: [0xc3, 0xa9] });
     expect(source.requests[0]?.options).toMatchObject({ seed: 3n });
@@ -69,8 +80,22 @@ describe("completions", () => {
     });
     const chunks: ChatCompletionChunk[] = [];
     for await (const chunk of stream) chunks.push(chunk);
-    expect(chunks.map(({ choices }) => choices[0]?.delta.content)).toEqual(["", "caf", "é", "!", undefined, undefined]);
-    expect(chunks.map(({ choices }) => choices[0]?.finish_reason)).toEqual([null, null, null, null, "stop", undefined]);
+    expect(chunks.map(({ choices }) => choices[0]?.delta.content)).toEqual([
+      "",
+      "caf",
+      "é",
+      "!",
+      undefined,
+      undefined,
+    ]);
+    expect(chunks.map(({ choices }) => choices[0]?.finish_reason)).toEqual([
+      null,
+      null,
+      null,
+      null,
+      "stop",
+      undefined,
+    ]);
     expect(chunks.at(-1)?.usage?.total_tokens).toBe(8);
     expect(new Set(chunks.map(({ id }) => id)).size).toBe(1);
   });

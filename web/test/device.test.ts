@@ -31,7 +31,9 @@ describe("the program for a device", () => {
     const weak = adapter([], { maxComputeInvocationsPerWorkgroup: 128, maxStorageBufferBindingSize: 100 });
     const choose = () => chooseProgram(manifest.programs, 768, weak);
     expect(choose).toThrow(DeviceError);
-    expect(choose).toThrow(/f16: shader-f16, maxComputeInvocationsPerWorkgroup must be 256, is 128.*f32: max/);
+    expect(choose).toThrow(
+      /f16: shader-f16, maxComputeInvocationsPerWorkgroup must be 256, is 128.*f32: max/,
+    );
     expect(choose).toThrow(/maxStorageBufferBindingSize must be 768, is 100/);
   });
 });
@@ -71,7 +73,9 @@ describe("the memory plan", () => {
   });
 
   test("refuses what the caller insists on and does not fit, with the numbers", () => {
-    expect(() => plan({ kvMemory: 512 * 3, contextLength: 80 })).toThrow(/80 tokens needs 2560 bytes.*48 tokens/);
+    expect(() => plan({ kvMemory: 512 * 3, contextLength: 80 })).toThrow(
+      /80 tokens needs 2560 bytes.*48 tokens/,
+    );
     expect(() => plan({ kvMemory: 100 })).toThrow(DeviceError);
     expect(() => plan({ contextLength: 101 })).toThrow(RequestError);
     expect(() => plan({ kvMemory: Number.NaN })).toThrow(RequestError);
@@ -82,7 +86,11 @@ test("tensors may span shards", () => {
   const stream = Uint8Array.from({ length: 1024 }, (_, i) => i % 251);
   const joined = new Map(manifest.weights.tensors.map(({ name, bytes }) => [name, new Uint8Array(bytes)]));
   for (let start = 0; start < 1024; start += 512)
-    for (const { tensor, part, at } of partsIn(manifest.weights.tensors, start, stream.slice(start, start + 512)))
+    for (const { tensor, part, at } of partsIn(
+      manifest.weights.tensors,
+      start,
+      stream.slice(start, start + 512),
+    ))
       joined.get(tensor.name)?.set(part, at);
   for (const { name, offset, bytes } of manifest.weights.tensors)
     expect(joined.get(name)).toEqual(stream.slice(offset, offset + bytes));

@@ -21,7 +21,11 @@ interface Options extends SamplingOptions {
   readonly onToken?: (count: number) => void;
 }
 
-function generate(core: EngineCore, prompt: number[], { endAfter, onToken, ...options }: Options): Promise<Answer> {
+function generate(
+  core: EngineCore,
+  prompt: number[],
+  { endAfter, onToken, ...options }: Options,
+): Promise<Answer> {
   return new Promise((resolve, reject) => {
     const tokens: number[] = [];
     const params = parseSampling({ temperature: 0, ...options }, null, 97);
@@ -59,7 +63,9 @@ describe("engine core", () => {
       tokens: prompt(1 + ((i * 13) % 60), i),
       count: 1 + (i % 23),
     }));
-    const answers = await Promise.all(jobs.map(({ tokens, count }) => generate(core, tokens, { max_tokens: count })));
+    const answers = await Promise.all(
+      jobs.map(({ tokens, count }) => generate(core, tokens, { max_tokens: count })),
+    );
     answers.forEach((answer, i) => {
       const job = jobs[i];
       expect(answer.tokens).toEqual(expectedTokens(job?.tokens ?? [], job?.count ?? 0));

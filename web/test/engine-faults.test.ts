@@ -68,7 +68,8 @@ describe("a step that fails", () => {
       const after = await run(core);
       check(after, `after ${fault}: ${backend.failed}, call ${at}`);
       for (const result of after)
-        if (result.status === "rejected") expect(String(result.reason)).toMatch(/Load the model again|failed/);
+        if (result.status === "rejected")
+          expect(String(result.reason)).toMatch(/Load the model again|failed/);
     }
   });
 
@@ -96,7 +97,8 @@ describe("a step that fails", () => {
     const shared = one.sequence && table.fork(one.sequence);
     if (!one.sequence || !shared) throw new Error("no slot is free");
     const tail = one.sequence.held[0]?.pages[1];
-    // `one` gets its copy; then no page is left for `other` while a step is in flight: nothing can be planned yet.
+    // `one` gets its copy; then no page is left for `other` while a step is in flight: nothing can be planned
+    // yet.
     expect(scheduler.schedule(step)).toBeNull();
     expect(one.sequence.held[0]?.pages[1]).not.toBe(tail);
     table.release(shared);
@@ -119,7 +121,8 @@ describe("logits that are not finite", () => {
     const answers = others.map((tokens) => generate(core, tokens, { max_tokens: 12 }));
     await expect(lost).rejects.toThrow(/logits were not finite.*after 3 tokens/);
     await expect(lost).rejects.toBeInstanceOf(DeviceError);
-    for (const [i, answer] of answers.entries()) expect(await answer).toEqual(expectedTokens(others[i] ?? [], 12));
+    for (const [i, answer] of answers.entries())
+      expect(await answer).toEqual(expectedTokens(others[i] ?? [], 12));
     // The engine goes on, and what it keeps of the failed request is sound.
     backend.notFinite = () => false;
     expect(await generate(core, bad, { max_tokens: 9 })).toEqual(expectedTokens(bad, 9));

@@ -2,7 +2,13 @@ import { describe, expect, test } from "vitest";
 import { ArtifactError } from "../src/both/errors.js";
 import { VERSION } from "../src/both/format.js";
 import { within } from "../src/both/http.js";
-import { type Manifest, openManifest, type Program, parseManifest, precisionOf } from "../src/both/manifest.js";
+import {
+  type Manifest,
+  openManifest,
+  type Program,
+  parseManifest,
+  precisionOf,
+} from "../src/both/manifest.js";
 import { parsePlan, planNames } from "../src/worker/plan.js";
 import { buffersFor } from "./support/buffers.js";
 import { sampleManifest } from "./support/manifest.js";
@@ -19,7 +25,12 @@ function parseWith(change: (manifest: Sample) => void): unknown {
 describe("manifest", () => {
   test("is read", () => {
     const manifest = parseManifest(JSON.stringify(sampleManifest()));
-    expect(manifest.model).toMatchObject({ name: "sample", bosTokenId: 0, eosTokenIds: [1], contextLength: 100 });
+    expect(manifest.model).toMatchObject({
+      name: "sample",
+      bosTokenId: 0,
+      eosTokenIds: [1],
+      contextLength: 100,
+    });
     expect(manifest.programs.map(({ name }) => name)).toEqual(["f16", "f32"]);
     expect(manifest.programs.map(precisionOf)).toEqual(["f16", "f32"]);
     expect(manifest.programs[0]?.functions.step.map(({ size }) => size)).toEqual([1, 4]);
@@ -314,7 +325,9 @@ describe("manifest", () => {
   test("whose value is nested too deeply to be shown is refused all the same", () => {
     const deep = "[".repeat(100_000) + "]".repeat(100_000);
     expect(() => parseManifest(`{"format": ${deep}}`)).toThrow(ArtifactError);
-    expect(() => parseManifest(JSON.stringify(sampleManifest()).replace('"sample"', deep))).toThrow(ArtifactError);
+    expect(() => parseManifest(JSON.stringify(sampleManifest()).replace('"sample"', deep))).toThrow(
+      ArtifactError,
+    );
   });
 
   test("as the build wrote it is opened, and refused once anything in it has changed", async () => {
@@ -328,9 +341,13 @@ describe("manifest", () => {
     ];
     for (const [from, to] of edits) {
       expect(text).toContain(from);
-      await expect(openManifest(text.replace(from, to))).rejects.toThrow(/is not as the build wrote it.*again/);
+      await expect(openManifest(text.replace(from, to))).rejects.toThrow(
+        /is not as the build wrote it.*again/,
+      );
     }
-    await expect(openManifest(JSON.stringify(sampleManifest()))).rejects.toThrow(/manifest_sha256 should be a string/);
+    await expect(openManifest(JSON.stringify(sampleManifest()))).rejects.toThrow(
+      /manifest_sha256 should be a string/,
+    );
   });
 
   test("that is no JSON is refused", () => {
@@ -386,7 +403,9 @@ describe("plan", () => {
     expect(withLaunch({ args: ["weight:embed.codes"] })).toThrow(/gives k 1 arguments; it takes 2/);
     expect(withLaunch({ args: ["weight:embed.codes", "disk:b"] })).toThrow(/known spaces/);
     expect(withLaunch({ args: ["weight:other", "workspace:0"] })).toThrow(/"weight:other", which manifest/);
-    expect(withLaunch({ args: ["weight:embed.codes", "workspace:1"] })).toThrow(/"workspace:1", which manifest/);
+    expect(withLaunch({ args: ["weight:embed.codes", "workspace:1"] })).toThrow(
+      /"workspace:1", which manifest/,
+    );
     expect(withLaunch({ grid: [1, 1] })).toThrow(/not three extents/);
     expect(withLaunch({ grid: [1, 1, 0] })).toThrow(/integer ≥ 1/);
   });

@@ -55,7 +55,10 @@ const HELLO = [{ role: "user", content: "hello" }];
 
 /** What JavaScript, or a spread object, gives without the compiler's leave. */
 function chat(fields: Record<string, unknown>): Promise<unknown> {
-  return engine().engine.chat.completions.create({ messages: HELLO, ...fields } as unknown as ChatCompletionRequest);
+  return engine().engine.chat.completions.create({
+    messages: HELLO,
+    ...fields,
+  } as unknown as ChatCompletionRequest);
 }
 
 describe("a chat request", () => {
@@ -130,7 +133,13 @@ describe("a chat request", () => {
   });
 
   test("takes back the message that it gave", async () => {
-    const answer = { role: "assistant", content: "hi", refusal: null, annotations: [], tool_calls: undefined };
+    const answer = {
+      role: "assistant",
+      content: "hi",
+      refusal: null,
+      annotations: [],
+      tool_calls: undefined,
+    };
     await chat({ messages: [...HELLO, answer, ...HELLO] });
   });
 
@@ -142,10 +151,16 @@ describe("a chat request", () => {
     [[{ role: "user" }], /messages\[0\].content must be text/],
     [[{ role: "user", content: null }], /content must be text, not null/],
     [[{ role: "user", content: 5 }], /content must be text, not 5/],
-    [[{ role: "user", content: [{ type: "image_url", image_url: { url: "x" } }] }], /content\[0\].*image_url/],
+    [
+      [{ role: "user", content: [{ type: "image_url", image_url: { url: "x" } }] }],
+      /content\[0\].*image_url/,
+    ],
     [[{ role: "user", content: [{ type: "text" }] }], /content\[0\]/],
     [[{ role: "user", content: ["x"] }], /content\[0\]/],
-    [[{ role: "assistant", content: "x", tool_calls: [{ id: "1" }] }], /messages\[0\].tool_calls is not supported/],
+    [
+      [{ role: "assistant", content: "x", tool_calls: [{ id: "1" }] }],
+      /messages\[0\].tool_calls is not supported/,
+    ],
     [[{ role: "user", content: "x", name: 5 }], /messages\[0\].name/],
   ])("with the messages %j is refused", async (messages, message) => {
     const asked = chat({ messages });

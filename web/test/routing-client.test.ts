@@ -50,7 +50,11 @@ function ask(made: HybridClient, request: Partial<HybridRequest> = {}): Promise<
 
 async function streamed(made: HybridClient, request: Partial<HybridRequest> = {}): Promise<Chunk[]> {
   const chunks: Chunk[] = [];
-  for await (const chunk of await made.chat.completions.create({ messages: MESSAGES, ...request, stream: true }))
+  for await (const chunk of await made.chat.completions.create({
+    messages: MESSAGES,
+    ...request,
+    stream: true,
+  }))
     chunks.push(chunk);
   return chunks;
 }
@@ -64,7 +68,13 @@ describe("a route", () => {
     difficulty = 0.1;
     const answer = await ask(client());
     expect(answer.choices[0]?.message.content).toBe(TEXT);
-    expect(answer.x_nearfar).toMatchObject({ route: "device", path: ["device"], degraded: false, spent: 0, saved: 50 });
+    expect(answer.x_nearfar).toMatchObject({
+      route: "device",
+      path: ["device"],
+      degraded: false,
+      spent: 0,
+      saved: 50,
+    });
     expect(answer.x_nearfar.reasons).toEqual([{ code: "easy", side: "device", value: 0.1, limit: 0.5 }]);
     expect(answer.usage).toMatchObject({ prompt_tokens: 10, completion_tokens: 40, total_tokens: 50 });
     expect(cloud.connections).toBe(0);
@@ -85,7 +95,9 @@ describe("a route", () => {
     const long = [{ role: "user", content: "a".repeat(900) }];
     expect((await ask(client(), { messages: long })).x_nearfar.route).toBe("cloud");
     const refused = ask(client(), { messages: long, x_nearfar: { private: true } });
-    await expect(refused).rejects.toThrow(/device: 1.* tokens do not fit the context of 1000.*the request is private/);
+    await expect(refused).rejects.toThrow(
+      /device: 1.* tokens do not fit the context of 1000.*the request is private/,
+    );
   });
 
   test("a text of parts stays, an image and tools go", async () => {
@@ -133,7 +145,12 @@ describe("a stream", () => {
   test("says where it comes from first and last, and comes in order", async () => {
     const chunks = await streamed(client(), { stream_options: { include_usage: true }, max_tokens: 5 });
     expect(textOf(chunks)).toBe(WORDS.slice(0, 5).join(""));
-    expect(chunks.map(({ x_nearfar }) => x_nearfar !== undefined)).toEqual([true, ...Array(5).fill(false), true, true]);
+    expect(chunks.map(({ x_nearfar }) => x_nearfar !== undefined)).toEqual([
+      true,
+      ...Array(5).fill(false),
+      true,
+      true,
+    ]);
     expect(chunks[0]?.choices[0]?.delta).toEqual({ role: "assistant", content: "" });
     expect(chunks.at(-2)?.choices[0]?.finish_reason).toBe("length");
     expect(chunks.at(-1)).toMatchObject({ choices: [], usage: { completion_tokens: 5 } });
@@ -143,7 +160,11 @@ describe("a stream", () => {
   test.each(["device", "cloud"] as const)("that is left ends the work on the %s", async (side) => {
     const mode = `${side}_only` as const;
     cloud.stallAfter = 3;
-    const chunks = await client().chat.completions.create({ messages: MESSAGES, stream: true, x_nearfar: { mode } });
+    const chunks = await client().chat.completions.create({
+      messages: MESSAGES,
+      stream: true,
+      x_nearfar: { mode },
+    });
     for await (const chunk of chunks) if (chunk.choices[0]?.delta.content) break;
     await vi.waitFor(() => expect(side === "device" ? device.ended : cloud.aborted).toBe(1));
     expect(records).toMatchObject([{ outcome: { finish: null, error: "stopped" } }]);
@@ -170,7 +191,12 @@ describe("a stream", () => {
 describe("a stream that nobody reads", () => {
   const policy = { mode: "prefer_cloud", budget_day: 200 } as const;
   const unread = (made: HybridClient, signal?: AbortSignal): Promise<AsyncIterable<Chunk>> =>
-    made.chat.completions.create({ messages: MESSAGES, max_tokens: 100, stream: true, ...(signal && { signal }) });
+    made.chat.completions.create({
+      messages: MESSAGES,
+      max_tokens: 100,
+      stream: true,
+      ...(signal && { signal }),
+    });
 
   test("gives its budget back when its signal says so", async () => {
     const made = client({ policy });
@@ -334,7 +360,11 @@ describe("the device fails", () => {
     const made = client({ onDeviceLost, policy: { device_breaker: { failures: 1 } } });
     const chunks = await streamed(made, { max_tokens: 30 });
     expect(textOf(chunks)).toBe(WORDS.slice(0, 30).join(""));
-    expect(chunks.at(-1)?.x_nearfar).toMatchObject({ route: "cloud", path: ["device", "cloud"], degraded: false });
+    expect(chunks.at(-1)?.x_nearfar).toMatchObject({
+      route: "cloud",
+      path: ["device", "cloud"],
+      degraded: false,
+    });
     expect(cloud.requests).toMatchObject([{ max_tokens: 21, continue_final_message: true }]);
     expect(onDeviceLost).toHaveBeenCalledOnce();
     const next = await ask(made);
@@ -350,16 +380,19 @@ describe("the device fails", () => {
     expect(textOf(chunks)).toBe(TEXT);
   });
 
-  test.each([{ private: true }, { mode: "device_only" }] as const)("with %o nothing is ever sent", async (own) => {
-    device.failAfter = 9;
-    const made = client({ policy: { hedge_seconds: 0 } });
-    // As often as it is asked: nobody else may answer.
-    for (let i = 0; i < 3; i++)
-      await expect(streamed(made, { x_nearfar: own })).rejects.toThrow("The GPU device was lost");
-    made.device = null;
-    await expect(streamed(made, { x_nearfar: own })).rejects.toMatchObject({ name: "RouteError" });
-    expect(cloud.connections).toBe(0);
-  });
+  test.each([{ private: true }, { mode: "device_only" }] as const)(
+    "with %o nothing is ever sent",
+    async (own) => {
+      device.failAfter = 9;
+      const made = client({ policy: { hedge_seconds: 0 } });
+      // As often as it is asked: nobody else may answer.
+      for (let i = 0; i < 3; i++)
+        await expect(streamed(made, { x_nearfar: own })).rejects.toThrow("The GPU device was lost");
+      made.device = null;
+      await expect(streamed(made, { x_nearfar: own })).rejects.toMatchObject({ name: "RouteError" });
+      expect(cloud.connections).toBe(0);
+    },
+  );
 
   test("a cloud that cannot continue is not asked to", async () => {
     device.failAfter = 9;
@@ -404,7 +437,9 @@ describe("escalation", () => {
   test("an unsure private answer stays", async () => {
     device.unsureFrom = 0;
     const policy = { escalation: "continue", monitor } as const;
-    expect((await ask(client({ policy }), { x_nearfar: { private: true } })).choices[0]?.message.content).toBe(TEXT);
+    expect(
+      (await ask(client({ policy }), { x_nearfar: { private: true } })).choices[0]?.message.content,
+    ).toBe(TEXT);
     expect(cloud.connections).toBe(0);
   });
 });

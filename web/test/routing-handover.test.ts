@@ -13,7 +13,9 @@ import { type Chunk, HybridClient } from "../src/routing/index.js";
 import { reason, type Side } from "../src/routing/types.js";
 import { ScriptedCloud, ScriptedDevice } from "./support/scripted.js";
 
-/** The scripts that Python replays too; tests/vectors/routing/handover_scripts.py says what their lines mean. */
+/**
+ * The scripts that Python replays too; tests/vectors/routing/handover_scripts.py says what their lines mean.
+ */
 const VECTORS = new URL("../../tests/vectors/routing/handover/", import.meta.url);
 
 interface Script {
@@ -33,7 +35,10 @@ interface Script {
 
 const FILES = readdirSync(VECTORS).map((file) => file.replace(".json", ""));
 const SCRIPTS = FILES.flatMap((file) =>
-  (JSON.parse(readFileSync(new URL(`${file}.json`, VECTORS), "utf8")) as Script[]).map((script) => ({ file, script })),
+  (JSON.parse(readFileSync(new URL(`${file}.json`, VECTORS), "utf8")) as Script[]).map((script) => ({
+    file,
+    script,
+  })),
 );
 
 function eventOf(line: string): HandoverEvent {
@@ -57,15 +62,18 @@ function outcomeOf({ phase, shown, finish, path, degraded, reasons }: State): Sc
   return { phase, shown, finish, path, degraded, reasons: told };
 }
 
-test.each(SCRIPTS.map(({ file, script }) => [`${file}: ${script.name}`, script] as const))("%s", (_, script) => {
-  let state = begin(script.rules, script.begin);
-  for (const [line, expected] of script.steps) {
-    const [next, actions] = step(script.rules, state, eventOf(line));
-    state = next;
-    expect(actions.map(lineOf), line).toEqual(expected);
-  }
-  expect(outcomeOf(state)).toEqual(script.outcome);
-});
+test.each(SCRIPTS.map(({ file, script }) => [`${file}: ${script.name}`, script] as const))(
+  "%s",
+  (_, script) => {
+    let state = begin(script.rules, script.begin);
+    for (const [line, expected] of script.steps) {
+      const [next, actions] = step(script.rules, state, eventOf(line));
+      state = next;
+      expect(actions.map(lineOf), line).toEqual(expected);
+    }
+    expect(outcomeOf(state)).toEqual(script.outcome);
+  },
+);
 
 /** What sides that are scripted cannot play, or only by chance. */
 const UNPLAYED = ["silent", "barred", "low", "left", "unwatched", "connection"];
@@ -74,7 +82,8 @@ function partsOf({ steps }: Script): Record<Side, string[][]> {
   const parts: Record<Side, string[][]> = { device: [], cloud: [] };
   for (const [line, actions] of steps) {
     if (line !== "start" && line !== "admitted") parts[line.split(" ")[1] as Side].at(-1)?.push(line);
-    for (const action of actions) if (action.startsWith("open ")) parts[action.split(" ")[1] as Side].push([]);
+    for (const action of actions)
+      if (action.startsWith("open ")) parts[action.split(" ")[1] as Side].push([]);
   }
   return parts;
 }
@@ -98,57 +107,60 @@ describe("through the client", () => {
 
   test("there are enough of them", () => expect(played.length).toBeGreaterThanOrEqual(18));
 
-  test.each(played.map(({ file, script }) => [`${file}: ${script.name}`, script] as const))("%s", async (_, script) => {
-    const { rules, outcome } = script;
-    const parts = partsOf(script);
-    const device = new ScriptedDevice(parts.device);
-    const cloud = await new ScriptedCloud(parts.cloud).start();
-    clouds.push(cloud);
-    const client = new HybridClient({
-      device,
-      device_features: ["logprobs", "json_object"],
-      cloud: { baseURL: cloud.url, model: "m" },
-      hints: { read: () => ({ online: true, battery: null, charging: null, metered: null }) },
-      policy: {
-        mode: `prefer_${script.begin}`,
-        after_cut: rules.after_cut,
-        escalation: "off",
-        budget_day: 1000,
-        retry: { base: 0.001, before_fallback: rules.before_fallback },
-        timeouts: { first_token: 0.3, between: 0.3, device_first_token: 0.3, device_between: 0.3 },
-      },
-    });
-    const logprobs = script.steps.some(([line]) => line.includes("logprobs"));
-    const chunks: Chunk[] = [];
-    let failure: unknown = null;
-    try {
-      for await (const chunk of await client.chat.completions.create({
-        messages: [{ role: "user", content: "Go" }],
-        stream: true,
-        max_tokens: rules.max_tokens,
-        seed: 1,
-        temperature: 0,
-        extra_body: { min_tokens: 1 },
-        ...(logprobs && { logprobs }),
-        ...(!rules.plain && { response_format: { type: "json_object" } }),
-      }))
-        chunks.push(chunk);
-    } catch (error) {
-      failure = error;
-    }
-    const deltas = chunks.flatMap(({ choices }) => choices.map(({ delta }) => delta));
-    const text = deltas
-      .map(({ content, tool_calls }) => (content ?? "") + "x ".repeat(tool_calls?.length ?? 0))
-      .join("");
-    expect(failure !== null).toBe(script.steps.some(([, actions]) => actions.includes("fail")));
-    expect(text).toBe("x ".repeat(outcome.shown));
-    expect(device.left + cloud.left).toBe(0);
-    const record = client.records[0];
-    expect(record?.outcome.reasons.slice(1).map(({ code, side, value }) => [code, side, value])).toEqual(
-      outcome.reasons,
-    );
-    if (failure !== null) return;
-    expect(chunks.at(-1)?.choices[0]?.finish_reason).toBe(outcome.finish);
-    expect(chunks.at(-1)?.x_nearfar).toMatchObject({ path: outcome.path, degraded: outcome.degraded });
-  });
+  test.each(played.map(({ file, script }) => [`${file}: ${script.name}`, script] as const))(
+    "%s",
+    async (_, script) => {
+      const { rules, outcome } = script;
+      const parts = partsOf(script);
+      const device = new ScriptedDevice(parts.device);
+      const cloud = await new ScriptedCloud(parts.cloud).start();
+      clouds.push(cloud);
+      const client = new HybridClient({
+        device,
+        device_features: ["logprobs", "json_object"],
+        cloud: { baseURL: cloud.url, model: "m" },
+        hints: { read: () => ({ online: true, battery: null, charging: null, metered: null }) },
+        policy: {
+          mode: `prefer_${script.begin}`,
+          after_cut: rules.after_cut,
+          escalation: "off",
+          budget_day: 1000,
+          retry: { base: 0.001, before_fallback: rules.before_fallback },
+          timeouts: { first_token: 0.3, between: 0.3, device_first_token: 0.3, device_between: 0.3 },
+        },
+      });
+      const logprobs = script.steps.some(([line]) => line.includes("logprobs"));
+      const chunks: Chunk[] = [];
+      let failure: unknown = null;
+      try {
+        for await (const chunk of await client.chat.completions.create({
+          messages: [{ role: "user", content: "Go" }],
+          stream: true,
+          max_tokens: rules.max_tokens,
+          seed: 1,
+          temperature: 0,
+          extra_body: { min_tokens: 1 },
+          ...(logprobs && { logprobs }),
+          ...(!rules.plain && { response_format: { type: "json_object" } }),
+        }))
+          chunks.push(chunk);
+      } catch (error) {
+        failure = error;
+      }
+      const deltas = chunks.flatMap(({ choices }) => choices.map(({ delta }) => delta));
+      const text = deltas
+        .map(({ content, tool_calls }) => (content ?? "") + "x ".repeat(tool_calls?.length ?? 0))
+        .join("");
+      expect(failure !== null).toBe(script.steps.some(([, actions]) => actions.includes("fail")));
+      expect(text).toBe("x ".repeat(outcome.shown));
+      expect(device.left + cloud.left).toBe(0);
+      const record = client.records[0];
+      expect(record?.outcome.reasons.slice(1).map(({ code, side, value }) => [code, side, value])).toEqual(
+        outcome.reasons,
+      );
+      if (failure !== null) return;
+      expect(chunks.at(-1)?.choices[0]?.finish_reason).toBe(outcome.finish);
+      expect(chunks.at(-1)?.x_nearfar).toMatchObject({ path: outcome.path, degraded: outcome.degraded });
+    },
+  );
 });

@@ -67,7 +67,8 @@ function merged(...policies: readonly (PolicyOptions | undefined)[]): PolicyOpti
   const made: Record<string, unknown> = {};
   for (const policy of policies)
     for (const [name, value] of Object.entries(policy ?? {}))
-      made[name] = typeof value === "object" && value !== null ? { ...(made[name] as object), ...value } : value;
+      made[name] =
+        typeof value === "object" && value !== null ? { ...(made[name] as object), ...value } : value;
   return made;
 }
 
@@ -84,16 +85,33 @@ function deviceThat(how: string): FakeDevice | null {
   return device;
 }
 
-function messagesOf({ carry, system, before, parts, content, message }: Turn, last: readonly Message[]): Message[] {
+function messagesOf(
+  { carry, system, before, parts, content, message }: Turn,
+  last: readonly Message[],
+): Message[] {
   const made: Message[] = carry ? [...last] : [];
   if (system !== undefined) made.push({ role: "system", content: system });
-  if (before !== undefined) made.push({ role: "user", content: before }, { role: "assistant", content: "Hi." });
+  if (before !== undefined)
+    made.push({ role: "user", content: before }, { role: "assistant", content: "Hi." });
   const said = parts === undefined ? (content ?? "") : [{ type: "text", text: parts }];
   return [...made, { role: "user", content: said, ...message }];
 }
 
 async function answered(client: HybridClient, messages: readonly Message[], turn: Turn): Promise<string> {
-  const { expect: _, content, parts, before, system, carry, message, device, policy, leave, restart, ...asked } = turn;
+  const {
+    expect: _,
+    content,
+    parts,
+    before,
+    system,
+    carry,
+    message,
+    device,
+    policy,
+    leave,
+    restart,
+    ...asked
+  } = turn;
   const { stream = false, ...fields } = asked;
   const request: HybridRequest = { messages, max_tokens: 8, temperature: 0, ...fields };
   if (!stream) {

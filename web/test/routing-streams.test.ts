@@ -21,7 +21,8 @@ describe("server-sent events", () => {
   };
 
   test("wherever the bytes are cut", async () => {
-    const text = ': hello\r\n\r\ndata: {"a":"é😀"}\r\n\r\nevent: x\ndata:{"a":2}\n\ndata: [DONE]\n\ndata: {"a":3}\n\n';
+    const text =
+      ': hello\r\n\r\ndata: {"a":"é😀"}\r\n\r\nevent: x\ndata:{"a":2}\n\ndata: [DONE]\n\ndata: {"a":3}\n\n';
     const bytes = new TextEncoder().encode(text);
     for (let cut = 0; cut <= bytes.length; cut++)
       expect(await read([bytes.subarray(0, cut), bytes.subarray(cut)])).toEqual([{ a: "é😀" }, { a: 2 }]);
@@ -75,7 +76,9 @@ describe("waiting", () => {
 
   test("ends with the signal", async () => {
     const controller = new AbortController();
-    const ended = expect(within(never, 5, late, controller.signal)).rejects.toMatchObject({ name: "AbortError" });
+    const ended = expect(within(never, 5, late, controller.signal)).rejects.toMatchObject({
+      name: "AbortError",
+    });
     controller.abort();
     await ended;
     await expect(within(never, 5, late, controller.signal)).rejects.toMatchObject({ name: "AbortError" });

@@ -88,7 +88,10 @@ const MACHINES: Record<string, (config: Config) => Machine> = {
     return (op, args) => {
       const result = run(op, args);
       const now = args.now ?? 0;
-      return [result, { state: made.state(now), allows: made.allows(now), retry_after: made.retryAfter(now) }];
+      return [
+        result,
+        { state: made.state(now), allows: made.allows(now), retry_after: made.retryAfter(now) },
+      ];
     };
   },
   retry: (config) => {

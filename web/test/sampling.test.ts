@@ -3,7 +3,8 @@ import { RequestError } from "../src/both/errors.js";
 import type { SamplingOptions } from "../src/both/openai.js";
 import { isPlainGreedy, parseSampling } from "../src/worker/engine/sampling.js";
 
-const parse = (options: SamplingOptions, logprobs: number | null = null) => parseSampling(options, logprobs, 100);
+const parse = (options: SamplingOptions, logprobs: number | null = null) =>
+  parseSampling(options, logprobs, 100);
 
 describe("sampling parameters", () => {
   test("have OpenAI's defaults", () => {

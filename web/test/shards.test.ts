@@ -82,7 +82,8 @@ describe("shards", () => {
   });
 
   test("corrupt from the network are tried twice, then named", async () => {
-    handler = (index, attempt, response) => response.end(index === 1 && attempt === 0 ? CONTENTS[0] : CONTENTS[index]);
+    handler = (index, attempt, response) =>
+      response.end(index === 1 && attempt === 0 ? CONTENTS[0] : CONTENTS[index]);
     expect(await load()).toEqual(CONTENTS);
     expect(requests.filter((index) => index === 1)).toHaveLength(2);
     handler = (index, _, response) => response.end(index === 2 ? CONTENTS[0] : CONTENTS[index]);

@@ -1,7 +1,10 @@
 import { BUFFERS } from "./format.js";
 import type { BufferEntry, CacheInfo, Dim, Manifest } from "./manifest.js";
 
-/** The buffers of an artifact: the format's table, filled in with what the manifest says of the model and its caches. */
+/**
+ * The buffers of an artifact: the format's table, filled in with what the manifest says of the model and its
+ * caches.
+ */
 
 /** What the words in a shape stand for. */
 type Words = Readonly<Record<string, Dim>>;
@@ -35,8 +38,12 @@ function instances(line: string, { groups, caches, ropes, weights }: BufferFacts
   if (line.includes("<g>")) return groups.map((_, group) => [line.replace("<g>", `${group}`), {}]);
   if (line.includes("<c>")) return caches.map((cache, i) => [line.replace("<c>", `${i}`), wordsOf(cache)]);
   if (!line.includes("<name>")) return [[line, {}]];
-  const frequencies = (tensor: string): number => weights.tensors.find(({ name }) => name === tensor)?.shape[0] ?? 0;
-  return [...ropes].map(([name, rope]) => [line.replace("<name>", name), { head_dim: 2 * frequencies(rope.invFreq) }]);
+  const frequencies = (tensor: string): number =>
+    weights.tensors.find(({ name }) => name === tensor)?.shape[0] ?? 0;
+  return [...ropes].map(([name, rope]) => [
+    line.replace("<name>", name),
+    { head_dim: 2 * frequencies(rope.invFreq) },
+  ]);
 }
 
 function wordsOf({ kvHeads, headDim, group }: CacheInfo): Words {

@@ -3,7 +3,9 @@ import { ArtifactError } from "./errors.js";
 import { DTYPE_BYTES, FUNCTIONS, MAX_ROWS, MAX_STEP } from "./format.js";
 import type { BufferEntry, FunctionName, Manifest, ModelInfo, Program } from "./manifest.js";
 
-/** Whether what a manifest says adds up: facts that no type can tell, checked before anything is allocated. */
+/**
+ * Whether what a manifest says adds up: facts that no type can tell, checked before anything is allocated.
+ */
 
 export function checkManifest(manifest: Manifest): void {
   if (manifest.programs.length === 0)
@@ -65,7 +67,8 @@ function checkWeights({ weights }: Manifest): void {
       );
   });
   const held = shards.reduce((sum, shard) => sum + shard.bytes, 0);
-  if (held !== bytes) throw new ArtifactError(`The weight shards hold ${held} bytes, manifest.json states ${bytes}.`);
+  if (held !== bytes)
+    throw new ArtifactError(`The weight shards hold ${held} bytes, manifest.json states ${bytes}.`);
   for (const tensor of tensors) {
     const end = tensor.offset + tensor.bytes;
     if (tensor.offset % 4 !== 0 || end > bytes)
@@ -74,7 +77,9 @@ function checkWeights({ weights }: Manifest): void {
       );
     const size = tensor.shape.reduce((product, dim) => product * dim, DTYPE_BYTES[tensor.dtype]);
     if (size !== tensor.bytes)
-      throw new ArtifactError(`The tensor ${tensor.name} has ${tensor.bytes} bytes; its shape and dtype need ${size}.`);
+      throw new ArtifactError(
+        `The tensor ${tensor.name} has ${tensor.bytes} bytes; its shape and dtype need ${size}.`,
+      );
   }
   const ordered = [...tensors].sort((a, b) => a.offset - b.offset || a.bytes - b.bytes);
   ordered.forEach((tensor, i) => {
@@ -91,7 +96,9 @@ function checkRopes({ ropes, caches, weights }: Manifest): void {
   for (const [name, { invFreq, scale }] of ropes) {
     const tensor = weights.tensors.find((candidate) => candidate.name === invFreq);
     if (!tensor)
-      throw new ArtifactError(`The weights lack the tensor ${invFreq} that manifest.json names for rope ${name}.`);
+      throw new ArtifactError(
+        `The weights lack the tensor ${invFreq} that manifest.json names for rope ${name}.`,
+      );
     if (tensor.dtype !== "float32" || tensor.shape.length !== 1 || !lengths.has(tensor.shape[0] ?? 0))
       throw new ArtifactError(
         `The tensor ${invFreq} is ${tensor.dtype} [${tensor.shape}]; rope ${name} needs float32 [${[...lengths].join("] or [")}].`,
@@ -106,7 +113,8 @@ function checkBuffers(manifest: Manifest): void {
   if (listed.size < manifest.buffers.length) throw new ArtifactError("manifest.json lists a buffer twice.");
   for (const expected of buffersOf(manifest)) {
     const found = listed.get(expected.name);
-    if (!found) throw new ArtifactError(`manifest.json lacks the buffer ${expected.name}. Build the artifact again.`);
+    if (!found)
+      throw new ArtifactError(`manifest.json lacks the buffer ${expected.name}. Build the artifact again.`);
     if (shown(found) !== shown(expected))
       throw new ArtifactError(
         `The buffer ${found.name} is ${shown(found)}; by its model and caches it should be ${shown(expected)}.`,

@@ -1,4 +1,6 @@
-/** The errors nearfar throws on purpose. Each message says what was wrong, with which value, and what to do. */
+/**
+ * The errors nearfar throws on purpose. Each message says what was wrong, with which value, and what to do.
+ */
 
 export type ErrorCode = "artifact" | "device" | "request" | "cloud" | "route";
 

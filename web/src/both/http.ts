@@ -10,7 +10,10 @@ export interface DownloadOptions {
   readonly onBytes?: (received: number) => void;
 }
 
-/** The address of a file of the artifact at `base`; throws ArtifactError where it lies elsewhere, however it is spelled. */
+/**
+ * The address of a file of the artifact at `base`; throws ArtifactError where it lies elsewhere, however it
+ * is spelled.
+ */
 export function within(base: URL, file: string): URL {
   const url = new URL(file, base);
   if (url.origin !== base.origin || !url.pathname.startsWith(new URL(".", base).pathname))
@@ -23,7 +26,10 @@ export type Download =
   | { readonly ok: true; readonly bytes: Uint8Array<ArrayBuffer> }
   | { readonly ok: false; readonly problem: string; readonly retry: boolean };
 
-/** Downloads a file whose size is known. Rejects only when aborted; what else goes wrong is told in the result. */
+/**
+ * Downloads a file whose size is known. Rejects only when aborted; what else goes wrong is told in the
+ * result.
+ */
 export async function download(url: URL, size: number, options: DownloadOptions): Promise<Download> {
   throwIfAborted(options.signal);
   try {
@@ -85,9 +91,12 @@ export async function fetchText(url: URL, sha256: string | null, options: Downlo
     bytes = new Uint8Array(await response.arrayBuffer());
   } catch (cause) {
     if (options.signal?.aborted) throw abortError();
-    throw new ArtifactError(`${url.href} cannot be downloaded: ${cause instanceof Error ? cause.message : cause}`, {
-      cause,
-    });
+    throw new ArtifactError(
+      `${url.href} cannot be downloaded: ${cause instanceof Error ? cause.message : cause}`,
+      {
+        cause,
+      },
+    );
   }
   if (!response.ok)
     throw new ArtifactError(`${url.href} answers HTTP ${response.status}. Is the artifact's address right?`);

@@ -5,8 +5,9 @@ type Item<T> = NonNullable<T> extends readonly (infer I)[] ? I : never;
 type Entry<T> = NonNullable<T> extends Readonly<Record<string, infer V>> ? V : never;
 
 /**
- * A JSON value together with where it stands, so that a wrong one is reported by its path. `T` is what the format says
- * stands there: it tells which keys there are to ask for, and nothing about the value, which each method checks.
+ * A JSON value together with where it stands, so that a wrong one is reported by its path. `T` is what the
+ * format says stands there: it tells which keys there are to ask for, and nothing about the value, which each
+ * method checks.
  */
 export class Field<T> {
   constructor(
@@ -21,7 +22,8 @@ export class Field<T> {
   }
 
   private object(): Record<string, unknown> {
-    if (typeof this.value !== "object" || this.value === null || Array.isArray(this.value)) this.wrong("an object");
+    if (typeof this.value !== "object" || this.value === null || Array.isArray(this.value))
+      this.wrong("an object");
     return this.value as Record<string, unknown>;
   }
 
@@ -56,7 +58,8 @@ export class Field<T> {
 
   int(min = 0): number {
     const value = this.value;
-    if (typeof value !== "number" || !Number.isSafeInteger(value) || value < min) this.wrong(`an integer ≥ ${min}`);
+    if (typeof value !== "number" || !Number.isSafeInteger(value) || value < min)
+      this.wrong(`an integer ≥ ${min}`);
     return value;
   }
 
@@ -73,7 +76,10 @@ export class Field<T> {
     return text;
   }
 
-  /** A relative path that stays inside the artifact: names of letters, digits and "-_.", none beginning with a dot. */
+  /**
+   * A relative path that stays inside the artifact: names of letters, digits and "-_.", none beginning with a
+   * dot.
+   */
   file(): string {
     return this.matching(/^[\w-][\w.-]*(\/[\w-][\w.-]*)*$/, "a relative path inside the artifact");
   }

@@ -11,7 +11,10 @@ const DTYPES = Object.keys(format.DTYPE_BYTES) as Dtype[];
 /** What activations and the cache may be stored in. */
 const FLOATS = ["float16", "float32"] as const;
 
-/** An extent: a number, or what the runtime chooses at load: the pages of a group, the positions it has room for. */
+/**
+ * An extent: a number, or what the runtime chooses at load: the pages of a group, the positions it has room
+ * for.
+ */
 export type Dim = number | "context" | `pages.${number}`;
 
 export type FunctionName = (typeof format.FUNCTIONS)[number];
@@ -112,7 +115,9 @@ export interface Manifest {
 /** The manifest of an artifact as its build wrote it: `parseManifest`, and its own digest. */
 export async function openManifest(text: string): Promise<Manifest> {
   const manifest = parseManifest(text);
-  const stated = parseJson<Record<typeof format.DIGEST, string>>(text, "manifest.json").at(format.DIGEST).sha256();
+  const stated = parseJson<Record<typeof format.DIGEST, string>>(text, "manifest.json")
+    .at(format.DIGEST)
+    .sha256();
   // The digest of the file with the digest's own digits replaced by zeros.
   const [before = "", after, ...more] = text.split(stated);
   const bytes = new TextEncoder().encode(`${before}${"0".repeat(64)}${after}`);
@@ -168,7 +173,9 @@ function checkFormat(root: Field<format.ManifestRecord>): void {
     );
   const target = root.at("target").string();
   if (target !== "webgpu")
-    throw new ArtifactError(`The artifact is built for ${target}. Build one with: nearfar build … --target webgpu`);
+    throw new ArtifactError(
+      `The artifact is built for ${target}. Build one with: nearfar build … --target webgpu`,
+    );
 }
 
 function readModel(model: Field<format.ModelRecord>): ModelInfo {
@@ -195,7 +202,11 @@ function readRope(rope: Field<format.RopeRecord>): RopeInfo {
 }
 
 function readFile(entry: Field<format.FileRecord>): FileEntry {
-  return { file: entry.at("file").file(), bytes: entry.at("bytes").int(), sha256: entry.at("sha256").sha256() };
+  return {
+    file: entry.at("file").file(),
+    bytes: entry.at("bytes").int(),
+    sha256: entry.at("sha256").sha256(),
+  };
 }
 
 function readWeights(weights: Field<format.WeightsRecord>): Manifest["weights"] {

@@ -1,7 +1,9 @@
 import type { ErrorRecord } from "./errors.js";
 import type { ChatMessage, FinishReason, SamplingOptions } from "./openai.js";
 
-/** What page and worker say to each other. Every message is one of these unions, so that a switch covers all. */
+/**
+ * What page and worker say to each other. Every message is one of these unions, so that a switch covers all.
+ */
 
 export interface LoadSettings {
   readonly kvMemory?: number | undefined;
@@ -85,7 +87,12 @@ export interface TokenScore {
 export type AnswerEvent =
   /** The request is valid and on its way. */
   | { readonly event: "accepted" }
-  | { readonly event: "delta"; readonly index: number; readonly text: string; readonly score: TokenScore | null }
+  | {
+      readonly event: "delta";
+      readonly index: number;
+      readonly text: string;
+      readonly score: TokenScore | null;
+    }
   | { readonly event: "finish"; readonly index: number; readonly text: string; readonly reason: FinishReason }
   | { readonly event: "end"; readonly stats: RequestStats }
   | { readonly event: "error"; readonly error: ErrorRecord };

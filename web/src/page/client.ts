@@ -30,7 +30,9 @@ export interface EngineOptions extends LoadSettings {
   readonly onWarning?: (message: string) => void;
   /** Ends the loading with an AbortError and frees everything. */
   readonly signal?: AbortSignal;
-  /** The engine's worker, for bundlers that need to make it themselves. It belongs to the engine from then on. */
+  /**
+   * The engine's worker, for bundlers that need to make it themselves. It belongs to the engine from then on.
+   */
   readonly worker?: () => Worker;
 }
 
@@ -52,8 +54,9 @@ export async function createEngine(url: string | URL, options: EngineOptions = {
 }
 
 /**
- * The worker from its file, which is all that a strict Content-Security-Policy allows; where it does not start, from a
- * copy in the package: dev servers that prebundle dependencies (Vite 6 and 7) leave worker.js behind.
+ * The worker from its file, which is all that a strict Content-Security-Policy allows; where it does not
+ * start, from a copy in the package: dev servers that prebundle dependencies (Vite 6 and 7) leave worker.js
+ * behind.
  */
 async function startWorker(signal: AbortSignal | undefined): Promise<Worker> {
   const worker = workerOfFile();
@@ -70,7 +73,8 @@ function workerOfFile(): Worker {
   } catch (error) {
     if (!(error instanceof DOMException) || error.name !== "SecurityError") throw error;
   }
-  // Browsers refuse workers of another origin, such as a CDN's, but let a worker of this page import from there.
+  // Browsers refuse workers of another origin, such as a CDN's, but let a worker of this page import from
+  // there.
   const here = import.meta.url;
   return workerOf(`import ${JSON.stringify(new URL("./worker.js", here).href)};`);
 }
@@ -99,7 +103,11 @@ function starts(worker: Worker, signal: AbortSignal | undefined): Promise<boolea
 /** A loaded model. */
 export class Engine {
   readonly chat: {
-    readonly completions: Completions<openai.ChatCompletionRequest, openai.ChatCompletionChunk, openai.ChatCompletion>;
+    readonly completions: Completions<
+      openai.ChatCompletionRequest,
+      openai.ChatCompletionChunk,
+      openai.ChatCompletion
+    >;
   };
   readonly completions: Completions<openai.CompletionRequest, openai.CompletionChunk, openai.Completion>;
   readonly #link: WorkerLink;
@@ -119,7 +127,9 @@ export class Engine {
       (request: openai.ChatCompletionRequest) => prepareChat(request, name),
     );
     this.chat = { completions: chat };
-    this.completions = new Completions(link, name, "cmpl", textShape, (request) => prepareText(request, name));
+    this.completions = new Completions(link, name, "cmpl", textShape, (request) =>
+      prepareText(request, name),
+    );
   }
 
   /** What the engine holds and how fast its last answer was. After `dispose`: what was left. */

@@ -30,7 +30,8 @@ export class Completions<Req extends RequestOptions & { stream?: boolean | null 
   ) {}
 
   /**
-   * Answers a request: as a whole, or with `stream: true` as chunks. Leaving the loop over the chunks ends the answer.
+   * Answers a request: as a whole, or with `stream: true` as chunks. Leaving the loop over the chunks ends
+   * the answer.
    *
    * @throws RequestError naming the wrong parameter, DeviceError, or an AbortError when `signal` says so.
    */
@@ -48,7 +49,12 @@ export class Completions<Req extends RequestOptions & { stream?: boolean | null 
     const { signal } = request;
     throwIfAborted(signal);
     const n = request.n ?? 1;
-    const { events, abort: stop } = this.source.generate({ prompt, logprobs, n, options: cloneable(options) });
+    const { events, abort: stop } = this.source.generate({
+      prompt,
+      logprobs,
+      n,
+      options: cloneable(options),
+    });
     // One listener for the whole answer: it ends the wait that is on, if one is.
     let interrupt = (): void => undefined;
     const onAbort = (): void => {
@@ -69,7 +75,8 @@ export class Completions<Req extends RequestOptions & { stream?: boolean | null 
       if (event.event === "error") throw fromErrorRecord(event.error);
       return event;
     };
-    // The worker accepts or refuses first, so that a bad request rejects `create` and not the loop over its chunks.
+    // The worker accepts or refuses first, so that a bad request rejects `create` and not the loop over its
+    // chunks.
     await next();
     const id = `${this.idPrefix}-${crypto.randomUUID()}`;
     const head = { id, created: Math.floor(Date.now() / 1000), model: this.model };

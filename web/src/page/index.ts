@@ -1,4 +1,6 @@
-/** nearfar in the browser: `createEngine(url)` loads a WebGPU artifact and answers behind OpenAI's interface. */
+/**
+ * nearfar in the browser: `createEngine(url)` loads a WebGPU artifact and answers behind OpenAI's interface.
+ */
 
 export { ArtifactError, DeviceError, type ErrorCode, NearfarError, RequestError } from "../both/errors.js";
 export type { AnswerStats, EngineStats, LoadProgress, ModelCard } from "../both/messages.js";

@@ -65,7 +65,10 @@ function chatChunk(head: ReplyHead, choice: ChunkChoice): openai.ChatCompletionC
   };
 }
 
-/** A text completion's chunks and whole have one shape; each stream needs its own, because offsets run through it. */
+/**
+ * A text completion's chunks and whole have one shape; each stream needs its own, because offsets run through
+ * it.
+ */
 export function textShape(): ReplyShape<openai.CompletionChunk, openai.Completion> {
   const offsets = new Map<number, number>();
   const logprobs = (index: number, scores: readonly TokenScore[]): openai.CompletionLogprobs | null => {
@@ -73,7 +76,9 @@ export function textShape(): ReplyShape<openai.CompletionChunk, openai.Completio
     return {
       tokens: scores.map(({ token }) => token),
       token_logprobs: scores.map(({ logprob }) => logprob),
-      top_logprobs: scores.map(({ top }) => Object.fromEntries(top.map(({ token, logprob }) => [token, logprob]))),
+      top_logprobs: scores.map(({ top }) =>
+        Object.fromEntries(top.map(({ token, logprob }) => [token, logprob])),
+      ),
       text_offset: scores.map(({ token }) => {
         const offset = offsets.get(index) ?? 0;
         offsets.set(index, offset + token.length);

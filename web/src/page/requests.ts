@@ -1,12 +1,18 @@
 import type { ChatMessage } from "../both/openai.js";
 
-/** OpenAI's requests, checked where they are made: what this engine does not do is refused by name, never left out. */
+/**
+ * OpenAI's requests, checked where they are made: what this engine does not do is refused by name, never left
+ * out.
+ */
 
 import { RequestError } from "../both/errors.js";
 import type { ChatCompletionRequest, CompletionRequest, MessageParam } from "../both/openai.js";
 import type { Prepared } from "./completions.js";
 
-/** A kind of value: what it is called, and whether a value is one. Ranges are checked beside the model, in the worker. */
+/**
+ * A kind of value: what it is called, and whether a value is one. Ranges are checked beside the model, in the
+ * worker.
+ */
 type Kind = readonly [name: string, fits: (value: unknown) => boolean];
 
 const NUMBER: Kind = ["a number", (value) => typeof value === "number"];
@@ -25,7 +31,8 @@ const BIAS: Kind = [
 const STREAM: Kind = [
   "{ include_usage: true or false }",
   (value) =>
-    isRecord(value) && Object.entries(value).every(([name, on]) => name === "include_usage" && isFlag(on ?? false)),
+    isRecord(value) &&
+    Object.entries(value).every(([name, on]) => name === "include_usage" && isFlag(on ?? false)),
 ];
 /** By its shape: it may come from another realm, or from a library. */
 const SIGNAL: Kind = ["an AbortSignal", (value) => isRecord(value) && "aborted" in value];
@@ -82,7 +89,10 @@ const LACKING: Readonly<Record<string, readonly unknown[]>> = {
 
 const CHAT_MESSAGE = ["role", "content", "name"];
 
-/** A chat request taken apart. `model`: the one that is loaded. Throws RequestError naming the first wrong parameter. */
+/**
+ * A chat request taken apart. `model`: the one that is loaded. Throws RequestError naming the first wrong
+ * parameter.
+ */
 export function prepareChat(request: ChatCompletionRequest, model: string): Prepared {
   check(request, CHAT, model);
   const { max_completion_tokens, logprobs, top_logprobs, continue_final_message, ...rest } = request;
@@ -91,8 +101,15 @@ export function prepareChat(request: ChatCompletionRequest, model: string): Prep
   if (continueLast && messages.at(-1)?.role !== "assistant")
     throw new RequestError("continue_final_message needs a last message of the role assistant", "messages");
   if (top_logprobs && !logprobs) throw new RequestError("top_logprobs needs logprobs: true", "top_logprobs");
-  const { messages: _messages, ...options } = { ...rest, max_tokens: max_completion_tokens ?? rest.max_tokens ?? null };
-  return { prompt: { kind: "chat", messages, continueLast }, options, logprobs: logprobs ? (top_logprobs ?? 0) : null };
+  const { messages: _messages, ...options } = {
+    ...rest,
+    max_tokens: max_completion_tokens ?? rest.max_tokens ?? null,
+  };
+  return {
+    prompt: { kind: "chat", messages, continueLast },
+    options,
+    logprobs: logprobs ? (top_logprobs ?? 0) : null,
+  };
 }
 
 /** A plain request taken apart, as above. */
@@ -122,9 +139,12 @@ function checkedMessage(message: unknown, where: string): ChatMessage {
   if (name != null && typeof name !== "string") return wrong(`.name must be a string, not ${shown(name)}`);
   for (const [field, value] of Object.entries(message))
     if (!CHAT_MESSAGE.includes(field) && !isEmpty(value)) wrong(`.${field} is not supported by this engine`);
-  const text = Array.isArray(content) ? content.map((part: unknown, at) => textOf(part, at, wrong)).join("") : content;
+  const text = Array.isArray(content)
+    ? content.map((part: unknown, at) => textOf(part, at, wrong)).join("")
+    : content;
   if (typeof text !== "string") return wrong(`.content must be text, not ${shown(content)}`);
-  // The type's roles are the usual ones; which there are is the chat template's business, which refuses others.
+  // The type's roles are the usual ones; which there are is the chat template's business, which refuses
+  // others.
   return { role: role as ChatMessage["role"], content: text, ...(name != null && { name }) };
 }
 

@@ -1,4 +1,6 @@
-/** The worker in one piece, put in by scripts/bundle.mjs; loaded only where worker.js cannot be had as a file. */
+/**
+ * The worker in one piece, put in by scripts/bundle.mjs; loaded only where worker.js cannot be had as a file.
+ */
 
 declare const WORKER_SOURCE: string;
 

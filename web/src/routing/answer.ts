@@ -2,7 +2,16 @@
 
 import { abortError, CloudError, DeviceError, RequestError, throwIfAborted } from "../both/errors.js";
 import { failureOf, isRequestError } from "./device.js";
-import { type Action, begin, type HandoverEvent, type Rules, rulesOf, running, type State, step } from "./handover.js";
+import {
+  type Action,
+  begin,
+  type HandoverEvent,
+  type Rules,
+  rulesOf,
+  running,
+  type State,
+  step,
+} from "./handover.js";
 import { isUseful, type Leg, type Piece, tokensIn, tokensOf } from "./leg.js";
 import {
   type Chunk,
@@ -115,7 +124,10 @@ export class Answer {
     return { prompt_tokens, completion_tokens: this.#count, total_tokens: prompt_tokens + this.#count };
   }
 
-  /** The chunks. The last one ends the answer; after it comes one with the usage, where the request asks for that. */
+  /**
+   * The chunks. The last one ends the answer; after it comes one with the usage, where the request asks for
+   * that.
+   */
   async *chunks(): AsyncGenerator<Chunk> {
     let failure: unknown = null;
     try {
@@ -176,7 +188,8 @@ export class Answer {
       const attempt = this.#attempts.get(action.side);
       if (attempt) this.#settle(attempt, action.as === "failed" ? (this.#error ?? "left") : action.as);
     } else if (action.do === "retry" && !(await this.#waited())) return "barred";
-    else if (action.do === "admit" || action.do === "retry") return this.#admit(action.side) ? "admitted" : "barred";
+    else if (action.do === "admit" || action.do === "retry")
+      return this.#admit(action.side) ? "admitted" : "barred";
     else if (action.do === "fail") throw this.#givenUp();
     return null;
   }
@@ -188,11 +201,20 @@ export class Answer {
     const watch = watched ? new Watch(this.plan.policy.monitor, this.#state.logprobs) : null;
     this.#watch = watch ?? this.#watch;
     const leg = this.router.open(ticket, watch?.request(request) ?? request, this.plan, this.#signal);
-    const account = { before: this.#count, count: 0, usage: null, asked: performance.now(), first: 0, last: 0 };
+    const account = {
+      before: this.#count,
+      count: 0,
+      usage: null,
+      asked: performance.now(),
+      first: 0,
+      last: 0,
+    };
     this.#attempts.set(side, { ...leg, ...account, ticket, watch, task: null });
   }
 
-  /** Settles a part once, and learns from it. It is charged for if it gave something, or may have begun to. */
+  /**
+   * Settles a part once, and learns from it. It is charged for if it gave something, or may have begun to.
+   */
   #settle(attempt: Attempt, outcome: Settled): void {
     const { ticket, before, count, usage, asked, first, last } = attempt;
     this.#attempts.delete(ticket.side);
@@ -244,8 +266,10 @@ export class Answer {
     const error = this.#error ?? new DeviceError("The answer ended before it was whole.");
     const said = withoutQuotes(error.message, this.plan.messages);
     if (said === error.message) return error;
-    if (error instanceof CloudError) return new CloudError(said, error.reason, { retryAfter: error.retryAfter });
-    if (isRequestError(error)) return new RequestError(said, (error as { param?: string | null }).param ?? null);
+    if (error instanceof CloudError)
+      return new CloudError(said, error.reason, { retryAfter: error.retryAfter });
+    if (isRequestError(error))
+      return new RequestError(said, (error as { param?: string | null }).param ?? null);
     return new DeviceError(said);
   }
 
@@ -293,7 +317,10 @@ export class Answer {
         if (!choice || !isUseful(choice)) continue;
         const low = attempt.watch && !this.#state.escalated ? attempt.watch.push(piece) : null;
         const plain = !choice.delta.tool_calls && !choice.delta.reasoning_content;
-        return { event: { on: "piece", side, tokens, plain, finish: choice.finish_reason ?? null, low }, piece };
+        return {
+          event: { on: "piece", side, tokens, plain, finish: choice.finish_reason ?? null, low },
+          piece,
+        };
       }
     } catch (error) {
       throwIfAborted(this.#signal);
@@ -348,7 +375,10 @@ export class Answer {
   #asked(logprobs: Logprobs | null): Logprobs | null {
     if (!this.#request.logprobs || !logprobs) return null;
     const most = this.#request.top_logprobs ?? 0;
-    const content = logprobs.content.map((token) => ({ ...token, top_logprobs: token.top_logprobs.slice(0, most) }));
+    const content = logprobs.content.map((token) => ({
+      ...token,
+      top_logprobs: token.top_logprobs.slice(0, most),
+    }));
     return { content };
   }
 

@@ -16,7 +16,8 @@ export async function assemble(answer: Answer): Promise<Completion> {
         message.reasoning_content = (message.reasoning_content ?? "") + delta.reasoning_content;
       for (const call of delta.tool_calls ?? []) addCall(message, call);
       if (finish_reason) choice.finish_reason = finish_reason;
-      if (logprobs?.content) choice.logprobs = { content: [...(choice.logprobs?.content ?? []), ...logprobs.content] };
+      if (logprobs?.content)
+        choice.logprobs = { content: [...(choice.logprobs?.content ?? []), ...logprobs.content] };
     }
   }
   if (last === null) throw new CloudError("The answer was empty.", "shape");

@@ -1,14 +1,22 @@
-/** A circuit breaker for the cloud. Time is passed in (seconds on any clock that only goes forward); nothing is random. */
+/**
+ * A circuit breaker for the cloud. Time is passed in (seconds on any clock that only goes forward); nothing
+ * is random.
+ */
 
 import { type BreakerOptions, DEFAULT_POLICY } from "./policy.js";
 
-/** What `begin` gives out and the end of the call gives back. Only a probe can close an open circuit, or keep it open. */
+/**
+ * What `begin` gives out and the end of the call gives back. Only a probe can close an open circuit, or keep
+ * it open.
+ */
 export type Pass = "request" | "probe";
 
 /**
- * Opens after failures in a row; when its time is over lets one probe at a time through, and closes if that is well.
+ * Opens after failures in a row; when its time is over lets one probe at a time through, and closes if that
+ * is well.
  *
- * Apart from that the cloud may ask for silence (`hold`: a 429 with Retry-After): then it works, but nothing is sent.
+ * Apart from that the cloud may ask for silence (`hold`: a 429 with Retry-After): then it works, but nothing
+ * is sent.
  */
 export class Breaker {
   #failures = 0;

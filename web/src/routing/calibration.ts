@@ -10,8 +10,9 @@ export interface ThresholdRecord {
 }
 
 /**
- * The (1 − `share`) quantile of the difficulties seen, estimated on the way (Robbins and Monro, 1951): each prompt above moves
- * the threshold up by step·(1 − share), each below down by step·share. The step shrinks with 1/√n to a floor.
+ * The (1 − `share`) quantile of the difficulties seen, estimated on the way (Robbins and Monro, 1951): each
+ * prompt above moves the threshold up by step·(1 − share), each below down by step·share. The step shrinks
+ * with 1/√n to a floor.
  */
 export class Threshold {
   constructor(
@@ -46,7 +47,10 @@ export class Threshold {
   }
 }
 
-/** The limit below which (strictly) that share of the values lies, rounded down to whole values. Needs at least one. */
+/**
+ * The limit below which (strictly) that share of the values lies, rounded down to whole values. Needs at
+ * least one.
+ */
 export function limitFor(values: readonly number[], share: number): number {
   const ordered = [...values].sort((a, b) => a - b);
   const limit = ordered[Math.min(Math.floor(share * ordered.length), ordered.length - 1)];

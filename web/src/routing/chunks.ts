@@ -2,16 +2,30 @@
 
 import { CloudError } from "../both/errors.js";
 import type { Piece } from "./leg.js";
-import type { ChunkChoice, Delta, FinishReason, Logprobs, TokenLogprob, ToolCallDelta, Usage } from "./openai.js";
+import type {
+  ChunkChoice,
+  Delta,
+  FinishReason,
+  Logprobs,
+  TokenLogprob,
+  ToolCallDelta,
+  Usage,
+} from "./openai.js";
 
 type Fields = Readonly<Record<string, unknown>>;
 
-/** The piece in a chunk of JSON. CloudError ("shape") where it has not OpenAI's shape, ("error") where it says an error. */
+/**
+ * The piece in a chunk of JSON. CloudError ("shape") where it has not OpenAI's shape, ("error") where it says
+ * an error.
+ */
 export function pieceIn(value: unknown): Piece {
   const { error, choices, usage, model } = fields(value, "a chunk");
   if (error !== undefined && error !== null) {
     const { message } = typeof error === "object" ? (error as Fields) : { message: error };
-    throw new CloudError(`The cloud broke off: ${typeof message === "string" ? message : "no reason given"}`, "error");
+    throw new CloudError(
+      `The cloud broke off: ${typeof message === "string" ? message : "no reason given"}`,
+      "error",
+    );
   }
   return {
     choices: list(choices, "choices").map(choiceIn),
@@ -27,7 +41,9 @@ function choiceIn(value: unknown): ChunkChoice {
     index: 0,
     delta: deltaIn(fields(delta ?? {}, "delta")),
     finish_reason: text(finish_reason, "finish_reason") as FinishReason | null,
-    logprobs: content ? ({ content: list(content, "logprobs.content").map(scored) } satisfies Logprobs) : null,
+    logprobs: content
+      ? ({ content: list(content, "logprobs.content").map(scored) } satisfies Logprobs)
+      : null,
   };
 }
 
@@ -85,7 +101,9 @@ function usageIn({ prompt_tokens, completion_tokens, prompt_tokens_details: deta
     prompt_tokens: prompt,
     completion_tokens: completion,
     total_tokens: prompt + completion,
-    ...(typeof cached === "number" && { prompt_tokens_details: { cached_tokens: whole(cached, "cached_tokens") } }),
+    ...(typeof cached === "number" && {
+      prompt_tokens_details: { cached_tokens: whole(cached, "cached_tokens") },
+    }),
   };
 }
 

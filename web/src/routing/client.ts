@@ -63,10 +63,11 @@ export class HybridCompletions {
   constructor(private readonly router: Router) {}
 
   /**
-   * Answers on the device or in the cloud, as the policy decides; `x_nearfar` of the answer says where and why. With
-   * `stream: true` gives the chunks; leaving the loop over them ends the answer.
+   * Answers on the device or in the cloud, as the policy decides; `x_nearfar` of the answer says where and
+   * why. With `stream: true` gives the chunks; leaving the loop over them ends the answer.
    *
-   * @throws RouteError where no side may answer, RequestError, DeviceError or CloudError where the side that should answer fails
+   * @throws RouteError where no side may answer, RequestError, DeviceError or CloudError where the side that
+   * should answer fails
    *     and no other may go on, or an AbortError when `signal` says so.
    */
   create(request: HybridRequest & { stream: true }): Promise<AsyncIterable<Chunk>>;
@@ -78,7 +79,8 @@ export class HybridCompletions {
     const answer = new Answer(this.router, asked.request, plan);
     if (!request.stream) return assemble(answer);
     const chunks = answer.chunks();
-    // The first chunk here, so that a request that cannot be answered rejects `create` and not the loop over its chunks.
+    // The first chunk here, so that a request that cannot be answered rejects `create` and not the loop over
+    // its chunks.
     const first = await chunks.next();
     if (first.done) return chunks;
     const stream = preceded(first.value, chunks);
@@ -87,7 +89,9 @@ export class HybridCompletions {
   }
 }
 
-/** Answers whose stream nobody holds any more, so that nobody can end it: what they reserved is given back. */
+/**
+ * Answers whose stream nobody holds any more, so that nobody can end it: what they reserved is given back.
+ */
 const UNREAD = new FinalizationRegistry<Answer>((answer) => answer.abort());
 
 async function* preceded(first: Chunk, rest: AsyncGenerator<Chunk>): AsyncGenerator<Chunk> {

@@ -10,13 +10,19 @@ import type { Feature } from "./types.js";
 import { within } from "./wait.js";
 
 export interface CloudOptions {
-  /** As OpenAI's clients take it, such as `https://host/v1`; `/v1` may be left out where there is no other path. */
+  /**
+   * As OpenAI's clients take it, such as `https://host/v1`; `/v1` may be left out where there is no other
+   * path.
+   */
   readonly baseURL: string;
   readonly apiKey?: string;
   /** What the server calls the model; by default the first that it lists. */
   readonly model?: string;
   readonly headers?: Readonly<Record<string, string>>;
-  /** Whether the server continues an answer that was begun elsewhere (`continue_final_message`: nearfar and vLLM do). */
+  /**
+   * Whether the server continues an answer that was begun elsewhere (`continue_final_message`: nearfar and
+   * vLLM do).
+   */
   readonly continues?: boolean;
   /** Tokens of prompt and answer together; unknown by default. */
   readonly context?: number;
@@ -71,8 +77,8 @@ export class Cloud {
   }
 
   /**
-   * The answer's pieces. Throws RequestError where the server refuses the request, CloudError where it fails or its stream
-   * ends early, or an AbortError.
+   * The answer's pieces. Throws RequestError where the server refuses the request, CloudError where it fails
+   * or its stream ends early, or an AbortError.
    */
   async *stream(request: HybridRequest, signal: AbortSignal): AsyncGenerator<Piece> {
     const { signal: _, ...fields } = request;
@@ -117,7 +123,10 @@ export class Cloud {
     const response = await this.#fetch("/models", signal);
     const id = firstId(await textOf(response.body, 1 << 22).catch(() => ""));
     if (typeof id !== "string")
-      throw new CloudError(`${this.#root}/models lists no model. Name one (model), or correct the address.`, "shape");
+      throw new CloudError(
+        `${this.#root}/models lists no model. Name one (model), or correct the address.`,
+        "shape",
+      );
     this.#model = id;
     return id;
   }
@@ -138,7 +147,8 @@ export class Cloud {
       cache: "no-store",
       signal,
     });
-    // What the server answers with at once is its headers; a prompt's prefill comes before the first token, not before them.
+    // What the server answers with at once is its headers; a prompt's prefill comes before the first token,
+    // not before them.
     const seconds = this.timeouts.connect + (body === undefined ? 0 : this.timeouts.first_token);
     let response: Response;
     try {

@@ -1,7 +1,9 @@
 /**
- * Device or cloud: a pure function of request, device, cloud and policy. Python has the same; both pass the vectors.
+ * Device or cloud: a pure function of request, device, cloud and policy. Python has the same; both pass the
+ * vectors.
  *
- * Order: what is impossible → budgets → is the device able → is it fast enough → power → where the cache is warm → the device.
+ * Order: what is impossible → budgets → is the device able → is it fast enough → power → where the cache is
+ * warm → the device.
  */
 
 import type { Policy } from "./policy.js";
@@ -18,7 +20,12 @@ import {
 } from "./types.js";
 
 /** Where a request goes, and why. Same arguments, same answer: no clock, no randomness. */
-export function decide(request: RouteRequest, device: DeviceState, cloud: CloudState, policy: Policy): Decision {
+export function decide(
+  request: RouteRequest,
+  device: DeviceState,
+  cloud: CloudState,
+  policy: Policy,
+): Decision {
   const mode = modeOf(request, policy);
   const predicted = { device: predictDevice(request, device), cloud: predictCloud(request, cloud) };
   const cost = costOf(request.prompt_tokens, request.max_tokens, cloud, policy);
@@ -58,7 +65,12 @@ function modeOf(request: RouteRequest, policy: Policy): Mode {
 }
 
 /** What the cloud charges for a prompt and its answer, in the policy's unit. */
-export function costOf(promptTokens: number, answerTokens: number, cloud: CloudState, policy: Policy): number {
+export function costOf(
+  promptTokens: number,
+  answerTokens: number,
+  cloud: CloudState,
+  policy: Policy,
+): number {
   if (policy.budget_unit === "tokens") return promptTokens + answerTokens;
   return (promptTokens * cloud.price_in + answerTokens * cloud.price_out) / 1e6;
 }
@@ -90,7 +102,8 @@ function deviceBlocks(request: RouteRequest, device: DeviceState, mode: Mode): R
   if (request.private && !device.here) blocks.push(reason("elsewhere", "device"));
   const needed = request.prompt_tokens + request.max_tokens;
   if (needed > device.context) blocks.push(reason("context", "device", needed, device.context));
-  if (needed > device.free_kv_tokens) blocks.push(reason("kv_memory", "device", needed, device.free_kv_tokens));
+  if (needed > device.free_kv_tokens)
+    blocks.push(reason("kv_memory", "device", needed, device.free_kv_tokens));
   return [...blocks, ...lacking(request, "device", device.features)];
 }
 
@@ -103,7 +116,8 @@ function cloudBlocks(request: RouteRequest, cloud: CloudState, mode: Mode): Reas
   if (cloud.breaker === "open") blocks.push(reason("breaker_open", "cloud", cloud.retry_after));
   else if (cloud.retry_after > 0) blocks.push(reason("retry_after", "cloud", cloud.retry_after));
   const needed = request.prompt_tokens + request.max_tokens;
-  if (cloud.context !== null && needed > cloud.context) blocks.push(reason("context", "cloud", needed, cloud.context));
+  if (cloud.context !== null && needed > cloud.context)
+    blocks.push(reason("context", "cloud", needed, cloud.context));
   return [...blocks, ...lacking(request, "cloud", cloud.features)];
 }
 
@@ -155,9 +169,11 @@ function wantedSide(given: Case): Wanted {
   if (slow.length > 0) return { side: "cloud", reasons: slow };
   const power = powerNeeds(given.device, policy);
   const pressing = power.length > 0 ? power : stickiness(given);
-  if (pressing.length > 0 && given.cloud.metered) return { side: "device", reasons: [reason("metered", "cloud")] };
+  if (pressing.length > 0 && given.cloud.metered)
+    return { side: "device", reasons: [reason("metered", "cloud")] };
   if (pressing.length > 0) return { side: "cloud", reasons: pressing };
-  if (difficulty !== null) return { side: "device", reasons: [reason("easy", "device", difficulty, threshold)] };
+  if (difficulty !== null)
+    return { side: "device", reasons: [reason("easy", "device", difficulty, threshold)] };
   return { side: "device", reasons: [reason("preferred", "device")] };
 }
 
@@ -170,7 +186,8 @@ function slowness({ predicted: { device, cloud }, policy }: Case): Reason[] {
     reasons.push(reason("slow_ttft", "device", device.ttft, ttft));
   if (completion !== null && device.total !== null && device.total > completion) {
     const other = cloud?.total ?? null;
-    if (other === null || other < device.total) reasons.push(reason("slow_total", "device", device.total, completion));
+    if (other === null || other < device.total)
+      reasons.push(reason("slow_total", "device", device.total, completion));
   }
   return reasons;
 }
@@ -185,7 +202,10 @@ function powerNeeds(device: DeviceState, policy: Policy): Reason[] {
   return reasons;
 }
 
-/** A conversation whose cache is warm in the cloud, and whose prefill on the device costs too much (or nobody knows). */
+/**
+ * A conversation whose cache is warm in the cloud, and whose prefill on the device costs too much (or nobody
+ * knows).
+ */
 function stickiness({ request, device, policy }: Case): Reason[] {
   const { last_route, cached_cloud, cached_device } = request.conversation;
   if (last_route !== "cloud" || cached_cloud <= cached_device) return [];

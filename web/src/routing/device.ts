@@ -1,5 +1,8 @@
 import type { ChatMessage } from "../both/openai.js";
-/** The device: an engine of this package, passed in as an object, so that the SDK does not bring the engine along. */
+/**
+ * The device: an engine of this package, passed in as an object, so that the SDK does not bring the engine
+ * along.
+ */
 
 import { DeviceError, throwIfAborted } from "../both/errors.js";
 import type { ChatCompletionChunk, ChatCompletionRequest } from "../both/openai.js";
@@ -58,7 +61,10 @@ const TAKEN = [
   "continue_final_message",
 ] as const;
 
-/** The answer's pieces. Throws the engine's RequestError, a DeviceError when it fails or falls silent, or an AbortError. */
+/**
+ * The answer's pieces. Throws the engine's RequestError, a DeviceError when it fails or falls silent, or an
+ * AbortError.
+ */
 export async function* deviceStream(
   engine: DeviceEngine | null,
   request: HybridRequest,
@@ -66,7 +72,9 @@ export async function* deviceStream(
   signal: AbortSignal,
 ): AsyncGenerator<Piece> {
   if (!engine) throw new DeviceError("No model is loaded on this device.");
-  const taken = Object.fromEntries(TAKEN.flatMap((name) => (request[name] == null ? [] : [[name, request[name]]])));
+  const taken = Object.fromEntries(
+    TAKEN.flatMap((name) => (request[name] == null ? [] : [[name, request[name]]])),
+  );
   const messages = request.messages.map(asText);
   let complete = false;
   let limit = timeouts.first_token;
@@ -78,7 +86,13 @@ export async function* deviceStream(
     );
   let iterator: AsyncIterator<ChatCompletionChunk> | null = null;
   try {
-    const asked = { ...taken, messages, stream: true, stream_options: { include_usage: true }, signal } as const;
+    const asked = {
+      ...taken,
+      messages,
+      stream: true,
+      stream_options: { include_usage: true },
+      signal,
+    } as const;
     const chunks = await within(engine.chat.completions.create(asked), limit, late, signal);
     iterator = chunks[Symbol.asyncIterator]();
     for (;;) {
@@ -101,7 +115,10 @@ export async function* deviceStream(
 }
 
 /** Tokens of the messages; null where the engine cannot tell, or not at once. */
-export async function countTokens(engine: DeviceEngine, messages: readonly Message[]): Promise<number | null> {
+export async function countTokens(
+  engine: DeviceEngine,
+  messages: readonly Message[],
+): Promise<number | null> {
   if (!engine.countTokens) return null;
   return quickly(engine.countTokens(messages.map(asText)));
 }

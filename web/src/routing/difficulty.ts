@@ -1,6 +1,7 @@
 /**
- * How hard a prompt looks, 0 to 1, from the same model.json and by the same rules as nearfar.routing.difficulty in
- * Python: ASCII classes only, ASCII lower case, typographic signs folded to ASCII, lengths in code points.
+ * How hard a prompt looks, 0 to 1, from the same model.json and by the same rules as
+ * nearfar.routing.difficulty in Python: ASCII classes only, ASCII lower case, typographic signs folded to
+ * ASCII, lengths in code points.
  */
 
 /** What scripts/train_difficulty.py writes; the build copies it to dist/routing/difficulty.json. */
@@ -64,7 +65,10 @@ export async function loadDifficulty(source: DifficultyModel | URL | string): Pr
   return scorer((await response.json()) as DifficultyModel);
 }
 
-/** The text to score: the last user message, and the one before it if the last is short. System prompts are left out. */
+/**
+ * The text to score: the last user message, and the one before it if the last is short. System prompts are
+ * left out.
+ */
 export function messagesToPrompt(messages: readonly Message[]): string {
   const texts = messages.filter(({ role }) => role === "user").map(({ content }) => textOf(content));
   const last = texts.at(-1) ?? "";
@@ -88,7 +92,8 @@ function scorer(model: DifficultyModel): Difficulty {
   for (const kind of ["open", "choice"] as const) {
     const { found } = features(SAMPLES[kind], categories, lexicon);
     const missing = model.heads[kind].features.filter((name) => !(name in found));
-    if (missing.length > 0) throw new Error(`the difficulty model asks for unknown features: ${missing.join(", ")}`);
+    if (missing.length > 0)
+      throw new Error(`the difficulty model asks for unknown features: ${missing.join(", ")}`);
   }
   return {
     score(prompt) {
@@ -133,7 +138,11 @@ function cut(prompt: string): string {
   return `${head.join("")}\n${tail.join("")}`;
 }
 
-function features(prompt: string, categories: readonly string[], lexicon: ReadonlyMap<string, readonly number[]>) {
+function features(
+  prompt: string,
+  categories: readonly string[],
+  lexicon: ReadonlyMap<string, readonly number[]>,
+) {
   const { text, stem, options } = partsOf(prompt);
   const choice = options.length >= 2;
   const asked = words(stem);
@@ -141,7 +150,10 @@ function features(prompt: string, categories: readonly string[], lexicon: Readon
   if (!choice) return { choice, found };
   const all = words(text);
   Object.assign(found, shape(text, all), optionFeatures(options.slice(0, 10), text, asked));
-  return { choice, found: Object.assign(found, lexical(all.length, tally(all, categories, lexicon), categories)) };
+  return {
+    choice,
+    found: Object.assign(found, lexical(all.length, tally(all, categories, lexicon), categories)),
+  };
 }
 
 /** How much there is to read and to keep in mind. */
@@ -171,7 +183,11 @@ function presence(stem: string, seen: Tally, categories: readonly string[]): Fea
 /** Lengths, digits, signs and capitals of the whole. */
 function shape(text: string, all: readonly string[]): Features {
   const letters = all.filter((word) => !digit(word));
-  const [total, number, chars] = [Math.max(1, letters.length), Math.max(1, all.length), Math.max(1, length(text))];
+  const [total, number, chars] = [
+    Math.max(1, letters.length),
+    Math.max(1, all.length),
+    Math.max(1, length(text)),
+  ];
   const lengths = letters.map(length);
   return {
     chars: Math.log1p(length(text)),

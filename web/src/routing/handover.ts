@@ -1,19 +1,30 @@
 /**
- * The hand-over as a table: (phase, event) → next state and actions. Python has the same; both replay the same scripts.
+ * The hand-over as a table: (phase, event) → next state and actions. Python has the same; both replay the
+ * same scripts.
  *
- * Pure: no clock, no text, no I/O. A driver tells what happened and does what it is told: the router lets a side take over or
- * not, the side is asked, pieces are shown. What has been shown is never taken back; after a finish nobody goes on.
+ * Pure: no clock, no text, no I/O. A driver tells what happened and does what it is told: the router lets a
+ * side take over or not, the side is asked, pieces are shown. What has been shown is never taken back; after
+ * a finish nobody goes on.
  */
 
 import type { Policy } from "./policy.js";
 import { type Decision, type Reason, reason, type Side } from "./types.js";
 
 /**
- * racing: both sides, nothing shown yet. asking: the router is asked whether a side may take over. finished: the answer is
- * whole, and its side still tells what it used.
+ * racing: both sides, nothing shown yet. asking: the router is asked whether a side may take over. finished:
+ * the answer is whole, and its side still tells what it used.
  */
 export type Phase = "idle" | "answering" | "racing" | "asking" | "finished" | "over";
-export type EventKind = "start" | "piece" | "ended" | "failed" | "refused" | "silent" | "admitted" | "barred" | "left";
+export type EventKind =
+  | "start"
+  | "piece"
+  | "ended"
+  | "failed"
+  | "refused"
+  | "silent"
+  | "admitted"
+  | "barred"
+  | "left";
 export type SettledAs = "ok" | "failed" | "refused" | "left";
 type Why = "failed" | "refused" | "unwatched" | "low" | "hedge";
 
@@ -21,9 +32,9 @@ type Why = "failed" | "refused" | "unwatched" | "low" | "hedge";
 const FINAL = ["401", "403", "404", "shape", "no_continuation"];
 
 /**
- * What does not change during an answer. `plain`: the text says all that another side must know to go on. `watched`: the
- * device's monitor may call the cloud; `restart`: to begin anew while nothing is shown; `hold`: tokens that are held back for
- * that. `hedge`: who is started too after `hedge_seconds` of silence.
+ * What does not change during an answer. `plain`: the text says all that another side must know to go on.
+ * `watched`: the device's monitor may call the cloud; `restart`: to begin anew while nothing is shown;
+ * `hold`: tokens that are held back for that. `hedge`: who is started too after `hedge_seconds` of silence.
  */
 export interface Rules {
   readonly max_tokens: number;
@@ -39,8 +50,9 @@ export interface Rules {
 }
 
 /**
- * What happened. piece: `tokens` of the answer (1), the last with a `finish`; `low`: why the monitor is discontent with it.
- * failed: `code` says how. refused: `code` is the parameter; "logprobs" that only the monitor wanted are `unwatched`.
+ * What happened. piece: `tokens` of the answer (1), the last with a `finish`; `low`: why the monitor is
+ * discontent with it. failed: `code` says how. refused: `code` is the parameter; "logprobs" that only the
+ * monitor wanted are `unwatched`.
  */
 export interface HandoverEvent {
   readonly on: EventKind;
@@ -54,9 +66,9 @@ export interface HandoverEvent {
 }
 
 /**
- * What to do: open a side; settle it (end its part and account for it); admit or retry it (ask the router, after a wait; the
- * answer is an event); hold the piece; show what is held and the piece; show_held; drop what is held; finish (the answer
- * ends without a side's word); fail (with the last error).
+ * What to do: open a side; settle it (end its part and account for it); admit or retry it (ask the router,
+ * after a wait; the answer is an event); hold the piece; show what is held and the piece; show_held; drop
+ * what is held; finish (the answer ends without a side's word); fail (with the last error).
  */
 export type Action =
   | { readonly do: "open" | "admit" | "retry"; readonly side: Side }
@@ -64,7 +76,10 @@ export type Action =
   | { readonly do: "finish"; readonly reason: "length" }
   | { readonly do: "hold" | "show" | "show_held" | "drop" | "fail" };
 
-/** An answer on its way. `shown`, `held`, `seen`: tokens that the caller has, that are held back, that this part gave. */
+/**
+ * An answer on its way. `shown`, `held`, `seen`: tokens that the caller has, that are held back, that this
+ * part gave.
+ */
 export interface State {
   readonly side: Side;
   readonly phase: Phase;
@@ -167,7 +182,10 @@ const piece: Row = (rules, before, event) => {
   if (state.watching && !event.finish) {
     if (event.low) return low(rules, state, event, event.low);
     if (state.seen < rules.hold)
-      return [{ ...state, held: state.held + tokens, plain: state.plain && isPlain(event) }, [{ do: "hold" }]];
+      return [
+        { ...state, held: state.held + tokens, plain: state.plain && isPlain(event) },
+        [{ do: "hold" }],
+      ];
   }
   return show(state, event);
 };
@@ -212,7 +230,10 @@ function order(rules: Rules, state: State, code: string): readonly Side[] {
   return again ? ["cloud", ...device] : [...device, "cloud"];
 }
 
-/** What the device refuses the cloud may take, if nothing is shown yet; what the cloud refuses is the caller's. */
+/**
+ * What the device refuses the cloud may take, if nothing is shown yet; what the cloud refuses is the
+ * caller's.
+ */
 const refused: Row = (rules, before, event) => {
   const actions: Action[] = [{ do: "settle", side: before.side, as: "refused" }, ...dropping(before)];
   const state = dropped(rules, before);
@@ -227,8 +248,17 @@ const silent: Row = (rules, state) => {
   return ask(rules, { ...state, raced: true }, [rules.hedge], "hedge", []);
 };
 
-/** Asks for the first of the candidates. A private answer has no cloud among them, and one that cannot go on has none. */
-function ask(rules: Rules, before: State, sides: readonly Side[], why: Why, actions: readonly Action[]): Next {
+/**
+ * Asks for the first of the candidates. A private answer has no cloud among them, and one that cannot go on
+ * has none.
+ */
+function ask(
+  rules: Rules,
+  before: State,
+  sides: readonly Side[],
+  why: Why,
+  actions: readonly Action[],
+): Next {
   const may = before.shown === 0 || before.plain;
   const candidates = may ? sides.filter((side) => side === "device" || !rules.private) : [];
   const state: State = { ...before, phase: "asking", candidates, why };
@@ -273,7 +303,14 @@ const admitted: Row = (rules, before, _) => {
 };
 
 function open(rules: Rules, state: State, side: Side): Next {
-  const opened = { ...facing(rules, state, side), seen: 0, held: 0, pending: null, candidates: [], why: null };
+  const opened = {
+    ...facing(rules, state, side),
+    seen: 0,
+    held: 0,
+    pending: null,
+    candidates: [],
+    why: null,
+  };
   return [opened, [{ do: "open", side }]];
 }
 
@@ -294,7 +331,8 @@ const won: Row = (rules, state, event) => {
 const fellOut: Row = (rules, state, event) => {
   const out = event.side ?? state.side;
   if (event.on === "refused") {
-    const reasons = out === "cloud" ? state.reasons : [...state.reasons, reason("refused", out, event.code ?? null)];
+    const reasons =
+      out === "cloud" ? state.reasons : [...state.reasons, reason("refused", out, event.code ?? null)];
     return [facing(rules, { ...state, reasons }, other(out)), [{ do: "settle", side: out, as: "refused" }]];
   }
   const after = facing(rules, counted(state, out, event.code ?? "cut"), other(out));
@@ -302,7 +340,10 @@ const fellOut: Row = (rules, state, event) => {
 };
 
 /** After the finish the answer is whole, however its stream ends. */
-const whole: Row = (_, state) => [{ ...state, phase: "over" }, [{ do: "settle", side: state.side, as: "ok" }]];
+const whole: Row = (_, state) => [
+  { ...state, phase: "over" },
+  [{ do: "settle", side: state.side, as: "ok" }],
+];
 
 const left: Row = (_, state) => [
   { ...state, phase: "over" },

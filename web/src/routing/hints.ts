@@ -25,7 +25,9 @@ interface Platform {
 export class PlatformHints {
   #battery: Battery | null = null;
 
-  constructor(private readonly platform: Platform | undefined = globalThis.navigator as Platform | undefined) {
+  constructor(
+    private readonly platform: Platform | undefined = globalThis.navigator as Platform | undefined,
+  ) {
     this.platform
       ?.getBattery?.()
       .then((battery) => {

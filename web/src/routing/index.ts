@@ -1,4 +1,7 @@
-/** nearfar/routing: `HybridClient` answers on the device when it can and in the cloud when it must. It needs no engine to load. */
+/**
+ * nearfar/routing: `HybridClient` answers on the device when it can and in the cloud when it must. It needs
+ * no engine to load.
+ */
 
 export { CloudError, DeviceError, NearfarError, RequestError, RouteError } from "../both/errors.js";
 export { Breaker, type Pass } from "./breaker.js";

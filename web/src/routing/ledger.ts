@@ -11,9 +11,11 @@ export interface LedgerRecord {
 }
 
 /**
- * Costs are reserved before a call, at their most, and settled after it: calls at once cannot exceed a budget together.
+ * Costs are reserved before a call, at their most, and settled after it: calls at once cannot exceed a budget
+ * together.
  *
- * Days are strings such as "2026-01-31"; a new one begins at 0. Reservations are no part of what is kept from start to start.
+ * Days are strings such as "2026-01-31"; a new one begins at 0. Reservations are no part of what is kept from
+ * start to start.
  */
 export class Ledger {
   #day = "";
@@ -33,7 +35,8 @@ export class Ledger {
   spentConversation(conversation: string | null): number {
     if (conversation === null) return 0;
     let sum = this.#conversations.get(conversation) ?? 0;
-    for (const reserved of this.#reserved.values()) if (reserved.conversation === conversation) sum += reserved.cost;
+    for (const reserved of this.#reserved.values())
+      if (reserved.conversation === conversation) sum += reserved.cost;
     return sum;
   }
 

@@ -1,9 +1,14 @@
-/** Watches an answer on its way: log-probabilities, entropy and repetition say when a model has lost its thread. */
+/**
+ * Watches an answer on its way: log-probabilities, entropy and repetition say when a model has lost its
+ * thread.
+ */
 
 import { DEFAULT_POLICY, type MonitorOptions } from "./policy.js";
 import { type Reason, reason } from "./types.js";
 
-/** A token of the answer. `top`: log-probabilities of the likeliest tokens, the chosen one perhaps among them. */
+/**
+ * A token of the answer. `top`: log-probabilities of the likeliest tokens, the chosen one perhaps among them.
+ */
 export interface WatchedToken {
   readonly text: string;
   readonly logprob: number | null;

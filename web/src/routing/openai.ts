@@ -26,7 +26,10 @@ export interface Message {
 export interface RequestRouting {
   /** Instead of the policy's mode. */
   readonly mode?: Mode;
-  /** Never leaves the device, whatever fails; nor do later requests that carry its text or name its conversation. */
+  /**
+   * Never leaves the device, whatever fails; nor do later requests that carry its text or name its
+   * conversation.
+   */
   readonly private?: boolean;
   /** Names the conversation, for budgets and warm caches. */
   readonly conversation?: string;
@@ -59,7 +62,10 @@ export interface RouteInfo {
   /** The device answers, though the cloud was wanted. */
   readonly degraded: boolean;
   readonly predicted: { readonly device: Prediction | null; readonly cloud: Prediction | null };
-  /** What the cloud has cost, and what it would have cost beyond that, in the policy's unit; whole with the last chunk. */
+  /**
+   * What the cloud has cost, and what it would have cost beyond that, in the policy's unit; whole with the
+   * last chunk.
+   */
   readonly spent: number;
   readonly saved: number;
   /** In shadow mode: where the request would have gone. */
@@ -142,8 +148,8 @@ export function textOf({ content }: Message): string {
 }
 
 /**
- * The request for the rest of an answer: the text so far becomes the beginning of the assistant's message, and what was
- * written already counts against the limit.
+ * The request for the rest of an answer: the text so far becomes the beginning of the assistant's message,
+ * and what was written already counts against the limit.
  */
 export function continued(request: HybridRequest, text: string, seen: number): HybridRequest {
   if (text === "") return request;

@@ -1,9 +1,14 @@
-/** What the owner of an application decides once. Defaults are Python's (routing/policy.py); docs/routing.md explains every field. */
+/**
+ * What the owner of an application decides once. Defaults are Python's (routing/policy.py); docs/routing.md
+ * explains every field.
+ */
 
 import { RequestError } from "../both/errors.js";
 import { MODES, type Mode, type Side } from "./types.js";
 
-/** `failures` in a row open the circuit for `seconds`; each failed probe doubles them, up to `max_seconds`. */
+/**
+ * `failures` in a row open the circuit for `seconds`; each failed probe doubles them, up to `max_seconds`.
+ */
 export interface BreakerOptions {
   readonly failures: number;
   readonly seconds: number;
@@ -11,8 +16,8 @@ export interface BreakerOptions {
 }
 
 /**
- * How a failed call to the cloud is tried again before anything of its answer was shown; times in seconds. Where the device
- * can answer, it does after `before_fallback` retries.
+ * How a failed call to the cloud is tried again before anything of its answer was shown; times in seconds.
+ * Where the device can answer, it does after `before_fallback` retries.
  */
 export interface RetryOptions {
   readonly attempts: number;
@@ -42,8 +47,8 @@ export interface CalibrationOptions {
 }
 
 /**
- * Seconds to wait for the cloud: for a connection, the first token, the next token; and for the device's first and next. The
- * device's first token may take long: kernels may have to be compiled.
+ * Seconds to wait for the cloud: for a connection, the first token, the next token; and for the device's
+ * first and next. The device's first token may take long: kernels may have to be compiled.
  */
 export interface Timeouts {
   readonly connect: number;
@@ -104,7 +109,15 @@ export const DEFAULT_POLICY: Policy = {
   hedge_seconds: null,
   shadow: null,
   record_text: false,
-  monitor: { window: 16, min_tokens: 8, logprob: null, entropy: null, repeats: 4, period: 16, min_repeat: 24 },
+  monitor: {
+    window: 16,
+    min_tokens: 8,
+    logprob: null,
+    entropy: null,
+    repeats: 4,
+    period: 16,
+    min_repeat: 24,
+  },
   breaker: { failures: 3, seconds: 5, max_seconds: 300 },
   device_breaker: { failures: 2, seconds: 30, max_seconds: 300 },
   retry: { attempts: 2, base: 0.25, cap: 4, max_wait: 5, ratio: 0.1, before_fallback: 0, burst: 5 },
@@ -143,7 +156,10 @@ const LEAST: Readonly<Record<string, number>> = {
   logprob: Number.NEGATIVE_INFINITY,
 };
 
-/** Fills in the defaults. Throws RequestError for a name that nobody knows and for a value that makes no sense. */
+/**
+ * Fills in the defaults. Throws RequestError for a name that nobody knows and for a value that makes no
+ * sense.
+ */
 export function parsePolicy(options: PolicyOptions = {}): Policy {
   return merged(DEFAULT_POLICY, options, "the policy");
 }
@@ -159,7 +175,8 @@ function merged<T extends object>(defaults: T, options: unknown, where: string):
     const known: unknown = defaults[name as keyof T];
     if (typeof known === "object" && known !== null) return [name, merged(known, value, name)];
     const wrong = wrongIn(name, known, value);
-    if (wrong !== null) throw new RequestError(`${name} must be ${wrong}, not ${JSON.stringify(value)}`, name);
+    if (wrong !== null)
+      throw new RequestError(`${name} must be ${wrong}, not ${JSON.stringify(value)}`, name);
     return [name, value];
   });
   return { ...defaults, ...Object.fromEntries(values) };

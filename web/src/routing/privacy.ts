@@ -1,8 +1,14 @@
-/** Privacy belongs to the text: what a private request carried stays on the device, whoever carries it again. As in Python. */
+/**
+ * Privacy belongs to the text: what a private request carried stays on the device, whoever carries it again.
+ * As in Python.
+ */
 
 import type { Message } from "./openai.js";
 
-/** Characters from which a message is known again wherever it stands; shorter ones only as the beginning they were. */
+/**
+ * Characters from which a message is known again wherever it stands; shorter ones only as the beginning they
+ * were.
+ */
 const LONG = 32;
 /** Marks that are kept; those used longest ago are forgotten first. */
 const REMEMBERED = 20_000;
@@ -10,8 +16,8 @@ const REMEMBERED = 20_000;
 const QUOTE = 12;
 
 /**
- * Knows again what was private: by the conversation's id, by the messages it begins with, by each message of some length.
- * Texts are kept as hashes, in memory only.
+ * Knows again what was private: by the conversation's id, by the messages it begins with, by each message of
+ * some length. Texts are kept as hashes, in memory only.
  */
 export class PrivateTexts {
   readonly #marks = new Set<string>();
@@ -47,7 +53,8 @@ export function withoutQuotes(message: string, messages: readonly Message[]): st
   const said = message.slice(0, 2000);
   const quoted = messages.map(saidBy).some((text) => {
     if (text.length < QUOTE) return text.length >= 4 && said.includes(text);
-    for (let at = 0; at + QUOTE <= said.length; at++) if (text.includes(said.slice(at, at + QUOTE))) return true;
+    for (let at = 0; at + QUOTE <= said.length; at++)
+      if (text.includes(said.slice(at, at + QUOTE))) return true;
     return false;
   });
   return quoted ? "The message is left out, for it quotes the prompt." : said;
@@ -61,7 +68,10 @@ function keep(kept: Set<string>, item: string): void {
   if (kept.size > REMEMBERED && oldest !== undefined) kept.delete(oldest);
 }
 
-/** Marks of each beginning, and of each long message. What an application says to all (system) is nobody's secret. */
+/**
+ * Marks of each beginning, and of each long message. What an application says to all (system) is nobody's
+ * secret.
+ */
 function marksOf(messages: readonly Message[]): { readonly begun: string[]; readonly long: string[] } {
   const begun: string[] = [];
   const long: string[] = [];

@@ -53,7 +53,9 @@ export interface Ending {
   readonly failure: unknown;
 }
 
-/** The record of a plan and its end. Texts only where the policy allows them, and never of a private request. */
+/**
+ * The record of a plan and its end. Texts only where the policy allows them, and never of a private request.
+ */
 export function recordOf(plan: Plan, created: number, ending: Ending): DecisionRecord {
   const { id, request, device, cloud, policy, decision, would, messages } = plan;
   const { info, usage, ttft, seconds, finish, monitor, text, failure } = ending;

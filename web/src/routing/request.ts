@@ -1,4 +1,7 @@
-/** What the decision must know of a request, read off OpenAI's parameters: the same reading as Python's (routing/request.py). */
+/**
+ * What the decision must know of a request, read off OpenAI's parameters: the same reading as Python's
+ * (routing/request.py).
+ */
 
 import { RequestError } from "../both/errors.js";
 import { type HybridRequest, type Message, textOf } from "./openai.js";
@@ -28,17 +31,22 @@ const CHECKS: Readonly<Record<keyof Hints, readonly [(value: unknown) => boolean
 };
 
 /**
- * The one reading of a request's own words: `x_nearfar` at the top, in `extra_body` and (private) of a message. The fields of
- * `extra_body` become fields of the request. RequestError for any other place that looks like them, for what the client does
- * not do, and for what it does not know: a misspelt `private` must not pass.
+ * The one reading of a request's own words: `x_nearfar` at the top, in `extra_body` and (private) of a
+ * message. The fields of `extra_body` become fields of the request. RequestError for any other place that
+ * looks like them, for what the client does not do, and for what it does not know: a misspelt `private` must
+ * not pass.
  */
 export function hintsOf(asked: HybridRequest): Asked {
   const { extra_body, x_nearfar, ...rest } = asked;
   const extra = extra_body ?? {};
-  if (!isFields(extra)) throw new RequestError(`extra_body must be an object, not ${typeof extra}`, "extra_body");
+  if (!isFields(extra))
+    throw new RequestError(`extra_body must be an object, not ${typeof extra}`, "extra_body");
   const twice = ["messages", "stream", "signal", "extra_body"].filter((name) => name in extra);
   if (twice.length > 0)
-    throw new RequestError(`extra_body must not have ${twice.join(", ")}: give it beside extra_body`, "extra_body");
+    throw new RequestError(
+      `extra_body must not have ${twice.join(", ")}: give it beside extra_body`,
+      "extra_body",
+    );
   const { x_nearfar: inner, ...fields } = extra;
   const request: HybridRequest = { ...rest, ...fields };
   noStrangers(request, "the request");
@@ -63,26 +71,37 @@ function parsed(data: unknown): Hints {
     throw new RequestError(`x_nearfar must be an object with ${Object.keys(CHECKS).join(", ")}`, "x_nearfar");
   const given = Object.entries(data ?? {}).filter(([, value]) => value !== null && value !== undefined);
   const unknown = given.map(([name]) => name).filter((name) => !Object.hasOwn(CHECKS, name));
-  if (unknown.length > 0) throw new RequestError(`x_nearfar has no field ${unknown.sort().join(", ")}`, "x_nearfar");
+  if (unknown.length > 0)
+    throw new RequestError(`x_nearfar has no field ${unknown.sort().join(", ")}`, "x_nearfar");
   for (const [name, value] of given) {
     const [right, words] = CHECKS[name as keyof Hints];
     if (!right(value))
       throw new RequestError(`x_nearfar.${name} must be ${words}, not ${JSON.stringify(value)}`, "x_nearfar");
   }
-  return { mode: null, private: false, conversation: null, expected_tokens: null, ...Object.fromEntries(given) };
+  return {
+    mode: null,
+    private: false,
+    conversation: null,
+    expected_tokens: null,
+    ...Object.fromEntries(given),
+  };
 }
 
 function noStrangers(given: object, where: string): void {
   for (const name of Object.keys(given))
     if (name === "private" || name === "hints" || (name.startsWith("x_") && name !== "x_nearfar"))
-      throw new RequestError(`${where} has no field ${name}; what it says of its routing goes into x_nearfar`, name);
+      throw new RequestError(
+        `${where} has no field ${name}; what it says of its routing goes into x_nearfar`,
+        name,
+      );
 }
 
 /** All of them; private if one says so. */
 function together(said: readonly Hints[]): Hints {
   const one = <Name extends keyof Hints>(name: Name): Hints[Name] | null => {
     const values = new Set(said.map((hints) => hints[name]).filter((value) => value !== null));
-    if (values.size > 1) throw new RequestError(`x_nearfar.${name} is given twice, and not the same`, "x_nearfar");
+    if (values.size > 1)
+      throw new RequestError(`x_nearfar.${name} is given twice, and not the same`, "x_nearfar");
     const [value = null] = values;
     return value;
   };
@@ -96,7 +115,8 @@ function together(said: readonly Hints[]): Hints {
 
 function checked(request: HybridRequest): HybridRequest {
   const { n, max_tokens, max_completion_tokens } = request as HybridRequest & { n?: number | null };
-  if ((n ?? 1) !== 1) throw new RequestError("n: the hybrid client gives one answer a request; ask several times", "n");
+  if ((n ?? 1) !== 1)
+    throw new RequestError("n: the hybrid client gives one answer a request; ask several times", "n");
   if (request.continue_final_message)
     throw new RequestError(
       "continue_final_message is the hybrid client's own means; ask a side directly",
@@ -119,7 +139,11 @@ export function featuresOf(request: HybridRequest): Feature[] {
   const format = request.response_format?.type;
   if (format === "json_schema" || format === "json_object") features.push(format);
   else if (format === "grammar" || format === "regex") features.push("grammar");
-  if (request.messages.some(({ content }) => Array.isArray(content) && content.some(({ type }) => type !== "text")))
+  if (
+    request.messages.some(
+      ({ content }) => Array.isArray(content) && content.some(({ type }) => type !== "text"),
+    )
+  )
     features.push("images");
   if (request.logprobs) features.push("logprobs");
   if (request.reasoning_effort) features.push("reasoning");
@@ -131,7 +155,10 @@ export function isPlain(request: HybridRequest): boolean {
   return !request.tools?.length && (request.response_format?.type ?? "text") === "text";
 }
 
-/** What a model that nobody asked yet makes of messages, in tokens: four letters each, and each message's frame. */
+/**
+ * What a model that nobody asked yet makes of messages, in tokens: four letters each, and each message's
+ * frame.
+ */
 export function estimateTokens(messages: readonly Message[]): number {
   return messages.reduce((sum, message) => sum + Math.ceil(textOf(message).length / 4) + 4, 0);
 }

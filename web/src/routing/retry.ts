@@ -5,7 +5,8 @@ import { DEFAULT_POLICY, type RetryOptions } from "./policy.js";
 /**
  * Seconds to wait before the retry `attempt` (0 is the first); null: do not try again.
  *
- * "Full jitter": `random` is uniform in [0, 1). What Retry-After asks for (seconds) is waited in full, and the jitter after it.
+ * "Full jitter": `random` is uniform in [0, 1). What Retry-After asks for (seconds) is waited in full, and
+ * the jitter after it.
  */
 export function backoff(
   attempt: number,

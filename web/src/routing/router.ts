@@ -1,4 +1,7 @@
-/** What all requests of a client share: both sides, their breakers and speeds, budgets, the threshold, conversations. */
+/**
+ * What all requests of a client share: both sides, their breakers and speeds, budgets, the threshold,
+ * conversations.
+ */
 
 import { CloudError, DeviceError } from "../both/errors.js";
 import { Breaker, type Pass } from "./breaker.js";
@@ -18,7 +21,15 @@ import { type Asked, estimateTokens, featuresOf, limitOf } from "./request.js";
 import { RetryBudget } from "./retry.js";
 import type { Scorer } from "./scorer.js";
 import { type SpeedRecord, Speeds } from "./speed.js";
-import type { CloudState, ConversationState, Decision, DeviceState, Feature, RouteRequest, Side } from "./types.js";
+import type {
+  CloudState,
+  ConversationState,
+  Decision,
+  DeviceState,
+  Feature,
+  RouteRequest,
+  Side,
+} from "./types.js";
 import { childController } from "./wait.js";
 
 /** What is kept from visit to visit. */
@@ -71,7 +82,10 @@ export interface Plan {
   readonly ticket: Ticket;
 }
 
-/** How a side's part ended: whole, left by us or the caller, refused by the side as a wrong request, or failed. */
+/**
+ * How a side's part ended: whole, left by us or the caller, refused by the side as a wrong request, or
+ * failed.
+ */
 export type Settled = "ok" | "left" | "refused" | Error;
 
 /** A call to one side on its way: what its breaker and the ledger must hear of its end. */
@@ -98,7 +112,9 @@ export class Router {
   readonly records: Records;
   readonly speeds: Record<Side, Speeds>;
   retries: RetryBudget;
-  /** The device has answered once: its kernels are compiled, and what is measured from now on is its speed. */
+  /**
+   * The device has answered once: its kernels are compiled, and what is measured from now on is its speed.
+   */
   warm = false;
   scorer: Scorer | null;
   readonly #ledger: Ledger;
@@ -126,7 +142,10 @@ export class Router {
     this.#hints = options.hints ?? new PlatformHints();
     this.records = new Records(RECORDS_KEPT, options.onRecord ?? (() => undefined));
     this.retries = new RetryBudget(this.#policy.retry);
-    this.#breakers = { device: new Breaker(this.#policy.device_breaker), cloud: new Breaker(this.#policy.breaker) };
+    this.#breakers = {
+      device: new Breaker(this.#policy.device_breaker),
+      cloud: new Breaker(this.#policy.breaker),
+    };
     this.device = options.device ?? null;
     this.cloud = options.cloud ?? null;
   }
@@ -164,7 +183,10 @@ export class Router {
     this.#cloud = cloud && new Cloud(cloud, policy.timeouts);
   }
 
-  /** Decides for a request and lets it in. Asks nobody but the device. Throws RouteError where no side may answer. */
+  /**
+   * Decides for a request and lets it in. Asks nobody but the device. Throws RouteError where no side may
+   * answer.
+   */
   async plan({ request, hints }: Asked): Promise<Plan> {
     const { mode, conversation, expected_tokens } = hints;
     const { messages } = request;
@@ -195,7 +217,16 @@ export class Router {
     if (difficulty !== null) this.#threshold?.observe(difficulty);
     const { shadow } = policy;
     const decision = shadow ? decide(preferring(shadow, routed, policy), device, cloud, policy) : real;
-    const made = { id: crypto.randomUUID(), messages, request: routed, conversation, policy, device, cloud, decision };
+    const made = {
+      id: crypto.randomUUID(),
+      messages,
+      request: routed,
+      conversation,
+      policy,
+      device,
+      cloud,
+      decision,
+    };
     if (decision.route === null) throw noRoute(decision.reasons);
     this.retries.request();
     return { ...made, would: shadow && real, ticket: this.#ticket(made, decision.route) };
@@ -213,7 +244,11 @@ export class Router {
   /** A side's part of an answer. */
   open({ side }: Ticket, request: HybridRequest, plan: Plan, parent: AbortSignal): Leg {
     const controller = childController(parent);
-    return { side, pieces: this.#pieces(side, request, plan, controller.signal), abort: () => controller.abort() };
+    return {
+      side,
+      pieces: this.#pieces(side, request, plan, controller.signal),
+      abort: () => controller.abort(),
+    };
   }
 
   /** A call ended, well or with an error; null: it was left. Gives what it cost: `used` counts. */
@@ -240,13 +275,17 @@ export class Router {
   }
 
   /** What the cloud charges for these tokens. */
-  price({ policy, cloud }: Pick<Plan, "policy" | "cloud">, { prompt_tokens, completion_tokens }: Usage): number {
+  price(
+    { policy, cloud }: Pick<Plan, "policy" | "cloud">,
+    { prompt_tokens, completion_tokens }: Usage,
+  ): number {
     return costOf(prompt_tokens, completion_tokens, cloud, policy);
   }
 
   /** An answer is there: the conversation's place, and what is kept from visit to visit. */
   remember({ conversation, request }: Plan, route: Side, tokens: number, answer: string): void {
-    if (request.private && answer !== "") this.#private.remember([{ role: "assistant", content: answer }], null);
+    if (request.private && answer !== "")
+      this.#private.remember([{ role: "assistant", content: answer }], null);
     if (conversation !== null) {
       const before = this.#memory.get(conversation);
       const cloudTime = route === "cloud" ? now() : (before?.cloudTime ?? 0);
@@ -282,7 +321,8 @@ export class Router {
     const breaker = this.#breakers[side];
     const { prompt_tokens, max_tokens } = plan.request;
     const most = { prompt_tokens, completion_tokens: max_tokens, total_tokens: prompt_tokens + max_tokens };
-    const reservation = side === "cloud" ? this.#ledger.reserve(plan.conversation, this.price(plan, most)) : null;
+    const reservation =
+      side === "cloud" ? this.#ledger.reserve(plan.conversation, this.price(plan, most)) : null;
     // A device that rests is asked all the same where only it may answer.
     return { side, pass: breaker.begin(now()) ?? "request", breaker, reservation, ended: false };
   }
@@ -314,7 +354,9 @@ export class Router {
 
   #makeThreshold(kept: Partial<ThresholdRecord>): Threshold | null {
     const { target_share, difficulty_threshold, calibration } = this.#policy;
-    return target_share === null ? null : Threshold.restored(kept, target_share, difficulty_threshold, calibration);
+    return target_share === null
+      ? null
+      : Threshold.restored(kept, target_share, difficulty_threshold, calibration);
   }
 
   #deviceState(request: RouteRequest): DeviceState {

@@ -1,4 +1,7 @@
-/** The difficulty model as the client takes it. Its code comes with its weights, and only where they are asked for. */
+/**
+ * The difficulty model as the client takes it. Its code comes with its weights, and only where they are asked
+ * for.
+ */
 
 import type { DifficultyModel } from "./difficulty.js";
 import type { Message } from "./openai.js";
@@ -12,7 +15,10 @@ export interface Difficulty extends Scorer {
   score(prompt: string): number;
 }
 
-/** Loads the difficulty model from its address (`nearfar/routing/difficulty.json` in the package), or takes it as it is. */
+/**
+ * Loads the difficulty model from its address (`nearfar/routing/difficulty.json` in the package), or takes it
+ * as it is.
+ */
 export async function loadDifficulty(source: DifficultyModel | URL | string): Promise<Difficulty> {
   const { loadDifficulty: load, messagesToPrompt } = await import("./difficulty.js");
   const model = await load(source);

@@ -7,7 +7,10 @@ import { CloudError } from "../both/errors.js";
 /** Characters that one event may have: an answer's pieces are small, and a cloud may be hostile. */
 const LARGEST = 1 << 22;
 
-/** The JSON values of a body's events. Leaving the loop cancels the body. CloudError ("shape") for what is none. */
+/**
+ * The JSON values of a body's events. Leaving the loop cancels the body. CloudError ("shape") for what is
+ * none.
+ */
 export async function* events(body: ReadableStream<Uint8Array>): AsyncGenerator<unknown> {
   const reader = body.getReader();
   const decoder = new TextDecoder();
@@ -30,7 +33,8 @@ export async function* events(body: ReadableStream<Uint8Array>): AsyncGenerator<
         if (data === "[DONE]") return;
         yield parsed(data);
       }
-      if (tooLarge) throw new CloudError(`The cloud sent an event of more than ${LARGEST} characters.`, "shape");
+      if (tooLarge)
+        throw new CloudError(`The cloud sent an event of more than ${LARGEST} characters.`, "shape");
     }
   } finally {
     // On an abort the body has failed already.

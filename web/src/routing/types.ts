@@ -1,11 +1,24 @@
-/** What the decision is made from, and what it is. The names are those of the shared JSON vectors and of Python. */
+/**
+ * What the decision is made from, and what it is. The names are those of the shared JSON vectors and of
+ * Python.
+ */
 
 export type Side = "device" | "cloud";
 export const MODES = ["device_only", "prefer_device", "auto", "prefer_cloud", "cloud_only"] as const;
 export type Mode = (typeof MODES)[number];
-export type Feature = "tools" | "json_schema" | "json_object" | "grammar" | "images" | "logprobs" | "reasoning";
+export type Feature =
+  | "tools"
+  | "json_schema"
+  | "json_object"
+  | "grammar"
+  | "images"
+  | "logprobs"
+  | "reasoning";
 
-/** Where a conversation was answered last, what each side has of it in its cache (tokens), and what it has cost. */
+/**
+ * Where a conversation was answered last, what each side has of it in its cache (tokens), and what it has
+ * cost.
+ */
 export interface ConversationState {
   readonly last_route: Side | null;
   readonly cached_device: number;
@@ -43,7 +56,10 @@ export interface DeviceState {
   readonly here: boolean;
 }
 
-/** The cloud now. Times in seconds, prices per million tokens; `round_trip` is the TTFT of a prompt that costs nothing. */
+/**
+ * The cloud now. Times in seconds, prices per million tokens; `round_trip` is the TTFT of a prompt that costs
+ * nothing.
+ */
 export interface CloudState {
   readonly available: boolean;
   readonly why: string | null;
@@ -60,7 +76,9 @@ export interface CloudState {
   readonly price_out: number;
 }
 
-/** One reason: docs/routing.md lists the codes. `value` is what was found, `limit` what it was held against. */
+/**
+ * One reason: docs/routing.md lists the codes. `value` is what was found, `limit` what it was held against.
+ */
 export interface Reason {
   readonly code: string;
   readonly side: Side | null;
@@ -86,7 +104,12 @@ export interface Decision {
   readonly cost: number;
 }
 
-export const NO_CONVERSATION: ConversationState = { last_route: null, cached_device: 0, cached_cloud: 0, spent: 0 };
+export const NO_CONVERSATION: ConversationState = {
+  last_route: null,
+  cached_device: 0,
+  cached_cloud: 0,
+  spent: 0,
+};
 
 export function reason(
   code: string,

@@ -8,8 +8,9 @@ const SUSPENDED_MS = 1000;
 const GRACE_MS = 2000;
 
 /**
- * The promise's value, or after `seconds` a rejection with what `late` makes. Where the page itself was suspended meanwhile
- * (frozen tab, sleeping machine), the peer was perhaps too, so it gets a short grace. With an AbortError when `signal` says so.
+ * The promise's value, or after `seconds` a rejection with what `late` makes. Where the page itself was
+ * suspended meanwhile (frozen tab, sleeping machine), the peer was perhaps too, so it gets a short grace.
+ * With an AbortError when `signal` says so.
  */
 export function within<T>(
   promise: Promise<T>,

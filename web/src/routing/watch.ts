@@ -34,11 +34,13 @@ export class Watch {
   push(piece: Piece): Reason | null {
     const [choice] = piece.choices;
     if (!this.on || !choice || ends(piece)) return null;
-    const tokens: WatchedToken[] = (choice.logprobs?.content ?? []).map(({ token, logprob, top_logprobs }) => ({
-      text: token,
-      logprob,
-      top: top_logprobs.map((other) => other.logprob),
-    }));
+    const tokens: WatchedToken[] = (choice.logprobs?.content ?? []).map(
+      ({ token, logprob, top_logprobs }) => ({
+        text: token,
+        logprob,
+        top: top_logprobs.map((other) => other.logprob),
+      }),
+    );
     const text = choice.delta.content ?? "";
     if (tokens.length === 0 && text !== "") tokens.push({ text, logprob: null, top: [] });
     for (const token of tokens) {

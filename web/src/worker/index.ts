@@ -1,5 +1,12 @@
 import { DeviceError, type ErrorRecord, toErrorRecord } from "../both/errors.js";
-import type { AnswerEvent, FromWorker, LoadProgress, LoadSettings, Prompt, ToWorker } from "../both/messages.js";
+import type {
+  AnswerEvent,
+  FromWorker,
+  LoadProgress,
+  LoadSettings,
+  Prompt,
+  ToWorker,
+} from "../both/messages.js";
 import { Session } from "./session.js";
 
 /** The dedicated worker's entry: loads one model and answers until it is disposed. */

@@ -39,13 +39,18 @@ export function planNames({ weights, buffers }: Manifest, { kernels, workspace }
   return { kernels, args: new Set(args) };
 }
 
-/** The plan of one bucket of the function `name`; throws ArtifactError where it is not that, or launches what there is not. */
+/**
+ * The plan of one bucket of the function `name`; throws ArtifactError where it is not that, or launches what
+ * there is not.
+ */
 export function parsePlan(text: string, name: FunctionName, bucket: FunctionEntry, names: PlanNames): Plan {
   const root = parseJson<PlanRecord>(text, bucket.plan);
   const stated = `${root.at("function").string()} ${root.at("size").int()} ${root.at("rows").int()}`;
   const expected = `${name} ${bucket.size} ${bucket.rows}`;
   if (stated !== expected)
-    throw new ArtifactError(`${bucket.plan} is the plan of ${stated}, not of ${expected}. Upload the artifact again.`);
+    throw new ArtifactError(
+      `${bucket.plan} is the plan of ${stated}, not of ${expected}. Upload the artifact again.`,
+    );
   return { launches: root.at("launches").list((launch) => readLaunch(launch, names)) };
 }
 
@@ -54,7 +59,8 @@ function readLaunch(launch: Field<LaunchRecord>, { kernels, args: known }: PlanN
   const [x, y, z, ...more] = launch.at("grid").list((extent) => extent.int(1));
   const args = launch.at("args").list((arg) => readArg(arg, known));
   const entry = kernels.get(kernel);
-  if (!entry) throw new ArtifactError(`${launch.path} names the kernel ${kernel}, which manifest.json does not list.`);
+  if (!entry)
+    throw new ArtifactError(`${launch.path} names the kernel ${kernel}, which manifest.json does not list.`);
   if (entry.access.length !== args.length)
     throw new ArtifactError(
       `${launch.path} gives ${kernel} ${args.length} arguments; it takes ${entry.access.length}.`,
@@ -69,6 +75,7 @@ function readArg(arg: Field<string>, known: ReadonlySet<string>): PlanArg {
   const colon = text.indexOf(":");
   const space = SPACES.find((name) => name === text.slice(0, colon));
   if (!space) throw new ArtifactError(`${arg.path} is "${text}"; known spaces are ${SPACES.join(", ")}.`);
-  if (!known.has(text)) throw new ArtifactError(`${arg.path} is "${text}", which manifest.json does not list.`);
+  if (!known.has(text))
+    throw new ArtifactError(`${arg.path} is "${text}", which manifest.json does not list.`);
   return { space, name: text.slice(colon + 1) };
 }

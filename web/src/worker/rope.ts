@@ -1,8 +1,13 @@
 /**
- * Row p: cos(p·f) for each frequency f, then sin(p·f), times `scale`; where f is 0 nothing is rotated, nor scaled. The
- * products and functions are taken in float64 and rounded once, so that every runtime has the same table.
+ * Row p: cos(p·f) for each frequency f, then sin(p·f), times `scale`; where f is 0 nothing is rotated, nor
+ * scaled. The products and functions are taken in float64 and rounded once, so that every runtime has the
+ * same table.
  */
-export function ropeTable(invFreq: Float32Array, scale: number, positions: number): Float32Array<ArrayBuffer> {
+export function ropeTable(
+  invFreq: Float32Array,
+  scale: number,
+  positions: number,
+): Float32Array<ArrayBuffer> {
   const half = invFreq.length;
   const table = new Float32Array(positions * 2 * half);
   for (let p = 0; p < positions; p++) {

@@ -110,7 +110,8 @@ export class Session {
         throw new RequestError(`n must be at least 1 and at most ${MAX_CHOICES}, not ${n}`, "n");
       const params = parseSampling(options, logprobs, this.manifest.model.vocabSize);
       const prompt = this.#encode(request.prompt);
-      // A plain prompt's answer continues its text; a chat's answer begins a new one, unless it is the rest of one.
+      // A plain prompt's answer continues its text; a chat's answer begins a new one, unless it is the rest
+      // of one.
       const context = request.prompt.kind === "text" || request.prompt.continueLast ? prompt : [];
       const answer = new Answer(this.codec, params, context, n, tell, (stats) => this.#ended(id, stats));
       this.#requests.set(id, []);
@@ -141,7 +142,8 @@ export class Session {
   }
 
   #encode(prompt: Prompt): number[] {
-    if (prompt.kind === "chat") return this.codec.chat(prompt.messages, { continueLast: prompt.continueLast });
+    if (prompt.kind === "chat")
+      return this.codec.chat(prompt.messages, { continueLast: prompt.continueLast });
     const tokens = this.codec.encode(prompt.text);
     const { bosTokenId } = this.manifest.model;
     return tokens.length === 0 && bosTokenId !== null ? [bosTokenId] : tokens;
@@ -158,7 +160,10 @@ function decodeRate({ completionTokens, decode }: RequestStats): number {
   return decode > 0 ? ((completionTokens - 1) * 1000) / decode : 0;
 }
 
-/** The tokenizer comes by dynamic import: it is a third of the code and is wanted only once the weights are on their way. */
+/**
+ * The tokenizer comes by dynamic import: it is a third of the code and is wanted only once the weights are on
+ * their way.
+ */
 async function loadCodec(base: URL, manifest: Manifest, signal: AbortSignal): Promise<TextCodec> {
   const read = async (name: string): Promise<string | null> => {
     const entry = manifest.tokenizerFiles.find(({ file }) => file.endsWith(`/${name}`));
@@ -170,7 +175,8 @@ async function loadCodec(base: URL, manifest: Manifest, signal: AbortSignal): Pr
     read("tokenizer_config.json"),
     read("chat_template.jinja"),
   ]);
-  if (tokenizer === null) throw new ArtifactError("The artifact has no tokenizer/tokenizer.json. Build it again.");
+  if (tokenizer === null)
+    throw new ArtifactError("The artifact has no tokenizer/tokenizer.json. Build it again.");
   const files = {
     tokenizerJson: JSON.parse(tokenizer) as unknown,
     tokenizerConfig: JSON.parse(config ?? "{}") as unknown,

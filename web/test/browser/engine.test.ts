@@ -33,14 +33,18 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
 
   beforeEach(async () => {
     artifact = toyArtifact();
-    server = await serve(async (path) => artifact.files.get(path.replace(/^toy\//, "")) ?? (await distFile(path)));
+    server = await serve(
+      async (path) => artifact.files.get(path.replace(/^toy\//, "")) ?? (await distFile(path)),
+    );
     const context = await browser.newContext();
     page = await context.newPage();
     await page.goto(server.url.href);
     await importPackage(new URL("dist/index.js", server.url));
   });
 
-  /** By a script of the page itself: the test runner rewrites imports in functions that are sent to the page. */
+  /**
+   * By a script of the page itself: the test runner rewrites imports in functions that are sent to the page.
+   */
   async function importPackage(url: URL): Promise<void> {
     const content = `import * as nearfar from "${url}"; globalThis.nearfarPackage = nearfar;`;
     await page.evaluate(() => Reflect.deleteProperty(globalThis, "nearfarPackage"));
@@ -57,7 +61,9 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
     const prompts = ["", "H", "Hello, world", "x".repeat(100), "Hello, world!"];
     const result = await page.evaluate(async (texts) => {
       const progress: nearfar.LoadProgress[] = [];
-      const engine = await nearfarPackage.createEngine("/toy/", { onProgress: (event) => progress.push(event) });
+      const engine = await nearfarPackage.createEngine("/toy/", {
+        onProgress: (event) => progress.push(event),
+      });
       const answers = await Promise.all(
         texts.map((prompt) => engine.completions.create({ prompt, max_tokens: 50, temperature: 0 })),
       );
@@ -68,7 +74,11 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
     expect(result.answers.map(({ choices }) => choices[0]?.text)).toEqual(
       prompts.map((text) => expectedText(text, 50)),
     );
-    expect(result.answers[2]?.usage).toMatchObject({ prompt_tokens: 12, completion_tokens: 50, total_tokens: 62 });
+    expect(result.answers[2]?.usage).toMatchObject({
+      prompt_tokens: 12,
+      completion_tokens: 50,
+      total_tokens: 62,
+    });
     expect(result.model).toMatchObject({
       name: "toy",
       program: "f32",
@@ -98,7 +108,10 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
       const controller = new AbortController();
       let aborted = "";
       try {
-        for await (const chunk of await engine.completions.create({ ...request, signal: controller.signal })) {
+        for await (const chunk of await engine.completions.create({
+          ...request,
+          signal: controller.signal,
+        })) {
           if (chunk.choices[0]?.text) controller.abort();
         }
       } catch (error) {
@@ -121,7 +134,9 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
     const load = (): Promise<string[]> =>
       page.evaluate(async () => {
         const warnings: string[] = [];
-        const engine = await nearfarPackage.createEngine("/toy/", { onWarning: (message) => warnings.push(message) });
+        const engine = await nearfarPackage.createEngine("/toy/", {
+          onWarning: (message) => warnings.push(message),
+        });
         const { choices } = await engine.completions.create({ prompt: "q", max_tokens: 9, temperature: 0 });
         await engine.dispose();
         return [choices[0]?.text ?? "", ...warnings];
@@ -159,37 +174,61 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
           return { name: known ? error.name : "unknown", message: String(error) };
         }
       });
-    server.intercept = (path, response) => path.endsWith("00001.bin") && Boolean(response.end(new Uint8Array(512)));
-    expect(await attempt()).toEqual({ name: "ArtifactError", message: expect.stringMatching(/00001\.bin.*corrupt/) });
+    server.intercept = (path, response) =>
+      path.endsWith("00001.bin") && Boolean(response.end(new Uint8Array(512)));
+    expect(await attempt()).toEqual({
+      name: "ArtifactError",
+      message: expect.stringMatching(/00001\.bin.*corrupt/),
+    });
     server.intercept = () => false;
     artifact.files.delete("weights/00002.bin");
-    expect(await attempt()).toEqual({ name: "ArtifactError", message: expect.stringMatching(/00002\.bin.*HTTP 404/) });
+    expect(await attempt()).toEqual({
+      name: "ArtifactError",
+      message: expect.stringMatching(/00002\.bin.*HTTP 404/),
+    });
     artifact = toyArtifact();
     // What a CDN does that still has the plan of an earlier build.
-    const stale = new TextEncoder().encode(`${new TextDecoder().decode(artifact.files.get("plans/f32/step.1.json"))} `);
+    const stale = new TextEncoder().encode(
+      `${new TextDecoder().decode(artifact.files.get("plans/f32/step.1.json"))} `,
+    );
     artifact.files.set("plans/f32/step.1.json", stale);
     expect(await attempt()).toEqual({
       name: "ArtifactError",
       message: expect.stringMatching(/step\.1\.json is corrupt/),
     });
     artifact = toyArtifact();
-    const edited = new TextDecoder().decode(artifact.files.get("manifest.json")).replace('"scale": 1', '"scale": 2');
+    const edited = new TextDecoder()
+      .decode(artifact.files.get("manifest.json"))
+      .replace('"scale": 1', '"scale": 2');
     artifact.files.set("manifest.json", new TextEncoder().encode(edited));
     expect(await attempt()).toEqual({
       name: "ArtifactError",
       message: expect.stringMatching(/not as the build wrote/),
     });
     artifact = toyArtifact({ features: ["shader-f16"] });
-    expect(await attempt()).toEqual({ name: "DeviceError", message: expect.stringMatching(/f32: shader-f16/) });
+    expect(await attempt()).toEqual({
+      name: "DeviceError",
+      message: expect.stringMatching(/f32: shader-f16/),
+    });
     artifact = toyArtifact();
     artifact.files.delete("manifest.json");
-    expect(await attempt()).toEqual({ name: "ArtifactError", message: expect.stringMatching(/manifest\.json.*404/) });
+    expect(await attempt()).toEqual({
+      name: "ArtifactError",
+      message: expect.stringMatching(/manifest\.json.*404/),
+    });
 
     artifact = toyArtifact();
     const refused = await page.evaluate(async () => {
       const engine = await nearfarPackage.createEngine("/toy/");
       const params: (string | null)[] = [];
-      const options = [{ temperature: -1 }, { top_p: 0 }, { n: 0 }, { prompt: "x".repeat(256) }, { logprobs: 21 }, {}];
+      const options = [
+        { temperature: -1 },
+        { top_p: 0 },
+        { n: 0 },
+        { prompt: "x".repeat(256) },
+        { logprobs: 21 },
+        {},
+      ];
       for (const option of options) {
         try {
           await engine.completions.create({ prompt: "x", temperature: 0, max_tokens: 1, ...option });
@@ -255,7 +294,9 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
       return true;
     };
     const failed = page.evaluate(async () => {
-      const imports = ["patch.js", "dist/worker.js"].map((path) => `import "${new URL(path, location.href)}";`);
+      const imports = ["patch.js", "dist/worker.js"].map(
+        (path) => `import "${new URL(path, location.href)}";`,
+      );
       const blob = URL.createObjectURL(new Blob(imports, { type: "text/javascript" }));
       const worker = (): Worker => new Worker(blob, { type: "module" });
       const engine = await nearfarPackage.createEngine("/toy/", { worker });
@@ -306,7 +347,10 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
       const [type, body] =
         path === "strict"
           ? ["text/html", `<!doctype html><script type="module" src="strict.js"></script>`]
-          : ["text/javascript", `import * as nearfar from "/dist/index.js"; globalThis.nearfarPackage = nearfar;`];
+          : [
+              "text/javascript",
+              `import * as nearfar from "/dist/index.js"; globalThis.nearfarPackage = nearfar;`,
+            ];
       response.writeHead(200, { "content-type": type, "content-security-policy": policy }).end(body);
       return true;
     };

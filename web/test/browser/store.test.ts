@@ -33,7 +33,13 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
   beforeAll(async () => {
     await builtPackage();
     const entry = { contents: `export * from "./src/worker/store/shard-cache.ts"`, resolveDir: ROOT };
-    const made = await build({ stdin: entry, bundle: true, format: "iife", globalName: "shardStore", write: false });
+    const made = await build({
+      stdin: entry,
+      bundle: true,
+      format: "iife",
+      globalName: "shardStore",
+      write: false,
+    });
     code = made.outputFiles[0]?.text ?? "";
     browser = await openChromium();
   }, 60_000);
@@ -65,7 +71,9 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
   const load = (page: Page, name: string): Promise<string[]> =>
     page.evaluate(async (path) => {
       const warnings: string[] = [];
-      const engine = await nearfarPackage.createEngine(path, { onWarning: (message) => warnings.push(message) });
+      const engine = await nearfarPackage.createEngine(path, {
+        onWarning: (message) => warnings.push(message),
+      });
       await engine.dispose();
       return warnings;
     }, `/${name}/`);
@@ -79,7 +87,9 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
     }, directory);
 
   const shardsOf = (...names: string[]): string[] => {
-    const texts = names.map((name) => new TextDecoder().decode(artifacts.get(name)?.files.get("manifest.json")));
+    const texts = names.map((name) =>
+      new TextDecoder().decode(artifacts.get(name)?.files.get("manifest.json")),
+    );
     const lists = texts.map((text) => JSON.parse(text) as { weights: { shards: { sha256: string }[] } });
     return [...new Set(lists.flatMap(({ weights }) => weights.shards.map(({ sha256 }) => sha256)))].sort();
   };
@@ -136,7 +146,14 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
         await stream.close();
       };
       await spoil("nearfar-shards", "abc.123.part", "half");
-      for (const [i, text] of ["", "null", "[]", "{", '{"shards":5,"used":1}', '{"shards":[1],"used":1}'].entries())
+      for (const [i, text] of [
+        "",
+        "null",
+        "[]",
+        "{",
+        '{"shards":5,"used":1}',
+        '{"shards":[1],"used":1}',
+      ].entries())
         await spoil("nearfar-lists", `spoiled-${i}`, text);
     });
     expect(await load(second, "toy")).toEqual([]);

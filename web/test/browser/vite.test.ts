@@ -33,7 +33,10 @@ describe.skipIf(!CHROMIUM).each(["vite6", "vite7"])("the dev server of %s", { ti
       await mkdir(dirname(join(app, path)), { recursive: true });
       await writeFile(join(app, path), content);
     };
-    await write("package.json", JSON.stringify({ name: "app", type: "module", dependencies: { nearfar: "*" } }));
+    await write(
+      "package.json",
+      JSON.stringify({ name: "app", type: "module", dependencies: { nearfar: "*" } }),
+    );
     await write("index.html", `<!doctype html><body><script type="module" src="/main.js"></script>`);
     await write("main.js", APP);
     for (const [path, bytes] of toyArtifact().files) await write(`public/toy/${path}`, bytes);
@@ -57,12 +60,16 @@ describe.skipIf(!CHROMIUM).each(["vite6", "vite7"])("the dev server of %s", { ti
     await server.listen();
     const page = await browser.newPage();
     try {
-      const failed = new Promise<string>((resolve) => page.on("pageerror", (error) => resolve(String(error))));
+      const failed = new Promise<string>((resolve) =>
+        page.on("pageerror", (error) => resolve(String(error))),
+      );
       await page.goto(server.resolvedUrls?.local[0] ?? "");
       const done = page.waitForFunction(() => document.title === "done", null, { timeout: 90_000 });
       expect(await Promise.race([failed, done.then(() => "done")])).toBe("done");
       const ids = [..."Hello"].map((character) => character.charCodeAt(0) - 31);
-      const text = expectedTokens(ids, COUNT, TOY_VOCAB).map((id) => (id === 96 ? "" : String.fromCharCode(id + 31)));
+      const text = expectedTokens(ids, COUNT, TOY_VOCAB).map((id) =>
+        id === 96 ? "" : String.fromCharCode(id + 31),
+      );
       expect(await page.evaluate(() => document.body.textContent?.trim())).toBe(text.join("").trim());
     } finally {
       await page.close();

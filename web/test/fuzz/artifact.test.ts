@@ -12,7 +12,20 @@ import { effort } from "./effort.js";
 
 /** Values that a hostile or broken file puts in the place of a good one. */
 const strange = fc.oneof(
-  fc.constantFrom(null, true, "", "a", 0, -1, 1.5, 1e308, 2 ** 53, "..", "weights/00000.bin", "rope.inv_freq"),
+  fc.constantFrom(
+    null,
+    true,
+    "",
+    "a",
+    0,
+    -1,
+    1.5,
+    1e308,
+    2 ** 53,
+    "..",
+    "weights/00000.bin",
+    "rope.inv_freq",
+  ),
   fc.jsonValue({ maxDepth: 3 }),
 );
 
@@ -27,7 +40,8 @@ function placesOf(value: unknown, path: readonly string[] = []): (readonly strin
 /** A copy with something else at a place; undefined removes it. */
 function changed(value: unknown, [key, ...rest]: readonly string[], to: unknown): unknown {
   if (key === undefined) return to;
-  if (Array.isArray(value)) return value.map((item, i) => (String(i) === key ? changed(item, rest, to) : item));
+  if (Array.isArray(value))
+    return value.map((item, i) => (String(i) === key ? changed(item, rest, to) : item));
   const { [key]: old, ...others } = value as Json;
   const item = changed(old, rest, to);
   return item === undefined ? others : { ...others, [key]: item };
@@ -67,7 +81,8 @@ describe("what an artifact's files may say", () => {
         if (!manifest) return;
         const { weights, model, programs } = manifest;
         expect(weights.shards.reduce((sum, { bytes }) => sum + bytes, 0)).toBe(weights.bytes);
-        for (const { offset, bytes } of weights.tensors) expect(offset + bytes).toBeLessThanOrEqual(weights.bytes);
+        for (const { offset, bytes } of weights.tensors)
+          expect(offset + bytes).toBeLessThanOrEqual(weights.bytes);
         for (const token of model.eosTokenIds) expect(token).toBeLessThan(model.vocabSize);
         for (const { functions } of programs)
           expect(functions.step.length * functions.greedy.length).toBeGreaterThan(0);
@@ -93,7 +108,9 @@ describe("what an artifact's files may say", () => {
         fc.string({ unit: "grapheme-ascii", minLength: 1, maxLength: 1 }),
         async (at, other) => {
           fc.pre(text[at] !== other);
-          await expect(openManifest(text.slice(0, at) + other + text.slice(at + 1))).rejects.toThrow(ArtifactError);
+          await expect(openManifest(text.slice(0, at) + other + text.slice(at + 1))).rejects.toThrow(
+            ArtifactError,
+          );
         },
       ),
       effort(500),

@@ -27,14 +27,21 @@ const bytesLike = (shard: Uint8Array): fc.Arbitrary<Uint8Array<ArrayBuffer> | nu
       return bytes;
     }),
   );
-const one = <T>(make: (shard: Uint8Array) => fc.Arbitrary<T>): fc.Arbitrary<T[]> => fc.tuple(...CONTENTS.map(make));
+const one = <T>(make: (shard: Uint8Array) => fc.Arbitrary<T>): fc.Arbitrary<T[]> =>
+  fc.tuple(...CONTENTS.map(make));
 
-/** What the server gives at the first and at the second try: bytes in pieces, a status, or a broken connection. */
+/**
+ * What the server gives at the first and at the second try: bytes in pieces, a status, or a broken
+ * connection.
+ */
 const replies = one((shard) =>
-  fc.array(fc.oneof({ weight: 4, arbitrary: bytesLike(shard) }, fc.constantFrom(404, 500, 206, "broken" as const)), {
-    minLength: 1,
-    maxLength: 2,
-  }),
+  fc.array(
+    fc.oneof({ weight: 4, arbitrary: bytesLike(shard) }, fc.constantFrom(404, 500, 206, "broken" as const)),
+    {
+      minLength: 1,
+      maxLength: 2,
+    },
+  ),
 );
 
 test("shards are what the manifest states, whatever the storage and the server hold", async () => {

@@ -41,7 +41,10 @@ const choice = fc.record(
 const chunk = fc.record(
   {
     choices: fc.oneof(fc.array(choice), fc.jsonValue()),
-    usage: fc.oneof(fc.jsonValue(), fc.record({ prompt_tokens: fc.jsonValue(), completion_tokens: fc.jsonValue() })),
+    usage: fc.oneof(
+      fc.jsonValue(),
+      fc.record({ prompt_tokens: fc.jsonValue(), completion_tokens: fc.jsonValue() }),
+    ),
     error: fc.jsonValue(),
     model: fc.jsonValue(),
   },
@@ -50,7 +53,17 @@ const chunk = fc.record(
 const line = fc.oneof(
   fc.json().map((json) => `data: ${json}`),
   chunk.map((value) => `data: ${JSON.stringify(value)}`),
-  fc.constantFrom("", "\r", "data: [DONE]", ": comment", "event: x", "retry: 1", "data:", "\uFEFFdata: {}", "data: {"),
+  fc.constantFrom(
+    "",
+    "\r",
+    "data: [DONE]",
+    ": comment",
+    "event: x",
+    "retry: 1",
+    "data:",
+    "\uFEFFdata: {}",
+    "data: {",
+  ),
   fc.string(),
 );
 const stream = fc.array(line).map((lines) => new TextEncoder().encode(lines.join("\n")));
@@ -93,17 +106,25 @@ test("a chunk is a piece of the right types, or an error of ours", () => {
 
 test("the side over any bytes and any status gives pieces or errors of ours", async () => {
   await fc.assert(
-    fc.asyncProperty(fc.oneof(stream, fc.uint8Array()), fc.integer({ min: 200, max: 599 }), async (bytes, status) => {
-      const empty = [204, 205, 304].includes(status);
-      const answer = (): Promise<Response> => Promise.resolve(new Response(empty ? null : bodyOf([bytes]), { status }));
-      const side = new Cloud({ baseURL: "http://localhost", model: "m", fetch: answer }, DEFAULT_POLICY.timeouts);
-      try {
-        for await (const { choices } of side.stream(REQUEST, new AbortController().signal))
-          for (const { delta } of choices) expect(typeof (delta.content ?? "")).toBe("string");
-      } catch (error) {
-        expect((error as Error).name).toMatch(/^(CloudError|RequestError)$/);
-      }
-    }),
+    fc.asyncProperty(
+      fc.oneof(stream, fc.uint8Array()),
+      fc.integer({ min: 200, max: 599 }),
+      async (bytes, status) => {
+        const empty = [204, 205, 304].includes(status);
+        const answer = (): Promise<Response> =>
+          Promise.resolve(new Response(empty ? null : bodyOf([bytes]), { status }));
+        const side = new Cloud(
+          { baseURL: "http://localhost", model: "m", fetch: answer },
+          DEFAULT_POLICY.timeouts,
+        );
+        try {
+          for await (const { choices } of side.stream(REQUEST, new AbortController().signal))
+            for (const { delta } of choices) expect(typeof (delta.content ?? "")).toBe("string");
+        } catch (error) {
+          expect((error as Error).name).toMatch(/^(CloudError|RequestError)$/);
+        }
+      },
+    ),
     effort(200),
   );
 });
@@ -135,8 +156,13 @@ test("an event without an end is given up, and so is an endless error", async ()
         { status: 500 },
       ),
     );
-  const side = new Cloud({ baseURL: "http://localhost", model: "m", fetch: endlessly }, DEFAULT_POLICY.timeouts);
-  await expect(side.stream(REQUEST, new AbortController().signal).next()).rejects.toMatchObject({ reason: "500" });
+  const side = new Cloud(
+    { baseURL: "http://localhost", model: "m", fetch: endlessly },
+    DEFAULT_POLICY.timeouts,
+  );
+  await expect(side.stream(REQUEST, new AbortController().signal).next()).rejects.toMatchObject({
+    reason: "500",
+  });
   expect(sent).toBeLessThan(1 << 20);
 });
 
@@ -145,7 +171,10 @@ test("a policy is one of the right types, or is refused", () => {
     fc.jsonValue(),
     fc.dictionary(fc.constantFrom(...Object.keys(DEFAULT_POLICY.retry), "window", "logprob"), fc.jsonValue()),
   );
-  const options = fc.dictionary(fc.oneof(fc.constantFrom(...Object.keys(DEFAULT_POLICY)), fc.string()), group);
+  const options = fc.dictionary(
+    fc.oneof(fc.constantFrom(...Object.keys(DEFAULT_POLICY)), fc.string()),
+    group,
+  );
   fc.assert(
     fc.property(fc.oneof(options, fc.jsonValue()), (value) => {
       try {

@@ -11,12 +11,18 @@ import { effort } from "./effort.js";
 type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
 
 const SPECIAL = { bosTokenId: 0, eosTokenIds: [96] };
-const TOKENIZER = JSON.parse(new TextDecoder().decode(toyArtifact().files.get("tokenizer/tokenizer.json"))) as Json;
+const TOKENIZER = JSON.parse(
+  new TextDecoder().decode(toyArtifact().files.get("tokenizer/tokenizer.json")),
+) as Json;
 /** Parts of tokenizer files, so that wrong ones are nearly right. */
 const STEPS: Json[] = [
   { type: "ByteLevel", add_prefix_space: true, trim_offsets: true, use_regex: true },
   { type: "Metaspace", replacement: "▁", prepend_scheme: "always", split: true },
-  { type: "Sequence", pretokenizers: [{ type: "Digits", individual_digits: true }], decoders: [{ type: "Fuse" }] },
+  {
+    type: "Sequence",
+    pretokenizers: [{ type: "Digits", individual_digits: true }],
+    decoders: [{ type: "Fuse" }],
+  },
   { type: "Replace", pattern: { String: "▁" }, content: " " },
   { type: "Strip", content: " ", start: 1, stop: 0 },
   { type: "ByteFallback" },
@@ -35,7 +41,9 @@ function replaced(value: Json, [key, ...rest]: (string | number)[], by: Json): J
   return { ...value, [key]: replaced(value[key] ?? null, rest, by) };
 }
 
-const PLACES = placesIn(TOKENIZER).filter((path) => path[0] !== "model" || path[1] !== "vocab" || path.length < 4);
+const PLACES = placesIn(TOKENIZER).filter(
+  (path) => path[0] !== "model" || path[1] !== "vocab" || path.length < 4,
+);
 const scrap = fc.oneof(fc.jsonValue({ maxDepth: 2 }) as fc.Arbitrary<Json>, fc.constantFrom(...STEPS));
 const tokenizers = fc
   .array(fc.tuple(fc.constantFrom(...PLACES, ["decoder"], ["pre_tokenizer"], ["normalizer"]), scrap), {
@@ -116,7 +124,9 @@ const fragments = fc.constantFrom(
   "{{ {'a': 1}.items() }}",
   "{% break %}",
 );
-const sources = fc.array(fc.oneof({ weight: 5, arbitrary: fragments }, fc.string({ maxLength: 8 })), { maxLength: 8 });
+const sources = fc.array(fc.oneof({ weight: 5, arbitrary: fragments }, fc.string({ maxLength: 8 })), {
+  maxLength: 8,
+});
 const messages = fc.array(
   fc.record({
     role: fc.constantFrom<ChatMessage["role"]>("system", "user", "assistant", "tool"),

@@ -27,7 +27,11 @@ test("the worker answers what makes no sense, and goes on", async () => {
       said.length = 0;
       hear({ data: { type: "count", id: 7, prompt: { kind: "text", text: "x" } } });
       expect(said).toMatchObject([
-        { type: "counted", id: 7, tokens: { kind: "device", message: expect.stringContaining("not loaded") } },
+        {
+          type: "counted",
+          id: 7,
+          tokens: { kind: "device", message: expect.stringContaining("not loaded") },
+        },
       ]);
       said.length = 0;
       hear({ data: { type: "dispose" } });

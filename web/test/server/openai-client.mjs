@@ -38,7 +38,13 @@ async function streamed() {
 }
 
 async function calls() {
-  const wanted = { ...asked, tools: [tool], tool_choice: "required", parallel_tool_calls: false, max_tokens: 100 };
+  const wanted = {
+    ...asked,
+    tools: [tool],
+    tool_choice: "required",
+    parallel_tool_calls: false,
+    max_tokens: 100,
+  };
   const whole = await client.chat.completions.create(wanted);
   const runner = client.chat.completions.stream(wanted);
   const final = await runner.finalChatCompletion();

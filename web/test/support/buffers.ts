@@ -6,7 +6,11 @@ export interface BufferFacts {
   readonly model: { readonly vocab_size: number; readonly context_length: number };
   readonly cache: { readonly page_size: number; readonly slots: number };
   readonly groups: readonly { readonly window?: number | null }[];
-  readonly caches: readonly { readonly kv_heads: number; readonly head_dim: number; readonly group: number }[];
+  readonly caches: readonly {
+    readonly kv_heads: number;
+    readonly head_dim: number;
+    readonly group: number;
+  }[];
   readonly ropes: Readonly<Record<string, { readonly inv_freq: string; readonly scale: number }>>;
   readonly weights: { readonly tensors: readonly object[] };
 }
@@ -18,7 +22,9 @@ export function buffersFor({ model, cache, groups, caches, ropes, weights }: Buf
     cache: { pageSize: cache.page_size, slots: cache.slots },
     groups: groups.map(({ window }) => ({ window: window ?? null })),
     caches: caches.map(({ kv_heads, head_dim, group }) => ({ kvHeads: kv_heads, headDim: head_dim, group })),
-    ropes: new Map(Object.entries(ropes).map(([name, { inv_freq, scale }]) => [name, { invFreq: inv_freq, scale }])),
+    ropes: new Map(
+      Object.entries(ropes).map(([name, { inv_freq, scale }]) => [name, { invFreq: inv_freq, scale }]),
+    ),
     weights: { tensors: weights.tensors as readonly TensorEntry[] },
   });
 }

@@ -13,8 +13,9 @@ import type { FunctionName } from "../../src/both/manifest.js";
 import type { Backend, BackendShape, HostArray, Read } from "../../src/worker/engine/backend.js";
 
 /**
- * A "model" in plain code behind the artifact's contract: the next token is a hash of all tokens that the row's
- * position can see through the page table. Any mistake in pages, positions, feeds or order gives another text.
+ * A "model" in plain code behind the artifact's contract: the next token is a hash of all tokens that the
+ * row's position can see through the page table. Any mistake in pages, positions, feeds or order gives
+ * another text.
  */
 export class FakeBackend implements Backend {
   readonly shape: BackendShape;
@@ -50,7 +51,9 @@ export class FakeBackend implements Backend {
       tokens: new Int32Array(MAX_STEP),
       positions: new Int32Array(MAX_STEP),
       slots: new Int32Array(MAX_STEP),
-      ...Object.fromEntries(groups.map((_, g) => [`page_table.${g}`, new Int32Array(slots * pagesPerSlot).fill(-1)])),
+      ...Object.fromEntries(
+        groups.map((_, g) => [`page_table.${g}`, new Int32Array(slots * pagesPerSlot).fill(-1)]),
+      ),
       logit_rows: new Int32Array(MAX_ROWS),
       sample_i32: new Int32Array(MAX_ROWS * SAMPLE_COLUMNS),
       counts: new Int32Array(slots * vocabSize),
@@ -161,7 +164,9 @@ export class FakeBackend implements Backend {
       const state = this.#int("state", r);
       const temperature = this.#floats.sample_f32?.[r * SAMPLE_COLUMNS + SAMPLE_F32.temperature] ?? 0;
       const random =
-        name === "sample" && temperature > 0 ? [column("seedLow"), column("seedHigh"), column("counter")] : [];
+        name === "sample" && temperature > 0
+          ? [column("seedLow"), column("seedHigh"), column("counter")]
+          : [];
       const bias = this.#floats.logit_bias?.[slot * this.shape.vocabSize] ?? 0;
       const free = name === "sample" && bias > 0 ? 0 : nextToken(state, this.shape.vocabSize, random);
       const token = this.#int("finite", r) === 0 ? -1 : free;

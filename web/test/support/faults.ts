@@ -3,8 +3,8 @@ import type { FunctionName } from "../../src/both/manifest.js";
 import type { Backend, BackendShape, HostArray, Read } from "../../src/worker/engine/backend.js";
 
 /**
- * How a call of the device goes wrong: it throws instead of its work, after its work, or it leaves its work out
- * unnoticed until the next results are read, as WebGPU's errors do.
+ * How a call of the device goes wrong: it throws instead of its work, after its work, or it leaves its work
+ * out unnoticed until the next results are read, as WebGPU's errors do.
  */
 export const FAULTS = ["before", "after", "unnoticed"] as const;
 export type Fault = (typeof FAULTS)[number];

@@ -52,7 +52,10 @@ function program(name: string, features: string[]) {
     name,
     activations: name === "f16" ? "float16" : "float32",
     kv_dtype: name === "f16" ? "float16" : "float32",
-    requires: { features, limits: { maxStorageBuffersPerShaderStage: 8, maxComputeInvocationsPerWorkgroup: 256 } },
+    requires: {
+      features,
+      limits: { maxStorageBuffersPerShaderStage: 8, maxComputeInvocationsPerWorkgroup: 256 },
+    },
     workspace: [4096],
     library: null,
     kernels: {

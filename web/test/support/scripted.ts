@@ -33,7 +33,9 @@ export class ScriptedDevice implements DeviceEngine {
   readonly model = { name: "near", contextLength: 999 };
   readonly chat = {
     completions: {
-      create: (request: ChatCompletionRequest & { stream: true }): Promise<AsyncIterable<ChatCompletionChunk>> => {
+      create: (
+        request: ChatCompletionRequest & { stream: true },
+      ): Promise<AsyncIterable<ChatCompletionChunk>> => {
         const part = this.#parts.shift() ?? ["failed device lost"];
         const [first = "", , param] = part[0]?.split(" ") ?? [];
         if (first === "refused") return Promise.reject(new RequestError("not this", param ?? null));

@@ -4,7 +4,11 @@ import { extname, relative } from "node:path";
 import { fileURLToPath } from "node:url";
 import { bundle } from "../../scripts/bundle.mjs";
 
-const TYPES: Record<string, string> = { ".html": "text/html", ".js": "text/javascript", ".json": "application/json" };
+const TYPES: Record<string, string> = {
+  ".html": "text/html",
+  ".js": "text/javascript",
+  ".json": "application/json",
+};
 
 export interface StaticServer {
   readonly url: URL;
@@ -28,7 +32,10 @@ export async function serve(lookUp: (path: string) => Promise<Uint8Array | null>
       return;
     }
     response.setHeader("access-control-allow-origin", "*");
-    response.setHeader("content-type", TYPES[path === "" ? ".html" : extname(path)] ?? "application/octet-stream");
+    response.setHeader(
+      "content-type",
+      TYPES[path === "" ? ".html" : extname(path)] ?? "application/octet-stream",
+    );
     response.end(content);
   });
   await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
@@ -47,10 +54,14 @@ export async function serve(lookUp: (path: string) => Promise<Uint8Array | null>
 const DIST = fileURLToPath(new URL("../../dist/", import.meta.url));
 let built: Promise<Map<string, Uint8Array>> | null = null;
 
-/** The files of the package as they are now, by path under dist/; built in memory, so that nobody's dist/ is touched. */
+/**
+ * The files of the package as they are now, by path under dist/; built in memory, so that nobody's dist/ is
+ * touched.
+ */
 export function builtPackage(): Promise<Map<string, Uint8Array>> {
   built ??= bundle({ write: false }).then(
-    ({ outputFiles = [] }) => new Map(outputFiles.map(({ path, contents }) => [relative(DIST, path), contents])),
+    ({ outputFiles = [] }) =>
+      new Map(outputFiles.map(({ path, contents }) => [relative(DIST, path), contents])),
   );
   return built;
 }

@@ -1,4 +1,7 @@
-/** Two sides of one "model" that recites a text, word by word: a device without a GPU, and a cloud as a real HTTP server. */
+/**
+ * Two sides of one "model" that recites a text, word by word: a device without a GPU, and a cloud as a real
+ * HTTP server.
+ */
 
 import type { IncomingMessage, ServerResponse } from "node:http";
 import { DeviceError } from "../../src/both/errors.js";
@@ -16,9 +19,13 @@ interface Asked {
 }
 
 /** The words that an answer still has to say. */
-function rest({ messages, max_tokens, continue_final_message }: Asked): { words: string[]; reason: "stop" | "length" } {
+function rest({ messages, max_tokens, continue_final_message }: Asked): {
+  words: string[];
+  reason: "stop" | "length";
+} {
   const begun = continue_final_message ? String(messages.at(-1)?.content ?? "") : "";
-  if (!TEXT.startsWith(begun)) throw new Error(`asked to continue ${begun}, which is not how the text begins`);
+  if (!TEXT.startsWith(begun))
+    throw new Error(`asked to continue ${begun}, which is not how the text begins`);
   const left = WORDS.slice(begun.split(" ").length - 1);
   const words = left.slice(0, max_tokens ?? left.length);
   return { words, reason: words.length < left.length ? "length" : "stop" };
@@ -30,7 +37,14 @@ function chunk(model: string, choices: ChatCompletionChunk["choices"]): ChatComp
 
 function word(text: string, logprob: number | null): ChatCompletionChunk["choices"] {
   const content = [{ token: text, logprob: logprob ?? 0, bytes: [], top_logprobs: [] }];
-  return [{ index: 0, delta: { content: text }, finish_reason: null, logprobs: logprob === null ? null : { content } }];
+  return [
+    {
+      index: 0,
+      delta: { content: text },
+      finish_reason: null,
+      logprobs: logprob === null ? null : { content },
+    },
+  ];
 }
 
 /** A device. Set what should go wrong. */
@@ -136,7 +150,10 @@ export class FakeCloud extends LocalCloud {
     }
     if (this.endAfter === Number.POSITIVE_INFINITY) {
       say(chunk("far", [{ index: 0, delta: {}, finish_reason: reason, logprobs: null }]));
-      say({ ...chunk("far", []), usage: { prompt_tokens: 12, completion_tokens: words.length, total_tokens: 0 } });
+      say({
+        ...chunk("far", []),
+        usage: { prompt_tokens: 12, completion_tokens: words.length, total_tokens: 0 },
+      });
       response.write("data: [DONE]\n\n");
     }
     response.end();

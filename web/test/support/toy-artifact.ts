@@ -13,8 +13,8 @@ import { buffersFor } from "./buffers.js";
 import { seal } from "./seal.js";
 
 /**
- * A whole artifact small enough to write by hand, whose "model" is that of FakeBackend: the next token is a hash of
- * the tokens that a row sees through the page table. Its vocabulary is printable ASCII.
+ * A whole artifact small enough to write by hand, whose "model" is that of FakeBackend: the next token is a
+ * hash of the tokens that a row sees through the page table. Its vocabulary is printable ASCII.
  */
 export interface ToyArtifact {
   /** By path within the artifact. */
@@ -160,7 +160,14 @@ const LOOK_ARGS = "positions slots page_table.0 kv.0.k logit_rows logits";
 function program(files: Files, features: readonly string[]): object {
   const kernels: Record<string, object> = {};
   /** A launch of a kernel; `access` has a letter for each argument. */
-  const launch = (name: string, rows: number, access: string, code: string, args: string, weight?: string): object => {
+  const launch = (
+    name: string,
+    rows: number,
+    access: string,
+    code: string,
+    args: string,
+    weight?: string,
+  ): object => {
     const kernel = `${name}_${rows}`;
     const modes = [...access].map((mode) => (mode === "w" ? "read_write" : "read"));
     const shader = files.put(`kernels/f32/${kernel}.wgsl`, code);
@@ -176,14 +183,22 @@ function program(files: Files, features: readonly string[]): object {
   };
   const step = SIZES.map((size) => {
     const rows = Math.min(size, MAX_ROWS);
-    const append = launch("append", size, "rrrrw", appendKernel(size), "tokens positions slots page_table.0 kv.0.k");
+    const append = launch(
+      "append",
+      size,
+      "rrrrw",
+      appendKernel(size),
+      "tokens positions slots page_table.0 kv.0.k",
+    );
     const look = launch("look", rows, "rrrrrrw", lookKernel(rows), LOOK_ARGS, "marks");
     return plan("step", size, [append, look]);
   });
   /** Whatever the parameters are, the likeliest token is sampled. */
   const choose = (name: string): object[] =>
     ROW_BUCKETS.map((size) =>
-      plan(name, size, [launch("greedy", size, "rrww", greedyKernel(size), "logits sample_i32 sampled tokens")]),
+      plan(name, size, [
+        launch("greedy", size, "rrww", greedyKernel(size), "logits sample_i32 sampled tokens"),
+      ]),
     );
   const told = "sampled logprob top_ids top_logprobs";
   const logprobs = ROW_BUCKETS.map((size) =>
@@ -236,7 +251,10 @@ export function toyArtifact({ features = [], build = 0 }: ToyOptions = {}): ToyA
     tokenizer: {
       files: [
         files.put("tokenizer/tokenizer.json", JSON.stringify(tokenizer())),
-        files.put("tokenizer/tokenizer_config.json", JSON.stringify({ tokenizer_class: "PreTrainedTokenizerFast" })),
+        files.put(
+          "tokenizer/tokenizer_config.json",
+          JSON.stringify({ tokenizer_class: "PreTrainedTokenizerFast" }),
+        ),
       ],
     },
     license: null,

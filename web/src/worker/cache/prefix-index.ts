@@ -65,7 +65,8 @@ export class PrefixIndex {
     for (let next = reached.pop(); next; next = reached.pop()) {
       const { path, node } = next;
       if (node.pages.some((page) => page !== null)) found.push(next);
-      for (const child of node.children.values()) reached.push({ path: [...path, ...child.tokens], node: child });
+      for (const child of node.children.values())
+        reached.push({ path: [...path, ...child.tokens], node: child });
     }
     return found;
   }
@@ -151,7 +152,12 @@ export class PrefixIndex {
 /** Drops a node that nothing needs any more, and its parents that only led to it. */
 function prune(leaf: Node): void {
   let node = leaf;
-  while (node.parent && node.ends === 0 && node.children.size === 0 && node.pages.every((page) => page === null)) {
+  while (
+    node.parent &&
+    node.ends === 0 &&
+    node.children.size === 0 &&
+    node.pages.every((page) => page === null)
+  ) {
     node.parent.children.delete(keyOf(node.tokens));
     node = node.parent;
   }

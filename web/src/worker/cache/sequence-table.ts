@@ -89,7 +89,9 @@ export class SequenceTable {
 
   /** Positions, at most `context`, that a new sequence can have now if it advances by up to `rows` a step. */
   longest(rows: number, context: number): number {
-    return Math.min(...this.groups.map(({ window }, group) => window.longest(this.available(group), rows, context)));
+    return Math.min(
+      ...this.groups.map(({ window }, group) => window.longest(this.available(group), rows, context)),
+    );
   }
 
   /** Pages that `length` tokens fill, the last perhaps in part. */
@@ -127,7 +129,8 @@ export class SequenceTable {
       const shared = this.#sharedTail(entry, group, until);
       return { shared, missing: Math.max(this.pagesFor(until) - first - pages.length, 0) };
     });
-    if (needs.some(({ shared, missing }, group) => missing + Number(shared) > this.available(group))) return null;
+    if (needs.some(({ shared, missing }, group) => missing + Number(shared) > this.available(group)))
+      return null;
     const copies: PageCopy[] = [];
     for (const [group, { shared, missing }] of needs.entries()) {
       const { first, pages } = heldOf(entry, group);
@@ -249,7 +252,12 @@ export class SequenceTable {
     return null;
   }
 
-  #add(slot: number, tokens: number[], held: { first: number; pages: number[] }[], node: Node): CachedSequence {
+  #add(
+    slot: number,
+    tokens: number[],
+    held: { first: number; pages: number[] }[],
+    node: Node,
+  ): CachedSequence {
     for (const [group, { pages }] of held.entries()) for (const page of pages) this.#hold(group, page);
     const entry = new Entry(slot, tokens, held, this.index.enter(node));
     this.#entries.set(slot, entry);

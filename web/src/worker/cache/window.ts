@@ -33,7 +33,9 @@ export class Window {
    */
   mostColumns(rows: number, context: number): number {
     const whole = Math.ceil(context / this.pageSize);
-    return this.size === null ? whole : Math.min(Math.ceil((this.size + rows - 2) / this.pageSize) + 1, whole);
+    return this.size === null
+      ? whole
+      : Math.min(Math.ceil((this.size + rows - 2) / this.pageSize) + 1, whole);
   }
 
   /**

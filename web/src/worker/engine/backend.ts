@@ -28,11 +28,12 @@ export interface BackendShape {
 }
 
 /**
- * A device that runs one artifact. The engine talks to nothing else, so tests replace it by a model in plain code.
+ * A device that runs one artifact. The engine talks to nothing else, so tests replace it by a model in plain
+ * code.
  *
- * Ordering: `write`, `run`, `copyPage` and `fetch` take effect on the device in the order of the calls, although the
- * calls return at once. A fetch therefore sees every run before it and none after it.
- * Ownership: `write` copies its data before it returns; arrays from `fetch` belong to the caller.
+ * Ordering: `write`, `run`, `copyPage` and `fetch` take effect on the device in the order of the calls,
+ * although the calls return at once. A fetch therefore sees every run before it and none after it. Ownership:
+ * `write` copies its data before it returns; arrays from `fetch` belong to the caller.
  */
 export interface Backend {
   readonly shape: BackendShape;

@@ -9,8 +9,8 @@ import { isPlainGreedy, type SamplingParams } from "./sampling.js";
 import { type Bucket, Scheduler, type Step } from "./scheduler.js";
 
 /**
- * Steps given to the device before the first of them has been read. One would leave it idle while the host reads;
- * each one more is a step wasted when an answer ends at an end token or a stop string.
+ * Steps given to the device before the first of them has been read. One would leave it idle while the host
+ * reads; each one more is a step wasted when an answer ends at an end token or a stop string.
  */
 const STEPS_AHEAD = 3;
 
@@ -116,7 +116,10 @@ export class EngineCore {
     this.#running = false;
   }
 
-  /** Keeps the device busy. Returns what to wait for where the next step needs functions that are not ready yet. */
+  /**
+   * Keeps the device busy. Returns what to wait for where the next step needs functions that are not ready
+   * yet.
+   */
   #fill(flights: Flight[]): Promise<void> | null {
     while (flights.length < STEPS_AHEAD) {
       const step = this.#scheduler.schedule(flights.at(-1)?.step ?? null);

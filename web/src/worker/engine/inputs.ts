@@ -7,7 +7,10 @@ import type { Step } from "./scheduler.js";
 /** Columns of `sample_f32` have the names of what they hold. */
 const FLOAT_COLUMNS = Object.keys(SAMPLE_F32) as (keyof typeof SAMPLE_F32)[];
 
-/** Writes what changes from step to step into the device's small buffers, and leaves out what it holds already. */
+/**
+ * Writes what changes from step to step into the device's small buffers, and leaves out what it holds
+ * already.
+ */
 export class StepInputs {
   readonly #mirrors = new Map<BufferName, Int32Array | Float32Array>();
   /** What the device's page tables hold, by slot and group. */
@@ -16,7 +19,9 @@ export class StepInputs {
 
   constructor(private readonly backend: Backend) {
     const { slots, groups, pagesPerSlot } = backend.shape;
-    this.#pageRows = Array.from({ length: slots }, () => groups.map(() => new Int32Array(pagesPerSlot).fill(-1)));
+    this.#pageRows = Array.from({ length: slots }, () =>
+      groups.map(() => new Int32Array(pagesPerSlot).fill(-1)),
+    );
   }
 
   /** The inputs of `step`, a step whose requests have their pages. */
@@ -47,7 +52,10 @@ export class StepInputs {
     this.#writeChanged("logit_rows", logitRows);
   }
 
-  /** What the sampler needs for a step whose sampling has `rows` rows. Greedy reads the slot and the feed alone. */
+  /**
+   * What the sampler needs for a step whose sampling has `rows` rows. Greedy reads the slot and the feed
+   * alone.
+   */
   writeSampling({ sampled, feeds }: Step, rows: number, greedy: boolean): void {
     const ints = new Int32Array(rows * SAMPLE_COLUMNS);
     const floats = new Float32Array(rows * SAMPLE_COLUMNS);
@@ -87,7 +95,8 @@ export class StepInputs {
       this.backend.write("logit_bias", bias, slot * vocabSize);
       if (params.logitBias.size > 0) this.#biasedSlots.add(slot);
     }
-    // Without penalties the sampler's result does not depend on the counts, whatever a request before has left there.
+    // Without penalties the sampler's result does not depend on the counts, whatever a request before has
+    // left there.
     if (!isPenalized(params)) return;
     const counts = new Int32Array(vocabSize);
     for (const token of prompt) counts[token] = PROMPT_FLAG;

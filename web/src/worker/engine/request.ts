@@ -24,8 +24,8 @@ export interface RequestListener {
 /**
  * The state of one request; the scheduler owns it until it is done.
  *
- * `tokens` are the prompt and the answer as far as the host knows it; `queued` positions have been given to the
- * device, and `pending` of them end in a sampled token that has not been read yet.
+ * `tokens` are the prompt and the answer as far as the host knows it; `queued` positions have been given to
+ * the device, and `pending` of them end in a sampled token that has not been read yet.
  */
 export class Request {
   readonly tokens: number[];

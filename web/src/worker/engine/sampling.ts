@@ -28,7 +28,11 @@ export const MAX_STOPS = 16;
 const MAX_INT = 2 ** 31 - 1;
 
 /** Checks the options of a request; throws RequestError naming the first wrong parameter. */
-export function parseSampling(options: SamplingOptions, logprobs: number | null, vocabSize: number): SamplingParams {
+export function parseSampling(
+  options: SamplingOptions,
+  logprobs: number | null,
+  vocabSize: number,
+): SamplingParams {
   const { max_tokens: maxTokens, seed } = options;
   return {
     maxTokens: maxTokens == null ? null : whole("max_tokens", maxTokens, 1, MAX_INT),
@@ -61,12 +65,16 @@ function inRange(param: string, value: number, low: number, high: number, above 
   // Written so that NaN fails, and what callers without types may send too.
   const fits = typeof value === "number" && value <= high && (above ? value > low : value >= low);
   if (!fits)
-    throw new RequestError(`${param} must be a number in ${above ? "(" : "["}${low}, ${high}], not ${value}`, param);
+    throw new RequestError(
+      `${param} must be a number in ${above ? "(" : "["}${low}, ${high}], not ${value}`,
+      param,
+    );
   return value;
 }
 
 function whole(param: string, value: number, low: number, high: number): number {
-  if (!Number.isInteger(value)) throw new RequestError(`${param} must be a whole number, not ${value}`, param);
+  if (!Number.isInteger(value))
+    throw new RequestError(`${param} must be a whole number, not ${value}`, param);
   if (value < low || value > high)
     throw new RequestError(`${param} must be at least ${low} and at most ${high}, not ${value}`, param);
   return value;
@@ -76,7 +84,8 @@ function parseSeed(seed: number | bigint): bigint {
   if (typeof seed !== "bigint" && !Number.isSafeInteger(seed))
     throw new RequestError(`seed must be a whole number, not ${seed}; give large ones as bigint`, "seed");
   const wide = BigInt(seed);
-  if (wide < -(2n ** 63n) || wide >= 2n ** 64n) throw new RequestError(`seed must fit 64 bits, not ${seed}`, "seed");
+  if (wide < -(2n ** 63n) || wide >= 2n ** 64n)
+    throw new RequestError(`seed must fit 64 bits, not ${seed}`, "seed");
   return BigInt.asUintN(64, wide);
 }
 

@@ -56,7 +56,8 @@ export class Scheduler {
   /** How many tokens an answer may have; refuses a prompt that leaves room for none. */
   limitTokens(promptTokens: number, maxTokens: number | null): number {
     const room = this.contextLength - promptTokens;
-    if (promptTokens === 0) throw new RequestError("The prompt is empty, and the model has no BOS token.", "prompt");
+    if (promptTokens === 0)
+      throw new RequestError("The prompt is empty, and the model has no BOS token.", "prompt");
     if (room < 1)
       throw new RequestError(
         `The prompt has ${promptTokens} tokens, but only ${this.contextLength} fit the context, the answer included. ` +
@@ -91,7 +92,8 @@ export class Scheduler {
     const plan = new StepPlan(this.buckets);
     for (const request of before?.feeds ?? []) {
       if (request.done || !request.sequence) plan.pad();
-      else if (this.#reserve(request, request.queued + 1, request.queued + 1, before !== null)) plan.add(request, 1);
+      else if (this.#reserve(request, request.queued + 1, request.queued + 1, before !== null))
+        plan.add(request, 1);
       else return null;
     }
     const fed = before?.feeds.length ?? 0;
@@ -216,7 +218,9 @@ export class Scheduler {
   #soonCached(request: Request): boolean {
     return this.#running.some((other) => {
       const read = other.sequence?.tokens.length ?? other.prompt.length;
-      return read < other.prompt.length && commonPrefix(other.prompt, request.tokens) >= read + this.table.pageSize;
+      return (
+        read < other.prompt.length && commonPrefix(other.prompt, request.tokens) >= read + this.table.pageSize
+      );
     });
   }
 
@@ -270,8 +274,11 @@ class StepPlan {
 
   finish(fed: number, copies: readonly PageCopy[]): Step | null {
     if (this.#chunks.every((chunk) => chunk === null)) return null;
-    const bucket = this.buckets.find(({ size, logits }) => size >= this.rows && logits >= this.#sampled.length);
-    if (!bucket) throw new Error(`no bucket holds ${this.rows} rows with ${this.#sampled.length} rows of logits`);
+    const bucket = this.buckets.find(
+      ({ size, logits }) => size >= this.rows && logits >= this.#sampled.length,
+    );
+    if (!bucket)
+      throw new Error(`no bucket holds ${this.rows} rows with ${this.#sampled.length} rows of logits`);
     // Its sampled token is the last one where the limit is reached: nothing to feed.
     const feeds = this.#sampled.filter((request) => request.generated + 1 < request.limit);
     return { bucket, chunks: this.#chunks, fed, copies, sampled: this.#sampled, feeds };

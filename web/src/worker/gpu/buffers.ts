@@ -41,8 +41,8 @@ export class BufferRegistry {
   }
 
   /**
-   * Runs `allocate` and waits for the device's verdict. When memory runs out, frees what `allocate` made and throws a
-   * DeviceError that starts with `what` and its size.
+   * Runs `allocate` and waits for the device's verdict. When memory runs out, frees what `allocate` made and
+   * throws a DeviceError that starts with `what` and its size.
    */
   async guarded<T>(what: string, advice: string, allocate: () => T): Promise<T> {
     const before = new Set(this.#live.keys());

@@ -25,12 +25,17 @@ export async function openDevice(manifest: Manifest): Promise<OpenDevice> {
   const largestTensor = Math.max(...manifest.weights.tensors.map((tensor) => tensor.bytes));
   const program = chooseProgram(manifest.programs, largestTensor, adapter);
   const requiredLimits: Record<string, number> = {};
-  for (const name of program.requires.limits.keys()) requiredLimits[name] = program.requires.limits.get(name) ?? 0;
+  for (const name of program.requires.limits.keys())
+    requiredLimits[name] = program.requires.limits.get(name) ?? 0;
   for (const name of AT_MOST) requiredLimits[name] = adapter.limits[name];
   const requiredFeatures = program.requires.features as GPUFeatureName[];
   const device = await adapter.requestDevice({ requiredFeatures, requiredLimits });
   const { description, vendor, architecture } = adapter.info;
-  return { device, program, adapterName: description || [vendor, architecture].filter(Boolean).join(" ") || "unknown" };
+  return {
+    device,
+    program,
+    adapterName: description || [vendor, architecture].filter(Boolean).join(" ") || "unknown",
+  };
 }
 
 /** What of an adapter decides which program it runs. */
@@ -40,7 +45,11 @@ export interface AdapterAbilities {
 }
 
 /** The first program that the adapter can run; else a DeviceError that names what each of them lacks. */
-export function chooseProgram(programs: readonly Program[], largestTensor: number, adapter: AdapterAbilities): Program {
+export function chooseProgram(
+  programs: readonly Program[],
+  largestTensor: number,
+  adapter: AdapterAbilities,
+): Program {
   const reasons: string[] = [];
   for (const program of programs) {
     const lacking = lacks(program, largestTensor, adapter);
@@ -55,7 +64,10 @@ export function chooseProgram(programs: readonly Program[], largestTensor: numbe
 function lacks(program: Program, largestTensor: number, { features, limits }: AdapterAbilities): string[] {
   const lacking = program.requires.features.filter((feature) => !features.has(feature));
   const needs = new Map(program.requires.limits);
-  needs.set("maxStorageBufferBindingSize", Math.max(needs.get("maxStorageBufferBindingSize") ?? 0, largestTensor));
+  needs.set(
+    "maxStorageBufferBindingSize",
+    Math.max(needs.get("maxStorageBufferBindingSize") ?? 0, largestTensor),
+  );
   for (const [name, need] of needs) {
     const has = limitOf(limits, name);
     if (has < need) lacking.push(`${name} must be ${need}, is ${has}`);

@@ -67,7 +67,9 @@ export class Executor implements Backend {
     this.#device.addEventListener("uncapturederror", ({ error }) => {
       const outOfMemory = error instanceof GPUOutOfMemoryError;
       const held = `${parts.buffers.bytes} bytes in ${parts.buffers.count} buffers are in use`;
-      this.#fail(`The GPU ${outOfMemory ? "ran out of memory" : "reports an error"} (${held}): ${error.message}`);
+      this.#fail(
+        `The GPU ${outOfMemory ? "ran out of memory" : "reports an error"} (${held}): ${error.message}`,
+      );
     });
   }
 
@@ -99,7 +101,13 @@ export class Executor implements Backend {
     // The queue would put the write before commands that are recorded but not yet submitted.
     this.#submit();
     const { gpu } = this.#named(buffer);
-    this.#device.queue.writeBuffer(gpu, offset * data.BYTES_PER_ELEMENT, data.buffer, data.byteOffset, data.byteLength);
+    this.#device.queue.writeBuffer(
+      gpu,
+      offset * data.BYTES_PER_ELEMENT,
+      data.buffer,
+      data.byteOffset,
+      data.byteLength,
+    );
   }
 
   run(name: FunctionName, size: number): void {

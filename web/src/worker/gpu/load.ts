@@ -34,8 +34,14 @@ export interface LoadedExecutor {
   readonly adapterName: string;
 }
 
-/** Opens a device for the artifact at `base` and puts everything on it. Frees all of it when anything fails. */
-export async function loadExecutor(base: URL, manifest: Manifest, options: LoadOptions): Promise<LoadedExecutor> {
+/**
+ * Opens a device for the artifact at `base` and puts everything on it. Frees all of it when anything fails.
+ */
+export async function loadExecutor(
+  base: URL,
+  manifest: Manifest,
+  options: LoadOptions,
+): Promise<LoadedExecutor> {
   const { device, program, adapterName } = await openDevice(manifest);
   const buffers = new BufferRegistry(device);
   const stop = new AbortController();
@@ -69,8 +75,11 @@ class Loader {
     streaming.catch(() => undefined);
     const [shaders, plans] = await Promise.all([this.#fetchShaders(), this.#fetchPlans()]);
     const pipelines = new Pipelines(this.buffers.device, shaders);
-    // While the weights come in. A GPU compiles the rest at leisure; on a processor that would take the answer's time.
-    const decode = [...firstOf(plans.step), ...firstOf(plans.greedy)].map(({ kernel }) => pipelines.compile(kernel));
+    // While the weights come in. A GPU compiles the rest at leisure; on a processor that would take the
+    // answer's time.
+    const decode = [...firstOf(plans.step), ...firstOf(plans.greedy)].map(({ kernel }) =>
+      pipelines.compile(kernel),
+    );
     if (!isSoftware(this.buffers.device.adapterInfo))
       for (const kernel of shaders.keys()) pipelines.compile(kernel).catch(() => undefined);
     const [frequencies] = await Promise.all([streaming, ...decode]);
@@ -102,7 +111,10 @@ class Loader {
     });
   }
 
-  /** Cache, inputs, outputs, workspace. Where the caller left the cache's size open, less is tried before giving up. */
+  /**
+   * Cache, inputs, outputs, workspace. Where the caller left the cache's size open, less is tried before
+   * giving up.
+   */
   async #allocateWorkingMemory(): Promise<WorkingMemory> {
     const { kvMemory } = this.options;
     for (let budget = kvMemory ?? DEFAULT_KV_MEMORY; ; budget /= 2) {
@@ -110,7 +122,9 @@ class Loader {
       const memory = planMemory(this.manifest, this.program, limit, { ...this.options, kvMemory: budget });
       const advice = `Of this ${memory.kvBytes} bytes are KV cache for ${memory.contextLength} tokens: give createEngine a smaller kvMemory or contextLength.`;
       try {
-        return await this.buffers.guarded("the cache and the workspace", advice, () => this.#workingMemory(memory));
+        return await this.buffers.guarded("the cache and the workspace", advice, () =>
+          this.#workingMemory(memory),
+        );
       } catch (error) {
         const smaller = kvMemory === undefined && budget > DEFAULT_KV_MEMORY / 32;
         if (!(error instanceof DeviceError) || !smaller) throw error;
@@ -130,12 +144,16 @@ class Loader {
       const buffer = named.get(name);
       return buffer ? [{ gpu: buffer.gpu, ...page }] : [];
     });
-    const workspace = this.program.workspace.map((bytes, i) => this.buffers.create(`workspace ${i}`, bytes, STORAGE));
+    const workspace = this.program.workspace.map((bytes, i) =>
+      this.buffers.create(`workspace ${i}`, bytes, STORAGE),
+    );
     return { memory, named, cache, workspace };
   }
 
   async #fetchShaders(): Promise<Map<string, Shader>> {
-    const read = async ([name, { file, sha256, entry, access }]: [string, KernelEntry]): Promise<[string, Shader]> => {
+    const read = async ([name, { file, sha256, entry, access }]: [string, KernelEntry]): Promise<
+      [string, Shader]
+    > => {
       return [name, { code: await this.#text(file, sha256), entry, access }];
     };
     return new Map(await Promise.all([...this.program.kernels].map(read)));
@@ -145,14 +163,23 @@ class Loader {
     const names = planNames(this.manifest, this.program);
     const read = async (name: FunctionName): Promise<[FunctionName, Map<number, Plan>]> => {
       const entries = this.program.functions[name].map(async (bucket) => {
-        return [bucket.size, parsePlan(await this.#text(bucket.plan, bucket.sha256), name, bucket, names)] as const;
+        return [
+          bucket.size,
+          parsePlan(await this.#text(bucket.plan, bucket.sha256), name, bucket, names),
+        ] as const;
       });
       return [name, new Map(await Promise.all(entries))];
     };
-    return Object.fromEntries(await Promise.all(FUNCTIONS.map(read))) as Record<FunctionName, Map<number, Plan>>;
+    return Object.fromEntries(await Promise.all(FUNCTIONS.map(read))) as Record<
+      FunctionName,
+      Map<number, Plan>
+    >;
   }
 
-  /** Puts the shards into the tensors' buffers one by one; returns the tensors that the host needs itself, by name. */
+  /**
+   * Puts the shards into the tensors' buffers one by one; returns the tensors that the host needs itself, by
+   * name.
+   */
   async #streamWeights(weights: ReadonlyMap<string, DeviceBuffer>): Promise<Map<string, Float32Array>> {
     const { shards, shardBytes, tensors } = this.manifest.weights;
     const { queue } = this.buffers.device;
@@ -175,10 +202,20 @@ class Loader {
     return new Map([...onHost].map(([name, { buffer }]) => [name, new Float32Array(buffer)]));
   }
 
-  /** What buffers hold from the start on and zeros will not do for: rotations, and that every token is allowed. */
-  #initialize(executor: Executor, frequencies: ReadonlyMap<string, Float32Array>, { contextLength }: MemoryPlan): void {
+  /**
+   * What buffers hold from the start on and zeros will not do for: rotations, and that every token is
+   * allowed.
+   */
+  #initialize(
+    executor: Executor,
+    frequencies: ReadonlyMap<string, Float32Array>,
+    { contextLength }: MemoryPlan,
+  ): void {
     for (const [name, { invFreq, scale }] of this.manifest.ropes)
-      executor.write(`rope.${name}`, ropeTable(frequencies.get(invFreq) ?? new Float32Array(), scale, contextLength));
+      executor.write(
+        `rope.${name}`,
+        ropeTable(frequencies.get(invFreq) ?? new Float32Array(), scale, contextLength),
+      );
     const { slots } = this.manifest.cache;
     const words = Math.ceil(this.manifest.model.vocabSize / 32);
     executor.write("allowed", new Uint32Array(slots * words).fill(0xffffffff));

@@ -75,9 +75,13 @@ export function planMemory(
   const most = manifest.model.contextLength;
   const asked = options.contextLength ?? most;
   if (!Number.isSafeInteger(asked) || asked < 1 || asked > most)
-    throw new RequestError(`contextLength is ${asked}; this model takes 1 to ${most} tokens.`, "contextLength");
+    throw new RequestError(
+      `contextLength is ${asked}; this model takes 1 to ${most} tokens.`,
+      "contextLength",
+    );
   const budget = options.kvMemory ?? DEFAULT_KV_MEMORY;
-  if (!(budget > 0)) throw new RequestError(`kvMemory is ${budget}; give a number of bytes above 0.`, "kvMemory");
+  if (!(budget > 0))
+    throw new RequestError(`kvMemory is ${budget}; give a number of bytes above 0.`, "kvMemory");
 
   const pools = poolsOf(manifest, program, maxBinding, asked);
   const pages = sharePages(manifest, pools, asked, budget);

@@ -12,8 +12,9 @@ export interface KernelPipeline {
 }
 
 /**
- * Compiles kernels when they are wanted. An artifact has several sizes of each function; a GPU compiles them all in a
- * second or two, but SwiftShader was seen to take 120 s for the 57 kernels of a small model, and one answer needs few.
+ * Compiles kernels when they are wanted. An artifact has several sizes of each function; a GPU compiles them
+ * all in a second or two, but SwiftShader was seen to take 120 s for the 57 kernels of a small model, and one
+ * answer needs few.
  */
 export class Pipelines {
   readonly #layouts = new Map<string, GPUBindGroupLayout>();
@@ -59,7 +60,10 @@ export class Pipelines {
     }
   }
 
-  /** The storage arguments, then the uniform that holds packGridDimX. Kernels with like arguments share a layout. */
+  /**
+   * The storage arguments, then the uniform that holds packGridDimX. Kernels with like arguments share a
+   * layout.
+   */
   #layout(access: Shader["access"]): GPUBindGroupLayout {
     const key = access.join();
     const known = this.#layouts.get(key);
@@ -68,7 +72,11 @@ export class Pipelines {
     const storage = access.map((mode, binding): GPUBindGroupLayoutEntry => {
       return { binding, visibility, buffer: { type: mode === "read" ? "read-only-storage" : "storage" } };
     });
-    const uniform: GPUBindGroupLayoutEntry = { binding: access.length, visibility, buffer: { type: "uniform" } };
+    const uniform: GPUBindGroupLayoutEntry = {
+      binding: access.length,
+      visibility,
+      buffer: { type: "uniform" },
+    };
     const layout = this.device.createBindGroupLayout({ entries: [...storage, uniform] });
     this.#layouts.set(key, layout);
     return layout;

@@ -16,14 +16,19 @@ export class StagingRing {
     return this.buffers.create("staging", size, GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST);
   }
 
-  /** Waits for the copies into `buffer`, hands its first `bytes` bytes to `read`, and takes the buffer back. */
+  /**
+   * Waits for the copies into `buffer`, hands its first `bytes` bytes to `read`, and takes the buffer back.
+   */
   async read<T>(buffer: GPUBuffer, bytes: number, read: (data: ArrayBuffer) => T): Promise<T> {
     try {
       await buffer.mapAsync(GPUMapMode.READ, 0, bytes);
     } catch (cause) {
-      throw new DeviceError("The GPU device was lost while results were on their way. Load the model again.", {
-        cause,
-      });
+      throw new DeviceError(
+        "The GPU device was lost while results were on their way. Load the model again.",
+        {
+          cause,
+        },
+      );
     }
     const result = read(buffer.getMappedRange(0, bytes));
     buffer.unmap();

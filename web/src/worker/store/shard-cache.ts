@@ -1,6 +1,9 @@
 import { sha256Hex } from "../../both/http.js";
 
-/** Where verified shards stay between visits. Keyed by SHA-256, so artifacts that share a shard share its copy. */
+/**
+ * Where verified shards stay between visits. Keyed by SHA-256, so artifacts that share a shard share its
+ * copy.
+ */
 export interface ShardCache {
   /** Null where the shard is not cached. */
   get(sha256: string): Promise<Uint8Array<ArrayBuffer> | null>;
@@ -23,8 +26,9 @@ interface ShardList {
 }
 
 /**
- * The origin private file system of the browser for the artifact at `url`, whose shards are `shards`; null where it is
- * missing (private windows, old browsers). Shards that no artifact of this origin is made of any more are deleted.
+ * The origin private file system of the browser for the artifact at `url`, whose shards are `shards`; null
+ * where it is missing (private windows, old browsers). Shards that no artifact of this origin is made of any
+ * more are deleted.
  */
 export async function openOpfsCache(url: URL, shards: readonly string[]): Promise<ShardCache | null> {
   try {
@@ -77,7 +81,10 @@ class OpfsCache implements ShardCache {
     return locked("shared", () => alone(sha256, () => remove(this.files, sha256)));
   }
 
-  /** Deletes the shards of no list, and what a closed tab has left half written. Another time where a tab is writing. */
+  /**
+   * Deletes the shards of no list, and what a closed tab has left half written. Another time where a tab is
+   * writing.
+   */
   async #sweep(): Promise<void> {
     await locked("exclusive", async () => {
       const lists = await this.#readLists();
@@ -122,10 +129,15 @@ function parseList(bytes: Uint8Array<ArrayBuffer> | null): ShardList | null {
 /** Missing in browsers of before 2022: then nothing is swept, and two tabs may be in each other's way. */
 const { locks } = (globalThis.navigator ?? {}) as { readonly locks?: LockManager };
 
-/** Runs `work` under the lock that all tabs of the origin share; exclusively only where nobody holds it, else not at all. */
+/**
+ * Runs `work` under the lock that all tabs of the origin share; exclusively only where nobody holds it, else
+ * not at all.
+ */
 async function locked(mode: LockMode, work: () => Promise<void>): Promise<void> {
   if (!locks) return mode === "shared" ? await work() : undefined;
-  await locks.request(LOCK, { mode, ifAvailable: mode === "exclusive" }, (lock) => (lock ? work() : undefined));
+  await locks.request(LOCK, { mode, ifAvailable: mode === "exclusive" }, (lock) =>
+    lock ? work() : undefined,
+  );
 }
 
 /** Changes an entry alone: an entry that another tab is changing refuses to be replaced or removed. */
@@ -135,8 +147,8 @@ async function alone(name: string, work: () => Promise<void>): Promise<void> {
 }
 
 /**
- * Puts a file there whole or not at all: an entry exists before its bytes do, and another tab that reads it meanwhile
- * would find it corrupt and delete it.
+ * Puts a file there whole or not at all: an entry exists before its bytes do, and another tab that reads it
+ * meanwhile would find it corrupt and delete it.
  */
 async function store(
   directory: FileSystemDirectoryHandle,
@@ -156,7 +168,10 @@ async function store(
   }
 }
 
-async function read(directory: FileSystemDirectoryHandle, name: string): Promise<Uint8Array<ArrayBuffer> | null> {
+async function read(
+  directory: FileSystemDirectoryHandle,
+  name: string,
+): Promise<Uint8Array<ArrayBuffer> | null> {
   try {
     const handle = await directory.getFileHandle(name);
     return new Uint8Array(await (await handle.getFile()).arrayBuffer());

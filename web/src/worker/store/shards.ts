@@ -17,7 +17,8 @@ export interface ShardOptions extends Pick<DownloadOptions, "fetch" | "signal"> 
 }
 
 /**
- * The shards in order, each verified. While the caller uses one, the next is on its way: two are in memory at most.
+ * The shards in order, each verified. While the caller uses one, the next is on its way: two are in memory at
+ * most.
  */
 export async function* streamShards(
   base: URL,
@@ -128,7 +129,9 @@ class ShardStore {
     if (!this.#cache) return;
     this.#cache = null;
     const reason = error instanceof Error ? `${error.name}: ${error.message}` : String(error);
-    this.#warn(`The weights cannot be kept in the browser's storage (${reason}); the next visit downloads them again.`);
+    this.#warn(
+      `The weights cannot be kept in the browser's storage (${reason}); the next visit downloads them again.`,
+    );
   }
 
   #report(shard: FileEntry, received: number): void {

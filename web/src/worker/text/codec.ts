@@ -7,7 +7,14 @@ import { fixPreTokenizers, withMetaspaceSplit } from "./library-fixes.js";
 import { AnswerStream, IncrementalDecoder } from "./stream.js";
 import { ChatTemplate } from "./template.js";
 import { type ByteRules, byteRules } from "./token-bytes.js";
-import { asObject, checkVocabulary, type JsonObject, namedTokens, specialIds, templateOf } from "./tokenizer-file.js";
+import {
+  asObject,
+  checkVocabulary,
+  type JsonObject,
+  namedTokens,
+  specialIds,
+  templateOf,
+} from "./tokenizer-file.js";
 import type { ChatOptions, SpecialTokens, TextCodec, TextFiles, TextStream } from "./types.js";
 
 class ModelTextCodec implements TextCodec {
@@ -31,7 +38,8 @@ class ModelTextCodec implements TextCodec {
   encode(text: string, options: { readonly addSpecialTokens?: boolean } = {}): number[] {
     const addSpecialTokens = options.addSpecialTokens ?? true;
     const ids = this.#encode(wellFormed(text), addSpecialTokens);
-    // An empty prompt is just BOS, also for tokenizers that add none by themselves: a model cannot run on no token.
+    // An empty prompt is just BOS, also for tokenizers that add none by themselves: a model cannot run on no
+    // token.
     if (ids.length === 0 && addSpecialTokens && this.#bosTokenId !== null) return [this.#bosTokenId];
     return ids;
   }
@@ -44,13 +52,18 @@ class ModelTextCodec implements TextCodec {
       throw new Error("it gives a text tokens without an id");
     } catch (cause) {
       const reason = cause instanceof Error ? cause.message : String(cause);
-      throw new ArtifactError(`tokenizer.json cannot be used: ${reason}. Build the artifact again.`, { cause });
+      throw new ArtifactError(`tokenizer.json cannot be used: ${reason}. Build the artifact again.`, {
+        cause,
+      });
     }
   }
 
   chat(messages: readonly ChatMessage[], options: ChatOptions = {}): number[] {
     if (this.#template === null) {
-      throw new RequestError("this model has no chat template; give it a plain prompt instead of messages", "messages");
+      throw new RequestError(
+        "this model has no chat template; give it a plain prompt instead of messages",
+        "messages",
+      );
     }
     // The template writes BOS and all other special tokens itself.
     const text = this.#template.render(messages, options.addGenerationPrompt ?? true, options.continueLast);

@@ -1,6 +1,6 @@
 /**
- * Where @huggingface/tokenizers 0.2.0 splits text differently from the Rust tokenizers that the models were trained
- * with. Found by tests/unit/test_tokenizer_parity.py; when that passes without a fix, the fix can go.
+ * Where @huggingface/tokenizers 0.2.0 splits text differently from the Rust tokenizers that the models were
+ * trained with. Found by tests/unit/test_tokenizer_parity.py; when that passes without a fix, the fix can go.
  */
 
 import {
@@ -12,7 +12,8 @@ import {
 } from "@huggingface/tokenizers";
 import { isObject, type JsonObject } from "./tokenizer-file.js";
 
-// The library's pattern uses JavaScript's \s, which holds U+FEFF and lacks U+0085; Unicode's White_Space is meant.
+// The library's pattern uses JavaScript's \s, which holds U+FEFF and lacks U+0085; Unicode's White_Space is
+// meant.
 const GPT2_WORDS =
   /'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\p{White_Space}\p{L}\p{N}]+|\p{White_Space}+(?!\P{White_Space})|\p{White_Space}+/gu;
 
@@ -27,14 +28,15 @@ function fix(step: PreTokenizer): void {
   } else if (step instanceof ByteLevelPreTokenizer) {
     step.pattern = GPT2_WORDS;
   } else if (step instanceof DigitsPreTokenizer) {
-    // The library takes ASCII digits only; Rust's `is_numeric` takes every numeric character, such as ² and Ⅷ.
+    // The library takes ASCII digits only; Rust's `is_numeric` takes every numeric character, such as ² and
+    // Ⅷ.
     step.pattern = step.config.individual_digits ? /\P{N}+|\p{N}/gu : /\P{N}+|\p{N}+/gu;
   }
 }
 
 /**
- * The library ignores Metaspace's `split` (true by default) and leaves the text in one piece, so that merges may cross
- * words. A Split after it restores the borders: each ▁ begins a piece.
+ * The library ignores Metaspace's `split` (true by default) and leaves the text in one piece, so that merges
+ * may cross words. A Split after it restores the borders: each ▁ begins a piece.
  */
 export function withMetaspaceSplit(tokenizer: JsonObject): JsonObject {
   return { ...tokenizer, pre_tokenizer: splitMetaspace(tokenizer.pre_tokenizer) };

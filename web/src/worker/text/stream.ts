@@ -3,12 +3,16 @@
 import type { ByteRules } from "./token-bytes.js";
 import type { TextDelta, TextStream } from "./types.js";
 
-/** The token of an id, or undefined where the id adds nothing to the text (special, or outside the vocabulary). */
+/**
+ * The token of an id, or undefined where the id adds nothing to the text (special, or outside the
+ * vocabulary).
+ */
 export type VisibleToken = (id: number) => string | undefined;
 
 /** Joins tokens into characters: nothing comes out before all bytes of a character are in. */
 export class IncrementalDecoder {
-  // ignoreBOM, since a U+FEFF in an answer is text like any other; by default the decoder would swallow the first.
+  // ignoreBOM, since a U+FEFF in an answer is text like any other; by default the decoder would swallow the
+  // first.
   readonly #decoder = new TextDecoder("utf-8", { ignoreBOM: true });
   readonly #rules: ByteRules;
   #first: boolean;
@@ -46,7 +50,10 @@ export class IncrementalDecoder {
   }
 }
 
-/** Cuts a text at the first of the stop strings, which may arrive in pieces: a tail that could begin one is held back. */
+/**
+ * Cuts a text at the first of the stop strings, which may arrive in pieces: a tail that could begin one is
+ * held back.
+ */
 export class StopFinder {
   readonly #stops: readonly string[];
   #held = "";

@@ -12,12 +12,16 @@ export class ChatTemplate {
     try {
       this.#template = new Template(source);
     } catch (error) {
-      throw new ArtifactError(`the model's chat template cannot be parsed: ${reason(error)}`, { cause: error });
+      throw new ArtifactError(`the model's chat template cannot be parsed: ${reason(error)}`, {
+        cause: error,
+      });
     }
     this.#tokens = tokens;
   }
 
-  /** `continueLast`: up to where the content of the last message ends, so that the answer goes on from there. */
+  /**
+   * `continueLast`: up to where the content of the last message ends, so that the answer goes on from there.
+   */
   render(messages: readonly ChatMessage[], addGenerationPrompt: boolean, continueLast = false): string {
     if (!continueLast) return this.#render(messages, addGenerationPrompt);
     return untilMark(this.#render(marked(messages), false));
@@ -35,7 +39,10 @@ export class ChatTemplate {
   }
 }
 
-/** Ends the content that is continued: to look for the content itself would find a short one in the template's own words. */
+/**
+ * Ends the content that is continued: to look for the content itself would find a short one in the template's
+ * own words.
+ */
 const MARK = "[the-answer-goes-on-here]";
 
 function marked(messages: readonly ChatMessage[]): ChatMessage[] {
@@ -47,7 +54,10 @@ function marked(messages: readonly ChatMessage[]): ChatMessage[] {
 function untilMark(text: string): string {
   const at = text.lastIndexOf(MARK);
   if (at >= 0) return text.slice(0, at);
-  throw new RequestError("the chat template leaves out the last message, so it cannot be continued", "messages");
+  throw new RequestError(
+    "the chat template leaves out the last message, so it cannot be continued",
+    "messages",
+  );
 }
 
 function reason(error: unknown): string {

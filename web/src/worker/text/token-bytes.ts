@@ -1,9 +1,9 @@
 /**
  * From a token to the bytes it stands for.
  *
- * The library's own `decode` works on whole lists. Answers come token by token, and one character may span several
- * tokens, so the stream needs bytes, which a streaming TextDecoder then joins into characters. The rules below are
- * those of the decoders in tokenizer.json that causal language models use.
+ * The library's own `decode` works on whole lists. Answers come token by token, and one character may span
+ * several tokens, so the stream needs bytes, which a streaming TextDecoder then joins into characters. The
+ * rules below are those of the decoders in tokenizer.json that causal language models use.
  */
 
 import { ArtifactError } from "../../both/errors.js";
@@ -22,7 +22,10 @@ type Rewrite = (token: string, first: boolean) => string;
 const encoder = new TextEncoder();
 const NO_STRIP = { char: "", count: 0 } as const;
 
-/** GPT-2's printable stand-ins for bytes: printable Latin-1 stands for itself, the rest for U+0100 onwards, in order. */
+/**
+ * GPT-2's printable stand-ins for bytes: printable Latin-1 stands for itself, the rest for U+0100 onwards, in
+ * order.
+ */
 const BYTE_OF_CHAR: ReadonlyMap<string, number> = (() => {
   const map = new Map<string, number>();
   let next = 0x100;
@@ -67,10 +70,14 @@ function metaspaceRule(step: JsonObject): Rewrite {
   return (token, first) => token.replaceAll(mark, first && prepended ? "" : " ");
 }
 
-/** Rules for the `decoder` of a tokenizer.json. Throws where the decoder is of a kind that no supported model uses. */
+/**
+ * Rules for the `decoder` of a tokenizer.json. Throws where the decoder is of a kind that no supported model
+ * uses.
+ */
 export function byteRules(decoder: unknown): ByteRules {
   const root = asObject(decoder, "tokenizer.json: decoder");
-  const steps: readonly unknown[] = root.type === "Sequence" && Array.isArray(root.decoders) ? root.decoders : [root];
+  const steps: readonly unknown[] =
+    root.type === "Sequence" && Array.isArray(root.decoders) ? root.decoders : [root];
   if (steps.some((step) => isObject(step) && step.type === "ByteLevel")) {
     if (steps.length > 1) throw unsupported(root);
     return { bytes: byteLevelBytes, strip: NO_STRIP };

@@ -1,4 +1,7 @@
-/** The few facts of tokenizer.json and tokenizer_config.json that the codec reads itself, checked as they are read. */
+/**
+ * The few facts of tokenizer.json and tokenizer_config.json that the codec reads itself, checked as they are
+ * read.
+ */
 
 import { ArtifactError } from "../../both/errors.js";
 
@@ -29,7 +32,9 @@ export function checkVocabulary(tokenizer: JsonObject): void {
     Array.isArray(added) &&
     added.every((token) => isObject(token) && isId(token.id) && typeof token.content === "string");
   if (!fits)
-    throw new ArtifactError("tokenizer.json has a vocabulary that is not of texts and their ids. Build it again.");
+    throw new ArtifactError(
+      "tokenizer.json has a vocabulary that is not of texts and their ids. Build it again.",
+    );
 }
 
 /** Ids that the tokenizer marks as special: they steer the model and are no part of its text. */
@@ -54,7 +59,10 @@ export function namedTokens(config: JsonObject): Record<string, string> {
   return names;
 }
 
-/** The chat template inside tokenizer_config.json: one string, or a list of named ones of which `default` is meant. */
+/**
+ * The chat template inside tokenizer_config.json: one string, or a list of named ones of which `default` is
+ * meant.
+ */
 export function templateOf(config: JsonObject): string | undefined {
   const template = config.chat_template;
   if (typeof template === "string") return template;

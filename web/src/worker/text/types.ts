@@ -18,7 +18,9 @@ export interface SpecialTokens {
 
 /** What one pushed token adds to the text. */
 export interface TextDelta {
-  /** Text that is now certain: whole characters, and nothing that could still become part of a stop string. */
+  /**
+   * Text that is now certain: whole characters, and nothing that could still become part of a stop string.
+   */
   readonly text: string;
   /** A stop string was found; the stop string itself is not part of any text. */
   readonly stopped: boolean;
@@ -41,13 +43,13 @@ export interface TextCodec {
   /** `addSpecialTokens` (default true) lets the tokenizer add what it adds by itself, such as BOS. */
   encode(text: string, options?: { readonly addSpecialTokens?: boolean }): number[];
   /**
-   * Token ids of a conversation, ready for the assistant's answer; with `continueLast` for the rest of the last message.
-   * Throws RequestError where the model has no template.
+   * Token ids of a conversation, ready for the assistant's answer; with `continueLast` for the rest of the
+   * last message. Throws RequestError where the model has no template.
    */
   chat(messages: readonly ChatMessage[], options?: ChatOptions): number[];
   /**
-   * A decoder for one answer that ends at any of the `stop` strings. `context` are the tokens that the answer's text
-   * continues: some tokenizers drop the space at the start of a text, but not in its middle.
+   * A decoder for one answer that ends at any of the `stop` strings. `context` are the tokens that the
+   * answer's text continues: some tokenizers drop the space at the start of a text, but not in its middle.
    */
   stream(stop: readonly string[], context?: readonly number[]): TextStream;
   /** The text of one token alone, special tokens included, as OpenAI's logprobs show it. */
