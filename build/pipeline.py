@@ -20,8 +20,7 @@ from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import ArtifactError, BuildError
 from nearfar.format.manifest import FORMAT, VERSION, Manifest, TokenizerFiles, Weights, document
 from nearfar.format.seal import seal
-from nearfar.targets import target as target_of
-from nearfar.targets import target_names
+from nearfar.targets import target_names, target_of
 from nearfar.targets.target import Made, Target
 
 __all__ = ["BuildOptions", "Progress", "build"]

@@ -19,7 +19,7 @@ def target_names() -> tuple[str, ...]:
     return tuple(sorted(file.parent.name for file in Path(__file__).parent.glob("*/target.py")))
 
 
-def target(name: str) -> Target:
+def target_of(name: str) -> Target:
     """The target of a folder, imported when it is asked for; KeyError where there is none."""
     if name not in target_names():
         raise KeyError(name)

@@ -4,6 +4,7 @@ vulkan).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,10 @@ from nearfar.build.program.compile import Job, Program, compile_program
 from nearfar.build.source import BuildOptions, Source
 from nearfar.build.weights.shards import SHARD_BYTES, ShardWriter
 from nearfar.build.weights.stream import Piece
+from nearfar.errors import BuildError
 from nearfar.format import manifest as records
 from nearfar.format.manifest import Weights
+from nearfar.step.config import LARGEST
 from nearfar.step.params import Param
 from nearfar.targets.emit import EmitContext
 from nearfar.targets.kernels import Kernels
@@ -72,7 +75,14 @@ class PlannedTarget:
     emit: Callable[[Program, EmitContext], records.Program]
 
     def check(self, source: Source, options: BuildOptions) -> None:
-        """Kernels say themselves what they cannot do, when they are made."""
+        """Kernels say themselves what they cannot do, when they are made; offsets have 32 bits."""
+        for name, matrix in source.matrices.items():
+            largest = max(math.prod(part.shape) for part in self.kernels.parts(matrix))
+            if largest > LARGEST:
+                raise BuildError(
+                    f"{name} [{matrix.n}, {matrix.k}] takes {largest:,} values, more than target "
+                    f"{self.name} can address ({LARGEST:,}): quantize it (--quant q4)"
+                )
 
     def writer(self, source: Source, root: Path) -> PackedWriter:
         """The weight stream; it begins with the frequencies of the rotations."""

@@ -127,8 +127,8 @@ def test_altered_headers(data: st.DataObject) -> None:
         if kind == "remove":
             del place[last]
         elif kind == "rename" and isinstance(place, dict):
-            place[data.draw(st.sampled_from(["kv.9.k", "kv.", "tokens", "", "kv.0.k.codes"]))] = (
-                place.pop(last)
+            place[data.draw(st.sampled_from(["kv.9.k", "kv.", "tokens", "", "kv.0.k.codes"]))] = place.pop(
+                last
             )
         else:
             place[last] = data.draw(st.sampled_from(HOSTILE))
