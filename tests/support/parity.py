@@ -1,0 +1,56 @@
+"""An architecture on a backend beside transformers: built small, asked, compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.build.pipeline import BuildOptions, build
+from nearfar.build.program.buckets import Buckets
+from nearfar.edge_runtime import Engine
+from tests.support.architectures import Case, checkpoint, prompt, reference
+from tests.support.backends import executor, greedy, require
+
+Array = npt.NDArray[Any]
+
+TOLERANCE = {"f32": 2e-3, "f16": 2e-2}
+"""Of the largest logit. float32: other orders of summation, and matmuls in 16-bit fixed point on the cpu."""
+ANSWER = 12
+SMALL = Buckets((1, 16), (1,))
+"""Both kinds of matmul, and little to compile."""
+
+
+@contextmanager
+def opened(case: Case, backend: str, folder: Path) -> Iterator[Engine]:
+    """An engine of the case on `target` or `target-precision`, built in the folder at first use."""
+    require(backend)
+    target, _, precision = backend.partition("-")
+    if not (folder / target).exists():  # another precision of the target has built it
+        source = str(checkpoint(case))
+        build(BuildOptions(source, folder, (target,), "none", buckets=SMALL, context=case.context))
+    with Engine.load(folder / target, kv_memory="4MB", precision=precision or None) as engine:
+        yield engine
+
+
+def check_answers(case: Case, engine: Engine) -> None:
+    """Logits are those of transformers in float32, and each greedy token is as good as its best."""
+    tolerance = TOLERANCE[executor(engine).precision]
+    for count in case.prompts:
+        tokens = prompt(case, count)[: case.context and case.context - ANSWER]
+        answer = greedy(engine, tokens, ANSWER)
+        expected = reference(case)([*tokens, *answer])[len(tokens) - 1 : -1]
+        close = tolerance * float(np.abs(expected).max())
+        found = last(engine)  # the logits that gave the last token
+        assert np.abs(found - expected[-1]).max() < close, count
+        for step, token in enumerate(answer):
+            assert expected[step].max() - expected[step][token] < 2 * close, (count, step)
+
+
+def last(engine: Engine) -> Array:
+    """The logits of the last step."""
+    return np.asarray(executor(engine).fetch("logits", 1)()[0])
