@@ -32,7 +32,7 @@ from nearfar.step.ops import (
 
 Value = tuple[mx.array, ...]
 """A value of the list: arrays [..., L, width] whose columns stand side by side. What several matrices made
-stays apart until somebody reads it as one."""
+stays apart until somebody reads it as one. What rope_append makes for attend has heads: [..., L, heads, head_dim]."""
 
 
 class Matrix(Protocol):
@@ -86,19 +86,19 @@ class Run(Protocol):
         ...
 
     def columns(self, x: mx.array, index: Sequence[int] | range) -> mx.array:
-        """Columns of x, in this order."""
+        """Columns of x [..., L, width], or heads of x [..., L, heads, head_dim], in this order."""
         ...
 
-    def rotate(self, rope: str, x: Value, head_dim: int) -> Value:
-        """Heads turned by their rows' positions, by the table of that name."""
+    def rotate(self, rope: str, x: Value) -> Value:
+        """Heads [..., L, heads, head_dim] turned by their rows' positions, by the table of that name."""
         ...
 
     def append(self, cache: int, keys: mx.array, values: mx.array) -> None:
-        """Store keys and values [..., L, kv_heads·head_dim] of all rows."""
+        """Store keys and values [..., L, kv_heads, head_dim] of all rows."""
         ...
 
     def attend(self, op: Attend, queries: mx.array, sinks: mx.array | None) -> mx.array:
-        """Attention of queries [..., L, heads·head_dim]; sinks [heads]."""
+        """Attention of queries [..., L, heads, head_dim]: [..., L, heads·head_dim]; sinks [heads]."""
         ...
 
     def choose(self, values: Sequence[Value]) -> list[Value]:
@@ -125,6 +125,9 @@ class Interpreter:
         *body, end = ops
         if not isinstance(end, Logits) or any(isinstance(op, Logits) for op in body):
             raise ValueError("the list of a step must end with logits, and have them once")
+        turned = {op.out for op in body if isinstance(op, RopeAppend)}
+        if any(turned & set(reads(op)) for op in ops if not isinstance(op, Attend)):
+            raise ValueError("what rope_append makes can be read by attend only")
         self._caches, self._weights, self._do = caches, weights, arithmetic
         cut_at = max((at for at, op in enumerate(body, 1) if isinstance(op, RopeAppend) and op.append), default=0)
         made = {op.out for op in body[:cut_at]}
@@ -198,7 +201,7 @@ class Interpreter:
         weight, eps, groups, x = whole(self._weights.vector(op.weight, mx.float32)), op.eps, op.groups, op.x
         if groups == 1:
             return lambda values, run: (mx.fast.rms_norm(wide(whole(values[x])), weight, eps),)
-        return lambda values, run: (_by_heads(wide(whole(values[x])), -1, groups, weight, eps),)
+        return lambda values, run: (_by_groups(wide(whole(values[x])), groups, weight, eps),)
 
     def _product(self, weight: str, bias: str | None) -> Callable[[mx.array], Value]:
         matrix, narrow = self._weights.matrix(weight), self._do.narrow
@@ -225,79 +228,81 @@ class Interpreter:
         return glu
 
     def _rope_append(self, op: RopeAppend) -> Function:
-        """Queries [..., L, heads·head_dim]; keys and values go to the cache."""
+        """Queries [..., L, heads, head_dim]; keys and values go to the cache."""
         shape, narrow, rope = self._caches[op.cache], self._do.narrow, op.rope
-        q_width, kv_width = op.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        width = q_width + (kv_width if op.append else 0)
-        norms = self._head_norms(op, (q_width, width - q_width))
+        keys, head_dim = (shape.kv_heads if op.append else 0), shape.head_dim
+        norms = self._head_norms(op, keys)
 
         def rope_append(values: Values, run: Run) -> Value:
-            x = tuple([narrow(part) for part in values[op.x]])
-            turned = cut(run, x, 0, width)
+            x = tuple([mx.unflatten(narrow(part), -1, (-1, head_dim)) for part in values[op.x]])
+            turned = cut(run, x, 0, op.heads + keys, HEADS)
             if norms is not None and not op.norm_after:
                 turned = norms(turned, run)
             if rope is not None:
-                turned = run.rotate(rope, turned, shape.head_dim)
+                turned = run.rotate(rope, turned)
             if norms is not None and op.norm_after:
                 turned = norms(turned, run)
-            queries = whole(cut(run, turned, 0, q_width))
+            queries = whole(cut(run, turned, 0, op.heads, HEADS), HEADS)
             if op.q_scale is not None:
                 beta, original = op.q_scale
                 grown = 1 + beta * mx.log1p(mx.floor(run.positions() / original))
-                queries = queries * grown.astype(queries.dtype)
+                queries = queries * mx.expand_dims(grown, -1).astype(queries.dtype)
             if op.append:
-                kept = whole(cut(run, x, width, kv_width))
+                kept = whole(cut(run, x, op.heads + keys, keys, HEADS), HEADS)
                 if op.v_norm is not None:
-                    kept = _by_heads(kept, shape.head_dim, -1, None, op.v_norm)
-                run.append(op.cache, whole(cut(run, turned, q_width, kv_width)), kept)
+                    kept = mx.fast.rms_norm(kept, None, op.v_norm)
+                run.append(op.cache, whole(cut(run, turned, op.heads, keys, HEADS), HEADS), kept)
             return (queries,)
 
         return rope_append
 
-    def _head_norms(self, op: RopeAppend, widths: tuple[int, int]) -> Callable[[Value, Run], Value] | None:
-        """Queries, and keys where there are some, normalized as the operation says. None: not at all."""
+    def _head_norms(self, op: RopeAppend, keys: int) -> Callable[[Value, Run], Value] | None:
+        """Queries, and so many heads of keys, normalized as the operation says. None: not at all."""
         if op.q_norm is None and op.k_norm is None:
             return None
-        head_dim, (q_width, k_width) = self._caches[op.cache].head_dim, widths
-        parts = [(0, q_width, op.q_norm), (q_width, k_width, op.k_norm)]
-        weights = [
+        parts = [
             (start, count, None if name is None else whole(self._weights.vector(name, self._do.dtype)))
-            for start, count, name in parts
+            for start, count, name in ((0, op.heads, op.q_norm), (op.heads, keys, op.k_norm))
             if count
         ]
 
         def norms(x: Value, run: Run) -> Value:
             out: list[mx.array] = []
-            for start, count, weight in weights:
-                part = cut(run, x, start, count)
+            for start, count, weight in parts:
+                part = cut(run, x, start, count, HEADS)
                 if weight is None:
                     out += part
                 elif op.norm_all:
-                    out.append(mx.fast.rms_norm(whole(part), weight, op.eps))
+                    row = mx.fast.rms_norm(mx.flatten(whole(part, HEADS), -2, -1), weight, op.eps)
+                    out.append(mx.unflatten(row, -1, (count, -1)))
                 else:
-                    out.append(_by_heads(whole(part), head_dim, -1, weight, op.eps))
+                    out.append(mx.fast.rms_norm(whole(part, HEADS), weight, op.eps))
             return tuple(out)
 
         return norms
 
 
-def whole(value: Value) -> mx.array:
+HEADS = -2
+"""The axis of heads, where a value has one."""
+
+
+def whole(value: Value, axis: int = -1) -> mx.array:
     """As one array."""
-    return value[0] if len(value) == 1 else mx.concatenate(list(value), axis=-1)
+    return value[0] if len(value) == 1 else mx.concatenate(list(value), axis=axis)
 
 
-def cut(run: Run, value: Value, start: int, count: int) -> Value:
-    """Columns [start, start + count); parts that lie within stay as they are."""
-    parts, at = [], 0
+def cut(run: Run, value: Value, start: int, count: int, axis: int = -1) -> Value:
+    """Columns or heads [start, start + count) along the axis; parts that lie within stay as they are."""
+    parts, at, end = [], 0, start + count
     for part in value:
-        width = part.shape[-1]
-        first, last = max(start, at), min(start + count, at + width)
+        width = part.shape[axis]
+        first, last = max(start - at, 0), min(end - at, width)
         if first < last:
-            parts.append(part if last - first == width else run.columns(part, range(first - at, last - at)))
+            parts.append(part if last - first == width else run.columns(part, range(first, last)))
         at += width
     return tuple(parts)
 
 
-def _by_heads(x: mx.array, head_dim: int, heads: int, weight: mx.array | None, eps: float) -> mx.array:
-    """RMS norm of each of `heads` equal stretches of x [..., heads·head_dim]; one of the two may be −1."""
-    return mx.flatten(mx.fast.rms_norm(mx.unflatten(x, -1, (heads, head_dim)), weight, eps), -2, -1)
+def _by_groups(x: mx.array, groups: int, weight: mx.array, eps: float) -> mx.array:
+    """RMS norm of each of so many equal stretches of x [..., width]."""
+    return mx.flatten(mx.fast.rms_norm(mx.unflatten(x, -1, (groups, -1)), weight, eps), -2, -1)
