@@ -163,8 +163,11 @@ class FreeRun:
         """See Run."""
         self._positions = mx.take_along_axis(self._positions, self._rows, axis=1)
         self._angles, self._masks = {}, {}
-        index = mx.expand_dims(self._rows, -1)
-        return [tuple(mx.take_along_axis(part, index, axis=1) for part in value) for value in values]
+        return [tuple(self._chosen(part) for part in value) for value in values]
+
+    def _chosen(self, x: mx.array) -> mx.array:
+        index = mx.expand_dims(self._rows, tuple(range(2, x.ndim)))
+        return mx.take_along_axis(x, index, axis=1)
 
     def _tables(self, rope: Rope) -> tuple[mx.array, mx.array]:
         """Cosines [B, L, 1, head_dim], and sines with the sign that the half they multiply needs."""

@@ -32,7 +32,8 @@ from nearfar.step.ops import (
 
 Value = tuple[mx.array, ...]
 """A value of the list: arrays [..., L, width] whose columns stand side by side. What several matrices made
-stays apart until somebody reads it as one. What rope_append makes for attend has heads: [..., L, heads, head_dim]."""
+stays apart until somebody reads it as one. What rope_append makes, for attend, has heads:
+[..., L, heads, head_dim]."""
 
 
 class Matrix(Protocol):
@@ -98,7 +99,7 @@ class Run(Protocol):
         ...
 
     def attend(self, op: Attend, queries: mx.array, sinks: mx.array | None) -> mx.array:
-        """Attention of queries [..., L, heads, head_dim]: [..., L, heads·head_dim]; sinks [heads]."""
+        """Attention of queries [..., L, heads, head_dim], as [..., L, heads·head_dim]; sinks [heads]."""
         ...
 
     def choose(self, values: Sequence[Value]) -> list[Value]:
@@ -129,11 +130,12 @@ class Interpreter:
         if any(turned & set(reads(op)) for op in ops if not isinstance(op, Attend)):
             raise ValueError("what rope_append makes can be read by attend only")
         self._caches, self._weights, self._do = caches, weights, arithmetic
-        cut_at = max((at for at, op in enumerate(body, 1) if isinstance(op, RopeAppend) and op.append), default=0)
-        made = {op.out for op in body[:cut_at]}
-        self._live = list(dict.fromkeys(name for op in ops[cut_at:] for name in reads(op) if name in made))
+        appends = [at for at, op in enumerate(body, 1) if isinstance(op, RopeAppend) and op.append]
+        past = max(appends, default=0)
+        made = {op.out for op in body[:past]}
+        self._live = list(dict.fromkeys(name for op in ops[past:] for name in reads(op) if name in made))
         walk = [(op.out, self._function(op)) for op in body]
-        self._walk, self._rest = walk[:cut_at], walk[cut_at:]
+        self._walk, self._rest = walk[:past], walk[past:]
         self._end, self._softcap = end.x, end.softcap
         self._head = self._product(end.weight, end.bias)
 

@@ -54,7 +54,7 @@ class PagedRun:
         """See Run."""
         table = self._ropes[rope]
         turn = self._turns.get(rope) or self._turns.setdefault(rope, table.turn(self._rows[0].positions))
-        parts = x if table.fused else (whole(x, HEADS),)  # without a kernel it is many operations: once for all
+        parts = x if table.fused else (whole(x, HEADS),)  # many operations without a kernel: once for all
         return tuple([turn(part) for part in parts])
 
     def append(self, cache: int, keys: mx.array, values: mx.array) -> None:
