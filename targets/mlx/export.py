@@ -108,13 +108,14 @@ def _pick(piece: Piece, x: mx.array) -> mx.array:
     return columns(x, [piece.start + row for row in piece.order.rows(piece.rows)])
 
 
-def columns(x: mx.array, index: Sequence[int] | range) -> mx.array:
-    """Columns of x in any order, without a primitive that holds the other sizes."""
-    return mx.take_along_axis(x, mx.expand_dims(mx.array(list(index)), tuple(range(x.ndim - 1))), axis=-1)
+def columns(x: mx.array, index: Sequence[int] | range, axis: int = -1) -> mx.array:
+    """Columns of x along an axis, in any order, without a primitive that holds the other sizes."""
+    others = tuple(at for at in range(x.ndim) if at != axis % x.ndim)
+    return mx.take_along_axis(x, mx.expand_dims(mx.array(list(index)), others), axis=axis)
 
 
 class FreeRun:
-    """See interpreter.Run: values are [B, L, width], caches [B, kv_heads, S, head_dim]."""
+    """See interpreter.Run: values are [B, L, width] or [B, L, heads, head_dim], caches [B, kv_heads, S, head_dim]."""
 
     def __init__(self, step: Step, dtype: mx.Dtype, inputs: Sequence[mx.array]) -> None:
         """`inputs`: in the order of the module's docstring."""
@@ -130,30 +131,27 @@ class FreeRun:
 
     def columns(self, x: mx.array, index: Sequence[int] | range) -> mx.array:
         """See Run."""
-        return columns(x, index)
+        return columns(x, index, axis=2)
 
-    def rotate(self, rope: str, x: Value, head_dim: int) -> Value:
+    def rotate(self, rope: str, x: Value) -> Value:
         """See Run."""
         if rope not in self._angles:
             self._angles[rope] = self._tables(self._step.ropes[rope])
         straight, crossed = self._angles[rope]
-        half, out = head_dim // 2, []
-        for part in x:
-            heads = mx.unflatten(part, -1, (-1, head_dim))
-            swapped = columns(heads, [*range(half, head_dim), *range(half)])
-            out.append(mx.flatten(heads * straight + swapped * crossed, -2, -1))
-        return tuple(out)
+        head_dim = x[0].shape[-1]
+        order = [*range(head_dim // 2, head_dim), *range(head_dim // 2)]
+        return tuple(heads * straight + columns(heads, order) * crossed for heads in x)
 
     def append(self, cache: int, keys: mx.array, values: mx.array) -> None:
         """See Run."""
         for index, new in ((2 * cache, keys), (2 * cache + 1, values)):
-            self.cache[index] = mx.concatenate([self.cache[index], self._heads(cache, new)], axis=2)
+            self.cache[index] = mx.concatenate([self.cache[index], new.swapaxes(1, 2)], axis=2)
 
     def attend(self, op: Attend, queries: mx.array, sinks: mx.array | None) -> mx.array:
         """See Run."""
         keys, values = (mx.expand_dims(part, 2) for part in self.cache[2 * op.cache : 2 * op.cache + 2])
         kv_heads = self._step.caches[op.cache].kv_heads
-        shared = mx.unflatten(self._heads(op.cache, queries) * op.scale, 1, (kv_heads, -1))
+        shared = mx.unflatten(queries.swapaxes(1, 2) * op.scale, 1, (kv_heads, -1))
         scores = shared @ keys.swapaxes(-1, -2)
         if op.window not in self._masks:
             self._masks[op.window] = self._mask(op.window)
@@ -165,11 +163,11 @@ class FreeRun:
         """See Run."""
         self._positions = mx.take_along_axis(self._positions, self._rows, axis=1)
         self._angles, self._masks = {}, {}
-        index = mx.expand_dims(self._rows, -1)
-        return [tuple(mx.take_along_axis(part, index, axis=1) for part in value) for value in values]
+        return [tuple(self._chosen(part) for part in value) for value in values]
 
-    def _heads(self, cache: int, x: mx.array) -> mx.array:
-        return mx.unflatten(x, -1, (-1, self._step.caches[cache].head_dim)).transpose(0, 2, 1, 3)
+    def _chosen(self, x: mx.array) -> mx.array:
+        index = mx.expand_dims(self._rows, tuple(range(2, x.ndim)))
+        return mx.take_along_axis(x, index, axis=1)
 
     def _tables(self, rope: Rope) -> tuple[mx.array, mx.array]:
         """Cosines [B, L, 1, head_dim], and sines with the sign that the half they multiply needs."""

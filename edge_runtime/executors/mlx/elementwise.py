@@ -36,24 +36,23 @@ class Elementwise:
         """As products read it."""
         return x if x.dtype == self.dtype else self._narrow(x)
 
-    def glu(self, kind: Activation, gate: mx.array, up: mx.array) -> mx.array:
+    def glu(self, kind: Activation) -> Binary:
         """activation(gate)·up, for a product to read."""
         act, dtype = ACTIVATIONS[kind], self.dtype
-        return self._compile(("glu", kind), lambda g, u: saturated(act(wide(g)) * wide(u), dtype))(gate, up)
+        return self._compile(("glu", kind), lambda g, u: saturated(act(wide(g)) * wide(u), dtype))
 
-    def act(self, kind: Activation, x: mx.array) -> mx.array:
+    def act(self, kind: Activation) -> Unary:
         """activation(x), for a product to read."""
         act, dtype = ACTIVATIONS[kind], self.dtype
-        return self._compile(("act", kind), lambda y: saturated(act(wide(y)), dtype))(x)
+        return self._compile(("act", kind), lambda y: saturated(act(wide(y)), dtype))
 
-    def add(self, a: mx.array, b: mx.array, scale: float) -> mx.array:
+    def add(self, scale: float) -> Binary:
         """(a + b)·scale in float32."""
-        made = _add if scale == 1 else lambda x, y: _add(x, y) * scale
-        return self._compile(("add", scale), made)(a, b)
+        return self._compile(("add", scale), _add if scale == 1 else lambda x, y: _add(x, y) * scale)
 
-    def mul(self, a: mx.array, b: mx.array) -> mx.array:
+    def mul(self) -> Binary:
         """a·b in float32."""
-        return self._compile("mul", lambda x, y: wide(x) * wide(y))(a, b)
+        return self._compile("mul", lambda x, y: wide(x) * wide(y))
 
     def _compile(self, key: object, function: Callable[..., mx.array]) -> Callable[..., mx.array]:
         if key not in self._made:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import mlx.core as mx
 import numpy as np
 
-from nearfar.edge_runtime.executors.mlx.interpreter import Value, whole
+from nearfar.edge_runtime.executors.mlx.interpreter import HEADS, Value, whole
 from nearfar.edge_runtime.executors.mlx.paged_cache import PagedCache
 from nearfar.edge_runtime.executors.mlx.rope import Rope, Turn
 from nearfar.edge_runtime.executors.mlx.rows import Array, Rows
@@ -18,7 +18,7 @@ LayOut = Callable[[Array | None], list[Rows]]
 
 
 class PagedRun:
-    """See interpreter.Run: values are [M, width]."""
+    """See interpreter.Run: values are [M, width] or [M, heads, head_dim]."""
 
     def __init__(
         self, tokens: mx.array, lay_out: LayOut, wanted: Array, cache: PagedCache, ropes: Mapping[str, Rope]
@@ -50,26 +50,29 @@ class PagedRun:
             return x[:, index.start : index.stop]
         return x[:, mx.array(np.array(index, np.int32))]
 
-    def rotate(self, rope: str, x: Value, head_dim: int) -> Value:
+    def rotate(self, rope: str, x: Value) -> Value:
         """See Run."""
         table = self._ropes[rope]
         turn = self._turns.get(rope) or self._turns.setdefault(rope, table.turn(self._rows[0].positions))
-        parts = x if table.fused else (whole(x),)  # without a kernel it is many operations: once for all
-        return tuple(mx.flatten(turn(mx.unflatten(part, -1, (-1, head_dim))), -2, -1) for part in parts)
+        parts = x if table.fused else (whole(x, HEADS),)  # many operations without a kernel: once for all
+        return tuple([turn(part) for part in parts])
 
     def append(self, cache: int, keys: mx.array, values: mx.array) -> None:
         """See Run."""
         cells = self._rows[self._cache.group(cache)].cells
-        self._cache.append(cache, self._heads(cache, keys), self._heads(cache, values), cells)
+        self._cache.append(cache, keys.swapaxes(0, 1), values.swapaxes(0, 1), cells)
 
     def attend(self, op: Attend, queries: mx.array, sinks: mx.array | None) -> mx.array:
         """See Run."""
-        rows, heads = self._rows[self._cache.group(op.cache)], self._heads(op.cache, queries)
+        spans = self._rows[self._cache.group(op.cache)].spans
+        heads = queries.swapaxes(0, 1)
+        if len(spans) == 1:
+            return self._cache.attend(op, heads, spans[0].reach[op.window], sinks)
         parts = [
             self._cache.attend(op, heads[:, span.row : span.row + span.count], span.reach[op.window], sinks)
-            for span in rows.spans
+            for span in spans
         ]
-        return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=0)
+        return mx.concatenate(parts, axis=0)
 
     def choose(self, values: Sequence[Value]) -> list[Value]:
         """See Run."""
@@ -78,7 +81,3 @@ class PagedRun:
         chosen = mx.array(self._wanted.astype(np.int32))
         self._rows, self._turns = self._lay_out(self._wanted), {}
         return [tuple(part[chosen] for part in value) for value in values]
-
-    def _heads(self, cache: int, x: mx.array) -> mx.array:
-        """[heads, M, head_dim] of [M, heads·head_dim]."""
-        return mx.unflatten(x, -1, (-1, self._cache.head_dim(cache))).swapaxes(0, 1)

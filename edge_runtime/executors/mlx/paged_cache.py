@@ -109,9 +109,9 @@ class PagedCache:
         if fused(op, self.layout.bits):
             out = mx.fast.scaled_dot_product_attention(
                 queries[None], keys[0][None], values[0][None], scale=op.scale, mask=reach.mask, sinks=sinks
-            )[0]
-        else:
-            out = self._attend_plainly(op, queries, keys, values, reach.mask, sinks)
+            )
+            return out.swapaxes(1, 2).reshape(queries.shape[1], -1)
+        out = self._attend_plainly(op, queries, keys, values, reach.mask, sinks)
         return mx.flatten(out.swapaxes(0, 1), -2, -1)
 
     def read(self, group: int, pages: Sequence[int]) -> dict[str, mx.array]:

@@ -60,9 +60,14 @@ class Rope:
         straight = mx.array(np.concatenate([cos, cos], -1).astype(np.float32)).astype(self._dtype)
         crossed = mx.array(np.concatenate([-sin, sin], -1).astype(np.float32)).astype(self._dtype)
 
+        made: dict[tuple[int, ...], tuple[mx.array, mx.array]] = {}
+
         def turn(x: mx.array) -> mx.array:
+            if x.shape not in made:  # once for all layers of a kind, not twice in each product
+                made[x.shape] = mx.broadcast_to(straight, x.shape), mx.broadcast_to(crossed, x.shape)
+            wide, signed = made[x.shape]
             half = x.shape[-1] // 2
             swapped = mx.concatenate([x[..., half:], x[..., :half]], axis=-1)
-            return x * straight + swapped * crossed
+            return x * wide + swapped * signed
 
         return turn
