@@ -115,7 +115,10 @@ def columns(x: mx.array, index: Sequence[int] | range, axis: int = -1) -> mx.arr
 
 
 class FreeRun:
-    """See interpreter.Run: values are [B, L, width] or [B, L, heads, head_dim], caches [B, kv_heads, S, head_dim]."""
+    """See interpreter.Run.
+
+    Values are [B, L, width] or [B, L, heads, head_dim], caches [B, kv_heads, S, head_dim].
+    """
 
     def __init__(self, step: Step, dtype: mx.Dtype, inputs: Sequence[mx.array]) -> None:
         """`inputs`: in the order of the module's docstring."""
