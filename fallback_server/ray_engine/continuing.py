@@ -25,7 +25,8 @@ class Answer:
             request, sampling=replace(sampling, seed=seed, logit_bias=dict(sampling.logit_bias))
         )
         self.tokens: list[int] = []
-        self._skipped: int | None = None
+        self._repeated: list[int] = []
+        """What a replica that computes the answer again still has to repeat, in order."""
         self._attempts = 0
 
     @property
@@ -41,8 +42,8 @@ class Answer:
         """
         self._attempts += 1
         made = replace(self.request, id=f"{self.request.id}.{self._attempts}")
-        self._skipped = 0 if self.repeats and self.tokens else None
-        if self._skipped is not None or not self.tokens:
+        self._repeated = list(self.tokens) if self.repeats else []
+        if self._repeated or not self.tokens:
             return made
         done = len(self.tokens)
         return replace(
@@ -59,12 +60,11 @@ class Answer:
         Raises EngineError if a repeated answer differs from what the client has (a near tie that fell
         differently).
         """
-        if self._skipped is not None and self._skipped < len(self.tokens):
-            if event.token != self.tokens[self._skipped] or event.finish is not None:
+        if self._repeated:
+            if event.token != self._repeated.pop(0) or event.finish is not None:
                 raise EngineError(
                     "the engine died, and another did not repeat the answer so far; send the request again"
                 )
-            self._skipped += 1
             return None
         first = not self.tokens
         if event.token is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nearfar.build.pipeline import BuildOptions, build
+from nearfar.build.program.buckets import Buckets
 from nearfar.format.manifest import parse
 from tests.support.backends import Lab
 from tests.support.paths import ROOT
@@ -24,16 +25,12 @@ def test_every_module_of_an_artifact_is_valid(lab: Lab, model: str) -> None:
         validate(file.read_bytes())
 
 
-def test_the_sample_is_the_same_bytes_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sample_is_the_same_bytes_every_time(tmp_path: Path) -> None:
     """Two builds, of one bucket; f32 needs no feature, f16 storage of 16 bits only."""
-    monkeypatch.setattr("nearfar.build.program.compile.STEP_BUCKETS", (1,))
+    sample = str(ROOT / "examples/sample-model")
     roots = [tmp_path / name for name in ("first", "second")]
     for root in roots:
-        build(
-            BuildOptions(
-                checkpoint=str(ROOT / "examples/sample-model"), out=root, targets=("vulkan",), quant="q4"
-            )
-        )
+        build(BuildOptions(sample, root, ("vulkan",), "q4", buckets=Buckets((1,))))
     first, second = (
         {path.relative_to(root): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
         for root in roots

@@ -59,7 +59,7 @@ def test_an_answer_that_depends_on_its_tokens_is_repeated_and_compared(
         first.sampling,
     )
     assert [answer.take(TokenEvent(token)) for token in (7, 8)] == [None, None]
-    assert answer.take(TokenEvent(9)) == TokenEvent(9)
+    assert [answer.take(TokenEvent(token)) for token in (9, 10)] == [TokenEvent(9), TokenEvent(10)]
     answer.ask()
     answer.take(TokenEvent(7))
     with pytest.raises(EngineError, match="did not repeat"):
