@@ -94,8 +94,9 @@ class Scheduler:
 
     @property
     def free_tokens(self) -> int:
-        """Tokens, at most the context, that a new request could put into the cache now."""
-        return self.table.longest(self.limits.max_rows, self.limits.context, now=True)
+        """Tokens that new requests could put into the cache now, be it one or a full context in each slot."""
+        everything = self.limits.context * self.limits.max_logits
+        return self.table.longest(self.limits.max_rows, everything, now=True)
 
     def add(self, request: Request) -> None:
         """Queue a request."""

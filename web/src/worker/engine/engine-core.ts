@@ -52,9 +52,10 @@ export class EngineCore {
     this.#endTokens = new Set(endTokens);
   }
 
-  /** Tokens that a new request could put into the cache now. */
+  /** Tokens that new requests could put into the cache now, be it one or a full context in each slot. */
   get freeTokens(): number {
-    return this.#table.longest(MAX_STEP, this.backend.shape.contextLength);
+    const { contextLength, slots } = this.backend.shape;
+    return this.#table.longest(MAX_STEP, contextLength * slots);
   }
 
   /** Queues a request. Throws RequestError where it can never run; everything later goes to the listener. */
