@@ -8,15 +8,11 @@ in the buffer table (format/buffers.py). Kernels take their inputs in this order
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from nearfar.format.sizes import MAX_ROWS
+from nearfar.step.ops import Activation
 from nearfar.targets.quantized import Matrix
-
-Activation = Literal["silu", "gelu_tanh", "gelu_erf", "relu2"]
-"""silu: x·σ(x). gelu_tanh, gelu_erf: the GELU (Hendrycks & Gimpel, 2016) by tanh, exactly. relu2: max(x,
-0)².
-"""
 
 Output = tuple[tuple[int, ...], str]
 """Shape and dtype."""

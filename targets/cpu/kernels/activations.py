@@ -9,8 +9,8 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from nearfar.step.ops import Activation
 from nearfar.targets.cpu.kernels import vec as v
-from nearfar.targets.jobs import Activation
 
 Expr = Any
 ERFC = (
