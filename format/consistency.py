@@ -82,9 +82,6 @@ def _step(manifest: Manifest) -> Iterator[str]:
             elif op.heads % manifest.caches[op.cache].kv_heads:
                 yield (
                     f"step: {op.out} has {op.heads} heads for {manifest.caches[op.cache].kv_heads} heads of "
-                    ""
-                    ""
-                    ""
                     "keys"
                 )
         if isinstance(op, RopeAppend) and op.rope is not None and op.rope not in manifest.ropes:
@@ -118,9 +115,6 @@ def _tensors(tensors: Sequence[Tensor], total: int) -> Iterator[str]:
         if tensor.offset + tensor.bytes > total:
             yield (
                 f"tensor {tensor.name} ends at {tensor.offset + tensor.bytes:,}, beyond the {total:,} bytes "
-                ""
-                ""
-                ""
                 "of weights"
             )
     ordered = sorted(tensors, key=lambda tensor: (tensor.offset, tensor.bytes))

@@ -32,9 +32,6 @@ ROOT = Path(__file__).resolve().parents[2]
 WARM = 200
 SENTENCE = (
     "A tank holds 240 litres; pipe A fills it in 3 hours, and pipe B, which opens at noon, in 5. When is it "
-    ""
-    ""
-    ""
     "full? "
 )
 OPTIONS = "".join(

@@ -31,9 +31,6 @@ BOMBS = {
     "tilde": "{% set ns = namespace(s='x') %}{% for _ in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ "  # noqa: E501
     "ns.s }}",
     "block": "{% set ns = namespace(s='x') %}{% for _ in range(99) %}{% set ns.s %}{{ ns.s }}{{ ns.s }}{% endset "  # noqa: E501
-    ""
-    ""
-    ""
     "%}{% endfor %}",
     "macro": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}x{% endmacro %}{{ m(99) }}",
     "macros": "{% macro m(n) %}{% if n %}{{ m(n - 1) ~ m(n - 1) }}{% endif %}x{% endmacro %}{{ m(60) }}",
