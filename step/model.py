@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nearfar.step.config import LARGEST
-from nearfar.step.ops import OPS, Attend, Op
+from nearfar.step.ops import OPS, Op
 from nearfar.step.params import Param, Piece, RotaryOrder
 from nearfar.step.rope import Rope
 
@@ -38,10 +39,6 @@ class Step:
     params: tuple[Param, ...]
     caches: tuple[KvCache, ...]
     ropes: Mapping[str, Rope]
-
-    def heads(self, cache: int) -> int:
-        """Query heads of the layer that attends to a cache."""
-        return next(op.heads for op in self.ops if isinstance(op, Attend) and op.cache == cache)
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -134,7 +131,7 @@ def _record(kind: type[T], record: Mapping[str, Any], what: str) -> T:
     fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     if unknown := record.keys() - fields.keys():
         raise ValueError(f"{what} has no {min(unknown)!r}")
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     given = {key: value for key, value in record.items() if value is not None and value != ()}
     values = {key: _typed(hints[key], value, f"{what}.{key}") for key, value in given.items()}
     required = [name for name, f in fields.items() if f.default is dataclasses.MISSING and name != "pieces"]
@@ -143,11 +140,15 @@ def _record(kind: type[T], record: Mapping[str, Any], what: str) -> T:
     return kind(**values, **({"pieces": ()} if "pieces" in fields else {}))
 
 
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    """Types of a record's fields: looked up once a kind, a list has thousands of records."""
+    return typing.get_type_hints(kind)
+
+
 def _typed(hint: Any, value: Any, where: str) -> Any:
     """JSON's value as the type of a field; ValueError where it is none of that type."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        if value is None:
-            return None
         hint = next(each for each in typing.get_args(hint) if each is not types.NoneType)
     if typing.get_origin(hint) is typing.Literal:
         fits = value in typing.get_args(hint)
