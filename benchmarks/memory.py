@@ -4,7 +4,8 @@ and answers.
     python benchmarks/memory.py [SHAPE …] [--tokens 4096] [--json FILE]   all up to 4 billion weights
 
 For each shape: random weights (`nearfar synth`), a q4 build with one bucket, then a process that loads it
-with a cache for so many tokens, fills the cache, and looks at its resident set before and after. Checkpoint
+with a cache for so many tokens, fills the cache, and looks at its resident set before and after. The
+tokenizer, which is the same on every device and not in the prediction, is measured and taken off. Checkpoint
 and artifact are deleted.
 """
 
@@ -46,20 +47,26 @@ def load(artifact: Path, tokens: int) -> dict[str, Any]:
     from nearfar.edge_runtime import Engine, SamplingParams
     from nearfar.edge_runtime.artifact.budget import kv_bytes
     from nearfar.edge_runtime.artifact.reader import Artifact
+    from nearfar.edge_runtime.text.codec import TextCodec
 
     opened = Artifact.open(artifact)
     program, process = opened.manifest.programs[0], psutil.Process()
+    start = process.memory_info().rss
+    codec = TextCodec.open(opened)  # kept: the engine opens one more
     before = process.memory_info().rss
+    tokenizer = before - start
     with Engine.load(artifact, kv_memory=kv_bytes(opened.manifest, program, tokens)) as engine:
         room = min(engine.context, tokens)
         list(engine.generate([5] * (room - 2), SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)))
         held = engine.asynchronous.core.executor.memory_used()
         after = process.memory_info().rss
+    del codec
     return {
         "context": room,
         "predicted": memory_for(opened, program, room),
         "held": held,
-        "resident": after - before,
+        "tokenizer": tokenizer,
+        "resident": after - before - tokenizer,
     }
 
 
@@ -84,8 +91,8 @@ def main() -> None:
     )
     rows = []
     print(
-        f"{'shape':18} {'context':>8} {'predicted':>10} {'held':>8} {'resident':>9}  held/predicted  "
-        "resident/predicted"
+        f"{'shape':18} {'context':>8} {'tokenizer':>10} {'predicted':>10} {'held':>8} {'resident':>9}"
+        "  held/predicted  resident/predicted"
     )
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
@@ -93,10 +100,11 @@ def main() -> None:
             command = [sys.executable, __file__, "--load", str(artifact), "--tokens", str(args.tokens)]
             found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         rows.append({"shape": name, **found})
-        megabytes = [found[key] / 1e6 for key in ("predicted", "held", "resident")]
+        megabytes = [found[key] / 1e6 for key in ("tokenizer", "predicted", "held", "resident")]
         ratios = [found[key] / found["predicted"] for key in ("held", "resident")]
         print(
-            f"{name:18} {found['context']:8} {megabytes[0]:10.1f} {megabytes[1]:8.1f} {megabytes[2]:9.1f}"
+            f"{name:18} {found['context']:8} {megabytes[0]:10.1f} {megabytes[1]:10.1f} {megabytes[2]:8.1f}"
+            f" {megabytes[3]:9.1f}"
             f"  {ratios[0]:14.3f}  {ratios[1]:18.3f}",
             flush=True,
         )
