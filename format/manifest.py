@@ -17,6 +17,7 @@ from nearfar import strict_json
 from nearfar.errors import ArtifactError
 from nearfar.format import consistency
 from nearfar.format.seal import FIELD, is_sealed
+from nearfar.step.model import field_types
 
 FORMAT = "nearfar-artifact"
 VERSION = 3
@@ -347,7 +348,7 @@ def _record(kind: Any, value: Any) -> Any:
     """Turn checked JSON into the annotated type: records, tuples, dictionaries, optional values."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
-        hints = _hints(typing.cast(type, kind))
+        hints = field_types(typing.cast(type, kind))
         return typing.cast(Any, kind)(
             **{key: _record(hints[key], value[key]) for key in hints if key in value}
         )
@@ -365,8 +366,3 @@ def _record(kind: Any, value: Any) -> Any:
             else value
         )
     return float(value) if kind is float else value
-
-
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)

@@ -131,7 +131,7 @@ def _record(kind: type[T], record: Mapping[str, Any], what: str) -> T:
     fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     if unknown := record.keys() - fields.keys():
         raise ValueError(f"{what} has no {min(unknown)!r}")
-    hints = _hints(kind)
+    hints = field_types(typing.cast(type, kind))
     given = {key: value for key, value in record.items() if value is not None and value != ()}
     values = {key: _typed(hints[key], value, f"{what}.{key}") for key, value in given.items()}
     required = [name for name, f in fields.items() if f.default is dataclasses.MISSING and name != "pieces"]
@@ -141,7 +141,7 @@ def _record(kind: type[T], record: Mapping[str, Any], what: str) -> T:
 
 
 @functools.cache
-def _hints(kind: type) -> dict[str, Any]:
+def field_types(kind: type) -> dict[str, Any]:
     """Types of a record's fields: looked up once a kind, a list has thousands of records."""
     return typing.get_type_hints(kind)
 

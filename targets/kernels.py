@@ -1,5 +1,5 @@
-"""What a target with kernels of its own offers the build: how it packs matrices, and the launches of each
-job.
+"""What a target with kernels of its own offers the build: how it packs matrices, the programs that it makes
+over them, and the launches of each job.
 """
 
 from __future__ import annotations
@@ -36,14 +36,8 @@ class Staged:
     scratch: tuple[tuple[tuple[int, ...], str], ...] = ()
 
 
-class Kernels(Protocol):
-    """The kernels of one target, with static shapes. Outputs are the last arguments of a stage."""
-
-    precisions: tuple[Precision, ...]
-
-    def activation_dtype(self, precision: Precision) -> Float:
-        """Dtype of activations between kernels other than the residual stream (which is float32 always)."""
-        ...
+class Packing(Protocol):
+    """How a target lays out matrices: the same for all of its programs."""
 
     def parts(self, matrix: Matrix) -> tuple[Part, ...]:
         """The packed arrays of a matrix."""
@@ -53,6 +47,29 @@ class Kernels(Protocol):
         """Pack a matrix into its parts: QuantTensor where quantized, else a float array [n, k]."""
         ...
 
+
+class Kernels(Packing, Protocol):
+    """The kernels of one program, with static shapes. Outputs are the last arguments of a stage."""
+
+    @property
+    def activations(self) -> Float:
+        """Dtype of what passes between kernels, but for the residual stream (which is float32 always)."""
+        ...
+
     def stages(self, job: Job) -> Staged:
         """The launches of a job; BuildError where the target has no kernel for it."""
         ...
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One program of a target: all of them compute the same step over the same weights.
+
+    `name`: of the program, one of its own in the artifact. `device_class`: the kind of device that its
+    kernels are shaped for (nearfar.targets.gpu.classes), None where there is one kind.
+    """
+
+    name: str
+    precision: Precision
+    kernels: Kernels
+    device_class: str | None = None

@@ -26,16 +26,16 @@ from nearfar.format.manifest import Weights
 from nearfar.step.config import LARGEST
 from nearfar.step.params import Param
 from nearfar.targets.emit import EmitContext
-from nearfar.targets.kernels import Kernels
+from nearfar.targets.kernels import Packing, Variant
 from nearfar.targets.quantized import Matrix, QuantTensor
 from nearfar.targets.target import Made
 
 
 class PackedWriter:
-    """Packs whole matrices for a target's kernels and appends them to its weight stream."""
+    """Packs whole matrices as a target's kernels want them, and appends them to its weight stream."""
 
-    def __init__(self, kernels: Kernels, shards: ShardWriter) -> None:
-        self._kernels, self._shards = kernels, shards
+    def __init__(self, packing: Packing, shards: ShardWriter) -> None:
+        self._packing, self._shards = packing, shards
 
     def vector(self, param: Param, values: npt.NDArray[np.float32]) -> None:
         """In float32, with what is folded into it."""
@@ -46,8 +46,8 @@ class PackedWriter:
         if param.order is not None:
             order = np.array(param.order)
             tensor = tensor.rows(order) if isinstance(tensor, QuantTensor) else tensor[order]
-        packed = self._kernels.pack(matrix, tensor)
-        for part, array in zip(self._kernels.parts(matrix), packed, strict=True):
+        packed = self._packing.pack(matrix, tensor)
+        for part, array in zip(self._packing.parts(matrix), packed, strict=True):
             self._shards.add(f"{param.name}.{part.name}", array)
 
     def finish(self) -> Weights:
@@ -67,17 +67,22 @@ class PackedWriter:
 
 @dataclass(frozen=True)
 class PlannedTarget:
-    """A target with kernels."""
+    """A target with kernels: a program for each of its variants, over one set of weights."""
 
     name: str
-    kernels: Kernels
+    variants: tuple[Variant, ...]
     tvm_target: dict[str, Any]
     emit: Callable[[Program, EmitContext], records.Program]
+
+    @property
+    def packing(self) -> Packing:
+        """How matrices are laid out: all variants read the same weights."""
+        return self.variants[0].kernels
 
     def check(self, source: Source, options: BuildOptions) -> None:
         """Kernels say themselves what they cannot do, when they are made; offsets have 32 bits."""
         for name, matrix in source.matrices.items():
-            largest = max(math.prod(part.shape) for part in self.kernels.parts(matrix))
+            largest = max(math.prod(part.shape) for part in self.packing.parts(matrix))
             if largest > LARGEST:
                 raise BuildError(
                     f"{name} [{matrix.n}, {matrix.k}] takes {largest:,} values, more than target "
@@ -89,21 +94,21 @@ class PlannedTarget:
         shards = ShardWriter(root)
         for name, rope in source.model.step.ropes.items():
             shards.add(manifest.rope_tensor(name), np.array(rope.inv_freq, np.float32))
-        return PackedWriter(self.kernels, shards)
+        return PackedWriter(self.packing, shards)
 
     def finish(self, source: Source, root: Path, weights: Weights, options: BuildOptions) -> Made:
-        """Compile a program for each precision."""
+        """Compile a program for each variant."""
         context = EmitContext(
             root=root,
             buffers={buffer.name: buffer for buffer in manifest.buffers(source.model)},
             weights={tensor.name: tensor for tensor in weights.tensors},
             cpu_features=options.cpu_features,
         )
-        kernels, programs = self.kernels, []
+        programs = []
         job = Job(source.model, source.matrices, manifest.CACHE, options.buckets)
-        for precision in kernels.precisions:
-            dump = options.dump_ir / self.name / precision if options.dump_ir is not None else None
-            program = compile_program(job, kernels, precision, tvm.target.Target(self.tvm_target), dump)
+        for variant in self.variants:
+            dump = options.dump_ir / self.name / variant.name if options.dump_ir is not None else None
+            program = compile_program(job, variant, tvm.target.Target(self.tvm_target), dump)
             programs.append(self.emit(program, context))
         files = source.checkpoint.write_tokenizer(root / "tokenizer")
         return Made(manifest.stream_ropes(source.model.step), tuple(programs), files)

@@ -1,4 +1,4 @@
-"""A program: all plans and kernels of one target in one precision."""
+"""A program: all plans and kernels of one variant of a target."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nearfar.format.manifest import Cache
 from nearfar.format.sizes import MAX_ROWS
 from nearfar.step.model import Model
 from nearfar.targets.jobs import Greedy, Logprobs, Sample, SamplerJob
-from nearfar.targets.kernels import Kernels, Precision
+from nearfar.targets.kernels import Variant
 from nearfar.targets.quantized import Matrix
 
 
@@ -44,10 +44,11 @@ class Program:
 
 
 def compile_program(
-    job: Job, kernels: Kernels, precision: Precision, target: tvm.target.Target, dump: Path | None = None
+    job: Job, variant: Variant, target: tvm.target.Target, dump: Path | None = None
 ) -> Program:
-    """Compile every function of the artifact for one precision."""
-    dtypes = Precisions(kernels.activation_dtype(precision), "float16" if precision == "f16" else "float32")
+    """Compile every function of the artifact for one variant."""
+    kernels = variant.kernels
+    dtypes = Precisions(kernels.activations, "float16" if variant.precision == "f16" else "float32")
     names: dict[str, str] = {}
     module = tvm.IRModule({})
     for m in job.buckets.step:
@@ -74,7 +75,7 @@ def compile_program(
             functions[sampler.label if len(staged.stages) == 1 else f"{sampler.label}_s{index}"] = stage.func
     workspace = share_workspace(plans)
     used = dict.fromkeys(launch.kernel for plan in plans for launch in plan.launches)
-    return Program(precision, dtypes, plans, {name: functions[name] for name in used}, workspace)
+    return Program(variant.name, dtypes, plans, {name: functions[name] for name in used}, workspace)
 
 
 def _samplers(job: Job) -> Iterator[SamplerJob]:

@@ -10,9 +10,9 @@ from nearfar.format.manifest import Float
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import attention, embed, greedy, linear, norm, rope, sample
 from nearfar.targets.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, Norm, RopeAppend, Sample
-from nearfar.targets.kernels import Precision, Staged
+from nearfar.targets.kernels import Staged, Variant
 
-__all__ = ["KERNELS", "CpuKernels"]
+__all__ = ["VARIANTS", "CpuKernels"]
 
 STAGES: dict[type[Job], Callable[[Any], Staged]] = {
     Embed: embed.embed,
@@ -29,13 +29,9 @@ STAGES: dict[type[Job], Callable[[Any], Staged]] = {
 class CpuKernels:
     """nearfar.targets.kernels.Kernels for CPUs; float32 activations throughout."""
 
-    precisions: tuple[Precision, ...] = ("f32",)
+    activations: Float = "float32"
     parts = staticmethod(packing.parts)
     pack = staticmethod(packing.pack)
-
-    def activation_dtype(self, precision: Precision) -> Float:
-        """Always float32."""
-        return "float32"
 
     def stages(self, job: Job) -> Staged:
         """By the job's type."""
@@ -44,4 +40,4 @@ class CpuKernels:
         return STAGES[type(job)](job)
 
 
-KERNELS = CpuKernels()
+VARIANTS = (Variant("f32", "f32", CpuKernels()),)

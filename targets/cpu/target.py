@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nearfar.targets.cpu import KERNELS
+from nearfar.targets.cpu import VARIANTS
 from nearfar.targets.cpu.emit import emit
 from nearfar.targets.planned import PlannedTarget
 
-TARGET = PlannedTarget("cpu", KERNELS, {"kind": "llvm"}, emit)
+TARGET = PlannedTarget("cpu", VARIANTS, {"kind": "llvm"}, emit)

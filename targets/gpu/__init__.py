@@ -9,9 +9,10 @@ from typing import Any
 from nearfar.errors import BuildError
 from nearfar.format.manifest import Float
 from nearfar.targets.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, Norm, RopeAppend, Sample
-from nearfar.targets.kernels import Kernels, Precision, Staged
+from nearfar.targets.kernels import Precision, Staged, Variant
 
 from . import packing
+from .classes import SOFTWARE, DeviceClass, Tuning
 from .kernels.attention import attention
 from .kernels.embed import embed
 from .kernels.greedy import greedy
@@ -25,20 +26,20 @@ from .kernels.sample import sample
 class GpuKernels:
     """See nearfar.targets.kernels.Kernels."""
 
-    precisions: tuple[Precision, ...] = ("f16", "f32")
     parts = staticmethod(packing.parts)
     pack = staticmethod(packing.pack)
 
-    def __init__(self, *, vectors: bool = False) -> None:
-        """`vectors`: for a target that loads four neighbours at once."""
+    def __init__(self, tuning: Tuning) -> None:
+        self.tuning = tuning
         self._makers: dict[type[Job], Callable[[Any], Staged]] = {
-            Embed: embed, Norm: norm, Linear: partial(linear, vectors=vectors), RopeAppend: rope_append,
+            Embed: embed, Norm: norm, Linear: partial(linear, tuning=tuning), RopeAppend: rope_append,
             Attend: attention, Greedy: greedy, Sample: sample, Logprobs: logprobs,
         }  # fmt: skip
 
-    def activation_dtype(self, precision: Precision) -> Float:
+    @property
+    def activations(self) -> Float:
         """float16 in f16 programs, but for the residual stream."""
-        return "float16" if precision == "f16" else "float32"
+        return "float16" if self.tuning.half else "float32"
 
     def stages(self, job: Job) -> Staged:
         """The launches of a job."""
@@ -48,6 +49,16 @@ class GpuKernels:
         return maker(job)
 
 
-KERNELS: Kernels = GpuKernels()
+def variants(*, vectors: bool = False) -> tuple[Variant, ...]:
+    """The programs of a GPU target, the first that a device can run before the others."""
+    precisions: tuple[Precision, ...] = ("f16", "f32")
+    return tuple(variant(SOFTWARE, precision, vectors) for precision in precisions)
 
-__all__ = ["KERNELS", "GpuKernels"]
+
+def variant(device: DeviceClass, precision: Precision, vectors: bool) -> Variant:
+    """A program for a class of devices."""
+    kernels = GpuKernels(Tuning(device, half=precision == "f16", vectors=vectors))
+    return Variant(precision, precision, kernels, device.name)
+
+
+__all__ = ["GpuKernels", "variant", "variants"]

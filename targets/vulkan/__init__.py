@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from nearfar.targets.gpu import GpuKernels
-from nearfar.targets.kernels import Kernels
+from nearfar.targets.gpu import variants
 
 from .codegen import Module, modules
 
-KERNELS: Kernels = GpuKernels(vectors=True)
+VARIANTS = variants(vectors=True)
 
-__all__ = ["KERNELS", "Module", "modules"]
+__all__ = ["VARIANTS", "Module", "modules"]

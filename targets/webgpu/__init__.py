@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from nearfar.targets.gpu import KERNELS
+from nearfar.targets.gpu import variants
 
 from .codegen import Shader, shaders
 
-__all__ = ["KERNELS", "Shader", "shaders"]
+VARIANTS = variants()
+
+__all__ = ["VARIANTS", "Shader", "shaders"]

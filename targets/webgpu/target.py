@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nearfar.targets.planned import PlannedTarget
-from nearfar.targets.webgpu import KERNELS
+from nearfar.targets.webgpu import VARIANTS
 from nearfar.targets.webgpu.emit import emit
 
-TARGET = PlannedTarget("webgpu", KERNELS, {"kind": "webgpu", "host": "llvm"}, emit)
+TARGET = PlannedTarget("webgpu", VARIANTS, {"kind": "webgpu", "host": "llvm"}, emit)

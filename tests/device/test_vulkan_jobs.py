@@ -6,12 +6,14 @@ import pytest
 
 from nearfar.targets.jobs import Attend, Embed, GraphJob, Linear, RopeAppend
 from nearfar.targets.kernels import Precision
-from nearfar.targets.vulkan import KERNELS
+from nearfar.targets.vulkan import VARIANTS
 from tests.support import gpu_jobs, vulkan_run
+
+KERNELS = {variant.precision: variant.kernels for variant in VARIANTS}
 
 
 def check(job: GraphJob, precision: Precision) -> None:
-    gpu_jobs.check(KERNELS, vulkan_run.run, precision, job)
+    gpu_jobs.check(KERNELS[precision], vulkan_run.run, precision, job)
 
 
 SCHEMES = (
@@ -48,11 +50,11 @@ def test_linear_variants(variant: str) -> None:
 @pytest.mark.parametrize("gate", [None, "silu", "gelu_tanh", "gelu_erf", "relu2"])
 @pytest.mark.parametrize("m", [1, 64])
 def test_float16_stores_saturate(m: int, gate: gpu_jobs.Activation | None) -> None:
-    gpu_jobs.check_saturation(KERNELS, vulkan_run.run, m, gate)
+    gpu_jobs.check_saturation(KERNELS["f16"], vulkan_run.run, m, gate)
 
 
 def test_activations_and_softcap() -> None:
-    gpu_jobs.check_functions(KERNELS, vulkan_run.run)
+    gpu_jobs.check_functions(KERNELS["f32"], vulkan_run.run)
 
 
 @pytest.mark.parametrize("name", gpu_jobs.NORMS)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import pytest
 
 from nearfar.targets.jobs import Attend, Embed, Linear, RopeAppend
-from nearfar.targets.webgpu import KERNELS
+from nearfar.targets.webgpu import VARIANTS
 from tests.support import gpu_jobs
 
 from . import webgpu_harness as harness
+
+KERNELS = {variant.precision: variant.kernels for variant in VARIANTS}
 
 PRECISIONS = pytest.mark.parametrize("precision", ["f32", "f16"])
 
 
 def check(job, precision):
-    gpu_jobs.check(KERNELS, harness.run, precision, job)
+    gpu_jobs.check(KERNELS[precision], harness.run, precision, job)
 
 
 @pytest.mark.parametrize(
@@ -23,7 +25,7 @@ def check(job, precision):
 )
 @pytest.mark.parametrize("m", [1, 4, 16, 64])
 def test_linear(matrix, m, precision):
-    dtype = KERNELS.activation_dtype(precision)
+    dtype = KERNELS[precision].activations
     check(Linear(m, gpu_jobs.MATRICES[matrix], dtype, dtype), precision)
 
 
@@ -38,17 +40,17 @@ def test_bits_and_groups(scheme):
 @pytest.mark.parametrize("variant", gpu_jobs.LINEARS)
 @pytest.mark.parametrize("m", [1, 4, 64])
 def test_linear_variants(variant, m, precision):
-    check(gpu_jobs.linears(KERNELS.activation_dtype(precision))[variant](m), precision)
+    check(gpu_jobs.linears(KERNELS[precision].activations)[variant](m), precision)
 
 
 @pytest.mark.parametrize("gate", [None, "silu", "gelu_tanh", "gelu_erf", "relu2"])
 @pytest.mark.parametrize("m", [1, 64])
 def test_float16_stores_saturate(m, gate):
-    gpu_jobs.check_saturation(KERNELS, harness.run, m, gate)
+    gpu_jobs.check_saturation(KERNELS["f16"], harness.run, m, gate)
 
 
 def test_activations_and_softcap():
-    gpu_jobs.check_functions(KERNELS, harness.run)
+    gpu_jobs.check_functions(KERNELS["f32"], harness.run)
 
 
 @pytest.mark.parametrize("scale", [1.0, 2304**0.5])
@@ -65,13 +67,13 @@ def test_norm(name):
 @PRECISIONS
 @pytest.mark.parametrize("shape", gpu_jobs.SHAPES, ids=str)
 def test_attention(shape, precision):
-    check(gpu_jobs.paged(Attend, shape, KERNELS.activation_dtype(precision)), precision)
+    check(gpu_jobs.paged(Attend, shape, KERNELS[precision].activations), precision)
 
 
 @pytest.mark.parametrize("flags", gpu_jobs.ATTENDS)
 def test_attention_flags(flags):
     for shape, precision in (((1, 8, 4, 8), "f32"), ((4, 9, 3, 64), "f16"), ((16, 4, 1, 80), "f32")):
-        dtype = KERNELS.activation_dtype(precision)
+        dtype = KERNELS[precision].activations
         check(gpu_jobs.paged(Attend, shape, dtype, **gpu_jobs.ATTENDS[flags]), precision)
 
 
@@ -85,13 +87,11 @@ def test_attention_of_32768_positions(m, flags):
 @pytest.mark.parametrize("norm_eps", [None, 1e-6])
 @pytest.mark.parametrize("shape", gpu_jobs.SHAPES, ids=str)
 def test_rope_append(shape, norm_eps, precision):
-    check(
-        gpu_jobs.paged(RopeAppend, shape, KERNELS.activation_dtype(precision), norm_eps=norm_eps), precision
-    )
+    check(gpu_jobs.paged(RopeAppend, shape, KERNELS[precision].activations, norm_eps=norm_eps), precision)
 
 
 @pytest.mark.parametrize("flags", gpu_jobs.ROPES)
 def test_rope_append_flags(flags):
     for shape, precision in (((1, 8, 4, 8), "f16"), ((16, 40, 2, 24), "f32")):
-        dtype = KERNELS.activation_dtype(precision)
+        dtype = KERNELS[precision].activations
         check(gpu_jobs.paged(RopeAppend, shape, dtype, **gpu_jobs.ROPES[flags]), precision)

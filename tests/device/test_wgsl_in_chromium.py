@@ -10,7 +10,7 @@ import pytest
 import tvm
 
 from nearfar.targets.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, RopeAppend, Sample
-from nearfar.targets.webgpu import KERNELS, shaders
+from nearfar.targets.webgpu import VARIANTS, shaders
 from tests.support import gpu_jobs
 from tests.support.browser import browser
 
@@ -60,7 +60,7 @@ def test_chromium_compiles_every_kernel():
         {
             f"{name}_s{i}": stage.func
             for name, job in jobs().items()
-            for i, stage in enumerate(KERNELS.stages(job).stages)
+            for i, stage in enumerate(VARIANTS[-1].kernels.stages(job).stages)
         }
     )
     sources = {name: [shader.source, shader.entry] for name, shader in shaders(module, "f32").items()}

@@ -12,7 +12,7 @@ from nearfar.build.program import operators
 from nearfar.build.program.passes.fuse import ACTIVATIONS, FuseGate, FuseNorm, FuseResidual
 from nearfar.build.program.passes.lower import KernelTable, LowerOperators
 from nearfar.build.program.plan import Plan, plan_of, share_workspace
-from nearfar.targets.cpu import KERNELS
+from nearfar.targets.cpu import VARIANTS
 from nearfar.targets.jobs import Attend, GraphJob, Linear, Norm
 from nearfar.targets.kernels import Stage, Staged
 from nearfar.targets.quantized import Matrix, Part
@@ -236,7 +236,7 @@ def test_plans_share_workspace_by_size() -> None:
 
 def test_jobs_of_one_name_get_kernels_of_their_own() -> None:
     # The label of a kernel leaves out the epsilon of the norm, and the scale of attention.
-    table = KernelTable(KERNELS)
+    table = KernelTable(VARIANTS[0].kernels)
     attend = Attend(1, 4, 2, 16, 16, 16, 10, "float32", "float32", scale=0.25)
     pairs: list[tuple[GraphJob, GraphJob]] = [
         (dataclasses.replace(JOB, norm=1e-6), dataclasses.replace(JOB, norm=1e-2)),

@@ -10,11 +10,10 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from nearfar.errors import BuildError
-from nearfar.targets.gpu import KERNELS
 from nearfar.targets.gpu.kernels.common import select
 from nearfar.targets.jobs import Linear
 from nearfar.targets.quantized import Matrix
-from nearfar.targets.vulkan import Module, modules
+from nearfar.targets.vulkan import VARIANTS, Module, modules
 from nearfar.targets.vulkan.arithmetic import BOOL, F16, F32, I32, U32, Arithmetic, Dtype, dtype_of
 from nearfar.targets.vulkan.conversions import Conversions
 from nearfar.targets.vulkan.opcodes import BuiltIn, Capability, Decoration, Op
@@ -224,10 +223,13 @@ def test_features_are_those_that_the_code_needs(dtype: str, features: tuple[str,
 
 def test_float16_that_is_only_stored_needs_no_arithmetic() -> None:
     job = Linear(1, Matrix(64, 64, 4, 32), "float16", "float16", norm=1e-5)
-    made = modules(tvm.IRModule({"kernel": KERNELS.stages(job).stages[0].func}))["kernel"]
+    made = modules(tvm.IRModule({"kernel": VARIANTS[0].kernels.stages(job).stages[0].func}))["kernel"]
     assert made.features == ("storageBuffer16BitAccess",)
     job = Linear(1, Matrix(64, 64, 16), "float32", "float32")
-    assert modules(tvm.IRModule({"kernel": KERNELS.stages(job).stages[0].func}))["kernel"].features == ()
+    assert (
+        modules(tvm.IRModule({"kernel": VARIANTS[0].kernels.stages(job).stages[0].func}))["kernel"].features
+        == ()
+    )
 
 
 def test_whole_vectors_are_loaded_at_once() -> None:
@@ -250,7 +252,8 @@ def test_whole_vectors_are_loaded_at_once() -> None:
 def test_the_same_kernel_gives_the_same_bytes() -> None:
     job = Linear(4, Matrix(96, 128, 4, 32), "float32", "float16", norm=1e-5, gate="silu")
     first, second = (
-        modules(tvm.IRModule({"kernel": KERNELS.stages(job).stages[0].func}))["kernel"] for _ in range(2)
+        modules(tvm.IRModule({"kernel": VARIANTS[0].kernels.stages(job).stages[0].func}))["kernel"]
+        for _ in range(2)
     )
     assert first == second
     validate(first.code)

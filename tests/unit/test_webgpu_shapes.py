@@ -8,9 +8,10 @@ import tvm
 from nearfar.targets.jobs import Attend, Embed, Job, Linear, Norm, RopeAppend
 from nearfar.targets.kernels import Precision
 from nearfar.targets.quantized import Matrix
-from nearfar.targets.webgpu import KERNELS
+from nearfar.targets.webgpu import VARIANTS
 from nearfar.targets.webgpu.codegen import shaders
 
+KERNELS = {variant.precision: variant.kernels for variant in VARIANTS}
 HIDDEN, INNER, QKV = 2048, 8192, 3072  # Llama 3.2 1B
 ATTENTION = {  # heads, kv heads, head size
     "llama 3.1 8b": (32, 8, 128), "gemma 2 2b": (8, 4, 256), "gemma 3 270m": (4, 1, 256),
@@ -22,7 +23,7 @@ ATTENTION = {  # heads, kv heads, head size
 
 def jobs(precision: Precision) -> dict[str, Job]:
     """Matmuls of a 1B model with m rows, and what stands beside them in other models."""
-    dtype, made = KERNELS.activation_dtype(precision), {}
+    dtype, made = KERNELS[precision].activations, {}
     for m in (1, 4, 16, 64):
         made[f"qkv_{m}"] = Linear(m, Matrix(QKV, HIDDEN, 4, 64), "float32", dtype, norm=1e-5)
         for k in (HIDDEN, INNER):
@@ -50,7 +51,7 @@ def test_large_shapes(precision: Precision) -> None:
     funcs = {
         f"{name}_{i}": stage.func
         for name, job in jobs(precision).items()
-        for i, stage in enumerate(KERNELS.stages(job).stages)
+        for i, stage in enumerate(KERNELS[precision].stages(job).stages)
     }
     made = shaders(tvm.IRModule(funcs), precision)
     assert made.keys() == funcs.keys()
@@ -62,7 +63,7 @@ def test_a_window_bounds_the_splits() -> None:
     paged = 1, 8, 4, 64, 16, 4, 2048, "float32", "float32"
     grids = {
         window: shaders(
-            tvm.IRModule({"k": KERNELS.stages(Attend(*paged, window=window)).stages[0].func}), "f32"
+            tvm.IRModule({"k": KERNELS["f32"].stages(Attend(*paged, window=window)).stages[0].func}), "f32"
         )["k"].grid
         for window in (None, 512)
     }

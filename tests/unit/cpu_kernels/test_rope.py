@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("tvm")
 
 from nearfar.errors import BuildError
-from nearfar.targets.cpu import KERNELS
+from nearfar.targets.cpu import VARIANTS
 from nearfar.targets.jobs import RopeAppend
 from tests.support.cpu_jobs import CpuJobs, inputs_of
 
@@ -106,4 +106,6 @@ def test_what_there_is_no_kernel_for_is_refused(change, message):
         "pages_per_slot": 4,
     }
     with pytest.raises(BuildError, match=message):
-        KERNELS.stages(RopeAppend(**({"dtype": "float32", "kv_dtype": "float32"} | shape | change)))
+        VARIANTS[0].kernels.stages(
+            RopeAppend(**({"dtype": "float32", "kv_dtype": "float32"} | shape | change))
+        )

@@ -1,0 +1,57 @@
+"""Classes of GPUs, and what kernels for each are shaped by.
+
+A kernel cannot be measured on every device, so what it must reach is a figure of its class: how many bytes a
+launch has under way, how many threads it runs, how often it reads a weight (docs/decisions/0015). The shapes
+of `software` were measured in SwiftShader and lavapipe, which run on processors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Name = Literal["software", "mobile", "integrated", "discrete"]
+
+
+@dataclass(frozen=True)
+class DeviceClass:
+    """What a class of devices wants of its kernels.
+
+    Matvec: `threads` of a workgroup, at most `k_lanes` of them along k; a launch should have `in_flight`
+    bytes of the matrix under way (or all of it) and `launched` threads. Matmul: a workgroup's `tile` of rows
+    by columns, of `tile_threads` threads. Attention: `positions` of a workgroup in decode, `queries` rows by
+    `keys` positions of a tile in prefill.
+    """
+
+    name: Name
+    threads: int
+    k_lanes: int
+    in_flight: int
+    launched: int
+    tile: tuple[int, int]
+    tile_threads: int
+    positions: int
+    queries: int
+    keys: int
+    subgroup: int
+    """Threads that run in lockstep: a workgroup is a multiple of them."""
+
+
+SOFTWARE = DeviceClass("software", 32, 1, 0, 0, (8, 256), 32, 32, 1, 32, 1)
+MOBILE = DeviceClass("mobile", 64, 8, 128 << 10, 2048, (32, 32), 64, 64, 16, 16, 64)
+INTEGRATED = DeviceClass("integrated", 128, 16, 512 << 10, 8192, (64, 64), 256, 64, 32, 32, 32)
+DISCRETE = DeviceClass("discrete", 256, 32, 2 << 20, 16384, (64, 64), 256, 64, 32, 32, 64)
+CLASSES = {each.name: each for each in (SOFTWARE, MOBILE, INTEGRATED, DISCRETE)}
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What the kernels of a program are made for.
+
+    `half`: activations are float16, and products may be. `vectors`: the code generator makes one load of four
+    neighbours (the software kernels' way; kernels of other classes declare vectors themselves).
+    """
+
+    device: DeviceClass
+    half: bool
+    vectors: bool = False
