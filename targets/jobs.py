@@ -266,46 +266,39 @@ class Attend(Paged):
 
 
 @dataclass(frozen=True)
-class Greedy:
+class OverLogits:
+    """What jobs over rows of logits share: how many rows there are, and how long a row is."""
+
+    kind: ClassVar[str]
+    rows: int
+    vocab: int
+
+    @property
+    def label(self) -> str:
+        """Name of the kernel."""
+        return f"{self.kind}_r{self.rows}_{self.vocab}"
+
+
+@dataclass(frozen=True)
+class Greedy(OverLogits):
     """sampled[i] = the best token of logits row i (docs/artifact.md, greedy)."""
 
     kind: ClassVar = "greedy"
-    rows: int
-    vocab: int
-
-    @property
-    def label(self) -> str:
-        """Name of the kernel."""
-        return f"{self.kind}_r{self.rows}_{self.vocab}"
 
 
 @dataclass(frozen=True)
-class Sample:
+class Sample(OverLogits):
     """sampled[i] = a token drawn from logits row i (docs/artifact.md, sample)."""
 
     kind: ClassVar = "sample"
-    rows: int
-    vocab: int
     slots: int
-
-    @property
-    def label(self) -> str:
-        """Name of the kernel."""
-        return f"{self.kind}_r{self.rows}_{self.vocab}"
 
 
 @dataclass(frozen=True)
-class Logprobs:
+class Logprobs(OverLogits):
     """Log probabilities of the sampled token and of the 20 likeliest (docs/artifact.md, logprobs)."""
 
     kind: ClassVar = "logprobs"
-    rows: int
-    vocab: int
-
-    @property
-    def label(self) -> str:
-        """Name of the kernel."""
-        return f"{self.kind}_r{self.rows}_{self.vocab}"
 
 
 GraphJob = Embed | Norm | Linear | RopeAppend | Attend
