@@ -112,8 +112,8 @@ class Linear:
         return self.matrix.n // 2 if self.gate else self.matrix.n
 
     def inputs(self, parts: int) -> tuple[str, ...]:
-        """X [x_rows or m, k], [logit_rows [16]], [norm f32 [k]], the parts, [bias f32 [n]], [residual
-        (out_dtype)].
+        """In order x [x_rows or m, k], [logit_rows [16]], [norm f32 [k]], the parts, [bias f32 [n]],
+        [residual (out_dtype)].
         """
         head = ("x", *["logit_rows"] * self.rows, *["norm"] * (self.norm is not None))
         return (*head, *(f"w{i}" for i in range(parts)), *["bias"] * self.bias, *["residual"] * self.residual)
@@ -198,7 +198,7 @@ class RopeAppend(Paged):
         return self.heads + 2 * self.kv_heads * self.append
 
     def inputs(self, parts: int = 0) -> tuple[str, ...]:
-        """X [m, x_heads·head_dim] (dtype), positions, slots, page_table, [rope], [q_norm, [k_norm]],
+        """In order x [m, x_heads·head_dim] (dtype), positions, slots, page_table, [rope], [q_norm, [k_norm]],
         [k_cache, v_cache].
 
         positions, slots int32 [256]; page_table int32 [slots, pages_per_slot]; rope f32 [context, head_dim];
@@ -211,7 +211,7 @@ class RopeAppend(Paged):
 
     @property
     def out(self) -> Output:
-        """Q (dtype) [m, heads·head_dim]."""
+        """q: [m, heads·head_dim] of dtype."""
         return self.q_shape, self.dtype
 
     @property
@@ -251,7 +251,7 @@ class Attend(Paged):
 
     @property
     def out(self) -> Output:
-        """Dtype [m, heads·head_dim]."""
+        """[m, heads·head_dim] of dtype."""
         return self.q_shape, self.dtype
 
     @property
