@@ -11,11 +11,11 @@ import psutil
 
 from nearfar.edge_runtime.cache import Window
 from nearfar.errors import DeviceError, RequestError
-from nearfar.format import buffers as extents
+from nearfar.format.buffers import sized, stored
+from nearfar.format.consistency import DTYPE_BYTES
 from nearfar.format.manifest import KvCache, Manifest, Program
 from nearfar.format.sizes import MAX_STEP, pages_for
 
-_BYTES = {"float16": 2, "float32": 4, "int32": 4, "uint32": 4}
 TYPICAL = 4096
 """Tokens of a conversation beside a long one: most stay below."""
 
@@ -88,7 +88,7 @@ def windows(manifest: Manifest) -> tuple[Window, ...]:
 
 def cache_bytes(cache: KvCache, dtype: str, kv_bits: int | None = None) -> int:
     """Bytes of one token's keys and values in a cache of `dtype`, or quantized to `kv_bits`."""
-    value, values = _BYTES[dtype], 2 * cache.kv_heads * cache.head_dim
+    value, values = DTYPE_BYTES[dtype], 2 * cache.kv_heads * cache.head_dim
     if kv_bits is None:
         return value * values
     group = kv_group(cache.head_dim, kv_bits)
@@ -162,13 +162,10 @@ def check_buffers(
     manifest: Manifest, program: Program, pages: Sequence[int], context: int, memory: int | None = None
 ) -> None:
     """Refuse an artifact whose buffers no memory could hold, before it is tried. `memory`: see plan_pages."""
-    symbols = {extents.CONTEXT: context, **{extents.pages(group): count for group, count in enumerate(pages)}}
     total = psutil.virtual_memory().total if memory is None else max(memory, psutil.virtual_memory().total)
     for buffer in manifest.buffers:
-        width = _BYTES.get(program.kv_dtype if buffer.dtype == "kv" else buffer.dtype, 4)
-        size = width * math.prod(
-            symbols.get(extent, 0) if isinstance(extent, str) else extent for extent in buffer.shape
-        )
+        width = DTYPE_BYTES[stored(buffer.dtype, program.kv_dtype)]
+        size = width * math.prod(sized(buffer.shape, context, pages))
         if not 0 <= size <= total:
             raise DeviceError(
                 f"the buffer {buffer.name} of {manifest.model.name} takes {show_size(size)}, more than "

@@ -18,7 +18,7 @@ from nearfar.edge_runtime.artifact.budget import kv_bytes
 from nearfar.edge_runtime.artifact.finder import find_artifacts
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import ArtifactError
-from nearfar.format.buffers import CONTEXT, KV
+from nearfar.format.buffers import KV, sized
 from nearfar.format.consistency import DTYPE_BYTES
 from nearfar.format.manifest import Function, Program
 from nearfar.step.model import op_of, param_of
@@ -171,8 +171,7 @@ def memory_for(artifact: Artifact, program: Program, context: int) -> int:
     )
     for buffer in manifest.buffers:
         if buffer.dtype != KV:
-            count = math.prod(context if extent == CONTEXT else int(extent) for extent in buffer.shape)
-            total += count * DTYPE_BYTES[buffer.dtype]
+            total += math.prod(sized(buffer.shape, context, ())) * DTYPE_BYTES[buffer.dtype]
     return total
 
 
