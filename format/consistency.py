@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP
-from nearfar.step.model import op_of, param_of
 from nearfar.step.ops import Attend, RopeAppend, reads, weights_of
 
 if TYPE_CHECKING:
@@ -66,8 +65,8 @@ def _caches(manifest: Manifest) -> Iterator[str]:
 def _step(manifest: Manifest) -> Iterator[str]:
     """The list must be one that can be read, and say what the caches, tables and weights say."""
     try:
-        ops = [op_of(record) for record in manifest.step.ops]
-        params = {param.name: param for param in map(param_of, manifest.step.params)}
+        ops = manifest.step.operations
+        params = {param.name: param for param in manifest.step.parameters}
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         yield f"step is not a list of operations and parameters: {error}"
         return

@@ -17,6 +17,9 @@ from nearfar import strict_json
 from nearfar.errors import ArtifactError
 from nearfar.format import consistency
 from nearfar.format.seal import FIELD, is_sealed
+from nearfar.step.model import op_of, param_of
+from nearfar.step.ops import Op
+from nearfar.step.params import Param as StepParam
 
 FORMAT = "nearfar-artifact"
 VERSION = 3
@@ -88,6 +91,16 @@ class StepRecords:
 
     ops: tuple[dict[str, Any], ...]
     params: tuple[dict[str, Any], ...]
+
+    @functools.cached_property
+    def operations(self) -> tuple[Op, ...]:
+        """`ops` read; ValueError where one is not known, which `parse` has ruled out."""
+        return tuple(map(op_of, self.ops))
+
+    @functools.cached_property
+    def parameters(self) -> tuple[StepParam, ...]:
+        """`params` read, in the same way."""
+        return tuple(map(param_of, self.params))
 
 
 @dataclass(frozen=True)
