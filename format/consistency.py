@@ -174,9 +174,9 @@ def _safetensors(manifest: Manifest) -> Iterator[str]:
     held = sum(shard.bytes for shard in weights.shards)
     if weights.tensors or not weights.shards or held != weights.bytes:
         yield (
-            f"weights are {weights.format}, {len(weights.tensors)} tensors, {len(weights.shards)} files "
-            f"of {held:,} bytes in "
-            f"all, stated {weights.bytes:,}; safetensors files list their tensors themselves"
+            f"weights are {weights.format}, {len(weights.tensors)} tensors, {len(weights.shards)} files of "
+            f"{held:,} bytes in all, stated {weights.bytes:,}; safetensors files list their tensors "
+            "themselves"
         )
     halves = sorted({cache.head_dim // 2 for cache in manifest.caches})
     for name, rope in manifest.ropes.items():

@@ -313,9 +313,8 @@ def read(text: str, where: str) -> tuple[Manifest, dict[str, Any]]:
     _check_version(data, where)
     if not is_sealed(text, data.get(FIELD)):
         raise ArtifactError(
-            f"{where} is not as the build wrote it: its {FIELD} is not that of its bytes. Copy the "
-            "artifact again, or build "
-            "it again with what should be different"
+            f"{where} is not as the build wrote it: its {FIELD} is not that of its bytes. Copy the artifact "
+            "again, or build it again with what should be different"
         )
     return parse(data, where), data
 

@@ -57,9 +57,8 @@ def kv_group(head_dim: int, bits: int) -> int:
     """Values that share a scale in a cache of `bits` bits; 4 bits need the smaller groups."""
     if head_dim % 32:
         raise RequestError(
-            f"kv_bits {bits}: heads of {head_dim} values cannot be cut into groups of 32, so this "
-            "model's cache cannot be "
-            "quantized. Leave kv_bits (--kv-bits) out",
+            f"kv_bits {bits}: heads of {head_dim} values cannot be cut into groups of 32, so this model's "
+            "cache cannot be quantized. Leave kv_bits (--kv-bits) out",
             "kv_bits",
         )
     return 64 if bits == 8 and head_dim % 64 == 0 else 32
@@ -168,12 +167,10 @@ def check_buffers(
         size = width * math.prod(sized(buffer.shape, context, pages))
         if not 0 <= size <= total:
             raise DeviceError(
-                f"the buffer {buffer.name} of {manifest.model.name} takes {show_size(size)}, more than "
-                "there is memory "
-                f"({show_size(total)}). It grows with the model's context of "
-                f"{manifest.model.context_length:,} tokens: if that is "
-                "not true, correct max_position_embeddings in the checkpoint's config.json and build "
-                "the artifact again"
+                f"the buffer {buffer.name} of {manifest.model.name} takes {show_size(size)}, more than there "
+                f"is memory ({show_size(total)}). It grows with the model's context of "
+                f"{manifest.model.context_length:,} tokens: if that is not true, correct "
+                "max_position_embeddings in the checkpoint's config.json and build the artifact again"
             )
 
 
@@ -203,9 +200,8 @@ def plan_pages(
     if min(pages) < 1:
         context = manifest.model.context_length
         raise DeviceError(
-            f"{show_size(budget)} for the KV cache is too little: one page of "
-            f"{manifest.cache.page_size} tokens takes "
-            f"{show_size(sum(each))}, the full context of {context} tokens "
+            f"{show_size(budget)} for the KV cache is too little: one page of {manifest.cache.page_size} "
+            f"tokens takes {show_size(sum(each))}, the full context of {context} tokens "
             f"{show_size(kv_bytes(manifest, program, context, kv_bits))}. Give it more with kv_memory "
             "(--kv-memory)"
         )

@@ -234,8 +234,8 @@ class SequenceTable:
         """
         if not (length == 0 or self.least_length(sequence) <= length <= len(sequence.tokens)):
             raise ValueError(
-                f"cannot truncate {len(sequence.tokens)} tokens to {length}: "
-                f"it can be 0, or {self.least_length(sequence)} to {len(sequence.tokens)}"
+                f"cannot truncate {len(sequence.tokens)} tokens to {length}: it can be 0, or "
+                f"{self.least_length(sequence)} to {len(sequence.tokens)}"
             )
         del sequence.tokens[length:]
         keep = self.pages_for(length)

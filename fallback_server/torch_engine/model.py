@@ -281,9 +281,8 @@ def _take_over(model: Any, layers: int, probe: Sequence[int], device: torch.devi
     missing = sorted(set(range(layers)) - set(shapes))
     if missing or len(shapes) != layers:
         raise CheckpointError(
-            f"{kind}: layers {missing} of {layers} do not attend through transformers' attention "
-            "interface, so their "
-            "cache cannot be paged. Serve this model by another engine (upstream: vLLM)"
+            f"{kind}: layers {missing} of {layers} do not attend through transformers' attention interface, "
+            "so their cache cannot be paged. Serve this model by another engine (upstream: vLLM)"
         )
     return tuple(shapes[index] for index in range(layers))
 
@@ -301,8 +300,7 @@ def _check(model: PagedModel, probe: Sequence[int], expected: torch.Tensor, page
     limit = TOLERANCE[model.dtype] * expected.abs().max().item()
     if not error <= limit:
         raise CheckpointError(
-            f"{model.facts.name}: with paged attention its logits differ by {error:.3g} (rounding "
-            f"explains {limit:.3g}), so it "
-            "computes something beside the attention interface. Serve this model by another engine "
-            "(upstream: vLLM)"
+            f"{model.facts.name}: with paged attention its logits differ by {error:.3g} (rounding explains "
+            f"{limit:.3g}), so it computes something beside the attention interface. Serve this model by "
+            "another engine (upstream: vLLM)"
         )

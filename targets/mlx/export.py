@@ -232,8 +232,7 @@ def export_step(file: Path, step: Step, vocab_size: int, weights: Weights) -> No
     if unread:
         raise BuildError(
             f"the exported function would leave out {', '.join(sorted(unread)[:8])}, which the model "
-            "computes "
-            "with: build without --export-function"
+            "computes with: build without --export-function"
         )
 
 

@@ -186,8 +186,7 @@ def _show(console: Console, report: dict[str, Any]) -> None:
     facts.add_row(
         "model",
         f"{model['architecture']}, {model['parameters']:,} parameters, {model['layers']} layers of "
-        "attention, "
-        f"vocabulary {model['vocab_size']:,}",
+        f"attention, vocabulary {model['vocab_size']:,}",
     )
     facts.add_row("context", f"{model['context_length']:,} tokens")
     facts.add_row(
