@@ -7,6 +7,7 @@ in the buffer table (format/buffers.py). Kernels take their inputs in this order
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,6 +22,11 @@ Output = tuple[tuple[int, ...], str]
 def short(dtype: str) -> str:
     """As names of kernels have it: f32, f16."""
     return dtype.replace("float", "f")
+
+
+def labelled(name: str, flags: Mapping[str, bool]) -> str:
+    """A kernel's name with the flags that are set."""
+    return "_".join([name, *(flag for flag, on in flags.items() if on)])
 
 
 @dataclass(frozen=True)
@@ -77,9 +83,8 @@ class Norm:
     @property
     def label(self) -> str:
         """Name of the kernel."""
-        return (
-            f"norm_m{self.m}_{self.k}" + f"_g{self.groups}" * (self.groups > 1) + "_residual" * self.residual
-        )
+        flags = {f"g{self.groups}": self.groups > 1, "residual": self.residual}
+        return labelled(f"norm_m{self.m}_{self.k}", flags)
 
 
 @dataclass(frozen=True)
@@ -136,9 +141,7 @@ class Linear:
             f"x{short(self.x_dtype)}": self.x_dtype != "float32",
             f"o{short(self.out_dtype)}": self.out_dtype != "float32",
         }
-        return "_".join(
-            [f"linear_m{self.m}_{self.matrix.label}", *(flag for flag, on in flags.items() if on)]
-        )
+        return labelled(f"linear_m{self.m}_{self.matrix.label}", flags)
 
 
 @dataclass(frozen=True)
@@ -226,7 +229,7 @@ class RopeAppend(Paged):
             "qscale": self.q_scale is not None,
             "q": not self.append,
         }
-        return "_".join([f"rope_append_{self._paged_label}", *(flag for flag, on in flags.items() if on)])
+        return labelled(f"rope_append_{self._paged_label}", flags)
 
 
 @dataclass(frozen=True)
@@ -257,12 +260,12 @@ class Attend(Paged):
     @property
     def label(self) -> str:
         """Name of the kernel."""
-        window = f"_w{self.window}" * (self.window is not None)
-        return (
-            f"attention_{self._paged_label}{window}"
-            + "_cap" * (self.softcap is not None)
-            + "_sinks" * self.sinks
-        )
+        flags = {
+            f"w{self.window}": self.window is not None,
+            "cap": self.softcap is not None,
+            "sinks": self.sinks,
+        }
+        return labelled(f"attention_{self._paged_label}", flags)
 
 
 @dataclass(frozen=True)
