@@ -25,9 +25,8 @@ import numpy as np
 
 GGUF_MODEL = Path(__file__).parent / "peers" / "gguf_model.py"
 INSTALL = (
-    "the peer needs llama-cpp-python and gguf: python -m venv peer && peer/bin/pip install "
-    "llama-cpp-python gguf, "
-    "then --peer-python peer/bin/python"
+    "the peer needs llama-cpp-python and gguf: python -m venv peer && peer/bin/pip install llama-cpp-python "
+    "gguf, then --peer-python peer/bin/python"
 )
 PREFILL, DECODE = 256, 48
 

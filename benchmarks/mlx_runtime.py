@@ -318,13 +318,12 @@ def main() -> None:
         if "system" in measures and ours.engine.context < args.system_tokens + QUESTION + 2:
             parser.error(
                 f"--system-tokens {args.system_tokens} do not fit this model's context of "
-                f"{ours.engine.context}: "
-                "fewer, or --checkpoint with --context, or --measure without system"
+                f"{ours.engine.context}: fewer, or --checkpoint with --context, or --measure without system"
             )
         theirs = MlxLm(artifact, ours.precision)
         print(
-            f"{ours.precision} on {mx.default_device()}, mlx "
-            f"{mx.__version__}\n{'':52}{'nearfar':>12}{'mlx-lm':>12}{'ratio':>8}"
+            f"{ours.precision} on {mx.default_device()}, mlx {mx.__version__}\n"
+            f"{'':52}{'nearfar':>12}{'mlx-lm':>12}{'ratio':>8}"
         )
         results = run(Bench(ours, theirs, args, Path(name), np.random.default_rng(0)), measures)
         ours.engine.close()

@@ -138,9 +138,7 @@ def _scheme(options: BuildOptions, packed: MlxQuantized | None) -> Scheme:
     if asked != scheme:
         raise BuildError(
             f"{options.checkpoint} is quantized already ({scheme.name}, group {scheme.group_size}) and "
-            "--quant asks for "
-            f"{asked.name}, group {asked.group_size}: leave --quant and --group-size out to keep its "
-            "weights as they are, "
-            "or build from the checkpoint that it was made from"
+            f"--quant asks for {asked.name}, group {asked.group_size}: leave --quant and --group-size out to "
+            "keep its weights as they are, or build from the checkpoint that it was made from"
         )
     return scheme

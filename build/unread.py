@@ -59,9 +59,7 @@ def _defaults(model_type: str) -> dict[str, Any]:
 
 def _refused(config: ConfigReader, model_type: str, key: str, value: object) -> CheckpointError:
     return config.error(
-        f"{config.within}{key} is {show(value)}, which nearfar's {model_type} does not compute: its "
-        "answers would "
-        "not be those of the model. Remove the key if it means nothing in this checkpoint; if it does, "
-        "it needs "
-        f"step/models/{model_type}.py (docs/adding-a-model.md)"
+        f"{config.within}{key} is {show(value)}, which nearfar's {model_type} does not compute: its answers "
+        "would not be those of the model. Remove the key if it means nothing in this checkpoint; if it does, "
+        f"it needs step/models/{model_type}.py (docs/adding-a-model.md)"
     )

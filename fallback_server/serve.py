@@ -134,9 +134,8 @@ def check_access(options: ServeOptions) -> KeyStore | None:
     keys = KeyStore(options.keys) if options.keys is not None else None
     if keys is None and not options.no_auth and not is_local(options.host):
         raise RequestError(
-            f"{options.host} can be reached from other machines: give --keys FILE (`nearfar keys FILE "
-            "NAME` makes one), "
-            "or --no-auth if everybody who reaches it may use it",
+            f"{options.host} can be reached from other machines: give --keys FILE (`nearfar keys FILE NAME` "
+            "makes one), or --no-auth if everybody who reaches it may use it",
             "host",
         )
     if keys is None and options.limits_store is not None:

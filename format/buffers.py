@@ -4,7 +4,7 @@ docs/artifact.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from nearfar.format.manifest import Buffer, Cache, Dim, Group, KvCache
@@ -90,6 +90,17 @@ def keys(cache: int) -> str:
 def values(cache: int) -> str:
     """The values of a cache."""
     return f"kv.{cache}.v"
+
+
+def sized(shape: Sequence[Dim], context: int, counts: Sequence[int]) -> tuple[int, ...]:
+    """A shape in numbers, where there is room for `context` positions and by group for `counts` pages."""
+    words = {CONTEXT: context, **{pages(group): count for group, count in enumerate(counts)}}
+    return tuple(words[extent] if isinstance(extent, str) else extent for extent in shape)
+
+
+def stored(dtype: str, kv_dtype: str) -> str:
+    """The dtype that a buffer has in a program whose cache is of `kv_dtype`."""
+    return kv_dtype if dtype == KV else dtype
 
 
 def buffers(

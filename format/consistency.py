@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP
-from nearfar.step.model import op_of, param_of
 from nearfar.step.ops import Attend, RopeAppend, reads, weights_of
 
 if TYPE_CHECKING:
@@ -66,8 +65,8 @@ def _caches(manifest: Manifest) -> Iterator[str]:
 def _step(manifest: Manifest) -> Iterator[str]:
     """The list must be one that can be read, and say what the caches, tables and weights say."""
     try:
-        ops = [op_of(record) for record in manifest.step.ops]
-        params = {param.name: param for param in map(param_of, manifest.step.params)}
+        ops = manifest.step.operations
+        params = {param.name: param for param in manifest.step.parameters}
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         yield f"step is not a list of operations and parameters: {error}"
         return
@@ -175,9 +174,9 @@ def _safetensors(manifest: Manifest) -> Iterator[str]:
     held = sum(shard.bytes for shard in weights.shards)
     if weights.tensors or not weights.shards or held != weights.bytes:
         yield (
-            f"weights are {weights.format}, {len(weights.tensors)} tensors, {len(weights.shards)} files "
-            f"of {held:,} bytes in "
-            f"all, stated {weights.bytes:,}; safetensors files list their tensors themselves"
+            f"weights are {weights.format}, {len(weights.tensors)} tensors, {len(weights.shards)} files of "
+            f"{held:,} bytes in all, stated {weights.bytes:,}; safetensors files list their tensors "
+            "themselves"
         )
     halves = sorted({cache.head_dim // 2 for cache in manifest.caches})
     for name, rope in manifest.ropes.items():

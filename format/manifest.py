@@ -17,7 +17,9 @@ from nearfar import strict_json
 from nearfar.errors import ArtifactError
 from nearfar.format import consistency
 from nearfar.format.seal import FIELD, is_sealed
-from nearfar.step.model import field_types
+from nearfar.step.model import field_types, op_of, param_of
+from nearfar.step.ops import Op
+from nearfar.step.params import Param as StepParam
 
 FORMAT = "nearfar-artifact"
 VERSION = 3
@@ -89,6 +91,16 @@ class StepRecords:
 
     ops: tuple[dict[str, Any], ...]
     params: tuple[dict[str, Any], ...]
+
+    @functools.cached_property
+    def operations(self) -> tuple[Op, ...]:
+        """`ops` read; ValueError where one is not known, which `parse` has ruled out."""
+        return tuple(map(op_of, self.ops))
+
+    @functools.cached_property
+    def parameters(self) -> tuple[StepParam, ...]:
+        """`params` read, in the same way."""
+        return tuple(map(param_of, self.params))
 
 
 @dataclass(frozen=True)
@@ -301,9 +313,8 @@ def read(text: str, where: str) -> tuple[Manifest, dict[str, Any]]:
     _check_version(data, where)
     if not is_sealed(text, data.get(FIELD)):
         raise ArtifactError(
-            f"{where} is not as the build wrote it: its {FIELD} is not that of its bytes. Copy the "
-            "artifact again, or build "
-            "it again with what should be different"
+            f"{where} is not as the build wrote it: its {FIELD} is not that of its bytes. Copy the artifact "
+            "again, or build it again with what should be different"
         )
     return parse(data, where), data
 

@@ -29,6 +29,7 @@ class StepBuilder:
 
     def __init__(self) -> None:
         self._ops: list[Op] = []
+        self._made: set[str] = set()
         self._params: dict[str, Param] = {}
         self._caches: list[KvCache] = []
         self._ropes: dict[str, Rope] = {}
@@ -68,20 +69,17 @@ class StepBuilder:
         weight = self.vector(_short(tensor), (Piece(tensor, x.width // groups),), offset, scale)
         return self._emit(lambda out: ops.Norm(out, x.name, weight, eps, groups), x.width, "norm")
 
-    def linear(
-        self, x: Value, name: str, pieces: Sequence[Piece], biased: Sequence[bool] | bool = False
-    ) -> Value:
-        """Product with the matrix `name` of stacked rows; the bias is that of the pieces that have one, 0
-        elsewhere.
-        """
+    def linear(self, x: Value, name: str, pieces: Sequence[Piece], biased: bool = False) -> Value:
+        """Product with the matrix `name` of stacked rows; `biased`: all of them have a bias."""
         weight = self.matrix(name, pieces, x.width)
-        bias = self._bias(name, pieces, biased)
+        bias = self._bias(name, pieces) if biased else None
         return self._emit(lambda out: ops.Linear(out, x.name, weight, bias), self._params[weight].n, name)
 
     def append(self, op: Op, width: int) -> Value:
         """An operation that is written out in full; its `out` must be new."""
-        if any(op.out == other.out for other in self._ops):
+        if op.out in self._made:
             raise AssertionError(f"two operations make {op.out!r}")
+        self._made.add(op.out)
         self._ops.append(op)
         return Value(op.out, width)
 
@@ -102,7 +100,7 @@ class StepBuilder:
         return self._emit(lambda out: ops.Mul(out, a.name, b.name), a.width, "mul")
 
     def scale(self, x: Value, tensor: str) -> Value:
-        """X times the one number of a tensor."""
+        """x·w, where w is the one number of a tensor."""
         weight = self.vector(_short(tensor), (Piece(tensor, 1),))
         return self._emit(lambda out: ops.Scale(out, x.name, weight), x.width, "scaled")
 
@@ -116,7 +114,7 @@ class StepBuilder:
         """The end: the head over the normalized rows that are wanted; `tied`: the embedding's matrix."""
         pieces = (Piece(tensor, vocab),)
         weight = "embed" if tied else self.matrix("lm_head", pieces, x.width)
-        added = self._bias("lm_head", pieces, bias)
+        added = self._bias("lm_head", pieces) if bias else None
         self._emit(lambda out: ops.Logits(out, x.name, weight, added, softcap), vocab, "logits")
 
     def fresh(self, hint: str) -> str:
@@ -135,12 +133,7 @@ class StepBuilder:
             raise AssertionError(f"two weights are called {param.name!r}")
         return param.name
 
-    def _bias(self, name: str, pieces: Sequence[Piece], biased: Sequence[bool] | bool) -> str | None:
-        flags = [biased] * len(pieces) if isinstance(biased, bool) else list(biased)
-        if not any(flags):
-            return None
-        if not all(flags):
-            raise AssertionError(f"{name}: a bias for some of the rows only has no record")
+    def _bias(self, name: str, pieces: Sequence[Piece]) -> str:
         added = (Piece(_bias_of(p.tensor), p.rows, p.start, p.order) for p in pieces)
         return self.vector(f"{name}.bias", tuple(added))
 

@@ -8,14 +8,17 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nearfar.step.config import LARGEST
 from nearfar.step.ops import OPS, Op
 from nearfar.step.params import Param, Piece, RotaryOrder
 from nearfar.step.rope import Rope
 
-T = typing.TypeVar("T")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = typing.TypeVar("T", bound="DataclassInstance")
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,7 @@ def _piece(record: Mapping[str, Any]) -> Piece:
 
 def _record(kind: type[T], record: Mapping[str, Any], what: str) -> T:
     """A record of checked fields."""
-    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    fields = {f.name: f for f in dataclasses.fields(kind)}
     if unknown := record.keys() - fields.keys():
         raise ValueError(f"{what} has no {min(unknown)!r}")
     hints = field_types(typing.cast(type, kind))

@@ -7,6 +7,7 @@ in the buffer table (format/buffers.py). Kernels take their inputs in this order
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,6 +22,11 @@ Output = tuple[tuple[int, ...], str]
 def short(dtype: str) -> str:
     """As names of kernels have it: f32, f16."""
     return dtype.replace("float", "f")
+
+
+def labelled(name: str, flags: Mapping[str, bool]) -> str:
+    """A kernel's name with the flags that are set."""
+    return "_".join([name, *(flag for flag, on in flags.items() if on)])
 
 
 @dataclass(frozen=True)
@@ -77,9 +83,8 @@ class Norm:
     @property
     def label(self) -> str:
         """Name of the kernel."""
-        return (
-            f"norm_m{self.m}_{self.k}" + f"_g{self.groups}" * (self.groups > 1) + "_residual" * self.residual
-        )
+        flags = {f"g{self.groups}": self.groups > 1, "residual": self.residual}
+        return labelled(f"norm_m{self.m}_{self.k}", flags)
 
 
 @dataclass(frozen=True)
@@ -112,8 +117,8 @@ class Linear:
         return self.matrix.n // 2 if self.gate else self.matrix.n
 
     def inputs(self, parts: int) -> tuple[str, ...]:
-        """X [x_rows or m, k], [logit_rows [16]], [norm f32 [k]], the parts, [bias f32 [n]], [residual
-        (out_dtype)].
+        """In order x [x_rows or m, k], [logit_rows [16]], [norm f32 [k]], the parts, [bias f32 [n]],
+        [residual (out_dtype)].
         """
         head = ("x", *["logit_rows"] * self.rows, *["norm"] * (self.norm is not None))
         return (*head, *(f"w{i}" for i in range(parts)), *["bias"] * self.bias, *["residual"] * self.residual)
@@ -136,9 +141,7 @@ class Linear:
             f"x{short(self.x_dtype)}": self.x_dtype != "float32",
             f"o{short(self.out_dtype)}": self.out_dtype != "float32",
         }
-        return "_".join(
-            [f"linear_m{self.m}_{self.matrix.label}", *(flag for flag, on in flags.items() if on)]
-        )
+        return labelled(f"linear_m{self.m}_{self.matrix.label}", flags)
 
 
 @dataclass(frozen=True)
@@ -198,7 +201,7 @@ class RopeAppend(Paged):
         return self.heads + 2 * self.kv_heads * self.append
 
     def inputs(self, parts: int = 0) -> tuple[str, ...]:
-        """X [m, x_heads·head_dim] (dtype), positions, slots, page_table, [rope], [q_norm, [k_norm]],
+        """In order x [m, x_heads·head_dim] (dtype), positions, slots, page_table, [rope], [q_norm, [k_norm]],
         [k_cache, v_cache].
 
         positions, slots int32 [256]; page_table int32 [slots, pages_per_slot]; rope f32 [context, head_dim];
@@ -211,7 +214,7 @@ class RopeAppend(Paged):
 
     @property
     def out(self) -> Output:
-        """Q (dtype) [m, heads·head_dim]."""
+        """q: [m, heads·head_dim] of dtype."""
         return self.q_shape, self.dtype
 
     @property
@@ -226,7 +229,7 @@ class RopeAppend(Paged):
             "qscale": self.q_scale is not None,
             "q": not self.append,
         }
-        return "_".join([f"rope_append_{self._paged_label}", *(flag for flag, on in flags.items() if on)])
+        return labelled(f"rope_append_{self._paged_label}", flags)
 
 
 @dataclass(frozen=True)
@@ -251,61 +254,54 @@ class Attend(Paged):
 
     @property
     def out(self) -> Output:
-        """Dtype [m, heads·head_dim]."""
+        """[m, heads·head_dim] of dtype."""
         return self.q_shape, self.dtype
 
     @property
     def label(self) -> str:
         """Name of the kernel."""
-        window = f"_w{self.window}" * (self.window is not None)
-        return (
-            f"attention_{self._paged_label}{window}"
-            + "_cap" * (self.softcap is not None)
-            + "_sinks" * self.sinks
-        )
+        flags = {
+            f"w{self.window}": self.window is not None,
+            "cap": self.softcap is not None,
+            "sinks": self.sinks,
+        }
+        return labelled(f"attention_{self._paged_label}", flags)
 
 
 @dataclass(frozen=True)
-class Greedy:
+class OverLogits:
+    """What jobs over rows of logits share: how many rows there are, and how long a row is."""
+
+    kind: ClassVar[str]
+    rows: int
+    vocab: int
+
+    @property
+    def label(self) -> str:
+        """Name of the kernel."""
+        return f"{self.kind}_r{self.rows}_{self.vocab}"
+
+
+@dataclass(frozen=True)
+class Greedy(OverLogits):
     """sampled[i] = the best token of logits row i (docs/artifact.md, greedy)."""
 
     kind: ClassVar = "greedy"
-    rows: int
-    vocab: int
-
-    @property
-    def label(self) -> str:
-        """Name of the kernel."""
-        return f"{self.kind}_r{self.rows}_{self.vocab}"
 
 
 @dataclass(frozen=True)
-class Sample:
+class Sample(OverLogits):
     """sampled[i] = a token drawn from logits row i (docs/artifact.md, sample)."""
 
     kind: ClassVar = "sample"
-    rows: int
-    vocab: int
     slots: int
-
-    @property
-    def label(self) -> str:
-        """Name of the kernel."""
-        return f"{self.kind}_r{self.rows}_{self.vocab}"
 
 
 @dataclass(frozen=True)
-class Logprobs:
+class Logprobs(OverLogits):
     """Log probabilities of the sampled token and of the 20 likeliest (docs/artifact.md, logprobs)."""
 
     kind: ClassVar = "logprobs"
-    rows: int
-    vocab: int
-
-    @property
-    def label(self) -> str:
-        """Name of the kernel."""
-        return f"{self.kind}_r{self.rows}_{self.vocab}"
 
 
 GraphJob = Embed | Norm | Linear | RopeAppend | Attend

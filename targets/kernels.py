@@ -4,6 +4,7 @@ over them, and the launches of each job.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -34,6 +35,11 @@ class Staged:
 
     stages: tuple[Stage, ...]
     scratch: tuple[tuple[tuple[int, ...], str], ...] = ()
+
+    def named(self, name: str) -> Iterator[tuple[str, Stage]]:
+        """The launches of a job that is called `name`, each with the name of its own kernel."""
+        for index, stage in enumerate(self.stages):
+            yield name if len(self.stages) == 1 else f"{name}_s{index}", stage
 
 
 class Packing(Protocol):

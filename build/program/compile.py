@@ -71,8 +71,7 @@ def compile_program(
                 Plan(sampler.kind, sampler.rows, sampler.rows), sampler.label, staged, SAMPLER_BUFFERS
             )
         )
-        for index, stage in enumerate(staged.stages):
-            functions[sampler.label if len(staged.stages) == 1 else f"{sampler.label}_s{index}"] = stage.func
+        functions |= {kernel: stage.func for kernel, stage in staged.named(sampler.label)}
     workspace = share_workspace(plans)
     used = dict.fromkeys(launch.kernel for plan in plans for launch in plan.launches)
     return Program(variant.name, dtypes, plans, {name: functions[name] for name in used}, workspace)

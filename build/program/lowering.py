@@ -62,7 +62,7 @@ class _Lowering:
         self._pages_per_slot = pages_for(model.context_length, cache.page_size)
         self._kernels, self._matrices = kernels, matrices
         self._params = {param.name: param for param in model.step.params}
-        self._wide = _wide_values(model.step.ops)
+        self._narrow = _narrow_values(model.step.ops)
         self._builder = relax.BlockBuilder()
         self._vars: dict[str, relax.Var] = {}
         self._arguments: dict[str, str] = {}
@@ -192,7 +192,7 @@ class _Lowering:
     # -- what they are made of --
 
     def _dtype(self, value: str) -> str:
-        return "float32" if value in self._wide else self._dtypes.activations
+        return self._dtypes.activations if value in self._narrow else "float32"
 
     def _wide_value(self, name: str) -> relax.Var:
         """A value in float32."""
@@ -268,20 +268,16 @@ class _Lowering:
         return {which: self._buffer(name, dims, self._dtypes.kv) for which, name in names.items()}
 
 
-def _wide_values(listed: tuple[Op, ...]) -> set[str]:
-    """Values that are float32 in every program: all but those that only attention or a gate reads.
+def _narrow_values(listed: tuple[Op, ...]) -> set[str]:
+    """Values of the activations' dtype, all others are float32: those that only attention or a gate reads.
 
     So the residual stream and what is normalized on its way there keep their range (docs/decisions/0003).
     """
-    narrow = {op.x for op in listed if isinstance(op, ops.RopeAppend | ops.Glu)}
-    wide = {
-        name
-        for op in listed
-        if not isinstance(op, ops.RopeAppend | ops.Glu | ops.Attend)
-        for name in reads(op)
-    }
-    made = {op.out for op in listed if isinstance(op, ops.Linear)}
-    return made & wide | {op.out for op in listed if isinstance(op, ops.Linear) and op.out not in narrow}
+    inside: set[str] = set()
+    outside: set[str] = set()
+    for op in listed:
+        (inside if isinstance(op, ops.RopeAppend | ops.Attend | ops.Glu) else outside).update(reads(op))
+    return inside - outside
 
 
 def _activation(x: relax.Var, activation: ops.Activation) -> Any:

@@ -88,8 +88,7 @@ def staged_plan(plan: Plan, name: str, staged: Staged, buffers: Iterable[str]) -
     """
     known = set(buffers)
     plan.storage = [int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in staged.scratch]
-    for index, stage in enumerate(staged.stages):
-        kernel = name if len(staged.stages) == 1 else f"{name}_s{index}"
+    for kernel, stage in staged.named(name):
         unknown = [a for a in stage.args if a not in known and not a.startswith("scratch:")]
         if unknown:
             raise AssertionError(f"{kernel}: no buffers named {unknown}")

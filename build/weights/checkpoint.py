@@ -145,9 +145,8 @@ class Checkpoint:
             template = named.get("default", next(iter(named.values())))
         if template is not None and not isinstance(template, str):
             raise CheckpointError(
-                f"{self.path / 'tokenizer_config.json'}: chat_template is {str(template)[:80]}; "
-                "expected a template, or a "
-                "list of objects with name and template: correct it, or remove it"
+                f"{self.path / 'tokenizer_config.json'}: chat_template is {str(template)[:80]}; expected a "
+                "template, or a list of objects with name and template: correct it, or remove it"
             )
         return template
 
@@ -245,8 +244,8 @@ def _download(source: str) -> Path:
     """Snapshot of a hub repository in the hub's cache."""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", source) or source.startswith("."):
         raise CheckpointError(
-            f"{source}: no such directory, and not a hub id such as "
-            "HuggingFaceTB/SmolLM2-135M-Instruct: check the path"
+            f"{source}: no such directory, and not a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct: "
+            "check the path"
         )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -256,9 +255,8 @@ def _download(source: str) -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
-            f"{source}: no such directory, and the download from the hub failed ({reason}): check the "
-            "name, the "
-            "network, and `hf auth login` for gated models"
+            f"{source}: no such directory, and the download from the hub failed ({reason}): check the name, "
+            "the network, and `hf auth login` for gated models"
         ) from error
 
 
@@ -272,9 +270,8 @@ def _entries(path: Path) -> dict[str, Entry]:
         pickles = sorted(file.name for pattern in PICKLES for file in path.glob(pattern))
         if pickles:
             raise CheckpointError(
-                f"{path}: holds only pickle weights ({', '.join(pickles)}), which can run code when "
-                "read and are "
-                "refused. Convert them with transformers: "
+                f"{path}: holds only pickle weights ({', '.join(pickles)}), which can run code when read and "
+                "are refused. Convert them with transformers: "
                 "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT, safe_serialization=True)"
             )
         raise CheckpointError(f"{path}: there is no model.safetensors: download the checkpoint again")
@@ -297,8 +294,7 @@ def _indexed(path: Path) -> dict[str, Entry]:
     if missing := [file for file in files if not (path / file).is_file()]:
         raise CheckpointError(
             f"{path}: {len(missing)} of {len(files)} files named in {INDEX} are missing: "
-            f"{', '.join(missing)}: "
-            "download them"
+            f"{', '.join(missing)}: download them"
         )
     headers = {file: read_header(path / file) for file in files}
     if lost := [f"{tensor} ({file})" for tensor, file in weight_map.items() if tensor not in headers[file]]:

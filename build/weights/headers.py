@@ -59,9 +59,8 @@ def read_header(file: Path) -> dict[str, Entry]:
         length = int.from_bytes(stream.read(8), "little")
         if size < 8 or length > min(size - 8, HEADER_LIMIT):
             raise CheckpointError(
-                f"{file}: its header should be {length:,} bytes, the file has {size:,}: it is truncated "
-                "or no "
-                "safetensors file; download it again"
+                f"{file}: its header should be {length:,} bytes, the file has {size:,}: it is truncated or "
+                "no safetensors file; download it again"
             )
         text = stream.read(length)
     try:
@@ -89,8 +88,7 @@ def _entry(file: Path, name: str, record: object, data: int) -> Entry:
     if not isinstance(code, str) or not _naturals(extents) or not _naturals(offsets) or len(offsets) != 2:
         raise CheckpointError(
             f"{file}: tensor {name!r} has no dtype, shape and data_offsets that make sense: "
-            f"{str(record)[:120]}: "
-            "download it again"
+            f"{str(record)[:120]}: download it again"
         )
     if code not in DTYPES:
         raise CheckpointError(
@@ -131,6 +129,5 @@ def _check_tiling(file: Path, entries: Mapping[str, Entry], start: int, size: in
     if at < size:
         raise CheckpointError(
             f"{file}: {size - at:,} bytes follow the last tensor, which ends at {at:,}: the file is no "
-            "longer what was "
-            "written; download it again"
+            "longer what was written; download it again"
         )

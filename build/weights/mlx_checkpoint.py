@@ -23,9 +23,8 @@ from nearfar.targets.quantized import Array, QuantTensor
 SETTINGS = ("group_size", "bits", "mode")
 GROUPS = (32, 64, 128)
 OURS = (
-    f"use a checkpoint with bits {', '.join(map(str, BITS))}, group_size {', '.join(map(str, GROUPS))} "
-    "and mode affine, "
-    "or the unquantized original"
+    f"use a checkpoint with bits {', '.join(map(str, BITS))}, group_size {', '.join(map(str, GROUPS))} and "
+    "mode affine, or the unquantized original"
 )
 
 
@@ -114,9 +113,8 @@ def _float16(array: Array, name: str) -> tuple[npt.NDArray[np.float16], int]:
     wide = to_float32(array)
     if not np.isfinite(wide).all() or float(np.abs(wide).max(initial=0.0)) > LARGEST:
         raise CheckpointError(
-            f"tensor {name!r} holds values that are not finite or beyond float16 (65504), in which "
-            "scales and biases are "
-            "stored: convert the original checkpoint again"
+            f"tensor {name!r} holds values that are not finite or beyond float16 (65504), in which scales "
+            "and biases are stored: convert the original checkpoint again"
         )
     half = wide.astype(np.float16)
     return half, int(np.count_nonzero(half.astype(np.float32) != wide))

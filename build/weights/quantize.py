@@ -203,7 +203,6 @@ def _check_range(
             f"{where}, holds NaN or Inf: the checkpoint is damaged, download or export it again"
         )
     raise CheckpointError(
-        f"{where}, spans {values.min():g} to {values.max():g}, beyond float16 (65504), in which scales "
-        "and biases are "
-        "stored: rescale the model's weights or build with --quant none"
+        f"{where}, spans {values.min():g} to {values.max():g}, beyond float16 (65504), in which scales and "
+        "biases are stored: rescale the model's weights or build with --quant none"
     )

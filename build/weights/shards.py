@@ -125,8 +125,7 @@ def disk_error(error: OSError, directory: Path, what: str, needed: int) -> Build
         except OSError:
             free = 0
         return BuildError(
-            f"the disk of {directory} is full: writing {what} needs {needed:,} more bytes at least, "
-            f"{free:,} are free: "
-            "free some space or choose another output directory"
+            f"the disk of {directory} is full: writing {what} needs {needed:,} more bytes at least, {free:,} "
+            "are free: free some space or choose another output directory"
         )
     return BuildError(f"cannot write {what} under {directory}: {error}: check permissions and the disk")

@@ -11,11 +11,11 @@ import psutil
 
 from nearfar.edge_runtime.cache import Window
 from nearfar.errors import DeviceError, RequestError
-from nearfar.format import buffers as extents
+from nearfar.format.buffers import sized, stored
+from nearfar.format.consistency import DTYPE_BYTES
 from nearfar.format.manifest import KvCache, Manifest, Program
 from nearfar.format.sizes import MAX_STEP, pages_for
 
-_BYTES = {"float16": 2, "float32": 4, "int32": 4, "uint32": 4}
 TYPICAL = 4096
 """Tokens of a conversation beside a long one: most stay below."""
 
@@ -57,9 +57,8 @@ def kv_group(head_dim: int, bits: int) -> int:
     """Values that share a scale in a cache of `bits` bits; 4 bits need the smaller groups."""
     if head_dim % 32:
         raise RequestError(
-            f"kv_bits {bits}: heads of {head_dim} values cannot be cut into groups of 32, so this "
-            "model's cache cannot be "
-            "quantized. Leave kv_bits (--kv-bits) out",
+            f"kv_bits {bits}: heads of {head_dim} values cannot be cut into groups of 32, so this model's "
+            "cache cannot be quantized. Leave kv_bits (--kv-bits) out",
             "kv_bits",
         )
     return 64 if bits == 8 and head_dim % 64 == 0 else 32
@@ -88,7 +87,7 @@ def windows(manifest: Manifest) -> tuple[Window, ...]:
 
 def cache_bytes(cache: KvCache, dtype: str, kv_bits: int | None = None) -> int:
     """Bytes of one token's keys and values in a cache of `dtype`, or quantized to `kv_bits`."""
-    value, values = _BYTES[dtype], 2 * cache.kv_heads * cache.head_dim
+    value, values = DTYPE_BYTES[dtype], 2 * cache.kv_heads * cache.head_dim
     if kv_bits is None:
         return value * values
     group = kv_group(cache.head_dim, kv_bits)
@@ -162,21 +161,16 @@ def check_buffers(
     manifest: Manifest, program: Program, pages: Sequence[int], context: int, memory: int | None = None
 ) -> None:
     """Refuse an artifact whose buffers no memory could hold, before it is tried. `memory`: see plan_pages."""
-    symbols = {extents.CONTEXT: context, **{extents.pages(group): count for group, count in enumerate(pages)}}
     total = psutil.virtual_memory().total if memory is None else max(memory, psutil.virtual_memory().total)
     for buffer in manifest.buffers:
-        width = _BYTES.get(program.kv_dtype if buffer.dtype == "kv" else buffer.dtype, 4)
-        size = width * math.prod(
-            symbols.get(extent, 0) if isinstance(extent, str) else extent for extent in buffer.shape
-        )
+        width = DTYPE_BYTES[stored(buffer.dtype, program.kv_dtype)]
+        size = width * math.prod(sized(buffer.shape, context, pages))
         if not 0 <= size <= total:
             raise DeviceError(
-                f"the buffer {buffer.name} of {manifest.model.name} takes {show_size(size)}, more than "
-                "there is memory "
-                f"({show_size(total)}). It grows with the model's context of "
-                f"{manifest.model.context_length:,} tokens: if that is "
-                "not true, correct max_position_embeddings in the checkpoint's config.json and build "
-                "the artifact again"
+                f"the buffer {buffer.name} of {manifest.model.name} takes {show_size(size)}, more than there "
+                f"is memory ({show_size(total)}). It grows with the model's context of "
+                f"{manifest.model.context_length:,} tokens: if that is not true, correct "
+                "max_position_embeddings in the checkpoint's config.json and build the artifact again"
             )
 
 
@@ -206,9 +200,8 @@ def plan_pages(
     if min(pages) < 1:
         context = manifest.model.context_length
         raise DeviceError(
-            f"{show_size(budget)} for the KV cache is too little: one page of "
-            f"{manifest.cache.page_size} tokens takes "
-            f"{show_size(sum(each))}, the full context of {context} tokens "
+            f"{show_size(budget)} for the KV cache is too little: one page of {manifest.cache.page_size} "
+            f"tokens takes {show_size(sum(each))}, the full context of {context} tokens "
             f"{show_size(kv_bytes(manifest, program, context, kv_bits))}. Give it more with kv_memory "
             "(--kv-memory)"
         )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from nearfar.edge_runtime.cache.pages import PageAllocator
 from nearfar.edge_runtime.cache.prefix import Node, PrefixIndex
 from nearfar.edge_runtime.cache.windows import Window
+from nearfar.format.sizes import pages_for
 
 Copy = tuple[int, int, int]
 """(group, from, to): the device must copy this page before the next step."""
@@ -105,7 +106,7 @@ class SequenceTable:
 
     def pages_for(self, length: int) -> int:
         """Pages that `length` tokens fill, the last perhaps in part."""
-        return -(-length // self.page_size)
+        return pages_for(length, self.page_size)
 
     def open(self, tokens: Seq[int], salt: str = "") -> Sequence | None:
         """Open a sequence that will hold `tokens`, in the lowest free slot, starting from their longest
@@ -141,7 +142,7 @@ class SequenceTable:
         for group, held in enumerate(sequence.held):
             until = length if soon is None or self.windows[group].size is None else min(soon, length)
             shared = self._shared_tail(sequence, group, until)
-            missing = max(-(-until // self.page_size) - held.end, 0)
+            missing = max(self.pages_for(until) - held.end, 0)
             if missing or shared:
                 if missing + shared > self.available_in(group):
                     return None
@@ -233,8 +234,8 @@ class SequenceTable:
         """
         if not (length == 0 or self.least_length(sequence) <= length <= len(sequence.tokens)):
             raise ValueError(
-                f"cannot truncate {len(sequence.tokens)} tokens to {length}: "
-                f"it can be 0, or {self.least_length(sequence)} to {len(sequence.tokens)}"
+                f"cannot truncate {len(sequence.tokens)} tokens to {length}: it can be 0, or "
+                f"{self.least_length(sequence)} to {len(sequence.tokens)}"
             )
         del sequence.tokens[length:]
         keep = self.pages_for(length)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nearfar.format.sizes import pages_for
+
 
 @dataclass(frozen=True)
 class Window:
@@ -35,10 +37,10 @@ class Window:
         They touch size − 1 + rows positions, which lie in one column more than they fill where they begin in
         the middle.
         """
-        all_of_it = -(-context // self.page_size)
+        all_of_it = pages_for(context, self.page_size)
         if self.size is None:
             return all_of_it
-        return min(-(-(self.size + rows - 2) // self.page_size) + 1, all_of_it)
+        return min(pages_for(self.size + rows - 2, self.page_size) + 1, all_of_it)
 
     def longest(self, pages: int, rows: int, context: int) -> int:
         """Positions, at most `context`, that a sequence with `pages` pages can have, `rows` of them in a

@@ -38,9 +38,8 @@ MOST_LOSSES = 3
 """How often in a row, without a token between, a lost device is opened anew."""
 
 FORKED = (
-    "the engine was loaded before this process was forked, and its threads stayed with the parent: load "
-    "the artifact here, "
-    "or start processes another way (multiprocessing's spawn)"
+    "the engine was loaded before this process was forked, and its threads stayed with the parent: load the "
+    "artifact here, or start processes another way (multiprocessing's spawn)"
 )
 
 T = TypeVar("T")

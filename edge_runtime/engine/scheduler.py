@@ -108,9 +108,8 @@ class Scheduler:
         if len(prompt) >= context:
             raise RequestError(
                 f"the prompt has {len(prompt)} tokens, but only {context} fit the context, the answer "
-                "included. "
-                f"Shorten it to {context - 1} tokens or fewer, or give the cache more memory if the "
-                "model allows it",
+                f"included. Shorten it to {context - 1} tokens or fewer, or give the cache more memory if "
+                "the model allows it",
                 "prompt",
             )
         room = context - len(prompt)

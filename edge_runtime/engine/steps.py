@@ -35,10 +35,9 @@ EVERY = 0xFFFFFFFF
 NO_TOKEN = "the grammar allows no token here, or takes too long to follow; make it simpler"
 
 NOT_FINITE = (
-    "the logits of this request are not finite numbers, so no token can be chosen: the model overflows "
-    "in the precision that it "
-    "runs in. Load it with precision f32 (--precision f32); if it runs in f32 already, report the model "
-    "and the prompt"
+    "the logits of this request are not finite numbers, so no token can be chosen: the model overflows in "
+    "the precision that it runs in. Load it with precision f32 (--precision f32); if it runs in f32 already, "
+    "report the model and the prompt"
 )
 
 

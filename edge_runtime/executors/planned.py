@@ -48,17 +48,17 @@ class Layout:
     """What the plans of a program name, for so many pages and positions: shapes, caches, launches."""
 
     def __init__(self, artifact: Artifact, program: Program, settings: Settings) -> None:
-        self._artifact, self._program, self._context = artifact, program, settings.context
-        self._extents = {names.CONTEXT: settings.context}
-        self._extents |= {names.pages(group): count for group, count in enumerate(settings.pages)}
+        self._artifact, self._program, self._settings = artifact, program, settings
         self.buffers = {
-            buffer.name: Shape(self.extents(buffer.shape), np.dtype(self._dtype(buffer.dtype)))
+            buffer.name: Shape(
+                self.extents(buffer.shape), np.dtype(names.stored(buffer.dtype, program.kv_dtype))
+            )
             for buffer in artifact.manifest.buffers
         }
 
     def extents(self, shape: Sequence[Dim]) -> tuple[int, ...]:
         """A shape in numbers."""
-        return tuple(self._extents[extent] if isinstance(extent, str) else extent for extent in shape)
+        return names.sized(shape, self._settings.context, self._settings.pages)
 
     def buffer(self, name: str) -> Shape:
         """The shape of a buffer; ArtifactError where the artifact does not have it."""
@@ -85,10 +85,8 @@ class Layout:
     def rope_tables(self) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
         """The buffers that hold tables of rotations, and what they hold."""
         for name, rope in self._artifact.manifest.ropes.items():
-            yield (
-                names.rope(name),
-                rope_table(self._artifact.read_tensor(str(rope.inv_freq)), rope.scale, self._context),
-            )
+            frequencies = self._artifact.read_tensor(str(rope.inv_freq))
+            yield names.rope(name), rope_table(frequencies, rope.scale, self._settings.context)
 
     def launches(self, function: str, size: int) -> tuple[Launch, ...]:
         """The plan of a bucket, checked against the manifest; ArtifactError where there is none."""
@@ -96,9 +94,6 @@ class Layout:
             if bucket.size == size:
                 return self._artifact.plan(bucket).launches
         raise ArtifactError(f"the artifact has no plan for {function} of size {size}")
-
-    def _dtype(self, name: str) -> str:
-        return self._program.kv_dtype if name == names.KV else name
 
 
 def place(

@@ -198,9 +198,8 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
         )
     if re.fullmatch(rb"\d{1,9}", found) and int(found) < VERSION:
         raise SnapshotError(
-            f"{path} is a snapshot of version {int(found)}, which an earlier nearfar wrote; this one "
-            f"reads version {VERSION}. "
-            "Save it again with nearfar cache save"
+            f"{path} is a snapshot of version {int(found)}, which an earlier nearfar wrote; this one reads "
+            f"version {VERSION}. Save it again with nearfar cache save"
         )
     try:
         header = json.loads(text)
@@ -261,9 +260,8 @@ def _reason(path: Path, tensors: Mapping[str, Array], error: OSError) -> str:
     except OSError:
         free = 0
     return (
-        f"cannot write the snapshot {path}: {error.strerror or error}; it takes {needed:,} bytes, "
-        f"{free:,} are free there. "
-        "Free some space, or choose another directory"
+        f"cannot write the snapshot {path}: {error.strerror or error}; it takes {needed:,} bytes, {free:,} "
+        "are free there. Free some space, or choose another directory"
     )
 
 

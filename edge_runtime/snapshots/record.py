@@ -41,8 +41,7 @@ def origin(manifest: Manifest) -> Origin:
     if not checkpoint:
         raise SnapshotError(
             f"the artifact of {manifest.model.name} does not say which checkpoint it was made from "
-            "(provenance.checkpoint_sha256), "
-            "so no snapshot can be tied to it. Build the artifact again"
+            "(provenance.checkpoint_sha256), so no snapshot can be tied to it. Build the artifact again"
         )
     quant = manifest.quantization
     facts = {

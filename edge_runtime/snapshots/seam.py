@@ -44,9 +44,8 @@ def whole_pages(tokens: Seq[int], page_size: int) -> list[int]:
     """
     if len(tokens) < page_size:
         raise RequestError(
-            f"the prompt begins with {len(tokens)} tokens that stay whatever follows; a snapshot needs "
-            "at least a page of "
-            f"{page_size}: there is nothing worth saving",
+            f"the prompt begins with {len(tokens)} tokens that stay whatever follows; a snapshot needs at "
+            f"least a page of {page_size}: there is nothing worth saving",
             "prompt",
         )
     return list(tokens[: len(tokens) // page_size * page_size])

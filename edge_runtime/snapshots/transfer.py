@@ -117,9 +117,8 @@ def check_layout(
     theirs, ours = kind(tensors, head_dim), kind(every, head_dim)
     if tensors.keys() != every.keys() or quantized_bits(tensors, head_dim) != quantized_bits(every, head_dim):
         raise SnapshotError(
-            f"the snapshot holds {theirs} keys and values of {_layers(tensors)} layers, this cache "
-            f"{ours} ones of "
-            f"{_layers(every)} layers: {again}"
+            f"the snapshot holds {theirs} keys and values of {_layers(tensors)} layers, this cache {ours} "
+            f"ones of {_layers(every)} layers: {again}"
         )
     for layout, least in zip(layouts, needed, strict=True):
         for name, page in layout.items():
@@ -133,9 +132,8 @@ def _check_shape(name: str, given: tuple[int, ...], page: tuple[int, ...], least
         wanted = [page[1], tokens, page[3]]
         last = f" or the last {least} of the tokens" if least < tokens else ""
         raise SnapshotError(
-            f"the snapshot's {name} is {list(given)}, this cache needs {wanted}{last}: save it again "
-            "with the same model, "
-            "here or where pages have as many tokens"
+            f"the snapshot's {name} is {list(given)}, this cache needs {wanted}{last}: save it again with "
+            "the same model, here or where pages have as many tokens"
         )
 
 
@@ -143,16 +141,14 @@ def _check_values(name: str, given: Array, page: Array, theirs: str, ours: str) 
     if given.dtype.kind == "f" and not np.isfinite(given).all():
         raise SnapshotError(
             f"the snapshot's {name} has values that are not numbers: the device that saved it computed "
-            "nonsense, or the file "
-            "was altered. Save it again"
+            "nonsense, or the file was altered. Save it again"
         )
     if given.dtype == page.dtype:
         return
     if (given.dtype.name, page.dtype.name) != ("float32", "float16"):
         raise SnapshotError(
-            f"the snapshot was saved from a {theirs} cache, this one is {ours}: answers would not be "
-            "those that this "
-            f"device computes. Save it again here, or where the cache is {page.dtype}"
+            f"the snapshot was saved from a {theirs} cache, this one is {ours}: answers would not be those "
+            f"that this device computes. Save it again here, or where the cache is {page.dtype}"
         )
     if np.abs(given).max(initial=0) > np.finfo(np.float16).max:
         raise SnapshotError(
@@ -193,9 +189,8 @@ def _check_room(core: EngineCore, tokens: int) -> None:
     """Refuse a prefix that no prompt of this engine could use."""
     if tokens >= core.context:
         raise SnapshotError(
-            f"the snapshot has {tokens} tokens, but only {core.context} fit the context here, the "
-            "answer included: give the cache "
-            "more memory (kv_memory, --kv-memory) if the model allows it"
+            f"the snapshot has {tokens} tokens, but only {core.context} fit the context here, the answer "
+            "included: give the cache more memory (kv_memory, --kv-memory) if the model allows it"
         )
 
 
@@ -226,9 +221,8 @@ def _reserve(core: EngineCore, sequence: Sequence, length: int) -> None:
     short = max(range(len(missing)), key=lambda group: missing[group] - table.available_in(group))
     raise SnapshotError(
         f"the snapshot needs {missing[short]} pages of the cache, but running requests leave only "
-        f"{table.available_in(short)} of {table.allocators[short].count}: load it before them, or give "
-        "the cache more memory "
-        "(kv_memory, --kv-memory)"
+        f"{table.available_in(short)} of {table.allocators[short].count}: load it before them, or give the "
+        "cache more memory (kv_memory, --kv-memory)"
     )
 
 

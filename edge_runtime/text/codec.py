@@ -326,9 +326,8 @@ def _default_template(config: Mapping[str, Any], path: Path) -> str | None:
     if value is None or isinstance(value, str):
         return value
     raise ArtifactError(
-        f"chat_template in {path.name}/tokenizer_config.json of {path.parent} is neither a text nor a "
-        "list of named ones "
-        "({name, template}): correct it, and build the artifact again"
+        f"chat_template in {path.name}/tokenizer_config.json of {path.parent} is neither a text nor a list "
+        "of named ones ({name, template}): correct it, and build the artifact again"
     )
 
 

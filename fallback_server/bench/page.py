@@ -59,17 +59,17 @@ def page(report: Report) -> str:
     )  # fmt: skip
     facts = (
         f"{lengths}; shared beginning {work.shared_prefix} tokens; seed {work.seed}; {options.api}; "
-        "temperature "
-        f"{options.temperature:g}; SLO: TTFT ≤ {slo.ttft:g} s, TPOT ≤ {slo.tpot:g} s; nearfar {__version__}"
+        f"temperature {options.temperature:g}; SLO: TTFT ≤ {slo.ttft:g} s, TPOT ≤ {slo.tpot:g} s; nearfar "
+        f"{__version__}"
     )
     plots = "".join(f"<div>{one}</div>" for one in _plots(report) if one)
     rows = "".join(_row(one) for one in report.levels)
     said = "".join(f"<p>{escape(line)}</p>" for line in remarks(report))
     heads = "".join(f"<th>{head}</th>" for head in HEADS)
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(server.model)}: '
-        "load</title>"
-        f'<meta name="viewport" content="width=device-width"><style>{CSS}</style></head><body>'
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<title>{escape(server.model)}: load</title><meta name="viewport" content="width=device-width">'
+        f"<style>{CSS}</style></head><body>"
         f"<h1>{escape(server.model)} under load</h1><p>{escape(server.url)}</p><p>{escape(facts)}</p>"
         f'<div class="plots">{plots}</div><div class="scroll"><table><thead><tr>{heads}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div><p>Times in ms.</p>{said}</body></html>\n"

@@ -97,9 +97,8 @@ class LocalEngine:
             return Prepared(request, prompts, total, total)
         if longest >= context:
             raise RequestError(
-                f"the prompt has {longest} tokens, but this model's context is {context} tokens, the "
-                "answer included; "
-                "shorten the prompt",
+                f"the prompt has {longest} tokens, but this model's context is {context} tokens, the answer "
+                "included; shorten the prompt",
                 "messages" if request.chat else "prompt",
             )
         opened = self._reasoning is not None and tail.rstrip().endswith(self._reasoning.begin)

@@ -24,8 +24,7 @@ def open_handler(settings: dict[str, Any]) -> Handler:
         if len(compiled) > settings["compiled_bytes"]:
             raise RequestError(
                 f"the grammar compiles to {len(compiled):,} bytes, more than the "
-                f"{settings['compiled_bytes']:,} allowed; "
-                "make it smaller",
+                f"{settings['compiled_bytes']:,} allowed; make it smaller",
                 "response_format",
             )
         return {"compiled": compiled}

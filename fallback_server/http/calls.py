@@ -103,9 +103,8 @@ def _check_rights(service: Service, wanted: EngineRequest) -> None:
     if wanted.priority < tenant.priority:
         raise ApiError(
             403,
-            f"priority must be at least {tenant.priority} with this key, not {wanted.priority}; smaller "
-            "is more "
-            "urgent",
+            f"priority must be at least {tenant.priority} with this key, not {wanted.priority}; smaller is "
+            "more urgent",
             "priority",
             "priority",
         )

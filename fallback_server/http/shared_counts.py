@@ -170,9 +170,8 @@ async def open_store(url: str, own: OwnCounts) -> SharedCounts:
             await script(keys=[PREFIX + "probe"], args=[1, 0, "take"])
     except Exception as error:
         raise RequestError(
-            f"the limits store at {place} cannot be used ({error or type(error).__name__}): start it, "
-            "or serve without "
-            "--limits-store",
+            f"the limits store at {place} cannot be used ({error or type(error).__name__}): start it, or "
+            "serve without --limits-store",
             "limits_store",
         ) from error
     return SharedCounts(script, own, place, disconnect=client.aclose)

@@ -9,6 +9,7 @@ import torch
 
 from nearfar.fallback_server.torch_engine.native import NativeDecode
 from nearfar.fallback_server.torch_engine.scheduler import Chunk
+from nearfar.format.sizes import pages_for
 
 SPREAD = 2.0
 """How much longer than its shortest the longest sequence of a decode group may be."""
@@ -209,7 +210,7 @@ def build_batch(cache: KVCache, planned: Sequence[Chunk], pulse: Callable[[], No
 
 def _begun(chunk: Chunk, size: int) -> list[int]:
     """Pages whose first row is among the chunk's."""
-    first = -(-chunk.start // size)
+    first = pages_for(chunk.start, size)
     return [chunk.pages[index] for index in range(first, len(chunk.pages)) if index not in chunk.known]
 
 
@@ -218,7 +219,7 @@ def _prefill_rows(cache: KVCache, chunk: Chunk, row: int) -> Iterator[PrefillRow
     piece = chunk.count if chunk.start == 0 else max(MASK_SIZE // (chunk.start + chunk.count), 16)
     for offset in range(0, chunk.count, piece):
         count = min(piece, chunk.count - offset)
-        held = chunk.pages[: -(-(chunk.start + offset + count) // cache.page_size)]
+        held = chunk.pages[: pages_for(chunk.start + offset + count, cache.page_size)]
         pages = torch.tensor(held, dtype=torch.int64).to(cache.device, non_blocking=True)
         yield PrefillRows(row + offset, row + offset + count, chunk.start + offset, pages)
 

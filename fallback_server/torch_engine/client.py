@@ -49,9 +49,9 @@ from nearfar.fallback_server.torch_engine.requests import MAX_PRIORITY, check_to
 
 SILENCE = 3.0  # seconds without a word after which the engine is not called alive
 NOT_FINITE = (
-    "the logits of this request are not finite numbers, so no token can be chosen: the model overflows "
-    "in the type that it "
-    "computes in. Serve it with --dtype float32; if it runs so already, report the model and the prompt"
+    "the logits of this request are not finite numbers, so no token can be chosen: the model overflows in "
+    "the type that it computes in. Serve it with --dtype float32; if it runs so already, report the model "
+    "and the prompt"
 )
 STARTS = 3  # failed starts in a row after which those who wait are told
 LEARNT_BYTES = 256 << 20  # of compiled grammars that the worker is told to keep

@@ -30,6 +30,7 @@ from nearfar.fallback_server.torch_engine.native import NativeDecode, compile_de
 from nearfar.fallback_server.torch_engine.options import TorchOptions, require_checkpoint
 from nearfar.fallback_server.torch_engine.sampling import step_bytes
 from nearfar.fallback_server.torch_engine.scheduler import Chunk, Work
+from nearfar.format.sizes import pages_for
 
 CACHE_SHARE = {"cpu": 0.4, "cuda": 0.85}
 """Part of the free memory that the cache may take unless told otherwise."""
@@ -170,7 +171,7 @@ def _load(path: Path, options: TorchOptions, device: torch.device) -> PagedModel
 def make_cache(model: PagedModel, options: TorchOptions) -> KVCache:
     """A cache as large as asked for, or as the device's free memory and the model can use."""
     per_page = token_bytes(model.facts.layers, model.dtype) * options.page_size
-    usable = -(-model.facts.context_length // options.page_size) * options.max_running
+    usable = pages_for(model.facts.context_length, options.page_size) * options.max_running
     if options.cache_bytes is not None:
         pages = options.cache_bytes // per_page
     else:
@@ -280,28 +281,26 @@ def _take_over(model: Any, layers: int, probe: Sequence[int], device: torch.devi
     missing = sorted(set(range(layers)) - set(shapes))
     if missing or len(shapes) != layers:
         raise CheckpointError(
-            f"{kind}: layers {missing} of {layers} do not attend through transformers' attention "
-            "interface, so their "
-            "cache cannot be paged. Serve this model by another engine (upstream: vLLM)"
+            f"{kind}: layers {missing} of {layers} do not attend through transformers' attention interface, "
+            "so their cache cannot be paged. Serve this model by another engine (upstream: vLLM)"
         )
     return tuple(shapes[index] for index in range(layers))
 
 
 def _check(model: PagedModel, probe: Sequence[int], expected: torch.Tensor, page_size: int) -> None:
     """Logits must be those of the model as transformers runs it: in chunks, the last row as a decode step."""
-    pages = -(-len(probe) // page_size)
+    pages = pages_for(len(probe), page_size)
     cache = KVCache(model.facts.layers, pages, page_size, model.dtype, model.device, model.decode)
     work, cuts, found = Work("probe", list(probe)), [0, 11, len(probe) - 1, len(probe)], []
     for start, stop in pairwise(cuts):
-        table = tuple(range(-(-stop // page_size)))
+        table = tuple(range(pages_for(stop, page_size)))
         batch = build_batch(cache, [Chunk(work, start, stop - start, True, table)])
         found.append(model.forward(batch, torch.arange(stop - start, device=model.device)))
     error = (torch.cat(found) - expected).abs().max().item()
     limit = TOLERANCE[model.dtype] * expected.abs().max().item()
     if not error <= limit:
         raise CheckpointError(
-            f"{model.facts.name}: with paged attention its logits differ by {error:.3g} (rounding "
-            f"explains {limit:.3g}), so it "
-            "computes something beside the attention interface. Serve this model by another engine "
-            "(upstream: vLLM)"
+            f"{model.facts.name}: with paged attention its logits differ by {error:.3g} (rounding explains "
+            f"{limit:.3g}), so it computes something beside the attention interface. Serve this model by "
+            "another engine (upstream: vLLM)"
         )

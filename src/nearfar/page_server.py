@@ -61,9 +61,9 @@ def content_policy(cloud: str | None) -> str:
     """
     connect = ["'self'", "https:", *LOOPBACK, *([origin_of(cloud)] if cloud else [])]
     return (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; worker-src "
-        "'self' blob:; "
-        f"connect-src {' '.join(connect)}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        f"worker-src 'self' blob:; connect-src {' '.join(connect)}; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
 
 

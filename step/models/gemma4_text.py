@@ -108,7 +108,7 @@ def _extras(s: StepBuilder, read: ConfigReader, c: Decoder, x: Value, width: int
 
 
 def _add_extra(s: StepBuilder, c: Decoder, x: Value, i: int, extra: Value, activation: Activation) -> Value:
-    """X + norm(projection(activation(gate(x)) · the layer's own embedding))."""
+    """The sum x + norm(projection(activation(gate(x)) · the layer's own embedding))."""
     at, name = f"model.layers.{i}", f"layers.{i}"
     gate = s.linear(
         x, f"{name}.per_layer_input_gate", (Piece(f"{at}.per_layer_input_gate.weight", extra.width),)

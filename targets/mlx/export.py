@@ -42,8 +42,9 @@ from nearfar.edge_runtime.executors.mlx.elementwise import Elementwise
 from nearfar.edge_runtime.executors.mlx.interpreter import Interpreter, Value
 from nearfar.edge_runtime.executors.mlx.weights import AFFINE, Matrix
 from nearfar.errors import BuildError
+from nearfar.format.manifest import StepRecords
 from nearfar.format.seal import seal
-from nearfar.step.model import KvCache, Step, op_of, param_of
+from nearfar.step.model import KvCache, Step
 from nearfar.step.ops import Attend
 from nearfar.step.params import Param, Piece
 from nearfar.step.rope import Rope
@@ -231,8 +232,7 @@ def export_step(file: Path, step: Step, vocab_size: int, weights: Weights) -> No
     if unread:
         raise BuildError(
             f"the exported function would leave out {', '.join(sorted(unread)[:8])}, which the model "
-            "computes "
-            "with: build without --export-function"
+            "computes with: build without --export-function"
         )
 
 
@@ -276,8 +276,8 @@ def _step(manifest: Mapping[str, Any]) -> Step:
     windows = [group.get("window") for group in manifest["groups"]]
     caches = (KvCache(c["kv_heads"], c["head_dim"], windows[c["group"]]) for c in manifest["caches"])
     ropes = {name: Rope(tuple(rope["inv_freq"]), rope["scale"]) for name, rope in manifest["ropes"].items()}
-    ops, params = manifest["step"]["ops"], manifest["step"]["params"]
-    return Step(tuple(map(op_of, ops)), tuple(map(param_of, params)), tuple(caches), ropes)
+    records = StepRecords(tuple(manifest["step"]["ops"]), tuple(manifest["step"]["params"]))
+    return Step(records.operations, records.parameters, tuple(caches), ropes)
 
 
 if __name__ == "__main__":

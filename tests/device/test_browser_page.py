@@ -411,8 +411,8 @@ def test_every_control_has_a_name(chromium: Any, address: str) -> None:
     page.wait("idle")
     page.tab.click("summary")
     unnamed = page.tab.evaluate(
-        "[...document.querySelectorAll('input, textarea')].filter((field) => "
-        "!field.labels.length).map((f) => f.id)"
+        "[...document.querySelectorAll('input, textarea')].filter((field) => !field.labels.length)"
+        ".map((f) => f.id)"
     )
     assert unnamed == []
     assert page.tab.locator("#log").get_attribute("aria-live") == "polite"

@@ -310,9 +310,13 @@ def test_requests_of_a_key_count_before_their_bodies_are_read(house: House) -> N
     """A key with one place cannot hold a second connection whose body the server keeps."""
     port = int(house.server.address.rsplit(":", 1)[1])
     head = (
-        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
-        "100000\r\n"
-        f"Authorization: Bearer {house.secrets['one']}\r\n\r\n{{"
+        "POST /v1/completions HTTP/1.1\r\n"
+        "Host: x\r\n"
+        "Content-Type: application/json\r\n"
+        "Content-Length: 100000\r\n"
+        f"Authorization: Bearer {house.secrets['one']}\r\n"
+        "\r\n"
+        "{"
     ).encode()
     with socket.create_connection(("127.0.0.1", port), 30) as first:
         first.sendall(head)

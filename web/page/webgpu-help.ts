@@ -17,8 +17,9 @@ const BROWSERS: readonly { readonly name: string; readonly pattern: RegExp; read
     name: "Chrome",
     pattern: /Chrome\//,
     step:
-      "Chrome: update to 113 or newer (121 on Android) and switch on graphics acceleration (chrome://settings/system). " +
-      "On Linux also enable “Unsafe WebGPU Support” in chrome://flags. chrome://gpu says what is blocked.",
+      "Chrome: update to 113 or newer (121 on Android) and switch on graphics acceleration " +
+      "(chrome://settings/system). On Linux also enable “Unsafe WebGPU Support” in chrome://flags. " +
+      "chrome://gpu says what is blocked.",
   },
   {
     name: "Firefox",
@@ -30,7 +31,9 @@ const BROWSERS: readonly { readonly name: string; readonly pattern: RegExp; read
   {
     name: "Safari",
     pattern: /Safari\//,
-    step: "Safari: version 26 or newer, which comes with macOS 26, iOS 26 and iPadOS 26 (all browsers on iOS need it).",
+    step:
+      "Safari: version 26 or newer, which comes with macOS 26, iOS 26 and iPadOS 26 (all browsers on iOS " +
+      "need it).",
   },
 ];
 
@@ -39,7 +42,9 @@ export async function webgpuHelp(): Promise<Help | null> {
   if (!window.isSecureContext) {
     return {
       title: "This address is not secure, so the browser gives it no GPU",
-      text: `Browsers offer WebGPU over https and on localhost only, and this page came from ${location.origin}.`,
+      text:
+        "Browsers offer WebGPU over https and on localhost only, " +
+        `and this page came from ${location.origin}.`,
       steps: ["Open the page on the machine that serves it, through localhost.", "Or serve it over https."],
     };
   }
@@ -55,7 +60,9 @@ export async function webgpuHelp(): Promise<Help | null> {
   if ((await gpu.requestAdapter()) === null) {
     return {
       title: "The browser found no usable graphics processor",
-      text: "WebGPU is there, but it offers no adapter: graphics acceleration may be off, or the driver is blocked or too old.",
+      text:
+        "WebGPU is there, but it offers no adapter: graphics acceleration may be off, or the driver is " +
+        "blocked or too old.",
       steps: ["Update the graphics driver and restart the browser.", ...steps(navigator.userAgent)],
     };
   }

@@ -53,8 +53,7 @@ class _Lower(relax.PyExprMutator):
             return call
         name, staged = self._table.get(found.job)
         tensors: dict[str, Any] = dict(found.named)
-        for index, stage in enumerate(staged.stages):
-            kernel = name if len(staged.stages) == 1 else f"{name}_s{index}"
+        for kernel, stage in staged.named(name):
             outputs = [a for a in stage.args if a not in tensors]
             if list(stage.args[len(stage.args) - len(outputs) :]) != outputs or not outputs:
                 raise AssertionError(f"{kernel}: outputs must be the last arguments, got {stage.args}")
@@ -64,8 +63,7 @@ class _Lower(relax.PyExprMutator):
                 [tensors[a] for a in stage.args if a in tensors],
                 out_ty=types,
             )
-            last = index == len(staged.stages) - 1
-            if last and len(outputs) == 1:
+            if stage is staged.stages[-1] and len(outputs) == 1:
                 return self.builder_.normalize(result)
             var = self.builder_.emit(result)
             for position, output in enumerate(outputs):

@@ -23,7 +23,6 @@ from nearfar.edge_runtime.executors.planned import check_pages, place
 from nearfar.errors import ArtifactError
 from nearfar.format.buffers import page_table
 from nearfar.format.manifest import Manifest, Program
-from nearfar.step.model import op_of, param_of
 from nearfar.step.ops import Attend
 
 CLEAR_AFTER = 256
@@ -56,14 +55,12 @@ class MlxExecutor:
         self._flying: mx.array | None = None
         self._rows_since_clear = 0
         dtype = mx.float16 if self.precision == "f16" else mx.float32
-        ops = tuple(map(op_of, manifest.step.ops))
+        ops = manifest.step.operations
         self._views = _views(manifest, [op for op in ops if isinstance(op, Attend)], kv_bits)
         layout = Layout(manifest.caches, self._page_size, pages, dtype, kv_bits)
         with mx.stream(self._stream), guard("loading the model", manifest.weights.bytes):
             files = [shard.file for shard in manifest.weights.shards]
-            self._weights = LoadedWeights(
-                artifact.path, files, list(map(param_of, manifest.step.params)), dtype
-            )
+            self._weights = LoadedWeights(artifact.path, files, manifest.step.parameters, dtype)
             self._model = Interpreter(
                 ops, manifest.caches, self._weights, Elementwise(dtype, compiled=has_metal())
             )

@@ -11,6 +11,8 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.format.sizes import pages_for
+
 Array = npt.NDArray[Any]
 
 MAX_RUNS = 16
@@ -79,7 +81,7 @@ def lay_out(
     spans = []
     for row, end in itertools.pairwise(edges):
         start, count = int(at[row]), end - row
-        pages = page_table[slot[row], : -(-(start + count) // page_size)]
+        pages = page_table[slot[row], : pages_for(start + count, page_size)]
         reach = {window: _reach(start, count, pages, page_size, window, exact) for window in windows}
         spans.append(Span(row, count, start, reach))
     together = len(cells) == 1 or bool((np.diff(cells) == 1).all())

@@ -40,8 +40,7 @@ def require_vulkan() -> Any:
     except OSError as error:
         raise DeviceError(
             "this system has no Vulkan loader (libvulkan.so.1, vulkan-1.dll): install the GPU vendor's "
-            "driver, "
-            "or on Linux libvulkan1 and mesa-vulkan-drivers, which can also run on the CPU"
+            "driver, or on Linux libvulkan1 and mesa-vulkan-drivers, which can also run on the CPU"
         ) from error
 
 
@@ -51,15 +50,14 @@ def fail(device: str, doing: str, error: str, held: int = 0) -> NoReturn:
     """
     if error == "VkErrorDeviceLost":
         raise DeviceLost(
-            f"{device} was lost while {doing}: the driver reset it, after a fault or because a step "
-            "took too long. "
-            "If it happens again, update the driver, or choose another device (nearfar devices lists them)"
+            f"{device} was lost while {doing}: the driver reset it, after a fault or because a step took too "
+            "long. If it happens again, update the driver, or choose another device (nearfar devices lists "
+            "them)"
         )
     if error in _MEMORY:
         raise DeviceError(
-            f"{device} {_MEMORY[error]} while {doing}, with {held:,} bytes of weights, cache and "
-            "workspace held. "
-            "Give the cache less (--kv-memory), close other programs that use the device, or take a "
+            f"{device} {_MEMORY[error]} while {doing}, with {held:,} bytes of weights, cache and workspace "
+            "held. Give the cache less (--kv-memory), close other programs that use the device, or take a "
             "smaller model"
         )
     raise DeviceError(

@@ -120,8 +120,7 @@ def instance(debug: bool, /) -> _Instance:
     if debug and VALIDATION not in {layer.layerName for layer in vk.vkEnumerateInstanceLayerProperties()}:
         raise DeviceError(
             "the Vulkan validation layer is not installed, which --debug needs: install "
-            "vulkan-validationlayers (Debian, "
-            "Ubuntu) or the Vulkan SDK, or leave --debug out"
+            "vulkan-validationlayers (Debian, Ubuntu) or the Vulkan SDK, or leave --debug out"
         )
     known = {
         extension.extensionName
@@ -164,8 +163,8 @@ def instance(debug: bool, /) -> _Instance:
 
 _NO_DRIVER = (
     "the Vulkan loader found no driver with a device: install the GPU vendor's driver, or "
-    "mesa-vulkan-drivers, whose "
-    "lavapipe runs on the CPU. In a container, give it the GPU (docker run --gpus all, or --device /dev/dri)"
+    "mesa-vulkan-drivers, whose lavapipe runs on the CPU. In a container, give it the GPU (docker run --gpus "
+    "all, or --device /dev/dri)"
 )
 
 

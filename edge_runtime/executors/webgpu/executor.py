@@ -179,9 +179,8 @@ class WebGpuExecutor:
             if self._is_lost(error):
                 raise DeviceLost(
                     f"the WebGPU device was lost while {doing}: the driver reset it, after a fault or "
-                    "because "
-                    "a step took too long. If it happens again, update the driver, or choose another device "
-                    "(nearfar devices lists them)"
+                    "because a step took too long. If it happens again, update the driver, or choose another "
+                    "device (nearfar devices lists them)"
                 ) from error
             if isinstance(error, self._wgpu.GPUOutOfMemoryError):
                 raise DeviceError(

@@ -45,8 +45,7 @@ def build(
         str,
         typer.Argument(
             help="A Hugging Face model: a local directory, or a hub id such as "
-            "HuggingFaceTB/SmolLM2-135M-Instruct. "
-            "An MLX-quantized directory keeps its weights as they are."
+            "HuggingFaceTB/SmolLM2-135M-Instruct. An MLX-quantized directory keeps its weights as they are."
         ),
     ],
     out: Annotated[
@@ -76,8 +75,8 @@ def build(
         typer.Option(
             min=1,
             help="No more positions than these (tokens of prompt and answer). Default: what the model was "
-            "made for. A model with "
-            "LongRoPE is built for short contexts where this is no more than its original one.",
+            "made for. A model with LongRoPE is built for short contexts where this is no more than its "
+            "original one.",
         ),
     ] = DEFAULTS.context,
     cpu_features: Annotated[

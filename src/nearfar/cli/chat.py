@@ -120,8 +120,7 @@ class Chat:
             name, executor = self.engine.manifest.model.name, self.engine.asynchronous.core.executor
             self.console.print(
                 f"[bold]{name}[/] on {executor.name} ({executor.program_name}), context "
-                f"{self.engine.context:,} tokens. "
-                "[dim]/help lists the commands[/]"
+                f"{self.engine.context:,} tokens. [dim]/help lists the commands[/]"
             )
         while (line := self._read()) is not None:
             if not line.strip():

@@ -18,10 +18,9 @@ from nearfar.edge_runtime.artifact.budget import kv_bytes
 from nearfar.edge_runtime.artifact.finder import find_artifacts
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import ArtifactError
-from nearfar.format.buffers import CONTEXT, KV
+from nearfar.format.buffers import KV, sized
 from nearfar.format.consistency import DTYPE_BYTES
 from nearfar.format.manifest import Function, Program
-from nearfar.step.model import op_of, param_of
 from nearfar.step.ops import Attend
 
 CONTEXTS = (1024, 4096, 8192, 32768)
@@ -79,12 +78,11 @@ def _shape(artifact: Artifact) -> dict[str, Any]:
     """What the step's list tells of the model: weights, layers of attention, and how many of them have
     which window.
     """
-    records = artifact.manifest.step
-    ops, params = [op_of(record) for record in records.ops], [param_of(record) for record in records.params]
-    layers = [op for op in ops if isinstance(op, Attend)]
+    step = artifact.manifest.step
+    layers = [op for op in step.operations if isinstance(op, Attend)]
     windows = Counter(str(op.window) for op in layers if op.window is not None)
     return {
-        "parameters": sum(p.n * max(p.k, 1) for p in params),
+        "parameters": sum(p.n * max(p.k, 1) for p in step.parameters),
         "layers": len(layers),
         "windows": dict(windows),
     }
@@ -171,8 +169,7 @@ def memory_for(artifact: Artifact, program: Program, context: int) -> int:
     )
     for buffer in manifest.buffers:
         if buffer.dtype != KV:
-            count = math.prod(context if extent == CONTEXT else int(extent) for extent in buffer.shape)
-            total += count * DTYPE_BYTES[buffer.dtype]
+            total += math.prod(sized(buffer.shape, context, ())) * DTYPE_BYTES[buffer.dtype]
     return total
 
 
@@ -189,8 +186,7 @@ def _show(console: Console, report: dict[str, Any]) -> None:
     facts.add_row(
         "model",
         f"{model['architecture']}, {model['parameters']:,} parameters, {model['layers']} layers of "
-        "attention, "
-        f"vocabulary {model['vocab_size']:,}",
+        f"attention, vocabulary {model['vocab_size']:,}",
     )
     facts.add_row("context", f"{model['context_length']:,} tokens")
     facts.add_row(

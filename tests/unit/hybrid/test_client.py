@@ -285,7 +285,8 @@ def test_the_decision_needs_no_library_and_the_client_names_what_is_missing() ->
         "import nearfar.routing.difficulty, nearfar.routing.ledger, nearfar.routing.confidence, "
         "nearfar.routing.retry\n"
         "assert not {'numpy', 'tokenizers', 'jinja2'} & set(sys.modules)\n"
-        "try: r.HybridClient\nexcept ImportError as e: print(e)"
+        "try: r.HybridClient\n"
+        "except ImportError as e: print(e)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == (

@@ -51,7 +51,8 @@ function checkBuckets({ name: program, functions }: Program, name: FunctionName)
     const fits = size <= MAX_STEP && rows <= Math.min(size, MAX_ROWS);
     if (!fits || (name !== "step" && rows !== size))
       throw new ArtifactError(
-        `The program ${program} lists ${name} of size ${size} with ${rows} rows, which the buffers do not hold.`,
+        `The program ${program} lists ${name} of size ${size} with ${rows} rows, which the buffers do not ` +
+          "hold.",
       );
   });
 }
@@ -101,7 +102,8 @@ function checkRopes({ ropes, caches, weights }: Manifest): void {
       );
     if (tensor.dtype !== "float32" || tensor.shape.length !== 1 || !lengths.has(tensor.shape[0] ?? 0))
       throw new ArtifactError(
-        `The tensor ${invFreq} is ${tensor.dtype} [${tensor.shape}]; rope ${name} needs float32 [${[...lengths].join("] or [")}].`,
+        `The tensor ${invFreq} is ${tensor.dtype} [${tensor.shape}]; rope ${name} needs float32 ` +
+          `[${[...lengths].join("] or [")}].`,
       );
     if (!(scale > 0)) throw new ArtifactError(`The scale of rope ${name} is ${scale}; it should be above 0.`);
   }
@@ -117,7 +119,8 @@ function checkBuffers(manifest: Manifest): void {
       throw new ArtifactError(`manifest.json lacks the buffer ${expected.name}. Build the artifact again.`);
     if (shown(found) !== shown(expected))
       throw new ArtifactError(
-        `The buffer ${found.name} is ${shown(found)}; by its model and caches it should be ${shown(expected)}.`,
+        `The buffer ${found.name} is ${shown(found)}; by its model and caches it should be ` +
+          `${shown(expected)}.`,
       );
     listed.delete(expected.name);
   }

@@ -177,8 +177,8 @@ function refuse(name: string, value: unknown): void {
   if (!neutral) throw new RequestError(`unknown parameter ${name}`, name);
   if (value === null || neutral.includes(shown(value))) return;
   throw new RequestError(
-    `${name} is not supported by this engine, which only writes text. Leave it out, or ask a server that has it ` +
-      "(HybridClient of nearfar/routing does where it has a cloud).",
+    `${name} is not supported by this engine, which only writes text. Leave it out, or ask a server that ` +
+      "has it (HybridClient of nearfar/routing does where it has a cloud).",
     name,
   );
 }

@@ -44,7 +44,8 @@ export function describeReason({ code, side, value, limit }: Reason): string {
 
 export function noRoute(reasons: readonly Reason[]): RouteError {
   return new RouteError(
-    `Neither device nor cloud may answer (${reasons.map(describeReason).join("; ")}). Change the mode or the policy, or try later.`,
+    `Neither device nor cloud may answer (${reasons.map(describeReason).join("; ")}). Change the mode or ` +
+      "the policy, or try later.",
   );
 }
 

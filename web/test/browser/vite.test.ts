@@ -17,7 +17,8 @@ const APP = `
 import { createEngine } from "nearfar";
 const engine = await createEngine("/toy/");
 const answer = { prompt: "Hello", max_tokens: ${COUNT}, temperature: 0, stream: true };
-for await (const chunk of await engine.completions.create(answer)) document.body.append(chunk.choices[0]?.text ?? "");
+for await (const chunk of await engine.completions.create(answer))
+  document.body.append(chunk.choices[0]?.text ?? "");
 await engine.dispose();
 document.title = "done";
 `;

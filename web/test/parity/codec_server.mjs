@@ -1,7 +1,9 @@
 /**
- * Answers tokenizer questions for tests/unit/test_tokenizer_parity.py: one JSON job on stdin, one JSON answer on stdout.
+ * Answers tokenizer questions for tests/unit/test_tokenizer_parity.py: one JSON job on stdin, one JSON answer
+ * on stdout.
  * Job: {files: {tokenizerJson, tokenizerConfig, chatTemplate?}, special, encode: [{text, addSpecialTokens}],
- *       decode: [[ids…]], chat: [{messages, addGenerationPrompt?, continueLast?}], streams: [{ids, stop, context?}]}.
+ *       decode: [[ids…]], chat: [{messages, addGenerationPrompt?, continueLast?}],
+ *       streams: [{ids, stop, context?}]}.
  */
 import { readFileSync } from "node:fs";
 import { mkdtemp, rm } from "node:fs/promises";

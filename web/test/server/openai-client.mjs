@@ -1,4 +1,5 @@
-// The official openai package against a running server: node openai-client.mjs URL MODEL. Writes what it found as JSON.
+// The official openai package against a running server: node openai-client.mjs URL MODEL. Writes what it
+// found as JSON.
 import process from "node:process";
 import OpenAI from "openai";
 

@@ -174,7 +174,8 @@ export class SequenceTable {
     const first = Math.floor(tokens.length / this.pageSize);
     if (tokens.length + added.length > this.writable(entry))
       throw new Error(
-        `${added.length} tokens do not fit the ${this.writable(entry) - tokens.length} positions left: reserve before append`,
+        `${added.length} tokens do not fit the ${this.writable(entry) - tokens.length} positions left: ` +
+          "reserve before append",
       );
     for (const token of added) tokens.push(token);
     const full = Math.floor(tokens.length / this.pageSize);

@@ -238,9 +238,9 @@ function deviceError(cause: unknown): DeviceError {
 
 function notFinite({ tokens, prompt }: Request): DeviceError {
   return new DeviceError(
-    `The model's logits were not finite (NaN or infinite) after ${tokens.length - prompt.length} tokens of the answer. ` +
-      "Ask again. Where it comes back, the model's values are too large for this device's kernels, or the artifact is " +
-      "damaged: download or build it again, or use another model.",
+    `The model's logits were not finite (NaN or infinite) after ${tokens.length - prompt.length} tokens of ` +
+      "the answer. Ask again. Where it comes back, the model's values are too large for this device's " +
+      "kernels, or the artifact is damaged: download or build it again, or use another model.",
   );
 }
 

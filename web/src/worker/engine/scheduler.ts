@@ -60,8 +60,9 @@ export class Scheduler {
       throw new RequestError("The prompt is empty, and the model has no BOS token.", "prompt");
     if (room < 1)
       throw new RequestError(
-        `The prompt has ${promptTokens} tokens, but only ${this.contextLength} fit the context, the answer included. ` +
-          `Shorten it to ${this.contextLength - 1} tokens or fewer, or load with more kvMemory if the model allows it.`,
+        `The prompt has ${promptTokens} tokens, but only ${this.contextLength} fit the context, the answer ` +
+          `included. Shorten it to ${this.contextLength - 1} tokens or fewer, or load with more kvMemory ` +
+          "if the model allows it.",
         "messages",
       );
     return Math.min(maxTokens ?? room, room);

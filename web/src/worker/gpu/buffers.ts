@@ -57,7 +57,8 @@ export class BufferRegistry {
     for (const buffer of [...this.#live.keys()]) if (!before.has(buffer)) this.free(buffer);
     if (!made.ok) throw made.error;
     throw new DeviceError(
-      `The GPU has no room for ${what} (${asked} bytes, beside ${held} bytes already in use): ${(invalid ?? exhausted)?.message}. ${advice}`,
+      `The GPU has no room for ${what} (${asked} bytes, beside ${held} bytes already in use): ` +
+        `${(invalid ?? exhausted)?.message}. ${advice}`,
     );
   }
 }

@@ -10,7 +10,8 @@ export interface OpenDevice {
 }
 
 const NO_WEBGPU =
-  "WebGPU is missing. Use Chrome or Edge 113+, Safari 26+ or Firefox 141+, over https or on localhost, with graphics acceleration on.";
+  "WebGPU is missing. Use Chrome or Edge 113+, Safari 26+ or Firefox 141+, over https or on localhost, " +
+  "with graphics acceleration on.";
 
 /** These grow with the model and the cache, so the device gets as much as its adapter allows. */
 const AT_MOST = ["maxBufferSize", "maxStorageBufferBindingSize"] as const;
@@ -57,7 +58,8 @@ export function chooseProgram(
     reasons.push(`${program.name}: ${lacking.join(", ")}`);
   }
   throw new DeviceError(
-    `This GPU cannot run the model (${reasons.join("; ")}). Try a smaller model, more quantization, or another browser or device.`,
+    `This GPU cannot run the model (${reasons.join("; ")}). Try a smaller model, more quantization, or ` +
+      "another browser or device.",
   );
 }
 

@@ -100,7 +100,9 @@ class Loader {
 
   #allocateWeights(): Promise<Map<string, DeviceBuffer>> {
     const { tensors, bytes } = this.manifest.weights;
-    const advice = `The weights alone need ${bytes} bytes. Close other tabs, or use a smaller or more quantized model.`;
+    const advice =
+      `The weights alone need ${bytes} bytes. ` +
+      "Close other tabs, or use a smaller or more quantized model.";
     return this.buffers.guarded("the weights", advice, () => {
       const usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_DST;
       const make = ({ name, bytes: size, dtype }: TensorEntry): [string, DeviceBuffer] => [
@@ -120,7 +122,9 @@ class Loader {
     for (let budget = kvMemory ?? DEFAULT_KV_MEMORY; ; budget /= 2) {
       const limit = this.buffers.device.limits.maxStorageBufferBindingSize;
       const memory = planMemory(this.manifest, this.program, limit, { ...this.options, kvMemory: budget });
-      const advice = `Of this ${memory.kvBytes} bytes are KV cache for ${memory.contextLength} tokens: give createEngine a smaller kvMemory or contextLength.`;
+      const advice =
+        `Of this ${memory.kvBytes} bytes are KV cache for ${memory.contextLength} tokens: give ` +
+        "createEngine a smaller kvMemory or contextLength.";
       try {
         return await this.buffers.guarded("the cache and the workspace", advice, () =>
           this.#workingMemory(memory),

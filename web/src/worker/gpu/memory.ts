@@ -92,9 +92,9 @@ export function planMemory(
     const bytes = bytesOf(pools, ({ mostPages }) => Math.min(mostPages, Math.ceil(needed / pageSize)));
     const byLimit = Math.min(...pools.map(({ limit }) => limit));
     throw new DeviceError(
-      `A context of ${needed} tokens needs ${bytes} bytes of KV cache; there is room for ${contextLength} tokens ` +
-        `(kvMemory ${budget} bytes, ${byLimit} pages by the GPU's buffer limit). ` +
-        "Give more kvMemory or a smaller contextLength.",
+      `A context of ${needed} tokens needs ${bytes} bytes of KV cache; there is room for ${contextLength} ` +
+        `tokens (kvMemory ${budget} bytes, ${byLimit} pages by the GPU's buffer limit). Give more kvMemory ` +
+        "or a smaller contextLength.",
     );
   }
   return { pages, contextLength, kvBytes: bytesOf(pools, (_, group) => pages[group] ?? 0) };

@@ -101,7 +101,7 @@ export function byteRules(decoder: unknown): ByteRules {
 
 function unsupported(step: JsonObject): ArtifactError {
   return new ArtifactError(
-    `tokenizer.json: the decoder ${JSON.stringify(step)} is not supported; ` +
-      "supported are ByteLevel, and sequences of Replace, Metaspace, ByteFallback, Fuse and Strip. Please report the model.",
+    `tokenizer.json: the decoder ${JSON.stringify(step)} is not supported; supported are ByteLevel, and ` +
+      "sequences of Replace, Metaspace, ByteFallback, Fuse and Strip. Please report the model.",
   );
 }
