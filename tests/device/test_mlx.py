@@ -22,7 +22,7 @@ from tests.support.mlx_artifact import Direct, change_weights, write_mlx_artifac
 
 mx = pytest.importorskip("mlx.core", reason="needs MLX (pip install 'nearfar[mlx]')")
 
-from nearfar.edge_runtime.executors.mlx.interpreter import whole  # noqa: E402
+from nearfar.edge_runtime.executors.mlx.calls import whole  # noqa: E402
 from nearfar.edge_runtime.executors.mlx.rope import Rope  # noqa: E402
 from nearfar.edge_runtime.executors.mlx.weights import Matrix, join  # noqa: E402
 

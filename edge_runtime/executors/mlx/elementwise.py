@@ -30,29 +30,37 @@ class Elementwise:
         self.dtype = dtype
         self._compiled = compiled
         self._made: dict[object, Callable[..., mx.array]] = {}
-        self._narrow: Unary = self._compile("narrow", lambda x: saturated(x, dtype))
-
-    def narrow(self, x: mx.array) -> mx.array:
+        half = dtype == mx.float16
+        self.wide: Unary | None = wide if half else None
+        """As sums and norms read a value; None: as it is, where all is float32."""
+        self.narrow: Unary | None = self._narrow if half else None
         """As products read it."""
-        return x if x.dtype == self.dtype else self._narrow(x)
+        self._wide, self._saturated = (wide, saturated) if half else (same, same)
 
     def glu(self, kind: Activation) -> Binary:
         """activation(gate)·up, for a product to read."""
-        act, dtype = ACTIVATIONS[kind], self.dtype
-        return self._compile(("glu", kind), lambda g, u: saturated(act(wide(g)) * wide(u), dtype))
+        act, wide, out = ACTIVATIONS[kind], self._wide, self._saturated
+        return self._compile(("glu", kind), lambda g, u: out(act(wide(g)) * wide(u)))
 
     def act(self, kind: Activation) -> Unary:
         """activation(x), for a product to read."""
-        act, dtype = ACTIVATIONS[kind], self.dtype
-        return self._compile(("act", kind), lambda y: saturated(act(wide(y)), dtype))
+        act, wide, out = ACTIVATIONS[kind], self._wide, self._saturated
+        return self._compile(("act", kind), lambda y: out(act(wide(y))))
 
     def add(self, scale: float) -> Binary:
         """(a + b)·scale in float32."""
-        return self._compile(("add", scale), _add if scale == 1 else lambda x, y: _add(x, y) * scale)
+        wide = self._wide
+        if scale == 1:
+            return self._compile(("add", scale), lambda x, y: wide(x) + wide(y))
+        return self._compile(("add", scale), lambda x, y: (wide(x) + wide(y)) * scale)
 
     def mul(self) -> Binary:
         """a·b in float32."""
+        wide = self._wide
         return self._compile("mul", lambda x, y: wide(x) * wide(y))
+
+    def _narrow(self, x: mx.array) -> mx.array:
+        return x if x.dtype == mx.float16 else self._compile("narrow", saturated)(x)
 
     def _compile(self, key: object, function: Callable[..., mx.array]) -> Callable[..., mx.array]:
         if key not in self._made:
@@ -65,13 +73,14 @@ def wide(x: mx.array) -> mx.array:
     return mx.clip(x.astype(mx.float32), -LARGEST, LARGEST) if x.dtype == mx.float16 else x
 
 
-def saturated(x: mx.array, dtype: mx.Dtype) -> mx.array:
-    """In a program's dtype."""
-    return mx.clip(x, -LARGEST, LARGEST).astype(dtype) if dtype == mx.float16 else x.astype(dtype)
+def saturated(x: mx.array) -> mx.array:
+    """In float16."""
+    return mx.clip(x, -LARGEST, LARGEST).astype(mx.float16)
 
 
-def _add(a: mx.array, b: mx.array) -> mx.array:
-    return wide(a) + wide(b)
+def same(x: mx.array) -> mx.array:
+    """As it is: a float32 program has one type."""
+    return x
 
 
 def _silu(x: mx.array) -> mx.array:
