@@ -86,9 +86,7 @@ class Calls:
         self.all.append(call)
         return tuple(Part(first + index, width) for index, width in enumerate(widths))
 
-    def each(
-        self, value: Value, call: Callable[[mx.array, Run], mx.array], columns_each: int = 1
-    ) -> Value:
+    def each(self, value: Value, call: Callable[[mx.array, Run], mx.array], columns_each: int = 1) -> Value:
         """The same call for each part. `columns_each`: so many columns become one head."""
 
         def one(at: int) -> Call:

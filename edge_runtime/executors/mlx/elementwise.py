@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from operator import add, mul
 
 import mlx.core as mx
 
@@ -35,35 +36,34 @@ class Elementwise:
         """As sums and norms read a value; None: as it is, where all is float32."""
         self.narrow: Unary | None = self._narrow if half else None
         """As products read it."""
-        self._wide, self._saturated = (wide, saturated) if half else (same, same)
 
     def glu(self, kind: Activation) -> Binary:
         """activation(gate)·up, for a product to read."""
-        act, wide, out = ACTIVATIONS[kind], self._wide, self._saturated
-        return self._compile(("glu", kind), lambda g, u: out(act(wide(g)) * wide(u)))
+        act = ACTIVATIONS[kind]
+        return self._compile(("glu", kind), lambda gate, up: act(gate) * up, for_product=True)
 
     def act(self, kind: Activation) -> Unary:
         """activation(x), for a product to read."""
-        act, wide, out = ACTIVATIONS[kind], self._wide, self._saturated
-        return self._compile(("act", kind), lambda y: out(act(wide(y))))
+        return self._compile(("act", kind), ACTIVATIONS[kind], for_product=True)
 
     def add(self, scale: float) -> Binary:
         """(a + b)·scale in float32."""
-        wide = self._wide
-        if scale == 1:
-            return self._compile(("add", scale), lambda x, y: wide(x) + wide(y))
-        return self._compile(("add", scale), lambda x, y: (wide(x) + wide(y)) * scale)
+        return self._compile(("add", scale), add if scale == 1 else lambda a, b: (a + b) * scale)
 
     def mul(self) -> Binary:
         """a·b in float32."""
-        wide = self._wide
-        return self._compile("mul", lambda x, y: wide(x) * wide(y))
+        return self._compile("mul", mul)
 
     def _narrow(self, x: mx.array) -> mx.array:
-        return x if x.dtype == mx.float16 else self._compile("narrow", saturated)(x)
+        return x if x.dtype == mx.float16 else self._compile("narrow", _same, for_product=True)(x)
 
-    def _compile(self, key: object, function: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    def _compile(
+        self, key: object, function: Callable[..., mx.array], for_product: bool = False
+    ) -> Callable[..., mx.array]:
+        """A function of float32 in the program's types, made once."""
         if key not in self._made:
+            if self.dtype == mx.float16:
+                function = _in_float16(function, saturated if for_product else None)
             self._made[key] = mx.compile(function, shapeless=True) if self._compiled else function
         return self._made[key]
 
@@ -78,8 +78,14 @@ def saturated(x: mx.array) -> mx.array:
     return mx.clip(x, -LARGEST, LARGEST).astype(mx.float16)
 
 
-def same(x: mx.array) -> mx.array:
-    """As it is: a float32 program has one type."""
+def _in_float16(function: Callable[..., mx.array], out: Unary | None) -> Callable[..., mx.array]:
+    """The function on values of a float16 program, its result as `out` makes it."""
+    if out is None:
+        return lambda *values: function(*map(wide, values))
+    return lambda *values: out(function(*map(wide, values)))
+
+
+def _same(x: mx.array) -> mx.array:
     return x
 
 
