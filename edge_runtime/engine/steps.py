@@ -215,17 +215,17 @@ class StepBuilder:
         if any(r.params.logprobs is not None for r in requests):
             work.logprobs_size = self._size("logprobs", len(requests))
         ints, floats = np.zeros((MAX_ROWS, COLUMNS), np.int32), np.zeros((MAX_ROWS, COLUMNS), np.float32)
-        ints[:, (SampleI32.SLOT, SampleI32.FEED)] = -1
+        ints[:, SampleI32.SLOT] = ints[:, SampleI32.FEED] = -1
         for index, chunk in enumerate(c for c in step.chunks if c is not None and c.samples):
             request, params = chunk.request, chunk.request.params
             assert request.sequence is not None
             low, high = np.array([request.seed & 0xFFFFFFFF, request.seed >> 32], np.uint32).view(np.int32)
             feed = index if self._feed else -1
             drawn_at = chunk.start + chunk.count
-            ints[index, list(SampleI32)] = request.sequence.slot, params.top_k, low, high, drawn_at, feed
+            ints[index, : len(SampleI32)] = request.sequence.slot, params.top_k, low, high, drawn_at, feed
             penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
             temperature = max(params.temperature, COLDEST) if params.temperature else 0.0
-            floats[index, list(SampleF32)] = temperature, params.top_p, params.min_p, *penalties
+            floats[index, : len(SampleF32)] = temperature, params.top_p, params.min_p, *penalties
             if work.sampler == "sample":
                 work.writes += self._slot_rows(request)
                 self._allowed(work, request)

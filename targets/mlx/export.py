@@ -38,8 +38,9 @@ from typing import Any
 import mlx.core as mx
 
 from nearfar.edge_runtime.executors.mlx import attention
+from nearfar.edge_runtime.executors.mlx.calls import Arrays
 from nearfar.edge_runtime.executors.mlx.elementwise import Elementwise
-from nearfar.edge_runtime.executors.mlx.interpreter import Interpreter, Value
+from nearfar.edge_runtime.executors.mlx.interpreter import Interpreter
 from nearfar.edge_runtime.executors.mlx.weights import AFFINE, Matrix
 from nearfar.errors import BuildError
 from nearfar.format.manifest import StepRecords
@@ -57,7 +58,8 @@ class RawMatrix:
     """Products with a parameter's tensors as the file has them: the columns made are put in order."""
 
     def __init__(self, param: Param, weights: Weights) -> None:
-        self._param, self._k = param, param.k
+        self._param, self.k = param, param.k
+        self.widths = [piece.rows for piece in param.pieces]
         self._tensors = {}
         for tensor in param.tensors:
             base = tensor.removesuffix(".weight")
@@ -66,10 +68,10 @@ class RawMatrix:
                 {p: weights[n] for p, n in parts.items() if n in weights}, param.k
             )
 
-    def __call__(self, x: mx.array) -> Value:
+    def __call__(self, x: mx.array) -> Arrays:
         """See interpreter.Matrix."""
         made = {tensor: matrix(x) for tensor, matrix in self._tensors.items()}
-        return tuple(_pick(piece, made[piece.tensor]) for piece in self._param.pieces)
+        return [_pick(piece, made[piece.tensor]) for piece in self._param.pieces]
 
     def rows(self, index: mx.array) -> mx.array:
         """Dequantized bit by bit: a product with powers of two, at any number of bits."""
@@ -95,7 +97,7 @@ class RawWeights:
         """See interpreter.Weights."""
         return RawMatrix(self._params[name], self._weights)
 
-    def vector(self, name: str, dtype: mx.Dtype) -> Value:
+    def vector(self, name: str, dtype: mx.Dtype) -> Arrays:
         """See interpreter.Weights."""
         param = self._params[name]
         parts = (_pick(piece, self._weights[piece.tensor]).astype(mx.float32) for piece in param.pieces)
@@ -133,18 +135,18 @@ class FreeRun:
         """See Run."""
         return mx.maximum(mx.expand_dims(self._positions, 2), 0).astype(mx.float32)
 
-    def columns(self, x: mx.array, index: Sequence[int] | range) -> mx.array:
+    def columns(self, x: mx.array, start: int, end: int) -> mx.array:
         """See Run."""
-        return columns(x, index, axis=2)
+        return columns(x, range(start, end), axis=2)
 
-    def rotate(self, rope: str, x: Value) -> Value:
+    def rotate(self, rope: str, x: mx.array) -> mx.array:
         """See Run."""
         if rope not in self._angles:
             self._angles[rope] = self._tables(self._step.ropes[rope])
         straight, crossed = self._angles[rope]
-        head_dim = x[0].shape[-1]
+        head_dim = x.shape[-1]
         order = [*range(head_dim // 2, head_dim), *range(head_dim // 2)]
-        return tuple(heads * straight + columns(heads, order) * crossed for heads in x)
+        return x * straight + columns(x, order) * crossed
 
     def append(self, cache: int, keys: mx.array, values: mx.array) -> None:
         """See Run."""
@@ -163,11 +165,11 @@ class FreeRun:
         out = attention.weights(scores, self._masks[op.window], op.softcap, sink) @ values
         return mx.flatten(mx.flatten(out, 1, 2).transpose(0, 2, 1, 3), -2, -1)
 
-    def choose(self, values: Sequence[Value]) -> list[Value]:
+    def choose(self, arrays: Arrays) -> list[mx.array]:
         """See Run."""
         self._positions = mx.take_along_axis(self._positions, self._rows, axis=1)
         self._angles, self._masks = {}, {}
-        return [tuple(self._chosen(part) for part in value) for value in values]
+        return [self._chosen(array) for array in arrays]
 
     def _chosen(self, x: mx.array) -> mx.array:
         index = mx.expand_dims(self._rows, tuple(range(2, x.ndim)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from nearfar.edge_runtime.artifact.budget import show_size
@@ -49,13 +49,13 @@ def installed() -> bool:
 
 
 @contextmanager
-def guard(what: str, bytes_held: int) -> Iterator[None]:
-    """MLX's RuntimeError as a DeviceError; `what` was being done with `bytes_held` bytes already taken."""
+def guard(what: str, bytes_held: Callable[[], int]) -> Iterator[None]:
+    """MLX's RuntimeError as a DeviceError; `what` was being done with `bytes_held()` bytes already taken."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         raise DeviceError(
-            f"MLX failed {what}, with {show_size(bytes_held)} of weights and cache held: {error}. "
+            f"MLX failed {what}, with {show_size(bytes_held())} of weights and cache held: {error}. "
             "Where memory ran out, give the cache less (--kv-memory), store it in fewer bits (--kv-bits "
             "8), or take a smaller model"
         ) from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from operator import add, mul
 
 import mlx.core as mx
 
@@ -30,32 +31,39 @@ class Elementwise:
         self.dtype = dtype
         self._compiled = compiled
         self._made: dict[object, Callable[..., mx.array]] = {}
-        self._narrow: Unary = self._compile("narrow", lambda x: saturated(x, dtype))
-
-    def narrow(self, x: mx.array) -> mx.array:
+        half = dtype == mx.float16
+        self.wide: Unary | None = wide if half else None
+        """As sums and norms read a value; None: as it is, where all is float32."""
+        self.narrow: Unary | None = self._narrow if half else None
         """As products read it."""
-        return x if x.dtype == self.dtype else self._narrow(x)
 
     def glu(self, kind: Activation) -> Binary:
         """activation(gate)·up, for a product to read."""
-        act, dtype = ACTIVATIONS[kind], self.dtype
-        return self._compile(("glu", kind), lambda g, u: saturated(act(wide(g)) * wide(u), dtype))
+        act = ACTIVATIONS[kind]
+        return self._compile(("glu", kind), lambda gate, up: act(gate) * up, for_product=True)
 
     def act(self, kind: Activation) -> Unary:
         """activation(x), for a product to read."""
-        act, dtype = ACTIVATIONS[kind], self.dtype
-        return self._compile(("act", kind), lambda y: saturated(act(wide(y)), dtype))
+        return self._compile(("act", kind), ACTIVATIONS[kind], for_product=True)
 
     def add(self, scale: float) -> Binary:
         """(a + b)·scale in float32."""
-        return self._compile(("add", scale), _add if scale == 1 else lambda x, y: _add(x, y) * scale)
+        return self._compile(("add", scale), add if scale == 1 else lambda a, b: (a + b) * scale)
 
     def mul(self) -> Binary:
         """a·b in float32."""
-        return self._compile("mul", lambda x, y: wide(x) * wide(y))
+        return self._compile("mul", mul)
 
-    def _compile(self, key: object, function: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    def _narrow(self, x: mx.array) -> mx.array:
+        return x if x.dtype == mx.float16 else self._compile("narrow", _same, for_product=True)(x)
+
+    def _compile(
+        self, key: object, function: Callable[..., mx.array], for_product: bool = False
+    ) -> Callable[..., mx.array]:
+        """A function of float32 in the program's types, made once."""
         if key not in self._made:
+            if self.dtype == mx.float16:
+                function = _in_float16(function, saturated if for_product else None)
             self._made[key] = mx.compile(function, shapeless=True) if self._compiled else function
         return self._made[key]
 
@@ -65,13 +73,20 @@ def wide(x: mx.array) -> mx.array:
     return mx.clip(x.astype(mx.float32), -LARGEST, LARGEST) if x.dtype == mx.float16 else x
 
 
-def saturated(x: mx.array, dtype: mx.Dtype) -> mx.array:
-    """In a program's dtype."""
-    return mx.clip(x, -LARGEST, LARGEST).astype(dtype) if dtype == mx.float16 else x.astype(dtype)
+def saturated(x: mx.array) -> mx.array:
+    """In float16."""
+    return mx.clip(x, -LARGEST, LARGEST).astype(mx.float16)
 
 
-def _add(a: mx.array, b: mx.array) -> mx.array:
-    return wide(a) + wide(b)
+def _in_float16(function: Callable[..., mx.array], out: Unary | None) -> Callable[..., mx.array]:
+    """The function on values of a float16 program, its result as `out` makes it."""
+    if out is None:
+        return lambda *values: function(*map(wide, values))
+    return lambda *values: out(function(*map(wide, values)))
+
+
+def _same(x: mx.array) -> mx.array:
+    return x
 
 
 def _silu(x: mx.array) -> mx.array:

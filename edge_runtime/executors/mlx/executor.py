@@ -58,7 +58,7 @@ class MlxExecutor:
         ops = manifest.step.operations
         self._views = _views(manifest, [op for op in ops if isinstance(op, Attend)], kv_bits)
         layout = Layout(manifest.caches, self._page_size, pages, dtype, kv_bits)
-        with mx.stream(self._stream), guard("loading the model", manifest.weights.bytes):
+        with mx.stream(self._stream), guard("loading the model", lambda: manifest.weights.bytes):
             files = [shard.file for shard in manifest.weights.shards]
             self._weights = LoadedWeights(artifact.path, files, manifest.step.parameters, dtype)
             self._model = Interpreter(
@@ -162,7 +162,7 @@ class MlxExecutor:
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
-        with mx.stream(self._stream), guard("computing", self.memory_used()):
+        with mx.stream(self._stream), guard("computing", self.memory_used):
             yield
 
     def _start(self) -> None:

@@ -1,18 +1,20 @@
-"""Walks the list of a model's step (nearfar.step.ops) over MLX arrays: no model is known here.
+"""Reads the list of a model's step (nearfar.step.ops) as calls of MLX: no model is known here.
 
-Two things are behind interfaces, so that one walk serves the paged cache of the runtime (paged.py) and the
+Two things are behind interfaces, so that one reading serves the paged cache of the runtime (paged.py) and the
 function that is exported to a file (nearfar.targets.mlx.export): where weights come from, and what a step
-does with rows and cache.
+does with rows and cache (calls.Run).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Protocol
 
 import mlx.core as mx
 
-from nearfar.edge_runtime.executors.mlx.elementwise import Elementwise, wide
+from nearfar.edge_runtime.executors.mlx.calls import HEADS, Arrays, Calls, Made, Part, Run, Value, whole
+from nearfar.edge_runtime.executors.mlx.elementwise import Binary, Elementwise
 from nearfar.step.ops import (
     Act,
     Add,
@@ -30,17 +32,25 @@ from nearfar.step.ops import (
     reads,
 )
 
-Value = tuple[mx.array, ...]
-"""A value of the list: arrays [..., L, width] whose columns stand side by side. What several matrices made
-stays apart until somebody reads it as one. What rope_append makes, for attend, has heads:
-[..., L, heads, head_dim]."""
+Product = Callable[[mx.array], Arrays]
+"""Of x [..., K] with a matrix."""
 
 
 class Matrix(Protocol):
     """A weight matrix [N, K]."""
 
-    def __call__(self, x: mx.array) -> Value:
-        """Products with x [..., K], N columns in all."""
+    @property
+    def k(self) -> int:
+        """K."""
+        ...
+
+    @property
+    def widths(self) -> Sequence[int]:
+        """Columns of what a call gives, array by array: N in all."""
+        ...
+
+    def __call__(self, x: mx.array) -> Arrays:
+        """Products with x [..., K]."""
         ...
 
     def rows(self, index: mx.array) -> mx.array:
@@ -55,7 +65,7 @@ class Weights(Protocol):
         """A matrix."""
         ...
 
-    def vector(self, name: str, dtype: mx.Dtype) -> Value:
+    def vector(self, name: str, dtype: mx.Dtype) -> Arrays:
         """A vector, in pieces that stand side by side."""
         ...
 
@@ -74,50 +84,8 @@ class CacheShape(Protocol):
         ...
 
 
-class Run(Protocol):
-    """One step's rows: where they stand, and the cache that they write and read."""
-
-    @property
-    def tokens(self) -> mx.array:
-        """Token ids [..., L]."""
-        ...
-
-    def positions(self) -> mx.array:
-        """Positions of the rows, float32 [..., L, 1]; 0 for padding."""
-        ...
-
-    def columns(self, x: mx.array, index: Sequence[int] | range) -> mx.array:
-        """Columns of x [..., L, width], or heads of x [..., L, heads, head_dim], in this order."""
-        ...
-
-    def rotate(self, rope: str, x: Value) -> Value:
-        """Heads [..., L, heads, head_dim] turned by their rows' positions, by the table of that name."""
-        ...
-
-    def append(self, cache: int, keys: mx.array, values: mx.array) -> None:
-        """Store keys and values [..., L, kv_heads, head_dim] of all rows."""
-        ...
-
-    def attend(self, op: Attend, queries: mx.array, sinks: mx.array | None) -> mx.array:
-        """Attention of queries [..., L, heads, head_dim], as [..., L, heads·head_dim]; sinks [heads]."""
-        ...
-
-    def choose(self, values: Sequence[Value]) -> list[Value]:
-        """The values of the rows whose logits are wanted. From here on the step has these rows only."""
-        ...
-
-
-Values = dict[str, Value]
-"""By their names in the list."""
-Function = Callable[[Values, Run], Value]
-"""What an operation of the list makes of the values so far."""
-
-
 class Interpreter:
-    """The list, ready to be walked: weights are found, and what an operation asks for decided, once.
-
-    A step of a small model is spent on the host more than on the device, so a walk only calls functions.
-    """
+    """The list, ready to be walked: weights are found, and what an operation asks for decided, once."""
 
     def __init__(
         self, ops: Sequence[Op], caches: Sequence[CacheShape], weights: Weights, arithmetic: Elementwise
@@ -130,179 +98,187 @@ class Interpreter:
         if any(turned & set(reads(op)) for op in ops if not isinstance(op, Attend)):
             raise ValueError("what rope_append makes can be read by attend only")
         self._caches, self._weights, self._do = caches, weights, arithmetic
+        self._calls = Calls()
+        self._values: dict[str, Value] = {}
         appends = [at for at, op in enumerate(body, 1) if isinstance(op, RopeAppend) and op.append]
         past = max(appends, default=0)
-        made = {op.out for op in body[:past]}
-        self._live = list(dict.fromkeys(name for op in ops[past:] for name in reads(op) if name in made))
-        walk = [(op.out, self._function(op)) for op in body]
-        self._walk, self._rest = walk[:past], walk[past:]
-        self._end, self._softcap = end.x, end.softcap
-        self._head = self._product(end.weight, end.bias)
+        self._add_all(body[:past])
+        read = dict.fromkeys(name for op in ops[past:] for name in reads(op) if name in self._values)
+        self._live = [part.at for name in read for part in self._values[name]]
+        first = len(self._calls.all)
+        self._add_all(body[past:])
+        self._end = self._narrow(self._whole(end.x))
+        self._walk, self._rest = self._calls.all[:first], self._calls.all[first:]
+        self._softcap = end.softcap
+        self._head, _ = self._product(end.weight, end.bias)
 
     def step(self, run: Run) -> mx.array:
         """What the logits are made of, for the wanted rows [..., R, width]. Cache appended to."""
-        values: Values = {}
-        for out, function in self._walk:
-            values[out] = function(values, run)
-        if self._walk:  # past the last cache, only the rows matter that somebody asks for
-            values = dict(zip(self._live, run.choose([values[name] for name in self._live]), strict=True))
-        for out, function in self._rest:
-            values[out] = function(values, run)
-        return whole(values[self._end])
+        made: Made = []
+        for call in self._walk:
+            made += call(made, run)
+        if self._live:  # past the last cache, only the rows matter that somebody asks for
+            for at, chosen in zip(self._live, run.choose([made[at] for at in self._live]), strict=True):
+                made[at] = chosen
+        for call in self._rest:
+            made += call(made, run)
+        return made[self._end.at]
 
     def logits(self, hidden: mx.array) -> mx.array:
         """float32 [..., R, vocab] of what `step` gave."""
         out, softcap = whole(self._head(hidden)).astype(mx.float32), self._softcap
         return out if softcap is None else mx.tanh(out / softcap) * softcap
 
-    def _function(self, op: Op) -> Function:
-        """What an operation does to the values."""
-        do = self._do
+    def _add_all(self, ops: Sequence[Op]) -> None:
+        for op in ops:
+            self._values[op.out] = self._add(op)
+
+    def _add(self, op: Op) -> Value:
+        """The calls of an operation, and what it makes."""
+        do, calls = self._do, self._calls
         match op:
             case Embed():
                 return self._embed(op)
             case Norm():
                 return self._norm(op)
             case Linear():
-                product = self._product(op.weight, op.bias)
-                return lambda values, run: product(whole(values[op.x]))
+                product, widths = self._product(op.weight, op.bias)
+                at = self._narrow(self._whole(op.x)).at
+                return calls.add(lambda made, run: product(made[at]), *widths)
             case RopeAppend():
                 return self._rope_append(op)
             case Attend():
                 sinks = None if op.sinks is None else whole(self._weights.vector(op.sinks, do.dtype))
-                return lambda values, run: (run.attend(op, whole(values[op.x]), sinks),)
+                at, width = self._whole(op.x).at, op.heads * self._caches[op.cache].head_dim
+                return calls.add(lambda made, run: (run.attend(op, made[at], sinks),), width)
             case Glu():
-                return self._glu(op)
+                x = self._values[op.x]
+                half = sum(part.width for part in x) // 2
+                gate, up = (calls.whole(calls.cut(x, start, half)) for start in (0, half))
+                return self._both(do.glu(op.activation), gate, up)
             case Act():
                 act = do.act(op.activation)
-                return lambda values, run: (act(whole(values[op.x])),)
+                return calls.each((self._whole(op.x),), lambda x, run: act(x))
             case Add():
-                add = do.add(op.scale)
-                return lambda values, run: (add(whole(values[op.a]), whole(values[op.b])),)
+                return self._both(do.add(op.scale), self._whole(op.a), self._whole(op.b))
             case Mul():
-                mul = do.mul()
-                return lambda values, run: (mul(whole(values[op.a]), whole(values[op.b])),)
+                return self._both(do.mul(), self._whole(op.a), self._whole(op.b))
             case Scale():
                 times, factor = do.mul(), whole(self._weights.vector(op.weight, mx.float32))
-                return lambda values, run: (times(whole(values[op.x]), factor),)
+                return calls.each((self._whole(op.x),), lambda x, run: times(x, factor))
             case Columns():
-                return lambda values, run: cut(run, values[op.x], op.start, op.count)
+                return calls.cut(self._values[op.x], op.start, op.count)
             case Logits():
                 raise AssertionError("the end of the list stands apart")
 
-    def _embed(self, op: Embed) -> Function:
+    def _whole(self, name: str) -> Part:
+        """A value as one array, for all who read it from here on."""
+        part = self._calls.whole(self._values[name])
+        self._values[name] = (part,)
+        return part
+
+    def _narrow(self, part: Part) -> Part:
+        """As products read it."""
+        narrow = self._do.narrow
+        return part if narrow is None else self._calls.each((part,), lambda x, run: narrow(x))[0]
+
+    def _wide(self, part: Part) -> Part:
+        """As norms read it."""
+        wide = self._do.wide
+        return part if wide is None else self._calls.each((part,), lambda x, run: wide(x))[0]
+
+    def _both(self, function: Binary, a: Part, b: Part) -> Value:
+        first, second = a.at, b.at
+        return self._calls.add(lambda made, run: (function(made[first], made[second]),), a.width)
+
+    def _embed(self, op: Embed) -> Value:
         table, scale = self._weights.matrix(op.table), op.scale
 
-        def embed(values: Values, run: Run) -> Value:
+        def embed(made: Made, run: Run) -> Arrays:
             rows = table.rows(run.tokens).astype(mx.float32)
             return (rows if scale == 1 else rows * scale,)
 
-        return embed
+        return self._calls.add(embed, table.k)
 
-    def _norm(self, op: Norm) -> Function:
-        weight, eps, groups, x = whole(self._weights.vector(op.weight, mx.float32)), op.eps, op.groups, op.x
+    def _norm(self, op: Norm) -> Value:
+        weight, eps, groups = whole(self._weights.vector(op.weight, mx.float32)), op.eps, op.groups
+        x = (self._wide(self._whole(op.x)),)
         if groups == 1:
-            return lambda values, run: (mx.fast.rms_norm(wide(whole(values[x])), weight, eps),)
-        return lambda values, run: (_by_groups(wide(whole(values[x])), groups, weight, eps),)
+            return self._calls.each(x, lambda x, run: mx.fast.rms_norm(x, weight, eps))
+        return self._calls.each(x, lambda x, run: _by_groups(x, groups, weight, eps))
 
-    def _product(self, weight: str, bias: str | None) -> Callable[[mx.array], Value]:
-        matrix, narrow = self._weights.matrix(weight), self._do.narrow
+    def _product(self, weight: str, bias: str | None) -> tuple[Product, Sequence[int]]:
+        """Products with a matrix, and the widths of the arrays that they give."""
+        matrix = self._weights.matrix(weight)
         if bias is None:
-            return lambda x: matrix(narrow(x))
-        added = self._weights.vector(bias, self._do.dtype)
+            return matrix, matrix.widths
+        parts = self._weights.vector(bias, self._do.dtype)
+        if len(parts) != len(matrix.widths):
+            parts = [*mx.split(whole(parts), list(accumulate(matrix.widths))[:-1])]
+        added = parts
+        return lambda x: [y + more for y, more in zip(matrix(x), added, strict=True)], matrix.widths
 
-        def biased(x: mx.array) -> Value:
-            out = matrix(narrow(x))
-            if len(added) == len(out):
-                return tuple(part + more for part, more in zip(out, added, strict=True))
-            return (whole(out) + whole(added),)
-
-        return biased
-
-    def _glu(self, op: Glu) -> Function:
-        act = self._do.glu(op.activation)
-
-        def glu(values: Values, run: Run) -> Value:
-            x = values[op.x]
-            half = sum(part.shape[-1] for part in x) // 2
-            return (act(whole(cut(run, x, 0, half)), whole(cut(run, x, half, half))),)
-
-        return glu
-
-    def _rope_append(self, op: RopeAppend) -> Function:
+    def _rope_append(self, op: RopeAppend) -> Value:
         """Queries [..., L, heads, head_dim]; keys and values go to the cache."""
-        shape, narrow, rope = self._caches[op.cache], self._do.narrow, op.rope
+        calls, shape = self._calls, self._caches[op.cache]
         keys, head_dim = (shape.kv_heads if op.append else 0), shape.head_dim
-        norms = self._head_norms(op, keys)
+        x = tuple(map(self._narrow, self._values[op.x]))
+        x = calls.each(x, lambda x, run: mx.unflatten(x, -1, (-1, head_dim)), head_dim)
+        turned = calls.cut(x, 0, op.heads + keys)
+        if not op.norm_after:
+            turned = self._head_norms(op, keys, turned)
+        if (rope := op.rope) is not None:
+            turned = calls.each(turned, lambda x, run: run.rotate(rope, x))
+        if op.norm_after:
+            turned = self._head_norms(op, keys, turned)
+        if op.append:
+            self._append(op, calls.cut(turned, op.heads, keys), calls.cut(x, op.heads + keys, keys))
+        queries = (calls.whole(calls.cut(turned, 0, op.heads), HEADS),)
+        return queries if op.q_scale is None else calls.each(queries, _grown(*op.q_scale))
 
-        def rope_append(values: Values, run: Run) -> Value:
-            x = tuple([mx.unflatten(narrow(part), -1, (-1, head_dim)) for part in values[op.x]])
-            turned = cut(run, x, 0, op.heads + keys, HEADS)
-            if norms is not None and not op.norm_after:
-                turned = norms(turned, run)
-            if rope is not None:
-                turned = run.rotate(rope, turned)
-            if norms is not None and op.norm_after:
-                turned = norms(turned, run)
-            queries = whole(cut(run, turned, 0, op.heads, HEADS), HEADS)
-            if op.q_scale is not None:
-                beta, original = op.q_scale
-                grown = 1 + beta * mx.log1p(mx.floor(run.positions() / original))
-                queries = queries * mx.expand_dims(grown, -1).astype(queries.dtype)
-            if op.append:
-                kept = whole(cut(run, x, op.heads + keys, keys, HEADS), HEADS)
-                if op.v_norm is not None:
-                    kept = mx.fast.rms_norm(kept, None, op.v_norm)
-                run.append(op.cache, whole(cut(run, turned, op.heads, keys, HEADS), HEADS), kept)
-            return (queries,)
+    def _append(self, op: RopeAppend, keys: Value, values: Value) -> None:
+        if (eps := op.v_norm) is not None:
+            values = self._calls.each(values, lambda x, run: mx.fast.rms_norm(x, None, eps))
+        k, v = (self._calls.whole(value, HEADS).at for value in (keys, values))
 
-        return rope_append
+        def append(made: Made, run: Run) -> Arrays:
+            run.append(op.cache, made[k], made[v])
+            return ()
 
-    def _head_norms(self, op: RopeAppend, keys: int) -> Callable[[Value, Run], Value] | None:
-        """Queries, and so many heads of keys, normalized as the operation says. None: not at all."""
+        self._calls.add(append)
+
+    def _head_norms(self, op: RopeAppend, keys: int, x: Value) -> Value:
+        """Queries, and so many heads of keys, normalized as the operation says."""
         if op.q_norm is None and op.k_norm is None:
-            return None
-        parts = [
-            (start, count, None if name is None else whole(self._weights.vector(name, self._do.dtype)))
-            for start, count, name in ((0, op.heads, op.q_norm), (op.heads, keys, op.k_norm))
-            if count
-        ]
-
-        def norms(x: Value, run: Run) -> Value:
-            out: list[mx.array] = []
-            for start, count, weight in parts:
-                part = cut(run, x, start, count, HEADS)
-                if weight is None:
-                    out += part
-                elif op.norm_all:
-                    row = mx.fast.rms_norm(mx.flatten(whole(part, HEADS), -2, -1), weight, op.eps)
-                    out.append(mx.unflatten(row, -1, (count, -1)))
-                else:
-                    out.append(mx.fast.rms_norm(whole(part, HEADS), weight, op.eps))
-            return tuple(out)
-
-        return norms
+            return x
+        out: list[Part] = []
+        for start, count, name in ((0, op.heads, op.q_norm), (op.heads, keys, op.k_norm)):
+            part = self._calls.cut(x, start, count)
+            if count and name is not None:
+                weight = whole(self._weights.vector(name, self._do.dtype))
+                part = self._calls.each((self._calls.whole(part, HEADS),), _head_norm(op, weight))
+            out += part
+        return tuple(out)
 
 
-HEADS = -2
-"""The axis of heads, where a value has one."""
+def _head_norm(op: RopeAppend, weight: mx.array) -> Callable[[mx.array, Run], mx.array]:
+    """RMS norm of each head, or of all as one row."""
+    eps = op.eps
+    if not op.norm_all:
+        return lambda x, run: mx.fast.rms_norm(x, weight, eps)
+    return lambda x, run: mx.unflatten(
+        mx.fast.rms_norm(mx.flatten(x, -2, -1), weight, eps), -1, (x.shape[-2], -1)
+    )
 
 
-def whole(value: Value, axis: int = -1) -> mx.array:
-    """As one array."""
-    return value[0] if len(value) == 1 else mx.concatenate(list(value), axis=axis)
+def _grown(beta: float, original: float) -> Callable[[mx.array, Run], mx.array]:
+    """Queries times 1 + beta·ln(1 + ⌊position/original⌋)."""
 
+    def grown(x: mx.array, run: Run) -> mx.array:
+        factor = 1 + beta * mx.log1p(mx.floor(run.positions() / original))
+        return x * mx.expand_dims(factor, -1).astype(x.dtype)
 
-def cut(run: Run, value: Value, start: int, count: int, axis: int = -1) -> Value:
-    """Columns or heads [start, start + count) along the axis; parts that lie within stay as they are."""
-    parts, at, end = [], 0, start + count
-    for part in value:
-        width = part.shape[axis]
-        first, last = max(start - at, 0), min(end - at, width)
-        if first < last:
-            parts.append(part if last - first == width else run.columns(part, range(first, last)))
-        at += width
-    return tuple(parts)
+    return grown
 
 
 def _by_groups(x: mx.array, groups: int, weight: mx.array, eps: float) -> mx.array:

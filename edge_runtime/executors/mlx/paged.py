@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import mlx.core as mx
 import numpy as np
 
-from nearfar.edge_runtime.executors.mlx.interpreter import HEADS, Value, whole
+from nearfar.edge_runtime.executors.mlx.calls import Arrays
 from nearfar.edge_runtime.executors.mlx.paged_cache import PagedCache
 from nearfar.edge_runtime.executors.mlx.rope import Rope, Turn
 from nearfar.edge_runtime.executors.mlx.rows import Array, Rows
@@ -24,13 +24,8 @@ class PagedRun:
         self, tokens: mx.array, lay_out: LayOut, wanted: Array, cache: PagedCache, ropes: Mapping[str, Rope]
     ) -> None:
         """`wanted`: which of the live rows logits are wanted of, each once."""
-        self._tokens, self._lay_out, self._wanted, self._cache, self._ropes = (
-            tokens,
-            lay_out,
-            wanted,
-            cache,
-            ropes,
-        )
+        self._tokens, self._lay_out, self._wanted = tokens, lay_out, wanted
+        self._cache, self._ropes = cache, ropes
         self._rows: Sequence[Rows] = lay_out(None)
         """By group."""
         self._turns: dict[str, Turn] = {}
@@ -44,18 +39,15 @@ class PagedRun:
         """See Run."""
         return mx.array(self._rows[0].positions.astype(np.float32))[:, None]
 
-    def columns(self, x: mx.array, index: Sequence[int] | range) -> mx.array:
+    def columns(self, x: mx.array, start: int, end: int) -> mx.array:
         """See Run."""
-        if isinstance(index, range):
-            return x[:, index.start : index.stop]
-        return x[:, mx.array(np.array(index, np.int32))]
+        return x[:, start:end]
 
-    def rotate(self, rope: str, x: Value) -> Value:
+    def rotate(self, rope: str, x: mx.array) -> mx.array:
         """See Run."""
-        table = self._ropes[rope]
-        turn = self._turns.get(rope) or self._turns.setdefault(rope, table.turn(self._rows[0].positions))
-        parts = x if table.fused else (whole(x, HEADS),)  # many operations without a kernel: once for all
-        return tuple([turn(part) for part in parts])
+        if rope not in self._turns:
+            self._turns[rope] = self._ropes[rope].turn(self._rows[0].positions)
+        return self._turns[rope](x)
 
     def append(self, cache: int, keys: mx.array, values: mx.array) -> None:
         """See Run."""
@@ -74,10 +66,10 @@ class PagedRun:
         ]
         return mx.concatenate(parts, axis=0)
 
-    def choose(self, values: Sequence[Value]) -> list[Value]:
+    def choose(self, arrays: Arrays) -> list[mx.array]:
         """See Run."""
         if len(self._wanted) == len(self._rows[0]):
-            return list(values)
+            return list(arrays)
         chosen = mx.array(self._wanted.astype(np.int32))
         self._rows, self._turns = self._lay_out(self._wanted), {}
-        return [tuple(part[chosen] for part in value) for value in values]
+        return [array[chosen] for array in arrays]

@@ -31,11 +31,11 @@ class Rope:
         self._factors = (
             None if (self._scales == 1).all() else mx.array(np.tile(self._scales, 2)).astype(dtype)
         )
-        self._dtype, self.fused = dtype, fused
+        self._dtype, self._fused = dtype, fused
 
     def turn(self, positions: Array) -> Turn:
         """The rotation of rows at these positions."""
-        return self._kernel(positions) if self.fused else self._tables(positions)
+        return self._kernel(positions) if self._fused else self._tables(positions)
 
     def _kernel(self, positions: Array) -> Turn:
         offsets, periods, factors = mx.array(positions.astype(np.int32)), self._periods, self._factors
@@ -66,8 +66,7 @@ class Rope:
             if x.shape not in made:  # once for all layers of a kind, not twice in each product
                 made[x.shape] = mx.broadcast_to(straight, x.shape), mx.broadcast_to(crossed, x.shape)
             wide, signed = made[x.shape]
-            half = x.shape[-1] // 2
-            swapped = mx.concatenate([x[..., half:], x[..., :half]], axis=-1)
-            return x * wide + swapped * signed
+            first, second = mx.split(x, 2, axis=-1)
+            return x * wide + mx.concatenate([second, first], axis=-1) * signed
 
         return turn

@@ -14,7 +14,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from nearfar.edge_runtime.executors.mlx.interpreter import Value
+from nearfar.edge_runtime.executors.mlx.calls import Arrays
 from nearfar.errors import ArtifactError
 from nearfar.step.params import Param, Piece
 
@@ -66,6 +66,12 @@ class Matrix:
         return mx.dequantize(codes, scales, biases, group_size=self.group_size, bits=self.bits)
 
     @property
+    def k(self) -> int:
+        """Its columns."""
+        width = self.weight.shape[1]
+        return width if self.scales is None else 32 * width // self.bits
+
+    @property
     def arrays(self) -> list[mx.array]:
         """What it holds."""
         return [part for part in (self.weight, self.scales, self.biases) if part is not None]
@@ -77,9 +83,19 @@ class Joined:
 
     matrices: tuple[Matrix, ...]
 
-    def __call__(self, x: mx.array) -> Value:
+    @property
+    def k(self) -> int:
+        """See interpreter.Matrix."""
+        return self.matrices[0].k
+
+    @property
+    def widths(self) -> list[int]:
+        """See interpreter.Matrix."""
+        return [len(matrix.weight) for matrix in self.matrices]
+
+    def __call__(self, x: mx.array) -> Arrays:
         """The products with x."""
-        return tuple([matrix(x) for matrix in self.matrices])  # a list: a generator costs more
+        return [matrix(x) for matrix in self.matrices]
 
     def rows(self, index: mx.array) -> mx.array:
         """Rows, where all have one kind."""
@@ -128,7 +144,7 @@ class LoadedWeights:
         self._uses = Counter(tensor for param in params for tensor in param.tensors)
         self._matrices: dict[str, Joined] = {}
         self._vectors: dict[str, mx.array] = {}
-        self._cast: dict[tuple[str, mx.Dtype], Value] = {}
+        self._cast: dict[tuple[str, mx.Dtype], Arrays] = {}
         for param in params:
             made = [self._load(param, piece) for piece in param.pieces]
             if param.is_matrix:
@@ -154,7 +170,7 @@ class LoadedWeights:
         """See interpreter.Weights."""
         return self._matrices[name]
 
-    def vector(self, name: str, dtype: mx.Dtype) -> Value:
+    def vector(self, name: str, dtype: mx.Dtype) -> Arrays:
         """See interpreter.Weights; cast once."""
         key = (name, dtype)
         if key not in self._cast:
