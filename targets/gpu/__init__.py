@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache
 from typing import Any
 
 from nearfar.errors import BuildError
@@ -31,10 +31,7 @@ class GpuKernels:
 
     def __init__(self, *, vectors: bool = False) -> None:
         """`vectors`: for a target that loads four neighbours at once."""
-        self._makers: dict[type[Job], Callable[[Any], Staged]] = {
-            Embed: embed, Norm: norm, Linear: partial(linear, vectors=vectors), RopeAppend: rope_append,
-            Attend: attention, Greedy: greedy, Sample: sample, Logprobs: logprobs,
-        }  # fmt: skip
+        self._vectors = vectors
 
     def activation_dtype(self, precision: Precision) -> Float:
         """float16 in f16 programs, but for the residual stream."""
@@ -42,10 +39,26 @@ class GpuKernels:
 
     def stages(self, job: Job) -> Staged:
         """The launches of a job."""
-        maker = self._makers.get(type(job))
-        if maker is None:
-            raise BuildError(f"the GPU targets have no kernel for {job}")
-        return maker(job)
+        if isinstance(job, Linear):
+            return _linear(job, self._vectors)
+        return _made(job)
+
+
+_MAKERS: dict[type[Job], Callable[[Any], Staged]] = {
+    Embed: embed, Norm: norm, RopeAppend: rope_append, Attend: attention, Greedy: greedy, Sample: sample,
+    Logprobs: logprobs,
+}  # fmt: skip
+
+# Parsing its script is most of what a kernel takes: targets and precisions that ask for the same share it.
+_linear = lru_cache(maxsize=512)(linear)
+
+
+@lru_cache(maxsize=512)
+def _made(job: Job) -> Staged:
+    maker = _MAKERS.get(type(job))
+    if maker is None:
+        raise BuildError(f"the GPU targets have no kernel for {job}")
+    return maker(job)
 
 
 KERNELS: Kernels = GpuKernels()
