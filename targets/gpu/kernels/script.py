@@ -21,8 +21,8 @@ def prim_func(func: Callable[..., None]) -> tirx.PrimFunc:
     assert frame is not None
     assert frame.f_back is not None
     around = frame.f_back.f_locals
-    known = {name: around[name] for name in _named_by_annotations(func) if name in around}
-    known |= func.__globals__ | inspect.getclosurevars(func).nonlocals
+    annotated = {name: around[name] for name in _named_by_annotations(func) if name in around}
+    known = {**func.__globals__, **annotated, **inspect.getclosurevars(func).nonlocals}
     made: tirx.PrimFunc = script.from_source(func, known, check_well_formed=False)
     return made
 
