@@ -20,17 +20,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ALONE = (
-    "e2e/",
-    "device/test_backends",
     "device/test_browser",
     "device/test_routing",
-    "device/test_snapshots",
-    "device/test_vulkan",
-    "device/test_webgpu",
     "device/test_wgsl",
+    "e2e/test_bench",
+    "e2e/test_demo",
+    "e2e/test_openai",
+    "e2e/test_ray",
+    "e2e/test_serve",
+    "e2e/test_setup",
+    "e2e/test_soak",
 )
-"""Tests that take the whole machine, or share what a session builds: `make test` runs them one by one, the
-others side by side.
+"""Tests that take the whole machine (a browser, servers under load, a measurement): `make test` runs them one
+by one, the others side by side.
 """
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from nearfar.errors import BuildError
@@ -31,10 +32,8 @@ class GpuKernels:
 
     def __init__(self, tuning: Tuning) -> None:
         self.tuning = tuning
-        self._makers: dict[type[Job], Callable[[Any], Staged]] = {
-            Embed: embed, Norm: norm, Linear: partial(linear, tuning=tuning), RopeAppend: rope_append,
-            Attend: attention, Greedy: greedy, Sample: sample, Logprobs: logprobs,
-        }  # fmt: skip
+        # Kernels of class software look at the dtypes of their job only: both precisions share them.
+        self._shaping = replace(tuning, half=False) if tuning.device is SOFTWARE else tuning
 
     @property
     def activations(self) -> Float:
@@ -43,10 +42,27 @@ class GpuKernels:
 
     def stages(self, job: Job) -> Staged:
         """The launches of a job."""
-        maker = self._makers.get(type(job))
-        if maker is None:
-            raise BuildError(f"the GPU targets have no kernel for {job}")
-        return maker(job)
+        return _made(job, self._shaping if type(job) in _SHAPED else None)
+
+
+_SHAPED: dict[type[Job], Callable[[Any, Tuning], Staged]] = {Linear: linear}
+"""Kernels that differ by what a program is made for."""
+_PLAIN: dict[type[Job], Callable[[Any], Staged]] = {
+    Embed: embed, Norm: norm, RopeAppend: rope_append, Attend: attention, Greedy: greedy, Sample: sample,
+    Logprobs: logprobs,
+}  # fmt: skip
+"""Kernels that all programs share."""
+
+
+@lru_cache(maxsize=1024)
+def _made(job: Job, tuning: Tuning | None) -> Staged:
+    """Parsing its script is most of what a kernel takes: what asks for the same shares it."""
+    if tuning is not None:
+        return _SHAPED[type(job)](job, tuning)
+    maker = _PLAIN.get(type(job))
+    if maker is None:
+        raise BuildError(f"the GPU targets have no kernel for {job}")
+    return maker(job)
 
 
 def variants(*, vectors: bool = False) -> tuple[Variant, ...]:

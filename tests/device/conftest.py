@@ -8,7 +8,7 @@ import pytest
 
 from nearfar.edge_runtime import Engine
 from tests.support.artifacts import Built
-from tests.support.backends import BACKENDS, MODELS, Lab, Transformers
+from tests.support.backends import BACKENDS, Lab, Transformers, transformers_of
 
 
 @pytest.fixture(scope="session")
@@ -35,9 +35,9 @@ def classics(lab: Lab, backend: str) -> Engine:
 
 @pytest.fixture(scope="session")
 def stories_reference() -> Transformers:
-    return Transformers(*MODELS["stories"])
+    return transformers_of("stories")
 
 
 @pytest.fixture(scope="session")
 def classics_reference() -> Transformers:
-    return Transformers(*MODELS["q4"])
+    return transformers_of("q4")

@@ -10,7 +10,15 @@ import pytest
 
 from nearfar.edge_runtime import Engine, SamplingParams
 from tests.shared_data import shared_data
-from tests.support.backends import MODELS, Lab, Transformers, executor, forget, greedy, last_logits
+from tests.support.backends import (
+    Lab,
+    Transformers,
+    executor,
+    forget,
+    greedy,
+    last_logits,
+    transformers_of,
+)
 from tests.support.numpy_executor import sample_row
 
 TOLERANCE = {"f32": 1e-3, "f16": 0.15}
@@ -94,7 +102,7 @@ def test_greedy_tokens_are_those_of_transformers_on_dequantized_weights(
 ) -> None:
     engine = lab.engine(quant, backend)
     prompt = engine.asynchronous.codec.encode(text())[:40]
-    assert greedy(engine, prompt, 100) == Transformers(*MODELS[quant]).greedy(prompt, 100)
+    assert greedy(engine, prompt, 100) == transformers_of(quant).greedy(prompt, 100)
 
 
 def test_every_prompt_length_gives_what_one_unbroken_prefill_gives(

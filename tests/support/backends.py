@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -120,3 +121,9 @@ class Transformers(Reference):
                 past, feed = made.past_key_values, [int(made.logits[0, -1].argmax())]
                 out += feed
         return out[len(tokens) :]
+
+
+@cache
+def transformers_of(model: str) -> Transformers:
+    """The reference of one of MODELS, made once a process: all backends are compared with it."""
+    return Transformers(*MODELS[model])

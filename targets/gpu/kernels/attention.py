@@ -21,6 +21,7 @@ from nearfar.targets.kernels import Stage, Staged
 
 from .activations import capped
 from .common import LOWEST, ceil_div, f32, select, stored
+from .script import prim_func
 
 TILE = (
     32  # positions a tile, and threads: in SwiftShader 100 positions take 1.5 ms with 32 and 3.7 ms with 64
@@ -70,7 +71,7 @@ def _attend(job: Attend, splits: int) -> tirx.PrimFunc:
         """The first position that a row sees, whose `length` is its position and 1 (0: padding)."""
         return T.int32(0) if job.window is None else T.max(length - job.window, 0)
 
-    @T.prim_func(check_well_formed=False)
+    @prim_func
     def kernel(
         q: T.Buffer((m, heads * dim), job.dtype),
         k_h: T.handle,
@@ -213,7 +214,7 @@ def _combine(job: Attend, splits: int) -> tirx.PrimFunc:
     m, heads, dim = job.m, job.heads, job.head_dim
     total_out = m * heads * dim
 
-    @T.prim_func(check_well_formed=False)
+    @prim_func
     def kernel(
         partial: T.Buffer((m, heads, splits, dim + 2), "float32"),
         sinks: T.Buffer((heads,), "float32"),

@@ -21,6 +21,7 @@ from .layout import (
     top_code_offset,
     word_shape,
 )
+from .script import prim_func
 
 THREADS = 64
 
@@ -45,7 +46,7 @@ def embed(job: Embed) -> Staged:
     def scaled(value):
         return value if job.scale == 1 else value * T.float32(job.scale)
 
-    @T.prim_func(check_well_formed=False)
+    @prim_func
     def kernel(
         tokens: T.Buffer((MAX_STEP,), "int32"),
         w0: T.Buffer(words_shape, word_dtype),

@@ -14,6 +14,7 @@ from nearfar.targets.jobs import Greedy
 from nearfar.targets.kernels import Stage, Staged
 
 from .common import HIGHEST, LOWEST, ceil_div, finish
+from .script import prim_func
 
 THREADS = 64
 RANGE = 2048  # tokens a workgroup: 75 workgroups for the largest vocabulary
@@ -34,7 +35,7 @@ def greedy(job: Greedy) -> Staged:
 def _ranges(rows: int, vocab: int, ranges: int) -> tirx.PrimFunc:
     """Best value and lowest index of a range. `>` keeps the first of equals; no infinity or NaN is taken."""
 
-    @T.prim_func(check_well_formed=False)
+    @prim_func
     def kernel(
         logits: T.Buffer((MAX_ROWS, vocab), "float32"),
         values: T.Buffer((rows, ranges), "float32"),
@@ -75,7 +76,7 @@ def _ranges(rows: int, vocab: int, ranges: int) -> tirx.PrimFunc:
 def _best(rows: int, ranges: int) -> tirx.PrimFunc:
     """A thread a row over the ranges."""
 
-    @T.prim_func(check_well_formed=False)
+    @prim_func
     def kernel(
         values: T.Buffer((rows, ranges), "float32"),
         ids: T.Buffer((rows, ranges), "int32"),

@@ -13,6 +13,7 @@ from nearfar.targets.jobs import Logprobs
 from nearfar.targets.kernels import Stage, Staged
 
 from .common import LOWEST, ceil_div, finish
+from .script import prim_func
 
 THREADS = 256
 TOP = 20
@@ -28,7 +29,7 @@ def _logprobs(rows: int, vocab: int) -> tirx.PrimFunc:
     """20 times the best token after the last one (value down, then index up); the first is the maximum."""
     turns = ceil_div(vocab, THREADS)
 
-    @T.prim_func(check_well_formed=False)
+    @prim_func
     def kernel(
         logits: T.Buffer((MAX_ROWS, vocab), "float32"),
         sampled: T.Buffer((MAX_ROWS,), "int32"),

@@ -10,6 +10,7 @@ from nearfar.targets.jobs import Norm
 from nearfar.targets.kernels import Stage, Staged
 
 from .common import ceil_div, select
+from .script import prim_func
 
 
 def threads_for(width: int) -> int:
@@ -29,7 +30,7 @@ def norm(job: Norm) -> Staged:
         value = value * weight[at] if job.weight else value
         return value + residual[row, start + at] if job.residual else value
 
-    @T.prim_func(check_well_formed=False)
+    @prim_func
     def kernel(
         x: T.Buffer((m, k), "float32"),
         weight: T.Buffer((width,), "float32"),

@@ -15,6 +15,7 @@ from nearfar.targets.kernels import Stage, Staged
 
 from .common import ceil_div, f32, select, stored
 from .norm import threads_for
+from .script import prim_func
 
 THREADS = 64
 
@@ -56,7 +57,7 @@ def _appended(job: RopeAppend, x_dtype: str, rotated: bool) -> tirx.PrimFunc:
     if original != int(original):
         raise BuildError(f"q_scale: {original} positions are no whole number, which the GPU targets need")
 
-    @T.prim_func(check_well_formed=False)
+    @prim_func
     def kernel(
         x: T.Buffer((m, all_heads * half * 2), x_dtype),
         positions: T.Buffer((MAX_STEP,), "int32"),
@@ -153,7 +154,7 @@ def _normed(job: RopeAppend, rotated: bool) -> tirx.PrimFunc:
     def first_head(bx):
         return one_of(bx, 0, heads, bx - 2 + heads + kv) if whole else bx
 
-    @T.prim_func(check_well_formed=False)
+    @prim_func
     def kernel(
         x: T.Buffer((m, all_heads * half * 2), job.dtype),
         positions: T.Buffer((MAX_STEP,), "int32"),

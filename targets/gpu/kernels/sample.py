@@ -18,6 +18,7 @@ from nearfar.targets.jobs import Sample
 from nearfar.targets.kernels import Stage, Staged
 
 from .common import HIGHEST, LOWEST, ceil_div, f32, finish
+from .script import prim_func
 
 THREADS = 256
 WAYS = 15
@@ -48,7 +49,7 @@ def _adjust(rows: int, vocab: int, slots: int) -> tirx.PrimFunc:
     """Steps 1 to 5: bias, mask, penalties, temperature. Tokens not to be sampled get the lowest float."""
     masks = ceil_div(vocab, 32)
 
-    @T.prim_func(check_well_formed=False)
+    @prim_func
     def kernel(
         logits: T.Buffer((MAX_ROWS, vocab), "float32"),
         sample_f32: T.Buffer((MAX_ROWS, COLUMNS), "float32"),
@@ -100,7 +101,7 @@ def _choose(rows: int, vocab: int, slots: int) -> tirx.PrimFunc:
     """Steps 6 to 9 and the writes, one workgroup a row."""
     turns = ceil_div(vocab, THREADS)
 
-    @T.prim_func(check_well_formed=False)
+    @prim_func
     def kernel(
         adjusted: T.Buffer((rows, vocab), "float32"),
         sample_f32: T.Buffer((MAX_ROWS, COLUMNS), "float32"),
