@@ -389,7 +389,7 @@ print(json.dumps([before, measure()]))
 """
 
 
-@pytest.mark.alone  # it counts threads and bytes: beside others both are let go later
+@pytest.mark.alone  # it counts threads, objects and bytes of a process
 def test_engines_opened_and_closed_leak_nothing(built: Built) -> None:
     """In a process whose threads share one heap: glibc's heaps of each thread fill up over hundreds of
     engines, and hide much.
