@@ -13,8 +13,11 @@ from typing import Any
 
 import pytest
 
+from nearfar.edge_runtime.artifact.options import LoadOptions
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.devices import device_names
+from nearfar.edge_runtime.profiling.measure import Profile, ProfileOptions, profile
+from nearfar.errors import DeviceError
 from tests.support.artifacts import Built
 from tests.support.backends import require
 
@@ -160,3 +163,36 @@ def test_a_device_that_builds_graphs_is_refused_by_name(out: Path) -> None:
     done = bench(out / "mlx")
     assert done.returncode == 1
     assert "mlx has no launches to measure" in " ".join(done.stderr.split())
+
+
+def measured(path: Path, device: str) -> Profile:
+    """In this process, so that a device can be made to lack something."""
+    return profile(path, LoadOptions(device=device, trust=True), ProfileOptions(rounds=1, context=16))
+
+
+def test_a_queue_without_timestamps_is_refused(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require("vulkan")
+    from nearfar.edge_runtime.executors.vulkan.binding import require_vulkan
+
+    vk = require_vulkan()
+    ask = vk.vkGetPhysicalDeviceQueueFamilyProperties
+
+    def without(handle: Any) -> Any:
+        families = list(ask(handle))
+        for family in families:
+            family.timestampValidBits = 0
+        return families
+
+    monkeypatch.setattr(vk, "vkGetPhysicalDeviceQueueFamilyProperties", without)
+    with pytest.raises(DeviceError, match="has no timestamps on its queue"):
+        measured(out / "vulkan", "vulkan")
+
+
+def test_an_adapter_without_timestamps_is_refused(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require("webgpu")
+    from nearfar.edge_runtime.executors.webgpu import device
+
+    there = device.features() - {device.TIMESTAMPS}
+    monkeypatch.setattr(device, "features", lambda: there)
+    with pytest.raises(DeviceError, match="lacks timestamp-query"):
+        measured(out / "webgpu", "webgpu")

@@ -28,29 +28,19 @@ def view(made: Profile, bar: int = BAR) -> Group:
     """Each launch in order, then the kernels, then all of it."""
     tokens = f"{made.context:,} tokens in the cache"
     what = f"{made.function}, {made.rows} row{'s' * (made.rows != 1)}, {tokens}, program {made.variant}"
-    title = f"{made.model} on {made.device}: {what}; medians of {made.rounds} rounds"
+    title = f"{made.model} on {made.device}: {what}; {made.rounds} rounds"
     most = max((launch.share for launch in made.launches), default=0)
     colours = {kernel.kernel: COLOURS[rank % len(COLOURS)] for rank, kernel in enumerate(made.kernels)}
     launches = _table("#", "groups", bar)
     for number, launch in enumerate(made.launches):
         groups = "" if launch.workgroups is None else f"{launch.workgroups:,}"
-        launches.add_row(
-            str(number),
-            launch.kernel,
-            groups,
-            *_figures(launch),
-            Bar(most, 0, launch.share, color=colours[launch.kernel]),
-        )
+        cells = _cells(launch, most, colours[launch.kernel])
+        launches.add_row(str(number), launch.kernel, groups, *cells)
     kernels = _table("", "launches", bar)
     most = max((kernel.share for kernel in made.kernels), default=0)
     for kernel in made.kernels:
-        kernels.add_row(
-            "",
-            kernel.kernel,
-            str(kernel.launches),
-            *_figures(kernel),
-            Bar(most, 0, kernel.share, color=colours[kernel.kernel]),
-        )
+        cells = _cells(kernel, most, colours[kernel.kernel])
+        kernels.add_row("", kernel.kernel, str(kernel.launches), *cells)
     return Group(Text(title, style="bold"), launches, kernels, *_totals(made))
 
 
@@ -64,9 +54,11 @@ def _table(number: str, count: str, bar: int) -> Table:
     return table
 
 
-def _figures(cost: LaunchCost | KernelCost) -> Sequence[str]:
+def _cells(cost: LaunchCost | KernelCost, most: float, colour: str) -> Sequence[str | Bar]:
+    """Figures, and a bar of the share, where `most` is as long as a bar gets."""
     rate = f"{cost.gb_per_s:.2f}" if cost.microseconds else "–"
-    return f"{cost.microseconds:,.1f}", show_size(cost.bytes), rate, f"{cost.share:.1%}"
+    figures = f"{cost.microseconds:,.1f}", show_size(cost.bytes), rate, f"{cost.share:.1%}"
+    return *figures, Bar(most, 0, cost.share, color=colour)
 
 
 def _totals(made: Profile) -> Sequence[Text]:
