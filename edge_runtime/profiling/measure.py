@@ -42,40 +42,39 @@ class ProfileOptions:
     """How often; figures are medians."""
 
 
-@dataclass(frozen=True)
-class LaunchCost:
-    """One launch. `workgroups` is None on cpu; `bytes`: what it must move at least (traffic.py); `share`: of
-    the time of all launches.
-    """
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Of a kernel. `bytes`: what it must move at least (traffic.py); `share`: of the time of all launches."""
+
+    kernel: str
+    microseconds: float
+    bytes: int
+    share: float
+
+    @property
+    def gb_per_s(self) -> float:
+        """Bytes by time; 0 where the clock is too coarse to have seen anything."""
+        return self.bytes / self.microseconds / 1e3 if self.microseconds else 0.0
+
+    def record(self) -> dict[str, Any]:
+        """As JSON."""
+        return vars(self) | {"gb_per_s": self.gb_per_s}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchCost(Cost):
+    """One launch, of a program called `variant`. `workgroups`: None on cpu."""
 
     function: str
-    kernel: str
     variant: str
     workgroups: int | None
-    microseconds: float
-    bytes: int
-    share: float
-
-    @property
-    def gb_per_s(self) -> float:
-        """Bytes by time."""
-        return _rate(self.bytes, self.microseconds)
 
 
-@dataclass(frozen=True)
-class KernelCost:
+@dataclass(frozen=True, kw_only=True)
+class KernelCost(Cost):
     """All launches of one kernel."""
 
-    kernel: str
     launches: int
-    microseconds: float
-    bytes: int
-    share: float
-
-    @property
-    def gb_per_s(self) -> float:
-        """Bytes by time."""
-        return _rate(self.bytes, self.microseconds)
 
 
 @dataclass(frozen=True)
@@ -110,11 +109,11 @@ class Profile:
             by.setdefault(launch.kernel, []).append(launch)
         costs = [
             KernelCost(
-                kernel,
-                len(own),
-                sum(launch.microseconds for launch in own),
-                sum(launch.bytes for launch in own),
-                sum(launch.share for launch in own),
+                kernel=kernel,
+                microseconds=sum(launch.microseconds for launch in own),
+                bytes=sum(launch.bytes for launch in own),
+                share=sum(launch.share for launch in own),
+                launches=len(own),
             )
             for kernel, own in by.items()
         ]
@@ -124,8 +123,8 @@ class Profile:
         """As JSON."""
         record = {name: value for name, value in vars(self).items() if name != "launches"}
         totals = {"launches_microseconds": self.microseconds, "bytes": self.bytes}
-        kernels, launches = map(_record, self.kernels), map(_record, self.launches)
-        return record | totals | {"kernels": list(kernels), "launches": list(launches)}
+        lists = {"kernels": [cost.record() for cost in self.kernels]}
+        return record | totals | lists | {"launches": [cost.record() for cost in self.launches]}
 
 
 class _Timed(Executor, Profiled, Protocol):
@@ -249,15 +248,12 @@ def _costs(
 ) -> Iterable[LaunchCost]:
     total = sum(times) or 1.0
     for launch, seconds in zip(launches, times, strict=True):
-        groups = int(np.prod(launch.grid)) if launch.grid else None
-        share, moved = seconds / total, traffic.of(launch)
-        yield LaunchCost(function, launch.kernel, variant, groups, seconds * 1e6, moved, share)
-
-
-def _record(cost: LaunchCost | KernelCost) -> dict[str, Any]:
-    return vars(cost) | {"gb_per_s": cost.gb_per_s}
-
-
-def _rate(count: int, microseconds: float) -> float:
-    """GB/s; 0 where the clock is too coarse to have seen anything."""
-    return count / microseconds / 1e3 if microseconds else 0.0
+        yield LaunchCost(
+            kernel=launch.kernel,
+            microseconds=seconds * 1e6,
+            bytes=traffic.of(launch),
+            share=seconds / total,
+            function=function,
+            variant=variant,
+            workgroups=int(np.prod(launch.grid)) if launch.grid else None,
+        )
