@@ -79,7 +79,7 @@ class KernelCost(Cost):
 
 @dataclass(frozen=True)
 class Profile:
-    """What a plan's launches cost, beside the step without stamps (`step_microseconds`, of wall time)."""
+    """What a plan's launches cost, beside the step without stamps: wall time, median and fastest."""
 
     model: str
     device: str
@@ -89,6 +89,7 @@ class Profile:
     context: int
     rounds: int
     step_microseconds: float
+    fastest_step_microseconds: float
     launches: tuple[LaunchCost, ...]
 
     @property
@@ -149,14 +150,15 @@ def profile(path: Path, load: LoadOptions, options: ProfileOptions) -> Profile:
     executor = cast(_Timed, open_executor(device, artifact, program, settings))
     try:
         prepare(executor, manifest, program, rows, pages, context)
-        times, wall = _measure(executor, program, options.function, bucket.size, options.rounds)
+        times, walls = _measure(executor, program, options.function, bucket.size, options.rounds)
     finally:
         executor.close()
     launches = artifact.plan(bucket).launches
     traffic = Traffic(artifact, program, bucket, context)
     return Profile(
         manifest.model.name, executor.name, program.name, options.function, bucket.size, context,
-        options.rounds, wall * 1e6, tuple(_costs(options.function, program.name, launches, times, traffic)),
+        options.rounds, statistics.median(walls) * 1e6, min(walls) * 1e6,
+        tuple(_costs(options.function, program.name, launches, times, traffic)),
     )  # fmt: skip
 
 
@@ -229,8 +231,8 @@ def prepare(
 
 def _measure(
     executor: _Timed, program: Program, function: str, size: int, rounds: int
-) -> tuple[list[float], float]:
-    """Seconds of each launch and of the whole step: medians over rounds, after one to warm up."""
+) -> tuple[list[float], list[float]]:
+    """Seconds of each launch, medians over rounds, and of the whole step in each; after one to warm up."""
     if function != "step":  # the others read the logits of one
         executor.run("step", min(b.size for b in program.functions["step"] if b.rows >= size))
     times, walls = [], []
@@ -240,7 +242,7 @@ def _measure(
         executor.fetch("sampled", 1)()
         walls.append(time.perf_counter() - start)
         times.append(executor.profile(function, size))
-    return [statistics.median(own) for own in zip(*times[1:], strict=True)], statistics.median(walls[1:])
+    return [statistics.median(own) for own in zip(*times[1:], strict=True)], walls[1:]
 
 
 def _costs(

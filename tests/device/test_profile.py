@@ -73,6 +73,7 @@ def test_every_launch_has_its_cost(out: Path, tmp_path: Path, target: str, rows:
         assert launch["bytes"] > 0
     total = sum(launch["microseconds"] for launch in launches)
     assert 0 < total <= SLACK * made["step_microseconds"] + NOISE
+    assert 0 < made["fastest_step_microseconds"] <= made["step_microseconds"]
     assert sum(launch["share"] for launch in launches) == pytest.approx(1)
     matrices = [x for x in launches if x["kernel"].startswith("linear")]
     assert min(x["microseconds"] for x in matrices) > 0

@@ -66,7 +66,8 @@ def _totals(made: Profile) -> Sequence[Text]:
     rate = f", {made.bytes / total / 1e3:.2f} GB/s" if total else ""
     sums = f"{len(made.launches)} launches: {total:,.1f} µs, {show_size(made.bytes)}{rate}"
     step = made.step_microseconds
-    lines = [Text(f"{sums}; whole step: {step:,.1f} µs of wall time ({total / step:.0%} in launches)")]
+    wall = f"{step:,.1f} µs of wall time, at best {made.fastest_step_microseconds:,.1f}"
+    lines = [Text(f"{sums}; whole step: {wall} ({total / step:.0%} in launches)")]
     if not total:
         lines.append(Text("the clock of this device is too coarse for a single launch", style="yellow"))
     return lines
