@@ -45,7 +45,8 @@ class Found:
 class Settings:
     """What an executor is opened with: pages by group, positions, CPU threads, bits of the cache.
 
-    `which`: the device of its kind, by number or name; `debug`: checked by the driver's validation layer.
+    `which`: the device of its kind, by number or name; `debug`: checked by the driver's validation layer;
+    `timed`: what each launch takes will be asked for.
     """
 
     pages: tuple[int, ...]
@@ -54,6 +55,7 @@ class Settings:
     kv_bits: int | None = None
     which: str | None = None
     debug: bool = False
+    timed: bool = False
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,16 @@ DEFAULTS = LoadOptions()
 
 def load(path: Path, options: LoadOptions = DEFAULTS) -> tuple[EngineCore, TextCodec]:
     """Open the artifact that suits the device, check it, put it on the device."""
+    artifact, chosen = checked(path, options)
+    codec = TextCodec.open(artifact)
+    program, settings = _plan(artifact, chosen, options)
+    reopen = partial(open_executor, chosen, artifact, program, settings)
+    manifest, pipelined = artifact.manifest, chosen.pipelined
+    return EngineCore(reopen(), manifest, program, settings.pages, pipelined=pipelined, reopen=reopen), codec
+
+
+def checked(path: Path, options: LoadOptions) -> tuple[Artifact, Device]:
+    """The artifact that suits the device, whole and trusted, and the device."""
     if options.threads is not None and options.threads < 1:
         raise RequestError(f"threads must be at least 1, not {options.threads}", "threads")
     artifact, chosen = choose(path, options.device)
@@ -38,11 +48,7 @@ def load(path: Path, options: LoadOptions = DEFAULTS) -> tuple[EngineCore, TextC
     if options.verify:
         artifact.verify()
     check_trust(artifact, options.trust)
-    codec = TextCodec.open(artifact)
-    program, settings = _plan(artifact, chosen, options)
-    reopen = partial(_open, chosen, artifact, program, settings)
-    manifest, pipelined = artifact.manifest, chosen.pipelined
-    return EngineCore(reopen(), manifest, program, settings.pages, pipelined=pipelined, reopen=reopen), codec
+    return artifact, chosen
 
 
 def _plan(artifact: Artifact, chosen: Device, options: LoadOptions) -> tuple[Program, Settings]:
@@ -58,7 +64,7 @@ def _plan(artifact: Artifact, chosen: Device, options: LoadOptions) -> tuple[Pro
     return program, Settings(pages, context, options.threads, options.kv_bits, which, options.debug)
 
 
-def _open(chosen: Device, artifact: Artifact, program: Program, settings: Settings) -> Executor:
+def open_executor(chosen: Device, artifact: Artifact, program: Program, settings: Settings) -> Executor:
     """Put an artifact on a device. Whatever of it makes no sense only there is an ArtifactError, too."""
     try:
         return chosen.open(artifact, program, settings)

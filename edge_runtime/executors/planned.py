@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,27 @@ from nearfar.format.plans import Launch
 
 Array = npt.NDArray[np.generic]
 Bytes = npt.NDArray[np.uint8]
+Stamps = npt.NDArray[np.uint64]
+
+
+class Profiled(Protocol):
+    """What executors of plans have beside Executor: they tell what each launch takes."""
+
+    def profile(self, function: str, size: int) -> tuple[float, ...]:
+        """Run a plan as `run` does, and wait: seconds of each of its launches, in order.
+
+        DeviceError where this device cannot tell.
+        """
+        ...
+
+
+def seconds(before: Stamps, after: Stamps, tick: float, bits: int = 64) -> tuple[float, ...]:
+    """Times between stamps of a counter of `bits` bits, which starts again at 0; `tick`: seconds of one.
+
+    Where the counter went back, as it may while a GPU changes its clock, nothing passed.
+    """
+    passed = (after - before) & np.uint64((1 << bits) - 1)
+    return tuple(np.where(passed >> np.uint64(bits - 1), 0, passed * tick).tolist())
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/types.h>
+#include <time.h>
 #include <unistd.h>
 
 #if defined(_WIN32)
@@ -211,18 +212,38 @@ typedef struct {
   int64_t count;
 } nf_launch;
 
-/* Run a plan on the threads of a pool. Returns -1, or the index of the launch that failed (its error is set in tvm-ffi's
- * thread-local slot). */
-NF_EXPORT int32_t nf_replay(nf_pool *pool, const nf_launch *launches, int32_t n) {
+/* The clock of nf_profile, in nanoseconds. */
+static int64_t now(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+/* Both replays below: `times` is a constant NULL in one of them, so that its code knows nothing of clocks. */
+static inline __attribute__((always_inline)) int32_t run_plan(nf_pool *pool, const nf_launch *launches,
+                                                              int32_t n, int64_t *times) {
   int32_t failed = -1;
   leave_parent(pool);
   pthread_mutex_lock(&pool->owner);
   current = pool;
   for (int32_t i = 0; i < n && failed < 0; i++) {
     nf_any result = {0};
+    if (times != NULL) times[i] = now();
     if (launches[i].function(NULL, launches[i].args, (int32_t)launches[i].count, &result) != 0) failed = i;
   }
+  if (times != NULL) times[n] = now();
   current = NULL;
   pthread_mutex_unlock(&pool->owner);
   return failed;
+}
+
+/* Run a plan on the threads of a pool. Returns -1, or the index of the launch that failed (its error is set in
+ * tvm-ffi's thread-local slot). */
+NF_EXPORT int32_t nf_replay(nf_pool *pool, const nf_launch *launches, int32_t n) {
+  return run_plan(pool, launches, n, NULL);
+}
+
+/* The same, with the time before each launch and after the last one: `times` has room for n + 1. */
+NF_EXPORT int32_t nf_profile(nf_pool *pool, const nf_launch *launches, int32_t n, int64_t *times) {
+  return run_plan(pool, launches, n, times);
 }

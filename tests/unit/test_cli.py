@@ -34,3 +34,30 @@ def test_the_list_names_every_command_and_imports_none_of_them() -> None:
     ]
     assert [name for name in listed if not name.startswith("-")] == list(COMMANDS)
     assert done.stdout.splitlines()[-1].split() == ["imported:"]
+
+
+WITHOUT_HTTPX = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name == "httpx":
+            raise ModuleNotFoundError("No module named 'httpx'", name="httpx")
+
+sys.meta_path.insert(0, Absent())
+from nearfar.cli import app
+sys.argv[0] = "nearfar"
+app()
+"""
+
+
+def test_a_command_of_a_group_says_what_it_lacks_and_its_neighbour_works() -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", WITHOUT_HTTPX, "bench", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    lacking = run("serve", "http://127.0.0.1:1")
+    assert lacking.returncode == 1
+    assert "`nearfar bench serve` needs httpx" in " ".join(lacking.stderr.split())
+    assert "pip install 'nearfar[server]'" in " ".join(lacking.stderr.split())
+    assert run("kernels", "--help").returncode == 0

@@ -57,6 +57,11 @@ def test_an_artifact_is_shown_without_runtime_or_compiler(tmp_path: Path) -> Non
     run(RUNTIME, "from nearfar.cli import typer_app\ntyper_app(['inspect', sys.argv[2]])", path)
 
 
+def test_launches_are_timed_without_compiler_or_server() -> None:
+    code = "from nearfar.cli import typer_app\ntyper_app(['bench', 'kernels', '--help'])"
+    run("tvm,torch,httpx,fastapi,wgpu,vulkan,mlx,matplotlib", code)
+
+
 def test_a_checkpoint_is_opened_and_checked_without_tvm(checkpoint: Path, tmp_path: Path) -> None:
     code = """
 from pathlib import Path

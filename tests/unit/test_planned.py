@@ -10,7 +10,7 @@ import pytest
 
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.devices import Settings
-from nearfar.edge_runtime.executors.planned import Layout, pieces, place, rope_table
+from nearfar.edge_runtime.executors.planned import Layout, pieces, place, rope_table, seconds
 from nearfar.errors import ArtifactError
 from nearfar.format.manifest import Program
 from tests.support import tiny
@@ -108,3 +108,10 @@ def test_what_is_not_turned_is_not_scaled() -> None:
     np.testing.assert_allclose(table[:, 3:5], 2 * np.sin(angle), atol=1e-6)
     assert (table[:, 2] == 1).all()
     assert (table[:, 5] == 0).all()
+
+
+def test_seconds_between_stamps_of_a_counter_that_starts_again() -> None:
+    """At 2³² here; and one that went back counts as no time."""
+    before, after = np.array([10, 2**32 - 5, 7], np.uint64), np.array([30, 5, 6], np.uint64)
+    assert seconds(before, after, 1e-8, 32) == pytest.approx((2e-7, 1e-7, 0))
+    assert seconds(before[[0, 2]], after[[0, 2]], 1e-9) == pytest.approx((2e-8, 0))

@@ -75,6 +75,36 @@ def test_every_launch_sees_the_one_before(path, threads):
     pool.close()
 
 
+def test_a_profile_runs_the_plan_and_times_every_launch(path):
+    library = Library(path)
+    pool, (plan, a) = library.pool(2), mirror(library, 20)
+    start = time.perf_counter()
+    times = pool.profile(plan)
+    wall = time.perf_counter() - start
+    assert (a == expected(40)).all()
+    assert len(times) == 40
+    assert min(times) > 0
+    assert sum(times) <= wall
+    pool.close()
+
+
+def test_a_library_without_a_clock_is_named_when_it_is_to_be_timed(tmp_path):
+    """One that an earlier version built still runs."""
+    (tmp_path / "old.c").write_text(
+        "void *nf_pool_new(int count) { static char pool; return count ? &pool : 0; }\n"
+        "int nf_pool_threads(void *pool) { return 1; }\n"
+        "void nf_pool_free(void *pool) {}\n"
+        "int nf_replay(void *pool, void *launches, int count) { return -1; }\n"
+    )
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "old.so", tmp_path / "old.c"], check=True)
+    library = Library(tmp_path / "old.so")
+    pool, plan = library.pool(1), library.bind([])
+    pool.replay(plan)
+    with pytest.raises(ArtifactError, match="cannot time its launches: build the artifact again"):
+        pool.profile(plan)
+    pool.close()
+
+
 def test_pools_over_one_library_have_threads_of_their_own(path):
     """Two engines over one artifact share the library: neither takes or ends the other's threads."""
     first, second, count = Library(path), Library(path), pool_threads()

@@ -57,11 +57,11 @@ class CpuExecutor:
 
     def run(self, function: str, size: int) -> None:
         """See Executor.run."""
-        try:
-            plan = self._plans[function, size]
-        except KeyError:
-            raise ArtifactError(f"the artifact has no plan for {function} of size {size}") from None
-        self._pool.replay(plan)
+        self._pool.replay(self._plan(function, size))
+
+    def profile(self, function: str, size: int) -> tuple[float, ...]:
+        """See planned.Profiled."""
+        return self._pool.profile(self._plan(function, size))
 
     def fetch(self, buffer: str, rows: int) -> Callable[[], Array]:
         """See Executor.fetch."""
@@ -103,6 +103,12 @@ class CpuExecutor:
             self._memory.clear()
             self._buffers.clear()
             self._held = 0
+
+    def _plan(self, function: str, size: int) -> Plan:
+        try:
+            return self._plans[function, size]
+        except KeyError:
+            raise ArtifactError(f"the artifact has no plan for {function} of size {size}") from None
 
     def _pages(self, name: str) -> Array:
         """Keys or values as `read_pages` shapes them: a view.

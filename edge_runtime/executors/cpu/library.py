@@ -8,12 +8,13 @@ import ctypes
 import importlib.util
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.edge_runtime.executors.planned import Stamps, seconds
 from nearfar.errors import ArtifactError, DeviceError
 
 Array = npt.NDArray[np.generic]
@@ -121,9 +122,20 @@ class Pool:
         """Run all launches of a plan in order. DeviceError where a kernel refuses its arguments, or the
         pool is closed.
         """
+        self._run(self._lib.nf_replay, plan)
+
+    def profile(self, plan: Plan) -> tuple[float, ...]:
+        """The same; gives the seconds of each launch."""
+        if not hasattr(self._lib, "nf_profile"):
+            raise ArtifactError("this artifact's library cannot time its launches: build the artifact again")
+        stamps: Stamps = np.zeros(len(plan.names) + 1, np.uint64)
+        self._run(self._lib.nf_profile, plan, stamps.ctypes.data)
+        return seconds(stamps[:-1], stamps[1:], 1e-9)
+
+    def _run(self, call: Callable[..., int], plan: Plan, *more: int) -> None:
         if not self._end.alive:
             raise DeviceError("the threads of this engine have ended: it is closed")
-        failed = self._lib.nf_replay(self._handle, ctypes.addressof(plan.launches), len(plan.names))
+        failed = call(self._handle, ctypes.addressof(plan.launches), len(plan.names), *more)
         if failed >= 0:
             raise DeviceError(
                 f"kernel {plan.names[failed]} (launch {failed}) refused its arguments: {_raised(self._ffi)}"
@@ -153,6 +165,9 @@ class Library:
         self._lib.nf_pool_free.restype = None
         self._lib.nf_replay.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32]
         self._lib.nf_replay.restype = ctypes.c_int32
+        if hasattr(self._lib, "nf_profile"):  # not in libraries of before it was there
+            self._lib.nf_profile.argtypes = [*self._lib.nf_replay.argtypes, ctypes.c_void_p]
+            self._lib.nf_profile.restype = ctypes.c_int32
 
     def pool(self, threads: int) -> Pool:
         """A pool of so many threads, the caller's included."""

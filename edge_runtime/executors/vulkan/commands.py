@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -209,11 +209,16 @@ class Queue:
         """Recording is over."""
         check(self._lib.vkEndCommandBuffer(commands), self._name, "recording a step")
 
-    def record(self, commands: Any, launches: Sequence[Dispatch]) -> None:
-        """Record launches, with the barriers that `barriers` puts between them."""
+    def record(
+        self, commands: Any, launches: Sequence[Dispatch], behind: Callable[[Any, int], None] | None = None
+    ) -> None:
+        """Record launches, with the barriers that `barriers` puts between them.
+
+        `behind`: records something after each launch, given its number.
+        """
         lib = self._lib
         pipeline = None
-        for launch, dependent in zip(launches, barriers(launches), strict=True):
+        for index, (launch, dependent) in enumerate(zip(launches, barriers(launches), strict=True)):
             if dependent:
                 self._barrier(commands, 0x800, 0x800, self._compute)
             if launch.pipeline != pipeline:
@@ -222,6 +227,8 @@ class Queue:
             self._sets[0] = launch.descriptors
             lib.vkCmdBindDescriptorSets(commands, 1, launch.layout, 0, 1, self._sets, 0, self._ffi.NULL)
             lib.vkCmdDispatch(commands, *launch.grid)
+            if behind is not None:
+                behind(commands, index)
 
     def copy(self, commands: Any, source: tuple[Any, int], target: tuple[Any, int], size: int) -> None:
         """Record copying bytes between buffers, each given with an offset."""

@@ -23,6 +23,7 @@ from nearfar.edge_runtime.executors.vulkan.blocks import Memory, Region, Ring
 from nearfar.edge_runtime.executors.vulkan.commands import Queue
 from nearfar.edge_runtime.executors.vulkan.device import gpus, open_device, select
 from nearfar.edge_runtime.executors.vulkan.pipelines import Pipelines
+from nearfar.edge_runtime.executors.vulkan.timestamps import Timestamps
 from nearfar.errors import DeviceError
 from nearfar.format.manifest import Program
 
@@ -106,6 +107,18 @@ class VulkanExecutor:
         plan = self._plans.get((function, size)) or self._record(function, size)
         self._end_transfers()
         self._queue.add(plan)
+
+    def profile(self, function: str, size: int) -> tuple[float, ...]:
+        """See planned.Profiled. The command buffer is recorded with timestamps, and for this one use."""
+        launches = self._pipelines.prepare(self._layout.launches(function, size))
+        self._end_transfers()
+        with Timestamps(self._device, len(launches)) as stamps:
+            commands = self._queue.once()
+            stamps.begin(commands)
+            self._queue.record(commands, launches, stamps.stamp)
+            self._queue.add_once(commands)
+            self._queue.wait(self._submit())
+            return stamps.seconds()
 
     def fetch(self, buffer: str, rows: int) -> Callable[[], Array]:
         """See Executor.fetch. Hands over all that was enqueued."""

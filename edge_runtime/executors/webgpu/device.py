@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from nearfar.edge_runtime.executors import drivers as mesa
 from nearfar.errors import DeviceError
 from nearfar.format.manifest import Requires
+
+TIMESTAMPS = "timestamp-query"
+"""The feature by which a pass tells when it begins and ends."""
 
 
 def require_wgpu() -> Any:
@@ -85,6 +89,16 @@ def open_device(requires: Requires, buffer_bytes: int, what_fits: str) -> Any:
         )
     except Exception as error:
         raise DeviceError(f"{_name(found)} gives no device: {error}") from error
+
+
+def timed(requires: Requires) -> Requires:
+    """The same, with the feature by which passes tell their time; DeviceError where the adapter lacks it."""
+    if TIMESTAMPS not in features():
+        raise DeviceError(
+            f"{_name(adapter())} lacks {TIMESTAMPS}, so it cannot tell what a launch takes. Measure on "
+            "another device (nearfar devices lists them)"
+        )
+    return replace(requires, features=(*requires.features, TIMESTAMPS))
 
 
 def _name(found: Any) -> str:

@@ -17,7 +17,8 @@ import numpy.typing as npt
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.devices import Settings
 from nearfar.edge_runtime.executors.planned import Layout, Shape, pieces
-from nearfar.edge_runtime.executors.webgpu.device import open_device, require_wgpu
+from nearfar.edge_runtime.executors.webgpu.device import open_device, require_wgpu, timed
+from nearfar.edge_runtime.executors.webgpu.timestamps import Timestamps
 from nearfar.errors import DeviceError, DeviceLost, NearfarError
 from nearfar.format.manifest import Kernel, Program
 from nearfar.format.plans import Launch
@@ -35,6 +36,12 @@ class Dispatch:
     pipeline: Any
     group: Any
     grid: tuple[int, int, int]
+
+    def record(self, compute: Any) -> None:
+        """Put it into a compute pass."""
+        compute.set_pipeline(self.pipeline)
+        compute.set_bind_group(0, self.group)
+        compute.dispatch_workgroups(*self.grid)
 
 
 class WebGpuExecutor:
@@ -56,7 +63,9 @@ class WebGpuExecutor:
         cache = f"a cache of {' + '.join(map(str, settings.pages))} pages"
         largest = max(shape.nbytes for shape in self._layout.buffers.values())
         self._device = open_device(
-            program.requires, largest, f"With {cache}, a buffer takes {largest:,} bytes"
+            timed(program.requires) if settings.timed else program.requires,
+            largest,
+            f"With {cache}, a buffer takes {largest:,} bytes",
         )
         self._memory: dict[str, Any] = {}
         self._plans: dict[tuple[str, int], list[Dispatch]] = {}
@@ -88,11 +97,23 @@ class WebGpuExecutor:
             encoder = self._device.create_command_encoder()
             compute = encoder.begin_compute_pass()
             for dispatch in plan:
-                compute.set_pipeline(dispatch.pipeline)
-                compute.set_bind_group(0, dispatch.group)
-                compute.dispatch_workgroups(*dispatch.grid)
+                dispatch.record(compute)
             compute.end()
             self._submit(encoder)
+
+    def profile(self, function: str, size: int) -> tuple[float, ...]:
+        """See planned.Profiled. A pass a launch: WebGPU tells the time where passes begin and end."""
+        with self._guard(f"timing {function} of size {size}"):
+            plan = self._plans.get((function, size)) or self._prepare(function, size)
+            encoder = self._device.create_command_encoder()
+            with Timestamps(self._device, len(plan)) as stamps:
+                for index, dispatch in enumerate(plan):
+                    compute = encoder.begin_compute_pass(timestamp_writes=stamps.around(index))
+                    dispatch.record(compute)
+                    compute.end()
+                stamps.end(encoder)
+                self._submit(encoder)
+                return stamps.seconds()
 
     def fetch(self, buffer: str, rows: int) -> Callable[[], Array]:
         """See Executor.fetch."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import typer
 from rich.console import Console
@@ -27,7 +27,7 @@ COMMANDS = {
     "serve": "Serve a model: OpenAI's interface for many clients at once.",
     "keys": "Add an API key to a keys file.",
     "top": "Watch a running server.",
-    "bench": "Measure: load on a server.",
+    "bench": "Measure: load on a server; what each kernel of a step costs.",
     "route": "Device or cloud: how hard prompts are, what was decided.",
     "synth": "Write a checkpoint of a published shape with random weights.",
 }
@@ -49,51 +49,58 @@ EXTRAS = {
 
 
 class LazyGroup(typer.core.TyperGroup):
-    """Imports a command's module when the command is used."""
+    """Imports a command's module when the command is used.
+
+    `table`: its commands, and what the list says of them; `path`: the commands before them. Their modules are
+    called by both, with "_" between.
+    """
+
+    table: ClassVar[Mapping[str, str]] = COMMANDS
+    path: ClassVar[tuple[str, ...]] = ()
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names of all commands, in the order in which a user meets them."""
-        return list(COMMANDS)
+        return list(self.table)
 
     def get_command(self, ctx: Any, name: str) -> Any:
         """What the list shows of a command."""
-        if name not in COMMANDS:
+        if name not in self.table:
             return super().get_command(ctx, name)
-        return typer.core.TyperCommand(name, help=COMMANDS[name])
+        return typer.core.TyperCommand(name, help=self.table[name])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that the arguments name, from `nearfar.cli.<name>`."""
         name, command, rest = super().resolve_command(ctx, args)
-        return name, self._load(name) if name in COMMANDS else command, rest
+        return name, self._load(name) if name is not None and name in self.table else command, rest
 
     def _load(self, name: str) -> Any:
         try:
-            module = importlib.import_module(f"nearfar.cli.{name}")
+            module = importlib.import_module(f"nearfar.cli.{'_'.join((*self.path, name))}")
         except ModuleNotFoundError as error:
             if (error.name or "").startswith("nearfar"):
                 raise
-            return _unavailable(name, error)
+            return self._unavailable(name, error)
         function: Callable[..., Any] | typer.Typer = getattr(module, name)
         if isinstance(function, typer.Typer):  # a group of commands
             return typer.main.get_command(function)
         app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-        app.command(name=name, help=function.__doc__ or COMMANDS[name])(function)
+        app.command(name=name, help=function.__doc__ or self.table[name])(function)
         return typer.main.get_command(app)
 
+    def _unavailable(self, name: str, error: ModuleNotFoundError) -> Any:
+        missing = (error.name or "").split(".")[0]
+        extra = EXTRAS.get(missing, "edge")
+        called = " ".join((*self.path, name))
 
-def _unavailable(name: str, error: ModuleNotFoundError) -> Any:
-    missing = (error.name or "").split(".")[0]
-    extra = EXTRAS.get(missing, "edge")
+        def command() -> None:
+            raise NearfarError(
+                f"`nearfar {called}` needs {missing}, which is not installed: pip install 'nearfar[{extra}]'"
+            )
 
-    def command() -> None:
-        raise NearfarError(
-            f"`nearfar {name}` needs {missing}, which is not installed: pip install 'nearfar[{extra}]'"
-        )
-
-    app = typer.Typer(add_completion=False)
-    settings = {"allow_extra_args": True, "ignore_unknown_options": True}
-    app.command(name=name, help=COMMANDS[name], context_settings=settings)(command)
-    return typer.main.get_command(app)
+        app = typer.Typer(add_completion=False)
+        settings = {"allow_extra_args": True, "ignore_unknown_options": True}
+        app.command(name=name, help=self.table[name], context_settings=settings)(command)
+        return typer.main.get_command(app)
 
 
 typer_app = typer.Typer(

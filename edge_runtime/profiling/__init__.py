@@ -1,0 +1,1 @@
+"""What the launches of a step cost: `nearfar bench kernels`."""

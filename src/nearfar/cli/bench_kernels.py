@@ -1,0 +1,83 @@
+"""`nearfar bench kernels`: what each launch of a step costs on a device."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from nearfar.cli.bench_table import plot, view
+from nearfar.cli.options import LOAD, DeviceName, Precision, ProgramName, Threads, Trust
+from nearfar.edge_runtime.artifact.options import LoadOptions
+from nearfar.edge_runtime.profiling.measure import ProfileOptions, profile
+from nearfar.errors import RequestError
+
+DEFAULTS = ProfileOptions()
+
+ArtifactPath = Annotated[
+    Path, typer.Argument(help="An artifact, or the directory that `nearfar build` wrote: then see --device.")
+]
+Function = Annotated[
+    str, typer.Option(help="The function whose plan is timed: step, greedy, sample or logprobs.")
+]
+Rows = Annotated[
+    int | None,
+    typer.Option(
+        help="The bucket: rows of the step. Default: the smallest, 1, which is decode; 256 is prefill. "
+        "They are consecutive tokens of one sequence."
+    ),
+]
+Context = Annotated[
+    int | None,
+    typer.Option(
+        help="Tokens in the cache, those of the step included: what attention reads. "
+        "Default: 1024, or as many as the model can."
+    ),
+]
+Rounds = Annotated[int, typer.Option(help="How often; figures are medians. One more is for warming up.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
+PlotFile = Annotated[Path | None, typer.Option("--plot", help="Draw the table to this file, as SVG.")]
+
+
+def kernels(
+    artifact: ArtifactPath,
+    function: Function = DEFAULTS.function,
+    rows: Rows = DEFAULTS.rows,
+    context: Context = DEFAULTS.context,
+    rounds: Rounds = DEFAULTS.rounds,
+    device: DeviceName = LOAD.device,
+    program: ProgramName = LOAD.program,
+    precision: Precision = LOAD.precision,
+    threads: Threads = LOAD.threads,
+    trust: Trust = LOAD.trust,
+    as_json: JsonFile = None,
+    as_plot: PlotFile = None,
+) -> None:
+    """Time each kernel launch of a step on this machine: µs, bytes, GB/s and share; summed by kernel, too.
+
+    A matrix of decode should come near the memory's bandwidth (GB/s); where it does not, the launch itself is
+    what costs, or too few threads load at once. Bytes are the least that a launch must move: its weights, the
+    cache at this context, the activations. `whole step` is the same plan without stamps, in wall time with
+    the host's part; where launches sum up to much less, the host or the gaps between launches cost the rest.
+
+    The device needs a clock that kernels can be stamped with: any CPU; a Vulkan queue with timestamps; WebGPU
+    with timestamp-query, where each launch is a pass of its own. MLX has no launches.
+
+    `nearfar bench kernels out/sample --rows 256 --device vulkan --plot prefill.svg`
+    """
+    for path in (as_json, as_plot):
+        if path is not None and not path.parent.is_dir():
+            raise RequestError(f"{path.parent} is no folder", "json" if path is as_json else "plot")
+    errors = Console(stderr=True)
+    with errors.status("timing …") if errors.is_terminal else contextlib.nullcontext():
+        load = LoadOptions(device=device, threads=threads, precision=precision, program=program, trust=trust)
+        made = profile(artifact, load, ProfileOptions(function, rows, context, rounds))
+    Console().print(view(made))
+    if as_json is not None:
+        as_json.write_text(json.dumps(made.record(), indent=1) + "\n", encoding="utf-8")
+    if as_plot is not None:
+        as_plot.write_text(plot(made), encoding="utf-8")
