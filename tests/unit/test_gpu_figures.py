@@ -1,4 +1,4 @@
-"""Figures of GPU kernels, computed from the kernels: of toys that can be counted by hand, and of the targets'."""
+"""Figures of GPU kernels, computed from the kernels: of toys that can be counted by hand, and of ours."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def software(job: Linear | Attend) -> Figures:
 
 
 def split_k(lanes: int, stride: int) -> Figures:
-    """A toy matvec: of 32 threads `lanes` lie along n with 4 columns each, `stride` apart; the others split k.
+    """A toy matvec: of 32 threads `lanes` lie along n, 4 columns each, `stride` apart; the others split k.
 
     A thread loads 4 vectors of words and one of scales in a turn, and there is one barrier.
     """

@@ -6,88 +6,44 @@ They are computed from the kernel as the code generators get it, never from the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tvm
 from tvm import tirx
+from tvm_ffi import structural_hash
 
+from nearfar.format.figures import Figures
 from nearfar.format.sizes import MAX_STEP, PAGE_SIZE
 from nearfar.targets.gpu.tir_passes import straightened
 
 from .lanes import Array
 from .reads import Reads
 from .registers import registers
-from .walk import Memory, Trace, Walk
+from .walk import Trace, Walk
 
 CONTEXT = 1024
 """Positions that the last row sees, its own included, where nothing else is said."""
 CACHES = ("k_cache", "v_cache")
 
-
-@dataclass(frozen=True)
-class Figures:
-    """What one launch of a kernel does. None: the figure means nothing for this kernel.
-
-    What a kernel is there to read is *streamed*: the parts of its matrix (parameters w0, w1, …); without one
-    the cache's keys and values; without those all its inputs. A *stretch* is what a thread does between two
-    waits, a wait being a barrier, or the beginning, the end or the next turn of a loop: within it a compiler
-    can issue all loads before their first use.
-    """
-
-    workgroups: int
-    threads_per_workgroup: int
-    threads: int
-    """Of the launch."""
-    bytes_in_flight: int
-    """Streamed bytes, of all threads of the launch together, that the stretch loads which loads most."""
-    loads_ahead: int
-    """Loads of these in that stretch, by one thread."""
-    line_use: float
-    """Of the 128-byte lines that 32 threads side by side touch in a load, the share that they use."""
-    loads_per_byte: float
-    """Loads for a streamed byte: 1/16 where each brings four words."""
-    weight_reads: float | None
-    """How often the launch fetches a byte of the matrix. What threads of a workgroup load together is fetched
-    once.
-    """
-    cache_reads: float | None
-    """How often the launch fetches a byte of the cache that lies before one of its rows, for each row."""
-    x_loads: float | None
-    """Loads of x for a load of the matrix."""
-    barriers: int
-    barriers_per_k: float | None
-    """Barriers for an input of the matrix."""
-    serial_steps: int
-    """Stretches with loads of what is streamed that a thread does one after another."""
-    operations_per_weight: float | None
-    """Arithmetic on data (not on addresses) for a weight and row; two float16 of a vector cost one."""
-    flop_per_byte: float | None
-    """Of a matrix's products (2·m·n·k), for a fetched byte of x and of the matrix."""
-    idle: float
-    """Share of the streamed bytes that could be loaded, did all threads as much as the busiest, and are not,
-    or are what a neighbour loads too.
-    """
-    registers: int
-    """Of 4 bytes, by liveness of a thread's variables (registers.py)."""
-    shared_bytes: int
-    storage_buffers: int
-    largest_binding: int
-    """Bytes of the largest parameter of a fixed size."""
+_known: dict[tuple[object, ...], Figures] = {}
+"""Programs of one build share many kernels."""
 
 
 def figures_of(func: tirx.PrimFunc, context: int = CONTEXT) -> Figures:
     """The figures of a kernel as `Kernels.stages` gives it, its last row at position context - 1."""
-    with tvm.target.Target("webgpu", host="c"):
-        lowered = straightened(tvm.IRModule({"kernel": func}))["kernel"]
-    names = [str(param.name) for param in func.params]
-    streamed = _streamed(names)
-    trace = Walk(lowered, streamed, _host_writes(func, context)).run()
-    return _figures(trace, streamed, context, registers(lowered))
+    names = tuple(str(param.name) for param in func.params)
+    key = structural_hash(func), names, context
+    if key not in _known:
+        with tvm.target.Target("webgpu", host="c"):
+            lowered = straightened(tvm.IRModule({"kernel": func}))["kernel"]
+        streamed = _streamed(names)
+        trace = Walk(lowered, streamed, _host_writes(func, context)).run()
+        _known[key] = _figures(trace, streamed, context, registers(lowered))
+    return _known[key]
 
 
-def _streamed(names: list[str]) -> frozenset[str]:
+def _streamed(names: tuple[str, ...]) -> frozenset[str]:
     matrix = frozenset(name for name in names if name[0] == "w" and name[1:].isdigit())
     caches = frozenset(name for name in names if name in CACHES and "q" in names)
     return matrix or caches or frozenset(names)
@@ -131,6 +87,7 @@ def _figures(trace: Trace, streamed: frozenset[str], context: int, live: int) ->
         weight_reads=fetched / matrix if "w0" in streamed else None,
         cache_reads=_cache_reads(trace, fetched, context) if streamed <= set(CACHES) else None,
         x_loads=of_x.loads / loads if product and loads else None,
+        bytes_written=round(sum(trace.written.values())),
         barriers=round(trace.barriers),
         barriers_per_k=trace.barriers / k if k else None,
         serial_steps=round(trace.steps),
@@ -160,3 +117,6 @@ def _cache_reads(trace: Trace, fetched: float, context: int) -> float:
     position = 2 * int(np.prod(cache.shape[1:])) * cache.kind.size / PAGE_SIZE
     seen = sum(max(context, rows) - row for row in range(rows))
     return fetched / (position * seen)
+
+
+__all__ = ["CONTEXT", "Figures", "figures_of"]

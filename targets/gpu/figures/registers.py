@@ -15,9 +15,10 @@ from typing import Any
 from tvm import tirx
 
 _BELOW: dict[str, tuple[str, ...]] = {
-    "Cast": ("value",), "Not": ("a",), "BitwiseNot": ("a",), "Broadcast": ("value",), "Ramp": ("base", "stride"),
-    "Select": ("condition", "true_value", "false_value"), "Let": ("value", "body"), "TensorLoad": ("indices",),
-    "Call": ("args",), "Shuffle": ("vectors",), "IntImm": (), "FloatImm": (), "StringImm": (), "Var": (),
+    "Cast": ("value",), "Not": ("a",), "BitwiseNot": ("a",), "Broadcast": ("value",), "Call": ("args",),
+    "Ramp": ("base", "stride"), "Select": ("condition", "true_value", "false_value"),
+    "Let": ("value", "body"), "TensorLoad": ("indices",), "Shuffle": ("vectors",), "IntImm": (),
+    "FloatImm": (), "StringImm": (), "Var": (),
 }  # fmt: skip
 _PAIR = ("a", "b")
 _LISTS = frozenset({"args", "indices", "vectors"})

@@ -19,7 +19,7 @@ from tvm import tirx
 
 from nearfar.errors import BuildError
 
-from .lanes import BASE, Array, Lanes
+from .lanes import BASE, Array, Lanes, all_workgroups, chosen_workgroups, even_workgroups
 from .reads import Reads
 
 Value = int | Array | None
@@ -37,6 +37,8 @@ _BINARY_CALLS = {
     "bitwise_and": "BitwiseAnd", "bitwise_or": "BitwiseOr", "bitwise_xor": "BitwiseXor",
     "shift_left": "LShift", "shift_right": "RShift",
 }  # fmt: skip
+_EMPTY = -1
+"""In workgroup memory where nothing was stored."""
 _FREE = ("reinterpret", "likely", "tvm_thread_invariant", "large_uint_imm", "workgroup_uniform")
 """Calls that cost no instruction."""
 
@@ -104,7 +106,8 @@ class Trace:
     workgroup: tuple[int, int, int] = (1, 1, 1)
     parameters: dict[str, Memory] = field(default_factory=dict)
     reads: dict[str, Reads] = field(default_factory=dict)
-    written: set[str] = field(default_factory=set)
+    written: dict[str, float] = field(default_factory=dict)
+    """Bytes stored to each parameter."""
     shared_bytes: int = 0
     operations: float = 0.0
     barriers: float = 0.0
@@ -120,19 +123,25 @@ class Trace:
 
 class Walk:
     """One walk over a kernel. `streamed`: parameters whose loads are followed; `contents`: of integer
-    parameters, what the host writes there; 0 where there is nothing.
+    parameters, what the host writes there; 0 where there is nothing. `probing`: all workgroups, but of each
+    only the first thread.
     """
 
     def __init__(
-        self, func: tirx.PrimFunc, streamed: frozenset[str], contents: Mapping[str, Array]
+        self,
+        func: tirx.PrimFunc,
+        streamed: frozenset[str],
+        contents: Mapping[str, Array],
+        probing: bool = False,
     ) -> None:
+        self._probing = probing
         self.trace = Trace()
         self._func, self._streamed, self._contents = func, streamed, contents
         self._variables: dict[Any, Value] = {}
         self._memory: dict[Any, Memory] = {}
         self._locals: dict[tuple[Any, int], Value] = {}
         self._shared: dict[Any, Array] = {}
-        self._lanes = Lanes((1, 1, 1), 1)
+        self._lanes = Lanes(all_workgroups((1, 1, 1)), 1)
         self._stretch = Stretch()
         self._busy: Any = 0.0
         self._sequence: Any = 0.0
@@ -160,12 +169,24 @@ class Walk:
         trace = self.trace
         trace.grid = extents["blockIdx.x"], extents["blockIdx.y"], extents["blockIdx.z"]
         trace.workgroup = extents["threadIdx.x"], extents["threadIdx.y"], extents["threadIdx.z"]
-        self._lanes = Lanes(trace.grid, math.prod(trace.workgroup))
+        self._lanes = self._looked_at()
         self._statement(self._func.body)
         self._wait()
-        for name, most in (("loaded_by_one", self._busy), ("steps", self._sequence), ("barriers", self._waits)):
-            setattr(trace, name, float(np.max(most)))
+        trace.loaded_by_one, trace.steps = float(np.max(self._busy)), float(np.max(self._sequence))
+        trace.barriers = float(np.max(self._waits))
         return trace
+
+    def _looked_at(self) -> Lanes:
+        """Where the host's integers decide what a workgroup does, the first thread of each tells."""
+        grid, threads = self.trace.grid, math.prod(self.trace.workgroup)
+        if self._probing:
+            return Lanes(all_workgroups(grid), 1)
+        if self._contents.keys().isdisjoint(self.trace.parameters):
+            return Lanes(even_workgroups(grid), threads)
+        probe = Walk(self._func, self._streamed, self._contents, probing=True)
+        probe.run()
+        work = np.broadcast_to(probe._busy, (math.prod(grid), 1))
+        return Lanes(chosen_workgroups(work[:, 0]), threads)
 
     # Statements
 
@@ -184,13 +205,11 @@ class Walk:
         self._statement(node.body)
 
     def _thread(self, tag: str) -> Value:
+        assert not self._lanes.loops, "threads are bound outside of all loops"
         kind, axis = tag.split(".")
-        loops = self._lanes.loops
-        if kind == "blockIdx":
-            return self._lanes.values(1 + "xyz".index(axis))
-        assert not loops, "threads are bound outside of all loops"
-        x, y, _ = self.trace.workgroup
-        flat = self._lanes.values(0)
+        of_grid = kind == "blockIdx"
+        x, y, _ = self.trace.grid if of_grid else self.trace.workgroup
+        flat = self._lanes.values(1 if of_grid else 0)
         return {"x": flat % x, "y": flat // x % y, "z": flat // (x * y)}[axis]
 
     def _declare(self, node: Any) -> None:
@@ -214,7 +233,8 @@ class Walk:
         value, index = self._value(node.value), self._value(node.indices[0])
         memory = self._memory[node.buffer]
         if memory.scope == "global":
-            self.trace.written.add(memory.name)
+            stored = Kind.of(node.value).size * self._lanes.total()
+            self.trace.written[memory.name] = self.trace.written.get(memory.name, 0.0) + stored
         elif memory.kind.name == "int" and index is not None:
             if memory.scope.startswith("shared"):
                 self._store_shared(node.buffer, memory, index, value)
@@ -232,7 +252,7 @@ class Walk:
         shape = self._lanes.shape
         before = self._shared.get(buffer)
         if before is None:
-            before = np.zeros(memory.elements, np.int64)
+            before = np.full(memory.elements, _EMPTY)
         held = np.array(np.broadcast_to(before, (*shape[:-1], before.shape[-1])))
         at = np.broadcast_to(np.clip(index, 0, memory.elements - 1), shape)
         put = np.broadcast_to(np.asarray(0 if value is None else value), shape)
@@ -250,7 +270,7 @@ class Walk:
         if most <= 0:
             return
         self._wait()
-        outside = self._lanes.loops + BASE
+        outside, before = self._lanes.loops + BASE, dict(self._shared)
         with self._lanes.loop(most) as turn:
             self._variables[node.loop_var] = turn + (0 if start is None else start)
             inside = turn < extent if isinstance(extent, np.ndarray) and extent.size > 1 else None
@@ -258,10 +278,13 @@ class Walk:
                 if any_active:
                     self._statement(node.body)
                     self._wait()
-        for kept in (self._locals, self._variables, self._shared):  # what the last turn left
+        for kept in (self._locals, self._variables):  # what the last turn left
             for key, value in kept.items():
                 if isinstance(value, np.ndarray) and value.ndim > outside:
                     kept[key] = value[-1]  # type: ignore[index]
+        for buffer, turns in self._shared.items():  # turns may fill parts of it
+            if turns.ndim > outside:
+                self._shared[buffer] = _filled(before.get(buffer, np.array(_EMPTY)), turns)
 
     def _while(self, node: Any) -> None:
         self._wait()
@@ -299,7 +322,8 @@ class Walk:
             self.trace.in_flight = max(self.trace.in_flight, float(launch.max()))
             self.trace.loads_ahead = max(self.trace.loads_ahead, float(np.max(stretch.loads)))
             self._busy = self._busy + lanes.per_thread(whole)
-            self._sequence = self._sequence + lanes.per_thread(np.broadcast_to(stretch.loads > 0, lanes.shape))
+            loading = np.broadcast_to(np.asarray(stretch.loads) > 0, lanes.shape)
+            self._sequence = self._sequence + lanes.per_thread(loading)
         self._stretch = Stretch()
 
     # Expressions
@@ -373,7 +397,8 @@ class Walk:
                 return 0
             shape = self._lanes.shape
             at = np.broadcast_to(np.clip(index, 0, memory.elements - 1), shape)  # inactive threads may be out
-            return np.take_along_axis(np.broadcast_to(held, (*shape[:-1], held.shape[-1])), at, axis=-1)
+            found = np.take_along_axis(np.broadcast_to(held, (*shape[:-1], held.shape[-1])), at, axis=-1)
+            return np.maximum(found, 0)
         return self._locals.get((expr.source, index)) if isinstance(index, int) else None
 
     def _load_parameter(self, expr: Any, memory: Memory, index: Value) -> Value:
@@ -420,6 +445,14 @@ class Walk:
             self._data(expr)
             return None
         return np.where(truth, a, b)
+
+
+def _filled(before: Array, turns: Array) -> Array:
+    """Workgroup memory after a loop: of an element what the last turn that changed it wrote."""
+    after = before
+    for turn in turns:
+        after = np.where(turn != before, turn, after)
+    return after
 
 
 def _compute(name: str, a: Any, b: Any) -> Value:
