@@ -1,4 +1,4 @@
-"""Each class of GPUs gets what it wants of its kernels (targets/gpu/figures/wanted.py), for published shapes."""
+"""Each class of GPUs gets what it wants of its kernels (targets/gpu/figures/wanted.py): published shapes."""
 
 from __future__ import annotations
 
