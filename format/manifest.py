@@ -226,6 +226,8 @@ class Program:
     functions: dict[str, tuple[Function, ...]]
     library: str | None = None
     library_sha256: str | None = None
+    figures: File | None = None
+    """Of a program of shaders: what its kernels do (format/figures.py), for people; no runtime reads it."""
 
     @property
     def precision(self) -> Literal["f16", "f32"]:

@@ -221,6 +221,8 @@ class Artifact:
         for program in self.manifest.programs:
             if program.library is not None:
                 yield _Expected(program.library, None, program.library_sha256)
+            if program.figures is not None:
+                yield _Expected(program.figures.file, program.figures.bytes, program.figures.sha256)
             for kernel in program.kernels.values():
                 if kernel.file is not None:
                     yield _Expected(kernel.file, None, kernel.sha256)

@@ -6,12 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nearfar.build.manifest import file_record
 from nearfar.build.program.compile import Program
 from nearfar.errors import BuildError
-from nearfar.format import manifest
+from nearfar.format import figures, manifest
 from nearfar.format.consistency import DTYPE_BYTES
 from nearfar.format.manifest import Kernel, Requires
 from nearfar.targets.emit import EmitContext, plan_file, sha256_of, write_plans
+from nearfar.targets.gpu.figures import figures_of
 
 
 def shader_record(
@@ -52,7 +54,17 @@ def gpu_program(
         workspace=tuple(program.workspace),
         kernels=kernels,
         functions=write_plans(context.root, program, launches),
+        figures=_write_figures(program, context),
     )
+
+
+def _write_figures(program: Program, context: EmitContext) -> manifest.File:
+    """What the program's kernels do, for `nearfar inspect --kernels`."""
+    path = context.root / "figures" / f"{program.name}.json"
+    path.parent.mkdir(exist_ok=True)
+    found = {name: figures_of(kernel) for name, kernel in program.kernels.items()}
+    path.write_text(figures.text(found))
+    return file_record(context.root, path)
 
 
 def _launch(kernel: str, args: Sequence[str], made: Any) -> dict[str, Any]:

@@ -18,6 +18,24 @@ EXPLICIT_SYNC = "nearfar.explicit_sync"  # attribute of the functions that this 
 def pipeline() -> tuple[transform.Pass, object, object]:
     """The passes down to host and device functions, then those over each side."""
     passes = [
+        *_kernel_passes(),
+        tirx.transform.VerifyMemory(),
+        tirx.transform.AnnotateEntryFunc(),
+        tirx.transform.SplitHostDevice(),
+        tirx.transform.MakePackedAPI(),
+    ]
+    return ir.transform.Sequential(passes), _host_passes, _device_passes
+
+
+def straightened(mod: ir.IRModule) -> ir.IRModule:
+    """Our kernels as the code generators get them, still one function each: flat, unrolled, with named
+    common subexpressions.
+    """
+    return ir.transform.Sequential(_kernel_passes())(mod)
+
+
+def _kernel_passes() -> list[transform.Pass]:
+    return [
         s_tir.transform.CanonicalizeLoop(),
         s_tir.transform.UnifyThreadBinding(),
         s_tir.transform.StmtSimplify(),
@@ -31,12 +49,7 @@ def pipeline() -> tuple[transform.Pass, object, object]:
         tirx.transform.RemoveNoOp(),
         s_tir.transform.RewriteUnsafeSelect(),
         tirx.transform.CommonSubexprElim(),
-        tirx.transform.VerifyMemory(),
-        tirx.transform.AnnotateEntryFunc(),
-        tirx.transform.SplitHostDevice(),
-        tirx.transform.MakePackedAPI(),
     ]
-    return ir.transform.Sequential(passes), _host_passes, _device_passes
 
 
 def _host_passes() -> transform.Pass:

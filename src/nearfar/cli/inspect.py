@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,10 +16,11 @@ from rich.console import Console
 from rich.table import Table
 
 from nearfar import strict_json
+from nearfar.cli.launches import has_plans, launches, show_launches, why_no_launches
 from nearfar.edge_runtime.artifact.budget import kv_bytes
 from nearfar.edge_runtime.artifact.finder import find_artifacts
 from nearfar.edge_runtime.artifact.reader import Artifact
-from nearfar.errors import ArtifactError
+from nearfar.errors import ArtifactError, RequestError
 from nearfar.format.buffers import KV, sized
 from nearfar.format.consistency import DTYPE_BYTES
 from nearfar.format.manifest import Function, Program
@@ -30,18 +33,43 @@ def inspect(
     artifact: Annotated[
         Path, typer.Argument(help="An artifact, or the directory that `nearfar build` wrote.")
     ],
+    kernels: Annotated[
+        bool,
+        typer.Option(
+            "--kernels",
+            help="Show the launches of all plans instead (webgpu, vulkan, cpu). GPU kernels have figures, "
+            "which the build computed: workgroups, threads, bytes of weights under way at once (in flight), "
+            "how often a launch reads each weight, and more.",
+        ),
+    ] = False,
+    program: Annotated[
+        str | None, typer.Option("--program", help="With --kernels: only this program, by its name.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what an artifact holds: functions and buckets, launches, memory by context length, needs,
     provenance.
     """
-    reports = [describe(path) for path in find_artifacts(artifact)]
+    if program is not None and not kernels:
+        raise RequestError("--program goes with --kernels", "program")
+    found = find_artifacts(artifact)
+    reports = _launches(found, program) if kernels else [describe(path) for path in found]
     if as_json:
         print(json.dumps(reports if len(reports) > 1 else reports[0], indent=1, ensure_ascii=False))
         return
     console = Console()
     for report in reports:
-        _show(console, report)
+        (show_launches if kernels else _show)(console, report)
+
+
+def _launches(found: Sequence[Path], program: str | None) -> list[dict[str, Any]]:
+    """Of every artifact that has kernels of ours; beside them others are only named."""
+    artifacts = [Artifact.open(path) for path in found]
+    planned = [artifact for artifact in artifacts if has_plans(artifact)]
+    for artifact in artifacts if planned else ():
+        if artifact not in planned:
+            print(f"{artifact.path}: {why_no_launches(artifact)}", file=sys.stderr)
+    return [launches(artifact, program) for artifact in planned or artifacts]
 
 
 def describe(path: Path) -> dict[str, Any]:

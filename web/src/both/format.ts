@@ -257,6 +257,7 @@ export interface ProgramRecord {
   readonly functions: Readonly<Record<string, readonly FunctionRecord[]>>;
   readonly library?: string | null;
   readonly library_sha256?: string | null;
+  readonly figures?: FileRecord | null;
 }
 
 /** Files of the tokenizer. */

@@ -1,0 +1,122 @@
+"""Figures of a kernel that need no GPU: what its launch runs, loads, waits for and holds.
+
+They are computed from the kernel as the code generators get it, never from the constants that shaped it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import tirx
+from tvm_ffi import structural_hash
+
+from nearfar.format.figures import Figures
+from nearfar.format.sizes import MAX_STEP, PAGE_SIZE
+from nearfar.targets.gpu.tir_passes import straightened
+
+from .lanes import Array
+from .reads import Reads
+from .registers import registers
+from .walk import Trace, Walk
+
+CONTEXT = 1024
+"""Positions that the last row sees, its own included, where nothing else is said."""
+CACHES = ("k_cache", "v_cache")
+
+_known: dict[tuple[object, ...], Figures] = {}
+"""Programs of one build share many kernels."""
+
+
+def figures_of(func: tirx.PrimFunc, context: int = CONTEXT) -> Figures:
+    """The figures of a kernel as `Kernels.stages` gives it, its last row at position context - 1."""
+    names = tuple(str(param.name) for param in func.params)
+    key = structural_hash(func), names, context
+    if key not in _known:
+        with tvm.target.Target("webgpu", host="c"):
+            lowered = straightened(tvm.IRModule({"kernel": func}))["kernel"]
+        streamed = _streamed(names)
+        trace = Walk(lowered, streamed, _host_writes(func, context)).run()
+        _known[key] = _figures(trace, streamed, context, registers(lowered))
+    return _known[key]
+
+
+def _streamed(names: tuple[str, ...]) -> frozenset[str]:
+    matrix = frozenset(name for name in names if name[0] == "w" and name[1:].isdigit())
+    caches = frozenset(name for name in names if name in CACHES and "q" in names)
+    return matrix or caches or frozenset(names)
+
+
+def _host_writes(func: tirx.PrimFunc, context: int) -> Mapping[str, Array]:
+    """Rows of one sequence, the last at context - 1; pages lie in order."""
+    shapes = {str(param.name): [_extent(extent) for extent in param.ty.shape] for param in func.params}
+    rows = shapes.get("q", shapes.get("x", [1]))[0]
+    positions = np.minimum(np.arange(MAX_STEP) + max(context - rows, 0), max(context, rows) - 1)
+    return {"positions": positions, "page_table": np.arange(shapes.get("page_table", [1, 1])[-1])}
+
+
+def _extent(extent: Any) -> int:
+    return int(extent) if isinstance(extent, tirx.IntImm | int) else 0
+
+
+def _figures(trace: Trace, streamed: frozenset[str], context: int, live: int) -> Figures:
+    reads = [trace.reads[name] for name in sorted(streamed & trace.reads.keys())]
+    loads, loaded, fetched, used, touched = (
+        sum(getattr(read, name) for read in reads)
+        for name in ("loads", "loaded", "fetched", "used", "touched")
+    )
+    x, y, z = trace.workgroup
+    threads = x * y * z
+    workgroups = trace.grid[0] * trace.grid[1] * trace.grid[2]
+    product = _product(trace, streamed)
+    k = product[2] if product else None
+    of_x = trace.reads.get("x", Reads())
+    bound = [memory for memory in trace.parameters.values() if memory.name in {*trace.reads, *trace.written}]
+    possible = trace.loaded_by_one * threads * workgroups
+    matrix = sum(trace.parameters[name].size for name in streamed)
+    return Figures(
+        workgroups=workgroups,
+        threads_per_workgroup=threads,
+        threads=threads * workgroups,
+        bytes_in_flight=round(trace.in_flight),
+        loads_ahead=round(trace.loads_ahead),
+        line_use=used / touched if touched else 1.0,
+        loads_per_byte=loads / loaded if loaded else 0.0,
+        weight_reads=fetched / matrix if "w0" in streamed else None,
+        cache_reads=_cache_reads(trace, fetched, context) if streamed <= set(CACHES) else None,
+        x_loads=of_x.loads / loads if product and loads else None,
+        bytes_written=round(sum(trace.written.values())),
+        barriers=round(trace.barriers),
+        barriers_per_k=trace.barriers / k if k else None,
+        serial_steps=round(trace.steps),
+        operations_per_weight=trace.operations / float(np.prod(product)) if product else None,
+        flop_per_byte=2 * float(np.prod(product)) / (fetched + of_x.fetched) if product else None,
+        idle=1 - fetched / possible if possible else 0.0,
+        registers=live,
+        shared_bytes=trace.shared_bytes,
+        storage_buffers=len(bound),
+        largest_binding=max((memory.size for memory in bound), default=0),
+    )
+
+
+def _product(trace: Trace, streamed: frozenset[str]) -> tuple[int, int, int] | None:
+    """M, n, k of a matrix's product with rows: x is [.., k], the matrix's first part [.., n]."""
+    parameters = trace.parameters
+    if "w0" not in streamed or "x" not in parameters:
+        return None
+    x, codes, out = parameters["x"], parameters["w0"], parameters["out"]
+    rows = min(x.shape[0], out.shape[0])
+    return rows, codes.shape[-1] * codes.kind.lanes, x.shape[-1] * x.kind.lanes
+
+
+def _cache_reads(trace: Trace, fetched: float, context: int) -> float:
+    """Of causal rows, the last at context - 1."""
+    cache, rows = trace.parameters["k_cache"], trace.parameters["q"].shape[0]
+    position = 2 * int(np.prod(cache.shape[1:])) * cache.kind.size / PAGE_SIZE
+    seen = sum(max(context, rows) - row for row in range(rows))
+    return fetched / (position * seen)
+
+
+__all__ = ["CONTEXT", "Figures", "figures_of"]

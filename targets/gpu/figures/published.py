@@ -1,0 +1,124 @@
+"""The kernels and plans of a published shape, as a build would make them, without its weights."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+
+import tvm
+
+from nearfar.build import manifest
+from nearfar.build.program.buckets import Buckets
+from nearfar.build.program.compile import Job as Compiling
+from nearfar.build.program.compile import Program, compile_program
+from nearfar.format.consistency import DTYPE_BYTES
+from nearfar.format.figures import Figures
+from nearfar.step.model import Model
+from nearfar.step.reading import read_model
+from nearfar.synth import published
+from nearfar.targets.gpu import GpuKernels, variant
+from nearfar.targets.gpu.classes import DeviceClass, Tuning
+from nearfar.targets.jobs import Embed, Job, Linear
+from nearfar.targets.kernels import Packing, Precision, Staged
+from nearfar.targets.quantized import Matrix
+
+from . import figures_of
+
+LAYERS = 2
+"""Of the model that is compiled: a layer more is the same kernels once more."""
+FEW, MANY = 1, 256
+"""Rows of the steps whose kernels are measured: a token, and the largest bucket."""
+_LAYER = re.compile(r"weight:layers\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A job's first launch."""
+
+    job: Job
+    figures: Figures
+    matrix: int
+    """Bytes of the job's matrix; 0: it has none."""
+
+
+class _Noted(GpuKernels):
+    """Kernels that keep the jobs that they were asked for."""
+
+    def __init__(self, tuning: Tuning) -> None:
+        super().__init__(tuning)
+        self.jobs: dict[Job, Staged] = {}
+
+    def stages(self, job: Job) -> Staged:
+        """As ever."""
+        if job not in self.jobs:
+            self.jobs[job] = super().stages(job)
+        return self.jobs[job]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A shape for a class of devices, q4 in groups of 64: its kernels, and sums over a decode step."""
+
+    measured: tuple[Measured, ...]
+    launches_a_layer: float
+    """From the first launch with weights of a layer to the last."""
+    written_share: float
+    """Bytes that a token's step writes, of those of the weights."""
+
+
+@cache
+def compiled(shape: str, device: DeviceClass, precision: Precision = "f16") -> Compiled:
+    """Compile a shape's steps of a token and of the largest bucket."""
+    program, jobs = _program(shape, device, precision, Buckets((FEW, MANY), (FEW,)))
+    packing = variant(device, precision, vectors=False).kernels
+    measured = [
+        Measured(job, figures_of(staged.stages[0].func), _matrix_bytes(job, packing))
+        for job, staged in jobs.items()
+    ]
+    decode = next(plan for plan in program.plans if (plan.function, plan.size) == ("step", FEW))
+    layered = [i for i, launch in enumerate(decode.launches) if any(map(_LAYER.match, launch.args))]
+    inside = range(layered[0], layered[-1] + 1)
+    written = [figures_of(program.kernels[launch.kernel]).bytes_written for launch in decode.launches]
+    more = published(shape).config["num_hidden_layers"] / LAYERS - 1
+    matrices = _matrices(_model(shape))
+    weights = sum(_bytes(matrix, packing) for matrix in matrices.values())
+    layers = sum(_bytes(matrix, packing) for name, matrix in matrices.items() if name.startswith("layers."))
+    return Compiled(
+        measured=tuple(measured),
+        launches_a_layer=len(inside) / LAYERS,
+        written_share=(sum(written) + more * sum(written[i] for i in inside)) / (weights + more * layers),
+    )
+
+
+def pipelines(shape: str, device: DeviceClass, precision: Precision = "f16") -> int:
+    """Kernels of the whole program, of all buckets."""
+    return len(_program(shape, device, precision, Buckets())[0].kernels)
+
+
+def _program(
+    shape: str, device: DeviceClass, precision: Precision, buckets: Buckets
+) -> tuple[Program, dict[Job, Staged]]:
+    """The variant is that of WebGPU."""
+    model, made = _model(shape), variant(device, precision, vectors=False)
+    kernels = _Noted(Tuning(device, half=precision == "f16"))
+    job = Compiling(model, _matrices(model), manifest.CACHE, buckets)
+    program = compile_program(job, replace(made, kernels=kernels), tvm.target.Target("webgpu"))
+    return program, kernels.jobs
+
+
+def _model(shape: str) -> Model:
+    return read_model({**published(shape).config, "num_hidden_layers": LAYERS}).model
+
+
+def _matrices(model: Model) -> dict[str, Matrix]:
+    return {param.name: Matrix(param.n, param.k, 4, 64) for param in model.step.params if param.is_matrix}
+
+
+def _matrix_bytes(job: Job, packing: Packing) -> int:
+    return _bytes(job.matrix, packing) if isinstance(job, Linear | Embed) else 0
+
+
+def _bytes(matrix: Matrix, packing: Packing) -> int:
+    return sum(math.prod(part.shape) * DTYPE_BYTES[part.dtype] for part in packing.parts(matrix))

@@ -1,0 +1,60 @@
+"""What a launch loads of one buffer, added up load by load from the addresses of its threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .lanes import Array, Lanes
+
+LINE = 128
+"""Bytes of a cache line."""
+LOCKSTEP = 32
+"""Threads side by side whose loads a GPU joins."""
+
+
+@dataclass
+class Reads:
+    """Loads of a buffer by the whole launch.
+
+    `loads`: instructions, of one thread each; `loaded`: their bytes; `fetched`: bytes of different addresses,
+    counted once for each load of a workgroup (what its threads load together is fetched once). `used`,
+    `touched`: the same bytes for each 32 threads side by side, and the bytes of the 128-byte lines that they
+    lie in.
+    """
+
+    loads: float = 0.0
+    loaded: float = 0.0
+    fetched: float = 0.0
+    used: float = 0.0
+    touched: float = 0.0
+
+    def add(self, lanes: Lanes, index: Array, size: int) -> float:
+        """A load of `size` bytes at index·size; gives the share of it that no neighbour loads too."""
+        count = lanes.total()
+        if not count:
+            return 0.0
+        at, active = lanes.first_active(index)
+        weight = lanes.workgroups()  # what each workgroup that is looked at stands for
+        threads = float((weight * active.sum(-1)).sum())
+        together = float((weight * _different(at, active)).sum()) / threads
+        groups = -(-at.shape[1] // LOCKSTEP)
+        fill = ((0, 0), (0, groups * LOCKSTEP - at.shape[1]))
+        joined, here = (np.pad(each, fill).reshape(-1, groups, LOCKSTEP) for each in (at, active))
+        self.loads += count
+        self.loaded += count * size
+        self.fetched += count * size * together
+        self.used += count * size * float((weight @ _different(joined, here)).sum()) / threads
+        lines = float((weight @ _different(joined * size // LINE, here)).sum()) / threads
+        self.touched += count * LINE * lines
+        return together
+
+
+def _different(values: Array, active: npt.NDArray[np.bool_]) -> Array:
+    """How many different values the active ones along the last axis have."""
+    none = values.max(initial=0) + 1
+    ordered = np.sort(np.where(active, values, none), axis=-1)
+    changes = (np.diff(ordered, axis=-1) != 0).sum(-1)
+    return np.asarray(changes + active.all(-1))

@@ -1,0 +1,148 @@
+"""What each class of devices wants of its kernels and plans: bounds on figures, in one table.
+
+Bytes in flight hide the latency of memory: two times bandwidth times latency (0.5 to 0.7 µs). The bounds of
+`software`, where processors imitate a GPU, are what its kernels reach: a line not to fall behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from nearfar.format.figures import Figures
+from nearfar.targets.gpu.classes import DeviceClass, Name
+from nearfar.targets.jobs import Attend, Job, Linear
+
+Kind = Literal["matvec", "matmul", "decode", "prefill", "other"]
+FEW_ROWS, MANY_ROWS = 7, 256
+"""Up to the one a matvec is wanted, at the other bounds on the work for a byte hold."""
+MEGABYTE = 1 << 20
+SLACK = 1.01
+"""A norm has a barrier of its own, and sums over workgroups that were not looked at are no whole numbers."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The least and the most that figures may be. One that is None for a kernel is not held to."""
+
+    least: Mapping[str, float] = field(default_factory=dict)
+    most: Mapping[str, float] = field(default_factory=dict)
+
+    def missed(self, figures: Figures) -> dict[str, str]:
+        """The figures that are out of bounds, each with what it is and should be."""
+        found = {}
+        for name, bound in self.least.items():
+            value = getattr(figures, name)
+            if value is not None and value * SLACK < bound:
+                found[name] = f"{value:.4g}, wanted ≥ {bound:.4g}"
+        for name, bound in self.most.items():
+            value = getattr(figures, name)
+            if value is not None and value > bound * SLACK:
+                found[name] = f"{value:.4g}, wanted ≤ {bound:.4g}"
+        return found
+
+    def __or__(self, other: Bounds) -> Bounds:
+        """Both; of what both bound, the other's."""
+        return Bounds({**self.least, **other.least}, {**self.most, **other.most})
+
+
+EVERY = Bounds(most={"storage_buffers": 8, "threads_per_workgroup": 256, "largest_binding": 128 * MEGABYTE})
+"""What WebGPU guarantees. A binding is held to it where it is a matrix: see `wanted`."""
+WANTED: dict[Name, dict[Kind, Bounds]] = {
+    "software": {
+        "matvec": Bounds(
+            {"bytes_in_flight": 2304, "threads": 72, "line_use": 0.25},
+            {"loads_per_byte": 1 / 4, "x_loads": 2, "operations_per_weight": 5.2, "serial_steps": 360,
+             "weight_reads": 1.1, "idle": 0.1, "barriers": 1, "shared_bytes": 16384},
+        ),
+        "matmul": Bounds({"flop_per_byte": 16}, {"weight_reads": 32, "barriers_per_k": 1 / 4}),
+        "decode": Bounds({}, {"cache_reads": 1.01}),
+        "prefill": Bounds({}, {"cache_reads": 1.01}),
+        "other": Bounds(),
+    },
+    "mobile": {
+        "matvec": Bounds(
+            {"line_use": 0.95, "loads_ahead": 4},
+            {"loads_per_byte": 1 / 16, "x_loads": 1, "operations_per_weight": 2.5, "serial_steps": 16,
+             "weight_reads": 1.1, "idle": 0.1, "barriers": 1, "registers": 64, "shared_bytes": 8192},
+        ),
+        "matmul": Bounds(
+            {"line_use": 0.95, "flop_per_byte": 25},
+            {"weight_reads": 8, "barriers_per_k": 1 / 16, "registers": 64, "shared_bytes": 8192},
+        ),
+        "decode": Bounds({}, {"cache_reads": 1.01, "registers": 64, "shared_bytes": 8192}),
+        "prefill": Bounds({}, {"cache_reads": 1.1 / 16, "registers": 64, "shared_bytes": 8192}),
+        "other": Bounds(),
+    },
+    "integrated": {
+        "matvec": Bounds(
+            {"line_use": 0.95, "loads_ahead": 8},
+            {"loads_per_byte": 1 / 16, "x_loads": 1, "operations_per_weight": 2.5, "serial_steps": 8,
+             "weight_reads": 1.1, "idle": 0.1, "barriers": 1, "registers": 96, "shared_bytes": 16384},
+        ),
+        "matmul": Bounds(
+            {"line_use": 0.95, "flop_per_byte": 50},
+            {"weight_reads": 4, "barriers_per_k": 1 / 16, "registers": 96, "shared_bytes": 16384},
+        ),
+        "decode": Bounds({}, {"cache_reads": 1.01, "registers": 96, "shared_bytes": 16384}),
+        "prefill": Bounds({}, {"cache_reads": 1.1 / 32, "registers": 96, "shared_bytes": 16384}),
+        "other": Bounds(),
+    },
+    "discrete": {
+        "matvec": Bounds(
+            {"line_use": 0.95, "loads_ahead": 8},
+            {"loads_per_byte": 1 / 16, "x_loads": 1, "operations_per_weight": 4, "serial_steps": 4,
+             "weight_reads": 1.1, "idle": 0.1, "barriers": 1, "registers": 96, "shared_bytes": 16384},
+        ),
+        "matmul": Bounds(
+            {"line_use": 0.95, "flop_per_byte": 50},
+            {"weight_reads": 4, "barriers_per_k": 1 / 32, "registers": 96, "shared_bytes": 16384},
+        ),
+        "decode": Bounds({}, {"cache_reads": 1.01, "registers": 96, "shared_bytes": 16384}),
+        "prefill": Bounds({}, {"cache_reads": 1.1 / 32, "registers": 96, "shared_bytes": 16384}),
+        "other": Bounds(),
+    },
+}  # fmt: skip
+
+LAUNCHES_A_LAYER = 6
+PIPELINES = 60
+"""Kernels of a program."""
+WRITTEN = 0.01
+"""Share of the bytes of the weights that a token's launches may write."""
+
+
+def kind_of(job: Job) -> Kind:
+    """Which bounds a job's first launch is held to."""
+    if isinstance(job, Linear):
+        return "matvec" if job.m <= FEW_ROWS else "matmul"
+    if isinstance(job, Attend):
+        return "decode" if job.m <= FEW_ROWS else "prefill"
+    return "other"
+
+
+def wanted(job: Job, device: DeviceClass, matrix: int = 0) -> Bounds:
+    """The bounds of a job's first launch on a class of devices; `matrix`: bytes of the job's matrix."""
+    kind = kind_of(job)
+    bounds = WANTED[device.name][kind]
+    if kind == "matvec":
+        bounds = bounds | _filling(device, matrix)
+    if kind == "matmul" and isinstance(job, Linear) and job.m < MANY_ROWS:  # a tile or two of rows
+        of_many = bounds.most.get("weight_reads", 1) * job.m / MANY_ROWS
+        least = {name: bound for name, bound in bounds.least.items() if name != "flop_per_byte"}
+        bounds = Bounds(least, {**bounds.most, "weight_reads": max(of_many, 1.1)})
+    if not isinstance(job, Linear):
+        return (
+            Bounds(most={name: bound for name, bound in EVERY.most.items() if name[:7] != "largest"}) | bounds
+        )
+    return EVERY | bounds
+
+
+def _filling(device: DeviceClass, matrix: int) -> Bounds:
+    """Bytes in flight and threads that fill the device, as far as the matrix reaches."""
+    least: dict[str, float] = {}
+    if device.in_flight:
+        least["bytes_in_flight"] = min(device.in_flight, matrix)
+    if device.launched and matrix >= MEGABYTE:
+        least["threads"] = device.launched
+    return Bounds(least)

@@ -1,0 +1,104 @@
+"""Figures of GPU kernels, computed from the kernels: of toys that can be counted by hand, and of ours."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from tvm.script import tirx as T
+
+from nearfar.targets.gpu import variant
+from nearfar.targets.gpu.classes import SOFTWARE
+from nearfar.targets.gpu.figures import Figures, figures_of
+from nearfar.targets.jobs import Attend, Linear
+from nearfar.targets.quantized import Matrix
+
+N, K = 512, 1024
+
+
+def q4(n: int, k: int, m: int = 1) -> Linear:
+    return Linear(m, Matrix(n, k, 4, 64), "float16", "float32", residual=True)
+
+
+@cache
+def software(job: Linear | Attend) -> Figures:
+    return figures_of(variant(SOFTWARE, "f16", False).kernels.stages(job).stages[0].func)
+
+
+def split_k(lanes: int, stride: int) -> Figures:
+    """A toy matvec: of 32 threads `lanes` lie along n, 4 columns each, `stride` apart; the others split k.
+
+    A thread loads 4 vectors of words and one of scales in a turn, and there is one barrier.
+    """
+    parts = 32 // lanes
+
+    @T.prim_func(check_well_formed=False)
+    def kernel(
+        x: T.Buffer((1, K // 4), "float16x4"),
+        w0: T.Buffer((K // 8, N // 4), "uint32x4"),
+        w1: T.Buffer((K // 32, N // 4), "uint32x4"),
+        out: T.Buffer((1, N), "float32"),
+    ):
+        for bx in T.thread_binding(N // 4 // lanes, thread="blockIdx.x"):
+            for tx in T.thread_binding(32, thread="threadIdx.x"):
+                word = T.alloc_local((5,), "uint32x4")
+                total = T.alloc_local((4,), "float16")
+                shared = T.alloc_shared((32,), "float32")
+                for turn in T.serial(K // 32 // parts):
+                    group = tx // lanes * (K // 32 // parts) + turn
+                    column = (bx * lanes + tx % lanes) * stride % (N // 4)
+                    for e in T.unroll(4):
+                        word[e] = w0[group * 4 + e, column]
+                    word[4] = w1[group, column]
+                    total[0] = total[0] + T.Shuffle([x[0, group]], [0]) * T.Cast(
+                        "float16", T.Shuffle([word[0]], [0])
+                    )
+                shared[tx] = T.Cast("float32", total[0])
+                T.tvm_storage_sync("shared")
+                if tx < lanes:
+                    out[0, bx * lanes + tx] = shared[tx]
+
+    return figures_of(kernel)
+
+
+def test_a_toy_is_as_counted_by_hand() -> None:
+    found = split_k(lanes=8, stride=1)
+    assert (found.workgroups, found.threads_per_workgroup, found.threads) == (16, 32, 512)
+    assert found.bytes_in_flight == 512 * 5 * 16
+    assert found.loads_ahead == 5
+    assert found.serial_steps == K // 32 // 4
+    assert found.loads_per_byte == 1 / 16
+    assert found.weight_reads == 1
+    assert found.x_loads == 1 / 5
+    assert (found.barriers, found.shared_bytes, found.storage_buffers) == (1, 128, 4)
+    assert found.barriers_per_k == 1 / K
+    assert found.line_use == 1
+    assert found.idle == 0
+    assert found.largest_binding == K // 8 * N * 4
+
+
+def test_threads_far_apart_use_part_of_each_line() -> None:
+    assert split_k(lanes=8, stride=8).line_use == pytest.approx(16 / 128)
+    assert split_k(lanes=2, stride=1).line_use == pytest.approx(32 / 128)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "threads", "in_flight"),
+    [(2048, 2048, 2048, 65536), (128256, 2048, 16032, 513024), (576, 576, 72, 2304), (576, 1536, 72, 2304)],
+)
+def test_software_matvecs_have_little_in_flight(n: int, k: int, threads: int, in_flight: int) -> None:
+    """Each thread has eight rows, a word of each in a turn."""
+    found = software(q4(n, k))
+    assert (found.threads, found.bytes_in_flight, found.weight_reads) == (threads, in_flight, 1)
+    assert found.operations_per_weight == pytest.approx(4.5, abs=0.1)
+
+
+def test_the_software_matmul_reads_each_weight_for_every_eight_rows() -> None:
+    found = software(q4(2048, 2048, m=256))
+    assert (found.weight_reads, found.barriers_per_k, found.flop_per_byte) == (32, 0.25, 25.6)
+
+
+@pytest.mark.parametrize("m", [1, 16, 256])
+def test_software_attention_reads_the_cache_for_every_row(m: int) -> None:
+    job = Attend(m, 32, 8, 64, 16, 8, 128, "float16", "float16")
+    assert software(job).cache_reads == pytest.approx(1, rel=0.01)
