@@ -23,7 +23,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from nearfar.format.sizes import MAX_ROWS
-from nearfar.targets.gpu.classes import MOBILE, DeviceClass, Tuning
+from nearfar.targets.gpu.classes import MOBILE, Tuning
 from nearfar.targets.jobs import Linear
 
 from .common import SHARED_BYTES, ceil_div, select
@@ -37,6 +37,7 @@ from .vectors import (
     f32x4,
     high_halves,
     low_halves,
+    of_numbers,
     or_zero,
     quarter,
     scale_buffer,
@@ -46,7 +47,6 @@ from .vectors import (
 )
 
 TILE_K = 32
-FLAT = 64  # columns of a tile of fewer rows than the class's
 BLOCK = 16  # outputs of a thread, twice as many sums where gated
 ACROSS_K = TILE_K // WIDTH
 
@@ -97,19 +97,14 @@ class Tiling:
 
 def tiling(job: Linear, tuning: Tuning) -> Tiling:
     """The class's tile, flatter where there are fewer rows."""
-    rows, columns = _tile(job.m, tuning.device)
+    most, columns = tuning.device.tile
+    rows = next((size for size in (16, 32) if job.m <= size < most), most)
     lanes = columns // WIDTH // sides(job)
-    deep = rows * columns // BLOCK // lanes
+    deep = max(rows * columns // BLOCK, tuning.device.subgroup) // lanes
     narrow = tuning.half and job.x_dtype == "float16" and job.norm is None
     x_dtype, w_dtype = ("float16" if small else "float32" for small in (narrow, tuning.half))
     memory = SHARED_BYTES // 2 if tuning.device is MOBILE else SHARED_BYTES  # more costs it other workgroups
     return Tiling(rows, columns, lanes, deep, x_dtype, w_dtype, memory)
-
-
-def _tile(m: int, device: DeviceClass) -> tuple[int, int]:
-    most, columns = device.tile
-    rows = next((size for size in (16, 32) if m <= size < most), most)
-    return (rows, columns) if rows == most else (rows, FLAT)
 
 
 def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
@@ -249,4 +244,4 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
                                     residual, out, row_of(by, r, ty), bx * lanes + tx,
                                 )  # fmt: skip
 
-    return select(kernel, params(job), "matmul")
+    return of_numbers(select(kernel, params(job), "matmul"))

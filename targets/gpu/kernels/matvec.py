@@ -41,6 +41,7 @@ from .vectors import (
     f32x4,
     high_halves,
     low_halves,
+    of_numbers,
     or_zero,
     quarter,
     scale_buffer,
@@ -285,4 +286,4 @@ def matvec(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
                                 column,
                             )  # fmt: skip
 
-    return select(kernel, params(job), "matvec")
+    return of_numbers(select(kernel, params(job), "matvec"))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tvm import tirx
 from tvm.script import tirx as T
 
 from nearfar.targets.gpu.packing import PLANES, SIGN_BIT
@@ -39,6 +40,23 @@ def word_buffer(matrix: Matrix) -> tuple[tuple[int, ...], str]:
 def scale_buffer(matrix: Matrix) -> tuple[tuple[int, ...], str]:
     """The same of the scale and bias words."""
     return quarter(scale_shape(matrix)), f"uint32x{WIDTH}"
+
+
+def of_numbers(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The kernel with parameters of numbers, which its buffers of vectors look at under the same names.
+
+    The program that calls it knows only numbers, and compares the types of what it passes.
+    """
+    held, views = [], []
+    for param in func.params:
+        width = int(param.dtype.lanes)
+        if width > 1:
+            shape = [*param.shape[:-1], param.shape[-1] * width]
+            numbers = tirx.decl_buffer(shape, str(param.dtype).split("x")[0], name=str(param.name))
+            views.append(tirx.DeclBuffer(param, data=numbers.data))
+            param = numbers
+        held.append(param)
+    return tirx.PrimFunc(held, tirx.SeqStmt([*views, func.body]), func.ret_type, func.attrs)
 
 
 def fits(job: Linear) -> bool:
