@@ -146,7 +146,9 @@ class Expressions:
         return access.indices[0]
 
     def vector_index(self, index: Any) -> int:
-        """Which vector of the buffer a ramp is."""
+        """Which vector of the buffer an index is: of a buffer of vectors itself, else by the ramp."""
+        if lanes(index) == 1:
+            return self.value(index)
         kind = dtype(index)
         return self._arithmetic.binary(
             "div", kind, self.value(index), self._arithmetic.constant(kind, lanes(index))

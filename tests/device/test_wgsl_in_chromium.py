@@ -5,10 +5,13 @@ from __future__ import annotations
 import http.server
 import itertools
 import threading
+from dataclasses import replace
 
 import pytest
 import tvm
 
+from nearfar.targets.gpu import variant
+from nearfar.targets.gpu.classes import CLASSES
 from nearfar.targets.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, RopeAppend, Sample
 from nearfar.targets.webgpu import VARIANTS, shaders
 from tests.support import gpu_jobs
@@ -55,12 +58,25 @@ def jobs() -> dict[str, Job]:
     return out
 
 
+def by_class() -> list[tuple[str, str, Linear]]:
+    """Matmuls shaped for classes of GPUs, in float32: the browser that tests them has no float16."""
+    return [
+        (device, name, replace(job, x_dtype="float32", out_dtype="float32"))
+        for device in gpu_jobs.GPU_CLASSES
+        for name, (_, job) in gpu_jobs.class_linears(device).items()
+    ]
+
+
 def test_chromium_compiles_every_kernel():
     module = tvm.IRModule(
         {
             f"{name}_s{i}": stage.func
             for name, job in jobs().items()
             for i, stage in enumerate(VARIANTS[-1].kernels.stages(job).stages)
+        }
+        | {
+            f"{device}_{name}": variant(CLASSES[device], "f32", False).kernels.stages(job).stages[0].func
+            for device, name, job in by_class()
         }
     )
     sources = {name: [shader.source, shader.entry] for name, shader in shaders(module, "f32").items()}
