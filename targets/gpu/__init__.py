@@ -33,7 +33,7 @@ class GpuKernels:
         self.tuning = tuning
         self._makers: dict[type[Job], Callable[[Any], Staged]] = {
             Embed: embed, Norm: norm, Linear: partial(linear, tuning=tuning), RopeAppend: rope_append,
-            Attend: attention, Greedy: greedy, Sample: sample, Logprobs: logprobs,
+            Attend: partial(attention, tuning=tuning), Greedy: greedy, Sample: sample, Logprobs: logprobs,
         }  # fmt: skip
 
     @property

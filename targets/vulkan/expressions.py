@@ -146,7 +146,9 @@ class Expressions:
         return access.indices[0]
 
     def vector_index(self, index: Any) -> int:
-        """Which vector of the buffer a ramp is."""
+        """Which vector of the buffer a ramp is; an index of a buffer of vectors is that already."""
+        if lanes(index) == 1:
+            return self.value(index)
         kind = dtype(index)
         return self._arithmetic.binary(
             "div", kind, self.value(index), self._arithmetic.constant(kind, lanes(index))

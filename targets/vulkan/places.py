@@ -57,6 +57,7 @@ class Memory:
         self._dirty: dict[tuple[Var, int], None] = {}
         self._quads = Quads(arithmetic)
         self._epoch = 0
+        self._vector = (0, 0, 0), 0  # where a vector was last loaded, in which block and epoch; its id
         self.shared_bytes = 0
 
     def bind(self, buffer: Var, use: Uses, binding: int) -> None:
@@ -66,7 +67,8 @@ class Memory:
             builder.capability(Capability.STORAGE_BUFFER_16BIT)
         elif dtype.bits <= 8:
             builder.capability(Capability.STORAGE_BUFFER_8BIT)
-        lanes = 1 if dtype == BOOL else use.vector or 1
+        lanes = vector_lanes(buffer) if vector_lanes(buffer) > 1 else use.vector or 1
+        lanes = 1 if dtype == BOOL else lanes
         element = self._stored_type(dtype)
         held = element if lanes == 1 else builder.vector_type(element, lanes)
         block = builder.buffer_type(held, dtype.bytes * lanes, use.stored)
@@ -92,8 +94,10 @@ class Memory:
         if not (use.loaded or use.stored):
             return
         element = self._arithmetic.computes(dtype)
-        count = math.prod(int(extent) for extent in buffer.shape)
-        if scope == "shared":
+        count, lanes = math.prod(int(extent) for extent in buffer.shape), vector_lanes(buffer)
+        if lanes > 1:
+            self._allocate_vectors(buffer, scope, dtype, count, lanes)
+        elif scope == "shared":
             quads = dtype.bits == 32 and count % WIDTH == 0 and use.quads
             kind = self._builder.vector_type(element, WIDTH) if quads else element
             array = self._builder.array_type(kind, count // WIDTH if quads else count)
@@ -108,6 +112,18 @@ class Memory:
             variable = self._builder.local_variable(self._builder.array_type(element, count))
             self._places[buffer] = Place(dtype, Storage.FUNCTION, element, variable)
 
+    def _allocate_vectors(self, buffer: Var, scope: str, dtype: Dtype, count: int, lanes: int) -> None:
+        if scope != "shared" or dtype.bits != 32:
+            raise BuildError(
+                f"buffer {buffer.name}: vectors of {dtype} in {scope!r} memory have no SPIR-V code: they may "
+                "be in storage buffers, and of 32 bits in workgroup memory"
+            )
+        element = self._arithmetic.type_of(dtype)
+        array = self._builder.array_type(self._builder.vector_type(element, lanes), count)
+        variable = self._builder.global_variable(Storage.WORKGROUP, array)
+        self.shared_bytes += count * lanes * dtype.bytes
+        self._places[buffer] = Place(dtype, Storage.WORKGROUP, element, variable, lanes)
+
     def alias(self, buffer: Var, other: Var) -> None:
         """Another declaration of the same memory."""
         place = self._places.get(other)
@@ -121,8 +137,13 @@ class Memory:
         if place.split:
             return self._load_scalar(buffer, place, int(self._arithmetic.known(index) or 0))
         builder, pointer = self._builder, self._pointer(place, index)
-        read, before = builder.pure if place.read_only else builder.value, builder.position
-        value = read(Op.LOAD, self._held_type(place), pointer)
+        before = builder.position
+        if place.read_only:
+            value = builder.pure(Op.LOAD, self._held_type(place), pointer)
+        elif place.vector > 1:
+            value = self._load_vector(place, pointer)
+        else:
+            value = builder.value(Op.LOAD, place.element, pointer)
         if place.vector == 1:
             if place.quads and builder.position != before:
                 self._quads.note(buffer, 0 if place.read_only else self._epoch, index, value)
@@ -131,6 +152,13 @@ class Memory:
             Op.COMPOSITE_EXTRACT, self._wide(place), self._widened(place, value, place.vector), lane
         )
         return self._conversions.cast(F32, F16, value) if place.dtype == F16 else value
+
+    def _load_vector(self, place: Place, pointer: int) -> int:
+        """One load for all lanes that are asked for before something is stored."""
+        at = pointer, self._builder.block, self._epoch
+        if self._vector[0] != at:
+            self._vector = at, self._builder.value(Op.LOAD, self._held_type(place), pointer)
+        return self._vector[1]
 
     def store(self, buffer: Var, index: int, values: list[int]) -> None:
         """Store at an index: one value, or the lanes of a vector."""
@@ -259,6 +287,11 @@ class Memory:
             value = self._conversions.cast(BOOL, I32, value)
         op = Op.F_CONVERT if place.dtype.kind == "f" else Op.U_CONVERT
         return self._builder.pure(op, self._held_type(place), value)
+
+
+def vector_lanes(buffer: Var) -> int:
+    """Lanes of a buffer's dtype: 4 of float32x4."""
+    return int(buffer.dtype.lanes)
 
 
 def _count(buffer: Var) -> int:

@@ -17,10 +17,10 @@ MAX_SHARED_BYTES = 16384
 MAX_STORAGE_BUFFERS = 8
 
 _BINDING = re.compile(
-    r"@group\(0\) @binding\((\d+)\) var<storage, (read|read_write)> (\w+?)_ptr : array<(\w+)>;"
+    r"@group\(0\) @binding\((\d+)\) var<storage, (read|read_write)> (\w+?)_ptr : array<([\w<>]+)>;"
 )
 _ENTRY = re.compile(r"@workgroup_size\((\d+), (\d+), (\d+)\)\s*fn (\w+)\(")
-_SHARED = re.compile(r"var<workgroup> \w+ : array<(\w+), (\d+)>;")
+_SHARED = re.compile(r"var<workgroup> \w+ : array<(?:vec(\d)<)?(\w+?)>?, (\d+)>;")
 _HEADER = re.compile(r"^(?://-+\n)?// Function: \w+\n(?://-+\n)?", re.MULTILINE)
 FUNCTIONS = {
     "low_half": "fn low_half(word : u32) -> f32 { return unpack2x16float(word).x; }\n",
@@ -91,7 +91,8 @@ def _shader(name: str, func: tirx.PrimFunc, source: str, precision: Precision) -
         raise BuildError(f"kernel {name}: {len(entries)} entry points, expected 1")
     x, y, z, entry = entries[0]
     workgroup = int(x), int(y), int(z)
-    shared = sum(_BYTES[dtype] * int(size) for dtype, size in _SHARED.findall(source))
+    arrays = _SHARED.findall(source)
+    shared = sum(int(lanes or 1) * _BYTES[dtype] * int(size) for lanes, dtype, size in arrays)
     if "enable f16;" in source and precision != "f16":
         raise BuildError(f"kernel {name}: uses f16 in the {precision} program")
     for what, value, limit in (

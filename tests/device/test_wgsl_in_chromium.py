@@ -9,7 +9,10 @@ import threading
 import pytest
 import tvm
 
+from nearfar.targets.gpu import GpuKernels
+from nearfar.targets.gpu.classes import CLASSES, Tuning
 from nearfar.targets.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, RopeAppend, Sample
+from nearfar.targets.kernels import Staged
 from nearfar.targets.webgpu import VARIANTS, shaders
 from tests.support import gpu_jobs
 from tests.support.browser import browser
@@ -55,13 +58,20 @@ def jobs() -> dict[str, Job]:
     return out
 
 
+def attention_by_class() -> dict[str, Staged]:
+    made = {}
+    for name, m, flags in itertools.product(("mobile", "discrete"), (1, 64), ("plain", "all")):
+        for shape in ((9, 3, 24), (8, 1, 64)):
+            job = gpu_jobs.paged(Attend, (m, *shape), "float32", **gpu_jobs.ATTENDS[flags])
+            kernels = GpuKernels(Tuning(CLASSES[name], half=False))
+            made[f"attend_{name}_{flags}_{m}_{shape[-1]}"] = kernels.stages(job)
+    return made
+
+
 def test_chromium_compiles_every_kernel():
+    made = {name: VARIANTS[-1].kernels.stages(job) for name, job in jobs().items()} | attention_by_class()
     module = tvm.IRModule(
-        {
-            f"{name}_s{i}": stage.func
-            for name, job in jobs().items()
-            for i, stage in enumerate(VARIANTS[-1].kernels.stages(job).stages)
-        }
+        {f"{name}_s{i}": stage.func for name, staged in made.items() for i, stage in enumerate(staged.stages)}
     )
     sources = {name: [shader.source, shader.entry] for name, shader in shaders(module, "f32").items()}
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Blank)

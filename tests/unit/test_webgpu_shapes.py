@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import tvm
 
+from nearfar.targets.gpu import GpuKernels
+from nearfar.targets.gpu.classes import CLASSES, Tuning
 from nearfar.targets.jobs import Attend, Embed, Job, Linear, Norm, RopeAppend
 from nearfar.targets.kernels import Precision
 from nearfar.targets.quantized import Matrix
@@ -56,6 +60,24 @@ def test_large_shapes(precision: Precision) -> None:
     made = shaders(tvm.IRModule(funcs), precision)
     assert made.keys() == funcs.keys()
     assert max(shader.shared_bytes for shader in made.values()) <= 16384
+
+
+@pytest.mark.parametrize("name", ["mobile", "integrated", "discrete"])
+def test_attention_of_each_class(name: str) -> None:
+    """Limits are checked by shaders(); the grid and the scratch stay small however long a sequence may be."""
+    kernels, funcs = GpuKernels(Tuning(CLASSES[name], half=False)), {}
+    for model, (heads, kv_heads, dim) in ATTENTION.items():
+        for m in (1, 16, 256):
+            job = Attend(
+                m, heads, kv_heads, dim, 16, 16, 2048, "float32", "float32", softcap=50.0, sinks=True
+            )
+            staged = kernels.stages(job)
+            funcs |= {
+                f"{model.split()[0]}_{m}_{i}_{dim}": stage.func for i, stage in enumerate(staged.stages)
+            }
+            assert all(math.prod(shape) * 4 <= 64 << 20 for shape, _ in staged.scratch)
+    made = shaders(tvm.IRModule(funcs), "f32")
+    assert max(math.prod(shader.grid) for key, shader in made.items() if "_1_" in key) <= 2048
 
 
 def test_a_window_bounds_the_splits() -> None:
