@@ -130,19 +130,31 @@ RUNS: dict[str, tuple[tuple[int, int, int], ...]] = {
     "one_goes_on": ((2, 97, 63),),
     "decode": tuple((slot, length - 1, 1) for slot, length in enumerate((63, 64, 65, 1))),
     "borders": tuple((slot, length - 1, 1) for slot, length in enumerate((128, 129, 319, 320))),
-    "mixed": ((0, 62, 1), (1, 64, 1), (2, 0, 3), (3, 190, 37), (-1, 0, 6), (1, 128, 1), (0, 127, 12)),
+    "mixed": (
+        (0, 62, 1),
+        (1, 64, 1),
+        (2, 0, 3),
+        (3, 190, 37),
+        (-1, 0, 6),
+        (0, 0, 2),
+        (1, 128, 1),
+        (0, 127, 9),
+    ),
     "padding": ((-1, 0, 64),),
 }
 """Rows of steps as runs: slot (-1: padding), position of the first row, rows. The rest is padding."""
+LONG_RUN = ((0, 32708, 60),)
 
 
-def check_runs(kernels: Kernels, run: Run, precision: Precision, job: Attend, runs: str) -> None:
-    """Attention of a step whose rows are RUNS[runs], as many as the job has; pages that none sees are not
+def check_runs(
+    kernels: Kernels, run: Run, precision: Precision, job: Attend, runs: tuple[tuple[int, int, int], ...]
+) -> None:
+    """Attention of a step whose rows are those of RUNS, as many as the job has; pages that none sees are not
     there.
     """
     rng = np.random.default_rng(1)
     arrays = paged_inputs(job, rng)
-    rows = [(slot, first + i) for slot, first, count in RUNS[runs] for i in range(count)][: job.m]
+    rows = [(slot, first + i) for slot, first, count in runs for i in range(count)][: job.m]
     arrays["positions"][:] = -1
     for i, (slot, position) in enumerate(rows):
         arrays["slots"][i], arrays["positions"][i] = max(slot, 0), position if slot >= 0 else -1

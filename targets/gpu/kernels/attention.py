@@ -7,11 +7,14 @@ from nearfar.targets.gpu.classes import SOFTWARE, Tuning
 from nearfar.targets.jobs import Attend
 from nearfar.targets.kernels import Staged
 
-from . import flash_decode, software
+from . import flash_decode, flash_prefill, software
 
 
 def attention(job: Attend, tuning: Tuning) -> Staged:
-    """The launches of a job."""
-    if tuning.device == SOFTWARE or job.m > MAX_ROWS:
+    """The launches of a job. As many rows as there may be sequences may each be of another one: of those,
+    the positions are shared out; of more, the rows that share positions are put together.
+    """
+    if tuning.device == SOFTWARE:
         return software.attention(job)
-    return flash_decode.attention(job, tuning.device)
+    kernel = flash_decode if job.m <= MAX_ROWS else flash_prefill
+    return kernel.attention(job, tuning.device)

@@ -28,10 +28,9 @@ from nearfar.targets.jobs import Attend
 from nearfar.targets.kernels import Stage, Staged
 
 from .activations import capped
-from .common import LOWEST, ceil_div, select, stored
+from .common import LOWEST, SHARED_BYTES, ceil_div, select, stored
 from .heads import Head, begin, heads_together, seen
 
-SHARED_BYTES = 16384
 MAX_THREADS = 128  # a block of 64 positions is not enough work for more
 MAX_HEADS = 8  # query heads a workgroup
 MAX_SUMS = 32  # sums of values that a thread keeps
