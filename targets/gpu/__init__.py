@@ -45,11 +45,10 @@ class GpuKernels:
         return _made(job, self._shaping if type(job) in _SHAPED else None)
 
 
-_SHAPED: dict[type[Job], Callable[[Any, Tuning], Staged]] = {Linear: linear}
+_SHAPED: dict[type[Job], Callable[[Any, Tuning], Staged]] = {Linear: linear, Attend: attention}
 """Kernels that differ by what a program is made for."""
 _PLAIN: dict[type[Job], Callable[[Any], Staged]] = {
-    Embed: embed, Norm: norm, RopeAppend: rope_append, Attend: attention, Greedy: greedy, Sample: sample,
-    Logprobs: logprobs,
+    Embed: embed, Norm: norm, RopeAppend: rope_append, Greedy: greedy, Sample: sample, Logprobs: logprobs,
 }  # fmt: skip
 """Kernels that all programs share."""
 

@@ -13,6 +13,7 @@ import tvm
 from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import CLASSES
 from nearfar.targets.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, RopeAppend, Sample
+from nearfar.targets.kernels import Staged
 from nearfar.targets.webgpu import VARIANTS, shaders
 from tests.support import gpu_jobs
 from tests.support.browser import browser
@@ -58,26 +59,32 @@ def jobs() -> dict[str, Job]:
     return out
 
 
-def by_class() -> list[tuple[str, str, Linear]]:
+def linears_by_class() -> dict[str, Staged]:
     """Matmuls shaped for classes of GPUs, in float32: the browser that tests them has no float16."""
-    return [
-        (device, name, replace(job, x_dtype="float32", out_dtype="float32"))
+    return {
+        f"{device}_{name}": variant(CLASSES[device], "f32", False).kernels.stages(
+            replace(job, x_dtype="float32", out_dtype="float32")
+        )
         for device in gpu_jobs.GPU_CLASSES
         for name, (_, job) in gpu_jobs.class_linears(device).items()
-    ]
+    }
+
+
+def attention_by_class() -> dict[str, Staged]:
+    made = {}
+    for name, m, flags in itertools.product(("mobile", "discrete"), (1, 64), ("plain", "all")):
+        for shape in ((9, 3, 24), (8, 1, 64)):
+            job = gpu_jobs.paged(Attend, (m, *shape), "float32", **gpu_jobs.ATTENDS[flags])
+            kernels = variant(CLASSES[name], "f32", False).kernels
+            made[f"attend_{name}_{flags}_{m}_{shape[-1]}"] = kernels.stages(job)
+    return made
 
 
 def test_chromium_compiles_every_kernel():
+    made = {name: VARIANTS[-1].kernels.stages(job) for name, job in jobs().items()}
+    made |= linears_by_class() | attention_by_class()
     module = tvm.IRModule(
-        {
-            f"{name}_s{i}": stage.func
-            for name, job in jobs().items()
-            for i, stage in enumerate(VARIANTS[-1].kernels.stages(job).stages)
-        }
-        | {
-            f"{device}_{name}": variant(CLASSES[device], "f32", False).kernels.stages(job).stages[0].func
-            for device, name, job in by_class()
-        }
+        {f"{name}_s{i}": stage.func for name, staged in made.items() for i, stage in enumerate(staged.stages)}
     )
     sources = {name: [shader.source, shader.entry] for name, shader in shaders(module, "f32").items()}
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Blank)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from functools import lru_cache
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,9 @@ STORAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsag
 @lru_cache(maxsize=1)
 def device() -> Any:
     """A device with shader-f16 where the adapter has it; skips where there is no adapter."""
+    with contextlib.suppress(ImportError):
+        # Before lavapipe's LLVM: see edge_runtime/executors/webgpu/device.py.
+        import_module("triton._C.libtriton")
     try:
         adapter = wgpu.gpu.request_adapter_sync(power_preference="high-performance")
     except Exception as error:

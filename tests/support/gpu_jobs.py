@@ -161,10 +161,56 @@ ATTENDS: dict[str, dict[str, Any]] = {
 }
 
 
-def check(kernels: Kernels, run: Run, precision: Precision, job: GraphJob, seed: int = 1) -> None:
-    """Run a job with random inputs and compare all that it writes; what it should not write stays."""
-    rng = np.random.default_rng(seed)
-    arrays = inputs(kernels, job, rng)
+RUNS: dict[str, tuple[tuple[int, int, int], ...]] = {
+    "one_sequence": ((1, 0, 64),),
+    "one_goes_on": ((2, 97, 63),),
+    "decode": tuple((slot, length - 1, 1) for slot, length in enumerate((63, 64, 65, 1))),
+    "borders": tuple((slot, length - 1, 1) for slot, length in enumerate((128, 129, 319, 320))),
+    "mixed": (
+        (0, 62, 1),
+        (1, 64, 1),
+        (2, 0, 3),
+        (3, 190, 37),
+        (-1, 0, 6),
+        (0, 0, 2),
+        (1, 128, 1),
+        (0, 127, 9),
+    ),
+    "padding": ((-1, 0, 64),),
+}
+"""Rows of steps as runs: slot (-1: padding), position of the first row, rows. The rest is padding."""
+LONG_RUN = ((0, 32708, 60),)
+
+
+def check_runs(
+    kernels: Kernels, run: Run, precision: Precision, job: Attend, runs: tuple[tuple[int, int, int], ...]
+) -> None:
+    """Attention of a step whose rows are those of RUNS, as many as the job has; pages that none sees are not
+    there.
+    """
+    rng = np.random.default_rng(1)
+    arrays = paged_inputs(job, rng)
+    rows = [(slot, first + i) for slot, first, count in runs for i in range(count)][: job.m]
+    arrays["positions"][:] = -1
+    for i, (slot, position) in enumerate(rows):
+        arrays["slots"][i], arrays["positions"][i] = max(slot, 0), position if slot >= 0 else -1
+    pages = rng.permutation(job.slots * job.pages_per_slot).astype(np.int32)
+    arrays["page_table"] = only_seen(job, arrays, pages.reshape(job.slots, job.pages_per_slot))
+    check(kernels, run, precision, job, arrays=arrays)
+
+
+def check(
+    kernels: Kernels,
+    run: Run,
+    precision: Precision,
+    job: GraphJob,
+    seed: int = 1,
+    arrays: dict[str, np.ndarray] | None = None,
+) -> None:
+    """Run a job with random inputs, if none are given, and compare all that it writes; what it should not
+    write stays.
+    """
+    arrays = inputs(kernels, job, np.random.default_rng(seed)) if arrays is None else arrays
     shape, dtype = job.out
     arrays["out"] = np.full(shape, 7, dtype)
     given = {name: array for name, array in arrays.items() if name != "w"}

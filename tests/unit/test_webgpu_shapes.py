@@ -91,6 +91,38 @@ def test_shapes_of_published_models_by_class(device: str) -> None:
             assert shader.shared_bytes <= (8192 if device == "mobile" else 16384)
 
 
+@pytest.mark.parametrize("name", ["mobile", "integrated", "discrete"])
+def test_attention_of_each_class(name: str) -> None:
+    """Limits are checked by shaders(); the grid and the scratch stay small however long a sequence may be."""
+    kernels, funcs = variant(CLASSES[name], "f32", False).kernels, {}
+    for model, (heads, kv_heads, dim) in ATTENTION.items():
+        for m in (1, 16, 256):
+            job = Attend(
+                m, heads, kv_heads, dim, 16, 16, 2048, "float32", "float32", softcap=50.0, sinks=True
+            )
+            staged = kernels.stages(job)
+            funcs |= {
+                f"{model.split()[0]}_{m}_{i}_{dim}": stage.func for i, stage in enumerate(staged.stages)
+            }
+            assert all(math.prod(shape) * 4 <= 64 << 20 for shape, _ in staged.scratch)
+    made = shaders(tvm.IRModule(funcs), "f32")
+    assert max(math.prod(shader.grid) for key, shader in made.items() if "_1_" in key) <= 2048
+
+
+@pytest.mark.parametrize("name", ["mobile", "integrated", "discrete"])
+def test_a_window_bounds_the_parts(name: str) -> None:
+    """Blocks of 64 positions of 4 kv heads; of a long context at most 128 parts, of several blocks each."""
+    kernels, paged = variant(CLASSES[name], "f32", False).kernels, (1, 8, 4, 64, 16, 4)
+    cases = {"short": (16, None), "window": (2048, 512), "long": (2048, None)}
+    staged = {
+        case: kernels.stages(Attend(*paged, pages, "float32", "float32", window=window))
+        for case, (pages, window) in cases.items()
+    }
+    made = shaders(tvm.IRModule({case: each.stages[0].func for case, each in staged.items()}), "f32")
+    grids = {case: shader.grid for case, shader in made.items()}
+    assert grids == {"short": (16, 1, 1), "window": (32, 1, 1), "long": (512, 1, 1)}
+
+
 def test_a_window_bounds_the_splits() -> None:
     """What a row sees says how many workgroups walk it: of 512 positions as many as of a short context."""
     paged = 1, 8, 4, 64, 16, 4, 2048, "float32", "float32"

@@ -29,6 +29,7 @@ from nearfar.targets.jobs import Linear
 from .common import SHARED_BYTES, ceil_div, select
 from .epilogue import VALUES, epilogue, sides
 from .layout import params
+from .script import prim_func
 from .vectors import (
     WIDTH,
     Slices,
@@ -45,7 +46,6 @@ from .vectors import (
     total,
     word_buffer,
 )
-from .script import prim_func
 
 TILE_K = 32
 BLOCK = 16  # outputs of a thread, twice as many sums where gated

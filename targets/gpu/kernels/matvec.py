@@ -33,6 +33,7 @@ from nearfar.targets.jobs import Linear
 from .common import SHARED_BYTES, ceil_div, select
 from .epilogue import VALUES, epilogue, sides
 from .layout import params
+from .script import prim_func
 from .vectors import (
     WIDTH,
     Reader,
@@ -49,7 +50,6 @@ from .vectors import (
     total,
     word_buffer,
 )
-from .script import prim_func
 
 LANES = 8  # times 16 bytes: a segment of 128
 AHEAD = 8  # words of a lane that are loaded before the first is used

@@ -35,6 +35,7 @@ from ..layout import (
     top_code_offset,
     word_shape,
 )
+from ..script import prim_func
 
 TILE_M, TILE_N = 8, 8
 TILE_K = 8  # inputs of a tile of x
@@ -104,7 +105,7 @@ def matmul(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
         value = value + bias[column] if job.bias else value
         return value + f32(residual[row, column]) if job.residual and is_simple else value
 
-    @T.prim_func(check_well_formed=False)
+    @prim_func
     def kernel(
         x: T.Buffer((job.x_rows or m, k), job.x_dtype),
         logit_rows: T.Buffer((MAX_ROWS,), "int32"),

@@ -36,6 +36,7 @@ from ..layout import (
     top_code_offset,
     word_shape,
 )
+from ..script import prim_func
 
 FEW_THREADS = 2048  # below this a GPU starves, so k is split when it is long
 LONG_K = 2048
@@ -135,7 +136,7 @@ def matvec(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
         value = value + bias[column] if job.bias else value
         return value + f32(residual[row, column]) if job.residual and is_simple else value
 
-    @T.prim_func(check_well_formed=False)
+    @prim_func
     def kernel(
         x: T.Buffer((job.x_rows or m, k), job.x_dtype),
         logit_rows: T.Buffer((MAX_ROWS,), "int32"),

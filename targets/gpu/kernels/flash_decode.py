@@ -1,0 +1,402 @@
+"""Attention of few rows: the positions that a row sees are shared out in blocks among workgroups.
+
+A row's workgroups are as many as the longest sequence needs, at most `workgroups` in all; they take equal
+runs of blocks of what is there now, and those beyond it leave at once: lengths are read from read-only
+buffers at uniform indices, so this is uniform, as WGSL demands of what barriers stand in. A second launch
+weighs the parts that exist, again by the length (Dao et al., "Flash-Decoding for long-context inference",
+2023).
+
+A workgroup has the query heads that share one kv head, so a key or value loaded serves them all. Scores: a
+few lanes side by side read a key as vectors, so that they read whole lines; their sums meet in workgroup
+memory. Values: lanes lie along the head, stripes of them along the positions, and are summed at the end.
+"""
+
+# mypy: ignore-errors
+# TVMScript: what looks like Python is parsed, and nested ifs separate build time from run time.
+# ruff: noqa: SIM102
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from nearfar.format.sizes import MAX_STEP
+from nearfar.targets.gpu.classes import DeviceClass
+from nearfar.targets.jobs import Attend
+from nearfar.targets.kernels import Stage, Staged
+
+from .activations import capped
+from .common import LOWEST, SHARED_BYTES, ceil_div, select, stored
+from .heads import Head, begin, heads_together, seen
+from .script import prim_func
+
+MAX_THREADS = 128  # a block of 64 positions is not enough work for more
+MAX_HEADS = 8  # query heads a workgroup
+MAX_SUMS = 32  # sums of values that a thread keeps
+LANES = 8  # that read a key side by side: a line of 128 bytes of float32
+AHEAD = 8  # loads of a key, or twice as many of all, that the code has side by side
+CELL = 8  # scores of which one thread finds the maximum
+WORKGROUPS = 1024  # of all rows, heads and parts: enough for the largest device
+MIN_PARTS, MAX_PARTS = 16, 128  # of a row; a block is a part where there are not more of them
+NAMES = ("q", "k_cache", "v_cache", "positions", "slots", "page_table")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a workgroup is laid out.
+
+    `heads` query heads; scores of `turn` positions are summed at a time from the sums of `lanes` lanes a
+    position; values: `stripes` of lanes, a lane has `cells` vectors of each head. `together`: heads whose
+    values are summed at a time.
+    """
+
+    threads: int
+    block: int
+    heads: int
+    turn: int
+    lanes: int
+    stripes: int
+    cells: int
+
+    @property
+    def pool(self) -> int:
+        """Floats in which lanes' and stripes' sums meet; a gap after each position's spares the banks."""
+        return self.turn * self.heads * (self.lanes + 1)
+
+    def together(self, dim: int) -> int:
+        """Heads whose values fit the pool."""
+        fit = max(self.pool // (self.stripes * dim), 1)
+        return next(size for size in range(min(fit, self.heads), 0, -1) if self.heads % size == 0)
+
+    def pool_of(self, dim: int) -> int:
+        """Floats of the pool with room for one head's values at least."""
+        return max(self.pool, self.stripes * self.together(dim) * dim)
+
+    def shared_bytes(self, dim: int) -> int:
+        """Workgroup memory: q, pool, weights, cells, maxima and factors, stripes' sums, places."""
+        each = dim + self.block + self.block // CELL + 2 + self.stripes
+        return 4 * (self.heads * each + self.pool_of(dim) + self.block)
+
+
+def shape_of(job: Attend, device: DeviceClass) -> Shape:
+    """The most heads together that registers and workgroup memory hold, then the fewest turns."""
+    head = Head.of(job)
+    threads, block = min(device.threads, MAX_THREADS), device.positions
+    cells, stripes = ceil_div(head.count, threads), max(threads // head.count, 1)
+    lanes = math.gcd(head.count, LANES)
+    for heads in heads_together(job, max(min(MAX_HEADS, MAX_SUMS // (cells * head.width)), 1)):
+        for turn in (block, block // 2, block // 4):
+            shape = Shape(threads, block, heads, turn, lanes, stripes, cells)
+            if shape.shared_bytes(job.head_dim) <= SHARED_BYTES:
+                return shape
+    raise AssertionError(f"a head of {job.head_dim} does not fit workgroup memory")
+
+
+def parts_of(job: Attend, shape: Shape) -> int:
+    """Parts of a row's positions at most: blocks, or as many as keep the grid and the scratch small."""
+    rows = job.m * job.heads // shape.heads
+    return min(ceil_div(seen(job), shape.block), max(MIN_PARTS, min(MAX_PARTS, WORKGROUPS // rows)))
+
+
+def attention(job: Attend, device: DeviceClass) -> Staged:
+    """Two launches: the parts, and their weighted sum."""
+    shape = shape_of(job, device)
+    parts = parts_of(job, shape)
+    split = select(_split(job, shape, parts), [*NAMES, "partial"], "attention_split")
+    combined = ("partial", "positions", *["sinks"] * job.sinks, "out")
+    combine = select(
+        _combine(job, shape, parts, min(2 * device.threads, 256)), list(combined), "attention_combine"
+    )
+    scratch = ((job.m, job.heads, parts, job.head_dim + 2), "float32")
+    stages = Stage(split, (*NAMES, "scratch:0")), Stage(combine, ("scratch:0", *combined[1:]))
+    return Staged(stages, (scratch,))
+
+
+def _split(job: Attend, shape: Shape, parts: int) -> tirx.PrimFunc:
+    """One row over one part: (values, maximum, sum) of its heads to `partial`.
+
+    The values of a head lie as its vectors' first dimensions, then the second, ….
+    """
+    m, heads, kv, dim, page = job.m, job.heads, job.kv_heads, job.head_dim, job.page_size
+    head_of = Head.of(job)
+    width, count = head_of.width, head_of.count
+    group, threads, block, turn, lanes = shape.heads, shape.threads, shape.block, shape.turn, shape.lanes
+    stripes, cells, together = shape.stripes, shape.cells, shape.together(dim)
+    per_kv = heads // kv // group  # workgroups a kv head
+    at_once = min(threads // lanes, turn)  # positions whose keys are read at the same time
+    sums = group * cells * width
+    ahead = max(size for size in range(1, AHEAD + 1) if count // lanes % size == 0)  # loads of a key
+    turns = T.unroll if count // lanes * (turn // at_once) <= 2 * AHEAD else T.serial
+    whole_head = cells * threads == count or stripes * count == threads
+
+    @prim_func
+    def kernel(
+        q: T.Buffer((m, heads * count), head_of.dtype(job.dtype)),
+        k_h: T.handle,
+        v_h: T.handle,
+        positions: T.Buffer((MAX_STEP,), "int32"),
+        slots: T.Buffer((MAX_STEP,), "int32"),
+        page_table: T.Buffer((job.slots, job.pages_per_slot), "int32"),
+        partial: T.Buffer((m, heads, parts, dim + 2), "float32"),
+    ):
+        pages = T.int32()
+        k_cache = T.match_buffer(k_h, (pages, kv, page, count), head_of.dtype(job.kv_dtype))
+        v_cache = T.match_buffer(v_h, (pages, kv, page, count), head_of.dtype(job.kv_dtype))
+        for bx in T.thread_binding(kv * per_kv * parts, thread="blockIdx.x"):
+            for by in T.thread_binding(m, thread="blockIdx.y"):
+                for tx in T.thread_binding(threads, thread="threadIdx.x"):
+                    qs = T.alloc_shared((group * count,), head_of.dtype("float32"))
+                    pool = T.alloc_shared((shape.pool_of(dim),), "float32")
+                    weight = T.alloc_shared((group * block,), "float32")
+                    cell = T.alloc_shared((group * block // CELL,), "float32")
+                    top = T.alloc_shared((group,), "float32")
+                    factor = T.alloc_shared((group,), "float32")
+                    striped = T.alloc_shared((stripes * group,), "float32")
+                    place = T.alloc_shared((block,), "int32")
+                    score = T.alloc_local((group,), "float32")
+                    acc = T.alloc_local((sums,), "float32")
+                    total = T.alloc_local((group,), "float32")
+                    tmp = T.alloc_local((2,), "float32")
+                    at = T.alloc_local((2,), "int32")
+                    first_head: T.let = bx // parts * group
+                    head: T.let = bx // parts // per_kv  # kv head
+                    part: T.let = bx % parts
+                    stripe: T.let = tx // count
+                    length: T.let = positions[by] + 1
+                    start: T.let = begin(job, length)
+                    blocks: T.let = (length - start + (block - 1)) // block
+                    span: T.let = (blocks + (parts - 1)) // parts
+                    mine: T.let = T.min(span, blocks - part * span)
+                    if mine > 0:
+                        for t in T.unroll(ceil_div(group * count, threads)):
+                            if group * count % threads == 0 or t * threads + tx < group * count:
+                                qs[t * threads + tx] = head_of.scaled(
+                                    head_of.f32(q[by, first_head * count + t * threads + tx]), job.scale
+                                )
+                        if tx < group:
+                            top[tx] = T.float32(LOWEST)
+                        for g in T.unroll(group):
+                            total[g] = T.float32(0)
+                        for i in T.unroll(sums):
+                            acc[i] = T.float32(0)
+                        T.tvm_storage_sync("shared")
+                        for b in T.serial(mine):
+                            first: T.let = start + (part * span + b) * block
+                            there: T.let = T.min(length - first, block)
+                            for r in T.serial(block // turn):
+                                for i in turns(ceil_div(turn, at_once)):
+                                    if at_once * lanes == threads or tx < at_once * lanes:
+                                        at[0] = r * turn + i * at_once + tx // lanes
+                                        for g in T.unroll(group):
+                                            score[g] = T.float32(0)
+                                        if at[0] < there:
+                                            at[1] = (
+                                                page_table[slots[by], (first + at[0]) // page] * kv + head
+                                            ) * page + (first + at[0]) % page
+                                            if tx % lanes == 0:
+                                                place[at[0]] = at[1]
+                                            for d in T.serial(count // lanes // ahead):
+                                                for c in T.unroll(ahead):
+                                                    key: T.let = head_of.f32(
+                                                        k_cache[
+                                                            at[1] // (page * kv),
+                                                            at[1] // page % kv,
+                                                            at[1] % page,
+                                                            (d * ahead + c) * lanes + tx % lanes,
+                                                        ]
+                                                    )
+                                                    for g in T.unroll(group):
+                                                        query: T.let = qs[
+                                                            g * count + (d * ahead + c) * lanes + tx % lanes
+                                                        ]
+                                                        score[g] = score[g] + head_of.dot(key, query)
+                                        for g in T.unroll(group):
+                                            pool[
+                                                (g * turn + i * at_once + tx // lanes) * (lanes + 1)
+                                                + tx % lanes
+                                            ] = score[g]
+                                T.tvm_storage_sync("shared")
+                                for j in T.unroll(ceil_div(group * turn, threads)):
+                                    if group * turn % threads == 0 or j * threads + tx < group * turn:
+                                        at[0] = j * threads + tx  # head · turn + position
+                                        at[1] = r * turn + at[0] % turn
+                                        tmp[0] = T.float32(0)
+                                        for e in T.unroll(lanes):
+                                            tmp[0] = tmp[0] + pool[at[0] * (lanes + 1) + e]
+                                        if job.softcap is not None:
+                                            tmp[0] = capped(tmp[0], job.softcap)
+                                        weight[at[0] // turn * block + at[1]] = T.if_then_else(
+                                            at[1] < there, tmp[0], T.float32(LOWEST), dtype="float32"
+                                        )
+                                T.tvm_storage_sync("shared")
+                            if tx < group * block // CELL:
+                                tmp[0] = weight[tx * CELL]
+                                for e in T.unroll(CELL - 1):
+                                    tmp[0] = T.max(tmp[0], weight[tx * CELL + 1 + e])
+                                cell[tx] = tmp[0]
+                            T.tvm_storage_sync("shared")
+                            if tx < group:
+                                tmp[0] = top[tx]
+                                tmp[1] = tmp[0]
+                                for e in T.unroll(block // CELL):
+                                    tmp[1] = T.max(tmp[1], cell[tx * (block // CELL) + e])
+                                factor[tx] = T.exp(tmp[0] - tmp[1])
+                                top[tx] = tmp[1]
+                            T.tvm_storage_sync("shared")
+                            for j in T.unroll(ceil_div(group * block, threads)):
+                                if group * block % threads == 0 or j * threads + tx < group * block:
+                                    at[0] = j * threads + tx
+                                    weight[at[0]] = T.if_then_else(
+                                        at[0] % block < there,
+                                        T.exp(weight[at[0]] - top[at[0] // block]),
+                                        T.float32(0),
+                                        dtype="float32",
+                                    )
+                            T.tvm_storage_sync("shared")
+                            for g in T.unroll(group):
+                                tmp[0] = factor[g]
+                                total[g] = total[g] * tmp[0]
+                                for i in T.unroll(cells * width):
+                                    acc[g * cells * width + i] = acc[g * cells * width + i] * tmp[0]
+                            for p in T.serial(ceil_div(block, stripes)):
+                                at[0] = p * stripes + stripe
+                                if stripe < stripes and at[0] < there:
+                                    at[1] = place[at[0]]
+                                    for g in T.unroll(group):
+                                        total[g] = total[g] + weight[g * block + at[0]]
+                                    for i in T.unroll(cells):
+                                        if whole_head or cells == 1 or i * threads + tx < count:
+                                            value: T.let = head_of.f32(
+                                                v_cache[
+                                                    at[1] // (page * kv),
+                                                    at[1] // page % kv,
+                                                    at[1] % page,
+                                                    tx % count if cells == 1 else i * threads + tx,
+                                                ]
+                                            )
+                                            for g in T.unroll(group):
+                                                head_of.add(
+                                                    acc,
+                                                    (g * cells + i) * width,
+                                                    value,
+                                                    weight[g * block + at[0]],
+                                                )
+                            T.tvm_storage_sync("shared")
+                        if stripe < stripes:
+                            if tx % count == 0:
+                                for g in T.unroll(group):
+                                    striped[stripe * group + g] = total[g]
+                        for r in T.unroll(group // together):
+                            if stripe < stripes:
+                                for g in T.unroll(together):
+                                    for i in T.unroll(cells):
+                                        if whole_head or cells == 1 or i * threads + tx < count:
+                                            for e in T.unroll(width):
+                                                pool[
+                                                    (stripe * together + g) * dim
+                                                    + e * count
+                                                    + (tx % count if cells == 1 else i * threads + tx)
+                                                ] = acc[((r * together + g) * cells + i) * width + e]
+                            T.tvm_storage_sync("shared")
+                            for j in T.unroll(ceil_div(together * dim, threads)):
+                                if together * dim % threads == 0 or j * threads + tx < together * dim:
+                                    at[0] = j * threads + tx
+                                    tmp[0] = T.float32(0)
+                                    for s in T.unroll(stripes):
+                                        tmp[0] = tmp[0] + pool[s * together * dim + at[0]]
+                                    partial[
+                                        by, first_head + r * together + at[0] // dim, part, at[0] % dim
+                                    ] = tmp[0]
+                            T.tvm_storage_sync("shared")
+                        if tx < group:
+                            tmp[0] = T.float32(0)
+                            for s in T.unroll(stripes):
+                                tmp[0] = tmp[0] + striped[s * group + tx]
+                            partial[by, first_head + tx, part, dim] = top[tx]
+                            partial[by, first_head + tx, part, dim + 1] = tmp[0]
+
+    return kernel
+
+
+def _combine(job: Attend, shape: Shape, parts: int, threads: int) -> tirx.PrimFunc:
+    """Weigh the values of the parts that exist by their maxima. Sinks count here, once."""
+    m, heads, dim, block = job.m, job.heads, job.head_dim, shape.block
+    width, count = Head.of(job).width, Head.of(job).count
+    stripes, cells = max(threads // dim, 1), ceil_div(dim, threads)
+
+    @prim_func
+    def kernel(
+        partial: T.Buffer((m, heads, parts, dim + 2), "float32"),
+        positions: T.Buffer((MAX_STEP,), "int32"),
+        sinks: T.Buffer((heads,), "float32"),
+        out: T.Buffer((m, heads * dim), job.dtype),
+    ):
+        for bx in T.thread_binding(heads, thread="blockIdx.x"):
+            for by in T.thread_binding(m, thread="blockIdx.y"):
+                for tx in T.thread_binding(threads, thread="threadIdx.x"):
+                    top = T.alloc_shared((parts,), "float32")
+                    weight = T.alloc_shared((parts,), "float32")
+                    pool = T.alloc_shared((stripes * dim,), "float32")
+                    acc = T.alloc_local((cells,), "float32")
+                    tmp = T.alloc_local((3,), "float32")
+                    length: T.let = positions[by] + 1
+                    blocks: T.let = (length - begin(job, length) + (block - 1)) // block
+                    span: T.let = T.max((blocks + (parts - 1)) // parts, 1)
+                    used: T.let = (blocks + span - 1) // span
+                    for t in T.unroll(ceil_div(parts, threads)):
+                        if t * threads + tx < used:
+                            top[t * threads + tx] = partial[by, bx, t * threads + tx, dim]
+                    T.tvm_storage_sync("shared")
+                    tmp[0] = T.float32(LOWEST)  # the maximum
+                    if job.sinks:
+                        tmp[0] = sinks[bx]
+                    for p in T.serial(used):
+                        tmp[0] = T.max(tmp[0], top[p])
+                    for t in T.unroll(ceil_div(parts, threads)):
+                        if t * threads + tx < used:
+                            weight[t * threads + tx] = T.exp(top[t * threads + tx] - tmp[0])
+                    T.tvm_storage_sync("shared")
+                    for t in T.unroll(ceil_div(parts, threads)):  # maxima are no longer needed: sums
+                        if t * threads + tx < used:
+                            top[t * threads + tx] = (
+                                weight[t * threads + tx] * partial[by, bx, t * threads + tx, dim + 1]
+                            )
+                    for i in T.unroll(cells):
+                        acc[i] = T.float32(0)
+                    if tx < stripes * dim:
+                        for p in T.serial((used + stripes - 1 - tx // dim) // stripes):
+                            for i in T.unroll(cells):
+                                if cells == 1 or i * threads + tx < dim:
+                                    acc[i] = (
+                                        acc[i]
+                                        + weight[p * stripes + tx // dim]
+                                        * partial[
+                                            by,
+                                            bx,
+                                            p * stripes + tx // dim,
+                                            tx % dim if cells == 1 else i * threads + tx,
+                                        ]
+                                    )
+                        for i in T.unroll(cells):
+                            if cells == 1 or i * threads + tx < dim:
+                                pool[i * threads + tx] = acc[i]
+                    T.tvm_storage_sync("shared")
+                    tmp[1] = T.float32(0)
+                    if job.sinks:
+                        tmp[1] = T.exp(sinks[bx] - tmp[0])
+                    for p in T.serial(used):
+                        tmp[1] = tmp[1] + top[p]
+                    tmp[1] = T.if_then_else(tmp[1] > T.float32(0), T.float32(1) / tmp[1], T.float32(0))
+                    for t in T.unroll(cells):
+                        if t * threads + tx < dim:
+                            tmp[2] = T.float32(0)
+                            for s in T.unroll(stripes):
+                                tmp[2] = tmp[2] + pool[s * dim + t * threads + tx]
+                            out[
+                                by,
+                                bx * dim + (t * threads + tx) % count * width + (t * threads + tx) // count,
+                            ] = stored(tmp[2] * tmp[1], job.dtype)
+
+    return kernel

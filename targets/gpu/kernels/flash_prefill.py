@@ -1,0 +1,320 @@
+"""Attention of many rows: a workgroup has a tile of rows, and reads each key and value once for all of them.
+
+A tile is rows of one sequence at neighbouring positions, as a step has them: it begins where the sequence
+changes, and at every multiple of the tile's height. There is a workgroup a row, and those whose row begins no
+tile leave at once: rows are found in read-only buffers at uniform indices, so this is uniform, as WGSL
+demands of what barriers stand in. So any mix of sequences and padding is right, and one that prefills is
+read once a tile.
+
+The vectors of a tile are its rows times the query heads of a workgroup. Keys, then values, of some positions
+are staged in workgroup memory a slice of the head at a time; a thread computes scores of a few vectors and a
+few keys, and sums values of the same vectors in registers (Dao, "FlashAttention-2", 2023).
+"""
+
+# mypy: ignore-errors
+# TVMScript: what looks like Python is parsed, and nested ifs separate build time from run time.
+# ruff: noqa: SIM102
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from nearfar.format.sizes import MAX_STEP
+from nearfar.targets.gpu.classes import DeviceClass
+from nearfar.targets.jobs import Attend
+from nearfar.targets.kernels import Stage, Staged
+
+from .activations import capped
+from .common import LOWEST, SHARED_BYTES, ceil_div, select, stored
+from .heads import Head, begin, heads_together
+from .script import prim_func
+
+MAX_THREADS = 256
+MAX_HEADS = 8  # query heads a workgroup
+MIN_QUERIES, MIN_KEYS = 8, 8
+KEYS = (4, 2, 1)  # of a thread
+SLICE = 64  # dimensions staged at a time, at most
+
+
+@dataclass(frozen=True)
+class Tile:
+    """`queries` rows of `heads` heads by `keys` positions; a thread has `own_keys` of the keys, and the head
+    is staged `slice` vectors at a time.
+    """
+
+    threads: int
+    queries: int
+    heads: int
+    keys: int
+    own_keys: int
+    slice: int
+
+    @property
+    def vectors(self) -> int:
+        """Query vectors: rows times heads."""
+        return self.queries * self.heads
+
+    @property
+    def lanes(self) -> int:
+        """Threads that have the same vectors."""
+        return self.keys // self.own_keys
+
+    @property
+    def groups(self) -> int:
+        """Of threads with the same vectors."""
+        return self.threads // self.lanes
+
+    def columns(self, head: Head) -> int:
+        """Vectors of a head whose values a thread sums."""
+        return head.count // self.slice * ceil_div(self.slice, self.lanes)
+
+    def sums(self, head: Head) -> int:
+        """Values that a thread sums."""
+        return self.vectors // self.groups * self.columns(head) * head.width
+
+    def shared_bytes(self, head: Head) -> int:
+        """Workgroup memory: the stage, weights, and what lanes of the same vectors tell each other."""
+        stage = self.keys * (self.slice + 1) * head.width
+        return 4 * (stage + self.vectors * (self.keys + 1 + self.lanes))
+
+
+def tile_of(job: Attend, device: DeviceClass) -> Tile:
+    """The most query vectors, but as many threads in the launch as its class wants, if there is a tile so
+    small; then the most rows, keys, and dimensions staged.
+    """
+    head, threads = Head.of(job), min(2 * device.threads, MAX_THREADS)
+    most = job.m * job.heads * threads // device.launched
+    queries = [size for size in (64, 32, 16, 8) if MIN_QUERIES <= size <= device.queries]
+    keys = [size for size in (64, 32, 16, 8) if MIN_KEYS <= size <= device.keys]
+    slices = [size for size in range(SLICE // head.width, 0, -1) if head.count % size == 0]
+    tiles = [
+        Tile(threads, *sizes)
+        for sizes in product(queries, heads_together(job, MAX_HEADS), keys, KEYS, slices[:3])
+    ]
+    fit = [tile for tile in tiles if _fits(tile, head, device)]
+    small = [tile for tile in fit if tile.vectors <= most] or [min(fit, key=lambda tile: tile.vectors)]
+    return max(small, key=lambda tile: (tile.vectors, tile.queries, tile.keys, tile.slice, tile.own_keys))
+
+
+def _fits(tile: Tile, head: Head, device: DeviceClass) -> bool:
+    whole = tile.groups <= tile.vectors and tile.vectors % tile.groups == 0
+    registers = 2 * device.queries  # 32 of a mobile GPU's, 64 elsewhere
+    return whole and tile.sums(head) <= registers and tile.shared_bytes(head) <= SHARED_BYTES
+
+
+def attention(job: Attend, device: DeviceClass) -> Staged:
+    """One launch."""
+    names = (*job.inputs(), "out")
+    func = select(_attend(job, tile_of(job, device)), list(names), "attention")
+    return Staged((Stage(func, names),))
+
+
+def _attend(job: Attend, tile: Tile) -> tirx.PrimFunc:
+    """The tile that begins with one row, if one does."""
+    m, heads, kv, dim, page = job.m, job.heads, job.kv_heads, job.head_dim, job.page_size
+    head_of = Head.of(job)
+    width, count = head_of.width, head_of.count
+    group, threads, queries, keys = tile.heads, tile.threads, tile.queries, tile.keys
+    lanes, groups, own_keys, piece = tile.lanes, tile.groups, tile.own_keys, tile.slice
+    per_kv = heads // kv // group  # workgroups a kv head
+    own = tile.vectors // groups  # vectors of a thread
+    pieces, columns = count // piece, ceil_div(piece, lanes)
+    values = pieces * columns * width  # sums a vector
+    stride, row_stride = piece + 1, keys + 1  # the gap spares the banks
+
+    @prim_func
+    def kernel(
+        q: T.Buffer((m, heads * count), head_of.dtype(job.dtype)),
+        k_h: T.handle,
+        v_h: T.handle,
+        positions: T.Buffer((MAX_STEP,), "int32"),
+        slots: T.Buffer((MAX_STEP,), "int32"),
+        page_table: T.Buffer((job.slots, job.pages_per_slot), "int32"),
+        sinks: T.Buffer((heads,), "float32"),
+        out: T.Buffer((m, heads * dim), job.dtype),
+    ):
+        pages = T.int32()
+        k_cache = T.match_buffer(k_h, (pages, kv, page, count), head_of.dtype(job.kv_dtype))
+        v_cache = T.match_buffer(v_h, (pages, kv, page, count), head_of.dtype(job.kv_dtype))
+        for bx in T.thread_binding(kv * per_kv, thread="blockIdx.x"):
+            for by in T.thread_binding(m, thread="blockIdx.y"):
+                for tx in T.thread_binding(threads, thread="threadIdx.x"):
+                    stage = T.alloc_shared((keys * stride,), head_of.dtype("float32"))
+                    weight = T.alloc_shared((tile.vectors * row_stride,), "float32")
+                    told = T.alloc_shared((tile.vectors * lanes,), "float32")
+                    query = T.alloc_local((own * width,), "float32")
+                    score = T.alloc_local((own * own_keys,), "float32")
+                    acc = T.alloc_local((own * values,), "float32")
+                    top = T.alloc_local((own,), "float32")
+                    total = T.alloc_local((own,), "float32")
+                    tmp = T.alloc_local((2,), "float32")
+                    at = T.alloc_local((2,), "int32")
+                    rows = T.alloc_local((1,), "int32")
+                    first_head: T.let = bx * group
+                    head: T.let = bx // per_kv  # kv head
+                    lane: T.let = tx % lanes
+                    mine: T.let = tx // lanes  # vector i of a thread is i · groups + mine
+                    position: T.let = positions[by]
+                    before: T.let = T.max(by - 1, 0)
+                    if position < 0:
+                        for t in T.serial(ceil_div(group * dim, threads)):
+                            if t * threads + tx < group * dim:
+                                out[by, first_head * dim + t * threads + tx] = stored(T.float32(0), job.dtype)
+                    if position >= 0 and (
+                        by % queries == 0
+                        or slots[before] != slots[by]
+                        or positions[before] < 0
+                        or positions[before] + 1 != position
+                    ):
+                        rows[0] = 1
+                        for i in T.serial(1, queries):
+                            if (
+                                rows[0] == i
+                                and by % queries + i < queries
+                                and by + i < m
+                                and slots[T.min(by + i, m - 1)] == slots[by]
+                                and positions[T.min(by + i, m - 1)] == position + i
+                            ):
+                                rows[0] = i + 1
+                        count_rows: T.let = rows[0]
+                        end: T.let = position + count_rows
+                        start: T.let = begin(job, position + 1)
+                        for i in T.unroll(own):
+                            top[i] = T.float32(LOWEST)
+                            total[i] = T.float32(0)
+                            if job.sinks:
+                                top[i] = sinks[first_head + (i * groups + mine) % group]
+                                total[i] = T.if_then_else(
+                                    lane == 0, T.float32(1), T.float32(0), dtype="float32"
+                                )
+                        for i in T.unroll(own * values):
+                            acc[i] = T.float32(0)
+                        for t in T.serial((end - start + (keys - 1)) // keys):
+                            first: T.let = start + t * keys
+                            for i in T.unroll(own * own_keys):
+                                score[i] = T.float32(0)
+                            for s in T.serial(pieces):
+                                for n in T.unroll(ceil_div(keys * piece, threads)):
+                                    if keys * piece % threads == 0 or n * threads + tx < keys * piece:
+                                        at[0] = (n * threads + tx) // piece  # key
+                                        if first + at[0] < end:
+                                            at[1] = page_table[slots[by], (first + at[0]) // page]
+                                            stage[at[0] * stride + (n * threads + tx) % piece] = head_of.f32(
+                                                k_cache[
+                                                    at[1],
+                                                    head,
+                                                    (first + at[0]) % page,
+                                                    s * piece + (n * threads + tx) % piece,
+                                                ]
+                                            )
+                                T.tvm_storage_sync("shared")
+                                for d in T.serial(piece):
+                                    for i in T.unroll(own):
+                                        wanted: T.let = head_of.f32(
+                                            q[
+                                                T.min(by + (i * groups + mine) // group, m - 1),
+                                                (first_head + (i * groups + mine) % group) * count
+                                                + s * piece
+                                                + d,
+                                            ]
+                                        )
+                                        head_of.put(query, i * width, wanted)
+                                    for j in T.unroll(own_keys):
+                                        key: T.let = stage[(j * lanes + lane) * stride + d]
+                                        for i in T.unroll(own):
+                                            score[i * own_keys + j] = head_of.dot_of(
+                                                score[i * own_keys + j], query, i * width, key
+                                            )
+                                T.tvm_storage_sync("shared")
+                            for i in T.unroll(own):
+                                tmp[0] = T.float32(LOWEST)
+                                at[0] = position + (i * groups + mine) // group  # of the vector's row
+                                for j in T.unroll(own_keys):
+                                    tmp[1] = score[i * own_keys + j] * T.float32(job.scale)
+                                    if job.softcap is not None:
+                                        tmp[1] = capped(tmp[1], job.softcap)
+                                    score[i * own_keys + j] = tmp[1]
+                                    at[1] = first + j * lanes + lane
+                                    if seen_by(job, at[1], at[0]):
+                                        tmp[0] = T.max(tmp[0], tmp[1])
+                                told[(i * groups + mine) * lanes + lane] = tmp[0]
+                            T.tvm_storage_sync("shared")
+                            for i in T.unroll(own):
+                                tmp[0] = top[i]
+                                for e in T.unroll(lanes):
+                                    tmp[0] = T.max(tmp[0], told[(i * groups + mine) * lanes + e])
+                                tmp[1] = T.exp(top[i] - tmp[0])
+                                top[i] = tmp[0]
+                                total[i] = total[i] * tmp[1]
+                                for e in T.unroll(values):
+                                    acc[i * values + e] = acc[i * values + e] * tmp[1]
+                                at[0] = position + (i * groups + mine) // group
+                                for j in T.unroll(own_keys):
+                                    at[1] = first + j * lanes + lane
+                                    tmp[1] = T.if_then_else(
+                                        seen_by(job, at[1], at[0]),
+                                        T.exp(score[i * own_keys + j] - tmp[0]),
+                                        T.float32(0),
+                                        dtype="float32",
+                                    )
+                                    total[i] = total[i] + tmp[1]
+                                    weight[(i * groups + mine) * row_stride + j * lanes + lane] = tmp[1]
+                            for s in T.unroll(pieces):
+                                for n in T.unroll(ceil_div(keys * piece, threads)):
+                                    if keys * piece % threads == 0 or n * threads + tx < keys * piece:
+                                        at[0] = (n * threads + tx) // piece
+                                        if first + at[0] < end:
+                                            at[1] = page_table[slots[by], (first + at[0]) // page]
+                                            stage[at[0] * stride + (n * threads + tx) % piece] = head_of.f32(
+                                                v_cache[
+                                                    at[1],
+                                                    head,
+                                                    (first + at[0]) % page,
+                                                    s * piece + (n * threads + tx) % piece,
+                                                ]
+                                            )
+                                T.tvm_storage_sync("shared")
+                                for p in T.serial(T.min(end - first, keys)):
+                                    for c in T.unroll(columns):
+                                        # Lanes beyond the slice repeat its last vector, and write nothing.
+                                        value: T.let = stage[p * stride + T.min(c * lanes + lane, piece - 1)]
+                                        for i in T.unroll(own):
+                                            head_of.add(
+                                                acc,
+                                                i * values + (s * columns + c) * width,
+                                                value,
+                                                weight[(i * groups + mine) * row_stride + p],
+                                            )
+                                T.tvm_storage_sync("shared")
+                        for i in T.unroll(own):
+                            told[(i * groups + mine) * lanes + lane] = total[i]
+                        T.tvm_storage_sync("shared")
+                        for i in T.unroll(own):
+                            tmp[0] = T.float32(0)
+                            for e in T.unroll(lanes):
+                                tmp[0] = tmp[0] + told[(i * groups + mine) * lanes + e]
+                            at[0] = (i * groups + mine) // group
+                            if at[0] < count_rows:
+                                for s in T.unroll(pieces):
+                                    for c in T.unroll(columns):
+                                        if c * lanes + lane < piece:
+                                            for e in T.unroll(width):
+                                                out[
+                                                    by + at[0],
+                                                    (first_head + (i * groups + mine) % group) * dim
+                                                    + (s * piece + c * lanes + lane) * width
+                                                    + e,
+                                                ] = stored(
+                                                    acc[i * values + (s * columns + c) * width + e] / tmp[0],
+                                                    job.dtype,
+                                                )
+
+    return kernel
+
+
+def seen_by(job: Attend, key, position):
+    """Whether a row at a position sees a key."""
+    return key <= position if job.window is None else (key <= position) & (key > position - job.window)
