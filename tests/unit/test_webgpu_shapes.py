@@ -82,7 +82,7 @@ def test_shapes_of_published_models_by_class(device: str) -> None:
     for name, shader in shaders(tvm.IRModule(funcs), "f32").items():
         threads = math.prod(shader.workgroup)
         assert threads % wanted.subgroup == 0, name
-        assert threads <= wanted.threads, name
+        assert threads <= (wanted.threads if name.endswith(("_1", "_4", "_7")) else wanted.tile_threads), name
         if name.endswith(("_1", "_4")):
             assert threads * shader.grid[0] >= wanted.launched, name
         assert "array<vec4<u32>>" in shader.source
