@@ -146,7 +146,7 @@ class Expressions:
         return access.indices[0]
 
     def vector_index(self, index: Any) -> int:
-        """Which vector of the buffer a ramp is; an index of a buffer of vectors is that already."""
+        """Which vector of the buffer an index is: of a buffer of vectors itself, else by the ramp."""
         if lanes(index) == 1:
             return self.value(index)
         kind = dtype(index)

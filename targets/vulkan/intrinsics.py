@@ -24,11 +24,11 @@ _REDUCE = {
     "subgroup_min": (Op.GROUP_S_MIN, Op.GROUP_U_MIN, Op.GROUP_F_MIN),
     "subgroup_max": (Op.GROUP_S_MAX, Op.GROUP_U_MAX, Op.GROUP_F_MAX),
 }
-
+# Of one word, and of a vector of words, which is computed lane by lane.
+_HALVES = {"low_half": 0, "high_half": 1, "low_halves": 0, "high_halves": 1}
 _SPECIAL = (
     "abs",
-    "low_half",
-    "high_half",
+    *_HALVES,
     "isnan",
     "isinf",
     "isfinite",
@@ -66,8 +66,8 @@ class Intrinsics:
         if name in ("fabs", "abs") and dtype.kind in "iu":
             return values[0] if dtype.kind == "u" else self._absolute(dtype, values[0])
         name = "fabs" if name == "abs" else name
-        if name in ("low_half", "high_half"):
-            return self._conversions.half(values[0], int(name == "high_half"))
+        if name in _HALVES:
+            return self._conversions.half(values[0], _HALVES[name])
         if name in ("isnan", "isinf", "isfinite"):
             return self._classify(name, dtypes[0], values[0])
         if name in ("popcount", "clz"):

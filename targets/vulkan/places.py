@@ -22,7 +22,7 @@ from .arithmetic import BOOL, F16, F32, I32, U32, Arithmetic, Dtype, dtype_of
 from .conversions import Conversions
 from .opcodes import Capability, Decoration, Op, Storage
 from .quads import WIDTH, Quads, Source
-from .uses import Stored, Uses
+from .uses import Stored, Uses, width_of
 
 _VECTORS = (F32, I32, U32, F16)
 
@@ -31,8 +31,9 @@ _VECTORS = (F32, I32, U32, F16)
 class Place:
     """Where a buffer lies.
 
-    `element` is the type in memory, `variable` an array or a block (0 for scalars). `quads`: loads may become
-    a vector's, and workgroup memory is an array of vectors.
+    `element` is the type in memory, `variable` an array or a block (0 for scalars). `vector`: numbers of an
+    element; of `split` ones each number is a variable. `quads`: loads may become a vector's, and workgroup
+    memory is an array of vectors.
     """
 
     dtype: Dtype
@@ -57,7 +58,7 @@ class Memory:
         self._dirty: dict[tuple[Var, int], None] = {}
         self._quads = Quads(arithmetic)
         self._epoch = 0
-        self._vector = (0, 0, 0), 0  # where a vector was last loaded, in which block and epoch; its id
+        self._vectors: dict[tuple[int, int, int], int] = {}
         self.shared_bytes = 0
 
     def bind(self, buffer: Var, use: Uses, binding: int) -> None:
@@ -67,8 +68,7 @@ class Memory:
             builder.capability(Capability.STORAGE_BUFFER_16BIT)
         elif dtype.bits <= 8:
             builder.capability(Capability.STORAGE_BUFFER_8BIT)
-        lanes = vector_lanes(buffer) if vector_lanes(buffer) > 1 else use.vector or 1
-        lanes = 1 if dtype == BOOL else lanes
+        lanes = 1 if dtype == BOOL else use.vector or 1  # of a buffer of vectors theirs
         element = self._stored_type(dtype)
         held = element if lanes == 1 else builder.vector_type(element, lanes)
         block = builder.buffer_type(held, dtype.bytes * lanes, use.stored)
@@ -93,36 +93,24 @@ class Memory:
         scope, dtype = str(buffer.scope()), dtype_of(str(buffer.dtype))
         if not (use.loaded or use.stored):
             return
-        element = self._arithmetic.computes(dtype)
-        count, lanes = math.prod(int(extent) for extent in buffer.shape), vector_lanes(buffer)
-        if lanes > 1:
-            self._allocate_vectors(buffer, scope, dtype, count, lanes)
-        elif scope == "shared":
-            quads = dtype.bits == 32 and count % WIDTH == 0 and use.quads
-            kind = self._builder.vector_type(element, WIDTH) if quads else element
-            array = self._builder.array_type(kind, count // WIDTH if quads else count)
+        element, width = self._arithmetic.computes(dtype), width_of(buffer)
+        count = math.prod(int(extent) for extent in buffer.shape) * width
+        if scope == "shared":
+            quads = width == 1 and dtype.bits == 32 and count % WIDTH == 0 and use.quads
+            held = WIDTH if quads else width
+            kind = element if held == 1 else self._builder.vector_type(element, held)
+            array = self._builder.array_type(kind, count // held)
             variable = self._builder.global_variable(Storage.WORKGROUP, array)
             self.shared_bytes += count * max(dtype.bytes, 2 if dtype == F16 else 4)
-            self._places[buffer] = Place(dtype, Storage.WORKGROUP, element, variable, quads=quads)
+            self._places[buffer] = Place(dtype, Storage.WORKGROUP, element, variable, width, quads=quads)
         elif scope not in ("local", "global"):
             raise BuildError(f"memory of scope {scope!r} has no SPIR-V code")
         elif use.scalars:
-            self._places[buffer] = Place(dtype, Storage.FUNCTION, element, split=True)
+            self._places[buffer] = Place(dtype, Storage.FUNCTION, element, vector=width, split=True)
         else:
-            variable = self._builder.local_variable(self._builder.array_type(element, count))
-            self._places[buffer] = Place(dtype, Storage.FUNCTION, element, variable)
-
-    def _allocate_vectors(self, buffer: Var, scope: str, dtype: Dtype, count: int, lanes: int) -> None:
-        if scope != "shared" or dtype.bits != 32:
-            raise BuildError(
-                f"buffer {buffer.name}: vectors of {dtype} in {scope!r} memory have no SPIR-V code: they may "
-                "be in storage buffers, and of 32 bits in workgroup memory"
-            )
-        element = self._arithmetic.type_of(dtype)
-        array = self._builder.array_type(self._builder.vector_type(element, lanes), count)
-        variable = self._builder.global_variable(Storage.WORKGROUP, array)
-        self.shared_bytes += count * lanes * dtype.bytes
-        self._places[buffer] = Place(dtype, Storage.WORKGROUP, element, variable, lanes)
+            kind = element if width == 1 else self._builder.vector_type(element, width)
+            variable = self._builder.local_variable(self._builder.array_type(kind, count // width))
+            self._places[buffer] = Place(dtype, Storage.FUNCTION, element, variable, width)
 
     def alias(self, buffer: Var, other: Var) -> None:
         """Another declaration of the same memory."""
@@ -135,15 +123,13 @@ class Memory:
         """The element at an index; of a buffer of vectors, element `lane` of the vector there."""
         place = self._place(buffer)
         if place.split:
-            return self._load_scalar(buffer, place, int(self._arithmetic.known(index) or 0))
+            known = int(self._arithmetic.known(index) or 0)
+            return self._load_scalar(buffer, place, known * place.vector + lane)
         builder, pointer = self._builder, self._pointer(place, index)
-        before = builder.position
-        if place.read_only:
-            value = builder.pure(Op.LOAD, self._held_type(place), pointer)
-        elif place.vector > 1:
-            value = self._load_vector(place, pointer)
-        else:
-            value = builder.value(Op.LOAD, place.element, pointer)
+        if place.vector > 1 and place.storage == Storage.WORKGROUP:
+            return builder.pure(Op.COMPOSITE_EXTRACT, place.element, self._loaded(place, pointer), lane)
+        read, before = builder.pure if place.read_only else builder.value, builder.position
+        value = read(Op.LOAD, self._held_type(place), pointer)
         if place.vector == 1:
             if place.quads and builder.position != before:
                 self._quads.note(buffer, 0 if place.read_only else self._epoch, index, value)
@@ -151,26 +137,27 @@ class Memory:
         value = builder.pure(
             Op.COMPOSITE_EXTRACT, self._wide(place), self._widened(place, value, place.vector), lane
         )
-        return self._conversions.cast(F32, F16, value) if place.dtype == F16 else value
+        return self._conversions.cast(F32, F16, value) if self._widens(place) else value
 
-    def _load_vector(self, place: Place, pointer: int) -> int:
-        """One load for all lanes that are asked for before something is stored."""
-        at = pointer, self._builder.block, self._epoch
-        if self._vector[0] != at:
-            self._vector = at, self._builder.value(Op.LOAD, self._held_type(place), pointer)
-        return self._vector[1]
+    def _loaded(self, place: Place, pointer: int) -> int:
+        """A vector of workgroup memory: one load for its lanes, which are asked for one after the other."""
+        key = self._builder.block, self._epoch, pointer
+        if key not in self._vectors:
+            self._vectors[key] = self._builder.value(Op.LOAD, self._held_type(place), pointer)
+        return self._vectors[key]
 
     def store(self, buffer: Var, index: int, values: list[int]) -> None:
         """Store at an index: one value, or the lanes of a vector."""
         place = self._place(buffer)
         if place.split:
-            key = buffer, int(self._arithmetic.known(index) or 0)
-            self._held[key] = values[0]
-            self._dirty[key] = None
+            first = int(self._arithmetic.known(index) or 0) * place.vector
+            for lane, value in enumerate(values):
+                self._held[buffer, first + lane] = value
+                self._dirty[buffer, first + lane] = None
             return
         value = values[0]
         if place.vector > 1:
-            if place.dtype == F16:
+            if self._widens(place):
                 values = [self._conversions.cast(F16, F32, lane) for lane in values]
             kind = self._builder.vector_type(self._wide(place), place.vector)
             value = self._builder.pure(Op.COMPOSITE_CONSTRUCT, kind, *values)
@@ -264,8 +251,12 @@ class Memory:
             return False
         return place.dtype.kind != "f" or place.vector > 1
 
+    def _widens(self, place: Place) -> bool:
+        """Whether elements pass through float32 on their way between a vector in memory and a register."""
+        return place.dtype == F16 and self._is_narrow(place)
+
     def _wide(self, place: Place) -> int:
-        if place.dtype == F16 and place.vector > 1:
+        if self._widens(place):
             return self._builder.float_type()
         return self._builder.int_type() if self._is_narrow(place) else place.element
 
@@ -287,11 +278,6 @@ class Memory:
             value = self._conversions.cast(BOOL, I32, value)
         op = Op.F_CONVERT if place.dtype.kind == "f" else Op.U_CONVERT
         return self._builder.pure(op, self._held_type(place), value)
-
-
-def vector_lanes(buffer: Var) -> int:
-    """Lanes of a buffer's dtype: 4 of float32x4."""
-    return int(buffer.dtype.lanes)
 
 
 def _count(buffer: Var) -> int:

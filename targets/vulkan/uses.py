@@ -71,9 +71,9 @@ class Uses:
             {i, i + 1, i + 2, i + 3} <= found for found in self.offsets.values() for i in found if i % 4 == 0
         )
 
-    def add_load(self, index: Any, analyzer: Analyzer) -> None:
+    def add_load(self, index: Any, analyzer: Analyzer, width: int = 1) -> None:
         """A load: `add`, and what it tells of its neighbours."""
-        self.add(index, analyzer)
+        self.add(index, analyzer, width)
         base, offset = (index.a, index.b) if isinstance(index, Add) else (index, 0)
         if isinstance(index, IntImm):
             self.offsets.setdefault(0, set()).add(int(index.value))
@@ -84,14 +84,14 @@ class Uses:
                     int(getattr(offset, "value", offset))
                 )
 
-    def add(self, index: Any, analyzer: Analyzer) -> None:
-        """One access."""
+    def add(self, index: Any, analyzer: Analyzer, width: int = 1) -> None:
+        """One access, of `width` numbers where the buffer is one of vectors."""
         last = _last(index)
         if last is None:
             self.constant = False
         else:
-            self.highest = max(self.highest, last)
-        lanes = _lanes(index, analyzer)
+            self.highest = max(self.highest, (last + 1) * width - 1)
+        lanes = width if width > 1 else _lanes(index, analyzer)
         self.vector = lanes if self.vector in (None, lanes) else 1
 
     @property
@@ -130,28 +130,34 @@ def uses(root: Any) -> dict[Var, Uses]:
             found.loaded = True
             note = found.add_load if str(node.source.scope()) == "shared" else found.add
             for index in node.indices:
-                note(index, analyzer)
+                note(index, analyzer, width_of(node.source))
         elif isinstance(node, BufferStore):
             found = out.setdefault(node.buffer, Uses())
             found.stored = True
             for index in node.indices:
-                found.add(index, analyzer)
+                found.add(index, analyzer, width_of(node.buffer))
         elif isinstance(node, Bind):
             analyzer.bind(node.var, node.value)
     return out
 
 
+def width_of(buffer: Var) -> int:
+    """Numbers of an element: 4 in a buffer of `uint32x4`."""
+    return int(buffer.dtype.lanes)
+
+
 Stored = set[tuple[Var, int | None]]
-"""Buffers with the element that is stored to, None where that is not known."""
+"""Buffers with the number in them that is stored to, None where that is not known."""
 
 
 def stored(root: Any) -> Stored:
     """What is stored to under a node."""
     stores = [node for node in nodes(root) if isinstance(node, BufferStore)]
     return {
-        (node.buffer, int(i.value) if isinstance(i, IntImm) else None)
+        (node.buffer, int(i.value) * width_of(node.buffer) + lane if isinstance(i, IntImm) else None)
         for node in stores
         for i in node.indices
+        for lane in range(width_of(node.buffer))
     }
 
 

@@ -26,6 +26,14 @@ FUNCTIONS = {
     "low_half": "fn low_half(word : u32) -> f32 { return unpack2x16float(word).x; }\n",
     "high_half": "fn high_half(word : u32) -> f32 { return unpack2x16float(word).y; }\n",
 }
+
+
+def _halves(name: str, half: str) -> str:
+    values = ", ".join(f"unpack2x16float(words.{place}).{half}" for place in "xyzw")
+    return f"fn {name}(words : vec4<u32>) -> vec4<f32> {{ return vec4<f32>({values}); }}\n"
+
+
+FUNCTIONS |= {"low_halves": _halves("low_halves", "x"), "high_halves": _halves("high_halves", "y")}
 _BYTES = {"f32": 4, "i32": 4, "u32": 4, "f16": 2}
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from nearfar.targets.gpu import variant
+from nearfar.targets.gpu.classes import CLASSES
 from nearfar.targets.jobs import Attend, Embed, GraphJob, Linear, RopeAppend
 from nearfar.targets.kernels import Precision
 from nearfar.targets.vulkan import VARIANTS
@@ -85,3 +87,11 @@ def test_attention_of_32768_positions(m: int) -> None:
 def test_rope_append_flags(flags: str) -> None:
     check(gpu_jobs.paged(RopeAppend, (4, 9, 3, 64), "float32", **gpu_jobs.ROPES[flags]), "f32")
     check(gpu_jobs.paged(RopeAppend, (16, 40, 2, 24), "float16", **gpu_jobs.ROPES[flags]), "f16")
+
+
+@pytest.mark.parametrize(
+    ("device", "name"), [(d, n) for d in gpu_jobs.GPU_CLASSES for n in gpu_jobs.class_linears(d)]
+)
+def test_linear_by_class(device: str, name: str) -> None:
+    precision, job = gpu_jobs.class_linears(device)[name]
+    gpu_jobs.check(variant(CLASSES[device], precision, True).kernels, vulkan_run.run, precision, job)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from nearfar.targets.gpu import variant
+from nearfar.targets.gpu.classes import CLASSES
 from nearfar.targets.jobs import Attend, Embed, Linear, RopeAppend
 from nearfar.targets.webgpu import VARIANTS
 from tests.support import gpu_jobs
@@ -95,3 +97,11 @@ def test_rope_append_flags(flags):
     for shape, precision in (((1, 8, 4, 8), "f16"), ((16, 40, 2, 24), "f32")):
         dtype = KERNELS[precision].activations
         check(gpu_jobs.paged(RopeAppend, shape, dtype, **gpu_jobs.ROPES[flags]), precision)
+
+
+@pytest.mark.parametrize(
+    ("device", "name"), [(d, n) for d in gpu_jobs.GPU_CLASSES for n in gpu_jobs.class_linears(d)]
+)
+def test_linear_by_class(device, name):
+    precision, job = gpu_jobs.class_linears(device)[name]
+    gpu_jobs.check(variant(CLASSES[device], precision, False).kernels, harness.run, precision, job)

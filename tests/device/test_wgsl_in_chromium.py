@@ -5,12 +5,13 @@ from __future__ import annotations
 import http.server
 import itertools
 import threading
+from dataclasses import replace
 
 import pytest
 import tvm
 
-from nearfar.targets.gpu import GpuKernels
-from nearfar.targets.gpu.classes import CLASSES, Tuning
+from nearfar.targets.gpu import variant
+from nearfar.targets.gpu.classes import CLASSES
 from nearfar.targets.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, RopeAppend, Sample
 from nearfar.targets.kernels import Staged
 from nearfar.targets.webgpu import VARIANTS, shaders
@@ -63,15 +64,28 @@ def attention_by_class() -> dict[str, Staged]:
     for name, m, flags in itertools.product(("mobile", "discrete"), (1, 64), ("plain", "all")):
         for shape in ((9, 3, 24), (8, 1, 64)):
             job = gpu_jobs.paged(Attend, (m, *shape), "float32", **gpu_jobs.ATTENDS[flags])
-            kernels = GpuKernels(Tuning(CLASSES[name], half=False))
+            kernels = variant(CLASSES[name], "f32", False).kernels
             made[f"attend_{name}_{flags}_{m}_{shape[-1]}"] = kernels.stages(job)
     return made
+
+
+def by_class() -> list[tuple[str, str, Linear]]:
+    """Matmuls shaped for classes of GPUs, in float32: the browser that tests them has no float16."""
+    return [
+        (device, name, replace(job, x_dtype="float32", out_dtype="float32"))
+        for device in gpu_jobs.GPU_CLASSES
+        for name, (_, job) in gpu_jobs.class_linears(device).items()
+    ]
 
 
 def test_chromium_compiles_every_kernel():
     made = {name: VARIANTS[-1].kernels.stages(job) for name, job in jobs().items()} | attention_by_class()
     module = tvm.IRModule(
         {f"{name}_s{i}": stage.func for name, staged in made.items() for i, stage in enumerate(staged.stages)}
+        | {
+            f"{device}_{name}": variant(CLASSES[device], "f32", False).kernels.stages(job).stages[0].func
+            for device, name, job in by_class()
+        }
     )
     sources = {name: [shader.source, shader.entry] for name, shader in shaders(module, "f32").items()}
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Blank)

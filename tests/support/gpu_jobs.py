@@ -70,6 +70,42 @@ def linears(dtype: str) -> dict[str, Callable[[int], Linear]]:
 
 
 LINEARS = tuple(linears("float32"))
+GPU_CLASSES = ("mobile", "integrated", "discrete")
+
+
+def class_linears(device: str) -> dict[str, tuple[Precision, Linear]]:
+    """Matmuls for the kernels of a class of GPUs; tilings differ by class, so each class shows another part.
+
+    mobile: all bits, groups that a thread reads in parts, dense matrices. integrated: everything that is
+    fused, more rows than lanes along k. discrete: the same in float16. Rows that do not fill a tile, inputs
+    that do not fill a tile (176, 172), columns that do not fill a workgroup.
+    """
+    out: dict[str, tuple[Precision, Linear]] = {}
+    if device == "mobile":
+        for i, name in enumerate(("q2g16", "q3g64", "q4g16", "q4g128", "q5g128", "q6g64", "q8g64")):
+            matrix = replace(SCHEMES[name], n=SCHEMES[name].n // 4 * 4)
+            out[name] = "f32", Linear(1, matrix, "float32", "float32", norm=1e-5)
+            out[f"{name}_rows"] = "f32", Linear((16, 33)[i % 2], matrix, "float32", "float32", norm=1e-5)
+        ragged, dense = Matrix(88, 176, 8, 16), Matrix(88, 172, 32)
+        out["ragged"] = "f32", Linear(16, ragged, "float32", "float32", norm=1e-5, gate="silu")
+        for m in (4, 64):
+            out[f"f16_{m}"] = "f32", Linear(m, MATRICES["f16"], "float32", "float32")
+            out[f"f32_{m}"] = "f16", Linear(m, dense, "float16", "float16", norm=1e-5)
+        return out
+    precision: Precision = "f32" if device == "integrated" else "f16"
+    dtype = "float32" if device == "integrated" else "float16"
+    few, many = (4, 64) if device == "integrated" else (1, 16)
+    for name, make in linears(dtype).items():
+        out[name] = precision, make(few)
+        out[f"{name}_rows"] = precision, make(many)
+    odd = Linear(7, Matrix(136, 576, 4, 64), "float32", dtype, norm=1e-5, gate="silu", residual=True)
+    return out | {
+        "seven": (precision, odd),
+        "narrow": (precision, Linear(200, MATRICES["q4g64"], dtype, dtype)),
+        "gate_200": (precision, replace(odd, m=200)),
+    }
+
+
 NORMS = {
     "narrow": Norm(4, 24, 1e-6),
     "wide": Norm(1, 2304, 1e-5, residual=True),

@@ -249,6 +249,34 @@ def test_whole_vectors_are_loaded_at_once() -> None:
     assert len(from_buffer) == 2  # a vector of `a`, an element of `out`
 
 
+def test_buffers_of_vectors_are_loaded_and_stored_as_such() -> None:
+    """A load of 16 bytes, in storage and in workgroup memory; a local array of vectors stays in ids."""
+
+    @T.prim_func(check_well_formed=False)
+    def kernel(
+        a: T.Buffer((64,), "uint32x4"), h: T.Buffer((64,), "float16x4"), out: T.Buffer((32,), "float32x4")
+    ):
+        for tx in T.thread_binding(32, thread="threadIdx.x"):
+            part = T.alloc_shared((32,), "float32x4")
+            held = T.alloc_local((2,), "float32x4")
+            for i in T.unroll(2):
+                held[i] = T.Cast("float32x4", a[tx * 2 + i]) * T.Cast("float32x4", h[tx * 2 + i])
+            part[tx] = held[0] + held[1]
+            T.tvm_storage_sync("shared")
+            out[tx] = part[31 - tx]
+
+    made = compiled(kernel)
+    validate(made.code)
+    assert made.shared_bytes == 32 * 16
+    assert made.features == ("storageBuffer16BitAccess",)  # float16 passes through float32
+    kinds = {i.operands[0]: i.operands[1:] for i in instructions(made.code) if i.op == Op.TYPE_VECTOR}
+    loads = [i.operands[0] for i in instructions(made.code) if i.op == Op.LOAD]
+    assert sum(kinds.get(kind, (0, 0))[1] == 4 for kind in loads) == 2 + 2 + 1
+    stores = [i for i in instructions(made.code) if i.op == Op.STORE]
+    assert len(stores) == 2  # of `part` and `out`, whole
+    assert count(made.code, Op.TYPE_ARRAY) == 1  # `part`
+
+
 def test_the_same_kernel_gives_the_same_bytes() -> None:
     job = Linear(4, Matrix(96, 128, 4, 32), "float32", "float16", norm=1e-5, gate="silu")
     first, second = (

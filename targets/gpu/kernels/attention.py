@@ -16,5 +16,6 @@ def attention(job: Attend, tuning: Tuning) -> Staged:
     """
     if tuning.device == SOFTWARE:
         return software.attention(job)
-    kernel = flash_decode if job.m <= MAX_ROWS else flash_prefill
-    return kernel.attention(job, tuning.device)
+    if job.m <= MAX_ROWS:
+        return flash_decode.attention(job, tuning.device)
+    return flash_prefill.attention(job, tuning.device)

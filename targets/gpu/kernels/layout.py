@@ -94,7 +94,7 @@ class Units:
             upper = T.shift_right(shared, T.Cast("uint32", unit % 2 * SPLIT_UNIT))
         else:
             upper = w0[before + unit, column]
-        return T.if_then_else(word < lower, w0[unit * lower + word, column], upper, dtype="uint32")
+        return T.if_then_else(word < lower, w0[unit * lower + word, column], upper, dtype=w0.dtype)
 
     def code(self, word, first, e):
         """Code `e` of a unit of two planes, whose words begin at word[first], as float32."""

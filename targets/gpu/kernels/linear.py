@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from nearfar.targets.gpu.classes import Tuning
+from nearfar.targets.gpu.classes import SOFTWARE, Tuning
 from nearfar.targets.jobs import Linear
 from nearfar.targets.kernels import Stage, Staged
 
+from . import software
 from .layout import params
 from .matmul import matmul
 from .matvec import matvec
+from .vectors import fits
 
 MATVEC_ROWS = 7  # a tile of the matmul has 16 rows; up to half of it, the matvec does less work
 
 
 def linear(job: Linear, tuning: Tuning) -> Staged:
-    """The one launch of a job."""
-    kernel = matvec if job.m <= MATVEC_ROWS else matmul
-    func = kernel(job, tuning.vectors)
+    """The one launch of a job. Rows or columns that are no whole vectors take the software kernels."""
+    few = job.m <= MATVEC_ROWS
+    if tuning.device is SOFTWARE or not fits(job):
+        func = (software.matvec if few else software.matmul)(job, tuning.vectors)
+    else:
+        func = (matvec if few else matmul)(job, tuning)
     return Staged((Stage(func, tuple(params(job))),))

@@ -1,11 +1,15 @@
-"""Matrix times many rows (prefill): a thread owns a register tile of 8 rows of x by 8 columns.
+"""Matrix times many rows (prefill) on a GPU: each weight is made once a workgroup, then used by all its rows.
 
-Of a gated pair the columns are 4 and 4. Weights go straight to registers: a word brings 8 (q4) or 4 (q8)
-weights of a column, and neighbours read neighbouring words. Only x, which all threads of a workgroup want,
-goes through workgroup memory, 8 or 16 inputs of 8 rows at a time, so that every index into it is a literal:
-SwiftShader makes one load and a broadcast of that, but four branches of a load at an index it cannot see
-through. As in the matvec, the norm's rstd is applied at the end; each thread fills the tile from one row
-only, so it can sum that row's squares as it goes.
+A workgroup has a tile of rows by columns. Of 32 inputs at a time all its threads together bring the rows and
+the dequantized weights into workgroup memory (weights as float16 in f16 programs), four numbers a vector; a
+thread then adds products for four rows by four columns, of a gated pair two rows by both columns' four. The
+words of the next 32 inputs are asked for before the products of these, so that they arrive behind them. Two
+tiles where both fit, and then one barrier for 32 inputs, else two.
+
+Products and sums are float32, and rows are float32 in workgroup memory where a norm or the residual stream
+makes them large (see matvec). As there the norm's rstd comes at the end: a thread fills parts of the same
+rows from first to last and sums their squares. (Cooperative matrices and packed int8 products would take the
+place of `add_tile`, over the same tiles.)
 """
 
 # mypy: ignore-errors
@@ -13,200 +17,231 @@ only, so it can sum that row's squares as it goes.
 # ruff: noqa: ANN001, ANN201, ANN202
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tvm import tirx
 from tvm.script import tirx as T
 
 from nearfar.format.sizes import MAX_ROWS
+from nearfar.targets.gpu.classes import MOBILE, Tuning
 from nearfar.targets.jobs import Linear
 
-from .activations import activated, capped
-from .common import ceil_div, f32, high_half, low_half, select, stored
-from .layout import (
-    Units,
-    column_of,
-    dense_element,
-    lanes_for,
-    loaded_column,
-    neighbours,
-    params,
-    place_factor,
-    placed_code,
-    scale_shape,
-    top_code_offset,
-    word_shape,
+from .common import SHARED_BYTES, ceil_div, select
+from .epilogue import VALUES, epilogue, sides
+from .layout import params
+from .vectors import (
+    WIDTH,
+    Slices,
+    at,
+    clear,
+    f32x4,
+    high_halves,
+    low_halves,
+    of_numbers,
+    or_zero,
+    quarter,
+    scale_buffer,
+    spread,
+    total,
+    word_buffer,
 )
 
-TILE_M, TILE_N = 8, 8
-TILE_K = 8  # inputs of a tile of x
-# Inputs at a time, in one expression: SwiftShader masks every store to a local, so one should add four
-# products.
-UNROLLED = 4
+TILE_K = 32
+BLOCK = 16  # outputs of a thread, twice as many sums where gated
+ACROSS_K = TILE_K // WIDTH
 
 
-def products(xs, w, at, count: int):
-    """Sum of `count` inputs from xs[at] times weights."""
-    total = xs[at] * w[0]
-    for e in range(1, count):
-        total = total + xs[at + e] * w[e]
-    return total
+@dataclass(frozen=True)
+class Tiling:
+    """A workgroup's `rows` by `columns` of the matrix, in workgroup memory of `copies` tiles.
+
+    `lanes` threads lie across its columns of the output, `deep` along its rows, of which each has `own`; a
+    thread fills `x_fills` vectors of rows and `made` inputs of four columns.
+    """
+
+    rows: int
+    columns: int
+    lanes: int
+    deep: int
+    x_dtype: str
+    w_dtype: str
+    memory: int
+
+    @property
+    def threads(self) -> int:
+        """Of a workgroup."""
+        return self.lanes * self.deep
+
+    @property
+    def own(self) -> int:
+        """Rows of a thread."""
+        return self.rows // self.deep
+
+    @property
+    def x_fills(self) -> int:
+        """Vectors of rows that a thread brings."""
+        return self.rows * ACROSS_K // self.threads
+
+    @property
+    def made(self) -> int:
+        """Inputs, one after the other, whose weights of four columns a thread makes."""
+        return TILE_K * self.columns // WIDTH // self.threads
+
+    @property
+    def copies(self) -> int:
+        """Tiles that fit into `memory` bytes of a workgroup, at most two."""
+        size = {"float32": 4, "float16": 2}
+        one = TILE_K * (self.rows * size[self.x_dtype] + self.columns * size[self.w_dtype])
+        return 2 if 2 * one <= self.memory else 1
 
 
-def divisor(value: int, limit: int) -> int:
-    """Largest divisor up to the limit."""
-    return next(size for size in range(min(value, limit), 0, -1) if value % size == 0)
+def tiling(job: Linear, tuning: Tuning) -> Tiling:
+    """The class's tile, flatter where there are fewer rows."""
+    most, columns = tuning.device.tile
+    rows = next((size for size in (16, 32) if job.m <= size < most), most)
+    lanes = columns // WIDTH // sides(job)
+    deep = max(rows * columns // BLOCK, tuning.device.subgroup) // lanes
+    narrow = tuning.half and job.x_dtype == "float16" and job.norm is None
+    x_dtype, w_dtype = ("float16" if small else "float32" for small in (narrow, tuning.half))
+    memory = SHARED_BYTES // 2 if tuning.device is MOBILE else SHARED_BYTES  # more costs it other workgroups
+    return Tiling(rows, columns, lanes, deep, x_dtype, w_dtype, memory)
 
 
-def matmul(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
-    """One launch of `job` for m of 8 and more; `vectors` as in matvec."""
-    m, k, bits = job.m, job.matrix.k, job.matrix.bits
-    quantized, gated, has_norm, eps = (
-        job.matrix.quantized,
-        job.gate is not None,
-        job.norm is not None,
-        job.norm or 0.0,
-    )
-    n_out = job.columns
-    is_simple = not gated and job.softcap is None
-    outs = TILE_N // 2 if gated else TILE_N  # output columns a thread
-    lanes = lanes_for(n_out, outs)
-    block = lanes * outs
-    beside = neighbours(job, outs, vectors)
-    units = Units.of(job.matrix)
-    unit, words, placed = units.inputs, units.words, units.placed
-    chunk = min(unit, UNROLLED)
-    words_shape, word_dtype = word_shape(job.matrix)
-    tile_units = divisor(units.count, max(TILE_K // unit, 1))
-    tile_k = tile_units * unit
-    group_units = job.matrix.group // unit if quantized else tile_units
-    fillers = lanes // TILE_M  # threads that fill a row of the tile
-    ragged_m, ragged_n = m % TILE_M != 0, n_out % block != 0
-    ragged = k % unit != 0 or tile_k % fillers != 0
+def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
+    """One launch of `job` for many rows; rows and columns are whole vectors (vectors.fits)."""
+    m, k, matrix = job.m, job.matrix.k, job.matrix
+    has_norm, eps, quantized = job.norm is not None, job.norm or 0.0, matrix.quantized
+    plan, each = tiling(job, tuning), sides(job)
+    lanes, threads, own, made, copies = plan.lanes, plan.threads, plan.own, plan.made, plan.copies
+    slices = Slices.of(matrix, made)
+    across, wide, tiles = job.columns // WIDTH, plan.columns // WIDTH, ceil_div(k, TILE_K)
+    ragged_m, ragged_n, ragged_k = m % plan.rows != 0, across % lanes != 0, k % TILE_K != 0
+    (words_shape, word_dtype), (scales_shape, scale_dtype) = word_buffer(matrix), scale_buffer(matrix)
+    x_vector, w_vector = f"{plan.x_dtype}x{WIDTH}", f"{plan.w_dtype}x{WIDTH}"
+    x_size, w_size = plan.rows * ACROSS_K, TILE_K * wide
 
-    def row_of(bx, tx, r):
-        """Matrix row `r` of a thread; of a gated pair first the gate rows, then their up rows."""
-        column = loaded_column(bx, tx, r % outs, lanes, outs, beside, n_out - 1 if ragged_n else None)
-        return column + r // outs * n_out
+    # These write statements into the kernel below, unrolled.
 
-    def x_row(by, i):
-        return T.min(by * TILE_M + i, m - 1) if ragged_m else by * TILE_M + i
+    def load_tile(word, scale, xs, w0, w1, x, row, tile, column, first, thread):
+        """What the thread brings of a tile, into registers; beyond k the last that there is."""
+        start = tile * TILE_K + first
+        start = T.min(start, k - made) if ragged_k else start
+        for i in range(slices.words):
+            T.buffer_store(word, slices.load(w0, start, i, column), [i])
+        if quantized:
+            T.buffer_store(scale, w1[start // matrix.group, column], [0])
+        vector = tile * ACROSS_K + thread % ACROSS_K
+        for j in range(plan.x_fills):
+            index = T.min(vector, k // WIDTH - 1) if ragged_k else vector
+            value = f32x4(x[row[j], index])
+            T.buffer_store(xs, or_zero(vector * WIDTH < k, value) if ragged_k else value, [j])
 
-    def weight(word, scale, offset, top, r, e):
-        """Weight `e` of a unit; where placed times 2^(bits*e), by which its input is divided."""
-        if not quantized:
-            return dense_element(word[r], bits, e)
-        if not placed:
-            return units.code(word, r * words, e) * scale[r] + offset[r]
-        place = T.float32(1) / place_factor(bits, e)
-        return placed_code(word[r], bits, e) * scale[r] + T.Select(e == unit - 1, top[r], offset[r]) * place
+    def store_tile(wt, xt, word, scale, xs, square, norm, tile, first, thread, copy):
+        """The weights made, the rows times the norm's weights, into workgroup memory."""
+        for e in range(made):
+            value = slices.weight(word, first, e)
+            if quantized:
+                value = low_halves(scale[0]) * value + high_halves(scale[0])
+            place = copy * w_size + (first + e) * wide + thread % wide
+            T.buffer_store(wt, T.Cast(w_vector, value) if tuning.half else value, [place])
+        vector = tile * ACROSS_K + thread % ACROSS_K
+        for j in range(plan.x_fills):
+            value = xs[j]
+            if has_norm:
+                T.buffer_store(square, square[j] + value * value, [j])
+                value = value * norm[T.min(vector, k // WIDTH - 1) if ragged_k else vector]
+            value = T.Cast(x_vector, value) if plan.x_dtype == "float16" else value
+            T.buffer_store(xt, value, [copy * x_size + j * threads + thread])
 
-    def simple(value, bias, residual, row, column):
-        """With the bias, and where nothing comes between with the residual."""
-        value = value + bias[column] if job.bias else value
-        return value + f32(residual[row, column]) if job.residual and is_simple else value
+    def add_tile(acc, xs, weight, xt, wt, copy, step, tx, ty):
+        """Products of four inputs: a thread's rows by its columns."""
+        for r in range(own):
+            place = copy * x_size + (r * plan.deep + ty) * ACROSS_K + step
+            T.buffer_store(xs, f32x4(xt[place]) if plan.x_dtype == "float16" else xt[place], [r])
+        for e in range(WIDTH):
+            for side in range(each):
+                value = wt[copy * w_size + (step * WIDTH + e) * wide + side * lanes + tx]
+                T.buffer_store(weight, f32x4(value) if tuning.half else value, [side])
+            for r in range(own):
+                for side in range(each):
+                    place = r * each + side
+                    T.buffer_store(acc, acc[place] + weight[side] * spread(at(xs[r], e)), [place])
+
+    def row_of(by, r, ty):
+        return by * plan.rows + r * plan.deep + ty
 
     @T.prim_func(check_well_formed=False)
     def kernel(
-        x: T.Buffer((job.x_rows or m, k), job.x_dtype),
+        x: T.Buffer((job.x_rows or m, k // WIDTH), f"{job.x_dtype}x{WIDTH}"),
         logit_rows: T.Buffer((MAX_ROWS,), "int32"),
-        norm: T.Buffer((k,), "float32"),
+        norm: T.Buffer((k // WIDTH,), f"float32x{WIDTH}"),
         w0: T.Buffer(words_shape, word_dtype),
-        w1: T.Buffer(scale_shape(job.matrix), "uint32"),
-        bias: T.Buffer((job.matrix.n,), "float32"),
-        residual: T.Buffer((m, n_out), job.out_dtype),
-        out: T.Buffer((MAX_ROWS if job.rows else m, n_out), job.out_dtype),
+        w1: T.Buffer(scales_shape, scale_dtype),
+        bias: T.Buffer(quarter((matrix.n,)), f"float32x{WIDTH}"),
+        residual: T.Buffer((m, across), f"{job.out_dtype}x{WIDTH}"),
+        out: T.Buffer((MAX_ROWS if job.rows else m, across), f"{job.out_dtype}x{WIDTH}"),
     ):
-        for bx in T.thread_binding(ceil_div(n_out, block), thread="blockIdx.x"):
-            for by in T.thread_binding(ceil_div(m, TILE_M), thread="blockIdx.y"):
-                for tx in T.thread_binding(lanes, thread="threadIdx.x"):
-                    acc = T.alloc_local((TILE_M * TILE_N,), "float32")
-                    sq = T.alloc_local((1,), "float32")
-                    xs = T.alloc_local((TILE_M * chunk,), "float32")
-                    w = T.alloc_local((chunk,), "float32")
-                    word = T.alloc_local((TILE_N * words,), word_dtype)
-                    scale = T.alloc_local((TILE_N,), "float32")
-                    offset = T.alloc_local((TILE_N,), "float32")
-                    top = T.alloc_local((TILE_N,), "float32")  # offset of a word's top code
-                    value = T.alloc_local((2,), "float32")
-                    row = T.alloc_local((TILE_N,), "int32")
-                    xt = T.alloc_shared(
-                        (max(ceil_div(tile_k, fillers) * fillers * TILE_M, lanes),), "float32"
-                    )
-                    at = T.alloc_local((3,), "int32")
-                    for r in T.unroll(TILE_N):
-                        row[r] = row_of(bx, tx, r)
-                    at[2] = x_row(by, tx // fillers)  # the row that this thread fills
-                    if job.rows:
-                        at[2] = logit_rows[at[2]]
-                    sq[0] = T.float32(0)
-                    for i in T.unroll(TILE_M * TILE_N):
-                        acc[i] = T.float32(0)
-                    for g in T.serial(units.count // group_units):
-                        if quantized:
-                            for r in T.unroll(TILE_N):
-                                sb: T.let = w1[g, row[r]]
-                                scale[r] = low_half(sb)
-                                offset[r] = high_half(sb)
-                                top[r] = offset[r] + scale[r] * T.float32(top_code_offset(bits))
-                        for j in T.serial(group_units // tile_units):
-                            for t in T.unroll(ceil_div(tile_k, fillers)):
-                                at[0] = t * fillers + tx % fillers
-                                at[1] = (g * group_units + j * tile_units) * unit + at[0]
-                                value[0] = f32(x[at[2], T.min(at[1], k - 1) if ragged else at[1]])
-                                if (
-                                    ragged
-                                ):  # beyond k (odd k of pairs), or beyond the tile, where nothing is read
-                                    value[0] = T.Select(at[0] < tile_k and at[1] < k, value[0], T.float32(0))
+        for bx in T.thread_binding(ceil_div(across, lanes), thread="blockIdx.x"):
+            for by in T.thread_binding(ceil_div(m, plan.rows), thread="blockIdx.y"):
+                for ty in T.thread_binding(plan.deep, thread="threadIdx.y"):
+                    for tx in T.thread_binding(lanes, thread="threadIdx.x"):
+                        xt = T.alloc_shared((copies * x_size,), x_vector)
+                        wt = T.alloc_shared((copies * w_size,), w_vector)
+                        acc = T.alloc_local((own * each,), "float32x4")
+                        square = T.alloc_local((plan.x_fills,), "float32x4")
+                        fill = T.alloc_local((plan.x_fills,), "float32x4")
+                        xs = T.alloc_local((own,), "float32x4")
+                        weight = T.alloc_local((each,), "float32x4")
+                        word = T.alloc_local((slices.words,), word_dtype)
+                        scale = T.alloc_local((1,), "uint32x4")
+                        row = T.alloc_local((plan.x_fills,), "int32")
+                        value = T.alloc_local((VALUES,), "float32")
+                        rstd = T.alloc_local((1,), "float32")
+                        thread: T.let = ty * lanes + tx
+                        first: T.let = thread // wide * made
+                        brought: T.let = bx * lanes + thread % wide % lanes
+                        column: T.let = (T.min(brought, across - 1) if ragged_n else brought) + (
+                            thread % wide // lanes * across
+                        )
+                        for j in T.unroll(plan.x_fills):
+                            row[j] = by * plan.rows + (j * threads + thread) // ACROSS_K
+                            if ragged_m:
+                                row[j] = T.min(row[j], m - 1)
+                            if job.rows:
+                                row[j] = logit_rows[row[j]]
+                        clear(acc, own * each)
+                        clear(square, plan.x_fills)
+                        load_tile(word, scale, fill, w0, w1, x, row, 0, column, first, thread)
+                        for tile in T.serial(tiles):
+                            copy: T.let = tile % copies
+                            store_tile(wt, xt, word, scale, fill, square, norm, tile, first, thread, copy)
+                            T.tvm_storage_sync("shared")
+                            following: T.let = T.min(tile + 1, tiles - 1)
+                            load_tile(word, scale, fill, w0, w1, x, row, following, column, first, thread)
+                            for step in T.serial(ACROSS_K):
+                                add_tile(acc, xs, weight, xt, wt, copy, step, tx, ty)
+                            if copies == 1:
+                                T.tvm_storage_sync("shared")
+                        if has_norm:
+                            if copies == 2:  # others may still read the last tile
+                                T.tvm_storage_sync("shared")
+                            for j in T.unroll(plan.x_fills):
+                                xt[j * threads + thread] = square[j]
+                            T.tvm_storage_sync("shared")
+                        for r in T.unroll(own):
+                            if (not ragged_m or row_of(by, r, ty) < m) and (
+                                not ragged_n or bx * lanes + tx < across
+                            ):
                                 if has_norm:
-                                    sq[0] = sq[0] + value[0] * value[0]
-                                    value[0] = value[0] * norm[T.min(at[1], k - 1) if ragged else at[1]]
-                                if placed:
-                                    value[0] = value[0] * place_factor(bits, at[0] % unit)
-                                xt[at[0] * TILE_M + tx // fillers] = value[0]
-                            T.tvm_storage_sync("shared")
-                            for v in T.unroll(tile_units):
-                                for r in T.unroll(TILE_N):
-                                    for i in T.unroll(words):
-                                        word[r * words + i] = units.load(
-                                            w0, g * group_units + j * tile_units + v, i, row[r]
-                                        )
-                                for part in T.unroll(unit // chunk):
-                                    for e in T.unroll(chunk):
-                                        for i in T.unroll(TILE_M):
-                                            xs[i * chunk + e] = xt[(v * unit + part * chunk + e) * TILE_M + i]
-                                    for r in T.unroll(TILE_N):
-                                        for e in T.unroll(chunk):
-                                            w[e] = weight(word, scale, offset, top, r, part * chunk + e)
-                                        for i in T.unroll(TILE_M):
-                                            acc[i * TILE_N + r] = acc[i * TILE_N + r] + products(
-                                                xs, w, i * chunk, chunk
-                                            )
-                            T.tvm_storage_sync("shared")
-                    if has_norm:
-                        xt[tx] = sq[0]
-                        T.tvm_storage_sync("shared")
-                    for i in T.unroll(TILE_M):
-                        at[0] = by * TILE_M + i
-                        if not ragged_m or at[0] < m:
-                            if has_norm:
-                                sq[0] = T.float32(0)
-                                for t in T.unroll(fillers):
-                                    sq[0] = sq[0] + xt[i * fillers + t]
-                                sq[0] = T.rsqrt(sq[0] * T.float32(1.0 / k) + T.float32(eps))
-                                for r in T.unroll(TILE_N):
-                                    acc[i * TILE_N + r] = acc[i * TILE_N + r] * sq[0]
-                            for r in T.unroll(outs):
-                                at[1] = column_of(bx, tx, r, lanes, outs, beside)
-                                if not ragged_n or at[1] < n_out:
-                                    value[0] = simple(acc[i * TILE_N + r], bias, residual, at[0], at[1])
-                                    if gated:
-                                        value[1] = acc[i * TILE_N + outs + r]
-                                        if job.bias:
-                                            value[1] = value[1] + bias[n_out + at[1]]
-                                        value[0] = activated(job.gate, value[0]) * value[1]
-                                    if job.softcap is not None:
-                                        value[0] = capped(value[0], job.softcap)
-                                    if job.residual and not is_simple:
-                                        value[0] = value[0] + f32(residual[at[0], at[1]])
-                                    out[at[0], at[1]] = stored(value[0], job.out_dtype)
+                                    rstd[0] = T.float32(0)
+                                    for v in T.unroll(ACROSS_K):
+                                        rstd[0] = rstd[0] + total(xt[(r * plan.deep + ty) * ACROSS_K + v])
+                                    rstd[0] = T.rsqrt(rstd[0] * T.float32(1.0 / k) + T.float32(eps))
+                                    for side in T.unroll(each):
+                                        acc[r * each + side] = acc[r * each + side] * spread(rstd[0])
+                                epilogue(
+                                    job, value, [acc[r * each + side] for side in range(each)], bias,
+                                    residual, out, row_of(by, r, ty), bx * lanes + tx,
+                                )  # fmt: skip
 
-    return select(kernel, params(job), "matmul")
+    return of_numbers(select(kernel, params(job), "matmul"))

@@ -1,10 +1,17 @@
-"""Matrix times few rows (decode): what counts is how many instructions and bytes a weight costs.
+"""Matrix times few rows (decode) on a GPU: what counts is how many bytes of the matrix are under way.
 
-Threads lie along the output rows, each with a few rows of its own, so that x, once loaded, serves them all;
-the matrix is stored k-major (see packing), so their loads coalesce. Where that gives too few threads for a
-GPU (long rows, few of them), threadIdx.y splits k and one barrier joins the parts. Scale and bias stay out of
-the inner loop: a group adds scale * Σ q·x + bias * Σ x. The norm costs no pass of its own: rms_norm(x)·W =
-rstd · ((x * weight)·W), so its sum of squares is taken on the way.
+A lane owns four neighbouring columns and reads a row of their words as one vector of 16 bytes; `LANES` lanes
+side by side read a segment of 128 bytes. The rest of a workgroup lies along k: a lane loads all words and
+scales of a batch before it uses the first, and one barrier joins the lanes' sums in workgroup memory, where
+each row of the result is added up by lanes of its own.
+
+A code becomes a float32 without a conversion (see vectors.weight). Products are float32, in f16 programs too:
+where the norm is fused rstd comes at the end, so inputs may be of any size, a float16 sum of 8 codes times
+inputs overflows from inputs of 546 on, and a scale that prevents it loses small inputs; at one row a lane
+waits for memory, not for arithmetic. (Packed products of int8 or float16 would be a second `_unit`, a
+subgroup's sum would stand before `part` is written: both are another summation, so variants of their own.)
+Scale and bias stay out of the inner loop, and the norm's sum of squares is taken on the way, as in the
+software kernels.
 """
 
 # mypy: ignore-errors
@@ -12,243 +19,271 @@ rstd · ((x * weight)·W), so its sum of squares is taken on the way.
 # ruff: noqa: ANN001, ANN201, ANN202
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tvm import tirx
 from tvm.script import tirx as T
 
 from nearfar.format.sizes import MAX_ROWS
+from nearfar.targets.gpu.classes import DeviceClass, Tuning
+from nearfar.targets.gpu.packing import parts
 from nearfar.targets.jobs import Linear
 
-from .activations import activated, capped
-from .common import ceil_div, f32, high_half, low_half, select, stored
-from .layout import (
-    Units,
-    column_of,
-    dense_element,
-    lanes_for,
-    loaded_column,
-    neighbours,
-    params,
-    place_factor,
-    placed_code,
-    scale_shape,
-    top_code_offset,
-    word_shape,
+from .common import SHARED_BYTES, ceil_div, select
+from .epilogue import VALUES, epilogue, sides
+from .layout import params
+from .vectors import (
+    WIDTH,
+    Reader,
+    at,
+    clear,
+    f32x4,
+    high_halves,
+    low_halves,
+    of_numbers,
+    or_zero,
+    quarter,
+    scale_buffer,
+    spread,
+    total,
+    word_buffer,
 )
 
-FEW_THREADS = 2048  # below this a GPU starves, so k is split when it is long
-LONG_K = 2048
-SHARED_BYTES = 16384  # workgroup memory that every WebGPU device has
+LANES = 8  # times 16 bytes: a segment of 128
+AHEAD = 8  # words of a lane that are loaded before the first is used
+LARGE = 1 << 20  # bytes of a matrix from which on a launch should have the threads of its class
+LONGEST = 128  # batches of a row over the most lanes along k: with so many steps a lane may wait for memory
+FULL = 0.9  # share of the lanes' steps that should have something to do
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """`lanes` threads with `rows` rows each; `splits` of k in `groups` of `steps` steps of `chunk` inputs."""
+    """`splits` lanes along k; a lane takes `steps` batches of `batch` chunks of `units` units each.
 
-    lanes: int
-    rows: int
+    The chunks of a step lie side by side: lane y has chunk (step · batch + b) · splits + y of `chunks`.
+    """
+
     splits: int
-    groups: int
+    units: int
+    chunks: int
+    batch: int
     steps: int
-    chunk: int
+
+    @property
+    def ragged(self) -> bool:
+        """Whether some lanes have less to do."""
+        return self.splits * self.batch * self.steps != self.chunks
 
 
-def tiling(job: Linear) -> Tiling:
-    """The tiling. Rows a thread, in SwiftShader (576x576, a core's ns a weight): 2: 5.6, 4: 4.4, 8: 3.0."""
-    matrix = job.matrix
-    rows = 8 if job.m == 1 else 4
-    lanes = lanes_for(job.columns, rows // 2 if job.gate else rows)
-    parts = job.m * (rows + 1) * lanes * 4  # bytes of workgroup memory that one split leaves its sums in
-    wanted = 8 if matrix.k >= LONG_K and matrix.n // rows < FEW_THREADS else 1
-    splits = next(
-        count for count in (8, 4, 2, 1) if count <= wanted and (count == 1 or count * parts <= SHARED_BYTES)
-    )
-    if matrix.quantized:
-        chunk = Units.of(matrix).inputs
-        return Tiling(lanes, rows, splits, matrix.k // matrix.group, matrix.group // chunk, chunk)
-    words = ceil_div(matrix.k, 2) if matrix.bits == 16 else matrix.k
-    fold = next(size for size in (4, 2, 1) if words % size == 0)
-    steps = next(size for size in (8, 4, 2, 1) if words // fold % size == 0)
-    return Tiling(lanes, rows, splits, words // fold // steps, steps, fold * (2 if matrix.bits == 16 else 1))
+def tiling(job: Linear, device: DeviceClass) -> Tiling:
+    """The fewest lanes along k with which the launch has its threads and bytes under way, in few steps."""
+    size = sum(math.prod(part.shape) * 4 for part in parts(job.matrix))
+    launched = device.launched if size >= LARGE else 0
+    made = [_split(job, splits) for splits in _splits(job, device)]
+    for plan in made:
+        enough = _in_flight(job, plan) >= min(device.in_flight, size * FULL)
+        if enough and _threads(job, plan) >= launched and plan.steps <= LONGEST // device.k_lanes:
+            return plan
+    return made[-1]
 
 
-def tree_sum(products: list):
-    """Their sum as a tree: a chain of additions would wait for each."""
-    while len(products) > 1:
-        products = [a + b for a, b in zip(products[::2], products[1::2], strict=True)]
-    return products[0]
+def _splits(job: Linear, device: DeviceClass) -> list[int]:
+    """Powers of two that make whole subgroups and whose sums fit into workgroup memory."""
+    counts = [1 << i for i in range(device.k_lanes.bit_length())]
+    return [
+        splits
+        for splits in counts
+        if LANES * splits % device.subgroup == 0
+        and ((splits - 1) * LANES * sides(job) * WIDTH + splits) * job.m * 4 <= SHARED_BYTES
+    ]
 
 
-def matvec(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
-    """One launch for small m. `vectors`: threads have columns side by side, where four words load at once."""
-    m, k, bits = job.m, job.matrix.k, job.matrix.bits
-    quantized, gated, has_norm, eps = (
-        job.matrix.quantized,
-        job.gate is not None,
-        job.norm is not None,
-        job.norm or 0.0,
-    )
-    plan = tiling(job)
-    lanes, rows, splits, steps, chunk = plan.lanes, plan.rows, plan.splits, plan.steps, plan.chunk
-    n_out = job.columns
-    is_simple = not gated and job.softcap is None
-    outs = rows // 2 if gated else rows  # output columns a thread
-    block = lanes * outs
-    beside = neighbours(job, outs, vectors)
-    each = ceil_div(plan.groups, splits)
-    units = Units.of(job.matrix)
-    placed = units.placed
-    words = chunk // units.inputs * units.words  # a step
-    words_shape, word_dtype = word_shape(job.matrix)
-    ragged_n, ragged_k, ragged_groups = n_out % block != 0, k % chunk != 0, plan.groups % splits != 0
-    values = m * rows
+def _split(job: Linear, splits: int) -> Tiling:
+    """Chunks as large as keep nearly all lanes busy: a chunk of less than a group reads its scale again."""
+    reader = Reader.of(job.matrix)
+    ahead = max(AHEAD // (reader.words * sides(job)), 1)  # units
+    whole = job.matrix.group // reader.inputs if job.matrix.quantized else ahead
+    sizes = [size for size in range(min(whole, ahead), 0, -1) if whole % size == reader.count % size == 0]
 
-    def row_of(bx, tx, r):
-        """Matrix row `r` of a thread; of a gated pair first the gate rows, then their up rows."""
-        column = loaded_column(bx, tx, r % outs, lanes, outs, beside, n_out - 1 if ragged_n else None)
-        return column + r // outs * n_out
+    def busy(size: int) -> float:
+        chunks = reader.count // size
+        return chunks / (ceil_div(chunks, splits) * splits)
 
-    def x_value(x, start, at):
-        """Input `at` of the row that starts there in the flat memory; zero beyond k (odd k of pairs)."""
-        value = f32(x[0, start + (T.min(at, k - 1) if ragged_k else at)])
-        return T.Select(at < k, value, T.float32(0)) if ragged_k else value
+    best = max(busy(size) for size in sizes)
+    size = next(size for size in sizes if busy(size) >= min(best, FULL))
+    each = ceil_div(reader.count // size, splits)
+    most = max(ahead * 3 // 2 // size, 1)
+    batch = max(count for count in range(1, most + 1) if each % count == 0)
+    return Tiling(splits, size, reader.count // size, batch, each // batch)
 
-    def norm_at(at):
-        return T.min(at, k - 1) if ragged_k else at
 
-    def weight(word, e):
-        """Weight or code `e` of a step; where placed times 2^(bits*e), by which its input is divided."""
-        if not quantized:
-            return dense_element(word[e // units.inputs], bits, e)
-        return placed_code(word[0], bits, e) if placed else units.code(word, 0, e)
+def _threads(job: Linear, plan: Tiling) -> int:
+    return ceil_div(job.columns // WIDTH, LANES) * LANES * plan.splits
 
-    def dotted(word, xs):
-        """Sum of code * x over a step: where placed, a weight costs and, convert, multiply, add."""
-        return tree_sum([weight(word, e) * xs[e] for e in range(chunk)])
 
-    def grouped(scale, offset, dot, top, xsum):
-        """What a group adds, of sums of codes times inputs, of the inputs of top codes, of all inputs."""
-        return scale * (dot + top if placed else dot) + offset * xsum
+def _in_flight(job: Linear, plan: Tiling) -> int:
+    """Bytes of the matrix that all threads ask for at once."""
+    loads = plan.batch * (plan.units * Reader.of(job.matrix).words + job.matrix.quantized)
+    return _threads(job, plan) * loads * sides(job) * 16
 
-    def simple(value, bias, residual, row, column):
-        """With the bias, and where nothing comes between with the residual."""
-        value = value + bias[column] if job.bias else value
-        return value + f32(residual[row, column]) if job.residual and is_simple else value
+
+def matvec(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
+    """One launch for small m; rows and columns are whole vectors (vectors.fits)."""
+    m, k, matrix = job.m, job.matrix.k, job.matrix
+    has_norm, eps, quantized = job.norm is not None, job.norm or 0.0, matrix.quantized
+    plan, reader, each = tiling(job, tuning.device), Reader.of(matrix), sides(job)
+    splits, batch = plan.splits, plan.batch
+    across = job.columns // WIDTH
+    ragged_n = across % LANES != 0
+    own = ceil_div(m, splits)  # rows of the result that a lane finishes
+    inputs, words, vectors = reader.inputs, reader.words, reader.inputs // WIDTH
+    chunk_inputs, chunk_words = plan.units * inputs, plan.units * words
+    (words_shape, word_dtype), (scales_shape, scale_dtype) = word_buffer(matrix), scale_buffer(matrix)
+
+    # These write statements into the kernel below, unrolled.
+
+    def load_words(word, scale, w0, w1, chunk, b, column):
+        """All that chunk `b` of a batch reads of the matrix."""
+        for side in range(each):
+            place, start = column + side * across, (b * each + side) * chunk_words
+            for unit in range(plan.units):
+                for i in range(words):
+                    value = reader.load(w0, chunk * plan.units + unit, i, place)
+                    T.buffer_store(word, value, [start + unit * words + i])
+            if quantized:
+                T.buffer_store(scale, w1[chunk * chunk_inputs // matrix.group, place], [b * each + side])
+
+    def load_inputs(xs, square, xsum, x, norm, row, start, valid):
+        """Inputs from vector `start` on of all rows, times the norm's weights; what they add to sums."""
+        for i in range(m):
+            for v in range(vectors):
+                value, place = f32x4(x[row[i], start + v]), i * vectors + v
+                T.buffer_store(xs, or_zero(valid, value) if plan.ragged else value, [place])
+                if has_norm:
+                    T.buffer_store(square, square[i] + xs[place] * xs[place], [i])
+                    T.buffer_store(xs, xs[place] * norm[start + v], [place])
+                if quantized:
+                    T.buffer_store(xsum, xsum[i] + xs[place], [i])
+
+    def add_products(dot, weights, xs, word, start):
+        """A unit's weights, each made once for all rows, times its inputs."""
+        for side in range(each):
+            first = start + side * chunk_words
+            for e in range(inputs):
+                T.buffer_store(weights, reader.weight([word[first + i] for i in range(words)], e), [e])
+            for i in range(m):
+                added = dot[i * each + side]
+                for e in range(inputs):
+                    added = added + weights[e] * spread(at(xs[i * vectors + e // WIDTH], e % WIDTH))
+                T.buffer_store(dot, added, [i * each + side])
+
+    def add_chunk(acc, dot, xsum, scale, b):
+        """Scale · Σ q·x + bias · Σ x of a group, or of a part of it."""
+        for i in range(m):
+            for side in range(each):
+                value, place = dot[i * each + side], i * each + side
+                if quantized:
+                    pair = scale[b * each + side]
+                    value = low_halves(pair) * value + high_halves(pair) * spread(total(xsum[i]))
+                T.buffer_store(acc, acc[place] + value, [place])
+
+    def run_chunk(acc, square, dot, xsum, xs, weights, word, scale, x, norm, row, chunk, b, valid):
+        """All of chunk `b` of a batch, whose words are there."""
+        clear(dot, m * each)
+        clear(xsum, m)
+        for unit in range(plan.units):
+            start = (chunk * plan.units + unit) * vectors
+            load_inputs(xs, square, xsum, x, norm, row, start, valid)
+            add_products(dot, weights, xs, word, b * each * chunk_words + unit * words)
+        add_chunk(acc, dot, xsum, scale, b)
+
+    def chunk_of(step, b, ty):
+        return (step * batch + b) * splits + ty
+
+    def run_batch(acc, square, dot, xsum, xs, weights, word, scale, x, norm, w0, w1, row, step, ty, column):
+        """Every word of a batch is loaded before the first is used."""
+        for b in range(batch):
+            load_words(word, scale, w0, w1, inside(chunk_of(step, b, ty)), b, column)
+        for b in range(batch):
+            chunk = chunk_of(step, b, ty)
+            valid = chunk < plan.chunks
+            run_chunk(acc, square, dot, xsum, xs, weights, word, scale, x, norm, row, inside(chunk), b, valid)
+
+    def inside(chunk):
+        return T.min(chunk, plan.chunks - 1) if plan.ragged else chunk
+
+    def slot(i, lane, side, tx):
+        """Where a lane leaves its sums of row i: all lanes but the owner of the row, in turn after it."""
+        turn = (lane + splits - 1 - i % splits) % splits
+        return ((i * (splits - 1) + turn) * each + side) * LANES + tx
 
     @T.prim_func(check_well_formed=False)
     def kernel(
-        x: T.Buffer((job.x_rows or m, k), job.x_dtype),
+        x: T.Buffer((job.x_rows or m, k // WIDTH), f"{job.x_dtype}x{WIDTH}"),
         logit_rows: T.Buffer((MAX_ROWS,), "int32"),
-        norm: T.Buffer((k,), "float32"),
+        norm: T.Buffer((k // WIDTH,), f"float32x{WIDTH}"),
         w0: T.Buffer(words_shape, word_dtype),
-        w1: T.Buffer(scale_shape(job.matrix), "uint32"),
-        bias: T.Buffer((job.matrix.n,), "float32"),
-        residual: T.Buffer((m, n_out), job.out_dtype),
-        out: T.Buffer((MAX_ROWS if job.rows else m, n_out), job.out_dtype),
+        w1: T.Buffer(scales_shape, scale_dtype),
+        bias: T.Buffer(quarter((matrix.n,)), f"float32x{WIDTH}"),
+        residual: T.Buffer((m, across), f"{job.out_dtype}x{WIDTH}"),
+        out: T.Buffer((MAX_ROWS if job.rows else m, across), f"{job.out_dtype}x{WIDTH}"),
     ):
-        for bx in T.thread_binding(ceil_div(n_out, block), thread="blockIdx.x"):
+        for bx in T.thread_binding(ceil_div(across, LANES), thread="blockIdx.x"):
             for ty in T.thread_binding(splits, thread="threadIdx.y"):
-                for tx in T.thread_binding(lanes, thread="threadIdx.x"):
-                    part = T.alloc_shared(((values + m) * splits * lanes if splits > 1 else 1,), "float32")
-                    acc = T.alloc_local((values + m,), "float32")  # sums, then sums of squares
-                    dot = T.alloc_local((values,), "float32")
-                    xs = T.alloc_local((m * chunk,), "float32")
-                    xsum = T.alloc_local((m,), "float32")
-                    top = T.alloc_local((m,), "float32")  # sums of the inputs that meet a word's top code
-                    word = T.alloc_local((words,), word_dtype)
-                    up = T.alloc_local((1,), "float32")
-                    at = T.alloc_local((rows + m + 2,), "int32")  # the thread's rows, then x's rows
-                    for r in T.unroll(rows):
-                        at[r] = row_of(bx, tx, r)
+                for tx in T.thread_binding(LANES, thread="threadIdx.x"):
+                    part = T.alloc_shared((max((splits - 1) * m * each * LANES, 1),), "float32x4")
+                    squares = T.alloc_shared((splits * m if has_norm else 1,), "float32")
+                    acc = T.alloc_local((m * each,), "float32x4")
+                    mine = T.alloc_local((own * each,), "float32x4")
+                    square = T.alloc_local((m,), "float32x4")
+                    dot = T.alloc_local((m * each,), "float32x4")
+                    xsum = T.alloc_local((m,), "float32x4")
+                    xs = T.alloc_local((m * vectors,), "float32x4")
+                    weights = T.alloc_local((inputs,), "float32x4")
+                    word = T.alloc_local((batch * each * chunk_words,), word_dtype)
+                    scale = T.alloc_local((batch * each,), "uint32x4")
+                    value = T.alloc_local((VALUES,), "float32")
+                    rstd = T.alloc_local((1,), "float32")
+                    row = T.alloc_local((m,), "int32")
+                    column: T.let = bx * LANES + tx
                     for i in T.unroll(m):
-                        at[rows + i] = (logit_rows[i] if job.rows else i) * k
-                    for v in T.unroll(values + m):
-                        acc[v] = T.float32(0)
-                    for o in T.serial(each):
-                        g: T.let = ty * each + o
-                        if not ragged_groups or g < plan.groups:
-                            for v in T.unroll(values):
-                                dot[v] = T.float32(0)
-                            for i in T.unroll(m):
-                                xsum[i] = T.float32(0)
-                                top[i] = T.float32(0)
-                            for j in T.serial(steps):
-                                at[rows + m] = (g * steps + j) * chunk
-                                at[rows + m + 1] = (g * steps + j) * (words if not units.planes else 1)
-                                for i in T.unroll(m):
-                                    for e in T.unroll(chunk):
-                                        if job.rows:
-                                            xs[i * chunk + e] = x_value(x, at[rows + i], at[rows + m] + e)
-                                        else:
-                                            xs[i * chunk + e] = x_value(x, i * k, at[rows + m] + e)
-                                        if has_norm:
-                                            acc[values + i] = (
-                                                acc[values + i] + xs[i * chunk + e] * xs[i * chunk + e]
-                                            )
-                                            xs[i * chunk + e] = (
-                                                xs[i * chunk + e] * norm[norm_at(at[rows + m] + e)]
-                                            )
-                                        if quantized:
-                                            xsum[i] = xsum[i] + xs[i * chunk + e]
-                                        if placed:
-                                            if e == chunk - 1:
-                                                top[i] = top[i] + xs[i * chunk + e]
-                                            xs[i * chunk + e] = xs[i * chunk + e] * place_factor(bits, e)
-                                for r in T.unroll(rows):
-                                    for v in T.unroll(words):
-                                        word[v] = units.load(w0, at[rows + m + 1], v, at[r])
-                                    if quantized and m == 1:
-                                        dot[r] = dot[r] + dotted(word, xs)
-                                    else:
-                                        for e in T.unroll(chunk):
-                                            up[0] = weight(word, e)
-                                            for i in T.unroll(m):
-                                                dot[i * rows + r] = (
-                                                    dot[i * rows + r] + up[0] * xs[i * chunk + e]
-                                                )
-                            for i in T.unroll(m):
-                                top[i] = top[i] * T.float32(top_code_offset(bits))
-                            for r in T.unroll(rows):
-                                if quantized:
-                                    sb: T.let = w1[g, at[r]]
-                                    scale: T.let = low_half(sb)
-                                    offset: T.let = high_half(sb)
-                                    for i in T.unroll(m):
-                                        dot[i * rows + r] = grouped(
-                                            scale, offset, dot[i * rows + r], top[i], xsum[i]
-                                        )
-                                for i in T.unroll(m):
-                                    acc[i * rows + r] = acc[i * rows + r] + dot[i * rows + r]
-                    if splits > 1:
-                        for v in T.unroll(values + m):
-                            part[(v * splits + ty) * lanes + tx] = acc[v]
-                        T.tvm_storage_sync("shared")
-                        for v in T.unroll(values + m):
-                            acc[v] = T.float32(0)
-                            for s in T.serial(splits):
-                                acc[v] = acc[v] + part[(v * splits + s) * lanes + tx]
-                    if ty == 0:
-                        for i in T.unroll(m):
+                        row[i] = logit_rows[i] if job.rows else i
+                    clear(acc, m * each)
+                    clear(square, m)
+                    for step in T.serial(plan.steps):
+                        run_batch(
+                            acc, square, dot, xsum, xs, weights, word, scale, x, norm, w0, w1, row, step, ty,
+                            T.min(column, across - 1) if ragged_n else column,
+                        )  # fmt: skip
+                    for i in T.unroll(m):
+                        if ty == i % splits:
+                            for side in T.unroll(each):
+                                mine[i // splits * each + side] = acc[i * each + side]
+                        else:
+                            for side in T.unroll(each):
+                                part[slot(i, ty, side, tx)] = acc[i * each + side]
+                        if has_norm and tx == 0:
+                            squares[i * splits + ty] = total(square[i])
+                    T.tvm_storage_sync("shared")
+                    for r in T.unroll(own):
+                        i: T.let = r * splits + ty
+                        if i < m and (not ragged_n or column < across):
+                            for side in T.unroll(each):
+                                for lane in T.unroll(splits - 1):
+                                    mine[r * each + side] = (
+                                        mine[r * each + side] + part[slot(i, ty + 1 + lane, side, tx)]
+                                    )
                             if has_norm:
-                                acc[values + i] = T.rsqrt(
-                                    acc[values + i] * T.float32(1.0 / k) + T.float32(eps)
-                                )
-                                for r in T.unroll(rows):
-                                    acc[i * rows + r] = acc[i * rows + r] * acc[values + i]
-                            for r in T.unroll(outs):
-                                at[rows + m] = column_of(bx, tx, r, lanes, outs, beside)
-                                if not ragged_n or at[rows + m] < n_out:
-                                    dot[0] = simple(acc[i * rows + r], bias, residual, i, at[rows + m])
-                                    if gated:
-                                        up[0] = acc[i * rows + outs + r]
-                                        if job.bias:
-                                            up[0] = up[0] + bias[n_out + at[rows + m]]
-                                        dot[0] = activated(job.gate, dot[0]) * up[0]
-                                    if job.softcap is not None:
-                                        dot[0] = capped(dot[0], job.softcap)
-                                    if job.residual and not is_simple:
-                                        dot[0] = dot[0] + f32(residual[i, at[rows + m]])
-                                    out[i, at[rows + m]] = stored(dot[0], job.out_dtype)
+                                rstd[0] = T.float32(0)
+                                for lane in T.unroll(splits):
+                                    rstd[0] = rstd[0] + squares[i * splits + lane]
+                                rstd[0] = T.rsqrt(rstd[0] * T.float32(1.0 / k) + T.float32(eps))
+                                for side in T.unroll(each):
+                                    mine[r * each + side] = mine[r * each + side] * spread(rstd[0])
+                            epilogue(
+                                job, value, [mine[r * each + s] for s in range(each)], bias, residual, out, i,
+                                column,
+                            )  # fmt: skip
 
-    return select(kernel, params(job), "matvec")
+    return of_numbers(select(kernel, params(job), "matvec"))
