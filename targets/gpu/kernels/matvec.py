@@ -154,28 +154,31 @@ def matvec(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
             if quantized:
                 T.buffer_store(scale, w1[chunk * chunk_inputs // matrix.group, place], [b * each + side])
 
-    def load_inputs(xs, square, xsum, x, norm, row, start, valid):
-        """Inputs from vector `start` on of all rows, times the norm's weights; what they add to sums."""
+    def load_inputs(xs, square, xsum, x, norm, row, vector, valid):
+        """Four inputs of all rows, times the norm's weights; what they add to sums."""
         for i in range(m):
-            for v in range(vectors):
-                value, place = f32x4(x[row[i], start + v]), i * vectors + v
-                T.buffer_store(xs, or_zero(valid, value) if plan.ragged else value, [place])
-                if has_norm:
-                    T.buffer_store(square, square[i] + xs[place] * xs[place], [i])
-                    T.buffer_store(xs, xs[place] * norm[start + v], [place])
-                if quantized:
-                    T.buffer_store(xsum, xsum[i] + xs[place], [i])
+            value = f32x4(x[row[i], vector])
+            T.buffer_store(xs, or_zero(valid, value) if plan.ragged else value, [i])
+            if has_norm:
+                T.buffer_store(square, square[i] + xs[i] * xs[i], [i])
+                T.buffer_store(xs, xs[i] * norm[vector], [i])
+            if quantized:
+                T.buffer_store(xsum, xsum[i] + xs[i], [i])
 
-    def add_products(dot, weights, xs, word, start):
-        """A unit's weights, each made once for all rows, times its inputs."""
+    def add_products(dot, weights, upper, xs, word, start, v):
+        """Weights of four inputs of a unit, each made once for all rows, times these."""
         for side in range(each):
             first = start + side * chunk_words
-            for e in range(inputs):
-                T.buffer_store(weights, reader.weight([word[first + i] for i in range(words)], e), [e])
+            held = [word[first + i] for i in range(words)]
+            if reader.has_upper and v == inputs // 2 // WIDTH:
+                T.buffer_store(upper, reader.upper(held), [side])
+            for place in range(WIDTH):
+                made = reader.weight(held, v * WIDTH + place, upper[side])
+                T.buffer_store(weights, made, [place])
             for i in range(m):
                 added = dot[i * each + side]
-                for e in range(inputs):
-                    added = added + weights[e] * spread(at(xs[i * vectors + e // WIDTH], e % WIDTH))
+                for place in range(WIDTH):
+                    added = added + weights[place] * spread(at(xs[i], place))
                 T.buffer_store(dot, added, [i * each + side])
 
     def add_chunk(acc, dot, xsum, scale, b):
@@ -188,27 +191,32 @@ def matvec(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
                     value = low_halves(pair) * value + high_halves(pair) * spread(total(xsum[i]))
                 T.buffer_store(acc, acc[place] + value, [place])
 
-    def run_chunk(acc, square, dot, xsum, xs, weights, word, scale, x, norm, row, chunk, b, valid):
+    def run_chunk(acc, square, dot, xsum, xs, weights, upper, word, scale, x, norm, row, chunk, b, valid):
         """All of chunk `b` of a batch, whose words are there."""
         clear(dot, m * each)
         clear(xsum, m)
         for unit in range(plan.units):
-            start = (chunk * plan.units + unit) * vectors
-            load_inputs(xs, square, xsum, x, norm, row, start, valid)
-            add_products(dot, weights, xs, word, b * each * chunk_words + unit * words)
+            for v in range(vectors):
+                vector = (chunk * plan.units + unit) * vectors + v
+                load_inputs(xs, square, xsum, x, norm, row, vector, valid)
+                add_products(dot, weights, upper, xs, word, b * each * chunk_words + unit * words, v)
         add_chunk(acc, dot, xsum, scale, b)
 
     def chunk_of(step, b, ty):
         return (step * batch + b) * splits + ty
 
-    def run_batch(acc, square, dot, xsum, xs, weights, word, scale, x, norm, w0, w1, row, step, ty, column):
+    def run_batch(
+        acc, square, dot, xsum, xs, weights, upper, word, scale, x, norm, w0, w1, row, step, ty, column
+    ):
         """Every word of a batch is loaded before the first is used."""
         for b in range(batch):
             load_words(word, scale, w0, w1, inside(chunk_of(step, b, ty)), b, column)
         for b in range(batch):
             chunk = chunk_of(step, b, ty)
             valid = chunk < plan.chunks
-            run_chunk(acc, square, dot, xsum, xs, weights, word, scale, x, norm, row, inside(chunk), b, valid)
+            run_chunk(
+                acc, square, dot, xsum, xs, weights, upper, word, scale, x, norm, row, inside(chunk), b, valid
+            )
 
     def inside(chunk):
         return T.min(chunk, plan.chunks - 1) if plan.ragged else chunk
@@ -239,8 +247,9 @@ def matvec(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
                     square = T.alloc_local((m,), "float32x4")
                     dot = T.alloc_local((m * each,), "float32x4")
                     xsum = T.alloc_local((m,), "float32x4")
-                    xs = T.alloc_local((m * vectors,), "float32x4")
-                    weights = T.alloc_local((inputs,), "float32x4")
+                    xs = T.alloc_local((m,), "float32x4")
+                    weights = T.alloc_local((WIDTH,), "float32x4")
+                    upper = T.alloc_local((each,), "uint32x4")
                     word = T.alloc_local((batch * each * chunk_words,), word_dtype)
                     scale = T.alloc_local((batch * each,), "uint32x4")
                     value = T.alloc_local((VALUES,), "float32")
@@ -253,8 +262,8 @@ def matvec(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
                     clear(square, m)
                     for step in T.serial(plan.steps):
                         run_batch(
-                            acc, square, dot, xsum, xs, weights, word, scale, x, norm, w0, w1, row, step, ty,
-                            T.min(column, across - 1) if ragged_n else column,
+                            acc, square, dot, xsum, xs, weights, upper, word, scale, x, norm, w0, w1, row,
+                            step, ty, T.min(column, across - 1) if ragged_n else column,
                         )  # fmt: skip
                     for i in T.unroll(m):
                         if ty == i % splits:

@@ -140,7 +140,16 @@ class Reader:
             return self.units.load(w0, unit, word, column)
         return w0[unit * self.words + word, column]
 
-    def weight(self, word: list, e: int):
+    @property
+    def has_upper(self) -> bool:
+        """Whether codes of the second half of a unit are taken from `upper`."""
+        return self.units.placed
+
+    def upper(self, word: list):
+        """The high half of a unit's word, its sign bit (see packing.SIGN_BIT) as the codes have it."""
+        return T.shift_right(word[0], _bits(HALF_WORD)) ^ _bits(1 << (HALF_WORD - 1))
+
+    def weight(self, word: list, e: int, upper):
         """Weight or code `e` of a unit whose words these are, float32x4.
 
         A code becomes the last bits of the mantissa of a number of 2^23 ulps, which is then taken away:
@@ -157,8 +166,7 @@ class Reader:
             return _number(self._split_code(word, e), 0)
         codes, shift = word[0], e * bits
         if shift >= HALF_WORD:
-            codes = T.shift_right(codes, _bits(HALF_WORD)) ^ _bits(1 << (HALF_WORD - 1))  # packing.SIGN_BIT
-            shift -= HALF_WORD
+            codes, shift = upper, shift - HALF_WORD
         return _number(codes & _bits(((1 << bits) - 1) << shift), shift)
 
     def _split_code(self, word: list, e: int):
