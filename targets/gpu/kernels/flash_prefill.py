@@ -31,6 +31,7 @@ from .activations import capped
 from .common import LOWEST, SHARED_BYTES, ceil_div, select, stored
 from .heads import Head, begin, heads_together
 from .script import prim_func
+from .vectors import of_numbers
 
 MAX_THREADS = 256
 MAX_HEADS = 8  # query heads a workgroup
@@ -108,7 +109,7 @@ def _fits(tile: Tile, head: Head, device: DeviceClass) -> bool:
 def attention(job: Attend, device: DeviceClass) -> Staged:
     """One launch."""
     names = (*job.inputs(), "out")
-    func = select(_attend(job, tile_of(job, device)), list(names), "attention")
+    func = of_numbers(select(_attend(job, tile_of(job, device)), list(names), "attention"))
     return Staged((Stage(func, names),))
 
 

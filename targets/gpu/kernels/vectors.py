@@ -56,6 +56,8 @@ def of_numbers(func: tirx.PrimFunc) -> tirx.PrimFunc:
             views.append(tirx.DeclBuffer(param, data=numbers.data))
             param = numbers
         held.append(param)
+    if not views:
+        return func
     return tirx.PrimFunc(held, tirx.SeqStmt([*views, func.body]), func.ret_type, func.attrs)
 
 
