@@ -27,11 +27,22 @@ def pipeline() -> tuple[transform.Pass, object, object]:
     return ir.transform.Sequential(passes), _host_passes, _device_passes
 
 
-def straightened(mod: ir.IRModule) -> ir.IRModule:
-    """Our kernels as the code generators get them, still one function each: flat, unrolled, with named
-    common subexpressions.
+def straightened(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A kernel as the code generators get it, still one function: flat, unrolled, with named common
+    subexpressions. Those that TVM scheduled (without EXPLICIT_SYNC) go the same way, but for barriers.
     """
-    return ir.transform.Sequential(_kernel_passes())(mod)
+    ours = func.attrs is not None and EXPLICIT_SYNC in func.attrs
+    passes = [*([] if ours else _block_passes()), *_kernel_passes()]
+    return ir.transform.Sequential(passes)(ir.IRModule({"kernel": func}))["kernel"]
+
+
+def _block_passes() -> list[transform.Pass]:
+    return [
+        s_tir.transform.LowerInitBlock(),
+        s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
+        s_tir.transform.ConvertBlocksToOpaque(),
+        s_tir.transform.CompactBufferAllocation(),
+    ]
 
 
 def _kernel_passes() -> list[transform.Pass]:

@@ -5,13 +5,21 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
+import tvm
 from tvm.script import tirx as T
 
+from nearfar.build import manifest
+from nearfar.build.program.buckets import Buckets
+from nearfar.build.program.compile import Job, compile_program
+from nearfar.step.reading import read_model
 from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import SOFTWARE
 from nearfar.targets.gpu.figures import Figures, figures_of
+from nearfar.targets.gpu.kernels.common import finish
+from nearfar.targets.gpu.tir_passes import EXPLICIT_SYNC
 from nearfar.targets.jobs import Attend, Linear
 from nearfar.targets.quantized import Matrix
+from tests.support.architectures import CASES
 
 N, K = 512, 1024
 
@@ -58,7 +66,7 @@ def split_k(lanes: int, stride: int) -> Figures:
                 if tx < lanes:
                     out[0, bx * lanes + tx] = shared[tx]
 
-    return figures_of(kernel)
+    return figures_of(finish(kernel, "toy"))
 
 
 def test_a_toy_is_as_counted_by_hand() -> None:
@@ -102,3 +110,77 @@ def test_the_software_matmul_reads_each_weight_for_every_eight_rows() -> None:
 def test_software_attention_reads_the_cache_for_every_row(m: int) -> None:
     job = Attend(m, 32, 8, 64, 16, 8, 128, "float16", "float16")
     assert software(job).cache_reads == pytest.approx(1, rel=0.01)
+
+
+def gathering(rows: int, held: int) -> Figures:
+    """A toy without a matrix: threads keep `held` sums; of 100 values the first `rows` are gathered through
+    workgroup memory, which a loop fills in parts.
+    """
+
+    @T.prim_func(check_well_formed=False)
+    def kernel(values: T.Buffer((100, 32), "float32"), out: T.Buffer((held, 32), "float32")):
+        for tx in T.thread_binding(32, thread="threadIdx.x"):
+            place = T.alloc_shared((96,), "int32")
+            total = T.alloc_local((held,), "float32")
+            for i in T.serial(3):
+                if i * 32 + tx < rows:
+                    place[i * 32 + tx] = rows - 1 - (i * 32 + tx)
+            T.tvm_storage_sync("shared")
+            for e in T.unroll(held):
+                total[e] = T.float32(0)
+            for p in T.serial(rows):
+                for e in T.unroll(held):
+                    total[e] = total[e] + values[place[p], tx]
+            for e in T.unroll(held):
+                out[e, tx] = total[e]
+
+    return figures_of(finish(kernel, "toy"))
+
+
+def test_integers_are_followed_through_workgroup_memory_and_loops() -> None:
+    found = gathering(rows=70, held=1)
+    assert found.serial_steps == 70
+    assert found.line_use == 1
+    assert found.bytes_in_flight == 32 * 4
+    assert (found.bytes_written, found.shared_bytes, found.barriers) == (128, 384, 1)
+    assert (found.weight_reads, found.cache_reads, found.x_loads) == (None, None, None)
+
+
+def test_registers_are_what_lives_at_once() -> None:
+    few, many = gathering(rows=70, held=4).registers, gathering(rows=70, held=20).registers
+    assert many - few == 16
+    assert 4 <= few <= 8
+
+
+def test_threads_without_work_are_idle() -> None:
+    """Of 40 columns a workgroup of 32 threads with 4 columns each has work for 10 threads."""
+
+    @T.prim_func(check_well_formed=False)
+    def kernel(
+        x: T.Buffer((1, 64), "float32"),
+        w0: T.Buffer((8, 40), "uint32"),
+        out: T.Buffer((1, 40), "float32"),
+    ):
+        for tx in T.thread_binding(32, thread="threadIdx.x"):
+            if tx < 10:
+                for k in T.serial(8):
+                    for e in T.vectorized(4):
+                        out[0, tx * 4 + e] = x[0, k] * T.Cast("float32", w0[k, tx * 4 + e])
+
+    found = figures_of(finish(kernel, "toy"))
+    assert found.idle == pytest.approx(22 / 32)
+    assert (found.weight_reads, found.loads_per_byte, found.serial_steps) == (1, 1 / 16, 8)
+
+
+def test_kernels_that_tvm_schedules_have_figures_too() -> None:
+    case = next(case for case in CASES if case.model_type == "gemma4_text")
+    model = read_model({**case.config, "model_type": case.model_type}).model
+    matrices = {param.name: Matrix(param.n, param.k, 16) for param in model.step.params if param.is_matrix}
+    job = Job(model, matrices, manifest.CACHE, Buckets((1,), (1,)))
+    program = compile_program(job, variant(SOFTWARE, "f16", False), tvm.target.Target("webgpu"))
+    others = [kernel for kernel in program.kernels.values() if EXPLICIT_SYNC not in kernel.attrs]
+    assert others
+    for kernel in others:
+        found = figures_of(kernel)
+        assert found.threads >= found.threads_per_workgroup > 0
+        assert found.bytes_written > 0

@@ -36,7 +36,7 @@ def figures_of(func: tirx.PrimFunc, context: int = CONTEXT) -> Figures:
     key = structural_hash(func), names, context
     if key not in _known:
         with tvm.target.Target("webgpu", host="c"):
-            lowered = straightened(tvm.IRModule({"kernel": func}))["kernel"]
+            lowered = straightened(func)
         streamed = _streamed(names)
         trace = Walk(lowered, streamed, _host_writes(func, context)).run()
         _known[key] = _figures(trace, streamed, context, registers(lowered))

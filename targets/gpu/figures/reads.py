@@ -42,7 +42,8 @@ class Reads:
         together = float((weight * _different(at, active)).sum()) / threads
         groups = -(-at.shape[1] // LOCKSTEP)
         fill = ((0, 0), (0, groups * LOCKSTEP - at.shape[1]))
-        joined, here = (np.pad(each, fill).reshape(-1, groups, LOCKSTEP) for each in (at, active))
+        joined: Array = np.pad(at, fill).reshape(-1, groups, LOCKSTEP)
+        here: npt.NDArray[np.bool_] = np.pad(active, fill).reshape(-1, groups, LOCKSTEP)
         self.loads += count
         self.loaded += count * size
         self.fetched += count * size * together

@@ -56,26 +56,37 @@ class _Liveness:
         self._before(program, set())
         return self._most
 
-    def _before(self, statements: list[_Statement], live: set[int]) -> set[int]:
+    def _before(self, statements: list[_Statement], after: set[int]) -> set[int]:
         """What is live before statements, of what is live after them."""
+        live = set(after)
+        held = sum(self._size[variable] for variable in live)
         for statement in reversed(statements):
-            if statement.loops:
-                live = live | statement.reads
-                for _ in range(2):  # what a turn wants of the turn before is live around the loop
-                    live = live | self._before(statement.ways[0], live)
-            elif statement.ways:
-                live = statement.reads.union(*(self._before(way, live) for way in statement.ways))
+            if statement.ways:
+                live = statement.reads | self._around(statement, live)
+                held = sum(self._size[variable] for variable in live)
             else:
-                if statement.makes is not None:
-                    self._note(live | {statement.makes})
-                    if statement.makes not in self._whole:
-                        live = live - {statement.makes}
-                live = live | statement.reads
-            self._note(live)
+                made = statement.makes
+                if made is not None and made not in live:
+                    self._most = max(self._most, held + self._size[made])
+                elif made is not None and made not in self._whole:
+                    live.remove(made)
+                    held -= self._size[made]
+                for variable in statement.reads - live:
+                    live.add(variable)
+                    held += self._size[variable]
+            self._most = max(self._most, held)
         return live
 
-    def _note(self, live: set[int]) -> None:
-        self._most = max(self._most, sum(self._size[variable] for variable in live))
+    def _around(self, statement: _Statement, after: set[int]) -> set[int]:
+        """Before a loop or a condition. What a turn wants of the turn before is live all around the loop."""
+        if not statement.loops:
+            return set().union(*(self._before(way, after) for way in statement.ways))
+        live = after | statement.reads
+        while True:
+            more = live | self._before(statement.ways[0], live)
+            if more == live:
+                return live
+            live = more
 
 
 class _Reading:

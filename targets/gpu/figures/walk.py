@@ -17,9 +17,7 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from nearfar.errors import BuildError
-
-from .lanes import BASE, Array, Lanes, all_workgroups, chosen_workgroups, even_workgroups
+from .lanes import BASE, Array, Lanes, Mask, all_workgroups, chosen_workgroups, even_workgroups
 from .reads import Reads
 
 Value = int | Array | None
@@ -254,7 +252,7 @@ class Walk:
         if before is None:
             before = np.full(memory.elements, _EMPTY)
         held = np.array(np.broadcast_to(before, (*shape[:-1], before.shape[-1])))
-        at = np.broadcast_to(np.clip(index, 0, memory.elements - 1), shape)
+        at = np.broadcast_to(np.clip(np.asarray(index), 0, memory.elements - 1), shape)
         put = np.broadcast_to(np.asarray(0 if value is None else value), shape)
         if self._lanes.mask is not None:
             active = np.broadcast_to(self._lanes.mask, shape)
@@ -281,7 +279,7 @@ class Walk:
         for kept in (self._locals, self._variables):  # what the last turn left
             for key, value in kept.items():
                 if isinstance(value, np.ndarray) and value.ndim > outside:
-                    kept[key] = value[-1]  # type: ignore[index]
+                    kept[key] = value[-1]
         for buffer, turns in self._shared.items():  # turns may fill parts of it
             if turns.ndim > outside:
                 self._shared[buffer] = _filled(before.get(buffer, np.array(_EMPTY)), turns)
@@ -301,7 +299,7 @@ class Walk:
             return
         for case, mask in ((node.then_case, condition), (node.else_case, _not(condition))):
             if case is not None:
-                with self._lanes.where(mask) as any_active:
+                with self._lanes.where(_mask(mask)) as any_active:
                     if any_active:
                         self._statement(case)
 
@@ -323,16 +321,14 @@ class Walk:
             self.trace.loads_ahead = max(self.trace.loads_ahead, float(np.max(stretch.loads)))
             self._busy = self._busy + lanes.per_thread(whole)
             loading = np.broadcast_to(np.asarray(stretch.loads) > 0, lanes.shape)
-            self._sequence = self._sequence + lanes.per_thread(loading)
+            self._sequence = self._sequence + lanes.per_thread(loading.astype(np.float64))
         self._stretch = Stretch()
 
     # Expressions
 
     def _value(self, expr: Any) -> Value:
         made = self._by_expression.get(type(expr).__name__)
-        if made is None:
-            raise BuildError(f"expression {type(expr).__name__} has no figures: {str(expr)[:200]}")
-        return made(expr)
+        return None if made is None else made(expr)
 
     def _data(self, expr: Any, operations: float = 1.0) -> None:
         """Data comes of an operation."""
@@ -396,28 +392,34 @@ class Walk:
             if held is None:
                 return 0
             shape = self._lanes.shape
-            at = np.broadcast_to(np.clip(index, 0, memory.elements - 1), shape)  # inactive threads may be out
+            at = np.broadcast_to(
+                np.clip(np.asarray(index), 0, memory.elements - 1), shape
+            )  # inactive threads may be out
             found = np.take_along_axis(np.broadcast_to(held, (*shape[:-1], held.shape[-1])), at, axis=-1)
             return np.maximum(found, 0)
         return self._locals.get((expr.source, index)) if isinstance(index, int) else None
 
     def _load_parameter(self, expr: Any, memory: Memory, index: Value) -> Value:
+        at, size = np.asarray(0 if index is None else index), memory.kind.size
         ramp = expr.indices[0] if type(expr.indices[0]).__name__ == "Ramp" else None
-        at = np.asarray(0 if index is None else index)
-        size = memory.kind.size
-        if ramp is not None:
-            if self._value(ramp.stride) != 1:
-                raise BuildError(f"{memory.name} is loaded with gaps: {str(expr)[:200]}")
-            size *= int(ramp.lanes)
-            at = at // int(ramp.lanes)
-        share = self.trace.reads.setdefault(memory.name, Reads()).add(self._lanes, at, size)
-        if memory.name in self._streamed:
-            self._stretch.loads = self._stretch.loads + self._lanes.each()
-            self._stretch.loaded = self._stretch.loaded + self._lanes.each(size * share)
+        lanes = 1 if ramp is None else int(ramp.lanes)
+        if ramp is not None and self._value(ramp.stride) != 1:
+            stride = self._value(ramp.stride)
+            for lane in range(lanes):
+                apart = np.asarray(0 if stride is None else stride)
+                self._note_load(memory.name, np.asarray(at + lane * apart, np.int64), size)
+        else:
+            self._note_load(memory.name, at // lanes, size * lanes)
         if memory.kind.name != "int":
             return None
         content = self._contents.get(memory.name)
         return 0 if content is None else content[np.minimum(at, len(content) - 1)]
+
+    def _note_load(self, name: str, at: Array, size: int) -> None:
+        share = self.trace.reads.setdefault(name, Reads()).add(self._lanes, at, size)
+        if name in self._streamed:
+            self._stretch.loads = self._stretch.loads + self._lanes.each()
+            self._stretch.loaded = self._stretch.loaded + self._lanes.each(size * share)
 
     def _call(self, expr: Any) -> Value:
         name, args = _name(expr), list(expr.args)
@@ -437,9 +439,9 @@ class Walk:
         truth = self._value(condition)
         if isinstance(truth, int | np.bool_ | bool):
             return self._value(then if truth else otherwise)
-        with self._lanes.where(truth):
+        with self._lanes.where(_mask(truth)):
             a = self._value(then)
-        with self._lanes.where(_not(truth)):
+        with self._lanes.where(_mask(_not(truth))):
             b = self._value(otherwise)
         if truth is None or a is None or b is None:
             self._data(expr)
@@ -462,6 +464,11 @@ def _compute(name: str, a: Any, b: Any) -> Value:
 
 def _not(value: Value) -> Value:
     return None if value is None else (int(not value) if isinstance(value, int) else np.logical_not(value))
+
+
+def _mask(value: Value) -> Mask:
+    """A condition on data holds for all."""
+    return None if value is None else np.asarray(value, np.bool_)
 
 
 def _name(expr: Any) -> str | None:

@@ -22,6 +22,12 @@ SLACK = 1.01
 """A norm has a barrier of its own, and sums over workgroups that were not looked at are no whole numbers."""
 
 
+SCALES = 1.2
+"""Two tiles of a group may both read its scale, which is a ninth of a matrix of q4 in groups of 64."""
+REUSE = 0.9
+"""Of the products for a fetched byte that a tile can have at most."""
+
+
 @dataclass(frozen=True)
 class Bounds:
     """The least and the most that figures may be. One that is None for a kernel is not held to."""
@@ -68,8 +74,8 @@ WANTED: dict[Name, dict[Kind, Bounds]] = {
              "weight_reads": 1.1, "idle": 0.1, "barriers": 1, "registers": 64, "shared_bytes": 8192},
         ),
         "matmul": Bounds(
-            {"line_use": 0.95, "flop_per_byte": 25},
-            {"weight_reads": 8, "barriers_per_k": 1 / 16, "registers": 64, "shared_bytes": 8192},
+            {"line_use": 0.95},
+            {"weight_reads": 8 * SCALES, "barriers_per_k": 1 / 16, "registers": 64, "shared_bytes": 8192},
         ),
         "decode": Bounds({}, {"cache_reads": 1.01, "registers": 64, "shared_bytes": 8192}),
         "prefill": Bounds({}, {"cache_reads": 1.1 / 16, "registers": 64, "shared_bytes": 8192}),
@@ -82,8 +88,8 @@ WANTED: dict[Name, dict[Kind, Bounds]] = {
              "weight_reads": 1.1, "idle": 0.1, "barriers": 1, "registers": 96, "shared_bytes": 16384},
         ),
         "matmul": Bounds(
-            {"line_use": 0.95, "flop_per_byte": 50},
-            {"weight_reads": 4, "barriers_per_k": 1 / 16, "registers": 96, "shared_bytes": 16384},
+            {"line_use": 0.95},
+            {"weight_reads": 4 * SCALES, "barriers_per_k": 1 / 16, "registers": 96, "shared_bytes": 16384},
         ),
         "decode": Bounds({}, {"cache_reads": 1.01, "registers": 96, "shared_bytes": 16384}),
         "prefill": Bounds({}, {"cache_reads": 1.1 / 32, "registers": 96, "shared_bytes": 16384}),
@@ -96,8 +102,8 @@ WANTED: dict[Name, dict[Kind, Bounds]] = {
              "weight_reads": 1.1, "idle": 0.1, "barriers": 1, "registers": 96, "shared_bytes": 16384},
         ),
         "matmul": Bounds(
-            {"line_use": 0.95, "flop_per_byte": 50},
-            {"weight_reads": 4, "barriers_per_k": 1 / 32, "registers": 96, "shared_bytes": 16384},
+            {"line_use": 0.95},
+            {"weight_reads": 4 * SCALES, "barriers_per_k": 1 / 32, "registers": 96, "shared_bytes": 16384},
         ),
         "decode": Bounds({}, {"cache_reads": 1.01, "registers": 96, "shared_bytes": 16384}),
         "prefill": Bounds({}, {"cache_reads": 1.1 / 32, "registers": 96, "shared_bytes": 16384}),
@@ -127,15 +133,25 @@ def wanted(job: Job, device: DeviceClass, matrix: int = 0) -> Bounds:
     bounds = WANTED[device.name][kind]
     if kind == "matvec":
         bounds = bounds | _filling(device, matrix)
-    if kind == "matmul" and isinstance(job, Linear) and job.m < MANY_ROWS:  # a tile or two of rows
-        of_many = bounds.most.get("weight_reads", 1) * job.m / MANY_ROWS
-        least = {name: bound for name, bound in bounds.least.items() if name != "flop_per_byte"}
-        bounds = Bounds(least, {**bounds.most, "weight_reads": max(of_many, 1.1)})
+    if kind == "matmul" and isinstance(job, Linear):
+        bounds = bounds | _tiled(job, device, matrix)
     if not isinstance(job, Linear):
         return (
             Bounds(most={name: bound for name, bound in EVERY.most.items() if name[:7] != "largest"}) | bounds
         )
     return EVERY | bounds
+
+
+def _tiled(job: Linear, device: DeviceClass, matrix: int) -> Bounds:
+    """Reads of a weight, and 2·r·c products for c weights and r inputs, of a tile of r rows by c columns."""
+    if job.m < MANY_ROWS:  # a tile or two of rows: what a byte is good for says little
+        of_many = WANTED[device.name]["matmul"].most["weight_reads"] * job.m / MANY_ROWS
+        return Bounds({"flop_per_byte": 0}, {"weight_reads": max(of_many, SCALES)})
+    if not device.launched:
+        return Bounds()
+    rows, columns = device.tile
+    weight, value = matrix / job.matrix.n / job.matrix.k, 4 if job.x_dtype == "float32" else 2
+    return Bounds({"flop_per_byte": REUSE * 2 / (weight / rows + value / columns)})
 
 
 def _filling(device: DeviceClass, matrix: int) -> Bounds:
