@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from nearfar.errors import BuildError
@@ -12,7 +12,7 @@ from nearfar.targets.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, N
 from nearfar.targets.kernels import Precision, Staged, Variant
 
 from . import packing
-from .classes import SOFTWARE, DeviceClass, Tuning
+from .classes import CLASSES, DeviceClass, Tuning
 from .kernels.attention import attention
 from .kernels.embed import embed
 from .kernels.greedy import greedy
@@ -21,6 +21,15 @@ from .kernels.logprobs import logprobs
 from .kernels.norm import norm
 from .kernels.rope import rope_append
 from .kernels.sample import sample
+
+_SHARED: dict[type[Job], Callable[[Any], Staged]] = {
+    job: lru_cache(256)(maker)
+    for job, maker in {
+        Embed: embed, Norm: norm, RopeAppend: rope_append, Attend: attention, Greedy: greedy,
+        Sample: sample, Logprobs: logprobs,
+    }.items()
+}  # fmt: skip
+"""Kernels that are the same in every program: making one takes longer than all that is done with it."""
 
 
 class GpuKernels:
@@ -31,10 +40,7 @@ class GpuKernels:
 
     def __init__(self, tuning: Tuning) -> None:
         self.tuning = tuning
-        self._makers: dict[type[Job], Callable[[Any], Staged]] = {
-            Embed: embed, Norm: norm, Linear: partial(linear, tuning=tuning), RopeAppend: rope_append,
-            Attend: attention, Greedy: greedy, Sample: sample, Logprobs: logprobs,
-        }  # fmt: skip
+        self._makers = _SHARED | {Linear: partial(linear, tuning=tuning)}
 
     @property
     def activations(self) -> Float:
@@ -50,15 +56,15 @@ class GpuKernels:
 
 
 def variants(*, vectors: bool = False) -> tuple[Variant, ...]:
-    """The programs of a GPU target, the first that a device can run before the others."""
+    """The programs of a GPU target: for each class, the first that a device can run before the others."""
     precisions: tuple[Precision, ...] = ("f16", "f32")
-    return tuple(variant(SOFTWARE, precision, vectors) for precision in precisions)
+    return tuple(variant(each, precision, vectors) for each in CLASSES.values() for precision in precisions)
 
 
 def variant(device: DeviceClass, precision: Precision, vectors: bool) -> Variant:
     """A program for a class of devices."""
     kernels = GpuKernels(Tuning(device, half=precision == "f16", vectors=vectors))
-    return Variant(precision, precision, kernels, device.name)
+    return Variant(f"{device.name}-{precision}", precision, kernels, device.name)
 
 
 __all__ = ["GpuKernels", "variant", "variants"]

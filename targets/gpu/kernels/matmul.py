@@ -13,6 +13,8 @@ only, so it can sum that row's squares as it goes.
 # ruff: noqa: ANN001, ANN201, ANN202
 from __future__ import annotations
 
+from functools import lru_cache
+
 from tvm import tirx
 from tvm.script import tirx as T
 
@@ -56,6 +58,7 @@ def divisor(value: int, limit: int) -> int:
     return next(size for size in range(min(value, limit), 0, -1) if value % size == 0)
 
 
+@lru_cache(256)
 def matmul(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
     """One launch of `job` for m of 8 and more; `vectors` as in matvec."""
     m, k, bits = job.m, job.matrix.k, job.matrix.bits

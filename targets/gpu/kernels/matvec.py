@@ -13,6 +13,7 @@ rstd · ((x * weight)·W), so its sum of squares is taken on the way.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tvm import tirx
 from tvm.script import tirx as T
@@ -80,6 +81,7 @@ def tree_sum(products: list):
     return products[0]
 
 
+@lru_cache(256)
 def matvec(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
     """One launch for small m. `vectors`: threads have columns side by side, where four words load at once."""
     m, k, bits = job.m, job.matrix.k, job.matrix.bits
