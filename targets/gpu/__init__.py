@@ -22,13 +22,12 @@ from .kernels.norm import norm
 from .kernels.rope import rope_append
 from .kernels.sample import sample
 
-_SHARED: dict[type[Job], Callable[[Any], Staged]] = {
-    job: lru_cache(256)(maker)
-    for job, maker in {
-        Embed: embed, Norm: norm, RopeAppend: rope_append, Attend: attention, Greedy: greedy,
-        Sample: sample, Logprobs: logprobs,
-    }.items()
+Maker = Callable[[Any], Staged]
+_MAKERS: dict[type[Job], Maker] = {
+    Embed: embed, Norm: norm, RopeAppend: rope_append, Attend: attention, Greedy: greedy, Sample: sample,
+    Logprobs: logprobs,
 }  # fmt: skip
+_SHARED: dict[type[Job], Maker] = {job: lru_cache(256)(maker) for job, maker in _MAKERS.items()}
 """Kernels that are the same in every program: making one takes longer than all that is done with it."""
 
 
@@ -40,7 +39,7 @@ class GpuKernels:
 
     def __init__(self, tuning: Tuning) -> None:
         self.tuning = tuning
-        self._makers = _SHARED | {Linear: partial(linear, tuning=tuning)}
+        self._makers: dict[type[Job], Maker] = _SHARED | {Linear: partial(linear, tuning=tuning)}
 
     @property
     def activations(self) -> Float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import tvm
 import tvm_ffi
@@ -15,6 +16,7 @@ from .tir_passes import EXPLICIT_SYNC, PIPELINE
 
 Sources = dict[tuple[str, str, object], str]
 """Sources of kernels by kind of target, name and structure: programs have most of them in common."""
+_Structure: Any = tvm_ffi.StructuralKey  # whose stub asks for fields that it computes
 
 
 def kernels(mod: tvm.IRModule) -> dict[str, tirx.PrimFunc]:
@@ -45,7 +47,7 @@ def device_sources(mod: tvm.IRModule, kind: str, known: Sources | None = None) -
         return str(imports[0].inspect_source())
 
     known = {} if known is None else known
-    keys = {name: (kind, name, tvm_ffi.StructuralKey(func)) for name, func in funcs.items()}
+    keys = {name: (kind, name, _Structure(func)) for name, func in funcs.items()}
     new = [name for name in funcs if keys[name] not in known]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # TVM's passes release the interpreter lock
         known.update(zip((keys[name] for name in new), pool.map(compile_one, new), strict=True))
