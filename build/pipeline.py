@@ -18,6 +18,7 @@ from nearfar.edge_runtime.artifact import trust
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import ArtifactError, BuildError
+from nearfar.format.adapters import DEVICE_CLASSES
 from nearfar.format.manifest import FORMAT, VERSION, Manifest, TokenizerFiles, Weights, document
 from nearfar.format.seal import seal
 from nearfar.targets import target_names, target_of
@@ -40,6 +41,11 @@ def build(options: BuildOptions, progress: Progress = lambda stage, done, total:
     if unknown or not options.targets:
         raise BuildError(
             f"unknown target {', '.join(unknown) or '(none)'}; known: {', '.join(target_names())}"
+        )
+    strange = [name for name in options.device_classes if name not in DEVICE_CLASSES]
+    if strange or not options.device_classes:
+        raise BuildError(
+            f"unknown device class {', '.join(strange) or '(none)'}; known: {', '.join(DEVICE_CLASSES)}"
         )
     source = open_source(options)
     targets = {name: target_of(name) for name in dict.fromkeys(options.targets)}

@@ -20,6 +20,7 @@ from nearfar.build.weights.quantize import Scheme
 from nearfar.build.weights.stream import Report, choose_matrices
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import ArtifactError, BuildError, CheckpointError
+from nearfar.format.adapters import DEVICE_CLASSES
 from nearfar.step.config import ConfigReader
 from nearfar.step.model import Model
 from nearfar.step.params import Param
@@ -40,6 +41,7 @@ class BuildOptions:
     `quant`, `group_size` None: QUANT and GROUP_SIZE, or what a quantized checkpoint has. `export_function`
     (mlx): also write the step as a function that needs no model code. `context`: no more positions than
     these. `buckets`: rows that a step can have; fewer make a smaller artifact, and a slower one.
+    `device_classes` (webgpu, vulkan): kinds of GPUs to make programs for.
     """
 
     checkpoint: str
@@ -52,6 +54,7 @@ class BuildOptions:
     export_function: bool = False
     context: int | None = None
     buckets: Buckets = field(default_factory=Buckets)
+    device_classes: tuple[str, ...] = DEVICE_CLASSES
 
 
 @dataclass(frozen=True)

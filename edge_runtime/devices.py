@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from nearfar.edge_runtime import executors
 from nearfar.errors import RequestError
+from nearfar.format.adapters import Adapter
 
 if TYPE_CHECKING:
     from nearfar.edge_runtime.artifact.reader import Artifact
@@ -31,6 +32,8 @@ class Found:
     features: frozenset[str]
     limits: Mapping[str, int] = field(default_factory=dict)
     memory: int | None = None
+    adapter: Adapter | None = None
+    """What kind of GPU it is; None on devices without programs for classes of them."""
 
     def largest_buffer(self) -> int | None:
         """Bytes of the largest buffer that kernels of the device reach.
@@ -62,7 +65,7 @@ class Settings:
 class Listed:
     """A device as `nearfar devices` shows it. `id`: what --device takes.
 
-    `memory`: bytes in all, 0 where that is not known.
+    `memory`: bytes in all, 0 where that is not known. `device_class`: whose programs it takes, on GPUs.
     """
 
     id: str
@@ -72,6 +75,7 @@ class Listed:
     features: tuple[str, ...]
     memory: int
     limits: Mapping[str, int]
+    device_class: str | None = None
 
 
 class Probe(Protocol):
@@ -94,6 +98,8 @@ class Device:
     The CPU is 0; what is below is a last resort.
     """
     list: Callable[[], Sequence[Listed]]
+    beside: Callable[[Executor, Artifact, Program, Settings], Executor] | None = None
+    """Opens an executor of another program over the weights of one that is open, which is closed after it."""
     pipelined: bool = True
     """Whether it computes behind the host, so that a step is queued before the one before has been read."""
     several: bool = False

@@ -18,7 +18,13 @@ def meanings(owner: ModuleType | type) -> dict[str, str]:
         body = body[0].body
     found: dict[str, str] = {}
     for constant, below in pairwise(body):
-        target = constant.targets[0] if isinstance(constant, ast.Assign) else None
+        target = (
+            constant.targets[0]
+            if isinstance(constant, ast.Assign)
+            else constant.target
+            if isinstance(constant, ast.AnnAssign)
+            else None
+        )
         text = below.value if isinstance(below, ast.Expr) else None
         if isinstance(target, ast.Name) and isinstance(text, ast.Constant) and isinstance(text.value, str):
             found[target.id] = " ".join(text.value.split())

@@ -38,6 +38,7 @@ def problems(manifest: Manifest) -> Iterator[str]:
     else:
         yield from _safetensors(manifest)
     yield from _buffers(manifest)
+    yield from _files(manifest)
     names = [program.name for program in manifest.programs]
     if len(set(names)) < len(names):
         yield f"programs have the same name: {', '.join(names)}"
@@ -184,6 +185,15 @@ def _safetensors(manifest: Manifest) -> Iterator[str]:
             yield f"ropes.{name}.inv_freq should be as many numbers as one of {halves}, none below 0"
     if manifest.config is None:
         yield "config is missing: the record of config.json"
+
+
+def _files(manifest: Manifest) -> Iterator[str]:
+    """Programs may share a file, and then they say the same of it."""
+    hashes: dict[str, str | None] = {}
+    for program in manifest.programs:
+        for name, kernel in program.kernels.items():
+            if kernel.file is not None and hashes.setdefault(kernel.file, kernel.sha256) != kernel.sha256:
+                yield f"program {program.name}: kernel {name}: {kernel.file} has another SHA-256 elsewhere"
 
 
 def _program(manifest: Manifest, program: Program) -> Iterator[str]:

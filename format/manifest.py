@@ -16,6 +16,7 @@ import jsonschema
 from nearfar import strict_json
 from nearfar.errors import ArtifactError
 from nearfar.format import consistency
+from nearfar.format.adapters import DeviceClass
 from nearfar.format.seal import FIELD, is_sealed
 from nearfar.step.model import field_types, op_of, param_of
 from nearfar.step.ops import Op
@@ -214,7 +215,7 @@ class Function:
 @dataclass(frozen=True)
 class Program:
     """Kernels and plans. `activations`: dtype of what passes between kernels, but for the residual stream
-    (float32).
+    (float32). `device_class`: the kind of GPU that its kernels are shaped for; None on other devices.
     """
 
     name: str
@@ -228,6 +229,7 @@ class Program:
     library_sha256: str | None = None
     figures: File | None = None
     """Of a program of shaders: what its kernels do (format/figures.py), for people; no runtime reads it."""
+    device_class: DeviceClass | None = None
 
     @property
     def precision(self) -> Literal["f16", "f32"]:

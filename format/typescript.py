@@ -11,7 +11,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nearfar.format import buffers, consistency, manifest, plans, sampler, seal, sizes
+from nearfar.format import adapters, buffers, consistency, manifest, plans, sampler, seal, sizes
 from nearfar.format.attributes import meanings
 from nearfar.format.tables import snake
 
@@ -31,6 +31,11 @@ def _constants() -> Iterator[str]:
     yield _constant("DIGEST", seal.FIELD, "The manifest's key for its own digest.")
     for name in said:
         yield _constant(name, getattr(sizes, name), said[name])
+    told = meanings(adapters)
+    yield _constant("DEVICE_CLASSES", adapters.DEVICE_CLASSES, told["DEVICE_CLASSES"])
+    rules = [{_camel(key): item for key, item in vars(rule).items()} for rule in adapters.RULES]
+    yield _constant("RULES", rules, told["RULES"])
+    yield _constant("NEARNESS", adapters.NEARNESS, told["NEARNESS"])
     yield _constant("FUNCTIONS", consistency.PLANNED, "What a program can run.")
     yield _constant("DTYPE_BYTES", consistency.DTYPE_BYTES, "Bytes of an element of each dtype.")
     yield _constant("SAMPLE_COLUMNS", sampler.COLUMNS, "Columns of `sample_f32` and `sample_i32`.")
@@ -84,6 +89,9 @@ def _literal(value: object, indent: str = "") -> str:
         inner = f"{indent}  "
         lines = (f"{inner}{_key(str(key))}: {_flat(item)},\n" for key, item in value.items())
         return f"{{\n{''.join(lines)}{indent}}}"
+    if isinstance(value, Sequence) and value and isinstance(value[0], Mapping):
+        inner = f"{indent}  "
+        return f"[\n{''.join(f'{inner}{_flat(item)},{chr(10)}' for item in value)}{indent}]"
     return _flat(value)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from nearfar.format.adapters import DeviceClass
 from nearfar.format.manifest import Float
 from nearfar.targets.jobs import Job
 from nearfar.targets.quantized import Array, Matrix, Part, QuantTensor
@@ -78,4 +79,4 @@ class Variant:
     name: str
     precision: Precision
     kernels: Kernels
-    device_class: str | None = None
+    device_class: DeviceClass | None = None

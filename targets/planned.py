@@ -4,6 +4,7 @@ vulkan).
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -97,7 +98,7 @@ class PlannedTarget:
         return PackedWriter(self.packing, shards)
 
     def finish(self, source: Source, root: Path, weights: Weights, options: BuildOptions) -> Made:
-        """Compile a program for each variant."""
+        """Compile a program for each variant that was asked for."""
         context = EmitContext(
             root=root,
             buffers={buffer.name: buffer for buffer in manifest.buffers(source.model)},
@@ -107,8 +108,11 @@ class PlannedTarget:
         programs = []
         job = Job(source.model, source.matrices, manifest.CACHE, options.buckets)
         for variant in self.variants:
+            if variant.device_class not in (None, *options.device_classes):
+                continue
             dump = options.dump_ir / self.name / variant.name if options.dump_ir is not None else None
             program = compile_program(job, variant, tvm.target.Target(self.tvm_target), dump)
-            programs.append(self.emit(program, context))
+            record = self.emit(program, context)
+            programs.append(dataclasses.replace(record, device_class=variant.device_class))
         files = source.checkpoint.write_tokenizer(root / "tokenizer")
         return Made(manifest.stream_ropes(source.model.step), tuple(programs), files)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import sys
+import tempfile
 from pathlib import Path
+
+DIGEST_BYTES = 32
 
 
 def cache_folder() -> Path:
@@ -19,6 +24,34 @@ def data_folder() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support" / "nearfar"
     return _local("XDG_DATA_HOME", ".local/share")
+
+
+def read_cache(file: Path) -> bytes:
+    """What `write_cache` wrote; empty where there is nothing, or it is damaged: drivers check little of
+    what they are given.
+    """
+    try:
+        data = file.read_bytes()
+    except OSError:
+        return b""
+    digest, content = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
+    return content if hashlib.sha256(content).digest() == digest else b""
+
+
+def write_cache(file: Path, content: bytes) -> None:
+    """Write beside the file and rename, so that no other process reads half of it. A disk that is full or
+    read-only is no error.
+    """
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, aside = tempfile.mkstemp(dir=file.parent, prefix=file.stem)
+        try:
+            with os.fdopen(handle, "wb") as out:
+                out.write(hashlib.sha256(content).digest() + content)
+            Path(aside).replace(file)
+        except OSError:
+            Path(aside).unlink(missing_ok=True)
+            raise
 
 
 def _local(variable: str, below_home: str) -> Path:

@@ -9,10 +9,13 @@ from nearfar.edge_runtime.artifact.budget import check_buffers, longest, plan_pa
 from nearfar.edge_runtime.artifact.finder import by_target, none_for
 from nearfar.edge_runtime.artifact.options import LoadOptions
 from nearfar.edge_runtime.artifact.reader import Artifact
+from nearfar.edge_runtime.artifact.trial import open_best
 from nearfar.edge_runtime.artifact.trust import check_trust
+from nearfar.edge_runtime.artifact.variants import Choice
 from nearfar.edge_runtime.devices import (
     AUTO,
     Device,
+    Found,
     Settings,
     debug_choices,
     device,
@@ -33,10 +36,24 @@ def load(path: Path, options: LoadOptions = DEFAULTS) -> tuple[EngineCore, TextC
     """Open the artifact that suits the device, check it, put it on the device."""
     artifact, chosen = checked(path, options)
     codec = TextCodec.open(artifact)
-    program, settings = _plan(artifact, chosen, options)
+    found = chosen.probe(parse_device(options.device)[1])
+    programs = artifact.able_programs(found.features, found.limits, options.precision, options.program)
+
+    def open_one(program: Program) -> Executor:
+        return open_executor(chosen, artifact, program, _settings(artifact, program, found, options))
+
+    if options.program is None:
+        executor, program, choice = open_best(artifact, programs, found.adapter, chosen, open_one)
+    else:
+        program, choice = programs[0], Choice(programs[0].name, "pinned")
+        executor = open_one(program)
+    settings = _settings(artifact, program, found, options)
     reopen = partial(open_executor, chosen, artifact, program, settings)
-    manifest, pipelined = artifact.manifest, chosen.pipelined
-    return EngineCore(reopen(), manifest, program, settings.pages, pipelined=pipelined, reopen=reopen), codec
+    core = EngineCore(
+        executor, artifact.manifest, program, settings.pages, pipelined=chosen.pipelined, reopen=reopen
+    )
+    core.choice = choice
+    return core, codec
 
 
 def checked(path: Path, options: LoadOptions) -> tuple[Artifact, Device]:
@@ -51,17 +68,15 @@ def checked(path: Path, options: LoadOptions) -> tuple[Artifact, Device]:
     return artifact, chosen
 
 
-def _plan(artifact: Artifact, chosen: Device, options: LoadOptions) -> tuple[Program, Settings]:
-    """The program that the device is to run, and what it is opened with."""
+def _settings(artifact: Artifact, program: Program, found: Found, options: LoadOptions) -> Settings:
+    """What the device is opened with for a program."""
     manifest, which = artifact.manifest, parse_device(options.device)[1]
-    found = chosen.probe(which)
-    program = artifact.choose_program(found.features, found.limits, options.precision, options.program)
     pages = plan_pages(
         manifest, program, options.kv_memory, found.largest_buffer(), options.kv_bits, found.memory
     )
     context = longest(manifest, pages)
     check_buffers(manifest, program, pages, context, found.memory)
-    return program, Settings(pages, context, options.threads, options.kv_bits, which, options.debug)
+    return Settings(pages, context, options.threads, options.kv_bits, which, options.debug)
 
 
 def open_executor(chosen: Device, artifact: Artifact, program: Program, settings: Settings) -> Executor:

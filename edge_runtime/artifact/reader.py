@@ -74,23 +74,28 @@ class Artifact:
                     if function.plan is not None:
                         self.plan(function)
 
-    def choose_program(
+    def able_programs(
         self,
         features: Collection[str],
         limits: Mapping[str, int] | None = None,
         precision: str | None = None,
         name: str | None = None,
-    ) -> Program:
-        """The first program that a device with these features and limits (those named) can run.
+    ) -> list[Program]:
+        """The programs that a device with these features and limits (those named) can run; DeviceError where
+        there is none.
 
         `precision`: only programs that compute in this one; `name`: only the program of this name.
         """
+        able: list[Program] = []
         reasons: list[str] = []
         for program in self._programs(precision, name):
             missing = _missing(program, features, limits or {})
             if not missing:
-                return program
+                able.append(program)
+                continue
             reasons.append(f"{program.name} needs {', '.join(missing)}")
+        if able:
+            return able
         raise DeviceError(
             f"this device cannot run {self.manifest.model.name} ({self.target}): " + "; ".join(reasons)
         )

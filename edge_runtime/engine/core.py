@@ -32,6 +32,7 @@ from nearfar.format.sizes import MAX_STEP
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
+    from nearfar.edge_runtime.artifact.variants import Choice
     from nearfar.edge_runtime.executors.base import Executor
 
 MOST_LOSSES = 3
@@ -126,6 +127,8 @@ class EngineCore:
         ends there.
         """
         self.executor = executor
+        self.choice: Choice | None = None
+        """Why the executor runs the program that it does, where there was a choice."""
         self.manifest = manifest
         cache, model = manifest.cache, manifest.model
         buckets = sorted(function.size for function in program.functions["step"])

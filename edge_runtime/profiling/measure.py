@@ -15,6 +15,7 @@ from nearfar.edge_runtime.artifact.budget import check_buffers, windows
 from nearfar.edge_runtime.artifact.loading import checked, open_executor
 from nearfar.edge_runtime.artifact.options import LoadOptions
 from nearfar.edge_runtime.artifact.reader import Artifact
+from nearfar.edge_runtime.artifact.trial import untried
 from nearfar.edge_runtime.devices import Settings, parse_device
 from nearfar.edge_runtime.engine.steps import StepBuilder
 from nearfar.edge_runtime.executors.base import Executor
@@ -141,7 +142,8 @@ def profile(path: Path, load: LoadOptions, options: ProfileOptions) -> Profile:
     _check_plans(artifact)
     which, manifest = parse_device(load.device)[1], artifact.manifest
     found = device.probe(which)
-    program = artifact.choose_program(found.features, found.limits, load.precision, load.program)
+    programs = artifact.able_programs(found.features, found.limits, load.precision, load.program)
+    program = untried(programs, found.adapter)
     bucket = _bucket(program, options)
     rows, context = _sizes(manifest, bucket, options)
     pages = tuple(window.most_columns(rows, context) for window in windows(manifest))

@@ -13,7 +13,7 @@ from nearfar.targets.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, N
 from nearfar.targets.kernels import Precision, Staged, Variant
 
 from . import packing
-from .classes import SOFTWARE, DeviceClass, Tuning
+from .classes import CLASSES, SOFTWARE, DeviceClass, Tuning
 from .kernels.attention import attention
 from .kernels.embed import embed
 from .kernels.greedy import greedy
@@ -65,15 +65,15 @@ def _made(job: Job, tuning: Tuning | None) -> Staged:
 
 
 def variants(*, vectors: bool = False) -> tuple[Variant, ...]:
-    """The programs of a GPU target, the first that a device can run before the others."""
+    """The programs of a GPU target: for each class, the first that a device can run before the others."""
     precisions: tuple[Precision, ...] = ("f16", "f32")
-    return tuple(variant(SOFTWARE, precision, vectors) for precision in precisions)
+    return tuple(variant(each, precision, vectors) for each in CLASSES.values() for precision in precisions)
 
 
 def variant(device: DeviceClass, precision: Precision, vectors: bool) -> Variant:
     """A program for a class of devices."""
     kernels = GpuKernels(Tuning(device, half=precision == "f16", vectors=vectors))
-    return Variant(precision, precision, kernels, device.name)
+    return Variant(f"{device.name}-{precision}", precision, kernels, device.name)
 
 
 __all__ = ["GpuKernels", "variant", "variants"]

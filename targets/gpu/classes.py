@@ -8,9 +8,8 @@ of `software` were measured in SwiftShader and lavapipe, which run on processors
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-Name = Literal["software", "mobile", "integrated", "discrete"]
+from nearfar.format.adapters import DeviceClass as Name
 
 
 @dataclass(frozen=True)

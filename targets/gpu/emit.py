@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,25 +13,25 @@ from nearfar.errors import BuildError
 from nearfar.format import figures, manifest
 from nearfar.format.consistency import DTYPE_BYTES
 from nearfar.format.manifest import Kernel, Requires
-from nearfar.targets.emit import EmitContext, plan_file, sha256_of, write_plans
+from nearfar.targets.emit import EmitContext, plan_file, write_plans
 from nearfar.targets.gpu.figures import figures_of
 
 
 def shader_record(
     context: EmitContext,
-    program: Program,
     name: str,
     suffix: str,
     code: bytes,
     made: Any,
     workgroup: Sequence[int] = (),
 ) -> Kernel:
-    """Write a kernel's file; its record in the manifest."""
-    file = f"kernels/{program.name}/{name}{suffix}"
+    """Write a kernel's file, named by what is in it: programs with the same kernel share one. Its record."""
+    digest = hashlib.sha256(code).hexdigest()
+    file = f"kernels/{name}.{digest[:8]}{suffix}"
     path = context.root / file
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(code)
-    return Kernel(file, made.entry, tuple(made.access), sha256_of(path), workgroup=tuple(workgroup))
+    return Kernel(file, made.entry, tuple(made.access), digest, workgroup=tuple(workgroup))
 
 
 def gpu_program(

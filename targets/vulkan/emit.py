@@ -14,9 +14,9 @@ from nearfar.targets.vulkan.codegen import modules
 
 def emit(program: Program, context: EmitContext) -> manifest.Program:
     """SPIR-V modules and plans; arguments in the order of the descriptor set's bindings."""
-    made = modules(module_of(program))
+    made = modules(module_of(program), context.sources)
     kernels = {
-        name: shader_record(context, program, name, ".spv", made[name].code, made[name], made[name].workgroup)
+        name: shader_record(context, name, ".spv", made[name].code, made[name], made[name].workgroup)
         for name in program.kernels
     }
     limits = {

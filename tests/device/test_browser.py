@@ -151,7 +151,13 @@ def test_windows_and_several_tables_of_rotations_equal_transformers(chromium: An
     checkpoint, logits = str(architectures.checkpoint(case)), architectures.reference(case)
     build(
         BuildOptions(
-            checkpoint, tmp_path, ("webgpu",), quant="none", buckets=Buckets((1, 16), (1,)), context=128
+            checkpoint,
+            tmp_path,
+            ("webgpu",),
+            quant="none",
+            buckets=Buckets((1, 16), (1,)),
+            context=128,
+            device_classes=("software",),
         )
     )
     tokenizer = tiny.tokenizer()

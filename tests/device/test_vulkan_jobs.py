@@ -11,7 +11,7 @@ from nearfar.targets.kernels import Precision
 from nearfar.targets.vulkan import VARIANTS
 from tests.support import gpu_jobs, vulkan_run
 
-KERNELS = {variant.precision: variant.kernels for variant in VARIANTS}
+KERNELS = {variant.precision: variant.kernels for variant in VARIANTS if variant.device_class == "software"}
 
 
 def check(job: GraphJob, precision: Precision) -> None:

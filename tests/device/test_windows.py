@@ -39,7 +39,11 @@ def artifact(request: pytest.FixtureRequest, model: Case, tmp_path_factory: pyte
     require(request.param)
     target = str(request.param).partition("-")[0]
     out = tmp_path_factory.mktemp(str(model))
-    build(BuildOptions(str(checkpoint(model)), out, (target,), quant="none", buckets=SMALL))
+    build(
+        BuildOptions(
+            str(checkpoint(model)), out, (target,), quant="none", buckets=SMALL, device_classes=("software",)
+        )
+    )
     return out / target
 
 

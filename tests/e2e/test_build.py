@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from nearfar.format.adapters import DEVICE_CLASSES
 from tests.shared_data import shared_data
 
 LAUNCHES_PER_LAYER = 8
@@ -75,7 +76,9 @@ def test_inspect_tells_what_the_artifact_holds(stories: Path) -> None:
             assert set(buckets) == {1, 4, 16, 64, 256}
             outside = 2  # embedding, logits
             assert buckets[1] <= 5 * LAUNCHES_PER_LAYER + outside
-    assert [p["name"] for p in reports["webgpu"]["programs"]] == ["f16", "f32"]
+    assert [p["name"] for p in reports["webgpu"]["programs"]] == [
+        f"{name}-{precision}" for name in DEVICE_CLASSES for precision in ("f16", "f32")
+    ]
 
 
 def test_inspect_is_readable(stories: Path) -> None:
@@ -94,6 +97,7 @@ def test_inspect_is_readable(stories: Path) -> None:
         (["--target", "tpu", "--target", "mlx"], "tpu"),
         (["--target", "cpu", "--target", "mlx", "--group-size", "16"], "mlx"),
         (["--cpu-features", "fast"], "fast"),
+        (["--device-class", "software,phone"], "phone; known: software, mobile, integrated, discrete"),
     ],
 )
 def test_options_out_of_range_are_named(args: list[str], said: str, tmp_path: Path) -> None:

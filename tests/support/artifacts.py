@@ -41,6 +41,8 @@ class Built:
                     quant,
                     "-o",
                     str(out),
+                    "--device-class",
+                    "software",
                 ]
                 done = subprocess.run(
                     [*command, "--target", ",".join(target_names())],

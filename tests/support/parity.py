@@ -32,7 +32,17 @@ def opened(case: Case, backend: str, folder: Path) -> Iterator[Engine]:
     target, _, precision = backend.partition("-")
     if not (folder / target).exists():  # another precision of the target has built it
         source = str(checkpoint(case))
-        build(BuildOptions(source, folder, (target,), "none", buckets=SMALL, context=case.context))
+        build(
+            BuildOptions(
+                source,
+                folder,
+                (target,),
+                "none",
+                buckets=SMALL,
+                device_classes=("software",),
+                context=case.context,
+            )
+        )
     with Engine.load(folder / target, kv_memory="4MB", precision=precision or None) as engine:
         yield engine
 

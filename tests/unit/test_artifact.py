@@ -396,20 +396,20 @@ def test_programs_are_chosen_by_what_the_device_has_and_by_what_is_asked_for(pat
 
     tiny.edit_manifest(path, three)
     artifact = Artifact.open(path)
-    assert artifact.choose_program({"shader-f16"}, {"maxBufferSize": 100}).name == "f16"
-    assert artifact.choose_program({"shader-f16"}, {"maxBufferSize": 99}).name == "f32"
-    assert artifact.choose_program({"shader-f16", "subgroups"}, precision="f32").name == "wide"
-    assert artifact.choose_program({"subgroups"}, name="f32").name == "f32"
+    assert artifact.able_programs({"shader-f16"}, {"maxBufferSize": 100})[0].name == "f16"
+    assert artifact.able_programs({"shader-f16"}, {"maxBufferSize": 99})[0].name == "f32"
+    assert artifact.able_programs({"shader-f16", "subgroups"}, precision="f32")[0].name == "wide"
+    assert artifact.able_programs({"subgroups"}, name="f32")[0].name == "f32"
     with pytest.raises(DeviceError, match=r"wide needs feature subgroups$"):
-        artifact.choose_program([], name="wide")
+        artifact.able_programs([], name="wide")
     with pytest.raises(DeviceError, match=r"f16 needs feature shader-f16, maxBufferSize 100 \(has 10\)$"):
-        artifact.choose_program([], {"maxBufferSize": 10}, precision="f16")
+        artifact.able_programs([], {"maxBufferSize": 10}, precision="f16")
     with pytest.raises(RequestError, match="has the programs f16, wide, f32, not 'fast'"):
-        artifact.choose_program([], name="fast")
+        artifact.able_programs([], name="fast")
     with pytest.raises(RequestError, match="has programs for f16, f32, not for 'f8'"):
-        artifact.choose_program([], precision="f8")
+        artifact.able_programs([], precision="f8")
     with pytest.raises(RequestError, match="the program 'wide' does not compute in f16"):
-        artifact.choose_program([], precision="f16", name="wide")
+        artifact.able_programs([], precision="f16", name="wide")
 
 
 def test_choosing_an_artifact(path: Path) -> None:

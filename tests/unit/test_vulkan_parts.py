@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from nearfar.cli import typer_app
 from nearfar.edge_runtime import devices
+from nearfar.edge_runtime.artifact import folders
 from nearfar.edge_runtime.artifact.budget import page_bytes, plan_pages
 from nearfar.edge_runtime.devices import Found, Listed, parse_device
 from nearfar.edge_runtime.executors.vulkan import pipelines
@@ -110,15 +111,15 @@ def test_the_ring_waits_only_for_what_it_overwrites() -> None:
 
 def test_the_pipeline_cache_is_written_whole_and_ignored_where_damaged(tmp_path: Path) -> None:
     file = tmp_path / "deep" / "cache.bin"
-    assert pipelines.read_cache(file) == b""
-    pipelines.write_cache(file, b"pipelines" * 100)
-    assert pipelines.read_cache(file) == b"pipelines" * 100
+    assert folders.read_cache(file) == b""
+    folders.write_cache(file, b"pipelines" * 100)
+    assert folders.read_cache(file) == b"pipelines" * 100
     assert [p.name for p in file.parent.iterdir()] == ["cache.bin"]
     file.write_bytes(file.read_bytes()[:-1])
-    assert pipelines.read_cache(file) == b""
+    assert folders.read_cache(file) == b""
     file.write_bytes(b"short")
-    assert pipelines.read_cache(file) == b""
-    pipelines.write_cache(Path("/proc/none/cache.bin"), b"x")  # a place that cannot be written to is no error
+    assert folders.read_cache(file) == b""
+    folders.write_cache(Path("/proc/none/cache.bin"), b"x")  # a place that cannot be written to is no error
 
 
 def test_pipelines_of_two_drivers_are_kept_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from nearfar.targets.quantized import Matrix
 from nearfar.targets.webgpu import VARIANTS
 from nearfar.targets.webgpu.codegen import shaders
 
-KERNELS = {variant.precision: variant.kernels for variant in VARIANTS}
+KERNELS = {variant.precision: variant.kernels for variant in VARIANTS if variant.device_class == "software"}
 HIDDEN, INNER, QKV = 2048, 8192, 3072  # Llama 3.2 1B
 ATTENTION = {  # heads, kv heads, head size
     "llama 3.1 8b": (32, 8, 128), "gemma 2 2b": (8, 4, 256), "gemma 3 270m": (4, 1, 256),

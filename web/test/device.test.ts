@@ -1,6 +1,6 @@
 import { describe, expect, test } from "vitest";
 import { DeviceError, RequestError } from "../src/both/errors.js";
-import { parseManifest } from "../src/both/manifest.js";
+import { type DeviceClass, parseManifest } from "../src/both/manifest.js";
 import { type AdapterAbilities, chooseProgram } from "../src/worker/gpu/device.js";
 import { partsIn } from "../src/worker/gpu/load.js";
 import { planMemory } from "../src/worker/gpu/memory.js";
@@ -23,13 +23,29 @@ function adapter(features: string[], limits: object = {}): AdapterAbilities {
 
 describe("the program for a device", () => {
   test("is the first that it can run", () => {
-    expect(chooseProgram(manifest.programs, 768, adapter(["shader-f16"]))).toBe(f16);
-    expect(chooseProgram(manifest.programs, 768, adapter([]))).toBe(f32);
+    expect(chooseProgram(manifest.programs, 768, adapter(["shader-f16"]), "discrete")).toBe(f16);
+    expect(chooseProgram(manifest.programs, 768, adapter([]), "discrete")).toBe(f32);
+  });
+
+  test("is of its class, where the artifact has one, or the one that is asked for", () => {
+    const described = sampleManifest();
+    const [first] = described.programs;
+    const made = (["software", "integrated"] as const).map((name) => {
+      return { ...first, name, device_class: name };
+    });
+    const { programs } = parseManifest(JSON.stringify({ ...described, programs: made }));
+    const choose = (deviceClass: DeviceClass, pinned?: string) =>
+      chooseProgram(programs, 768, adapter(["shader-f16"]), deviceClass, pinned).name;
+    expect(choose("discrete")).toBe("integrated");
+    expect(choose("software")).toBe("software");
+    expect(choose("software", "integrated")).toBe("integrated");
+    expect(() => choose("software", "fast")).toThrow(RequestError);
+    expect(() => choose("software", "fast")).toThrow("has the programs software, integrated, not fast");
   });
 
   test("may not exist: the error names what each lacks, with the numbers", () => {
     const weak = adapter([], { maxComputeInvocationsPerWorkgroup: 128, maxStorageBufferBindingSize: 100 });
-    const choose = () => chooseProgram(manifest.programs, 768, weak);
+    const choose = () => chooseProgram(manifest.programs, 768, weak, "integrated");
     expect(choose).toThrow(DeviceError);
     expect(choose).toThrow(
       /f16: shader-f16, maxComputeInvocationsPerWorkgroup must be 256, is 128.*f32: max/,

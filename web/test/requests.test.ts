@@ -11,6 +11,7 @@ const CARD: ModelCard = {
   architecture: "llama",
   quantization: "q4",
   program: "f32",
+  choice: { deviceClass: "integrated", pinned: false },
   precision: "f32",
   adapter: "none",
   contextLength: 128,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from nearfar.edge_runtime.devices import Device, Found, Listed, Settings
 from nearfar.errors import DeviceError
+from nearfar.format.adapters import class_of
 
 if TYPE_CHECKING:
     from nearfar.edge_runtime.artifact.reader import Artifact
@@ -22,7 +23,10 @@ def _probe(which: str | None = None) -> Found:
     gpu = select(which, gpus())
     free = free_memory(gpu)
     return Found(
-        gpu.features, gpu.limits, min(free, psutil.virtual_memory().available) if gpu.shared else free
+        gpu.features,
+        gpu.limits,
+        min(free, psutil.virtual_memory().available) if gpu.shared else free,
+        gpu.adapter,
     )
 
 
@@ -30,6 +34,13 @@ def _open(artifact: Artifact, program: Program, settings: Settings) -> Executor:
     from nearfar.edge_runtime.executors.vulkan.executor import VulkanExecutor
 
     return VulkanExecutor(artifact, program, settings)
+
+
+def _beside(main: Executor, artifact: Artifact, program: Program, settings: Settings) -> Executor:
+    from nearfar.edge_runtime.executors.vulkan.executor import VulkanExecutor
+
+    assert isinstance(main, VulkanExecutor)
+    return VulkanExecutor(artifact, program, settings, beside=main)
 
 
 def _preferred() -> int:
@@ -48,10 +59,10 @@ def _list() -> Sequence[Listed]:
     return [
         Listed(
             f"vulkan:{gpu.index}", gpu.name, gpu.kind, f"{gpu.driver}, Vulkan {gpu.version}",
-            tuple(sorted(gpu.features)), gpu.memory, gpu.limits,
+            tuple(sorted(gpu.features)), gpu.memory, gpu.limits, class_of(gpu.adapter),
         )
         for gpu in gpus()
     ]  # fmt: skip
 
 
-DEVICE = Device(_probe, _open, _preferred, _list, several=True, debug=True)
+DEVICE = Device(_probe, _open, _preferred, _list, _beside, several=True, debug=True)

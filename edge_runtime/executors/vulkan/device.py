@@ -12,6 +12,7 @@ from typing import Any
 
 from nearfar.edge_runtime.executors.vulkan.binding import guard, require_vulkan
 from nearfar.errors import DeviceError, RequestError
+from nearfar.format.adapters import VENDORS, Adapter, Kind
 from nearfar.format.manifest import Requires
 
 API = (1, 2)
@@ -27,7 +28,7 @@ PORTABILITY = "VK_KHR_portability_enumeration"
 SUBSET = "VK_KHR_portability_subset"
 BUDGET = "VK_EXT_memory_budget"
 
-KINDS = {2: "discrete", 1: "integrated", 3: "virtual", 4: "cpu", 0: "other"}
+KINDS: dict[int, Kind] = {2: "discrete", 1: "integrated", 3: "virtual", 4: "cpu", 0: "other"}
 """By VkPhysicalDeviceType, the one to take first in front."""
 
 FEATURES = {
@@ -68,7 +69,7 @@ class Gpu:
     handle: Any
     index: int
     name: str
-    kind: str
+    kind: Kind
     driver: str
     version: str
     features: frozenset[str]
@@ -81,6 +82,12 @@ class Gpu:
     identity: str
     queue_family: int
     portability: bool
+    vendor: str = ""
+
+    @property
+    def adapter(self) -> Adapter:
+        """As classes of devices are told apart by."""
+        return Adapter(self.vendor, "", self.name, self.driver, self.kind)
 
 
 @dataclass(frozen=True)
@@ -381,6 +388,7 @@ def _describe(handle: Any, index: int) -> Gpu:
         identity=b"".join(ids).hex(),
         queue_family=family,
         portability=SUBSET in extensions,
+        vendor=VENDORS.get(int(properties.vendorID), ""),
     )
 
 

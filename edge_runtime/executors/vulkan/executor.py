@@ -21,7 +21,7 @@ from nearfar.edge_runtime.devices import Settings
 from nearfar.edge_runtime.executors.planned import Layout, Shape, as_bytes, pieces
 from nearfar.edge_runtime.executors.vulkan.blocks import Memory, Region, Ring
 from nearfar.edge_runtime.executors.vulkan.commands import Queue
-from nearfar.edge_runtime.executors.vulkan.device import gpus, open_device, select
+from nearfar.edge_runtime.executors.vulkan.device import Device, gpus, open_device, select
 from nearfar.edge_runtime.executors.vulkan.pipelines import Pipelines
 from nearfar.edge_runtime.executors.vulkan.timestamps import Timestamps
 from nearfar.errors import DeviceError
@@ -50,12 +50,19 @@ class VulkanExecutor:
     name = "vulkan"
 
     def __init__(
-        self, artifact: Artifact, program: Program, settings: Settings, *, direct: bool = True
+        self,
+        artifact: Artifact,
+        program: Program,
+        settings: Settings,
+        *,
+        direct: bool = True,
+        beside: VulkanExecutor | None = None,
     ) -> None:
         """Open a device, load the weights, make the buffers for so many pages and positions.
 
         `direct`: False treats all memory of the device as out of the host's reach, as on a GPU without a
-        mapped window.
+        mapped window. `beside`: take device and weights of another executor of the artifact, which is closed
+        after this one.
         """
         self.precision, self.program_name = program.precision, program.name
         self.gpu = select(settings.which, gpus(settings.debug))
@@ -72,8 +79,10 @@ class VulkanExecutor:
         self._open: Any = None
         self._touched: set[str] = set()
         self._parts: list[Any] = []  # what to close, in the order in which it was made
-        self._device = open_device(self.gpu, program.requires)
-        self._parts.append(self._device)
+        self._beside = beside
+        self._device: Device = beside._device if beside else open_device(self.gpu, program.requires)
+        if beside is None:
+            self._parts.append(self._device)
         try:
             self._prepare(direct)
         except BaseException:
@@ -91,7 +100,8 @@ class VulkanExecutor:
         (ring,) = self._memory.reserve([RING_BYTES], self._memory.kinds.upload, True)
         self._ring = Ring(ring, self._submit, self._queue.wait)
         self._clear()
-        self._load_weights()
+        if self._beside is None:
+            self._load_weights()
         for name, table in self._layout.rope_tables():
             self.write(name, table)
         self._queue.wait(self._submit())
@@ -190,7 +200,12 @@ class VulkanExecutor:
     def _place(self) -> None:
         """Reserve what plans name: weights, workspace and cache in large blocks, state in mapped memory."""
         kinds = self._memory.kinds
-        large = {f"weight:{tensor.name}": tensor.bytes for tensor in self._artifact.manifest.weights.tensors}
+        weights = {
+            f"weight:{tensor.name}": tensor.bytes for tensor in self._artifact.manifest.weights.tensors
+        }
+        if self._beside is not None:
+            self._regions.update({name: self._beside._regions[name] for name in weights})
+        large = {} if self._beside else weights
         large |= {f"workspace:{i}": count for i, count in enumerate(self._program.workspace)}
         buffers = {f"buffer:{name}": shape for name, shape in self._layout.buffers.items()}
         small = {name: shape.nbytes for name, shape in buffers.items() if self._is_state(name, shape)}

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nearfar.edge_runtime.artifact.folders import cache_folder
+from nearfar.edge_runtime.artifact.folders import cache_folder, read_cache, write_cache
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.executors.vulkan.binding import guard, require_vulkan
 from nearfar.edge_runtime.executors.vulkan.blocks import Region
@@ -24,7 +21,6 @@ from nearfar.format.plans import Launch
 
 STORAGE_BUFFER = 7
 COMPUTE = 0x20
-DIGEST_BYTES = 32
 
 
 class Pipelines:
@@ -211,31 +207,3 @@ class Pipelines:
 def cache_file(identity: str) -> Path:
     """Where the pipelines of a device and driver are kept: in the user's cache folder."""
     return cache_folder() / "vulkan" / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.bin"
-
-
-def read_cache(file: Path) -> bytes:
-    """What `write_cache` wrote; empty where there is nothing, or it is damaged: drivers check little of
-    what they are given.
-    """
-    try:
-        data = file.read_bytes()
-    except OSError:
-        return b""
-    digest, content = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
-    return content if hashlib.sha256(content).digest() == digest else b""
-
-
-def write_cache(file: Path, content: bytes) -> None:
-    """Write beside the file and rename, so that no other process reads half of it. A disk that is full or
-    read-only is no error.
-    """
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, aside = tempfile.mkstemp(dir=file.parent, prefix=file.stem)
-        try:
-            with os.fdopen(handle, "wb") as out:
-                out.write(hashlib.sha256(content).digest() + content)
-            Path(aside).replace(file)
-        except OSError:
-            Path(aside).unlink(missing_ok=True)
-            raise

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nearfar.edge_runtime.devices import Device, Found, Listed, Settings
+from nearfar.format.adapters import class_of
 
 if TYPE_CHECKING:
     from nearfar.edge_runtime.artifact.reader import Artifact
@@ -16,13 +17,20 @@ if TYPE_CHECKING:
 def _probe(which: str | None = None) -> Found:
     from nearfar.edge_runtime.executors.webgpu import device
 
-    return Found(device.features(), device.limits())
+    return Found(device.features(), device.limits(), adapter=device.described())
 
 
 def _open(artifact: Artifact, program: Program, settings: Settings) -> Executor:
     from nearfar.edge_runtime.executors.webgpu.executor import WebGpuExecutor
 
     return WebGpuExecutor(artifact, program, settings)
+
+
+def _beside(main: Executor, artifact: Artifact, program: Program, settings: Settings) -> Executor:
+    from nearfar.edge_runtime.executors.webgpu.executor import WebGpuExecutor
+
+    assert isinstance(main, WebGpuExecutor)
+    return WebGpuExecutor(artifact, program, settings, beside=main)
 
 
 def _preferred() -> int:
@@ -41,7 +49,8 @@ def _list() -> Sequence[Listed]:
         sorted(name for name in found.features if name.startswith(("shader-", "subgroup")))
     )  # not the graphics
     kind = info.get("adapter_type", "").lower()
-    return [Listed("webgpu", info.get("device", ""), kind, driver, features, 0, found.limits)]
+    own = class_of(device.described())
+    return [Listed("webgpu", info.get("device", ""), kind, driver, features, 0, found.limits, own)]
 
 
-DEVICE = Device(_probe, _open, _preferred, _list)
+DEVICE = Device(_probe, _open, _preferred, _list, _beside)

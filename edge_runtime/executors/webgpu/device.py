@@ -9,10 +9,15 @@ from typing import Any
 
 from nearfar.edge_runtime.executors import drivers as mesa
 from nearfar.errors import DeviceError
+from nearfar.format.adapters import VENDORS, Adapter, Kind
 from nearfar.format.manifest import Requires
 
 TIMESTAMPS = "timestamp-query"
 """The feature by which a pass tells when it begins and ends."""
+KINDS: dict[str, Kind] = {
+    "DiscreteGPU": "discrete", "IntegratedGPU": "integrated", "VirtualGPU": "virtual", "CPU": "cpu"
+}  # fmt: skip
+"""By wgpu-native's words."""
 
 
 def require_wgpu() -> Any:
@@ -53,6 +58,16 @@ def limits() -> dict[str, int]:
 def information() -> dict[str, str]:
     """What the adapter says about itself: device, adapter_type, backend_type, description and more."""
     return {str(name): str(value) for name, value in adapter().info.items()}
+
+
+def described() -> Adapter:
+    """The adapter as classes of devices are told apart by; wgpu-native has no architectures."""
+    told = information()
+    vendor = VENDORS.get(int(told.get("vendor_id", "0")), told.get("vendor", ""))
+    name, driver = told.get("device", ""), f"{told.get('vendor', '')} {told.get('description', '')}".strip()
+    return Adapter(
+        vendor, told.get("architecture", ""), name, driver, KINDS.get(told.get("adapter_type", ""), "other")
+    )
 
 
 def is_hardware() -> bool:

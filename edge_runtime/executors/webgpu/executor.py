@@ -52,8 +52,18 @@ class WebGpuExecutor:
 
     name = "webgpu"
 
-    def __init__(self, artifact: Artifact, program: Program, settings: Settings) -> None:
-        """Open a device, load the weights, make the buffers for so many pages and positions."""
+    def __init__(
+        self,
+        artifact: Artifact,
+        program: Program,
+        settings: Settings,
+        *,
+        beside: WebGpuExecutor | None = None,
+    ) -> None:
+        """Open a device, load the weights, make the buffers for so many pages and positions.
+
+        `beside`: take device and weights of another executor of the artifact, which is closed after this one.
+        """
         self._wgpu = require_wgpu()
         self.precision, self.program_name = program.precision, program.name
         self._artifact, self._program = artifact, program
@@ -62,10 +72,12 @@ class WebGpuExecutor:
         self._held = 0
         cache = f"a cache of {' + '.join(map(str, settings.pages))} pages"
         largest = max(shape.nbytes for shape in self._layout.buffers.values())
-        self._device = open_device(
-            timed(program.requires) if settings.timed else program.requires,
-            largest,
-            f"With {cache}, a buffer takes {largest:,} bytes",
+        requires = timed(program.requires) if settings.timed else program.requires
+        self._beside = beside
+        self._device: Any = (
+            beside._device
+            if beside
+            else open_device(requires, largest, f"With {cache}, a buffer takes {largest:,} bytes")
         )
         self._memory: dict[str, Any] = {}
         self._plans: dict[tuple[str, int], list[Dispatch]] = {}
@@ -76,7 +88,8 @@ class WebGpuExecutor:
         try:
             with self._guard(f"loading weights and {cache}"):
                 self._place()
-                self._load_weights()
+                if beside is None:
+                    self._load_weights()
                 for name, table in self._layout.rope_tables():
                     self.write(name, table)
         except BaseException:
@@ -173,8 +186,9 @@ class WebGpuExecutor:
         if self._closed:
             return
         self._closed = True
+        lent = self._beside._memory if self._beside else {}
         for buffer in [
-            *self._memory.values(),
+            *(buffer for name, buffer in self._memory.items() if lent.get(name) is not buffer),
             *self._uniforms.values(),
             *(b for pool in self._staging.values() for b in pool),
         ]:
@@ -184,7 +198,8 @@ class WebGpuExecutor:
         self._pipelines.clear()
         self._staging.clear()
         self._held = 0
-        self._device.destroy()
+        if self._beside is None:
+            self._device.destroy()
 
     @contextmanager
     def _guard(self, doing: str) -> Iterator[None]:
@@ -269,7 +284,12 @@ class WebGpuExecutor:
 
     def _place(self) -> None:
         """Make all buffers that plans name, and one that pages are copied through."""
-        sizes = {f"weight:{tensor.name}": tensor.bytes for tensor in self._artifact.manifest.weights.tensors}
+        weights = {
+            f"weight:{tensor.name}": tensor.bytes for tensor in self._artifact.manifest.weights.tensors
+        }
+        if self._beside is not None:
+            self._memory.update({name: self._beside._memory[name] for name in weights})
+        sizes = {} if self._beside else weights
         sizes |= {f"workspace:{i}": count for i, count in enumerate(self._program.workspace)}
         sizes |= {f"buffer:{name}": shape.nbytes for name, shape in self._layout.buffers.items()}
         for name, size in sizes.items():

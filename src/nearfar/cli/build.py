@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -88,6 +88,14 @@ def build(
     dump_ir: Annotated[
         Path | None, typer.Option(help="Write the module after each compiler pass into this directory.")
     ] = None,
+    device_class: Annotated[
+        list[str],
+        typer.Option(
+            help="webgpu, vulkan: kinds of GPUs to make programs for, separated by commas, or the option "
+            "given again; a device takes the program that suits it. Fewer make a smaller artifact, which "
+            "other devices still run, slower. `software` is a processor that plays a GPU."
+        ),
+    ] = list(DEFAULTS.device_classes),  # noqa: B006
     export_function: Annotated[
         bool,
         typer.Option(
@@ -100,8 +108,7 @@ def build(
     Example: `nearfar build ./SmolLM2-135M-Instruct --target cpu,webgpu --quant q4 -o out/smollm2`
     then `nearfar run out/smollm2 "Why is the sky blue?"` or `nearfar web out/smollm2`.
     """
-    named = [name.strip() for part in target for name in part.split(",")]
-    targets = tuple(dict.fromkeys(name for name in named if name))
+    targets = _names(target)
     if export_function and "mlx" not in targets:
         raise BuildError(
             f"--export-function is for target mlx, and --target is {','.join(targets)}: add mlx or "
@@ -119,6 +126,7 @@ def build(
         context=context,
         dump_ir=dump_ir,
         export_function=export_function,
+        device_classes=_names(device_class),
     )
     console = Console(stderr=True)
     with _Bars(console) as bars:
@@ -129,6 +137,12 @@ def build(
         parts = ", ".join(f"{part} ({count} tensors)" for part, count in skipped.items())
         console.print(f"left out: {parts}; only the text model is built", highlight=False)
     console.print(f"next: nearfar inspect {made[0]}", highlight=False)
+
+
+def _names(given: Sequence[str]) -> tuple[str, ...]:
+    """Names separated by commas, or given one by one, each once."""
+    named = (name.strip() for part in given for name in part.split(","))
+    return tuple(dict.fromkeys(name for name in named if name))
 
 
 class _Bars:

@@ -56,6 +56,8 @@ def _record(entry: Sequence[Listed] | str) -> dict[str, Any]:
 def _describe(listed: Listed, limits: bool) -> list[str]:
     memory = f", {show_size(listed.memory)}" if listed.memory else ""
     lines = [f"{listed.name} ({listed.kind}{memory})", f"driver: {listed.driver}"]
+    if listed.device_class:
+        lines.append(f"class: {listed.device_class}")
     lines.append(f"features: {', '.join(listed.features) or 'none'}")
     if limits:
         lines += [f"{name}: {value:,}" for name, value in sorted(listed.limits.items())]

@@ -150,7 +150,9 @@ def describe(stats: RequestStats) -> str:
 
 def report(engine: Engine, stats: RequestStats) -> None:
     """Write the figures of one answer to stderr."""
-    print(f"{engine.asynchronous.core.executor.name}: {describe(stats)}", file=sys.stderr)
+    core = engine.asynchronous.core
+    chosen = f"{core.executor.program_name}, {core.choice}" if core.choice else core.executor.program_name
+    print(f"{core.executor.name} ({chosen}): {describe(stats)}", file=sys.stderr)
 
 
 def emit(text: str) -> None:

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from nearfar.format.adapters import DeviceClass as Name
 from nearfar.format.figures import Figures
-from nearfar.targets.gpu.classes import DeviceClass, Name
+from nearfar.targets.gpu.classes import DeviceClass
 from nearfar.targets.jobs import Attend, Job, Linear
 
 Kind = Literal["matvec", "matmul", "decode", "prefill", "other"]

@@ -19,7 +19,20 @@ export function checkManifest(manifest: Manifest): void {
     if (all.findIndex((program) => program.name === name) < i)
       throw new ArtifactError(`Two programs have the name ${name}. Build the artifact again.`);
   });
+  checkFiles(manifest);
   for (const program of manifest.programs) for (const name of FUNCTIONS) checkBuckets(program, name);
+}
+
+/** Programs may share a file, and then they say the same of it. */
+function checkFiles({ programs }: Manifest): void {
+  const hashes = new Map<string, string>();
+  for (const { name, kernels } of programs)
+    for (const [kernel, { file, sha256 }] of kernels) {
+      const known = hashes.get(file) ?? sha256;
+      if (known !== sha256)
+        throw new ArtifactError(`The program ${name} lists ${kernel} in ${file} with another SHA-256.`);
+      hashes.set(file, sha256);
+    }
 }
 
 function checkModel({ bosTokenId, eosTokenIds, vocabSize }: ModelInfo): void {

@@ -27,6 +27,36 @@ export const TOP_LOGPROBS = 20;
 /** Tokens a page of the cache. */
 export const PAGE_SIZE = 16;
 
+/** Kinds of GPUs that programs are shaped for; `software` is a processor that plays one. */
+export const DEVICE_CLASSES = ["software", "mobile", "integrated", "discrete"] as const;
+
+/** The first that an adapter meets counts; the last one takes whoever is unknown. */
+export const RULES = [
+  { deviceClass: "software", kinds: ["cpu"], vendors: [], words: [] },
+  { deviceClass: "software", kinds: [], vendors: [], words: ["swiftshader", "llvmpipe", "lavapipe"] },
+  { deviceClass: "software", kinds: [], vendors: [], words: ["softpipe", "basic render"] },
+  { deviceClass: "mobile", kinds: ["mobile"], vendors: [], words: [] },
+  { deviceClass: "mobile", kinds: [], vendors: ["qualcomm", "arm", "img-tec", "samsung"], words: [] },
+  { deviceClass: "mobile", kinds: [], vendors: [], words: ["adreno", "mali", "immortalis", "apple a"] },
+  { deviceClass: "mobile", kinds: [], vendors: [], words: ["powervr", "xclipse", "videocore"] },
+  { deviceClass: "integrated", kinds: ["integrated"], vendors: [], words: [] },
+  { deviceClass: "integrated", kinds: [], vendors: ["intel", "apple"], words: [] },
+  { deviceClass: "discrete", kinds: ["discrete"], vendors: [], words: [] },
+  { deviceClass: "integrated", kinds: [], vendors: [], words: ["radeon graphics", "radeon(tm) graphics"] },
+  { deviceClass: "integrated", kinds: [], vendors: [], words: ["intel", "apple m"] },
+  { deviceClass: "discrete", kinds: [], vendors: ["nvidia", "amd"], words: [] },
+  { deviceClass: "discrete", kinds: [], vendors: [], words: ["nvidia", "geforce", "radeon"] },
+  { deviceClass: "integrated", kinds: [], vendors: [], words: [] },
+] as const;
+
+/** Whose programs suit a device of a class, the best first: its own, its neighbour's, the others'. */
+export const NEARNESS = {
+  software: ["software", "mobile", "integrated", "discrete"],
+  mobile: ["mobile", "integrated", "discrete", "software"],
+  integrated: ["integrated", "discrete", "mobile", "software"],
+  discrete: ["discrete", "integrated", "mobile", "software"],
+} as const;
+
 /** What a program can run. */
 export const FUNCTIONS = ["step", "greedy", "sample", "logprobs"] as const;
 
@@ -245,7 +275,7 @@ export interface FunctionRecord {
 
 /**
  * Kernels and plans. `activations`: dtype of what passes between kernels, but for the residual stream
- * (float32).
+ * (float32). `device_class`: the kind of GPU that its kernels are shaped for; None on other devices.
  */
 export interface ProgramRecord {
   readonly name: string;
@@ -258,6 +288,7 @@ export interface ProgramRecord {
   readonly library?: string | null;
   readonly library_sha256?: string | null;
   readonly figures?: FileRecord | null;
+  readonly device_class?: "software" | "mobile" | "integrated" | "discrete" | null;
 }
 
 /** Files of the tokenizer. */

@@ -90,7 +90,11 @@ export interface Program {
   readonly kernels: ReadonlyMap<string, KernelEntry>;
   /** Ascending by size. */
   readonly functions: Readonly<Record<FunctionName, readonly FunctionEntry[]>>;
+  /** The kind of GPU that its kernels are shaped for; null where the build did not say. */
+  readonly deviceClass: DeviceClass | null;
 }
+
+export type DeviceClass = (typeof format.DEVICE_CLASSES)[number];
 
 export interface Manifest {
   readonly model: ModelInfo;
@@ -254,6 +258,7 @@ function readProgram(program: Field<format.ProgramRecord>): Program {
           ?.record((limit) => limit.int()) ?? new Map(),
     },
     workspace: program.at("workspace").list((bytes) => bytes.int()),
+    deviceClass: program.at("device_class").optional()?.oneOf(format.DEVICE_CLASSES) ?? null,
     kernels: program.at("kernels").record(readKernel),
     functions: {
       step: buckets("step"),

@@ -1,4 +1,5 @@
 import type { ErrorRecord } from "./errors.js";
+import type { DeviceClass } from "./manifest.js";
 import type { ChatMessage, FinishReason, SamplingOptions } from "./openai.js";
 
 /**
@@ -8,10 +9,20 @@ import type { ChatMessage, FinishReason, SamplingOptions } from "./openai.js";
 export interface LoadSettings {
   readonly kvMemory?: number | undefined;
   readonly contextLength?: number | undefined;
+  /** Only the program of this name; else the one that suits the GPU. */
+  readonly program?: string | undefined;
+}
+
+/** Why a GPU runs the program that it does: it was asked for, or it suits this class of devices. */
+export interface ProgramChoice {
+  readonly deviceClass: DeviceClass;
+  readonly pinned: boolean;
 }
 
 export type LoadProgress =
   | { readonly phase: "manifest" }
+  /** The GPU is open, and this program of the artifact will run on it. */
+  | { readonly phase: "program"; readonly program: string; readonly choice: ProgramChoice }
   /** Bytes of the weights; `cached` of the `loaded` ones came from the browser's storage. */
   | { readonly phase: "weights"; readonly loaded: number; readonly cached: number; readonly total: number }
   | { readonly phase: "ready" };
@@ -23,6 +34,7 @@ export interface ModelCard {
   readonly quantization: string;
   /** The program of the artifact that this GPU runs. */
   readonly program: string;
+  readonly choice: ProgramChoice;
   /** Of its kernels: "f16" or "f32". */
   readonly precision: string;
   readonly adapter: string;
@@ -33,6 +45,8 @@ export interface ModelCard {
 }
 
 export interface EngineStats {
+  /** The program of the artifact that runs: the same text is promised of the same program only. */
+  readonly program: string;
   readonly gpuBuffers: number;
   readonly gpuBytes: number;
   /** Kernels launched since the model was loaded. */

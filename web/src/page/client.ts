@@ -178,7 +178,7 @@ export class WorkerLink {
 
   /** Resolves once the model is loaded. The caller closes the link when this rejects. */
   load(url: URL, options: EngineOptions): Promise<ModelCard> {
-    const { signal, kvMemory, contextLength } = options;
+    const { signal, kvMemory, contextLength, program } = options;
     this.#options = options;
     return new Promise((resolve, reject) => {
       const onAbort = (): void => reject(abortError());
@@ -188,7 +188,7 @@ export class WorkerLink {
         if (message.type === "loaded") resolve(message.card);
         else reject(fromErrorRecord(message.error));
       };
-      this.#post({ type: "load", url: url.href, settings: { kvMemory, contextLength } });
+      this.#post({ type: "load", url: url.href, settings: { kvMemory, contextLength, program } });
     });
   }
 

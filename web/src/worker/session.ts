@@ -62,6 +62,7 @@ export class Session {
       signal,
       cache,
       onWarning,
+      onProgram: ({ name }, choice) => onProgress({ phase: "program", program: name, choice }),
       onShards: (progress) => onProgress({ phase: "weights", ...progress }),
     });
     try {
@@ -79,6 +80,7 @@ export class Session {
       architecture: model.architecture,
       quantization,
       program: this.loaded.program.name,
+      choice: this.loaded.choice,
       precision: precisionOf(this.loaded.program),
       adapter: this.loaded.adapterName,
       contextLength: this.loaded.executor.shape.contextLength,
@@ -91,6 +93,7 @@ export class Session {
   stats(): EngineStats {
     const { executor, buffers } = this.loaded;
     return {
+      program: this.loaded.program.name,
       gpuBuffers: buffers.count,
       gpuBytes: buffers.bytes,
       launches: executor.launches,

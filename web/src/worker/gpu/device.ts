@@ -1,10 +1,14 @@
-import { DeviceError } from "../../both/errors.js";
-import type { Manifest, Program } from "../../both/manifest.js";
+import { DeviceError, RequestError } from "../../both/errors.js";
+import type { DeviceClass, Manifest, Program } from "../../both/manifest.js";
+import type { ProgramChoice } from "../../both/messages.js";
+import { type Adapter, classOf, lineUp } from "./variants.js";
 
 /** A device that can run `program`. */
 export interface OpenDevice {
   readonly device: GPUDevice;
   readonly program: Program;
+  /** Why it is that program. */
+  readonly choice: ProgramChoice;
   /** What the adapter calls itself, for people. */
   readonly adapterName: string;
 }
@@ -16,15 +20,16 @@ const NO_WEBGPU =
 /** These grow with the model and the cache, so the device gets as much as its adapter allows. */
 const AT_MOST = ["maxBufferSize", "maxStorageBufferBindingSize"] as const;
 
-/** Opens the device with the first program of the manifest that it can run. */
-export async function openDevice(manifest: Manifest): Promise<OpenDevice> {
+/** Opens the device with the program of the manifest that suits it, or the one that is asked for by name. */
+export async function openDevice(manifest: Manifest, pinned?: string): Promise<OpenDevice> {
   const gpu = (globalThis.navigator as Navigator | undefined)?.gpu;
   if (!gpu) throw new DeviceError(NO_WEBGPU);
   const adapter = await gpu.requestAdapter({ powerPreference: "high-performance" });
   if (!adapter) throw new DeviceError(`The browser offers no GPU adapter. ${NO_WEBGPU}`);
 
   const largestTensor = Math.max(...manifest.weights.tensors.map((tensor) => tensor.bytes));
-  const program = chooseProgram(manifest.programs, largestTensor, adapter);
+  const deviceClass = classOf(describe(adapter.info));
+  const program = chooseProgram(manifest.programs, largestTensor, adapter, deviceClass, pinned);
   const requiredLimits: Record<string, number> = {};
   for (const name of program.requires.limits.keys())
     requiredLimits[name] = program.requires.limits.get(name) ?? 0;
@@ -35,8 +40,16 @@ export async function openDevice(manifest: Manifest): Promise<OpenDevice> {
   return {
     device,
     program,
+    choice: { deviceClass, pinned: pinned !== undefined },
     adapterName: description || [vendor, architecture].filter(Boolean).join(" ") || "unknown",
   };
+}
+
+/** An adapter as classes of devices are told apart by. Browsers hide its kind, but tell a phone. */
+export function describe(info: GPUAdapterInfo, userAgent: string = navigator.userAgent): Adapter {
+  const { vendor, architecture, device, description, isFallbackAdapter } = info;
+  const kind = isFallbackAdapter ? "cpu" : /Android|iPhone|iPad/.test(userAgent) ? "mobile" : "other";
+  return { vendor, architecture, name: device, driver: description, kind };
 }
 
 /** What of an adapter decides which program it runs. */
@@ -45,18 +58,32 @@ export interface AdapterAbilities {
   readonly limits: object;
 }
 
-/** The first program that the adapter can run; else a DeviceError that names what each of them lacks. */
+/**
+ * The program for a class of devices, of those that the adapter can run; else a DeviceError that names what
+ * each of them lacks. `pinned`: only the program of this name.
+ */
 export function chooseProgram(
   programs: readonly Program[],
   largestTensor: number,
   adapter: AdapterAbilities,
+  deviceClass: DeviceClass,
+  pinned?: string,
 ): Program {
+  const named = programs.filter(({ name }) => pinned === undefined || name === pinned);
+  if (named.length === 0)
+    throw new RequestError(
+      `The artifact has the programs ${programs.map(({ name }) => name).join(", ")}, not ${pinned}.`,
+      "program",
+    );
   const reasons: string[] = [];
-  for (const program of programs) {
+  const able: Program[] = [];
+  for (const program of named) {
     const lacking = lacks(program, largestTensor, adapter);
-    if (lacking.length === 0) return program;
-    reasons.push(`${program.name}: ${lacking.join(", ")}`);
+    if (lacking.length === 0) able.push(program);
+    else reasons.push(`${program.name}: ${lacking.join(", ")}`);
   }
+  const [best] = lineUp(able, deviceClass);
+  if (best) return best;
   throw new DeviceError(
     `This GPU cannot run the model (${reasons.join("; ")}). Try a smaller model, more quantization, or ` +
       "another browser or device.",

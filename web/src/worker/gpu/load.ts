@@ -2,6 +2,7 @@ import { DeviceError, throwIfAborted } from "../../both/errors.js";
 import { FUNCTIONS } from "../../both/format.js";
 import { type Fetch, fetchText, within } from "../../both/http.js";
 import type { FunctionName, KernelEntry, Manifest, Program, TensorEntry } from "../../both/manifest.js";
+import type { ProgramChoice } from "../../both/messages.js";
 import { type Launch, type Plan, parsePlan, planNames } from "../plan.js";
 import { ropeTable } from "../rope.js";
 import type { ShardCache } from "../store/shard-cache.js";
@@ -20,9 +21,12 @@ import {
 import { Pipelines, type Shader } from "./pipelines.js";
 
 export interface LoadOptions extends MemoryOptions {
+  /** Only the program of this name. */
+  readonly program?: string | undefined;
   readonly fetch?: Fetch | undefined;
   readonly signal?: AbortSignal | undefined;
   readonly cache: ShardCache | null;
+  readonly onProgram?: ((program: Program, choice: ProgramChoice) => void) | undefined;
   readonly onShards?: ((progress: ShardProgress) => void) | undefined;
   readonly onWarning?: ((message: string) => void) | undefined;
 }
@@ -31,6 +35,7 @@ export interface LoadedExecutor {
   readonly executor: Executor;
   readonly buffers: BufferRegistry;
   readonly program: Program;
+  readonly choice: ProgramChoice;
   readonly adapterName: string;
 }
 
@@ -42,13 +47,14 @@ export async function loadExecutor(
   manifest: Manifest,
   options: LoadOptions,
 ): Promise<LoadedExecutor> {
-  const { device, program, adapterName } = await openDevice(manifest);
+  const { device, program, choice, adapterName } = await openDevice(manifest, options.program);
+  options.onProgram?.(program, choice);
   const buffers = new BufferRegistry(device);
   const stop = new AbortController();
   const signal = options.signal ? AbortSignal.any([options.signal, stop.signal]) : stop.signal;
   try {
     const loader = new Loader(base, manifest, program, buffers, { ...options, signal });
-    return { executor: await loader.load(), buffers, program, adapterName };
+    return { executor: await loader.load(), buffers, program, choice, adapterName };
   } catch (error) {
     stop.abort();
     buffers.freeAll();

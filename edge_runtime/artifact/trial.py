@@ -1,0 +1,170 @@
+"""Puts an artifact on a GPU with the program that is to run: the finalists are tried at the first load."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
+
+import numpy as np
+
+from nearfar.edge_runtime.artifact.kept import Kept
+from nearfar.edge_runtime.artifact.reader import Artifact
+from nearfar.edge_runtime.artifact.variants import Candidate, Choice, Kind, Why, compare, line_up
+from nearfar.edge_runtime.devices import Device, Settings
+from nearfar.edge_runtime.executors.base import Executor
+from nearfar.errors import DeviceError, DeviceLost
+from nearfar.format.adapters import Adapter, class_of
+from nearfar.format.manifest import Manifest, Program, Requires
+from nearfar.format.sampler import COLUMNS, SampleI32
+from nearfar.format.seal import FIELD
+from nearfar.format.sizes import MAX_ROWS
+
+POSITION = 255
+"""Where a decode step of a trial stands in its sequence."""
+
+Open = Callable[[Program], Executor]
+
+
+def untried(programs: Sequence[Program], adapter: Adapter | None) -> Program:
+    """The program to take without a trial."""
+    return line_up(programs, None if adapter is None else class_of(adapter))[0]
+
+
+def open_best(
+    artifact: Artifact,
+    programs: Sequence[Program],
+    adapter: Adapter | None,
+    device: Device,
+    open_one: Open,
+) -> tuple[Executor, Program, Choice]:
+    """An executor of the program that suits the adapter best, of those that it can run."""
+    device_class = None if adapter is None else class_of(adapter)
+    if len(programs) == 1 or adapter is None or device_class == "software" or device.beside is None:
+        program = untried(programs, adapter)
+        why: Why = "only" if len(programs) == 1 else "first" if device_class is None else "software"
+        return open_one(program), program, Choice(program.name, why)
+    kept = Kept(str(artifact.data.get(FIELD)), adapter)
+    failed: set[str] = set()
+    while True:
+        finalists = line_up(programs, device_class, {*kept.lost, *failed})
+        choice = known(finalists, kept, failed)
+        if choice is not None:
+            chosen = next(program for program in finalists if program.name == choice.program)
+            return open_one(chosen), chosen, choice
+        tried = _try_all(artifact, finalists, device, kept, open_one, failed)
+        if tried is not None:
+            return tried
+
+
+def known(finalists: Sequence[Candidate], kept: Kept, failed: Collection[str] = ()) -> Choice | None:
+    """The choice where nothing has to be tried for it. Where all have failed, the first must do."""
+    names = [program.name for program in finalists]
+    if len(names) == 1 or {*names} & {*kept.lost, *failed}:
+        return Choice(names[0], "only")
+    before = kept.chosen(names)
+    if before is not None:
+        return Choice(before, "kept")
+    return Choice(names[0], "busy") if kept.busy else None
+
+
+def _try_all(
+    artifact: Artifact,
+    finalists: Sequence[Program],
+    device: Device,
+    kept: Kept,
+    open_one: Open,
+    failed: set[str],
+) -> tuple[Executor, Program, Choice] | None:
+    """Time the finalists over one copy of the weights: the first opened as it will run, the others beside it.
+
+    None where one of them failed: it is added to `failed`, and the others are to be lined up anew. That it
+    lost the device is kept; that it had no room may be otherwise the next time.
+    """
+    first, *others = finalists
+    names = [program.name for program in finalists]
+    assert device.beside is not None
+    main = open_one(dataclasses.replace(first, requires=all_of(finalists)))
+    with ExitStack() as stack:
+        stack.callback(main.close)
+        try:
+            made = {first.name: main}
+            for program in others:
+                kept.trying(program.name)
+                made[program.name] = device.beside(main, artifact, program, _small(artifact.manifest))
+                stack.callback(made[program.name].close)
+            steps = {
+                program.name: Steps(made[program.name], program, artifact.manifest) for program in finalists
+            }
+
+            def measure(name: str, kind: Kind) -> float:
+                kept.trying(name)
+                return steps[name].run(kind)
+
+            choice = compare(names, measure)
+        except DeviceError as error:
+            name = kept.tried or first.name
+            failed.add(name)
+            if isinstance(error, DeviceLost):
+                kept.lose(name)
+            else:
+                kept.stop()
+            return None
+        except BaseException:
+            kept.stop()
+            raise
+        kept.keep(names, choice.program)
+        if choice.program == first.name:
+            for executor in list(made.values())[1:]:
+                executor.close()
+            stack.pop_all()
+            return main, first, choice
+    winner = next(program for program in finalists if program.name == choice.program)
+    return open_one(winner), winner, choice
+
+
+def all_of(programs: Sequence[Program]) -> Requires:
+    """What a device must have to run all of the programs."""
+    features = sorted({feature for program in programs for feature in program.requires.features})
+    limits: dict[str, int] = {}
+    for program in programs:
+        for name, value in program.requires.limits.items():
+            limits[name] = max(value, limits.get(name, 0))
+    return Requires(tuple(features), limits)
+
+
+def _small(manifest: Manifest) -> Settings:
+    """As little of a cache as a step of a trial needs: all positions lie in one page."""
+    return Settings((1,) * len(manifest.groups), min(POSITION + 1, manifest.model.context_length))
+
+
+class Steps:
+    """Whole steps of one executor, timed until the host has the token. They leave no trace that a request
+    could see: page tables stay as they are, and what a cache holds beyond its pages' use does not count.
+    """
+
+    def __init__(self, executor: Executor, program: Program, manifest: Manifest) -> None:
+        self._executor = executor
+        steps = [bucket.size for bucket in program.functions["step"]]
+        self._sizes: dict[Kind, int] = {"decode": steps[0], "large": steps[-1]}
+        self._last = min(POSITION, manifest.model.context_length - 1)
+        self._rows = program.functions["greedy"][0].size
+
+    def run(self, kind: Kind) -> float:
+        """Seconds of one step."""
+        executor, size = self._executor, self._sizes[kind]
+        positions = np.arange(size, dtype=np.int32) if kind == "large" else np.full(size, POSITION, np.int32)
+        sample = np.zeros((MAX_ROWS, COLUMNS), np.int32)
+        sample[:, SampleI32.FEED] = -1
+        executor.write("tokens", np.zeros(size, np.int32))
+        executor.write("positions", np.minimum(positions, self._last))
+        executor.write("slots", np.zeros(size, np.int32))
+        executor.write("logit_rows", np.zeros(MAX_ROWS, np.int32))
+        executor.write("sample_i32", sample)
+        executor.fetch("sampled", 1)()  # nothing is under way when the clock starts
+        begin = time.perf_counter()
+        executor.run("step", size)
+        executor.run("greedy", self._rows)
+        executor.fetch("sampled", 1)()
+        return time.perf_counter() - begin

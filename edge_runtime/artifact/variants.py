@@ -1,0 +1,116 @@
+"""Which of an artifact's programs a GPU runs: those made for its class, and of these the fastest.
+
+`line_up` is the same in web/src/worker/gpu/variants.ts: both replay tests/vectors/variants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeVar
+
+from nearfar.format.adapters import NEARNESS, DeviceClass
+
+FINALISTS = 3
+ROUNDS = 5
+"""Decode steps of each program that count; the quickest stands for it."""
+BUDGET = 1.0
+"""Seconds of steps that count in all, after which no other round begins."""
+SLOW = 0.060
+"""Seconds of a decode step from which on trials would keep people waiting."""
+GAIN = 0.95
+"""A program takes another's place where it costs at most this part of it."""
+TOKENS = 64
+"""Tokens that are decoded for each step of the largest size, in the answer that programs are compared by."""
+
+Kind = Literal["decode", "large"]
+Why = Literal["pinned", "only", "first", "software", "kept", "busy", "slow", "timed"]
+
+
+class Candidate(Protocol):
+    """What of a program counts here."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def device_class(self) -> DeviceClass | None:
+        """What it was made for."""
+        ...
+
+
+P = TypeVar("P", bound=Candidate)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The program that runs, why it is that one, and what was measured: seconds of steps by program."""
+
+    program: str
+    why: Why
+    seconds: Mapping[str, Mapping[Kind, float]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        measured = (
+            f"{name} {' + '.join(f'{1000 * took:.2f} ms' for took in steps.values())}"
+            for name, steps in self.seconds.items()
+        )
+        return f"{self.why}: {', '.join(measured)}" if self.seconds else self.why
+
+
+def line_up(
+    programs: Sequence[P], device_class: DeviceClass | None, lost: Collection[str] = ()
+) -> tuple[P, ...]:
+    """The finalists among the programs that a device can run, the one to take without a trial in front.
+
+    Those of its own class, then of the next class that has any; never one that lost the device before, as
+    long as there is another.
+    """
+    left = [program for program in programs if program.name not in lost] or list(programs)
+    if device_class is None:
+        return tuple(left[:1])
+    near = NEARNESS[device_class]
+    left.sort(key=lambda program: near.index(program.device_class or "software"))
+    classes = list(dict.fromkeys(program.device_class for program in left))[:2]
+    most = 1 if device_class == "software" else FINALISTS
+    return tuple(program for program in left if program.device_class in classes)[:most]
+
+
+def compare(names: Sequence[str], measure: Callable[[str, Kind], float]) -> Choice:
+    """Time whole steps of the programs in turn; the first stays unless another is clearly quicker.
+
+    `measure` runs one step of a program and gives its seconds. A program's first step of a kind compiles
+    kernels, and is not counted.
+    """
+    best: dict[str, dict[Kind, float]] = {name: {} for name in names}
+    spent = _round(best, "decode", measure, counted=False) + _round(best, "decode", measure)
+    if best[names[0]]["decode"] > SLOW:
+        return Choice(names[0], "slow", best)
+    best = {name: steps for name, steps in best.items() if steps["decode"] <= SLOW}
+    for _ in range(ROUNDS - 1):
+        spent += _round(best, "decode", measure) if spent < BUDGET else 0.0
+    if spent < BUDGET:
+        _round(best, "large", measure, counted=False)
+        _round(best, "large", measure)
+    costs = {name: TOKENS * steps["decode"] + steps.get("large", 0.0) for name, steps in best.items()}
+    quickest = min(costs, key=lambda name: costs[name])
+    return Choice(quickest if costs[quickest] <= GAIN * costs[names[0]] else names[0], "timed", best)
+
+
+def _round(
+    best: dict[str, dict[Kind, float]],
+    kind: Kind,
+    measure: Callable[[str, Kind], float],
+    *,
+    counted: bool = True,
+) -> float:
+    """A step of each program in turn; the seconds that counted."""
+    spent = 0.0
+    for name, steps in best.items():
+        took = measure(name, kind)
+        if counted:
+            steps[kind] = min(took, steps.get(kind, took))
+            spent += took
+    return spent

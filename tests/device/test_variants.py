@@ -1,0 +1,120 @@
+"""Programs for classes of GPUs tried on a device: here one that software plays, told to be unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nearfar.build.pipeline import BuildOptions, build
+from nearfar.build.program.buckets import Buckets
+from nearfar.edge_runtime import Engine
+from nearfar.edge_runtime.artifact import variants
+from nearfar.edge_runtime.artifact.reader import Artifact
+from nearfar.edge_runtime.artifact.trial import Steps, all_of, open_best
+from nearfar.edge_runtime.devices import Device, Settings, device
+from nearfar.edge_runtime.executors.base import Executor
+from nearfar.errors import DeviceError, DeviceLost
+from nearfar.format.adapters import Adapter
+from nearfar.format.manifest import Program
+from tests.support.backends import require
+from tests.support.paths import ROOT
+
+UNKNOWN = Adapter("", "", "a GPU that nobody knows", "1.0", "other")
+SETTINGS = Settings((8,), 128)
+
+
+@pytest.fixture(scope="module", params=["vulkan", "webgpu"])
+def artifact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """The sample for an unknown GPU's class and its neighbour's."""
+    require(request.param)
+    classes = ("integrated", "discrete")
+    options = BuildOptions(
+        str(ROOT / "examples/sample-model"), tmp_path_factory.mktemp("built"), (request.param,), "q4",
+        buckets=Buckets((1, 16), (1,)), device_classes=classes,
+    )  # fmt: skip
+    return Artifact.open(build(options)[0])
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(variants, "SLOW", 1e9)  # a busy machine must not end a trial
+    monkeypatch.setattr(variants, "BUDGET", 1e9)
+
+
+def opener(artifact: Artifact, opened: list[Program]) -> Callable[[Program], Executor]:
+    """What load gives, for few pages; notes what it opens."""
+
+    def open_one(program: Program) -> Executor:
+        opened.append(program)
+        return device(artifact.target).open(artifact, program, SETTINGS)
+
+    return open_one
+
+
+def best(artifact: Artifact, opened: list[Program], changed: Device | None = None) -> tuple[str, Any]:
+    """The program that runs, and why; after a step of it."""
+    found = device(artifact.target).probe()
+    programs = artifact.able_programs(found.features, found.limits)
+    executor, program, choice = open_best(
+        artifact, programs, UNKNOWN, changed or device(artifact.target), opener(artifact, opened)
+    )
+    assert executor.program_name == program.name == choice.program
+    assert Steps(executor, program, artifact.manifest).run("decode") > 0
+    executor.close()
+    return program.name, choice
+
+
+def test_finalists_are_tried_once_and_the_choice_is_kept(artifact: Artifact) -> None:
+    finalists = ["integrated-f16", "integrated-f32", "discrete-f16"]
+    opened: list[Program] = []
+    name, choice = best(artifact, opened)
+    assert choice.why == "timed"
+    assert list(choice.seconds) == finalists
+    assert all(steps["decode"] > 0 and steps["large"] > 0 for steps in choice.seconds.values())
+    of = {program.name: program for program in artifact.manifest.programs}
+    assert opened[0].requires == all_of([of[each] for each in finalists])
+    assert [program.name for program in opened] == list(dict.fromkeys(["integrated-f16", name]))
+    opened.clear()
+    again, kept = best(artifact, opened)
+    assert (again, kept.why, kept.seconds) == (name, "kept", {})
+    assert [program.name for program in opened] == [name]
+
+
+def test_a_program_that_loses_the_device_is_out_for_good(artifact: Artifact) -> None:
+    own = device(artifact.target)
+    beside = own.beside
+    assert beside is not None
+
+    def losing(main: Executor, opened: Artifact, program: Program, settings: Settings) -> Executor:
+        if program.name == "integrated-f32":
+            raise DeviceLost("the driver was reset")
+        return beside(main, opened, program, settings)
+
+    _, choice = best(artifact, [], replace(own, beside=losing))
+    assert list(choice.seconds) == ["integrated-f16", "discrete-f16", "discrete-f32"]
+    _, choice = best(artifact, [])
+    assert choice.why == "kept"
+
+
+def test_a_program_without_room_is_passed_over_this_time(artifact: Artifact) -> None:
+    def full(*_: object) -> Executor:
+        raise DeviceError("no room")
+
+    name, choice = best(artifact, [], replace(device(artifact.target), beside=full))
+    assert (name, choice.why) == ("integrated-f16", "only")
+    assert list(best(artifact, [])[1].seconds) == ["integrated-f16", "integrated-f32", "discrete-f16"]
+
+
+def test_software_times_nothing_and_a_pin_is_followed(artifact: Artifact) -> None:
+    with Engine.load(artifact.path, device=artifact.target, kv_memory="4MB") as engine:
+        assert str(engine.asynchronous.core.choice) == "software"
+    with Engine.load(
+        artifact.path, device=artifact.target, kv_memory="4MB", program="discrete-f32"
+    ) as engine:
+        core = engine.asynchronous.core
+        assert (core.executor.program_name, str(core.choice)) == ("discrete-f32", "pinned")

@@ -1,0 +1,75 @@
+"""Programs for classes of GPUs: what a build writes, and what it shares between them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nearfar.build.pipeline import BuildOptions, build
+from nearfar.build.program.buckets import Buckets
+from nearfar.edge_runtime.artifact.reader import Artifact
+from nearfar.errors import ArtifactError, BuildError
+from nearfar.format.adapters import DEVICE_CLASSES
+from nearfar.format.manifest import parse
+from tests.support import tiny
+from tests.support.paths import ROOT
+
+SAMPLE = str(ROOT / "examples/sample-model")
+ONE = Buckets((1,), (1,))
+
+
+@pytest.fixture(scope="module", params=["webgpu", "vulkan"])
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """The sample for two classes, with one bucket."""
+    out = tmp_path_factory.mktemp("variants")
+    options = BuildOptions(
+        SAMPLE, out, (request.param,), "q4", buckets=ONE, device_classes=("discrete", "software")
+    )
+    return Artifact.open(build(options)[0])
+
+
+def test_a_program_is_named_by_its_class_and_precision(built: Artifact) -> None:
+    programs = built.manifest.programs
+    assert [(p.name, p.device_class, p.precision) for p in programs] == [
+        ("software-f16", "software", "f16"), ("software-f32", "software", "f32"),
+        ("discrete-f16", "discrete", "f16"), ("discrete-f32", "discrete", "f32"),
+    ]  # fmt: skip
+
+
+def test_programs_with_the_same_kernel_share_its_file(built: Artifact) -> None:
+    """A file is named by its content, so none is there twice, and none that no program names."""
+    named = [kernel for program in built.manifest.programs for kernel in program.kernels.values()]
+    files = {str(kernel.file) for kernel in named}
+    there = {str(path.relative_to(built.path)) for path in (built.path / "kernels").rglob("*.*")}
+    assert there == files
+    assert len(files) < len(named)
+    for kernel in named:
+        assert f".{str(kernel.sha256)[:8]}." in str(kernel.file)
+    samplers = [
+        {name: kernel.file for name, kernel in program.kernels.items() if name.startswith("greedy")}
+        for program in built.manifest.programs
+    ]
+    assert samplers[0]
+    assert all(each == samplers[0] for each in samplers)
+
+
+@pytest.mark.parametrize(("named", "said"), [(("phone", "discrete"), "phone"), ((), "(none)")])
+def test_an_unknown_class_is_refused_with_those_there_are(
+    named: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BuildError) as refused:
+        build(BuildOptions(SAMPLE, tmp_path, ("webgpu",), device_classes=named))
+    assert str(refused.value) == f"unknown device class {said}; known: {', '.join(DEVICE_CLASSES)}"
+
+
+def test_a_file_has_one_hash() -> None:
+    data = tiny.manifest_dict()
+    kernel = {"file": "kernels/k.wgsl", "entry": "k", "access": ["read"], "sha256": "a" * 64}
+    (program,) = data["programs"]
+    for name in ("library", "library_sha256"):
+        program.pop(name)
+    other = {**program, "name": "other", "kernels": {"k": {**kernel, "sha256": "b" * 64}}}
+    data["programs"] = [{**program, "kernels": {"k": kernel}}, other]
+    with pytest.raises(ArtifactError, match=r"other: kernel k: kernels/k.wgsl has another SHA-256"):
+        parse(data, "manifest.json")
