@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from nearfar.format.adapters import DeviceClass as Name
 
+SHARED_BYTES = 16384
+"""Workgroup memory that every WebGPU device has."""
+
 
 @dataclass(frozen=True)
 class DeviceClass:
@@ -34,10 +37,12 @@ class DeviceClass:
     keys: int
     subgroup: int
     """Threads that run in lockstep: a workgroup is a multiple of them."""
+    shared_bytes: int = SHARED_BYTES
+    """Workgroup memory that a kernel should keep to: more costs it other workgroups."""
 
 
 SOFTWARE = DeviceClass("software", 32, 1, 0, 0, (8, 256), 32, 32, 1, 32, 1)
-MOBILE = DeviceClass("mobile", 64, 8, 128 << 10, 2048, (32, 32), 64, 64, 16, 16, 64)
+MOBILE = DeviceClass("mobile", 64, 8, 128 << 10, 2048, (32, 32), 64, 64, 16, 16, 64, SHARED_BYTES // 2)
 INTEGRATED = DeviceClass("integrated", 128, 16, 512 << 10, 8192, (64, 64), 256, 64, 32, 32, 32)
 DISCRETE = DeviceClass("discrete", 256, 32, 2 << 20, 16384, (64, 64), 256, 64, 32, 32, 64)
 CLASSES = {each.name: each for each in (SOFTWARE, MOBILE, INTEGRATED, DISCRETE)}

@@ -16,7 +16,7 @@ from nearfar.targets.gpu.classes import DeviceClass
 from nearfar.targets.jobs import Attend, Job, Linear
 
 Kind = Literal["matvec", "matmul", "decode", "prefill", "other"]
-FEW_ROWS, MANY_ROWS = 7, 256
+FEW_ROWS, MANY_ROWS = 4, 256
 """Up to the one a matvec is wanted, at the other bounds on the work for a byte hold."""
 MEGABYTE = 1 << 20
 SLACK = 1.01

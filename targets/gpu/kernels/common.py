@@ -15,7 +15,6 @@ LOW_HALF, HIGH_HALF = "low_half", "high_half"
 LOWEST = -3.4028234663852886e38
 HIGHEST = -LOWEST
 MOST_F16 = 65504.0
-SHARED_BYTES = 16384  # workgroup memory that every WebGPU device has
 
 
 def ceil_div(a: int, b: int) -> int:

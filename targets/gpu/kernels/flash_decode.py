@@ -18,17 +18,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import product
 
 from tvm import tirx
 from tvm.script import tirx as T
 
 from nearfar.format.sizes import MAX_STEP
-from nearfar.targets.gpu.classes import DeviceClass
+from nearfar.targets.gpu.classes import SHARED_BYTES, DeviceClass
 from nearfar.targets.jobs import Attend
 from nearfar.targets.kernels import Stage, Staged
 
 from .activations import capped
-from .common import LOWEST, SHARED_BYTES, ceil_div, select, stored
+from .common import LOWEST, ceil_div, select, stored
 from .heads import Head, begin, heads_together, seen
 from .script import prim_func
 from .vectors import of_numbers
@@ -37,7 +38,6 @@ MAX_THREADS = 128  # a block of 64 positions is not enough work for more
 MAX_HEADS = 8  # query heads a workgroup
 MAX_SUMS = 32  # sums of values that a thread keeps
 LANES = 8  # that read a key side by side: a line of 128 bytes of float32
-AHEAD = 8  # loads of a key, or twice as many of all, that the code has side by side
 CELL = 8  # scores of which one thread finds the maximum
 WORKGROUPS = 1024  # of all rows, heads and parts: enough for the largest device
 MIN_PARTS, MAX_PARTS = 16, 128  # of a row; a block is a part where there are not more of them
@@ -49,8 +49,8 @@ class Shape:
     """How a workgroup is laid out.
 
     `heads` query heads; scores of `turn` positions are summed at a time from the sums of `lanes` lanes a
-    position; values: `stripes` of lanes, a lane has `cells` vectors of each head. `together`: heads whose
-    values are summed at a time.
+    position; values: `stripes` of lanes, a lane has `cells` vectors of each head. `ahead`: loads of a key, or
+    twice as many of all, that the code has side by side. `together`: heads whose values are summed at a time.
     """
 
     threads: int
@@ -60,6 +60,7 @@ class Shape:
     lanes: int
     stripes: int
     cells: int
+    ahead: int
 
     @property
     def pool(self) -> int:
@@ -87,11 +88,12 @@ def shape_of(job: Attend, device: DeviceClass) -> Shape:
     threads, block = min(device.threads, MAX_THREADS), device.positions
     cells, stripes = ceil_div(head.count, threads), max(threads // head.count, 1)
     lanes = math.gcd(head.count, LANES)
-    for heads in heads_together(job, max(min(MAX_HEADS, MAX_SUMS // (cells * head.width)), 1)):
-        for turn in (block, block // 2, block // 4):
-            shape = Shape(threads, block, heads, turn, lanes, stripes, cells)
-            if shape.shared_bytes(job.head_dim) <= SHARED_BYTES:
-                return shape
+    most = max(min(MAX_HEADS, MAX_SUMS // (cells * head.width)), 1)
+    turns = block, block // 2, block // 4
+    for memory, heads, turn in product((device.shared_bytes, SHARED_BYTES), heads_together(job, most), turns):
+        shape = Shape(threads, block, heads, turn, lanes, stripes, cells, device.queries // 4)
+        if shape.shared_bytes(job.head_dim) <= memory:
+            return shape
     raise AssertionError(f"a head of {job.head_dim} does not fit workgroup memory")
 
 
@@ -128,8 +130,8 @@ def _split(job: Attend, shape: Shape, parts: int) -> tirx.PrimFunc:
     per_kv = heads // kv // group  # workgroups a kv head
     at_once = min(threads // lanes, turn)  # positions whose keys are read at the same time
     sums = group * cells * width
-    ahead = max(size for size in range(1, AHEAD + 1) if count // lanes % size == 0)  # loads of a key
-    turns = T.unroll if count // lanes * (turn // at_once) <= 2 * AHEAD else T.serial
+    ahead = max(size for size in range(1, shape.ahead + 1) if count // lanes % size == 0)  # loads of a key
+    turns = T.unroll if count // lanes * (turn // at_once) <= 2 * shape.ahead else T.serial
     whole_head = cells * threads == count or stripes * count == threads
 
     @prim_func

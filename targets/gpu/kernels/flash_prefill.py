@@ -23,12 +23,12 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from nearfar.format.sizes import MAX_STEP
-from nearfar.targets.gpu.classes import DeviceClass
+from nearfar.targets.gpu.classes import SHARED_BYTES, DeviceClass
 from nearfar.targets.jobs import Attend
 from nearfar.targets.kernels import Stage, Staged
 
 from .activations import capped
-from .common import LOWEST, SHARED_BYTES, ceil_div, select, stored
+from .common import LOWEST, ceil_div, select, stored
 from .heads import Head, begin, heads_together
 from .script import prim_func
 from .vectors import of_numbers
@@ -95,15 +95,16 @@ def tile_of(job: Attend, device: DeviceClass) -> Tile:
         Tile(threads, *sizes)
         for sizes in product(queries, heads_together(job, MAX_HEADS), keys, KEYS, slices[:3])
     ]
-    fit = [tile for tile in tiles if _fits(tile, head, device)]
+    memories = device.shared_bytes, SHARED_BYTES
+    fit = next(filter(None, ([t for t in tiles if _fits(t, head, device, memory)] for memory in memories)))
     small = [tile for tile in fit if tile.vectors <= most] or [min(fit, key=lambda tile: tile.vectors)]
     return max(small, key=lambda tile: (tile.vectors, tile.queries, tile.keys, tile.slice, tile.own_keys))
 
 
-def _fits(tile: Tile, head: Head, device: DeviceClass) -> bool:
+def _fits(tile: Tile, head: Head, device: DeviceClass, memory: int) -> bool:
     whole = tile.groups <= tile.vectors and tile.vectors % tile.groups == 0
     registers = 2 * device.queries  # 32 of a mobile GPU's, 64 elsewhere
-    return whole and tile.sums(head) <= registers and tile.shared_bytes(head) <= SHARED_BYTES
+    return whole and tile.sums(head) <= registers and tile.shared_bytes(head) <= memory
 
 
 def attention(job: Attend, device: DeviceClass) -> Staged:

@@ -13,13 +13,14 @@ from .matvec import matvec
 from .vectors import fits
 
 MATVEC_ROWS = 7  # a tile of the matmul has 16 rows; up to half of it, the matvec does less work
+# Rows of vectors: at 7 a thread holds 185 registers, and Chromium compiles the shader for two minutes.
+VECTOR_ROWS = 4
 
 
 def linear(job: Linear, tuning: Tuning) -> Staged:
     """The one launch of a job. Rows or columns that are no whole vectors take the software kernels."""
-    few = job.m <= MATVEC_ROWS
     if tuning.device is SOFTWARE or not fits(job):
-        func = (software.matvec if few else software.matmul)(job, tuning.vectors)
+        func = (software.matvec if job.m <= MATVEC_ROWS else software.matmul)(job, tuning.vectors)
     else:
-        func = (matvec if few else matmul)(job, tuning)
+        func = (matvec if job.m <= VECTOR_ROWS else matmul)(job, tuning)
     return Staged((Stage(func, tuple(params(job))),))

@@ -23,10 +23,10 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from nearfar.format.sizes import MAX_ROWS
-from nearfar.targets.gpu.classes import MOBILE, Tuning
+from nearfar.targets.gpu.classes import Tuning
 from nearfar.targets.jobs import Linear
 
-from .common import SHARED_BYTES, ceil_div, select
+from .common import ceil_div, select
 from .epilogue import VALUES, epilogue, sides
 from .layout import params
 from .script import prim_func
@@ -104,8 +104,7 @@ def tiling(job: Linear, tuning: Tuning) -> Tiling:
     deep = max(rows * columns // BLOCK, tuning.device.subgroup) // lanes
     narrow = tuning.half and job.x_dtype == "float16" and job.norm is None
     x_dtype, w_dtype = ("float16" if small else "float32" for small in (narrow, tuning.half))
-    memory = SHARED_BYTES // 2 if tuning.device is MOBILE else SHARED_BYTES  # more costs it other workgroups
-    return Tiling(rows, columns, lanes, deep, x_dtype, w_dtype, memory)
+    return Tiling(rows, columns, lanes, deep, x_dtype, w_dtype, tuning.device.shared_bytes)
 
 
 def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:

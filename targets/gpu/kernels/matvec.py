@@ -26,11 +26,11 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from nearfar.format.sizes import MAX_ROWS
-from nearfar.targets.gpu.classes import DeviceClass, Tuning
+from nearfar.targets.gpu.classes import SHARED_BYTES, DeviceClass, Tuning
 from nearfar.targets.gpu.packing import parts
 from nearfar.targets.jobs import Linear
 
-from .common import SHARED_BYTES, ceil_div, select
+from .common import ceil_div, select
 from .epilogue import VALUES, epilogue, sides
 from .layout import params
 from .script import prim_func

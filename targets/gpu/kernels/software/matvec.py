@@ -18,10 +18,11 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from nearfar.format.sizes import MAX_ROWS
+from nearfar.targets.gpu.classes import SHARED_BYTES
 from nearfar.targets.jobs import Linear
 
 from ..activations import activated, capped
-from ..common import SHARED_BYTES, ceil_div, f32, high_half, low_half, select, stored
+from ..common import ceil_div, f32, high_half, low_half, select, stored
 from ..layout import (
     Units,
     column_of,
