@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -20,8 +21,8 @@ from nearfar.format.plans import Launch
 
 SHADERS = ("webgpu", "vulkan")
 HEADINGS = (
-    "launches", "workgroups", "threads", "in flight", "weight reads", "line use", "serial steps", "barriers",
-    "registers", "shared",
+    "times", "groups", "threads", "bytes in\nflight", "weight\nreads", "line\nuse", "serial\nsteps",
+    "bar-\nriers", "regis-\nters", "shared\nbytes",
 )  # fmt: skip
 
 
@@ -111,9 +112,11 @@ def show_launches(console: Console, report: dict[str, Any]) -> None:
     for launch in report["launches"]:
         tables.setdefault((launch["variant"], launch["function"], launch["size"]), []).append(launch)
     for (variant, function, size), of_bucket in tables.items():
-        table = Table("kernel", title=f"{variant}: {function} of {size}", title_justify="left")
+        title = f"{variant}: {function} of {size}"
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0))
+        table.add_column("kernel", overflow="fold")
         for heading in HEADINGS:
-            table.add_column(heading, justify="right")
+            table.add_column(heading, justify="right", no_wrap=True)
         times = Counter(launch["kernel"] for launch in of_bucket)
         for launch in {launch["kernel"]: launch for launch in of_bucket}.values():
             of_kernel = report["figures"][variant].get(launch["kernel"], {})
