@@ -9,39 +9,65 @@ from nearfar.targets.gpu.figures.published import compiled, pipelines
 from nearfar.targets.gpu.figures.wanted import LAUNCHES_A_LAYER, PIPELINES, WRITTEN, Kind, kind_of, wanted
 
 SHAPES = ("smollm2-135m", "llama-3.2-1b", "qwen3-4b")
-WAITING: dict[tuple[str, Kind], str] = {
-    (name, kind): f"{name} has no {kind} kernels of its own yet"
-    for name in ("mobile", "integrated", "discrete")
-    for kind in ("matvec", "matmul", "prefill")
-}  # type: ignore[misc]
-WAITING |= {
-    ("software", "matvec"): "a vocabulary of 151,936 by 2,560 is one binding of 185 MiB",
-    ("software", "matmul"): "a vocabulary of 151,936 by 2,560 is one binding of 185 MiB",
-}
-PLAN_WAITING = "rope and append are launches of their own, and so is attention's second stage"
+Reached = dict[str, float]
+BINDING = 194_478_080  # codes of a vocabulary of 151,936 by 2,560: its columns are not split yet
+REACHED: dict[tuple[str, Kind], Reached] = {
+    ("software", "matvec"): {"largest_binding": BINDING},
+    ("software", "matmul"): {"largest_binding": BINDING},
+    ("mobile", "matvec"): {
+        "x_loads": 4.8, "operations_per_weight": 7.65, "registers": 104, "weight_reads": 1.112,
+        "serial_steps": 19, "largest_binding": BINDING,
+    },
+    ("mobile", "matmul"): {
+        "barriers_per_k": 0.0643, "registers": 90, "line_use": 0.5, "largest_binding": BINDING,
+    },
+    ("mobile", "prefill"): {"cache_reads": 0.127, "registers": 100},
+    ("integrated", "matvec"): {
+        "x_loads": 6.76, "operations_per_weight": 7.65, "registers": 136, "loads_ahead": 5,
+        "weight_reads": 1.112, "serial_steps": 10, "largest_binding": BINDING,
+    },
+    ("integrated", "matmul"): {"barriers_per_k": 0.0643, "largest_binding": BINDING},
+    ("integrated", "prefill"): {"cache_reads": 0.0622, "registers": 127},
+    ("discrete", "matvec"): {
+        "x_loads": 6.76, "operations_per_weight": 7.65, "registers": 136, "loads_ahead": 6, "serial_steps": 5,
+        "largest_binding": BINDING,
+    },
+    ("discrete", "matmul"): {"barriers_per_k": 0.0643, "largest_binding": BINDING},
+    ("discrete", "prefill"): {"cache_reads": 0.0922, "registers": 115},
+}  # fmt: skip
+"""Figures that miss what their class wants, and what the worst of SHAPES reaches: a line not to fall behind.
+A figure that no longer misses is to be taken out.
+"""
+LEAST = {"loads_ahead", "line_use"}
+"""Figures of REACHED of which more is better."""
+LAUNCHES_REACHED = {"smollm2-135m": 7, "llama-3.2-1b": 7, "qwen3-4b": 8}
+"""Rope and append are launches of their own, and so are norms of heads and attention's second stage."""
+WRITTEN_REACHED = 0.0228
 
 
-def missed(shape: str, made_for: DeviceClass, held_to: DeviceClass, kind: Kind) -> dict[str, dict[str, str]]:
-    """Figures out of bounds, by the label of their job."""
-    found = {
-        each.job.label: wanted(each.job, held_to, each.matrix).missed(each.figures)
-        for each in compiled(shape, made_for).measured
-        if kind_of(each.job) == kind
-    }
-    assert found, f"{shape} has no {kind}"
-    return {label: figures for label, figures in found.items() if figures}
+def missed(shape: str, made_for: DeviceClass, held_to: DeviceClass, kind: Kind) -> dict[str, list[float]]:
+    """Figures out of bounds, and what they are."""
+    jobs = [each for each in compiled(shape, made_for).measured if kind_of(each.job) == kind]
+    assert jobs, f"{shape} has no {kind}"
+    found: dict[str, list[float]] = {}
+    for each in jobs:
+        for name in wanted(each.job, held_to, each.matrix).missed(each.figures):
+            found.setdefault(name, []).append(getattr(each.figures, name))
+    return found
 
 
 @pytest.mark.parametrize("kind", ["matvec", "matmul", "decode", "prefill", "other"])
-@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", CLASSES)
-def test_kernels_are_what_their_class_wants(
-    name: str, shape: str, kind: Kind, request: pytest.FixtureRequest
-) -> None:
-    reason = WAITING.get((name, kind))
-    if reason is not None and (name != "software" or shape == "qwen3-4b"):
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=False))
-    assert missed(shape, CLASSES[name], CLASSES[name], kind) == {}
+def test_kernels_are_what_their_class_wants(name: str, kind: Kind) -> None:
+    found: dict[str, list[float]] = {}
+    for shape in SHAPES:
+        for figure, values in missed(shape, CLASSES[name], CLASSES[name], kind).items():
+            found.setdefault(figure, []).extend(values)
+    reached = REACHED.get((name, kind), {})
+    assert found.keys() == reached.keys()
+    for figure, values in found.items():
+        worst = min(values) if figure in LEAST else -max(values)
+        assert worst >= (reached[figure] if figure in LEAST else -reached[figure]), figure
 
 
 @pytest.mark.parametrize(
@@ -57,17 +83,15 @@ def test_software_kernels_are_not_what_a_discrete_gpu_wants(
     shape: str, kind: Kind, figures: set[str]
 ) -> None:
     """A check of the check."""
-    found = missed(shape, SOFTWARE, DISCRETE, kind)
-    assert figures <= {name for of_job in found.values() for name in of_job}
+    assert figures <= missed(shape, SOFTWARE, DISCRETE, kind).keys()
 
 
-@pytest.mark.xfail(reason=PLAN_WAITING, strict=False)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_token_has_few_launches_and_writes_little(name: str, shape: str) -> None:
     found = compiled(shape, CLASSES[name])
-    assert found.launches_a_layer <= LAUNCHES_A_LAYER
-    assert found.written_share <= WRITTEN
+    assert found.launches_a_layer <= max(LAUNCHES_A_LAYER, LAUNCHES_REACHED[shape])
+    assert found.written_share <= (WRITTEN_REACHED if shape == "smollm2-135m" else WRITTEN)
 
 
 def test_a_program_has_few_pipelines() -> None:
