@@ -20,7 +20,8 @@ from nearfar.targets.gpu.tir_passes import straightened
 from .lanes import Array
 from .reads import Reads
 from .registers import registers
-from .walk import Trace, Walk
+from .trace import Trace
+from .walk import Walk
 
 CONTEXT = 1024
 """Positions that the last row sees, its own included, where nothing else is said."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from tvm import tirx
 
 from .lanes import BASE, Array, Lanes, Mask, all_workgroups, chosen_workgroups, even_workgroups
 from .reads import Reads
+from .trace import Kind, Memory, Trace, kind_of, parameter_of, shape_of
 
 Value = int | Array | None
 """Of an integer or truth; None: data, or not known."""
@@ -41,82 +42,12 @@ _FREE = ("reinterpret", "likely", "tvm_thread_invariant", "large_uint_imm", "wor
 """Calls that cost no instruction."""
 
 
-@dataclass(frozen=True)
-class Kind:
-    """Dtype and lanes of a value."""
-
-    name: str
-    bits: int
-    lanes: int
-
-    @staticmethod
-    def of(expr: Any) -> Kind:
-        """Of an expression."""
-        dtype = expr.ty.dtype
-        text = str(dtype)
-        return Kind(text.rstrip("0123456789x"), int(dtype.bits), int(dtype.lanes))
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return self.bits * self.lanes // 8
-
-    @property
-    def cost(self) -> float:
-        """Operations of one on such values: GPUs compute two float16 of a vector at once."""
-        return self.lanes / 2 if self.bits == 16 and self.lanes > 1 else float(self.lanes)
-
-
-@dataclass(frozen=True)
-class Memory:
-    """A buffer: a parameter's, or one of the kernel's own."""
-
-    name: str
-    scope: str
-    kind: Kind
-    shape: tuple[int, ...]
-    """0: the runtime chooses."""
-
-    @property
-    def elements(self) -> int:
-        """0 where the runtime chooses the shape."""
-        return math.prod(self.shape)
-
-    @property
-    def size(self) -> int:
-        """Bytes; 0 where the runtime chooses the shape."""
-        return self.elements * self.kind.size
-
-
 @dataclass
 class Stretch:
     """Between two waits (a barrier, a loop's border): what threads load of the streamed buffers."""
 
     loads: float | np.ndarray[Any, np.dtype[np.float64]] = 0.0
     loaded: float | np.ndarray[Any, np.dtype[np.float64]] = 0.0
-
-
-@dataclass
-class Trace:
-    """What a launch does."""
-
-    grid: tuple[int, int, int] = (1, 1, 1)
-    workgroup: tuple[int, int, int] = (1, 1, 1)
-    parameters: dict[str, Memory] = field(default_factory=dict)
-    reads: dict[str, Reads] = field(default_factory=dict)
-    written: dict[str, float] = field(default_factory=dict)
-    """Bytes stored to each parameter."""
-    shared_bytes: int = 0
-    operations: float = 0.0
-    barriers: float = 0.0
-    in_flight: float = 0.0
-    """Bytes of the streamed buffers, of all threads, in the stretch that has the most."""
-    loads_ahead: float = 0.0
-    """Loads of the streamed buffers in that stretch, of the thread that has the most."""
-    steps: float = 0.0
-    """Stretches with loads of the streamed buffers, one after another in a thread."""
-    loaded_by_one: float = 0.0
-    """Bytes of the streamed buffers that the busiest thread loads."""
 
 
 class Walk:
@@ -161,7 +92,7 @@ class Walk:
     def run(self) -> Trace:
         """Walk the function."""
         for parameter in self._func.params:
-            self._memory[parameter] = memory = _parameter(parameter)
+            self._memory[parameter] = memory = parameter_of(parameter)
             self.trace.parameters[memory.name] = memory
         extents = _extents(self._func.body)
         trace = self.trace
@@ -214,12 +145,12 @@ class Walk:
         """Another name of a parameter's or of an own buffer, maybe of other vectors."""
         data = node.data if not hasattr(node.data, "args") else node.data.args[0]
         below = self._memory[data]
-        kind, shape = _kind_of(node.buffer), _shape_of(node.buffer)
+        kind, shape = kind_of(node.buffer), shape_of(node.buffer)
         self._memory[node.buffer] = Memory(below.name, below.scope, kind, shape)
 
     def _allocate(self, node: Any) -> None:
         buffer = node.buffer
-        memory = Memory(str(buffer.name), str(buffer.scope()), _kind_of(buffer), _shape_of(buffer))
+        memory = Memory(str(buffer.name), str(buffer.scope()), kind_of(buffer), shape_of(buffer))
         self._memory[buffer] = memory
         if memory.scope.startswith("shared"):
             self.trace.shared_bytes += memory.size
@@ -477,21 +408,6 @@ def _name(expr: Any) -> str | None:
         return None
     name = str(expr.op.name).split(".")[-1]
     return str(expr.args[0].value) if name in ("call_pure_extern", "call_extern") else name
-
-
-def _kind_of(buffer: Any) -> Kind:
-    text = str(buffer.dtype)
-    base, _, lanes = text.partition("x")
-    name = base.rstrip("0123456789")
-    return Kind(name, int(base[len(name) :] or 8), int(lanes or 1))
-
-
-def _shape_of(buffer: Any) -> tuple[int, ...]:
-    return tuple(int(extent) if isinstance(extent, tirx.IntImm | int) else 0 for extent in buffer.shape)
-
-
-def _parameter(parameter: Any) -> Memory:
-    return Memory(str(parameter.name), "global", _kind_of(parameter.ty), _shape_of(parameter.ty))
 
 
 def _extents(body: Any) -> dict[str, int]:
