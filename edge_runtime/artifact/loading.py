@@ -39,15 +39,21 @@ def load(path: Path, options: LoadOptions = DEFAULTS) -> tuple[EngineCore, TextC
     found = chosen.probe(parse_device(options.device)[1])
     programs = artifact.able_programs(found.features, found.limits, options.precision, options.program)
 
+    planned: dict[str, Settings] = {}
+
     def open_one(program: Program) -> Executor:
-        return open_executor(chosen, artifact, program, _settings(artifact, program, found, options))
+        # Once for each: free memory is another when weights are loaded, and the scheduler must have the pages
+        # that the executor has.
+        if program.name not in planned:
+            planned[program.name] = _settings(artifact, program, found, options)
+        return open_executor(chosen, artifact, program, planned[program.name])
 
     if options.program is None:
         executor, program, choice = open_best(artifact, programs, found.adapter, chosen, open_one)
     else:
         program, choice = programs[0], Choice(programs[0].name, "pinned")
         executor = open_one(program)
-    settings = _settings(artifact, program, found, options)
+    settings = planned[program.name]
     reopen = partial(open_executor, chosen, artifact, program, settings)
     core = EngineCore(
         executor, artifact.manifest, program, settings.pages, pipelined=chosen.pipelined, reopen=reopen

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 
 from nearfar.edge_runtime import Engine
@@ -58,3 +60,15 @@ def test_a_fork_of_a_process_with_an_engine_does_not_hang(artifact: Path) -> Non
 
         assert forked(child)
         assert answer(engine) == text
+
+
+def test_the_scheduler_has_the_pages_that_the_executor_has(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much memory others take or give back while the weights are loaded."""
+    host, asked = psutil.virtual_memory(), itertools.count(1)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: host._replace(available=next(asked) * 8_000_000))
+    with Engine.load(artifact, threads=1) as engine:
+        core = engine.asynchronous.core
+        (allocator,) = core.scheduler.table.allocators
+        assert executor(engine)._layout.buffers["kv.0.k"].extents[0] == allocator.count
