@@ -5,13 +5,10 @@ lanes side by side read whole lines. The rest of a workgroup lies along k: a lan
 of a batch before it uses the first, and one barrier joins the lanes' sums in workgroup memory, where each row
 of the result is added up by lanes of its own: its owners, which finish it.
 
-A code becomes a float32 without a conversion (see vectors.weight). Products are float32, in f16 programs too:
-where the norm is fused rstd comes at the end, so inputs may be of any size, a float16 sum of 8 codes times
-inputs overflows from inputs of 546 on, and a scale that prevents it loses small inputs; at one row a lane
-waits for memory, not for arithmetic. (Packed products of int8 or float16 would be a second `_unit`, a
-subgroup's sum would stand before `part` is written: both are another summation, so variants of their own.)
-Scale and bias stay out of the inner loop, and the norm's sum of squares is taken on the way, as in the
-software kernels.
+Products are those of products.py, float32, or in f16 programs of halves.py. Scale and bias stay out of the
+inner loop, and the norm's rstd comes at the end: its sum of squares is taken on the way, as in the software
+kernels. (Packed products of int8 would be a third kind, a subgroup's sum would stand before `part` is
+written: both are another summation, so variants of their own.)
 
 A kernel calls, inside its thread bindings (`columns.workgroups`, `splits` lanes along k, `columns.lanes`
 along n): `memory`; `add`, which ends with the barrier; in the owners of a row `finish`. What it does to
@@ -28,22 +25,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm.script import tirx as T
-from tvm.script.ir_builder import IRBuilder
 
 from nearfar.targets.gpu.classes import SHARED_BYTES, DeviceClass, Tuning
 from nearfar.targets.gpu.packing import parts
 from nearfar.targets.quantized import Matrix
 
 from .common import ceil_div
+from .halves import Halves, in_pairs
+from .products import F32X4, U32X4, ChunkSums, Inputs, Products
+from .script import local_array, shared_array
 from .vectors import (
     WIDTH,
     Reader,
-    at,
     clear,
     f32x4,
+    fma,
     high_halves,
     low_halves,
-    or_zero,
+    number,
     scale_buffer,
     spread,
     total,
@@ -175,12 +174,7 @@ class Memory:
     squares: Any
     acc: Any
     mine: Any
-    square: Any
-    dot: Any
-    xsum: Any
-    xs: Any
-    weights: Any
-    upper: Any
+    chunk: ChunkSums
     word: Any
     scale: Any
     rstd: Any
@@ -191,13 +185,17 @@ class Sums:
 
     def __init__(self, job: Product, tuning: Tuning) -> None:
         self.job, self.plan = job, tiling(job, tuning.device)
-        self.reader = Reader.of(job.matrix)
         self.each = job.columns.sides
         self.has_norm = job.norm is not None
-        self.chunk_words = self.plan.units * self.reader.words
-        self.vectors = self.reader.inputs // WIDTH
+        kind = Halves if tuning.half and in_pairs(job.matrix) else Products
+        self.products = kind(job.m, self.each, self.plan.units, job.matrix)
         self.words, self.scales = word_buffer(job.matrix), scale_buffer(job.matrix)
         """Shape and dtype of the matrix's parts."""
+
+    @property
+    def chunk_vectors(self) -> int:
+        """Vectors of inputs of a chunk."""
+        return self.plan.units * self.products.vectors
 
     @property
     def splits(self) -> int:
@@ -216,28 +214,17 @@ class Sums:
     def memory(self) -> Memory:
         """Declare what a lane and its workgroup hold."""
         m, each, plan, lanes = self.job.m, self.each, self.plan, self.job.columns.lanes
-
-        def own(name: str, count: int, dtype: str = f"float32x{WIDTH}"):
-            return IRBuilder.name(name, T.alloc_local((count,), dtype))
-
-        def shared(name: str, count: int, dtype: str):
-            return IRBuilder.name(name, T.alloc_shared((max(count, 1),), dtype))
-
-        words = plan.batch * each * self.chunk_words
+        self.products.declare()
+        dot, xsum = local_array("dot", m * each, F32X4), local_array("xsum", m, F32X4)
         return Memory(
-            part=shared("part", (self.splits - 1) * m * each * lanes, f"float32x{WIDTH}"),
-            squares=shared("squares", self.splits * m * self.has_norm, "float32"),
-            acc=own("acc", m * each),
-            mine=own("mine", self.own * each),
-            square=own("square", m),
-            dot=own("dot", m * each),
-            xsum=own("xsum", m),
-            xs=own("xs", m),
-            weights=own("weights", WIDTH),
-            upper=own("upper", each, f"uint32x{WIDTH}"),
-            word=own("word", words, self.words[1]),
-            scale=own("scale", plan.batch * each, f"uint32x{WIDTH}"),
-            rstd=own("rstd", 1, "float32"),
+            part=shared_array("part", (self.splits - 1) * m * each * lanes, F32X4),
+            squares=shared_array("squares", self.splits * m * self.has_norm, "float32"),
+            acc=local_array("acc", m * each, F32X4),
+            mine=local_array("mine", self.own * each, F32X4),
+            chunk=ChunkSums(dot, xsum, local_array("square", m, F32X4)),
+            word=local_array("word", plan.batch * each * self.products.chunk_words, self.words[1]),
+            scale=local_array("scale", plan.batch * each, U32X4),
+            rstd=local_array("rstd", 1, "float32"),
         )
 
     def add(self, held: Memory, x, norm, w0, w1, bx, ty, tx) -> None:
@@ -248,10 +235,11 @@ class Sums:
         """
         m, columns = self.job.m, self.job.columns
         clear(held.acc, m * self.each)
-        clear(held.square, m)
+        clear(held.chunk.square, m)
+        inputs = Inputs(x, norm if self.has_norm else None, self.plan.ragged)
         places = [columns.place(bx, tx, side) for side in range(self.each)]
         with T.serial(self.plan.steps) as step:
-            self._batch(held, x, norm, w0, w1, step, ty, places)
+            self._batch(held, inputs, w0, w1, step, ty, places)
         for i in range(m):
             self._hand_over(held, i, ty, tx)
         T.evaluate(T.tvm_storage_sync("shared"))
@@ -291,24 +279,27 @@ class Sums:
                         T.buffer_store(held.part, held.acc[i * each + side], [self._slot(i, ty, side, tx)])
         if self.has_norm:
             with T.If(tx == 0), T.Then():
-                T.buffer_store(held.squares, total(held.square[i]), [i * self.splits + ty])
+                T.buffer_store(held.squares, total(held.chunk.square[i]), [i * self.splits + ty])
 
-    def _batch(self, held: Memory, x, norm, w0, w1, step, ty, places) -> None:
+    def _batch(self, held: Memory, inputs: Inputs, w0, w1, step, ty, places) -> None:
         """Every word of a batch is loaded before the first is used."""
-        chunks = [(step * self.plan.batch + b) * self.splits + ty for b in range(self.plan.batch)]
+        plan, products = self.plan, self.products
+        chunks = [(step * plan.batch + b) * self.splits + ty for b in range(plan.batch)]
         for b, chunk in enumerate(chunks):
             self._load_words(held, w0, w1, self._inside(chunk), b, places)
         for b, chunk in enumerate(chunks):
-            self._chunk(held, x, norm, self._inside(chunk), b, chunk < self.plan.chunks)
+            start, first = b * self.each * products.chunk_words, self._inside(chunk) * self.chunk_vectors
+            products.chunk(held.chunk, inputs, held.word, start, first, chunk < plan.chunks)
+            self._add_chunk(held, b)
 
     def _inside(self, chunk):
         return T.min(chunk, self.plan.chunks - 1) if self.plan.ragged else chunk
 
     def _load_words(self, held: Memory, w0, w1, chunk, b: int, places) -> None:
         """All that chunk `b` of a batch reads of the matrix."""
-        reader, matrix = self.reader, self.job.matrix
+        reader, matrix = self.products.reader, self.job.matrix
         for side, place in enumerate(places):
-            start = (b * self.each + side) * self.chunk_words
+            start = (b * self.each + side) * self.products.chunk_words
             for unit in range(self.plan.units):
                 for i in range(reader.words):
                     value = reader.load(w0, chunk * self.plan.units + unit, i, place)
@@ -317,51 +308,20 @@ class Sums:
                 group = chunk * (self.plan.units * reader.inputs) // matrix.group
                 T.buffer_store(held.scale, w1[group, place], [b * self.each + side])
 
-    def _chunk(self, held: Memory, x, norm, chunk, b: int, valid) -> None:
-        """All of chunk `b` of a batch, whose words are there."""
-        clear(held.dot, self.job.m * self.each)
-        clear(held.xsum, self.job.m)
-        for unit in range(self.plan.units):
-            for v in range(self.vectors):
-                self._load_inputs(held, x, norm, (chunk * self.plan.units + unit) * self.vectors + v, valid)
-                self._add_products(held, b * self.each * self.chunk_words + unit * self.reader.words, v)
-        self._add_chunk(held, b)
-
-    def _load_inputs(self, held: Memory, x, norm, vector, valid) -> None:
-        """Four inputs of all rows, times the norm's weights; what they add to sums."""
-        xs, square, xsum = held.xs, held.square, held.xsum
-        for i in range(self.job.m):
-            value = x(i, vector)
-            T.buffer_store(xs, or_zero(valid, value) if self.plan.ragged else value, [i])
-            if self.has_norm:
-                T.buffer_store(square, square[i] + xs[i] * xs[i], [i])
-                T.buffer_store(xs, xs[i] * norm[vector], [i])
-            if self.job.matrix.quantized:
-                T.buffer_store(xsum, xsum[i] + xs[i], [i])
-
-    def _add_products(self, held: Memory, start: int, v: int) -> None:
-        """Weights of four inputs of a unit, each made once for all rows, times these."""
-        reader, dot = self.reader, held.dot
-        for side in range(self.each):
-            words = [held.word[start + side * self.chunk_words + i] for i in range(reader.words)]
-            if reader.has_upper and v == self.vectors // 2:
-                T.buffer_store(held.upper, reader.upper(words), [side])
-            for place in range(WIDTH):
-                made = reader.weight(words, v * WIDTH + place, held.upper[side])
-                T.buffer_store(held.weights, made, [place])
-            for i in range(self.job.m):
-                added = dot[i * self.each + side]
-                for place in range(WIDTH):
-                    added = added + held.weights[place] * spread(at(held.xs[i], place))
-                T.buffer_store(dot, added, [i * self.each + side])
-
     def _add_chunk(self, held: Memory, b: int) -> None:
         """Scale · Σ q·x + bias · Σ x of a group, or of a part of it."""
+        sums, products = held.chunk, self.products
         for i in range(self.job.m):
+            if self.job.matrix.quantized:
+                T.buffer_store(sums.xsum, spread(total(sums.xsum[i])), [i])
             for side in range(self.each):
                 place = i * self.each + side
-                value = held.dot[place]
-                if self.job.matrix.quantized:
-                    pair = held.scale[b * self.each + side]
-                    value = low_halves(pair) * value + high_halves(pair) * spread(total(held.xsum[i]))
-                T.buffer_store(held.acc, held.acc[place] + value, [place])
+                value, added = sums.dot[place], held.acc[place]
+                if not self.job.matrix.quantized:
+                    T.buffer_store(held.acc, added + value, [place])
+                    continue
+                pair = held.scale[b * self.each + side]
+                if products.centre:
+                    value = fma(sums.xsum[i], number(products.centre), value)
+                T.buffer_store(held.acc, fma(high_halves(pair), sums.xsum[i], added), [place])
+                T.buffer_store(held.acc, fma(low_halves(pair), value, held.acc[place]), [place])
