@@ -55,7 +55,7 @@ class Halves(Products):
     def declare(self) -> None:
         """The lane's arrays."""
         self.ys = local_array("ys", self.block * self.vectors, F32X4)
-        self.squares = local_array("squares_of_block", 1, F32X4)
+        self.added = local_array("added", 1, F32X4)
         self.size = local_array("size", 1, "float32")
         self.factor = local_array("factor", 1, F32X4)
         self.length = local_array("length", self.m, "float32")
@@ -65,14 +65,15 @@ class Halves(Products):
         self.weights = local_array("weights", 2, F16X4)
         self.chain = local_array("chain", self.m * self.sides * 2, F16X4)
 
-    def chunk(self, sums: ChunkSums, inputs: Inputs, word, start: int, first, valid) -> None:
+    def chunk(self, sums: ChunkSums, inputs: Inputs, word, start: int, first) -> None:
         """As of Products, block by block."""
         clear(sums.dot, self.m * self.sides)
-        clear(sums.xsum, self.m)
+        for i in range(self.m):
+            T.buffer_store(sums.xsum, T.float32(0), [i])
+            T.buffer_store(sums.square, T.float32(0), [i])
         for block in range(self.units // self.block):
-            vector = first + block * self.block * self.vectors
             for i in range(self.m):
-                self._bring(sums, inputs, i, vector, valid)
+                self._bring(sums, inputs, i, first + block * self.block * self.vectors)
             for side in range(self.sides):
                 for unit in range(self.block):
                     place = start + side * self.chunk_words + block * self.block + unit
@@ -81,16 +82,23 @@ class Halves(Products):
                 for i in range(self.m):
                     self._bring_back(sums, i, side)
 
-    def _bring(self, sums: ChunkSums, inputs: Inputs, i: int, first, valid) -> None:
+    def _bring(self, sums: ChunkSums, inputs: Inputs, i: int, first) -> None:
         """A block of row i as pairs of float16, and the length that it had in units of LENGTH."""
-        ys, size, count = self.ys, self.size, self.block * self.vectors
+        ys, size, added, count = self.ys, self.size, self.added, self.block * self.vectors
+        if inputs.norm is not None:
+            clear(added, 1)
         for v in range(count):
-            inputs.load(ys, v, i, first + v, valid, sums.square)
-            T.buffer_store(sums.xsum, sums.xsum[i] + ys[v], [i])
-        T.buffer_store(self.squares, ys[0] * ys[0], [0])
+            inputs.load(ys, v, i, first + v, added, 0)
+        if inputs.norm is not None:
+            T.buffer_store(sums.square, sums.square[i] + total(added[0]), [i])
+        T.buffer_store(added, ys[0], [0])
         for v in range(1, count):
-            T.buffer_store(self.squares, fma(ys[v], ys[v], self.squares[0]), [0])
-        T.buffer_store(size, T.max(total(self.squares[0]), T.float32(TINY)), [0])
+            T.buffer_store(added, added[0] + ys[v], [0])
+        T.buffer_store(sums.xsum, sums.xsum[i] + total(added[0]), [i])
+        T.buffer_store(added, ys[0] * ys[0], [0])
+        for v in range(1, count):
+            T.buffer_store(added, fma(ys[v], ys[v], added[0]), [0])
+        T.buffer_store(size, T.max(total(added[0]), T.float32(TINY)), [0])
         T.buffer_store(self.length, T.sqrt(size[0]) * T.float32(1 / LENGTH), [i])
         T.buffer_store(size, T.rsqrt(size[0]) * T.float32(LENGTH), [0])
         T.buffer_store(self.factor, self._factors(size[0]), [0])

@@ -17,37 +17,33 @@ from tvm.script import tirx as T
 from nearfar.targets.quantized import Matrix
 
 from .script import local_array
-from .vectors import WIDTH, Reader, at, clear, fma, or_zero, spread
+from .vectors import WIDTH, Reader, at, clear, fma, spread, total
 
 F32X4, U32X4 = f"float32x{WIDTH}", f"uint32x{WIDTH}"
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Where the inputs of a product come from, and what is done to them.
+    """Where the inputs of a product come from.
 
     `read(i, vector)`: four inputs of row i, float32. `norm`: the norm's weights as vectors, or None.
-    `ragged`: some chunks are beyond the last; theirs count as zero.
     """
 
     read: Callable[[int, Any], Any]
     norm: Any
-    ragged: bool
 
-    def load(self, xs, at_place: int, i: int, vector, valid, square) -> None:
-        """Four inputs into xs[at_place], times the norm's weights; their squares before that to square[i]."""
-        value = self.read(i, vector)
-        T.buffer_store(xs, or_zero(valid, value) if self.ragged else value, [at_place])
+    def load(self, xs, place: int, i: int, vector, square, j: int) -> None:
+        """Four inputs into xs[place], times the norm's weights; their squares before that to square[j]."""
+        T.buffer_store(xs, self.read(i, vector), [place])
         if self.norm is not None:
-            T.buffer_store(square, fma(xs[at_place], xs[at_place], square[i]), [i])
-            T.buffer_store(xs, xs[at_place] * self.norm[vector], [at_place])
+            T.buffer_store(square, fma(xs[place], xs[place], square[j]), [j])
+            T.buffer_store(xs, xs[place] * self.norm[vector], [place])
 
 
 @dataclass(frozen=True)
 class ChunkSums:
-    """What the chunks of a lane add up: `dot` Σ q·x [m · sides], `xsum` Σ x and `square` Σ x² [m], float32x4.
-
-    `square` goes on from chunk to chunk; lanes of `xsum` and `square` are to be added up.
+    """What a lane adds up of a chunk: `dot` Σ q·x, float32x4 [m · sides]; `xsum` Σ x, `square` Σ x² before
+    the norm's weights, float32 [m].
     """
 
     dot: Any
@@ -70,22 +66,28 @@ class Products:
     def declare(self) -> None:
         """The lane's arrays."""
         self.xs = local_array("xs", self.m, F32X4)
+        self.added = local_array("added", self.m, F32X4)
+        self.squares = local_array("added_squares", self.m, F32X4)
         self.weights = local_array("weights", WIDTH, F32X4)
         self.lifted = local_array("lifted", 2 * self.sides, U32X4)
 
-    def chunk(self, sums: ChunkSums, inputs: Inputs, word, start: int, first, valid) -> None:
+    def chunk(self, sums: ChunkSums, inputs: Inputs, word, start: int, first) -> None:
         """All of a chunk: its words from word[start] on, side after side; its first vector of inputs."""
         clear(sums.dot, self.m * self.sides)
-        clear(sums.xsum, self.m)
+        clear(self.added, self.m)
+        clear(self.squares, self.m)
         for unit in range(self.units):
             for v in range(self.vectors):
                 for i in range(self.m):
-                    inputs.load(self.xs, i, i, first + (unit * self.vectors + v), valid, sums.square)
+                    inputs.load(self.xs, i, i, first + (unit * self.vectors + v), self.squares, i)
                     if self.matrix.quantized:
-                        T.buffer_store(sums.xsum, sums.xsum[i] + self.xs[i], [i])
+                        T.buffer_store(self.added, self.added[i] + self.xs[i], [i])
                 for side in range(self.sides):
                     place = start + side * self.chunk_words + unit * self.reader.words
                     self._add(sums, [word[place + i] for i in range(self.reader.words)], side, v)
+        for i in range(self.m):
+            T.buffer_store(sums.xsum, total(self.added[i]), [i])
+            T.buffer_store(sums.square, total(self.squares[i]), [i])
 
     def _add(self, sums: ChunkSums, words: list, side: int, v: int) -> None:
         """Products of vector `v` of a unit."""

@@ -43,9 +43,9 @@ from .vectors import (
     high_halves,
     low_halves,
     number,
+    or_zero,
     scale_buffer,
     spread,
-    total,
     word_buffer,
 )
 
@@ -174,6 +174,7 @@ class Memory:
     squares: Any
     acc: Any
     mine: Any
+    square: Any
     chunk: ChunkSums
     word: Any
     scale: Any
@@ -215,13 +216,14 @@ class Sums:
         """Declare what a lane and its workgroup hold."""
         m, each, plan, lanes = self.job.m, self.each, self.plan, self.job.columns.lanes
         self.products.declare()
-        dot, xsum = local_array("dot", m * each, F32X4), local_array("xsum", m, F32X4)
+        dot, xsum = local_array("dot", m * each, F32X4), local_array("xsum", m, "float32")
         return Memory(
             part=shared_array("part", (self.splits - 1) * m * each * lanes, F32X4),
             squares=shared_array("squares", self.splits * m * self.has_norm, "float32"),
             acc=local_array("acc", m * each, F32X4),
             mine=local_array("mine", self.own * each, F32X4),
-            chunk=ChunkSums(dot, xsum, local_array("square", m, F32X4)),
+            square=local_array("square", m, "float32"),
+            chunk=ChunkSums(dot, xsum, local_array("chunk_square", m, "float32")),
             word=local_array("word", plan.batch * each * self.products.chunk_words, self.words[1]),
             scale=local_array("scale", plan.batch * each, U32X4),
             rstd=local_array("rstd", 1, "float32"),
@@ -235,8 +237,9 @@ class Sums:
         """
         m, columns = self.job.m, self.job.columns
         clear(held.acc, m * self.each)
-        clear(held.chunk.square, m)
-        inputs = Inputs(x, norm if self.has_norm else None, self.plan.ragged)
+        for i in range(m):
+            T.buffer_store(held.square, T.float32(0), [i])
+        inputs = Inputs(x, norm if self.has_norm else None)
         places = [columns.place(bx, tx, side) for side in range(self.each)]
         with T.serial(self.plan.steps) as step:
             self._batch(held, inputs, w0, w1, step, ty, places)
@@ -279,7 +282,7 @@ class Sums:
                         T.buffer_store(held.part, held.acc[i * each + side], [self._slot(i, ty, side, tx)])
         if self.has_norm:
             with T.If(tx == 0), T.Then():
-                T.buffer_store(held.squares, total(held.chunk.square[i]), [i * self.splits + ty])
+                T.buffer_store(held.squares, held.square[i], [i * self.splits + ty])
 
     def _batch(self, held: Memory, inputs: Inputs, w0, w1, step, ty, places) -> None:
         """Every word of a batch is loaded before the first is used."""
@@ -289,8 +292,8 @@ class Sums:
             self._load_words(held, w0, w1, self._inside(chunk), b, places)
         for b, chunk in enumerate(chunks):
             start, first = b * self.each * products.chunk_words, self._inside(chunk) * self.chunk_vectors
-            products.chunk(held.chunk, inputs, held.word, start, first, chunk < plan.chunks)
-            self._add_chunk(held, b)
+            products.chunk(held.chunk, inputs, held.word, start, first)
+            self._add_chunk(held, b, chunk < plan.chunks)
 
     def _inside(self, chunk):
         return T.min(chunk, self.plan.chunks - 1) if self.plan.ragged else chunk
@@ -308,20 +311,24 @@ class Sums:
                 group = chunk * (self.plan.units * reader.inputs) // matrix.group
                 T.buffer_store(held.scale, w1[group, place], [b * self.each + side])
 
-    def _add_chunk(self, held: Memory, b: int) -> None:
-        """Scale · Σ q·x + bias · Σ x of a group, or of a part of it."""
-        sums, products = held.chunk, self.products
+    def _add_chunk(self, held: Memory, b: int, valid) -> None:
+        """Scale · Σ q·x + bias · Σ x of a group, or of a part of it; of a chunk beyond the last nothing."""
+        sums, ragged = held.chunk, self.plan.ragged
         for i in range(self.job.m):
-            if self.job.matrix.quantized:
-                T.buffer_store(sums.xsum, spread(total(sums.xsum[i])), [i])
+            if self.has_norm:
+                square = T.Select(valid, sums.square[i], T.float32(0)) if ragged else sums.square[i]
+                T.buffer_store(held.square, held.square[i] + square, [i])
             for side in range(self.each):
                 place = i * self.each + side
-                value, added = sums.dot[place], held.acc[place]
-                if not self.job.matrix.quantized:
-                    T.buffer_store(held.acc, added + value, [place])
-                    continue
-                pair = held.scale[b * self.each + side]
-                if products.centre:
-                    value = fma(sums.xsum[i], number(products.centre), value)
-                T.buffer_store(held.acc, fma(high_halves(pair), sums.xsum[i], added), [place])
-                T.buffer_store(held.acc, fma(low_halves(pair), value, held.acc[place]), [place])
+                if self.job.matrix.quantized:
+                    self._scale(held, i, place, b * self.each + side)
+                value = or_zero(valid, sums.dot[place]) if ragged else sums.dot[place]
+                T.buffer_store(held.acc, held.acc[place] + value, [place])
+
+    def _scale(self, held: Memory, i: int, place: int, pair: int) -> None:
+        """Scales and biases to sums of codes."""
+        dot, x, centre = held.chunk.dot, spread(held.chunk.xsum[i]), self.products.centre
+        if centre:
+            T.buffer_store(dot, fma(x, number(centre), dot[place]), [place])
+        T.buffer_store(dot, low_halves(held.scale[pair]) * dot[place], [place])
+        T.buffer_store(dot, fma(high_halves(held.scale[pair]), x, dot[place]), [place])
