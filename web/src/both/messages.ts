@@ -131,7 +131,14 @@ export type AnswerEvent =
   | { readonly event: "error"; readonly error: ErrorRecord };
 
 export type ToWorker =
-  | { readonly type: "load"; readonly url: string; readonly settings: LoadSettings }
+  /** `load`: its name; `left`: those of earlier ones whose page was left meanwhile. */
+  | {
+      readonly type: "load";
+      readonly url: string;
+      readonly settings: LoadSettings;
+      readonly load: string;
+      readonly left: readonly string[];
+    }
   | { readonly type: "generate"; readonly id: number; readonly request: GenerateRequest }
   | { readonly type: "abort"; readonly id: number }
   | { readonly type: "stats"; readonly id: number }
