@@ -1,6 +1,6 @@
 /**
- * Loads whose page was closed or left meanwhile. The worker notes which program it tries, and whoever finds that
- * note later takes the program for the one that brought the tab down; a page that is left says here that
+ * Loads whose page was closed or left meanwhile. The worker notes which program it tries, and whoever finds
+ * that note later takes the program for the one that brought the tab down; a page that is left says here that
  * nothing was amiss. At once and without a promise: nothing else gets done while a page is left.
  */
 
