@@ -20,6 +20,7 @@ from nearfar.fallback_server.backend import (
     BackendInfo,
     BackendStats,
     Logprob,
+    RunningProgram,
     Sampling,
     TokenEvent,
     TokenRequest,
@@ -116,7 +117,13 @@ class ArtifactBackend:
             prompt_tokens=counts.prompt,
             steps=self.core.steps,
             restarts=0,
+            program=self._program(),
         )
+
+    def _program(self) -> RunningProgram:
+        executor, choice = self.core.executor, self.core.choice
+        why, seconds = (choice.why, choice.seconds) if choice else ("", {})
+        return RunningProgram(executor.name, executor.program_name, why, dict(seconds))
 
     async def alive(self) -> bool:
         """Whether a token came lately, or comes now."""
