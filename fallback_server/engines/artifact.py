@@ -122,8 +122,9 @@ class ArtifactBackend:
 
     def _program(self) -> RunningProgram:
         executor, choice = self.core.executor, self.core.choice
-        why, seconds = (choice.why, choice.seconds) if choice else ("", {})
-        return RunningProgram(executor.name, executor.program_name, why, dict(seconds))
+        timed = choice.seconds if choice else {}
+        seconds = {name: {str(kind): took for kind, took in steps.items()} for name, steps in timed.items()}
+        return RunningProgram(executor.name, executor.program_name, choice.why if choice else "", seconds)
 
     async def alive(self) -> bool:
         """Whether a token came lately, or comes now."""
