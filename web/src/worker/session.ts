@@ -25,6 +25,9 @@ const MAX_CHOICES = 128;
 
 export interface SessionHooks {
   readonly signal: AbortSignal;
+  /** The name of this load, and of earlier ones whose page was left meanwhile. */
+  readonly load: string;
+  readonly left: readonly string[];
   readonly onProgress: (progress: LoadProgress) => void;
   readonly onWarning: (message: string) => void;
 }
@@ -46,7 +49,7 @@ export class Session {
   static async load(url: URL, settings: LoadSettings, hooks: SessionHooks): Promise<Session> {
     const base = new URL(url);
     if (!base.pathname.endsWith("/")) base.pathname += "/";
-    const { signal, onProgress, onWarning } = hooks;
+    const { signal, load, left, onProgress, onWarning } = hooks;
     onProgress({ phase: "manifest" });
     // Not from the HTTP cache: an old manifest would not match new shards.
     const text = await fetchText(new URL("manifest.json", base), null, { signal, cache: "no-cache" });
@@ -60,8 +63,11 @@ export class Session {
     const loaded = await loadExecutor(base, manifest, {
       ...settings,
       signal,
+      load,
+      left,
       cache,
       onWarning,
+      onTrying: ({ name }) => onProgress({ phase: "trying", program: name }),
       onProgram: ({ name }, choice) => onProgress({ phase: "program", program: name, choice }),
       onShards: (progress) => onProgress({ phase: "weights", ...progress }),
     });
@@ -94,6 +100,7 @@ export class Session {
     const { executor, buffers } = this.loaded;
     return {
       program: this.loaded.program.name,
+      choice: this.loaded.choice,
       gpuBuffers: buffers.count,
       gpuBytes: buffers.bytes,
       launches: executor.launches,
