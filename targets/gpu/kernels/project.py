@@ -95,11 +95,15 @@ def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
     columns = heads.columns(paged.x_heads)
     product = Product(m, linear.matrix, columns, linear.norm, m * lanes * 4 * heads.normed)
     sums = Sums(product, tuning)
+    held_vectors, facts = max(sum(job.vectors.values()) // WIDTH, 1), Rows.of(paged).out[0][1] // WIDTH
     starts = {name: start // WIDTH for name, start in job.starts.items()}
 
     # These write statements into the kernel below: on the vectors pair[r · 2] and pair[r · 2 + 1] of row `row`.
 
-    def add_bias(pair, r, vectors, bx, tx):
+    def finish(held, r, vectors, bx, ty, tx):
+        """The sums of the r-th row that a lane owns, with their bias, to `pair`."""
+        pair = held.mine
+        sums.finish(held, r, ty, tx)
         if linear.bias:
             for side in range(2):
                 added = pair[r * 2 + side] + vectors[starts["bias"] + columns.place(bx, tx, side)]
@@ -174,11 +178,11 @@ def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
         x: T.Buffer((linear.m, k // WIDTH), f"{linear.x_dtype}x{WIDTH}"),
         w0: T.Buffer(sums.words[0], sums.words[1]),
         w1: T.Buffer(sums.scales[0], sums.scales[1]),
-        vectors: T.Buffer(quarter((sum(job.vectors.values()),)), f"float32x{WIDTH}"),
-        rows: T.Buffer(quarter(Rows.of(paged).out[0]), f"int32x{WIDTH}"),
+        vectors: T.Buffer((held_vectors,), f"float32x{WIDTH}"),
+        rows: T.Buffer((m, facts), f"int32x{WIDTH}"),
         k_h: T.handle,
         v_h: T.handle,
-        out: T.Buffer(quarter(paged.q_shape), f"{paged.dtype}x{WIDTH}"),
+        out: T.Buffer((m, paged.heads * 2 * half), f"{paged.dtype}x{WIDTH}"),
     ):
         pages = T.int32()
         k_cache = T.match_buffer(k_h, (pages, kv, paged.page_size, 2 * half), f"{paged.kv_dtype}x{WIDTH}")
@@ -196,8 +200,7 @@ def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
                     sums.add(held, rows_of(x, row), vectors, w0, w1, bx, ty, tx)
                     for r in T.unroll(sums.own):
                         if sums.row(r, ty) < m:
-                            T.meta_var(sums.finish(held, r, ty, tx))
-                            add_bias(held.mine, r, vectors, bx, tx)
+                            finish(held, r, vectors, bx, ty, tx)
                             if after:
                                 turn(held.mine, r, turned, rows, sums.row(r, ty), bx, tx)
                             if heads.normed:
