@@ -12,10 +12,10 @@ import tvm
 
 from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import CLASSES, SOFTWARE
-from nearfar.targets.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, RopeAppend, Sample
+from nearfar.targets.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, RopeAppend, Rows, Sample
 from nearfar.targets.kernels import Staged
 from nearfar.targets.webgpu import shaders
-from tests.support import gpu_jobs
+from tests.support import gpu_jobs, project_jobs
 from tests.support.browser import browser
 
 COMPILE = """async (sources) => {
@@ -80,10 +80,22 @@ def attention_by_class() -> dict[str, Staged]:
     return made
 
 
+def projections_by_class() -> dict[str, Staged]:
+    made = {}
+    for name, flags in itertools.product(("mobile", "discrete"), ("plain", "norms", "q_norm_after")):
+        linear, follows = project_jobs.FLAGS[flags]
+        job = project_jobs.job((1, 4, 2, 64), linear=linear, **follows)
+        made[f"project_{name}_{flags}"] = variant(CLASSES[name], "f32", False).kernels.stages(job)
+        made[f"rows_{name}_{flags}"] = variant(CLASSES[name], "f32", False).kernels.stages(
+            Rows.of(job.paged)
+        )
+    return made
+
+
 def test_chromium_compiles_every_kernel():
     software = variant(SOFTWARE, "f32", False).kernels
     made = {name: software.stages(job) for name, job in jobs().items()}
-    made |= linears_by_class() | attention_by_class()
+    made |= linears_by_class() | attention_by_class() | projections_by_class()
     module = tvm.IRModule(
         {f"{name}_s{i}": stage.func for name, staged in made.items() for i, stage in enumerate(staged.stages)}
     )

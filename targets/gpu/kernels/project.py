@@ -11,7 +11,7 @@ tensor: with those a kernel has the eight buffers that every device allows.
 # TVMScript: what looks like Python is parsed, and nested ifs separate build time from run time.
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import tirx
 from tvm.script import tirx as T
@@ -30,6 +30,8 @@ from .vectors import WIDTH, at, fits, joined, of_numbers, quarter, spread, total
 
 PAIRS = 2 * WIDTH
 """Numbers of a head that a lane has: two vectors."""
+MAX_THREADS = 256
+"""Of a workgroup, which every device allows."""
 FACTS = Rows.FACTS // WIDTH
 """The vectors of `rows` before the cosines."""
 
@@ -86,6 +88,12 @@ class Heads:
             return (self.head(bx) * 2 + side) * self.half + self.lane(bx, tx)
 
         return Columns(heads * self.half // self.lanes, place, 2, self.lanes)
+
+
+def _deeper(tuning: Tuning) -> Tuning:
+    """Twice the lanes along k, as there are half as many along the columns, within a workgroup's threads."""
+    device = tuning.device
+    return replace(tuning, device=replace(device, k_lanes=min(2 * device.k_lanes, MAX_THREADS // LANES)))
 
 
 def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
