@@ -59,8 +59,8 @@ LINES = (
     Line("prefill", "registers", "registers", max, "count"),
 )
 TITLES: dict[Kind, str] = {
-    "matvec": "matrices, 1 row", "project": "to q, k and v, 1 row", "matmul": "matrices, 256 rows", "decode": "attention, 1 row",
-    "prefill": "attention, 256 rows",
+    "matvec": "matrices, 1 row", "project": "to q, k and v, 1 row",
+    "matmul": "matrices, 256 rows", "decode": "attention, 1 row", "prefill": "attention, 256 rows",
 }  # fmt: skip
 
 

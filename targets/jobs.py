@@ -236,19 +236,19 @@ class RopeAppend(Paged):
 class Rows:
     """What `Project` needs to know of the rows: one launch a step, for all layers alike in this.
 
-    out: int32 [m, FACTS + head_dim], numbers as their bits: where in the cache the row's position lies, page ·
-    page_size + offset (-1: nowhere, it is padding, or nothing is appended); the factor of q (1.0 without
-    `q_scale`); two zeros; with `rope` the row's cosines and sines, zeros for a head that does not turn.
+    out: int32 [m, FACTS + head_dim], numbers as their bits: where in the cache the row's position lies,
+    page·page_size + offset (-1: nowhere, it is padding, or nothing is appended); the factor of q (1.0 without
+    `q_scale`); two zeros; with `rope` the row's cosines, then sines.
     """
 
     kind: ClassVar = "rows"
     FACTS: ClassVar = 4
     m: int
     head_dim: int
+    """0: nothing is rotated."""
     page_size: int
     slots: int
     pages_per_slot: int
-    rope: bool
     append: bool
     q_scale: tuple[float, float] | None = None
 
@@ -256,13 +256,17 @@ class Rows:
     def of(job: RopeAppend) -> Rows:
         """Those of a job's rows."""
         return Rows(
-            job.m, job.head_dim * job.rope, job.page_size, job.slots, job.pages_per_slot, job.rope, job.append,
+            job.m, job.head_dim * job.rope, job.page_size, job.slots, job.pages_per_slot, job.append,
             job.q_scale,
         )  # fmt: skip
 
     def inputs(self, parts: int = 0) -> tuple[str, ...]:
         """positions, [slots, page_table], [rope]: see RopeAppend."""
-        return ("positions", *(("slots", "page_table") if self.append else ()), *["rope"] * self.rope)
+        return (
+            "positions",
+            *(("slots", "page_table") if self.append else ()),
+            *["rope"] * bool(self.head_dim),
+        )
 
     @property
     def out(self) -> Output:
@@ -312,7 +316,7 @@ class Project:
         return {name: sum(lengths[:i]) for i, name in enumerate(self.vectors)}
 
     def inputs(self, parts: int) -> tuple[str, ...]:
-        """x [m, k], the parts, [vectors f32], rows, [k_cache, v_cache]."""
+        """X [m, k], the parts, [vectors f32], rows, [k_cache, v_cache]."""
         caches = ("k_cache", "v_cache") if self.paged.append else ()
         return ("x", *(f"w{i}" for i in range(parts)), *["vectors"] * bool(self.vectors), "rows", *caches)
 

@@ -56,7 +56,6 @@ class Packing(Protocol):
         """Pack a matrix into its parts: QuantTensor where quantized, else a float array [n, k]."""
         ...
 
-
     def bundles(self, step: Step) -> Bundles:
         """The tensors that hold several vectors of the step, for kernels that read them so."""
         ...

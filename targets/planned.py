@@ -33,7 +33,6 @@ from nearfar.targets.kernels import Packing, Variant
 from nearfar.targets.quantized import Matrix, QuantTensor
 from nearfar.targets.target import Made
 
-
 _NONE = np.zeros(0, np.float32)
 
 

@@ -42,15 +42,16 @@ def check(job: Project, target: str, device: str, precision: Precision) -> None:
 def test_flags(flags: str, target: str, device: str, precision: Precision) -> None:
     linear, follows = project_jobs.FLAGS[flags]
     check(
-        project_jobs.job((4, 6, 2, 64), DTYPES[precision], linear=linear, **follows), target, device, precision
+        project_jobs.job((4, 6, 2, 64), DTYPES[precision], linear=linear, **follows),
+        target,
+        device,
+        precision,
     )
 
 
 @pytest.mark.parametrize(("target", "device", "precision"), EVERY)
 @pytest.mark.parametrize("shape", project_jobs.HEADS, ids=str)
-def test_head_sizes(
-    shape: tuple[int, int, int, int], target: str, device: str, precision: Precision
-) -> None:
+def test_head_sizes(shape: tuple[int, int, int, int], target: str, device: str, precision: Precision) -> None:
     for flags in ({}, {"norm_eps": 1e-6, "v_norm_eps": 1e-6}):
         check(
             project_jobs.job(shape, DTYPES[precision], linear={"norm": 1e-5}, **flags),

@@ -86,9 +86,7 @@ def projections_by_class() -> dict[str, Staged]:
         linear, follows = project_jobs.FLAGS[flags]
         job = project_jobs.job((1, 4, 2, 64), linear=linear, **follows)
         made[f"project_{name}_{flags}"] = variant(CLASSES[name], "f32", False).kernels.stages(job)
-        made[f"rows_{name}_{flags}"] = variant(CLASSES[name], "f32", False).kernels.stages(
-            Rows.of(job.paged)
-        )
+        made[f"rows_{name}_{flags}"] = variant(CLASSES[name], "f32", False).kernels.stages(Rows.of(job.paged))
     return made
 
 

@@ -111,7 +111,7 @@ def rows(job: Rows, a: Arrays) -> Array:
     beta, original = job.q_scale or (0.0, 1.0)
     factor = 1 + beta * np.log(1 + np.floor(np.maximum(positions, 0) / original))
     out[:, 1] = factor.astype(np.float32).view(np.int32)
-    if job.rope:
+    if job.head_dim:
         out[:, job.FACTS :] = a["rope"][np.maximum(positions, 0)].view(np.int32)
     return out
 

@@ -16,7 +16,6 @@ from nearfar.targets.gpu.classes import DeviceClass
 from nearfar.targets.gpu.kernels.project import Heads
 from nearfar.targets.jobs import Attend, Job, Linear, Project
 
-
 Kind = Literal["matvec", "project", "matmul", "decode", "prefill", "other"]
 FEW_ROWS, MANY_ROWS = 4, 256
 """Up to the one a matvec is wanted, at the other bounds on the work for a byte hold."""

@@ -26,7 +26,7 @@ from .linear import VECTOR_ROWS
 from .rows import FACTOR, PLACE
 from .script import prim_func
 from .sums import LANES, Columns, Product, Sums, rows_of
-from .vectors import WIDTH, at, fits, joined, of_numbers, quarter, spread, total
+from .vectors import WIDTH, at, fits, joined, of_numbers, spread, total
 
 PAIRS = 2 * WIDTH
 """Numbers of a head that a lane has: two vectors."""
@@ -102,11 +102,11 @@ def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
     kv, after = paged.kv_heads, paged.norm_eps is not None and paged.norm_after
     columns = heads.columns(paged.x_heads)
     product = Product(m, linear.matrix, columns, linear.norm, m * lanes * 4 * heads.normed)
-    sums = Sums(product, tuning)
+    sums = Sums(product, _deeper(tuning))
     held_vectors, facts = max(sum(job.vectors.values()) // WIDTH, 1), Rows.of(paged).out[0][1] // WIDTH
     starts = {name: start // WIDTH for name, start in job.starts.items()}
 
-    # These write statements into the kernel below: on the vectors pair[r · 2] and pair[r · 2 + 1] of row `row`.
+    # These write statements into the kernel below, on the vectors pair[r · 2] and pair[r · 2 + 1] of a row.
 
     def finish(held, r, vectors, bx, ty, tx):
         """The sums of the r-th row that a lane owns, with their bias, to `pair`."""
@@ -118,7 +118,7 @@ def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
                 T.buffer_store(pair, added, [r * 2 + side])
 
     def turn(pair, r, turned, rows, row, bx, tx):
-        """q and k by the row's position."""
+        """Q and k by the row's position."""
         if not paged.rope:
             return
         with T.If(heads.head(bx) < paged.heads + kv), T.Then():
@@ -224,8 +224,6 @@ def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
                                 norm(held.mine, r, rstd, squares, vectors, sums.row(r, ty), bx, tx)
                             if not after:
                                 turn(held.mine, r, turned, rows, sums.row(r, ty), bx, tx)
-                            store(
-                                held.mine, r, rows, k_cache, v_cache, out, sums.row(r, ty), bx, tx
-                            )
+                            store(held.mine, r, rows, k_cache, v_cache, out, sums.row(r, ty), bx, tx)
 
     return kernel

@@ -2,6 +2,7 @@
 
 # mypy: ignore-errors
 # TVMScript: what looks like Python is parsed, and nested ifs separate build time from run time.
+# ruff: noqa: SIM102
 from __future__ import annotations
 
 from tvm import tirx
@@ -61,14 +62,11 @@ def _facts(job: Rows) -> tirx.PrimFunc:
                                 fact[0] = T.reinterpret(
                                     "int32",
                                     T.float32(1)
-                                    + T.float32(beta)
-                                    * T.log(f32(1 + T.max(position, 0) // int(original))),
+                                    + T.float32(beta) * T.log(f32(1 + T.max(position, 0) // int(original))),
                                 )
-                        if job.rope:
+                        if job.head_dim > 0:
                             if column >= job.FACTS:
-                                fact[0] = T.reinterpret(
-                                    "int32", rope[T.max(position, 0), column - job.FACTS]
-                                )
+                                fact[0] = T.reinterpret("int32", rope[T.max(position, 0), column - job.FACTS])
                         out[by, column] = fact[0]
 
     return kernel
