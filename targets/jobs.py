@@ -233,6 +233,106 @@ class RopeAppend(Paged):
 
 
 @dataclass(frozen=True)
+class Rows:
+    """What `Project` needs to know of the rows: one launch a step, for all layers alike in this.
+
+    out: int32 [m, FACTS + head_dim], numbers as their bits: where in the cache the row's position lies,
+    page·page_size + offset (-1: nowhere, it is padding, or nothing is appended); the factor of q (1.0 without
+    `q_scale`); two zeros; with `rope` the row's cosines, then sines.
+    """
+
+    kind: ClassVar = "rows"
+    FACTS: ClassVar = 4
+    m: int
+    head_dim: int
+    """0: nothing is rotated."""
+    page_size: int
+    slots: int
+    pages_per_slot: int
+    append: bool
+    q_scale: tuple[float, float] | None = None
+
+    @staticmethod
+    def of(job: RopeAppend) -> Rows:
+        """Those of a job's rows."""
+        return Rows(
+            job.m, job.head_dim * job.rope, job.page_size, job.slots, job.pages_per_slot, job.append,
+            job.q_scale,
+        )  # fmt: skip
+
+    def inputs(self, parts: int = 0) -> tuple[str, ...]:
+        """positions, [slots, page_table], [rope]: see RopeAppend."""
+        return (
+            "positions",
+            *(("slots", "page_table") if self.append else ()),
+            *["rope"] * bool(self.head_dim),
+        )
+
+    @property
+    def out(self) -> Output:
+        """int32 [m, FACTS + head_dim]."""
+        return (self.m, self.FACTS + self.head_dim), "int32"
+
+    @property
+    def label(self) -> str:
+        """Name of the kernel."""
+        flags = {"append": self.append, "qscale": self.q_scale is not None}
+        return labelled(f"rows_m{self.m}_{self.head_dim}", flags)
+
+
+@dataclass(frozen=True)
+class Project:
+    """`paged` of what `linear` makes, in one: the projections to q, k and v that go where they belong.
+
+    `vectors`: the small vectors of both jobs end to end in one tensor, or the one that there is: a kernel has
+    few buffers. `rows`: what Rows makes of the step's rows.
+    """
+
+    kind: ClassVar = "project"
+    linear: Linear
+    paged: RopeAppend
+
+    @property
+    def m(self) -> int:
+        """Rows."""
+        return self.linear.m
+
+    @property
+    def vectors(self) -> dict[str, int]:
+        """The vectors that stand in `vectors`, in order, with their lengths."""
+        linear, paged, norms = self.linear, self.paged, self.paged.norm_eps is not None
+        found = {
+            "norm": linear.matrix.k * (linear.norm is not None),
+            "bias": linear.matrix.n * linear.bias,
+            "q_norm": paged.head_dim * (paged.heads if paged.norm_all else 1) * norms,
+            "k_norm": paged.head_dim * (paged.kv_heads if paged.norm_all else 1) * (norms and paged.append),
+        }
+        return {name: length for name, length in found.items() if length}
+
+    @property
+    def starts(self) -> dict[str, int]:
+        """Where each of them begins."""
+        lengths = list(self.vectors.values())
+        return {name: sum(lengths[:i]) for i, name in enumerate(self.vectors)}
+
+    def inputs(self, parts: int) -> tuple[str, ...]:
+        """X [m, k], the parts, [vectors f32], rows, [k_cache, v_cache]."""
+        caches = ("k_cache", "v_cache") if self.paged.append else ()
+        return ("x", *(f"w{i}" for i in range(parts)), *["vectors"] * bool(self.vectors), "rows", *caches)
+
+    @property
+    def out(self) -> Output:
+        """q: [m, heads·head_dim] of paged.dtype."""
+        return self.paged.out
+
+    @property
+    def label(self) -> str:
+        """Name of the kernel: those of both jobs, without what they have in common."""
+        paged = self.paged.label.removeprefix("rope_append_").removeprefix(f"m{self.m}_")
+        return f"project_{self.linear.label.removeprefix('linear_')}_{paged}"
+
+
+@dataclass(frozen=True)
 class Attend(Paged):
     """Causal attention of the rows over their sequences' pages.
 
@@ -304,7 +404,7 @@ class Logprobs(OverLogits):
     kind: ClassVar = "logprobs"
 
 
-GraphJob = Embed | Norm | Linear | RopeAppend | Attend
+GraphJob = Embed | Norm | Linear | RopeAppend | Rows | Project | Attend
 """Jobs of a step; their arguments are the graph's tensors."""
 SamplerJob = Greedy | Sample | Logprobs
 """Jobs beside the step; their arguments are buffers of the artifact, by name."""

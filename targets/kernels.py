@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from nearfar.format.adapters import DeviceClass
 from nearfar.format.manifest import Float
-from nearfar.targets.jobs import Job
+from nearfar.step.model import Step
+from nearfar.targets.bundles import Bundles
+from nearfar.targets.jobs import Job, Project
 from nearfar.targets.quantized import Array, Matrix, Part, QuantTensor
 
 if TYPE_CHECKING:
@@ -54,6 +56,10 @@ class Packing(Protocol):
         """Pack a matrix into its parts: QuantTensor where quantized, else a float array [n, k]."""
         ...
 
+    def bundles(self, step: Step) -> Bundles:
+        """The tensors that hold several vectors of the step, for kernels that read them so."""
+        ...
+
 
 class Kernels(Packing, Protocol):
     """The kernels of one program, with static shapes. Outputs are the last arguments of a stage."""
@@ -61,6 +67,10 @@ class Kernels(Packing, Protocol):
     @property
     def activations(self) -> Float:
         """Dtype of what passes between kernels, but for the residual stream (which is float32 always)."""
+        ...
+
+    def projects(self, job: Project) -> bool:
+        """Whether there is a kernel for both jobs in one."""
         ...
 
     def stages(self, job: Job) -> Staged:

@@ -7,9 +7,22 @@ from typing import Any
 
 from nearfar.errors import BuildError
 from nearfar.format.manifest import Float
+from nearfar.step.model import Step
+from nearfar.targets.bundles import Bundles
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import attention, embed, greedy, linear, norm, rope, sample
-from nearfar.targets.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, Norm, RopeAppend, Sample
+from nearfar.targets.jobs import (
+    Attend,
+    Embed,
+    Greedy,
+    Job,
+    Linear,
+    Logprobs,
+    Norm,
+    Project,
+    RopeAppend,
+    Sample,
+)
 from nearfar.targets.kernels import Staged, Variant
 
 __all__ = ["VARIANTS", "CpuKernels"]
@@ -32,6 +45,14 @@ class CpuKernels:
     activations: Float = "float32"
     parts = staticmethod(packing.parts)
     pack = staticmethod(packing.pack)
+
+    def bundles(self, step: Step) -> Bundles:
+        """None: a kernel takes as many vectors as it needs."""
+        return {}
+
+    def projects(self, job: Project) -> bool:
+        """Never: a launch costs little."""
+        return False
 
     def stages(self, job: Job) -> Staged:
         """By the job's type."""

@@ -9,7 +9,20 @@ from typing import Any
 
 from nearfar.errors import BuildError
 from nearfar.format.manifest import Float
-from nearfar.targets.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, Norm, RopeAppend, Sample
+from nearfar.targets.bundles import bundles
+from nearfar.targets.jobs import (
+    Attend,
+    Embed,
+    Greedy,
+    Job,
+    Linear,
+    Logprobs,
+    Norm,
+    Project,
+    RopeAppend,
+    Rows,
+    Sample,
+)
 from nearfar.targets.kernels import Precision, Staged, Variant
 
 from . import packing
@@ -20,7 +33,9 @@ from .kernels.greedy import greedy
 from .kernels.linear import linear
 from .kernels.logprobs import logprobs
 from .kernels.norm import norm
+from .kernels.project import project, projects
 from .kernels.rope import rope_append
+from .kernels.rows import rows
 from .kernels.sample import sample
 
 
@@ -29,6 +44,7 @@ class GpuKernels:
 
     parts = staticmethod(packing.parts)
     pack = staticmethod(packing.pack)
+    bundles = staticmethod(bundles)
 
     def __init__(self, tuning: Tuning) -> None:
         self.tuning = tuning
@@ -40,15 +56,22 @@ class GpuKernels:
         """float16 in f16 programs, but for the residual stream."""
         return "float16" if self.tuning.half else "float32"
 
+    def projects(self, job: Project) -> bool:
+        """Whether there is one kernel for the job."""
+        return projects(job, self.tuning)
+
     def stages(self, job: Job) -> Staged:
         """The launches of a job."""
         return _made(job, self._shaping if type(job) in _SHAPED else None)
 
 
-_SHAPED: dict[type[Job], Callable[[Any, Tuning], Staged]] = {Linear: linear, Attend: attention}
+_SHAPED: dict[type[Job], Callable[[Any, Tuning], Staged]] = {
+    Linear: linear, Project: project, Attend: attention,
+}  # fmt: skip
 """Kernels that differ by what a program is made for."""
 _PLAIN: dict[type[Job], Callable[[Any], Staged]] = {
-    Embed: embed, Norm: norm, RopeAppend: rope_append, Greedy: greedy, Sample: sample, Logprobs: logprobs,
+    Embed: embed, Norm: norm, RopeAppend: rope_append, Rows: rows, Greedy: greedy, Sample: sample,
+    Logprobs: logprobs,
 }  # fmt: skip
 """Kernels that all programs share."""
 

@@ -20,10 +20,10 @@ import tvm
 
 from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import CLASSES, SOFTWARE
-from nearfar.targets.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, RopeAppend, Sample
+from nearfar.targets.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, RopeAppend, Rows, Sample
 from nearfar.targets.kernels import Precision, Staged
 from nearfar.targets.webgpu import shaders
-from tests.support import gpu_jobs
+from tests.support import gpu_jobs, project_jobs
 from tests.support.browser import browser
 
 WEB = Path(__file__).resolve().parents[2] / "web"
@@ -93,12 +93,24 @@ def attention_by_class(precision: Precision, dtype: str) -> dict[str, Staged]:
     return made
 
 
+def projections_by_class(precision: Precision, dtype: str) -> dict[str, Staged]:
+    made = {}
+    for name, flags in itertools.product(("mobile", "discrete"), ("plain", "norms", "q_norm_after")):
+        linear, follows = project_jobs.FLAGS[flags]
+        job = project_jobs.job((1, 4, 2, 64), dtype, linear=linear, **follows)
+        kernels = variant(CLASSES[name], precision, False).kernels
+        made[f"project_{name}_{flags}"] = kernels.stages(job)
+        made[f"rows_{name}_{flags}"] = kernels.stages(Rows.of(job.paged))
+    return made
+
+
 def sources(precision: Precision) -> dict[str, list[str]]:
     """Shader and entry point of every kernel."""
     dtype = {"f32": "float32", "f16": "float16"}[precision]
     software = variant(SOFTWARE, precision, False).kernels
     made = {name: software.stages(job) for name, job in jobs(dtype).items()}
-    made |= linears_by_class(precision, dtype) | attention_by_class(precision, dtype)
+    for by_class in (linears_by_class, attention_by_class, projections_by_class):
+        made |= by_class(precision, dtype)
     module = tvm.IRModule(
         {f"{name}_s{i}": stage.func for name, staged in made.items() for i, stage in enumerate(staged.stages)}
     )

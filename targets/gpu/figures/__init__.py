@@ -74,7 +74,7 @@ def _figures(trace: Trace, streamed: frozenset[str], context: int, live: int) ->
     product = _product(trace, streamed)
     k = product[2] if product else None
     of_x = trace.reads.get("x", Reads())
-    bound = [memory for memory in trace.parameters.values() if memory.name in {*trace.reads, *trace.written}]
+    bound = trace.parameters.values()
     possible = trace.loaded_by_one * threads * workgroups
     matrix = sum(trace.parameters[name].size for name in streamed)
     return Figures(

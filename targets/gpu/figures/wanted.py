@@ -13,9 +13,10 @@ from typing import Literal
 from nearfar.format.adapters import DeviceClass as Name
 from nearfar.format.figures import Figures
 from nearfar.targets.gpu.classes import DeviceClass
-from nearfar.targets.jobs import Attend, Job, Linear
+from nearfar.targets.gpu.kernels.project import Heads
+from nearfar.targets.jobs import Attend, Job, Linear, Project
 
-Kind = Literal["matvec", "matmul", "decode", "prefill", "other"]
+Kind = Literal["matvec", "project", "matmul", "decode", "prefill", "other"]
 FEW_ROWS, MANY_ROWS = 4, 256
 """Up to the one a matvec is wanted, at the other bounds on the work for a byte hold."""
 MEGABYTE = 1 << 20
@@ -121,6 +122,8 @@ WRITTEN = 0.01
 
 def kind_of(job: Job) -> Kind:
     """Which bounds a job's first launch is held to."""
+    if isinstance(job, Project):
+        return "project"
     if isinstance(job, Linear):
         return "matvec" if job.m <= FEW_ROWS else "matmul"
     if isinstance(job, Attend):
@@ -131,12 +134,14 @@ def kind_of(job: Job) -> Kind:
 def wanted(job: Job, device: DeviceClass, matrix: int = 0) -> Bounds:
     """The bounds of a job's first launch on a class of devices; `matrix`: bytes of the job's matrix."""
     kind = kind_of(job)
-    bounds = WANTED[device.name][kind]
-    if kind == "matvec":
+    bounds = WANTED[device.name]["matvec" if kind == "project" else kind]
+    if kind in ("matvec", "project"):
         bounds = bounds | _filling(device, matrix)
     if kind == "matmul" and isinstance(job, Linear):
         bounds = bounds | _tiled(job, device, matrix)
-    if not isinstance(job, Linear):
+    if isinstance(job, Project) and Heads.of(job).normed:
+        bounds = bounds | Bounds(most={"barriers": 2})  # sums along k, and squares of a head
+    if not isinstance(job, Linear | Project):
         return (
             Bounds(most={name: bound for name, bound in EVERY.most.items() if name[:7] != "largest"}) | bounds
         )
