@@ -25,7 +25,7 @@ from nearfar.edge_runtime.engine.requests import (
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.edge_runtime.engine.scheduler import Limits, Scheduler, Step
 from nearfar.edge_runtime.engine.steps import Done, Launched, Sampled, StepBuilder, StepWork, finish, launch
-from nearfar.errors import DeviceError, DeviceLost, NearfarError, RequestError
+from nearfar.errors import DeviceError, DeviceLost, NearfarError, OutOfMemory, RequestError
 from nearfar.format.manifest import Manifest, Program
 from nearfar.format.sizes import MAX_STEP
 
@@ -52,6 +52,13 @@ _Turn = tuple[_InFlight | None, list[Done]]
 """The step that is still in flight after a turn of the loop, and the steps that were read."""
 
 log = logging.getLogger(__name__)
+
+
+class _NoRoom(Exception):
+    """There was no memory for steps of so many rows; the cause is what the executor raised."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
 
 
 class Generation:
@@ -226,6 +233,11 @@ class EngineCore:
             self._worker.shutdown()
 
     @property
+    def largest_step(self) -> int:
+        """Rows of the largest step it takes: fewer than the program has where there was no memory for them."""
+        return self.scheduler.limits.max_rows
+
+    @property
     def forked(self) -> bool:
         """Whether this process is a fork of the one that loaded the engine: the threads that compute are
         not here.
@@ -246,6 +258,12 @@ class EngineCore:
                     DeviceError("the event loop of the engine was stopped while the request was running")
                 )
                 raise
+            except _NoRoom as error:
+                self._end_epoch()
+                if not self._shrinks(error):
+                    assert isinstance(error.__cause__, Exception)
+                    self._fail(error.__cause__)
+                    return
             except Exception as error:
                 self._end_epoch()
                 if not self._goes_on(error):
@@ -289,6 +307,22 @@ class EngineCore:
             return False
         return not self._closed
 
+    def _shrinks(self, error: _NoRoom) -> bool:
+        """Whether there are smaller steps to go on with, and a way to open the device for them; they are all
+        that is done from now on.
+        """
+        smaller = self.scheduler.limits.below(error.size)
+        if smaller is None or self._reopen is None or self._closed:
+            return False
+        self.scheduler.limits = smaller
+        log.warning(
+            "there was no memory for steps of %d rows; from now on this engine takes steps of at most %d rows, "
+            "so that prompts take longer (%s). Give the cache less (--kv-memory), or close other programs "
+            "that use the device, and load the artifact again",
+            error.size, smaller.max_rows, error.__cause__,
+        )  # fmt: skip
+        return True
+
     def _ready(self) -> None:
         """Runs in the worker thread, before other calls: a failed executor is replaced, a new one gets the
         initial writes.
@@ -311,13 +345,17 @@ class EngineCore:
         """Queue the next step, then wait for the one before. Runs in the worker thread."""
         self._ready()
         read: list[tuple[Step, Launched, Sampled]] = []
-        with self._guard():
-            flying = (step, launch(self.executor, work)) if step and work else None
-            if before:
-                read.append((*before, before[1].read()))
-            if flying and not self._pipelined:
-                read.append((*flying, flying[1].read()))
-                flying = None
+        try:
+            with self._guard():
+                flying = (step, launch(self.executor, work)) if step and work else None
+                if before:
+                    read.append((*before, before[1].read()))
+                if flying and not self._pipelined:
+                    read.append((*flying, flying[1].read()))
+                    flying = None
+        except (OutOfMemory, MemoryError) as error:
+            # Of two steps under way either may have taken it: it is the larger one that can be made smaller.
+            raise _NoRoom(max(each.size for each in (step, before and before[0]) if each)) from error
         # Last, because constraints must not take note of tokens that a failure of the device would take back.
         return flying, [finish(*done) for done in read]
 

@@ -19,7 +19,7 @@ from nearfar.edge_runtime.devices import Settings
 from nearfar.edge_runtime.executors.planned import Layout, Shape, pieces
 from nearfar.edge_runtime.executors.webgpu.device import open_device, require_wgpu, timed
 from nearfar.edge_runtime.executors.webgpu.timestamps import Timestamps
-from nearfar.errors import DeviceError, DeviceLost, NearfarError
+from nearfar.errors import DeviceError, DeviceLost, NearfarError, OutOfMemory
 from nearfar.format.manifest import Kernel, Program
 from nearfar.format.plans import Launch
 
@@ -219,7 +219,7 @@ class WebGpuExecutor:
                     "device (nearfar devices lists them)"
                 ) from error
             if isinstance(error, self._wgpu.GPUOutOfMemoryError):
-                raise DeviceError(
+                raise OutOfMemory(
                     f"the WebGPU device has no room while {doing}, with {self._held:,} bytes held. Give the "
                     "cache less (--kv-memory), close other programs that use the device, or take a smaller "
                     "model"
