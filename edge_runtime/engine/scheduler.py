@@ -145,6 +145,18 @@ class Scheduler:
         self._copies.clear()
         self.table.forget()
 
+    def shrink(self, limits: Limits) -> None:
+        """Take smaller steps from now on, between which nothing is under way. Who no longer fits in one
+        waits.
+        """
+        self.limits = limits
+        while len(self.running) > limits.max_logits:
+            self._preempt(self.running[-1])
+
+    def put_back(self, step: Step) -> None:
+        """A step that was planned is not taken now; what it was to copy falls to the next one."""
+        self._copies[:0] = step.copies
+
     def schedule(self, before: Step | None) -> Step | None:
         """Plan the next step. `before` is the step in flight whose tokens have not been read, if any.
 

@@ -1,4 +1,4 @@
-"""An engine whose device has no memory for large steps: it goes on with smaller ones, and no answer changes."""
+"""An engine whose device has no memory for large steps goes on with smaller ones; no answer changes."""
 
 from __future__ import annotations
 
