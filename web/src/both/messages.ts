@@ -13,15 +13,33 @@ export interface LoadSettings {
   readonly program?: string | undefined;
 }
 
-/** Why a GPU runs the program that it does: it was asked for, or it suits this class of devices. */
+/**
+ * Why a GPU runs the program that it does. `pinned`: it was asked for by name; `only`: no other would do;
+ * `software`: a GPU that a processor plays, where nothing is tried; `timed`: just tried, the quickest, or the
+ * one that suits the GPU's class where none is clearly quicker; `kept`: tried at an earlier load; `slow`: trials
+ * would keep people waiting; `busy`: another tab was trying programs.
+ */
+export type ChoiceReason = "pinned" | "only" | "software" | "timed" | "kept" | "slow" | "busy";
+
 export interface ProgramChoice {
+  /** The kind of GPU that this one is taken for. */
   readonly deviceClass: DeviceClass;
-  readonly pinned: boolean;
+  readonly why: ChoiceReason;
+  /** What was measured at this load, by program. */
+  readonly measured: Readonly<Record<string, StepTimes>>;
+}
+
+/** Milliseconds of a program's quickest steps: of one token, and of the largest size where that was tried. */
+export interface StepTimes {
+  readonly decode: number;
+  readonly large: number | null;
 }
 
 export type LoadProgress =
   | { readonly phase: "manifest" }
-  /** The GPU is open, and this program of the artifact will run on it. */
+  /** At the first load on a GPU: this program's steps are timed, in turn with those told before. */
+  | { readonly phase: "trying"; readonly program: string }
+  /** This program of the artifact will run. */
   | { readonly phase: "program"; readonly program: string; readonly choice: ProgramChoice }
   /** Bytes of the weights; `cached` of the `loaded` ones came from the browser's storage. */
   | { readonly phase: "weights"; readonly loaded: number; readonly cached: number; readonly total: number }
@@ -47,6 +65,7 @@ export interface ModelCard {
 export interface EngineStats {
   /** The program of the artifact that runs: the same text is promised of the same program only. */
   readonly program: string;
+  readonly choice: ProgramChoice;
   readonly gpuBuffers: number;
   readonly gpuBytes: number;
   /** Kernels launched since the model was loaded. */

@@ -62,6 +62,7 @@ export class Session {
       signal,
       cache,
       onWarning,
+      onTrying: ({ name }) => onProgress({ phase: "trying", program: name }),
       onProgram: ({ name }, choice) => onProgress({ phase: "program", program: name, choice }),
       onShards: (progress) => onProgress({ phase: "weights", ...progress }),
     });
@@ -94,6 +95,7 @@ export class Session {
     const { executor, buffers } = this.loaded;
     return {
       program: this.loaded.program.name,
+      choice: this.loaded.choice,
       gpuBuffers: buffers.count,
       gpuBytes: buffers.bytes,
       launches: executor.launches,

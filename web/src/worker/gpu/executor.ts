@@ -161,8 +161,7 @@ export class Executor implements Backend {
     this.#encoder = null;
     this.#pass = null;
     this.#bound.clear();
-    this.#parts.buffers.freeAll();
-    this.#device.destroy();
+    this.#parts.buffers.close();
   }
 
   #plan(name: FunctionName, size: number): Plan {
