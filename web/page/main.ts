@@ -55,6 +55,7 @@ async function start(): Promise<void> {
 }
 
 function showProgress(progress: LoadProgress): void {
+  if (progress.phase === "kernels") showKernels(progress);
   if (progress.phase !== "weights") return;
   const { loaded, cached, total } = progress;
   const whence = cached > 0 ? `, ${formatBytes(cached)} of them kept from the last visit` : "";
@@ -63,6 +64,13 @@ function showProgress(progress: LoadProgress): void {
   element("loading-bytes", HTMLParagraphElement).textContent =
     `${formatBytes(loaded)} of ${formatBytes(total)}${whence}`;
   element("progress", HTMLProgressElement).value = total > 0 ? loaded / total : 1;
+}
+
+/** While the model loads, and later while an answer waits for a size of its kernels for the first time. */
+function showKernels({ compiled, total }: Extract<LoadProgress, { phase: "kernels" }>): void {
+  const text = compiled < total ? `Compiling kernels: ${compiled} of ${total}` : "";
+  if (running !== null) stats.textContent = text;
+  else if (!isReady) element("loading-kernels", HTMLParagraphElement).textContent = text;
 }
 
 function ready(link: Link, greeting: string): void {
