@@ -3,7 +3,6 @@ recites a text.
 """
 
 import json
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -413,26 +412,6 @@ def test_the_progress_shows_bytes_while_loading(chromium: Any, address: str) -> 
     assert page.state == "loading"
     page.wait("idle")
     assert page.tab.locator("#loading").is_hidden()
-
-
-def test_an_answer_that_waits_for_kernels_says_how_many(chromium: Any, address: str) -> None:
-    page = new_page(chromium, address).open(prompt="Once")
-    page.wait("idle")
-    page.tab.evaluate(
-        """() => {
-            window.told = [];
-            const stats = document.querySelector("#stats");
-            const note = () => window.told.push(stats.textContent);
-            new MutationObserver(note).observe(stats, { childList: true });
-        }"""
-    )
-    page.tab.click("#send")
-    assert page.wait("done", "error") == "done"
-    told = [re.fullmatch(r"Compiling kernels: (\d+) of (\d+)", text) for text in page.tab.evaluate("told")]
-    counts = [(int(each[1]), int(each[2])) for each in told if each]
-    assert counts
-    assert all(compiled < total for compiled, total in counts)
-    assert "Compiling" not in page.tab.locator("#stats").inner_text()
 
 
 def test_every_control_has_a_name(chromium: Any, address: str) -> None:
