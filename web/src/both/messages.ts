@@ -16,8 +16,8 @@ export interface LoadSettings {
 /**
  * Why a GPU runs the program that it does. `pinned`: it was asked for by name; `only`: no other would do;
  * `software`: a GPU that a processor plays, where nothing is tried; `timed`: just tried, the quickest, or the
- * one that suits the GPU's class where none is clearly quicker; `kept`: tried at an earlier load; `slow`: trials
- * would keep people waiting; `busy`: another tab was trying programs.
+ * one that suits the GPU's class where none is clearly quicker; `kept`: tried at an earlier load; `slow`:
+ * trials would keep people waiting; `busy`: another tab was trying programs.
  */
 export type ChoiceReason = "pinned" | "only" | "software" | "timed" | "kept" | "slow" | "busy";
 
@@ -138,7 +138,14 @@ export type AnswerEvent =
   | { readonly event: "error"; readonly error: ErrorRecord };
 
 export type ToWorker =
-  | { readonly type: "load"; readonly url: string; readonly settings: LoadSettings }
+  /** `load`: its name; `left`: those of earlier ones whose page was left meanwhile. */
+  | {
+      readonly type: "load";
+      readonly url: string;
+      readonly settings: LoadSettings;
+      readonly load: string;
+      readonly left: readonly string[];
+    }
   | { readonly type: "generate"; readonly id: number; readonly request: GenerateRequest }
   | { readonly type: "abort"; readonly id: number }
   | { readonly type: "stats"; readonly id: number }

@@ -20,6 +20,7 @@ import type {
 import type * as openai from "../both/openai.js";
 import { Channel } from "./channel.js";
 import { Completions } from "./completions.js";
+import { leftLoads, watchLeaving } from "./left.js";
 import { CHAT, textShape } from "./replies.js";
 import { checkedMessages, prepareChat, prepareText } from "./requests.js";
 
@@ -180,15 +181,20 @@ export class WorkerLink {
   load(url: URL, options: EngineOptions): Promise<ModelCard> {
     const { signal, kvMemory, contextLength, program } = options;
     this.#options = options;
+    const load = Math.random().toString(36).slice(2);
+    const left = leftLoads();
+    const unwatch = watchLeaving(load);
     return new Promise((resolve, reject) => {
       const onAbort = (): void => reject(abortError());
       signal?.addEventListener("abort", onAbort, { once: true });
       this.#onLoad = (message) => {
+        unwatch();
         signal?.removeEventListener("abort", onAbort);
         if (message.type === "loaded") resolve(message.card);
         else reject(fromErrorRecord(message.error));
       };
-      this.#post({ type: "load", url: url.href, settings: { kvMemory, contextLength, program } });
+      const settings = { kvMemory, contextLength, program };
+      this.#post({ type: "load", url: url.href, settings, load, left });
     });
   }
 

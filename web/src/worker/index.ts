@@ -1,12 +1,5 @@
 import { DeviceError, type ErrorRecord, toErrorRecord } from "../both/errors.js";
-import type {
-  AnswerEvent,
-  FromWorker,
-  LoadProgress,
-  LoadSettings,
-  Prompt,
-  ToWorker,
-} from "../both/messages.js";
+import type { AnswerEvent, FromWorker, LoadProgress, Prompt, ToWorker } from "../both/messages.js";
 import { Session } from "./session.js";
 
 /** The dedicated worker's entry: loads one model and answers until it is disposed. */
@@ -32,7 +25,7 @@ scope.postMessage({ type: "started" });
 function handle(message: ToWorker): void {
   switch (message.type) {
     case "load":
-      loaded = load(message.url, message.settings);
+      loaded = load(message);
       return;
     case "generate":
       generate(message);
@@ -51,10 +44,12 @@ function handle(message: ToWorker): void {
   }
 }
 
-async function load(url: string, settings: LoadSettings): Promise<void> {
+async function load(message: Extract<ToWorker, { type: "load" }>): Promise<void> {
+  const { url, settings, load, left } = message;
   const onWarning = (message: string): void => scope.postMessage({ type: "warning", message });
   try {
-    session = await Session.load(new URL(url), settings, { signal: loading.signal, onProgress, onWarning });
+    const hooks = { signal: loading.signal, load, left, onProgress, onWarning };
+    session = await Session.load(new URL(url), settings, hooks);
     onProgress({ phase: "ready" });
     scope.postMessage({ type: "loaded", card: session.card() });
   } catch (error) {

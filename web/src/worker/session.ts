@@ -26,6 +26,9 @@ const MAX_CHOICES = 128;
 
 export interface SessionHooks {
   readonly signal: AbortSignal;
+  /** The name of this load, and of earlier ones whose page was left meanwhile. */
+  readonly load: string;
+  readonly left: readonly string[];
   readonly onProgress: (progress: LoadProgress) => void;
   readonly onWarning: (message: string) => void;
 }
@@ -54,7 +57,7 @@ export class Session {
   static async load(url: URL, settings: LoadSettings, hooks: SessionHooks): Promise<Session> {
     const base = new URL(url);
     if (!base.pathname.endsWith("/")) base.pathname += "/";
-    const { signal, onProgress, onWarning } = hooks;
+    const { signal, load, left, onProgress, onWarning } = hooks;
     onProgress({ phase: "manifest" });
     // Not from the HTTP cache: an old manifest would not match new shards.
     const text = await fetchText(new URL("manifest.json", base), null, { signal, cache: "no-cache" });
@@ -68,6 +71,8 @@ export class Session {
     const options = { ...settings, signal, cache, onWarning };
     const loaded = await loadExecutor(base, manifest, {
       ...options,
+      load,
+      left,
       onKernels: (compiled, total) => onProgress({ phase: "kernels", compiled, total }),
       onTrying: ({ name }) => onProgress({ phase: "trying", program: name }),
       onProgram: ({ name }, choice) => onProgress({ phase: "program", program: name, choice }),

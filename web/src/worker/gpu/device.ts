@@ -58,8 +58,8 @@ export interface AdapterAbilities {
 }
 
 /**
- * The programs that the adapter can run; else a DeviceError that names what each of them lacks. `pinned`: only
- * the program of this name.
+ * The programs that the adapter can run; else a DeviceError that names what each of them lacks. `pinned`:
+ * only the program of this name.
  */
 export function ablePrograms(
   { programs, weights }: Pick<Manifest, "programs" | "weights">,

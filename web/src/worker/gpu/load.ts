@@ -38,8 +38,8 @@ export interface LoadedExecutor {
 }
 
 /**
- * Opens a device for the artifact at `base` with the program that suits it, and puts everything on it. Frees all
- * of it when anything fails.
+ * Opens a device for the artifact at `base` with the program that suits it, and puts everything on it. Frees
+ * all of it when anything fails.
  */
 export async function loadExecutor(
   base: URL,

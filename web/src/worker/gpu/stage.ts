@@ -45,8 +45,8 @@ export class Stage {
   }
 
   /**
-   * Puts the weights on the device, with room for `main` as it will run. `tried`: its kernels wait for a trial;
-   * else they are compiled meanwhile.
+   * Puts the weights on the device, with room for `main` as it will run. `tried`: its kernels wait for a
+   * trial; else they are compiled meanwhile.
    */
   static async open(
     artifact: RemoteArtifact,

@@ -88,9 +88,9 @@ export function lineUp<C extends Candidate>(
 }
 
 /**
- * Times whole steps of the programs in turn; the first stays unless another is clearly quicker. `measure` runs
- * one step of a program and gives its seconds. A program's first step of a kind compiles kernels, and is not
- * counted.
+ * Times whole steps of the programs in turn; the first stays unless another is clearly quicker. `measure`
+ * runs one step of a program and gives its seconds. A program's first step of a kind compiles kernels, and is
+ * not counted.
  */
 export async function compare(
   names: readonly string[],

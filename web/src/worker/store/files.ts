@@ -63,7 +63,7 @@ export async function namesIn(directory: FileSystemDirectoryHandle): Promise<str
   return names;
 }
 
-/** Safari before 26 has no createWritable, but in workers the synchronous handle; only that can be flushed. */
+/** Safari before 26 has no createWritable, but in workers the synchronous handle, which alone can flush. */
 async function write(
   handle: FileSystemFileHandle,
   bytes: Uint8Array<ArrayBuffer>,

@@ -120,8 +120,8 @@ function parseNotes(text: string | null): Notes {
 }
 
 /**
- * The notes on an artifact (by the digest of its manifest, which covers all kernels) and an adapter. Where the
- * browser keeps nothing (private windows), they hold for this load.
+ * The notes on an artifact (by the digest of its manifest, which covers all kernels) and an adapter. Where
+ * the browser keeps nothing (private windows), they hold for this load.
  */
 export async function openKept(
   digest: string,
