@@ -3,7 +3,6 @@ recites a text.
 """
 
 import json
-import re
 import threading
 import time
 from collections.abc import Iterator

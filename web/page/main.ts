@@ -56,6 +56,7 @@ async function start(): Promise<void> {
 }
 
 function showProgress(progress: LoadProgress): void {
+  if (progress.phase === "kernels") showKernels(progress);
   if (progress.phase === "trying")
     showLoading("Finding out what runs best on this GPU", `Trying ${progress.program}`);
   if (progress.phase !== "weights") return;
@@ -64,6 +65,13 @@ function showProgress(progress: LoadProgress): void {
   const label = loaded < total ? "Loading the model" : "Preparing the model";
   showLoading(label, `${formatBytes(loaded)} of ${formatBytes(total)}${whence}`);
   element("progress", HTMLProgressElement).value = total > 0 ? loaded / total : 1;
+}
+
+/** While the model loads, and later while an answer waits for a size of its kernels for the first time. */
+function showKernels({ compiled, total }: Extract<LoadProgress, { phase: "kernels" }>): void {
+  const text = compiled < total ? `Compiling kernels: ${compiled} of ${total}` : "";
+  if (running !== null) stats.textContent = text;
+  else if (!isReady) element("loading-kernels", HTMLParagraphElement).textContent = text;
 }
 
 function showLoading(label: string, details: string): void {

@@ -43,6 +43,11 @@ export type LoadProgress =
   | { readonly phase: "program"; readonly program: string; readonly choice: ProgramChoice }
   /** Bytes of the weights; `cached` of the `loaded` ones came from the browser's storage. */
   | { readonly phase: "weights"; readonly loaded: number; readonly cached: number; readonly total: number }
+  /**
+   * Kernels of those that the load waits for; after "ready" of those that an answer waits for, the last time
+   * with `compiled` equal to `total`.
+   */
+  | { readonly phase: "kernels"; readonly compiled: number; readonly total: number }
   | { readonly phase: "ready" };
 
 /** What the page may show of a loaded model. */
@@ -76,6 +81,8 @@ export interface EngineStats {
   /** Tokens that a new request could put into the KV cache now. */
   readonly freeTokens: number;
   readonly contextLength: number;
+  /** Rows of the largest step: fewer than the artifact has where there was no memory for them. */
+  readonly largestStep: number;
   /** The request that finished last. */
   readonly last: AnswerStats | null;
 }

@@ -16,6 +16,7 @@ import type {
 import { EngineCore } from "./engine/engine-core.js";
 import type { Request, RequestListener, TokenLogprobs } from "./engine/request.js";
 import { parseSampling, type SamplingParams } from "./engine/sampling.js";
+import type { Executor } from "./gpu/executor.js";
 import { type LoadedExecutor, loadExecutor } from "./gpu/load.js";
 import { openOpfsCache } from "./store/shard-cache.js";
 import type { TextCodec } from "./text/types.js";
@@ -40,10 +41,17 @@ export class Session {
 
   private constructor(
     private readonly manifest: Manifest,
-    private readonly loaded: LoadedExecutor,
+    private loaded: LoadedExecutor,
     private readonly codec: TextCodec,
+    /** Loads the executor that runs once more. */
+    private readonly again: (loaded: LoadedExecutor) => Promise<LoadedExecutor>,
+    { onProgress, onWarning }: SessionHooks,
   ) {
-    this.#core = new EngineCore(loaded.executor, manifest.model.eosTokenIds);
+    this.#core = new EngineCore(loaded.executor, manifest.model.eosTokenIds, {
+      reopen: () => this.#reopen(),
+      onWarning,
+      onCompiling: (compiled, total) => onProgress({ phase: "kernels", compiled, total }),
+    });
   }
 
   static async load(url: URL, settings: LoadSettings, hooks: SessionHooks): Promise<Session> {
@@ -60,19 +68,21 @@ export class Session {
     );
     const codec = loadCodec(base, manifest, signal);
     codec.catch(() => undefined);
+    const options = { ...settings, signal, cache, onWarning };
     const loaded = await loadExecutor(base, manifest, {
-      ...settings,
-      signal,
+      ...options,
       load,
       left,
-      cache,
-      onWarning,
+      onKernels: (compiled, total) => onProgress({ phase: "kernels", compiled, total }),
       onTrying: ({ name }) => onProgress({ phase: "trying", program: name }),
       onProgram: ({ name }, choice) => onProgress({ phase: "program", program: name, choice }),
       onShards: (progress) => onProgress({ phase: "weights", ...progress }),
     });
+    // The same program with as large a cache: requests go on there.
+    const again = ({ program, executor }: LoadedExecutor): Promise<LoadedExecutor> =>
+      loadExecutor(base, manifest, { ...options, program: program.name, ...executor.memory });
     try {
-      return new Session(manifest, loaded, await codec);
+      return new Session(manifest, loaded, await codec, again, hooks);
     } catch (error) {
       loaded.executor.dispose();
       throw error;
@@ -108,6 +118,7 @@ export class Session {
       cachePages: executor.shape.groups.reduce((sum, { pages }) => sum + pages, 0),
       freeTokens: this.#core.freeTokens,
       contextLength: executor.shape.contextLength,
+      largestStep: this.#core.largestStep,
       last: this.#last,
     };
   }
@@ -144,6 +155,14 @@ export class Session {
   dispose(): void {
     this.#core.stop(new DeviceError("The engine was disposed. Create a new one."));
     this.loaded.executor.dispose();
+  }
+
+  /** Frees what is left of a device that failed, before the memory is taken again. */
+  async #reopen(): Promise<Executor> {
+    const { executor, choice } = this.loaded;
+    executor.dispose();
+    this.loaded = { ...(await this.again(this.loaded)), choice };
+    return this.loaded.executor;
   }
 
   /** How many tokens a prompt has. */

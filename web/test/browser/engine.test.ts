@@ -90,7 +90,10 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
     expect(result.stats.gpuBuffers).toBeGreaterThan(10);
     expect(result.after).toMatchObject({ gpuBuffers: 0, gpuBytes: 0 });
     expect(result.progress.map(({ phase }) => phase)).toContain("weights");
-    expect(result.progress.at(-1)).toEqual({ phase: "ready" });
+    const kernels = result.progress.flatMap((event) => (event.phase === "kernels" ? [event] : []));
+    expect(kernels[0]?.total).toBeGreaterThan(0);
+    expect(kernels.at(-1)?.compiled).toBe(kernels.at(-1)?.total);
+    expect(result.progress.filter(({ phase }) => phase !== "kernels").at(-1)).toEqual({ phase: "ready" });
   });
 
   test("streams, and stops at a stop string, at an abort, and when the loop is left", async () => {
@@ -128,6 +131,60 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
       aborted: "AbortError",
       again: full,
     });
+  });
+
+  test("opens a device that is lost anew: the answer goes on, and so do later ones", async () => {
+    const worker = new URL("dist/worker.js", server.url).href;
+    const result = await page.evaluate(async (url) => {
+      // The device is the worker's own: it is taken away from inside.
+      const code = `import "${url}";
+        let device;
+        const request = GPUAdapter.prototype.requestDevice;
+        GPUAdapter.prototype.requestDevice = async function (...given) {
+          return (device = await request.apply(this, given));
+        };
+        addEventListener("message", ({ data }) => { if (data === "lose") device.destroy(); });`;
+      let inside: Worker | null = null;
+      const phases: string[] = [];
+      const engine = await nearfarPackage.createEngine("/toy/", {
+        onProgress: ({ phase }) => phases.push(phase),
+        worker: () => {
+          const blob = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
+          inside = new Worker(blob, { type: "module" });
+          return inside;
+        },
+      });
+      const lose = (): void => inside?.postMessage("lose");
+      const request = { prompt: "abc", max_tokens: 60, temperature: 0 } as const;
+      let streamed = "";
+      for await (const { choices } of await engine.completions.create({ ...request, stream: true })) {
+        if (streamed === "") lose();
+        streamed += choices[0]?.text ?? "";
+      }
+      lose();
+      const [one, other] = await Promise.all([
+        engine.completions.create(request),
+        engine.completions.create({ ...request, prompt: "x".repeat(80) }),
+      ]);
+      const stats = await engine.stats();
+      await engine.dispose();
+      return {
+        streamed,
+        after: [one.choices[0]?.text, other.choices[0]?.text],
+        held: [stats.gpuBuffers > 10, (await engine.stats()).gpuBuffers],
+        largestStep: stats.largestStep,
+        phases: [...new Set(phases)],
+      };
+    }, worker);
+    expect(result).toEqual({
+      streamed: expectedText("abc", 60),
+      after: [expectedText("abc", 60), expectedText("x".repeat(80), 60)],
+      held: [true, 0],
+      largestStep: 64,
+      phases: expect.arrayContaining(["kernels"]),
+    });
+    const weights = (path: string): boolean => path.includes("weights/");
+    expect(server.requests.filter(weights), "from the cache of shards").toHaveLength(3);
   });
 
   test("keeps verified shards; a corrupt one is downloaded again", async () => {
@@ -279,12 +336,13 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
     }
   });
 
-  test("fails requests with a DeviceError when the GPU is lost", async () => {
-    // A worker that loses its device while the answer is under way.
+  test("fails requests with a DeviceError when the GPU is lost for good", async () => {
+    // A worker that loses its device while the answer is under way, and then finds no other.
     const patch = `
       const original = GPUAdapter.prototype.requestDevice;
       GPUAdapter.prototype.requestDevice = async function (descriptor) {
         const device = await original.call(this, descriptor);
+        GPU.prototype.requestAdapter = async () => null;
         setTimeout(() => device.destroy(), 1500);
         return device;
       };`;
@@ -307,7 +365,7 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
       }
       return failures;
     });
-    const lost = expect.stringMatching(/DeviceError: The GPU device was lost/);
+    const lost = expect.stringMatching(/DeviceError: The browser offers no GPU adapter/);
     expect(await failed).toEqual([lost, lost]);
   });
 

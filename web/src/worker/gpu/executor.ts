@@ -1,4 +1,4 @@
-import { DeviceError } from "../../both/errors.js";
+import { DeviceError, DeviceLostError, OutOfMemoryError } from "../../both/errors.js";
 import type { BufferName } from "../../both/format.js";
 import type { Dtype, FunctionName } from "../../both/manifest.js";
 import type { Backend, BackendShape, HostArray, Read } from "../engine/backend.js";
@@ -41,6 +41,9 @@ interface BoundLaunch {
 /** WebGPU's limit on each extent of a dispatch; TVM's shaders fold z back into x. */
 const MAX_GRID = 65535;
 
+/** How long a device may take to say what is wrong with it, once work on it has failed. */
+export const LAST_WORD_MS = 500;
+
 /** Replays plans on a WebGPU device. */
 export class Executor implements Backend {
   readonly shape: BackendShape;
@@ -61,15 +64,16 @@ export class Executor implements Backend {
     this.shape = parts.shape;
     this.#device = parts.buffers.device;
     this.#staging = new StagingRing(parts.buffers);
-    void this.#device.lost.then(({ reason, message }) =>
-      this.#fail(`The GPU device was lost (${reason}: ${message}). Load the model again.`),
-    );
+    void this.#device.lost.then(({ reason, message }) => {
+      const why = "The driver reset it, after a fault or because a step took too long, or took it away.";
+      this.#failure ??= new DeviceLostError(`The GPU device was lost (${reason}: ${message}). ${why}`);
+    });
     this.#device.addEventListener("uncapturederror", ({ error }) => {
-      const outOfMemory = error instanceof GPUOutOfMemoryError;
       const held = `${parts.buffers.bytes} bytes in ${parts.buffers.count} buffers are in use`;
-      this.#fail(
-        `The GPU ${outOfMemory ? "ran out of memory" : "reports an error"} (${held}): ${error.message}`,
-      );
+      this.#failure ??=
+        error instanceof GPUOutOfMemoryError
+          ? new OutOfMemoryError(`The GPU ran out of memory (${held}): ${error.message}`)
+          : new DeviceError(`The GPU reports an error (${held}): ${error.message}`);
     });
   }
 
@@ -84,17 +88,29 @@ export class Executor implements Backend {
     return smallest?.launches.length ?? 0;
   }
 
+  /** What gives another executor as large a cache. */
+  get memory(): { readonly kvMemory: number; readonly contextLength: number } {
+    const { groups, contextLength } = this.shape;
+    const bytes = this.#parts.cache.map(({ group, pageBytes }) => pageBytes * (groups[group]?.pages ?? 0));
+    return { kvMemory: bytes.reduce((sum, count) => sum + count, 0), contextLength };
+  }
+
   sizes(name: FunctionName): readonly number[] {
     return [...this.#parts.plans[name].keys()];
   }
 
-  ready(name: FunctionName, size: number): boolean {
-    return this.#plan(name, size).launches.every(({ kernel }) => this.#parts.pipelines.get(kernel));
+  missing(name: FunctionName, size: number): number {
+    if (this.#bound.has(this.#plan(name, size))) return 0;
+    return this.#kernels(name, size).filter((kernel) => !this.#parts.pipelines.get(kernel)).length;
   }
 
-  async prepare(name: FunctionName, size: number): Promise<void> {
-    const kernels = this.#plan(name, size).launches.map(({ kernel }) => kernel);
-    await Promise.all(kernels.map((kernel) => this.#parts.pipelines.compile(kernel)));
+  async prepare(name: FunctionName, size: number, onKernel?: () => void): Promise<void> {
+    const compiling = this.#kernels(name, size).map(async (kernel) => {
+      if (this.#parts.pipelines.get(kernel)) return;
+      await this.#parts.pipelines.compile(kernel);
+      onKernel?.();
+    });
+    await Promise.all(compiling);
   }
 
   write(buffer: BufferName, data: HostArray, offset = 0): void {
@@ -152,6 +168,9 @@ export class Executor implements Backend {
     try {
       return await this.#staging.read(staging, bytes, (data) => this.#split(data, reads));
     } catch (error) {
+      // The device itself tells why, and may tell it a moment later.
+      const { lost } = this.#device;
+      await Promise.race([lost, new Promise((resolve) => setTimeout(resolve, LAST_WORD_MS))]);
       throw this.#failure ?? error;
     }
   }
@@ -162,6 +181,10 @@ export class Executor implements Backend {
     this.#pass = null;
     this.#bound.clear();
     this.#parts.buffers.close();
+  }
+
+  #kernels(name: FunctionName, size: number): string[] {
+    return [...new Set(this.#plan(name, size).launches.map(({ kernel }) => kernel))];
   }
 
   #plan(name: FunctionName, size: number): Plan {
@@ -232,10 +255,6 @@ export class Executor implements Backend {
     this.#endPass();
     if (this.#encoder) this.#device.queue.submit([this.#encoder.finish()]);
     this.#encoder = null;
-  }
-
-  #fail(message: string): void {
-    this.#failure ??= new DeviceError(message);
   }
 }
 

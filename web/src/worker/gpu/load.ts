@@ -25,6 +25,7 @@ export interface LoadOptions extends MemoryOptions {
   readonly onTrying?: ((program: Program) => void) | undefined;
   readonly onProgram?: ((program: Program, choice: ProgramChoice) => void) | undefined;
   readonly onShards?: ((progress: ShardProgress) => void) | undefined;
+  readonly onKernels?: ((compiled: number, total: number) => void) | undefined;
   readonly onWarning?: ((message: string) => void) | undefined;
 }
 

@@ -4,7 +4,7 @@ import type { Launch, Plan } from "../plan.js";
 import { ropeTable } from "../rope.js";
 import type { ShardOptions } from "../store/shards.js";
 import { BufferRegistry } from "./buffers.js";
-import { type DeviceBuffer, Executor } from "./executor.js";
+import { type DeviceBuffer, Executor, LAST_WORD_MS } from "./executor.js";
 import type { MemoryOptions, MemoryPlan } from "./memory.js";
 import { Pipelines } from "./pipelines.js";
 import type { Plans, RemoteArtifact } from "./remote-artifact.js";
@@ -12,7 +12,12 @@ import { POSITION } from "./trial.js";
 import { allocateWeights, streamWeights } from "./weights.js";
 import { allocate, allocateWhole, type WorkingMemory } from "./working-memory.js";
 
-export type StageOptions = MemoryOptions & Omit<ShardOptions, "signal"> & { readonly signal: AbortSignal };
+export type StageOptions = MemoryOptions &
+  Omit<ShardOptions, "signal"> & {
+    readonly signal: AbortSignal;
+    /** How many of the kernels are compiled that the load waits for. */
+    readonly onKernels?: ((compiled: number, total: number) => void) | undefined;
+  };
 
 /** A program's kernels and plans, on a device. */
 interface Code {
@@ -20,9 +25,6 @@ interface Code {
   readonly pipelines: Pipelines;
   readonly plans: Plans;
 }
-
-/** How long a device may take to say that it is lost, once work on it has failed. */
-const LAST_WORD_MS = 500;
 
 /** A device with an artifact's weights, and executors of its programs beside one another over them. */
 export class Stage {
@@ -120,10 +122,15 @@ export class Stage {
 
   /** While the weights come in. A GPU compiles all at leisure; a processor would take the answer's time. */
   #compile({ kernels, pipelines, plans }: Code): Promise<void>[] {
-    const decode = [...firstOf(plans.step), ...firstOf(plans.greedy)];
-    const compiling = decode.map(({ kernel }) => pipelines.compile(kernel));
+    const { onKernels } = this.options;
+    const decode = new Set([...firstOf(plans.step), ...firstOf(plans.greedy)].map(({ kernel }) => kernel));
+    let compiled = 0;
+    const compiling = [...decode].map(async (kernel) => {
+      await pipelines.compile(kernel);
+      onKernels?.(++compiled, decode.size);
+    });
     if (!isSoftware(this.device.adapterInfo))
-      for (const kernel of kernels) pipelines.compile(kernel).catch(() => undefined);
+      for (const kernel of kernels) pipelines.compile(kernel, true).catch(() => undefined);
     return compiling;
   }
 
