@@ -99,5 +99,5 @@ def test_linear_by_class(device: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", gpu_jobs.UNEVEN)
 def test_inputs_of_any_size(name: str) -> None:
-    """Float16 products of blocks: nothing overflows, and what is small is small beside its neighbours only."""
+    """Nothing overflows in float16, and what is small is lost beside what is large in its own block only."""
     gpu_jobs.check_uneven(variant(CLASSES["discrete"], "f16", True).kernels, vulkan_run.run, name)

@@ -109,5 +109,5 @@ def test_linear_by_class(device, name):
 
 @pytest.mark.parametrize("name", gpu_jobs.UNEVEN)
 def test_inputs_of_any_size(name):
-    """Float16 products of blocks: nothing overflows, and what is small is small beside its neighbours only."""
+    """Nothing overflows in float16, and what is small is lost beside what is large in its own block only."""
     gpu_jobs.check_uneven(variant(CLASSES["discrete"], "f16", False).kernels, harness.run, name)

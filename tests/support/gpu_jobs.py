@@ -77,8 +77,8 @@ def class_linears(device: str) -> dict[str, tuple[Precision, Linear]]:
     """Matmuls for the kernels of a class of GPUs; tilings differ by class, so each class shows another part.
 
     mobile: all bits, groups that a thread reads in parts, dense matrices. integrated: everything that is
-    fused, more rows than lanes along k. discrete: the same in float16, and codes that are multiplied in pairs.
-    Rows that do not fill a tile, inputs that do not fill a tile (176, 172), columns that do not fill a
+    fused, more rows than lanes along k. discrete: the same in float16, and codes that are multiplied in
+    pairs. Rows that do not fill a tile, inputs that do not fill a tile (176, 172), columns that do not fill a
     workgroup.
     """
     out: dict[str, tuple[Precision, Linear]] = {}
@@ -103,7 +103,8 @@ def class_linears(device: str) -> dict[str, tuple[Precision, Linear]]:
         for name in ("q2g16", "q2g128", "q4g16", "q4g128", "q8g16", "q8g64"):
             matrix = replace(SCHEMES[name], n=SCHEMES[name].n // 4 * 4)
             out[name] = precision, Linear(1, matrix, "float32", "float32", norm=1e-5)
-        out["four"] = precision, Linear(4, Matrix(136, 576, 4, 64), "float32", dtype, norm=1e-5, gate="silu")
+        four = Linear(4, Matrix(136, 576, 4, 64), "float32", dtype, norm=1e-5, gate="silu")
+        out["four"] = precision, four
     odd = Linear(7, Matrix(136, 576, 4, 64), "float32", dtype, norm=1e-5, gate="silu", residual=True)
     return out | {
         "seven": (precision, odd),
