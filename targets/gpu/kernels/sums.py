@@ -319,16 +319,19 @@ class Sums:
                 square = T.Select(valid, sums.square[i], T.float32(0)) if ragged else sums.square[i]
                 T.buffer_store(held.square, held.square[i] + square, [i])
             for side in range(self.each):
-                place = i * self.each + side
+                place, pair = i * self.each + side, b * self.each + side
                 if self.job.matrix.quantized:
-                    self._scale(held, i, place, b * self.each + side)
-                value = or_zero(valid, sums.dot[place]) if ragged else sums.dot[place]
-                T.buffer_store(held.acc, held.acc[place] + value, [place])
+                    if ragged and i == 0:
+                        T.buffer_store(held.scale, or_zero(valid, held.scale[pair]), [pair])
+                    self._add_scaled(held, i, place, held.scale[pair])
+                else:
+                    value = or_zero(valid, sums.dot[place]) if ragged else sums.dot[place]
+                    T.buffer_store(held.acc, held.acc[place] + value, [place])
 
-    def _scale(self, held: Memory, i: int, place: int, pair: int) -> None:
-        """Scales and biases to sums of codes."""
-        dot, x, centre = held.chunk.dot, spread(held.chunk.xsum[i]), self.products.centre
+    def _add_scaled(self, held: Memory, i: int, place: int, pair) -> None:
+        """Sums of codes times scales, sums of inputs times biases."""
+        dot, acc, x, centre = held.chunk.dot, held.acc, spread(held.chunk.xsum[i]), self.products.centre
         if centre:
             T.buffer_store(dot, fma(x, number(centre), dot[place]), [place])
-        T.buffer_store(dot, low_halves(held.scale[pair]) * dot[place], [place])
-        T.buffer_store(dot, fma(high_halves(held.scale[pair]), x, dot[place]), [place])
+        T.buffer_store(acc, fma(high_halves(pair), x, acc[place]), [place])
+        T.buffer_store(acc, fma(low_halves(pair), dot[place], acc[place]), [place])

@@ -89,7 +89,8 @@ def total(vector):
 
 def or_zero(condition, vector):
     """The vector where the condition holds. WGSL's code generator has no vectors of truth values."""
-    return joined([T.Select(condition, at(vector, place), T.float32(0)) for place in range(WIDTH)])
+    none = tirx.const(0, str(vector.ty.dtype).split("x")[0])
+    return joined([T.Select(condition, at(vector, place), none) for place in range(WIDTH)])
 
 
 def zero():
