@@ -14,7 +14,7 @@ from typing import Any
 
 from tvm import ir, relax
 
-from nearfar.targets.jobs import Attend, Embed, GraphJob, Linear, Norm, RopeAppend
+from nearfar.targets.jobs import Attend, Embed, GraphJob, Linear, Norm, RopeAppend, Split
 from nearfar.targets.quantized import Matrix
 
 _RECORDS: dict[str, type[GraphJob]] = {kind.kind: kind for kind in (Embed, Norm, Linear, RopeAppend, Attend)}
@@ -59,6 +59,8 @@ def parse(expr: Any) -> OpCall | None:
     values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in record.items()}
     if "matrix" in record:
         values["matrix"] = Matrix(**record["matrix"])
+    if record.get("split") is not None:
+        values["split"] = Split(**record["split"])
     return OpCall(_RECORDS[kind](**values), tensors)
 
 

@@ -9,7 +9,7 @@ from nearfar.errors import BuildError
 from nearfar.format.manifest import Float
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import attention, embed, greedy, linear, norm, rope, sample
-from nearfar.targets.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, Norm, RopeAppend, Sample
+from nearfar.targets.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, Norm, RopeAppend, Sample, Split
 from nearfar.targets.kernels import Staged, Variant
 
 __all__ = ["VARIANTS", "CpuKernels"]
@@ -38,6 +38,10 @@ class CpuKernels:
         if type(job) not in STAGES:
             raise BuildError(f"the cpu target has no kernel for a job of type {type(job).__name__}")
         return STAGES[type(job)](job)
+
+    def split(self, attend: Attend, linear: Linear) -> Split | None:
+        """Attention is one launch."""
+        return None
 
 
 VARIANTS = (Variant("f32", "f32", CpuKernels()),)

@@ -18,6 +18,7 @@ REACHED: dict[tuple[str, Kind], Reached] = {
         "x_loads": 4.8, "operations_per_weight": 7.65, "registers": 104, "weight_reads": 1.112,
         "serial_steps": 19, "largest_binding": BINDING,
     },
+    ("mobile", "gathering"): {"operations_per_weight": 9.95, "registers": 98},
     ("mobile", "matmul"): {
         "barriers_per_k": 0.0643, "registers": 90, "line_use": 0.5, "largest_binding": BINDING,
     },
@@ -26,12 +27,14 @@ REACHED: dict[tuple[str, Kind], Reached] = {
         "x_loads": 6.76, "operations_per_weight": 7.65, "registers": 136, "loads_ahead": 5,
         "weight_reads": 1.112, "serial_steps": 10, "largest_binding": BINDING,
     },
+    ("integrated", "gathering"): {"operations_per_weight": 9.95, "registers": 98},
     ("integrated", "matmul"): {"barriers_per_k": 0.0643, "largest_binding": BINDING},
     ("integrated", "prefill"): {"cache_reads": 0.0622, "registers": 127},
     ("discrete", "matvec"): {
         "x_loads": 6.76, "operations_per_weight": 7.65, "registers": 136, "loads_ahead": 6, "serial_steps": 5,
         "largest_binding": BINDING,
     },
+    ("discrete", "gathering"): {"operations_per_weight": 9.95, "registers": 98},
     ("discrete", "matmul"): {"barriers_per_k": 0.0643, "largest_binding": BINDING},
     ("discrete", "prefill"): {"cache_reads": 0.0922, "registers": 115},
 }  # fmt: skip
@@ -41,14 +44,18 @@ A figure that no longer misses is to be taken out.
 LEAST = {"loads_ahead", "line_use"}
 """Figures of REACHED of which more is better."""
 LAUNCHES_REACHED = {"smollm2-135m": 7, "llama-3.2-1b": 7, "qwen3-4b": 8}
-"""Rope and append are launches of their own, and so are norms of heads and attention's second stage."""
-WRITTEN_REACHED = 0.0228
+"""Rope and append are launches of their own, and so are norms of heads and attention's second stage …"""
+PUT_TOGETHER = {
+    "smollm2-135m": {"mobile", "integrated", "discrete"}, "llama-3.2-1b": {"discrete"}, "qwen3-4b": set(),
+}  # fmt: skip
+"""… but in these classes, where the matmul behind attention does what that does."""
+WRITTEN_REACHED = 0.0152
 
 
 def missed(shape: str, made_for: DeviceClass, held_to: DeviceClass, kind: Kind) -> dict[str, list[float]]:
     """Figures out of bounds, and what they are."""
     jobs = [each for each in compiled(shape, made_for).measured if kind_of(each.job) == kind]
-    assert jobs, f"{shape} has no {kind}"
+    assert jobs or kind == "gathering", f"{shape} has no {kind}"
     found: dict[str, list[float]] = {}
     for each in jobs:
         for name in wanted(each.job, held_to, each.matrix).missed(each.figures):
@@ -56,7 +63,7 @@ def missed(shape: str, made_for: DeviceClass, held_to: DeviceClass, kind: Kind) 
     return found
 
 
-@pytest.mark.parametrize("kind", ["matvec", "matmul", "decode", "prefill", "other"])
+@pytest.mark.parametrize("kind", ["matvec", "gathering", "matmul", "decode", "prefill", "other"])
 @pytest.mark.parametrize("name", CLASSES)
 def test_kernels_are_what_their_class_wants(name: str, kind: Kind) -> None:
     found: dict[str, list[float]] = {}
@@ -90,7 +97,8 @@ def test_software_kernels_are_not_what_a_discrete_gpu_wants(
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_token_has_few_launches_and_writes_little(name: str, shape: str) -> None:
     found = compiled(shape, CLASSES[name])
-    assert found.launches_a_layer <= max(LAUNCHES_A_LAYER, LAUNCHES_REACHED[shape])
+    reached = LAUNCHES_REACHED[shape] - (name in PUT_TOGETHER[shape])
+    assert found.launches_a_layer <= max(LAUNCHES_A_LAYER, reached)
     assert found.written_share <= (WRITTEN_REACHED if shape == "smollm2-135m" else WRITTEN)
 
 

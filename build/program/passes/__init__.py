@@ -12,6 +12,7 @@ from tvm.s_tir import dlight
 
 from nearfar.build.program.passes.fuse import FuseGate, FuseNorm, FuseResidual
 from nearfar.build.program.passes.lower import LowerOperators
+from nearfar.build.program.passes.split import CombineInMatmul
 from nearfar.targets.kernels import Kernels
 
 
@@ -34,6 +35,11 @@ def compile_flow(kernels: Kernels, *, gpu: bool) -> list[NamedPass]:
         NamedPass("fuse-gate", "activation(gate)·up joins the matmul that makes them", FuseGate()),
         NamedPass("fuse-norm", "an RMS norm joins the matmul that reads it", FuseNorm()),
         NamedPass("dead-code", "drop what the fusions replaced", relax.transform.DeadCodeElimination()),
+        NamedPass(
+            "combine-in-matmul",
+            "attention of few rows stays in parts up to the matmul that alone reads it",
+            CombineInMatmul(kernels),
+        ),
         NamedPass(
             "legalize", "whatever is left of Relax's own operators becomes TIR", relax.transform.LegalizeOps()
         ),
