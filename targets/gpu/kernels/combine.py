@@ -43,8 +43,10 @@ def _blocks(split: Split, position):
     return (seen + (split.block - 1)) // split.block
 
 
-def combine(job: Attend, split: Split, threads: int) -> tirx.PrimFunc:
-    """A launch of its own: a workgroup a head and row, stripes of its threads along the parts."""
+def combine(job: Attend, split: Split, threads: int, counted: bool = False) -> tirx.PrimFunc:
+    """A launch of its own: a workgroup a head and row, stripes of its threads along the parts. `counted`: how
+    many a row has stands behind the values of the first, in the third place.
+    """
     m, heads, dim, count = job.m, job.heads, job.head_dim, split.count
     head_of = Head.of(job)
     width, vectors = head_of.width, head_of.count
@@ -65,7 +67,11 @@ def combine(job: Attend, split: Split, threads: int) -> tirx.PrimFunc:
                     acc = T.alloc_local((cells * width,), "float32")
                     made = T.alloc_local((width,), "float32")
                     tmp = T.alloc_local((3,), "float32")  # maximum, sum, weight
-                    there: T.let = used(split, positions[by])
+                    there: T.let = (
+                        T.Cast("int32", tail(head_of, partial, by, bx, 0, 2))
+                        if counted
+                        else used(split, positions[by])
+                    )
                     for t in T.unroll(ceil_div(count, threads)):
                         if t * threads + tx < there:
                             told[t * threads + tx] = logarithm(head_of, partial, by, bx, t * threads + tx)
@@ -114,16 +120,19 @@ def combine(job: Attend, split: Split, threads: int) -> tirx.PrimFunc:
                                     made[e] = made[e] + pool[s * dim + e * vectors + i * threads + tx]
                             out[by, bx * vectors + i * threads + tx] = head_of.stored(made, 0, job.dtype)
 
-    names = ["partial", "positions", *["sinks"] * split.sinks, "out"]
+    names = ["partial", *["positions"] * (not counted), *["sinks"] * split.sinks, "out"]
     return of_numbers(select(kernel, names, "attention_combine"))
+
+
+def tail(head: Head, partial, row, of, part, place: int):
+    """One of the numbers behind a part's values."""
+    found = partial[row, of, part, head.count + place // head.width]
+    return f32(head.part(found, place % head.width))
 
 
 def logarithm(head: Head, partial, row, of, part):
     """That of a part's sum of exponentials."""
-    first = partial[row, of, part, head.count]
-    if head.width == 1:
-        return f32(first) + f32(partial[row, of, part, head.count + 1])
-    return f32(place_of(first, 0)) + f32(place_of(first, 1))
+    return tail(head, partial, row, of, part, 0) + tail(head, partial, row, of, part, 1)
 
 
 @dataclass(frozen=True)
