@@ -95,3 +95,13 @@ def test_rope_append_flags(flags: str) -> None:
 def test_linear_by_class(device: str, name: str) -> None:
     precision, job = gpu_jobs.class_linears(device)[name]
     gpu_jobs.check(variant(CLASSES[device], precision, True).kernels, vulkan_run.run, precision, job)
+
+
+@pytest.mark.parametrize("device", ["software", "discrete"])
+@pytest.mark.parametrize("name", gpu_jobs.in_pieces("float32"))
+def test_matrices_in_pieces(device: str, name: str) -> None:
+    precision: Precision = "f32" if device == "software" else "f16"
+    kernels = variant(CLASSES[device], precision, True, gpu_jobs.PIECE).kernels
+    job = gpu_jobs.in_pieces(kernels.activations)[name]
+    assert len(kernels.parts(job.matrix)) > 2 or not job.matrix.quantized
+    gpu_jobs.check(kernels, vulkan_run.run, precision, job)

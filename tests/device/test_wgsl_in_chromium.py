@@ -80,10 +80,18 @@ def attention_by_class() -> dict[str, Staged]:
     return made
 
 
+def pieces_by_class() -> dict[str, Staged]:
+    return {
+        f"{device}_pieces_{name}": variant(CLASSES[device], "f32", False, gpu_jobs.PIECE).kernels.stages(job)
+        for device in ("software", "discrete")
+        for name, job in gpu_jobs.in_pieces("float32").items()
+    }
+
+
 def test_chromium_compiles_every_kernel():
     software = variant(SOFTWARE, "f32", False).kernels
     made = {name: software.stages(job) for name, job in jobs().items()}
-    made |= linears_by_class() | attention_by_class()
+    made |= linears_by_class() | attention_by_class() | pieces_by_class()
     module = tvm.IRModule(
         {f"{name}_s{i}": stage.func for name, staged in made.items() for i, stage in enumerate(staged.stages)}
     )

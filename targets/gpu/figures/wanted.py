@@ -13,7 +13,7 @@ from typing import Literal
 from nearfar.format.adapters import DeviceClass as Name
 from nearfar.format.figures import Figures
 from nearfar.targets.gpu.classes import DeviceClass
-from nearfar.targets.jobs import Attend, Job, Linear
+from nearfar.targets.jobs import Attend, Embed, Job, Linear
 
 Kind = Literal["matvec", "matmul", "decode", "prefill", "other"]
 FEW_ROWS, MANY_ROWS = 4, 256
@@ -136,11 +136,9 @@ def wanted(job: Job, device: DeviceClass, matrix: int = 0) -> Bounds:
         bounds = bounds | _filling(device, matrix)
     if kind == "matmul" and isinstance(job, Linear):
         bounds = bounds | _tiled(job, device, matrix)
-    if not isinstance(job, Linear):
-        return (
-            Bounds(most={name: bound for name, bound in EVERY.most.items() if name[:7] != "largest"}) | bounds
-        )
-    return EVERY | bounds
+    if isinstance(job, Linear | Embed):
+        return EVERY | bounds
+    return Bounds(most={name: bound for name, bound in EVERY.most.items() if name[:7] != "largest"}) | bounds
 
 
 def _tiled(job: Linear, device: DeviceClass, matrix: int) -> Bounds:
