@@ -31,12 +31,18 @@ def labelled(name: str, flags: Mapping[str, bool]) -> str:
 
 @dataclass(frozen=True)
 class Embed:
-    """out[i] = scale · row tokens[i] of the matrix, float32 [m, k]. Rows of padding: any finite value."""
+    """out[i] = scale · row tokens[i] of the matrix, float32 [m, k]. Rows of padding: any finite value.
+
+    `first`, `of`: the matrix is a piece of one of `of` rows (0: it is whole), from row `first` on; rows of
+    out whose tokens are in other pieces stay as they are.
+    """
 
     kind: ClassVar = "embed"
     m: int
     matrix: Matrix
     scale: float = 1.0
+    first: int = 0
+    of: int = 0
 
     def inputs(self, parts: int) -> tuple[str, ...]:
         """Tokens int32 [256], the matrix's parts."""
@@ -114,7 +120,9 @@ class Linear:
     activation(gate) * up; so out has matrix.n/2 columns. `x_dtype`, `out_dtype`: "float32" or "float16".
     `rows`: gather: x has `x_rows` rows and an extra int32 [16] argument `logit_rows` picks row logit_rows[i]
     for out row i; out is then the `logits` buffer [16, n], rows 0…m−1 written. `split`: x is attention's
-    output in parts of `split_heads` heads, which are put together first.
+    output in parts of `split_heads` heads, which are put together first. `first`, `of`: the matrix is a piece
+    of one of `of` rows (0: it is whole), from row `first` on; bias, residual and out are those of all `of`
+    columns, of which the piece's are written. A piece has no gate.
     """
 
     kind: ClassVar = "linear"
@@ -131,11 +139,18 @@ class Linear:
     softcap: float | None = None
     split: Split | None = None
     split_heads: int = 0
+    first: int = 0
+    of: int = 0
 
     @property
     def columns(self) -> int:
-        """Columns of the output."""
+        """Columns of the output that are computed."""
         return self.matrix.n // 2 if self.gate else self.matrix.n
+
+    @property
+    def width(self) -> int:
+        """Columns of the output."""
+        return self.of or self.columns
 
     def inputs(self, parts: int) -> tuple[str, ...]:
         """In order x [x_rows or m, k], [logit_rows [16]], [norm f32 [k]], the parts, [bias f32 [n]],
@@ -148,8 +163,8 @@ class Linear:
 
     @property
     def out(self) -> Output:
-        """out_dtype [m, columns], or [16, n] of logits."""
-        return (MAX_ROWS if self.rows else self.m, self.columns), self.out_dtype
+        """out_dtype [m, width], or [16, width] of logits."""
+        return (MAX_ROWS if self.rows else self.m, self.width), self.out_dtype
 
     @property
     def label(self) -> str:

@@ -30,7 +30,7 @@ from nearfar.step.params import Param
 from nearfar.targets.bundles import Bundles
 from nearfar.targets.emit import EmitContext
 from nearfar.targets.kernels import Packing, Variant
-from nearfar.targets.quantized import Matrix, QuantTensor
+from nearfar.targets.quantized import Matrix
 from nearfar.targets.target import Made
 
 _NONE = np.zeros(0, np.float32)
@@ -56,8 +56,7 @@ class PackedWriter:
     def matrix(self, param: Param, matrix: Matrix, tensor: Piece) -> None:
         """In the parts that the kernels want, its rows in the step's order."""
         if param.order is not None:
-            order = np.array(param.order)
-            tensor = tensor.rows(order) if isinstance(tensor, QuantTensor) else tensor[order]
+            tensor = tensor[np.array(param.order)]
         packed = self._packing.pack(matrix, tensor)
         for part, array in zip(self._packing.parts(matrix), packed, strict=True):
             self._shards.add(f"{param.name}.{part.name}", array)

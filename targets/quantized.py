@@ -74,9 +74,9 @@ class QuantTensor:
         )
         return QuantTensor(words, scales, biases, bits)
 
-    def rows(self, order: npt.NDArray[np.int64]) -> QuantTensor:
-        """The rows in another order; a group lies within a row, so nothing else changes."""
-        return QuantTensor(self.words[order], self.scales[order], self.biases[order], self.bits)
+    def __getitem__(self, rows: npt.NDArray[np.int64] | slice) -> QuantTensor:
+        """Some of the rows, or all in another order; a group lies within a row, so nothing else changes."""
+        return QuantTensor(self.words[rows], self.scales[rows], self.biases[rows], self.bits)
 
 
 @dataclass(frozen=True)

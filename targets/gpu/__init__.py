@@ -25,8 +25,9 @@ from nearfar.targets.jobs import (
     Split,
 )
 from nearfar.targets.kernels import Precision, Staged, Variant
+from nearfar.targets.quantized import Array, Matrix, Part, QuantTensor
 
-from . import packing
+from . import pieces
 from .classes import CLASSES, SOFTWARE, DeviceClass, Tuning
 from .kernels.attention import attention, split
 from .kernels.embed import embed
@@ -34,6 +35,7 @@ from .kernels.greedy import greedy
 from .kernels.linear import linear
 from .kernels.logprobs import logprobs
 from .kernels.norm import norm
+from .kernels.pieces import of_pieces
 from .kernels.project import project, projects
 from .kernels.rope import rope_append
 from .kernels.rows import rows
@@ -41,14 +43,12 @@ from .kernels.sample import sample
 
 
 class GpuKernels:
-    """See nearfar.targets.kernels.Kernels."""
+    """See nearfar.targets.kernels.Kernels. `binding`: bytes of an array of a matrix, at most (pieces)."""
 
-    parts = staticmethod(packing.parts)
-    pack = staticmethod(packing.pack)
     bundles = staticmethod(bundles)
 
-    def __init__(self, tuning: Tuning) -> None:
-        self.tuning = tuning
+    def __init__(self, tuning: Tuning, binding: int = pieces.BINDING) -> None:
+        self.tuning, self.binding = tuning, binding
         # Kernels of class software look at the dtypes of their job only: both precisions share them.
         self._shaping = replace(tuning, half=False) if tuning.device is SOFTWARE else tuning
 
@@ -57,12 +57,25 @@ class GpuKernels:
         """float16 in f16 programs, but for the residual stream."""
         return "float16" if self.tuning.half else "float32"
 
+    def parts(self, matrix: Matrix) -> tuple[Part, ...]:
+        """The packed arrays of a matrix."""
+        return pieces.parts(matrix, self.binding)
+
+    def pack(self, matrix: Matrix, tensor: QuantTensor | Array) -> tuple[Array, ...]:
+        """Pack a matrix into its parts."""
+        return pieces.pack(matrix, tensor, self.binding)
+
     def projects(self, job: Project) -> bool:
         """Whether there is one kernel for the job."""
-        return projects(job, self.tuning)
+        whole = len(pieces.pieces(job.linear.matrix, self.binding)) == 1
+        return whole and projects(job, self.tuning)
 
     def stages(self, job: Job) -> Staged:
         """The launches of a job."""
+        if isinstance(job, Linear | Embed):
+            found = pieces.pieces(job.matrix, self.binding)
+            if len(found) > 1:
+                return of_pieces(job, found, self.stages)
         return _made(job, self._shaping if type(job) in _SHAPED else None)
 
     def split(self, attend: Attend, linear: Linear) -> Split | None:
@@ -92,15 +105,19 @@ def _made(job: Job, tuning: Tuning | None) -> Staged:
     return maker(job)
 
 
-def variants(*, vectors: bool = False) -> tuple[Variant, ...]:
+def variants(*, vectors: bool = False, binding: int = pieces.BINDING) -> tuple[Variant, ...]:
     """The programs of a GPU target: for each class, the first that a device can run before the others."""
     precisions: tuple[Precision, ...] = ("f16", "f32")
-    return tuple(variant(each, precision, vectors) for each in CLASSES.values() for precision in precisions)
+    return tuple(
+        variant(each, precision, vectors, binding) for each in CLASSES.values() for precision in precisions
+    )
 
 
-def variant(device: DeviceClass, precision: Precision, vectors: bool) -> Variant:
+def variant(
+    device: DeviceClass, precision: Precision, vectors: bool, binding: int = pieces.BINDING
+) -> Variant:
     """A program for a class of devices."""
-    kernels = GpuKernels(Tuning(device, half=precision == "f16", vectors=vectors))
+    kernels = GpuKernels(Tuning(device, half=precision == "f16", vectors=vectors), binding)
     return Variant(f"{device.name}-{precision}", precision, kernels, device.name)
 
 

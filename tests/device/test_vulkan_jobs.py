@@ -101,3 +101,13 @@ def test_linear_by_class(device: str, name: str) -> None:
 def test_inputs_of_any_size(name: str) -> None:
     """Nothing overflows in float16, and what is small is lost beside what is large in its own block only."""
     gpu_jobs.check_uneven(variant(CLASSES["discrete"], "f16", True).kernels, vulkan_run.run, name)
+
+
+@pytest.mark.parametrize("device", ["software", "discrete"])
+@pytest.mark.parametrize("name", gpu_jobs.in_pieces("float32"))
+def test_matrices_in_pieces(device: str, name: str) -> None:
+    precision: Precision = "f32" if device == "software" else "f16"
+    kernels = variant(CLASSES[device], precision, True, gpu_jobs.PIECE).kernels
+    job = gpu_jobs.in_pieces(kernels.activations)[name]
+    assert len(kernels.parts(job.matrix)) > 2 or not job.matrix.quantized
+    gpu_jobs.check(kernels, vulkan_run.run, precision, job)

@@ -111,3 +111,13 @@ def test_linear_by_class(device, name):
 def test_inputs_of_any_size(name):
     """Nothing overflows in float16, and what is small is lost beside what is large in its own block only."""
     gpu_jobs.check_uneven(variant(CLASSES["discrete"], "f16", False).kernels, harness.run, name)
+
+
+@pytest.mark.parametrize("device", ["software", "discrete"])
+@pytest.mark.parametrize("name", gpu_jobs.in_pieces("float32"))
+def test_matrices_in_pieces(device, name):
+    precision = "f32" if device == "software" else "f16"
+    kernels = variant(CLASSES[device], precision, False, gpu_jobs.PIECE).kernels
+    job = gpu_jobs.in_pieces(kernels.activations)[name]
+    assert len(kernels.parts(job.matrix)) > 2 or not job.matrix.quantized
+    gpu_jobs.check(kernels, harness.run, precision, job)

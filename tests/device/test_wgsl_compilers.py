@@ -115,12 +115,22 @@ def projections_by_class(precision: Precision, dtype: str) -> dict[str, Staged]:
     return made
 
 
+def pieces_by_class(precision: Precision, dtype: str) -> dict[str, Staged]:
+    return {
+        f"{device}_pieces_{name}": variant(CLASSES[device], precision, False, gpu_jobs.PIECE).kernels.stages(
+            job
+        )
+        for device in ("software", "discrete")
+        for name, job in gpu_jobs.in_pieces(dtype).items()
+    }
+
+
 def sources(precision: Precision) -> dict[str, list[str]]:
     """Shader and entry point of every kernel."""
     dtype = {"f32": "float32", "f16": "float16"}[precision]
     software = variant(SOFTWARE, precision, False).kernels
     made = {name: software.stages(job) for name, job in jobs(dtype).items()}
-    for by_class in (linears_by_class, attention_by_class, projections_by_class):
+    for by_class in (linears_by_class, attention_by_class, projections_by_class, pieces_by_class):
         made |= by_class(precision, dtype)
     module = tvm.IRModule(
         {f"{name}_s{i}": stage.func for name, staged in made.items() for i, stage in enumerate(staged.stages)}

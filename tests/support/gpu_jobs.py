@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.targets.jobs import Activation, Attend, GraphJob, Linear, Norm, Paged, RopeAppend
+from nearfar.targets.jobs import Activation, Attend, Embed, GraphJob, Linear, Norm, Paged, RopeAppend
 from nearfar.targets.kernels import Kernels, Precision, Staged
 from nearfar.targets.quantized import Matrix
 
@@ -110,6 +110,27 @@ def class_linears(device: str) -> dict[str, tuple[Precision, Linear]]:
         "seven": (precision, odd),
         "narrow": (precision, Linear(200, MATRICES["q4g64"], dtype, dtype)),
         "gate_200": (precision, replace(odd, m=200)),
+    }
+
+
+PIECE = 192 * 576 // 2
+"""Bytes of the codes of 192 columns of q4 with 576 inputs."""
+
+
+def in_pieces(dtype: str) -> dict[str, Linear | Embed]:
+    """Jobs over matrices that lie in pieces where a binding has PIECE bytes: two, six, a smaller last one."""
+    q4, dense = Matrix(200, 576, 4, 64), Matrix(344, 172, 32)
+    return {
+        "rows": Linear(
+            4, Matrix(384, 576, 4, 64), "float32", "float32", norm=1e-5, rows=True, x_rows=4, softcap=30.0
+        ),
+        "bias_residual": Linear(1, q4, dtype, "float32", bias=True, residual=True),
+        "bias_residual_64": Linear(64, q4, dtype, "float32", bias=True, residual=True),
+        "planes": Linear(16, Matrix(150, 576, 6, 64), "float32", dtype, norm=1e-5),
+        "gate": Linear(1, dense, dtype, dtype, gate="silu", bias=True, softcap=0.3, residual=True),
+        "gate_16": Linear(16, Matrix(512, 576, 4, 64), "float32", dtype, norm=1e-5, gate="gelu_tanh"),
+        "embed": Embed(64, Matrix(300, 576, 4, 64), 24.0),
+        "embed_f16": Embed(4, Matrix(344, 171, 16)),
     }
 
 

@@ -12,7 +12,7 @@ from tvm import relax, tirx
 
 from nearfar.build.program import operators
 from nearfar.targets.jobs import GraphJob
-from nearfar.targets.kernels import SCRATCH, Kernels, Staged
+from nearfar.targets.kernels import SCRATCH, Kernels, Stage, Staged
 
 _OPAQUE = 8  # TVM's OpPatternKind.kOpaque: never fused with neighbours
 OUT = "out"
@@ -55,14 +55,11 @@ class _Lower(relax.PyExprMutator):
         tensors: dict[str, Any] = dict(found.named)
         for kernel, stage in staged.named(name):
             outputs = [a for a in stage.args if a not in tensors]
-            if list(stage.args[len(stage.args) - len(outputs) :]) != outputs or not outputs:
-                raise AssertionError(f"{kernel}: outputs must be the last arguments, got {stage.args}")
-            types = [_scratch_type(staged, a) if a.startswith(SCRATCH) else call.ty for a in outputs]
-            result = relax.call_tir(
-                self._global(kernel, stage.func),
-                [tensors[a] for a in stage.args if a in tensors],
-                out_ty=types,
-            )
+            if not outputs:  # another stage has written some of it
+                result = self._in_place(kernel, stage, tensors)
+                outputs = [stage.args[-1]]
+            else:
+                result = self._fresh(kernel, stage, outputs, staged, call, tensors)
             if stage is staged.stages[-1] and len(outputs) == 1:
                 return self.builder_.normalize(result)
             var = self.builder_.emit(result)
@@ -70,6 +67,25 @@ class _Lower(relax.PyExprMutator):
                 item = var if len(outputs) == 1 else relax.TupleGetItem(var, position)
                 tensors[output] = self.builder_.emit(item) if len(outputs) > 1 else item
         return tensors[staged.stages[-1].args[-1]]
+
+    def _fresh(
+        self, kernel: str, stage: Stage, outputs: list[str], staged: Staged, call: relax.Call,
+        tensors: dict[str, Any],
+    ) -> relax.Call:  # fmt: skip
+        """A launch that writes tensors of its own."""
+        if list(stage.args[len(stage.args) - len(outputs) :]) != outputs:
+            raise AssertionError(f"{kernel}: outputs must be the last arguments, got {stage.args}")
+        types = [_scratch_type(staged, a) if a.startswith(SCRATCH) else call.ty for a in outputs]
+        inputs = [tensors[a] for a in stage.args if a in tensors]
+        return relax.call_tir(self._global(kernel, stage.func), inputs, out_ty=types)
+
+    def _in_place(self, kernel: str, stage: Stage, tensors: dict[str, Any]) -> relax.Call:
+        """A launch that writes more of the tensor that is its last argument."""
+        inputs = [tensors[a] for a in stage.args]
+        last = len(inputs) - 1
+        return relax.op.call_tir_inplace(
+            self._global(kernel, stage.func), inputs, [last], out_ty=[inputs[last].ty]
+        )
 
     def _global(self, name: str, func: tirx.PrimFunc) -> tvm.ir.GlobalVar:
         if name not in self._global_vars:

@@ -14,7 +14,7 @@ from nearfar.format.adapters import DeviceClass as Name
 from nearfar.format.figures import Figures
 from nearfar.targets.gpu.classes import DeviceClass
 from nearfar.targets.gpu.kernels.project import Heads
-from nearfar.targets.jobs import Attend, Job, Linear, Project
+from nearfar.targets.jobs import Attend, Embed, Job, Linear, Project
 
 Kind = Literal["matvec", "project", "gathering", "matmul", "decode", "prefill", "other"]
 """gathering: a matvec whose rows are attention in parts."""
@@ -150,11 +150,9 @@ def wanted(job: Job, device: DeviceClass, matrix: int = 0) -> Bounds:
         bounds = bounds | _tiled(job, device, matrix)
     if isinstance(job, Project) and Heads.of(job).normed:
         bounds = bounds | Bounds(most={"barriers": 2})  # sums along k, and squares of a head
-    if not isinstance(job, Linear | Project):
-        return (
-            Bounds(most={name: bound for name, bound in EVERY.most.items() if name[:7] != "largest"}) | bounds
-        )
-    return EVERY | bounds
+    if isinstance(job, Linear | Project | Embed):
+        return EVERY | bounds
+    return Bounds(most={name: bound for name, bound in EVERY.most.items() if name[:7] != "largest"}) | bounds
 
 
 def _gathering(device: DeviceClass) -> Bounds:

@@ -27,7 +27,11 @@ THREADS = 64
 
 
 def embed(job: Embed) -> Staged:
-    """A thread a unit: 16, 8 or 4 inputs of one row. Padding rows may hold any token id, so it is clamped."""
+    """A thread a unit: 16, 8 or 4 inputs of one row. Padding rows may hold any token id, so it is clamped.
+
+    Of a piece only those threads do something whose token it has. It is a launch of its own, since a matrix
+    may have more pieces than a launch can bind.
+    """
     m, matrix = job.m, job.matrix
     units = Units.of(matrix)
     words_shape, word_dtype = word_shape(matrix)
@@ -43,8 +47,17 @@ def embed(job: Embed) -> Staged:
         value = placed_code(word[0], matrix.bits, e) * place_factor(matrix.bits, e)
         return value + T.Select(e == inputs - 1, T.float32(top_code_offset(matrix.bits)), T.float32(0))
 
+    def value(word, scale, e):
+        if matrix.quantized:
+            return code(word, e) * scale[0] + scale[1]
+        return dense_element(word[0], matrix.bits, e)
+
     def scaled(value):
         return value if job.scale == 1 else value * T.float32(job.scale)
+
+    def inside(row):
+        """Whether a row of the whole matrix is in this piece."""
+        return T.And(job.first <= row, row < job.first + matrix.n)
 
     @prim_func
     def kernel(
@@ -61,20 +74,16 @@ def embed(job: Embed) -> Staged:
                 at[0] = (bx * THREADS + tx) // units.count
                 at[1] = (bx * THREADS + tx) % units.count
                 if at[0] < m:
-                    at[2] = T.max(T.min(tokens[at[0]], matrix.n - 1), 0)
-                    for v in T.unroll(units.words):
-                        word[v] = units.load(w0, at[1], v, at[2])
-                    if matrix.quantized:
-                        sb: T.let = w1[at[1] * inputs // group, at[2]]
-                        scale[0] = low_half(sb)
-                        scale[1] = high_half(sb)
-                    for e in T.unroll(inputs):
-                        if not ragged or at[1] * inputs + e < matrix.k:
-                            if matrix.quantized:
-                                out[at[0], at[1] * inputs + e] = scaled(code(word, e) * scale[0] + scale[1])
-                            else:
-                                out[at[0], at[1] * inputs + e] = scaled(
-                                    dense_element(word[0], matrix.bits, e)
-                                )
+                    at[2] = T.max(T.min(tokens[at[0]], (job.of or matrix.n) - 1), 0)
+                    if not job.of or inside(at[2]):
+                        for v in T.unroll(units.words):
+                            word[v] = units.load(w0, at[1], v, at[2] - job.first)
+                        if matrix.quantized:
+                            sb: T.let = w1[at[1] * inputs // group, at[2] - job.first]
+                            scale[0] = low_half(sb)
+                            scale[1] = high_half(sb)
+                        for e in T.unroll(inputs):
+                            if not ragged or at[1] * inputs + e < matrix.k:
+                                out[at[0], at[1] * inputs + e] = scaled(value(word, scale, e))
 
     return Staged((Stage(select(kernel, names, "embed"), tuple(names)),))

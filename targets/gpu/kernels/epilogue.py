@@ -21,10 +21,12 @@ def sides(job: Linear) -> int:
 
 
 def epilogue(job: Linear, value, sums: list, bias, residual, out, row, column) -> None:
-    """Finish and store four columns of a row: `sums` has the vector of each side, `column` counts vectors.
+    """Finish and store four columns of a row: `sums` has the vector of each side, `column` counts vectors of
+    the piece.
 
     `value` is a local array of VALUES: activations use their argument more than once.
     """
+    column = column + job.first // WIDTH
 
     def biased(side: int, place: int):
         made = at(sums[side], place)

@@ -177,9 +177,9 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
         norm: T.Buffer((k // WIDTH,), f"float32x{WIDTH}"),
         w0: T.Buffer(words_shape, word_dtype),
         w1: T.Buffer(scales_shape, scale_dtype),
-        bias: T.Buffer(quarter((matrix.n,)), f"float32x{WIDTH}"),
-        residual: T.Buffer((m, across), f"{job.out_dtype}x{WIDTH}"),
-        out: T.Buffer((MAX_ROWS if job.rows else m, across), f"{job.out_dtype}x{WIDTH}"),
+        bias: T.Buffer(quarter((job.of or matrix.n,)), f"float32x{WIDTH}"),
+        residual: T.Buffer(quarter((m, job.width)), f"{job.out_dtype}x{WIDTH}"),
+        out: T.Buffer(quarter(job.out[0]), f"{job.out_dtype}x{WIDTH}"),
     ):
         for bx in T.thread_binding(ceil_div(across, lanes), thread="blockIdx.x"):
             for by in T.thread_binding(ceil_div(m, plan.rows), thread="blockIdx.y"):

@@ -67,9 +67,9 @@ def matvec(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
         norm: T.Buffer((k // WIDTH,), f"float32x{WIDTH}"),
         w0: T.Buffer(*sums.words),
         w1: T.Buffer(*sums.scales),
-        bias: T.Buffer(quarter((job.matrix.n,)), f"float32x{WIDTH}"),
-        residual: T.Buffer((m, across), f"{job.out_dtype}x{WIDTH}"),
-        out: T.Buffer((MAX_ROWS if job.rows else m, across), f"{job.out_dtype}x{WIDTH}"),
+        bias: T.Buffer(quarter((job.of or job.matrix.n,)), f"float32x{WIDTH}"),
+        residual: T.Buffer(quarter((m, job.width)), f"{job.out_dtype}x{WIDTH}"),
+        out: T.Buffer(quarter(job.out[0]), f"{job.out_dtype}x{WIDTH}"),
     ):
         for bx in T.thread_binding(workgroups(job), thread="blockIdx.x"):
             for ty in T.thread_binding(sums.splits, thread="threadIdx.y"):

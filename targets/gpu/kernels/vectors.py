@@ -64,7 +64,7 @@ def of_numbers(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def fits(job: Linear) -> bool:
     """Whether rows and columns are whole vectors."""
-    return job.columns % WIDTH == 0 and job.matrix.k % WIDTH == 0
+    return job.columns % WIDTH == job.width % WIDTH == job.matrix.k % WIDTH == 0
 
 
 def spread(value):

@@ -112,9 +112,9 @@ def matmul(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
         norm: T.Buffer((k,), "float32"),
         w0: T.Buffer(words_shape, word_dtype),
         w1: T.Buffer(scale_shape(job.matrix), "uint32"),
-        bias: T.Buffer((job.matrix.n,), "float32"),
-        residual: T.Buffer((m, n_out), job.out_dtype),
-        out: T.Buffer((MAX_ROWS if job.rows else m, n_out), job.out_dtype),
+        bias: T.Buffer((job.of or job.matrix.n,), "float32"),
+        residual: T.Buffer((m, job.width), job.out_dtype),
+        out: T.Buffer(job.out[0], job.out_dtype),
     ):
         for bx in T.thread_binding(ceil_div(n_out, block), thread="blockIdx.x"):
             for by in T.thread_binding(ceil_div(m, TILE_M), thread="blockIdx.y"):
@@ -198,7 +198,9 @@ def matmul(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
                             for r in T.unroll(outs):
                                 at[1] = column_of(bx, tx, r, lanes, outs, beside)
                                 if not ragged_n or at[1] < n_out:
-                                    value[0] = simple(acc[i * TILE_N + r], bias, residual, at[0], at[1])
+                                    value[0] = simple(
+                                        acc[i * TILE_N + r], bias, residual, at[0], at[1] + job.first
+                                    )
                                     if gated:
                                         value[1] = acc[i * TILE_N + outs + r]
                                         if job.bias:
@@ -207,7 +209,7 @@ def matmul(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
                                     if job.softcap is not None:
                                         value[0] = capped(value[0], job.softcap)
                                     if job.residual and not is_simple:
-                                        value[0] = value[0] + f32(residual[at[0], at[1]])
-                                    out[at[0], at[1]] = stored(value[0], job.out_dtype)
+                                        value[0] = value[0] + f32(residual[at[0], at[1] + job.first])
+                                    out[at[0], at[1] + job.first] = stored(value[0], job.out_dtype)
 
     return select(kernel, params(job), "matmul")

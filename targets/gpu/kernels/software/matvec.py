@@ -144,9 +144,9 @@ def matvec(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
         norm: T.Buffer((k,), "float32"),
         w0: T.Buffer(words_shape, word_dtype),
         w1: T.Buffer(scale_shape(job.matrix), "uint32"),
-        bias: T.Buffer((job.matrix.n,), "float32"),
-        residual: T.Buffer((m, n_out), job.out_dtype),
-        out: T.Buffer((MAX_ROWS if job.rows else m, n_out), job.out_dtype),
+        bias: T.Buffer((job.of or job.matrix.n,), "float32"),
+        residual: T.Buffer((m, job.width), job.out_dtype),
+        out: T.Buffer(job.out[0], job.out_dtype),
     ):
         for bx in T.thread_binding(ceil_div(n_out, block), thread="blockIdx.x"):
             for ty in T.thread_binding(splits, thread="threadIdx.y"):
@@ -240,7 +240,9 @@ def matvec(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
                             for r in T.unroll(outs):
                                 at[rows + m] = column_of(bx, tx, r, lanes, outs, beside)
                                 if not ragged_n or at[rows + m] < n_out:
-                                    dot[0] = simple(acc[i * rows + r], bias, residual, i, at[rows + m])
+                                    dot[0] = simple(
+                                        acc[i * rows + r], bias, residual, i, at[rows + m] + job.first
+                                    )
                                     if gated:
                                         up[0] = acc[i * rows + outs + r]
                                         if job.bias:
@@ -249,7 +251,7 @@ def matvec(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
                                     if job.softcap is not None:
                                         dot[0] = capped(dot[0], job.softcap)
                                     if job.residual and not is_simple:
-                                        dot[0] = dot[0] + f32(residual[i, at[rows + m]])
-                                    out[i, at[rows + m]] = stored(dot[0], job.out_dtype)
+                                        dot[0] = dot[0] + f32(residual[i, at[rows + m] + job.first])
+                                    out[i, at[rows + m] + job.first] = stored(dot[0], job.out_dtype)
 
     return select(kernel, params(job), "matvec")

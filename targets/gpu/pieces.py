@@ -1,0 +1,78 @@
+"""A matrix whose arrays are larger than a device can bind lies in several pieces, each of some of its rows.
+
+Rows of the matrix are columns of what a kernel computes, so a piece is a matrix of its own: it is packed, and
+read, as any other. A matrix that fits is one piece, and its arrays have the names that `packing` gives them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from nearfar.errors import BuildError
+from nearfar.format.consistency import DTYPE_BYTES
+from nearfar.targets.gpu import packing
+from nearfar.targets.quantized import Array, Matrix, Part, QuantTensor
+
+BINDING = 128 << 20
+"""Bytes of a storage buffer that every WebGPU device can bind (maxStorageBufferBindingSize)."""
+COLUMNS = 64
+"""A piece is a multiple of so many columns: whole workgroups, whole vectors."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows of a matrix from `first` on, as a matrix."""
+
+    first: int
+    matrix: Matrix
+
+
+def pieces(matrix: Matrix, binding: int = BINDING) -> tuple[Piece, ...]:
+    """As few pieces as have no array of more than `binding` bytes, as equal as COLUMNS allows."""
+    count = 1
+    while count * COLUMNS < matrix.n and _bytes(_rows(matrix, count)) > binding:
+        count += 1
+    each = _rows(matrix, count)
+    if _bytes(each) > binding:
+        raise BuildError(
+            f"{each.n} rows of a matrix [{matrix.n}, {matrix.k}] take {_bytes(each):,} bytes, and a device "
+            f"may bind no more than {binding:,}: quantize it (--quant q4)"
+        )
+    firsts = range(0, matrix.n, each.n)
+    return tuple(Piece(first, replace(matrix, n=min(each.n, matrix.n - first))) for first in firsts)
+
+
+def parts(matrix: Matrix, binding: int = BINDING) -> tuple[Part, ...]:
+    """The packed arrays of a matrix: those of its pieces, piece after piece, `<part>.<piece>` where it has
+    several.
+    """
+    found = pieces(matrix, binding)
+    if len(found) == 1:
+        return packing.parts(matrix)
+    return tuple(
+        replace(part, name=f"{part.name}.{index}")
+        for index, piece in enumerate(found)
+        for part in packing.parts(piece.matrix)
+    )
+
+
+def pack(matrix: Matrix, tensor: QuantTensor | Array, binding: int = BINDING) -> tuple[Array, ...]:
+    """Pack a matrix into its parts."""
+    packed: list[Array] = []
+    for piece in pieces(matrix, binding):
+        rows = slice(piece.first, piece.first + piece.matrix.n)
+        packed += packing.pack(piece.matrix, tensor[rows])
+    return tuple(packed)
+
+
+def _rows(matrix: Matrix, count: int) -> Matrix:
+    """The largest of so many pieces."""
+    if count == 1:
+        return matrix
+    return replace(matrix, n=math.ceil(math.ceil(matrix.n / count) / COLUMNS) * COLUMNS)
+
+
+def _bytes(matrix: Matrix) -> int:
+    """Of the largest array."""
+    return max(math.prod(part.shape) * DTYPE_BYTES[part.dtype] for part in packing.parts(matrix))

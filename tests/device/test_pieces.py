@@ -1,0 +1,84 @@
+"""A model whose large matrices lie in pieces says what it says where they are whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nearfar.build import pipeline
+from nearfar.build.pipeline import BuildOptions, build
+from nearfar.build.program.buckets import Buckets
+from nearfar.edge_runtime import Engine
+from nearfar.edge_runtime.artifact.reader import Artifact
+from nearfar.targets import target_of
+from nearfar.targets.gpu import variants
+from nearfar.targets.gpu.pieces import BINDING
+from nearfar.targets.planned import PlannedTarget
+from tests.support.backends import require
+from tests.support.browser import browser, new_page, serve
+from tests.support.paths import ROOT
+
+PIECE = 90_000
+"""Bytes: the sample's embedding of 2,048 by 192 takes 196,608 in q4, its gate and up 98,304."""
+PROMPT = "The fox and the crow"
+TARGETS = pytest.mark.parametrize("target", ["vulkan", "webgpu"])
+
+
+def built(folder: Path, target: str, binding: int, device_class: str) -> Path:
+    """The sample in q4 for a target, a binding of so many bytes."""
+    own = target_of(target)
+    assert isinstance(own, PlannedTarget)
+    cut = replace(own, variants=variants(vectors=target == "vulkan", binding=binding))
+    options = BuildOptions(
+        str(ROOT / "examples/sample-model"), folder, (target,), "q4", buckets=Buckets((1, 16), (1,)),
+        device_classes=(device_class,),
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "target_of", {target: cut}.__getitem__)
+        return build(options)[0]
+
+
+def answers(path: Path, target: str) -> Iterator[str]:
+    """What each program of an artifact says."""
+    for program in Artifact.open(path).manifest.programs:
+        with Engine.load(path, device=target, kv_memory="4MB", program=program.name) as engine:
+            done = engine.completions.create(prompt=PROMPT, max_tokens=40, temperature=0)
+            yield done.choices[0].text
+
+
+@TARGETS
+@pytest.mark.parametrize("device_class", ["software", "discrete"])
+def test_the_text_is_that_of_whole_matrices(target: str, device_class: str, tmp_path: Path) -> None:
+    require(target)
+    whole = built(tmp_path / "whole", target, BINDING, device_class)
+    cut = built(tmp_path / "cut", target, PIECE, device_class)
+    tensors = [tensor.name for tensor in Artifact.open(cut).manifest.weights.tensors]
+    assert [name for name in tensors if name.startswith("embed")] == [
+        f"embed.{part}.{piece}" for piece in range(3) for part in ("codes", "scale_bias")
+    ]
+    assert "layers.0.gate_up.codes.1" in tensors
+    assert max(bytes_of(cut)) <= PIECE < max(bytes_of(whole))
+    said = list(answers(whole, target))
+    assert len(said[0]) > 40
+    assert list(answers(cut, target)) == said
+
+
+def bytes_of(path: Path) -> list[int]:
+    """Of all tensors of the weights."""
+    return [tensor.bytes for tensor in Artifact.open(path).manifest.weights.tensors]
+
+
+def test_the_text_is_the_same_in_chromium(tmp_path: Path) -> None:
+    said = []
+    with browser() as chromium:
+        for binding in (BINDING, PIECE):
+            path = built(tmp_path / str(binding), "webgpu", binding, "software")
+            with serve(path.parent) as address:
+                page = new_page(chromium, address)
+                said.append(page.answer(prompt=PROMPT, max_tokens=40, temperature=0, raw=1))
+                assert page.complaints == []
+    assert said[0] == said[1]
+    assert len(said[0]) > 40

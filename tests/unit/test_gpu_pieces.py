@@ -1,0 +1,135 @@
+"""Matrices that are larger than every device can bind lie in pieces: their bytes, launches and plans."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+
+from nearfar.build import manifest
+from nearfar.build.program.buckets import Buckets
+from nearfar.build.program.compile import Job, compile_program
+from nearfar.errors import BuildError
+from nearfar.format.consistency import DTYPE_BYTES
+from nearfar.format.manifest import Tensor
+from nearfar.step.reading import read_model
+from nearfar.synth import published
+from nearfar.targets.emit import EmitContext
+from nearfar.targets.gpu import packing, variant
+from nearfar.targets.gpu.classes import CLASSES, DISCRETE, SOFTWARE
+from nearfar.targets.gpu.emit import largest_buffer
+from nearfar.targets.gpu.pieces import BINDING, COLUMNS, pack, parts, pieces
+from nearfar.targets.jobs import Embed, Linear
+from nearfar.targets.kernels import Precision
+from nearfar.targets.quantized import Matrix, Part
+from tests.support.job_reference import random_matrix
+
+KERNELS = variant(DISCRETE, "f16", vectors=False).kernels
+SMALL = 64 * 256
+
+
+def bytes_of(part: Part) -> int:
+    return math.prod(part.shape) * DTYPE_BYTES[part.dtype]
+
+
+@pytest.mark.parametrize(
+    ("matrix", "count"),
+    [
+        (Matrix(128_256, 2048, 4, 64), 1),  # 131.3 MB, just under
+        (Matrix(151_936, 2560, 4, 64), 2),
+        (Matrix(151_936, 5120, 8, 64), 6),
+        (Matrix(256_128, 2304, 16), 9),
+        (Matrix(28_672, 4096, 16), 2),
+    ],
+    ids=str,
+)
+def test_no_piece_is_larger_than_every_device_binds_and_there_are_no_more_than_that_takes(
+    matrix: Matrix, count: int
+) -> None:
+    whole = matrix.n * matrix.k * matrix.bits // 8
+    assert max(bytes_of(part) for part in parts(matrix)) <= BINDING
+    assert count == 1 or whole > BINDING * (count - 1)
+    found = pieces(matrix)
+    assert len(found) == count
+    assert sum(piece.matrix.n for piece in found) == matrix.n
+    assert [piece.first for piece in found] == list(range(0, matrix.n, found[0].matrix.n))
+    assert {piece.matrix.n for piece in found[:-1]} <= {found[0].matrix.n}
+    assert count == 1 or found[0].matrix.n % COLUMNS == 0
+
+
+def test_a_matrix_that_fits_is_stored_as_ever_and_others_piece_by_piece() -> None:
+    matrix = Matrix(200, 256, 4, 64)
+    tensor, _ = random_matrix(np.random.default_rng(1), matrix)
+    assert parts(matrix) == packing.parts(matrix)
+    assert [part.name for part in parts(matrix, SMALL)] == [
+        "codes.0", "scale_bias.0", "codes.1", "scale_bias.1",
+    ]  # fmt: skip
+    whole, cut = packing.pack(matrix, tensor), pack(matrix, tensor, SMALL)
+    for part, array in zip(parts(matrix, SMALL), cut, strict=True):
+        assert part.shape == array.shape
+    for i in range(2):
+        np.testing.assert_array_equal(np.concatenate(cut[i::2], axis=1), whole[i])
+
+
+def test_rows_that_are_too_long_for_any_piece_are_refused_by_name() -> None:
+    with pytest.raises(BuildError, match=r"64 rows of a matrix \[200, 256\] take 8,192 bytes.*than 8,000"):
+        pieces(Matrix(200, 256, 4, 64), 8000)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_each_launch_binds_one_piece_and_all_write_one_output(name: str) -> None:
+    kernels = variant(CLASSES[name], "f16", vectors=False).kernels
+    matrix = Matrix(151_936, 2560, 4, 64)
+    logits = Linear(1, matrix, "float32", "float32", norm=1e-6, rows=True, x_rows=1)
+    assert [stage.args for stage in kernels.stages(logits).stages] == [
+        ("x", "logit_rows", "norm", "w0", "w1", "out"),
+        ("x", "logit_rows", "norm", "w2", "w3", "out"),
+    ]
+    assert [stage.args for stage in kernels.stages(Embed(1, matrix)).stages] == [
+        ("tokens", "w0", "w1", "out"), ("tokens", "w2", "w3", "out"),
+    ]  # fmt: skip
+
+
+def test_gate_and_up_of_pieces_meet_in_a_scratch_buffer() -> None:
+    job = Linear(4, Matrix(28_672, 4096, 16), "float32", "float16", norm=1e-5, gate="silu", residual=True)
+    staged = KERNELS.stages(job)
+    assert [stage.args for stage in staged.stages] == [
+        ("x", "norm", "w0", "scratch:0"),
+        ("x", "norm", "w1", "scratch:0"),
+        ("scratch:0", "residual", "out"),
+    ]
+    assert staged.scratch == (((4, 28_672), "float32"),)
+
+
+@pytest.mark.parametrize("precision", ["f32", "f16"])
+def test_a_shape_of_4b_asks_for_no_larger_binding_than_every_device_has(precision: Precision) -> None:
+    """And its launches over pieces write one buffer, which nothing else uses meanwhile."""
+    model = read_model({**published("qwen3-4b").config, "num_hidden_layers": 2}).model
+    matrices = {p.name: Matrix(p.n, p.k, 4, 64) for p in model.step.params if p.is_matrix}
+    made = variant(SOFTWARE, precision, vectors=False)
+    job = Job(model, matrices, manifest.CACHE, Buckets((1, 256), (1,)))
+    program = compile_program(job, made, tvm.target.Target("webgpu"))
+    tensors = {
+        f"{name}.{part.name}": Tensor(part.name, part.dtype, part.shape, 0, bytes_of(part))
+        for name, matrix in matrices.items()
+        for part in made.kernels.parts(matrix)
+    }
+    buffers = {buffer.name: buffer for buffer in manifest.buffers(model)}
+    assert largest_buffer(program, EmitContext(Path(), buffers, tensors, "native")) <= BINDING
+    for plan in program.plans:
+        used = {arg for launch in plan.launches for arg in launch.args if arg.startswith("weight:")}
+        if plan.function == "step":
+            assert {arg.removeprefix("weight:") for arg in used} >= tensors.keys()
+            first, second, *_, last_but_one, last = plan.launches
+            assert first.args == (
+                "buffer:tokens",
+                "weight:embed.codes.0",
+                "weight:embed.scale_bias.0",
+                first.args[-1],
+            )
+            assert second.args[-1] == first.args[-1]
+            assert last_but_one.args[-1] == last.args[-1] == "buffer:logits"
+            assert sum("buffer:logits" in launch.args for launch in plan.launches) == 2
