@@ -10,7 +10,7 @@ from typing import Any
 from nearfar.errors import BuildError
 from nearfar.format.manifest import Float
 from nearfar.targets.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, Norm, RopeAppend, Sample
-from nearfar.targets.kernels import Precision, Staged, Variant
+from nearfar.targets.kernels import Precision, Products, Staged, Variant
 
 from . import packing
 from .classes import CLASSES, SOFTWARE, DeviceClass, Tuning
@@ -45,6 +45,7 @@ class GpuKernels:
         return _made(job, self._shaping if type(job) in _SHAPED else None)
 
 
+PRODUCTS: tuple[Products, ...] = ("float", "int8")
 _SHAPED: dict[type[Job], Callable[[Any, Tuning], Staged]] = {Linear: linear, Attend: attention}
 """Kernels that differ by what a program is made for."""
 _PLAIN: dict[type[Job], Callable[[Any], Staged]] = {
@@ -67,13 +68,21 @@ def _made(job: Job, tuning: Tuning | None) -> Staged:
 def variants(*, vectors: bool = False) -> tuple[Variant, ...]:
     """The programs of a GPU target: for each class, the first that a device can run before the others."""
     precisions: tuple[Precision, ...] = ("f16", "f32")
-    return tuple(variant(each, precision, vectors) for each in CLASSES.values() for precision in precisions)
+    return tuple(
+        variant(each, precision, vectors, products)
+        for each in CLASSES.values()
+        for precision in precisions
+        for products in (("float",) if each is SOFTWARE else PRODUCTS)
+    )
 
 
-def variant(device: DeviceClass, precision: Precision, vectors: bool) -> Variant:
+def variant(
+    device: DeviceClass, precision: Precision, vectors: bool, products: Products = "float"
+) -> Variant:
     """A program for a class of devices."""
-    kernels = GpuKernels(Tuning(device, half=precision == "f16", vectors=vectors))
-    return Variant(f"{device.name}-{precision}", precision, kernels, device.name)
+    kernels = GpuKernels(Tuning(device, precision == "f16", vectors, products))
+    name = f"{device.name}-{precision}" + ("" if products == "float" else f"-{products}")
+    return Variant(name, precision, kernels, device.name, products)
 
 
 __all__ = ["GpuKernels", "variant", "variants"]
