@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Precision = Literal["f32", "f16"]
 Products = Literal["float", "int8"]
 """What a prompt's rows are multiplied as: as they are, or rounded to 8 bits (docs/decisions/0016)."""
+PRODUCTS: tuple[Products, ...] = ("float", "int8")
 SCRATCH = "scratch:"
 
 

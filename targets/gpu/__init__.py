@@ -10,7 +10,7 @@ from typing import Any
 from nearfar.errors import BuildError
 from nearfar.format.manifest import Float
 from nearfar.targets.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, Norm, RopeAppend, Sample
-from nearfar.targets.kernels import Precision, Products, Staged, Variant
+from nearfar.targets.kernels import PRODUCTS, Precision, Products, Staged, Variant
 
 from . import packing
 from .classes import CLASSES, SOFTWARE, DeviceClass, Tuning
@@ -19,6 +19,7 @@ from .kernels.embed import embed
 from .kernels.greedy import greedy
 from .kernels.linear import linear
 from .kernels.logprobs import logprobs
+from .kernels.matmul_int8 import rounds
 from .kernels.norm import norm
 from .kernels.rope import rope_append
 from .kernels.sample import sample
@@ -45,7 +46,6 @@ class GpuKernels:
         return _made(job, self._shaping if type(job) in _SHAPED else None)
 
 
-PRODUCTS: tuple[Products, ...] = ("float", "int8")
 _SHAPED: dict[type[Job], Callable[[Any, Tuning], Staged]] = {Linear: linear, Attend: attention}
 """Kernels that differ by what a program is made for."""
 _PLAIN: dict[type[Job], Callable[[Any], Staged]] = {
@@ -85,4 +85,4 @@ def variant(
     return Variant(name, precision, kernels, device.name, products)
 
 
-__all__ = ["GpuKernels", "variant", "variants"]
+__all__ = ["GpuKernels", "rounds", "variant", "variants"]

@@ -25,6 +25,7 @@ from nearfar.targets.gpu.classes import Tuning
 from nearfar.targets.gpu.packing import PLANES, SIGN_BIT
 from nearfar.targets.jobs import Linear
 from nearfar.targets.kernels import Stage, Staged
+from nearfar.targets.quantized import Matrix
 
 from .common import ceil_div, select
 from .epilogue import VALUES, epilogue, sides
@@ -52,11 +53,9 @@ BLOCKS = TILE_K // INPUTS
 QUADS = INPUTS // BYTES  # words of a block
 
 
-def rounds(job: Linear) -> bool:
-    """Whether there is such a product: logits are not rounded, nor are rows for codes of two planes."""
-    matrix = job.matrix
-    whole = matrix.quantized and len(PLANES[matrix.bits]) == 1 and matrix.group % INPUTS == 0
-    return whole and not job.rows
+def rounds(matrix: Matrix) -> bool:
+    """Whether there is such a product: codes of two planes are not bytes of a word."""
+    return matrix.quantized and len(PLANES[matrix.bits]) == 1 and matrix.group % INPUTS == 0
 
 
 def matmul_int8(job: Linear, tuning: Tuning) -> Staged:
