@@ -76,7 +76,8 @@ class Variant:
     """One program of a target: all of them compute the same step over the same weights.
 
     `name`: of the program, one of its own in the artifact. `device_class`: the kind of device that its
-    kernels are shaped for (nearfar.targets.gpu.classes), None where there is one kind. `products`: see Products.
+    kernels are shaped for (nearfar.targets.gpu.classes), None where there is one kind. `products`: see
+    Products.
     """
 
     name: str

@@ -104,8 +104,8 @@ class PlannedTarget:
         rounding = any(variant.products == "int8" for variant in asked)
         if rounding and not any(self.rounds(matrix) for matrix in source.matrices.values()):
             raise BuildError(
-                "--products int8 is for matrices of 2, 4 or 8 bits in groups of 32 or more, and this model has "
-                "none: choose such a --quant and --group-size, or leave int8 out"
+                "--products int8 is for matrices of 2, 4 or 8 bits in groups of 32 or more, and this model "
+                "has none: choose such a --quant and --group-size, or leave int8 out"
             )
 
     def _asked(self, options: BuildOptions) -> list[Variant]:

@@ -281,12 +281,13 @@ def test_packed_dot_products_are_one_instruction_each() -> None:
     """Of two words, each four signed bytes; the module says by which extension."""
 
     @T.prim_func(check_well_formed=False)
-    def kernel(
-        a: T.Buffer((64,), "uint32"), b: T.Buffer((64,), "uint32x4"), out: T.Buffer((64,), "int32x4")
-    ):
+    def kernel(a: T.Buffer((64,), "uint32"), b: T.Buffer((64,), "uint32x4"), out: T.Buffer((64,), "int32x4")):
         for tx in T.thread_binding(64, thread="threadIdx.x"):
             out[tx] = T.Shuffle(
-                [T.call_pure_extern("int32", "dot4I8Packed", a[tx], T.Shuffle([b[tx]], [i])) for i in range(4)],
+                [
+                    T.call_pure_extern("int32", "dot4I8Packed", a[tx], T.Shuffle([b[tx]], [i]))
+                    for i in range(4)
+                ],
                 [0, 1, 2, 3],
             )
 

@@ -27,6 +27,8 @@ CONTEXT = 1024
 """Positions that the last row sees, its own included, where nothing else is said."""
 CACHES = ("k_cache", "v_cache")
 
+BYTES = 4  # of a word
+
 _known: dict[tuple[object, ...], Figures] = {}
 """Programs of one build share many kernels."""
 
@@ -103,13 +105,16 @@ def _figures(trace: Trace, streamed: frozenset[str], context: int, live: int) ->
 
 
 def _product(trace: Trace, streamed: frozenset[str]) -> tuple[int, int, int] | None:
-    """M, n, k of a matrix's product with rows: x is [.., k], the matrix's first part [.., n]."""
+    """M, n, k of a matrix's product with rows: x is [.., k], or bytes of whole tiles of k in words; the
+    matrix's first part is [.., n].
+    """
     parameters = trace.parameters
     if "w0" not in streamed or "x" not in parameters:
         return None
     x, codes, out = parameters["x"], parameters["w0"], parameters["out"]
     rows = min(x.shape[0], out.shape[0])
-    return rows, codes.shape[-1] * codes.kind.lanes, x.shape[-1] * x.kind.lanes
+    inputs = x.shape[-1] * x.kind.lanes * (BYTES if x.kind.name == "uint" else 1)
+    return rows, codes.shape[-1] * codes.kind.lanes, inputs
 
 
 def _cache_reads(trace: Trace, fetched: float, context: int) -> float:

@@ -4,10 +4,10 @@ Rows come as bytes with a scale for 32 inputs (rounded.py); a code of the matrix
 
     y = Σ over 32 inputs: scale_w · scale_x · (codes · bytes) + bias_w · scale_x · Σ bytes,
 
-where the products of codes and bytes are whole numbers and exact, and the bias is multiplied by the sum of
-what the rows were rounded to. One mask makes a word of four codes that lie `apart` inputs apart (of q4: two),
-and the rows' words are made of the same inputs. Codes of 8 bits have their sign bit inverted, so 128 times the
-sum is added.
+where the products of codes and bytes are whole numbers and exact, and the bias is multiplied by the sum
+of what the rows were rounded to. One mask makes a word of four codes that lie `apart` inputs apart (of
+q4: two), and the rows' words are made of the same inputs. Codes of 8 bits have their sign bit inverted,
+so 128 times the sum is added.
 
 Tiles of rows by columns lie as in matmul.py, of 64 inputs in turn: a thread adds whole numbers of 32 inputs
 for four rows by four columns, and then scales them.
@@ -212,7 +212,9 @@ def _product(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
                             store_tile((xs, words, scale, factors), (xt, wt, st, rt), thread)
                             T.tvm_storage_sync("shared")
                             following: T.let = T.min(tile + 1, tiles - 1)
-                            load_tile((xs, words, scale, factors), x, scales, w0, w1, following, thread, bx, by)
+                            load_tile(
+                                (xs, words, scale, factors), x, scales, w0, w1, following, thread, bx, by
+                            )
                             for block in T.serial(BLOCKS):
                                 for i in T.unroll(own * each):
                                     whole[i] = spread(T.int32(0))
