@@ -25,7 +25,7 @@ def linear(job: Linear, tuning: Tuning) -> Staged:
     if tuning.device is SOFTWARE or not fits(job):
         func = (software.matvec if job.m <= MATVEC_ROWS else software.matmul)(job, tuning.vectors)
     elif tuning.products == "int8" and job.m > VECTOR_ROWS and rounds(job.matrix) and not job.rows:
-        return matmul_int8(job, tuning)
+        return matmul_int8(job, tuning.device)
     else:
         func = (matvec if job.m <= VECTOR_ROWS else matmul)(job, tuning)
     return Staged((Stage(func, tuple(params(job))),))
