@@ -41,6 +41,8 @@ FUNCTIONS["as_halves"] = (
     "fn as_halves(words : vec2<u32>) -> vec4<f16> { return vec4<f16>(vec4<f32>(unpack2x16float(words.x), "
     "unpack2x16float(words.y))); }\n"
 )
+LANGUAGE = {"dot4I8Packed": "packed_4x8_integer_dot_product"}
+"""Functions that not every implementation of WGSL has, and the language feature that brings them."""
 _BYTES = {"f32": 4, "i32": 4, "u32": 4, "f16": 2}
 
 
@@ -49,7 +51,7 @@ class Shader:
     """One kernel as WGSL.
 
     `params[i]` is the index of the PrimFunc parameter at `@binding(i)`, `access[i]` its access. A parameter
-    that the kernel does not use has no binding.
+    that the kernel does not use has no binding. `language`: language features of WGSL that it uses.
     """
 
     source: str
@@ -59,6 +61,7 @@ class Shader:
     grid: tuple[int, int, int]
     workgroup: tuple[int, int, int]
     shared_bytes: int
+    language: tuple[str, ...]
 
 
 def shaders(mod: tvm.IRModule, precision: Precision, known: Sources | None = None) -> dict[str, Shader]:
@@ -125,4 +128,5 @@ def _shader(name: str, func: tirx.PrimFunc, source: str, precision: Precision) -
         grid=grid_of(func),
         workgroup=workgroup,
         shared_bytes=shared,
+        language=tuple(feature for name, feature in LANGUAGE.items() if f"{name}(" in source),
     )

@@ -24,7 +24,7 @@ from nearfar.targets.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, R
 from nearfar.targets.kernels import Precision, Staged
 from nearfar.targets.quantized import Matrix
 from nearfar.targets.webgpu import shaders
-from tests.support import gpu_jobs, project_jobs
+from tests.support import gpu_jobs, int8_jobs, project_jobs
 from tests.support.browser import browser
 
 WEB = Path(__file__).resolve().parents[2] / "web"
@@ -117,12 +117,25 @@ def projections_by_class(precision: Precision, dtype: str) -> dict[str, Staged]:
 
 def pieces_by_class(precision: Precision, dtype: str) -> dict[str, Staged]:
     return {
-        f"{device}_pieces_{name}": variant(CLASSES[device], precision, False, gpu_jobs.PIECE).kernels.stages(
-            job
-        )
+        f"{device}_pieces_{name}": variant(
+            CLASSES[device], precision, False, binding=gpu_jobs.PIECE
+        ).kernels.stages(job)
         for device in ("software", "discrete")
         for name, job in gpu_jobs.in_pieces(dtype).items()
     }
+
+
+def linears_of_bytes(precision: Precision, dtype: str) -> dict[str, Staged]:
+    """Matmuls of rows that are rounded to bytes; classes take turns."""
+    return {
+        f"bytes_{name}": variant(CLASSES[device], precision, False, "int8").kernels.stages(job)
+        for device, (name, job) in zip(
+            itertools.cycle(gpu_jobs.GPU_CLASSES), int8_jobs.jobs(dtype).items(), strict=False
+        )
+    }
+
+
+BY_CLASS = (linears_by_class, linears_of_bytes, attention_by_class, projections_by_class, pieces_by_class)
 
 
 def sources(precision: Precision) -> dict[str, list[str]]:
@@ -130,7 +143,7 @@ def sources(precision: Precision) -> dict[str, list[str]]:
     dtype = {"f32": "float32", "f16": "float16"}[precision]
     software = variant(SOFTWARE, precision, False).kernels
     made = {name: software.stages(job) for name, job in jobs(dtype).items()}
-    for by_class in (linears_by_class, attention_by_class, projections_by_class, pieces_by_class):
+    for by_class in BY_CLASS:
         made |= by_class(precision, dtype)
     module = tvm.IRModule(
         {f"{name}_s{i}": stage.func for name, staged in made.items() for i, stage in enumerate(staged.stages)}

@@ -13,11 +13,12 @@ from nearfar.build.program.buckets import Buckets
 from nearfar.build.program.compile import Job, compile_program
 from nearfar.step.reading import read_model
 from nearfar.targets.gpu import variant
-from nearfar.targets.gpu.classes import SOFTWARE
+from nearfar.targets.gpu.classes import DISCRETE, MOBILE, SOFTWARE, DeviceClass
 from nearfar.targets.gpu.figures import Figures, figures_of
 from nearfar.targets.gpu.kernels.common import finish
 from nearfar.targets.gpu.tir_passes import EXPLICIT_SYNC
 from nearfar.targets.jobs import Attend, Linear
+from nearfar.targets.kernels import PRODUCTS
 from nearfar.targets.quantized import Matrix
 from tests.support.architectures import CASES
 
@@ -199,3 +200,21 @@ def test_kernels_that_tvm_schedules_have_figures_too() -> None:
         found = figures_of(kernel)
         assert found.threads >= found.threads_per_workgroup > 0
         assert found.bytes_written > 0
+
+
+@pytest.mark.parametrize("device", [DISCRETE, MOBILE])
+def test_products_of_bytes_take_a_third_of_the_operations(device: DeviceClass) -> None:
+    """A dot product of words is four products in one; matrix, barriers and registers are no more."""
+    job = q4(2048, 2048, m=256)
+    variants = (variant(device, "f16", False, products) for products in PRODUCTS)
+    plain, (rows, product) = (
+        [figures_of(stage.func) for stage in each.kernels.stages(job).stages] for each in variants
+    )
+    assert product.operations_per_weight is not None
+    assert product.operations_per_weight < 0.8
+    assert product.operations_per_weight < 0.35 * (plain[0].operations_per_weight or 0)
+    assert product.weight_reads == pytest.approx(256 / device.tile[0], rel=0.05)
+    assert (product.barriers_per_k, product.line_use) == (1 / 32, 1)
+    assert product.registers <= 96
+    assert product.shared_bytes <= device.shared_bytes
+    assert max(product.storage_buffers, rows.storage_buffers) <= 8

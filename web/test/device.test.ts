@@ -1,7 +1,7 @@
 import { describe, expect, test } from "vitest";
 import { DeviceError, RequestError } from "../src/both/errors.js";
 import { type DeviceClass, parseManifest } from "../src/both/manifest.js";
-import { type AdapterAbilities, ablePrograms } from "../src/worker/gpu/device.js";
+import { type AdapterAbilities, ablePrograms, withLanguage } from "../src/worker/gpu/device.js";
 import { planMemory } from "../src/worker/gpu/memory.js";
 import { settled } from "../src/worker/gpu/trial.js";
 import { partsIn } from "../src/worker/gpu/weights.js";
@@ -48,6 +48,19 @@ describe("the programs for a device", () => {
     expect(choose("software", all, "integrated")).toEqual(["integrated", "pinned"]);
     expect(() => choose("software", all, "fast")).toThrow(RequestError);
     expect(() => choose("software", all, "fast")).toThrow("has the programs software, integrated, not fast");
+  });
+
+  test("may need a feature of the language, which no adapter lists", () => {
+    const packed = "packed_4x8_integer_dot_product";
+    const described = sampleManifest();
+    const [first] = described.programs;
+    const made = { ...first, name: "int8", requires: { features: [packed], limits: {} } };
+    const packing = parseManifest(JSON.stringify({ ...described, programs: [made] }));
+    const choose = (language?: Set<string>) =>
+      ablePrograms(packing, withLanguage(adapter([]), language)).map(({ name }) => name);
+    expect(choose(new Set([packed]))).toEqual(["int8"]);
+    expect(() => choose(new Set())).toThrow(`int8: ${packed}`);
+    expect(() => choose()).toThrow(DeviceError);
   });
 
   test("may not exist: the error names what each lacks, with the numbers", () => {

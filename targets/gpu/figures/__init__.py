@@ -30,6 +30,8 @@ CACHES = ("k_cache", "v_cache")
 INPUTS = ("x", "partial")
 """Rows that a matrix is multiplied with: as they are, or attention in parts."""
 
+BYTES = 4  # of a word
+
 _known: dict[tuple[object, ...], Figures] = {}
 """Programs of one build share many kernels."""
 
@@ -106,14 +108,15 @@ def _figures(trace: Trace, streamed: frozenset[str], context: int, live: int) ->
 
 
 def _product(trace: Trace, streamed: frozenset[str]) -> tuple[int, int, int] | None:
-    """M, n, k of a matrix's product with rows: x is [.., k], or its parts [m, heads, .., k / heads + TAIL];
-    the matrix's first part [.., n].
+    """M, n, k of a matrix's product with rows: x is [.., k], bytes of whole tiles of k in words, or parts
+    [m, heads, .., k / heads + TAIL]; the matrix's first part [.., n].
     """
     parameters = trace.parameters
     x = next((parameters[name] for name in INPUTS if name in parameters), None)
     if "w0" not in streamed or x is None:
         return None
-    codes, out, k = parameters["w0"], parameters["out"], x.shape[-1] * x.kind.lanes
+    codes, out = parameters["w0"], parameters["out"]
+    k = x.shape[-1] * x.kind.lanes * (BYTES if x.kind.name == "uint" else 1)
     if x.name == "partial":
         k = x.shape[1] * (k - Split.TAIL)
     return min(x.shape[0], out.shape[0]), codes.shape[-1] * codes.kind.lanes, k

@@ -22,7 +22,7 @@ from nearfar.targets.jobs import Project, Rows
 from nearfar.targets.kernels import Stage, Staged
 
 from .common import select, stored
-from .linear import VECTOR_ROWS
+from .matvec import VECTOR_ROWS
 from .rows import FACTOR, PLACE
 from .script import prim_func
 from .sums import LANES, Columns, Product, Sums, rows_of

@@ -5,6 +5,7 @@ import { type Adapter, classOf } from "./variants.js";
 /** A GPU of this machine, not opened yet. */
 export interface Gpu {
   readonly adapter: GPUAdapter;
+  readonly abilities: AdapterAbilities;
   readonly described: Adapter;
   readonly deviceClass: DeviceClass;
   /** What the adapter calls itself, for people. */
@@ -27,12 +28,15 @@ export async function findGpu(): Promise<Gpu> {
   const described = describe(adapter.info);
   const { description, vendor, architecture } = adapter.info;
   const name = description || [vendor, architecture].filter(Boolean).join(" ") || "unknown";
-  return { adapter, described, deviceClass: classOf(described), name };
+  const abilities = withLanguage(adapter, gpu.wgslLanguageFeatures);
+  return { adapter, abilities, described, deviceClass: classOf(described), name };
 }
 
 /** Opens a device that can run all of the programs. */
 export function openDevice({ adapter }: Gpu, programs: readonly Program[]): Promise<GPUDevice> {
-  const requiredFeatures = new Set(programs.flatMap(({ requires }) => requires.features));
+  // Features of the language are there without being asked for.
+  const named = programs.flatMap(({ requires }) => requires.features);
+  const requiredFeatures = new Set(named.filter((name) => adapter.features.has(name)));
   const requiredLimits: Record<string, number> = {};
   for (const { requires } of programs)
     for (const [name, value] of requires.limits)
@@ -51,10 +55,19 @@ export function describe(info: GPUAdapterInfo, userAgent: string = navigator.use
   return { vendor, architecture, name: device, driver: description, kind };
 }
 
-/** What of an adapter decides which programs it can run. */
+/** What decides which programs can run: an adapter's limits, its features and those of the language. */
 export interface AdapterAbilities {
   readonly features: { has(name: string): boolean };
   readonly limits: object;
+}
+
+/** An adapter with the features of WGSL that the browser has (none are told before Chrome 115). */
+export function withLanguage(
+  adapter: AdapterAbilities,
+  language: { has(name: string): boolean } | undefined,
+): AdapterAbilities {
+  const has = (name: string) => adapter.features.has(name) || (language?.has(name) ?? false);
+  return { features: { has }, limits: adapter.limits };
 }
 
 /**

@@ -83,7 +83,7 @@ async function openStage(
     onTrying: (program: Program) => options.onTrying?.(program),
     onChoice: (program: Program, choice: Choice) => options.onProgram?.(program, choiceTold(choice, gpu)),
   };
-  const able = ablePrograms(manifest, gpu.adapter, options.program);
+  const able = ablePrograms(manifest, gpu.abilities, options.program);
   const choice = settled(able, gpu.deviceClass, options.program !== undefined);
   if (choice) {
     const program = able.find(({ name }) => name === choice.program) ?? able[0];
