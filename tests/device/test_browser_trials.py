@@ -4,13 +4,12 @@ Nothing of the runtime is made for that. The worker's file is served with a few 
 what the browser says of its adapter, and break a kernel where a test wants that.
 """
 
-import json
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from nearfar.format.adapters import DeviceClass
@@ -124,12 +123,21 @@ def load(page: Page, **options: object) -> Any:
     return page.run(LOAD, options)
 
 
-def wait_for_note(page: Page, program: str) -> None:
-    """Until the notes say that the program is tried."""
-    until = time.monotonic() + PATIENCE_MS / 1000
-    while program not in [note["trying"] and note["trying"]["program"] for note in page.run(READ_NOTES)]:
-        assert time.monotonic() < until, f"nobody tries {program}"
-        time.sleep(0.1)
+def wait_for_trial(page: Page, program: str) -> None:
+    """Until the page's load tries the program: it is noted, and its kernels are being compiled."""
+    page.tab.wait_for_function(
+        "told => document.querySelector('#loading-bytes').textContent === told",
+        arg=f"Trying {program}",
+        timeout=PATIENCE_MS,
+    )
+
+
+def kill_gpu_process() -> None:
+    """As a driver does that fails, in the browser that this process has started."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if "--type=gpu-process" in process.cmdline():
+                process.kill()
 
 
 def test_finalists_are_tried_once_and_the_choice_is_kept(context: Any, address: str, recited: str) -> None:
@@ -161,17 +169,9 @@ def test_software_tries_nothing(context: Any, address: str) -> None:
     assert (told["trying"], page.run(READ_NOTES)) == ([], [])
 
 
-def test_the_page_shows_what_it_tries(context: Any, address: str) -> None:
-    page = open_page(context, address, broken=breaking("discrete", HANG))
-    page.tab.wait_for_function(
-        "() => document.querySelector('#loading-bytes').textContent === 'Trying discrete-f32'",
-        timeout=PATIENCE_MS,
-    )
-
-
 def test_a_program_whose_tab_died_is_never_tried_again(context: Any, address: str) -> None:
     dying = open_page(context, address, broken=breaking("discrete", HANG))
-    wait_for_note(dying, "discrete-f32")
+    wait_for_trial(dying, "discrete-f32")
     beside = open_page(context, address)
     told = load(beside)
     assert (told["stats"]["program"], told["stats"]["choice"]["why"]) == ("integrated-f32", "busy")
@@ -190,7 +190,7 @@ def test_a_program_whose_tab_died_is_never_tried_again(context: Any, address: st
 @pytest.mark.parametrize("leave", ["close", "go elsewhere"])
 def test_a_page_that_is_left_speaks_against_no_program(context: Any, address: str, leave: str) -> None:
     leaving = open_page(context, address, broken=breaking("discrete", HANG))
-    wait_for_note(leaving, "discrete-f32")
+    wait_for_trial(leaving, "discrete-f32")
     if leave == "close":
         leaving.tab.close()
     else:
@@ -228,6 +228,16 @@ def test_a_program_that_loses_the_device_is_out_for_good(context: Any, address: 
     assert well["text"] == recited
 
 
+def test_a_program_that_takes_the_gpus_process_down_is_out_for_good(context: Any, address: str) -> None:
+    until_lost = "return this.lost.then(() => compile.call(this, descriptor));"
+    page = open_page(context, address, broken=breaking("discrete", until_lost))
+    wait_for_trial(page, "discrete-f32")
+    kill_gpu_process()
+    page.wait("idle", "error")
+    assert (page.state, page.run(READ_NOTES)[0]["lost"]) == ("idle", ["discrete-f32"])
+    assert list(page.run("return engine.model")["choice"]["measured"]) == ["integrated-f32", "mobile-f32"]
+
+
 def test_a_kernel_that_does_not_compile_is_passed_over_this_time(context: Any, address: str) -> None:
     broken = "return Promise.reject(new GPUPipelineError('no such thing', { reason: 'internal' }));"
     page = open_page(context, address, broken=breaking("discrete", broken))
@@ -244,22 +254,3 @@ def test_without_storage_programs_are_tried_at_every_load(context: Any, address:
     page.wait("idle")
     assert page.run("return engine.model")["choice"]["why"] == "timed"
     assert load(page)["stats"]["choice"]["why"] == "timed"
-
-
-def test_a_damaged_file_of_notes_is_as_good_as_none(context: Any, address: str) -> None:
-    page = open_page(context, address)
-    page.wait("idle")
-    for content in ("", "{", "[]", json.dumps({"lost": 1, "chosen": {}, "trying": None})):
-        page.run(
-            """
-            const root = await navigator.storage.getDirectory();
-            const folder = await root.getDirectoryHandle("nearfar-variants");
-            for await (const handle of folder.values()) {
-              const stream = await handle.createWritable();
-              await stream.write(argument);
-              await stream.close();
-            }
-            """,
-            content,
-        )
-        assert load(page)["stats"]["choice"]["why"] == "timed"

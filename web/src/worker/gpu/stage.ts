@@ -39,6 +39,7 @@ export class Stage {
     private readonly artifact: RemoteArtifact,
     private readonly device: GPUDevice,
     private readonly main: Program,
+    private readonly tried: boolean,
     private readonly options: StageOptions,
   ) {
     this.buffers = new BufferRegistry(device);
@@ -57,9 +58,9 @@ export class Stage {
   ): Promise<Stage> {
     const stop = new AbortController();
     const signal = AbortSignal.any([options.signal, stop.signal]);
-    const stage = new Stage(artifact, device, main, { ...options, signal });
+    const stage = new Stage(artifact, device, main, tried, { ...options, signal });
     try {
-      await stage.#load(tried);
+      await stage.#load();
       return stage;
     } catch (error) {
       stop.abort();
@@ -92,7 +93,7 @@ export class Stage {
       (await allocateWhole(this.buffers.part(), artifact.manifest, program, options));
     this.#memory.set(program, own);
     const code = await this.#codeOf(program);
-    if (program !== main) await Promise.all(this.#compile(code));
+    if (this.tried) await Promise.all(this.#compile(code));
     return this.#executor(code, own);
   }
 
@@ -106,7 +107,7 @@ export class Stage {
     this.buffers.close();
   }
 
-  async #load(tried: boolean): Promise<void> {
+  async #load(): Promise<void> {
     const { artifact, device, main, options } = this;
     throwIfAborted(options.signal);
     // Memory first: a device that is too small should say so before the download, not after it.
@@ -115,7 +116,7 @@ export class Stage {
     const streaming = streamWeights(artifact, this.#weights, device, options);
     streaming.catch(() => undefined);
     const code = await this.#codeOf(main);
-    const compiling = tried ? [] : this.#compile(code);
+    const compiling = this.tried ? [] : this.#compile(code);
     [this.#onHost] = await Promise.all([streaming, ...compiling]);
     throwIfAborted(options.signal);
   }
