@@ -1,5 +1,6 @@
 import { DeviceError, RequestError } from "../../both/errors.js";
 import type { DeviceClass, Manifest, Program } from "../../both/manifest.js";
+import { TIMESTAMPS } from "./timestamps.js";
 import { type Adapter, classOf } from "./variants.js";
 
 /** A GPU of this machine, not opened yet. */
@@ -33,6 +34,7 @@ export async function findGpu(): Promise<Gpu> {
 /** Opens a device that can run all of the programs. */
 export function openDevice({ adapter }: Gpu, programs: readonly Program[]): Promise<GPUDevice> {
   const requiredFeatures = new Set(programs.flatMap(({ requires }) => requires.features));
+  if (adapter.features.has(TIMESTAMPS)) requiredFeatures.add(TIMESTAMPS);
   const requiredLimits: Record<string, number> = {};
   for (const { requires } of programs)
     for (const [name, value] of requires.limits)
