@@ -104,6 +104,36 @@ export interface AnswerStats extends RequestStats {
   readonly decodeTokensPerSecond: number;
 }
 
+/** Which step is timed, and how. */
+export interface ProfileOptions {
+  /** A size of the step; by default the smallest, which is decode. */
+  readonly rows?: number;
+  /** Positions in the cache, the rows' own included; by default 1024, or as many as there are. */
+  readonly context?: number;
+  /** How often; figures are medians. By default 10. */
+  readonly rounds?: number;
+}
+
+/** One launch of a kernel. Browsers may give times in steps of 0.1 ms. */
+export interface LaunchCost {
+  readonly kernel: string;
+  readonly milliseconds: number;
+  /** Of the time of all launches. */
+  readonly share: number;
+  /** Bytes of the weights that it reads, where it reads them whole. */
+  readonly weightBytes: number;
+}
+
+/** What a step's launches cost, in order, beside the wall time of the step without stamps. */
+export interface StepProfile {
+  readonly program: string;
+  readonly rows: number;
+  readonly context: number;
+  readonly rounds: number;
+  readonly stepMilliseconds: number;
+  readonly launches: readonly LaunchCost[];
+}
+
 export type Prompt =
   /** `continueLast`: the answer is the rest of the last message. */
   | { readonly kind: "chat"; readonly messages: readonly ChatMessage[]; readonly continueLast: boolean }
@@ -150,6 +180,7 @@ export type ToWorker =
   | { readonly type: "abort"; readonly id: number }
   | { readonly type: "stats"; readonly id: number }
   | { readonly type: "count"; readonly id: number; readonly prompt: Prompt }
+  | { readonly type: "profile"; readonly id: number; readonly options: ProfileOptions }
   | { readonly type: "dispose" };
 
 export type FromWorker =
@@ -161,6 +192,7 @@ export type FromWorker =
   | { readonly type: "failed"; readonly error: ErrorRecord }
   | { readonly type: "answer"; readonly id: number; readonly answer: AnswerEvent }
   | { readonly type: "stats"; readonly id: number; readonly stats: EngineStats }
+  | { readonly type: "profiled"; readonly id: number; readonly profile: StepProfile | ErrorRecord }
   | { readonly type: "counted"; readonly id: number; readonly tokens: number | ErrorRecord }
   /** Everything is freed; no stats where nothing was loaded. */
   | { readonly type: "disposed"; readonly stats: EngineStats | null };

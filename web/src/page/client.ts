@@ -14,7 +14,9 @@ import type {
   LoadProgress,
   LoadSettings,
   ModelCard,
+  ProfileOptions,
   Prompt,
+  StepProfile,
   ToWorker,
 } from "../both/messages.js";
 import type * as openai from "../both/openai.js";
@@ -138,6 +140,15 @@ export class Engine {
     return this.#link.stats();
   }
 
+  /**
+   * What each launch of a step costs on this GPU, while the engine is idle; what its cache held is forgotten.
+   *
+   * @throws DeviceError where the browser does not tell (timestamp-query), RequestError while it answers.
+   */
+  profile(options: ProfileOptions = {}): Promise<StepProfile> {
+    return this.#link.profile(options);
+  }
+
   /** How many tokens a conversation has as the model's prompt. */
   async countTokens(messages: readonly openai.MessageParam[]): Promise<number> {
     return this.#link.count({ kind: "chat", messages: checkedMessages(messages), continueLast: false });
@@ -162,6 +173,7 @@ export class WorkerLink {
   readonly #answers = new Map<number, Channel<AnswerEvent>>();
   readonly #statsWaiting = new Map<number, Waiter<EngineStats>>();
   readonly #countsWaiting = new Map<number, Waiter<number>>();
+  readonly #profilesWaiting = new Map<number, Waiter<StepProfile>>();
   #nextId = 1;
   #closed: Promise<void> | null = null;
   #failure: ErrorRecord | null = null;
@@ -233,6 +245,15 @@ export class WorkerLink {
     });
   }
 
+  profile(options: ProfileOptions): Promise<StepProfile> {
+    if (this.#failure) return Promise.reject(fromErrorRecord(this.#failure));
+    const id = this.#nextId++;
+    return new Promise((resolve, reject) => {
+      this.#profilesWaiting.set(id, { resolve, reject });
+      this.#post({ type: "profile", id, options });
+    });
+  }
+
   close(): Promise<void> {
     this.#closed ??= this.#close();
     return this.#closed;
@@ -273,6 +294,9 @@ export class WorkerLink {
         this.#statsWaiting.get(message.id)?.resolve(message.stats);
         this.#statsWaiting.delete(message.id);
         return;
+      case "profiled":
+        this.#profiled(message.id, message.profile);
+        return;
       case "counted":
         this.#counted(message.id, message.tokens);
         return;
@@ -289,6 +313,13 @@ export class WorkerLink {
     else waiter?.reject(fromErrorRecord(tokens));
   }
 
+  #profiled(id: number, profile: StepProfile | ErrorRecord): void {
+    const waiter = this.#profilesWaiting.get(id);
+    this.#profilesWaiting.delete(id);
+    if ("launches" in profile) waiter?.resolve(profile);
+    else waiter?.reject(fromErrorRecord(profile));
+  }
+
   #answer(id: number, answer: AnswerEvent): void {
     this.#answers.get(id)?.put(answer);
     if (answer.event === "end" || answer.event === "error") this.#answers.delete(id);
@@ -301,7 +332,7 @@ export class WorkerLink {
     this.#onLoad({ type: "failed", error });
     for (const events of this.#answers.values()) events.put({ event: "error", error });
     this.#answers.clear();
-    for (const waiting of [this.#statsWaiting, this.#countsWaiting]) {
+    for (const waiting of [this.#statsWaiting, this.#countsWaiting, this.#profilesWaiting]) {
       for (const { reject } of waiting.values()) reject(fromErrorRecord(error));
       waiting.clear();
     }

@@ -39,6 +39,9 @@ function handle(message: ToWorker): void {
     case "count":
       scope.postMessage({ type: "counted", id: message.id, tokens: count(message.prompt) });
       return;
+    case "profile":
+      void profile(message);
+      return;
     case "dispose":
       void dispose();
   }
@@ -69,6 +72,15 @@ function count(prompt: Prompt): number | ErrorRecord {
     return session.count(prompt);
   } catch (error) {
     return toErrorRecord(error);
+  }
+}
+
+async function profile({ id, options }: Extract<ToWorker, { type: "profile" }>): Promise<void> {
+  try {
+    if (!session) throw new DeviceError("The model is not loaded.");
+    scope.postMessage({ type: "profiled", id, profile: await session.profile(options) });
+  } catch (error) {
+    scope.postMessage({ type: "profiled", id, profile: toErrorRecord(error) });
   }
 }
 

@@ -9,11 +9,14 @@ import type {
   LoadProgress,
   LoadSettings,
   ModelCard,
+  ProfileOptions,
   Prompt,
   RequestStats,
+  StepProfile,
   TokenScore,
 } from "../both/messages.js";
 import { EngineCore } from "./engine/engine-core.js";
+import { profileStep } from "./engine/profile.js";
 import type { Request, RequestListener, TokenLogprobs } from "./engine/request.js";
 import { parseSampling, type SamplingParams } from "./engine/sampling.js";
 import type { Executor } from "./gpu/executor.js";
@@ -163,6 +166,14 @@ export class Session {
     executor.dispose();
     this.loaded = { ...(await this.again(this.loaded)), choice };
     return this.loaded.executor;
+  }
+
+  /**
+   * What each launch of a step costs. Refused while the engine answers; what its cache holds is forgotten.
+   */
+  async profile(options: ProfileOptions): Promise<StepProfile> {
+    const measured = await this.#core.alone(() => profileStep(this.loaded.executor, options));
+    return { program: this.loaded.program.name, ...measured };
   }
 
   /** How many tokens a prompt has. */

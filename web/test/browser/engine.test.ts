@@ -133,6 +133,66 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
     });
   });
 
+  test("tells what each launch costs while it is idle, and forgets what that did to the cache", async () => {
+    const result = await page.evaluate(async () => {
+      const engine = await nearfarPackage.createEngine("/toy/");
+      const request = { prompt: "Hello, world", max_tokens: 20, temperature: 0 } as const;
+      const before = await engine.completions.create(request);
+      const profile = await engine.profile({ context: 100, rounds: 3 });
+      const prefill = await engine.profile({ rows: 16 });
+      const after = await engine.completions.create(request);
+      const busy = engine.completions.create(request);
+      const refused = await engine.profile().catch((error: Error) => `${error.name}: ${error.message}`);
+      await busy;
+      const odd = await engine
+        .profile({ rows: 5 })
+        .catch((error: Error) => `${error.name}: ${error.message}`);
+      await engine.dispose();
+      return {
+        profile,
+        prefill,
+        texts: [before.choices[0]?.text, after.choices[0]?.text],
+        refused,
+        odd,
+      };
+    });
+    const { profile, prefill, texts } = result;
+    expect(profile).toMatchObject({ program: "f32", rows: 1, context: 100, rounds: 3 });
+    expect(profile.stepMilliseconds).toBeGreaterThan(0);
+    expect(profile.launches.map(({ kernel }) => kernel)).toEqual(["append_1", "look_1"]);
+    expect(profile.launches.map(({ weightBytes }) => weightBytes)).toEqual([0, 1200]);
+    const shares = profile.launches.reduce((sum, { share }) => sum + share, 0);
+    const spent = profile.launches.reduce((sum, { milliseconds }) => sum + milliseconds, 0);
+    expect(shares).toBeCloseTo(spent > 0 ? 1 : 0);
+    expect(prefill).toMatchObject({ rows: 16, context: 256 });
+    expect(texts).toEqual([expectedText("Hello, world", 20), expectedText("Hello, world", 20)]);
+    expect(result.refused).toMatch(/^RequestError: The engine is answering/);
+    expect(result.odd).toMatch(/^RequestError: rows must be one of 1, 4, 16, 64, not 5/);
+  });
+
+  test("says by name that a browser does not tell what a launch costs", async () => {
+    const worker = new URL("dist/worker.js", server.url).href;
+    const result = await page.evaluate(async (url) => {
+      const code = `import "${url}";
+        const request = GPUAdapter.prototype.requestDevice;
+        GPUAdapter.prototype.requestDevice = function (wanted) {
+          return request.call(this, { ...wanted, requiredFeatures: [] });
+        };`;
+      const blob = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
+      const engine = await nearfarPackage.createEngine("/toy/", {
+        worker: () => new Worker(blob, { type: "module" }),
+      });
+      const refused = await engine.profile().catch((error: Error) => `${error.name}: ${error.message}`);
+      const { choices } = await engine.completions.create({ prompt: "q", max_tokens: 9, temperature: 0 });
+      await engine.dispose();
+      return [refused, choices[0]?.text];
+    }, worker);
+    expect(result).toEqual([
+      expect.stringMatching(/^DeviceError: This browser does not tell what a launch takes/),
+      expectedText("q", 9),
+    ]);
+  });
+
   test("opens a device that is lost anew: the answer goes on, and so do later ones", async () => {
     const worker = new URL("dist/worker.js", server.url).href;
     const result = await page.evaluate(async (url) => {

@@ -42,8 +42,8 @@ export interface Backend {
   /** Kernels that are yet to be compiled before `run` may be called. */
   missing(name: FunctionName, size: number): number;
   /**
-   * Has them compiled; `onKernel` hears of each. Rejects with DeviceError where the device cannot run one, with
-   * OutOfMemoryError where it has no memory for it; the device stays as it is.
+   * Has them compiled; `onKernel` hears of each. Rejects with DeviceError where the device cannot run one,
+   * with OutOfMemoryError where it has no memory for it; the device stays as it is.
    */
   prepare(name: FunctionName, size: number, onKernel?: () => void): Promise<void>;
   /** Overwrites a buffer from element `offset` on. */

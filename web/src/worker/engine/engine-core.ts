@@ -36,16 +36,18 @@ export interface EngineHooks {
    */
   readonly reopen?: () => Promise<Backend>;
   readonly onWarning?: (message: string) => void;
-  /** How many of how many kernels are compiled that requests wait for; all of them when nobody waits any more. */
+  /**
+   * How many of how many kernels are compiled that requests wait for; all of them when nobody waits any more.
+   */
   readonly onCompiling?: (compiled: number, total: number) => void;
 }
 
 /**
  * Runs requests, several at once: schedule → step → sample → emit.
  *
- * A step that fails is the end of all that the device held. Where the device was lost, or had no memory for the
- * step, requests are computed again from their tokens, on a device opened anew and then with smaller steps; else
- * they fail, and the next request has the device opened anew.
+ * A step that fails is the end of all that the device held. Where the device was lost, or had no memory for
+ * the step, requests are computed again from their tokens, on a device opened anew and then with smaller
+ * steps; else they fail, and the next request has the device opened anew.
  */
 export class EngineCore {
   #backend: Backend;
@@ -108,6 +110,25 @@ export class EngineCore {
   stop(error: Error): void {
     this.#failure ??= error;
     this.#failAll(this.#failure);
+  }
+
+  /**
+   * Uses the device between answers; what its buffers held of requests is void afterwards. RequestError while
+   * there are requests; such as come meanwhile wait.
+   */
+  async alone<T>(use: () => Promise<T>): Promise<T> {
+    if (this.#failure) throw this.#failure;
+    if (this.#running)
+      throw new RequestError("The engine is answering. Ask for its profile when it is idle.");
+    this.#running = true;
+    try {
+      if (this.#broken) await this.#reopen();
+      return await use();
+    } finally {
+      this.#begin(this.#backend);
+      this.#running = false;
+      void this.#run();
+    }
   }
 
   #failAll(error: Error): void {
@@ -207,11 +228,17 @@ export class EngineCore {
       backend.dispose();
       throw this.#failure;
     }
-    const before = this.#scheduler;
     if (backend.shape.contextLength < this.#backend.shape.contextLength) {
       backend.dispose();
       throw new DeviceError("The GPU was opened anew, but has less room for the cache than before.");
     }
+    this.#begin(backend);
+    this.#broken = false;
+  }
+
+  /** Starts afresh on a backend: requests are computed from their tokens. */
+  #begin(backend: Backend): void {
+    const before = this.#scheduler;
     this.#backend = backend;
     [this.#table, this.#scheduler, this.#inputs] = partsFor(backend);
     this.#scheduler.shrink(before.largest + 1);
@@ -219,7 +246,6 @@ export class EngineCore {
       request.restart();
       this.#scheduler.add(request);
     }
-    this.#broken = false;
   }
 
   /**

@@ -59,8 +59,8 @@ export class Scheduler {
   }
 
   /**
-   * Takes only steps with fewer rows than `size` from now on; between two steps, with no token in flight. False:
-   * there are none, and nothing changes.
+   * Takes only steps with fewer rows than `size` from now on; between two steps, with no token in flight.
+   * False: there are none, and nothing changes.
    */
   shrink(size: number): boolean {
     const smaller = this.buckets.filter((bucket) => bucket.size < size);

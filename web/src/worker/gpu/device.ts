@@ -1,5 +1,6 @@
 import { DeviceError, RequestError } from "../../both/errors.js";
 import type { DeviceClass, Manifest, Program } from "../../both/manifest.js";
+import { TIMESTAMPS } from "./timestamps.js";
 import { type Adapter, classOf } from "./variants.js";
 
 /** A GPU of this machine, not opened yet. */
@@ -36,7 +37,7 @@ export async function findGpu(): Promise<Gpu> {
 export function openDevice({ adapter }: Gpu, programs: readonly Program[]): Promise<GPUDevice> {
   // Features of the language are there without being asked for.
   const named = programs.flatMap(({ requires }) => requires.features);
-  const requiredFeatures = new Set(named.filter((name) => adapter.features.has(name)));
+  const requiredFeatures = new Set([...named, TIMESTAMPS].filter((name) => adapter.features.has(name)));
   const requiredLimits: Record<string, number> = {};
   for (const { requires } of programs)
     for (const [name, value] of requires.limits)

@@ -6,6 +6,7 @@ import type { Plan, PlanArg } from "../plan.js";
 import type { BufferRegistry } from "./buffers.js";
 import type { Pipelines } from "./pipelines.js";
 import { StagingRing } from "./staging.js";
+import { Timestamps } from "./timestamps.js";
 
 export interface DeviceBuffer {
   readonly gpu: GPUBuffer;
@@ -127,19 +128,38 @@ export class Executor implements Backend {
   }
 
   run(name: FunctionName, size: number): void {
-    const plan = this.#plan(name, size);
-    let launches = this.#bound.get(plan);
-    if (!launches) {
-      launches = plan.launches.map((launch) => this.#bind(launch));
-      this.#bound.set(plan, launches);
-    }
+    const launches = this.#launchesOf(name, size);
     this.#pass ??= this.#commands().beginComputePass();
-    for (const { pipeline, bindings, grid } of launches) {
-      this.#pass.setPipeline(pipeline);
-      this.#pass.setBindGroup(0, bindings);
-      this.#pass.dispatchWorkgroups(...grid);
-    }
+    for (const launch of launches) dispatch(this.#pass, launch);
     this.#launches += launches.length;
+  }
+
+  /** A pass a launch: WebGPU tells the time where passes begin and end. */
+  async profile(name: FunctionName, size: number): Promise<number[]> {
+    const launches = this.#launchesOf(name, size);
+    const stamps = new Timestamps(this.#device, launches.length);
+    try {
+      this.#endPass();
+      for (const [i, launch] of launches.entries()) {
+        const pass = this.#commands().beginComputePass({ timestampWrites: stamps.around(i) });
+        dispatch(pass, launch);
+        pass.end();
+      }
+      stamps.end(this.#commands());
+      this.#submit();
+      return await stamps.milliseconds();
+    } finally {
+      stamps.free();
+    }
+  }
+
+  launchesIn(name: FunctionName, size: number): { kernel: string; weightBytes: number }[] {
+    return this.#plan(name, size).launches.map(({ kernel, args }) => {
+      // What tokens look up is not read whole.
+      const whole = args.some(({ space, name }) => space === "buffer" && name === "tokens") ? [] : args;
+      const weights = whole.filter(({ space }) => space === "weight").map((arg) => this.#argument(arg).size);
+      return { kernel, weightBytes: weights.reduce((sum, bytes) => sum + bytes, 0) };
+    });
   }
 
   copyPage(group: number, from: number, to: number): void {
@@ -181,6 +201,16 @@ export class Executor implements Backend {
     this.#pass = null;
     this.#bound.clear();
     this.#parts.buffers.close();
+  }
+
+  #launchesOf(name: FunctionName, size: number): readonly BoundLaunch[] {
+    const plan = this.#plan(name, size);
+    let launches = this.#bound.get(plan);
+    if (!launches) {
+      launches = plan.launches.map((launch) => this.#bind(launch));
+      this.#bound.set(plan, launches);
+    }
+    return launches;
   }
 
   #kernels(name: FunctionName, size: number): string[] {
@@ -256,6 +286,12 @@ export class Executor implements Backend {
     if (this.#encoder) this.#device.queue.submit([this.#encoder.finish()]);
     this.#encoder = null;
   }
+}
+
+function dispatch(pass: GPUComputePassEncoder, { pipeline, bindings, grid }: BoundLaunch): void {
+  pass.setPipeline(pipeline);
+  pass.setBindGroup(0, bindings);
+  pass.dispatchWorkgroups(...grid);
 }
 
 function hostArray(dtype: Dtype, data: ArrayBuffer): HostArray {

@@ -11,7 +11,9 @@ export interface KernelPipeline {
   readonly layout: GPUBindGroupLayout;
 }
 
-/** Kernels given to the browser at once: enough for its threads, and what is wanted next waits for few others. */
+/**
+ * Kernels given to the browser at once: enough for its threads, and what is wanted next waits for few others.
+ */
 const AT_ONCE = 8;
 
 /** One pipeline, under the name of the first kernel that asked for it. */
@@ -30,10 +32,10 @@ class Job {
 }
 
 /**
- * Compiles kernels, several at a time, what somebody waits for before what may be wanted later. An artifact has
- * several sizes of each function; a GPU compiles them all in a second or two, but SwiftShader was seen to take
- * 120 s for the 57 kernels of a small model, and one answer needs few. Kernels with the same text are compiled
- * once.
+ * Compiles kernels, several at a time, what somebody waits for before what may be wanted later. An artifact
+ * has several sizes of each function; a GPU compiles them all in a second or two, but SwiftShader was seen to
+ * take 120 s for the 57 kernels of a small model, and one answer needs few. Kernels with the same text are
+ * compiled once.
  */
 export class Pipelines {
   readonly #layouts = new Map<string, GPUBindGroupLayout>();
