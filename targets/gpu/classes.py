@@ -42,7 +42,7 @@ class DeviceClass:
 
 
 SOFTWARE = DeviceClass("software", 32, 1, 0, 0, (8, 256), 32, 32, 1, 32, 1)
-MOBILE = DeviceClass("mobile", 64, 8, 128 << 10, 2048, (32, 32), 64, 64, 16, 16, 64, SHARED_BYTES // 2)
+MOBILE = DeviceClass("mobile", 64, 8, 128 << 10, 2048, (32, 64), 128, 64, 16, 16, 64, SHARED_BYTES // 2)
 INTEGRATED = DeviceClass("integrated", 128, 16, 512 << 10, 8192, (64, 64), 256, 64, 32, 32, 32)
 DISCRETE = DeviceClass("discrete", 256, 32, 2 << 20, 16384, (64, 64), 256, 64, 32, 32, 64)
 CLASSES = {each.name: each for each in (SOFTWARE, MOBILE, INTEGRATED, DISCRETE)}

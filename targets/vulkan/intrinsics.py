@@ -26,9 +26,11 @@ _REDUCE = {
 }
 # Of one word, and of a vector of words, which is computed lane by lane.
 _HALVES = {"low_half": 0, "high_half": 1, "low_halves": 0, "high_halves": 1}
+_FLOAT16 = {"low_float16": 0, "high_float16": 1}
 _SPECIAL = (
     "abs",
     *_HALVES,
+    *_FLOAT16,
     "isnan",
     "isinf",
     "isfinite",
@@ -68,6 +70,8 @@ class Intrinsics:
         name = "fabs" if name == "abs" else name
         if name in _HALVES:
             return self._conversions.half(values[0], _HALVES[name])
+        if name in _FLOAT16:
+            return self._conversions.float16(values[0], _FLOAT16[name])
         if name in ("isnan", "isinf", "isfinite"):
             return self._classify(name, dtypes[0], values[0])
         if name in ("popcount", "clz"):

@@ -33,7 +33,13 @@ def _halves(name: str, half: str) -> str:
     return f"fn {name}(words : vec4<u32>) -> vec4<f32> {{ return vec4<f32>({values}); }}\n"
 
 
+def _float16(name: str, half: str) -> str:
+    values = ", ".join(f"bitcast<vec2<f16>>(words.{place}).{half}" for place in "xyzw")
+    return f"fn {name}(words : vec4<u32>) -> vec4<f16> {{ return vec4<f16>({values}); }}\n"
+
+
 FUNCTIONS |= {"low_halves": _halves("low_halves", "x"), "high_halves": _halves("high_halves", "y")}
+FUNCTIONS |= {"low_float16": _float16("low_float16", "x"), "high_float16": _float16("high_float16", "y")}
 _BYTES = {"f32": 4, "i32": 4, "u32": 4, "f16": 2}
 
 
