@@ -226,7 +226,8 @@ class Arithmetic:
     def vector(self, name: str, operands: Sequence[Sequence[int]]) -> tuple[int, ...]:
         """Add, sub, mul or fma (a·b + c) of vectors of float16."""
         element = self.computes(F16)
-        kind, vectors = self.builder.vector_type(element, WIDTH), [self.gathered(element, v) for v in operands]
+        kind = self.builder.vector_type(element, WIDTH)
+        vectors = [self.gathered(element, values) for values in operands]
         if name == "fma":
             made = self.builder.glsl(Glsl.FMA, kind, *vectors)
         else:

@@ -10,12 +10,15 @@ codes add up to at most 8 · 2^(b-1) · 2^(13-b) = 32,768, whatever the inputs a
 # TVMScript: what is built here are expressions.
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import reduce
+
 from tvm.script import tirx as T
 
 from nearfar.targets.gpu.packing import PLANES, SIGN_BIT
 from nearfar.targets.quantized import Matrix
 
-from .vectors import HALF_WORD, MANTISSA, WIDTH, spread
+from .vectors import HALF_WORD, MANTISSA, WIDTH, at, spread
 
 CHAIN = 8
 """Inputs whose products are added up in float16, and which are scaled together."""
@@ -33,19 +36,17 @@ def limit_of(bits: int) -> int:
     return 13 - bits if bits <= 8 else DENSE_LIMIT
 
 
-def exponents(values: list):
-    """The largest exponent of vectors of four float32, where it stands in the bits of a float32."""
+def exponent_of(bits, values: list):
+    """The largest exponent of vectors of float32, where it stands in the bits of one; `bits`: a local array
+    of one vector of uint32.
+    """
     fields = [T.reinterpret(f"uint32x{WIDTH}", value) & _all(EXPONENT) for value in values]
-    most = fields[0]
-    for field in fields[1:]:
-        most = T.max(most, field)
-    found = [T.Shuffle([most], [place]) for place in range(WIDTH)]
-    most = T.max(T.max(found[0], found[1]), T.max(found[2], found[3]))
-    return T.max(most, T.uint32(LEAST_EXPONENT << MANTISSA))
+    T.buffer_store(bits, reduce(T.max, fields), [0])
+    return reduce(T.max, [at(bits[0], place) for place in range(WIDTH)], T.uint32(LEAST_EXPONENT << MANTISSA))
 
 
 def factor_of(exponent, limit: int):
-    """The power of two, float32, that brings numbers of this exponent (see exponents) below 2^limit."""
+    """The power of two, float32, that brings numbers of this exponent (see exponent_of) below 2^limit."""
     return T.reinterpret("float32", T.uint32((limit + 253) << MANTISSA) - exponent)
 
 
@@ -54,8 +55,14 @@ def inverse_of(exponent, limit: int):
     return T.reinterpret("float32", exponent - T.uint32((limit - 1) << MANTISSA))
 
 
-def centred(matrix: Matrix, made: int, word, first) -> list:
-    """The codes of `made` inputs from `first` on, less their middle: float16x4 each; `word` as Slices reads.
+def words_of(matrix: Matrix) -> int:
+    """Vectors of the local array that `centred` works in."""
+    return len(PLANES[matrix.bits]) if matrix.quantized else 1
+
+
+def centred(held, matrix: Matrix, made: int, word, first) -> Iterator:
+    """The codes of `made` inputs from `first` on, less their middle: float16x4 each, to be used one after the
+    other; `word` as Slices reads, `held` a local array of words.
 
     Codes lie in a word one after the other; the second half of a thread's is moved into the word's high half,
     so that two are masked at a time and become the last bits of two float16 of 1,024 and more.
@@ -63,22 +70,28 @@ def centred(matrix: Matrix, made: int, word, first) -> list:
     planes = PLANES[matrix.bits]
     in_word = min(made, 32 // max(planes))
     middle = T.Broadcast(T.float16(1024 + (1 << (matrix.bits - 1))), WIDTH)
-    out = []
     for start in range(0, made, in_word):
-        words, at_word, below = [None] * (in_word // 2), 0, 0
-        for width in planes:
-            held = word[at_word + start * width // 32]
-            held = held ^ _all(int(SIGN_BIT)) if len(planes) == 1 else held
-            held, mask = _spaced(held, first + start, width, in_word), (1 << width) - 1
-            for j in range(in_word // 2):
-                part = T.shift_right(held, _all(j * width)) & _all(mask | mask << HALF_WORD)
-                part = T.shift_left(part, _all(below)) if below else part
-                words[j] = part if words[j] is None else words[j] | part
-            at_word, below = at_word + max(made * width // 32, 1), below + width
-        pairs = [each | _all(THOUSAND | THOUSAND << HALF_WORD) for each in words]
+        before = 0
+        for i, width in enumerate(planes):
+            whole = word[before + start * width // 32]
+            whole = whole ^ _all(int(SIGN_BIT)) if len(planes) == 1 else whole
+            T.buffer_store(held, _spaced(whole, first + start, width, in_word), [i])
+            before += max(made * width // 32, 1)
         for half in (LOW_FLOAT16, HIGH_FLOAT16):
-            out += [T.call_pure_extern(f"float16x{WIDTH}", half, pair) - middle for pair in pairs]
-    return out
+            for j in range(in_word // 2):
+                yield T.call_pure_extern(f"float16x{WIDTH}", half, _pair(held, planes, j)) - middle
+
+
+def _pair(held, planes: tuple[int, ...], j: int):
+    """Two codes of words as _spaced gives them, each as the bits of a float16 of 1,024 and the code."""
+    made, below = _all(THOUSAND | THOUSAND << HALF_WORD), 0
+    for i, width in enumerate(planes):
+        mask = (1 << width) - 1
+        part = held[i] if j == 0 else T.shift_right(held[i], _all(j * width))
+        part = part & _all(mask | mask << HALF_WORD)
+        made = made | (T.shift_left(part, _all(below)) if below else part)
+        below += width
+    return made
 
 
 def _spaced(word, first, width: int, count: int):
