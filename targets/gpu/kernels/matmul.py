@@ -9,7 +9,7 @@ first to last and sums their squares.
 
 Float32 programs multiply and add in float32. In float16 programs both factors are float16 in workgroup
 memory, and what is rounded is this:
-- rows, eight inputs at a time times a power of two (see halves), to 11 bits: any finite input works;
+- rows, eight inputs at a time times a power of two (see scaled), to 11 bits: any finite input works;
 - products of codes, which are exact: eight of them are added in float16, each sum rounded to 11 bits. The
   rest is float32: sums of the eights, scale and bias, and the sum of the unrounded inputs that bias needs.
 - Weights that are no codes are rounded to float16 as ever, and multiplied and added in float32.
@@ -36,7 +36,7 @@ from nearfar.targets.jobs import Linear
 
 from .common import ceil_div, select
 from .epilogue import VALUES, epilogue, sides
-from .halves import CHAIN, centred, exponent_of, factor_of, inverse_of, limit_of, words_of
+from .scaled import CHAIN, centred, exponent_of, factor_of, inverse_of, limit_of, words_of
 from .layout import params
 from .script import prim_func
 from .vectors import (
