@@ -44,7 +44,14 @@ def lanes(expr: Any) -> int:
 
 def _in_pairs(expr: Any) -> bool:
     """Whether GPUs compute two lanes of it at once."""
-    return type(expr).__name__ in _IN_PAIRS and lanes(expr) == WIDTH and dtype(expr) == F16
+    kind = type(expr).__name__
+    if kind not in _IN_PAIRS and not (kind == "Call" and _is_fma(expr)):
+        return False
+    return lanes(expr) == WIDTH and dtype(expr) == F16
+
+
+def _is_fma(call: Any) -> bool:
+    return str(call.op.name).endswith("call_pure_extern") and str(call.args[0].value) == "fma"
 
 
 class Expressions:
@@ -91,6 +98,8 @@ class Expressions:
 
     def _vector(self, expr: Any) -> tuple[int, ...]:
         """A sum or product of vectors of float16; a sum with a product as one instruction."""
+        if type(expr).__name__ == "Call":
+            return self._arithmetic.vector("fma", [self.values(each) for each in expr.args[1:]])
         for a, b in ((expr.a, expr.b), (expr.b, expr.a)):
             if type(expr).__name__ == "Add" and type(b).__name__ == "Mul":
                 return self._arithmetic.vector("fma", [self.values(each) for each in (b.a, b.b, a)])
@@ -182,11 +191,15 @@ class Expressions:
         args = list(expr.args)
         if name in ("call_pure_extern", "call_extern"):
             name, args = str(args[0].value), args[1:]
+        if _in_pairs(expr):
+            return self._vector(expr)[lane]
         if name == "if_then_else":
             return self._if_then_else(expr, lane)
         if name in ("likely", "tvm_thread_invariant"):
             return self.value(args[0], lane)
         if name == "reinterpret":
+            if dtype(expr) == F16 and lanes(expr) == 2 * lanes(args[0]):
+                return self.conversions.half_of(self.value(args[0], lane // 2), lane % 2)
             if lanes(args[0]) != lanes(expr):
                 raise BuildError(f"reinterpret of other lanes has no SPIR-V code: {expr}")
             return self.conversions.reinterpret(dtype(args[0]), dtype(expr), self.value(args[0], lane))

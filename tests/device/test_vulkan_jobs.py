@@ -95,3 +95,9 @@ def test_rope_append_flags(flags: str) -> None:
 def test_linear_by_class(device: str, name: str) -> None:
     precision, job = gpu_jobs.class_linears(device)[name]
     gpu_jobs.check(variant(CLASSES[device], precision, True).kernels, vulkan_run.run, precision, job)
+
+
+@pytest.mark.parametrize("name", gpu_jobs.UNEVEN)
+def test_inputs_of_any_size(name: str) -> None:
+    """Nothing overflows in float16, and what is small is lost beside what is large in its own block only."""
+    gpu_jobs.check_uneven(variant(CLASSES["discrete"], "f16", True).kernels, vulkan_run.run, name)

@@ -105,3 +105,9 @@ def test_rope_append_flags(flags):
 def test_linear_by_class(device, name):
     precision, job = gpu_jobs.class_linears(device)[name]
     gpu_jobs.check(variant(CLASSES[device], precision, False).kernels, harness.run, precision, job)
+
+
+@pytest.mark.parametrize("name", gpu_jobs.UNEVEN)
+def test_inputs_of_any_size(name):
+    """Nothing overflows in float16, and what is small is lost beside what is large in its own block only."""
+    gpu_jobs.check_uneven(variant(CLASSES["discrete"], "f16", False).kernels, harness.run, name)

@@ -77,8 +77,9 @@ def class_linears(device: str) -> dict[str, tuple[Precision, Linear]]:
     """Matmuls for the kernels of a class of GPUs; tilings differ by class, so each class shows another part.
 
     mobile: all bits, groups that a thread reads in parts, dense matrices. integrated: everything that is
-    fused, more rows than lanes along k. discrete: the same in float16. Rows that do not fill a tile, inputs
-    that do not fill a tile (176, 172), columns that do not fill a workgroup.
+    fused, more rows than lanes along k. discrete: the same in float16, and codes that are multiplied in
+    pairs. Rows that do not fill a tile, inputs that do not fill a tile (176, 172), columns that do not fill a
+    workgroup.
     """
     out: dict[str, tuple[Precision, Linear]] = {}
     if device == "mobile":
@@ -98,6 +99,12 @@ def class_linears(device: str) -> dict[str, tuple[Precision, Linear]]:
     for name, make in linears(dtype).items():
         out[name] = precision, make(few)
         out[f"{name}_rows"] = precision, make(many)
+    if device == "discrete":
+        for name in ("q2g16", "q2g128", "q4g16", "q4g128", "q8g16", "q8g64"):
+            matrix = replace(SCHEMES[name], n=SCHEMES[name].n // 4 * 4)
+            out[name] = precision, Linear(1, matrix, "float32", "float32", norm=1e-5)
+        four = Linear(4, Matrix(136, 576, 4, 64), "float32", dtype, norm=1e-5, gate="silu")
+        out["four"] = precision, four
     odd = Linear(7, Matrix(136, 576, 4, 64), "float32", dtype, norm=1e-5, gate="silu", residual=True)
     return out | {
         "seven": (precision, odd),
@@ -305,6 +312,27 @@ def check_saturation(kernels: Kernels, run: Run, m: int, gate: Activation | None
     assert np.abs(got[1:][inside] - want[1:][inside]).max(initial=0) < 100
     got = run(kernels.stages(job), "f16", {**arrays, "x": np.full((m, 64), 1e6, np.float32)})["out"]
     assert np.abs(got).max() == 65504
+
+
+UNEVEN: dict[str, Callable[[np.random.Generator, np.ndarray], None]] = {
+    "tiny": lambda rng, x: np.multiply(x, 1e-7, out=x),
+    "huge": lambda rng, x: np.multiply(x, 1e8, out=x),
+    "outliers": lambda rng, x: np.multiply.at(x, (..., rng.integers(0, x.shape[1], 3)), 1e4),
+    "growing": lambda rng, x: np.multiply(x, np.geomspace(1e-9, 1e9, x.shape[1]), out=x),
+    "sparse": lambda rng, x: np.multiply(x, rng.random(x.shape) < 0.02, out=x),
+}
+"""Inputs of which float16 products would lose or overflow something, as changes of normal ones."""
+
+
+def check_uneven(kernels: Kernels, run: Run, name: str) -> None:
+    """Products of an f16 program with inputs of any size, of one row and of four, with a norm and without."""
+    rng = np.random.default_rng(5)
+    for bits, group, m, norm in ((4, 64, 1, None), (4, 32, 4, 1e-30), (8, 64, 1, None), (2, 16, 1, None)):
+        job = Linear(m, Matrix(96, 576, bits, group), "float32", "float32", norm=norm)
+        arrays = inputs(kernels, job, rng)
+        x = arrays["x"].astype(np.float64)
+        UNEVEN[name](rng, x)
+        check(kernels, run, "f16", job, arrays={**arrays, "x": x.astype(np.float32)})
 
 
 def check_functions(kernels: Kernels, run: Run) -> None:

@@ -85,6 +85,21 @@ def test_a_toy_is_as_counted_by_hand() -> None:
     assert found.largest_binding == K // 8 * N * 4
 
 
+@pytest.mark.parametrize(("lanes", "dtype", "operations"), [(4, "float32x4", 4), (2, "float16x4", 2)])
+def test_a_multiplication_with_addition_is_one_operation_and_two_float16_are_one(
+    lanes: int, dtype: str, operations: int
+) -> None:
+    @T.prim_func(check_well_formed=False)
+    def kernel(
+        x: T.Buffer((1, 1), dtype), w0: T.Buffer((1, 4), f"uint32x{lanes}"), out: T.Buffer((1, 4), dtype)
+    ):
+        for tx in T.thread_binding(4, thread="threadIdx.x"):
+            out[0, tx] = T.call_pure_extern(dtype, "fma", T.reinterpret(dtype, w0[0, tx]), x[0, 0], x[0, 0])
+
+    found = figures_of(finish(kernel, "toy"))
+    assert found.operations_per_weight == pytest.approx(4 * operations / (4 * lanes * 4))
+
+
 def test_threads_far_apart_use_part_of_each_line() -> None:
     assert split_k(lanes=8, stride=8).line_use == pytest.approx(16 / 128)
     assert split_k(lanes=2, stride=1).line_use == pytest.approx(32 / 128)

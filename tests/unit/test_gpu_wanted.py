@@ -16,19 +16,19 @@ REACHED: dict[tuple[str, Kind], Reached] = {
     ("software", "matvec"): {"largest_binding": BINDING},
     ("software", "matmul"): {"largest_binding": BINDING},
     ("mobile", "matvec"): {
-        "x_loads": 4.8, "operations_per_weight": 7.65, "registers": 104, "weight_reads": 1.112,
+        "x_loads": 1.78, "operations_per_weight": 4.72, "registers": 100, "weight_reads": 1.112,
         "serial_steps": 19, "largest_binding": BINDING,
     },
     ("mobile", "matmul"): {"registers": 66, "largest_binding": BINDING},
     ("mobile", "prefill"): {"cache_reads": 0.127, "registers": 100},
     ("integrated", "matvec"): {
-        "x_loads": 6.76, "operations_per_weight": 7.65, "registers": 136, "loads_ahead": 5,
+        "x_loads": 1.78, "operations_per_weight": 4.72, "registers": 126, "loads_ahead": 5,
         "weight_reads": 1.112, "serial_steps": 10, "largest_binding": BINDING,
     },
     ("integrated", "matmul"): {"largest_binding": BINDING},
     ("integrated", "prefill"): {"cache_reads": 0.0622, "registers": 127},
     ("discrete", "matvec"): {
-        "x_loads": 6.76, "operations_per_weight": 7.65, "registers": 136, "loads_ahead": 6, "serial_steps": 5,
+        "x_loads": 1.78, "operations_per_weight": 4.72, "registers": 126, "loads_ahead": 6, "serial_steps": 5,
         "largest_binding": BINDING,
     },
     ("discrete", "matmul"): {"largest_binding": BINDING},
@@ -36,7 +36,14 @@ REACHED: dict[tuple[str, Kind], Reached] = {
 }  # fmt: skip
 """Figures that miss what their class wants, and what the worst of SHAPES reaches: a line not to fall behind.
 A figure that no longer misses is to be taken out.
+
+A matvec's `x_loads`: to one load of words belong 8 inputs, two loads, which the lanes beside make too. Rows
+that are normalized and float16 already would be one, and are not worth the launch that makes them. Its
+operations: 2.4 are the weight's; the rest is what bringing blocks of inputs to one length costs a lane that
+has four columns of them, and scales of parts of groups where k has few groups (576: 9).
 """
+FLOAT32_OPERATIONS = 4.4
+"""A weight of the 1B shape in float32 programs: bounds are those of float16."""
 LEAST = {"loads_ahead", "line_use"}
 """Figures of REACHED of which more is better."""
 LAUNCHES_REACHED = {"smollm2-135m": 7, "llama-3.2-1b": 7, "qwen3-4b": 8}
@@ -107,3 +114,11 @@ def test_products_of_float16_take_fewer_operations(name: str) -> None:
 
 def test_a_program_has_few_pipelines() -> None:
     assert pipelines("llama-3.2-1b", DISCRETE) <= PIPELINES
+
+
+def test_float32_programs_need_few_operations_too() -> None:
+    measured = compiled("llama-3.2-1b", DISCRETE, "f32").measured
+    jobs = [each for each in measured if kind_of(each.job) == "matvec"]
+    assert jobs
+    for each in jobs:
+        assert (each.figures.operations_per_weight or 0) <= FLOAT32_OPERATIONS, each.job.label

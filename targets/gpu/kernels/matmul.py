@@ -36,8 +36,8 @@ from nearfar.targets.jobs import Linear
 
 from .common import ceil_div, select
 from .epilogue import VALUES, epilogue, sides
-from .scaled import CHAIN, centred, exponent_of, factor_of, inverse_of, limit_of, words_of
 from .layout import params
+from .scaled import CHAIN, centred, exponent_of, factor_of, inverse_of, limit_of, words_of
 from .script import prim_func
 from .vectors import (
     WIDTH,
@@ -174,9 +174,8 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
 
     def store_weights(wt, held, word, scale, first, thread, copy):
         """The weights made, or codes, into workgroup memory."""
-        codes = centred(held, matrix, made, word, first)
-        for e in range(made):
-            value = next(codes) if coded else slices.weight(word, first, e)
+        weights = ((e, slices.weight(word, first, e)) for e in range(made))
+        for e, value in centred(held, matrix, made, word, first) if coded else weights:
             if quantized and not coded:
                 value = low_halves(scale[0]) * value + high_halves(scale[0])
             place = copy * w_size + (first + e) * wide + thread % wide

@@ -23,7 +23,6 @@ from .vectors import HALF_WORD, MANTISSA, WIDTH, at, spread
 CHAIN = 8
 """Inputs whose products are added up in float16, and which are scaled together."""
 THOUSAND = 0x6400  # the float16 of 1,024, whose last bit is worth 1
-LOW_FLOAT16, HIGH_FLOAT16 = "low_float16", "high_float16"
 EXPONENT = 0xFF << MANTISSA
 DENSE_LIMIT = 12
 """Exponent of the limit where no codes are multiplied: products are float32 then."""
@@ -57,12 +56,12 @@ def inverse_of(exponent, limit: int):
 
 def words_of(matrix: Matrix) -> int:
     """Vectors of the local array that `centred` works in."""
-    return len(PLANES[matrix.bits]) if matrix.quantized else 1
+    return len(PLANES[matrix.bits]) + 1 if matrix.quantized else 1
 
 
-def centred(held, matrix: Matrix, made: int, word, first) -> Iterator:
-    """The codes of `made` inputs from `first` on, less their middle: float16x4 each, to be used one after the
-    other; `word` as Slices reads, `held` a local array of words.
+def centred(held, matrix: Matrix, made: int, word, first) -> Iterator[tuple[int, object]]:
+    """The codes of `made` inputs from `first` on, less their middle: which input, and float16x4. To be used
+    one after the other; `word` as Slices reads, `held` a local array of words.
 
     Codes lie in a word one after the other; the second half of a thread's is moved into the word's high half,
     so that two are masked at a time and become the last bits of two float16 of 1,024 and more.
@@ -77,9 +76,10 @@ def centred(held, matrix: Matrix, made: int, word, first) -> Iterator:
             whole = whole ^ _all(int(SIGN_BIT)) if len(planes) == 1 else whole
             T.buffer_store(held, _spaced(whole, first + start, width, in_word), [i])
             before += max(made * width // 32, 1)
-        for half in (LOW_FLOAT16, HIGH_FLOAT16):
-            for j in range(in_word // 2):
-                yield T.call_pure_extern(f"float16x{WIDTH}", half, _pair(held, planes, j)) - middle
+        for j in range(in_word // 2):
+            T.buffer_store(held, _pair(held, planes, j), [len(planes)])
+            for half in range(2):
+                yield start + half * (in_word // 2) + j, _halves(held[len(planes)], half) - middle
 
 
 def _pair(held, planes: tuple[int, ...], j: int):
@@ -92,6 +92,14 @@ def _pair(held, planes: tuple[int, ...], j: int):
         made = made | (T.shift_left(part, _all(below)) if below else part)
         below += width
     return made
+
+
+def _halves(words, which: int):
+    """The float16 in the low (0) or high (1) half of each word."""
+    pairs = [
+        T.reinterpret(f"float16x{WIDTH}", T.Shuffle([words], [first, first + 1])) for first in (0, WIDTH // 2)
+    ]
+    return T.Shuffle(pairs, list(range(which, 2 * WIDTH, 2)))
 
 
 def _spaced(word, first, width: int, count: int):
