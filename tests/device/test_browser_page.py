@@ -3,6 +3,7 @@ recites a text.
 """
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
