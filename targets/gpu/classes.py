@@ -39,12 +39,16 @@ class DeviceClass:
     """Threads that run in lockstep: a workgroup is a multiple of them."""
     shared_bytes: int = SHARED_BYTES
     """Workgroup memory that a kernel should keep to: more costs it other workgroups."""
+    staged_bytes: int = 0
+    """That of a matmul of a float16 program, where two tiles are worth more; else `shared_bytes`."""
 
 
 SOFTWARE = DeviceClass("software", 32, 1, 0, 0, (8, 256), 32, 32, 1, 32, 1)
-MOBILE = DeviceClass("mobile", 64, 8, 128 << 10, 2048, (32, 32), 64, 64, 16, 16, 64, SHARED_BYTES // 2)
+MOBILE = DeviceClass("mobile", 64, 8, 128 << 10, 2048, (32, 64), 128, 64, 16, 16, 64, SHARED_BYTES // 2)
 INTEGRATED = DeviceClass("integrated", 128, 16, 512 << 10, 8192, (64, 64), 256, 64, 32, 32, 32)
-DISCRETE = DeviceClass("discrete", 256, 32, 2 << 20, 16384, (64, 64), 256, 64, 32, 32, 64)
+DISCRETE = DeviceClass(
+    "discrete", 256, 32, 2 << 20, 16384, (64, 64), 256, 64, 32, 32, 64, staged_bytes=2 * SHARED_BYTES
+)
 CLASSES = {each.name: each for each in (SOFTWARE, MOBILE, INTEGRATED, DISCRETE)}
 
 

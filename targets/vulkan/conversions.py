@@ -92,8 +92,8 @@ class Conversions:
         pair = builder.glsl(Glsl.UNPACK_HALF_2X16, builder.vector_type(kind, 2), word)
         return builder.pure(Op.COMPOSITE_EXTRACT, kind, pair, which)
 
-    def half_of(self, word: int, which: int) -> int:
-        """The same as float16."""
+    def float16(self, word: int, which: int) -> int:
+        """The float16 in the low (0) or high (1) half of a word, as such."""
         builder, kind = self._builder, self._arithmetic.computes(F16)
         pair = builder.pure(Op.BITCAST, builder.vector_type(kind, 2), word)
         return builder.pure(Op.COMPOSITE_EXTRACT, kind, pair, which)

@@ -1,4 +1,8 @@
-"""Expressions of lowered TIR to ids. A vector is its lanes: each is computed by itself, as GPUs do."""
+"""Expressions of lowered TIR to ids.
+
+A vector is its lanes: each is computed by itself, as GPUs do; but for sums and products of float16, which
+they compute in pairs.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from tvm.ir import Var
 
 from nearfar.errors import BuildError
 
-from .arithmetic import BOOL, F16, Arithmetic, Dtype, dtype_of
+from .arithmetic import BOOL, F16, WIDTH, Arithmetic, Dtype, dtype_of
 from .conversions import Conversions
 from .intrinsics import Intrinsics
 from .opcodes import Op
@@ -21,6 +25,7 @@ _BINARY = {
     "FloorMod": "floormod", "Min": "min", "Max": "max", "BitwiseAnd": "and", "BitwiseOr": "or",
     "BitwiseXor": "xor", "LShift": "shl", "RShift": "shr",
 }  # fmt: skip
+_IN_PAIRS = ("Add", "Sub", "Mul")
 _BINARY_CALLS = {
     "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "shift_left": "shl", "shift_right": "shr",
 }  # fmt: skip
@@ -35,6 +40,11 @@ def dtype(expr: Any) -> Dtype:
 def lanes(expr: Any) -> int:
     """Lanes of an expression."""
     return int(expr.ty.dtype.lanes)
+
+
+def _in_pairs(expr: Any) -> bool:
+    """Whether GPUs compute two lanes of it at once."""
+    return type(expr).__name__ in _IN_PAIRS and lanes(expr) == WIDTH and dtype(expr) == F16
 
 
 class Expressions:
@@ -62,6 +72,8 @@ class Expressions:
 
     def values(self, expr: Any) -> tuple[int, ...]:
         """All lanes."""
+        if _in_pairs(expr):
+            return self._vector(expr)
         return tuple(self.value(expr, lane) for lane in range(lanes(expr)))
 
     def define(self, variable: Var, values: tuple[int, ...]) -> None:
@@ -77,7 +89,18 @@ class Expressions:
             raise BuildError(f"variable {expr.name} is used before it is defined")
         return found[lane]
 
+    def _vector(self, expr: Any) -> tuple[int, ...]:
+        """A sum or product of vectors of float16; a sum with a product as one instruction."""
+        for a, b in ((expr.a, expr.b), (expr.b, expr.a)):
+            if type(expr).__name__ == "Add" and type(b).__name__ == "Mul":
+                return self._arithmetic.vector("fma", [self.values(each) for each in (b.a, b.b, a)])
+        return self._arithmetic.vector(
+            _BINARY[type(expr).__name__], [self.values(expr.a), self.values(expr.b)]
+        )
+
     def _binary(self, expr: Any, lane: int) -> int:
+        if _in_pairs(expr):
+            return self._vector(expr)[lane]
         a, b = self.value(expr.a, lane), self.value(expr.b, lane)
         return self._arithmetic.binary(_BINARY[type(expr).__name__], dtype(expr), a, b)
 
@@ -165,7 +188,7 @@ class Expressions:
             return self.value(args[0], lane)
         if name == "reinterpret":
             if dtype(expr) == F16 and lanes(expr) == 2 * lanes(args[0]):
-                return self.conversions.half_of(self.value(args[0], lane // 2), lane % 2)
+                return self.conversions.float16(self.value(args[0], lane // 2), lane % 2)
             if lanes(args[0]) != lanes(expr):
                 raise BuildError(f"reinterpret of other lanes has no SPIR-V code: {expr}")
             return self.conversions.reinterpret(dtype(args[0]), dtype(expr), self.value(args[0], lane))
@@ -175,6 +198,8 @@ class Expressions:
             return self._arithmetic.constant(dtype(expr), int(args[0].value) + (int(args[1].value) << 32))
         if name not in _BINARY_CALLS and not self.intrinsics.has(name):
             raise BuildError(f"intrinsic {name} has no SPIR-V code: {expr}")
+        if name == "fma" and lanes(expr) == WIDTH and dtype(expr) == F16:
+            return self._arithmetic.vector(name, [self.values(arg) for arg in args])[lane]
         values = [self.value(arg, lane if lanes(arg) > 1 else 0) for arg in args]
         if name in _BINARY_CALLS:
             return self._arithmetic.binary(_BINARY_CALLS[name], dtype(expr), *values)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from nearfar.errors import BuildError
 
-from .arithmetic import BOOL, F16, F32, I32, U32, Arithmetic, Dtype
+from .arithmetic import BOOL, F32, I32, U32, Arithmetic, Dtype
 from .conversions import Conversions
 from .opcodes import GROUP_REDUCE, SCOPE_SUBGROUP, BuiltIn, Capability, Glsl, Op
 
@@ -26,9 +26,11 @@ _REDUCE = {
 }
 # Of one word, and of a vector of words, which is computed lane by lane.
 _HALVES = {"low_half": 0, "high_half": 1, "low_halves": 0, "high_halves": 1}
+_FLOAT16 = {"low_float16": 0, "high_float16": 1}
 _SPECIAL = (
     "abs",
     *_HALVES,
+    *_FLOAT16,
     "isnan",
     "isinf",
     "isfinite",
@@ -61,15 +63,15 @@ class Intrinsics:
         return self._plain(name) in (*_UNARY, *self._others, *_SPECIAL)
 
     def call(self, name: str, dtype: Dtype, dtypes: list[Dtype], values: list[int]) -> int:
-        """The result of a function that there is. float16 is computed in float32, as TVM does on a CPU, but
-        for `fma`.
-        """
+        """The result of a function that there is. float16 is computed in float32, as TVM does on a CPU."""
         name = self._plain(name)
         if name in ("fabs", "abs") and dtype.kind in "iu":
             return values[0] if dtype.kind == "u" else self._absolute(dtype, values[0])
         name = "fabs" if name == "abs" else name
         if name in _HALVES:
             return self._conversions.half(values[0], _HALVES[name])
+        if name in _FLOAT16:
+            return self._conversions.float16(values[0], _FLOAT16[name])
         if name in ("isnan", "isinf", "isfinite"):
             return self._classify(name, dtypes[0], values[0])
         if name in ("popcount", "clz"):
@@ -80,8 +82,6 @@ class Intrinsics:
             return self._arithmetic.constant(dtype, -1)  # shuffles take no mask here
         if name in _REDUCE:
             return self._reduce(name, dtype, values[0])
-        if name == "fma" and dtype == F16:
-            return self._builder.glsl(Glsl.FMA, self._arithmetic.computes(F16), *values)
         if dtype.kind != "f":
             raise BuildError(f"{name} of {dtypes[0]} has no SPIR-V code")
         wide = [self._conversions.cast(kind, F32, value) for kind, value in zip(dtypes, values, strict=True)]
