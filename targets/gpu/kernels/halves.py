@@ -5,10 +5,12 @@ eight bits of each half are whole numbers; masked where it stands, a code is its
 exactly, and the input is divided by that. The middle of the codes is taken away with the 1024: sums of
 numbers around zero are half as large, and so is their rounding.
 
-No finite input overflows, and no small one is lost. A block of 16 inputs is brought to length LENGTH before
-it becomes float16, and its sum is brought back in float32: by Cauchy-Schwarz no part of a sum of codes up to
-c from zero times inputs is larger than c·√16·LENGTH, 32,768 with codes of 8 bits; an input that becomes
-subnormal is less than 2^-15 of its block's length. A block's sum is that of two chains of eight products.
+No input up to 10^18 overflows, and no small one is lost. A block of 16 inputs is brought to length LENGTH
+before it becomes float16, and its sum is brought back in float32: by Cauchy-Schwarz no part of a sum of codes
+up to c from zero times inputs is larger than c·√16·LENGTH, 32,768 with codes of 8 bits; an input that becomes
+subnormal is less than 2^-14 of its block's length. (Beyond 10^18 squares are infinite, and the sum is NaN.)
+A block's sum is that of two chains of eight products; with normal inputs, outliers among them or not, an
+output is off by 6·10^-4 of the largest, and by no more than 10^-3.
 """
 
 # mypy: ignore-errors
