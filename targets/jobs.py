@@ -88,6 +88,24 @@ class Norm:
 
 
 @dataclass(frozen=True)
+class Split:
+    """Attention between two launches: how the positions that a row sees are shared out, up to `count` parts.
+
+    The positions make blocks of `block`, from the first that the row sees on; a part has ⌈blocks/count⌉ of
+    them, so that short rows have fewer parts. The array is [m, heads, count, head_dim + TAIL] of the
+    activations' dtype: a part's own attention, then the logarithm of its sum of exponentials as two numbers
+    (of which the second is what rounding took from the first), then nothing. Of parts that a row does not
+    have nothing is written and nothing may be read. `window`, `sinks`: as of Attend; sinks are not in parts.
+    """
+
+    TAIL: ClassVar = 4
+    count: int
+    block: int
+    window: int | None = None
+    sinks: bool = False
+
+
+@dataclass(frozen=True)
 class Linear:
     """out[m, n] = epilogue(x'[m, k] · Wᵀ): one fused matmul.
 
@@ -95,7 +113,8 @@ class Linear:
     c·tanh(y/c). `residual`: add residual[m, n]. `gate`: W has 2n rows (gate rows 0…n−1, then up rows), out =
     activation(gate) * up; so out has matrix.n/2 columns. `x_dtype`, `out_dtype`: "float32" or "float16".
     `rows`: gather: x has `x_rows` rows and an extra int32 [16] argument `logit_rows` picks row logit_rows[i]
-    for out row i; out is then the `logits` buffer [16, n], rows 0…m−1 written.
+    for out row i; out is then the `logits` buffer [16, n], rows 0…m−1 written. `split`: x is attention's
+    output in parts of `split_heads` heads, which are put together first.
     """
 
     kind: ClassVar = "linear"
@@ -110,6 +129,8 @@ class Linear:
     rows: bool = False
     x_rows: int = 0
     softcap: float | None = None
+    split: Split | None = None
+    split_heads: int = 0
 
     @property
     def columns(self) -> int:
@@ -118,9 +139,11 @@ class Linear:
 
     def inputs(self, parts: int) -> tuple[str, ...]:
         """In order x [x_rows or m, k], [logit_rows [16]], [norm f32 [k]], the parts, [bias f32 [n]],
-        [residual (out_dtype)].
+        [residual (out_dtype)]. With `split`, for x: partial (see Split), positions int32 [256], [sinks f32
+        [split_heads]].
         """
-        head = ("x", *["logit_rows"] * self.rows, *["norm"] * (self.norm is not None))
+        x = ("x",) if self.split is None else ("partial", "positions", *["sinks"] * self.split.sinks)
+        head = (*x, *["logit_rows"] * self.rows, *["norm"] * (self.norm is not None))
         return (*head, *(f"w{i}" for i in range(parts)), *["bias"] * self.bias, *["residual"] * self.residual)
 
     @property
@@ -138,6 +161,7 @@ class Linear:
             "residual": self.residual,
             str(self.gate): self.gate is not None,
             f"rows{self.x_rows}": self.rows,
+            f"split{self.split.count if self.split else 0}": self.split is not None,
             f"x{short(self.x_dtype)}": self.x_dtype != "float32",
             f"o{short(self.out_dtype)}": self.out_dtype != "float32",
         }
@@ -339,7 +363,7 @@ class Attend(Paged):
     Row i sees positions p ≤ positions[i] of slots[i], with `window` only the last `window` of them, its own
     included; pages before those may not be there, and are not read. Scores are scale·q·k; `softcap` c:
     c·tanh(score/c). `sinks`: f32 [heads], for each head one more logit in the softmax, which has no value.
-    Padding rows give zeros.
+    Padding rows give zeros. `split`: the output is left in parts, whose window is the job's.
     """
 
     kind: ClassVar = "attention"
@@ -347,6 +371,7 @@ class Attend(Paged):
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
+    split: Split | None = None
 
     def inputs(self, parts: int = 0) -> tuple[str, ...]:
         """q, k_cache, v_cache, positions, slots, page_table, [sinks]."""
@@ -354,7 +379,9 @@ class Attend(Paged):
 
     @property
     def out(self) -> Output:
-        """[m, heads·head_dim] of dtype."""
+        """[m, heads·head_dim] of dtype; its parts (see Split) with `split`."""
+        if self.split is not None:
+            return (self.m, self.heads, self.split.count, self.head_dim + Split.TAIL), self.dtype
         return self.q_shape, self.dtype
 
     @property
@@ -364,6 +391,7 @@ class Attend(Paged):
             f"w{self.window}": self.window is not None,
             "cap": self.softcap is not None,
             "sinks": self.sinks,
+            f"split{self.split.count if self.split else 0}": self.split is not None,
         }
         return labelled(f"attention_{self._paged_label}", flags)
 

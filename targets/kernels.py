@@ -12,7 +12,7 @@ from nearfar.format.adapters import DeviceClass
 from nearfar.format.manifest import Float
 from nearfar.step.model import Step
 from nearfar.targets.bundles import Bundles
-from nearfar.targets.jobs import Job, Project
+from nearfar.targets.jobs import Attend, Job, Linear, Project, Split
 from nearfar.targets.quantized import Array, Matrix, Part, QuantTensor
 
 if TYPE_CHECKING:
@@ -75,6 +75,10 @@ class Kernels(Packing, Protocol):
 
     def stages(self, job: Job) -> Staged:
         """The launches of a job; BuildError where the target has no kernel for it."""
+        ...
+
+    def split(self, attend: Attend, linear: Linear) -> Split | None:
+        """The parts in which attention is left to the matmul that alone reads it; None: it is made whole."""
         ...
 
 

@@ -14,13 +14,13 @@ from typing import Any
 
 from tvm import ir, relax
 
-from nearfar.targets.jobs import Attend, Embed, GraphJob, Linear, Norm, Project, RopeAppend, Rows
+from nearfar.targets.jobs import Attend, Embed, GraphJob, Linear, Norm, Project, RopeAppend, Rows, Split
 from nearfar.targets.quantized import Matrix
 
 _RECORDS: dict[str, type[GraphJob]] = {
     kind.kind: kind for kind in (Embed, Norm, Linear, RopeAppend, Rows, Project, Attend)
 }
-_INNER: dict[str, type[Any]] = {"matrix": Matrix, "linear": Linear, "paged": RopeAppend}
+_INNER: dict[str, type[Any]] = {"matrix": Matrix, "linear": Linear, "paged": RopeAppend, "split": Split}
 """Records within a job, by their field."""
 
 

@@ -22,6 +22,7 @@ from nearfar.targets.jobs import (
     Project,
     RopeAppend,
     Sample,
+    Split,
 )
 from nearfar.targets.kernels import Staged, Variant
 
@@ -59,6 +60,10 @@ class CpuKernels:
         if type(job) not in STAGES:
             raise BuildError(f"the cpu target has no kernel for a job of type {type(job).__name__}")
         return STAGES[type(job)](job)
+
+    def split(self, attend: Attend, linear: Linear) -> Split | None:
+        """Attention is one launch."""
+        return None
 
 
 VARIANTS = (Variant("f32", "f32", CpuKernels()),)

@@ -22,12 +22,13 @@ from nearfar.targets.jobs import (
     RopeAppend,
     Rows,
     Sample,
+    Split,
 )
 from nearfar.targets.kernels import Precision, Staged, Variant
 
 from . import packing
 from .classes import CLASSES, SOFTWARE, DeviceClass, Tuning
-from .kernels.attention import attention
+from .kernels.attention import attention, split
 from .kernels.embed import embed
 from .kernels.greedy import greedy
 from .kernels.linear import linear
@@ -63,6 +64,10 @@ class GpuKernels:
     def stages(self, job: Job) -> Staged:
         """The launches of a job."""
         return _made(job, self._shaping if type(job) in _SHAPED else None)
+
+    def split(self, attend: Attend, linear: Linear) -> Split | None:
+        """Where it costs less than the launch that it spares."""
+        return split(attend, linear, self.tuning)
 
 
 _SHAPED: dict[type[Job], Callable[[Any, Tuning], Staged]] = {

@@ -14,6 +14,7 @@ from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import CLASSES, SOFTWARE
 from nearfar.targets.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, RopeAppend, Rows, Sample
 from nearfar.targets.kernels import Staged
+from nearfar.targets.quantized import Matrix
 from nearfar.targets.webgpu import shaders
 from tests.support import gpu_jobs, project_jobs
 from tests.support.browser import browser
@@ -77,6 +78,16 @@ def attention_by_class() -> dict[str, Staged]:
             job = gpu_jobs.paged(Attend, (m, *shape), "float32", **gpu_jobs.ATTENDS[flags])
             kernels = variant(CLASSES[name], "f32", False).kernels
             made[f"attend_{name}_{flags}_{m}_{shape[-1]}"] = kernels.stages(job)
+            k = shape[0] * shape[2]
+            linear = Linear(m, Matrix(64, k, 32), "float32", "float32", bias=True, residual=True)
+            split = kernels.split(job, linear)
+            assert (split is None) == (m > 1)
+            if split is not None:
+                combined = replace(linear, split=split, split_heads=shape[0])
+                made[f"parts_{name}_{flags}_{shape[-1]}"] = kernels.stages(
+                    replace(job, split=split, sinks=False)
+                )
+                made[f"together_{name}_{flags}_{shape[-1]}"] = kernels.stages(combined)
     return made
 
 

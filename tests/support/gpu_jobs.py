@@ -188,7 +188,13 @@ def check_runs(
     """Attention of a step whose rows are those of RUNS, as many as the job has; pages that none sees are not
     there.
     """
-    rng = np.random.default_rng(1)
+    check(kernels, run, precision, job, arrays=step_inputs(job, runs, np.random.default_rng(1)))
+
+
+def step_inputs(
+    job: Attend, runs: tuple[tuple[int, int, int], ...], rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """Random inputs of a step whose rows are those of `runs`."""
     arrays = paged_inputs(job, rng)
     rows = [(slot, first + i) for slot, first, count in runs for i in range(count)][: job.m]
     arrays["positions"][:] = -1
@@ -196,7 +202,33 @@ def check_runs(
         arrays["slots"][i], arrays["positions"][i] = max(slot, 0), position if slot >= 0 else -1
     pages = rng.permutation(job.slots * job.pages_per_slot).astype(np.int32)
     arrays["page_table"] = only_seen(job, arrays, pages.reshape(job.slots, job.pages_per_slot))
-    check(kernels, run, precision, job, arrays=arrays)
+    return arrays
+
+
+def check_split(
+    kernels: Kernels,
+    run: Run,
+    precision: Precision,
+    attend: Attend,
+    linear: Linear,
+    runs: tuple[tuple[int, int, int], ...],
+) -> None:
+    """Attention in parts, then the matmul that puts them together, against both one after the other."""
+    split = kernels.split(attend, linear)
+    assert split is not None
+    rng = np.random.default_rng(2)
+    arrays = step_inputs(attend, runs, rng)
+    whole = reference(attend, arrays)["out"]
+    parts = replace(attend, split=split, sinks=False)
+    shape, dtype = parts.out
+    got = run(kernels.stages(parts), precision, {**arrays, "out": np.full(shape, np.nan, dtype)})
+    combined = replace(linear, split=split, split_heads=attend.heads)
+    given = inputs(kernels, linear, rng)
+    want = reference(linear, {**given, "x": whole})["out"]
+    del given["x"], given["w"]
+    given |= {name: arrays[name] for name in ("positions", "sinks") if name in arrays}
+    given |= {"partial": got["out"], "out": np.full(combined.out[0], 7, np.float32)}
+    close(run(kernels.stages(combined), precision, given)["out"].astype(np.float64), want, precision)
 
 
 def check(

@@ -19,6 +19,7 @@ REACHED: dict[tuple[str, Kind], Reached] = {
         "serial_steps": 19, "largest_binding": BINDING,
     },
     ("mobile", "project"): {"x_loads": 1.8, "operations_per_weight": 7.41, "registers": 136},
+    ("mobile", "gathering"): {"operations_per_weight": 9.95, "registers": 98},
     ("mobile", "matmul"): {
         "barriers_per_k": 0.0643, "registers": 90, "line_use": 0.5, "largest_binding": BINDING,
     },
@@ -28,6 +29,7 @@ REACHED: dict[tuple[str, Kind], Reached] = {
         "weight_reads": 1.112, "serial_steps": 10, "largest_binding": BINDING,
     },
     ("integrated", "project"): {"x_loads": 1.8, "operations_per_weight": 7.41, "registers": 136},
+    ("integrated", "gathering"): {"operations_per_weight": 9.95, "registers": 98},
     ("integrated", "matmul"): {"barriers_per_k": 0.0643, "largest_binding": BINDING},
     ("integrated", "prefill"): {"cache_reads": 0.0622, "registers": 127},
     ("discrete", "matvec"): {
@@ -38,6 +40,7 @@ REACHED: dict[tuple[str, Kind], Reached] = {
         "x_loads": 1.8, "operations_per_weight": 7.41, "registers": 136, "serial_steps": 5,
         "threads": 12_288, "bytes_in_flight": 1_769_472,  # 48 heads by the 256 threads of a workgroup
     },
+    ("discrete", "gathering"): {"operations_per_weight": 9.95, "registers": 98},
     ("discrete", "matmul"): {"barriers_per_k": 0.0643, "largest_binding": BINDING},
     ("discrete", "prefill"): {"cache_reads": 0.0922, "registers": 115},
 }  # fmt: skip
@@ -47,16 +50,20 @@ A figure that no longer misses is to be taken out.
 LEAST = {"loads_ahead", "line_use", "threads", "bytes_in_flight"}
 """Figures of REACHED of which more is better."""
 LAUNCHES_REACHED = {"smollm2-135m": 7, "llama-3.2-1b": 7, "qwen3-4b": 8}
-"""Of the software kernels: rope and append are launches of their own, so are norms of heads and attention's
-second stage.
-"""
-WRITTEN_REACHED = 0.0228
+"""Of software kernels: rope and append, norms of heads and attention's second stage are their own …"""
+JOINED = {"smollm2-135m": 1, "llama-3.2-1b": 1, "qwen3-4b": 2}
+"""… so many fewer have programs for GPUs, whose projections turn and append …"""
+PUT_TOGETHER = {
+    "smollm2-135m": {"mobile", "integrated", "discrete"}, "llama-3.2-1b": {"discrete"}, "qwen3-4b": set(),
+}  # fmt: skip
+"""… and one fewer these classes, where the matmul behind attention does what that does."""
+WRITTEN_REACHED = 0.0152
 
 
 def missed(shape: str, made_for: DeviceClass, held_to: DeviceClass, kind: Kind) -> dict[str, list[float]]:
     """Figures out of bounds, and what they are."""
     jobs = [each for each in compiled(shape, made_for).measured if kind_of(each.job) == kind]
-    assert jobs or (made_for is SOFTWARE and kind == "project"), f"{shape} has no {kind}"
+    assert jobs or kind in ("project", "gathering"), f"{shape} has no {kind}"
     found: dict[str, list[float]] = {}
     for each in jobs:
         for name in wanted(each.job, held_to, each.matrix).missed(each.figures):
@@ -64,7 +71,7 @@ def missed(shape: str, made_for: DeviceClass, held_to: DeviceClass, kind: Kind) 
     return found
 
 
-@pytest.mark.parametrize("kind", ["matvec", "project", "matmul", "decode", "prefill", "other"])
+@pytest.mark.parametrize("kind", ["matvec", "project", "gathering", "matmul", "decode", "prefill", "other"])
 @pytest.mark.parametrize("name", CLASSES)
 def test_kernels_are_what_their_class_wants(name: str, kind: Kind) -> None:
     found: dict[str, list[float]] = {}
@@ -98,7 +105,8 @@ def test_software_kernels_are_not_what_a_discrete_gpu_wants(
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_token_has_few_launches_and_writes_little(name: str, shape: str) -> None:
     found = compiled(shape, CLASSES[name])
-    reached = LAUNCHES_REACHED[shape] if CLASSES[name] is SOFTWARE else 0
+    joined = 0 if CLASSES[name] is SOFTWARE else JOINED[shape]
+    reached = LAUNCHES_REACHED[shape] - joined - (name in PUT_TOGETHER[shape])
     assert found.launches_a_layer <= max(LAUNCHES_A_LAYER, reached)
     assert found.written_share <= (WRITTEN_REACHED if shape == "smollm2-135m" else WRITTEN)
 

@@ -12,9 +12,12 @@ from nearfar.build.program import operators
 from nearfar.build.program.passes.fuse import ACTIVATIONS, FuseGate, FuseNorm, FuseResidual
 from nearfar.build.program.passes.lower import KernelTable, LowerOperators
 from nearfar.build.program.passes.project import FuseProjection
+from nearfar.build.program.passes.split import CombineInMatmul
 from nearfar.build.program.plan import Plan, plan_of, share_workspace
 from nearfar.targets.cpu import VARIANTS
-from nearfar.targets.jobs import Attend, GraphJob, Linear, Norm, Project, RopeAppend, Rows
+from nearfar.targets.gpu import variant
+from nearfar.targets.gpu.classes import DISCRETE
+from nearfar.targets.jobs import Attend, GraphJob, Linear, Norm, Project, RopeAppend, Rows, Split
 from nearfar.targets.kernels import Stage, Staged
 from nearfar.targets.quantized import Matrix, Part
 
@@ -239,6 +242,53 @@ def test_a_single_vector_is_read_where_it_lies() -> None:
 
     fused = module(list(same.values()), after)
     check(module(list(have.values()), before), FuseProjection(Projects(), {}), fused)
+
+
+ATTEND = Attend(1, 4, 2, 32, 16, 16, 64, "float32", "float32", scale=0.25, sinks=True)
+BEHIND = Linear(1, Matrix(32, 128, 32), "float32", "float32", residual=True, x_rows=1)
+
+
+def _attended(attend: Attend, linear: Linear, twice: bool = False) -> tvm.IRModule:
+    """Attention, and the matmul behind it, which takes what the split says."""
+    names = dict.fromkeys((*ATTEND.inputs(), *BEHIND.inputs(1)))
+    have = {name: tensor(name, 4) for name in names if name != "x"}
+    have["residual"] = tensor("residual", 1, 32)
+
+    def body(b: relax.BlockBuilder) -> relax.Var:
+        attended = b.emit(operators.call(attend, [have[name] for name in attend.inputs()]))
+        held = have | {"x": attended, "partial": attended}
+        y = b.emit(operators.call(linear, [held[name] for name in linear.inputs(1)]))
+        return b.emit(relax.op.concat([y, attended], axis=1)) if twice else y
+
+    return module(list(have.values()), body)
+
+
+def test_combine_leaves_attention_in_parts_to_the_matmul_behind_it() -> None:
+    kernels = variant(DISCRETE, "f32", vectors=False).kernels
+    split = Split(16, 64, sinks=True)
+    expected = _attended(
+        dataclasses.replace(ATTEND, split=split, sinks=False),
+        dataclasses.replace(BEHIND, split=split, split_heads=4),
+    )
+    check(_attended(ATTEND, BEHIND), CombineInMatmul(kernels), expected)
+
+
+def test_combine_leaves_attention_whole_where_it_is_read_twice_or_the_target_says_so() -> None:
+    discrete, cpu = variant(DISCRETE, "f32", vectors=False).kernels, VARIANTS[0].kernels
+    many = dataclasses.replace(ATTEND, m=64), dataclasses.replace(BEHIND, m=64, residual=False)
+    large = (
+        dataclasses.replace(ATTEND, heads=32, head_dim=128),
+        dataclasses.replace(BEHIND, matrix=Matrix(4096, 4096, 4, 64), residual=False),
+    )
+    assert discrete.split(ATTEND, BEHIND) is not None
+    assert discrete.split(*many) is None
+    assert discrete.split(*large) is None
+    assert cpu.split(ATTEND, BEHIND) is None
+    for before, kernels in (
+        (_attended(ATTEND, BEHIND, twice=True), discrete),
+        (_attended(ATTEND, BEHIND), cpu),
+    ):
+        check(before, CombineInMatmul(kernels), before)
 
 
 @T.prim_func

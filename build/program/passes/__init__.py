@@ -13,6 +13,7 @@ from tvm.s_tir import dlight
 from nearfar.build.program.passes.fuse import FuseGate, FuseNorm, FuseResidual
 from nearfar.build.program.passes.lower import LowerOperators
 from nearfar.build.program.passes.project import Bundled, FuseProjection
+from nearfar.build.program.passes.split import CombineInMatmul
 from nearfar.targets.kernels import Kernels
 
 
@@ -40,6 +41,11 @@ def compile_flow(kernels: Kernels, bundled: Bundled, *, gpu: bool) -> list[Named
             FuseProjection(kernels, bundled),
         ),
         NamedPass("dead-code", "drop what the fusions replaced", relax.transform.DeadCodeElimination()),
+        NamedPass(
+            "combine-in-matmul",
+            "attention of few rows stays in parts up to the matmul that alone reads it",
+            CombineInMatmul(kernels),
+        ),
         NamedPass(
             "legalize", "whatever is left of Relax's own operators becomes TIR", relax.transform.LegalizeOps()
         ),

@@ -16,7 +16,8 @@ from nearfar.targets.gpu.classes import DeviceClass
 from nearfar.targets.gpu.kernels.project import Heads
 from nearfar.targets.jobs import Attend, Job, Linear, Project
 
-Kind = Literal["matvec", "project", "matmul", "decode", "prefill", "other"]
+Kind = Literal["matvec", "project", "gathering", "matmul", "decode", "prefill", "other"]
+"""gathering: a matvec whose rows are attention in parts."""
 FEW_ROWS, MANY_ROWS = 4, 256
 """Up to the one a matvec is wanted, at the other bounds on the work for a byte hold."""
 MEGABYTE = 1 << 20
@@ -26,6 +27,10 @@ SLACK = 1.01
 
 SCALES = 1.2
 """Two tiles of a group may both read its scale, which is a ninth of a matrix of q4 in groups of 64."""
+GATHERING, PARTS, PARTS_OPERATIONS = 2, 4, 2.4
+"""What attention in parts costs a matvec: barriers, after the parts' weights and after the rows; loads of
+parts for a load of the matrix, and products for a weight, when there are 16.
+"""
 REUSE = 0.9
 """Of the products for a fetched byte that a tile can have at most."""
 
@@ -113,7 +118,7 @@ WANTED: dict[Name, dict[Kind, Bounds]] = {
     },
 }  # fmt: skip
 
-LAUNCHES_A_LAYER = 6
+LAUNCHES_A_LAYER = 5
 PIPELINES = 60
 """Kernels of a program."""
 WRITTEN = 0.01
@@ -125,7 +130,8 @@ def kind_of(job: Job) -> Kind:
     if isinstance(job, Project):
         return "project"
     if isinstance(job, Linear):
-        return "matvec" if job.m <= FEW_ROWS else "matmul"
+        few: Kind = "matvec" if job.split is None else "gathering"
+        return few if job.m <= FEW_ROWS else "matmul"
     if isinstance(job, Attend):
         return "decode" if job.m <= FEW_ROWS else "prefill"
     return "other"
@@ -134,8 +140,9 @@ def kind_of(job: Job) -> Kind:
 def wanted(job: Job, device: DeviceClass, matrix: int = 0) -> Bounds:
     """The bounds of a job's first launch on a class of devices; `matrix`: bytes of the job's matrix."""
     kind = kind_of(job)
-    bounds = WANTED[device.name]["matvec" if kind == "project" else kind]
-    if kind in ("matvec", "project"):
+    of_few = "matvec" if kind == "project" else kind
+    bounds = _gathering(device) if kind == "gathering" else WANTED[device.name][of_few]
+    if kind in ("matvec", "project", "gathering"):
         bounds = bounds | _filling(device, matrix)
     if kind == "matmul" and isinstance(job, Linear):
         bounds = bounds | _tiled(job, device, matrix)
@@ -146,6 +153,14 @@ def wanted(job: Job, device: DeviceClass, matrix: int = 0) -> Bounds:
             Bounds(most={name: bound for name, bound in EVERY.most.items() if name[:7] != "largest"}) | bounds
         )
     return EVERY | bounds
+
+
+def _gathering(device: DeviceClass) -> Bounds:
+    """A matvec's, and what its rows cost."""
+    matvec = WANTED[device.name]["matvec"]
+    operations = matvec.most["operations_per_weight"] + PARTS_OPERATIONS
+    beside = {"barriers": 1 + GATHERING, "x_loads": PARTS, "operations_per_weight": operations}
+    return matvec | Bounds(most=beside)
 
 
 def _tiled(job: Linear, device: DeviceClass, matrix: int) -> Bounds:

@@ -9,12 +9,10 @@ from nearfar.targets.kernels import Stage, Staged
 from . import software
 from .layout import params
 from .matmul import matmul
-from .matvec import matvec
+from .matvec import VECTOR_ROWS, matvec
 from .vectors import fits
 
 MATVEC_ROWS = 7  # a tile of the matmul has 16 rows; up to half of it, the matvec does less work
-# Rows of vectors: at 7 a thread holds 185 registers, and Chromium compiles the shader for two minutes.
-VECTOR_ROWS = 4
 
 
 def linear(job: Linear, tuning: Tuning) -> Staged:

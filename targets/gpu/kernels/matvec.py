@@ -1,7 +1,7 @@
 """Matrix times few rows (decode) on a GPU: what counts is how many bytes of the matrix are under way.
 
 The loop is that of sums.py; here are the columns of a job's output, of a gated pair two of the matrix, and
-what follows the sums.
+what follows the sums. Rows of attention in parts are put together first (combine.py).
 """
 
 # mypy: ignore-errors
@@ -11,33 +11,58 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
-from nearfar.format.sizes import MAX_ROWS
-from nearfar.targets.gpu.classes import Tuning
+from nearfar.format.sizes import MAX_ROWS, MAX_STEP
+from nearfar.targets.gpu.classes import DeviceClass, Tuning
 from nearfar.targets.jobs import Linear
 
+from .combine import Gathered, gathered_bytes
 from .common import ceil_div, select
 from .epilogue import VALUES, epilogue, sides
 from .layout import params
 from .script import prim_func
-from .sums import LANES, Columns, Product, Sums, rows_of
+from .sums import LANES, Columns, Product, Sums, rows_of, shared_bytes, tiling
 from .vectors import WIDTH, of_numbers, quarter
+
+# Rows of vectors: at 7 a thread holds 185 registers, and Chromium compiles the shader for two minutes.
+VECTOR_ROWS = 4
+
+
+def workgroups(job: Linear) -> int:
+    """Of a job's launch."""
+    return ceil_div(job.columns // WIDTH, LANES)
+
+
+def room(job: Linear, device: DeviceClass, shared: int) -> bool:
+    """Whether so many bytes have room in workgroup memory beside the sums of all lanes."""
+    product = _product(job)
+    return shared_bytes(product, tiling(product, device).splits) + shared <= device.shared_bytes
+
+
+def _product(job: Linear) -> Product:
+    across = job.columns // WIDTH
+
+    def place(bx, tx, side):
+        column = bx * LANES + tx
+        return (T.min(column, across - 1) if across % LANES else column) + side * across
+
+    shared = gathered_bytes(job, job.split, job.split_heads) if job.split is not None else 0
+    return Product(job.m, job.matrix, Columns(workgroups(job), place, sides(job)), job.norm, shared)
 
 
 def matvec(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
     """One launch for small m; rows and columns are whole vectors (vectors.fits)."""
     m, k, across = job.m, job.matrix.k, job.columns // WIDTH
     ragged_n = across % LANES != 0
-
-    def place(bx, tx, side):
-        column = bx * LANES + tx
-        return (T.min(column, across - 1) if ragged_n else column) + side * across
-
-    columns = Columns(ceil_div(across, LANES), place, sides(job))
-    sums = Sums(Product(m, job.matrix, columns, job.norm), tuning)
+    sums = Sums(_product(job), tuning)
+    gathered = Gathered(job) if job.split is not None else None
+    parts_shape = gathered.shape if gathered is not None else (1, 1, 1, 1)
 
     @prim_func
     def kernel(
         x: T.Buffer((job.x_rows or m, k // WIDTH), f"{job.x_dtype}x{WIDTH}"),
+        partial: T.Buffer(parts_shape, f"{job.x_dtype}x{WIDTH}"),
+        positions: T.Buffer((MAX_STEP,), "int32"),
+        sinks: T.Buffer((job.split_heads or 1,), "float32"),
         logit_rows: T.Buffer((MAX_ROWS,), "int32"),
         norm: T.Buffer((k // WIDTH,), f"float32x{WIDTH}"),
         w0: T.Buffer(*sums.words),
@@ -46,7 +71,7 @@ def matvec(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
         residual: T.Buffer((m, across), f"{job.out_dtype}x{WIDTH}"),
         out: T.Buffer((MAX_ROWS if job.rows else m, across), f"{job.out_dtype}x{WIDTH}"),
     ):
-        for bx in T.thread_binding(columns.workgroups, thread="blockIdx.x"):
+        for bx in T.thread_binding(workgroups(job), thread="blockIdx.x"):
             for ty in T.thread_binding(sums.splits, thread="threadIdx.y"):
                 for tx in T.thread_binding(LANES, thread="threadIdx.x"):
                     held = T.meta_var(sums.memory())
@@ -54,7 +79,12 @@ def matvec(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
                     row = T.alloc_local((m,), "int32")
                     for i in T.unroll(m):
                         row[i] = logit_rows[i] if job.rows else i
-                    sums.add(held, rows_of(x, row), norm, w0, w1, bx, ty, tx)
+                    if gathered is None:
+                        sums.add(held, rows_of(x, row), norm, w0, w1, bx, ty, tx)
+                    else:
+                        rows = T.meta_var(gathered.memory())
+                        gathered.gather(rows, partial, positions, sinks, ty * LANES + tx, sums.splits * LANES)
+                        sums.add(held, gathered.rows(rows), norm, w0, w1, bx, ty, tx)
                     for r in T.unroll(sums.own):
                         if sums.row(r, ty) < m and (not ragged_n or bx * LANES + tx < across):
                             epilogue(
