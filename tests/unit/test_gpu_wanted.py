@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import CLASSES, DISCRETE, SOFTWARE, DeviceClass
+from nearfar.targets.gpu.figures import figures_of
 from nearfar.targets.gpu.figures.published import compiled, pipelines
 from nearfar.targets.gpu.figures.wanted import LAUNCHES_A_LAYER, PIPELINES, WRITTEN, Kind, kind_of, wanted
+from nearfar.targets.jobs import Attend
 
 SHAPES = ("smollm2-135m", "llama-3.2-1b", "qwen3-4b")
 Reached = dict[str, float]
@@ -22,25 +25,27 @@ REACHED: dict[tuple[str, Kind], Reached] = {
     ("mobile", "matmul"): {
         "barriers_per_k": 0.0643, "registers": 90, "line_use": 0.5, "largest_binding": BINDING,
     },
-    ("mobile", "prefill"): {"cache_reads": 0.127, "registers": 100},
+    ("mobile", "prefill"): {"cache_reads": 0.127, "registers": 77},
     ("integrated", "matvec"): {
         "x_loads": 6.76, "operations_per_weight": 7.65, "registers": 136, "loads_ahead": 5,
         "weight_reads": 1.112, "serial_steps": 10, "largest_binding": BINDING,
     },
     ("integrated", "gathering"): {"operations_per_weight": 9.95, "registers": 98},
     ("integrated", "matmul"): {"barriers_per_k": 0.0643, "largest_binding": BINDING},
-    ("integrated", "prefill"): {"cache_reads": 0.0622, "registers": 127},
+    ("integrated", "prefill"): {"registers": 110},
     ("discrete", "matvec"): {
         "x_loads": 6.76, "operations_per_weight": 7.65, "registers": 136, "loads_ahead": 6, "serial_steps": 5,
         "largest_binding": BINDING,
     },
     ("discrete", "gathering"): {"operations_per_weight": 9.95, "registers": 98},
     ("discrete", "matmul"): {"barriers_per_k": 0.0643, "largest_binding": BINDING},
-    ("discrete", "prefill"): {"cache_reads": 0.0922, "registers": 115},
+    ("discrete", "prefill"): {"registers": 110},
 }  # fmt: skip
 """Figures that miss what their class wants, and what the worst of SHAPES reaches: a line not to fall behind.
 A figure that no longer misses is to be taken out.
 """
+VECTOR = 8
+"""Bytes of four float16."""
 LEAST = {"loads_ahead", "line_use"}
 """Figures of REACHED of which more is better."""
 LAUNCHES_REACHED = {"smollm2-135m": 7, "llama-3.2-1b": 7, "qwen3-4b": 8}
@@ -104,3 +109,14 @@ def test_a_token_has_few_launches_and_writes_little(name: str, shape: str) -> No
 
 def test_a_program_has_few_pipelines() -> None:
     assert pipelines("llama-3.2-1b", DISCRETE) <= PIPELINES
+
+
+@pytest.mark.parametrize("context", [1024, 8192])
+@pytest.mark.parametrize("name", ["mobile", "integrated", "discrete"])
+def test_attention_of_64_rows_fills_the_device_and_reads_a_key_once_a_tile(name: str, context: int) -> None:
+    """Positions are shared out where tiles are few: of the 1B two or four, of 8 kv heads each."""
+    device = CLASSES[name]
+    job = Attend(64, 32, 8, 64, 16, 16, 512, "float16", "float16", scale=0.125)
+    found = figures_of(variant(device, "f16", False).kernels.stages(job).stages[0].func, context)
+    assert wanted(job, device).missed(found).keys() <= {"registers"}
+    assert found.bytes_in_flight >= device.launched * VECTOR * found.loads_ahead
