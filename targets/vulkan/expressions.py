@@ -199,7 +199,7 @@ class Expressions:
             return self.value(args[0], lane)
         if name == "reinterpret":
             if dtype(expr) == F16 and lanes(expr) == 2 * lanes(args[0]):
-                return self.conversions.float16(self.value(args[0], lane // 2), lane % 2)
+                return self.conversions.half_of(self.value(args[0], lane // 2), lane % 2)
             if lanes(args[0]) != lanes(expr):
                 raise BuildError(f"reinterpret of other lanes has no SPIR-V code: {expr}")
             return self.conversions.reinterpret(dtype(args[0]), dtype(expr), self.value(args[0], lane))
@@ -209,8 +209,6 @@ class Expressions:
             return self._arithmetic.constant(dtype(expr), int(args[0].value) + (int(args[1].value) << 32))
         if name not in _BINARY_CALLS and not self.intrinsics.has(name):
             raise BuildError(f"intrinsic {name} has no SPIR-V code: {expr}")
-        if name == "fma" and lanes(expr) == WIDTH and dtype(expr) == F16:
-            return self._arithmetic.vector(name, [self.values(arg) for arg in args])[lane]
         values = [self.value(arg, lane if lanes(arg) > 1 else 0) for arg in args]
         if name in _BINARY_CALLS:
             return self._arithmetic.binary(_BINARY_CALLS[name], dtype(expr), *values)

@@ -59,7 +59,7 @@ def test_flags(flags: str, kernels: Make) -> None:
 @pytest.mark.parametrize("runs", gpu_jobs.RUNS)
 def test_steps(runs: str, kernels: Make) -> None:
     """Whatever rows a step has: also more rows or fewer than are a tile."""
-    for m, window in ((4, None), (16, 37), (64, None), (64, 65)):
+    for m, window in ((4, None), (16, 37), (64, None), (64, 65), (64, 200)):
         made = job((m, 8, 4, 32), window=window)
         gpu_jobs.check_runs(kernels("f32"), RUNNERS["vulkan"], "f32", made, gpu_jobs.RUNS[runs])
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import CLASSES, DISCRETE, SOFTWARE, DeviceClass
+from nearfar.targets.gpu.figures import figures_of
 from nearfar.targets.gpu.figures.published import compiled, pipelines
-from nearfar.targets.gpu.figures.wanted import LAUNCHES_A_LAYER, PIPELINES, WRITTEN, Kind, kind_of, wanted
+from nearfar.targets.gpu.figures.wanted import PIPELINES, WRITTEN, Kind, kind_of, wanted
+from nearfar.targets.jobs import Attend
 from nearfar.targets.kernels import Precision
 
 SHAPES = ("smollm2-135m", "llama-3.2-1b", "qwen3-4b")
@@ -19,14 +22,14 @@ REACHED: dict[tuple[str, Kind], Reached] = {
     ("mobile", "project"): {"operations_per_weight": 4.52, "registers": 126},
     ("mobile", "gathering"): {"operations_per_weight": 6.64, "registers": 97},
     ("mobile", "matmul"): {"registers": 66},
-    ("mobile", "prefill"): {"cache_reads": 0.127, "registers": 103},
+    ("mobile", "prefill"): {"cache_reads": 0.127, "registers": 77},
     ("integrated", "matvec"): {
         "x_loads": 1.78, "operations_per_weight": 4.55, "registers": 126, "loads_ahead": 5,
         "weight_reads": 1.112, "serial_steps": 10,
     },
     ("integrated", "project"): {"operations_per_weight": 4.52, "registers": 126},
     ("integrated", "gathering"): {"operations_per_weight": 6.64, "registers": 97},
-    ("integrated", "prefill"): {"registers": 118},
+    ("integrated", "prefill"): {"registers": 110},
     ("discrete", "matvec"): {
         "x_loads": 1.78, "operations_per_weight": 4.71, "registers": 126, "loads_ahead": 6, "serial_steps": 5,
     },
@@ -35,7 +38,7 @@ REACHED: dict[tuple[str, Kind], Reached] = {
         "threads": 12_288, "bytes_in_flight": 1_769_472,  # 48 heads by the 256 threads of a workgroup
     },
     ("discrete", "gathering"): {"operations_per_weight": 6.64, "registers": 97},
-    ("discrete", "prefill"): {"registers": 118},
+    ("discrete", "prefill"): {"registers": 110},
 }  # fmt: skip
 """Figures that miss what their class wants, and what the worst of SHAPES reaches: a line not to fall behind.
 A figure that no longer misses is to be taken out.
@@ -47,6 +50,8 @@ has four columns of them, and scales of parts of groups where k has few groups (
 """
 FLOAT32_OPERATIONS = 4.4
 """A weight of the 1B shape in float32 programs: bounds are those of float16."""
+VECTOR = 8
+"""Bytes of four float16."""
 LEAST = {"loads_ahead", "line_use", "threads", "bytes_in_flight"}
 """Figures of REACHED of which more is better."""
 LAUNCHES_REACHED = {"smollm2-135m": 7, "llama-3.2-1b": 7, "qwen3-4b": 8}
@@ -107,7 +112,7 @@ def test_software_kernels_are_not_what_a_discrete_gpu_wants(
 def test_a_token_has_few_launches_and_writes_little(name: str, shape: str) -> None:
     found = compiled(shape, CLASSES[name])
     reached = LAUNCHES_REACHED[shape] if CLASSES[name] is SOFTWARE else 6 - (name in PUT_TOGETHER[shape])
-    assert found.launches_a_layer <= max(LAUNCHES_A_LAYER, reached)
+    assert found.launches_a_layer == reached
     assert found.written_share <= (WRITTEN_REACHED if shape == "smollm2-135m" else WRITTEN)
 
 
@@ -133,3 +138,14 @@ def test_float32_programs_need_few_operations_too() -> None:
     assert jobs
     for each in jobs:
         assert (each.figures.operations_per_weight or 0) <= FLOAT32_OPERATIONS, each.job.label
+
+
+@pytest.mark.parametrize("context", [1024, 8192])
+@pytest.mark.parametrize("name", ["mobile", "integrated", "discrete"])
+def test_attention_of_64_rows_fills_the_device_and_reads_a_key_once_a_tile(name: str, context: int) -> None:
+    """Positions are shared out where tiles are few: of the 1B two or four, of 8 kv heads each."""
+    device = CLASSES[name]
+    job = Attend(64, 32, 8, 64, 16, 16, 512, "float16", "float16", scale=0.125)
+    found = figures_of(variant(device, "f16", False).kernels.stages(job).stages[0].func, context)
+    assert wanted(job, device).missed(found).keys() <= {"registers"}
+    assert found.bytes_in_flight >= device.launched * VECTOR * found.loads_ahead

@@ -26,8 +26,8 @@ _LISTS = frozenset({"args", "indices", "vectors"})
 
 @dataclass
 class _Statement:
-    """What a statement reads and what it makes; a loop or condition has statements of its own, after what it
-    reads.
+    """What a statement reads and what it makes, of a loop the variable that counts its turns; a loop or
+    condition has statements of its own, after what it reads.
     """
 
     reads: set[int] = field(default_factory=set)
@@ -62,7 +62,7 @@ class _Liveness:
         held = sum(self._size[variable] for variable in live)
         for statement in reversed(statements):
             if statement.ways:
-                live = statement.reads | self._around(statement, live)
+                live = (statement.reads | self._around(statement, live)) - {statement.makes}
                 held = sum(self._size[variable] for variable in live)
             else:
                 made = statement.makes
@@ -109,8 +109,8 @@ class _Reading:
             return self.block(node.body)
         if kind == "For":
             reads = self._reads(node.extent)
-            self._variables[node.loop_var] = self._new(1)
-            return [_Statement(reads, None, (self.block(node.body),), loops=True)]
+            turn = self._variables[node.loop_var] = self._new(1)
+            return [_Statement(reads, turn, (self.block(node.body),), loops=True)]
         if kind == "While":
             return [_Statement(self._reads(node.condition), None, (self.block(node.body),), loops=True)]
         if kind == "IfThenElse":

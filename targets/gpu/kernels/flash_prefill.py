@@ -156,6 +156,23 @@ def _attend(job: Attend, tile: Tile, split: Split) -> tirx.PrimFunc:
     stride, row_stride = piece + 1, keys + 1  # the gap spares the banks
     parts, sinks_here = split.count, job.sinks and split.count == 1
 
+    def row_of(mine, i):
+        """Row of a tile that vector `i` of a thread has; written so that its vectors share the arithmetic."""
+        if own % group == 0:
+            return mine * (own // group) + i // group
+        return mine // (group // own) if group % own == 0 else (mine * own + i) // group
+
+    def head_in(mine, i):
+        """Its head."""
+        if own % group == 0:
+            return i % group
+        return mine % (group // own) * own + i if group % own == 0 else (mine * own + i) % group
+
+    def wanted(q, by, first_head, mine, i, s, d):
+        """Vector `d` of a slice of the query that vector `i` of a thread is."""
+        row = T.min(by + row_of(mine, i), m - 1)
+        return head_of.f32(q[row, (first_head + head_in(mine, i)) * count + s * piece + d])
+
     @prim_func
     def kernel(
         q: T.Buffer((m, heads * count), head_of.dtype(job.dtype)),
@@ -177,7 +194,7 @@ def _attend(job: Attend, tile: Tile, split: Split) -> tirx.PrimFunc:
                     stage = T.alloc_shared((keys * stride,), head_of.dtype("float32"))
                     weight = T.alloc_shared((tile.vectors * row_stride,), "float32")
                     told = T.alloc_shared((tile.vectors * lanes,), "float32")
-                    query = T.alloc_local((own * width,), "float32")
+                    query = T.alloc_local((min(own, own_keys) * width,), "float32")
                     score = T.alloc_local((own * own_keys,), "float32")
                     acc = T.alloc_local((own * values,), "float32")
                     top = T.alloc_local((own,), "float32")
@@ -190,7 +207,7 @@ def _attend(job: Attend, tile: Tile, split: Split) -> tirx.PrimFunc:
                     head: T.let = bx // parts // per_kv  # kv head
                     part: T.let = bx % parts
                     lane: T.let = tx % lanes
-                    mine: T.let = tx // lanes  # vector i of a thread is i · groups + mine
+                    mine: T.let = tx // lanes  # vector i of a thread is mine · own + i
                     position: T.let = positions[by]
                     before: T.let = T.max(by - 1, 0)
                     if position < 0:
@@ -237,7 +254,7 @@ def _attend(job: Attend, tile: Tile, split: Split) -> tirx.PrimFunc:
                             top[i] = T.float32(LOWEST)
                             total[i] = T.float32(0)
                             if sinks_here:
-                                top[i] = sinks[first_head + (i * groups + mine) % group]
+                                top[i] = sinks[first_head + head_in(mine, i)]
                                 total[i] = T.if_then_else(
                                     lane == 0, T.float32(1), T.float32(0), dtype="float32"
                                 )
@@ -263,26 +280,32 @@ def _attend(job: Attend, tile: Tile, split: Split) -> tirx.PrimFunc:
                                             )
                                 T.tvm_storage_sync("shared")
                                 for d in T.serial(piece):
+                                    # Of queries and keys the fewer are held.
                                     for i in T.unroll(own):
-                                        wanted: T.let = head_of.f32(
-                                            q[
-                                                T.min(by + (i * groups + mine) // group, m - 1),
-                                                (first_head + (i * groups + mine) % group) * count
-                                                + s * piece
-                                                + d,
-                                            ]
-                                        )
-                                        head_of.put(query, i * width, wanted)
+                                        if own <= own_keys:
+                                            head_of.put(
+                                                query, i * width, wanted(q, by, first_head, mine, i, s, d)
+                                            )
                                     for j in T.unroll(own_keys):
                                         key: T.let = stage[(j * lanes + lane) * stride + d]
-                                        for i in T.unroll(own):
-                                            score[i * own_keys + j] = head_of.dot_of(
-                                                score[i * own_keys + j], query, i * width, key
-                                            )
+                                        if own > own_keys:
+                                            head_of.put(query, j * width, key)
+                                        else:
+                                            for i in T.unroll(own):
+                                                score[i * own_keys + j] = head_of.dot_of(
+                                                    score[i * own_keys + j], query, i * width, key
+                                                )
+                                    for i in T.unroll(own):
+                                        if own > own_keys:
+                                            asked: T.let = wanted(q, by, first_head, mine, i, s, d)
+                                            for j in T.unroll(own_keys):
+                                                score[i * own_keys + j] = head_of.dot_of(
+                                                    score[i * own_keys + j], query, j * width, asked
+                                                )
                                 T.tvm_storage_sync("shared")
                             for i in T.unroll(own):
                                 tmp[0] = T.float32(LOWEST)
-                                at[0] = position + (i * groups + mine) // group  # of the vector's row
+                                at[0] = position + row_of(mine, i)  # of the vector's row
                                 for j in T.unroll(own_keys):
                                     tmp[1] = score[i * own_keys + j] * T.float32(job.scale)
                                     if job.softcap is not None:
@@ -291,18 +314,18 @@ def _attend(job: Attend, tile: Tile, split: Split) -> tirx.PrimFunc:
                                     at[1] = first + j * lanes + lane
                                     if seen_by(job, at[1], at[0]):
                                         tmp[0] = T.max(tmp[0], tmp[1])
-                                told[(i * groups + mine) * lanes + lane] = tmp[0]
+                                told[(mine * own + i) * lanes + lane] = tmp[0]
                             T.tvm_storage_sync("shared")
                             for i in T.unroll(own):
                                 tmp[0] = top[i]
                                 for e in T.unroll(lanes):
-                                    tmp[0] = T.max(tmp[0], told[(i * groups + mine) * lanes + e])
+                                    tmp[0] = T.max(tmp[0], told[(mine * own + i) * lanes + e])
                                 tmp[1] = T.exp(top[i] - tmp[0])
                                 top[i] = tmp[0]
                                 total[i] = total[i] * tmp[1]
                                 for e in T.unroll(values):
                                     acc[i * values + e] = acc[i * values + e] * tmp[1]
-                                at[0] = position + (i * groups + mine) // group
+                                at[0] = position + row_of(mine, i)
                                 for j in T.unroll(own_keys):
                                     at[1] = first + j * lanes + lane
                                     tmp[1] = T.if_then_else(
@@ -312,7 +335,7 @@ def _attend(job: Attend, tile: Tile, split: Split) -> tirx.PrimFunc:
                                         dtype="float32",
                                     )
                                     total[i] = total[i] + tmp[1]
-                                    weight[(i * groups + mine) * row_stride + j * lanes + lane] = tmp[1]
+                                    weight[(mine * own + i) * row_stride + j * lanes + lane] = tmp[1]
                             for s in T.unroll(pieces):
                                 for n in T.unroll(ceil_div(keys * piece, threads)):
                                     if keys * piece % threads == 0 or n * threads + tx < keys * piece:
@@ -337,20 +360,20 @@ def _attend(job: Attend, tile: Tile, split: Split) -> tirx.PrimFunc:
                                                 acc,
                                                 i * values + (s * columns + c) * width,
                                                 value,
-                                                weight[(i * groups + mine) * row_stride + p],
+                                                weight[(mine * own + i) * row_stride + p],
                                             )
                                 T.tvm_storage_sync("shared")
                         for i in T.unroll(own):
-                            told[(i * groups + mine) * lanes + lane] = total[i]
+                            told[(mine * own + i) * lanes + lane] = total[i]
                         T.tvm_storage_sync("shared")
                         for i in T.unroll(own):
                             tmp[0] = T.float32(0)
-                            for e in T.unroll(lanes):
-                                tmp[0] = tmp[0] + told[(i * groups + mine) * lanes + e]
+                            for e in T.serial(lanes):  # unrolled, its addresses would be kept from above
+                                tmp[0] = tmp[0] + told[(mine * own + i) * lanes + e]
                             # A row may see nothing of a part.
                             tmp[1] = T.Select(tmp[0] == T.float32(0), T.float32(0), T.float32(1) / tmp[0])
-                            at[0] = by + (i * groups + mine) // group
-                            at[1] = first_head + (i * groups + mine) % group
+                            at[0] = by + row_of(mine, i)
+                            at[1] = first_head + head_in(mine, i)
                             if at[0] < by + count_rows and mine_blocks > 0:
                                 for s in T.unroll(pieces):
                                     for c in T.unroll(columns):
