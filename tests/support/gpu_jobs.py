@@ -105,6 +105,13 @@ def class_linears(device: str) -> dict[str, tuple[Precision, Linear]]:
             out[name] = precision, Linear(1, matrix, "float32", "float32", norm=1e-5)
         four = Linear(4, Matrix(136, 576, 4, 64), "float32", dtype, norm=1e-5, gate="silu")
         out["four"] = precision, four
+    out |= {
+        f"dense_{bits}_of_{k}": (
+            precision,
+            Linear(16, Matrix(64, k, bits), "float32", "float32", residual=True),
+        )
+        for bits, k in ((32, 172), (16, 100))
+    }  # inputs end within what a thread reads
     odd = Linear(7, Matrix(136, 576, 4, 64), "float32", dtype, norm=1e-5, gate="silu", residual=True)
     return out | {
         "seven": (precision, odd),

@@ -156,9 +156,9 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
     def load_tile(word, scale, xs, w0, w1, x, row, tile, column, first, thread):
         """What the thread brings of a tile, into registers; beyond k the last that there is."""
         start = tile * TILE_K + first
-        start = T.min(start, k - made) if ragged_k else start
+        start = T.min(start, k - made) if ragged_k and quantized else start
         for i in range(slices.words):
-            T.buffer_store(word, slices.load(w0, start, i, column), [i])
+            T.buffer_store(word, slices.load(w0, start, i, column, ragged_k and not quantized), [i])
         if quantized:
             T.buffer_store(scale, w1[start // matrix.group, column], [0])
         for j in range(pieces):

@@ -223,11 +223,14 @@ class Slices:
         """Words of four columns that a thread reads."""
         return sum(count for _, _, count in self.planes)
 
-    def load(self, w0, start, word: int, column):
-        """Word `word` of those of the inputs from `start` on (symbolic)."""
+    def load(self, w0, start, word: int, column, ragged: bool = False):
+        """Word `word` of those of the inputs from `start` on (symbolic). `ragged`: beyond the matrix's last
+        input the last that there is, as inputs of a dense matrix may end within what a thread reads.
+        """
         for bits, before, count in self.planes:
             if word < count:
-                return w0[before + start // (32 // bits) + word, column]
+                row = before + start // (32 // bits) + word
+                return w0[T.min(row, w0.shape[0] - 1) if ragged else row, column]
             word -= count
         raise IndexError(word)
 
