@@ -22,6 +22,7 @@ from nearfar.format.adapters import DEVICE_CLASSES
 from nearfar.format.manifest import FORMAT, VERSION, Manifest, TokenizerFiles, Weights, document
 from nearfar.format.seal import seal
 from nearfar.targets import target_names, target_of
+from nearfar.targets.kernels import PRODUCTS
 from nearfar.targets.target import Made, Target
 
 __all__ = ["BuildOptions", "Progress", "build"]
@@ -47,6 +48,9 @@ def build(options: BuildOptions, progress: Progress = lambda stage, done, total:
         raise BuildError(
             f"unknown device class {', '.join(strange) or '(none)'}; known: {', '.join(DEVICE_CLASSES)}"
         )
+    strange = [name for name in options.products if name not in PRODUCTS]
+    if strange or not options.products:
+        raise BuildError(f"unknown products {', '.join(strange) or '(none)'}; known: {', '.join(PRODUCTS)}")
     source = open_source(options)
     targets = {name: target_of(name) for name in dict.fromkeys(options.targets)}
     for target in targets.values():

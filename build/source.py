@@ -41,7 +41,7 @@ class BuildOptions:
     `quant`, `group_size` None: QUANT and GROUP_SIZE, or what a quantized checkpoint has. `export_function`
     (mlx): also write the step as a function that needs no model code. `context`: no more positions than
     these. `buckets`: rows that a step can have; fewer make a smaller artifact, and a slower one.
-    `device_classes` (webgpu, vulkan): kinds of GPUs to make programs for.
+    `device_classes` (webgpu, vulkan): kinds of GPUs to make programs for; `products`: what those multiply.
     """
 
     checkpoint: str
@@ -55,6 +55,7 @@ class BuildOptions:
     context: int | None = None
     buckets: Buckets = field(default_factory=Buckets)
     device_classes: tuple[str, ...] = DEVICE_CLASSES
+    products: tuple[str, ...] = ("float",)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from tvm import tirx
 
 Precision = Literal["f32", "f16"]
+Products = Literal["float", "int8"]
+"""What a prompt's rows are multiplied as: as they are, or rounded to 8 bits (docs/decisions/0016)."""
+PRODUCTS: tuple[Products, ...] = ("float", "int8")
 SCRATCH = "scratch:"
 
 
@@ -73,10 +76,11 @@ class Variant:
     """One program of a target: all of them compute the same step over the same weights.
 
     `name`: of the program, one of its own in the artifact. `device_class`: the kind of device that its
-    kernels are shaped for (nearfar.targets.gpu.classes), None where there is one kind.
+    kernels are shaped for (nearfar.targets.gpu.classes), None where there is one kind. `products`: see Products.
     """
 
     name: str
     precision: Precision
     kernels: Kernels
     device_class: DeviceClass | None = None
+    products: Products = "float"

@@ -73,6 +73,8 @@ class PlannedTarget:
     variants: tuple[Variant, ...]
     tvm_target: dict[str, Any]
     emit: Callable[[Program, EmitContext], records.Program]
+    rounds: Callable[[Matrix], bool] = lambda matrix: False
+    """Whether programs with products of int8 round the rows that a matrix is multiplied by."""
 
     @property
     def packing(self) -> Packing:
@@ -81,6 +83,7 @@ class PlannedTarget:
 
     def check(self, source: Source, options: BuildOptions) -> None:
         """Kernels say themselves what they cannot do, when they are made; offsets have 32 bits."""
+        self._check_products(source, options)
         for name, matrix in source.matrices.items():
             largest = max(math.prod(part.shape) for part in self.packing.parts(matrix))
             if largest > LARGEST:
@@ -88,6 +91,30 @@ class PlannedTarget:
                     f"{name} [{matrix.n}, {matrix.k}] takes {largest:,} values, more than target "
                     f"{self.name} can address ({LARGEST:,}): quantize it (--quant q4)"
                 )
+
+    def _check_products(self, source: Source, options: BuildOptions) -> None:
+        """There is a program, and what is asked for is what it would do."""
+        asked = self._asked(options)
+        if not asked:
+            raise BuildError(
+                f"target {self.name} has no program with products of {', '.join(options.products)} for class "
+                f"{', '.join(options.device_classes)}: add float to --products, or a class to --device-class"
+            )
+        rounding = any(variant.products == "int8" for variant in asked)
+        if rounding and not any(self.rounds(matrix) for matrix in source.matrices.values()):
+            raise BuildError(
+                "--products int8 is for matrices of 2, 4 or 8 bits in groups of 32 or more, and this model has "
+                "none: choose such a --quant and --group-size, or leave int8 out"
+            )
+
+    def _asked(self, options: BuildOptions) -> list[Variant]:
+        """The variants that were asked for."""
+        return [
+            variant
+            for variant in self.variants
+            if variant.device_class is None
+            or (variant.device_class in options.device_classes and variant.products in options.products)
+        ]
 
     def writer(self, source: Source, root: Path) -> PackedWriter:
         """The weight stream; it begins with the frequencies of the rotations."""
@@ -106,9 +133,7 @@ class PlannedTarget:
         )
         programs = []
         job = Job(source.model, source.matrices, manifest.CACHE, options.buckets)
-        for variant in self.variants:
-            if variant.device_class not in (None, *options.device_classes):
-                continue
+        for variant in self._asked(options):
             dump = options.dump_ir / self.name / variant.name if options.dump_ir is not None else None
             program = compile_program(job, variant, tvm.target.Target(self.tvm_target), dump)
             record = self.emit(program, context)

@@ -10,7 +10,7 @@ from typing import Any
 from nearfar.errors import BuildError
 from nearfar.format.manifest import Float
 from nearfar.targets.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, Norm, RopeAppend, Sample
-from nearfar.targets.kernels import Precision, Staged, Variant
+from nearfar.targets.kernels import PRODUCTS, Precision, Products, Staged, Variant
 from nearfar.targets.quantized import Array, Matrix, Part, QuantTensor
 
 from . import pieces
@@ -20,6 +20,7 @@ from .kernels.embed import embed
 from .kernels.greedy import greedy
 from .kernels.linear import linear
 from .kernels.logprobs import logprobs
+from .kernels.matmul_int8 import rounds
 from .kernels.norm import norm
 from .kernels.pieces import of_pieces
 from .kernels.rope import rope_append
@@ -79,16 +80,24 @@ def variants(*, vectors: bool = False, binding: int = pieces.BINDING) -> tuple[V
     """The programs of a GPU target: for each class, the first that a device can run before the others."""
     precisions: tuple[Precision, ...] = ("f16", "f32")
     return tuple(
-        variant(each, precision, vectors, binding) for each in CLASSES.values() for precision in precisions
+        variant(each, precision, vectors, products, binding)
+        for each in CLASSES.values()
+        for precision in precisions
+        for products in (("float",) if each is SOFTWARE else PRODUCTS)
     )
 
 
 def variant(
-    device: DeviceClass, precision: Precision, vectors: bool, binding: int = pieces.BINDING
+    device: DeviceClass,
+    precision: Precision,
+    vectors: bool,
+    products: Products = "float",
+    binding: int = pieces.BINDING,
 ) -> Variant:
     """A program for a class of devices."""
-    kernels = GpuKernels(Tuning(device, half=precision == "f16", vectors=vectors), binding)
-    return Variant(f"{device.name}-{precision}", precision, kernels, device.name)
+    kernels = GpuKernels(Tuning(device, precision == "f16", vectors, products), binding)
+    name = f"{device.name}-{precision}" + ("" if products == "float" else f"-{products}")
+    return Variant(name, precision, kernels, device.name, products)
 
 
-__all__ = ["GpuKernels", "variant", "variants"]
+__all__ = ["GpuKernels", "rounds", "variant", "variants"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nearfar.format.adapters import DeviceClass as Name
+from nearfar.targets.kernels import Products
 
 SHARED_BYTES = 16384
 """Workgroup memory that every WebGPU device has."""
@@ -52,10 +53,12 @@ CLASSES = {each.name: each for each in (SOFTWARE, MOBILE, INTEGRATED, DISCRETE)}
 class Tuning:
     """What the kernels of a program are made for.
 
-    `half`: activations are float16, and products may be. `vectors`: the code generator makes one load of four
+    `half`: activations are float16, and products may be. `products`: of many rows and a quantized matrix, of
+    numbers or, where the job allows, of bytes that both are rounded to. `vectors`: the code generator makes one load of four
     neighbours (the software kernels' way; kernels of other classes declare vectors themselves).
     """
 
     device: DeviceClass
     half: bool
     vectors: bool = False
+    products: Products = "float"

@@ -34,6 +34,7 @@ FEATURES = {
     Capability.GROUP_NON_UNIFORM: "subgroupBasic",
     Capability.GROUP_NON_UNIFORM_ARITHMETIC: "subgroupArithmetic",
     Capability.GROUP_NON_UNIFORM_SHUFFLE: "subgroupShuffle",
+    Capability.DOT_PRODUCT: "shaderIntegerDotProduct",
 }
 """The device feature that a capability needs, by the manifest's names."""
 

@@ -9,7 +9,7 @@ from nearfar.errors import BuildError
 
 from .arithmetic import BOOL, F32, I32, U32, Arithmetic, Dtype
 from .conversions import Conversions
-from .opcodes import GROUP_REDUCE, SCOPE_SUBGROUP, BuiltIn, Capability, Glsl, Op
+from .opcodes import GROUP_REDUCE, PACKED_4X8, SCOPE_SUBGROUP, BuiltIn, Capability, Glsl, Op
 
 _UNARY = {
     "exp": Glsl.EXP, "exp2": Glsl.EXP2, "log": Glsl.LOG, "log2": Glsl.LOG2, "sqrt": Glsl.SQRT,
@@ -26,7 +26,9 @@ _REDUCE = {
 }
 # Of one word, and of a vector of words, which is computed lane by lane.
 _HALVES = {"low_half": 0, "high_half": 1, "low_halves": 0, "high_halves": 1}
+DOT = "dot4I8Packed"  # of two words, each four signed bytes, by WGSL's name
 _SPECIAL = (
+    DOT,
     "abs",
     *_HALVES,
     "isnan",
@@ -70,6 +72,8 @@ class Intrinsics:
             return self._conversions.half(values[0], _HALVES[name])
         if name in ("isnan", "isinf", "isfinite"):
             return self._classify(name, dtypes[0], values[0])
+        if name == DOT:
+            return self._dot(*values)
         if name in ("popcount", "clz"):
             return self._bits(name, dtypes[0], values[0])
         if name in _SHUFFLES:
@@ -160,6 +164,11 @@ class Intrinsics:
             return self._builder.pure(Op.BIT_COUNT, kind, value)
         highest = self._builder.glsl(Glsl.FIND_U_MSB, kind, value)  # -1 for 0
         return self._arithmetic.binary("sub", I32, self._arithmetic.constant(I32, 31), highest)
+
+    def _dot(self, a: int, b: int) -> int:
+        for capability in (Capability.DOT_PRODUCT, Capability.DOT_PRODUCT_INPUT_4X8_PACKED):
+            self._builder.capability(capability)
+        return self._builder.pure(Op.S_DOT, self._arithmetic.type_of(I32), a, b, PACKED_4X8)
 
     # Subgroups. Lanes are threads in the order of threadIdx.x; float16 goes as float32, since subgroups need
     # not carry it.

@@ -1,4 +1,6 @@
-"""The numbers of SPIR-V 1.5 that we use (Khronos: SPIR-V Specification, sections 3.2–3.49; GLSL.std.450)."""
+"""The numbers of SPIR-V 1.5 that we use (Khronos: SPIR-V Specification, sections 3.2–3.49; GLSL.std.450;
+SPV_KHR_integer_dot_product).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ class Op(IntEnum):
     """Instructions."""
 
     NAME = 5
+    EXTENSION = 10
     EXT_INST_IMPORT = 11
     EXT_INST = 12
     MEMORY_MODEL = 14
@@ -114,6 +117,7 @@ class Op(IntEnum):
     GROUP_S_MAX = 356
     GROUP_U_MAX = 357
     GROUP_F_MAX = 358
+    S_DOT = 4450
 
 
 class Capability(IntEnum):
@@ -127,6 +131,8 @@ class Capability(IntEnum):
     GROUP_NON_UNIFORM_SHUFFLE = 65
     STORAGE_BUFFER_16BIT = 4433
     STORAGE_BUFFER_8BIT = 4448
+    DOT_PRODUCT_INPUT_4X8_PACKED = 6018
+    DOT_PRODUCT = 6019
 
 
 class Decoration(IntEnum):
@@ -208,3 +214,4 @@ SCOPE_WORKGROUP, SCOPE_SUBGROUP = 2, 3
 SEMANTICS_ACQUIRE_RELEASE, SEMANTICS_STORAGE_BUFFER, SEMANTICS_WORKGROUP = 0x8, 0x40, 0x100
 GROUP_REDUCE = 0
 LOOP_UNROLL = 1
+PACKED_4X8 = 0

@@ -23,6 +23,9 @@ from .opcodes import (
     Storage,
 )
 
+EXTENSIONS = {Capability.DOT_PRODUCT: "SPV_KHR_integer_dot_product"}
+"""What declares a capability that SPIR-V 1.5 does not have."""
+
 MAGIC = 0x07230203
 VERSION = 0x00010500  # SPIR-V 1.5, what Vulkan 1.2 brings
 ENTRY = "main"
@@ -251,6 +254,9 @@ class Builder:
         out = [MAGIC, VERSION, 0, self._next, 0]
         for capability in sorted(self._capabilities):
             out += instruction(Op.CAPABILITY, capability)
+        for capability, extension in EXTENSIONS.items():
+            if capability in self._capabilities:
+                out += instruction(Op.EXTENSION, *text(extension))
         if self._glsl:
             out += instruction(Op.EXT_INST_IMPORT, self._glsl, *text("GLSL.std.450"))
         out += instruction(Op.MEMORY_MODEL, ADDRESSING_LOGICAL, MEMORY_GLSL450)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from nearfar.targets.gpu import rounds
 from nearfar.targets.planned import PlannedTarget
 from nearfar.targets.vulkan import VARIANTS
 from nearfar.targets.vulkan.emit import emit
 
-TARGET = PlannedTarget("vulkan", VARIANTS, {"kind": "vulkan", "host": "llvm"}, emit)
+TARGET = PlannedTarget("vulkan", VARIANTS, {"kind": "vulkan", "host": "llvm"}, emit, rounds)

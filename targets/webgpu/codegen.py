@@ -34,6 +34,8 @@ def _halves(name: str, half: str) -> str:
 
 
 FUNCTIONS |= {"low_halves": _halves("low_halves", "x"), "high_halves": _halves("high_halves", "y")}
+LANGUAGE = {"dot4I8Packed": "packed_4x8_integer_dot_product"}
+"""Functions that not every implementation of WGSL has, and the language feature that brings them."""
 _BYTES = {"f32": 4, "i32": 4, "u32": 4, "f16": 2}
 
 
@@ -42,7 +44,7 @@ class Shader:
     """One kernel as WGSL.
 
     `params[i]` is the index of the PrimFunc parameter at `@binding(i)`, `access[i]` its access. A parameter
-    that the kernel does not use has no binding.
+    that the kernel does not use has no binding. `language`: language features of WGSL that it uses.
     """
 
     source: str
@@ -52,6 +54,7 @@ class Shader:
     grid: tuple[int, int, int]
     workgroup: tuple[int, int, int]
     shared_bytes: int
+    language: tuple[str, ...]
 
 
 def shaders(mod: tvm.IRModule, precision: Precision, known: Sources | None = None) -> dict[str, Shader]:
@@ -118,4 +121,5 @@ def _shader(name: str, func: tirx.PrimFunc, source: str, precision: Precision) -
         grid=grid_of(func),
         workgroup=workgroup,
         shared_bytes=shared,
+        language=tuple(feature for name, feature in LANGUAGE.items() if f"{name}(" in source),
     )

@@ -30,4 +30,5 @@ def emit(program: Program, context: EmitContext) -> manifest.Program:
         "maxComputeWorkgroupStorageSize": max(shader.shared_bytes for shader in made.values()),
     }
     features = ["shader-f16"] if half else []
+    features += sorted({feature for shader in made.values() for feature in shader.language})
     return gpu_program(program, context, kernels, made, Requires(tuple(features), limits))

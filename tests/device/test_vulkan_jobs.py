@@ -9,7 +9,7 @@ from nearfar.targets.gpu.classes import CLASSES
 from nearfar.targets.jobs import Attend, Embed, GraphJob, Linear, RopeAppend
 from nearfar.targets.kernels import Precision
 from nearfar.targets.vulkan import VARIANTS
-from tests.support import gpu_jobs, vulkan_run
+from tests.support import gpu_jobs, int8_jobs, vulkan_run
 
 KERNELS = {variant.precision: variant.kernels for variant in VARIANTS if variant.device_class == "software"}
 
@@ -101,7 +101,19 @@ def test_linear_by_class(device: str, name: str) -> None:
 @pytest.mark.parametrize("name", gpu_jobs.in_pieces("float32"))
 def test_matrices_in_pieces(device: str, name: str) -> None:
     precision: Precision = "f32" if device == "software" else "f16"
-    kernels = variant(CLASSES[device], precision, True, gpu_jobs.PIECE).kernels
+    kernels = variant(CLASSES[device], precision, True, binding=gpu_jobs.PIECE).kernels
     job = gpu_jobs.in_pieces(kernels.activations)[name]
     assert len(kernels.parts(job.matrix)) > 2 or not job.matrix.quantized
     gpu_jobs.check(kernels, vulkan_run.run, precision, job)
+
+
+@pytest.mark.parametrize("device", gpu_jobs.GPU_CLASSES)
+@pytest.mark.parametrize("name", int8_jobs.jobs("float32"))
+def test_linear_of_bytes(device: str, name: str) -> None:
+    precision, dtype = ("f16", "float16") if device == "discrete" else ("f32", "float32")
+    kernels = variant(CLASSES[device], precision, True, "int8").kernels
+    int8_jobs.check(kernels, vulkan_run.run, precision, int8_jobs.jobs(dtype)[name])
+
+
+def test_bytes_of_no_number() -> None:
+    int8_jobs.check_not_finite(variant(CLASSES["mobile"], "f32", True, "int8").kernels, vulkan_run.run)

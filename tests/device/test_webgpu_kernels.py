@@ -8,7 +8,7 @@ from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import CLASSES
 from nearfar.targets.jobs import Attend, Embed, Linear, RopeAppend
 from nearfar.targets.webgpu import VARIANTS
-from tests.support import gpu_jobs
+from tests.support import gpu_jobs, int8_jobs
 
 from . import webgpu_harness as harness
 
@@ -111,7 +111,19 @@ def test_linear_by_class(device, name):
 @pytest.mark.parametrize("name", gpu_jobs.in_pieces("float32"))
 def test_matrices_in_pieces(device, name):
     precision = "f32" if device == "software" else "f16"
-    kernels = variant(CLASSES[device], precision, False, gpu_jobs.PIECE).kernels
+    kernels = variant(CLASSES[device], precision, False, binding=gpu_jobs.PIECE).kernels
     job = gpu_jobs.in_pieces(kernels.activations)[name]
     assert len(kernels.parts(job.matrix)) > 2 or not job.matrix.quantized
     gpu_jobs.check(kernels, harness.run, precision, job)
+
+
+@pytest.mark.parametrize("device", gpu_jobs.GPU_CLASSES)
+@pytest.mark.parametrize("name", int8_jobs.jobs("float32"))
+def test_linear_of_bytes(device, name):
+    precision, dtype = ("f16", "float16") if device == "discrete" else ("f32", "float32")
+    kernels = variant(CLASSES[device], precision, False, "int8").kernels
+    int8_jobs.check(kernels, harness.run, precision, int8_jobs.jobs(dtype)[name])
+
+
+def test_bytes_of_no_number():
+    int8_jobs.check_not_finite(variant(CLASSES["mobile"], "f32", False, "int8").kernels, harness.run)

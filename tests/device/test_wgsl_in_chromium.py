@@ -15,7 +15,7 @@ from nearfar.targets.gpu.classes import CLASSES, SOFTWARE
 from nearfar.targets.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, RopeAppend, Sample
 from nearfar.targets.kernels import Staged
 from nearfar.targets.webgpu import shaders
-from tests.support import gpu_jobs
+from tests.support import gpu_jobs, int8_jobs
 from tests.support.browser import browser
 
 COMPILE = """async (sources) => {
@@ -70,6 +70,16 @@ def linears_by_class() -> dict[str, Staged]:
     }
 
 
+def linears_of_bytes() -> dict[str, Staged]:
+    """Matmuls of rows that are rounded to bytes; classes take turns."""
+    return {
+        name: variant(CLASSES[device], "f32", False, "int8").kernels.stages(job)
+        for device, (name, job) in zip(
+            itertools.cycle(gpu_jobs.GPU_CLASSES), int8_jobs.jobs("float32").items(), strict=False
+        )
+    }
+
+
 def attention_by_class() -> dict[str, Staged]:
     made = {}
     for name, m, flags in itertools.product(("mobile", "discrete"), (1, 64), ("plain", "all")):
@@ -81,9 +91,13 @@ def attention_by_class() -> dict[str, Staged]:
 
 
 def pieces_by_class() -> dict[str, Staged]:
-    return {
-        f"{device}_pieces_{name}": variant(CLASSES[device], "f32", False, gpu_jobs.PIECE).kernels.stages(job)
+    made = {
+        device: variant(CLASSES[device], "f32", False, binding=gpu_jobs.PIECE).kernels
         for device in ("software", "discrete")
+    }
+    return {
+        f"{device}_pieces_{name}": made[device].stages(job)
+        for device in made
         for name, job in gpu_jobs.in_pieces("float32").items()
     }
 
@@ -92,6 +106,15 @@ def test_chromium_compiles_every_kernel():
     software = variant(SOFTWARE, "f32", False).kernels
     made = {name: software.stages(job) for name, job in jobs().items()}
     made |= linears_by_class() | attention_by_class() | pieces_by_class()
+    assert complaints(made) == {}
+
+
+def test_chromium_compiles_products_of_bytes():
+    assert complaints(linears_of_bytes()) == {}
+
+
+def complaints(made: dict[str, Staged]) -> dict[str, list[str]]:
+    """What the browser says of the kernels, by their names."""
     module = tvm.IRModule(
         {f"{name}_s{i}": stage.func for name, staged in made.items() for i, stage in enumerate(staged.stages)}
     )
@@ -102,9 +125,9 @@ def test_chromium_compiles_every_kernel():
         with browser() as chromium:
             page = chromium.new_page()
             page.goto(f"http://127.0.0.1:{server.server_port}/")
-            complaints = page.evaluate(COMPILE, sources)
+            found = page.evaluate(COMPILE, sources)
     finally:
         server.shutdown()
-    if complaints == "no adapter":
+    if found == "no adapter":
         pytest.skip("Chromium offers no WebGPU adapter")
-    assert complaints == {}
+    return dict(found)

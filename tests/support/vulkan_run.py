@@ -29,6 +29,7 @@ vk = pytest.importorskip(
 VISIBLE = vk.VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | vk.VK_MEMORY_PROPERTY_HOST_COHERENT_BIT
 STORAGE = vk.VK_DESCRIPTOR_TYPE_STORAGE_BUFFER
 COMPUTE = vk.VK_SHADER_STAGE_COMPUTE_BIT
+DOT_PRODUCT = "VK_KHR_shader_integer_dot_product"
 
 
 class Device:
@@ -53,18 +54,23 @@ class Device:
         self._pool = vk.vkCreateCommandPool(self._device, info, None)
 
     def _open(self) -> None:
-        """What the device offers of 1.2's features is switched on as it was found."""
-        new = vk.VkPhysicalDeviceVulkan12Features()
+        """What the device offers of features that kernels may need is switched on as it was found."""
+        extensions = {e.extensionName for e in vk.vkEnumerateDeviceExtensionProperties(self._gpu, None)}
+        more = [name for name in (DOT_PRODUCT,) if name in extensions]
+        dot = vk.VkPhysicalDeviceShaderIntegerDotProductFeatures()
+        new = vk.VkPhysicalDeviceVulkan12Features(pNext=dot if more else None)
         storage = vk.VkPhysicalDeviceVulkan11Features(pNext=new)
         every = vk.VkPhysicalDeviceFeatures2(pNext=storage)
         vk.vkGetPhysicalDeviceFeatures2(self._gpu, every)
         every.features.robustBufferAccess = 0  # slow, and hides what reads beyond a buffer
-        structs = (new, storage, every.features)
+        structs = (dot, new, storage, every.features)
         self.features = {name for struct in structs for name in FEATURES.values() if getattr(struct, name, 0)}
         queue = vk.VkDeviceQueueCreateInfo(
             queueFamilyIndex=self._family, queueCount=1, pQueuePriorities=[1.0]
         )
-        info = vk.VkDeviceCreateInfo(pNext=every, queueCreateInfoCount=1, pQueueCreateInfos=[queue])
+        info = vk.VkDeviceCreateInfo(
+            pNext=every, queueCreateInfoCount=1, pQueueCreateInfos=[queue], ppEnabledExtensionNames=more
+        )
         self._device = vk.vkCreateDevice(self._gpu, info, None)
         self._queue = vk.vkGetDeviceQueue(self._device, self._family, 0)
         self.subgroup = vk.VkPhysicalDeviceSubgroupProperties()

@@ -277,6 +277,26 @@ def test_buffers_of_vectors_are_loaded_and_stored_as_such() -> None:
     assert count(made.code, Op.TYPE_ARRAY) == 1  # `part`
 
 
+def test_packed_dot_products_are_one_instruction_each() -> None:
+    """Of two words, each four signed bytes; the module says by which extension."""
+
+    @T.prim_func(check_well_formed=False)
+    def kernel(
+        a: T.Buffer((64,), "uint32"), b: T.Buffer((64,), "uint32x4"), out: T.Buffer((64,), "int32x4")
+    ):
+        for tx in T.thread_binding(64, thread="threadIdx.x"):
+            out[tx] = T.Shuffle(
+                [T.call_pure_extern("int32", "dot4I8Packed", a[tx], T.Shuffle([b[tx]], [i])) for i in range(4)],
+                [0, 1, 2, 3],
+            )
+
+    made = compiled(kernel)
+    validate(made.code)
+    assert count(made.code, Op.S_DOT) == 4
+    assert count(made.code, Op.EXTENSION) == 1
+    assert made.features == ("shaderIntegerDotProduct",)
+
+
 def test_the_same_kernel_gives_the_same_bytes() -> None:
     job = Linear(4, Matrix(96, 128, 4, 32), "float32", "float16", norm=1e-5, gate="silu")
     first, second = (

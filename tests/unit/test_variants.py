@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nearfar.build.pipeline import BuildOptions, build
 from nearfar.build.program.buckets import Buckets
 from nearfar.edge_runtime.artifact.reader import Artifact
-from nearfar.errors import ArtifactError, BuildError
+from nearfar.errors import ArtifactError, BuildError, DeviceError
 from nearfar.format.adapters import DEVICE_CLASSES
 from nearfar.format.manifest import parse
 from tests.support import tiny
@@ -52,6 +54,52 @@ def test_programs_with_the_same_kernel_share_its_file(built: Artifact) -> None:
     ]
     assert samplers[0]
     assert all(each == samplers[0] for each in samplers)
+
+
+@pytest.mark.parametrize(
+    ("target", "feature"),
+    [("webgpu", "packed_4x8_integer_dot_product"), ("vulkan", "shaderIntegerDotProduct")],
+)
+def test_products_of_bytes_are_programs_of_their_own(target: str, feature: str, tmp_path: Path) -> None:
+    """Made where asked for, beside the float ones of their class; a token's step is the same."""
+    options = BuildOptions(
+        SAMPLE, tmp_path, (target,), "q4", buckets=Buckets((1, 16), (1,)),
+        device_classes=("software", "mobile"), products=("float", "int8"),
+    )  # fmt: skip
+    made = Artifact.open(build(options)[0])
+    of = {program.name: program for program in made.manifest.programs}
+    assert list(of) == [
+        "software-f16", "software-f32", "mobile-f16", "mobile-f16-int8", "mobile-f32", "mobile-f32-int8",
+    ]  # fmt: skip
+    for precision in ("f16", "f32"):
+        plain, rounded = of[f"mobile-{precision}"], of[f"mobile-{precision}-int8"]
+        assert set(rounded.requires.features) == {*plain.requires.features, feature}
+        steps = [
+            {kernel: record.file for kernel, record in program.kernels.items() if "_m1_" in kernel}
+            for program in (plain, rounded)
+        ]
+        assert steps[0]
+        assert steps[0] == steps[1]
+    # What a device lacks is said by name.
+    with pytest.raises(DeviceError, match=f"mobile-f32-int8 needs feature {feature}"):
+        made.able_programs(frozenset(), name="mobile-f32-int8")
+
+
+@pytest.mark.parametrize(
+    ("said", "changed"),
+    [
+        ("unknown products int4; known: float, int8", {"products": ("float", "int4")}),
+        ("unknown products (none); known: float, int8", {"products": ()}),
+        ("has no program with products of int8 for class software", {"device_classes": ("software",)}),
+        ("matrices of 2, 4 or 8 bits in groups of 32 or more", {"quant": "none"}),
+        ("matrices of 2, 4 or 8 bits in groups of 32 or more", {"quant": "q4", "group_size": 16}),
+        ("matrices of 2, 4 or 8 bits in groups of 32 or more", {"quant": "q6"}),
+    ],
+)
+def test_products_that_would_not_be_are_refused(said: str, changed: dict[str, Any], tmp_path: Path) -> None:
+    options = BuildOptions(SAMPLE, tmp_path, ("vulkan",), **{"products": ("int8",), **changed})
+    with pytest.raises(BuildError, match=re.escape(said)):
+        build(options)
 
 
 @pytest.mark.parametrize(("named", "said"), [(("phone", "discrete"), "phone"), ((), "(none)")])

@@ -1,7 +1,7 @@
 import { describe, expect, test } from "vitest";
 import { DeviceError, RequestError } from "../src/both/errors.js";
 import { type DeviceClass, parseManifest } from "../src/both/manifest.js";
-import { type AdapterAbilities, chooseProgram } from "../src/worker/gpu/device.js";
+import { type AdapterAbilities, chooseProgram, withLanguage } from "../src/worker/gpu/device.js";
 import { partsIn } from "../src/worker/gpu/load.js";
 import { planMemory } from "../src/worker/gpu/memory.js";
 import { ropeTable } from "../src/worker/rope.js";
@@ -41,6 +41,19 @@ describe("the program for a device", () => {
     expect(choose("software", "integrated")).toBe("integrated");
     expect(() => choose("software", "fast")).toThrow(RequestError);
     expect(() => choose("software", "fast")).toThrow("has the programs software, integrated, not fast");
+  });
+
+  test("may need a feature of the language, which no adapter lists", () => {
+    const packed = "packed_4x8_integer_dot_product";
+    const described = sampleManifest();
+    const [first] = described.programs;
+    const made = { ...first, name: "int8", requires: { features: [packed], limits: {} } };
+    const { programs } = parseManifest(JSON.stringify({ ...described, programs: [made] }));
+    const choose = (language?: Set<string>) =>
+      chooseProgram(programs, 768, withLanguage(adapter([]), language), "discrete").name;
+    expect(choose(new Set([packed]))).toBe("int8");
+    expect(() => choose(new Set())).toThrow(`int8: ${packed}`);
+    expect(() => choose()).toThrow(DeviceError);
   });
 
   test("may not exist: the error names what each lacks, with the numbers", () => {

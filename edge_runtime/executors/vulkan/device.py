@@ -5,7 +5,7 @@ program needs.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -37,8 +37,12 @@ FEATURES = {
     "VkPhysicalDeviceVulkan12Features": (
         "shaderFloat16", "shaderInt8", "storageBuffer8BitAccess", "timelineSemaphore",
     ),
+    "VkPhysicalDeviceShaderIntegerDotProductFeatures": ("shaderIntegerDotProduct",),
 }  # fmt: skip
 """Features that a program can require or the runtime needs, by the struct that has them."""
+
+EXTENSIONS = {"shaderIntegerDotProduct": "VK_KHR_shader_integer_dot_product"}
+"""Of features that Vulkan 1.2 does not have: what a device must offer, and be opened with."""
 
 SUBGROUPS = {"subgroupBasic": 0x1, "subgroupArithmetic": 0x4, "subgroupShuffle": 0x10}
 """Bits of VkSubgroupFeatureFlagBits; there is nothing to switch on."""
@@ -273,11 +277,12 @@ def open_device(gpu: Gpu, requires: Requires) -> Device:
         raise DeviceError(
             f"{gpu.name} offers too little: {', '.join(short)}. Choose another device (nearfar devices)"
         )
-    structs = _feature_structs({*requires.features, "timelineSemaphore"})
+    structs = _feature_structs({*requires.features, "timelineSemaphore"}, requires.features)
     queue = vk.VkDeviceQueueCreateInfo(
         queueFamilyIndex=gpu.queue_family, queueCount=1, pQueuePriorities=[1.0]
     )
     extensions = [SUBSET] if gpu.portability else []
+    extensions += [extension for feature, extension in EXTENSIONS.items() if feature in requires.features]
     information = vk.VkDeviceCreateInfo(
         pNext=structs[0], pQueueCreateInfos=[queue], ppEnabledExtensionNames=extensions, pEnabledFeatures=None
     )
@@ -286,9 +291,9 @@ def open_device(gpu: Gpu, requires: Requires) -> Device:
         return Device(gpu, handle, vk.vkGetDeviceQueue(handle, gpu.queue_family, 0))
 
 
-def _feature_structs(names: set[str]) -> list[Any]:
+def _feature_structs(names: Collection[str], known: Collection[str]) -> list[Any]:
     """A chain VkPhysicalDeviceFeatures2 → 1.1 → 1.2 with these features set; all of them must stay alive
-    while it is used.
+    while it is used. Those of EXTENSIONS are there where they are `known`.
     """
     ffi = require_vulkan().ffi
     vk = require_vulkan()
@@ -299,10 +304,21 @@ def _feature_structs(names: set[str]) -> list[Any]:
     base = ffi.new("VkPhysicalDeviceFeatures2*")
     base.sType, base.pNext = vk.VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2, eleven
     chain = [base, eleven, twelve]
-    for struct, features in zip((base.features, eleven, twelve), FEATURES.values(), strict=True):
+    if "shaderIntegerDotProduct" in known:
+        dot = ffi.new("VkPhysicalDeviceShaderIntegerDotProductFeatures*")
+        dot.sType = vk.VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES
+        twelve.pNext = dot
+        chain.append(dot)
+    for struct, features in _with_names(chain):
         for name in features:
             setattr(struct, name, int(name in names))
     return chain
+
+
+def _with_names(chain: list[Any]) -> Iterable[tuple[Any, tuple[str, ...]]]:
+    """Each struct of a chain, and the features that it has."""
+    base, *others = chain
+    return zip((base.features, *others), FEATURES.values(), strict=False)
 
 
 def _unfit(handle: Any) -> str | None:
@@ -328,15 +344,14 @@ def _queue_family(handle: Any) -> int | None:
 
 def _features(handle: Any) -> set[str]:
     vk = require_vulkan()
-    chain = _feature_structs(set())
+    offered = _extensions(handle)
+    chain = _feature_structs((), {name for name, extension in EXTENSIONS.items() if extension in offered})
     vk.vkGetPhysicalDeviceFeatures2(handle, chain[0])
-    structs = (chain[0].features, chain[1], chain[2])
-    return {
-        name
-        for struct, names in zip(structs, FEATURES.values(), strict=True)
-        for name in names
-        if getattr(struct, name)
-    }
+    return {name for struct, names in _with_names(chain) for name in names if getattr(struct, name)}
+
+
+def _extensions(handle: Any) -> set[str]:
+    return {e.extensionName for e in require_vulkan().vkEnumerateDeviceExtensionProperties(handle, None)}
 
 
 def _describe(handle: Any, index: int) -> Gpu:
@@ -357,7 +372,7 @@ def _describe(handle: Any, index: int) -> Gpu:
     operations = (
         int(subgroup.supportedOperations) if subgroup.supportedStages & vk.VK_SHADER_STAGE_COMPUTE_BIT else 0
     )
-    extensions = {e.extensionName for e in vk.vkEnumerateDeviceExtensionProperties(handle, None)}
+    extensions = _extensions(handle)
     types, heaps = _memory(handle)
     local = max(
         range(len(heaps)), key=lambda heap: (any(t.heap == heap and t.local for t in types), heaps[heap])

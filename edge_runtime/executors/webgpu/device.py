@@ -14,6 +14,8 @@ from nearfar.format.manifest import Requires
 
 TIMESTAMPS = "timestamp-query"
 """The feature by which a pass tells when it begins and ends."""
+LANGUAGE = frozenset({"packed_4x8_integer_dot_product"})
+"""Language features of WGSL that wgpu-native's compiler has on every adapter; wgpu-py lists none."""
 KINDS: dict[str, Kind] = {
     "DiscreteGPU": "discrete", "IntegratedGPU": "integrated", "VirtualGPU": "virtual", "CPU": "cpu"
 }  # fmt: skip
@@ -46,8 +48,8 @@ def adapter(power: str = "high-performance") -> Any:
 
 
 def features() -> frozenset[str]:
-    """Names of the adapter's features, as WebGPU spells them."""
-    return frozenset(adapter().features)
+    """Names of the adapter's features, and of the language's, as WebGPU spells them."""
+    return frozenset(adapter().features) | LANGUAGE
 
 
 def limits() -> dict[str, int]:
@@ -99,7 +101,7 @@ def open_device(requires: Requires, buffer_bytes: int, what_fits: str) -> Any:
         raise DeviceError(f"{_name(found)} offers too little: {', '.join(short)}. {what_fits}")
     try:
         return found.request_device_sync(
-            required_features=list(requires.features),
+            required_features=sorted(set(requires.features) - LANGUAGE),
             required_limits={_hyphens(name): value for name, value in wanted.items() if name in have},
         )
     except Exception as error:

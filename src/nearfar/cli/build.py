@@ -96,6 +96,16 @@ def build(
             "other devices still run, slower. `software` is a processor that plays a GPU."
         ),
     ] = list(DEFAULTS.device_classes),  # noqa: B006
+    products: Annotated[
+        list[str],
+        typer.Option(
+            help="webgpu, vulkan: what a prompt is multiplied as, separated by commas. `float`: as it is. "
+            "`int8`: also programs that round its activations to 8 bits, with a scale for each 32, for GPUs "
+            "with packed integer products; a device takes such a program where it is quicker. It costs "
+            "accuracy (docs/decisions/0016 has measurements), and answers are no longer those of the float "
+            "programs."
+        ),
+    ] = list(DEFAULTS.products),  # noqa: B006
     export_function: Annotated[
         bool,
         typer.Option(
@@ -127,6 +137,7 @@ def build(
         dump_ir=dump_ir,
         export_function=export_function,
         device_classes=_names(device_class),
+        products=_names(products),
     )
     console = Console(stderr=True)
     with _Bars(console) as bars:

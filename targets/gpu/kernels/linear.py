@@ -9,6 +9,7 @@ from nearfar.targets.kernels import Stage, Staged
 from . import software
 from .layout import params
 from .matmul import matmul
+from .matmul_int8 import matmul_int8, rounds
 from .matvec import matvec
 from .vectors import fits
 
@@ -18,9 +19,13 @@ VECTOR_ROWS = 4
 
 
 def linear(job: Linear, tuning: Tuning) -> Staged:
-    """The one launch of a job. Rows or columns that are no whole vectors take the software kernels."""
+    """The launch of a job, two where its rows are rounded (those that logits are made of never are). Rows or
+    columns that are no whole vectors take the software kernels.
+    """
     if tuning.device is SOFTWARE or not fits(job):
         func = (software.matvec if job.m <= MATVEC_ROWS else software.matmul)(job, tuning.vectors)
+    elif tuning.products == "int8" and job.m > VECTOR_ROWS and rounds(job.matrix) and not job.rows:
+        return matmul_int8(job, tuning)
     else:
         func = (matvec if job.m <= VECTOR_ROWS else matmul)(job, tuning)
     return Staged((Stage(func, tuple(params(job))),))

@@ -29,12 +29,16 @@ export async function openDevice(manifest: Manifest, pinned?: string): Promise<O
 
   const largestTensor = Math.max(...manifest.weights.tensors.map((tensor) => tensor.bytes));
   const deviceClass = classOf(describe(adapter.info));
-  const program = chooseProgram(manifest.programs, largestTensor, adapter, deviceClass, pinned);
+  const able = withLanguage(adapter, gpu.wgslLanguageFeatures);
+  const program = chooseProgram(manifest.programs, largestTensor, able, deviceClass, pinned);
   const requiredLimits: Record<string, number> = {};
   for (const name of program.requires.limits.keys())
     requiredLimits[name] = program.requires.limits.get(name) ?? 0;
   for (const name of AT_MOST) requiredLimits[name] = adapter.limits[name];
-  const requiredFeatures = program.requires.features as GPUFeatureName[];
+  // Features of the language are there without being asked for.
+  const requiredFeatures = program.requires.features.filter((name) =>
+    adapter.features.has(name),
+  ) as GPUFeatureName[];
   const device = await adapter.requestDevice({ requiredFeatures, requiredLimits });
   const { description, vendor, architecture } = adapter.info;
   return {
@@ -52,10 +56,19 @@ export function describe(info: GPUAdapterInfo, userAgent: string = navigator.use
   return { vendor, architecture, name: device, driver: description, kind };
 }
 
-/** What of an adapter decides which program it runs. */
+/** What decides which program runs: an adapter's limits, its features and those of the language. */
 export interface AdapterAbilities {
   readonly features: { has(name: string): boolean };
   readonly limits: object;
+}
+
+/** An adapter with the features of WGSL that the browser has (none are told before Chrome 115). */
+export function withLanguage(
+  adapter: AdapterAbilities,
+  language: { has(name: string): boolean } | undefined,
+): AdapterAbilities {
+  const has = (name: string) => adapter.features.has(name) || (language?.has(name) ?? false);
+  return { features: { has }, limits: adapter.limits };
 }
 
 /**
