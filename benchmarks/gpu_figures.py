@@ -43,6 +43,10 @@ LINES = (
     Line("matvec", "serial_steps", "serial steps", max, "count"),
     Line("matvec", "barriers", "barriers", max, "count"),
     Line("matvec", "registers", "registers", max, "count"),
+    Line("project", "bytes_in_flight", "bytes in flight", min, "bytes"),
+    Line("project", "threads", "threads", min, "count"),
+    Line("project", "serial_steps", "serial steps", max, "count"),
+    Line("project", "barriers", "barriers", max, "count"),
     Line("matmul", "weight_reads", "reads of a weight", max),
     Line("matmul", "flop_per_byte", "FLOP a byte", min),
     Line("matmul", "barriers_per_k", "barriers an input", max),
@@ -55,8 +59,8 @@ LINES = (
     Line("prefill", "registers", "registers", max, "count"),
 )
 TITLES: dict[Kind, str] = {
-    "matvec": "matrices, 1 row", "matmul": "matrices, 256 rows", "decode": "attention, 1 row",
-    "prefill": "attention, 256 rows",
+    "matvec": "matrices, 1 row", "project": "to q, k and v, 1 row",
+    "matmul": "matrices, 256 rows", "decode": "attention, 1 row", "prefill": "attention, 256 rows",
 }  # fmt: skip
 
 
@@ -76,12 +80,16 @@ def table(shape: str, classes: Sequence[DeviceClass]) -> str:
 
 
 def _cell(line: Line, device: DeviceClass, measured: Sequence[Measured]) -> str:
-    """The worst of the kind, and what is wanted of that kernel; bold where it is not reached."""
+    """The worst of the kind, and what is wanted of that kernel; bold where it is not reached; – where there
+    is none.
+    """
     of_kind = [
         each
         for each in measured
         if kind_of(each.job) == line.kind and (line.kind != "matmul" or each.job.m == 256)
     ]
+    if not of_kind:
+        return "–"
     worst = line.worst([getattr(each.figures, line.figure) for each in of_kind])
     each = next(each for each in of_kind if getattr(each.figures, line.figure) == worst)
     bounds = wanted(each.job, device, each.matrix)

@@ -16,22 +16,22 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from nearfar.edge_runtime import Engine, SamplingParams
+from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.artifact.budget import kv_bytes
 from nearfar.edge_runtime.devices import parse_device
 from nearfar.edge_runtime.executors.vulkan.blocks import Memory
 from nearfar.edge_runtime.executors.vulkan.commands import Queue
 from nearfar.edge_runtime.executors.vulkan.device import Gpu, gpus, open_device, select
 from nearfar.format.manifest import Manifest, Program, Requires
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.shared.engines import artifact_of, rates
 
 SHAPES = ("smollm2-135m", "qwen3-0.6b", "llama-3.2-1b")
 PREFILL, DECODE = 512, 128
@@ -76,16 +76,11 @@ def measure(
 ) -> dict[str, Any]:
     """Medians of one model."""
     with Engine.load(artifact, device=device, precision=precision, verify=False) as engine:
-        vocab = engine.manifest.model.vocab_size
-        params = SamplingParams(temperature=0, max_tokens=decode, ignore_eos=True)
-        seen: list[tuple[float, float]] = []
-        for seed in range(rounds + 1):  # the first compiles
-            prompt = np.random.default_rng(seed).integers(0, vocab, prefill).tolist()
-            times = [time.perf_counter()]
-            times += [time.perf_counter() for _ in engine.generate(prompt, params)]
-            seen.append((times[1] - times[0], (decode - 1) / (times[-1] - times[1])))
+        rates(engine, 0, prefill, decode)  # compiles
+        seen = [rates(engine, seed, prefill, decode) for seed in range(1, rounds + 1)]
         executor = engine.asynchronous.core.executor
-        ttft, rate = (statistics.median(values) for values in zip(*seen[1:], strict=True))
+        ttft = statistics.median(prefill / one["prefill"] for one in seen)
+        rate = statistics.median(one["decode"] for one in seen)
         program = next(p for p in engine.manifest.programs if p.name == executor.program_name)
         per_token = bytes_per_token(engine.manifest, program, prefill + decode / 2)
         return {
@@ -97,21 +92,6 @@ def measure(
             "bytes_per_token": per_token,
             "bytes_per_second": per_token * rate,
         }
-
-
-def prepare(folder: Path, shape: str) -> Path:
-    """The q4 artifact of a shape with random weights."""
-    nearfar, checkpoint, out = (
-        [sys.executable, "-m", "nearfar"],
-        folder / f"{shape}-checkpoint",
-        folder / shape,
-    )
-    subprocess.run([*nearfar, "synth", shape, "-o", str(checkpoint)], check=True)
-    subprocess.run(
-        [*nearfar, "build", str(checkpoint), "--target", "vulkan", "--quant", "q4", "-o", str(out)],
-        check=True,
-    )
-    return out
 
 
 def report(result: dict[str, Any]) -> None:
@@ -156,7 +136,9 @@ def main() -> None:
     }
     for shape in args.shapes.split(","):
         with tempfile.TemporaryDirectory() as folder:
-            artifact = args.artifacts / shape if args.artifacts else prepare(Path(folder), shape)
+            artifact = (
+                args.artifacts / shape if args.artifacts else artifact_of(Path(folder), shape, "vulkan")
+            )
             result["shapes"][shape] = measure(
                 artifact, args.device, args.precision, args.rounds, args.prefill, args.decode
             )

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,43 +26,14 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.edge_runtime import Engine, SamplingParams
+from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.devices import device
 from nearfar.edge_runtime.engine.steps import StepWork, Write, launch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.shared.engines import artifact_of, rates
+
 PREFILL, DECODE, HOST_STEPS = 256, 64, 200
-
-
-def prepare(folder: Path, shape: str) -> Path:
-    """A q4 artifact of a shape with random weights, for both targets."""
-    nearfar = [sys.executable, "-m", "nearfar"]
-    subprocess.run([*nearfar, "synth", shape, "-o", str(folder / "checkpoint")], check=True)
-    build = [
-        "build",
-        str(folder / "checkpoint"),
-        "--target",
-        "vulkan,webgpu",
-        "--quant",
-        "q4",
-        "-o",
-        str(folder / "artifact"),
-    ]
-    subprocess.run([*nearfar, *build], check=True)
-    return folder / "artifact"
-
-
-def rates(
-    engine: Engine, seed: int, prefill: int, decode: int, clock: Callable[[], float]
-) -> dict[str, float]:
-    """Tokens per second of a prompt that the cache has never seen, and of the answer after its first
-    token.
-    """
-    rng = np.random.default_rng(seed)
-    prompt = rng.integers(0, engine.manifest.model.vocab_size, prefill).tolist()
-    times = [clock()]
-    for _ in engine.generate(prompt, SamplingParams(temperature=0, max_tokens=decode, ignore_eos=True)):
-        times.append(clock())
-    return {"prefill": prefill / (times[1] - times[0]), "decode": (decode - 1) / (times[-1] - times[1])}
 
 
 def host_time(engine: Engine, steps: int) -> dict[str, float]:
@@ -164,7 +134,7 @@ def main() -> None:
     args = parser.parse_args()
     clock = time.process_time if args.cpu_time else time.perf_counter
     with tempfile.TemporaryDirectory() as folder:
-        root = args.artifact or prepare(Path(folder), args.shape)
+        root = args.artifact or artifact_of(Path(folder), args.shape, "vulkan,webgpu")
         names = {name: device(name).list()[0].name for name in ("vulkan", "webgpu")}
         wanted = [args.precision] if args.precision else ["f16", "f32"]
         precisions = {p: compare(root, args.device, p, args.rounds, clock) for p in wanted}

@@ -99,9 +99,21 @@ class BackendInfo:
 
 
 @dataclass(frozen=True)
+class RunningProgram:
+    """What of an artifact runs, on which device, and why that (docs/vulkan.md, "Which program"; "" where
+    there was no choice). `seconds`: by program, of its steps that were timed at this load.
+    """
+
+    device: str
+    name: str
+    why: str
+    seconds: Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
 class BackendStats:
     """Figures of an engine: the first two are now, cache_usage is in [0, 1], the rest count from its
-    start.
+    start. `program`: of an engine that runs an artifact.
     """
 
     running: int
@@ -114,6 +126,7 @@ class BackendStats:
     prompt_tokens: int
     steps: int
     restarts: int
+    program: RunningProgram | None = None
 
 
 class Backend(Protocol):

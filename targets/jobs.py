@@ -94,6 +94,24 @@ class Norm:
 
 
 @dataclass(frozen=True)
+class Split:
+    """Attention between two launches: how the positions that a row sees are shared out, up to `count` parts.
+
+    The positions make blocks of `block`, from the first that the row sees on; a part has ⌈blocks/count⌉ of
+    them, so that short rows have fewer parts. The array is [m, heads, count, head_dim + TAIL] of the
+    activations' dtype: a part's own attention, then the logarithm of its sum of exponentials as two numbers
+    (of which the second is what rounding took from the first), then nothing. Of parts that a row does not
+    have nothing is written and nothing may be read. `window`, `sinks`: as of Attend; sinks are not in parts.
+    """
+
+    TAIL: ClassVar = 4
+    count: int
+    block: int
+    window: int | None = None
+    sinks: bool = False
+
+
+@dataclass(frozen=True)
 class Linear:
     """out[m, n] = epilogue(x'[m, k] · Wᵀ): one fused matmul.
 
@@ -101,9 +119,10 @@ class Linear:
     c·tanh(y/c). `residual`: add residual[m, n]. `gate`: W has 2n rows (gate rows 0…n−1, then up rows), out =
     activation(gate) * up; so out has matrix.n/2 columns. `x_dtype`, `out_dtype`: "float32" or "float16".
     `rows`: gather: x has `x_rows` rows and an extra int32 [16] argument `logit_rows` picks row logit_rows[i]
-    for out row i; out is then the `logits` buffer [16, n], rows 0…m−1 written. `first`, `of`: the matrix is a
-    piece of one of `of` rows (0: it is whole), from row `first` on; bias, residual and out are those of all
-    `of` columns, of which the piece's are written. A piece has no gate.
+    for out row i; out is then the `logits` buffer [16, n], rows 0…m−1 written. `split`: x is attention's
+    output in parts of `split_heads` heads, which are put together first. `first`, `of`: the matrix is a piece
+    of one of `of` rows (0: it is whole), from row `first` on; bias, residual and out are those of all `of`
+    columns, of which the piece's are written. A piece has no gate.
     """
 
     kind: ClassVar = "linear"
@@ -118,6 +137,8 @@ class Linear:
     rows: bool = False
     x_rows: int = 0
     softcap: float | None = None
+    split: Split | None = None
+    split_heads: int = 0
     first: int = 0
     of: int = 0
 
@@ -133,9 +154,11 @@ class Linear:
 
     def inputs(self, parts: int) -> tuple[str, ...]:
         """In order x [x_rows or m, k], [logit_rows [16]], [norm f32 [k]], the parts, [bias f32 [n]],
-        [residual (out_dtype)].
+        [residual (out_dtype)]. With `split`, for x: partial (see Split), positions int32 [256], [sinks f32
+        [split_heads]].
         """
-        head = ("x", *["logit_rows"] * self.rows, *["norm"] * (self.norm is not None))
+        x = ("x",) if self.split is None else ("partial", "positions", *["sinks"] * self.split.sinks)
+        head = (*x, *["logit_rows"] * self.rows, *["norm"] * (self.norm is not None))
         return (*head, *(f"w{i}" for i in range(parts)), *["bias"] * self.bias, *["residual"] * self.residual)
 
     @property
@@ -153,6 +176,7 @@ class Linear:
             "residual": self.residual,
             str(self.gate): self.gate is not None,
             f"rows{self.x_rows}": self.rows,
+            f"split{self.split.count if self.split else 0}": self.split is not None,
             f"x{short(self.x_dtype)}": self.x_dtype != "float32",
             f"o{short(self.out_dtype)}": self.out_dtype != "float32",
         }
@@ -248,13 +272,113 @@ class RopeAppend(Paged):
 
 
 @dataclass(frozen=True)
+class Rows:
+    """What `Project` needs to know of the rows: one launch a step, for all layers alike in this.
+
+    out: int32 [m, FACTS + head_dim], numbers as their bits: where in the cache the row's position lies,
+    page·page_size + offset (-1: nowhere, it is padding, or nothing is appended); the factor of q (1.0 without
+    `q_scale`); two zeros; with `rope` the row's cosines, then sines.
+    """
+
+    kind: ClassVar = "rows"
+    FACTS: ClassVar = 4
+    m: int
+    head_dim: int
+    """0: nothing is rotated."""
+    page_size: int
+    slots: int
+    pages_per_slot: int
+    append: bool
+    q_scale: tuple[float, float] | None = None
+
+    @staticmethod
+    def of(job: RopeAppend) -> Rows:
+        """Those of a job's rows."""
+        return Rows(
+            job.m, job.head_dim * job.rope, job.page_size, job.slots, job.pages_per_slot, job.append,
+            job.q_scale,
+        )  # fmt: skip
+
+    def inputs(self, parts: int = 0) -> tuple[str, ...]:
+        """positions, [slots, page_table], [rope]: see RopeAppend."""
+        return (
+            "positions",
+            *(("slots", "page_table") if self.append else ()),
+            *["rope"] * bool(self.head_dim),
+        )
+
+    @property
+    def out(self) -> Output:
+        """int32 [m, FACTS + head_dim]."""
+        return (self.m, self.FACTS + self.head_dim), "int32"
+
+    @property
+    def label(self) -> str:
+        """Name of the kernel."""
+        flags = {"append": self.append, "qscale": self.q_scale is not None}
+        return labelled(f"rows_m{self.m}_{self.head_dim}", flags)
+
+
+@dataclass(frozen=True)
+class Project:
+    """`paged` of what `linear` makes, in one: the projections to q, k and v that go where they belong.
+
+    `vectors`: the small vectors of both jobs end to end in one tensor, or the one that there is: a kernel has
+    few buffers. `rows`: what Rows makes of the step's rows.
+    """
+
+    kind: ClassVar = "project"
+    linear: Linear
+    paged: RopeAppend
+
+    @property
+    def m(self) -> int:
+        """Rows."""
+        return self.linear.m
+
+    @property
+    def vectors(self) -> dict[str, int]:
+        """The vectors that stand in `vectors`, in order, with their lengths."""
+        linear, paged, norms = self.linear, self.paged, self.paged.norm_eps is not None
+        found = {
+            "norm": linear.matrix.k * (linear.norm is not None),
+            "bias": linear.matrix.n * linear.bias,
+            "q_norm": paged.head_dim * (paged.heads if paged.norm_all else 1) * norms,
+            "k_norm": paged.head_dim * (paged.kv_heads if paged.norm_all else 1) * (norms and paged.append),
+        }
+        return {name: length for name, length in found.items() if length}
+
+    @property
+    def starts(self) -> dict[str, int]:
+        """Where each of them begins."""
+        lengths = list(self.vectors.values())
+        return {name: sum(lengths[:i]) for i, name in enumerate(self.vectors)}
+
+    def inputs(self, parts: int) -> tuple[str, ...]:
+        """X [m, k], the parts, [vectors f32], rows, [k_cache, v_cache]."""
+        caches = ("k_cache", "v_cache") if self.paged.append else ()
+        return ("x", *(f"w{i}" for i in range(parts)), *["vectors"] * bool(self.vectors), "rows", *caches)
+
+    @property
+    def out(self) -> Output:
+        """q: [m, heads·head_dim] of paged.dtype."""
+        return self.paged.out
+
+    @property
+    def label(self) -> str:
+        """Name of the kernel: those of both jobs, without what they have in common."""
+        paged = self.paged.label.removeprefix("rope_append_").removeprefix(f"m{self.m}_")
+        return f"project_{self.linear.label.removeprefix('linear_')}_{paged}"
+
+
+@dataclass(frozen=True)
 class Attend(Paged):
     """Causal attention of the rows over their sequences' pages.
 
     Row i sees positions p ≤ positions[i] of slots[i], with `window` only the last `window` of them, its own
     included; pages before those may not be there, and are not read. Scores are scale·q·k; `softcap` c:
     c·tanh(score/c). `sinks`: f32 [heads], for each head one more logit in the softmax, which has no value.
-    Padding rows give zeros.
+    Padding rows give zeros. `split`: the output is left in parts, whose window is the job's.
     """
 
     kind: ClassVar = "attention"
@@ -262,6 +386,7 @@ class Attend(Paged):
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
+    split: Split | None = None
 
     def inputs(self, parts: int = 0) -> tuple[str, ...]:
         """q, k_cache, v_cache, positions, slots, page_table, [sinks]."""
@@ -269,7 +394,9 @@ class Attend(Paged):
 
     @property
     def out(self) -> Output:
-        """[m, heads·head_dim] of dtype."""
+        """[m, heads·head_dim] of dtype; its parts (see Split) with `split`."""
+        if self.split is not None:
+            return (self.m, self.heads, self.split.count, self.head_dim + Split.TAIL), self.dtype
         return self.q_shape, self.dtype
 
     @property
@@ -279,6 +406,7 @@ class Attend(Paged):
             f"w{self.window}": self.window is not None,
             "cap": self.softcap is not None,
             "sinks": self.sinks,
+            f"split{self.split.count if self.split else 0}": self.split is not None,
         }
         return labelled(f"attention_{self._paged_label}", flags)
 
@@ -319,7 +447,7 @@ class Logprobs(OverLogits):
     kind: ClassVar = "logprobs"
 
 
-GraphJob = Embed | Norm | Linear | RopeAppend | Attend
+GraphJob = Embed | Norm | Linear | RopeAppend | Rows | Project | Attend
 """Jobs of a step; their arguments are the graph's tensors."""
 SamplerJob = Greedy | Sample | Logprobs
 """Jobs beside the step; their arguments are buffers of the artifact, by name."""

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from nearfar.format.adapters import DeviceClass
 from nearfar.format.manifest import Float
-from nearfar.targets.jobs import Job
+from nearfar.step.model import Step
+from nearfar.targets.bundles import Bundles
+from nearfar.targets.jobs import Attend, Job, Linear, Project, Split
 from nearfar.targets.quantized import Array, Matrix, Part, QuantTensor
 
 if TYPE_CHECKING:
@@ -59,6 +61,10 @@ class Packing(Protocol):
         """Pack a matrix into its parts: QuantTensor where quantized, else a float array [n, k]."""
         ...
 
+    def bundles(self, step: Step) -> Bundles:
+        """The tensors that hold several vectors of the step, for kernels that read them so."""
+        ...
+
 
 class Kernels(Packing, Protocol):
     """The kernels of one program, with static shapes. Outputs are the last arguments of a stage."""
@@ -68,8 +74,16 @@ class Kernels(Packing, Protocol):
         """Dtype of what passes between kernels, but for the residual stream (which is float32 always)."""
         ...
 
+    def projects(self, job: Project) -> bool:
+        """Whether there is a kernel for both jobs in one."""
+        ...
+
     def stages(self, job: Job) -> Staged:
         """The launches of a job; BuildError where the target has no kernel for it."""
+        ...
+
+    def split(self, attend: Attend, linear: Linear) -> Split | None:
+        """The parts in which attention is left to the matmul that alone reads it; None: it is made whole."""
         ...
 
 
@@ -78,7 +92,8 @@ class Variant:
     """One program of a target: all of them compute the same step over the same weights.
 
     `name`: of the program, one of its own in the artifact. `device_class`: the kind of device that its
-    kernels are shaped for (nearfar.targets.gpu.classes), None where there is one kind. `products`: see Products.
+    kernels are shaped for (nearfar.targets.gpu.classes), None where there is one kind. `products`: see
+    Products.
     """
 
     name: str

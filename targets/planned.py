@@ -8,6 +8,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -26,21 +27,31 @@ from nearfar.format import manifest as records
 from nearfar.format.manifest import Weights
 from nearfar.step.config import LARGEST
 from nearfar.step.params import Param
+from nearfar.targets.bundles import Bundles
 from nearfar.targets.emit import EmitContext
 from nearfar.targets.kernels import Packing, Variant
 from nearfar.targets.quantized import Matrix
 from nearfar.targets.target import Made
 
+_NONE = np.zeros(0, np.float32)
+
 
 class PackedWriter:
-    """Packs whole matrices as a target's kernels want them, and appends them to its weight stream."""
+    """Packs whole matrices as a target's kernels want them, and appends them to its weight stream.
 
-    def __init__(self, packing: Packing, shards: ShardWriter) -> None:
-        self._packing, self._shards = packing, shards
+    At the end come the `bundles`, of vectors that were kept for them.
+    """
+
+    def __init__(self, packing: Packing, shards: ShardWriter, bundles: Bundles) -> None:
+        self._packing, self._shards, self._bundles = packing, shards, bundles
+        self._kept: dict[str, npt.NDArray[np.float32]] = dict.fromkeys(chain(*bundles.values()), _NONE)
 
     def vector(self, param: Param, values: npt.NDArray[np.float32]) -> None:
         """In float32, with what is folded into it."""
-        self._shards.add(param.name, param.folded(values))
+        made = param.folded(values)
+        self._shards.add(param.name, made)
+        if param.name in self._kept:
+            self._kept[param.name] = made
 
     def matrix(self, param: Param, matrix: Matrix, tensor: Piece) -> None:
         """In the parts that the kernels want, its rows in the step's order."""
@@ -52,6 +63,8 @@ class PackedWriter:
 
     def finish(self) -> Weights:
         """The manifest's `weights`."""
+        for name, held in self._bundles.items():
+            self._shards.add(name, np.concatenate([self._kept[each] for each in held]))
         shards, tensors = self._shards.finish()
         return Weights(sum(shard.bytes for shard in shards), SHARD_BYTES, shards, tensors)
 
@@ -103,8 +116,8 @@ class PlannedTarget:
         rounding = any(variant.products == "int8" for variant in asked)
         if rounding and not any(self.rounds(matrix) for matrix in source.matrices.values()):
             raise BuildError(
-                "--products int8 is for matrices of 2, 4 or 8 bits in groups of 32 or more, and this model has "
-                "none: choose such a --quant and --group-size, or leave int8 out"
+                "--products int8 is for matrices of 2, 4 or 8 bits in groups of 32 or more, and this model "
+                "has none: choose such a --quant and --group-size, or leave int8 out"
             )
 
     def _asked(self, options: BuildOptions) -> list[Variant]:
@@ -121,7 +134,7 @@ class PlannedTarget:
         shards = ShardWriter(root)
         for name, rope in source.model.step.ropes.items():
             shards.add(manifest.rope_tensor(name), np.array(rope.inv_freq, np.float32))
-        return PackedWriter(self.packing, shards)
+        return PackedWriter(self.packing, shards, self.packing.bundles(source.model.step))
 
     def finish(self, source: Source, root: Path, weights: Weights, options: BuildOptions) -> Made:
         """Compile a program for each variant that was asked for."""

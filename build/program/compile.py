@@ -10,7 +10,7 @@ import tvm
 from tvm import tirx
 
 from nearfar.build.program.buckets import Buckets
-from nearfar.build.program.lowering import Precisions, lower_step
+from nearfar.build.program.lowering import Precisions, identifier, lower_step
 from nearfar.build.program.passes import compile_flow, run_flow
 from nearfar.build.program.plan import Plan, plan_of, share_workspace, staged_plan
 from nearfar.format.buffers import SAMPLER_BUFFERS
@@ -55,8 +55,11 @@ def compile_program(
         lowered = lower_step(job.model, job.cache, kernels, dtypes, job.matrices, m)
         module[f"step_{m}"] = lowered.function
         names.update(lowered.arguments)
+    bundles = kernels.bundles(job.model.step)
+    names |= {identifier(name): f"weight:{name}" for name in bundles}
+    bundled = {tuple(map(identifier, held)): identifier(name) for name, held in bundles.items()}
     gpu = str(target.kind.name) != "llvm"
-    module = run_flow(module, compile_flow(kernels, gpu=gpu), target, dump)
+    module = run_flow(module, compile_flow(kernels, bundled, gpu=gpu), target, dump)
     plans = [
         plan_of(module[f"step_{m}"], Plan("step", m, min(m, MAX_ROWS)), names, "buffer:logits")
         for m in job.buckets.step

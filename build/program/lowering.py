@@ -74,7 +74,7 @@ class _Lowering:
         """Add an operation."""
         expr = getattr(self, f"_{op.op}")(op)
         normal = self._builder.normalize(expr)
-        self._values[op.out] = relax.DataflowVar(_identifier(op.out), normal.ty)
+        self._values[op.out] = relax.DataflowVar(identifier(op.out), normal.ty)
         self._body.append((normal, self._values[op.out]))
 
     def finish(self) -> relax.Function:
@@ -215,7 +215,7 @@ class _Lowering:
 
     def _input(self, name: str, argument: str, shape: tuple[Any, ...], dtype: str) -> relax.Var:
         if name not in self._vars:
-            self._vars[name] = relax.Var(_identifier(name), relax.TensorType(list(shape), dtype))
+            self._vars[name] = relax.Var(identifier(name), relax.TensorType(list(shape), dtype))
             self._arguments[name] = argument
         return self._vars[name]
 
@@ -261,7 +261,7 @@ class _Lowering:
 
     def _kv(self, cache: int) -> dict[str, relax.Var]:
         extent = buffers.pages(self._step.group(cache))
-        count = self._symbols.setdefault(extent, tirx.Var(_identifier(extent), "int64"))
+        count = self._symbols.setdefault(extent, tirx.Var(identifier(extent), "int64"))
         shape = self._step.caches[cache]
         dims = (count, shape.kv_heads, self._cache.page_size, shape.head_dim)
         names = {"k_cache": buffers.keys(cache), "v_cache": buffers.values(cache)}
@@ -292,6 +292,6 @@ def _activation(x: relax.Var, activation: ops.Activation) -> Any:
             return relax.op.square(relax.op.nn.relu(x))
 
 
-def _identifier(name: str) -> str:
+def identifier(name: str) -> str:
     """A name that TVMScript prints as it is."""
     return name.replace(".", "_")

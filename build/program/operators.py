@@ -14,10 +14,14 @@ from typing import Any
 
 from tvm import ir, relax
 
-from nearfar.targets.jobs import Attend, Embed, GraphJob, Linear, Norm, RopeAppend
+from nearfar.targets.jobs import Attend, Embed, GraphJob, Linear, Norm, Project, RopeAppend, Rows, Split
 from nearfar.targets.quantized import Matrix
 
-_RECORDS: dict[str, type[GraphJob]] = {kind.kind: kind for kind in (Embed, Norm, Linear, RopeAppend, Attend)}
+_RECORDS: dict[str, type[GraphJob]] = {
+    kind.kind: kind for kind in (Embed, Norm, Linear, RopeAppend, Rows, Project, Attend)
+}
+_INNER: dict[str, type[Any]] = {"matrix": Matrix, "linear": Linear, "paged": RopeAppend, "split": Split}
+"""Records within a job, by their field."""
 
 
 def call(job: GraphJob, tensors: Sequence[relax.Expr]) -> relax.Call:
@@ -55,11 +59,16 @@ def parse(expr: Any) -> OpCall | None:
     if symbol == kind or kind not in _RECORDS:
         return None
     *tensors, text = list(expr.args[1].fields)
-    record: dict[str, Any] = json.loads(str(text.value))
-    values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in record.items()}
-    if "matrix" in record:
-        values["matrix"] = Matrix(**record["matrix"])
-    return OpCall(_RECORDS[kind](**values), tensors)
+    return OpCall(_decoded(_RECORDS[kind], json.loads(str(text.value))), tensors)
+
+
+def _decoded(record: type[Any], fields: dict[str, Any]) -> Any:
+    values: dict[str, Any] = {}
+    for key, value in fields.items():
+        values[key] = tuple(value) if isinstance(value, list) else value
+        if isinstance(value, dict):
+            values[key] = _decoded(_INNER[key], value)
+    return record(**values)
 
 
 def rebuilt(job: GraphJob, named: dict[str, relax.Expr]) -> relax.Call:

@@ -8,9 +8,9 @@ import logging
 import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
 from nearfar.edge_runtime.cache import SequenceTable
@@ -24,8 +24,17 @@ from nearfar.edge_runtime.engine.requests import (
 )
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.edge_runtime.engine.scheduler import Limits, Scheduler, Step
-from nearfar.edge_runtime.engine.steps import Done, Launched, Sampled, StepBuilder, StepWork, finish, launch
-from nearfar.errors import DeviceError, DeviceLost, NearfarError, RequestError
+from nearfar.edge_runtime.engine.steps import (
+    Done,
+    Launched,
+    Run,
+    Sampled,
+    StepBuilder,
+    StepWork,
+    finish,
+    launch,
+)
+from nearfar.errors import DeviceError, DeviceLost, NearfarError, OutOfMemory, RequestError
 from nearfar.format.manifest import Manifest, Program
 from nearfar.format.sizes import MAX_STEP
 
@@ -52,6 +61,13 @@ _Turn = tuple[_InFlight | None, list[Done]]
 """The step that is still in flight after a turn of the loop, and the steps that were read."""
 
 log = logging.getLogger(__name__)
+
+
+class _NoRoom(Exception):
+    """There was no memory for steps of so many rows; the reason is what the executor raised."""
+
+    def __init__(self, size: int, reason: Exception) -> None:
+        self.size, self.reason = size, reason
 
 
 class Generation:
@@ -132,6 +148,8 @@ class EngineCore:
         self.manifest = manifest
         cache, model = manifest.cache, manifest.model
         buckets = sorted(function.size for function in program.functions["step"])
+        self.largest_bucket = buckets[-1]
+        """Rows of the largest step that the program has."""
         rows = max(function.rows for function in program.functions["step"])
         windows = [group.window for group in manifest.groups]
         table = SequenceTable(pages, cache.page_size, cache.slots, windows)
@@ -145,6 +163,14 @@ class EngineCore:
             None  # what the executor raised; set and cleared in the worker thread
         )
         self._initialized = False  # whether the device has the initial writes of the builder; so too
+        self._compiled: set[Run] = set()  # runs that need not be asked about any more
+        self._awaited: set[Future[Any]] = (
+            set()
+        )  # kernels that are waited for, with those that have come since
+        self.on_compiling: Callable[[int, int], None] | None = None
+        """Told on the event loop how many of how many kernels that requests wait for are compiled; as many as
+        there are when nobody waits any more.
+        """
         self._lost_in_a_row = 0
         self.epoch = 0
         """How often a step has failed: what the cache held before is gone."""
@@ -226,6 +252,11 @@ class EngineCore:
             self._worker.shutdown()
 
     @property
+    def largest_step(self) -> int:
+        """Rows of the largest step it takes: under `largest_bucket` where there was no memory for that."""
+        return self.scheduler.limits.max_rows
+
+    @property
     def forked(self) -> bool:
         """Whether this process is a fork of the one that loaded the engine: the threads that compute are
         not here.
@@ -246,6 +277,11 @@ class EngineCore:
                     DeviceError("the event loop of the engine was stopped while the request was running")
                 )
                 raise
+            except _NoRoom as error:
+                self._end_epoch()
+                if self._reopen is None or not self._shrinks(error.size, error.reason):
+                    self._fail(error.reason)
+                    return
             except Exception as error:
                 self._end_epoch()
                 if not self._goes_on(error):
@@ -257,6 +293,14 @@ class EngineCore:
         before: _InFlight | None = None
         while True:
             step = self.scheduler.schedule(before[0] if before else None)
+            runs = self._builder.runs(step) if step else ()
+            if step and not self._compiled.issuperset(runs):
+                self.scheduler.put_back(step)
+                if before is None:
+                    await self._prepare(step.size, runs)
+                    continue  # and plan again: requests may have come and gone meanwhile
+                step = None
+            self._end_compiling()
             work = self._builder.build(step) if step else None
             if step:
                 self.steps += 1
@@ -268,6 +312,51 @@ class EngineCore:
                 self._lost_in_a_row = 0
                 self._emit(done)
 
+    async def _prepare(self, size: int, runs: Seq[Run]) -> None:
+        """Have the kernels of a step of `size` rows compiled. Waits for one of them, and no longer: the next
+        plan may be another.
+        """
+        missing = await self._in_worker(partial(self._missing, runs))
+        if not missing:
+            self._compiled.update(runs)
+            return
+        try:
+            await self._compile(missing)
+        except (OutOfMemory, MemoryError) as error:
+            if not self._shrinks(size, error):
+                raise
+
+    def _missing(self, runs: Seq[Run]) -> list[Future[Any]]:
+        """Kernels that are yet to be compiled for these runs. Runs in the worker thread."""
+        self._ready()
+        with self._guard():
+            return [kernel for run in runs for kernel in self.executor.prepare(*run)]
+
+    async def _compile(self, kernels: Seq[Future[Any]]) -> None:
+        """Wait until one of the kernels is compiled, and raise what came of it; tells how far they are."""
+        self._awaited.update(kernels)
+        if self.on_compiling is not None:
+            self.on_compiling(sum(kernel.done() for kernel in self._awaited), len(self._awaited))
+        loop, one_is_done = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake(_: Future[Any]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+                loop.call_soon_threadsafe(one_is_done.set)
+
+        for kernel in kernels:
+            kernel.add_done_callback(wake)
+        await one_is_done.wait()
+        for kernel in kernels:
+            if kernel.done():
+                kernel.result()
+
+    def _end_compiling(self) -> None:
+        """Nobody waits for kernels any more."""
+        count = len(self._awaited)
+        self._awaited.clear()
+        if count and self.on_compiling is not None:
+            self.on_compiling(count, count)
+
     def _end_epoch(self) -> None:
         """A step has failed: requests will be computed again from their tokens, or fail; nothing is known
         of the device.
@@ -276,6 +365,8 @@ class EngineCore:
         self.scheduler.restart()
         self._builder = self._new_builder()
         self._initialized = False
+        self._compiled.clear()
+        self._end_compiling()
 
     def _goes_on(self, error: Exception) -> bool:
         """Whether requests wait for the device to be opened anew, as they do where it was lost, but not
@@ -288,6 +379,20 @@ class EngineCore:
             self._lost_in_a_row = 0
             return False
         return not self._closed
+
+    def _shrinks(self, size: int, reason: Exception) -> bool:
+        """Whether there are smaller steps to go on with, which are all that is taken from now on."""
+        smaller = self.scheduler.limits.below(size)
+        if smaller is None or self._closed:
+            return False
+        self.scheduler.shrink(smaller)
+        log.warning(
+            "there was no memory for steps of %d rows; from now on this engine takes steps of at most %d "
+            "rows, so that prompts take longer (%s). Give the cache less (--kv-memory), or close other "
+            "programs that use the device, and load the artifact again",
+            size, smaller.max_rows, reason,
+        )  # fmt: skip
+        return True
 
     def _ready(self) -> None:
         """Runs in the worker thread, before other calls: a failed executor is replaced, a new one gets the
@@ -305,19 +410,26 @@ class EngineCore:
             with self._guard():
                 for write in self._builder.initial():
                     self.executor.write(write.buffer, write.data, write.row)
+                for run in self._builder.every_run():
+                    self.executor.prepare(*run, later=True)
             self._initialized = True
 
     def _turn(self, step: Step | None, work: StepWork | None, before: _InFlight | None) -> _Turn:
         """Queue the next step, then wait for the one before. Runs in the worker thread."""
         self._ready()
         read: list[tuple[Step, Launched, Sampled]] = []
-        with self._guard():
-            flying = (step, launch(self.executor, work)) if step and work else None
-            if before:
-                read.append((*before, before[1].read()))
-            if flying and not self._pipelined:
-                read.append((*flying, flying[1].read()))
-                flying = None
+        try:
+            with self._guard():
+                flying = (step, launch(self.executor, work)) if step and work else None
+                if before:
+                    read.append((*before, before[1].read()))
+                if flying and not self._pipelined:
+                    read.append((*flying, flying[1].read()))
+                    flying = None
+        except (OutOfMemory, MemoryError) as error:
+            # Of two steps under way either may have taken it: it is the larger one that can be made smaller.
+            sizes = [each.size for each in (step, before and before[0]) if each]
+            raise _NoRoom(max(sizes), error) from error
         # Last, because constraints must not take note of tokens that a failure of the device would take back.
         return flying, [finish(*done) for done in read]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nearfar.edge_runtime.cache import Copy, SequenceTable, common_length
 from nearfar.edge_runtime.engine.requests import Request
@@ -28,6 +28,13 @@ class Limits:
     def bucket(self, rows: int) -> int:
         """The smallest bucket that holds these rows."""
         return next(size for size in self.buckets if size >= rows)
+
+    def below(self, size: int) -> Limits | None:
+        """The limits of steps smaller than a bucket; None where it is the smallest."""
+        smaller = tuple(bucket for bucket in self.buckets if bucket < size)
+        if not smaller:
+            return None
+        return replace(self, buckets=smaller, max_logits=min(self.max_logits, smaller[-1]))
 
     def prefill_rows(self, decode: int, wanted: int) -> int:
         """How many of the wanted prefill rows to take beside the decode rows.
@@ -137,6 +144,18 @@ class Scheduler:
         self.running.clear()
         self._copies.clear()
         self.table.forget()
+
+    def shrink(self, limits: Limits) -> None:
+        """Take smaller steps from now on, between which nothing is under way. Who no longer fits in one
+        waits.
+        """
+        self.limits = limits
+        while len(self.running) > limits.max_logits:
+            self._preempt(self.running[-1])
+
+    def put_back(self, step: Step) -> None:
+        """A step that was planned is not taken now; what it was to copy falls to the next one."""
+        self._copies[:0] = step.copies
 
     def schedule(self, before: Step | None) -> Step | None:
         """Plan the next step. `before` is the step in flight whose tokens have not been read, if any.

@@ -41,6 +41,10 @@ NOT_FINITE = (
 )
 
 
+Run = tuple[str, int]
+"""A function and its bucket."""
+
+
 @dataclass(frozen=True)
 class Write:
     """Data for a buffer, from a row of it on; or for a part of one row, from a column on."""
@@ -149,6 +153,23 @@ class StepBuilder:
             self._sampler(work, step)
         return work
 
+    def runs(self, step: Step) -> tuple[Run, ...]:
+        """The functions of a step with their buckets, in order: `step`, what samples, and `logprobs`."""
+        requests = step.sampled
+        if not requests:
+            return (("step", step.size),)
+        plain = all(r.params.plain_greedy and r.constraint is None for r in requests)
+        wanted = ["greedy" if plain else "sample"]
+        if any(r.params.logprobs is not None for r in requests):
+            wanted.append("logprobs")
+        return ("step", step.size), *((name, self._size(name, len(requests))) for name in wanted)
+
+    def every_run(self) -> list[Run]:
+        """All functions with all their buckets, what a first answer needs in front."""
+        names = list(self._sizes)
+        longest = max(map(len, self._sizes.values()))
+        return [(n, self._sizes[n][i]) for i in range(longest) for n in names if i < len(self._sizes[n])]
+
     def _rows(self, step: Step) -> list[Write]:
         tokens = np.zeros(step.size, np.int32)
         positions = np.full(step.size, -1, np.int32)
@@ -208,12 +229,10 @@ class StepBuilder:
     def _sampler(self, work: StepWork, step: Step) -> None:
         requests = step.sampled
         work.sampled = len(requests)
-        work.sampler = (
-            "greedy" if all(r.params.plain_greedy and r.constraint is None for r in requests) else "sample"
-        )
-        work.sampler_size = self._size(work.sampler, len(requests))
-        if any(r.params.logprobs is not None for r in requests):
-            work.logprobs_size = self._size("logprobs", len(requests))
+        sizes = dict(self.runs(step))
+        work.sampler = "greedy" if "greedy" in sizes else "sample"
+        work.sampler_size = sizes[work.sampler]
+        work.logprobs_size = sizes.get("logprobs", 0)
         ints, floats = np.zeros((MAX_ROWS, COLUMNS), np.int32), np.zeros((MAX_ROWS, COLUMNS), np.float32)
         ints[:, SampleI32.SLOT] = ints[:, SampleI32.FEED] = -1
         for index, chunk in enumerate(c for c in step.chunks if c is not None and c.samples):

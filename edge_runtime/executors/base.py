@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from concurrent.futures import Future
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +53,15 @@ class Executor(Protocol):
 
         A row is what the first axis counts. Of a buffer with two axes also a part of one row: data [1, n]
         goes to its columns column … column+n.
+        """
+        ...
+
+    def prepare(self, function: str, size: int, later: bool = False) -> Sequence[Future[Any]]:
+        """Begin to compile what `run` of a bucket needs, and return at once.
+
+        What is yet to be compiled, one a kernel: where it is empty, `run` starts at once, else it waits. What
+        fails there leaves the executor as it was. `later`: nobody waits for it. It comes after what somebody
+        waits for, and a device that computes with the host's cores leaves it until then.
         """
         ...
 

@@ -109,6 +109,10 @@ class Layout:
             frequencies = self._artifact.read_tensor(str(rope.inv_freq))
             yield names.rope(name), rope_table(frequencies, rope.scale, self._settings.context)
 
+    def smallest(self, function: str) -> int:
+        """The smallest bucket of a function."""
+        return min(bucket.size for bucket in self._program.functions[function])
+
     def launches(self, function: str, size: int) -> tuple[Launch, ...]:
         """The plan of a bucket, checked against the manifest; ArtifactError where there is none."""
         for bucket in self._program.functions.get(function, ()):

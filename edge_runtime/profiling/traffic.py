@@ -93,7 +93,12 @@ class Traffic:
         """
         used = {a: how == "read" for a, how in zip(launch.args, access, strict=True) if _is_value(a)}
         read = [arg for arg in used if used[arg]]
-        if matrix := self._matrix(launch):
+        matrix = self._matrix(launch)
+        # What makes q; keys and values lie in the caches.
+        if matrix and self._caches.keys() & set(_names(launch, "buffer")):
+            out = self._width(launch, read)
+            columns = matrix[1] + out
+        elif matrix:
             out = matrix[1] if "buffer:tokens" in launch.args else matrix[0]
             columns = matrix[1] * bool(read) + out * (len(used) - bool(read))
         else:

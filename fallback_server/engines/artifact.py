@@ -20,6 +20,7 @@ from nearfar.fallback_server.backend import (
     BackendInfo,
     BackendStats,
     Logprob,
+    RunningProgram,
     Sampling,
     TokenEvent,
     TokenRequest,
@@ -116,7 +117,14 @@ class ArtifactBackend:
             prompt_tokens=counts.prompt,
             steps=self.core.steps,
             restarts=0,
+            program=self._program(),
         )
+
+    def _program(self) -> RunningProgram:
+        executor, choice = self.core.executor, self.core.choice
+        timed = choice.seconds if choice else {}
+        seconds = {name: {str(kind): took for kind, took in steps.items()} for name, steps in timed.items()}
+        return RunningProgram(executor.name, executor.program_name, choice.why if choice else "", seconds)
 
     async def alive(self) -> bool:
         """Whether a token came lately, or comes now."""

@@ -118,3 +118,10 @@ class _EngineCollector(Collector):
             counter = CounterMetricFamily(PREFIX + name, text, labels=["model_name"])
             counter.add_metric([self._model()], value)
             yield counter
+        if (program := stats.program) is not None:
+            labels = ["model_name", "device", "program", "why"]
+            info = GaugeMetricFamily(
+                PREFIX + "program_info", "The artifact's program that runs, and why that; 1.", labels=labels
+            )
+            info.add_metric([self._model(), program.device, program.name, program.why], 1)
+            yield info

@@ -33,6 +33,10 @@ class DeviceLost(DeviceError):
     """
 
 
+class OutOfMemory(DeviceError):
+    """The device or the host has no memory left for what was asked. An engine goes on with smaller steps."""
+
+
 class RequestError(NearfarError):
     """A request asks for something impossible; `param` names the offending parameter."""
 

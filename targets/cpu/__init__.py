@@ -7,9 +7,23 @@ from typing import Any
 
 from nearfar.errors import BuildError
 from nearfar.format.manifest import Float
+from nearfar.step.model import Step
+from nearfar.targets.bundles import Bundles
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import attention, embed, greedy, linear, norm, rope, sample
-from nearfar.targets.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, Norm, RopeAppend, Sample
+from nearfar.targets.jobs import (
+    Attend,
+    Embed,
+    Greedy,
+    Job,
+    Linear,
+    Logprobs,
+    Norm,
+    Project,
+    RopeAppend,
+    Sample,
+    Split,
+)
 from nearfar.targets.kernels import Staged, Variant
 
 __all__ = ["VARIANTS", "CpuKernels"]
@@ -33,11 +47,23 @@ class CpuKernels:
     parts = staticmethod(packing.parts)
     pack = staticmethod(packing.pack)
 
+    def bundles(self, step: Step) -> Bundles:
+        """None: a kernel takes as many vectors as it needs."""
+        return {}
+
+    def projects(self, job: Project) -> bool:
+        """Never: a launch costs little."""
+        return False
+
     def stages(self, job: Job) -> Staged:
         """By the job's type."""
         if type(job) not in STAGES:
             raise BuildError(f"the cpu target has no kernel for a job of type {type(job).__name__}")
         return STAGES[type(job)](job)
+
+    def split(self, attend: Attend, linear: Linear) -> Split | None:
+        """Attention is one launch."""
+        return None
 
 
 VARIANTS = (Variant("f32", "f32", CpuKernels()),)

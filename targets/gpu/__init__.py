@@ -9,13 +9,27 @@ from typing import Any
 
 from nearfar.errors import BuildError
 from nearfar.format.manifest import Float
-from nearfar.targets.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, Norm, RopeAppend, Sample
+from nearfar.targets.bundles import bundles
+from nearfar.targets.jobs import (
+    Attend,
+    Embed,
+    Greedy,
+    Job,
+    Linear,
+    Logprobs,
+    Norm,
+    Project,
+    RopeAppend,
+    Rows,
+    Sample,
+    Split,
+)
 from nearfar.targets.kernels import PRODUCTS, Precision, Products, Staged, Variant
 from nearfar.targets.quantized import Array, Matrix, Part, QuantTensor
 
 from . import pieces
 from .classes import CLASSES, DISCRETE, SOFTWARE, DeviceClass, Tuning
-from .kernels.attention import attention
+from .kernels.attention import attention, split
 from .kernels.embed import embed
 from .kernels.greedy import greedy
 from .kernels.linear import linear
@@ -23,12 +37,16 @@ from .kernels.logprobs import logprobs
 from .kernels.matmul_int8 import rounds
 from .kernels.norm import norm
 from .kernels.pieces import of_pieces
+from .kernels.project import project, projects
 from .kernels.rope import rope_append
+from .kernels.rows import rows
 from .kernels.sample import sample
 
 
 class GpuKernels:
     """See nearfar.targets.kernels.Kernels. `binding`: bytes of an array of a matrix, at most (pieces)."""
+
+    bundles = staticmethod(bundles)
 
     def __init__(self, tuning: Tuning, binding: int = pieces.BINDING) -> None:
         self.tuning, self.binding = tuning, binding
@@ -48,6 +66,11 @@ class GpuKernels:
         """Pack a matrix into its parts."""
         return pieces.pack(matrix, tensor, self.binding)
 
+    def projects(self, job: Project) -> bool:
+        """Whether there is one kernel for the job."""
+        whole = len(pieces.pieces(job.linear.matrix, self.binding)) == 1
+        return whole and projects(job, self.tuning)
+
     def stages(self, job: Job) -> Staged:
         """The launches of a job."""
         if isinstance(job, Linear | Embed):
@@ -56,11 +79,18 @@ class GpuKernels:
                 return of_pieces(job, found, self.stages)
         return _made(job, self._shaping if type(job) in _SHAPED else None)
 
+    def split(self, attend: Attend, linear: Linear) -> Split | None:
+        """Where it costs less than the launch that it spares."""
+        return split(attend, linear, self.tuning)
 
-_SHAPED: dict[type[Job], Callable[[Any, Tuning], Staged]] = {Linear: linear, Attend: attention}
+
+_SHAPED: dict[type[Job], Callable[[Any, Tuning], Staged]] = {
+    Linear: linear, Project: project, Attend: attention,
+}  # fmt: skip
 """Kernels that differ by what a program is made for."""
 _PLAIN: dict[type[Job], Callable[[Any], Staged]] = {
-    Embed: embed, Norm: norm, RopeAppend: rope_append, Greedy: greedy, Sample: sample, Logprobs: logprobs,
+    Embed: embed, Norm: norm, RopeAppend: rope_append, Rows: rows, Greedy: greedy, Sample: sample,
+    Logprobs: logprobs,
 }  # fmt: skip
 """Kernels that all programs share."""
 

@@ -92,6 +92,12 @@ class Conversions:
         pair = builder.glsl(Glsl.UNPACK_HALF_2X16, builder.vector_type(kind, 2), word)
         return builder.pure(Op.COMPOSITE_EXTRACT, kind, pair, which)
 
+    def half_of(self, word: int, which: int) -> int:
+        """The same as float16."""
+        builder, kind = self._builder, self._arithmetic.computes(F16)
+        pair = builder.pure(Op.BITCAST, builder.vector_type(kind, 2), word)
+        return builder.pure(Op.COMPOSITE_EXTRACT, kind, pair, which)
+
     def packed(self, value: int) -> int:
         """The float16 bits of a float32, as uint16."""
         builder, kind = self._builder, self._arithmetic.type_of(F32)

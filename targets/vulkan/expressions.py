@@ -9,7 +9,7 @@ from tvm.ir import Var
 
 from nearfar.errors import BuildError
 
-from .arithmetic import BOOL, Arithmetic, Dtype, dtype_of
+from .arithmetic import BOOL, F16, Arithmetic, Dtype, dtype_of
 from .conversions import Conversions
 from .intrinsics import Intrinsics
 from .opcodes import Op
@@ -164,6 +164,8 @@ class Expressions:
         if name in ("likely", "tvm_thread_invariant"):
             return self.value(args[0], lane)
         if name == "reinterpret":
+            if dtype(expr) == F16 and lanes(expr) == 2 * lanes(args[0]):
+                return self.conversions.half_of(self.value(args[0], lane // 2), lane % 2)
             if lanes(args[0]) != lanes(expr):
                 raise BuildError(f"reinterpret of other lanes has no SPIR-V code: {expr}")
             return self.conversions.reinterpret(dtype(args[0]), dtype(expr), self.value(args[0], lane))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from nearfar.errors import BuildError
 
-from .arithmetic import BOOL, F32, I32, U32, Arithmetic, Dtype
+from .arithmetic import BOOL, F16, F32, I32, U32, Arithmetic, Dtype
 from .conversions import Conversions
 from .opcodes import GROUP_REDUCE, PACKED_4X8, SCOPE_SUBGROUP, BuiltIn, Capability, Glsl, Op
 
@@ -65,7 +65,9 @@ class Intrinsics:
         return self._plain(name) in (*_UNARY, *self._others, *_SPECIAL)
 
     def call(self, name: str, dtype: Dtype, dtypes: list[Dtype], values: list[int]) -> int:
-        """The result of a function that there is. float16 is computed in float32, as TVM does on a CPU."""
+        """The result of a function that there is. float16 is computed in float32, as TVM does on a CPU, but
+        for `fma`.
+        """
         name = self._plain(name)
         if name in ("fabs", "abs") and dtype.kind in "iu":
             return values[0] if dtype.kind == "u" else self._absolute(dtype, values[0])
@@ -88,6 +90,8 @@ class Intrinsics:
             return self._arithmetic.constant(dtype, -1)  # shuffles take no mask here
         if name in _REDUCE:
             return self._reduce(name, dtype, values[0])
+        if name == "fma" and dtype == F16:
+            return self._builder.glsl(Glsl.FMA, self._arithmetic.computes(F16), *values)
         if dtype.kind != "f":
             raise BuildError(f"{name} of {dtypes[0]} has no SPIR-V code")
         wide = [self._conversions.cast(kind, F32, value) for kind, value in zip(dtypes, values, strict=True)]

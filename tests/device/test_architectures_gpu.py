@@ -4,18 +4,30 @@ transformers'. One case of each architecture, as their shaders take longest to m
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from nearfar.build.pipeline import BuildOptions, build
+from nearfar.build.program.buckets import Buckets
 from nearfar.edge_runtime import Engine
+from tests.support import gpu_jobs
 from tests.support.architectures import CASES, GROWTH, Case, Massive
 from tests.support.backends import greedy, require
 from tests.support.parity import SMALL, check_answers, last, opened
 
 FIRST = {case.model_type: case for case in reversed(CASES)}
+FEW = Buckets((1, 4), (1,))
+SHAPED = {
+    "llama": True, "qwen2": True, "qwen3": True, "gemma3_text": True, "ministral3": True,
+    "hunyuan_v1_dense": True, "gemma4_text": True, "smollm3": True, "olmo2": False,
+}  # fmt: skip
+"""Whether the projections of an architecture append by themselves: with bias, norms of heads before and after
+the rotation, two groups of windows, a factor of q, heads of v that are normed, layers that do not turn; with
+norms over all heads they cannot.
+"""
 TARGETS = pytest.mark.parametrize("target", ["vulkan", "webgpu"])
 
 
@@ -25,6 +37,19 @@ def test_answers_are_those_of_transformers(case: Case, target: str, tmp_path: Pa
     for precision in ("f32", "f16"):
         with opened(case, f"{target}-{precision}", tmp_path) as engine:
             check_answers(case, engine)
+
+
+@pytest.mark.parametrize(("model_type", "fused"), SHAPED.items())
+def test_kernels_for_gpus_answer_as_transformers(model_type: str, fused: bool, tmp_path: Path) -> None:
+    """Whole steps of few rows, with what only classes of GPUs have: projections that append, or cannot."""
+    at = list(SHAPED).index(model_type)
+    target, device = ("vulkan", "webgpu")[at % 2], gpu_jobs.GPU_CLASSES[at % 3]
+    for precision in ("f32", "f16"):
+        with opened(FIRST[model_type], f"{target}-{precision}", tmp_path, device, FEW) as engine:
+            check_answers(FIRST[model_type], engine)
+    manifest = json.loads((tmp_path / target / "manifest.json").read_text())
+    for program in manifest["programs"]:
+        assert any(name.startswith("project_") for name in program["kernels"]) is fused
 
 
 @TARGETS

@@ -11,8 +11,9 @@ import pytest
 from nearfar.format.manifest import Float
 from nearfar.targets.gpu import GpuKernels
 from nearfar.targets.gpu.classes import CLASSES, Tuning
-from nearfar.targets.jobs import Attend
+from nearfar.targets.jobs import Attend, Linear
 from nearfar.targets.kernels import Precision
+from nearfar.targets.quantized import Matrix
 from tests.support import gpu_jobs, vulkan_run
 
 from . import webgpu_harness
@@ -81,3 +82,27 @@ def test_32768_positions(m: int, kernels: Make) -> None:
     """More blocks than parts: a workgroup takes several."""
     made = gpu_jobs.long_attention(m, "float32", **gpu_jobs.ATTENDS["all" if m == 1 else "plain"])
     gpu_jobs.check_runs(kernels("f32"), RUNNERS["vulkan"], "f32", made, gpu_jobs.LONG_RUN)
+
+
+def test_a_matmul_puts_32768_positions_together(kernels: Make) -> None:
+    attend = gpu_jobs.long_attention(1, "float32", sinks=True)
+    linear = Linear(1, Matrix(40, 32, 4, 32), "float32", "float32")
+    gpu_jobs.check_split(kernels("f32"), RUNNERS["vulkan"], "f32", attend, linear, gpu_jobs.LONG_RUN)
+
+
+@pytest.mark.parametrize("target", RUNNERS)
+@pytest.mark.parametrize("flags", gpu_jobs.ATTENDS)
+def test_a_matmul_puts_attention_together(target: str, flags: str, kernels: Make) -> None:
+    """What attention leaves in parts is what a matmul of attention gives: also of rows of padding, of rows
+    with one part, and with more positions than are blocks in all parts.
+    """
+    precision: Precision = "f16" if flags in ("plain", "all") else "f32"
+    dtype = DTYPES[precision]
+    for shape in ((1, 9, 3, 64), (4, 6, 2, 32)):
+        attend = job(shape, precision, **gpu_jobs.ATTENDS[flags])
+        matrix = Matrix(72, shape[1] * shape[3], 4, 64)
+        linear = Linear(shape[0], matrix, dtype, "float32", bias=flags == "all", residual=True)
+        for runs in ("decode", "borders") if shape[0] == 4 else ("one_goes_on", "padding"):
+            gpu_jobs.check_split(
+                kernels(precision), RUNNERS[target], precision, attend, linear, gpu_jobs.RUNS[runs]
+            )

@@ -97,6 +97,12 @@ def test_linear_by_class(device: str, name: str) -> None:
     gpu_jobs.check(variant(CLASSES[device], precision, True).kernels, vulkan_run.run, precision, job)
 
 
+@pytest.mark.parametrize("name", gpu_jobs.UNEVEN)
+def test_inputs_of_any_size(name: str) -> None:
+    """Nothing overflows in float16, and what is small is lost beside what is large in its own block only."""
+    gpu_jobs.check_uneven(variant(CLASSES["discrete"], "f16", True).kernels, vulkan_run.run, name)
+
+
 @pytest.mark.parametrize("device", ["software", "discrete"])
 @pytest.mark.parametrize("name", gpu_jobs.in_pieces("float32"))
 def test_matrices_in_pieces(device: str, name: str) -> None:

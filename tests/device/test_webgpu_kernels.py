@@ -107,6 +107,12 @@ def test_linear_by_class(device, name):
     gpu_jobs.check(variant(CLASSES[device], precision, False).kernels, harness.run, precision, job)
 
 
+@pytest.mark.parametrize("name", gpu_jobs.UNEVEN)
+def test_inputs_of_any_size(name):
+    """Nothing overflows in float16, and what is small is lost beside what is large in its own block only."""
+    gpu_jobs.check_uneven(variant(CLASSES["discrete"], "f16", False).kernels, harness.run, name)
+
+
 @pytest.mark.parametrize("device", ["software", "discrete"])
 @pytest.mark.parametrize("name", gpu_jobs.in_pieces("float32"))
 def test_matrices_in_pieces(device, name):

@@ -5,6 +5,7 @@ be closed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from nearfar.edge_runtime.executors.base import Array, Executor
@@ -56,6 +57,9 @@ class Faulty:
     def write(self, buffer: str, data: Array, row: int = 0, column: int = 0) -> None:
         self.faults.call(f"write {buffer}", self)
         self.inner.write(buffer, data, row, column)
+
+    def prepare(self, function: str, size: int, later: bool = False) -> Sequence[Future[Any]]:
+        return self.inner.prepare(function, size, later)
 
     def run(self, function: str, size: int) -> None:
         self.faults.call(f"run {function} {size}", self)

@@ -77,8 +77,9 @@ def class_linears(device: str) -> dict[str, tuple[Precision, Linear]]:
     """Matmuls for the kernels of a class of GPUs; tilings differ by class, so each class shows another part.
 
     mobile: all bits, groups that a thread reads in parts, dense matrices. integrated: everything that is
-    fused, more rows than lanes along k. discrete: the same in float16. Rows that do not fill a tile, inputs
-    that do not fill a tile (176, 172), columns that do not fill a workgroup.
+    fused, more rows than lanes along k. discrete: the same in float16, and codes that are multiplied in
+    pairs. Rows that do not fill a tile, inputs that do not fill a tile (176, 172), columns that do not fill a
+    workgroup.
     """
     out: dict[str, tuple[Precision, Linear]] = {}
     if device == "mobile":
@@ -98,6 +99,12 @@ def class_linears(device: str) -> dict[str, tuple[Precision, Linear]]:
     for name, make in linears(dtype).items():
         out[name] = precision, make(few)
         out[f"{name}_rows"] = precision, make(many)
+    if device == "discrete":
+        for name in ("q2g16", "q2g128", "q4g16", "q4g128", "q8g16", "q8g64"):
+            matrix = replace(SCHEMES[name], n=SCHEMES[name].n // 4 * 4)
+            out[name] = precision, Linear(1, matrix, "float32", "float32", norm=1e-5)
+        four = Linear(4, Matrix(136, 576, 4, 64), "float32", dtype, norm=1e-5, gate="silu")
+        out["four"] = precision, four
     odd = Linear(7, Matrix(136, 576, 4, 64), "float32", dtype, norm=1e-5, gate="silu", residual=True)
     return out | {
         "seven": (precision, odd),
@@ -209,7 +216,13 @@ def check_runs(
     """Attention of a step whose rows are those of RUNS, as many as the job has; pages that none sees are not
     there.
     """
-    rng = np.random.default_rng(1)
+    check(kernels, run, precision, job, arrays=step_inputs(job, runs, np.random.default_rng(1)))
+
+
+def step_inputs(
+    job: Attend, runs: tuple[tuple[int, int, int], ...], rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """Random inputs of a step whose rows are those of `runs`."""
     arrays = paged_inputs(job, rng)
     rows = [(slot, first + i) for slot, first, count in runs for i in range(count)][: job.m]
     arrays["positions"][:] = -1
@@ -217,7 +230,33 @@ def check_runs(
         arrays["slots"][i], arrays["positions"][i] = max(slot, 0), position if slot >= 0 else -1
     pages = rng.permutation(job.slots * job.pages_per_slot).astype(np.int32)
     arrays["page_table"] = only_seen(job, arrays, pages.reshape(job.slots, job.pages_per_slot))
-    check(kernels, run, precision, job, arrays=arrays)
+    return arrays
+
+
+def check_split(
+    kernels: Kernels,
+    run: Run,
+    precision: Precision,
+    attend: Attend,
+    linear: Linear,
+    runs: tuple[tuple[int, int, int], ...],
+) -> None:
+    """Attention in parts, then the matmul that puts them together, against both one after the other."""
+    split = kernels.split(attend, linear)
+    assert split is not None
+    rng = np.random.default_rng(2)
+    arrays = step_inputs(attend, runs, rng)
+    whole = reference(attend, arrays)["out"]
+    parts = replace(attend, split=split, sinks=False)
+    shape, dtype = parts.out
+    got = run(kernels.stages(parts), precision, {**arrays, "out": np.full(shape, np.nan, dtype)})
+    combined = replace(linear, split=split, split_heads=attend.heads)
+    given = inputs(kernels, linear, rng)
+    want = reference(linear, {**given, "x": whole})["out"]
+    del given["x"], given["w"]
+    given |= {name: arrays[name] for name in ("positions", "sinks") if name in arrays}
+    given |= {"partial": got["out"], "out": np.full(combined.out[0], 7, np.float32)}
+    close(run(kernels.stages(combined), precision, given)["out"].astype(np.float64), want, precision)
 
 
 def check(
@@ -326,6 +365,27 @@ def check_saturation(kernels: Kernels, run: Run, m: int, gate: Activation | None
     assert np.abs(got[1:][inside] - want[1:][inside]).max(initial=0) < 100
     got = run(kernels.stages(job), "f16", {**arrays, "x": np.full((m, 64), 1e6, np.float32)})["out"]
     assert np.abs(got).max() == 65504
+
+
+UNEVEN: dict[str, Callable[[np.random.Generator, np.ndarray], None]] = {
+    "tiny": lambda rng, x: np.multiply(x, 1e-7, out=x),
+    "huge": lambda rng, x: np.multiply(x, 1e8, out=x),
+    "outliers": lambda rng, x: np.multiply.at(x, (..., rng.integers(0, x.shape[1], 3)), 1e4),
+    "growing": lambda rng, x: np.multiply(x, np.geomspace(1e-9, 1e9, x.shape[1]), out=x),
+    "sparse": lambda rng, x: np.multiply(x, rng.random(x.shape) < 0.02, out=x),
+}
+"""Inputs of which float16 products would lose or overflow something, as changes of normal ones."""
+
+
+def check_uneven(kernels: Kernels, run: Run, name: str) -> None:
+    """Products of an f16 program with inputs of any size, of one row and of four, with a norm and without."""
+    rng = np.random.default_rng(5)
+    for bits, group, m, norm in ((4, 64, 1, None), (4, 32, 4, 1e-30), (8, 64, 1, None), (2, 16, 1, None)):
+        job = Linear(m, Matrix(96, 576, bits, group), "float32", "float32", norm=norm)
+        arrays = inputs(kernels, job, rng)
+        x = arrays["x"].astype(np.float64)
+        UNEVEN[name](rng, x)
+        check(kernels, run, "f16", job, arrays={**arrays, "x": x.astype(np.float32)})
 
 
 def check_functions(kernels: Kernels, run: Run) -> None:

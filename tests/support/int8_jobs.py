@@ -62,9 +62,7 @@ def check(kernels: Kernels, run: Run, precision: Precision, job: Linear) -> None
     assert (out.argmax(1) == true.argmax(1)).mean() > 0.9
 
 
-def check_rounded(
-    job: Linear, arrays: dict[str, np.ndarray], codes: np.ndarray, scales: np.ndarray
-) -> None:
+def check_rounded(job: Linear, arrays: dict[str, np.ndarray], codes: np.ndarray, scales: np.ndarray) -> None:
     """Codes [m, k] and their scales, with the sums; what lies beyond k is 0."""
     x = arrays["x"].astype(np.float64)
     if job.norm is not None:

@@ -14,7 +14,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.targets.jobs import Activation, Attend, Embed, GraphJob, Linear, Norm, Paged, RopeAppend
+from nearfar.targets.jobs import (
+    Activation,
+    Attend,
+    Embed,
+    GraphJob,
+    Linear,
+    Norm,
+    Paged,
+    Project,
+    RopeAppend,
+    Rows,
+)
 from nearfar.targets.quantized import Matrix, QuantTensor
 
 Array = npt.NDArray[Any]
@@ -24,8 +35,8 @@ Arrays = Mapping[str, Array]
 def reference(job: GraphJob, arrays: Arrays) -> dict[str, Array]:
     """What the job computes from its inputs, by name; the matrix is `w`. Nothing is written in place.
 
-    `out`: float64, of a linear job with `rows` its m rows only. RopeAppend with `append`: also k_cache and
-    v_cache as they are afterwards, in their dtype.
+    `out`: float64, of a linear job with `rows` its m rows only, of Rows as it is. RopeAppend and Project with
+    `append`: also k_cache and v_cache as they are afterwards, in their dtype.
     """
     match job:
         case Embed():
@@ -36,6 +47,10 @@ def reference(job: GraphJob, arrays: Arrays) -> dict[str, Array]:
             return {"out": linear(job, arrays)}
         case RopeAppend():
             return rope_append(job, arrays)
+        case Rows():
+            return {"out": rows(job, arrays)}
+        case Project():
+            return project(job, arrays)
         case Attend():
             return {"out": attend(job, arrays)}
 
@@ -80,9 +95,40 @@ def linear(job: Linear, a: Arrays) -> Array:
 
 def rope_append(job: RopeAppend, a: Arrays) -> dict[str, Array]:
     """See RopeAppend. Rows of padding: q as for position 0, which is of no meaning."""
-    m, positions = job.m, a["positions"][: job.m]
-    x = a["x"].astype(np.float64).reshape(m, job.x_heads, job.head_dim)
-    heads = np.split(x, [job.heads, job.heads + job.kv_heads], axis=1)
+    facts = rows(Rows.of(job), a)
+    return _turned(job, a["x"].astype(np.float64), facts, a)
+
+
+def rows(job: Rows, a: Arrays) -> Array:
+    """See Rows."""
+    positions = a["positions"][: job.m]
+    out = np.zeros((job.m, job.FACTS + job.head_dim), np.int32)
+    out[:, 0] = -1
+    if job.append:
+        for row in np.flatnonzero(positions >= 0):
+            page = a["page_table"][a["slots"][row], positions[row] // job.page_size]
+            out[row, 0] = page * job.page_size + positions[row] % job.page_size
+    beta, original = job.q_scale or (0.0, 1.0)
+    factor = 1 + beta * np.log(1 + np.floor(np.maximum(positions, 0) / original))
+    out[:, 1] = factor.astype(np.float32).view(np.int32)
+    if job.head_dim:
+        out[:, job.FACTS :] = a["rope"][np.maximum(positions, 0)].view(np.int32)
+    return out
+
+
+def project(job: Project, a: Arrays) -> dict[str, Array]:
+    """See Project: linear, then all that RopeAppend says, of rows as `rows` describes them."""
+    parted = {
+        name: a["vectors"][start : start + job.vectors[name]].astype(np.float64)
+        for name, start in job.starts.items()
+    }
+    return _turned(job.paged, linear(job.linear, {**a, **parted}), a["rows"], {**a, **parted})
+
+
+def _turned(job: RopeAppend, x: Array, facts: Array, a: Arrays) -> dict[str, Array]:
+    """q out, k and v in the caches; `facts`: of Rows."""
+    m = job.m
+    heads = np.split(x.reshape(m, job.x_heads, job.head_dim), [job.heads, job.heads + job.kv_heads], axis=1)
 
     def normed(y: Array, weight: str) -> Array:
         if job.norm_eps is None:
@@ -94,17 +140,16 @@ def rope_append(job: RopeAppend, a: Arrays) -> dict[str, Array]:
     def rotated(y: Array) -> Array:
         if not job.rope:
             return y
-        cos, sin = np.split(a["rope"][np.maximum(positions, 0)].astype(np.float64)[:, None], 2, axis=-1)
+        table = np.ascontiguousarray(facts[:, Rows.FACTS :]).view(np.float32).astype(np.float64)
+        cos, sin = np.split(table[:, None], 2, axis=-1)
         low, high = np.split(y, 2, axis=-1)
         return np.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1)
 
     def turned(y: Array, weight: str) -> Array:
         return normed(rotated(y), weight) if job.norm_after else rotated(normed(y, weight))
 
-    q = turned(heads[0], "q_norm")
-    if job.q_scale is not None:
-        beta, original = job.q_scale
-        q = q * (1 + beta * np.log(1 + np.floor(np.maximum(positions, 0) / original)))[:, None, None]
+    factor = np.ascontiguousarray(facts[:, 1]).view(np.float32).astype(np.float64)
+    q = turned(heads[0], "q_norm") * factor[:, None, None]
     out = {"out": q.reshape(m, -1)}
     if not job.append:
         return out
@@ -112,17 +157,12 @@ def rope_append(job: RopeAppend, a: Arrays) -> dict[str, Array]:
     if job.v_norm_eps is not None:
         v = rms_norm(v, job.v_norm_eps)
     out |= {"k_cache": a["k_cache"].copy(), "v_cache": a["v_cache"].copy()}
-    for row in np.flatnonzero(positions >= 0):
-        page, offset = page_of(job, a, row), positions[row] % job.page_size
+    for row in np.flatnonzero(facts[:, 0] >= 0):
+        page, offset = divmod(int(facts[row, 0]), job.page_size)
         most = 65504 if job.kv_dtype == "float16" else np.inf  # what is stored in float16 saturates
         for name, value in (("k_cache", k[row]), ("v_cache", v[row])):
             out[name][page, :, offset] = np.clip(value, -most, most)
     return out
-
-
-def page_of(job: Paged, a: Arrays, row: int) -> int:
-    """The page that holds the position of a row."""
-    return int(a["page_table"][a["slots"][row], a["positions"][row] // job.page_size])
 
 
 def attend(job: Attend, a: Arrays) -> Array:

@@ -7,6 +7,7 @@ step_reference.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -101,6 +102,9 @@ class NumpyExecutor:
 
     def close(self) -> None:
         self.closed = True
+
+    def prepare(self, function: str, size: int, later: bool = False) -> Sequence[Future[Any]]:
+        return ()
 
     def run(self, function: str, size: int) -> None:
         getattr(self, f"_{function}")(size)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from nearfar.build.pipeline import BuildOptions, build
 from nearfar.build.program.buckets import Buckets
 from nearfar.edge_runtime import Engine
+from nearfar.format.adapters import DeviceClass
 from tests.support.architectures import Case, checkpoint, prompt, reference
 from tests.support.backends import executor, greedy, require
 
@@ -26,7 +27,13 @@ SMALL = Buckets((1, 16), (1,))
 
 
 @contextmanager
-def opened(case: Case, backend: str, folder: Path) -> Iterator[Engine]:
+def opened(
+    case: Case,
+    backend: str,
+    folder: Path,
+    device_class: DeviceClass = "software",
+    buckets: Buckets = SMALL,
+) -> Iterator[Engine]:
     """An engine of the case on `target` or `target-precision`, built in the folder at first use."""
     require(backend)
     target, _, precision = backend.partition("-")
@@ -38,8 +45,8 @@ def opened(case: Case, backend: str, folder: Path) -> Iterator[Engine]:
                 folder,
                 (target,),
                 "none",
-                buckets=SMALL,
-                device_classes=("software",),
+                buckets=buckets,
+                device_classes=(device_class,),
                 context=case.context,
             )
         )

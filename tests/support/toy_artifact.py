@@ -10,10 +10,12 @@ import hashlib
 import json
 import math
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
+from nearfar.format.adapters import DeviceClass
 from nearfar.format.buffers import buffers
 from nearfar.format.manifest import (
     FORMAT,
@@ -44,6 +46,10 @@ from nearfar.format.sizes import MAX_ROWS, PAGE_SIZE, ROW_BUCKETS, STEP_BUCKETS,
 CONTEXT, HEAD_DIM = 1024, 4
 SHARD_BYTES = 4096
 
+WASTED = "wasted"
+"""In STEP: the rounds of a loop that changes nothing."""
+STEP_ACCESS = ["read", "read", "read", "read_write"]
+
 STEP = f"""
 @group(0) @binding(0) var<storage, read> script : array<i32>;
 @group(0) @binding(1) var<storage, read> positions : array<i32>;
@@ -56,6 +62,9 @@ fn recite(@builtin(global_invocation_id) id : vec3<u32>) {{
   if (id.x >= vocab) {{ return; }}
   let at = u32(max(positions[logit_rows[id.y]], 0)) + 1u;
   let next = script[at % arrayLength(&script)];
+  var spun = id.x;
+  for (var i = 0u; i < u32({WASTED}); i++) {{ spun = spun * 1664525u + 1013904223u; }}
+  if (spun == 1u) {{ return; }}
   logits[id.y * vocab + id.x] = select(0.0, 1.0, i32(id.x) == next);
 }}
 """
@@ -96,8 +105,13 @@ fn score(@builtin(workgroup_id) id : vec3<u32>) {{
 """
 
 
-def write_toy_artifact(out: Path, checkpoint: Path, script: list[int]) -> Path:
-    """Write OUT/webgpu: it recites the token ids of `script`, with the tokenizer of `checkpoint`."""
+def write_toy_artifact(
+    out: Path, checkpoint: Path, script: list[int], classes: Mapping[DeviceClass, int] | None = None
+) -> Path:
+    """Write OUT/webgpu: it recites the token ids of `script`, with the tokenizer of `checkpoint`.
+
+    With a program for each of `classes`, whose steps waste so many rounds of a loop; else just one, "f32".
+    """
     root = out / "webgpu"
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     vocab = config["vocab_size"]
@@ -122,7 +136,7 @@ def write_toy_artifact(out: Path, checkpoint: Path, script: list[int]) -> Path:
         quantization=Quantization("none"),
         weights=weights,
         buffers=buffers(vocab, CONTEXT, cache, groups, caches, {"base": HEAD_DIM}),
-        programs=(_program(root, vocab),),
+        programs=tuple(_program(root, vocab, *each) for each in (classes or {None: 0}).items()),
         tokenizer=TokenizerFiles(tuple(tokenizer)),
         license="Apache-2.0",
         provenance={"nearfar": "0", "tvm": "none", "checkpoint": "toy", "checkpoint_sha256": "0" * 64},
@@ -149,18 +163,21 @@ def _weights(root: Path, arrays: dict[str, np.ndarray]) -> Weights:
     return Weights(len(stream), SHARD_BYTES, tuple(shards), tuple(tensors))
 
 
-def _program(root: Path, vocab: int) -> Program:
+def _program(root: Path, vocab: int, device_class: DeviceClass | None, wasted: int) -> Program:
+    name = f"{device_class}-f32" if device_class else "f32"
+    # A browser's error, and a test that waits for one, tell programs by their kernels.
+    recite = f"recite_{device_class}" if device_class else "recite"
     kernels = {
-        "recite": _kernel(root, "recite", STEP, ["read", "read", "read", "read_write"]),
-        "choose": _kernel(root, "choose", CHOOSE, ["read", "read", "read_write", "read_write"]),
-        "score": _kernel(root, "score", SCORE, ["read", "read_write", "read_write", "read_write"]),
+        recite: _kernel(root, name, "recite", STEP.replace(WASTED, str(wasted)), STEP_ACCESS),
+        "choose": _kernel(root, name, "choose", CHOOSE, ["read", "read", "read_write", "read_write"]),
+        "score": _kernel(root, name, "score", SCORE, ["read", "read_write", "read_write", "read_write"]),
     }
     functions: dict[str, tuple[Function, ...]] = {"step": (), "greedy": (), "sample": (), "logprobs": ()}
 
     def add(function: str, size: int, kernel: str, grid: tuple[int, ...], arguments: list[str]) -> None:
         rows = min(size, MAX_ROWS)
         plan = Plan(function, size, rows, (Launch(kernel, tuple(arguments), grid),))
-        path = f"plans/f32/{function}.{size}.json"
+        path = f"plans/{name}/{function}.{size}.json"
         digest = _file(root, path, json.dumps(dataclasses.asdict(plan)).encode()).sha256
         functions[function] += (Function(size, rows, path, digest),)
 
@@ -169,7 +186,7 @@ def _program(root: Path, vocab: int) -> Program:
         add(
             "step",
             size,
-            "recite",
+            recite,
             grid,
             ["weight:script", "buffer:positions", "buffer:logit_rows", "buffer:logits"],
         )
@@ -180,12 +197,15 @@ def _program(root: Path, vocab: int) -> Program:
         told = ["buffer:sampled", "buffer:logprob", "buffer:top_ids", "buffer:top_logprobs"]
         add("logprobs", rows, "score", (rows, 1, 1), told)
     limits = {"maxStorageBuffersPerShaderStage": 8, "maxComputeInvocationsPerWorkgroup": 64}
-    return Program("f32", "float32", "float32", Requires((), limits), (256,), kernels, functions)
+    requires = Requires((), limits)
+    return Program(
+        name, "float32", "float32", requires, (256,), kernels, functions, device_class=device_class
+    )
 
 
-def _kernel(root: Path, name: str, source: str, access: list[str]) -> Kernel:
-    entry = _file(root, f"kernels/f32/{name}.wgsl", source.encode())
-    return Kernel(entry.file, name, tuple(access), entry.sha256)
+def _kernel(root: Path, program: str, entry: str, source: str, access: list[str]) -> Kernel:
+    file = _file(root, f"kernels/{program}/{entry}.wgsl", source.encode())
+    return Kernel(file.file, entry, tuple(access), file.sha256)
 
 
 def _file(root: Path, path: str, data: bytes) -> File:

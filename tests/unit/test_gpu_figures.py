@@ -13,11 +13,12 @@ from nearfar.build.program.buckets import Buckets
 from nearfar.build.program.compile import Job, compile_program
 from nearfar.step.reading import read_model
 from nearfar.targets.gpu import variant
-from nearfar.targets.gpu.classes import SOFTWARE
+from nearfar.targets.gpu.classes import DISCRETE, MOBILE, SOFTWARE, DeviceClass
 from nearfar.targets.gpu.figures import Figures, figures_of
 from nearfar.targets.gpu.kernels.common import finish
 from nearfar.targets.gpu.tir_passes import EXPLICIT_SYNC
 from nearfar.targets.jobs import Attend, Linear
+from nearfar.targets.kernels import PRODUCTS
 from nearfar.targets.quantized import Matrix
 from tests.support.architectures import CASES
 
@@ -83,6 +84,21 @@ def test_a_toy_is_as_counted_by_hand() -> None:
     assert found.line_use == 1
     assert found.idle == 0
     assert found.largest_binding == K // 8 * N * 4
+
+
+@pytest.mark.parametrize(("lanes", "dtype", "operations"), [(4, "float32x4", 4), (2, "float16x4", 2)])
+def test_a_multiplication_with_addition_is_one_operation_and_two_float16_are_one(
+    lanes: int, dtype: str, operations: int
+) -> None:
+    @T.prim_func(check_well_formed=False)
+    def kernel(
+        x: T.Buffer((1, 1), dtype), w0: T.Buffer((1, 4), f"uint32x{lanes}"), out: T.Buffer((1, 4), dtype)
+    ):
+        for tx in T.thread_binding(4, thread="threadIdx.x"):
+            out[0, tx] = T.call_pure_extern(dtype, "fma", T.reinterpret(dtype, w0[0, tx]), x[0, 0], x[0, 0])
+
+    found = figures_of(finish(kernel, "toy"))
+    assert found.operations_per_weight == pytest.approx(4 * operations / (4 * lanes * 4))
 
 
 def test_threads_far_apart_use_part_of_each_line() -> None:
@@ -184,3 +200,21 @@ def test_kernels_that_tvm_schedules_have_figures_too() -> None:
         found = figures_of(kernel)
         assert found.threads >= found.threads_per_workgroup > 0
         assert found.bytes_written > 0
+
+
+@pytest.mark.parametrize("device", [DISCRETE, MOBILE])
+def test_products_of_bytes_take_a_third_of_the_operations(device: DeviceClass) -> None:
+    """A dot product of words is four products in one; matrix, barriers and registers are no more."""
+    job = q4(2048, 2048, m=256)
+    variants = (variant(device, "f16", False, products) for products in PRODUCTS)
+    plain, (rows, product) = (
+        [figures_of(stage.func) for stage in each.kernels.stages(job).stages] for each in variants
+    )
+    assert product.operations_per_weight is not None
+    assert product.operations_per_weight < 0.8
+    assert product.operations_per_weight < 0.35 * (plain[0].operations_per_weight or 0)
+    assert product.weight_reads == pytest.approx(256 / device.tile[0], rel=0.05)
+    assert (product.barriers_per_k, product.line_use) == (1 / 32, 1)
+    assert product.registers <= 96
+    assert product.shared_bytes <= device.shared_bytes
+    assert max(product.storage_buffers, rows.storage_buffers) <= 8

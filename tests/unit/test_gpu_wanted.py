@@ -12,39 +12,62 @@ SHAPES = ("smollm2-135m", "llama-3.2-1b", "qwen3-4b")
 Reached = dict[str, float]
 REACHED: dict[tuple[str, Kind], Reached] = {
     ("mobile", "matvec"): {
-        "x_loads": 4.8, "operations_per_weight": 7.65, "registers": 104, "weight_reads": 1.112,
+        "x_loads": 1.78, "operations_per_weight": 4.72, "registers": 100, "weight_reads": 1.112,
         "serial_steps": 19,
     },
+    ("mobile", "project"): {"x_loads": 1.8, "operations_per_weight": 7.41, "registers": 136},
+    ("mobile", "gathering"): {"operations_per_weight": 9.95, "registers": 98},
     ("mobile", "matmul"): {
         "barriers_per_k": 0.0643, "registers": 90, "line_use": 0.5,
     },
     ("mobile", "prefill"): {"cache_reads": 0.127, "registers": 100},
     ("integrated", "matvec"): {
-        "x_loads": 6.76, "operations_per_weight": 7.65, "registers": 136, "loads_ahead": 5,
+        "x_loads": 1.78, "operations_per_weight": 4.72, "registers": 126, "loads_ahead": 5,
         "weight_reads": 1.112, "serial_steps": 10,
     },
+    ("integrated", "project"): {"x_loads": 1.8, "operations_per_weight": 7.41, "registers": 136},
+    ("integrated", "gathering"): {"operations_per_weight": 9.95, "registers": 98},
     ("integrated", "matmul"): {"barriers_per_k": 0.0643},
     ("integrated", "prefill"): {"cache_reads": 0.0622, "registers": 127},
     ("discrete", "matvec"): {
-        "x_loads": 6.76, "operations_per_weight": 7.65, "registers": 136, "loads_ahead": 6, "serial_steps": 5,
+        "x_loads": 1.78, "operations_per_weight": 4.72, "registers": 126, "loads_ahead": 6, "serial_steps": 5,
     },
+    ("discrete", "project"): {
+        "x_loads": 1.8, "operations_per_weight": 7.41, "registers": 136, "serial_steps": 5,
+        "threads": 12_288, "bytes_in_flight": 1_769_472,  # 48 heads by the 256 threads of a workgroup
+    },
+    ("discrete", "gathering"): {"operations_per_weight": 9.95, "registers": 98},
     ("discrete", "matmul"): {"barriers_per_k": 0.0643},
     ("discrete", "prefill"): {"cache_reads": 0.0922, "registers": 115},
 }  # fmt: skip
 """Figures that miss what their class wants, and what the worst of SHAPES reaches: a line not to fall behind.
 A figure that no longer misses is to be taken out.
+
+A matvec's `x_loads`: to one load of words belong 8 inputs, two loads, which the lanes beside make too. Rows
+that are normalized and float16 already would be one, and are not worth the launch that makes them. Its
+operations: 2.4 are the weight's; the rest is what bringing blocks of inputs to one length costs a lane that
+has four columns of them, and scales of parts of groups where k has few groups (576: 9).
 """
-LEAST = {"loads_ahead", "line_use"}
+FLOAT32_OPERATIONS = 4.4
+"""A weight of the 1B shape in float32 programs: bounds are those of float16."""
+LEAST = {"loads_ahead", "line_use", "threads", "bytes_in_flight"}
 """Figures of REACHED of which more is better."""
 LAUNCHES_REACHED = {"smollm2-135m": 7, "llama-3.2-1b": 7, "qwen3-4b": 8}
-"""Rope and append are launches of their own, and so are norms of heads and attention's second stage."""
+"""Of the software kernels: rope and append are launches of their own, so are norms of heads and attention's
+second stage.
+"""
+PUT_TOGETHER = {
+    "smollm2-135m": {"mobile", "integrated", "discrete"}, "llama-3.2-1b": {"discrete"}, "qwen3-4b": set(),
+}  # fmt: skip
+"""Classes in which the matmul behind attention does what its second stage does."""
 WRITTEN_REACHED = 0.0228
 
 
 def missed(shape: str, made_for: DeviceClass, held_to: DeviceClass, kind: Kind) -> dict[str, list[float]]:
     """Figures out of bounds, and what they are."""
     jobs = [each for each in compiled(shape, made_for).measured if kind_of(each.job) == kind]
-    assert jobs, f"{shape} has no {kind}"
+    optional = kind == "gathering" or (made_for is SOFTWARE and kind == "project")
+    assert jobs or optional, f"{shape} has no {kind}"
     found: dict[str, list[float]] = {}
     for each in jobs:
         for name in wanted(each.job, held_to, each.matrix).missed(each.figures):
@@ -52,7 +75,7 @@ def missed(shape: str, made_for: DeviceClass, held_to: DeviceClass, kind: Kind) 
     return found
 
 
-@pytest.mark.parametrize("kind", ["matvec", "matmul", "decode", "prefill", "other"])
+@pytest.mark.parametrize("kind", ["matvec", "project", "gathering", "matmul", "decode", "prefill", "other"])
 @pytest.mark.parametrize("name", CLASSES)
 def test_kernels_are_what_their_class_wants(name: str, kind: Kind) -> None:
     found: dict[str, list[float]] = {}
@@ -86,9 +109,18 @@ def test_software_kernels_are_not_what_a_discrete_gpu_wants(
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_token_has_few_launches_and_writes_little(name: str, shape: str) -> None:
     found = compiled(shape, CLASSES[name])
-    assert found.launches_a_layer <= max(LAUNCHES_A_LAYER, LAUNCHES_REACHED[shape])
+    reached = LAUNCHES_REACHED[shape] if CLASSES[name] is SOFTWARE else 6 - (name in PUT_TOGETHER[shape])
+    assert found.launches_a_layer <= max(LAUNCHES_A_LAYER, reached)
     assert found.written_share <= (WRITTEN_REACHED if shape == "smollm2-135m" else WRITTEN)
 
 
 def test_a_program_has_few_pipelines() -> None:
     assert pipelines("llama-3.2-1b", DISCRETE) <= PIPELINES
+
+
+def test_float32_programs_need_few_operations_too() -> None:
+    measured = compiled("llama-3.2-1b", DISCRETE, "f32").measured
+    jobs = [each for each in measured if kind_of(each.job) == "matvec"]
+    assert jobs
+    for each in jobs:
+        assert (each.figures.operations_per_weight or 0) <= FLOAT32_OPERATIONS, each.job.label

@@ -60,7 +60,7 @@ def test_every_launch_has_the_figures_of_its_kernel(built: Path) -> None:
         assert launch["workgroups"] == grid[0] * grid[1] * grid[2] == kernel["workgroups"]
         assert launch["threads"] == launch["workgroups"] * kernel["threads_per_workgroup"]
         assert launch["bytes_in_flight"] == kernel["bytes_in_flight"] > 0
-        reads_a_matrix = launch["kernel"].startswith(("linear", "embed"))
+        reads_a_matrix = launch["kernel"].startswith(("linear", "project", "embed"))
         assert (launch["weight_reads"] is not None) == reads_a_matrix
     decode = [each for each in report["launches"] if each["kernel"].startswith("linear_m1_")]
     assert decode

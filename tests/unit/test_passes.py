@@ -11,9 +11,13 @@ from tvm.script import tirx as T
 from nearfar.build.program import operators
 from nearfar.build.program.passes.fuse import ACTIVATIONS, FuseGate, FuseNorm, FuseResidual
 from nearfar.build.program.passes.lower import KernelTable, LowerOperators
+from nearfar.build.program.passes.project import FuseProjection
+from nearfar.build.program.passes.split import CombineInMatmul
 from nearfar.build.program.plan import Plan, plan_of, share_workspace
 from nearfar.targets.cpu import VARIANTS
-from nearfar.targets.jobs import Attend, GraphJob, Linear, Norm
+from nearfar.targets.gpu import variant
+from nearfar.targets.gpu.classes import DISCRETE
+from nearfar.targets.jobs import Attend, GraphJob, Linear, Norm, Project, RopeAppend, Rows, Split
 from nearfar.targets.kernels import Stage, Staged
 from nearfar.targets.quantized import Matrix, Part
 
@@ -51,6 +55,10 @@ def test_jobs_survive_being_written_into_the_module() -> None:
     assert found is not None
     assert found.job == job
     assert list(found.named) == list(job.inputs())
+    for inner in (Project(PROJECTED, PAGED), Rows.of(dataclasses.replace(PAGED, q_scale=(0.1, 64.0)))):
+        again = operators.parse(operators.call(inner, [tensor(name, 4) for name in inner.inputs(1)]))
+        assert again is not None
+        assert again.job == inner
     linear = dataclasses.replace(JOB, bias=True, norm=1e-6)
     named = operators.parse(operators.call(linear, [tensor(name, 4) for name in linear.inputs(2)]))
     assert named is not None
@@ -153,6 +161,134 @@ def test_fuse_norm_leaves_norms_of_groups() -> None:
     before = module([x, g, w], lambda b: _normed(b, x, g, w, grouped))
     x2, g2, w2 = tensor("x", M, K), tensor("g", K // 2), tensor("w", N, K)
     check(before, FuseNorm(), module([x2, g2, w2], lambda b: _normed(b, x2, g2, w2, grouped)))
+
+
+PAGED = RopeAppend(M, 2, 1, 2, 16, 2, 4, "float32", "float32", norm_eps=1e-6)
+"""Four heads of two: the columns of JOB."""
+PAGED_SHAPES = {
+    "positions": (256,), "slots": (256,), "page_table": (2, 4), "rope": (64, 2), "q_norm": (2,),
+    "k_norm": (2,), "k_cache": (8, 1, 16, 2), "v_cache": (8, 1, 16, 2),
+}  # fmt: skip
+PROJECTED = dataclasses.replace(JOB, norm=1e-5)
+BUNDLED = {("norm", "q_norm", "k_norm"): "qkv_vectors"}
+
+
+class Projects:
+    """Kernels that can do everything in one."""
+
+    def projects(self, job: Project) -> bool:
+        return True
+
+
+class ProjectsNothing:
+    def projects(self, job: Project) -> bool:
+        return False
+
+
+def _paged_tensors() -> dict[str, relax.Var]:
+    made = {"x": tensor("x", M, K), "norm": tensor("norm", K), "w0": tensor("w0", N, K)}
+    made |= {name: tensor(name, *shape) for name, shape in PAGED_SHAPES.items()}
+    return made
+
+
+def _layers(have: dict[str, relax.Var], layers: int = 1, read_twice: bool = False) -> tvm.IRModule:
+    """Projections and what follows them, all of one input."""
+
+    def body(b: relax.BlockBuilder) -> relax.Var:
+        outs = []
+        for _ in range(layers):
+            qkv = b.emit(operators.rebuilt(PROJECTED, have))
+            outs.append(b.emit(operators.rebuilt(PAGED, {**have, "x": qkv})))
+            if read_twice:
+                outs.append(qkv)
+        return b.emit(relax.op.concat(outs, axis=1))
+
+    return module(list(have.values()), body)
+
+
+def test_fuse_projection_describes_the_rows_once_and_reads_one_tensor_of_vectors() -> None:
+    have, vectors = _paged_tensors(), tensor("qkv_vectors", K + 2 + 2)
+
+    def body(b: relax.BlockBuilder) -> relax.Var:
+        rows = b.emit(operators.rebuilt(Rows.of(PAGED), have))
+        given = {**have, "rows": rows, "vectors": vectors}
+        outs = [b.emit(operators.rebuilt(Project(PROJECTED, PAGED), given)) for _ in range(2)]
+        return b.emit(relax.op.concat(outs, axis=1))
+
+    expected = module([*have.values(), vectors], body)
+    check(_layers(_paged_tensors(), 2), FuseProjection(Projects(), BUNDLED), expected)
+
+
+@pytest.mark.parametrize("why", ["no kernel", "no tensor of vectors", "read twice"])
+def test_fuse_projection_leaves_what_it_cannot_fuse(why: str) -> None:
+    kernels = ProjectsNothing() if why == "no kernel" else Projects()
+    bundled = {} if why == "no tensor of vectors" else BUNDLED
+    twice = why == "read twice"
+    before, same = (_layers(_paged_tensors(), read_twice=twice) for _ in range(2))
+    check(before, FuseProjection(kernels, bundled), same)
+
+
+def test_a_single_vector_is_read_where_it_lies() -> None:
+    plain = dataclasses.replace(PAGED, norm_eps=None)
+    have, same = _paged_tensors(), _paged_tensors()
+
+    def before(b: relax.BlockBuilder) -> relax.Var:
+        qkv = b.emit(operators.rebuilt(PROJECTED, have))
+        return b.emit(operators.rebuilt(plain, {**have, "x": qkv}))
+
+    def after(b: relax.BlockBuilder) -> relax.Var:
+        given = {**same, "rows": b.emit(operators.rebuilt(Rows.of(plain), same)), "vectors": same["norm"]}
+        return b.emit(operators.rebuilt(Project(PROJECTED, plain), given))
+
+    fused = module(list(same.values()), after)
+    check(module(list(have.values()), before), FuseProjection(Projects(), {}), fused)
+
+
+ATTEND = Attend(1, 4, 2, 32, 16, 16, 64, "float32", "float32", scale=0.25, sinks=True)
+BEHIND = Linear(1, Matrix(32, 128, 32), "float32", "float32", residual=True, x_rows=1)
+
+
+def _attended(attend: Attend, linear: Linear, twice: bool = False) -> tvm.IRModule:
+    """Attention, and the matmul behind it, which takes what the split says."""
+    names = dict.fromkeys((*ATTEND.inputs(), *BEHIND.inputs(1)))
+    have = {name: tensor(name, 4) for name in names if name != "x"}
+    have["residual"] = tensor("residual", 1, 32)
+
+    def body(b: relax.BlockBuilder) -> relax.Var:
+        attended = b.emit(operators.call(attend, [have[name] for name in attend.inputs()]))
+        held = have | {"x": attended, "partial": attended}
+        y = b.emit(operators.call(linear, [held[name] for name in linear.inputs(1)]))
+        return b.emit(relax.op.concat([y, attended], axis=1)) if twice else y
+
+    return module(list(have.values()), body)
+
+
+def test_combine_leaves_attention_in_parts_to_the_matmul_behind_it() -> None:
+    kernels = variant(DISCRETE, "f32", vectors=False).kernels
+    split = Split(16, 64, sinks=True)
+    expected = _attended(
+        dataclasses.replace(ATTEND, split=split, sinks=False),
+        dataclasses.replace(BEHIND, split=split, split_heads=4),
+    )
+    check(_attended(ATTEND, BEHIND), CombineInMatmul(kernels), expected)
+
+
+def test_combine_leaves_attention_whole_where_it_is_read_twice_or_the_target_says_so() -> None:
+    discrete, cpu = variant(DISCRETE, "f32", vectors=False).kernels, VARIANTS[0].kernels
+    many = dataclasses.replace(ATTEND, m=64), dataclasses.replace(BEHIND, m=64, residual=False)
+    large = (
+        dataclasses.replace(ATTEND, heads=32, head_dim=128),
+        dataclasses.replace(BEHIND, matrix=Matrix(4096, 4096, 4, 64), residual=False),
+    )
+    assert discrete.split(ATTEND, BEHIND) is not None
+    assert discrete.split(*many) is None
+    assert discrete.split(*large) is None
+    assert cpu.split(ATTEND, BEHIND) is None
+    for before, kernels in (
+        (_attended(ATTEND, BEHIND, twice=True), discrete),
+        (_attended(ATTEND, BEHIND), cpu),
+    ):
+        check(before, CombineInMatmul(kernels), before)
 
 
 @T.prim_func

@@ -7,18 +7,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 import httpx
 import pytest
 
+from nearfar.edge_runtime.artifact.variants import Choice
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import EngineError, OverloadError, RequestError
 from nearfar.fallback_server.backend import (
     BackendInfo,
     BackendStats,
     Logprob,
+    RunningProgram,
     Sampling,
     TokenEvent,
     TokenRequest,
@@ -30,6 +33,7 @@ from nearfar.fallback_server.engines.opening import guess
 from nearfar.fallback_server.grammars import TokenConstraint
 from nearfar.fallback_server.http.app import AppOptions, create_app
 from nearfar.fallback_server.http.logs import AuditLog
+from nearfar.fallback_server.http.metrics import Metrics
 from nearfar.fallback_server.http.tracing import Tracer
 from nearfar.fallback_server.sandbox import ChildPool, ChildSpec
 from tests.support import tiny
@@ -213,6 +217,20 @@ async def test_who_waits_is_served_by_priority_and_nobody_waits_for_ever() -> No
     assert order == ["first", "soon", "late"]
     assert (backend.stats().running, backend.stats().waiting) == (0, 0)
     await backend.close()
+
+
+def test_an_artifacts_program_is_told_and_why_it_is_that_one() -> None:
+    core = tiny_core()
+    backend = ArtifactBackend(core)
+    name = core.executor.program_name
+    assert backend.stats().program == RunningProgram(core.executor.name, name, "", {})
+    core.choice = Choice(name, "timed", {name: {"decode": 0.004, "large": 0.08}, "other": {"decode": 0.005}})
+    told = asdict(backend.stats())["program"]
+    assert (told["name"], told["why"]) == (name, "timed")
+    assert told["seconds"] == {name: {"decode": 0.004, "large": 0.08}, "other": {"decode": 0.005}}
+    text = Metrics(lambda: "m", backend.stats).text().decode()
+    labels = f'device="{core.executor.name}",model_name="m",program="{name}",why="timed"'
+    assert f"nearfar:program_info{{{labels}}} 1.0" in text
 
 
 async def test_closing_an_engine_ends_what_is_left_with_an_error() -> None:

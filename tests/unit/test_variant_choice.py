@@ -51,14 +51,27 @@ def test_finalists_are_of_the_devices_class_then_of_its_neighbours(case: dict[st
 @pytest.mark.parametrize("case", CHOICES["trials"])
 def test_a_trial_changes_the_program_only_for_a_clear_gain(case: dict[str, Any]) -> None:
     asked: Counter[tuple[str, Kind]] = Counter()
+    order: list[str] = []
 
     def measure(name: str, kind: Kind) -> float:
         seconds = case[kind][name]
         asked[name, kind] += 1
+        order.append(f"{name} {kind}")
         return float(seconds[min(asked[name, kind], len(seconds)) - 1])
 
     choice = compare(list(case["decode"]), measure)
     assert (choice.program, choice.why, asked.total()) == (case["program"], case["why"], case["steps"])
+    assert order == case.get("asked", order)
+
+
+@pytest.mark.parametrize("case", CHOICES["known"])
+def test_nothing_is_tried_where_the_choice_is_known(case: dict[str, Any]) -> None:
+    process = psutil.Process()
+    somebody = {"program": "z", "pid": process.pid, "started": process.create_time()}
+    notes = {**case["kept"], "trying": somebody if case["busy"] else None}
+    write_cache(Kept("digest", GPU).file, json.dumps(notes).encode())
+    choice = known([Named(name) for name in case["finalists"]], Kept("digest", GPU), case["failed"])
+    assert (choice and choice.program, choice and choice.why) == (case["program"], case["why"])
 
 
 @pytest.fixture(autouse=True)

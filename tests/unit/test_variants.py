@@ -12,6 +12,7 @@ import pytest
 from nearfar.build.pipeline import BuildOptions, build
 from nearfar.build.program.buckets import Buckets
 from nearfar.edge_runtime.artifact.reader import Artifact
+from nearfar.edge_runtime.artifact.variants import line_up
 from nearfar.errors import ArtifactError, BuildError, DeviceError
 from nearfar.format.adapters import DEVICE_CLASSES
 from nearfar.format.manifest import parse
@@ -72,6 +73,8 @@ def test_products_of_bytes_are_programs_of_their_own(target: str, feature: str, 
     assert list(of) == [
         "software-f16", "software-f32", "mobile-f16", "mobile-f16-int8", "mobile-f32", "mobile-f32-int8",
     ]  # fmt: skip
+    finalists = line_up(made.manifest.programs, "mobile")
+    assert [program.name for program in finalists] == ["mobile-f16", "mobile-f16-int8", "mobile-f32"]
     for precision in ("f16", "f32"):
         plain, rounded = of[f"mobile-{precision}"], of[f"mobile-{precision}-int8"]
         assert set(rounded.requires.features) == {*plain.requires.features, feature}

@@ -7,7 +7,7 @@ import { element, setState } from "./dom.js";
 import { formatBytes, formatCount, formatRate, formatSeconds } from "./format.js";
 import { type Link, parseLink } from "./link.js";
 import { Model, type Outcome, readManifest } from "./model.js";
-import { showDevice, showModel } from "./model-card.js";
+import { showDevice, showModel, showProgram } from "./model-card.js";
 import { explain, hideNotice, showNotice } from "./notice.js";
 import { keepForOffline } from "./offline.js";
 import { applyLink, readSettings } from "./settings.js";
@@ -48,21 +48,35 @@ async function start(): Promise<void> {
     return;
   }
   showProgress({ phase: "weights", loaded: 0, cached: 0, total: manifest.weights.bytes });
-  const { program, precision, adapter } = (await model.load(showProgress)).model;
+  const { program, choice, precision, adapter } = (await model.load(showProgress)).model;
   showDevice(`${precision} on ${adapter}`);
+  showProgram(program, choice);
   ready(link, "The model is ready.");
   await keepForOffline(artifact, manifest, program);
 }
 
 function showProgress(progress: LoadProgress): void {
+  if (progress.phase === "kernels") showKernels(progress);
+  if (progress.phase === "trying")
+    showLoading("Finding out what runs best on this GPU", `Trying ${progress.program}`);
   if (progress.phase !== "weights") return;
   const { loaded, cached, total } = progress;
   const whence = cached > 0 ? `, ${formatBytes(cached)} of them kept from the last visit` : "";
   const label = loaded < total ? "Loading the model" : "Preparing the model";
-  element("loading-label", HTMLParagraphElement).textContent = label;
-  element("loading-bytes", HTMLParagraphElement).textContent =
-    `${formatBytes(loaded)} of ${formatBytes(total)}${whence}`;
+  showLoading(label, `${formatBytes(loaded)} of ${formatBytes(total)}${whence}`);
   element("progress", HTMLProgressElement).value = total > 0 ? loaded / total : 1;
+}
+
+/** While the model loads, and later while an answer waits for a size of its kernels for the first time. */
+function showKernels({ compiled, total }: Extract<LoadProgress, { phase: "kernels" }>): void {
+  const text = compiled < total ? `Compiling kernels: ${compiled} of ${total}` : "";
+  if (running !== null) stats.textContent = text;
+  else if (!isReady) element("loading-kernels", HTMLParagraphElement).textContent = text;
+}
+
+function showLoading(label: string, details: string): void {
+  element("loading-label", HTMLParagraphElement).textContent = label;
+  element("loading-bytes", HTMLParagraphElement).textContent = details;
 }
 
 function ready(link: Link, greeting: string): void {

@@ -1,8 +1,9 @@
 /** The card at the side: which model this is. */
 
 import type { Manifest } from "../src/both/manifest.js";
+import type { ProgramChoice } from "../src/page/index.js";
 import { element } from "./dom.js";
-import { formatBytes, formatCount } from "./format.js";
+import { formatBytes, formatCount, formatMilliseconds } from "./format.js";
 
 export function showModel(manifest: Manifest): void {
   const { model, weights, license } = manifest;
@@ -17,18 +18,35 @@ export function showModel(manifest: Manifest): void {
     ["Vocabulary", `${formatCount(model.vocabSize)} tokens`],
     ["Licence", license ?? "not stated"],
   ];
-  element("model-facts", HTMLElement).replaceChildren(
-    ...facts.flatMap(([name, value]) => {
-      const term = document.createElement("dt");
-      const description = document.createElement("dd");
-      term.textContent = name;
-      description.textContent = value;
-      return [term, description];
-    }),
-  );
+  element("model-facts", HTMLElement).replaceChildren(...facts.flatMap(rowOf));
+}
+
+function rowOf([name, value]: readonly [string, string]): HTMLElement[] {
+  const term = document.createElement("dt");
+  const description = document.createElement("dd");
+  term.textContent = name;
+  description.textContent = value;
+  return [term, description];
 }
 
 /** Says what the loaded model runs on. */
 export function showDevice(runsOn: string): void {
   element("model-summary", HTMLParagraphElement).textContent = `Runs in ${runsOn}`;
+}
+
+const REASONS: Readonly<Record<ProgramChoice["why"], string>> = {
+  pinned: "as asked for",
+  only: "no other would do",
+  software: "a processor stands in for a GPU",
+  timed: "timed just now",
+  kept: "timed at an earlier visit",
+  slow: "this GPU is too slow for trials",
+  busy: "another tab is trying programs",
+};
+
+/** Says which program of the artifact runs, and why it is that one. */
+export function showProgram(program: string, { why, measured }: ProgramChoice): void {
+  const times = Object.entries(measured).map(([name, { decode }]) => `${name} ${formatMilliseconds(decode)}`);
+  const told = [program, REASONS[why], ...(times.length > 0 ? [`a token takes ${times.join(", ")}`] : [])];
+  element("model-facts", HTMLElement).append(...rowOf(["Program", told.join("; ")]));
 }

@@ -1,9 +1,10 @@
 import { describe, expect, test } from "vitest";
 import { DeviceError, RequestError } from "../src/both/errors.js";
 import { type DeviceClass, parseManifest } from "../src/both/manifest.js";
-import { type AdapterAbilities, chooseProgram, withLanguage } from "../src/worker/gpu/device.js";
-import { partsIn } from "../src/worker/gpu/load.js";
+import { type AdapterAbilities, ablePrograms, withLanguage } from "../src/worker/gpu/device.js";
 import { planMemory } from "../src/worker/gpu/memory.js";
+import { settled } from "../src/worker/gpu/trial.js";
+import { partsIn } from "../src/worker/gpu/weights.js";
 import { ropeTable } from "../src/worker/rope.js";
 import { buffersFor } from "./support/buffers.js";
 import { sampleManifest } from "./support/manifest.js";
@@ -21,26 +22,32 @@ function adapter(features: string[], limits: object = {}): AdapterAbilities {
   return { features: new Set(features), limits: { ...enough, ...limits } };
 }
 
-describe("the program for a device", () => {
-  test("is the first that it can run", () => {
-    expect(chooseProgram(manifest.programs, 768, adapter(["shader-f16"]), "discrete")).toBe(f16);
-    expect(chooseProgram(manifest.programs, 768, adapter([]), "discrete")).toBe(f32);
+describe("the programs for a device", () => {
+  test("are those that it can run", () => {
+    expect(ablePrograms(manifest, adapter(["shader-f16"]))).toEqual([f16, f32]);
+    expect(ablePrograms(manifest, adapter([]))).toEqual([f32]);
   });
 
-  test("is of its class, where the artifact has one, or the one that is asked for", () => {
+  test("leave no choice where one is asked for, or only one is able, or a processor plays the GPU", () => {
     const described = sampleManifest();
     const [first] = described.programs;
     const made = (["software", "integrated"] as const).map((name) => {
       return { ...first, name, device_class: name };
     });
-    const { programs } = parseManifest(JSON.stringify({ ...described, programs: made }));
-    const choose = (deviceClass: DeviceClass, pinned?: string) =>
-      chooseProgram(programs, 768, adapter(["shader-f16"]), deviceClass, pinned).name;
-    expect(choose("discrete")).toBe("integrated");
-    expect(choose("software")).toBe("software");
-    expect(choose("software", "integrated")).toBe("integrated");
-    expect(() => choose("software", "fast")).toThrow(RequestError);
-    expect(() => choose("software", "fast")).toThrow("has the programs software, integrated, not fast");
+    const both = parseManifest(JSON.stringify({ ...described, programs: made }));
+    const choose = (deviceClass: DeviceClass, programs: string[], pinned?: string) => {
+      const some = both.programs.filter(({ name }) => programs.includes(name));
+      const able = ablePrograms({ ...both, programs: some }, adapter(["shader-f16"]), pinned);
+      const choice = settled(able, deviceClass, pinned !== undefined);
+      return choice && [choice.program, choice.why];
+    };
+    const all = ["software", "integrated"];
+    expect(choose("discrete", all)).toBeNull();
+    expect(choose("discrete", ["software"])).toEqual(["software", "only"]);
+    expect(choose("software", all)).toEqual(["software", "software"]);
+    expect(choose("software", all, "integrated")).toEqual(["integrated", "pinned"]);
+    expect(() => choose("software", all, "fast")).toThrow(RequestError);
+    expect(() => choose("software", all, "fast")).toThrow("has the programs software, integrated, not fast");
   });
 
   test("may need a feature of the language, which no adapter lists", () => {
@@ -48,17 +55,17 @@ describe("the program for a device", () => {
     const described = sampleManifest();
     const [first] = described.programs;
     const made = { ...first, name: "int8", requires: { features: [packed], limits: {} } };
-    const { programs } = parseManifest(JSON.stringify({ ...described, programs: [made] }));
+    const packing = parseManifest(JSON.stringify({ ...described, programs: [made] }));
     const choose = (language?: Set<string>) =>
-      chooseProgram(programs, 768, withLanguage(adapter([]), language), "discrete").name;
-    expect(choose(new Set([packed]))).toBe("int8");
+      ablePrograms(packing, withLanguage(adapter([]), language)).map(({ name }) => name);
+    expect(choose(new Set([packed]))).toEqual(["int8"]);
     expect(() => choose(new Set())).toThrow(`int8: ${packed}`);
     expect(() => choose()).toThrow(DeviceError);
   });
 
   test("may not exist: the error names what each lacks, with the numbers", () => {
     const weak = adapter([], { maxComputeInvocationsPerWorkgroup: 128, maxStorageBufferBindingSize: 100 });
-    const choose = () => chooseProgram(manifest.programs, 768, weak, "integrated");
+    const choose = () => ablePrograms(manifest, weak);
     expect(choose).toThrow(DeviceError);
     expect(choose).toThrow(
       /f16: shader-f16, maxComputeInvocationsPerWorkgroup must be 256, is 128.*f32: max/,

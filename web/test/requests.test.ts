@@ -11,7 +11,7 @@ const CARD: ModelCard = {
   architecture: "llama",
   quantization: "q4",
   program: "f32",
-  choice: { deviceClass: "integrated", pinned: false },
+  choice: { deviceClass: "integrated", why: "only", measured: {} },
   precision: "f32",
   adapter: "none",
   contextLength: 128,

@@ -12,6 +12,8 @@ from tvm.s_tir import dlight
 
 from nearfar.build.program.passes.fuse import FuseGate, FuseNorm, FuseResidual
 from nearfar.build.program.passes.lower import LowerOperators
+from nearfar.build.program.passes.project import Bundled, FuseProjection
+from nearfar.build.program.passes.split import CombineInMatmul
 from nearfar.targets.kernels import Kernels
 
 
@@ -24,7 +26,7 @@ class NamedPass:
     run: tvm.transform.Pass
 
 
-def compile_flow(kernels: Kernels, *, gpu: bool) -> list[NamedPass]:
+def compile_flow(kernels: Kernels, bundled: Bundled, *, gpu: bool) -> list[NamedPass]:
     """All passes in order. After the last, a function is a straight line of kernel calls over planned
     storage.
     """
@@ -33,7 +35,17 @@ def compile_flow(kernels: Kernels, *, gpu: bool) -> list[NamedPass]:
         NamedPass("fuse-residual", "x + linear(y), or x + norm(y), becomes one kernel", FuseResidual()),
         NamedPass("fuse-gate", "activation(gate)·up joins the matmul that makes them", FuseGate()),
         NamedPass("fuse-norm", "an RMS norm joins the matmul that reads it", FuseNorm()),
+        NamedPass(
+            "fuse-projection",
+            "rotation and append join the projection to q, k and v",
+            FuseProjection(kernels, bundled),
+        ),
         NamedPass("dead-code", "drop what the fusions replaced", relax.transform.DeadCodeElimination()),
+        NamedPass(
+            "combine-in-matmul",
+            "attention of few rows stays in parts up to the matmul that alone reads it",
+            CombineInMatmul(kernels),
+        ),
         NamedPass(
             "legalize", "whatever is left of Relax's own operators becomes TIR", relax.transform.LegalizeOps()
         ),

@@ -18,7 +18,7 @@ ACTIVATIONS: dict[str, Activation] = {
 }  # fmt: skip
 
 
-class _Fusion(relax.PyExprMutator):
+class Fusion(relax.PyExprMutator):
     """Walks one function, giving each binding's value to `rewrite` with a look at the bindings before it."""
 
     def value(self, expr: Any) -> Any:
@@ -34,6 +34,7 @@ class _Fusion(relax.PyExprMutator):
         raise NotImplementedError
 
     def visit_call_(self, call: relax.Call) -> Any:
+        """The fused call, where there is one."""
         call = super().visit_call_(call)
         fused = self.rewrite(call)
         return call if fused is None else self.builder_.normalize(fused)
@@ -48,7 +49,7 @@ def _op_name(expr: Any) -> str:
 
 
 @relax.expr_functor.mutator
-class _Residual(_Fusion):
+class _Residual(Fusion):
     def rewrite(self, call: relax.Call) -> Any:
         if not _is_op(call, "relax.add"):
             return None
@@ -74,7 +75,7 @@ def _with_residual(job: GraphJob, dtype: str) -> GraphJob | None:
 
 
 @relax.expr_functor.mutator
-class _Gate(_Fusion):
+class _Gate(Fusion):
     def rewrite(self, call: relax.Call) -> Any:
         if not _is_op(call, "relax.multiply"):
             return None
@@ -95,7 +96,7 @@ class _Gate(_Fusion):
 
 
 @relax.expr_functor.mutator
-class _Norm(_Fusion):
+class _Norm(Fusion):
     def rewrite(self, call: relax.Call) -> Any:
         found = self.ours(call)
         if found is None or not isinstance(found.job, Linear) or found.job.norm is not None:
@@ -110,7 +111,7 @@ class _Norm(_Fusion):
         return operators.rebuilt(fused, {**found.named, "x": x, "norm": norm.named["weight"]})
 
 
-def _function_pass(name: str, fusion: type[_Fusion]) -> Any:
+def _function_pass(name: str, fusion: type[Fusion]) -> Any:
     @tvm.transform.module_pass(opt_level=0, name=name)
     class Fusion:
         def transform_module(self, module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:

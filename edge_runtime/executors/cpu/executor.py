@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +56,10 @@ class CpuExecutor:
         """See Executor.write."""
         start = self._layout.place(buffer, data, row, column) // data.itemsize
         self._buffers[buffer].reshape(-1)[start : start + data.size] = data.reshape(-1)
+
+    def prepare(self, function: str, size: int, later: bool = False) -> Sequence[Future[Any]]:
+        """See Executor.prepare. The build has compiled all there is."""
+        return ()
 
     def run(self, function: str, size: int) -> None:
         """See Executor.run."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -78,6 +80,10 @@ class MlxExecutor:
         target = self._host[buffer]
         start = place(buffer, target.shape, target.dtype, data, row, column)
         target.reshape(-1)[start : start + data.size] = data.reshape(-1)
+
+    def prepare(self, function: str, size: int, later: bool = False) -> Sequence[Future[Any]]:
+        """See Executor.prepare. MLX compiles its kernels when they run."""
+        return ()
 
     def run(self, function: str, size: int) -> None:
         """See Executor.run."""

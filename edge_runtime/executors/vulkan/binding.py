@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from nearfar.edge_runtime.executors import drivers as mesa
-from nearfar.errors import DeviceError, DeviceLost
+from nearfar.errors import DeviceError, DeviceLost, OutOfMemory
 
 SUCCESS = 0
 TIMEOUT = 2
@@ -55,7 +55,7 @@ def fail(device: str, doing: str, error: str, held: int = 0) -> NoReturn:
             "them)"
         )
     if error in _MEMORY:
-        raise DeviceError(
+        raise OutOfMemory(
             f"{device} {_MEMORY[error]} while {doing}, with {held:,} bytes of weights, cache and workspace "
             "held. Give the cache less (--kv-memory), close other programs that use the device, or take a "
             "smaller model"

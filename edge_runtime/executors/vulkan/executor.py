@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy.typing as npt
 
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.devices import Settings
+from nearfar.edge_runtime.executors.compiling import unfinished
 from nearfar.edge_runtime.executors.planned import Layout, Shape, as_bytes, pieces
 from nearfar.edge_runtime.executors.vulkan.blocks import Memory, Region, Ring
 from nearfar.edge_runtime.executors.vulkan.commands import Queue
@@ -100,6 +102,7 @@ class VulkanExecutor:
         (ring,) = self._memory.reserve([RING_BYTES], self._memory.kinds.upload, True)
         self._ring = Ring(ring, self._submit, self._queue.wait)
         self._clear()
+        self.prepare("step", self._layout.smallest("step"), later=True)  # while the weights come in
         if self._beside is None:
             self._load_weights()
         for name, table in self._layout.rope_tables():
@@ -111,6 +114,12 @@ class VulkanExecutor:
         at = self._layout.place(buffer, data, row, column)
         if data.size:
             self._put(buffer, self._region(buffer), at, as_bytes(data))
+
+    def prepare(self, function: str, size: int, later: bool = False) -> Sequence[Future[Any]]:
+        """See Executor.prepare."""
+        if later and self.gpu.kind == "cpu":
+            return ()
+        return unfinished(self._pipelines.begin(self._layout.launches(function, size), later))
 
     def run(self, function: str, size: int) -> None:
         """See Executor.run."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from nearfar.edge_runtime.artifact.folders import cache_folder, read_cache, write_cache
 from nearfar.edge_runtime.artifact.reader import Artifact
+from nearfar.edge_runtime.executors.compiling import Compiler
 from nearfar.edge_runtime.executors.vulkan.binding import guard, require_vulkan
 from nearfar.edge_runtime.executors.vulkan.blocks import Region
 from nearfar.edge_runtime.executors.vulkan.commands import Dispatch
@@ -21,6 +23,8 @@ from nearfar.format.plans import Launch
 
 STORAGE_BUFFER = 7
 COMPUTE = 0x20
+CACHE_BYTES = 64 << 20
+"""A cache larger than this begins anew: what artifacts of long ago left there is never taken out of it."""
 
 
 class Pipelines:
@@ -35,16 +39,21 @@ class Pipelines:
         self._program = program
         self._regions = regions
         self._layouts: dict[int, tuple[Any, Any]] = {}
-        self._pipelines: dict[str, Any] = {}
+        self._compiler: Compiler[Any] = Compiler(self._compile)
         self._sets: dict[tuple[str, ...], Any] = {}
         self._pools: list[Any] = []
         self._file = cache_file(device.gpu.identity)
         self._cached = read_cache(self._file)
+        if len(self._cached) > CACHE_BYTES:
+            self._cached = b""
         with guard(device.gpu.name, "reading its pipeline cache"):
             self._cache = self._create_cache(self._cached)
 
-    def prepare(self, launches: Sequence[Launch]) -> list[Dispatch]:
-        """Pipelines and descriptor sets of a plan. ArtifactError where it names what the artifact lacks."""
+    def begin(self, launches: Sequence[Launch], later: bool = False) -> list[Future[Any]]:
+        """Compile the kernels of a plan behind, in the order of their launches: what becomes of each.
+
+        ArtifactError where it names what the artifact lacks. `later`: see Compiler.begin.
+        """
         for launch in launches:
             if launch.kernel not in self._program.kernels:
                 raise ArtifactError(
@@ -53,15 +62,24 @@ class Pipelines:
             for argument in launch.args:
                 if argument not in self._regions:
                     raise ArtifactError(f"a plan names {argument!r}, which the manifest does not have")
-        self._make_pipelines(sorted({launch.kernel for launch in launches} - self._pipelines.keys()))
+            self._layout(len(launch.args))  # here, since other threads only read them
+        names = dict.fromkeys(launch.kernel for launch in launches)
+        return self._compiler.begin([(name, self._program.kernels[name]) for name in names], later=later)
+
+    def prepare(self, launches: Sequence[Launch]) -> list[Dispatch]:
+        """Pipelines, waited for, and descriptor sets of a plan. Errors: see `begin`."""
+        compiled = [future.result() for future in self.begin(launches)]
+        pipelines = dict(zip(dict.fromkeys(x.kernel for x in launches), compiled, strict=True))
         self._make_sets(list(dict.fromkeys(x.args for x in launches if x.args not in self._sets)))
-        return [self._dispatch(launch) for launch in launches]
+        return [self._dispatch(launch, pipelines[launch.kernel]) for launch in launches]
 
     def close(self) -> None:
         """Keep the cache for the next time, and free everything."""
         vk, device = self._vk, self._device.handle
-        self._save_cache()
-        for pipeline in self._pipelines.values():
+        self._compiler.close()
+        made = self._compiler.made()
+        self._save_cache(bool(made))
+        for pipeline in made:
             vk.vkDestroyPipeline(device, pipeline, None)
         for pool in self._pools:
             vk.vkDestroyDescriptorPool(device, pool, None)
@@ -70,14 +88,14 @@ class Pipelines:
             vk.vkDestroyDescriptorSetLayout(device, sets, None)
         vk.vkDestroyPipelineCache(device, self._cache, None)
 
-    def _dispatch(self, launch: Launch) -> Dispatch:
+    def _dispatch(self, launch: Launch, pipeline: Any) -> Dispatch:
         kernel = self._program.kernels[launch.kernel]
         x, y, z = launch.grid
         writes = frozenset(
             a for a, access in zip(launch.args, kernel.access, strict=True) if access != "read"
         )
         return Dispatch(
-            self._pipelines[launch.kernel],
+            pipeline,
             self._layout(len(launch.args))[1],
             self._sets[launch.args],
             (x, y, z),
@@ -105,33 +123,22 @@ class Pipelines:
             self._layouts[arguments] = sets, layout
         return self._layouts[arguments]
 
-    def _make_pipelines(self, names: Sequence[str]) -> None:
-        """All at once: drivers compile them side by side, or share work."""
-        if not names:
-            return
+    def _compile(self, name: str, kernel: Kernel) -> Any:
+        """One pipeline. Threads share the cache: Vulkan locks it."""
         vk, device = self._vk, self._device.handle
-        modules: list[Any] = []
-        try:
-            with guard(self._device.gpu.name, f"compiling {len(names)} kernels"):
-                stages = []
-                for name in names:
-                    kernel = self._program.kernels[name]
-                    code = self._code(name, kernel)
-                    information = vk.VkShaderModuleCreateInfo(codeSize=len(code), pCode=code)
-                    modules.append(vk.vkCreateShaderModule(device, information, None))
-                    stages.append(self._stage(modules[-1], kernel))
-                infos = [
-                    vk.VkComputePipelineCreateInfo(
-                        stage=stage,
-                        layout=self._layout(len(self._program.kernels[name].access))[1],
-                        basePipelineIndex=-1,
-                    )
-                    for name, stage in zip(names, stages, strict=True)
-                ]
-                made = vk.vkCreateComputePipelines(device, self._cache, len(infos), infos, None)
-                self._pipelines.update(zip(names, list(made), strict=True))
-        finally:
-            for module in modules:
+        code = self._code(name, kernel)
+        with guard(self._device.gpu.name, f"compiling kernel {name}"):
+            information = vk.VkShaderModuleCreateInfo(codeSize=len(code), pCode=code)
+            module = vk.vkCreateShaderModule(device, information, None)
+            try:
+                stage = self._stage(module, kernel)  # held by this name: what takes it has but a copy of it
+                wanted = vk.VkComputePipelineCreateInfo(
+                    stage=stage,
+                    layout=self._layouts[len(kernel.access)][1],
+                    basePipelineIndex=-1,
+                )
+                return next(iter(vk.vkCreateComputePipelines(device, self._cache, 1, [wanted], None)))
+            finally:
                 vk.vkDestroyShaderModule(device, module, None)
 
     def _stage(self, module: Any, kernel: Kernel) -> Any:
@@ -189,13 +196,11 @@ class Pipelines:
         information = vk.VkPipelineCacheCreateInfo(initialDataSize=len(data), pInitialData=held)
         return vk.vkCreatePipelineCache(self._device.handle, information, None)
 
-    def _save_cache(self) -> None:
+    def _save_cache(self, compiled: bool) -> None:
         """Only where kernels were compiled that it did not have."""
         vk, lib = self._vk, self._vk.lib
         size = vk.ffi.new("size_t*")
-        if not self._pipelines or lib.vkGetPipelineCacheData(
-            self._device.handle, self._cache, size, vk.ffi.NULL
-        ):
+        if not compiled or lib.vkGetPipelineCacheData(self._device.handle, self._cache, size, vk.ffi.NULL):
             return
         data = np.empty(size[0], np.uint8)
         result = lib.vkGetPipelineCacheData(self._device.handle, self._cache, size, vk.ffi.from_buffer(data))

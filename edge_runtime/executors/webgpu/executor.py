@@ -1,12 +1,14 @@
 """Runs a WebGPU artifact through wgpu-py, which reaches Vulkan, Metal and Direct3D 12.
 
 A run is one command encoder with one compute pass: WebGPU makes each dispatch's writes visible to the next.
-Pipelines and bind groups are made at the first use of a bucket and kept, so a run only replays them.
+Bind groups are made at the first use of a bucket and kept, so a run only replays them; pipelines come from
+threads, since wgpu makes them while its caller waits, and gives errors to the thread that made them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +18,11 @@ import numpy.typing as npt
 
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.devices import Settings
+from nearfar.edge_runtime.executors.compiling import Compiler, unfinished
 from nearfar.edge_runtime.executors.planned import Layout, Shape, pieces
-from nearfar.edge_runtime.executors.webgpu.device import open_device, require_wgpu, timed
+from nearfar.edge_runtime.executors.webgpu.device import is_hardware, open_device, require_wgpu, timed
 from nearfar.edge_runtime.executors.webgpu.timestamps import Timestamps
-from nearfar.errors import DeviceError, DeviceLost, NearfarError
+from nearfar.errors import DeviceError, DeviceLost, NearfarError, OutOfMemory
 from nearfar.format.manifest import Kernel, Program
 from nearfar.format.plans import Launch
 
@@ -81,13 +84,14 @@ class WebGpuExecutor:
         )
         self._memory: dict[str, Any] = {}
         self._plans: dict[tuple[str, int], list[Dispatch]] = {}
-        self._pipelines: dict[str, Any] = {}
+        self._compiler: Compiler[Any] = Compiler(self._compile)
         self._layouts: dict[tuple[str, ...], Any] = {}
         self._uniforms: dict[int, Any] = {}
         self._staging: dict[int, list[Any]] = {}
         try:
             with self._guard(f"loading weights and {cache}"):
                 self._place()
+                self.prepare("step", self._layout.smallest("step"), later=True)  # while the weights come in
                 if beside is None:
                     self._load_weights()
                 for name, table in self._layout.rope_tables():
@@ -102,6 +106,13 @@ class WebGpuExecutor:
         if data.size:
             with self._guard(f"writing {buffer}"):
                 self._device.queue.write_buffer(self._buffer(buffer), at, np.ascontiguousarray(data))
+
+    def prepare(self, function: str, size: int, later: bool = False) -> Sequence[Future[Any]]:
+        """See Executor.prepare."""
+        if later and not is_hardware():
+            return ()
+        with self._guard(f"preparing {function} of size {size}"):
+            return unfinished(self._begin(self._layout.launches(function, size), later))
 
     def run(self, function: str, size: int) -> None:
         """See Executor.run."""
@@ -186,6 +197,7 @@ class WebGpuExecutor:
         if self._closed:
             return
         self._closed = True
+        self._compiler.close()
         lent = self._beside._memory if self._beside else {}
         for buffer in [
             *(buffer for name, buffer in self._memory.items() if lent.get(name) is not buffer),
@@ -195,7 +207,6 @@ class WebGpuExecutor:
             buffer.destroy()
         self._memory.clear()
         self._plans.clear()
-        self._pipelines.clear()
         self._staging.clear()
         self._held = 0
         if self._beside is None:
@@ -219,7 +230,7 @@ class WebGpuExecutor:
                     "device (nearfar devices lists them)"
                 ) from error
             if isinstance(error, self._wgpu.GPUOutOfMemoryError):
-                raise DeviceError(
+                raise OutOfMemory(
                     f"the WebGPU device has no room while {doing}, with {self._held:,} bytes held. Give the "
                     "cache less (--kv-memory), close other programs that use the device, or take a smaller "
                     "model"
@@ -307,10 +318,19 @@ class WebGpuExecutor:
     def _prepare(self, function: str, size: int) -> list[Dispatch]:
         """Pipelines and bind groups of one bucket."""
         launches = self._layout.launches(function, size)
-        plan = self._plans[function, size] = [self._dispatch(launch) for launch in launches]
+        compiled = [future.result() for future in self._begin(launches)]
+        pipelines = dict(zip(dict.fromkeys(x.kernel for x in launches), compiled, strict=True))
+        plan = self._plans[function, size] = [self._dispatch(x, pipelines[x.kernel]) for x in launches]
         return plan
 
-    def _dispatch(self, launch: Launch) -> Dispatch:
+    def _begin(self, launches: Sequence[Launch], later: bool = False) -> list[Future[Any]]:
+        """Compile the kernels of a plan behind, in the order of their launches."""
+        kernels = {launch.kernel: self._program.kernels[launch.kernel] for launch in launches}
+        for kernel in kernels.values():
+            self._layout_of(kernel.access)  # here, since other threads only read them
+        return self._compiler.begin(kernels.items(), later=later)
+
+    def _dispatch(self, launch: Launch, pipeline: Any) -> Dispatch:
         kernel = self._program.kernels[launch.kernel]
         x, y, z = launch.grid
         bindings = [*(self._memory[arg] for arg in launch.args), self._uniform(x - 1)]
@@ -322,7 +342,7 @@ class WebGpuExecutor:
             ],
         )
         grid = (x, y, z) if x <= MAX_GRID_X else (MAX_GRID_X, y, -(-x // MAX_GRID_X))
-        return Dispatch(self._pipeline(launch.kernel, kernel), group, grid)
+        return Dispatch(pipeline, group, grid)
 
     def _uniform(self, value: int) -> Any:
         """The buffer with packGridDimX; kernels with equal grids share it."""
@@ -343,12 +363,10 @@ class WebGpuExecutor:
             self._layouts[access] = self._device.create_bind_group_layout(entries=entries)
         return self._layouts[access]
 
-    def _pipeline(self, name: str, kernel: Kernel) -> Any:
-        if name not in self._pipelines:
-            layout = self._device.create_pipeline_layout(bind_group_layouts=[self._layout_of(kernel.access)])
-            with self._guard(f"compiling kernel {name}"):
-                module = self._device.create_shader_module(code=self._artifact.text(str(kernel.file)))
-                self._pipelines[name] = self._device.create_compute_pipeline(
-                    layout=layout, compute={"module": module, "entry_point": kernel.entry}
-                )
-        return self._pipelines[name]
+    def _compile(self, name: str, kernel: Kernel) -> Any:
+        with self._guard(f"compiling kernel {name}"):
+            layout = self._device.create_pipeline_layout(bind_group_layouts=[self._layouts[kernel.access]])
+            module = self._device.create_shader_module(code=self._artifact.text(str(kernel.file)))
+            return self._device.create_compute_pipeline(
+                layout=layout, compute={"module": module, "entry_point": kernel.entry}
+            )

@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
 from rich.progress import Progress as Bar
+from rich.status import Status
 
 from nearfar.edge_runtime import Engine, SamplingParams, Snapshot
 from nearfar.edge_runtime.artifact.options import LoadKeywords, LoadOptions
@@ -119,7 +120,29 @@ def load_engine(artifact: Path, **options: Unpack[LoadKeywords]) -> Engine:
         if console.is_terminal
         else contextlib.nullcontext()
     ):
-        return Engine.load(artifact, **options)
+        engine = Engine.load(artifact, **options)
+    if console.is_terminal:
+        engine.asynchronous.core.on_compiling = _Compiling(console)
+    return engine
+
+
+class _Compiling:
+    """Shows how many of the kernels are compiled that an answer waits for."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._status: Status | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        if done < total:
+            text = f"compiling kernels, {done} of {total} …"
+            if self._status is None:
+                self._status = self._console.status(text)
+                self._status.start()
+            self._status.update(text)
+        elif self._status is not None:
+            self._status.stop()
+            self._status = None
 
 
 def load_snapshot(engine: Engine, file: Path) -> Snapshot:
@@ -152,6 +175,8 @@ def report(engine: Engine, stats: RequestStats) -> None:
     """Write the figures of one answer to stderr."""
     core = engine.asynchronous.core
     chosen = f"{core.executor.program_name}, {core.choice}" if core.choice else core.executor.program_name
+    if core.largest_step < core.largest_bucket:
+        chosen += f", steps of at most {core.largest_step} rows for lack of memory"
     print(f"{core.executor.name} ({chosen}): {describe(stats)}", file=sys.stderr)
 
 

@@ -16,6 +16,7 @@ from tvm_ffi import structural_hash
 from nearfar.format.figures import Figures
 from nearfar.format.sizes import MAX_STEP, PAGE_SIZE
 from nearfar.targets.gpu.tir_passes import straightened
+from nearfar.targets.jobs import Split
 
 from .lanes import Array
 from .reads import Reads
@@ -26,6 +27,10 @@ from .walk import Walk
 CONTEXT = 1024
 """Positions that the last row sees, its own included, where nothing else is said."""
 CACHES = ("k_cache", "v_cache")
+INPUTS = ("x", "partial")
+"""Rows that a matrix is multiplied with: as they are, or attention in parts."""
+
+BYTES = 4  # of a word
 
 _known: dict[tuple[object, ...], Figures] = {}
 """Programs of one build share many kernels."""
@@ -53,7 +58,7 @@ def _streamed(names: tuple[str, ...]) -> frozenset[str]:
 def _host_writes(func: tirx.PrimFunc, context: int) -> Mapping[str, Array]:
     """Rows of one sequence, the last at context - 1; pages lie in order."""
     shapes = {str(param.name): [_extent(extent) for extent in param.ty.shape] for param in func.params}
-    rows = shapes.get("q", shapes.get("x", [1]))[0]
+    rows = next((shapes[name][0] for name in ("q", *INPUTS) if name in shapes), 1)
     positions = np.minimum(np.arange(MAX_STEP) + max(context - rows, 0), max(context, rows) - 1)
     return {"positions": positions, "page_table": np.arange(shapes.get("page_table", [1, 1])[-1])}
 
@@ -73,7 +78,7 @@ def _figures(trace: Trace, streamed: frozenset[str], context: int, live: int) ->
     workgroups = trace.grid[0] * trace.grid[1] * trace.grid[2]
     product = _product(trace, streamed)
     k = product[2] if product else None
-    of_x = trace.reads.get("x", Reads())
+    of_x = next((trace.reads[name] for name in INPUTS if name in trace.reads), Reads())
     bound = [memory for memory in trace.parameters.values() if memory.name in {*trace.reads, *trace.written}]
     possible = trace.loaded_by_one * threads * workgroups
     matrix = sum(trace.parameters[name].size for name in streamed)
@@ -103,13 +108,18 @@ def _figures(trace: Trace, streamed: frozenset[str], context: int, live: int) ->
 
 
 def _product(trace: Trace, streamed: frozenset[str]) -> tuple[int, int, int] | None:
-    """M, n, k of a matrix's product with rows: x is [.., k], the matrix's first part [.., n]."""
+    """M, n, k of a matrix's product with rows: x is [.., k], bytes of whole tiles of k in words, or parts
+    [m, heads, .., k / heads + TAIL]; the matrix's first part [.., n].
+    """
     parameters = trace.parameters
-    if "w0" not in streamed or "x" not in parameters:
+    x = next((parameters[name] for name in INPUTS if name in parameters), None)
+    if "w0" not in streamed or x is None:
         return None
-    x, codes, out = parameters["x"], parameters["w0"], parameters["out"]
-    rows = min(x.shape[0], out.shape[0])
-    return rows, codes.shape[-1] * codes.kind.lanes, x.shape[-1] * x.kind.lanes
+    codes, out = parameters["w0"], parameters["out"]
+    k = x.shape[-1] * x.kind.lanes * (BYTES if x.kind.name == "uint" else 1)
+    if x.name == "partial":
+        k = x.shape[1] * (k - Split.TAIL)
+    return min(x.shape[0], out.shape[0]), codes.shape[-1] * codes.kind.lanes, k
 
 
 def _cache_reads(trace: Trace, fetched: float, context: int) -> float:

@@ -20,7 +20,7 @@ from nearfar.step.reading import read_model
 from nearfar.synth import published
 from nearfar.targets.gpu import GpuKernels, variant
 from nearfar.targets.gpu.classes import DeviceClass, Tuning
-from nearfar.targets.jobs import Embed, Job, Linear
+from nearfar.targets.jobs import Embed, Job, Linear, Project
 from nearfar.targets.kernels import Packing, Precision, Staged
 from nearfar.targets.quantized import Matrix
 
@@ -117,7 +117,8 @@ def _matrices(model: Model) -> dict[str, Matrix]:
 
 
 def _matrix_bytes(job: Job, packing: Packing) -> int:
-    return _bytes(job.matrix, packing) if isinstance(job, Linear | Embed) else 0
+    product = job.linear if isinstance(job, Project) else job
+    return _bytes(product.matrix, packing) if isinstance(product, Linear | Embed) else 0
 
 
 def _bytes(matrix: Matrix, packing: Packing) -> int:

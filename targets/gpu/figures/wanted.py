@@ -13,9 +13,11 @@ from typing import Literal
 from nearfar.format.adapters import DeviceClass as Name
 from nearfar.format.figures import Figures
 from nearfar.targets.gpu.classes import DeviceClass
-from nearfar.targets.jobs import Attend, Embed, Job, Linear
+from nearfar.targets.gpu.kernels.project import Heads
+from nearfar.targets.jobs import Attend, Embed, Job, Linear, Project
 
-Kind = Literal["matvec", "matmul", "decode", "prefill", "other"]
+Kind = Literal["matvec", "project", "gathering", "matmul", "decode", "prefill", "other"]
+"""gathering: a matvec whose rows are attention in parts."""
 FEW_ROWS, MANY_ROWS = 4, 256
 """Up to the one a matvec is wanted, at the other bounds on the work for a byte hold."""
 MEGABYTE = 1 << 20
@@ -25,6 +27,10 @@ SLACK = 1.01
 
 SCALES = 1.2
 """Two tiles of a group may both read its scale, which is a ninth of a matrix of q4 in groups of 64."""
+GATHERING, PARTS, PARTS_OPERATIONS = 2, 4, 2.4
+"""What attention in parts costs a matvec: barriers, after the parts' weights and after the rows; loads of
+parts for a load of the matrix, and products for a weight, when there are 16.
+"""
 REUSE = 0.9
 """Of the products for a fetched byte that a tile can have at most."""
 
@@ -121,8 +127,11 @@ WRITTEN = 0.01
 
 def kind_of(job: Job) -> Kind:
     """Which bounds a job's first launch is held to."""
+    if isinstance(job, Project):
+        return "project"
     if isinstance(job, Linear):
-        return "matvec" if job.m <= FEW_ROWS else "matmul"
+        few: Kind = "matvec" if job.split is None else "gathering"
+        return few if job.m <= FEW_ROWS else "matmul"
     if isinstance(job, Attend):
         return "decode" if job.m <= FEW_ROWS else "prefill"
     return "other"
@@ -131,14 +140,27 @@ def kind_of(job: Job) -> Kind:
 def wanted(job: Job, device: DeviceClass, matrix: int = 0) -> Bounds:
     """The bounds of a job's first launch on a class of devices; `matrix`: bytes of the job's matrix."""
     kind = kind_of(job)
-    bounds = WANTED[device.name][kind]
-    if kind == "matvec":
+    if kind == "gathering":
+        bounds = _gathering(device)
+    else:
+        bounds = WANTED[device.name]["matvec" if kind == "project" else kind]
+    if kind in ("matvec", "project", "gathering"):
         bounds = bounds | _filling(device, matrix)
     if kind == "matmul" and isinstance(job, Linear):
         bounds = bounds | _tiled(job, device, matrix)
-    if isinstance(job, Linear | Embed):
+    if isinstance(job, Project) and Heads.of(job).normed:
+        bounds = bounds | Bounds(most={"barriers": 2})  # sums along k, and squares of a head
+    if isinstance(job, Linear | Project | Embed):
         return EVERY | bounds
     return Bounds(most={name: bound for name, bound in EVERY.most.items() if name[:7] != "largest"}) | bounds
+
+
+def _gathering(device: DeviceClass) -> Bounds:
+    """A matvec's, and what its rows cost."""
+    matvec = WANTED[device.name]["matvec"]
+    operations = matvec.most["operations_per_weight"] + PARTS_OPERATIONS
+    beside = {"barriers": 1 + GATHERING, "x_loads": PARTS, "operations_per_weight": operations}
+    return matvec | Bounds(most=beside)
 
 
 def _tiled(job: Linear, device: DeviceClass, matrix: int) -> Bounds:

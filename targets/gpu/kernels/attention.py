@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from nearfar.format.sizes import MAX_ROWS
 from nearfar.targets.gpu.classes import SOFTWARE, Tuning
-from nearfar.targets.jobs import Attend
+from nearfar.targets.jobs import Attend, Linear, Split
 from nearfar.targets.kernels import Staged
 
 from . import flash_decode, flash_prefill, software
+from .combine import gathered_bytes, row_bytes
+from .heads import Head
+from .matvec import VECTOR_ROWS, room, workgroups
+from .vectors import WIDTH, fits
 
 
 def attention(job: Attend, tuning: Tuning) -> Staged:
@@ -21,3 +25,21 @@ def attention(job: Attend, tuning: Tuning) -> Staged:
     else:
         staged = flash_prefill.attention(job, tuning.device)
     return staged
+
+
+def split(job: Attend, linear: Linear, tuning: Tuning) -> Split | None:
+    """The parts that are left to the matmul behind attention; None: attention puts them together itself.
+
+    Every workgroup of the matmul reads all parts, so what a launch less saves is paid with reading them
+    again. Both are absolute: a launch costs a small model as much as a large one, so the bytes that may be
+    read again are a constant of the class (classes.read_again; docs/decisions/0016).
+    """
+    device = tuning.device
+    if device is SOFTWARE or job.m > VECTOR_ROWS or not fits(linear) or Head.of(job).width != WIDTH:
+        return None
+    if linear.norm is not None or linear.rows:
+        return None
+    found = flash_decode.few_parts(job, device)
+    again = (found.count - 1) * row_bytes(linear) * workgroups(linear)
+    small = again <= device.read_again and room(linear, device, gathered_bytes(linear, found, job.heads))
+    return found if small else None

@@ -60,10 +60,9 @@ X_STRIDE, W_STRIDE, SUM_STRIDE = ACROSS_K + 2, WIDE + 2, WIDE + 1
 
 def cooperates(job: Linear) -> bool:
     """Whether there is such a product: rows of float16, or such that a norm makes small."""
-    return (
-        job.m >= LEAST_ROWS and not job.rows and (job.norm is not None or job.x_dtype == "float16")
-        and job.matrix.k % MADE == 0
-    )  # fmt: skip
+    small = job.norm is not None or job.x_dtype == "float16"
+    plain = not job.rows and job.split is None
+    return job.m >= LEAST_ROWS and small and plain and job.matrix.k % MADE == 0
 
 
 def matmul(job: Linear, size: int = SIZE, widest: int = WIDEST) -> tirx.PrimFunc:

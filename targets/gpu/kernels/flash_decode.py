@@ -3,8 +3,8 @@
 A row's workgroups are as many as the longest sequence needs, at most `workgroups` in all; they take equal
 runs of blocks of what is there now, and those beyond it leave at once: lengths are read from read-only
 buffers at uniform indices, so this is uniform, as WGSL demands of what barriers stand in. A second launch
-weighs the parts that exist, again by the length (Dao et al., "Flash-Decoding for long-context inference",
-2023).
+weighs the parts that exist, again by the length, or the matmul behind it does (combine.py; Dao et al.,
+"Flash-Decoding for long-context inference", 2023).
 
 A workgroup has the query heads that share one kv head, so a key or value loaded serves them all. Scores: a
 few lanes side by side read a key as vectors, so that they read whole lines; their sums meet in workgroup
@@ -17,7 +17,7 @@ memory. Values: lanes lie along the head, stripes of them along the positions, a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from tvm import tirx
@@ -25,11 +25,12 @@ from tvm.script import tirx as T
 
 from nearfar.format.sizes import MAX_STEP
 from nearfar.targets.gpu.classes import SHARED_BYTES, DeviceClass
-from nearfar.targets.jobs import Attend
+from nearfar.targets.jobs import Attend, Split
 from nearfar.targets.kernels import Stage, Staged
 
 from .activations import capped
-from .common import LOWEST, ceil_div, select, stored
+from .combine import combine, span_of
+from .common import LOWEST, ceil_div, f32, select, stored
 from .heads import Head, begin, heads_together, seen
 from .script import prim_func
 from .vectors import of_numbers
@@ -41,6 +42,7 @@ LANES = 8  # that read a key side by side: a line of 128 bytes of float32
 CELL = 8  # scores of which one thread finds the maximum
 WORKGROUPS = 1024  # of all rows, heads and parts: enough for the largest device
 MIN_PARTS, MAX_PARTS = 16, 128  # of a row; a block is a part where there are not more of them
+MAX_FEW = 32  # of a row, where a matmul puts them together
 NAMES = ("q", "k_cache", "v_cache", "positions", "slots", "page_table")
 
 
@@ -97,31 +99,53 @@ def shape_of(job: Attend, device: DeviceClass) -> Shape:
     raise AssertionError(f"a head of {job.head_dim} does not fit workgroup memory")
 
 
-def parts_of(job: Attend, shape: Shape) -> int:
+def split_of(job: Attend, device: DeviceClass) -> Split:
     """Parts of a row's positions at most: blocks, or as many as keep the grid and the scratch small."""
+    shape = shape_of(job, device)
     rows = job.m * job.heads // shape.heads
-    return min(ceil_div(seen(job), shape.block), max(MIN_PARTS, min(MAX_PARTS, WORKGROUPS // rows)))
+    most = max(MIN_PARTS, min(MAX_PARTS, WORKGROUPS // rows))
+    return Split(min(ceil_div(seen(job), shape.block), most), shape.block, job.window, job.sinks)
+
+
+def few_parts(job: Attend, device: DeviceClass) -> Split:
+    """As few parts as have half of the bytes under way that the class wants: each is read by every workgroup
+    of the matmul that puts them together.
+    """
+    shape = shape_of(job, device)
+    part = (
+        job.m
+        * job.heads
+        // shape.heads
+        * shape.block
+        * job.head_dim
+        * (4 if job.kv_dtype == "float32" else 2)
+    )
+    wanted = max(MIN_PARTS, min(MAX_FEW, ceil_div(device.in_flight // 2, part)))
+    whole = split_of(job, device)
+    return replace(whole, count=min(whole.count, wanted))
 
 
 def attention(job: Attend, device: DeviceClass) -> Staged:
-    """Two launches: the parts, and their weighted sum."""
+    """Two launches: the parts, and their weighted sum; the first only where the job leaves them."""
     shape = shape_of(job, device)
-    parts = parts_of(job, shape)
-    split = of_numbers(select(_split(job, shape, parts), [*NAMES, "partial"], "attention_split"))
-    combined = ("partial", "positions", *["sinks"] * job.sinks, "out")
-    combine = select(
-        _combine(job, shape, parts, min(2 * device.threads, 256)), list(combined), "attention_combine"
+    split = job.split or split_of(job, device)
+    made = of_numbers(select(_split(job, shape, split), [*NAMES, "partial"], "attention_split"))
+    if job.split is not None:
+        return Staged((Stage(made, (*NAMES, "out")),))
+    combined = "scratch:0", "positions", *["sinks"] * job.sinks, "out"
+    stages = (
+        Stage(made, (*NAMES, "scratch:0")),
+        Stage(combine(job, split, min(2 * device.threads, 256)), combined),
     )
-    scratch = ((job.m, job.heads, parts, job.head_dim + 2), "float32")
-    stages = Stage(split, (*NAMES, "scratch:0")), Stage(combine, ("scratch:0", *combined[1:]))
-    return Staged(stages, (scratch,))
+    return Staged(stages, (((job.m, job.heads, split.count, job.head_dim + Split.TAIL), job.dtype),))
 
 
-def _split(job: Attend, shape: Shape, parts: int) -> tirx.PrimFunc:
-    """One row over one part: (values, maximum, sum) of its heads to `partial`.
+def _split(job: Attend, shape: Shape, split: Split) -> tirx.PrimFunc:
+    """One row over one part: its heads, as jobs.Split says.
 
-    The values of a head lie as its vectors' first dimensions, then the second, ….
+    In workgroup memory a head's values lie as its vectors' first dimensions, then the second, ….
     """
+    parts = split.count
     m, heads, kv, dim, page = job.m, job.heads, job.kv_heads, job.head_dim, job.page_size
     head_of = Head.of(job)
     width, count = head_of.width, head_of.count
@@ -142,7 +166,7 @@ def _split(job: Attend, shape: Shape, parts: int) -> tirx.PrimFunc:
         positions: T.Buffer((MAX_STEP,), "int32"),
         slots: T.Buffer((MAX_STEP,), "int32"),
         page_table: T.Buffer((job.slots, job.pages_per_slot), "int32"),
-        partial: T.Buffer((m, heads, parts, dim + 2), "float32"),
+        partial: T.Buffer((m, heads, parts, count + Split.TAIL // width), head_of.dtype(job.dtype)),
     ):
         pages = T.int32()
         k_cache = T.match_buffer(k_h, (pages, kv, page, count), head_of.dtype(job.kv_dtype))
@@ -162,6 +186,7 @@ def _split(job: Attend, shape: Shape, parts: int) -> tirx.PrimFunc:
                     acc = T.alloc_local((sums,), "float32")
                     total = T.alloc_local((group,), "float32")
                     tmp = T.alloc_local((2,), "float32")
+                    told = T.alloc_local((Split.TAIL,), "float32")
                     at = T.alloc_local((2,), "int32")
                     first_head: T.let = bx // parts * group
                     head: T.let = bx // parts // per_kv  # kv head
@@ -170,7 +195,7 @@ def _split(job: Attend, shape: Shape, parts: int) -> tirx.PrimFunc:
                     length: T.let = positions[by] + 1
                     start: T.let = begin(job, length)
                     blocks: T.let = (length - start + (block - 1)) // block
-                    span: T.let = (blocks + (parts - 1)) // parts
+                    span: T.let = span_of(split, positions[by])
                     mine: T.let = T.min(span, blocks - part * span)
                     if mine > 0:
                         for t in T.unroll(ceil_div(group * count, threads)):
@@ -291,6 +316,20 @@ def _split(job: Attend, shape: Shape, parts: int) -> tirx.PrimFunc:
                             if tx % count == 0:
                                 for g in T.unroll(group):
                                     striped[stripe * group + g] = total[g]
+                        T.tvm_storage_sync("shared")
+                        if tx < group:
+                            tmp[0] = T.float32(0)
+                            for s in T.unroll(stripes):
+                                tmp[0] = tmp[0] + striped[s * group + tx]
+                            factor[tx] = T.float32(1) / tmp[0]
+                            told[0] = top[tx] + T.log(tmp[0])
+                            told[1] = told[0] - f32(stored(told[0], job.dtype))
+                            for e in T.unroll(Split.TAIL - 2):
+                                told[2 + e] = T.float32(0)
+                            for e in T.unroll(Split.TAIL // width):
+                                partial[by, first_head + tx, part, count + e] = head_of.stored(
+                                    told, e * width, job.dtype
+                                )
                         for r in T.unroll(group // together):
                             if stripe < stripes:
                                 for g in T.unroll(together):
@@ -303,103 +342,19 @@ def _split(job: Attend, shape: Shape, parts: int) -> tirx.PrimFunc:
                                                     + (tx % count if cells == 1 else i * threads + tx)
                                                 ] = acc[((r * together + g) * cells + i) * width + e]
                             T.tvm_storage_sync("shared")
-                            for j in T.unroll(ceil_div(together * dim, threads)):
-                                if together * dim % threads == 0 or j * threads + tx < together * dim:
-                                    at[0] = j * threads + tx
-                                    tmp[0] = T.float32(0)
-                                    for s in T.unroll(stripes):
-                                        tmp[0] = tmp[0] + pool[s * together * dim + at[0]]
-                                    partial[
-                                        by, first_head + r * together + at[0] // dim, part, at[0] % dim
-                                    ] = tmp[0]
-                            T.tvm_storage_sync("shared")
-                        if tx < group:
-                            tmp[0] = T.float32(0)
-                            for s in T.unroll(stripes):
-                                tmp[0] = tmp[0] + striped[s * group + tx]
-                            partial[by, first_head + tx, part, dim] = top[tx]
-                            partial[by, first_head + tx, part, dim + 1] = tmp[0]
-
-    return kernel
-
-
-def _combine(job: Attend, shape: Shape, parts: int, threads: int) -> tirx.PrimFunc:
-    """Weigh the values of the parts that exist by their maxima. Sinks count here, once."""
-    m, heads, dim, block = job.m, job.heads, job.head_dim, shape.block
-    width, count = Head.of(job).width, Head.of(job).count
-    stripes, cells = max(threads // dim, 1), ceil_div(dim, threads)
-
-    @prim_func
-    def kernel(
-        partial: T.Buffer((m, heads, parts, dim + 2), "float32"),
-        positions: T.Buffer((MAX_STEP,), "int32"),
-        sinks: T.Buffer((heads,), "float32"),
-        out: T.Buffer((m, heads * dim), job.dtype),
-    ):
-        for bx in T.thread_binding(heads, thread="blockIdx.x"):
-            for by in T.thread_binding(m, thread="blockIdx.y"):
-                for tx in T.thread_binding(threads, thread="threadIdx.x"):
-                    top = T.alloc_shared((parts,), "float32")
-                    weight = T.alloc_shared((parts,), "float32")
-                    pool = T.alloc_shared((stripes * dim,), "float32")
-                    acc = T.alloc_local((cells,), "float32")
-                    tmp = T.alloc_local((3,), "float32")
-                    length: T.let = positions[by] + 1
-                    blocks: T.let = (length - begin(job, length) + (block - 1)) // block
-                    span: T.let = T.max((blocks + (parts - 1)) // parts, 1)
-                    used: T.let = (blocks + span - 1) // span
-                    for t in T.unroll(ceil_div(parts, threads)):
-                        if t * threads + tx < used:
-                            top[t * threads + tx] = partial[by, bx, t * threads + tx, dim]
-                    T.tvm_storage_sync("shared")
-                    tmp[0] = T.float32(LOWEST)  # the maximum
-                    if job.sinks:
-                        tmp[0] = sinks[bx]
-                    for p in T.serial(used):
-                        tmp[0] = T.max(tmp[0], top[p])
-                    for t in T.unroll(ceil_div(parts, threads)):
-                        if t * threads + tx < used:
-                            weight[t * threads + tx] = T.exp(top[t * threads + tx] - tmp[0])
-                    T.tvm_storage_sync("shared")
-                    for t in T.unroll(ceil_div(parts, threads)):  # maxima are no longer needed: sums
-                        if t * threads + tx < used:
-                            top[t * threads + tx] = (
-                                weight[t * threads + tx] * partial[by, bx, t * threads + tx, dim + 1]
-                            )
-                    for i in T.unroll(cells):
-                        acc[i] = T.float32(0)
-                    if tx < stripes * dim:
-                        for p in T.serial((used + stripes - 1 - tx // dim) // stripes):
-                            for i in T.unroll(cells):
-                                if cells == 1 or i * threads + tx < dim:
-                                    acc[i] = (
-                                        acc[i]
-                                        + weight[p * stripes + tx // dim]
-                                        * partial[
-                                            by,
-                                            bx,
-                                            p * stripes + tx // dim,
-                                            tx % dim if cells == 1 else i * threads + tx,
-                                        ]
+                            for j in T.unroll(ceil_div(together * count, threads)):
+                                if together * count % threads == 0 or j * threads + tx < together * count:
+                                    at[0] = (j * threads + tx) // count  # head
+                                    at[1] = (j * threads + tx) % count  # vector
+                                    for e in T.unroll(width):
+                                        tmp[0] = T.float32(0)
+                                        for s in T.unroll(stripes):
+                                            column: T.let = (s * together + at[0]) * dim + e * count
+                                            tmp[0] = tmp[0] + pool[column + at[1]]
+                                        told[e] = tmp[0] * factor[r * together + at[0]]
+                                    partial[by, first_head + r * together + at[0], part, at[1]] = (
+                                        head_of.stored(told, 0, job.dtype)
                                     )
-                        for i in T.unroll(cells):
-                            if cells == 1 or i * threads + tx < dim:
-                                pool[i * threads + tx] = acc[i]
-                    T.tvm_storage_sync("shared")
-                    tmp[1] = T.float32(0)
-                    if job.sinks:
-                        tmp[1] = T.exp(sinks[bx] - tmp[0])
-                    for p in T.serial(used):
-                        tmp[1] = tmp[1] + top[p]
-                    tmp[1] = T.if_then_else(tmp[1] > T.float32(0), T.float32(1) / tmp[1], T.float32(0))
-                    for t in T.unroll(cells):
-                        if t * threads + tx < dim:
-                            tmp[2] = T.float32(0)
-                            for s in T.unroll(stripes):
-                                tmp[2] = tmp[2] + pool[s * dim + t * threads + tx]
-                            out[
-                                by,
-                                bx * dim + (t * threads + tx) % count * width + (t * threads + tx) // count,
-                            ] = stored(tmp[2] * tmp[1], job.dtype)
+                            T.tvm_storage_sync("shared")
 
     return kernel

@@ -6,6 +6,10 @@ tile leave at once: rows are found in read-only buffers at uniform indices, so t
 demands of what barriers stand in. So any mix of sequences and padding is right, and one that prefills is
 read once a tile.
 
+Where tiles are fewer than the class wants workgroups, a tile's positions are shared out among several, as in
+flash_decode.py: the fewer rows a tile has, the more. Each leaves its part behind (jobs.Split, with the number
+of parts in the third place behind the values of the first), and a second launch puts them together.
+
 The vectors of a tile are its rows times the query heads of a workgroup. Keys, then values, of some positions
 are staged in workgroup memory a slice of the head at a time; a thread computes scores of a few vectors and a
 few keys, and sums values of the same vectors in registers (Dao, "FlashAttention-2", 2023).
@@ -16,7 +20,7 @@ few keys, and sums values of the same vectors in registers (Dao, "FlashAttention
 # ruff: noqa: SIM102
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from tvm import tirx
@@ -24,12 +28,13 @@ from tvm.script import tirx as T
 
 from nearfar.format.sizes import MAX_STEP
 from nearfar.targets.gpu.classes import SHARED_BYTES, DeviceClass
-from nearfar.targets.jobs import Attend
+from nearfar.targets.jobs import Attend, Split
 from nearfar.targets.kernels import Stage, Staged
 
 from .activations import capped
-from .common import LOWEST, ceil_div, select, stored
-from .heads import Head, begin, heads_together
+from .combine import combine
+from .common import LOWEST, ceil_div, f32, select, stored
+from .heads import Head, begin, heads_together, seen
 from .script import prim_func
 from .vectors import of_numbers
 
@@ -38,6 +43,8 @@ MAX_HEADS = 8  # query heads a workgroup
 MIN_QUERIES, MIN_KEYS = 8, 8
 KEYS = (4, 2, 1)  # of a thread
 SLICE = 64  # dimensions staged at a time, at most
+LEAST, MAX_PARTS = 128, 16  # positions of a part, at least; parts of a tile
+FEW_TILES, FEWER_ROWS = 4, 4  # in a step of so few tiles, tiles of few rows have so many times the parts
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,8 @@ class Tile:
     keys: int
     own_keys: int
     slice: int
+    parts: int = 1
+    """Of the positions that a full tile sees, at most."""
 
     @property
     def vectors(self) -> int:
@@ -83,11 +92,10 @@ class Tile:
 
 
 def tile_of(job: Attend, device: DeviceClass) -> Tile:
-    """The most query vectors, but as many threads in the launch as its class wants, if there is a tile so
-    small; then the most rows, keys, and dimensions staged.
+    """The most query vectors; then the most rows, keys, and dimensions staged; as many parts as give the
+    launch the threads that its class wants.
     """
     head, threads = Head.of(job), min(2 * device.threads, MAX_THREADS)
-    most = job.m * job.heads * threads // device.launched
     queries = [size for size in (64, 32, 16, 8) if MIN_QUERIES <= size <= device.queries]
     keys = [size for size in (64, 32, 16, 8) if MIN_KEYS <= size <= device.keys]
     slices = [size for size in range(SLICE // head.width, 0, -1) if head.count % size == 0]
@@ -97,8 +105,10 @@ def tile_of(job: Attend, device: DeviceClass) -> Tile:
     ]
     memories = device.shared_bytes, SHARED_BYTES
     fit = next(filter(None, ([t for t in tiles if _fits(t, head, device, memory)] for memory in memories)))
-    small = [tile for tile in fit if tile.vectors <= most] or [min(fit, key=lambda tile: tile.vectors)]
-    return max(small, key=lambda tile: (tile.vectors, tile.queries, tile.keys, tile.slice, tile.own_keys))
+    tile = max(fit, key=lambda tile: (tile.vectors, tile.queries, tile.keys, tile.slice, tile.own_keys))
+    launched = ceil_div(job.m, tile.queries) * job.heads // tile.heads * threads
+    parts = min(ceil_div(device.launched, launched), MAX_PARTS, ceil_div(seen(job), LEAST))
+    return replace(tile, parts=parts)
 
 
 def _fits(tile: Tile, head: Head, device: DeviceClass, memory: int) -> bool:
@@ -107,15 +117,33 @@ def _fits(tile: Tile, head: Head, device: DeviceClass, memory: int) -> bool:
     return whole and tile.sums(head) <= registers and tile.shared_bytes(head) <= memory
 
 
+def most_parts(job: Attend, tile: Tile) -> int:
+    """Of a tile with few rows, as a step has that goes on with a prompt beside a decode."""
+    more = FEWER_ROWS if job.m <= FEW_TILES * tile.queries else 1
+    return min(tile.parts * more, MAX_PARTS, ceil_div(seen(job), LEAST))
+
+
 def attention(job: Attend, device: DeviceClass) -> Staged:
-    """One launch."""
+    """One launch, or two."""
+    tile = tile_of(job, device)
+    split = Split(most_parts(job, tile), LEAST, job.window, job.sinks)
     names = (*job.inputs(), "out")
-    func = of_numbers(select(_attend(job, tile_of(job, device)), list(names), "attention"))
-    return Staged((Stage(func, names),))
+    if split.count == 1:
+        return Staged(
+            (Stage(of_numbers(select(_attend(job, tile, split), list(names), "attention")), names),)
+        )
+    names = tuple(name for name in job.inputs() if name != "sinks")
+    parts = of_numbers(select(_attend(job, tile, split), [*names, "partial"], "attention_parts"))
+    combined = "scratch:0", *["sinks"] * job.sinks, "out"
+    stages = (
+        Stage(parts, (*names, "scratch:0")),
+        Stage(combine(job, split, device.subgroup, counted=True), combined),
+    )
+    return Staged(stages, (((job.m, job.heads, split.count, job.head_dim + Split.TAIL), job.dtype),))
 
 
-def _attend(job: Attend, tile: Tile) -> tirx.PrimFunc:
-    """The tile that begins with one row, if one does."""
+def _attend(job: Attend, tile: Tile, split: Split) -> tirx.PrimFunc:
+    """The tile that begins with one row, if one does: over all positions, or over one part of them."""
     m, heads, kv, dim, page = job.m, job.heads, job.kv_heads, job.head_dim, job.page_size
     head_of = Head.of(job)
     width, count = head_of.width, head_of.count
@@ -126,6 +154,7 @@ def _attend(job: Attend, tile: Tile) -> tirx.PrimFunc:
     pieces, columns = count // piece, ceil_div(piece, lanes)
     values = pieces * columns * width  # sums a vector
     stride, row_stride = piece + 1, keys + 1  # the gap spares the banks
+    parts, sinks_here = split.count, job.sinks and split.count == 1
 
     @prim_func
     def kernel(
@@ -137,11 +166,12 @@ def _attend(job: Attend, tile: Tile) -> tirx.PrimFunc:
         page_table: T.Buffer((job.slots, job.pages_per_slot), "int32"),
         sinks: T.Buffer((heads,), "float32"),
         out: T.Buffer((m, heads * dim), job.dtype),
+        partial: T.Buffer((m, heads, parts, count + Split.TAIL // width), head_of.dtype(job.dtype)),
     ):
         pages = T.int32()
         k_cache = T.match_buffer(k_h, (pages, kv, page, count), head_of.dtype(job.kv_dtype))
         v_cache = T.match_buffer(v_h, (pages, kv, page, count), head_of.dtype(job.kv_dtype))
-        for bx in T.thread_binding(kv * per_kv, thread="blockIdx.x"):
+        for bx in T.thread_binding(kv * per_kv * parts, thread="blockIdx.x"):
             for by in T.thread_binding(m, thread="blockIdx.y"):
                 for tx in T.thread_binding(threads, thread="threadIdx.x"):
                     stage = T.alloc_shared((keys * stride,), head_of.dtype("float32"))
@@ -155,16 +185,29 @@ def _attend(job: Attend, tile: Tile) -> tirx.PrimFunc:
                     tmp = T.alloc_local((2,), "float32")
                     at = T.alloc_local((2,), "int32")
                     rows = T.alloc_local((1,), "int32")
-                    first_head: T.let = bx * group
-                    head: T.let = bx // per_kv  # kv head
+                    tail = T.alloc_local((Split.TAIL,), "float32")
+                    first_head: T.let = bx // parts * group
+                    head: T.let = bx // parts // per_kv  # kv head
+                    part: T.let = bx % parts
                     lane: T.let = tx % lanes
                     mine: T.let = tx // lanes  # vector i of a thread is i · groups + mine
                     position: T.let = positions[by]
                     before: T.let = T.max(by - 1, 0)
                     if position < 0:
-                        for t in T.serial(ceil_div(group * dim, threads)):
-                            if t * threads + tx < group * dim:
-                                out[by, first_head * dim + t * threads + tx] = stored(T.float32(0), job.dtype)
+                        if parts == 1:
+                            for t in T.serial(ceil_div(group * dim, threads)):
+                                if t * threads + tx < group * dim:
+                                    out[by, first_head * dim + t * threads + tx] = stored(
+                                        T.float32(0), job.dtype
+                                    )
+                        else:
+                            if part == 0 and tx < group:
+                                for e in T.unroll(Split.TAIL):
+                                    tail[e] = T.float32(0)
+                                for e in T.unroll(Split.TAIL // width):
+                                    partial[by, first_head + tx, 0, count + e] = head_of.stored(
+                                        tail, e * width, job.dtype
+                                    )
                     if position >= 0 and (
                         by % queries == 0
                         or slots[before] != slots[by]
@@ -184,18 +227,24 @@ def _attend(job: Attend, tile: Tile) -> tirx.PrimFunc:
                         count_rows: T.let = rows[0]
                         end: T.let = position + count_rows
                         start: T.let = begin(job, position + 1)
+                        blocks: T.let = (end - start + (keys - 1)) // keys
+                        most: T.let = T.min(tile.parts * queries // count_rows, parts)
+                        span: T.let = (
+                            T.max((blocks + most - 1) // most, LEAST // keys) if parts > 1 else blocks
+                        )
+                        mine_blocks: T.let = T.min(span, blocks - part * span)
                         for i in T.unroll(own):
                             top[i] = T.float32(LOWEST)
                             total[i] = T.float32(0)
-                            if job.sinks:
+                            if sinks_here:
                                 top[i] = sinks[first_head + (i * groups + mine) % group]
                                 total[i] = T.if_then_else(
                                     lane == 0, T.float32(1), T.float32(0), dtype="float32"
                                 )
                         for i in T.unroll(own * values):
                             acc[i] = T.float32(0)
-                        for t in T.serial((end - start + (keys - 1)) // keys):
-                            first: T.let = start + t * keys
+                        for t in T.serial(mine_blocks):
+                            first: T.let = start + (part * span + t) * keys
                             for i in T.unroll(own * own_keys):
                                 score[i] = T.float32(0)
                             for s in T.serial(pieces):
@@ -298,21 +347,41 @@ def _attend(job: Attend, tile: Tile) -> tirx.PrimFunc:
                             tmp[0] = T.float32(0)
                             for e in T.unroll(lanes):
                                 tmp[0] = tmp[0] + told[(i * groups + mine) * lanes + e]
-                            at[0] = (i * groups + mine) // group
-                            if at[0] < count_rows:
+                            # A row may see nothing of a part.
+                            tmp[1] = T.Select(tmp[0] == T.float32(0), T.float32(0), T.float32(1) / tmp[0])
+                            at[0] = by + (i * groups + mine) // group
+                            at[1] = first_head + (i * groups + mine) % group
+                            if at[0] < by + count_rows and mine_blocks > 0:
                                 for s in T.unroll(pieces):
                                     for c in T.unroll(columns):
                                         if c * lanes + lane < piece:
                                             for e in T.unroll(width):
-                                                out[
-                                                    by + at[0],
-                                                    (first_head + (i * groups + mine) % group) * dim
-                                                    + (s * piece + c * lanes + lane) * width
-                                                    + e,
-                                                ] = stored(
-                                                    acc[i * values + (s * columns + c) * width + e] / tmp[0],
-                                                    job.dtype,
+                                                tail[e] = (
+                                                    acc[i * values + (s * columns + c) * width + e] * tmp[1]
                                                 )
+                                            if parts == 1:
+                                                for e in T.unroll(width):
+                                                    out[
+                                                        at[0],
+                                                        at[1] * dim
+                                                        + (s * piece + c * lanes + lane) * width
+                                                        + e,
+                                                    ] = stored(tail[e], job.dtype)
+                                            else:
+                                                partial[at[0], at[1], part, s * piece + c * lanes + lane] = (
+                                                    head_of.stored(tail, 0, job.dtype)
+                                                )
+                                if parts > 1 and lane == 0:
+                                    tail[0] = T.Select(
+                                        tmp[0] == T.float32(0), T.float32(LOWEST), top[i] + T.log(tmp[0])
+                                    )
+                                    tail[1] = tail[0] - f32(stored(tail[0], job.dtype))
+                                    tail[2] = T.Cast("float32", (blocks + span - 1) // span)
+                                    tail[3] = T.float32(0)
+                                    for e in T.unroll(Split.TAIL // width):
+                                        partial[at[0], at[1], part, count + e] = head_of.stored(
+                                            tail, e * width, job.dtype
+                                        )
 
     return kernel
 

@@ -10,7 +10,8 @@ from tvm.script import tirx as T
 
 from nearfar.targets.jobs import Attend
 
-from .vectors import WIDTH, at
+from .common import stored
+from .vectors import WIDTH, at, joined
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,11 @@ class Head:
     def part(self, vector, place: int):
         """One dimension."""
         return vector if self.width == 1 else at(vector, place)
+
+    def stored(self, places, first, dtype: str):
+        """What `put` wrote, or other float32 of a local array, as a vector of a buffer of this dtype."""
+        made = [stored(places[first + place], dtype) for place in range(self.width)]
+        return made[0] if self.width == 1 else joined(made)
 
     def dot(self, a, b):
         """Sum of the products."""

@@ -10,12 +10,10 @@ from . import cooperative, software
 from .layout import params
 from .matmul import matmul
 from .matmul_int8 import matmul_int8, rounds
-from .matvec import matvec
+from .matvec import VECTOR_ROWS, matvec
 from .vectors import fits
 
 MATVEC_ROWS = 7  # a tile of the matmul has 16 rows; up to half of it, the matvec does less work
-# Rows of vectors: at 7 a thread holds 185 registers, and Chromium compiles the shader for two minutes.
-VECTOR_ROWS = 4
 
 
 def linear(job: Linear, tuning: Tuning) -> Staged:
@@ -25,7 +23,7 @@ def linear(job: Linear, tuning: Tuning) -> Staged:
     if tuning.device is SOFTWARE or not fits(job):
         func = (software.matvec if job.m <= MATVEC_ROWS else software.matmul)(job, tuning.vectors)
     elif tuning.products == "int8" and job.m > VECTOR_ROWS and rounds(job.matrix) and not job.rows:
-        return matmul_int8(job, tuning)
+        return matmul_int8(job, tuning.device)
     elif tuning.products == "cooperative" and cooperative.cooperates(job):
         func = cooperative.matmul(job)
     else:

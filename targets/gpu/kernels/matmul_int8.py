@@ -4,13 +4,14 @@ Rows come as bytes with a scale for 32 inputs (rounded.py); a code of the matrix
 
     y = Σ over 32 inputs: scale_w · scale_x · (codes · bytes) + bias_w · scale_x · Σ bytes,
 
-where the products of codes and bytes are whole numbers and exact, and the bias is multiplied by the sum of
-what the rows were rounded to. One mask makes a word of four codes that lie `apart` inputs apart (of q4: two),
-and the rows' words are made of the same inputs. Codes of 8 bits have their sign bit inverted, so 128 times the
-sum is added.
+where the products of codes and bytes are whole numbers and exact, and the bias is multiplied by the sum
+of what the rows were rounded to. One mask makes a word of four codes that lie `apart` inputs apart (of
+q4: two), and the rows' words are made of the same inputs. Codes of 8 bits have their sign bit inverted,
+so 128 times the sum is added.
 
-Tiles of rows by columns lie as in matmul.py, of 64 inputs in turn: a thread adds whole numbers of 32 inputs
-for four rows by four columns, and then scales them.
+Of 64 inputs at a time all threads of a workgroup bring a tile of rows and of the matrix into workgroup
+memory, the next one while they multiply: a thread adds whole numbers of 32 inputs for four rows by four
+columns, and then scales them.
 """
 
 # mypy: ignore-errors
@@ -18,10 +19,12 @@ for four rows by four columns, and then scales them.
 # ruff: noqa: ANN001, ANN201, ANN202
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tvm import tirx
 from tvm.script import tirx as T
 
-from nearfar.targets.gpu.classes import Tuning
+from nearfar.targets.gpu.classes import DeviceClass
 from nearfar.targets.gpu.packing import PLANES, SIGN_BIT
 from nearfar.targets.jobs import Linear
 from nearfar.targets.kernels import Stage, Staged
@@ -30,7 +33,6 @@ from nearfar.targets.quantized import Matrix
 from .common import ceil_div, select
 from .epilogue import VALUES, epilogue, sides
 from .layout import params
-from .matmul import tiling
 from .rounded import BYTES, INPUTS, TILE_K, codes_shape, rounded, scales_shape
 from .script import prim_func
 from .vectors import (
@@ -53,25 +55,58 @@ BLOCKS = TILE_K // INPUTS
 QUADS = INPUTS // BYTES  # words of a block
 
 
+BLOCK = 16  # sums of a thread
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A workgroup's `rows` by `columns` of the matrix; `lanes` threads lie across its columns of the output,
+    `deep` along its rows.
+    """
+
+    rows: int
+    columns: int
+    lanes: int
+    deep: int
+
+    @staticmethod
+    def of(job: Linear, device: DeviceClass) -> Tile:
+        """The class's tile, flatter where there are fewer rows."""
+        most, columns = device.tile
+        rows = next((size for size in (16, 32) if job.m <= size < most), most)
+        lanes = columns // WIDTH // sides(job)
+        return Tile(rows, columns, lanes, max(rows * columns // BLOCK, device.subgroup) // lanes)
+
+    @property
+    def threads(self) -> int:
+        """Of a workgroup."""
+        return self.lanes * self.deep
+
+    @property
+    def own(self) -> int:
+        """Rows of a thread."""
+        return self.rows // self.deep
+
+
 def rounds(matrix: Matrix) -> bool:
     """Whether there is such a product: codes of two planes are not bytes of a word."""
     return matrix.quantized and len(PLANES[matrix.bits]) == 1 and matrix.group % INPUTS == 0
 
 
-def matmul_int8(job: Linear, tuning: Tuning) -> Staged:
+def matmul_int8(job: Linear, device: DeviceClass) -> Staged:
     """Two launches: the rows as bytes, and the product."""
     product = ["scratch:0", "scratch:1", *_others(job)]
     rows = ["x", *["norm"] * (job.norm is not None), "scratch:0", "scratch:1"]
     stages = (
         Stage(rounded(job, 8 // job.matrix.bits), tuple(rows)),
-        Stage(_product(job, tuning), tuple(product)),
+        Stage(_product(job, Tile.of(job, device)), tuple(product)),
     )
     return Staged(stages, ((codes_shape(job), "uint32"), (scales_shape(job), "float32")))
 
 
-def _product(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
+def _product(job: Linear, plan: Tile) -> tirx.PrimFunc:
     m, k, matrix, each = job.m, job.matrix.k, job.matrix, sides(job)
-    plan, bits = tiling(job, tuning), matrix.bits
+    bits = matrix.bits
     lanes, threads, own, deep = plan.lanes, plan.threads, plan.own, plan.deep
     across, wide, tiles = job.columns // WIDTH, plan.columns // WIDTH, ceil_div(k, TILE_K)
     ragged_m, ragged_n = m % plan.rows != 0, across % lanes != 0
@@ -212,7 +247,9 @@ def _product(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
                             store_tile((xs, words, scale, factors), (xt, wt, st, rt), thread)
                             T.tvm_storage_sync("shared")
                             following: T.let = T.min(tile + 1, tiles - 1)
-                            load_tile((xs, words, scale, factors), x, scales, w0, w1, following, thread, bx, by)
+                            load_tile(
+                                (xs, words, scale, factors), x, scales, w0, w1, following, thread, bx, by
+                            )
                             for block in T.serial(BLOCKS):
                                 for i in T.unroll(own * each):
                                     whole[i] = spread(T.int32(0))

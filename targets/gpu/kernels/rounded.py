@@ -116,12 +116,11 @@ def rounded(job: Linear, apart: int) -> tirx.PrimFunc:
                         found[0] = found[0] * rstd[0]
                         scales[row, block * 2] = found[0]
                         scales[row, block * 2 + 1] = found[0] * total(sums[0])
-                    if padded > blocks:
-                        if block == blocks:
-                            for i in T.unroll(vectors_each):
-                                codes[row, block * vectors_each + i] = spread(T.uint32(0))
-                            scales[row, block * 2] = T.float32(0)
-                            scales[row, block * 2 + 1] = T.float32(0)
+                    if block == blocks and block < padded:
+                        for i in T.unroll(vectors_each):
+                            codes[row, block * vectors_each + i] = spread(T.uint32(0))
+                        scales[row, block * 2] = T.float32(0)
+                        scales[row, block * 2 + 1] = T.float32(0)
 
     names = ["x", *(["norm"] if has_norm else []), "codes", "scales"]
     return of_numbers(select(kernel, names, "rounded"))
@@ -140,4 +139,3 @@ def _word(numbers: list):
         byte = T.reinterpret("uint32", T.Cast("int32", number)) & T.uint32(0xFF)
         word = byte if word is None else word | T.shift_left(byte, T.uint32(8 * place))
     return word
-

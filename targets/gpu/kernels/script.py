@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tvm import script, tirx
+from tvm.script import tirx as T
+from tvm.script.ir_builder import IRBuilder
 
 
 def prim_func(func: Callable[..., None]) -> tirx.PrimFunc:
@@ -34,3 +36,13 @@ def _named_by_annotations(func: Callable[..., Any]) -> set[str]:
     """Annotations are text here: files with kernels import annotations from __future__."""
     trees = [ast.parse(text, mode="eval") for text in func.__annotations__.values()]
     return {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def local_array(name: str, count: int, dtype: str) -> Any:
+    """Declare an array of a thread in the kernel that is being parsed."""
+    return IRBuilder.name(name, T.alloc_local((count,), dtype))
+
+
+def shared_array(name: str, count: int, dtype: str) -> Any:
+    """Declare an array of a workgroup in the kernel that is being parsed."""
+    return IRBuilder.name(name, T.alloc_shared((max(count, 1),), dtype))

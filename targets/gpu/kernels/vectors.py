@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 from tvm import tirx
 from tvm.script import tirx as T
 
@@ -88,12 +89,25 @@ def total(vector):
 
 def or_zero(condition, vector):
     """The vector where the condition holds. WGSL's code generator has no vectors of truth values."""
-    return joined([T.Select(condition, at(vector, place), T.float32(0)) for place in range(WIDTH)])
+    none = tirx.const(0, str(vector.ty.dtype).split("x")[0])
+    return joined([T.Select(condition, at(vector, place), none) for place in range(WIDTH)])
 
 
 def zero():
     """Four zeros."""
     return spread(T.float32(0))
+
+
+def number(value: float):
+    """A number that is known, in all four places. TVM writes seven digits into WGSL: more go as bits."""
+    if float(f"{value:.6e}") == value:
+        return spread(T.float32(float(value)))
+    return spread(T.reinterpret("float32", T.uint32(int(np.float32(value).view(np.uint32)))))
+
+
+def fma(a, b, c):
+    """a·b + c, one instruction of every GPU; vectors, all of the dtype of `a`."""
+    return T.call_pure_extern(str(a.ty.dtype), "fma", a, b, c)
 
 
 def clear(array, count: int) -> None:
@@ -141,21 +155,26 @@ class Reader:
         return w0[unit * self.words + word, column]
 
     @property
-    def has_upper(self) -> bool:
-        """Whether codes of the second half of a unit are taken from `upper`."""
+    def placed(self) -> bool:
+        """Whether codes are taken from halves of their word, where they stand: see `lift`."""
         return self.units.placed
 
-    def upper(self, word: list):
-        """The high half of a unit's word, its sign bit (see packing.SIGN_BIT) as the codes have it."""
-        return T.shift_right(word[0], _bits(HALF_WORD)) ^ _bits(1 << (HALF_WORD - 1))
+    def lift(self, word: list, half: int):
+        """The codes in a half of a unit's word as the last bits of the mantissa of a number of 2^23 ulps.
 
-    def weight(self, word: list, e: int, upper):
-        """Weight or code `e` of a unit whose words these are, float32x4.
+        The sign bit comes as the codes have it (see packing.SIGN_BIT).
+        """
+        if half:
+            top = 1 << (HALF_WORD - 1)
+            return T.shift_right(word[0], _bits(HALF_WORD)) ^ _bits(_ulps(0) | top)
+        return (word[0] & _bits((1 << HALF_WORD) - 1)) | _bits(_ulps(0))
 
-        A code becomes the last bits of the mantissa of a number of 2^23 ulps, which is then taken away:
-        masking, inserting and subtracting run at full rate on every GPU, a conversion from an integer at a
-        quarter or an eighth of it on some. In the low half of a word a code stays where it is, with an
-        exponent that makes its place the last.
+    def weight(self, word: list, e: int, lifted: list):
+        """Weight or code `e` of a unit whose words these are, float32x4. `lifted`: halves of placed codes.
+
+        No integer is converted: masking, subtracting and multiplying run at full rate on every GPU, a
+        conversion at a quarter or an eighth of it on some. A masked code is its number times 2^place beyond
+        2^23, so one multiplication with addition, without rounding, gives the number.
         """
         bits = self.matrix.bits
         if bits == 32:
@@ -163,11 +182,13 @@ class Reader:
         if not self.matrix.quantized:
             return high_halves(word[e // 2]) if e % 2 else low_halves(word[e // 2])
         if not self.units.placed:
-            return _number(self._split_code(word, e), 0)
-        codes, shift = word[0], e * bits
-        if shift >= HALF_WORD:
-            codes, shift = upper, shift - HALF_WORD
-        return _number(codes & _bits(((1 << bits) - 1) << shift), shift)
+            return _number(self._split_code(word, e))
+        half, place = divmod(e * bits, HALF_WORD)
+        mask = ((1 << bits) - 1) << place | ~((1 << MANTISSA) - 1) & 0xFFFFFFFF
+        made = T.reinterpret(f"float32x{WIDTH}", lifted[half] & _bits(mask))
+        if not place:
+            return made - number(1 << MANTISSA)
+        return fma(made, number(0.5**place), number(-(1 << MANTISSA - place)))
 
     def _split_code(self, word: list, e: int):
         """Code `e` of two planes."""
@@ -226,14 +247,17 @@ class Slices:
             part = T.shift_right(held, spread(shift)) & _bits((1 << bits) - 1)
             code = part if code is None else code | T.shift_left(part, _bits(below))
             at_word, below = at_word + count, below + bits
-        return _number(code, 0)
+        return _number(code)
 
 
-def _number(codes, shift: int):
-    """Masked codes that lie `shift` bits up, as float32."""
-    exponent = MANTISSA - shift
-    made = T.reinterpret(f"float32x{WIDTH}", codes | _bits((EXPONENT_BIAS + exponent) << MANTISSA))
-    return made - spread(T.float32(float(1 << exponent)))
+def _number(codes):
+    """Codes as float32: the last bits of a number of 2^23 ulps, which are then taken away."""
+    return T.reinterpret(f"float32x{WIDTH}", codes | _bits(_ulps(0))) - number(1 << MANTISSA)
+
+
+def _ulps(count: int) -> int:
+    """The bits of the float32 2^23 + count."""
+    return (EXPONENT_BIAS + MANTISSA) << MANTISSA | count
 
 
 def _bits(word: int):

@@ -31,6 +31,12 @@ export class DeviceError extends NearfarError {
   }
 }
 
+/** The driver gave the device up, and everything on it is gone. An engine opens it anew. */
+export class DeviceLostError extends DeviceError {}
+
+/** There was no memory for what was asked of the device. An engine goes on with smaller steps. */
+export class OutOfMemoryError extends DeviceError {}
+
 /** A request asks for something impossible; `param` names the offending parameter. */
 export class RequestError extends NearfarError {
   override readonly name = "RequestError";

@@ -116,8 +116,13 @@ export interface Manifest {
   readonly license: string | null;
 }
 
+/** A manifest as its build wrote it: its digest, which covers all files, tells it from all others. */
+export interface SealedManifest extends Manifest {
+  readonly digest: string;
+}
+
 /** The manifest of an artifact as its build wrote it: `parseManifest`, and its own digest. */
-export async function openManifest(text: string): Promise<Manifest> {
+export async function openManifest(text: string): Promise<SealedManifest> {
   const manifest = parseManifest(text);
   const stated = parseJson<Record<typeof format.DIGEST, string>>(text, "manifest.json")
     .at(format.DIGEST)
@@ -130,7 +135,7 @@ export async function openManifest(text: string): Promise<Manifest> {
       `manifest.json is not as the build wrote it: its ${format.DIGEST} is not that of its bytes. ` +
         "Upload the artifact again, or build it again.",
     );
-  return manifest;
+  return { ...manifest, digest: stated };
 }
 
 /** Parses and checks a manifest; throws ArtifactError with the path of the first wrong value. */

@@ -13,18 +13,41 @@ export interface LoadSettings {
   readonly program?: string | undefined;
 }
 
-/** Why a GPU runs the program that it does: it was asked for, or it suits this class of devices. */
+/**
+ * Why a GPU runs the program that it does. `pinned`: it was asked for by name; `only`: no other would do;
+ * `software`: a GPU that a processor plays, where nothing is tried; `timed`: just tried, the quickest, or the
+ * one that suits the GPU's class where none is clearly quicker; `kept`: tried at an earlier load; `slow`:
+ * trials would keep people waiting; `busy`: another tab was trying programs.
+ */
+export type ChoiceReason = "pinned" | "only" | "software" | "timed" | "kept" | "slow" | "busy";
+
 export interface ProgramChoice {
+  /** The kind of GPU that this one is taken for. */
   readonly deviceClass: DeviceClass;
-  readonly pinned: boolean;
+  readonly why: ChoiceReason;
+  /** What was measured at this load, by program. */
+  readonly measured: Readonly<Record<string, StepTimes>>;
+}
+
+/** Milliseconds of a program's quickest steps: of one token, and of the largest size where that was tried. */
+export interface StepTimes {
+  readonly decode: number;
+  readonly large: number | null;
 }
 
 export type LoadProgress =
   | { readonly phase: "manifest" }
-  /** The GPU is open, and this program of the artifact will run on it. */
+  /** At the first load on a GPU: this program's steps are timed, in turn with those told before. */
+  | { readonly phase: "trying"; readonly program: string }
+  /** This program of the artifact will run. */
   | { readonly phase: "program"; readonly program: string; readonly choice: ProgramChoice }
   /** Bytes of the weights; `cached` of the `loaded` ones came from the browser's storage. */
   | { readonly phase: "weights"; readonly loaded: number; readonly cached: number; readonly total: number }
+  /**
+   * Kernels of those that the load waits for; after "ready" of those that an answer waits for, the last time
+   * with `compiled` equal to `total`.
+   */
+  | { readonly phase: "kernels"; readonly compiled: number; readonly total: number }
   | { readonly phase: "ready" };
 
 /** What the page may show of a loaded model. */
@@ -47,6 +70,7 @@ export interface ModelCard {
 export interface EngineStats {
   /** The program of the artifact that runs: the same text is promised of the same program only. */
   readonly program: string;
+  readonly choice: ProgramChoice;
   readonly gpuBuffers: number;
   readonly gpuBytes: number;
   /** Kernels launched since the model was loaded. */
@@ -57,6 +81,8 @@ export interface EngineStats {
   /** Tokens that a new request could put into the KV cache now. */
   readonly freeTokens: number;
   readonly contextLength: number;
+  /** Rows of the largest step: fewer than the artifact has where there was no memory for them. */
+  readonly largestStep: number;
   /** The request that finished last. */
   readonly last: AnswerStats | null;
 }
@@ -76,6 +102,36 @@ export interface RequestStats {
 export interface AnswerStats extends RequestStats {
   /** After the first token; 0 where there was only one. */
   readonly decodeTokensPerSecond: number;
+}
+
+/** Which step is timed, and how. */
+export interface ProfileOptions {
+  /** A size of the step; by default the smallest, which is decode. */
+  readonly rows?: number;
+  /** Positions in the cache, the rows' own included; by default 1024, or as many as there are. */
+  readonly context?: number;
+  /** How often; figures are medians. By default 10. */
+  readonly rounds?: number;
+}
+
+/** One launch of a kernel. Browsers may give times in steps of 0.1 ms. */
+export interface LaunchCost {
+  readonly kernel: string;
+  readonly milliseconds: number;
+  /** Of the time of all launches. */
+  readonly share: number;
+  /** Bytes of the weights that it reads, where it reads them whole. */
+  readonly weightBytes: number;
+}
+
+/** What a step's launches cost, in order, beside the wall time of the step without stamps. */
+export interface StepProfile {
+  readonly program: string;
+  readonly rows: number;
+  readonly context: number;
+  readonly rounds: number;
+  readonly stepMilliseconds: number;
+  readonly launches: readonly LaunchCost[];
 }
 
 export type Prompt =
@@ -112,11 +168,19 @@ export type AnswerEvent =
   | { readonly event: "error"; readonly error: ErrorRecord };
 
 export type ToWorker =
-  | { readonly type: "load"; readonly url: string; readonly settings: LoadSettings }
+  /** `load`: its name; `left`: those of earlier ones whose page was left meanwhile. */
+  | {
+      readonly type: "load";
+      readonly url: string;
+      readonly settings: LoadSettings;
+      readonly load: string;
+      readonly left: readonly string[];
+    }
   | { readonly type: "generate"; readonly id: number; readonly request: GenerateRequest }
   | { readonly type: "abort"; readonly id: number }
   | { readonly type: "stats"; readonly id: number }
   | { readonly type: "count"; readonly id: number; readonly prompt: Prompt }
+  | { readonly type: "profile"; readonly id: number; readonly options: ProfileOptions }
   | { readonly type: "dispose" };
 
 export type FromWorker =
@@ -128,6 +192,7 @@ export type FromWorker =
   | { readonly type: "failed"; readonly error: ErrorRecord }
   | { readonly type: "answer"; readonly id: number; readonly answer: AnswerEvent }
   | { readonly type: "stats"; readonly id: number; readonly stats: EngineStats }
+  | { readonly type: "profiled"; readonly id: number; readonly profile: StepProfile | ErrorRecord }
   | { readonly type: "counted"; readonly id: number; readonly tokens: number | ErrorRecord }
   /** Everything is freed; no stats where nothing was loaded. */
   | { readonly type: "disposed"; readonly stats: EngineStats | null };

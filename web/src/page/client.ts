@@ -14,12 +14,15 @@ import type {
   LoadProgress,
   LoadSettings,
   ModelCard,
+  ProfileOptions,
   Prompt,
+  StepProfile,
   ToWorker,
 } from "../both/messages.js";
 import type * as openai from "../both/openai.js";
 import { Channel } from "./channel.js";
 import { Completions } from "./completions.js";
+import { leftLoads, watchLeaving } from "./left.js";
 import { CHAT, textShape } from "./replies.js";
 import { checkedMessages, prepareChat, prepareText } from "./requests.js";
 
@@ -137,6 +140,15 @@ export class Engine {
     return this.#link.stats();
   }
 
+  /**
+   * What each launch of a step costs on this GPU, while the engine is idle; what its cache held is forgotten.
+   *
+   * @throws DeviceError where the browser does not tell (timestamp-query), RequestError while it answers.
+   */
+  profile(options: ProfileOptions = {}): Promise<StepProfile> {
+    return this.#link.profile(options);
+  }
+
   /** How many tokens a conversation has as the model's prompt. */
   async countTokens(messages: readonly openai.MessageParam[]): Promise<number> {
     return this.#link.count({ kind: "chat", messages: checkedMessages(messages), continueLast: false });
@@ -161,6 +173,7 @@ export class WorkerLink {
   readonly #answers = new Map<number, Channel<AnswerEvent>>();
   readonly #statsWaiting = new Map<number, Waiter<EngineStats>>();
   readonly #countsWaiting = new Map<number, Waiter<number>>();
+  readonly #profilesWaiting = new Map<number, Waiter<StepProfile>>();
   #nextId = 1;
   #closed: Promise<void> | null = null;
   #failure: ErrorRecord | null = null;
@@ -180,15 +193,20 @@ export class WorkerLink {
   load(url: URL, options: EngineOptions): Promise<ModelCard> {
     const { signal, kvMemory, contextLength, program } = options;
     this.#options = options;
+    const load = Math.random().toString(36).slice(2);
+    const left = leftLoads();
+    const unwatch = watchLeaving(load);
     return new Promise((resolve, reject) => {
       const onAbort = (): void => reject(abortError());
       signal?.addEventListener("abort", onAbort, { once: true });
       this.#onLoad = (message) => {
+        unwatch();
         signal?.removeEventListener("abort", onAbort);
         if (message.type === "loaded") resolve(message.card);
         else reject(fromErrorRecord(message.error));
       };
-      this.#post({ type: "load", url: url.href, settings: { kvMemory, contextLength, program } });
+      const settings = { kvMemory, contextLength, program };
+      this.#post({ type: "load", url: url.href, settings, load, left });
     });
   }
 
@@ -224,6 +242,15 @@ export class WorkerLink {
     return new Promise((resolve, reject) => {
       this.#countsWaiting.set(id, { resolve, reject });
       this.#post({ type: "count", id, prompt });
+    });
+  }
+
+  profile(options: ProfileOptions): Promise<StepProfile> {
+    if (this.#failure) return Promise.reject(fromErrorRecord(this.#failure));
+    const id = this.#nextId++;
+    return new Promise((resolve, reject) => {
+      this.#profilesWaiting.set(id, { resolve, reject });
+      this.#post({ type: "profile", id, options });
     });
   }
 
@@ -267,6 +294,9 @@ export class WorkerLink {
         this.#statsWaiting.get(message.id)?.resolve(message.stats);
         this.#statsWaiting.delete(message.id);
         return;
+      case "profiled":
+        this.#profiled(message.id, message.profile);
+        return;
       case "counted":
         this.#counted(message.id, message.tokens);
         return;
@@ -283,6 +313,13 @@ export class WorkerLink {
     else waiter?.reject(fromErrorRecord(tokens));
   }
 
+  #profiled(id: number, profile: StepProfile | ErrorRecord): void {
+    const waiter = this.#profilesWaiting.get(id);
+    this.#profilesWaiting.delete(id);
+    if ("launches" in profile) waiter?.resolve(profile);
+    else waiter?.reject(fromErrorRecord(profile));
+  }
+
   #answer(id: number, answer: AnswerEvent): void {
     this.#answers.get(id)?.put(answer);
     if (answer.event === "end" || answer.event === "error") this.#answers.delete(id);
@@ -295,7 +332,7 @@ export class WorkerLink {
     this.#onLoad({ type: "failed", error });
     for (const events of this.#answers.values()) events.put({ event: "error", error });
     this.#answers.clear();
-    for (const waiting of [this.#statsWaiting, this.#countsWaiting]) {
+    for (const waiting of [this.#statsWaiting, this.#countsWaiting, this.#profilesWaiting]) {
       for (const { reject } of waiting.values()) reject(fromErrorRecord(error));
       waiting.clear();
     }

@@ -3,6 +3,14 @@
  */
 
 export { ArtifactError, DeviceError, type ErrorCode, NearfarError, RequestError } from "../both/errors.js";
-export type { AnswerStats, EngineStats, LoadProgress, ModelCard } from "../both/messages.js";
+export type {
+  AnswerStats,
+  ChoiceReason,
+  EngineStats,
+  LoadProgress,
+  ModelCard,
+  ProgramChoice,
+  StepTimes,
+} from "../both/messages.js";
 export type * from "../both/openai.js";
 export { createEngine, type Engine, type EngineOptions } from "./client.js";

@@ -1,12 +1,5 @@
 import { DeviceError, type ErrorRecord, toErrorRecord } from "../both/errors.js";
-import type {
-  AnswerEvent,
-  FromWorker,
-  LoadProgress,
-  LoadSettings,
-  Prompt,
-  ToWorker,
-} from "../both/messages.js";
+import type { AnswerEvent, FromWorker, LoadProgress, Prompt, ToWorker } from "../both/messages.js";
 import { Session } from "./session.js";
 
 /** The dedicated worker's entry: loads one model and answers until it is disposed. */
@@ -32,7 +25,7 @@ scope.postMessage({ type: "started" });
 function handle(message: ToWorker): void {
   switch (message.type) {
     case "load":
-      loaded = load(message.url, message.settings);
+      loaded = load(message);
       return;
     case "generate":
       generate(message);
@@ -46,15 +39,20 @@ function handle(message: ToWorker): void {
     case "count":
       scope.postMessage({ type: "counted", id: message.id, tokens: count(message.prompt) });
       return;
+    case "profile":
+      void profile(message);
+      return;
     case "dispose":
       void dispose();
   }
 }
 
-async function load(url: string, settings: LoadSettings): Promise<void> {
+async function load(message: Extract<ToWorker, { type: "load" }>): Promise<void> {
+  const { url, settings, load, left } = message;
   const onWarning = (message: string): void => scope.postMessage({ type: "warning", message });
   try {
-    session = await Session.load(new URL(url), settings, { signal: loading.signal, onProgress, onWarning });
+    const hooks = { signal: loading.signal, load, left, onProgress, onWarning };
+    session = await Session.load(new URL(url), settings, hooks);
     onProgress({ phase: "ready" });
     scope.postMessage({ type: "loaded", card: session.card() });
   } catch (error) {
@@ -74,6 +72,15 @@ function count(prompt: Prompt): number | ErrorRecord {
     return session.count(prompt);
   } catch (error) {
     return toErrorRecord(error);
+  }
+}
+
+async function profile({ id, options }: Extract<ToWorker, { type: "profile" }>): Promise<void> {
+  try {
+    if (!session) throw new DeviceError("The model is not loaded.");
+    scope.postMessage({ type: "profiled", id, profile: await session.profile(options) });
+  } catch (error) {
+    scope.postMessage({ type: "profiled", id, profile: toErrorRecord(error) });
   }
 }
 

@@ -9,13 +9,17 @@ import type {
   LoadProgress,
   LoadSettings,
   ModelCard,
+  ProfileOptions,
   Prompt,
   RequestStats,
+  StepProfile,
   TokenScore,
 } from "../both/messages.js";
 import { EngineCore } from "./engine/engine-core.js";
+import { profileStep } from "./engine/profile.js";
 import type { Request, RequestListener, TokenLogprobs } from "./engine/request.js";
 import { parseSampling, type SamplingParams } from "./engine/sampling.js";
+import type { Executor } from "./gpu/executor.js";
 import { type LoadedExecutor, loadExecutor } from "./gpu/load.js";
 import { openOpfsCache } from "./store/shard-cache.js";
 import type { TextCodec } from "./text/types.js";
@@ -25,6 +29,9 @@ const MAX_CHOICES = 128;
 
 export interface SessionHooks {
   readonly signal: AbortSignal;
+  /** The name of this load, and of earlier ones whose page was left meanwhile. */
+  readonly load: string;
+  readonly left: readonly string[];
   readonly onProgress: (progress: LoadProgress) => void;
   readonly onWarning: (message: string) => void;
 }
@@ -37,16 +44,23 @@ export class Session {
 
   private constructor(
     private readonly manifest: Manifest,
-    private readonly loaded: LoadedExecutor,
+    private loaded: LoadedExecutor,
     private readonly codec: TextCodec,
+    /** Loads the executor that runs once more. */
+    private readonly again: (loaded: LoadedExecutor) => Promise<LoadedExecutor>,
+    { onProgress, onWarning }: SessionHooks,
   ) {
-    this.#core = new EngineCore(loaded.executor, manifest.model.eosTokenIds);
+    this.#core = new EngineCore(loaded.executor, manifest.model.eosTokenIds, {
+      reopen: () => this.#reopen(),
+      onWarning,
+      onCompiling: (compiled, total) => onProgress({ phase: "kernels", compiled, total }),
+    });
   }
 
   static async load(url: URL, settings: LoadSettings, hooks: SessionHooks): Promise<Session> {
     const base = new URL(url);
     if (!base.pathname.endsWith("/")) base.pathname += "/";
-    const { signal, onProgress, onWarning } = hooks;
+    const { signal, load, left, onProgress, onWarning } = hooks;
     onProgress({ phase: "manifest" });
     // Not from the HTTP cache: an old manifest would not match new shards.
     const text = await fetchText(new URL("manifest.json", base), null, { signal, cache: "no-cache" });
@@ -57,16 +71,21 @@ export class Session {
     );
     const codec = loadCodec(base, manifest, signal);
     codec.catch(() => undefined);
+    const options = { ...settings, signal, cache, onWarning };
     const loaded = await loadExecutor(base, manifest, {
-      ...settings,
-      signal,
-      cache,
-      onWarning,
+      ...options,
+      load,
+      left,
+      onKernels: (compiled, total) => onProgress({ phase: "kernels", compiled, total }),
+      onTrying: ({ name }) => onProgress({ phase: "trying", program: name }),
       onProgram: ({ name }, choice) => onProgress({ phase: "program", program: name, choice }),
       onShards: (progress) => onProgress({ phase: "weights", ...progress }),
     });
+    // The same program with as large a cache: requests go on there.
+    const again = ({ program, executor }: LoadedExecutor): Promise<LoadedExecutor> =>
+      loadExecutor(base, manifest, { ...options, program: program.name, ...executor.memory });
     try {
-      return new Session(manifest, loaded, await codec);
+      return new Session(manifest, loaded, await codec, again, hooks);
     } catch (error) {
       loaded.executor.dispose();
       throw error;
@@ -94,6 +113,7 @@ export class Session {
     const { executor, buffers } = this.loaded;
     return {
       program: this.loaded.program.name,
+      choice: this.loaded.choice,
       gpuBuffers: buffers.count,
       gpuBytes: buffers.bytes,
       launches: executor.launches,
@@ -101,6 +121,7 @@ export class Session {
       cachePages: executor.shape.groups.reduce((sum, { pages }) => sum + pages, 0),
       freeTokens: this.#core.freeTokens,
       contextLength: executor.shape.contextLength,
+      largestStep: this.#core.largestStep,
       last: this.#last,
     };
   }
@@ -137,6 +158,22 @@ export class Session {
   dispose(): void {
     this.#core.stop(new DeviceError("The engine was disposed. Create a new one."));
     this.loaded.executor.dispose();
+  }
+
+  /** Frees what is left of a device that failed, before the memory is taken again. */
+  async #reopen(): Promise<Executor> {
+    const { executor, choice } = this.loaded;
+    executor.dispose();
+    this.loaded = { ...(await this.again(this.loaded)), choice };
+    return this.loaded.executor;
+  }
+
+  /**
+   * What each launch of a step costs. Refused while the engine answers; what its cache holds is forgotten.
+   */
+  async profile(options: ProfileOptions): Promise<StepProfile> {
+    const measured = await this.#core.alone(() => profileStep(this.loaded.executor, options));
+    return { program: this.loaded.program.name, ...measured };
   }
 
   /** How many tokens a prompt has. */

@@ -90,7 +90,10 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
     expect(result.stats.gpuBuffers).toBeGreaterThan(10);
     expect(result.after).toMatchObject({ gpuBuffers: 0, gpuBytes: 0 });
     expect(result.progress.map(({ phase }) => phase)).toContain("weights");
-    expect(result.progress.at(-1)).toEqual({ phase: "ready" });
+    const kernels = result.progress.flatMap((event) => (event.phase === "kernels" ? [event] : []));
+    expect(kernels[0]?.total).toBeGreaterThan(0);
+    expect(kernels.at(-1)?.compiled).toBe(kernels.at(-1)?.total);
+    expect(result.progress.filter(({ phase }) => phase !== "kernels").at(-1)).toEqual({ phase: "ready" });
   });
 
   test("streams, and stops at a stop string, at an abort, and when the loop is left", async () => {
@@ -128,6 +131,120 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
       aborted: "AbortError",
       again: full,
     });
+  });
+
+  test("tells what each launch costs while it is idle, and forgets what that did to the cache", async () => {
+    const result = await page.evaluate(async () => {
+      const engine = await nearfarPackage.createEngine("/toy/");
+      const request = { prompt: "Hello, world", max_tokens: 20, temperature: 0 } as const;
+      const before = await engine.completions.create(request);
+      const profile = await engine.profile({ context: 100, rounds: 3 });
+      const prefill = await engine.profile({ rows: 16 });
+      const after = await engine.completions.create(request);
+      const busy = engine.completions.create(request);
+      const refused = await engine.profile().catch((error: Error) => `${error.name}: ${error.message}`);
+      await busy;
+      const odd = await engine
+        .profile({ rows: 5 })
+        .catch((error: Error) => `${error.name}: ${error.message}`);
+      await engine.dispose();
+      return {
+        profile,
+        prefill,
+        texts: [before.choices[0]?.text, after.choices[0]?.text],
+        refused,
+        odd,
+      };
+    });
+    const { profile, prefill, texts } = result;
+    expect(profile).toMatchObject({ program: "f32", rows: 1, context: 100, rounds: 3 });
+    expect(profile.stepMilliseconds).toBeGreaterThan(0);
+    expect(profile.launches.map(({ kernel }) => kernel)).toEqual(["append_1", "look_1"]);
+    expect(profile.launches.map(({ weightBytes }) => weightBytes)).toEqual([0, 1200]);
+    const shares = profile.launches.reduce((sum, { share }) => sum + share, 0);
+    const spent = profile.launches.reduce((sum, { milliseconds }) => sum + milliseconds, 0);
+    expect(shares).toBeCloseTo(spent > 0 ? 1 : 0);
+    expect(prefill).toMatchObject({ rows: 16, context: 256 });
+    expect(texts).toEqual([expectedText("Hello, world", 20), expectedText("Hello, world", 20)]);
+    expect(result.refused).toMatch(/^RequestError: The engine is answering/);
+    expect(result.odd).toMatch(/^RequestError: rows must be one of 1, 4, 16, 64, not 5/);
+  });
+
+  test("says by name that a browser does not tell what a launch costs", async () => {
+    const worker = new URL("dist/worker.js", server.url).href;
+    const result = await page.evaluate(async (url) => {
+      const code = `import "${url}";
+        const request = GPUAdapter.prototype.requestDevice;
+        GPUAdapter.prototype.requestDevice = function (wanted) {
+          return request.call(this, { ...wanted, requiredFeatures: [] });
+        };`;
+      const blob = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
+      const engine = await nearfarPackage.createEngine("/toy/", {
+        worker: () => new Worker(blob, { type: "module" }),
+      });
+      const refused = await engine.profile().catch((error: Error) => `${error.name}: ${error.message}`);
+      const { choices } = await engine.completions.create({ prompt: "q", max_tokens: 9, temperature: 0 });
+      await engine.dispose();
+      return [refused, choices[0]?.text];
+    }, worker);
+    expect(result).toEqual([
+      expect.stringMatching(/^DeviceError: This browser does not tell what a launch takes/),
+      expectedText("q", 9),
+    ]);
+  });
+
+  test("opens a device that is lost anew: the answer goes on, and so do later ones", async () => {
+    const worker = new URL("dist/worker.js", server.url).href;
+    const result = await page.evaluate(async (url) => {
+      // The device is the worker's own: it is taken away from inside.
+      const code = `import "${url}";
+        let device;
+        const request = GPUAdapter.prototype.requestDevice;
+        GPUAdapter.prototype.requestDevice = async function (...given) {
+          return (device = await request.apply(this, given));
+        };
+        addEventListener("message", ({ data }) => { if (data === "lose") device.destroy(); });`;
+      let inside: Worker | null = null;
+      const phases: string[] = [];
+      const engine = await nearfarPackage.createEngine("/toy/", {
+        onProgress: ({ phase }) => phases.push(phase),
+        worker: () => {
+          const blob = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
+          inside = new Worker(blob, { type: "module" });
+          return inside;
+        },
+      });
+      const lose = (): void => inside?.postMessage("lose");
+      const request = { prompt: "abc", max_tokens: 60, temperature: 0 } as const;
+      let streamed = "";
+      for await (const { choices } of await engine.completions.create({ ...request, stream: true })) {
+        if (streamed === "") lose();
+        streamed += choices[0]?.text ?? "";
+      }
+      lose();
+      const [one, other] = await Promise.all([
+        engine.completions.create(request),
+        engine.completions.create({ ...request, prompt: "x".repeat(80) }),
+      ]);
+      const stats = await engine.stats();
+      await engine.dispose();
+      return {
+        streamed,
+        after: [one.choices[0]?.text, other.choices[0]?.text],
+        held: [stats.gpuBuffers > 10, (await engine.stats()).gpuBuffers],
+        largestStep: stats.largestStep,
+        phases: [...new Set(phases)],
+      };
+    }, worker);
+    expect(result).toEqual({
+      streamed: expectedText("abc", 60),
+      after: [expectedText("abc", 60), expectedText("x".repeat(80), 60)],
+      held: [true, 0],
+      largestStep: 64,
+      phases: expect.arrayContaining(["kernels"]),
+    });
+    const weights = (path: string): boolean => path.includes("weights/");
+    expect(server.requests.filter(weights), "from the cache of shards").toHaveLength(3);
   });
 
   test("keeps verified shards; a corrupt one is downloaded again", async () => {
@@ -279,12 +396,13 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
     }
   });
 
-  test("fails requests with a DeviceError when the GPU is lost", async () => {
-    // A worker that loses its device while the answer is under way.
+  test("fails requests with a DeviceError when the GPU is lost for good", async () => {
+    // A worker that loses its device while the answer is under way, and then finds no other.
     const patch = `
       const original = GPUAdapter.prototype.requestDevice;
       GPUAdapter.prototype.requestDevice = async function (descriptor) {
         const device = await original.call(this, descriptor);
+        GPU.prototype.requestAdapter = async () => null;
         setTimeout(() => device.destroy(), 1500);
         return device;
       };`;
@@ -307,7 +425,7 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
       }
       return failures;
     });
-    const lost = expect.stringMatching(/DeviceError: The GPU device was lost/);
+    const lost = expect.stringMatching(/DeviceError: The browser offers no GPU adapter/);
     expect(await failed).toEqual([lost, lost]);
   });
 

@@ -75,14 +75,15 @@ export class FakeBackend implements Backend {
     return name === "step" ? STEP_BUCKETS : ROW_BUCKETS;
   }
 
-  ready(name: FunctionName, size: number): boolean {
-    return this.#prepared.has(`${name}.${size}`);
+  missing(name: FunctionName, size: number): number {
+    return this.#prepared.has(`${name}.${size}`) ? 0 : 1;
   }
 
-  async prepare(name: FunctionName, size: number): Promise<void> {
+  async prepare(name: FunctionName, size: number, onKernel?: () => void): Promise<void> {
     await new Promise((resolve) => setTimeout(resolve, 2));
     if (name === this.cannotRun) throw new DeviceError(`${name} does not compile`);
     this.#prepared.add(`${name}.${size}`);
+    onKernel?.();
   }
 
   write(buffer: string, data: HostArray, offset = 0): void {
@@ -92,7 +93,7 @@ export class FakeBackend implements Backend {
   }
 
   run(name: FunctionName, size: number): void {
-    if (!this.ready(name, size)) throw new Error(`${name}.${size} runs before it is prepared`);
+    if (this.missing(name, size) > 0) throw new Error(`${name}.${size} runs before it is prepared`);
     this.runs.push({ name, size });
     if (name === "step") this.#step(size);
     if (name === "greedy" || name === "sample") this.#sample(name, size);

@@ -30,14 +30,14 @@ export class FaultyBackend implements Backend {
     return this.inner.sizes(name);
   }
 
-  ready(name: FunctionName, size: number): boolean {
-    return this.inner.ready(name, size);
+  missing(name: FunctionName, size: number): number {
+    return this.inner.missing(name, size);
   }
 
-  async prepare(name: FunctionName, size: number): Promise<void> {
+  async prepare(name: FunctionName, size: number, onKernel?: () => void): Promise<void> {
     const fail = this.#next(`prepare ${name}.${size}`);
     if (fail && this.fault !== "after") throw fail;
-    await this.inner.prepare(name, size);
+    await this.inner.prepare(name, size, onKernel);
     if (fail) throw fail;
   }
 

@@ -39,16 +39,22 @@ export interface Backend {
   readonly shape: BackendShape;
   /** The sizes of a function, ascending. */
   sizes(name: FunctionName): readonly number[];
-  /** Whether `run` may be called. */
-  ready(name: FunctionName, size: number): boolean;
-  /** Makes a function ready; rejects with DeviceError where the device cannot run it. */
-  prepare(name: FunctionName, size: number): Promise<void>;
+  /** Kernels that are yet to be compiled before `run` may be called. */
+  missing(name: FunctionName, size: number): number;
+  /**
+   * Has them compiled; `onKernel` hears of each. Rejects with DeviceError where the device cannot run one,
+   * with OutOfMemoryError where it has no memory for it; the device stays as it is.
+   */
+  prepare(name: FunctionName, size: number, onKernel?: () => void): Promise<void>;
   /** Overwrites a buffer from element `offset` on. */
   write(buffer: BufferName, data: HostArray, offset?: number): void;
   run(name: FunctionName, size: number): void;
   /** Copies one page of every cache of a group. */
   copyPage(group: number, from: number, to: number): void;
-  /** Reads device buffers, in the dtype they have; rejects with DeviceError when the device is lost. */
+  /**
+   * Reads device buffers, in the dtype they have. Rejects with DeviceLostError when the device is lost, with
+   * OutOfMemoryError when it had no memory for what was asked of it since.
+   */
   fetch(reads: readonly Read[]): Promise<HostArray[]>;
   /** Frees everything; pending fetches reject. */
   dispose(): void;

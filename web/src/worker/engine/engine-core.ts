@@ -1,4 +1,4 @@
-import { DeviceError, RequestError } from "../../both/errors.js";
+import { DeviceError, DeviceLostError, OutOfMemoryError, RequestError } from "../../both/errors.js";
 import { MAX_ROWS, MAX_STEP, TOP_LOGPROBS } from "../../both/format.js";
 import type { FunctionName } from "../../both/manifest.js";
 import { SequenceTable } from "../cache/sequence-table.js";
@@ -26,42 +26,68 @@ interface Flight {
   readonly results: Promise<HostArray[]>;
 }
 
-/** Runs requests, several at once: schedule → step → sample → emit. */
+/** How often in a row, without a token between, a lost device is opened anew. */
+export const MOST_LOSSES = 3;
+
+export interface EngineHooks {
+  /**
+   * Opens another backend like the one that failed, which it disposes of. Without it the engine ends where a
+   * step fails.
+   */
+  readonly reopen?: () => Promise<Backend>;
+  readonly onWarning?: (message: string) => void;
+  /**
+   * How many of how many kernels are compiled that requests wait for; all of them when nobody waits any more.
+   */
+  readonly onCompiling?: (compiled: number, total: number) => void;
+}
+
+/**
+ * Runs requests, several at once: schedule → step → sample → emit.
+ *
+ * A step that fails is the end of all that the device held. Where the device was lost, or had no memory for
+ * the step, requests are computed again from their tokens, on a device opened anew and then with smaller
+ * steps; else they fail, and the next request has the device opened anew.
+ */
 export class EngineCore {
-  readonly #table: SequenceTable;
-  readonly #scheduler: Scheduler;
-  readonly #inputs: StepInputs;
+  #backend: Backend;
+  #table: SequenceTable;
+  #scheduler: Scheduler;
+  #inputs: StepInputs;
   readonly #endTokens: ReadonlySet<number>;
   #failure: Error | null = null;
   #running = false;
+  /** A step has failed, so that the backend can only be replaced. */
+  #broken = false;
+  #lostInARow = 0;
+  /** Kernels that requests wait for, with those that have come since. */
+  #awaited = 0;
 
   constructor(
-    private readonly backend: Backend,
+    backend: Backend,
     endTokens: readonly number[],
+    private readonly hooks: EngineHooks = {},
   ) {
-    const { groups, pageSize, slots, contextLength } = backend.shape;
-    const bucket = (size: number): Bucket => ({ size, logits: Math.min(size, MAX_ROWS) });
-    this.#table = new SequenceTable(
-      groups.map(({ pages }) => pages),
-      pageSize,
-      slots,
-      groups.map(({ window }) => window),
-    );
-    this.#scheduler = new Scheduler(this.#table, backend.sizes("step").map(bucket), contextLength);
-    this.#inputs = new StepInputs(backend);
+    this.#backend = backend;
     this.#endTokens = new Set(endTokens);
+    [this.#table, this.#scheduler, this.#inputs] = partsFor(backend);
+  }
+
+  /** Rows of the largest step it takes: fewer than the artifact has where there was no memory for them. */
+  get largestStep(): number {
+    return this.#scheduler.largest;
   }
 
   /** Tokens that new requests could put into the cache now, be it one or a full context in each slot. */
   get freeTokens(): number {
-    const { contextLength, slots } = this.backend.shape;
+    const { contextLength, slots } = this.#backend.shape;
     return this.#table.longest(MAX_STEP, contextLength * slots);
   }
 
   /** Queues a request. Throws RequestError where it can never run; everything later goes to the listener. */
   submit(prompt: readonly number[], params: SamplingParams, listener: RequestListener): Request {
     if (this.#failure) throw this.#failure;
-    const { vocabSize } = this.backend.shape;
+    const { vocabSize } = this.#backend.shape;
     const alien = prompt.find((token) => !Number.isInteger(token) || token < 0 || token >= vocabSize);
     if (alien !== undefined)
       throw new RequestError(
@@ -83,11 +109,34 @@ export class EngineCore {
   /** Fails all requests and refuses new ones. */
   stop(error: Error): void {
     this.#failure ??= error;
+    this.#failAll(this.#failure);
+  }
+
+  /**
+   * Uses the device between answers; what its buffers held of requests is void afterwards. RequestError while
+   * there are requests; such as come meanwhile wait.
+   */
+  async alone<T>(use: () => Promise<T>): Promise<T> {
+    if (this.#failure) throw this.#failure;
+    if (this.#running)
+      throw new RequestError("The engine is answering. Ask for its profile when it is idle.");
+    this.#running = true;
+    try {
+      if (this.#broken) await this.#reopen();
+      return await use();
+    } finally {
+      this.#begin(this.#backend);
+      this.#running = false;
+      void this.#run();
+    }
+  }
+
+  #failAll(error: Error): void {
     for (const request of this.#scheduler.requests()) {
       // A listener that is told may cancel others of these.
       if (request.done) continue;
       this.#scheduler.remove(request);
-      request.listener.fail(this.#failure);
+      request.listener.fail(error);
     }
   }
 
@@ -95,39 +144,127 @@ export class EngineCore {
   async #run(): Promise<void> {
     if (this.#running) return;
     this.#running = true;
-    try {
-      // Requests submitted together, as for n > 1, should meet in the first step.
-      await Promise.resolve();
-      const flights: Flight[] = [];
-      for (;;) {
-        const compiling = this.#fill(flights);
-        if (compiling) {
-          // And plan again: requests may have come and gone meanwhile.
-          await compiling;
-          continue;
-        }
-        const oldest = flights.shift();
-        if (!oldest) break;
-        this.#emit(oldest, await oldest.results);
+    // Requests submitted together, as for n > 1, should meet in the first step.
+    await Promise.resolve();
+    for (;;) {
+      try {
+        if (this.#broken) await this.#reopen();
+        await this.#steps();
+        return;
+      } catch (error) {
+        this.#recover(deviceError(error));
+        if (!this.#running) return;
       }
-    } catch (error) {
-      this.stop(deviceError(error));
     }
-    // In the same turn as the last look for work, so that no request comes in between unseen.
-    this.#running = false;
+  }
+
+  /** Steps until there is nothing to do. */
+  async #steps(): Promise<void> {
+    const flights: Flight[] = [];
+    for (;;) {
+      const unready = this.#fill(flights);
+      const oldest = flights.shift();
+      if (oldest) {
+        try {
+          this.#emit(oldest, await oldest.results);
+        } catch (error) {
+          if (!(error instanceof OutOfMemoryError)) throw error;
+          // Of those in flight any may have taken it: it is the largest that can be made smaller.
+          throw new NoRoom(Math.max(...[oldest, ...flights].map(({ step }) => step.bucket.size)), error);
+        }
+        this.#lostInARow = 0;
+      } else if (unready) {
+        // And plan again: requests may have come and gone meanwhile.
+        await this.#prepare(...unready);
+      } else {
+        this.#endCompiling();
+        // In the same turn as the last look for work, so that no request comes in between unseen.
+        this.#running = false;
+        return;
+      }
+    }
+  }
+
+  /** What becomes of the requests after a step has failed. */
+  #recover(error: DeviceError | NoRoom): void {
+    this.#endCompiling();
+    this.#broken = true;
+    const cause = error instanceof NoRoom ? error.reason : error;
+    if (this.hooks.reopen && this.#goesOn(error)) return;
+    if (this.hooks.reopen) this.#failAll(cause);
+    else this.stop(cause);
+    this.#lostInARow = 0;
+    // A listener may have asked anew.
+    this.#running = this.#failure === null && this.#scheduler.requests().length > 0;
+  }
+
+  /** Whether the requests go on once the device has been opened anew. */
+  #goesOn(error: DeviceError | NoRoom): boolean {
+    if (this.#failure) return false;
+    if (error instanceof NoRoom) {
+      for (const request of this.#scheduler.requests()) request.restart();
+      return this.#shrink(error.size, error.reason);
+    }
+    if (!(error instanceof DeviceLostError)) return false;
+    this.#lostInARow += 1;
+    return this.#lostInARow <= MOST_LOSSES;
+  }
+
+  /** Gives up steps of `size` rows for good, where there are smaller ones. */
+  #shrink(size: number, { message }: Error): boolean {
+    if (!this.#scheduler.shrink(size)) return false;
+    this.hooks.onWarning?.(
+      `There was no memory for steps of ${size} rows. From now on this engine takes steps of at most ` +
+        `${this.#scheduler.largest} rows, so that prompts take longer. Close other tabs, or load the model ` +
+        `with less kvMemory. (${message})`,
+    );
+    return true;
+  }
+
+  async #reopen(): Promise<void> {
+    if (!this.hooks.reopen) return;
+    const backend = await this.hooks.reopen();
+    if (this.#failure) {
+      backend.dispose();
+      throw this.#failure;
+    }
+    if (backend.shape.contextLength < this.#backend.shape.contextLength) {
+      backend.dispose();
+      throw new DeviceError("The GPU was opened anew, but has less room for the cache than before.");
+    }
+    this.#begin(backend);
+    this.#broken = false;
+  }
+
+  /** Starts afresh on a backend: requests are computed from their tokens. */
+  #begin(backend: Backend): void {
+    const before = this.#scheduler;
+    this.#backend = backend;
+    [this.#table, this.#scheduler, this.#inputs] = partsFor(backend);
+    this.#scheduler.shrink(before.largest + 1);
+    for (const request of before.requests()) {
+      request.restart();
+      this.#scheduler.add(request);
+    }
   }
 
   /**
-   * Keeps the device busy. Returns what to wait for where the next step needs functions that are not ready
-   * yet.
+   * Keeps the device busy. Returns the next step where functions of it are not ready yet, with those; their
+   * kernels are being compiled.
    */
-  #fill(flights: Flight[]): Promise<void> | null {
+  #fill(flights: Flight[]): [Step, Run[]] | null {
     while (flights.length < STEPS_AHEAD) {
       const step = this.#scheduler.schedule(flights.at(-1)?.step ?? null);
       if (!step) return null;
-      for (const [group, from, to] of step.copies) this.backend.copyPage(group, from, to);
+      for (const [group, from, to] of step.copies) this.#backend.copyPage(group, from, to);
       const runs = this.#runsOf(step);
-      if (!runs.every(([name, size]) => this.backend.ready(name, size))) return this.#prepare(step, runs);
+      const unready = runs.filter(([name, size]) => this.#backend.missing(name, size) > 0);
+      if (unready.length > 0) {
+        if (flights.length > 0)
+          for (const [name, size] of unready) this.#backend.prepare(name, size).catch(() => undefined);
+        return [step, unready];
+      }
+      this.#endCompiling();
       flights.push(this.#launch(step, runs));
     }
     return null;
@@ -145,18 +282,35 @@ export class EngineCore {
     return runs;
   }
 
-  /** A function that the device cannot run fails the requests that need it. */
-  async #prepare(step: Step, runs: readonly Run[]): Promise<void> {
+  /**
+   * Waits for one kernel of a step, and no longer: the next plan may be another. A function that the device
+   * cannot run fails the requests that need it.
+   */
+  async #prepare(step: Step, runs: Run[]): Promise<void> {
+    const missing = runs.reduce((sum, [name, size]) => sum + this.#backend.missing(name, size), 0);
+    this.#awaited = Math.max(this.#awaited, missing);
+    this.hooks.onCompiling?.(this.#awaited - missing, this.#awaited);
     try {
-      await Promise.all(runs.map(([name, size]) => this.backend.prepare(name, size)));
+      await new Promise<void>((resolve, reject) => {
+        const all = runs.map(([name, size]) => this.#backend.prepare(name, size, resolve));
+        Promise.all(all).then(() => resolve(), reject);
+      });
     } catch (error) {
       const named = deviceError(error);
+      if (named instanceof DeviceLostError) throw named;
+      if (named instanceof OutOfMemoryError && this.#shrink(step.bucket.size, named)) return;
       for (const chunk of step.chunks) if (chunk && !chunk.request.done) this.#fail(chunk.request, named);
     }
   }
 
+  /** Nobody waits for kernels any more. */
+  #endCompiling(): void {
+    if (this.#awaited > 0) this.hooks.onCompiling?.(this.#awaited, this.#awaited);
+    this.#awaited = 0;
+  }
+
   #launch(step: Step, runs: readonly Run[]): Flight {
-    const { backend } = this;
+    const backend = this.#backend;
     this.#inputs.writeStep(step);
     const sampler = runs[1];
     if (sampler) this.#inputs.writeSampling(step, sampler[1], sampler[0] === "greedy");
@@ -171,7 +325,7 @@ export class EngineCore {
   }
 
   #sizeFor(name: "greedy" | "sample" | "logprobs", rows: number): number {
-    const size = this.backend.sizes(name).find((candidate) => candidate >= rows);
+    const size = this.#backend.sizes(name).find((candidate) => candidate >= rows);
     if (size === undefined) throw new Error(`the artifact has no plan of ${name} for ${rows} rows`);
     return size;
   }
@@ -229,11 +383,36 @@ export class EngineCore {
   }
 }
 
+/** There was no memory for steps of `size` rows. */
+class NoRoom extends Error {
+  constructor(
+    readonly size: number,
+    readonly reason: DeviceError,
+  ) {
+    super(reason.message);
+  }
+}
+
+/** What the engine keeps about a backend. */
+function partsFor(backend: Backend): [SequenceTable, Scheduler, StepInputs] {
+  const { groups, pageSize, slots, contextLength } = backend.shape;
+  const bucket = (size: number): Bucket => ({ size, logits: Math.min(size, MAX_ROWS) });
+  const table = new SequenceTable(
+    groups.map(({ pages }) => pages),
+    pageSize,
+    slots,
+    groups.map(({ window }) => window),
+  );
+  const scheduler = new Scheduler(table, backend.sizes("step").map(bucket), contextLength);
+  return [table, scheduler, new StepInputs(backend)];
+}
+
 /** By name, whatever the driver threw: after it nothing on the device can be relied on. */
-function deviceError(cause: unknown): DeviceError {
-  if (cause instanceof DeviceError) return cause;
+function deviceError(cause: unknown): DeviceError | NoRoom {
+  if (cause instanceof DeviceError || cause instanceof NoRoom) return cause;
   const message = cause instanceof Error ? cause.message : String(cause);
-  return new DeviceError(`A step failed on the device: ${message}. Load the model again.`, { cause });
+  const advice = "Ask again: the device is opened anew. Where it comes back, load the model again.";
+  return new DeviceError(`A step failed on the device: ${message}. ${advice}`, { cause });
 }
 
 function notFinite({ tokens, prompt }: Request): DeviceError {

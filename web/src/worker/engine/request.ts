@@ -65,6 +65,14 @@ export class Request {
     return this.generated >= this.limit;
   }
 
+  /** What the device held of it is void: it is to be computed again from its tokens. */
+  restart(): void {
+    this.sequence = null;
+    this.queued = 0;
+    this.pending = 0;
+    this.slotReady = false;
+  }
+
   tokenRead(): void {
     this.#last = performance.now();
     this.#first ||= this.#last;

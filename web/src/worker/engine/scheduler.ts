@@ -49,9 +49,26 @@ export class Scheduler {
 
   constructor(
     private readonly table: SequenceTable,
-    private readonly buckets: readonly Bucket[],
+    private buckets: readonly Bucket[],
     private readonly contextLength: number,
   ) {}
+
+  /** Rows of the largest step. */
+  get largest(): number {
+    return this.buckets.at(-1)?.size ?? 0;
+  }
+
+  /**
+   * Takes only steps with fewer rows than `size` from now on; between two steps, with no token in flight.
+   * False: there are none, and nothing changes.
+   */
+  shrink(size: number): boolean {
+    const smaller = this.buckets.filter((bucket) => bucket.size < size);
+    if (smaller.length === 0) return false;
+    this.buckets = smaller;
+    for (const last of this.#running.slice(this.#mostRunning).reverse()) this.#preempt(last);
+    return true;
+  }
 
   /** How many tokens an answer may have; refuses a prompt that leaves room for none. */
   limitTokens(promptTokens: number, maxTokens: number | null): number {
@@ -134,6 +151,11 @@ export class Scheduler {
     }
   }
 
+  /** As many as can decode in one step. */
+  get #mostRunning(): number {
+    return this.buckets.at(-1)?.logits ?? 0;
+  }
+
   /**
    * Requests whose next rows the host can write: running ones, then as many waiting ones as can be admitted.
    */
@@ -149,6 +171,7 @@ export class Scheduler {
     }
     let wanted = ready.reduce((sum, request) => sum + request.remaining, plan.rows);
     for (let next = this.#waiting[0]; next && wanted < plan.maxRows; next = this.#waiting[0]) {
+      if (this.#running.length >= this.#mostRunning) break;
       if (this.#soonCached(next) || !this.#admit(next, plan.maxRows)) break;
       this.#waiting.shift();
       this.#running.push(next);

@@ -1,19 +1,30 @@
 import { DeviceError } from "../../both/errors.js";
 
-/** Every GPU buffer of an engine: made here, counted here, freed here. */
+/**
+ * Every GPU buffer of an engine: made here, counted here, freed here. A part has those of one executor, of
+ * several over the same weights.
+ */
 export class BufferRegistry {
   readonly #live = new Map<GPUBuffer, number>();
   #bytes = 0;
 
-  constructor(readonly device: GPUDevice) {}
+  constructor(
+    readonly device: GPUDevice,
+    private readonly whole: BufferRegistry | null = null,
+  ) {}
 
-  /** Buffers not yet freed. */
+  /** Some of these buffers, which can be freed alone. */
+  part(): BufferRegistry {
+    return new BufferRegistry(this.device, this.#all);
+  }
+
+  /** Buffers not yet freed; of a part, those of the whole. */
   get count(): number {
-    return this.#live.size;
+    return this.#all.#live.size;
   }
 
   get bytes(): number {
-    return this.#bytes;
+    return this.#all.#bytes;
   }
 
   /** Makes a buffer of at least `bytes` bytes, filled with zeros. Bindings and copies need multiples of 4. */
@@ -23,21 +34,31 @@ export class BufferRegistry {
     if (size > limit)
       throw new DeviceError(`The buffer ${label} needs ${size} bytes; this GPU allows ${limit} a buffer.`);
     const buffer = this.device.createBuffer({ label, size, usage });
-    this.#live.set(buffer, size);
-    this.#bytes += size;
+    for (const registry of this.#both) {
+      registry.#live.set(buffer, size);
+      registry.#bytes += size;
+    }
     return buffer;
   }
 
   free(buffer: GPUBuffer): void {
     const size = this.#live.get(buffer);
     if (size === undefined) return;
-    this.#live.delete(buffer);
-    this.#bytes -= size;
+    for (const registry of this.#both) {
+      registry.#live.delete(buffer);
+      registry.#bytes -= size;
+    }
     buffer.destroy();
   }
 
   freeAll(): void {
     for (const buffer of [...this.#live.keys()]) this.free(buffer);
+  }
+
+  /** Frees the whole, and ends the device. */
+  close(): void {
+    this.#all.freeAll();
+    this.device.destroy();
   }
 
   /**
@@ -46,11 +67,11 @@ export class BufferRegistry {
    */
   async guarded<T>(what: string, advice: string, allocate: () => T): Promise<T> {
     const before = new Set(this.#live.keys());
-    const held = this.#bytes;
+    const held = this.bytes;
     this.device.pushErrorScope("out-of-memory");
     this.device.pushErrorScope("validation");
     const made = settle(allocate);
-    const asked = this.#bytes - held;
+    const asked = this.bytes - held;
     const invalid = await this.device.popErrorScope();
     const exhausted = await this.device.popErrorScope();
     if (made.ok && !invalid && !exhausted) return made.value;
@@ -60,6 +81,14 @@ export class BufferRegistry {
       `The GPU has no room for ${what} (${asked} bytes, beside ${held} bytes already in use): ` +
         `${(invalid ?? exhausted)?.message}. ${advice}`,
     );
+  }
+
+  get #all(): BufferRegistry {
+    return this.whole ?? this;
+  }
+
+  get #both(): readonly BufferRegistry[] {
+    return this.whole ? [this, this.whole] : [this];
   }
 }
 

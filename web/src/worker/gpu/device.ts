@@ -1,16 +1,16 @@
 import { DeviceError, RequestError } from "../../both/errors.js";
 import type { DeviceClass, Manifest, Program } from "../../both/manifest.js";
-import type { ProgramChoice } from "../../both/messages.js";
-import { type Adapter, classOf, lineUp } from "./variants.js";
+import { TIMESTAMPS } from "./timestamps.js";
+import { type Adapter, classOf } from "./variants.js";
 
-/** A device that can run `program`. */
-export interface OpenDevice {
-  readonly device: GPUDevice;
-  readonly program: Program;
-  /** Why it is that program. */
-  readonly choice: ProgramChoice;
+/** A GPU of this machine, not opened yet. */
+export interface Gpu {
+  readonly adapter: GPUAdapter;
+  readonly abilities: AdapterAbilities;
+  readonly described: Adapter;
+  readonly deviceClass: DeviceClass;
   /** What the adapter calls itself, for people. */
-  readonly adapterName: string;
+  readonly name: string;
 }
 
 const NO_WEBGPU =
@@ -20,33 +20,33 @@ const NO_WEBGPU =
 /** These grow with the model and the cache, so the device gets as much as its adapter allows. */
 const AT_MOST = ["maxBufferSize", "maxStorageBufferBindingSize"] as const;
 
-/** Opens the device with the program of the manifest that suits it, or the one that is asked for by name. */
-export async function openDevice(manifest: Manifest, pinned?: string): Promise<OpenDevice> {
+/** The adapter to open a device on. One adapter opens one device, so each device wants an adapter anew. */
+export async function findGpu(): Promise<Gpu> {
   const gpu = (globalThis.navigator as Navigator | undefined)?.gpu;
   if (!gpu) throw new DeviceError(NO_WEBGPU);
   const adapter = await gpu.requestAdapter({ powerPreference: "high-performance" });
   if (!adapter) throw new DeviceError(`The browser offers no GPU adapter. ${NO_WEBGPU}`);
-
-  const largestTensor = Math.max(...manifest.weights.tensors.map((tensor) => tensor.bytes));
-  const deviceClass = classOf(describe(adapter.info));
-  const able = withLanguage(adapter, gpu.wgslLanguageFeatures);
-  const program = chooseProgram(manifest.programs, largestTensor, able, deviceClass, pinned);
-  const requiredLimits: Record<string, number> = {};
-  for (const name of program.requires.limits.keys())
-    requiredLimits[name] = program.requires.limits.get(name) ?? 0;
-  for (const name of AT_MOST) requiredLimits[name] = adapter.limits[name];
-  // Features of the language are there without being asked for.
-  const requiredFeatures = program.requires.features.filter((name) =>
-    adapter.features.has(name),
-  ) as GPUFeatureName[];
-  const device = await adapter.requestDevice({ requiredFeatures, requiredLimits });
+  const described = describe(adapter.info);
   const { description, vendor, architecture } = adapter.info;
-  return {
-    device,
-    program,
-    choice: { deviceClass, pinned: pinned !== undefined },
-    adapterName: description || [vendor, architecture].filter(Boolean).join(" ") || "unknown",
-  };
+  const name = description || [vendor, architecture].filter(Boolean).join(" ") || "unknown";
+  const abilities = withLanguage(adapter, gpu.wgslLanguageFeatures);
+  return { adapter, abilities, described, deviceClass: classOf(described), name };
+}
+
+/** Opens a device that can run all of the programs. */
+export function openDevice({ adapter }: Gpu, programs: readonly Program[]): Promise<GPUDevice> {
+  // Features of the language are there without being asked for.
+  const named = programs.flatMap(({ requires }) => requires.features);
+  const requiredFeatures = new Set([...named, TIMESTAMPS].filter((name) => adapter.features.has(name)));
+  const requiredLimits: Record<string, number> = {};
+  for (const { requires } of programs)
+    for (const [name, value] of requires.limits)
+      requiredLimits[name] = Math.max(value, requiredLimits[name] ?? 0);
+  for (const name of AT_MOST) requiredLimits[name] = adapter.limits[name];
+  return adapter.requestDevice({
+    requiredFeatures: [...requiredFeatures] as GPUFeatureName[],
+    requiredLimits,
+  });
 }
 
 /** An adapter as classes of devices are told apart by. Browsers hide its kind, but tell a phone. */
@@ -56,7 +56,7 @@ export function describe(info: GPUAdapterInfo, userAgent: string = navigator.use
   return { vendor, architecture, name: device, driver: description, kind };
 }
 
-/** What decides which program runs: an adapter's limits, its features and those of the language. */
+/** What decides which programs can run: an adapter's limits, its features and those of the language. */
 export interface AdapterAbilities {
   readonly features: { has(name: string): boolean };
   readonly limits: object;
@@ -72,22 +72,21 @@ export function withLanguage(
 }
 
 /**
- * The program for a class of devices, of those that the adapter can run; else a DeviceError that names what
- * each of them lacks. `pinned`: only the program of this name.
+ * The programs that the adapter can run; else a DeviceError that names what each of them lacks. `pinned`:
+ * only the program of this name.
  */
-export function chooseProgram(
-  programs: readonly Program[],
-  largestTensor: number,
+export function ablePrograms(
+  { programs, weights }: Pick<Manifest, "programs" | "weights">,
   adapter: AdapterAbilities,
-  deviceClass: DeviceClass,
   pinned?: string,
-): Program {
+): readonly [Program, ...Program[]] {
   const named = programs.filter(({ name }) => pinned === undefined || name === pinned);
   if (named.length === 0)
     throw new RequestError(
       `The artifact has the programs ${programs.map(({ name }) => name).join(", ")}, not ${pinned}.`,
       "program",
     );
+  const largestTensor = Math.max(...weights.tensors.map(({ bytes }) => bytes));
   const reasons: string[] = [];
   const able: Program[] = [];
   for (const program of named) {
@@ -95,8 +94,8 @@ export function chooseProgram(
     if (lacking.length === 0) able.push(program);
     else reasons.push(`${program.name}: ${lacking.join(", ")}`);
   }
-  const [best] = lineUp(able, deviceClass);
-  if (best) return best;
+  const [best, ...others] = able;
+  if (best) return [best, ...others];
   throw new DeviceError(
     `This GPU cannot run the model (${reasons.join("; ")}). Try a smaller model, more quantization, or ` +
       "another browser or device.",

@@ -1,4 +1,4 @@
-import { DeviceError } from "../../both/errors.js";
+import { DeviceError, DeviceLostError, OutOfMemoryError } from "../../both/errors.js";
 import type { BufferName } from "../../both/format.js";
 import type { Dtype, FunctionName } from "../../both/manifest.js";
 import type { Backend, BackendShape, HostArray, Read } from "../engine/backend.js";
@@ -6,6 +6,7 @@ import type { Plan, PlanArg } from "../plan.js";
 import type { BufferRegistry } from "./buffers.js";
 import type { Pipelines } from "./pipelines.js";
 import { StagingRing } from "./staging.js";
+import { Timestamps } from "./timestamps.js";
 
 export interface DeviceBuffer {
   readonly gpu: GPUBuffer;
@@ -41,6 +42,9 @@ interface BoundLaunch {
 /** WebGPU's limit on each extent of a dispatch; TVM's shaders fold z back into x. */
 const MAX_GRID = 65535;
 
+/** How long a device may take to say what is wrong with it, once work on it has failed. */
+export const LAST_WORD_MS = 500;
+
 /** Replays plans on a WebGPU device. */
 export class Executor implements Backend {
   readonly shape: BackendShape;
@@ -61,15 +65,16 @@ export class Executor implements Backend {
     this.shape = parts.shape;
     this.#device = parts.buffers.device;
     this.#staging = new StagingRing(parts.buffers);
-    void this.#device.lost.then(({ reason, message }) =>
-      this.#fail(`The GPU device was lost (${reason}: ${message}). Load the model again.`),
-    );
+    void this.#device.lost.then(({ reason, message }) => {
+      const why = "The driver reset it, after a fault or because a step took too long, or took it away.";
+      this.#failure ??= new DeviceLostError(`The GPU device was lost (${reason}: ${message}). ${why}`);
+    });
     this.#device.addEventListener("uncapturederror", ({ error }) => {
-      const outOfMemory = error instanceof GPUOutOfMemoryError;
       const held = `${parts.buffers.bytes} bytes in ${parts.buffers.count} buffers are in use`;
-      this.#fail(
-        `The GPU ${outOfMemory ? "ran out of memory" : "reports an error"} (${held}): ${error.message}`,
-      );
+      this.#failure ??=
+        error instanceof GPUOutOfMemoryError
+          ? new OutOfMemoryError(`The GPU ran out of memory (${held}): ${error.message}`)
+          : new DeviceError(`The GPU reports an error (${held}): ${error.message}`);
     });
   }
 
@@ -84,17 +89,29 @@ export class Executor implements Backend {
     return smallest?.launches.length ?? 0;
   }
 
+  /** What gives another executor as large a cache. */
+  get memory(): { readonly kvMemory: number; readonly contextLength: number } {
+    const { groups, contextLength } = this.shape;
+    const bytes = this.#parts.cache.map(({ group, pageBytes }) => pageBytes * (groups[group]?.pages ?? 0));
+    return { kvMemory: bytes.reduce((sum, count) => sum + count, 0), contextLength };
+  }
+
   sizes(name: FunctionName): readonly number[] {
     return [...this.#parts.plans[name].keys()];
   }
 
-  ready(name: FunctionName, size: number): boolean {
-    return this.#plan(name, size).launches.every(({ kernel }) => this.#parts.pipelines.get(kernel));
+  missing(name: FunctionName, size: number): number {
+    if (this.#bound.has(this.#plan(name, size))) return 0;
+    return this.#kernels(name, size).filter((kernel) => !this.#parts.pipelines.get(kernel)).length;
   }
 
-  async prepare(name: FunctionName, size: number): Promise<void> {
-    const kernels = this.#plan(name, size).launches.map(({ kernel }) => kernel);
-    await Promise.all(kernels.map((kernel) => this.#parts.pipelines.compile(kernel)));
+  async prepare(name: FunctionName, size: number, onKernel?: () => void): Promise<void> {
+    const compiling = this.#kernels(name, size).map(async (kernel) => {
+      if (this.#parts.pipelines.get(kernel)) return;
+      await this.#parts.pipelines.compile(kernel);
+      onKernel?.();
+    });
+    await Promise.all(compiling);
   }
 
   write(buffer: BufferName, data: HostArray, offset = 0): void {
@@ -111,19 +128,38 @@ export class Executor implements Backend {
   }
 
   run(name: FunctionName, size: number): void {
-    const plan = this.#plan(name, size);
-    let launches = this.#bound.get(plan);
-    if (!launches) {
-      launches = plan.launches.map((launch) => this.#bind(launch));
-      this.#bound.set(plan, launches);
-    }
+    const launches = this.#launchesOf(name, size);
     this.#pass ??= this.#commands().beginComputePass();
-    for (const { pipeline, bindings, grid } of launches) {
-      this.#pass.setPipeline(pipeline);
-      this.#pass.setBindGroup(0, bindings);
-      this.#pass.dispatchWorkgroups(...grid);
-    }
+    for (const launch of launches) dispatch(this.#pass, launch);
     this.#launches += launches.length;
+  }
+
+  /** A pass a launch: WebGPU tells the time where passes begin and end. */
+  async profile(name: FunctionName, size: number): Promise<number[]> {
+    const launches = this.#launchesOf(name, size);
+    const stamps = new Timestamps(this.#device, launches.length);
+    try {
+      this.#endPass();
+      for (const [i, launch] of launches.entries()) {
+        const pass = this.#commands().beginComputePass({ timestampWrites: stamps.around(i) });
+        dispatch(pass, launch);
+        pass.end();
+      }
+      stamps.end(this.#commands());
+      this.#submit();
+      return await stamps.milliseconds();
+    } finally {
+      stamps.free();
+    }
+  }
+
+  launchesIn(name: FunctionName, size: number): { kernel: string; weightBytes: number }[] {
+    return this.#plan(name, size).launches.map(({ kernel, args }) => {
+      // What tokens look up is not read whole.
+      const whole = args.some(({ space, name }) => space === "buffer" && name === "tokens") ? [] : args;
+      const weights = whole.filter(({ space }) => space === "weight").map((arg) => this.#argument(arg).size);
+      return { kernel, weightBytes: weights.reduce((sum, bytes) => sum + bytes, 0) };
+    });
   }
 
   copyPage(group: number, from: number, to: number): void {
@@ -152,6 +188,9 @@ export class Executor implements Backend {
     try {
       return await this.#staging.read(staging, bytes, (data) => this.#split(data, reads));
     } catch (error) {
+      // The device itself tells why, and may tell it a moment later.
+      const { lost } = this.#device;
+      await Promise.race([lost, new Promise((resolve) => setTimeout(resolve, LAST_WORD_MS))]);
       throw this.#failure ?? error;
     }
   }
@@ -161,8 +200,21 @@ export class Executor implements Backend {
     this.#encoder = null;
     this.#pass = null;
     this.#bound.clear();
-    this.#parts.buffers.freeAll();
-    this.#device.destroy();
+    this.#parts.buffers.close();
+  }
+
+  #launchesOf(name: FunctionName, size: number): readonly BoundLaunch[] {
+    const plan = this.#plan(name, size);
+    let launches = this.#bound.get(plan);
+    if (!launches) {
+      launches = plan.launches.map((launch) => this.#bind(launch));
+      this.#bound.set(plan, launches);
+    }
+    return launches;
+  }
+
+  #kernels(name: FunctionName, size: number): string[] {
+    return [...new Set(this.#plan(name, size).launches.map(({ kernel }) => kernel))];
   }
 
   #plan(name: FunctionName, size: number): Plan {
@@ -234,10 +286,12 @@ export class Executor implements Backend {
     if (this.#encoder) this.#device.queue.submit([this.#encoder.finish()]);
     this.#encoder = null;
   }
+}
 
-  #fail(message: string): void {
-    this.#failure ??= new DeviceError(message);
-  }
+function dispatch(pass: GPUComputePassEncoder, { pipeline, bindings, grid }: BoundLaunch): void {
+  pass.setPipeline(pipeline);
+  pass.setBindGroup(0, bindings);
+  pass.dispatchWorkgroups(...grid);
 }
 
 function hostArray(dtype: Dtype, data: ArrayBuffer): HostArray {

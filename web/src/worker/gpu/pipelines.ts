@@ -1,4 +1,4 @@
-import { DeviceError } from "../../both/errors.js";
+import { DeviceError, OutOfMemoryError } from "../../both/errors.js";
 import type { KernelEntry } from "../../both/manifest.js";
 
 /** A kernel's source, with what the manifest says about it. */
@@ -12,39 +12,92 @@ export interface KernelPipeline {
 }
 
 /**
- * Compiles kernels when they are wanted. An artifact has several sizes of each function; a GPU compiles them
- * all in a second or two, but SwiftShader was seen to take 120 s for the 57 kernels of a small model, and one
- * answer needs few.
+ * Kernels given to the browser at once: enough for its threads, and what is wanted next waits for few others.
+ */
+const AT_ONCE = 8;
+
+/** One pipeline, under the name of the first kernel that asked for it. */
+class Job {
+  pipeline: KernelPipeline | null = null;
+  begun = false;
+  settle: { resolve: () => void; reject: (error: Error) => void } = { resolve: () => {}, reject: () => {} };
+  readonly settled = new Promise<void>((resolve, reject) => {
+    this.settle = { resolve, reject };
+  });
+
+  constructor(
+    readonly kernel: string,
+    readonly shader: Shader,
+  ) {}
+}
+
+/**
+ * Compiles kernels, several at a time, what somebody waits for before what may be wanted later. An artifact
+ * has several sizes of each function; a GPU compiles them all in a second or two, but SwiftShader was seen to
+ * take 120 s for the 57 kernels of a small model, and one answer needs few. Kernels with the same text are
+ * compiled once.
  */
 export class Pipelines {
   readonly #layouts = new Map<string, GPUBindGroupLayout>();
-  readonly #compiling = new Map<string, Promise<void>>();
-  readonly #compiled = new Map<string, KernelPipeline>();
+  /** What has the same text is one, whatever its name. */
+  readonly #contents: ReadonlyMap<string, string>;
+  readonly #jobs = new Map<string, Job>();
+  readonly #wanted: Job[] = [];
+  readonly #later: Job[] = [];
+  #running = 0;
 
   constructor(
     private readonly device: GPUDevice,
     private readonly shaders: ReadonlyMap<string, Shader>,
-  ) {}
+  ) {
+    const first = new Map<string, string>();
+    const content = ([kernel, { code, entry, access }]: [string, Shader]): [string, string] => {
+      const text = JSON.stringify([entry, access, code]);
+      if (!first.has(text)) first.set(text, kernel);
+      return [kernel, first.get(text) ?? kernel];
+    };
+    this.#contents = new Map([...shaders].map(content));
+  }
 
   /** A kernel that has been compiled already. */
   get(kernel: string): KernelPipeline | undefined {
-    return this.#compiled.get(kernel);
+    return this.#jobs.get(this.#contents.get(kernel) ?? kernel)?.pipeline ?? undefined;
   }
 
-  /** Rejects with DeviceError where the device refuses the kernel. */
-  compile(kernel: string): Promise<void> {
-    const known = this.#compiling.get(kernel);
-    if (known) return known;
-    const compiling = this.#compile(kernel);
-    this.#compiling.set(kernel, compiling);
-    return compiling;
-  }
-
-  async #compile(kernel: string): Promise<void> {
+  /**
+   * Rejects with DeviceError where the device refuses the kernel, and OutOfMemoryError where it has no memory
+   * for it; then it is tried again when it is asked for again. `later`: nobody waits for it.
+   */
+  async compile(kernel: string, later = false): Promise<void> {
     const shader = this.shaders.get(kernel);
     if (!shader) throw new Error(`the artifact has no kernel ${kernel}`);
-    const layout = this.#layout(shader.access);
+    const content = this.#contents.get(kernel) ?? kernel;
+    const job = this.#jobs.get(content) ?? new Job(content, shader);
+    this.#jobs.set(content, job);
+    // It may stand in both lines: the second time it has begun.
+    if (!job.begun) (later ? this.#later : this.#wanted).push(job);
+    this.#next();
+    await job.settled;
+  }
+
+  #next(): void {
+    while (this.#running < AT_ONCE) {
+      const job = this.#wanted.shift() ?? this.#later.shift();
+      if (!job) return;
+      if (job.begun) continue;
+      job.begun = true;
+      this.#running += 1;
+      void this.#make(job).finally(() => {
+        this.#running -= 1;
+        this.#next();
+      });
+    }
+  }
+
+  async #make(job: Job): Promise<void> {
+    const { kernel, shader, settle } = job;
     try {
+      const layout = this.#layout(shader.access);
       const pipeline = await this.device.createComputePipelineAsync({
         label: kernel,
         layout: this.device.createPipelineLayout({ bindGroupLayouts: [layout] }),
@@ -53,10 +106,17 @@ export class Pipelines {
           entryPoint: shader.entry,
         },
       });
-      this.#compiled.set(kernel, { pipeline, layout });
+      job.pipeline = { pipeline, layout };
+      settle.resolve();
     } catch (cause) {
+      this.#jobs.delete(kernel);
       const reason = cause instanceof Error ? cause.message : String(cause);
-      throw new DeviceError(`The kernel ${kernel} does not compile on this GPU: ${reason}`, { cause });
+      // WebGPU has no name for it where a pipeline is made; drivers say it in words.
+      settle.reject(
+        /out of.*memory/i.test(reason)
+          ? new OutOfMemoryError(`The GPU has no memory for the kernel ${kernel}: ${reason}`, { cause })
+          : new DeviceError(`The kernel ${kernel} does not compile on this GPU: ${reason}`, { cause }),
+      );
     }
   }
 

@@ -23,12 +23,8 @@ export class StagingRing {
     try {
       await buffer.mapAsync(GPUMapMode.READ, 0, bytes);
     } catch (cause) {
-      throw new DeviceError(
-        "The GPU device was lost while results were on their way. Load the model again.",
-        {
-          cause,
-        },
-      );
+      const reason = cause instanceof Error ? cause.message : String(cause);
+      throw new DeviceError(`The GPU gave no results: ${reason}`, { cause });
     }
     const result = read(buffer.getMappedRange(0, bytes));
     buffer.unmap();

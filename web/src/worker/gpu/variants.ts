@@ -1,9 +1,10 @@
 import { type DEVICE_CLASSES, NEARNESS, RULES } from "../../both/format.js";
 import type { DeviceClass } from "../../both/manifest.js";
+import type { ChoiceReason } from "../../both/messages.js";
 
 /**
- * Which of an artifact's programs a GPU runs: those made for its class. The same as in format/adapters.py and
- * edge_runtime/artifact/variants.py: both replay tests/vectors/variants.
+ * Which of an artifact's programs a GPU runs: those made for its class, and of these the fastest. The same as
+ * in format/adapters.py and edge_runtime/artifact/variants.py: both replay tests/vectors/variants.
  */
 
 /** What an adapter says of itself; empty where it does not. */
@@ -30,6 +31,28 @@ interface Rule {
 }
 
 const FINALISTS = 3;
+/** Decode steps of each program that count; the quickest stands for it. */
+const ROUNDS = 5;
+/** Seconds of steps that count in all, after which no other round begins. */
+const BUDGET = 1;
+/** Seconds of a decode step from which on trials would keep people waiting. */
+const SLOW = 0.06;
+/** A program takes another's place where it costs at most this part of it. */
+const GAIN = 0.95;
+/** Tokens that are decoded for each step of the largest size, in the answer that programs are compared by. */
+const TOKENS = 64;
+
+export type Kind = "decode" | "large";
+
+/** The quickest steps of a program, in seconds. */
+export type Seconds = Readonly<Partial<Record<Kind, number>>>;
+
+/** The program that runs, why it is that one, and what was measured, by program. */
+export interface Choice {
+  readonly program: string;
+  readonly why: ChoiceReason;
+  readonly seconds: ReadonlyMap<string, Seconds>;
+}
 
 /** The class of an adapter: that of the first rule that it meets. */
 export function classOf(adapter: Adapter): DeviceClass {
@@ -62,4 +85,44 @@ export function lineUp<C extends Candidate>(
   const classes = [...new Set(left.map((program) => program.deviceClass))].slice(0, 2);
   const most = deviceClass === "software" ? 1 : FINALISTS;
   return left.filter((program) => classes.includes(program.deviceClass)).slice(0, most);
+}
+
+/**
+ * Times whole steps of the programs in turn; the first stays unless another is clearly quicker. `measure`
+ * runs one step of a program and gives its seconds. A program's first step of a kind compiles kernels, and is
+ * not counted.
+ */
+export async function compare(
+  names: readonly string[],
+  measure: (name: string, kind: Kind) => Promise<number>,
+): Promise<Choice> {
+  const best = new Map<string, Partial<Record<Kind, number>>>(names.map((name) => [name, {}]));
+  const [first = ""] = names;
+  let spent = 0;
+  /** A step of each program in turn. */
+  const round = async (kind: Kind, counted = true): Promise<void> => {
+    for (const [name, steps] of best) {
+      const took = await measure(name, kind);
+      if (!counted) continue;
+      steps[kind] = Math.min(took, steps[kind] ?? took);
+      spent += took;
+    }
+  };
+  await round("decode", false);
+  await round("decode");
+  if (decodeOf(best.get(first)) > SLOW) return { program: first, why: "slow", seconds: best };
+  for (const [name, steps] of [...best]) if (decodeOf(steps) > SLOW) best.delete(name);
+  for (let i = 1; i < ROUNDS; i++) if (spent < BUDGET) await round("decode");
+  if (spent < BUDGET) {
+    await round("large", false);
+    await round("large");
+  }
+  const cost = (name: string): number => TOKENS * decodeOf(best.get(name)) + (best.get(name)?.large ?? 0);
+  const quickest = [...best.keys()].reduce((a, b) => (cost(b) < cost(a) ? b : a));
+  const program = cost(quickest) <= GAIN * cost(first) ? quickest : first;
+  return { program, why: "timed", seconds: best };
+}
+
+function decodeOf(steps: Seconds | undefined): number {
+  return steps?.decode ?? Number.POSITIVE_INFINITY;
 }

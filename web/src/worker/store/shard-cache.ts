@@ -1,4 +1,5 @@
 import { sha256Hex } from "../../both/http.js";
+import { alone, isNamed, locks, namesIn, read, remove, store } from "./files.js";
 
 /**
  * Where verified shards stay between visits. Keyed by SHA-256, so artifacts that share a shard share its
@@ -13,8 +14,6 @@ export interface ShardCache {
 
 const SHARDS = "nearfar-shards";
 const LISTS = "nearfar-lists";
-/** What is being written; it gets its name when it is whole. */
-const PART = ".part";
 /** Held by all who write, and alone by who sweeps, over all tabs of the origin. */
 const LOCK = "nearfar-shards";
 
@@ -126,9 +125,6 @@ function parseList(bytes: Uint8Array<ArrayBuffer> | null): ShardList | null {
   }
 }
 
-/** Missing in browsers of before 2022: then nothing is swept, and two tabs may be in each other's way. */
-const { locks } = (globalThis.navigator ?? {}) as { readonly locks?: LockManager };
-
 /**
  * Runs `work` under the lock that all tabs of the origin share; exclusively only where nobody holds it, else
  * not at all.
@@ -138,105 +134,4 @@ async function locked(mode: LockMode, work: () => Promise<void>): Promise<void> 
   await locks.request(LOCK, { mode, ifAvailable: mode === "exclusive" }, (lock) =>
     lock ? work() : undefined,
   );
-}
-
-/** Changes an entry alone: an entry that another tab is changing refuses to be replaced or removed. */
-async function alone(name: string, work: () => Promise<void>): Promise<void> {
-  if (!locks) return await work();
-  await locks.request(`${LOCK} ${name}`, work);
-}
-
-/**
- * Puts a file there whole or not at all: an entry exists before its bytes do, and another tab that reads it
- * meanwhile would find it corrupt and delete it.
- */
-async function store(
-  directory: FileSystemDirectoryHandle,
-  name: string,
-  bytes: Uint8Array<ArrayBuffer>,
-): Promise<void> {
-  const part = `${name}.${crypto.randomUUID()}${PART}`;
-  const handle: MovableFileHandle = await directory.getFileHandle(part, { create: true });
-  try {
-    await write(handle, bytes);
-    await alone(name, async () => {
-      if (handle.move) await handle.move(name);
-      else await write(await directory.getFileHandle(name, { create: true }), bytes);
-    });
-  } finally {
-    await remove(directory, part);
-  }
-}
-
-async function read(
-  directory: FileSystemDirectoryHandle,
-  name: string,
-): Promise<Uint8Array<ArrayBuffer> | null> {
-  try {
-    const handle = await directory.getFileHandle(name);
-    return new Uint8Array(await (await handle.getFile()).arrayBuffer());
-  } catch (error) {
-    // Not readable: another tab has just deleted or replaced it.
-    if (isNamed(error, "NotFoundError") || isNamed(error, "NotReadableError")) return null;
-    throw error;
-  }
-}
-
-async function remove(directory: FileSystemDirectoryHandle, name: string): Promise<void> {
-  try {
-    await directory.removeEntry(name);
-  } catch {
-    // Gone already, or held open by another tab that is about to replace it.
-  }
-}
-
-async function namesIn(directory: FileSystemDirectoryHandle): Promise<string[]> {
-  const names: string[] = [];
-  for await (const name of directory.keys()) names.push(name);
-  return names;
-}
-
-/** Safari before 26 has no createWritable, but in workers the synchronous handle. */
-async function write(handle: FileSystemFileHandle, bytes: Uint8Array<ArrayBuffer>): Promise<void> {
-  if ("createWritable" in handle) {
-    const stream = await handle.createWritable();
-    try {
-      await stream.write(bytes);
-      await stream.close();
-    } catch (error) {
-      // Until then the file is locked.
-      await stream.abort().catch(() => undefined);
-      throw error;
-    }
-    return;
-  }
-  const access = await (handle as SyncFileHandle).createSyncAccessHandle();
-  try {
-    access.truncate(0);
-    const written = access.write(bytes, { at: 0 });
-    if (written !== bytes.length)
-      throw new DOMException(`${written} of ${bytes.length} bytes written`, "QuotaExceededError");
-    access.flush();
-  } finally {
-    access.close();
-  }
-}
-
-function isNamed(error: unknown, name: string): boolean {
-  return error instanceof DOMException && error.name === name;
-}
-
-/** Renames within its directory, over what has the name already; not yet among TypeScript's types. */
-interface MovableFileHandle extends FileSystemFileHandle {
-  move?(name: string): Promise<void>;
-}
-
-/** Part of the worker's types, which cannot be loaded beside those of the window. */
-interface SyncFileHandle {
-  createSyncAccessHandle(): Promise<{
-    truncate(size: number): void;
-    write(bytes: Uint8Array, options: { at: number }): number;
-    flush(): void;
-    close(): void;
-  }>;
 }

@@ -1,0 +1,1 @@
+"""What several benchmarks do in the same way."""

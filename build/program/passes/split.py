@@ -1,0 +1,68 @@
+"""Attention of few rows is left in parts, which the matmul behind it puts together: a launch less a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from nearfar.build.program import operators
+from nearfar.build.program.passes.fuse import Fusion
+from nearfar.targets.jobs import Attend, Linear
+from nearfar.targets.kernels import Kernels
+
+
+@relax.expr_functor.mutator
+class _Combine(Fusion):
+    """`readers`: of each variable, those that are made of it."""
+
+    def __init__(
+        self, module: tvm.IRModule, kernels: Kernels, readers: Mapping[relax.Var, Sequence[relax.Var]]
+    ) -> None:
+        super().__init__(module)
+        self._kernels, self._readers = kernels, readers
+
+    def rewrite(self, call: relax.Call) -> Any:
+        found = self.ours(call)
+        if found is None or not isinstance(found.job, Linear) or found.job.split is not None:
+            return None
+        named = dict(found.named)
+        x = named.pop("x")
+        attend = self.ours(x)
+        if attend is None or not isinstance(attend.job, Attend) or len(self._readers[x]) > 1:
+            return None
+        split = self._kernels.split(attend.job, found.job)
+        if split is None:
+            return None
+        parts = replace(attend.job, split=split, sinks=False)
+        tensors = dict(attend.named)
+        sinks = {"sinks": tensors.pop("sinks")} if split.sinks else {}
+        partial = self.builder_.emit(operators.rebuilt(parts, tensors), "partial")
+        fused = replace(found.job, split=split, split_heads=attend.job.heads)
+        return operators.rebuilt(
+            fused, {**named, **sinks, "partial": partial, "positions": tensors["positions"]}
+        )
+
+
+def CombineInMatmul(kernels: Kernels) -> Any:
+    """The pass: where the target says that it can. What still reads attention is counted, so dead code must
+    be gone.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="CombineInMatmul")
+    class Combine:
+        def transform_module(self, module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+            for global_var, func in module.functions_items():
+                if isinstance(func, relax.Function):
+                    readers = {
+                        var: users
+                        for block in func.body.blocks
+                        for var, users in relax.analysis.udchain(block).items()
+                    }
+                    module[global_var] = _Combine(module, kernels, readers).visit_expr(func)
+            return module
+
+    return tvm.transform.Sequential([Combine(), relax.transform.DeadCodeElimination()])

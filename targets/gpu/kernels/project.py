@@ -1,0 +1,229 @@
+"""The projections to q, k and v of few rows, with all that follows until attention: bias, norms of heads,
+rotation, and the append of k and v to the paged cache.
+
+A lane owns whole pairs (i, i + head_dim/2) of a head: a vector of each half. Where heads are normed a
+workgroup has the whole of one, and its lanes' sums of squares meet in workgroup memory; else it has as many
+lanes as read whole lines. What a row needs besides comes from `rows` (jobs.Rows), small vectors from one
+tensor: with those a kernel has the eight buffers that every device allows.
+"""
+
+# mypy: ignore-errors
+# TVMScript: what looks like Python is parsed, and nested ifs separate build time from run time.
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from nearfar.targets.gpu.classes import SOFTWARE, Tuning
+from nearfar.targets.gpu.packing import parts
+from nearfar.targets.jobs import Project, Rows
+from nearfar.targets.kernels import Stage, Staged
+
+from .common import select, stored
+from .matvec import VECTOR_ROWS
+from .rows import FACTOR, PLACE
+from .script import prim_func
+from .sums import LANES, Columns, Product, Sums, rows_of
+from .vectors import WIDTH, at, fits, joined, of_numbers, spread, total
+
+PAIRS = 2 * WIDTH
+"""Numbers of a head that a lane has: two vectors."""
+MAX_THREADS = 256
+"""Of a workgroup, which every device allows."""
+FACTS = Rows.FACTS // WIDTH
+"""The vectors of `rows` before the cosines."""
+
+
+def projects(job: Project, tuning: Tuning) -> bool:
+    """Whether there is a kernel for the job. Norms over all heads would need the sums of all workgroups."""
+    paged = job.paged
+    return (
+        tuning.device is not SOFTWARE
+        and job.m <= VECTOR_ROWS
+        and fits(job.linear)
+        and paged.head_dim % PAIRS == 0
+        and not (paged.norm_eps is not None and paged.norm_all)
+        and (paged.q_scale is None or paged.q_scale[1] == int(paged.q_scale[1]))
+    )
+
+
+def project(job: Project, tuning: Tuning) -> Staged:
+    """One launch."""
+    names = (*job.inputs(len(parts(job.linear.matrix))), "out")
+    return Staged((Stage(of_numbers(select(_kernel(job, tuning), list(names), "project")), names),))
+
+
+@dataclass(frozen=True)
+class Heads:
+    """How workgroups share out heads: each half of a head is `half` vectors, a workgroup has `lanes` of
+    them.
+    """
+
+    half: int
+    lanes: int
+    normed: bool
+
+    @staticmethod
+    def of(job: Project) -> Heads:
+        """Those of a job."""
+        half = job.paged.head_dim // PAIRS
+        normed = job.paged.norm_eps is not None or job.paged.v_norm_eps is not None
+        lines = (lanes for lanes in range(LANES, half) if half % lanes == 0)
+        return Heads(half, half if normed else next(lines, half), normed)
+
+    def head(self, bx):
+        """The head of a workgroup."""
+        return bx // (self.half // self.lanes)
+
+    def lane(self, bx, tx):
+        """The vector of a half that a lane has."""
+        return bx % (self.half // self.lanes) * self.lanes + tx
+
+    def columns(self, heads: int) -> Columns:
+        """Those of so many heads."""
+
+        def place(bx, tx, side):
+            return (self.head(bx) * 2 + side) * self.half + self.lane(bx, tx)
+
+        return Columns(heads * self.half // self.lanes, place, 2, self.lanes)
+
+
+def _deeper(tuning: Tuning) -> Tuning:
+    """Twice the lanes along k, as there are half as many along the columns, within a workgroup's threads."""
+    device = tuning.device
+    return replace(tuning, device=replace(device, k_lanes=min(2 * device.k_lanes, MAX_THREADS // LANES)))
+
+
+def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
+    linear, paged, heads = job.linear, job.paged, Heads.of(job)
+    m, k, half, lanes = job.m, linear.matrix.k, heads.half, heads.lanes
+    kv, after = paged.kv_heads, paged.norm_eps is not None and paged.norm_after
+    columns = heads.columns(paged.x_heads)
+    product = Product(m, linear.matrix, columns, linear.norm, m * lanes * 4 * heads.normed)
+    sums = Sums(product, _deeper(tuning))
+    held_vectors, facts = max(sum(job.vectors.values()) // WIDTH, 1), Rows.of(paged).out[0][1] // WIDTH
+    starts = {name: start // WIDTH for name, start in job.starts.items()}
+
+    # These write statements into the kernel below, on the vectors pair[r · 2] and pair[r · 2 + 1] of a row.
+
+    def finish(held, r, vectors, bx, ty, tx):
+        """The sums of the r-th row that a lane owns, with their bias, to `pair`."""
+        pair = held.mine
+        sums.finish(held, r, ty, tx)
+        if linear.bias:
+            for side in range(2):
+                added = pair[r * 2 + side] + vectors[starts["bias"] + columns.place(bx, tx, side)]
+                T.buffer_store(pair, added, [r * 2 + side])
+
+    def turn(pair, r, turned, rows, row, bx, tx):
+        """Q and k by the row's position."""
+        if not paged.rope:
+            return
+        with T.If(heads.head(bx) < paged.heads + kv), T.Then():
+            place = FACTS + heads.lane(bx, tx)
+            cos, sin = (T.reinterpret("float32x4", rows[row, place + side * half]) for side in range(2))
+            T.buffer_store(turned, pair[r * 2] * cos - pair[r * 2 + 1] * sin, [0])
+            T.buffer_store(turned, pair[r * 2 + 1] * cos + pair[r * 2] * sin, [1])
+            for side in range(2):
+                T.buffer_store(pair, turned[side], [r * 2 + side])
+
+    def multiply(pair, r, factors):
+        for side in range(2):
+            T.buffer_store(pair, pair[r * 2 + side] * factors[side], [r * 2 + side])
+
+    def norm(pair, r, rstd, squares, vectors, row, bx, tx):
+        """By the squares of all lanes of a head."""
+        head = heads.head(bx)
+        T.buffer_store(rstd, squares[row * lanes], [0])
+        for lane in range(1, lanes):
+            T.buffer_store(rstd, rstd[0] + squares[row * lanes + lane], [0])
+        mean = rstd[0] * T.float32(1 / paged.head_dim)
+        if paged.norm_eps is not None:
+            start = T.Select(head < paged.heads, starts["q_norm"], starts.get("k_norm", 0))
+            with T.If(head < paged.heads + kv), T.Then():
+                T.buffer_store(rstd, T.rsqrt(mean + T.float32(paged.norm_eps)), [0])
+                weights = (vectors[start + side * half + heads.lane(bx, tx)] for side in range(2))
+                multiply(pair, r, [weight * spread(rstd[0]) for weight in weights])
+        if paged.v_norm_eps is not None and paged.append:
+            with T.If(head >= paged.heads + kv), T.Then():
+                multiply(pair, r, [spread(T.rsqrt(mean + T.float32(paged.v_norm_eps)))] * 2)
+
+    def put(pair, r, buffer, dtype, *places):
+        """Both vectors, the second half a head behind the first."""
+        for side in range(2):
+            made = joined([stored(at(pair[r * 2 + side], place), dtype) for place in range(WIDTH)])
+            T.buffer_store(buffer, made, [*places[:-1], places[-1] + side * half])
+
+    def store_q(pair, r, rows, out, row, bx, tx):
+        if paged.q_scale is not None:
+            multiply(pair, r, [spread(T.reinterpret("float32", at(rows[row, 0], FACTOR)))] * 2)
+        put(pair, r, out, paged.dtype, row, columns.place(bx, tx, 0))
+
+    def append(pair, r, rows, k_cache, v_cache, row, bx, tx):
+        head, lane, place = heads.head(bx), heads.lane(bx, tx), at(rows[row, 0], PLACE)
+        page, offset = place // paged.page_size, place % paged.page_size
+        with T.If(place >= 0), T.Then(), T.If(head < paged.heads + kv):
+            with T.Then():
+                put(pair, r, k_cache, paged.kv_dtype, page, head - paged.heads, offset, lane)
+            with T.Else():
+                put(pair, r, v_cache, paged.kv_dtype, page, head - paged.heads - kv, offset, lane)
+
+    def store(pair, r, rows, k_cache, v_cache, out, row, bx, tx):
+        """Heads of q to `out`, rows of padding too; those of k and v to the cache."""
+        if not paged.append:
+            store_q(pair, r, rows, out, row, bx, tx)
+            return
+        with T.If(heads.head(bx) < paged.heads):
+            with T.Then():
+                store_q(pair, r, rows, out, row, bx, tx)
+            with T.Else():
+                append(pair, r, rows, k_cache, v_cache, row, bx, tx)
+
+    @prim_func
+    def kernel(
+        x: T.Buffer((linear.m, k // WIDTH), f"{linear.x_dtype}x{WIDTH}"),
+        w0: T.Buffer(sums.words[0], sums.words[1]),
+        w1: T.Buffer(sums.scales[0], sums.scales[1]),
+        vectors: T.Buffer((held_vectors,), f"float32x{WIDTH}"),
+        rows: T.Buffer((m, facts), f"int32x{WIDTH}"),
+        k_h: T.handle,
+        v_h: T.handle,
+        out: T.Buffer((m, paged.heads * 2 * half), f"{paged.dtype}x{WIDTH}"),
+    ):
+        pages = T.int32()
+        k_cache = T.match_buffer(k_h, (pages, kv, paged.page_size, 2 * half), f"{paged.kv_dtype}x{WIDTH}")
+        v_cache = T.match_buffer(v_h, (pages, kv, paged.page_size, 2 * half), f"{paged.kv_dtype}x{WIDTH}")
+        for bx in T.thread_binding(columns.workgroups, thread="blockIdx.x"):
+            for ty in T.thread_binding(sums.splits, thread="threadIdx.y"):
+                for tx in T.thread_binding(lanes, thread="threadIdx.x"):
+                    held = T.meta_var(sums.memory())
+                    turned = T.alloc_local((2,), f"float32x{WIDTH}")
+                    rstd = T.alloc_local((1,), "float32")
+                    squares = T.alloc_shared((m * lanes if heads.normed else 1,), "float32")
+                    row = T.alloc_local((m,), "int32")
+                    for i in T.unroll(m):
+                        row[i] = i
+                    sums.add(held, rows_of(x, row), vectors, w0, w1, bx, ty, tx)
+                    for r in T.unroll(sums.own):
+                        if sums.row(r, ty) < m:
+                            finish(held, r, vectors, bx, ty, tx)
+                            if after:
+                                turn(held.mine, r, turned, rows, sums.row(r, ty), bx, tx)
+                            if heads.normed:
+                                squares[sums.row(r, ty) * lanes + tx] = total(
+                                    held.mine[r * 2] * held.mine[r * 2]
+                                    + held.mine[r * 2 + 1] * held.mine[r * 2 + 1]
+                                )
+                    if heads.normed:
+                        T.tvm_storage_sync("shared")
+                    for r in T.unroll(sums.own):
+                        if sums.row(r, ty) < m:
+                            if heads.normed:
+                                norm(held.mine, r, rstd, squares, vectors, sums.row(r, ty), bx, tx)
+                            if not after:
+                                turn(held.mine, r, turned, rows, sums.row(r, ty), bx, tx)
+                            store(held.mine, r, rows, k_cache, v_cache, out, sums.row(r, ty), bx, tx)
+
+    return kernel

@@ -1,0 +1,175 @@
+"""Pipelines on Vulkan and WebGPU: who compiles which when, and what becomes of steps without memory."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nearfar.edge_runtime import Engine, SamplingParams
+from nearfar.edge_runtime.artifact.folders import read_cache, write_cache
+from nearfar.edge_runtime.artifact.reader import Artifact
+from nearfar.edge_runtime.executors.compiling import content
+from nearfar.edge_runtime.executors.vulkan import executor as vulkan
+from nearfar.edge_runtime.executors.vulkan import pipelines
+from nearfar.edge_runtime.executors.vulkan.binding import fail
+from nearfar.edge_runtime.executors.webgpu import executor as webgpu
+from nearfar.edge_runtime.executors.webgpu.device import require_wgpu
+from nearfar.format.manifest import Kernel, Program
+from tests.shared_data import shared_data
+from tests.support.artifacts import Built
+from tests.support.backends import require
+
+PATIENCE = 60
+"""Seconds after which a test has failed that waits for kernels."""
+
+SHORT = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+
+
+@dataclass
+class Rig:
+    """An artifact on one kind of GPU, and the kernels that were compiled: by which thread."""
+
+    device: str
+    path: Path
+    compiled: list[tuple[str, str]]
+
+    def load(self) -> Engine:
+        return Engine.load(self.path, device=self.device, precision="f32", kv_memory="1MB")
+
+    @property
+    def program(self) -> Program:
+        return next(p for p in Artifact.open(self.path).manifest.programs if p.precision == "f32")
+
+    def kernels(self, *runs: tuple[str, int]) -> set[str]:
+        """Those of the plans of these runs."""
+        artifact = Artifact.open(self.path)
+        buckets = (b for name, size in runs for b in self.program.functions[name] if b.size == size)
+        return {launch.kernel for bucket in buckets for launch in artifact.plan(bucket).launches}
+
+
+@pytest.fixture(params=["vulkan", "webgpu"])
+def rig(request: pytest.FixtureRequest, built: Built, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    require(request.param)
+    compiled: list[tuple[str, str]] = []
+    owner: Any = pipelines.Pipelines if request.param == "vulkan" else webgpu.WebGpuExecutor
+    original = owner._compile
+
+    def compile_one(self: Any, name: str, kernel: Kernel) -> Any:
+        compiled.append((name, threading.current_thread().name))
+        return original(self, name, kernel)
+
+    monkeypatch.setattr(owner, "_compile", compile_one)
+    return Rig(request.param, built("stories260K", "none") / request.param, compiled)
+
+
+def test_an_answer_waits_for_its_own_kernels_and_each_is_compiled_once_behind(rig: Rig) -> None:
+    told: list[tuple[int, int]] = []
+    with rig.load() as engine:
+        engine.asynchronous.core.on_compiling = lambda done, total: told.append((done, total))
+        assert rig.compiled == [], "a processor that plays a GPU compiles what is asked for"
+        first = [event.token for event in engine.generate([1, 5, 7], SHORT)]
+        needed = rig.kernels(("step", 1), ("step", 4), ("greedy", 1))
+        assert {name for name, _ in rig.compiled} <= needed
+        assert {thread for _, thread in rig.compiled} == {"nearfar-compile"}
+        assert told[0][0] < told[0][1] <= len(needed)
+        assert told[-1][0] == told[-1][1]
+        told.clear()
+        assert [event.token for event in engine.generate([1, 5, 7], SHORT)] == first
+        assert told == []
+        assert len(rig.compiled) == len({content(rig.program.kernels[name]) for name, _ in rig.compiled})
+
+
+def test_a_gpu_compiles_the_other_kernels_behind(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    select = vulkan.select
+    monkeypatch.setattr(vulkan, "select", lambda *given: replace(select(*given), kind="discrete"))
+    monkeypatch.setattr(webgpu, "is_hardware", lambda: True)
+    every = {content(kernel) for kernel in rig.program.kernels.values()}
+    with rig.load() as engine:
+        last = list(engine.generate([1, 5, 7], SHORT))
+        assert len(last) == 4
+        there = threading.Event()
+        waiting = threading.Thread(target=_until, args=(lambda: len(rig.compiled) == len(every), there))
+        waiting.start()
+        assert there.wait(PATIENCE), f"{len(rig.compiled)} of {len(every)} kernels"
+    waiting.join()
+    assert {content(rig.program.kernels[name]) for name, _ in rig.compiled} == every
+
+
+def test_closing_while_kernels_are_compiled_behind_leaves_no_thread(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    select = vulkan.select
+    monkeypatch.setattr(vulkan, "select", lambda *given: replace(select(*given), kind="discrete"))
+    monkeypatch.setattr(webgpu, "is_hardware", lambda: True)
+    for _ in range(3):
+        rig.load().close()
+        assert "nearfar-compile" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_steps_without_memory_become_smaller_and_the_text_stays(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The driver's own error, at the first use of a bucket, where drivers give out memory."""
+    tokens = [1, *(5 + number % 200 for number in range(100))]
+    with rig.load() as engine:
+        expected = [event.token for event in engine.generate(tokens, SHORT)]
+    if rig.device == "vulkan":
+        record = vulkan.VulkanExecutor._record
+
+        def refused(self: vulkan.VulkanExecutor, function: str, size: int) -> Any:
+            if function == "step" and size > 16:
+                fail(self.gpu.name, "preparing kernels", "VkErrorOutOfDeviceMemory")
+            return record(self, function, size)
+
+        monkeypatch.setattr(vulkan.VulkanExecutor, "_record", refused)
+    else:
+        prepare = webgpu.WebGpuExecutor._prepare
+
+        def refused_too(self: webgpu.WebGpuExecutor, function: str, size: int) -> Any:
+            if function == "step" and size > 16:
+                raise require_wgpu().GPUOutOfMemoryError("not enough memory left")
+            return prepare(self, function, size)
+
+        monkeypatch.setattr(webgpu.WebGpuExecutor, "_prepare", refused_too)
+    with rig.load() as engine, caplog.at_level(logging.WARNING):
+        assert [event.token for event in engine.generate(tokens, SHORT)] == expected
+        assert engine.asynchronous.core.largest_step == 16
+        assert "steps of at most 16 rows" in caplog.messages[-1]
+        caplog.clear()
+        assert [event.token for event in engine.generate(tokens[:80], SHORT)]
+        assert not caplog.messages
+
+
+def test_a_pipeline_cache_that_has_grown_large_begins_anew(
+    built: Built, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    require("vulkan")
+    file = tmp_path / "cache.bin"
+    monkeypatch.setattr(pipelines, "cache_file", lambda _identity: file)
+    write_cache(file, b"x" * (pipelines.CACHE_BYTES + 1))
+    path = built("stories260K", "none") / "vulkan"
+    with Engine.load(path, device="vulkan", precision="f32", kv_memory="1MB") as engine:
+        assert list(engine.generate([1, 5, 7], SHORT))
+    assert 0 < len(read_cache(file)) < pipelines.CACHE_BYTES
+
+
+def test_the_text_is_the_same_while_others_are_compiled(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    select = vulkan.select
+    monkeypatch.setattr(vulkan, "select", lambda *given: replace(select(*given), kind="discrete"))
+    monkeypatch.setattr(webgpu, "is_hardware", lambda: True)
+    golden = shared_data("models", "stories260K", "golden_greedy.txt").read_text(encoding="utf-8")
+    with rig.load() as engine:
+        assert engine.completions.create("", max_tokens=199, temperature=0).choices[0].text == golden
+
+
+def _until(condition: Callable[[], bool], there: threading.Event) -> None:
+    while not condition():
+        if there.wait(0.01):
+            return
+    there.set()

@@ -1,0 +1,111 @@
+"""Projections that turn and append in the same launch, for each class of GPU, on both GPU targets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from nearfar.format.adapters import DeviceClass
+from nearfar.format.manifest import Float
+from nearfar.targets.gpu import GpuKernels
+from nearfar.targets.gpu.classes import CLASSES, Tuning
+from nearfar.targets.jobs import Project, RopeAppend, Rows
+from nearfar.targets.kernels import Precision
+from tests.support import gpu_jobs, project_jobs, vulkan_run
+from tests.support.job_reference import rows
+
+from . import webgpu_harness
+
+RUNNERS: dict[str, gpu_jobs.Run] = {"webgpu": webgpu_harness.run, "vulkan": vulkan_run.run}
+DTYPES: dict[Precision, Float] = {"f32": "float32", "f16": "float16"}
+PRECISIONS: tuple[Precision, ...] = ("f32", "f16")
+EVERY = [
+    (target, device, PRECISIONS[(i + j) % 2])
+    for i, target in enumerate(RUNNERS)
+    for j, device in enumerate(gpu_jobs.GPU_CLASSES)
+]
+"""Each class on each target, precisions by turns."""
+
+
+def check(job: Project, target: str, device: str, precision: Precision) -> None:
+    kernels = GpuKernels(Tuning(CLASSES[device], half=precision == "f16"))
+    assert kernels.projects(job)
+    arrays = project_jobs.arrays(kernels, job)
+    gpu_jobs.check(kernels, RUNNERS[target], precision, job, arrays=arrays)
+
+
+@pytest.mark.parametrize(("target", "device", "precision"), EVERY)
+@pytest.mark.parametrize("flags", project_jobs.FLAGS)
+def test_flags(flags: str, target: str, device: str, precision: Precision) -> None:
+    linear, follows = project_jobs.FLAGS[flags]
+    check(
+        project_jobs.job((4, 6, 2, 64), DTYPES[precision], linear=linear, **follows),
+        target,
+        device,
+        precision,
+    )
+
+
+@pytest.mark.parametrize(("target", "device", "precision"), EVERY)
+@pytest.mark.parametrize("shape", project_jobs.HEADS, ids=str)
+def test_head_sizes(shape: tuple[int, int, int, int], target: str, device: str, precision: Precision) -> None:
+    for flags in ({}, {"norm_eps": 1e-6, "v_norm_eps": 1e-6}):
+        check(
+            project_jobs.job(shape, DTYPES[precision], linear={"norm": 1e-5}, **flags),
+            target, device, precision,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("target", RUNNERS)
+@pytest.mark.parametrize("matrix", project_jobs.matrices())
+def test_matrices(matrix: str, target: str) -> None:
+    job = project_jobs.job((2, 4, 2, 64), matrix=project_jobs.matrices()[matrix], linear={"bias": True})
+    check(job, target, "discrete", "f32")
+
+
+@pytest.mark.parametrize("target", RUNNERS)
+def test_a_float16_cache_beside_float32(target: str) -> None:
+    """And what it cannot hold saturates."""
+    job = project_jobs.job((4, 6, 2, 64))
+    job = replace(job, paged=replace(job.paged, kv_dtype="float16"))
+    kernels = GpuKernels(Tuning(CLASSES["discrete"], half=False))
+    arrays = project_jobs.arrays(kernels, job)
+    arrays["x"] = np.float32(1e5) * arrays["x"]
+    gpu_jobs.check(kernels, RUNNERS[target], "f16", job, arrays=arrays)
+    got = RUNNERS[target](kernels.stages(job), "f16", {k: v for k, v in arrays.items() if k != "w"})
+    assert np.abs(got["k_cache"]).max() == np.abs(got["v_cache"]).max() == 65504
+
+
+@pytest.mark.parametrize("target", RUNNERS)
+@pytest.mark.parametrize("flags", ["plain", "norope", "q_scale", "q", "q_norm_after"])
+def test_rows(flags: str, target: str) -> None:
+    made = gpu_jobs.paged(RopeAppend, (4, 6, 2, 64), "float32", **gpu_jobs.ROPES[flags])
+    job = Rows.of(made)
+    arrays = gpu_jobs.paged_inputs(made, np.random.default_rng(2))
+    given = {name: arrays[name] for name in job.inputs()} | {"out": np.full(job.out[0], 7, np.int32)}
+    kernels = GpuKernels(Tuning(CLASSES["discrete"], half=False))
+    got, want = RUNNERS[target](kernels.stages(job), "f32", given)["out"], rows(job, arrays)
+    numbers = [0, *range(2, job.FACTS)]
+    assert (got[:, numbers] == want[:, numbers]).all()
+    np.testing.assert_allclose(got.view(np.float32)[:, 1], want.view(np.float32)[:, 1], rtol=1e-6)
+    assert (got[:, job.FACTS :] == want[:, job.FACTS :]).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "flags"),
+    [((8, 4, 2, 64), {}), ((1, 4, 2, 12), {}), ((1, 4, 2, 64), {"norm_eps": 1e-6, "norm_all": True})],
+    ids=str,
+)
+def test_what_has_no_kernel_says_so(change: tuple[int, int, int, int], flags: dict[str, object]) -> None:
+    job = project_jobs.job(change, **flags)
+    assert not any(GpuKernels(Tuning(each, half=False)).projects(job) for each in CLASSES.values())
+
+
+def test_software_has_none() -> None:
+    job = project_jobs.job((1, 4, 2, 64))
+    can = [GpuKernels(Tuning(each, half=False)).projects(job) for each in CLASSES.values()]
+    assert dict(zip(get_args(DeviceClass), can, strict=True))["software"] is False
+    assert sum(can) == len(CLASSES) - 1

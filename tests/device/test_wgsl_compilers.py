@@ -1,0 +1,178 @@
+"""Every kind of kernel must satisfy Chrome's compiler, stricter than naga: uniformity, reserved words.
+
+Chromium's own device (SwiftShader) has no float16: kernels of f16 programs go through Dawn, which is that
+compiler, on its null device. That has the limits that WebGPU guarantees, and no more.
+"""
+
+from __future__ import annotations
+
+import http.server
+import itertools
+import json
+import shutil
+import subprocess
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tvm
+
+from nearfar.targets.gpu import variant
+from nearfar.targets.gpu.classes import CLASSES, SOFTWARE
+from nearfar.targets.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, RopeAppend, Rows, Sample
+from nearfar.targets.kernels import Precision, Staged
+from nearfar.targets.quantized import Matrix
+from nearfar.targets.webgpu import shaders
+from tests.support import gpu_jobs, int8_jobs, project_jobs
+from tests.support.browser import browser
+
+WEB = Path(__file__).resolve().parents[2] / "web"
+COMPILE = """async (sources) => {
+  const adapter = await navigator.gpu.requestAdapter(); if (!adapter) return "no adapter"; const device =
+  await adapter.requestDevice(); const complaints = {}; for (const [name, [code, entryPoint]] of
+  Object.entries(sources)) { const module = device.createShaderModule({ code }); const messages = (await
+  module.getCompilationInfo()).messages.map((m) => `${m.type} line ${m.lineNum}: ${m.message}`); await
+  device.createComputePipelineAsync({ layout: "auto", compute: { module, entryPoint } }) .catch((error) =>
+  messages.push(String(error))); if (messages.length) complaints[name] = messages; } return complaints;
+}"""
+
+
+class Blank(http.server.BaseHTTPRequestHandler):
+    """A page from a trustworthy origin: elsewhere navigator.gpu does not exist."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("content-type", "text/html")
+        self.end_headers()
+
+    def log_message(self, *args):
+        pass
+
+
+def jobs(dtype: str) -> dict[str, Job]:
+    out: dict[str, Job] = {}
+    for m in (1, 64):
+        out |= {f"{name}_{m}": make(m) for name, make in gpu_jobs.linears(dtype).items()}
+    for m, name in itertools.product((1, 16), ("plain", "all")):
+        out[f"attend_{name}_{m}"] = gpu_jobs.paged(Attend, (m, 9, 3, 24), dtype, **gpu_jobs.ATTENDS[name])
+    for name in ("plain", "norm_after", "norm_all", "norms", "q_norm_after"):
+        out[f"rope_{name}"] = gpu_jobs.paged(RopeAppend, (4, 9, 3, 64), dtype, **gpu_jobs.ROPES[name])
+    out |= {f"norm_{name}": norm for name, norm in gpu_jobs.NORMS.items()}
+    for name in ("q2g16", "q3g16", "q6g32"):
+        out[f"embed_{name}"] = Embed(4, gpu_jobs.SCHEMES[name], 2.0)
+        out[f"planes_{name}"] = Linear(16, gpu_jobs.SCHEMES[name], "float32", "float32")
+    for rows in (1, 16):
+        out[f"greedy_{rows}"] = Greedy(rows, 5000)
+        out[f"sample_{rows}"] = Sample(rows, 5000, 16)
+        out[f"logprobs_{rows}"] = Logprobs(rows, 5000)
+    return out
+
+
+def linears_by_class(precision: Precision, dtype: str) -> dict[str, Staged]:
+    """Matmuls shaped for classes of GPUs."""
+    return {
+        f"{device}_{name}": variant(CLASSES[device], precision, False).kernels.stages(
+            replace(
+                job,
+                x_dtype="float32" if job.rows or job.norm else dtype,
+                out_dtype="float32" if job.rows or job.residual else dtype,
+            )
+        )
+        for device in gpu_jobs.GPU_CLASSES
+        for name, (_, job) in gpu_jobs.class_linears(device).items()
+    }
+
+
+def attention_by_class(precision: Precision, dtype: str) -> dict[str, Staged]:
+    made = {}
+    for name, m, flags in itertools.product(("mobile", "discrete"), (1, 64), ("plain", "all")):
+        for shape in ((9, 3, 24), (8, 1, 64)):
+            job = gpu_jobs.paged(Attend, (m, *shape), dtype, **gpu_jobs.ATTENDS[flags])
+            kernels = variant(CLASSES[name], precision, False).kernels
+            made[f"attend_{name}_{flags}_{m}_{shape[-1]}"] = kernels.stages(job)
+            k = shape[0] * shape[2]
+            linear = Linear(m, Matrix(64, k, 32), "float32", "float32", bias=True, residual=True)
+            split = kernels.split(job, linear)
+            assert (split is None) == (m > 1)
+            if split is not None:
+                combined = replace(linear, split=split, split_heads=shape[0])
+                made[f"parts_{name}_{flags}_{shape[-1]}"] = kernels.stages(
+                    replace(job, split=split, sinks=False)
+                )
+                made[f"together_{name}_{flags}_{shape[-1]}"] = kernels.stages(combined)
+    return made
+
+
+def projections_by_class(precision: Precision, dtype: str) -> dict[str, Staged]:
+    made = {}
+    for name, flags in itertools.product(("mobile", "discrete"), ("plain", "norms", "q_norm_after")):
+        linear, follows = project_jobs.FLAGS[flags]
+        job = project_jobs.job((1, 4, 2, 64), dtype, linear=linear, **follows)
+        kernels = variant(CLASSES[name], precision, False).kernels
+        made[f"project_{name}_{flags}"] = kernels.stages(job)
+        made[f"rows_{name}_{flags}"] = kernels.stages(Rows.of(job.paged))
+    return made
+
+
+def pieces_by_class(precision: Precision, dtype: str) -> dict[str, Staged]:
+    return {
+        f"{device}_pieces_{name}": variant(
+            CLASSES[device], precision, False, binding=gpu_jobs.PIECE
+        ).kernels.stages(job)
+        for device in ("software", "discrete")
+        for name, job in gpu_jobs.in_pieces(dtype).items()
+    }
+
+
+def linears_of_bytes(precision: Precision, dtype: str) -> dict[str, Staged]:
+    """Matmuls of rows that are rounded to bytes; classes take turns."""
+    return {
+        f"bytes_{name}": variant(CLASSES[device], precision, False, "int8").kernels.stages(job)
+        for device, (name, job) in zip(
+            itertools.cycle(gpu_jobs.GPU_CLASSES), int8_jobs.jobs(dtype).items(), strict=False
+        )
+    }
+
+
+BY_CLASS = (linears_by_class, linears_of_bytes, attention_by_class, projections_by_class, pieces_by_class)
+
+
+def sources(precision: Precision) -> dict[str, list[str]]:
+    """Shader and entry point of every kernel."""
+    dtype = {"f32": "float32", "f16": "float16"}[precision]
+    software = variant(SOFTWARE, precision, False).kernels
+    made = {name: software.stages(job) for name, job in jobs(dtype).items()}
+    for by_class in BY_CLASS:
+        made |= by_class(precision, dtype)
+    module = tvm.IRModule(
+        {f"{name}_s{i}": stage.func for name, staged in made.items() for i, stage in enumerate(staged.stages)}
+    )
+    return {name: [shader.source, shader.entry] for name, shader in shaders(module, precision).items()}
+
+
+def test_chromium_compiles_every_kernel():
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Blank)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        with browser() as chromium:
+            page = chromium.new_page()
+            page.goto(f"http://127.0.0.1:{server.server_port}/")
+            complaints = page.evaluate(COMPILE, sources("f32"))
+    finally:
+        server.shutdown()
+    if complaints == "no adapter":
+        pytest.skip("Chromium offers no WebGPU adapter")
+    assert complaints == {}
+
+
+@pytest.mark.parametrize("precision", ["f32", "f16"])
+def test_dawn_accepts_every_kernel_within_guaranteed_limits(precision: Precision):
+    node = shutil.which("node")
+    if node is None or not (WEB / "node_modules" / "webgpu").exists():
+        pytest.skip("needs Node and the development packages of web/")
+    done = subprocess.run(
+        [node, WEB / "test" / "dawn" / "compile.mjs"],
+        input=json.dumps(sources(precision)), capture_output=True, text=True, check=True, timeout=300,
+    )  # fmt: skip
+    assert json.loads(done.stdout) == {}

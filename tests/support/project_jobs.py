@@ -1,0 +1,66 @@
+"""Jobs for the kernels that project, turn and append at once, with inputs: see gpu_jobs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from nearfar.targets.jobs import Linear, Project, RopeAppend, Rows
+from nearfar.targets.kernels import Packing
+from nearfar.targets.quantized import Matrix
+
+from .gpu_jobs import MATRICES, ROPES, SCHEMES, paged, paged_inputs
+from .job_reference import Array, random_inputs, random_matrix, rows
+
+Q4 = Matrix(0, 320, 4, 64)
+FLAGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    name: ({"norm": 1e-5, "bias": index % 2 == 1}, flags)
+    for index, (name, flags) in enumerate(ROPES.items())
+    if not flags.get("norm_all")
+}
+"""What the projection does besides, and what follows."""
+HEADS = ((1, 8, 4, 8), (4, 4, 2, 16), (1, 4, 1, 80), (2, 6, 2, 96), (3, 4, 2, 128), (1, 4, 1, 256))
+HEADS += ((4, 2, 1, 512),)
+BITS = ("q2g16", "q3g64", "q4g16", "q5g128", "q6g64", "q8g32")
+
+
+def job(
+    shape: tuple[int, int, int, int],
+    dtype: str = "float32",
+    matrix: Matrix = Q4,
+    linear: dict[str, Any] | None = None,
+    **flags: Any,
+) -> Project:
+    """Of these rows, heads, kv heads and head size; the matrix gets as many columns as they need."""
+    follows: RopeAppend = paged(RopeAppend, shape, dtype, **flags)
+    wide = replace(matrix, n=follows.x_heads * follows.head_dim)
+    return Project(Linear(shape[0], wide, "float32", dtype, **(linear or {})), follows)
+
+
+def matrices() -> dict[str, Matrix]:
+    """All bits, and dense ones."""
+    return {name: SCHEMES[name] for name in BITS} | {
+        "f32": replace(MATRICES["f32odd"], k=172), "f16": MATRICES["f16"],
+    }  # fmt: skip
+
+
+def arrays(packing: Packing, project: Project, seed: int = 1) -> dict[str, Array]:
+    """Inputs of a job, `out` and the numbers of the matrix; the last of several rows is of padding."""
+    rng = np.random.default_rng(seed)
+    linear, follows = project.linear, project.paged
+    made = paged_inputs(follows, rng)
+    facts = rows(Rows.of(follows), made)
+    held = {**made, **random_inputs(linear, rng)}
+    tensor, numbers = random_matrix(rng, linear.matrix)
+    packed = packing.pack(linear.matrix, tensor)
+    vectors = [held[name] for name in project.vectors]
+    return {
+        "x": held["x"],
+        "w": numbers,
+        "rows": facts,
+        **{f"w{i}": array for i, array in enumerate(packed)},
+        **({"vectors": np.concatenate(vectors)} if vectors else {}),
+        **{name: made[name] for name in ("k_cache", "v_cache") if name in made},
+    }

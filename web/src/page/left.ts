@@ -1,0 +1,31 @@
+/**
+ * Loads whose page was closed or left meanwhile. The worker notes which program it tries, and whoever finds
+ * that note later takes the program for the one that brought the tab down; a page that is left says here that
+ * nothing was amiss. At once and without a promise: nothing else gets done while a page is left.
+ */
+
+const STORAGE = "nearfar.left";
+/** The last ones: a load that nobody asks about any more need not be known. */
+const MOST = 16;
+
+export function leftLoads(): string[] {
+  try {
+    const found: unknown = JSON.parse(localStorage.getItem(STORAGE) ?? "[]");
+    return Array.isArray(found) ? found.filter((load) => typeof load === "string") : [];
+  } catch {
+    return [];
+  }
+}
+
+/** Says so when the page is left; returns what ends the watch. */
+export function watchLeaving(load: string): () => void {
+  const onHide = (): void => {
+    try {
+      localStorage.setItem(STORAGE, JSON.stringify([...leftLoads(), load].slice(-MOST)));
+    } catch {
+      // Storage that is full or forbidden: one program less to choose from.
+    }
+  };
+  globalThis.addEventListener("pagehide", onHide);
+  return () => globalThis.removeEventListener("pagehide", onHide);
+}

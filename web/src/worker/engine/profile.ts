@@ -1,0 +1,85 @@
+import { RequestError } from "../../both/errors.js";
+import { MAX_ROWS, SAMPLE_COLUMNS, SAMPLE_I32 } from "../../both/format.js";
+import type { LaunchCost, ProfileOptions, StepProfile } from "../../both/messages.js";
+import type { Backend } from "./backend.js";
+
+/** Positions in the cache, unless told otherwise: where attention begins to cost something. */
+const CONTEXT = 1024;
+const ROUNDS = 10;
+
+/** A backend that can time the launches of a plan. */
+export interface TimedBackend extends Backend {
+  /** Milliseconds of each launch, in order; rejects with DeviceError where the browser does not tell. */
+  profile(name: "step", size: number): Promise<number[]>;
+  /** Of each launch of a plan: its kernel, and the bytes of the weights that it reads whole. */
+  launchesIn(name: "step", size: number): readonly Pick<LaunchCost, "kernel" | "weightBytes">[];
+}
+
+/** Times the launches of a step on an idle device. It writes to the first pages of the cache. */
+export async function profileStep(
+  backend: TimedBackend,
+  options: ProfileOptions,
+): Promise<Omit<StepProfile, "program">> {
+  const { rows, context, rounds } = checked(backend, options);
+  await backend.prepare("step", rows);
+  writeInputs(backend, rows, context);
+  const times: number[][] = [];
+  const whole: number[] = [];
+  await backend.profile("step", rows);
+  for (let round = 0; round < rounds; round++) {
+    await backend.fetch([{ buffer: "sampled", count: 1 }]);
+    const begin = performance.now();
+    backend.run("step", rows);
+    await backend.fetch([{ buffer: "sampled", count: 1 }]);
+    whole.push(performance.now() - begin);
+    times.push(await backend.profile("step", rows));
+  }
+  const launches = backend.launchesIn("step", rows).map((launch, i) => {
+    return { ...launch, milliseconds: median(times.map((round) => round[i] ?? 0)) };
+  });
+  const total = launches.reduce((sum, { milliseconds }) => sum + milliseconds, 0);
+  const costs = launches.map((launch): LaunchCost => {
+    return { ...launch, share: total > 0 ? launch.milliseconds / total : 0 };
+  });
+  return { rows, context, rounds, stepMilliseconds: median(whole), launches: costs };
+}
+
+function checked(backend: Backend, options: ProfileOptions): Required<ProfileOptions> {
+  const sizes = backend.sizes("step");
+  const rows = options.rows ?? sizes[0] ?? 1;
+  if (!sizes.includes(rows))
+    throw new RequestError(`rows must be one of ${sizes.join(", ")}, not ${rows}.`, "rows");
+  const { groups, pageSize, contextLength } = backend.shape;
+  const most = Math.min(contextLength, pageSize * Math.min(...groups.map(({ pages }) => pages)));
+  const context = options.context ?? Math.max(Math.min(CONTEXT, most), rows);
+  if (!Number.isInteger(context) || context < rows || context > most)
+    throw new RequestError(`context must be from ${rows} to ${most} tokens, not ${context}.`, "context");
+  const rounds = options.rounds ?? ROUNDS;
+  if (!Number.isInteger(rounds) || rounds < 1)
+    throw new RequestError(`rounds must be at least 1, not ${rounds}.`, "rounds");
+  return { rows, context, rounds };
+}
+
+/** The last rows of one sequence, which has the first pages of the cache. */
+function writeInputs(backend: Backend, rows: number, context: number): void {
+  const { groups, pageSize } = backend.shape;
+  const pages = Int32Array.from({ length: Math.ceil(context / pageSize) }, (_, page) => page);
+  for (const group of groups.keys()) backend.write(`page_table.${group}`, pages);
+  const sample = new Int32Array(MAX_ROWS * SAMPLE_COLUMNS);
+  for (let row = 0; row < MAX_ROWS; row++) sample[row * SAMPLE_COLUMNS + SAMPLE_I32.feed] = -1;
+  backend.write("tokens", new Int32Array(rows));
+  backend.write(
+    "positions",
+    Int32Array.from({ length: rows }, (_, row) => context - rows + row),
+  );
+  backend.write("slots", new Int32Array(rows));
+  backend.write("logit_rows", new Int32Array(MAX_ROWS));
+  backend.write("sample_i32", sample);
+}
+
+function median(values: readonly number[]): number {
+  const sorted = [...values].sort((a, b) => a - b);
+  const middle = sorted.length >> 1;
+  const upper = sorted[middle] ?? 0;
+  return sorted.length % 2 === 1 ? upper : (upper + (sorted[middle - 1] ?? 0)) / 2;
+}

@@ -1,0 +1,70 @@
+import { DeviceError } from "../../both/errors.js";
+import type { Manifest, Program } from "../../both/manifest.js";
+import type { BufferRegistry } from "./buffers.js";
+import type { DeviceBuffer, PageStore } from "./executor.js";
+import {
+  bufferBytes,
+  cacheBuffers,
+  DEFAULT_KV_MEMORY,
+  type MemoryOptions,
+  type MemoryPlan,
+  planMemory,
+} from "./memory.js";
+
+/** What an executor has for itself, beside the weights: cache, inputs, outputs, workspace. */
+export interface WorkingMemory {
+  readonly memory: MemoryPlan;
+  readonly buffers: BufferRegistry;
+  readonly named: ReadonlyMap<string, DeviceBuffer>;
+  readonly cache: readonly PageStore[];
+  readonly workspace: readonly GPUBuffer[];
+}
+
+/** As much as the caller asks for. Where the cache's size was left open, less is tried before giving up. */
+export async function allocateWhole(
+  buffers: BufferRegistry,
+  manifest: Manifest,
+  program: Program,
+  options: MemoryOptions,
+): Promise<WorkingMemory> {
+  const { kvMemory, contextLength } = options;
+  for (let budget = kvMemory ?? DEFAULT_KV_MEMORY; ; budget /= 2) {
+    const limit = buffers.device.limits.maxStorageBufferBindingSize;
+    const memory = planMemory(manifest, program, limit, { contextLength, kvMemory: budget });
+    try {
+      return await allocate(buffers, manifest, program, memory);
+    } catch (error) {
+      const smaller = kvMemory === undefined && budget > DEFAULT_KV_MEMORY / 32;
+      if (!(error instanceof DeviceError) || !smaller) throw error;
+    }
+  }
+}
+
+export function allocate(
+  buffers: BufferRegistry,
+  manifest: Manifest,
+  program: Program,
+  memory: MemoryPlan,
+): Promise<WorkingMemory> {
+  const advice =
+    `Of this ${memory.kvBytes} bytes are KV cache for ${memory.contextLength} tokens: give ` +
+    "createEngine a smaller kvMemory or contextLength.";
+  return buffers.guarded("the cache and the workspace", advice, () => {
+    const named = new Map<string, DeviceBuffer>();
+    const { STORAGE, COPY_SRC, COPY_DST } = GPUBufferUsage;
+    for (const entry of manifest.buffers) {
+      const gpu = buffers.create(
+        entry.name,
+        bufferBytes(entry, program, memory),
+        STORAGE | COPY_SRC | COPY_DST,
+      );
+      named.set(entry.name, { gpu, dtype: entry.dtype === "kv" ? program.kvDtype : entry.dtype });
+    }
+    const cache = cacheBuffers(manifest, program).flatMap(({ name, ...page }): PageStore[] => {
+      const buffer = named.get(name);
+      return buffer ? [{ gpu: buffer.gpu, ...page }] : [];
+    });
+    const workspace = program.workspace.map((bytes, i) => buffers.create(`workspace ${i}`, bytes, STORAGE));
+    return { memory, buffers, named, cache, workspace };
+  });
+}

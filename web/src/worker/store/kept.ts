@@ -1,0 +1,176 @@
+import { sha256Hex } from "../../both/http.js";
+import { locks, namesIn, read, remove, store } from "./files.js";
+
+/**
+ * What trials of programs found out, kept for the next time: an artifact and an adapter have a file each.
+ *
+ * A program is noted before it is tried. Whoever finds the note and nobody trying knows that the tab, or the
+ * browser, went down with it, so that program is never tried again. One tab tries at a time, and holds a lock
+ * for as long as it lives: a live tab's note is no death.
+ */
+
+const FOLDER = "nearfar-variants";
+
+/** Where the notes lie. */
+export interface NoteFile {
+  /** Null where there is none. */
+  read(): Promise<string | null>;
+  write(text: string): Promise<void>;
+}
+
+interface Notes {
+  /** Programs that lost the device. */
+  readonly lost: readonly string[];
+  /** What a trial has chosen, by its finalists. */
+  readonly chosen: Readonly<Record<string, string>>;
+  /** The program under way, and the load that tries it. */
+  readonly trying: { readonly program: string; readonly load: string } | null;
+}
+
+const NONE: Notes = { lost: [], chosen: {}, trying: null };
+
+export interface KeptOptions {
+  /** Whether another tab tries programs now. */
+  readonly busy: boolean;
+  /** The name of this load, by which a page can say later that it left of its own accord. */
+  readonly load: string;
+  /** Loads whose page was closed or left, with nothing amiss. */
+  readonly left: readonly string[];
+}
+
+export class Kept {
+  #notes: Notes = NONE;
+
+  private constructor(
+    private readonly file: NoteFile,
+    private readonly options: KeptOptions,
+    private readonly release: () => void,
+  ) {}
+
+  /** Reads the notes. A file that is damaged, or not one of these, is as good as none. */
+  static async open(file: NoteFile, options: KeptOptions, release = (): void => undefined): Promise<Kept> {
+    const kept = new Kept(file, options, release);
+    kept.#notes = parseNotes(await file.read().catch(() => null));
+    const { trying } = kept.#notes;
+    if (trying === null || options.busy) return kept;
+    if (options.left.includes(trying.load)) await kept.stop();
+    else await kept.lose(trying.program);
+    return kept;
+  }
+
+  /** Programs that lost the device, here or earlier. */
+  get lost(): readonly string[] {
+    return this.#notes.lost;
+  }
+
+  get busy(): boolean {
+    return this.options.busy;
+  }
+
+  /** What a trial of these programs has chosen; null where there was none. */
+  chosen(names: readonly string[]): string | null {
+    const found = this.#notes.chosen[names.join(" ")];
+    return found !== undefined && names.includes(found) ? found : null;
+  }
+
+  /** Notes that a program is about to be tried. */
+  async trying(program: string): Promise<void> {
+    if (this.#notes.trying?.program === program) return;
+    await this.#write({ trying: { program, load: this.options.load } });
+  }
+
+  /** Notes that a program lost the device. */
+  async lose(program: string): Promise<void> {
+    await this.#write({ lost: [...this.lost, program], trying: null });
+  }
+
+  /** Notes that a trial ended without a result, and by nobody's fault. */
+  async stop(): Promise<void> {
+    await this.#write({ trying: null });
+  }
+
+  /** Notes what came of a trial. */
+  async keep(names: readonly string[], chosen: string): Promise<void> {
+    await this.#write({ chosen: { ...this.#notes.chosen, [names.join(" ")]: chosen }, trying: null });
+  }
+
+  /** Lets other tabs try. */
+  close(): void {
+    this.release();
+  }
+
+  /** Storage that is full or forbidden: what is found out holds for this load. */
+  async #write(changed: Partial<Notes>): Promise<void> {
+    this.#notes = { ...this.#notes, ...changed };
+    await this.file.write(JSON.stringify(this.#notes)).catch(() => undefined);
+  }
+}
+
+function parseNotes(text: string | null): Notes {
+  try {
+    const { lost, chosen, trying } = JSON.parse(text ?? "") as Notes;
+    const names = [...lost, ...Object.values(chosen)];
+    if (!Array.isArray(lost) || !names.every((name) => typeof name === "string")) return NONE;
+    if (trying === null) return { lost, chosen, trying };
+    const { program, load } = trying;
+    return typeof program === "string" ? { lost, chosen, trying: { program, load } } : NONE;
+  } catch {
+    return NONE;
+  }
+}
+
+/**
+ * The notes on an artifact (by the digest of its manifest, which covers all kernels) and an adapter. Where
+ * the browser keeps nothing (private windows), they hold for this load.
+ */
+export async function openKept(
+  digest: string,
+  adapter: object,
+  options: Omit<KeptOptions, "busy">,
+): Promise<Kept> {
+  const name = await sha256Hex(new TextEncoder().encode(JSON.stringify([digest, adapter])));
+  const directory = await openFolder();
+  // Without locks nobody could tell a live tab's note from a dead one's.
+  if (!directory || !locks) return Kept.open(NOWHERE, { ...options, busy: false });
+  const release = await lockAlone(`${FOLDER} ${name}`, locks);
+  if (release !== null)
+    // Half written by a tab that was closed meanwhile.
+    for (const other of await namesIn(directory))
+      if (other.startsWith(`${name}.`)) await remove(directory, other);
+  return Kept.open(noteFile(directory, name), { ...options, busy: release === null }, release ?? undefined);
+}
+
+const NOWHERE: NoteFile = { read: async () => null, write: async () => undefined };
+
+function noteFile(directory: FileSystemDirectoryHandle, name: string): NoteFile {
+  return {
+    read: async () => {
+      const bytes = await read(directory, name);
+      return bytes && new TextDecoder().decode(bytes);
+    },
+    write: (text) => store(directory, name, new TextEncoder().encode(text), true),
+  };
+}
+
+async function openFolder(): Promise<FileSystemDirectoryHandle | null> {
+  try {
+    const root = await navigator.storage.getDirectory();
+    return await root.getDirectoryHandle(FOLDER, { create: true });
+  } catch {
+    return null;
+  }
+}
+
+/** Holds the lock until it is released or the tab ends; null where another tab holds it. */
+function lockAlone(name: string, locks: LockManager): Promise<(() => void) | null> {
+  return new Promise((resolve, reject) => {
+    const hold = (lock: Lock | null): Promise<void> | undefined => {
+      if (!lock) {
+        resolve(null);
+        return;
+      }
+      return new Promise((release) => resolve(release));
+    };
+    locks.request(name, { ifAvailable: true }, hold).catch(reject);
+  });
+}

@@ -1,0 +1,234 @@
+import { afterEach, beforeEach, describe, expect, test, vi } from "vitest";
+import { ArtifactError, DeviceError } from "../src/both/errors.js";
+import { type DeviceClass, type Program, parseManifest } from "../src/both/manifest.js";
+import {
+  type Finalists,
+  type Opened,
+  openBest,
+  Steps,
+  type TrialHooks,
+  type TrialStage,
+} from "../src/worker/gpu/trial.js";
+import { Kept, type NoteFile } from "../src/worker/store/kept.js";
+import { FakeBackend } from "./support/fake-backend.js";
+import { sampleManifest } from "./support/manifest.js";
+
+/** The programs of two classes, in two precisions. */
+const able = programsNamed("integrated-f16", "integrated-f32", "discrete-f16", "discrete-f32");
+
+/** A file that outlives its readers, as the browser's does; and what was written to it, in order. */
+class Notes implements NoteFile {
+  readonly texts: string[] = [];
+  /** Set to make every later write fail. */
+  full = false;
+
+  async read(): Promise<string | null> {
+    return this.texts.at(-1) ?? null;
+  }
+
+  async write(text: string): Promise<void> {
+    if (this.full) throw new DOMException("full", "QuotaExceededError");
+    this.texts.push(text);
+  }
+
+  /** The program noted as being tried. */
+  get trying(): string | null {
+    const notes = JSON.parse(this.texts.at(-1) ?? "{}") as { trying?: { program: string } | null };
+    return notes.trying?.program ?? null;
+  }
+}
+
+/** A device in plain code. Programs in `lost` take it down, those in `full` find no room. */
+class FakeStage implements TrialStage {
+  isGone = false;
+  isClosed = false;
+
+  constructor(
+    readonly programs: Finalists,
+    private readonly faults: { readonly lost: readonly string[]; readonly full: readonly string[] },
+    private readonly notes: Notes,
+  ) {}
+
+  async put({ name }: Program): Promise<FakeBackend> {
+    expect(this.notes.full ? name : this.notes.trying, "noted before anything of it runs").toBe(name);
+    if (this.faults.full.includes(name)) throw new DeviceError("no room");
+    const backend = new FakeBackend({ contextLength: 300 });
+    for (let g = 0; g < backend.shape.groups.length; g++)
+      backend.write(`page_table.${g}`, new Int32Array(backend.shape.slots * backend.shape.pagesPerSlot));
+    const run = backend.run.bind(backend);
+    backend.run = (...step) => {
+      expect(this.notes.full ? name : this.notes.trying).toBe(name);
+      if (!this.faults.lost.includes(name)) return run(...step);
+      this.isGone = true;
+      throw new DeviceError("the driver was reset");
+    };
+    return backend;
+  }
+
+  async isLost(): Promise<boolean> {
+    return this.isGone;
+  }
+
+  close(): void {
+    this.isClosed = true;
+  }
+}
+
+describe("trials", () => {
+  let notes: Notes;
+  let stages: FakeStage[];
+  let told: string[];
+  beforeEach(() => {
+    notes = new Notes();
+    stages = [];
+    told = [];
+    // A machine that is busy must not end a trial.
+    let now = 0;
+    vi.spyOn(performance, "now").mockImplementation(() => now++);
+  });
+  afterEach(() => vi.restoreAllMocks());
+
+  const load = async (
+    faults: { lost?: readonly string[]; full?: readonly string[] } = {},
+    options: { busy?: boolean; left?: readonly string[]; signal?: AbortSignal } = {},
+  ): Promise<Opened<FakeStage>> => {
+    const { busy = false, left = [], signal = new AbortController().signal } = options;
+    const kept = await Kept.open(notes, { busy, load: "this", left });
+    const open = async (programs: Finalists): Promise<FakeStage> => {
+      const stage = new FakeStage(programs, { lost: [], full: [], ...faults }, notes);
+      stages.push(stage);
+      return stage;
+    };
+    const hooks: TrialHooks = {
+      signal,
+      onTrying: ({ name }) => told.push(name),
+      onChoice: ({ name }, { why }) => told.push(`${name} ${why}`),
+    };
+    return openBest(able, "integrated", kept, open, hooks);
+  };
+
+  test("are made once, over one device, and the choice is kept", async () => {
+    const finalists = ["integrated-f16", "integrated-f32", "discrete-f16"];
+    const { program, choice, stage } = await load();
+    expect([choice.why, [...choice.seconds.keys()]]).toEqual(["timed", finalists]);
+    expect(stages.map(({ programs }) => programs.map(({ name }) => name))).toEqual([finalists]);
+    expect(stage.isClosed).toBe(false);
+    expect(told).toEqual([...finalists, `${program.name} timed`]);
+    expect(notes.trying).toBeNull();
+    const again = await load();
+    expect([again.program, again.choice.why]).toEqual([program, "kept"]);
+    expect(stages[1]?.programs).toEqual([program]);
+  });
+
+  test("are not made where another tab makes them", async () => {
+    await notes.write(
+      JSON.stringify({ lost: [], chosen: {}, trying: { program: "discrete-f16", load: "x" } }),
+    );
+    const { program, choice } = await load({}, { busy: true });
+    expect([program.name, choice.why]).toEqual(["integrated-f16", "busy"]);
+    expect(notes.texts).toHaveLength(1);
+  });
+
+  test("know a program that took its tab down, but for tabs that were left", async () => {
+    const text = JSON.stringify({ lost: [], chosen: {}, trying: { program: "integrated-f16", load: "x" } });
+    await notes.write(text);
+    expect((await load({}, { left: ["x"] })).choice.seconds.has("integrated-f16")).toBe(true);
+    await notes.write(text);
+    expect([...(await load({}, { left: ["y"] })).choice.seconds.keys()]).toEqual([
+      "integrated-f32",
+      "discrete-f16",
+      "discrete-f32",
+    ]);
+  });
+
+  test("go on without a program that loses the device, for good", async () => {
+    const { choice } = await load({ lost: ["integrated-f32"] });
+    expect([...choice.seconds.keys()]).toEqual(["integrated-f16", "discrete-f16", "discrete-f32"]);
+    expect(stages.map(({ isClosed }) => isClosed)).toEqual([true, false]);
+    expect((await load()).choice.why).toBe("kept");
+  });
+
+  test("go on without a program that has no room, this time", async () => {
+    const { choice } = await load({ full: ["integrated-f32"] });
+    expect([...choice.seconds.keys()]).toEqual(["integrated-f16", "discrete-f16", "discrete-f32"]);
+    const { seconds } = (await load()).choice;
+    expect([...seconds.keys()]).toEqual(["integrated-f16", "integrated-f32", "discrete-f16"]);
+  });
+
+  test("end with the last that is left", async () => {
+    const { program, choice, stage } = await load({ full: able.map(({ name }) => name) });
+    expect([program.name, choice.why]).toEqual(["discrete-f32", "only"]);
+    expect(stages.slice(0, -1).every(({ isClosed }) => isClosed)).toBe(true);
+    expect(stage.isClosed).toBe(false);
+  });
+
+  test("hold for one load where nothing can be written", async () => {
+    notes.full = true;
+    expect((await load()).choice.why).toBe("timed");
+    expect((await load()).choice.why).toBe("timed");
+  });
+
+  test("leave no note and no device when loading is aborted", async () => {
+    const controller = new AbortController();
+    const loading = load({}, { signal: controller.signal });
+    controller.abort();
+    await expect(loading).rejects.toMatchObject({ name: "AbortError" });
+    expect(notes.trying).toBeNull();
+    expect(stages.every(({ isClosed }) => isClosed)).toBe(true);
+  });
+
+  test("do not take what is wrong with the artifact for the device's fault", async () => {
+    const broken = new ArtifactError("a plan is corrupt");
+    const kept = await Kept.open(notes, { busy: false, load: "this", left: [] });
+    const stage = new FakeStage(able, { lost: [], full: [] }, notes);
+    stage.put = () => Promise.reject(broken);
+    const hooks = {
+      signal: new AbortController().signal,
+      onTrying: () => undefined,
+      onChoice: () => undefined,
+    };
+    await expect(openBest(able, "integrated", kept, async () => stage, hooks)).rejects.toBe(broken);
+    expect([notes.trying, stage.isClosed]).toEqual([null, true]);
+  });
+
+  test("run whole steps: of one token, and of the largest size", async () => {
+    const backend = new FakeBackend({ contextLength: 300 });
+    backend.write("page_table.0", new Int32Array(backend.shape.slots * backend.shape.pagesPerSlot));
+    const steps = new Steps(backend);
+    expect(await steps.run("decode")).toBeGreaterThan(0);
+    expect(await steps.run("large")).toBeGreaterThan(0);
+    const greedy = { name: "greedy", size: 1 };
+    expect(backend.runs).toEqual([{ name: "step", size: 1 }, greedy, { name: "step", size: 256 }, greedy]);
+  });
+});
+
+describe("notes", () => {
+  test("that are damaged are as good as none", async () => {
+    const spoilt = [
+      "",
+      "{",
+      "null",
+      "[]",
+      '{"lost":1,"chosen":{},"trying":null}',
+      '{"lost":[1],"chosen":{}}',
+    ];
+    for (const text of spoilt) {
+      const notes = new Notes();
+      await notes.write(text);
+      const kept = await Kept.open(notes, { busy: false, load: "this", left: [] });
+      expect([kept.lost, kept.chosen(["a"])]).toEqual([[], null]);
+      await kept.keep(["a", "b"], "b");
+      const again = await Kept.open(notes, { busy: false, load: "that", left: [] });
+      expect([again.chosen(["a", "b"]), again.chosen(["a", "c"])]).toEqual(["b", null]);
+    }
+  });
+});
+
+function programsNamed(...names: readonly [string, ...string[]]): Finalists {
+  const described = sampleManifest();
+  const [first] = described.programs;
+  const made = names.map((name) => ({ ...first, name, device_class: name.split("-")[0] as DeviceClass }));
+  const [one, ...others] = parseManifest(JSON.stringify({ ...described, programs: made })).programs;
+  if (!one) throw new Error("there are programs");
+  return [one, ...others];
+}
