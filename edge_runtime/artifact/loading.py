@@ -41,19 +41,24 @@ def load(path: Path, options: LoadOptions = DEFAULTS) -> tuple[EngineCore, TextC
 
     planned: dict[str, Settings] = {}
 
-    def open_one(program: Program) -> Executor:
+    def plan(program: Program) -> Settings:
         # Once for each: free memory is another when weights are loaded, and the scheduler must have the pages
         # that the executor has.
         if program.name not in planned:
             planned[program.name] = _settings(artifact, program, found, options)
-        return open_executor(chosen, artifact, program, planned[program.name])
+        return planned[program.name]
+
+    def open_one(program: Program) -> Executor:
+        return open_executor(chosen, artifact, program, plan(program))
 
     if options.program is None:
-        executor, program, choice = open_best(artifact, programs, found.adapter, chosen, open_one)
+        executor, program, choice = open_best(
+            artifact, programs, found.adapter, chosen, open_one, lambda each: plan(each).context
+        )
     else:
         program, choice = programs[0], Choice(programs[0].name, "pinned")
         executor = open_one(program)
-    settings = planned[program.name]
+    settings = plan(program)
     reopen = partial(open_executor, chosen, artifact, program, settings)
     core = EngineCore(
         executor, artifact.manifest, program, settings.pages, pipelined=chosen.pipelined, reopen=reopen

@@ -25,6 +25,8 @@ POSITION = 255
 """Where a decode step of a trial stands in its sequence."""
 
 Open = Callable[[Program], Executor]
+Context = Callable[[Program], int]
+"""Positions that a sequence can have once a program is opened."""
 
 
 def untried(programs: Sequence[Program], adapter: Adapter | None) -> Program:
@@ -38,6 +40,7 @@ def open_best(
     adapter: Adapter | None,
     device: Device,
     open_one: Open,
+    context: Context,
 ) -> tuple[Executor, Program, Choice]:
     """An executor of the program that suits the adapter best, of those that it can run."""
     device_class = None if adapter is None else class_of(adapter)
@@ -53,7 +56,7 @@ def open_best(
         if choice is not None:
             chosen = next(program for program in finalists if program.name == choice.program)
             return open_one(chosen), chosen, choice
-        tried = _try_all(artifact, finalists, device, kept, open_one, failed)
+        tried = _try_all(artifact, finalists, device, kept, open_one, context, failed)
         if tried is not None:
             return tried
 
@@ -75,6 +78,7 @@ def _try_all(
     device: Device,
     kept: Kept,
     open_one: Open,
+    context: Context,
     failed: set[str],
 ) -> tuple[Executor, Program, Choice] | None:
     """Time the finalists over one copy of the weights: the first opened as it will run, the others beside it.
@@ -86,17 +90,17 @@ def _try_all(
     names = [program.name for program in finalists]
     assert device.beside is not None
     main = open_one(dataclasses.replace(first, requires=all_of(finalists)))
+    small = _small(artifact.manifest)
+    positions = min(context(first), small.context)
     with ExitStack() as stack:
         stack.callback(main.close)
         try:
             made = {first.name: main}
             for program in others:
                 kept.trying(program.name)
-                made[program.name] = device.beside(main, artifact, program, _small(artifact.manifest))
+                made[program.name] = device.beside(main, artifact, program, small)
                 stack.callback(made[program.name].close)
-            steps = {
-                program.name: Steps(made[program.name], program, artifact.manifest) for program in finalists
-            }
+            steps = {program.name: Steps(made[program.name], program, positions) for program in finalists}
 
             def measure(name: str, kind: Kind) -> float:
                 kept.trying(name)
@@ -142,13 +146,14 @@ def _small(manifest: Manifest) -> Settings:
 class Steps:
     """Whole steps of one executor, timed until the host has the token. They leave no trace that a request
     could see: page tables stay as they are, and what a cache holds beyond its pages' use does not count.
+    `context`: positions that the executor has room for.
     """
 
-    def __init__(self, executor: Executor, program: Program, manifest: Manifest) -> None:
+    def __init__(self, executor: Executor, program: Program, context: int) -> None:
         self._executor = executor
         steps = [bucket.size for bucket in program.functions["step"]]
         self._sizes: dict[Kind, int] = {"decode": steps[0], "large": steps[-1]}
-        self._last = min(POSITION, manifest.model.context_length - 1)
+        self._last = min(POSITION, context - 1)
         self._rows = program.functions["greedy"][0].size
 
     def run(self, kind: Kind) -> float:

@@ -94,8 +94,8 @@ class Traffic:
         used = {a: how == "read" for a, how in zip(launch.args, access, strict=True) if _is_value(a)}
         read = [arg for arg in used if used[arg]]
         matrix = self._matrix(launch)
-        # What makes q; keys and values lie in the caches.
         if matrix and self._caches.keys() & set(_names(launch, "buffer")):
+            # It makes q; keys and values lie in the caches, and what it reads of rows is little.
             out = self._width(launch, read)
             columns = matrix[1] + out
         elif matrix:

@@ -44,16 +44,21 @@ class DeviceClass:
     """Bytes that a launch may read again from the device's cache, if another launch is spared by it: what a
     launch takes (2, 3, 5 µs) times the cache's bandwidth (2, 0.35, 0.1 TB/s), all assumed.
     """
+    staged_bytes: int = 0
+    """That of matmuls in float16 programs, where two tiles are worth more; else `shared_bytes`."""
 
 
 SOFTWARE = DeviceClass("software", 32, 1, 0, 0, (8, 256), 32, 32, 1, 32, 1)
 MOBILE = DeviceClass(
-    "mobile", 64, 8, 128 << 10, 2048, (32, 32), 64, 64, 16, 16, 64, SHARED_BYTES // 2, 512 << 10
+    "mobile", 64, 8, 128 << 10, 2048, (32, 64), 128, 64, 16, 16, 64, SHARED_BYTES // 2, 512 << 10
 )
 INTEGRATED = DeviceClass(
     "integrated", 128, 16, 512 << 10, 8192, (64, 64), 256, 64, 32, 32, 32, read_again=1 << 20
 )
-DISCRETE = DeviceClass("discrete", 256, 32, 2 << 20, 16384, (64, 64), 256, 64, 32, 32, 64, read_again=4 << 20)
+DISCRETE = DeviceClass(
+    "discrete", 256, 32, 2 << 20, 16384, (64, 64), 256, 64, 32, 32, 64, read_again=4 << 20,
+    staged_bytes=2 * SHARED_BYTES,
+)  # fmt: skip
 CLASSES = {each.name: each for each in (SOFTWARE, MOBILE, INTEGRATED, DISCRETE)}
 
 

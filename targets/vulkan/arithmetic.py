@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -20,6 +20,7 @@ from .opcodes import Capability, Glsl, Op
 from .spirv import Builder
 
 Number = int | float | bool
+WIDTH = 4  # numbers of a vector
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ class Arithmetic:
         self._known: dict[int, Number] = {}
         self._factors: dict[int, int] = {}
         self._sums: dict[int, tuple[int, int]] = {}
+        self._parts: dict[int, tuple[int, int]] = {}
 
     def type_of(self, dtype: Dtype) -> int:
         """The register type."""
@@ -203,6 +205,34 @@ class Arithmetic:
         if dtype.bits == 32:
             self._learn(name, made, a, b)
         return self.wrap(dtype, made)
+
+    # Vectors: of float16, of which GPUs compute two at once where an instruction names both.
+
+    def part(self, vector: int, element: int, place: int) -> int:
+        """One number of a vector; `element` is their type."""
+        made = self.builder.pure(Op.COMPOSITE_EXTRACT, element, vector, place)
+        self._parts[made] = vector, place
+        return made
+
+    def gathered(self, element: int, values: Sequence[int]) -> int:
+        """Numbers as a vector: the one that they were taken from, where they all were."""
+        found = [self._parts.get(value, (0, 0)) for value in values]
+        vector = found[0][0]
+        if vector and found == [(vector, place) for place in range(WIDTH)]:
+            return vector
+        kind = self.builder.vector_type(element, len(values))
+        return self.builder.pure(Op.COMPOSITE_CONSTRUCT, kind, *values)
+
+    def vector(self, name: str, operands: Sequence[Sequence[int]]) -> tuple[int, ...]:
+        """Add, sub, mul or fma (a·b + c) of vectors of float16."""
+        element = self.computes(F16)
+        kind = self.builder.vector_type(element, WIDTH)
+        vectors = [self.gathered(element, values) for values in operands]
+        if name == "fma":
+            made = self.builder.glsl(Glsl.FMA, kind, *vectors)
+        else:
+            made = self.builder.pure(_FLOAT_OPS[name], kind, *vectors)
+        return tuple(self.part(made, element, place) for place in range(WIDTH))
 
     def _logical(self, name: str, a: int, b: int) -> int:
         op = {"and": Op.LOGICAL_AND, "or": Op.LOGICAL_OR, "xor": Op.LOGICAL_NOT_EQUAL}.get(name)

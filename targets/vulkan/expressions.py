@@ -1,4 +1,8 @@
-"""Expressions of lowered TIR to ids. A vector is its lanes: each is computed by itself, as GPUs do."""
+"""Expressions of lowered TIR to ids.
+
+A vector is its lanes: each is computed by itself, as GPUs do; but for sums and products of float16, which
+they compute in pairs.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from tvm.ir import Var
 
 from nearfar.errors import BuildError
 
-from .arithmetic import BOOL, F16, Arithmetic, Dtype, dtype_of
+from .arithmetic import BOOL, F16, WIDTH, Arithmetic, Dtype, dtype_of
 from .conversions import Conversions
 from .intrinsics import Intrinsics
 from .opcodes import Op
@@ -21,6 +25,7 @@ _BINARY = {
     "FloorMod": "floormod", "Min": "min", "Max": "max", "BitwiseAnd": "and", "BitwiseOr": "or",
     "BitwiseXor": "xor", "LShift": "shl", "RShift": "shr",
 }  # fmt: skip
+_IN_PAIRS = ("Add", "Sub", "Mul")
 _BINARY_CALLS = {
     "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "shift_left": "shl", "shift_right": "shr",
 }  # fmt: skip
@@ -35,6 +40,18 @@ def dtype(expr: Any) -> Dtype:
 def lanes(expr: Any) -> int:
     """Lanes of an expression."""
     return int(expr.ty.dtype.lanes)
+
+
+def _in_pairs(expr: Any) -> bool:
+    """Whether GPUs compute two lanes of it at once."""
+    kind = type(expr).__name__
+    if kind not in _IN_PAIRS and not (kind == "Call" and _is_fma(expr)):
+        return False
+    return lanes(expr) == WIDTH and dtype(expr) == F16
+
+
+def _is_fma(call: Any) -> bool:
+    return str(call.op.name).endswith("call_pure_extern") and str(call.args[0].value) == "fma"
 
 
 class Expressions:
@@ -62,6 +79,8 @@ class Expressions:
 
     def values(self, expr: Any) -> tuple[int, ...]:
         """All lanes."""
+        if _in_pairs(expr):
+            return self._vector(expr)
         return tuple(self.value(expr, lane) for lane in range(lanes(expr)))
 
     def define(self, variable: Var, values: tuple[int, ...]) -> None:
@@ -77,7 +96,20 @@ class Expressions:
             raise BuildError(f"variable {expr.name} is used before it is defined")
         return found[lane]
 
+    def _vector(self, expr: Any) -> tuple[int, ...]:
+        """A sum or product of vectors of float16; a sum with a product as one instruction."""
+        if type(expr).__name__ == "Call":
+            return self._arithmetic.vector("fma", [self.values(each) for each in expr.args[1:]])
+        for a, b in ((expr.a, expr.b), (expr.b, expr.a)):
+            if type(expr).__name__ == "Add" and type(b).__name__ == "Mul":
+                return self._arithmetic.vector("fma", [self.values(each) for each in (b.a, b.b, a)])
+        return self._arithmetic.vector(
+            _BINARY[type(expr).__name__], [self.values(expr.a), self.values(expr.b)]
+        )
+
     def _binary(self, expr: Any, lane: int) -> int:
+        if _in_pairs(expr):
+            return self._vector(expr)[lane]
         a, b = self.value(expr.a, lane), self.value(expr.b, lane)
         return self._arithmetic.binary(_BINARY[type(expr).__name__], dtype(expr), a, b)
 
@@ -159,6 +191,8 @@ class Expressions:
         args = list(expr.args)
         if name in ("call_pure_extern", "call_extern"):
             name, args = str(args[0].value), args[1:]
+        if _in_pairs(expr):
+            return self._vector(expr)[lane]
         if name == "if_then_else":
             return self._if_then_else(expr, lane)
         if name in ("likely", "tvm_thread_invariant"):

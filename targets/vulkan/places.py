@@ -18,10 +18,10 @@ from tvm.sym import Analyzer
 
 from nearfar.errors import BuildError
 
-from .arithmetic import BOOL, F16, F32, I32, U32, Arithmetic, Dtype, dtype_of
+from .arithmetic import BOOL, F16, F32, I32, U32, WIDTH, Arithmetic, Dtype, dtype_of
 from .conversions import Conversions
 from .opcodes import NON_PRIVATE, Capability, Decoration, Op, Storage
-from .quads import WIDTH, Quads, Source
+from .quads import Quads, Source
 from .uses import Stored, Uses, width_of
 
 _VECTORS = (F32, I32, U32, F16)
@@ -128,7 +128,7 @@ class Memory:
             return self._load_scalar(buffer, place, known * place.vector + lane)
         builder, pointer = self._builder, self._pointer(place, index)
         if place.vector > 1 and place.storage == Storage.WORKGROUP:
-            return builder.pure(Op.COMPOSITE_EXTRACT, place.element, self._loaded(place, pointer), lane)
+            return self._arithmetic.part(self._loaded(place, pointer), place.element, lane)
         read, before = builder.pure if place.read_only else builder.value, builder.position
         value = read(Op.LOAD, self._held_type(place), pointer, *self._access(place))
         if place.vector == 1:
@@ -161,8 +161,7 @@ class Memory:
         if place.vector > 1:
             if self._widens(place):
                 values = [self._conversions.cast(F16, F32, lane) for lane in values]
-            kind = self._builder.vector_type(self._wide(place), place.vector)
-            value = self._builder.pure(Op.COMPOSITE_CONSTRUCT, kind, *values)
+            value = self._arithmetic.gathered(self._wide(place), values)
         value = self._narrowed(place, value)
         self._builder.emit(Op.STORE, self._pointer(place, index), value, *self._access(place))
         self.disturb()

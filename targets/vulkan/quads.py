@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .arithmetic import U32, Arithmetic
+from .arithmetic import U32, WIDTH, Arithmetic
 from .opcodes import Op, Storage
 from .spirv import instruction
 
-WIDTH = 4
 LOAD_WORDS = 4
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from nearfar.edge_runtime import Engine, SamplingParams
-from nearfar.errors import ArtifactError, DeviceError, RequestError
+from nearfar.errors import ArtifactError, DeviceError, OutOfMemory, RequestError
 from tests.shared_data import shared_data
 from tests.support import tiny
 from tests.support.backends import Lab, executor, forget, greedy, last_logits
@@ -24,6 +24,7 @@ from tests.support.mlx_artifact import Direct, change_weights, write_mlx_artifac
 mx = pytest.importorskip("mlx.core", reason="needs MLX (pip install 'nearfar[mlx]')")
 
 from nearfar.edge_runtime.executors.mlx.calls import whole  # noqa: E402
+from nearfar.edge_runtime.executors.mlx.device import guard  # noqa: E402
 from nearfar.edge_runtime.executors.mlx.rope import Rope  # noqa: E402
 from nearfar.edge_runtime.executors.mlx.weights import Matrix, join  # noqa: E402
 
@@ -322,3 +323,19 @@ def test_a_failure_of_mlx_is_an_error_for_users(plain: Path) -> None:
 def test_a_cache_beyond_memory_is_refused_before_it_is_made(plain: Path) -> None:
     with pytest.raises(DeviceError, match="more than this machine has"):
         Engine.load(plain, kv_memory="900TB")
+
+
+def test_memory_that_mlx_does_not_find_is_told_from_other_failures() -> None:
+    """By its words: on a CPU it does not raise where memory lacks, but ends the process."""
+    for lacking in (
+        RuntimeError("[malloc] Unable to allocate 4096 bytes."),
+        RuntimeError(
+            "[METAL] Command buffer execution failed: Insufficient Memory (00000008:kIOGPUCommand…)"
+        ),
+        MemoryError(),
+    ):
+        with pytest.raises(OutOfMemory, match="MLX failed"), guard("a test", lambda: 0):
+            raise lacking
+    with pytest.raises(DeviceError) as other, guard("a test", lambda: 0):
+        raise RuntimeError("[matmul] Last dimension of first input")
+    assert not isinstance(other.value, OutOfMemory)

@@ -56,15 +56,20 @@ def opener(artifact: Artifact, opened: list[Program]) -> Callable[[Program], Exe
     return open_one
 
 
+def room(_: Program) -> int:
+    """Positions of what `opener` opens."""
+    return SETTINGS.context
+
+
 def best(artifact: Artifact, opened: list[Program], changed: Device | None = None) -> tuple[str, Any]:
     """The program that runs, and why; after a step of it."""
     found = device(artifact.target).probe()
     programs = artifact.able_programs(found.features, found.limits)
     executor, program, choice = open_best(
-        artifact, programs, UNKNOWN, changed or device(artifact.target), opener(artifact, opened)
+        artifact, programs, UNKNOWN, changed or device(artifact.target), opener(artifact, opened), room
     )
     assert executor.program_name == program.name == choice.program
-    assert Steps(executor, program, artifact.manifest).run("decode") > 0
+    assert Steps(executor, program, SETTINGS.context).run("decode") > 0
     executor.close()
     return program.name, choice
 
@@ -83,6 +88,24 @@ def test_finalists_are_tried_once_and_the_choice_is_kept(artifact: Artifact) -> 
     again, kept = best(artifact, opened)
     assert (again, kept.why, kept.seconds) == (name, "kept", {})
     assert [program.name for program in opened] == [name]
+
+
+def test_a_trial_stays_where_the_smallest_cache_has_room(
+    artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = device(artifact.target).open(artifact, artifact.manifest.programs[0], SETTINGS)
+    written: list[int] = []
+    write = type(opened).write
+
+    def noting(executor: Executor, buffer: str, data: Any, row: int = 0, column: int = 0) -> None:
+        if buffer == "positions":
+            written.extend(data.tolist())
+        write(executor, buffer, data, row, column)
+
+    monkeypatch.setattr(type(opened), "write", noting)
+    opened.close()
+    assert best(artifact, [])[1].why == "timed"
+    assert max(written) == SETTINGS.context - 1
 
 
 def test_a_program_that_loses_the_device_is_out_for_good(artifact: Artifact) -> None:

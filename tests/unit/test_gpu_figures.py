@@ -203,7 +203,7 @@ def test_kernels_that_tvm_schedules_have_figures_too() -> None:
 
 
 @pytest.mark.parametrize("device", [DISCRETE, MOBILE])
-def test_products_of_bytes_take_a_third_of_the_operations(device: DeviceClass) -> None:
+def test_products_of_bytes_take_half_of_the_operations(device: DeviceClass) -> None:
     """A dot product of words is four products in one; matrix, barriers and registers are no more."""
     job = q4(2048, 2048, m=256)
     variants = (variant(device, "f16", False, products) for products in PRODUCTS)
@@ -212,7 +212,7 @@ def test_products_of_bytes_take_a_third_of_the_operations(device: DeviceClass) -
     )
     assert product.operations_per_weight is not None
     assert product.operations_per_weight < 0.8
-    assert product.operations_per_weight < 0.35 * (plain[0].operations_per_weight or 0)
+    assert product.operations_per_weight < 0.5 * (plain[0].operations_per_weight or 0)
     assert product.weight_reads == pytest.approx(256 / device.tile[0], rel=0.05)
     assert (product.barriers_per_k, product.line_use) == (1 / 32, 1)
     assert product.registers <= 96

@@ -7,38 +7,35 @@ import pytest
 from nearfar.targets.gpu.classes import CLASSES, DISCRETE, SOFTWARE, DeviceClass
 from nearfar.targets.gpu.figures.published import compiled, pipelines
 from nearfar.targets.gpu.figures.wanted import LAUNCHES_A_LAYER, PIPELINES, WRITTEN, Kind, kind_of, wanted
+from nearfar.targets.kernels import Precision
 
 SHAPES = ("smollm2-135m", "llama-3.2-1b", "qwen3-4b")
 Reached = dict[str, float]
 REACHED: dict[tuple[str, Kind], Reached] = {
     ("mobile", "matvec"): {
-        "x_loads": 1.78, "operations_per_weight": 4.72, "registers": 100, "weight_reads": 1.112,
+        "x_loads": 1.78, "operations_per_weight": 4.71, "registers": 100, "weight_reads": 1.112,
         "serial_steps": 19,
     },
-    ("mobile", "project"): {"x_loads": 1.8, "operations_per_weight": 7.41, "registers": 136},
-    ("mobile", "gathering"): {"operations_per_weight": 9.95, "registers": 98},
-    ("mobile", "matmul"): {
-        "barriers_per_k": 0.0643, "registers": 90, "line_use": 0.5,
-    },
-    ("mobile", "prefill"): {"cache_reads": 0.127, "registers": 100},
+    ("mobile", "project"): {"operations_per_weight": 4.52, "registers": 126},
+    ("mobile", "gathering"): {"operations_per_weight": 6.64, "registers": 97},
+    ("mobile", "matmul"): {"registers": 66},
+    ("mobile", "prefill"): {"cache_reads": 0.127, "registers": 103},
     ("integrated", "matvec"): {
-        "x_loads": 1.78, "operations_per_weight": 4.72, "registers": 126, "loads_ahead": 5,
+        "x_loads": 1.78, "operations_per_weight": 4.55, "registers": 126, "loads_ahead": 5,
         "weight_reads": 1.112, "serial_steps": 10,
     },
-    ("integrated", "project"): {"x_loads": 1.8, "operations_per_weight": 7.41, "registers": 136},
-    ("integrated", "gathering"): {"operations_per_weight": 9.95, "registers": 98},
-    ("integrated", "matmul"): {"barriers_per_k": 0.0643},
-    ("integrated", "prefill"): {"cache_reads": 0.0622, "registers": 127},
+    ("integrated", "project"): {"operations_per_weight": 4.52, "registers": 126},
+    ("integrated", "gathering"): {"operations_per_weight": 6.64, "registers": 97},
+    ("integrated", "prefill"): {"registers": 118},
     ("discrete", "matvec"): {
-        "x_loads": 1.78, "operations_per_weight": 4.72, "registers": 126, "loads_ahead": 6, "serial_steps": 5,
+        "x_loads": 1.78, "operations_per_weight": 4.71, "registers": 126, "loads_ahead": 6, "serial_steps": 5,
     },
     ("discrete", "project"): {
-        "x_loads": 1.8, "operations_per_weight": 7.41, "registers": 136, "serial_steps": 5,
+        "operations_per_weight": 4.52, "registers": 126, "serial_steps": 5,
         "threads": 12_288, "bytes_in_flight": 1_769_472,  # 48 heads by the 256 threads of a workgroup
     },
-    ("discrete", "gathering"): {"operations_per_weight": 9.95, "registers": 98},
-    ("discrete", "matmul"): {"barriers_per_k": 0.0643},
-    ("discrete", "prefill"): {"cache_reads": 0.0922, "registers": 115},
+    ("discrete", "gathering"): {"operations_per_weight": 6.64, "registers": 97},
+    ("discrete", "prefill"): {"registers": 118},
 }  # fmt: skip
 """Figures that miss what their class wants, and what the worst of SHAPES reaches: a line not to fall behind.
 A figure that no longer misses is to be taken out.
@@ -112,6 +109,18 @@ def test_a_token_has_few_launches_and_writes_little(name: str, shape: str) -> No
     reached = LAUNCHES_REACHED[shape] if CLASSES[name] is SOFTWARE else 6 - (name in PUT_TOGETHER[shape])
     assert found.launches_a_layer <= max(LAUNCHES_A_LAYER, reached)
     assert found.written_share <= (WRITTEN_REACHED if shape == "smollm2-135m" else WRITTEN)
+
+
+@pytest.mark.parametrize("name", ["mobile", "integrated", "discrete"])
+def test_products_of_float16_take_fewer_operations(name: str) -> None:
+    """Of many rows, where products are most of the work; a vector's two float16 count as one."""
+
+    def operations(precision: Precision) -> float:
+        found = compiled(SHAPES[0], CLASSES[name], precision).measured
+        counts = [each.figures.operations_per_weight for each in found if kind_of(each.job) == "matmul"]
+        return max(count for count in counts if count is not None)
+
+    assert operations("f16") < 0.8 * operations("f32")
 
 
 def test_a_program_has_few_pipelines() -> None:

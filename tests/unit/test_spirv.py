@@ -17,7 +17,7 @@ from nearfar.targets.quantized import Matrix
 from nearfar.targets.vulkan import VARIANTS, Module, modules
 from nearfar.targets.vulkan.arithmetic import BOOL, F16, F32, I32, U32, Arithmetic, Dtype, dtype_of
 from nearfar.targets.vulkan.conversions import Conversions
-from nearfar.targets.vulkan.opcodes import NON_PRIVATE, BuiltIn, Capability, Decoration, Op
+from nearfar.targets.vulkan.opcodes import NON_PRIVATE, BuiltIn, Capability, Decoration, Glsl, Op
 from nearfar.targets.vulkan.spirv import Builder, instruction, text, to_bytes
 from tests.support.spirv import count, instructions, validate
 
@@ -297,6 +297,34 @@ def test_packed_dot_products_are_one_instruction_each() -> None:
     assert count(made.code, Op.S_DOT) == 4
     assert count(made.code, Op.EXTENSION) == 1
     assert made.features == ("shaderIntegerDotProduct",)
+
+
+def test_products_of_float16_are_vectors() -> None:
+    """Two of them are one instruction where they are named together, multiplied and added at once."""
+
+    @T.prim_func(check_well_formed=False)
+    def kernel(a: T.Buffer((64,), "float16x4"), out: T.Buffer((32,), "float16x4")):
+        for tx in T.thread_binding(32, thread="threadIdx.x"):
+            part = T.alloc_shared((32,), "float16x4")
+            chain = T.alloc_local((1,), "float16x4")
+            part[tx] = a[tx]
+            T.tvm_storage_sync("shared")
+            chain[0] = part[tx] * part[31 - tx]
+            for i in T.unroll(3):
+                chain[0] = chain[0] + part[tx ^ i] * T.Broadcast(T.Shuffle([part[tx]], [i]), 4)
+            out[tx] = chain[0]
+
+    made = compiled(kernel)
+    validate(made.code)
+    vectors = {
+        i.operands[0] for i in instructions(made.code) if i.op == Op.TYPE_VECTOR and i.operands[2] == 4
+    }
+    fused = [i for i in instructions(made.code) if i.op == Op.EXT_INST and i.operands[3] == Glsl.FMA]
+    assert len(fused) == 3
+    assert {i.operands[0] for i in fused} <= vectors
+    assert (count(made.code, Op.F_MUL), count(made.code, Op.F_ADD)) == (1, 0)
+    # Put together are broadcast inputs and what passes through float32 to and from storage: nothing else.
+    assert count(made.code, Op.COMPOSITE_CONSTRUCT) == 3 + 2
 
 
 def test_the_same_kernel_gives_the_same_bytes() -> None:

@@ -121,6 +121,15 @@ def test_shapes_of_published_models_by_class(device: str) -> None:
         assert shader.shared_bytes <= (8192 if device == "mobile" else 16384)
 
 
+def test_products_of_float16_are_fused_vectors() -> None:
+    """A workgroup's tile of many rows: seven of the eight products of a chain are added as they are made."""
+    job = Linear(256, Matrix(64, 64, 4, 64), "float16", "float16")
+    func = variant(CLASSES["discrete"], "f16", False).kernels.stages(job).stages[0].func
+    source = shaders(tvm.IRModule({"k": func}), "f16")["k"].source
+    assert "var chain : array<vec4<f16>, 4>;" in source
+    assert source.count("] = fma(weight[0i], vec4<f16>(") == 7 * 4
+
+
 def test_a_window_bounds_the_splits() -> None:
     """What a row sees says how many workgroups walk it: of 512 positions as many as of a short context."""
     paged = 1, 8, 4, 64, 16, 4, 2048, "float32", "float32"

@@ -194,11 +194,27 @@ describe("trials", () => {
   test("run whole steps: of one token, and of the largest size", async () => {
     const backend = new FakeBackend({ contextLength: 300 });
     backend.write("page_table.0", new Int32Array(backend.shape.slots * backend.shape.pagesPerSlot));
-    const steps = new Steps(backend);
+    const steps = new Steps(backend, 300);
     expect(await steps.run("decode")).toBeGreaterThan(0);
     expect(await steps.run("large")).toBeGreaterThan(0);
     const greedy = { name: "greedy", size: 1 };
-    expect(backend.runs).toEqual([{ name: "step", size: 1 }, greedy, { name: "step", size: 256 }, greedy]);
+    expect(await new Steps(backend, 100).run("large"), "positions within the cache").toBeGreaterThan(0);
+    expect(backend.runs.slice(0, 4)).toEqual([
+      { name: "step", size: 1 },
+      greedy,
+      { name: "step", size: 256 },
+      greedy,
+    ]);
+  });
+
+  test("stay where the smallest cache has room", async () => {
+    const backend = new FakeBackend({ contextLength: 300 });
+    backend.write("page_table.0", new Int32Array(backend.shape.slots * backend.shape.pagesPerSlot));
+    for (const kind of ["decode", "large"] as const) {
+      await new Steps(backend, 100).run(kind);
+      const [positions] = await backend.fetch([{ buffer: "positions", count: 256 }]);
+      expect(Math.max(...(positions ?? []))).toBe(99);
+    }
   });
 });
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from nearfar.edge_runtime.artifact.budget import show_size
-from nearfar.errors import DeviceError
+from nearfar.errors import DeviceError, OutOfMemory
 
 MISSING = "the mlx device needs MLX, which is not installed: pip install 'nearfar[mlx]'"
+OUT_OF_MEMORY = ("malloc", "allocate", "OutOfMemory", "Insufficient Memory")
 
 
 def features() -> frozenset[str]:
@@ -54,7 +55,9 @@ def guard(what: str, bytes_held: Callable[[], int]) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        raise DeviceError(
+        # MLX has no error class for it, only the words of its allocator and of Metal.
+        lacking = isinstance(error, MemoryError) or any(word in str(error) for word in OUT_OF_MEMORY)
+        raise (OutOfMemory if lacking else DeviceError)(
             f"MLX failed {what}, with {show_size(bytes_held())} of weights and cache held: {error}. "
             "Where memory ran out, give the cache less (--kv-memory), store it in fewer bits (--kv-bits "
             "8), or take a smaller model"

@@ -62,6 +62,8 @@ class Bounds:
 
 EVERY = Bounds(most={"storage_buffers": 8, "threads_per_workgroup": 256, "largest_binding": 128 * MEGABYTE})
 """What WebGPU guarantees. A binding is held to it where it is a matrix: see `wanted`."""
+# Two tiles of 64 by 64 with their scales do not fit into 16 KB; a discrete GPU has 64 KB and more, of which
+# two workgroups use 48.
 WANTED: dict[Name, dict[Kind, Bounds]] = {
     "software": {
         "matvec": Bounds(
@@ -110,7 +112,7 @@ WANTED: dict[Name, dict[Kind, Bounds]] = {
         ),
         "matmul": Bounds(
             {"line_use": 0.95},
-            {"weight_reads": 4 * SCALES, "barriers_per_k": 1 / 32, "registers": 96, "shared_bytes": 16384},
+            {"weight_reads": 4 * SCALES, "barriers_per_k": 1 / 32, "registers": 96, "shared_bytes": 24576},
         ),
         "decode": Bounds({}, {"cache_reads": 1.01, "registers": 96, "shared_bytes": 16384}),
         "prefill": Bounds({}, {"cache_reads": 1.1 / 32, "registers": 96, "shared_bytes": 16384}),

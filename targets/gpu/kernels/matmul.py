@@ -1,15 +1,23 @@
 """Matrix times many rows (prefill) on a GPU: each weight is made once a workgroup, then used by all its rows.
 
 A workgroup has a tile of rows by columns. Of 32 inputs at a time all its threads together bring the rows and
-the dequantized weights into workgroup memory (weights as float16 in f16 programs), four numbers a vector; a
-thread then adds products for four rows by four columns, of a gated pair two rows by both columns' four. The
-words of the next 32 inputs are asked for before the products of these, so that they arrive behind them. Two
-tiles where both fit, and then one barrier for 32 inputs, else two.
+the weights into workgroup memory, four numbers a vector; a thread then adds products for four rows by four
+columns, of a gated pair two rows by both columns' four. The words of the next 32 inputs are asked for before
+the products of these, so that they arrive behind them. Two tiles where both fit, and then one barrier for 32
+inputs, else two. As in matvec the norm's rstd comes at the end: a thread fills parts of the same rows from
+first to last and sums their squares.
 
-Products and sums are float32, and rows are float32 in workgroup memory where a norm or the residual stream
-makes them large (see matvec). As there the norm's rstd comes at the end: a thread fills parts of the same
-rows from first to last and sums their squares. (Cooperative matrices and packed int8 products would take the
-place of `add_tile`, over the same tiles.)
+Float32 programs multiply and add in float32. In float16 programs both factors are float16 in workgroup
+memory, and what is rounded is this:
+- rows, eight inputs at a time times a power of two (see scaled), to 11 bits: any finite input works;
+- products of codes, which are exact: eight of them are added in float16, each sum rounded to 11 bits. The
+  rest is float32: sums of the eights, scale and bias, and the sum of the unrounded inputs that bias needs.
+- Weights that are no codes are rounded to float16 as ever, and multiplied and added in float32.
+Against float64 a row of outputs is off by 5e-4 to 7e-4 (root mean squares), and by 8e-4 where two inputs of
+it are a thousand times as large; rounding the rows is 2e-4 to 4e-4 of that, and all there is of weights that
+are no codes (tests/device/test_float16_products.py).
+
+(Cooperative matrices and packed int8 products would take the place of `add_chunk`, over the same tiles.)
 """
 
 # mypy: ignore-errors
@@ -29,6 +37,7 @@ from nearfar.targets.jobs import Linear
 from .common import ceil_div, select
 from .epilogue import VALUES, epilogue, sides
 from .layout import params
+from .scaled import CHAIN, centred, exponent_of, factor_of, inverse_of, limit_of, words_of
 from .script import prim_func
 from .vectors import (
     WIDTH,
@@ -49,7 +58,9 @@ from .vectors import (
 
 TILE_K = 32
 BLOCK = 16  # outputs of a thread, twice as many sums where gated
-ACROSS_K = TILE_K // WIDTH
+CHUNKS = TILE_K // CHAIN  # of a row in a tile
+VECTORS = CHAIN // WIDTH  # of a chunk
+SIZES = {"float32": 4, "float16": 2}
 
 
 @dataclass(frozen=True)
@@ -57,15 +68,18 @@ class Tiling:
     """A workgroup's `rows` by `columns` of the matrix, in workgroup memory of `copies` tiles.
 
     `lanes` threads lie across its columns of the output, `deep` along its rows, of which each has `own`; a
-    thread fills `x_fills` vectors of rows and `made` inputs of four columns.
+    thread fills `pieces` chunks of rows and `made` inputs of four columns. `scaled`: rows are float16 with a
+    power of two a chunk. `coded`: weights are codes, of `groups` groups in a tile, and products float16.
     """
 
     rows: int
     columns: int
     lanes: int
     deep: int
-    x_dtype: str
-    w_dtype: str
+    dtype: str
+    scaled: bool
+    coded: bool
+    groups: int
     memory: int
 
     @property
@@ -79,9 +93,9 @@ class Tiling:
         return self.rows // self.deep
 
     @property
-    def x_fills(self) -> int:
-        """Vectors of rows that a thread brings."""
-        return self.rows * ACROSS_K // self.threads
+    def pieces(self) -> int:
+        """Chunks of rows that a thread brings."""
+        return self.rows * CHUNKS // self.threads
 
     @property
     def made(self) -> int:
@@ -89,22 +103,31 @@ class Tiling:
         return TILE_K * self.columns // WIDTH // self.threads
 
     @property
+    def size(self) -> int:
+        """Bytes of a tile: rows and weights, of each chunk a power of two and a sum, scales and biases."""
+        numbers = TILE_K * (self.rows + self.columns) * SIZES[self.dtype]
+        of_rows = self.rows * CHUNKS * 4 * (self.scaled + self.coded)
+        return numbers + of_rows + self.coded * self.groups * self.columns * 2 * 4
+
+    @property
     def copies(self) -> int:
         """Tiles that fit into `memory` bytes of a workgroup, at most two."""
-        size = {"float32": 4, "float16": 2}
-        one = TILE_K * (self.rows * size[self.x_dtype] + self.columns * size[self.w_dtype])
-        return 2 if 2 * one <= self.memory else 1
+        return 2 if 2 * self.size <= self.memory else 1
 
 
 def tiling(job: Linear, tuning: Tuning) -> Tiling:
-    """The class's tile, flatter where there are fewer rows."""
-    most, columns = tuning.device.tile
+    """The class's tile: flatter where there are fewer rows, narrower where numbers of float32 do not fit."""
+    (most, columns), device = tuning.device.tile, tuning.device
     rows = next((size for size in (16, 32) if job.m <= size < most), most)
+    dtype = "float16" if tuning.half else "float32"
+    if TILE_K * (most + columns) * SIZES[dtype] > device.shared_bytes:
+        columns //= 2
     lanes = columns // WIDTH // sides(job)
-    deep = max(rows * columns // BLOCK, tuning.device.subgroup) // lanes
-    narrow = tuning.half and job.x_dtype == "float16" and job.norm is None
-    x_dtype, w_dtype = ("float16" if small else "float32" for small in (narrow, tuning.half))
-    return Tiling(rows, columns, lanes, deep, x_dtype, w_dtype, tuning.device.shared_bytes)
+    deep = max(rows * columns // BLOCK, device.subgroup) // lanes
+    coded = tuning.half and job.matrix.quantized
+    groups = max(TILE_K // job.matrix.group, 1) if coded else 1
+    memory = (tuning.half and device.staged_bytes) or device.shared_bytes
+    return Tiling(rows, columns, lanes, deep, dtype, tuning.half, coded, groups, memory)
 
 
 def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
@@ -113,12 +136,20 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
     has_norm, eps, quantized = job.norm is not None, job.norm or 0.0, matrix.quantized
     plan, each = tiling(job, tuning), sides(job)
     lanes, threads, own, made, copies = plan.lanes, plan.threads, plan.own, plan.made, plan.copies
-    slices = Slices.of(matrix, made)
+    scaled, coded, pieces, groups = plan.scaled, plan.coded, plan.pieces, plan.groups
+    slices, limit = Slices.of(matrix, made), limit_of(matrix.bits)
     across, wide, tiles = job.columns // WIDTH, plan.columns // WIDTH, ceil_div(k, TILE_K)
     ragged_m, ragged_n, ragged_k = m % plan.rows != 0, across % lanes != 0, k % TILE_K != 0
     (words_shape, word_dtype), (scales_shape, scale_dtype) = word_buffer(matrix), scale_buffer(matrix)
-    x_vector, w_vector = f"{plan.x_dtype}x{WIDTH}", f"{plan.w_dtype}x{WIDTH}"
-    x_size, w_size = plan.rows * ACROSS_K, TILE_K * wide
+    vector, product = f"{plan.dtype}x{WIDTH}", f"{'float16' if coded else 'float32'}x{WIDTH}"
+    chunks, w_size = plan.rows * CHUNKS, TILE_K * wide
+    middle = float(1 << (matrix.bits - 1))
+    # Squares have memory of their own where the tile is small, and save a barrier.
+    apart = has_norm and scaled
+
+    def shared_if(used, count, dtype):
+        """Workgroup memory, of which what is not used takes nothing."""
+        return T.alloc_buffer((count if used else 1,), dtype, scope="shared" if used else "local")
 
     # These write statements into the kernel below, unrolled.
 
@@ -130,42 +161,100 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
             T.buffer_store(word, slices.load(w0, start, i, column), [i])
         if quantized:
             T.buffer_store(scale, w1[start // matrix.group, column], [0])
-        vector = tile * ACROSS_K + thread % ACROSS_K
-        for j in range(plan.x_fills):
-            index = T.min(vector, k // WIDTH - 1) if ragged_k else vector
-            value = f32x4(x[row[j], index])
-            T.buffer_store(xs, or_zero(vector * WIDTH < k, value) if ragged_k else value, [j])
+        for j in range(pieces):
+            for v in range(VECTORS):
+                T.buffer_store(xs, x[row[j], inside(vector_of(tile, thread, v))], [j * VECTORS + v])
 
-    def store_tile(wt, xt, word, scale, xs, square, norm, tile, first, thread, copy):
-        """The weights made, the rows times the norm's weights, into workgroup memory."""
-        for e in range(made):
-            value = slices.weight(word, first, e)
-            if quantized:
+    def vector_of(tile, thread, v):
+        """The vector of a row that is the `v`th of the thread's chunk."""
+        return (tile * CHUNKS + thread % CHUNKS) * VECTORS + v
+
+    def inside(index):
+        return T.min(index, k // WIDTH - 1) if ragged_k else index
+
+    def store_weights(wt, held, word, scale, first, thread, copy):
+        """The weights made, or codes, into workgroup memory."""
+        weights = ((e, slices.weight(word, first, e)) for e in range(made))
+        for e, value in centred(held, matrix, made, word, first) if coded else weights:
+            if quantized and not coded:
                 value = low_halves(scale[0]) * value + high_halves(scale[0])
             place = copy * w_size + (first + e) * wide + thread % wide
-            T.buffer_store(wt, T.Cast(w_vector, value) if tuning.half else value, [place])
-        vector = tile * ACROSS_K + thread % ACROSS_K
-        for j in range(plan.x_fills):
-            value = xs[j]
-            if has_norm:
-                T.buffer_store(square, square[j] + value * value, [j])
-                value = value * norm[T.min(vector, k // WIDTH - 1) if ragged_k else vector]
-            value = T.Cast(x_vector, value) if plan.x_dtype == "float16" else value
-            T.buffer_store(xt, value, [copy * x_size + j * threads + thread])
+            T.buffer_store(wt, T.Cast(vector, value), [place])
 
-    def add_tile(acc, xs, weight, xt, wt, copy, step, tx, ty):
-        """Products of four inputs: a thread's rows by its columns."""
-        for r in range(own):
-            place = copy * x_size + (r * plan.deep + ty) * ACROSS_K + step
-            T.buffer_store(xs, f32x4(xt[place]) if plan.x_dtype == "float16" else xt[place], [r])
-        for e in range(WIDTH):
+    def store_scales(scales, biases, scale, first, thread, copy):
+        """Scale and bias of a group's codes less their middle, in float32."""
+        place = (copy * groups + first // (TILE_K // groups)) * wide + thread % wide
+        low, high = low_halves(scale[0]), high_halves(scale[0])
+        T.buffer_store(scales, low, [place])
+        T.buffer_store(biases, high + low * spread(T.float32(middle)), [place])
+
+    def store_rows(xt, factors, sums, square, squares, xs, value, bits, exponent, norm, tile, thread, copy):
+        """The rows, times the norm's weights, into workgroup memory; in float16 programs chunks scaled."""
+        for j in range(pieces):
+            place = copy * chunks + j * threads + thread
+            held, at_square = (squares, j * threads + thread) if apart else (square, j)
+            for v in range(VECTORS):
+                index = vector_of(tile, thread, v)
+                made = f32x4(xs[j * VECTORS + v])
+                T.buffer_store(value, or_zero(index * WIDTH < k, made) if ragged_k else made, [v])
+                if has_norm:
+                    added = held[at_square] + total(value[v] * value[v])
+                    T.buffer_store(held, added, [at_square])
+                    T.buffer_store(value, value[v] * norm[inside(index)], [v])
+            inputs = [value[v] for v in range(VECTORS)]
+            if coded:
+                T.buffer_store(sums, total(inputs[0] + inputs[1]), [place])
+            if scaled:
+                T.buffer_store(exponent, exponent_of(bits, inputs), [0])
+                T.buffer_store(factors, inverse_of(exponent[0], limit), [place])
+                inputs = [T.Cast(vector, each * spread(factor_of(exponent[0], limit))) for each in inputs]
+            for v in range(VECTORS):
+                T.buffer_store(xt, inputs[v], [place * VECTORS + v])
+
+    def add_chunk(acc, chain, xs, weight, xt, wt, copy, chunk, tx, ty):
+        """Products of eight inputs, a thread's rows by its columns, in one chain."""
+        for e in range(CHAIN):
+            for r in range(own if e % WIDTH == 0 else 0):
+                value = xt[chunk_of(copy, r, ty, chunk) * VECTORS + e // WIDTH]
+                T.buffer_store(xs, T.Cast(product, value), [r])
             for side in range(each):
-                value = wt[copy * w_size + (step * WIDTH + e) * wide + side * lanes + tx]
-                T.buffer_store(weight, f32x4(value) if tuning.half else value, [side])
+                value = wt[copy * w_size + (chunk * CHAIN + e) * wide + side * lanes + tx]
+                T.buffer_store(weight, T.Cast(product, value), [side])
             for r in range(own):
                 for side in range(each):
-                    place = r * each + side
-                    T.buffer_store(acc, acc[place] + weight[side] * spread(at(xs[r], e)), [place])
+                    place, added = r * each + side, weight[side] * spread(at(xs[r], e % WIDTH))
+                    if scaled:
+                        T.buffer_store(chain, added if e == 0 else chain[place] + added, [place])
+                    else:
+                        T.buffer_store(acc, acc[place] + added, [place])
+
+    def add_scaled(acc, chain, scales, factors, copy, chunk, tx, ty):
+        """The chains of eight inputs times what their factors were divided by."""
+        for side in range(each):
+            for r in range(own):
+                factor = spread(factors[chunk_of(copy, r, ty, chunk)])
+                if coded:
+                    factor = scales[scale_of(copy, chunk // (CHUNKS // groups), side, tx)] * factor
+                value = acc[r * each + side] + f32x4(chain[r * each + side]) * factor
+                T.buffer_store(acc, value, [r * each + side])
+
+    def add_biases(acc, biases, sums, copy, tx, ty):
+        """Biases times the sums of a tile's inputs."""
+        for group in range(groups):
+            for side in range(each):
+                for r in range(own):
+                    first, *rest = (
+                        sums[chunk_of(copy, r, ty, group * (CHUNKS // groups) + i)]
+                        for i in range(CHUNKS // groups)
+                    )
+                    added = biases[scale_of(copy, group, side, tx)] * spread(sum(rest, first))
+                    T.buffer_store(acc, acc[r * each + side] + added, [r * each + side])
+
+    def chunk_of(copy, r, ty, chunk):
+        return copy * chunks + (r * plan.deep + ty) * CHUNKS + chunk
+
+    def scale_of(copy, group, side, tx):
+        return (copy * groups + group) * wide + side * lanes + tx
 
     def row_of(by, r, ty):
         return by * plan.rows + r * plan.deep + ty
@@ -185,16 +274,26 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
             for by in T.thread_binding(ceil_div(m, plan.rows), thread="blockIdx.y"):
                 for ty in T.thread_binding(plan.deep, thread="threadIdx.y"):
                     for tx in T.thread_binding(lanes, thread="threadIdx.x"):
-                        xt = T.alloc_shared((copies * x_size,), x_vector)
-                        wt = T.alloc_shared((copies * w_size,), w_vector)
+                        xt = T.alloc_shared((copies * chunks * VECTORS,), vector)
+                        wt = T.alloc_shared((copies * w_size,), vector)
+                        factors = shared_if(scaled, copies * chunks, "float32")
+                        sums = shared_if(coded, copies * chunks, "float32")
+                        scales = shared_if(coded, copies * groups * wide, "float32x4")
+                        biases = shared_if(coded, copies * groups * wide, "float32x4")
+                        squares = shared_if(apart, chunks, "float32")
                         acc = T.alloc_local((own * each,), "float32x4")
-                        square = T.alloc_local((plan.x_fills,), "float32x4")
-                        fill = T.alloc_local((plan.x_fills,), "float32x4")
-                        xs = T.alloc_local((own,), "float32x4")
-                        weight = T.alloc_local((each,), "float32x4")
+                        chain = T.alloc_local((own * each,), product)
+                        square = T.alloc_local((pieces,), "float32")
+                        fill = T.alloc_local((pieces * VECTORS,), f"{job.x_dtype}x{WIDTH}")
+                        eight = T.alloc_local((VECTORS,), "float32x4")
+                        held = T.alloc_local((words_of(matrix),), "uint32x4")
+                        bits = T.alloc_local((1,), "uint32x4")
+                        exponent = T.alloc_local((1,), "uint32")
+                        xs = T.alloc_local((own,), product)
+                        weight = T.alloc_local((each,), product)
                         word = T.alloc_local((slices.words,), word_dtype)
                         scale = T.alloc_local((1,), "uint32x4")
-                        row = T.alloc_local((plan.x_fills,), "int32")
+                        row = T.alloc_local((pieces,), "int32")
                         value = T.alloc_local((VALUES,), "float32")
                         rstd = T.alloc_local((1,), "float32")
                         thread: T.let = ty * lanes + tx
@@ -203,30 +302,42 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
                         column: T.let = (T.min(brought, across - 1) if ragged_n else brought) + (
                             thread % wide // lanes * across
                         )
-                        for j in T.unroll(plan.x_fills):
-                            row[j] = by * plan.rows + (j * threads + thread) // ACROSS_K
+                        for j in T.unroll(pieces):
+                            row[j] = by * plan.rows + (j * threads + thread) // CHUNKS
                             if ragged_m:
                                 row[j] = T.min(row[j], m - 1)
                             if job.rows:
                                 row[j] = logit_rows[row[j]]
+                            square[j] = T.float32(0)
+                            if apart:
+                                squares[j * threads + thread] = T.float32(0)
                         clear(acc, own * each)
-                        clear(square, plan.x_fills)
                         load_tile(word, scale, fill, w0, w1, x, row, 0, column, first, thread)
                         for tile in T.serial(tiles):
                             copy: T.let = tile % copies
-                            store_tile(wt, xt, word, scale, fill, square, norm, tile, first, thread, copy)
+                            store_weights(wt, held, word, scale, first, thread, copy)
+                            if coded and first % (TILE_K // groups) == 0:
+                                store_scales(scales, biases, scale, first, thread, copy)
+                            store_rows(
+                                xt, factors, sums, square, squares, fill, eight, bits, exponent, norm, tile,
+                                thread, copy,
+                            )  # fmt: skip
                             T.tvm_storage_sync("shared")
                             following: T.let = T.min(tile + 1, tiles - 1)
                             load_tile(word, scale, fill, w0, w1, x, row, following, column, first, thread)
-                            for step in T.serial(ACROSS_K):
-                                add_tile(acc, xs, weight, xt, wt, copy, step, tx, ty)
+                            for chunk in T.serial(CHUNKS):
+                                add_chunk(acc, chain, xs, weight, xt, wt, copy, chunk, tx, ty)
+                                if scaled:
+                                    add_scaled(acc, chain, scales, factors, copy, chunk, tx, ty)
+                            if coded:
+                                add_biases(acc, biases, sums, copy, tx, ty)
                             if copies == 1:
                                 T.tvm_storage_sync("shared")
-                        if has_norm:
+                        if has_norm and not apart:
                             if copies == 2:  # others may still read the last tile
                                 T.tvm_storage_sync("shared")
-                            for j in T.unroll(plan.x_fills):
-                                xt[j * threads + thread] = square[j]
+                            for j in T.unroll(pieces):
+                                xt[j * threads + thread] = spread(square[j])
                             T.tvm_storage_sync("shared")
                         for r in T.unroll(own):
                             if (not ragged_m or row_of(by, r, ty) < m) and (
@@ -234,8 +345,13 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
                             ):
                                 if has_norm:
                                     rstd[0] = T.float32(0)
-                                    for v in T.unroll(ACROSS_K):
-                                        rstd[0] = rstd[0] + total(xt[(r * plan.deep + ty) * ACROSS_K + v])
+                                    # No indices that the loop above has, too: they would be kept.
+                                    for v in T.serial(CHUNKS):
+                                        rstd[0] = rstd[0] + (
+                                            squares[chunk_of(0, r, ty, v)]
+                                            if apart
+                                            else at(xt[chunk_of(0, r, ty, v)], 0)
+                                        )
                                     rstd[0] = T.rsqrt(rstd[0] * T.float32(1.0 / k) + T.float32(eps))
                                     for side in T.unroll(each):
                                         acc[r * each + side] = acc[r * each + side] * spread(rstd[0])

@@ -138,13 +138,19 @@ class Trial {
   }
 
   async #compare(): Promise<Choice> {
-    const steps = new Map<string, [Program, Steps]>();
-    const told = new Set<Program>();
+    const executors = new Map<Program, Backend>();
     for (const program of this.finalists) {
       await this.#begin(program);
-      const executor = await unlessAborted(this.hooks.signal, this.stage.put(program));
-      steps.set(program.name, [program, new Steps(executor)]);
+      executors.set(program, await unlessAborted(this.hooks.signal, this.stage.put(program)));
     }
+    const context = Math.min(...[...executors.values()].map(({ shape }) => shape.contextLength));
+    const steps = new Map(
+      [...executors].map(([program, executor]) => [
+        program.name,
+        [program, new Steps(executor, context)] as const,
+      ]),
+    );
+    const told = new Set<Program>();
     return compare([...steps.keys()], async (name, kind) => {
       const found = steps.get(name);
       if (!found) throw new Error(`${name} is no finalist`);
@@ -184,11 +190,15 @@ export class Steps {
   readonly #rows: number;
   readonly #last: number;
 
-  constructor(private readonly executor: Backend) {
+  /** `context`: positions that the executor has room for. */
+  constructor(
+    private readonly executor: Backend,
+    context: number,
+  ) {
     const sizes = executor.sizes("step");
     this.#sizes = { decode: sizes[0] ?? 1, large: sizes.at(-1) ?? 1 };
     this.#rows = executor.sizes("greedy")[0] ?? 1;
-    this.#last = Math.min(POSITION, executor.shape.contextLength - 1);
+    this.#last = Math.min(POSITION, context - 1);
   }
 
   /** Seconds of one step. */

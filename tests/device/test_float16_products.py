@@ -1,0 +1,107 @@
+"""Matmuls of float16 programs, whose products are float16: what is rounded, and that no input overflows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nearfar.targets.gpu import variant
+from nearfar.targets.gpu.classes import CLASSES
+from nearfar.targets.jobs import Linear
+from nearfar.targets.quantized import Matrix, QuantTensor
+from tests.support import gpu_jobs
+from tests.support.job_reference import reference
+
+Array = np.ndarray[Any, Any]
+ROWS = 33
+MATRICES = {
+    "q4g64": Matrix(136, 1024, 4, 64),
+    "q2g32": Matrix(136, 512, 2, 32),
+    "q3g16": Matrix(136, 512, 3, 16),
+    "q5g128": Matrix(136, 1024, 5, 128),
+    "q6g64": Matrix(136, 576, 6, 64),
+    "q8g32": Matrix(136, 1056, 8, 32),
+    "f16": Matrix(136, 576, 16),
+}
+
+
+def _random(rng: np.random.Generator, k: int) -> Array:
+    return rng.standard_normal((ROWS, k))
+
+
+def _outliers(rng: np.random.Generator, k: int) -> Array:
+    """Two inputs of all rows a thousand times as large, as massive activations are."""
+    x = _random(rng, k)
+    x[:, [5, k - 7]] *= 1000
+    return x
+
+
+def _sizes(rng: np.random.Generator, k: int) -> Array:
+    """Rows from 1e-4 to 1e4."""
+    return _random(rng, k) * np.logspace(-4, 4, ROWS)[:, None]
+
+
+KINDS: dict[str, Callable[[np.random.Generator, int], Array]] = {
+    "random": _random, "outliers": _outliers, "sizes": _sizes,
+}  # fmt: skip
+MOST = 9e-4
+"""Root mean square of a row's errors, of that of its outputs. Rounding rows to float16 gives 2e-4 to 4e-4."""
+EXACT = 1e-6
+"""The same where products are float32, and rows are float16 already."""
+
+
+def runner(target: str) -> gpu_jobs.Run:
+    """What runs a kernel, on a machine that has it."""
+    if target == "vulkan":
+        from tests.support import vulkan_run
+
+        return vulkan_run.run
+    from . import webgpu_harness
+
+    return webgpu_harness.run
+
+
+def errors(target: str, device: str, job: Linear, arrays: dict[str, Array]) -> Array:
+    """Of each row the root mean square of errors, of that of outputs."""
+    staged = variant(CLASSES[device], "f16", target == "vulkan").kernels.stages(job)
+    given = {name: array for name, array in arrays.items() if name != "w"}
+    got = runner(target)(staged, "f16", given | {"out": np.zeros(*job.out)})["out"]
+    want = reference(job, arrays)["out"]
+    assert np.isfinite(got).all()
+    wrong: Array = np.sqrt(((got - want) ** 2).mean(axis=1) / (want**2).mean(axis=1))
+    return wrong
+
+
+@pytest.mark.parametrize("target", ["webgpu", "vulkan"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", MATRICES)
+def test_products_are_off_by_little(name: str, kind: str, target: str) -> None:
+    matrix, rng = MATRICES[name], np.random.default_rng(3)
+    kernels = variant(CLASSES["discrete"], "f16", False).kernels
+    for x_dtype, norm in (("float16", None), ("float32", 1e-12)):
+        job = Linear(ROWS, matrix, x_dtype, "float32", norm=norm)
+        arrays = gpu_jobs.inputs(kernels, job, rng)
+        arrays["x"] = KINDS[kind](rng, matrix.k).astype(x_dtype)
+        most = EXACT if norm is None and not matrix.quantized else MOST
+        for device in ("mobile", "discrete"):
+            assert errors(target, device, job, arrays).max() < most
+
+
+@pytest.mark.parametrize("target", ["webgpu", "vulkan"])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+def test_the_largest_inputs_do_not_overflow(bits: int, target: str) -> None:
+    """All codes at one end, all inputs just below the power of two that they are scaled by."""
+    matrix = Matrix(64, 256, bits, 64)
+    kernels = variant(CLASSES["discrete"], "f16", False).kernels
+    scales = np.full((64, 4), 0.01, np.float16)
+    codes = np.where(np.arange(64)[:, None] % 2, 2**bits - 1, 0).astype(np.uint8).repeat(256, axis=1)
+    tensor = QuantTensor.of_codes(codes, scales, np.zeros_like(scales), bits)
+    packed = {f"w{i}": part for i, part in enumerate(kernels.pack(matrix, tensor))}
+    weights = codes * scales[0, 0].astype(np.float64)
+    for x_dtype, largest in (("float16", 65504), ("float32", np.float32(2.0**110) * (1 - 2.0**-20))):
+        job = Linear(ROWS, matrix, x_dtype, "float32")
+        arrays = {**packed, "x": np.full((ROWS, 256), largest, x_dtype), "w": weights}
+        assert errors(target, "discrete", job, arrays).max() < MOST
