@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from tvm import tirx
 
 Precision = Literal["f32", "f16"]
-Products = Literal["float", "int8"]
-"""What a prompt's rows are multiplied as: as they are, or rounded to 8 bits (docs/decisions/0016)."""
-PRODUCTS: tuple[Products, ...] = ("float", "int8")
+Products = Literal["float", "int8", "cooperative"]
+"""What a prompt's rows are multiplied as: as they are, rounded to 8 bits (docs/decisions/0016), or as
+cooperative matrices of float16 (docs/decisions/0017).
+"""
+PRODUCTS: tuple[Products, ...] = ("float", "int8", "cooperative")
 SCRATCH = "scratch:"
 
 

@@ -28,7 +28,7 @@ from nearfar.targets.kernels import PRODUCTS, Precision, Products, Staged, Varia
 from nearfar.targets.quantized import Array, Matrix, Part, QuantTensor
 
 from . import pieces
-from .classes import CLASSES, SOFTWARE, DeviceClass, Tuning
+from .classes import CLASSES, DISCRETE, SOFTWARE, DeviceClass, Tuning
 from .kernels.attention import attention, split
 from .kernels.embed import embed
 from .kernels.greedy import greedy
@@ -106,14 +106,26 @@ def _made(job: Job, tuning: Tuning | None) -> Staged:
     return maker(job)
 
 
-def variants(*, vectors: bool = False, binding: int = pieces.BINDING) -> tuple[Variant, ...]:
-    """The programs of a GPU target: for each class, the first that a device can run before the others."""
+def variants(
+    *, vectors: bool = False, cooperative: bool = False, binding: int = pieces.BINDING
+) -> tuple[Variant, ...]:
+    """The programs of a GPU target: for each class, the first that a device can run before the others.
+
+    `cooperative`: the target has cooperative matrices.
+    """
     precisions: tuple[Precision, ...] = ("f16", "f32")
+
+    def there(device: DeviceClass, precision: Precision, products: Products) -> bool:
+        if products == "cooperative":
+            return cooperative and device is DISCRETE and precision == "f16"
+        return products == "float" or device is not SOFTWARE
+
     return tuple(
         variant(each, precision, vectors, products, binding)
         for each in CLASSES.values()
         for precision in precisions
-        for products in (("float",) if each is SOFTWARE else PRODUCTS)
+        for products in PRODUCTS
+        if there(each, precision, products)
     )
 
 

@@ -66,10 +66,9 @@ CLASSES = {each.name: each for each in (SOFTWARE, MOBILE, INTEGRATED, DISCRETE)}
 class Tuning:
     """What the kernels of a program are made for.
 
-    `half`: activations are float16, and products may be. `products`: of many rows and a quantized matrix, of
-    numbers or, where the job allows, of bytes that both are rounded to. `vectors`: the code generator makes
-    one load of four neighbours (the software kernels' way; kernels of other classes declare vectors
-    themselves).
+    `half`: activations are float16, and products may be. `products`: of many rows and a matrix, where the job
+    allows it (see Products). `vectors`: the code generator makes one load of four neighbours (the software
+    kernels' way; kernels of other classes declare vectors themselves).
     """
 
     device: DeviceClass

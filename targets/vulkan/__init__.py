@@ -6,6 +6,6 @@ from nearfar.targets.gpu import variants
 
 from .codegen import Module, modules
 
-VARIANTS = variants(vectors=True)
+VARIANTS = variants(vectors=True, cooperative=True)
 
 __all__ = ["VARIANTS", "Module", "modules"]

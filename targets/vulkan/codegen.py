@@ -35,6 +35,8 @@ FEATURES = {
     Capability.GROUP_NON_UNIFORM_ARITHMETIC: "subgroupArithmetic",
     Capability.GROUP_NON_UNIFORM_SHUFFLE: "subgroupShuffle",
     Capability.DOT_PRODUCT: "shaderIntegerDotProduct",
+    Capability.VULKAN_MEMORY_MODEL: "vulkanMemoryModel",
+    Capability.COOPERATIVE_MATRIX: "cooperativeMatrix",
 }
 """The device feature that a capability needs, by the manifest's names."""
 

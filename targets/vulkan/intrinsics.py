@@ -26,9 +26,11 @@ _REDUCE = {
 }
 # Of one word, and of a vector of words, which is computed lane by lane.
 _HALVES = {"low_half": 0, "high_half": 1, "low_halves": 0, "high_halves": 1}
+_SUBGROUPS = {"subgroup_id": BuiltIn.SUBGROUP_ID, "subgroup_count": BuiltIn.NUM_SUBGROUPS}
 DOT = "dot4I8Packed"  # of two words, each four signed bytes, by WGSL's name
 _SPECIAL = (
     DOT,
+    *_SUBGROUPS,
     "abs",
     *_HALVES,
     "isnan",
@@ -74,6 +76,10 @@ class Intrinsics:
             return self._conversions.half(values[0], _HALVES[name])
         if name in ("isnan", "isinf", "isfinite"):
             return self._classify(name, dtypes[0], values[0])
+        if name in _SUBGROUPS:
+            self._builder.capability(Capability.GROUP_NON_UNIFORM)
+            kind = self._builder.int_type()
+            return self._builder.pure(Op.LOAD, kind, self._builder.built_in(_SUBGROUPS[name], kind))
         if name == DOT:
             return self._dot(*values)
         if name in ("popcount", "clz"):

@@ -1,5 +1,5 @@
 """The numbers of SPIR-V 1.5 that we use (Khronos: SPIR-V Specification, sections 3.2–3.49; GLSL.std.450;
-SPV_KHR_integer_dot_product).
+SPV_KHR_integer_dot_product, SPV_KHR_cooperative_matrix).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Op(IntEnum):
     CONSTANT_TRUE = 41
     CONSTANT_FALSE = 42
     CONSTANT = 43
+    CONSTANT_COMPOSITE = 44
     SPEC_CONSTANT = 50
     SPEC_CONSTANT_COMPOSITE = 51
     FUNCTION = 54
@@ -118,6 +119,10 @@ class Op(IntEnum):
     GROUP_U_MAX = 357
     GROUP_F_MAX = 358
     S_DOT = 4450
+    TYPE_COOPERATIVE_MATRIX = 4456
+    COOPERATIVE_LOAD = 4457
+    COOPERATIVE_STORE = 4458
+    COOPERATIVE_MUL_ADD = 4459
 
 
 class Capability(IntEnum):
@@ -131,8 +136,10 @@ class Capability(IntEnum):
     GROUP_NON_UNIFORM_SHUFFLE = 65
     STORAGE_BUFFER_16BIT = 4433
     STORAGE_BUFFER_8BIT = 4448
+    VULKAN_MEMORY_MODEL = 5345
     DOT_PRODUCT_INPUT_4X8_PACKED = 6018
     DOT_PRODUCT = 6019
+    COOPERATIVE_MATRIX = 6022
 
 
 class Decoration(IntEnum):
@@ -155,6 +162,8 @@ class BuiltIn(IntEnum):
     WORKGROUP_SIZE = 25
     WORKGROUP_ID = 26
     LOCAL_INVOCATION_ID = 27
+    NUM_SUBGROUPS = 38
+    SUBGROUP_ID = 40
     SUBGROUP_LOCAL_INVOCATION_ID = 41
 
 
@@ -207,11 +216,13 @@ class Glsl(IntEnum):
 
 
 # Operands that are numbers of their own enumerations.
-ADDRESSING_LOGICAL, MEMORY_GLSL450 = 0, 1
+ADDRESSING_LOGICAL, MEMORY_GLSL450, MEMORY_VULKAN = 0, 1, 3
 GL_COMPUTE = 5
 LOCAL_SIZE = 17
 SCOPE_WORKGROUP, SCOPE_SUBGROUP = 2, 3
 SEMANTICS_ACQUIRE_RELEASE, SEMANTICS_STORAGE_BUFFER, SEMANTICS_WORKGROUP = 0x8, 0x40, 0x100
+SEMANTICS_AVAILABLE_VISIBLE = 0x6000
+NON_PRIVATE = 0x20
 GROUP_REDUCE = 0
 LOOP_UNROLL = 1
 PACKED_4X8 = 0

@@ -20,7 +20,7 @@ from nearfar.errors import BuildError
 
 from .arithmetic import BOOL, F16, F32, I32, U32, WIDTH, Arithmetic, Dtype, dtype_of
 from .conversions import Conversions
-from .opcodes import Capability, Decoration, Op, Storage
+from .opcodes import NON_PRIVATE, Capability, Decoration, Op, Storage
 from .quads import Quads, Source
 from .uses import Stored, Uses, width_of
 
@@ -97,6 +97,7 @@ class Memory:
         count = math.prod(int(extent) for extent in buffer.shape) * width
         if scope == "shared":
             quads = width == 1 and dtype.bits == 32 and count % WIDTH == 0 and use.quads
+            quads = quads and not self._builder.vulkan_memory  # exchanged loads would be private ones
             held = WIDTH if quads else width
             kind = element if held == 1 else self._builder.vector_type(element, held)
             array = self._builder.array_type(kind, count // held)
@@ -129,7 +130,7 @@ class Memory:
         if place.vector > 1 and place.storage == Storage.WORKGROUP:
             return self._arithmetic.part(self._loaded(place, pointer), place.element, lane)
         read, before = builder.pure if place.read_only else builder.value, builder.position
-        value = read(Op.LOAD, self._held_type(place), pointer)
+        value = read(Op.LOAD, self._held_type(place), pointer, *self._access(place))
         if place.vector == 1:
             if place.quads and builder.position != before:
                 self._quads.note(buffer, 0 if place.read_only else self._epoch, index, value)
@@ -143,7 +144,8 @@ class Memory:
         """A vector of workgroup memory: one load for its lanes, which are asked for one after the other."""
         key = self._builder.block, self._epoch, pointer
         if key not in self._vectors:
-            self._vectors[key] = self._builder.value(Op.LOAD, self._held_type(place), pointer)
+            kind = self._held_type(place)
+            self._vectors[key] = self._builder.value(Op.LOAD, kind, pointer, *self._access(place))
         return self._vectors[key]
 
     def store(self, buffer: Var, index: int, values: list[int]) -> None:
@@ -160,8 +162,21 @@ class Memory:
             if self._widens(place):
                 values = [self._conversions.cast(F16, F32, lane) for lane in values]
             value = self._arithmetic.gathered(self._wide(place), values)
-        self._builder.emit(Op.STORE, self._pointer(place, index), self._narrowed(place, value))
+        value = self._narrowed(place, value)
+        self._builder.emit(Op.STORE, self._pointer(place, index), value, *self._access(place))
         self.disturb()
+
+    def _access(self, place: Place) -> tuple[int, ...]:
+        """How memory is accessed. In Vulkan's memory model barriers order only what is not private."""
+        shared = place.storage == Storage.WORKGROUP and self._builder.vulkan_memory
+        return (NON_PRIVATE,) if shared else ()
+
+    def shared_pointer(self, buffer: Var, index: int) -> int:
+        """A pointer to an element of workgroup memory."""
+        place = self._place(buffer)
+        if place.storage != Storage.WORKGROUP:
+            raise BuildError(f"buffer {buffer.name} is no workgroup memory")
+        return self._pointer(place, index)
 
     def disturb(self) -> None:
         """Workgroup memory may hold something else from here on."""

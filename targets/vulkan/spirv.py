@@ -15,6 +15,7 @@ from .opcodes import (
     GL_COMPUTE,
     LOCAL_SIZE,
     MEMORY_GLSL450,
+    MEMORY_VULKAN,
     BuiltIn,
     Capability,
     Decoration,
@@ -23,7 +24,10 @@ from .opcodes import (
     Storage,
 )
 
-EXTENSIONS = {Capability.DOT_PRODUCT: "SPV_KHR_integer_dot_product"}
+EXTENSIONS = {
+    Capability.DOT_PRODUCT: "SPV_KHR_integer_dot_product",
+    Capability.COOPERATIVE_MATRIX: "SPV_KHR_cooperative_matrix",
+}
 """What declares a capability that SPIR-V 1.5 does not have."""
 
 MAGIC = 0x07230203
@@ -78,6 +82,11 @@ class Builder:
     def capabilities(self) -> frozenset[Capability]:
         """Those declared so far."""
         return frozenset(Capability(value) for value in self._capabilities)
+
+    @property
+    def vulkan_memory(self) -> bool:
+        """Whether the module has Vulkan's memory model: it must be known before memory is used."""
+        return int(Capability.VULKAN_MEMORY_MODEL) in self._capabilities
 
     def name(self, target: int, value: str) -> None:
         """A name for debuggers."""
@@ -143,6 +152,14 @@ class Builder:
         if key not in self._made:
             self._made[key] = self.new_id()
             self._globals += instruction(Op.CONSTANT, kind, self._made[key], *words)
+        return self._made[key]
+
+    def all_of(self, kind: int, element: int) -> int:
+        """A constant of a composite type, all of whose elements are one constant."""
+        key = (Op.CONSTANT_COMPOSITE, kind, element)
+        if key not in self._made:
+            self._made[key] = self.new_id()
+            self._globals += instruction(Op.CONSTANT_COMPOSITE, kind, self._made[key], element)
         return self._made[key]
 
     def u32(self, value: int) -> int:
@@ -259,7 +276,8 @@ class Builder:
                 out += instruction(Op.EXTENSION, *text(extension))
         if self._glsl:
             out += instruction(Op.EXT_INST_IMPORT, self._glsl, *text("GLSL.std.450"))
-        out += instruction(Op.MEMORY_MODEL, ADDRESSING_LOGICAL, MEMORY_GLSL450)
+        model = MEMORY_VULKAN if self.vulkan_memory else MEMORY_GLSL450
+        out += instruction(Op.MEMORY_MODEL, ADDRESSING_LOGICAL, model)
         out += instruction(Op.ENTRY_POINT, GL_COMPUTE, main, *text(ENTRY), *self._interface)
         out += instruction(Op.EXECUTION_MODE, main, LOCAL_SIZE, *workgroup)
         out += self._names + self._decorations + self._globals

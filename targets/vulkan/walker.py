@@ -13,20 +13,23 @@ from nearfar.errors import BuildError
 
 from .arithmetic import I32, Arithmetic
 from .conversions import Conversions
+from .cooperative import PREFIX, Cooperative, cooperates
 from .expressions import Expressions, dtype, lanes
 from .opcodes import (
     LOOP_UNROLL,
     SCOPE_SUBGROUP,
     SCOPE_WORKGROUP,
     SEMANTICS_ACQUIRE_RELEASE,
+    SEMANTICS_AVAILABLE_VISIBLE,
     SEMANTICS_STORAGE_BUFFER,
     SEMANTICS_WORKGROUP,
     BuiltIn,
+    Capability,
     Op,
 )
 from .places import Memory
 from .spirv import Builder, Size3
-from .uses import Stored, Uses, stored, uses
+from .uses import Stored, Uses, nodes, stored, uses
 
 MAX_GRID_X = 65535
 """Workgroups along x that every Vulkan device takes; more are folded into z."""
@@ -73,9 +76,12 @@ class Walker:
 
     def __init__(self, name: str, func: tirx.PrimFunc, builder: Builder) -> None:
         self._name, self._func, self._builder = name, func, builder
+        if cooperates(nodes(func.body)):
+            builder.capability(Capability.VULKAN_MEMORY_MODEL)
         self._arithmetic = Arithmetic(builder)
         self._memory = Memory(self._arithmetic, Conversions(self._arithmetic))
         self._expressions = Expressions(self._arithmetic, self._memory)
+        self._cooperative = Cooperative(self._arithmetic, self._memory)
         self._uses: dict[Var, Uses] = uses(func.body)
         self._extents: dict[str, int] = {}
         self._parameters: dict[Var, int] = {}
@@ -252,10 +258,13 @@ class Walker:
                 raise BuildError(f"barrier {kind!r} has no SPIR-V code")
             scope, semantics = _BARRIERS[kind]
             u32 = self._builder.u32
+            semantics |= SEMANTICS_ACQUIRE_RELEASE
+            if self._builder.vulkan_memory:
+                semantics |= SEMANTICS_AVAILABLE_VISIBLE
             self._memory.disturb()
-            self._builder.emit(
-                Op.CONTROL_BARRIER, u32(scope), u32(scope), u32(semantics | SEMANTICS_ACQUIRE_RELEASE)
-            )
+            self._builder.emit(Op.CONTROL_BARRIER, u32(scope), u32(scope), u32(semantics))
+        elif name == "call_extern" and str(node.value.args[0].value).startswith(PREFIX):
+            self._cooperate(str(node.value.args[0].value), list(node.value.args[1:]))
         elif name == "ret":
             self._return(node)
         elif name in ("break_loop", "continue_loop"):
@@ -263,6 +272,18 @@ class Walker:
         else:
             # A call without a result has no lanes, but must be known all the same.
             self._expressions.value(node.value)
+
+    def _cooperate(self, name: str, args: list[Any]) -> None:
+        """See Cooperative."""
+        numbers = [int(arg.value) for arg in args if isinstance(arg, tirx.IntImm)]
+        places = [arg.args[0] for arg in args if not isinstance(arg, tirx.IntImm)]
+        pointers = [
+            self._memory.shared_pointer(
+                place.source, self._expressions.value(self._expressions.only_index(place))
+            )
+            for place in places
+        ]
+        self._cooperative.call(name, numbers, pointers)
 
     def _return(self, _node: Any) -> None:
         self._builder.end(Op.RETURN)

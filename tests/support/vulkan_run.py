@@ -30,6 +30,7 @@ VISIBLE = vk.VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | vk.VK_MEMORY_PROPERTY_HOST_CO
 STORAGE = vk.VK_DESCRIPTOR_TYPE_STORAGE_BUFFER
 COMPUTE = vk.VK_SHADER_STAGE_COMPUTE_BIT
 DOT_PRODUCT = "VK_KHR_shader_integer_dot_product"
+COOPERATIVE = "VK_KHR_cooperative_matrix"
 
 
 class Device:
@@ -56,14 +57,17 @@ class Device:
     def _open(self) -> None:
         """What the device offers of features that kernels may need is switched on as it was found."""
         extensions = {e.extensionName for e in vk.vkEnumerateDeviceExtensionProperties(self._gpu, None)}
-        more = [name for name in (DOT_PRODUCT,) if name in extensions]
-        dot = vk.VkPhysicalDeviceShaderIntegerDotProductFeatures()
-        new = vk.VkPhysicalDeviceVulkan12Features(pNext=dot if more else None)
+        more = [name for name in (DOT_PRODUCT, COOPERATIVE) if name in extensions]
+        together = vk.VkPhysicalDeviceCooperativeMatrixFeaturesKHR()
+        dot = vk.VkPhysicalDeviceShaderIntegerDotProductFeatures(
+            pNext=together if COOPERATIVE in more else None
+        )
+        new = vk.VkPhysicalDeviceVulkan12Features(pNext=dot if DOT_PRODUCT in more else dot.pNext)
         storage = vk.VkPhysicalDeviceVulkan11Features(pNext=new)
         every = vk.VkPhysicalDeviceFeatures2(pNext=storage)
         vk.vkGetPhysicalDeviceFeatures2(self._gpu, every)
         every.features.robustBufferAccess = 0  # slow, and hides what reads beyond a buffer
-        structs = (dot, new, storage, every.features)
+        structs = (together, dot, new, storage, every.features)
         self.features = {name for struct in structs for name in FEATURES.values() if getattr(struct, name, 0)}
         queue = vk.VkDeviceQueueCreateInfo(
             queueFamilyIndex=self._family, queueCount=1, pQueuePriorities=[1.0]

@@ -10,13 +10,14 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from nearfar.errors import BuildError
+from nearfar.targets.gpu.kernels import cooperative
 from nearfar.targets.gpu.kernels.common import select
 from nearfar.targets.jobs import Linear
 from nearfar.targets.quantized import Matrix
 from nearfar.targets.vulkan import VARIANTS, Module, modules
 from nearfar.targets.vulkan.arithmetic import BOOL, F16, F32, I32, U32, Arithmetic, Dtype, dtype_of
 from nearfar.targets.vulkan.conversions import Conversions
-from nearfar.targets.vulkan.opcodes import BuiltIn, Capability, Decoration, Glsl, Op
+from nearfar.targets.vulkan.opcodes import NON_PRIVATE, BuiltIn, Capability, Decoration, Glsl, Op
 from nearfar.targets.vulkan.spirv import Builder, instruction, text, to_bytes
 from tests.support.spirv import count, instructions, validate
 
@@ -449,3 +450,26 @@ def test_loads_of_workgroup_memory_stay_between_barriers(barrier_between: bool, 
     made = compiled(kernel)
     validate(made.code)
     assert vector_loads(made.code, 4) == loads
+
+
+def test_cooperative_matrices_come_with_vulkans_memory_model() -> None:
+    """In which what threads share must be said to be shared, at each access and barrier."""
+    job = Linear(64, Matrix(64, 64, 4, 64), "float32", "float16", norm=1e-5)
+    made = modules(tvm.IRModule({"kernel": cooperative.matmul(job)}))["kernel"]
+    validate(made.code)
+    assert {"cooperativeMatrix", "vulkanMemoryModel"} <= set(made.features)
+    assert made.workgroup == (256, 1, 1)
+    listed = instructions(made.code)
+    assert next(i for i in listed if i.op == Op.MEMORY_MODEL).operands == (0, 3)
+    pointers = {i.operands[0] for i in listed if i.op == Op.TYPE_POINTER and i.operands[1] == 4}
+    shared = {i.operands[1] for i in listed if i.op == Op.ACCESS_CHAIN and i.operands[0] in pointers}
+    for op, pointer, flags in (
+        (Op.LOAD, 2, 3), (Op.STORE, 0, 2), (Op.COOPERATIVE_LOAD, 2, 5), (Op.COOPERATIVE_STORE, 0, 4),
+    ):  # fmt: skip
+        found = [i.operands for i in listed if i.op == op and i.operands[pointer] in shared]
+        assert found
+        assert all(operands[flags:] == (NON_PRIVATE,) for operands in found)
+    constants = {i.operands[1]: i.operands[2] for i in listed if i.op == Op.CONSTANT}
+    barriers = [i.operands for i in listed if i.op == Op.CONTROL_BARRIER]
+    assert barriers
+    assert {constants[operands[2]] for operands in barriers} == {0x6108}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -88,11 +89,29 @@ def test_products_of_bytes_are_programs_of_their_own(target: str, feature: str, 
         made.able_programs(frozenset(), name="mobile-f32-int8")
 
 
+def test_cooperative_matrices_are_a_program_of_discrete_gpus_on_vulkan(tmp_path: Path) -> None:
+    options = BuildOptions(
+        SAMPLE, tmp_path, ("vulkan",), "q4", buckets=Buckets((1, 64), (1,)),
+        device_classes=("software", "discrete"), products=("float", "cooperative"),
+    )  # fmt: skip
+    made = Artifact.open(build(options)[0])
+    of = {program.name: program for program in made.manifest.programs}
+    assert list(of) == [
+        "software-f16", "software-f32", "discrete-f16", "discrete-f16-cooperative", "discrete-f32",
+    ]  # fmt: skip
+    plain, multiplied = of["discrete-f16"], of["discrete-f16-cooperative"]
+    more = {"cooperativeMatrix", "vulkanMemoryModel", "shaderFloat16", "subgroupBasic"}
+    assert set(multiplied.requires.features) == {*plain.requires.features, *more}
+    assert multiplied.requires.limits["maxComputeSharedMemorySize"] <= 32768
+    with pytest.raises(BuildError, match="has no program with products of cooperative for class software"):
+        build(dataclasses.replace(options, device_classes=("software",), products=("cooperative",)))
+
+
 @pytest.mark.parametrize(
     ("said", "changed"),
     [
-        ("unknown products int4; known: float, int8", {"products": ("float", "int4")}),
-        ("unknown products (none); known: float, int8", {"products": ()}),
+        ("unknown products int4; known: float, int8, cooperative", {"products": ("float", "int4")}),
+        ("unknown products (none); known: float, int8, cooperative", {"products": ()}),
         ("has no program with products of int8 for class software", {"device_classes": ("software",)}),
         ("matrices of 2, 4 or 8 bits in groups of 32 or more", {"quant": "none"}),
         ("matrices of 2, 4 or 8 bits in groups of 32 or more", {"quant": "q4", "group_size": 16}),

@@ -35,14 +35,23 @@ FEATURES = {
     "VkPhysicalDeviceFeatures": ("shaderInt16", "shaderInt64"),
     "VkPhysicalDeviceVulkan11Features": ("storageBuffer16BitAccess",),
     "VkPhysicalDeviceVulkan12Features": (
-        "shaderFloat16", "shaderInt8", "storageBuffer8BitAccess", "timelineSemaphore",
+        "shaderFloat16", "shaderInt8", "storageBuffer8BitAccess", "timelineSemaphore", "vulkanMemoryModel",
     ),
     "VkPhysicalDeviceShaderIntegerDotProductFeatures": ("shaderIntegerDotProduct",),
+    "VkPhysicalDeviceCooperativeMatrixFeaturesKHR": ("cooperativeMatrix",),
 }  # fmt: skip
 """Features that a program can require or the runtime needs, by the struct that has them."""
 
-EXTENSIONS = {"shaderIntegerDotProduct": "VK_KHR_shader_integer_dot_product"}
+EXTENSIONS = {
+    "shaderIntegerDotProduct": "VK_KHR_shader_integer_dot_product",
+    "cooperativeMatrix": "VK_KHR_cooperative_matrix",
+}
 """Of features that Vulkan 1.2 does not have: what a device must offer, and be opened with."""
+
+COOPERATIVE = (16, 16, 16, 0, 0, 1, 1, 3)
+"""Cooperative matrices that kernels use: m, n, k; float16 (0) times float16 added to float32 (1), the result
+too; of a subgroup (3). A device that has others only counts as one without.
+"""
 
 SUBGROUPS = {"subgroupBasic": 0x1, "subgroupArithmetic": 0x4, "subgroupShuffle": 0x10}
 """Bits of VkSubgroupFeatureFlagBits; there is nothing to switch on."""
@@ -304,11 +313,22 @@ def _feature_structs(names: Collection[str], known: Collection[str]) -> list[Any
     base = ffi.new("VkPhysicalDeviceFeatures2*")
     base.sType, base.pNext = vk.VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2, eleven
     chain = [base, eleven, twelve]
-    if "shaderIntegerDotProduct" in known:
-        dot = ffi.new("VkPhysicalDeviceShaderIntegerDotProductFeatures*")
-        dot.sType = vk.VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES
-        twelve.pNext = dot
-        chain.append(dot)
+    for feature, kind, number in (
+        (
+            "shaderIntegerDotProduct",
+            "VkPhysicalDeviceShaderIntegerDotProductFeatures",
+            vk.VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES,
+        ),
+        (
+            "cooperativeMatrix",
+            "VkPhysicalDeviceCooperativeMatrixFeaturesKHR",
+            vk.VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_KHR,
+        ),
+    ):
+        if feature in known:
+            more = ffi.new(f"{kind}*")
+            more.sType, chain[-1].pNext = number, more
+            chain.append(more)
     for struct, features in _with_names(chain):
         for name in features:
             setattr(struct, name, int(name in names))
@@ -317,8 +337,13 @@ def _feature_structs(names: Collection[str], known: Collection[str]) -> list[Any
 
 def _with_names(chain: list[Any]) -> Iterable[tuple[Any, tuple[str, ...]]]:
     """Each struct of a chain, and the features that it has."""
-    base, *others = chain
-    return zip((base.features, *others), FEATURES.values(), strict=False)
+    ffi = require_vulkan().ffi
+    for struct in chain:
+        kind = str(ffi.typeof(struct).item.cname).removeprefix("struct ")
+        if kind == "VkPhysicalDeviceFeatures2":
+            yield struct.features, FEATURES["VkPhysicalDeviceFeatures"]
+        else:
+            yield struct, FEATURES[kind]
 
 
 def _unfit(handle: Any) -> str | None:
@@ -347,7 +372,19 @@ def _features(handle: Any) -> set[str]:
     offered = _extensions(handle)
     chain = _feature_structs((), {name for name, extension in EXTENSIONS.items() if extension in offered})
     vk.vkGetPhysicalDeviceFeatures2(handle, chain[0])
-    return {name for struct, names in _with_names(chain) for name in names if getattr(struct, name)}
+    found = {name for struct, names in _with_names(chain) for name in names if getattr(struct, name)}
+    if "cooperativeMatrix" in found and COOPERATIVE not in matrices(handle):
+        found.remove("cooperativeMatrix")
+    return found
+
+
+def matrices(handle: Any) -> set[tuple[int, ...]]:
+    """The cooperative matrices of a device, as COOPERATIVE has them."""
+    vk = require_vulkan()
+    name = "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR"
+    ask = vk.vkGetInstanceProcAddr(instance(False).handle, name)
+    names = ("MSize", "NSize", "KSize", "AType", "BType", "CType", "ResultType", "scope")
+    return {tuple(int(getattr(each, name)) for name in names) for each in ask(handle)}
 
 
 def _extensions(handle: Any) -> set[str]:

@@ -103,7 +103,8 @@ def build(
             "`int8`: also programs that round its activations to 8 bits, with a scale for each 32, for GPUs "
             "with packed integer products; a device takes such a program where it is quicker. It costs "
             "accuracy (docs/decisions/0016 has measurements), and answers are no longer those of the float "
-            "programs."
+            "programs. `cooperative` (vulkan): also a program that multiplies tiles of float16, for cards "
+            "with cooperative matrices of 16 by 16."
         ),
     ] = list(DEFAULTS.products),  # noqa: B006
     export_function: Annotated[

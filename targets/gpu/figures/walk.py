@@ -38,7 +38,9 @@ _BINARY_CALLS = {
 }  # fmt: skip
 _EMPTY = -1
 """In workgroup memory where nothing was stored."""
-_FREE = ("reinterpret", "likely", "tvm_thread_invariant", "large_uint_imm", "workgroup_uniform")
+_FREE = (
+    "reinterpret", "likely", "tvm_thread_invariant", "large_uint_imm", "workgroup_uniform", "address_of",
+)  # fmt: skip
 """Calls that cost no instruction."""
 
 

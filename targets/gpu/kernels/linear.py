@@ -6,7 +6,7 @@ from nearfar.targets.gpu.classes import SOFTWARE, Tuning
 from nearfar.targets.jobs import Linear
 from nearfar.targets.kernels import Stage, Staged
 
-from . import software
+from . import cooperative, software
 from .layout import params
 from .matmul import matmul
 from .matmul_int8 import matmul_int8, rounds
@@ -24,6 +24,8 @@ def linear(job: Linear, tuning: Tuning) -> Staged:
         func = (software.matvec if job.m <= MATVEC_ROWS else software.matmul)(job, tuning.vectors)
     elif tuning.products == "int8" and job.m > VECTOR_ROWS and rounds(job.matrix) and not job.rows:
         return matmul_int8(job, tuning.device)
+    elif tuning.products == "cooperative" and cooperative.cooperates(job):
+        func = cooperative.matmul(job)
     else:
         func = (matvec if job.m <= VECTOR_ROWS else matmul)(job, tuning)
     return Staged((Stage(func, tuple(params(job))),))

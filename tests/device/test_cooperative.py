@@ -1,0 +1,63 @@
+"""Matmuls by cooperative matrices against NumPy, on a Vulkan device that has such.
+
+Mesa's lavapipe has them from 26.2 on, of 8 by 8; which sizes there are, the device says.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from nearfar.edge_runtime.executors.vulkan import device
+from nearfar.targets.gpu import variant
+from nearfar.targets.gpu.classes import DISCRETE
+from nearfar.targets.gpu.kernels import cooperative
+from nearfar.targets.gpu.kernels.layout import params
+from nearfar.targets.jobs import Job, Linear
+from nearfar.targets.kernels import Stage, Staged
+from nearfar.targets.quantized import Array, Matrix, Part, QuantTensor
+from tests.support import gpu_jobs, vulkan_run
+
+Q4 = Matrix(200, 576, 4, 64)
+JOBS = {
+    "plain": Linear(64, Matrix(128, 192, 4, 64), "float16", "float32"),
+    "norm": Linear(64, Q4, "float32", "float16", norm=1e-5),
+    "gate": Linear(100, Q4, "float32", "float16", norm=1e-5, gate="silu"),
+    "ragged": Linear(33, Matrix(88, 172, 32), "float16", "float32", bias=True, residual=True),
+    "planes": Linear(64, Matrix(96, 96, 6, 16), "float16", "float16", gate="gelu_erf", bias=True),
+    "f16": Linear(256, Matrix(512, 64, 16), "float16", "float16"),
+}
+
+
+class Cooperating:
+    """The kernels of class discrete, but for the size of tiles."""
+
+    def __init__(self, size: int, widest: int) -> None:
+        self._plain, self._sizes = variant(DISCRETE, "f16", vectors=True).kernels, (size, widest)
+        self.activations = self._plain.activations
+
+    def parts(self, matrix: Matrix) -> tuple[Part, ...]:
+        return self._plain.parts(matrix)
+
+    def pack(self, matrix: Matrix, tensor: QuantTensor | Array) -> tuple[Array, ...]:
+        return self._plain.pack(matrix, tensor)
+
+    def stages(self, job: Job) -> Staged:
+        assert isinstance(job, Linear)
+        assert cooperative.cooperates(job)
+        return Staged((Stage(cooperative.matmul(job, *self._sizes), tuple(params(job))),))
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Cooperating:
+    """Of the first size that the device has of those that fit."""
+    if "cooperativeMatrix" not in vulkan_run.device().features:
+        pytest.skip("the Vulkan device has no cooperative matrices")
+    for size in (16, 8):
+        if (size, size, size, *device.COOPERATIVE[3:]) in device.matrices(device.gpus()[0].handle):
+            return Cooperating(size, vulkan_run.device().subgroup.subgroupSize)
+    pytest.skip("the Vulkan device has no cooperative matrices of float16 of 16 or 8")
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_linear(kernels: Cooperating, name: str) -> None:
+    gpu_jobs.check(kernels, vulkan_run.run, "f16", JOBS[name])
