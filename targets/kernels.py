@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 Precision = Literal["f32", "f16"]
 Products = Literal["float", "int8", "cooperative"]
-"""What a prompt's rows are multiplied as: as they are, rounded to 8 bits (docs/decisions/0016), or as
-cooperative matrices of float16 (docs/decisions/0017).
+"""What a prompt's rows are multiplied as: as they are, rounded to 8 bits (docs/decisions/0017), or as
+cooperative matrices of float16 (docs/decisions/0018).
 """
 PRODUCTS: tuple[Products, ...] = ("float", "int8", "cooperative")
 SCRATCH = "scratch:"

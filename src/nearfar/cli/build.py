@@ -102,7 +102,7 @@ def build(
             help="webgpu, vulkan: what a prompt is multiplied as, separated by commas. `float`: as it is. "
             "`int8`: also programs that round its activations to 8 bits, with a scale for each 32, for GPUs "
             "with packed integer products; a device takes such a program where it is quicker. It costs "
-            "accuracy (docs/decisions/0016 has measurements), and answers are no longer those of the float "
+            "accuracy (docs/decisions/0017 has measurements), and answers are no longer those of the float "
             "programs. `cooperative` (vulkan): also a program that multiplies tiles of float16, for cards "
             "with cooperative matrices of 16 by 16."
         ),

@@ -10,7 +10,7 @@ Rows with a norm are read twice: first for the sum of squares, so that what is r
 size (beyond 65,504 it saturates, as all that is stored as float16 does).
 
 Only Vulkan has these (targets/vulkan/cooperative.py); where a device has tiles of this size,
-docs/decisions/0017.
+docs/decisions/0018.
 """
 
 # mypy: ignore-errors
