@@ -21,7 +21,6 @@ REACHED: dict[tuple[str, Kind], Reached] = {
     },
     ("mobile", "project"): {"operations_per_weight": 4.52, "registers": 126},
     ("mobile", "gathering"): {"operations_per_weight": 6.64, "registers": 97},
-    ("mobile", "matmul"): {"registers": 66},
     ("mobile", "prefill"): {"cache_reads": 0.127, "registers": 77},
     ("integrated", "matvec"): {
         "x_loads": 1.78, "operations_per_weight": 4.55, "registers": 126, "loads_ahead": 5,
