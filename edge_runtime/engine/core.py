@@ -7,21 +7,16 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
 from nearfar.edge_runtime.cache import SequenceTable
-from nearfar.edge_runtime.engine.requests import (
-    Constraint,
-    FinishReason,
-    Request,
-    RequestStats,
-    TokenEvent,
-    TopLogprob,
-)
+from nearfar.edge_runtime.engine.compiling import Compiling
+from nearfar.edge_runtime.engine.generation import Generation, event_of
+from nearfar.edge_runtime.engine.requests import Constraint, FinishReason, Request
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.edge_runtime.engine.scheduler import Limits, Scheduler, Step
 from nearfar.edge_runtime.engine.steps import (
@@ -53,8 +48,6 @@ FORKED = (
 )
 
 T = TypeVar("T")
-_Event = TokenEvent | Exception
-
 
 _InFlight = tuple[Step, Launched]
 _Turn = tuple[_InFlight | None, list[Done]]
@@ -68,50 +61,6 @@ class _NoRoom(Exception):
 
     def __init__(self, size: int, reason: Exception) -> None:
         self.size, self.reason = size, reason
-
-
-class Generation:
-    """The tokens of one request, to be iterated once.
-
-    The request stops when this is closed or dropped, or when the task that iterates it is cancelled.
-    """
-
-    def __init__(self, core: EngineCore, request: Request) -> None:
-        self._core = core
-        self._request = request
-        self._events: asyncio.Queue[_Event] = asyncio.Queue()
-        self._ended = False
-
-    def __aiter__(self) -> AsyncIterator[TokenEvent]:
-        return self
-
-    async def __anext__(self) -> TokenEvent:
-        if self._ended:
-            raise StopAsyncIteration
-        try:
-            event = await self._events.get()
-        except asyncio.CancelledError:
-            await self.aclose()
-            raise
-        if isinstance(event, Exception):
-            self._ended = True
-            raise event
-        self._ended = event.finish_reason is not None
-        return event
-
-    async def aclose(self) -> None:
-        """Stop the request if it is still going."""
-        self._ended = True
-        self._core.cancel(self._request)
-
-    def put(self, event: _Event) -> None:
-        """Hand an event to who iterates."""
-        self._events.put_nowait(event)
-
-    @property
-    def stats(self) -> RequestStats:
-        """The figures so far."""
-        return self._request.stats()
 
 
 class EngineCore:
@@ -164,13 +113,7 @@ class EngineCore:
         )
         self._initialized = False  # whether the device has the initial writes of the builder; so too
         self._compiled: set[Run] = set()  # runs that need not be asked about any more
-        self._awaited: set[Future[Any]] = (
-            set()
-        )  # kernels that are waited for, with those that have come since
-        self.on_compiling: Callable[[int, int], None] | None = None
-        """Told on the event loop how many of how many kernels that requests wait for are compiled; as many as
-        there are when nobody waits any more.
-        """
+        self.compiling = Compiling()
         self._lost_in_a_row = 0
         self.epoch = 0
         """How often a step has failed: what the cache held before is gone."""
@@ -206,7 +149,7 @@ class EngineCore:
         limit = self.scheduler.limit_tokens(tokens, params.max_tokens)
         seed = secrets.randbits(64) if params.seed is None else params.seed & (2**64 - 1)
         request = Request(tuple(tokens), params, limit, seed, constraint=constraint, salt=salt)
-        generation = self._generations[request.number] = Generation(self, request)
+        generation = self._generations[request.number] = Generation(request, self.cancel)
         self.scheduler.add(request)
         self.wake()
         return generation
@@ -300,7 +243,7 @@ class EngineCore:
                     await self._prepare(step.size, runs)
                     continue  # and plan again: requests may have come and gone meanwhile
                 step = None
-            self._end_compiling()
+            self.compiling.end()
             work = self._builder.build(step) if step else None
             if step:
                 self.steps += 1
@@ -321,7 +264,7 @@ class EngineCore:
             self._compiled.update(runs)
             return
         try:
-            await self._compile(missing)
+            await self.compiling.wait(missing)
         except (OutOfMemory, MemoryError) as error:
             if not self._shrinks(size, error):
                 raise
@@ -332,31 +275,6 @@ class EngineCore:
         with self._guard():
             return [kernel for run in runs for kernel in self.executor.prepare(*run)]
 
-    async def _compile(self, kernels: Seq[Future[Any]]) -> None:
-        """Wait until one of the kernels is compiled, and raise what came of it; tells how far they are."""
-        self._awaited.update(kernels)
-        if self.on_compiling is not None:
-            self.on_compiling(sum(kernel.done() for kernel in self._awaited), len(self._awaited))
-        loop, one_is_done = asyncio.get_running_loop(), asyncio.Event()
-
-        def wake(_: Future[Any]) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
-                loop.call_soon_threadsafe(one_is_done.set)
-
-        for kernel in kernels:
-            kernel.add_done_callback(wake)
-        await one_is_done.wait()
-        for kernel in kernels:
-            if kernel.done():
-                kernel.result()
-
-    def _end_compiling(self) -> None:
-        """Nobody waits for kernels any more."""
-        count = len(self._awaited)
-        self._awaited.clear()
-        if count and self.on_compiling is not None:
-            self.on_compiling(count, count)
-
     def _end_epoch(self) -> None:
         """A step has failed: requests will be computed again from their tokens, or fail; nothing is known
         of the device.
@@ -366,7 +284,7 @@ class EngineCore:
         self._builder = self._new_builder()
         self._initialized = False
         self._compiled.clear()
-        self._end_compiling()
+        self.compiling.end()
 
     def _goes_on(self, error: Exception) -> bool:
         """Whether requests wait for the device to be opened anew, as they do where it was lost, but not
@@ -458,7 +376,7 @@ class EngineCore:
             reason = self._finish_reason(request, token)
             generation = self._generations.get(request.number)
             if generation is not None:
-                generation.put(_event(request, token, reason, done.sampled, row))
+                generation.put(event_of(request, token, reason, done.sampled, row))
             if reason or generation is None:
                 self.cancel(request)
 
@@ -509,14 +427,3 @@ class EngineCore:
 
     async def _in_worker(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, call)
-
-
-def _event(
-    request: Request, token: int, finish: FinishReason | None, sampled: Sampled, row: int
-) -> TokenEvent:
-    count = request.params.logprobs
-    if count is None or sampled.logprobs is None or sampled.top_ids is None or sampled.top_logprobs is None:
-        return TokenEvent(token, finish)
-    ids, values = sampled.top_ids[row, :count].tolist(), sampled.top_logprobs[row, :count].tolist()
-    top = tuple(TopLogprob(i, v) for i, v in zip(ids, values, strict=True))
-    return TokenEvent(token, finish, float(sampled.logprobs[row]), top)

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from nearfar.edge_runtime.engine.core import Generation
+from nearfar.edge_runtime.engine.generation import Generation
 from nearfar.edge_runtime.engine.requests import FinishReason, RequestStats, TokenEvent
 from nearfar.edge_runtime.openai.records import TokenLogprob, TopLogprob
 from nearfar.edge_runtime.text.codec import TextCodec, TextStream

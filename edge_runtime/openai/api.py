@@ -15,7 +15,8 @@ from typing import Any, Generic, Literal, Self, TypeVar, Unpack, overload
 from nearfar.edge_runtime import snapshots
 from nearfar.edge_runtime.artifact.loading import load
 from nearfar.edge_runtime.artifact.options import LoadKeywords, LoadOptions
-from nearfar.edge_runtime.engine.core import EngineCore, Generation
+from nearfar.edge_runtime.engine.core import EngineCore
+from nearfar.edge_runtime.engine.generation import Generation
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.edge_runtime.openai.answers import Answer, Piece, merge
 from nearfar.edge_runtime.openai.parameters import (

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from nearfar.edge_runtime.engine import requests as edge
-from nearfar.edge_runtime.engine.core import EngineCore, Generation
+from nearfar.edge_runtime.engine.core import EngineCore
+from nearfar.edge_runtime.engine.generation import Generation
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.errors import EngineError, NearfarError, RequestError
 from nearfar.fallback_server.backend import (

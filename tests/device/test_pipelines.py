@@ -71,7 +71,7 @@ def rig(request: pytest.FixtureRequest, built: Built, monkeypatch: pytest.Monkey
 def test_an_answer_waits_for_its_own_kernels_and_each_is_compiled_once_behind(rig: Rig) -> None:
     told: list[tuple[int, int]] = []
     with rig.load() as engine:
-        engine.asynchronous.core.on_compiling = lambda done, total: told.append((done, total))
+        engine.asynchronous.core.compiling.tell = lambda done, total: told.append((done, total))
         assert rig.compiled == [], "a processor that plays a GPU compiles what is asked for"
         first = [event.token for event in engine.generate([1, 5, 7], SHORT)]
         needed = rig.kernels(("step", 1), ("step", 4), ("greedy", 1))

@@ -154,7 +154,7 @@ async def test_answers_wait_for_their_kernels_and_it_is_told_how_far_they_are() 
         told.append((done, total))
         looked.release()
 
-    core.on_compiling = tell
+    core.compiling.tell = tell
     assert await collect(core, *MIXED[2]) == expected[2]
     assert told[0] == (0, 2)
     assert (2, 2) in told
@@ -177,7 +177,7 @@ async def test_a_request_that_ends_while_its_kernels_are_compiled_holds_up_no_ot
     core = engine(lambda: Compiled(make))
     short = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
     waiting = asyncio.Event()
-    core.on_compiling = lambda done, total: waiting.set()
+    core.compiling.tell = lambda done, total: waiting.set()
     long = core.generate(prompt(150), short)
     await asyncio.wait_for(waiting.wait(), PATIENCE)
     assert await asyncio.wait_for(core.on_device(lambda: "reached"), PATIENCE) == "reached"

@@ -122,7 +122,7 @@ def load_engine(artifact: Path, **options: Unpack[LoadKeywords]) -> Engine:
     ):
         engine = Engine.load(artifact, **options)
     if console.is_terminal:
-        engine.asynchronous.core.on_compiling = _Compiling(console)
+        engine.asynchronous.core.compiling.tell = _Compiling(console)
     return engine
 
 

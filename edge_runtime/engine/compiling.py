@@ -1,0 +1,45 @@
+"""Kernels that requests wait for until they are compiled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+
+class Compiling:
+    """Waits for kernels, on the event loop, and tells how far they are."""
+
+    def __init__(self) -> None:
+        self.tell: Callable[[int, int], None] | None = None
+        """Told how many of how many kernels that requests wait for are compiled; as many as there are when
+        nobody waits any more.
+        """
+        self._awaited: set[Future[Any]] = set()  # with those that have come since
+
+    async def wait(self, kernels: Sequence[Future[Any]]) -> None:
+        """Wait until one of the kernels is compiled, and raise what came of it."""
+        self._awaited.update(kernels)
+        if self.tell is not None:
+            self.tell(sum(kernel.done() for kernel in self._awaited), len(self._awaited))
+        loop, one_is_done = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake(_: Future[Any]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+                loop.call_soon_threadsafe(one_is_done.set)
+
+        for kernel in kernels:
+            kernel.add_done_callback(wake)
+        await one_is_done.wait()
+        for kernel in kernels:
+            if kernel.done():
+                kernel.result()
+
+    def end(self) -> None:
+        """Nobody waits for kernels any more."""
+        count = len(self._awaited)
+        self._awaited.clear()
+        if count and self.tell is not None:
+            self.tell(count, count)
