@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
 from nearfar.edge_runtime.cache import SequenceTable
-from nearfar.edge_runtime.engine.compiling import Compiling
 from nearfar.edge_runtime.engine.generation import Generation, event_of
+from nearfar.edge_runtime.engine.kernel_wait import KernelWait
 from nearfar.edge_runtime.engine.requests import Constraint, FinishReason, Request
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.edge_runtime.engine.scheduler import Limits, Scheduler, Step
@@ -113,7 +113,7 @@ class EngineCore:
         )
         self._initialized = False  # whether the device has the initial writes of the builder; so too
         self._compiled: set[Run] = set()  # runs that need not be asked about any more
-        self.compiling = Compiling()
+        self.compiling = KernelWait()
         self._lost_in_a_row = 0
         self.epoch = 0
         """How often a step has failed: what the cache held before is gone."""

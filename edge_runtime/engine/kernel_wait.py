@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 
-class Compiling:
+class KernelWait:
     """Waits for kernels, on the event loop, and tells how far they are."""
 
     def __init__(self) -> None:
