@@ -1,8 +1,9 @@
 """What the programs of a GPU artifact say of a text: perplexity, and how often each has the same most likely
 token as the first program in float32 with float products.
 
-    python benchmarks/programs.py ARTIFACT [--text FILE] [--windows N] [--programs NAME,NAME] [--json FILE]
+    python benchmarks/programs.py [ARTIFACT] [--text FILE] [--windows N] [--programs NAME,NAME] [--json FILE]
 
+Without an artifact, programs for discrete GPUs of the sample model are built, with products of bytes as well.
 Windows of 512 tokens without BOS, as benchmarks/quality.py has them, computed 16 rows a step: matmuls are
 those of a prompt. The keys and values before a row are those that the program computed itself.
 """
@@ -12,6 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -29,6 +32,9 @@ from nearfar.edge_runtime.devices import Settings, device
 from nearfar.edge_runtime.executors.base import Executor
 from nearfar.format.manifest import Program
 from nearfar.format.sizes import MAX_ROWS
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.shared.engines import built
 
 Floats = npt.NDArray[np.float64]
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -78,17 +84,28 @@ def measure(artifact: Artifact, program: Program, parts: list[npt.NDArray[np.int
 
 
 def main() -> None:
-    """Measure, show, and write --json."""
+    """Command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("artifact", type=Path)
+    parser.add_argument("artifact", type=Path, nargs="?")
     parser.add_argument("--text", type=Path, default=DATA / "text" / "heldout.txt")
     parser.add_argument("--windows", type=int, default=12)
     parser.add_argument("--programs", default="")
     parser.add_argument("--json", type=Path, default=None)
     options = parser.parse_args()
-    artifact = Artifact.open(options.artifact)
+    with tempfile.TemporaryDirectory() as folder:
+        report(Artifact.open(options.artifact or sample(Path(folder)) / "vulkan"), options)
+
+
+def sample(folder: Path) -> Path:
+    """The sample model's artifact."""
+    asked = ("--device-class", "discrete", "--products", "float,int8")
+    return built(folder, DATA / "models" / "classics-7M", "vulkan", *asked)
+
+
+def report(artifact: Artifact, options: argparse.Namespace) -> None:
+    """Measure, show, and write --json."""
     parts = windows(artifact, options.text, options.windows)
     named = options.programs.split(",") if options.programs else [p.name for p in artifact.manifest.programs]
     records = [measure(artifact, p, parts) for p in artifact.manifest.programs if p.name in named]

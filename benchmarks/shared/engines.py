@@ -12,13 +12,21 @@ import numpy as np
 
 from nearfar.edge_runtime import Engine, SamplingParams
 
+NEARFAR = [sys.executable, "-m", "nearfar"]
+
 
 def artifact_of(folder: Path, shape: str, targets: str, *options: str) -> Path:
-    """A q4 artifact of a shape of `nearfar synth`, made in `folder`; speed does not depend on the weights."""
-    nearfar, checkpoint, out = [sys.executable, "-m", "nearfar"], folder / "checkpoint", folder / "artifact"
-    subprocess.run([*nearfar, "synth", shape, "-o", str(checkpoint)], check=True)
+    """An artifact of a shape of `nearfar synth`, made in `folder`; speed does not depend on the weights."""
+    checkpoint = folder / "checkpoint"
+    subprocess.run([*NEARFAR, "synth", shape, "-o", str(checkpoint)], check=True)
+    return built(folder, checkpoint, targets, *options)
+
+
+def built(folder: Path, checkpoint: Path, targets: str, *options: str) -> Path:
+    """The q4 artifact of a checkpoint, made in `folder`."""
+    out = folder / "artifact"
     build = ["build", str(checkpoint), "--target", targets, "--quant", "q4", "-o", str(out), *options]
-    subprocess.run([*nearfar, *build], check=True)
+    subprocess.run([*NEARFAR, *build], check=True)
     return out
 
 
