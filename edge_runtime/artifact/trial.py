@@ -118,14 +118,21 @@ def _try_all(
         except BaseException:
             kept.stop()
             raise
-        kept.keep(names, choice.program)
         if choice.program == first.name:
+            kept.keep(names, first.name)
             for executor in list(made.values())[1:]:
                 executor.close()
             stack.pop_all()
             return main, first, choice
+        kept.stop()
     winner = next(program for program in finalists if program.name == choice.program)
-    return open_one(winner), winner, choice
+    try:
+        executor = open_one(winner)
+    except DeviceError:  # no room for it as it would run: kept, it would be taken again at every load
+        failed.add(winner.name)
+        return None
+    kept.keep(names, winner.name)
+    return executor, winner, choice
 
 
 def all_of(programs: Sequence[Program]) -> Requires:

@@ -12,9 +12,10 @@ import pytest
 from nearfar.build.pipeline import BuildOptions, build
 from nearfar.build.program.buckets import Buckets
 from nearfar.edge_runtime import Engine
-from nearfar.edge_runtime.artifact import variants
+from nearfar.edge_runtime.artifact import trial, variants
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.artifact.trial import Steps, all_of, open_best
+from nearfar.edge_runtime.artifact.variants import Choice
 from nearfar.edge_runtime.devices import Device, Settings, device
 from nearfar.edge_runtime.executors.base import Executor
 from nearfar.errors import DeviceError, DeviceLost
@@ -131,6 +132,26 @@ def test_a_program_without_room_is_passed_over_this_time(artifact: Artifact) -> 
     name, choice = best(artifact, [], replace(device(artifact.target), beside=full))
     assert (name, choice.why) == ("integrated-f16", "only")
     assert list(best(artifact, [])[1].seconds) == ["integrated-f16", "integrated-f32", "discrete-f16"]
+
+
+def test_a_winner_that_has_no_room_as_it_would_run_is_not_kept(
+    artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "compare", lambda names, measure: Choice(names[-1], "timed"))
+    found = device(artifact.target).probe()
+    programs = artifact.able_programs(found.features, found.limits)
+
+    def open_one(program: Program) -> Executor:
+        if program.name == "discrete-f16":
+            raise DeviceError("no room for its cache")
+        return device(artifact.target).open(artifact, program, SETTINGS)
+
+    for why in ("timed", "kept"):  # kept is the one that ran
+        executor, program, choice = open_best(
+            artifact, programs, UNKNOWN, device(artifact.target), open_one, room
+        )
+        executor.close()
+        assert (program.name, choice.why) == ("discrete-f32", why)
 
 
 def test_software_times_nothing_and_a_pin_is_followed(artifact: Artifact) -> None:

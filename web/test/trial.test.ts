@@ -38,14 +38,23 @@ class Notes implements NoteFile {
   }
 }
 
-/** A device in plain code. Programs in `lost` take it down, those in `full` find no room. */
+interface Faults {
+  readonly lost?: readonly string[];
+  readonly full?: readonly string[];
+  readonly large?: readonly string[];
+}
+
+/**
+ * A device in plain code. Programs in `lost` take it down, those in `full` find no room, and those in `large`
+ * room for a trial only.
+ */
 class FakeStage implements TrialStage {
   isGone = false;
   isClosed = false;
 
   constructor(
     readonly programs: Finalists,
-    private readonly faults: { readonly lost: readonly string[]; readonly full: readonly string[] },
+    private readonly faults: Required<Faults>,
     private readonly notes: Notes,
   ) {}
 
@@ -63,6 +72,10 @@ class FakeStage implements TrialStage {
       throw new DeviceError("the driver was reset");
     };
     return backend;
+  }
+
+  async makeRoom({ name }: Program): Promise<void> {
+    if (this.faults.large.includes(name)) throw new DeviceError("no room for a cache");
   }
 
   async isLost(): Promise<boolean> {
@@ -89,13 +102,13 @@ describe("trials", () => {
   afterEach(() => vi.restoreAllMocks());
 
   const load = async (
-    faults: { lost?: readonly string[]; full?: readonly string[] } = {},
+    faults: Faults = {},
     options: { busy?: boolean; left?: readonly string[]; signal?: AbortSignal } = {},
   ): Promise<Opened<FakeStage>> => {
     const { busy = false, left = [], signal = new AbortController().signal } = options;
     const kept = await Kept.open(notes, { busy, load: "this", left });
     const open = async (programs: Finalists): Promise<FakeStage> => {
-      const stage = new FakeStage(programs, { lost: [], full: [], ...faults }, notes);
+      const stage = new FakeStage(programs, { lost: [], full: [], large: [], ...faults }, notes);
       stages.push(stage);
       return stage;
     };
@@ -118,6 +131,15 @@ describe("trials", () => {
     const again = await load();
     expect([again.program, again.choice.why]).toEqual([program, "kept"]);
     expect(stages[1]?.programs).toEqual([program]);
+  });
+
+  test("keep no winner that has no room as it would run", async () => {
+    const { program: winner } = await load();
+    notes.texts.length = 0;
+    const { program } = await load({ large: [winner.name] });
+    expect(program.name).not.toBe(winner.name);
+    expect(notes.texts.join()).not.toContain(`:"${winner.name}"},"trying":null`);
+    expect(stages.at(-2)?.isClosed).toBe(true);
   });
 
   test("are not made where another tab makes them", async () => {
@@ -180,7 +202,7 @@ describe("trials", () => {
   test("do not take what is wrong with the artifact for the device's fault", async () => {
     const broken = new ArtifactError("a plan is corrupt");
     const kept = await Kept.open(notes, { busy: false, load: "this", left: [] });
-    const stage = new FakeStage(able, { lost: [], full: [] }, notes);
+    const stage = new FakeStage(able, { lost: [], full: [], large: [] }, notes);
     stage.put = () => Promise.reject(broken);
     const hooks = {
       signal: new AbortController().signal,

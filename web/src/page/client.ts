@@ -22,7 +22,7 @@ import type {
 import type * as openai from "../both/openai.js";
 import { Channel } from "./channel.js";
 import { Completions } from "./completions.js";
-import { leftLoads, watchLeaving } from "./left.js";
+import { leftLoads, noteLeft, watchLeaving } from "./left.js";
 import { CHAT, textShape } from "./replies.js";
 import { checkedMessages, prepareChat, prepareText } from "./requests.js";
 
@@ -197,7 +197,10 @@ export class WorkerLink {
     const left = leftLoads();
     const unwatch = watchLeaving(load);
     return new Promise((resolve, reject) => {
-      const onAbort = (): void => reject(abortError());
+      const onAbort = (): void => {
+        noteLeft(load);
+        reject(abortError());
+      };
       signal?.addEventListener("abort", onAbort, { once: true });
       this.#onLoad = (message) => {
         unwatch();

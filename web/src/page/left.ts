@@ -17,15 +17,33 @@ export function leftLoads(): string[] {
   }
 }
 
-/** Says so when the page is left; returns what ends the watch. */
+/** Says that a load ends by nobody's fault. */
+export function noteLeft(load: string): void {
+  write([...leftLoads().filter((other) => other !== load), load]);
+}
+
+/**
+ * Says so when the page is left; returns what ends the watch. A page that nobody sees counts as left for as
+ * long: the system may end it without a word.
+ */
 export function watchLeaving(load: string): () => void {
-  const onHide = (): void => {
-    try {
-      localStorage.setItem(STORAGE, JSON.stringify([...leftLoads(), load].slice(-MOST)));
-    } catch {
-      // Storage that is full or forbidden: one program less to choose from.
-    }
+  const onHide = (): void => noteLeft(load);
+  const onVisibility = (): void => {
+    if (document.visibilityState === "hidden") noteLeft(load);
+    else write(leftLoads().filter((other) => other !== load));
   };
   globalThis.addEventListener("pagehide", onHide);
-  return () => globalThis.removeEventListener("pagehide", onHide);
+  globalThis.document?.addEventListener("visibilitychange", onVisibility);
+  return () => {
+    globalThis.removeEventListener("pagehide", onHide);
+    globalThis.document?.removeEventListener("visibilitychange", onVisibility);
+  };
+}
+
+function write(loads: readonly string[]): void {
+  try {
+    localStorage.setItem(STORAGE, JSON.stringify(loads.slice(-MOST)));
+  } catch {
+    // Storage that is full or forbidden: one program less to choose from.
+  }
 }

@@ -75,7 +75,8 @@ async function openStage(
   const open = async (programs: Finalists): Promise<Stage> => {
     // An adapter opens one device, and a trial may lose it.
     const device = await openDevice(await findGpu(), programs);
-    const staged = { ...options, onProgress: options.onShards, signal };
+    const software = gpu.deviceClass === "software";
+    const staged = { ...options, onProgress: options.onShards, signal, software };
     return Stage.open(artifact, device, programs[0], programs.length > 1, staged);
   };
   const hooks = {

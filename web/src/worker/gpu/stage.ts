@@ -1,4 +1,4 @@
-import { throwIfAborted } from "../../both/errors.js";
+import { DeviceLostError, throwIfAborted } from "../../both/errors.js";
 import type { Manifest, Program } from "../../both/manifest.js";
 import type { Launch, Plan } from "../plan.js";
 import { ropeTable } from "../rope.js";
@@ -15,6 +15,8 @@ import { allocate, allocateWhole, type WorkingMemory } from "./working-memory.js
 export type StageOptions = MemoryOptions &
   Omit<ShardOptions, "signal"> & {
     readonly signal: AbortSignal;
+    /** Whether a processor plays the GPU. */
+    readonly software: boolean;
     /** How many of the kernels are compiled that the load waits for. */
     readonly onKernels?: ((compiled: number, total: number) => void) | undefined;
   };
@@ -31,6 +33,9 @@ export class Stage {
   readonly buffers: BufferRegistry;
   readonly #code = new Map<Program, Promise<Code>>();
   readonly #memory = new Map<Program, WorkingMemory>();
+  /** The program that will run, once its memory is as it will be. */
+  #settled: { readonly program: Program; readonly memory: WorkingMemory } | null = null;
+  #isGone = false;
   #weights: ReadonlyMap<string, DeviceBuffer> = new Map();
   /** Tensors that the host needs itself. */
   #onHost: ReadonlyMap<string, Float32Array> = new Map();
@@ -43,6 +48,9 @@ export class Stage {
     private readonly options: StageOptions,
   ) {
     this.buffers = new BufferRegistry(device);
+    void device.lost.then(() => {
+      this.#isGone = true;
+    });
   }
 
   /**
@@ -80,18 +88,14 @@ export class Stage {
     return this.#executor(await this.#codeOf(program), own);
   }
 
-  /** The executor of the program as it will run; what the others had is freed. */
+  /** Room for the program as it will run; what the others had is freed. */
+  async makeRoom(program: Program): Promise<void> {
+    await this.#roomOf(program);
+  }
+
+  /** The executor of the program as it will run. */
   async settle(program: Program): Promise<Executor> {
-    const { main, artifact, options } = this;
-    for (const [other, { buffers }] of this.#memory) {
-      if (other === program && other === main) continue;
-      buffers.freeAll();
-      this.#memory.delete(other);
-    }
-    const own =
-      this.#memory.get(program) ??
-      (await allocateWhole(this.buffers.part(), artifact.manifest, program, options));
-    this.#memory.set(program, own);
+    const own = await this.#roomOf(program);
     const code = await this.#codeOf(program);
     if (this.tried) await Promise.all(this.#compile(code));
     return this.#executor(code, own);
@@ -107,6 +111,22 @@ export class Stage {
     this.buffers.close();
   }
 
+  async #roomOf(program: Program): Promise<WorkingMemory> {
+    const { main, artifact, options } = this;
+    if (this.#settled?.program === program) return this.#settled.memory;
+    for (const [other, { buffers }] of this.#memory) {
+      if (other === program && other === main) continue;
+      buffers.freeAll();
+      this.#memory.delete(other);
+    }
+    const memory =
+      this.#memory.get(program) ??
+      (await allocateWhole(this.buffers.part(), artifact.manifest, program, options));
+    this.#memory.set(program, memory);
+    this.#settled = { program, memory };
+    return memory;
+  }
+
   async #load(): Promise<void> {
     const { artifact, device, main, options } = this;
     throwIfAborted(options.signal);
@@ -119,6 +139,9 @@ export class Stage {
     const compiling = this.tried ? [] : this.#compile(code);
     [this.#onHost] = await Promise.all([streaming, ...compiling]);
     throwIfAborted(options.signal);
+    // Writing to a lost device is no error. It must not look as if a program that is tried next had lost it.
+    if (this.#isGone)
+      throw new DeviceLostError("The GPU was lost while the model was loaded. Load the model again.");
   }
 
   /** While the weights come in. A GPU compiles all at leisure; a processor would take the answer's time. */
@@ -130,7 +153,7 @@ export class Stage {
       await pipelines.compile(kernel);
       onKernels?.(++compiled, decode.size);
     });
-    if (!isSoftware(this.device.adapterInfo))
+    if (!this.options.software)
       for (const kernel of kernels) pipelines.compile(kernel, true).catch(() => undefined);
     return compiling;
   }
@@ -190,10 +213,6 @@ function smallest({ groups, model }: Manifest): MemoryPlan {
     contextLength: Math.min(POSITION + 1, model.contextLength),
     kvBytes: 0,
   };
-}
-
-function isSoftware({ architecture, isFallbackAdapter }: GPUAdapterInfo): boolean {
-  return isFallbackAdapter || architecture === "swiftshader";
 }
 
 /** The launches of a function's smallest size. */

@@ -17,6 +17,8 @@ export const POSITION = 255;
 export interface TrialStage {
   /** Puts a program there, with as little of a cache as a trial needs where it is not the first. */
   put(program: Program): Promise<Backend>;
+  /** Room for the program as it will run, in place of what was there for the trial. */
+  makeRoom(program: Program): Promise<void>;
   isLost(): Promise<boolean>;
   close(): void;
 }
@@ -121,6 +123,10 @@ class Trial {
     const { stage, kept } = this;
     try {
       const choice = await this.#compare();
+      // What has no room must not be kept: it would be taken again at every load.
+      const winner = this.finalists.find(({ name }) => name === choice.program) ?? this.finalists[0];
+      this.#tried = winner;
+      await unlessAborted(this.hooks.signal, stage.makeRoom(winner));
       await kept.keep(
         this.finalists.map(({ name }) => name),
         choice.program,
@@ -173,6 +179,7 @@ class Trial {
 
 /** The result of `work`. Kernels take their time to compile: who aborts need not wait for them. */
 async function unlessAborted<T>(signal: AbortSignal, work: Promise<T>): Promise<T> {
+  throwIfAborted(signal);
   let onAbort = (): void => undefined;
   const aborted = new Promise<never>((_, reject) => {
     onAbort = () => reject(abortError());

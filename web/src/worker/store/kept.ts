@@ -132,11 +132,12 @@ export async function openKept(
   const directory = await openFolder();
   // Without locks nobody could tell a live tab's note from a dead one's.
   if (!directory || !locks) return Kept.open(NOWHERE, { ...options, busy: false });
-  const release = await lockAlone(`${FOLDER} ${name}`, locks);
+  const release = await lockAlone(`${FOLDER} ${name}`, locks).catch(() => undefined);
+  if (release === undefined) return Kept.open(NOWHERE, { ...options, busy: false });
   if (release !== null)
     // Half written by a tab that was closed meanwhile.
-    for (const other of await namesIn(directory))
-      if (other.startsWith(`${name}.`)) await remove(directory, other);
+    for (const other of await namesIn(directory).catch(() => []))
+      if (other.startsWith(`${name}.`)) await remove(directory, other).catch(() => undefined);
   return Kept.open(noteFile(directory, name), { ...options, busy: release === null }, release ?? undefined);
 }
 
