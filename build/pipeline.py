@@ -55,6 +55,13 @@ def build(options: BuildOptions, progress: Progress = lambda stage, done, total:
     targets = {name: target_of(name) for name in dict.fromkeys(options.targets)}
     for target in targets.values():
         target.check(source, options)
+    made_as = {products for target in targets.values() for products in target.products(options)}
+    if lacking := [products for products in options.products if products not in made_as]:
+        raise BuildError(
+            f"no program of {', '.join(targets)} for class {', '.join(options.device_classes)} has products "
+            f"of {', '.join(lacking)}: leave that out of --products, or add a target or class (nearfar build "
+            "--help)"
+        )
     with ExitStack() as stack:
         roots = {name: stack.enter_context(output_directory(options.out / name)) for name in targets}
         weights, digest = _write_weights(source, targets, roots, progress)

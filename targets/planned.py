@@ -29,7 +29,7 @@ from nearfar.step.config import LARGEST
 from nearfar.step.params import Param
 from nearfar.targets.bundles import Bundles
 from nearfar.targets.emit import EmitContext
-from nearfar.targets.kernels import Packing, Variant
+from nearfar.targets.kernels import Packing, Products, Variant
 from nearfar.targets.quantized import Matrix
 from nearfar.targets.target import Made
 
@@ -119,6 +119,10 @@ class PlannedTarget:
                 "--products int8 is for matrices of 2, 4 or 8 bits in groups of 32 or more, and this model "
                 "has none: choose such a --quant and --group-size, or leave int8 out"
             )
+
+    def products(self, options: BuildOptions) -> set[Products]:
+        """See Target.products."""
+        return {variant.products for variant in self._asked(options)}
 
     def _asked(self, options: BuildOptions) -> list[Variant]:
         """The variants that were asked for."""

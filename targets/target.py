@@ -9,6 +9,7 @@ from typing import Protocol
 from nearfar.build.source import BuildOptions, Source
 from nearfar.build.weights.stream import WeightWriter
 from nearfar.format.manifest import File, Program, Rope, Weights
+from nearfar.targets.kernels import Products
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,10 @@ class Target(Protocol):
 
     def check(self, source: Source, options: BuildOptions) -> None:
         """Refuse what the target cannot do, before anything is written: BuildError."""
+        ...
+
+    def products(self, options: BuildOptions) -> set[Products]:
+        """What the programs that it makes multiply a prompt's rows as."""
         ...
 
     def writer(self, source: Source, root: Path) -> WeightWriter:

@@ -328,8 +328,9 @@ class EngineCore:
             with self._guard():
                 for write in self._builder.initial():
                     self.executor.write(write.buffer, write.data, write.row)
-                for run in self._builder.every_run():
-                    self.executor.prepare(*run, later=True)
+                for name, size in self._builder.every_run():
+                    if name != "step" or size <= self.largest_step:  # not what there was no memory for
+                        self.executor.prepare(name, size, later=True)
             self._initialized = True
 
     def _turn(self, step: Step | None, work: StepWork | None, before: _InFlight | None) -> _Turn:

@@ -20,6 +20,7 @@ from nearfar.format.manifest import Function, Program, Requires, Weights
 from nearfar.format.sizes import MAX_ROWS, ROW_BUCKETS, STEP_BUCKETS
 from nearfar.step.params import Param
 from nearfar.step.reading import read_model
+from nearfar.targets.kernels import Products
 from nearfar.targets.mlx.config_json import mlx_config, module_of
 from nearfar.targets.quantized import QuantTensor
 from nearfar.targets.target import Made
@@ -119,6 +120,10 @@ class MlxWriter:
 
 class MlxTarget:
     """See nearfar.targets.target.Target."""
+
+    def products(self, options: BuildOptions) -> set[Products]:
+        """MLX's own."""
+        return {"float"}
 
     def check(self, source: Source, options: BuildOptions) -> None:
         """MLX must have kernels for the weights; exporting a function needs mlx itself."""

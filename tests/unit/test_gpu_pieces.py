@@ -133,3 +133,18 @@ def test_a_shape_of_4b_asks_for_no_larger_binding_than_every_device_has(precisio
             assert second.args[-1] == first.args[-1]
             assert last_but_one.args[-1] == last.args[-1] == "buffer:logits"
             assert sum("buffer:logits" in launch.args for launch in plan.launches) == 2
+
+
+def test_rounded_rows_of_pieces_are_written_before_they_are_read() -> None:
+    """Gate and up rows meet in a buffer of their own; what a piece's rows are rounded to stays its own."""
+    kernels = variant(CLASSES["discrete"], "f16", False, "int8", binding=1 << 14).kernels
+    job = Linear(16, Matrix(512, 256, 4, 64), "float32", "float16", gate="silu", norm=1e-5)
+    known = set(job.inputs(len(kernels.parts(job.matrix))))
+    stages = kernels.stages(job).stages
+    assert len(stages) > 4
+    for stage in stages:
+        new = [arg for arg in stage.args if arg not in known]
+        assert list(stage.args[len(stage.args) - len(new) :]) == new
+        assert "w0" not in stage.args or len(new) <= 1
+        known.update(new)
+    assert stages[-1].args[-1] == "out"

@@ -113,6 +113,10 @@ def test_cooperative_matrices_are_a_program_of_discrete_gpus_on_vulkan(tmp_path:
         ("unknown products int4; known: float, int8, cooperative", {"products": ("float", "int4")}),
         ("unknown products (none); known: float, int8, cooperative", {"products": ()}),
         ("has no program with products of int8 for class software", {"device_classes": ("software",)}),
+        (
+            "has products of cooperative",
+            {"device_classes": ("mobile",), "products": ("float", "cooperative")},
+        ),
         ("matrices of 2, 4 or 8 bits in groups of 32 or more", {"quant": "none"}),
         ("matrices of 2, 4 or 8 bits in groups of 32 or more", {"quant": "q4", "group_size": 16}),
         ("matrices of 2, 4 or 8 bits in groups of 32 or more", {"quant": "q6"}),

@@ -4,6 +4,7 @@ program needs.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from nearfar.edge_runtime.executors.vulkan.binding import guard, require_vulkan
 from nearfar.errors import DeviceError, RequestError
 from nearfar.format.adapters import VENDORS, Adapter, Kind
 from nearfar.format.manifest import Requires
+
+log = logging.getLogger(__name__)
 
 API = (1, 2)
 """Kernels are SPIR-V 1.5 and steps wait on timeline semaphores: both came with Vulkan 1.2."""
@@ -379,12 +382,16 @@ def _features(handle: Any) -> set[str]:
 
 
 def matrices(handle: Any) -> set[tuple[int, ...]]:
-    """The cooperative matrices of a device, as COOPERATIVE has them."""
+    """The cooperative matrices of a device, as COOPERATIVE has them; none where the driver does not tell."""
     vk = require_vulkan()
     name = "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR"
-    ask = vk.vkGetInstanceProcAddr(instance(False).handle, name)
     names = ("MSize", "NSize", "KSize", "AType", "BType", "CType", "ResultType", "scope")
-    return {tuple(int(getattr(each, name)) for name in names) for each in ask(handle)}
+    try:
+        found = vk.vkGetInstanceProcAddr(instance(False).handle, name)(handle)
+    except Exception as error:  # whatever the binding makes of it: nobody may have asked for them
+        log.warning("a Vulkan driver does not tell its cooperative matrices: %s", error)
+        return set()
+    return {tuple(int(getattr(each, name)) for name in names) for each in found}
 
 
 def _extensions(handle: Any) -> set[str]:

@@ -17,7 +17,7 @@ Against float64 a row of outputs is off by 5e-4 to 7e-4 (root mean squares), and
 it are a thousand times as large; rounding the rows is 2e-4 to 4e-4 of that, and all there is of weights that
 are no codes (tests/device/test_float16_products.py).
 
-(Cooperative matrices and packed int8 products would take the place of `add_chunk`, over the same tiles.)
+Packed int8 products are those of matmul_int8.py, cooperative matrices those of cooperative.py.
 """
 
 # mypy: ignore-errors

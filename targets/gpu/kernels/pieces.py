@@ -29,7 +29,10 @@ def of_pieces(
     plain = replace(job, gate=None, softcap=None, residual=False, out_dtype="float32")
     made = _joined(plain, pieces, stages)
     between = f"{SCRATCH}{len(made.scratch)}"
-    renamed = [replace(stage, args=(*stage.args[:-1], between)) for stage in made.stages]
+    renamed = [
+        replace(stage, args=tuple(between if arg == "out" else arg for arg in stage.args))
+        for stage in made.stages
+    ]
     return Staged((*renamed, Stage(glu(job), glu_args(job, between))), (*made.scratch, plain.out))
 
 

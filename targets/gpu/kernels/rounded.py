@@ -127,8 +127,8 @@ def rounded(job: Linear, apart: int) -> tirx.PrimFunc:
 
 
 def rounded_vector(vector, scale):
-    """The nearest whole numbers to four numbers over their scale, 0 where that is 0."""
-    inverse = T.Select(scale > T.float32(0), T.float32(1) / scale, T.float32(0))
+    """The nearest whole numbers to four numbers over their scale, 0 where one over that is not finite."""
+    inverse = T.Select(scale >= T.float32(2.0**-126), T.float32(1) / scale, T.float32(0))
     return joined([T.round(at(vector, place) * inverse) for place in range(WIDTH)])
 
 

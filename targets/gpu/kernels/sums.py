@@ -7,8 +7,8 @@ of the result is added up by lanes of its own: its owners, which finish it.
 
 Products are those of products.py, float32, or in f16 programs of halves.py. Scale and bias stay out of the
 inner loop, and the norm's rstd comes at the end: its sum of squares is taken on the way, as in the software
-kernels. (Packed products of int8 would be a third kind, a subgroup's sum would stand before `part` is
-written: both are another summation, so variants of their own.)
+kernels. (Packed products of int8 are for many rows only, matmul_int8.py. A subgroup's sum would
+stand before `part` is written: another summation, so a variant of its own.)
 
 A kernel calls, inside its thread bindings (`columns.workgroups`, `splits` lanes along k, `columns.lanes`
 along n): `memory`; `add`, which ends with the barrier; in the owners of a row `finish`. What it does to
