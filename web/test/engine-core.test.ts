@@ -119,6 +119,47 @@ describe("engine core", () => {
     expect(tokens).toEqual(expectedTokens(prompt(5), 3, 97, 1n));
   });
 
+  test("what used the device between answers leaves no bias to a later one", async () => {
+    const core = new EngineCore(new FakeBackend({ slots: 1 }), NO_END);
+    await generate(core, prompt(5), { logit_bias: { 0: 100 }, max_tokens: 3 });
+    await core.alone(
+      () => undefined,
+      async () => undefined,
+    );
+    const { tokens } = await generate(core, prompt(5), { temperature: 0.5, seed: 1, max_tokens: 3 });
+    expect(tokens).toEqual(expectedTokens(prompt(5), 3, 97, 1n));
+  });
+
+  test("what used the device between answers may have written over their inputs", async () => {
+    const backend = new FakeBackend();
+    const core = new EngineCore(backend, NO_END);
+    await generate(core, prompt(9), { max_tokens: 3 });
+    const use = async (): Promise<void> => {
+      backend.write("slots", new Int32Array(16).fill(1));
+      backend.write("page_table.0", new Int32Array(8).fill(5));
+    };
+    await core.alone(() => undefined, use);
+    const { tokens } = await generate(core, prompt(9), { max_tokens: 3 });
+    expect(tokens).toEqual(expectedTokens(prompt(9), 3));
+  });
+
+  test("what may not use the device leaves the prefix cache as it is", async () => {
+    const core = new EngineCore(new FakeBackend(), NO_END);
+    await generate(core, prompt(41), { max_tokens: 2 });
+    const refuse = (): never => {
+      throw new RequestError("no");
+    };
+    await expect(core.alone(refuse, async () => undefined)).rejects.toThrow(RequestError);
+    expect((await generate(core, prompt(41), { max_tokens: 2 })).stats.cachedTokens).toBe(40);
+    await core.alone(
+      () => undefined,
+      async () => undefined,
+    );
+    const answer = await generate(core, prompt(41), { max_tokens: 2 });
+    expect(answer.stats.cachedTokens).toBe(0);
+    expect(answer.tokens).toEqual(expectedTokens(prompt(41), 2));
+  });
+
   test("an end token ends the answer and is no part of it", async () => {
     const expected = expectedTokens(prompt(6), 30);
     const end = expected[12] ?? 0;

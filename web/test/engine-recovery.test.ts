@@ -121,6 +121,21 @@ describe("a device that is lost", () => {
     expect(await run(core)).toEqual(EXPECTED);
   });
 
+  test.each([new DeviceLostError("the device was lost"), new OutOfMemoryError("no memory")])(
+    "between answers is opened anew for the next one: $message",
+    async (failure) => {
+      const { core, opened } = engine([new Weak(Number.POSITIVE_INFINITY)]);
+      const use = async (): Promise<void> => {
+        for (const device of opened) device.failure = failure;
+        throw failure;
+      };
+      await expect(core.alone(() => undefined, use)).rejects.toBe(failure);
+      expect(await run(core)).toEqual(EXPECTED);
+      expect(opened).toHaveLength(2);
+      expect(core.largestStep).toBe(256);
+    },
+  );
+
   test("does not keep who gave up waiting: a request that was cancelled meanwhile stays away", async () => {
     let open: (device: Weak) => void = () => undefined;
     const reopen = (): Promise<Weak> =>

@@ -73,7 +73,7 @@ export interface EngineStats {
   readonly choice: ProgramChoice;
   readonly gpuBuffers: number;
   readonly gpuBytes: number;
-  /** Kernels launched since the model was loaded. */
+  /** Kernels launched since the device was opened. */
   readonly launches: number;
   /** Kernels of one greedy decode step of one sequence. */
   readonly launchesPerToken: number;

@@ -27,7 +27,7 @@ import { CHAT, textShape } from "./replies.js";
 import { checkedMessages, prepareChat, prepareText } from "./requests.js";
 
 export interface EngineOptions extends LoadSettings {
-  /** Called while the model is loading. */
+  /** Called while the model is loading, and later of kernels that an answer waits for. */
   readonly onProgress?: (progress: LoadProgress) => void;
   /** Called for what is worth knowing but stops nothing; console.warn by default. */
   readonly onWarning?: (message: string) => void;

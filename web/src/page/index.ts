@@ -7,9 +7,12 @@ export type {
   AnswerStats,
   ChoiceReason,
   EngineStats,
+  LaunchCost,
   LoadProgress,
   ModelCard,
+  ProfileOptions,
   ProgramChoice,
+  StepProfile,
   StepTimes,
 } from "../both/messages.js";
 export type * from "../both/openai.js";

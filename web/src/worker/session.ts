@@ -16,7 +16,7 @@ import type {
   TokenScore,
 } from "../both/messages.js";
 import { EngineCore } from "./engine/engine-core.js";
-import { profileStep } from "./engine/profile.js";
+import { checkedProfile, profileStep } from "./engine/profile.js";
 import type { Request, RequestListener, TokenLogprobs } from "./engine/request.js";
 import { parseSampling, type SamplingParams } from "./engine/sampling.js";
 import type { Executor } from "./gpu/executor.js";
@@ -172,7 +172,10 @@ export class Session {
    * What each launch of a step costs. Refused while the engine answers; what its cache holds is forgotten.
    */
   async profile(options: ProfileOptions): Promise<StepProfile> {
-    const measured = await this.#core.alone(() => profileStep(this.loaded.executor, options));
+    const measured = await this.#core.alone(
+      () => checkedProfile(this.loaded.executor, options, this.#core.largestStep),
+      (checked) => profileStep(this.loaded.executor, checked),
+    );
     return { program: this.loaded.program.name, ...measured };
   }
 

@@ -227,10 +227,14 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
         engine.completions.create({ ...request, prompt: "x".repeat(80) }),
       ]);
       const stats = await engine.stats();
+      lose();
+      const profile = await engine.profile().catch((error: Error) => String(error));
+      const last = await engine.completions.create(request);
       await engine.dispose();
       return {
         streamed,
-        after: [one.choices[0]?.text, other.choices[0]?.text],
+        profile,
+        after: [one, other, last].map(({ choices }) => choices[0]?.text),
         held: [stats.gpuBuffers > 10, (await engine.stats()).gpuBuffers],
         largestStep: stats.largestStep,
         phases: [...new Set(phases)],
@@ -238,13 +242,82 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
     }, worker);
     expect(result).toEqual({
       streamed: expectedText("abc", 60),
-      after: [expectedText("abc", 60), expectedText("x".repeat(80), 60)],
+      profile: expect.stringMatching(/^DeviceError: The GPU device was lost/),
+      after: [expectedText("abc", 60), expectedText("x".repeat(80), 60), expectedText("abc", 60)],
       held: [true, 0],
       largestStep: 64,
       phases: expect.arrayContaining(["kernels"]),
     });
     const weights = (path: string): boolean => path.includes("weights/");
     expect(server.requests.filter(weights), "from the cache of shards").toHaveLength(3);
+  });
+
+  /** Two answers of a worker whose WebGPU is changed by `code`: each one's text as it came, and its error. */
+  async function withPatch(code: string, prompt: string): Promise<{ text: string; error: string }[]> {
+    const worker = new URL("dist/worker.js", server.url).href;
+    return page.evaluate(
+      async ([source, content]) => {
+        const blob = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
+        const engine = await nearfarPackage.createEngine("/toy/", {
+          worker: () => new Worker(blob, { type: "module" }),
+        });
+        const request = { prompt: content, max_tokens: 40, temperature: 0, stream: true } as const;
+        const answers = [
+          { text: "", error: "" },
+          { text: "", error: "" },
+        ];
+        for (const answer of answers) {
+          try {
+            for await (const { choices } of await engine.completions.create(request))
+              answer.text += choices[0]?.text ?? "";
+          } catch (error) {
+            answer.error = String(error);
+          }
+        }
+        await engine.dispose();
+        return answers;
+      },
+      [`import "${worker}";\n${code}`, prompt] as const,
+    );
+  }
+
+  test("believes no result of a step that the GPU refused", async () => {
+    // Of the submits of an answer one is dropped, as WebGPU does with commands that it has no memory for.
+    const [refused, next] = await withPatch(
+      `let device, left = 20;
+      const request = GPUAdapter.prototype.requestDevice;
+      GPUAdapter.prototype.requestDevice = async function (...given) {
+        return (device = await request.apply(this, given));
+      };
+      const submit = GPUQueue.prototype.submit;
+      GPUQueue.prototype.submit = function (commands) {
+        if (--left !== 0) return submit.call(this, commands);
+        const error = new GPUOutOfMemoryError("no room for it");
+        device.dispatchEvent(new GPUUncapturedErrorEvent("uncapturederror", { error }));
+      };`,
+      "Hello, world",
+    );
+    const expected = expectedText("Hello, world", 40);
+    expect(refused?.error).toMatch(/^DeviceError: The GPU ran out of memory .*no room for it/);
+    expect(refused?.text.length).toBeGreaterThan(1);
+    expect(refused?.text).toBe(expected.slice(0, refused?.text.length));
+    expect(next).toEqual({ text: expected, error: "" });
+  });
+
+  test("opens a device anew that is lost while an answer waits for kernels", async () => {
+    const answers = await withPatch(
+      `let lost = false;
+      const compile = GPUDevice.prototype.createComputePipelineAsync;
+      GPUDevice.prototype.createComputePipelineAsync = async function (descriptor) {
+        if (lost || descriptor.label !== "look_16") return compile.call(this, descriptor);
+        lost = true;
+        this.destroy();
+        throw new GPUPipelineError("the instance is gone", { reason: "internal" });
+      };`,
+      "Hello, world",
+    );
+    const answer = { text: expectedText("Hello, world", 40), error: "" };
+    expect(answers).toEqual([answer, answer]);
   });
 
   test("keeps verified shards; a corrupt one is downloaded again", async () => {

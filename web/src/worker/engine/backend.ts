@@ -43,7 +43,8 @@ export interface Backend {
   missing(name: FunctionName, size: number): number;
   /**
    * Has them compiled; `onKernel` hears of each. Rejects with DeviceError where the device cannot run one,
-   * with OutOfMemoryError where it has no memory for it; the device stays as it is.
+   * with OutOfMemoryError where it has no memory for it; the device stays as it is. With DeviceLostError when
+   * the device is lost.
    */
   prepare(name: FunctionName, size: number, onKernel?: () => void): Promise<void>;
   /** Overwrites a buffer from element `offset` on. */

@@ -70,7 +70,8 @@ export class EngineCore {
   ) {
     this.#backend = backend;
     this.#endTokens = new Set(endTokens);
-    [this.#table, this.#scheduler, this.#inputs] = partsFor(backend);
+    [this.#table, this.#scheduler] = partsFor(backend);
+    this.#inputs = new StepInputs(backend);
   }
 
   /** Rows of the largest step it takes: fewer than the artifact has where there was no memory for them. */
@@ -113,21 +114,32 @@ export class EngineCore {
   }
 
   /**
-   * Uses the device between answers; what its buffers held of requests is void afterwards. RequestError while
-   * there are requests; such as come meanwhile wait.
+   * Uses the device between answers; what its buffers held of requests is void afterwards. `check` comes
+   * first, and where it throws nothing is lost. RequestError while there are requests; such as come meanwhile
+   * wait.
    */
-  async alone<T>(use: () => Promise<T>): Promise<T> {
+  async alone<P, T>(check: () => P, use: (checked: P) => Promise<T>): Promise<T> {
     if (this.#failure) throw this.#failure;
     if (this.#running)
       throw new RequestError("The engine is answering. Ask for its profile when it is idle.");
     this.#running = true;
     try {
       if (this.#broken) await this.#reopen();
-      return await use();
+      return await this.#lend(use, check());
     } finally {
-      this.#begin(this.#backend);
       this.#running = false;
       void this.#run();
+    }
+  }
+
+  async #lend<P, T>(use: (checked: P) => Promise<T>, checked: P): Promise<T> {
+    try {
+      return await use(checked);
+    } catch (error) {
+      this.#broken ||= error instanceof DeviceLostError || error instanceof OutOfMemoryError;
+      throw error;
+    } finally {
+      this.#begin(this.#backend);
     }
   }
 
@@ -239,8 +251,10 @@ export class EngineCore {
   /** Starts afresh on a backend: requests are computed from their tokens. */
   #begin(backend: Backend): void {
     const before = this.#scheduler;
+    if (backend === this.#backend) this.#inputs.forget();
+    else this.#inputs = new StepInputs(backend);
     this.#backend = backend;
-    [this.#table, this.#scheduler, this.#inputs] = partsFor(backend);
+    [this.#table, this.#scheduler] = partsFor(backend);
     this.#scheduler.shrink(before.largest + 1);
     for (const request of before.requests()) {
       request.restart();
@@ -393,8 +407,8 @@ class NoRoom extends Error {
   }
 }
 
-/** What the engine keeps about a backend. */
-function partsFor(backend: Backend): [SequenceTable, Scheduler, StepInputs] {
+/** What the engine keeps about a backend's cache. */
+function partsFor(backend: Backend): [SequenceTable, Scheduler] {
   const { groups, pageSize, slots, contextLength } = backend.shape;
   const bucket = (size: number): Bucket => ({ size, logits: Math.min(size, MAX_ROWS) });
   const table = new SequenceTable(
@@ -404,7 +418,7 @@ function partsFor(backend: Backend): [SequenceTable, Scheduler, StepInputs] {
     groups.map(({ window }) => window),
   );
   const scheduler = new Scheduler(table, backend.sizes("step").map(bucket), contextLength);
-  return [table, scheduler, new StepInputs(backend)];
+  return [table, scheduler];
 }
 
 /** By name, whatever the driver threw: after it nothing on the device can be relied on. */

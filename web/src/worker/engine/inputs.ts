@@ -24,6 +24,15 @@ export class StepInputs {
     );
   }
 
+  /**
+   * Somebody else has written to the buffers that change from step to step. The rows of a bias stay on the
+   * device, so that which slots have one stays known.
+   */
+  forget(): void {
+    this.#mirrors.clear();
+    for (const known of this.#pageRows.flat()) known.fill(-1);
+  }
+
   /** The inputs of `step`, a step whose requests have their pages. */
   writeStep({ bucket, chunks, fed, sampled }: Step): void {
     const positions = new Int32Array(bucket.size).fill(-1);

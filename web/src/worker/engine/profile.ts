@@ -9,18 +9,22 @@ const ROUNDS = 10;
 
 /** A backend that can time the launches of a plan. */
 export interface TimedBackend extends Backend {
-  /** Milliseconds of each launch, in order; rejects with DeviceError where the browser does not tell. */
+  /** DeviceError where the browser does not tell what a launch takes. */
+  checkTimes(): void;
+  /** Milliseconds of each launch, in order; rejects as `fetch` does. */
   profile(name: "step", size: number): Promise<number[]>;
   /** Of each launch of a plan: its kernel, and the bytes of the weights that it reads whole. */
   launchesIn(name: "step", size: number): readonly Pick<LaunchCost, "kernel" | "weightBytes">[];
 }
 
-/** Times the launches of a step on an idle device. It writes to the first pages of the cache. */
+/**
+ * Times the launches of a step on an idle device, as `checkedProfile` says. It writes to the first pages of
+ * the cache.
+ */
 export async function profileStep(
   backend: TimedBackend,
-  options: ProfileOptions,
+  { rows, context, rounds }: Required<ProfileOptions>,
 ): Promise<Omit<StepProfile, "program">> {
-  const { rows, context, rounds } = checked(backend, options);
   await backend.prepare("step", rows);
   writeInputs(backend, rows, context);
   const times: number[][] = [];
@@ -44,8 +48,17 @@ export async function profileStep(
   return { rows, context, rounds, stepMilliseconds: median(whole), launches: costs };
 }
 
-function checked(backend: Backend, options: ProfileOptions): Required<ProfileOptions> {
-  const sizes = backend.sizes("step");
+/**
+ * What is to be timed, with nothing left open. DeviceError where nothing can be timed, RequestError for a
+ * step that cannot be; `largest`: rows of the largest step that there is memory for.
+ */
+export function checkedProfile(
+  backend: TimedBackend,
+  options: ProfileOptions,
+  largest: number,
+): Required<ProfileOptions> {
+  backend.checkTimes();
+  const sizes = backend.sizes("step").filter((size) => size <= largest);
   const rows = options.rows ?? sizes[0] ?? 1;
   if (!sizes.includes(rows))
     throw new RequestError(`rows must be one of ${sizes.join(", ")}, not ${rows}.`, "rows");

@@ -6,7 +6,7 @@ import type { Plan, PlanArg } from "../plan.js";
 import type { BufferRegistry } from "./buffers.js";
 import type { Pipelines } from "./pipelines.js";
 import { StagingRing } from "./staging.js";
-import { Timestamps } from "./timestamps.js";
+import { checkTimestamps, Timestamps } from "./timestamps.js";
 
 export interface DeviceBuffer {
   readonly gpu: GPUBuffer;
@@ -58,6 +58,7 @@ export class Executor implements Backend {
   #encoder: GPUCommandEncoder | null = null;
   #pass: GPUComputePassEncoder | null = null;
   #failure: DeviceError | null = null;
+  #lost: DeviceLostError | null = null;
   #launches = 0;
 
   constructor(parts: ExecutorParts) {
@@ -67,7 +68,8 @@ export class Executor implements Backend {
     this.#staging = new StagingRing(parts.buffers);
     void this.#device.lost.then(({ reason, message }) => {
       const why = "The driver reset it, after a fault or because a step took too long, or took it away.";
-      this.#failure ??= new DeviceLostError(`The GPU device was lost (${reason}: ${message}). ${why}`);
+      this.#lost = new DeviceLostError(`The GPU device was lost (${reason}: ${message}). ${why}`);
+      this.#failure ??= this.#lost;
     });
     this.#device.addEventListener("uncapturederror", ({ error }) => {
       const held = `${parts.buffers.bytes} bytes in ${parts.buffers.count} buffers are in use`;
@@ -78,7 +80,7 @@ export class Executor implements Backend {
     });
   }
 
-  /** Kernels launched so far. */
+  /** Kernels launched since the device was opened. */
   get launches(): number {
     return this.#launches;
   }
@@ -106,12 +108,19 @@ export class Executor implements Backend {
   }
 
   async prepare(name: FunctionName, size: number, onKernel?: () => void): Promise<void> {
+    if (this.#lost) throw this.#lost;
     const compiling = this.#kernels(name, size).map(async (kernel) => {
       if (this.#parts.pipelines.get(kernel)) return;
       await this.#parts.pipelines.compile(kernel);
       onKernel?.();
     });
-    await Promise.all(compiling);
+    try {
+      await Promise.all(compiling);
+    } catch (error) {
+      await this.#lastWord();
+      // Whatever else the device says is of steps: the next fetch tells it.
+      throw this.#lost ?? error;
+    }
   }
 
   write(buffer: BufferName, data: HostArray, offset = 0): void {
@@ -134,10 +143,15 @@ export class Executor implements Backend {
     this.#launches += launches.length;
   }
 
+  checkTimes(): void {
+    checkTimestamps(this.#device);
+  }
+
   /** A pass a launch: WebGPU tells the time where passes begin and end. */
   async profile(name: FunctionName, size: number): Promise<number[]> {
+    if (this.#failure) throw this.#failure;
     const launches = this.#launchesOf(name, size);
-    const stamps = new Timestamps(this.#device, launches.length);
+    const stamps = new Timestamps(this.#parts.buffers, launches.length);
     try {
       this.#endPass();
       for (const [i, launch] of launches.entries()) {
@@ -145,9 +159,10 @@ export class Executor implements Backend {
         dispatch(pass, launch);
         pass.end();
       }
-      stamps.end(this.#commands());
+      const staging = this.#staging.acquire(stamps.bytes);
+      stamps.end(this.#commands(), staging);
       this.#submit();
-      return await stamps.milliseconds();
+      return await this.#read(staging, stamps.bytes, (data) => stamps.milliseconds(data));
     } finally {
       stamps.free();
     }
@@ -185,14 +200,7 @@ export class Executor implements Backend {
       offset += 4 * count;
     }
     this.#submit();
-    try {
-      return await this.#staging.read(staging, bytes, (data) => this.#split(data, reads));
-    } catch (error) {
-      // The device itself tells why, and may tell it a moment later.
-      const { lost } = this.#device;
-      await Promise.race([lost, new Promise((resolve) => setTimeout(resolve, LAST_WORD_MS))]);
-      throw this.#failure ?? error;
-    }
+    return this.#read(staging, bytes, (data) => this.#split(data, reads));
   }
 
   dispose(): void {
@@ -201,6 +209,25 @@ export class Executor implements Backend {
     this.#pass = null;
     this.#bound.clear();
     this.#parts.buffers.close();
+  }
+
+  async #read<T>(staging: GPUBuffer, bytes: number, read: (data: ArrayBuffer) => T): Promise<T> {
+    let result: T;
+    try {
+      result = await this.#staging.read(staging, bytes, read);
+    } catch (error) {
+      await this.#lastWord();
+      throw this.#failure ?? error;
+    }
+    // Commands that the device refused leave in the buffer what an earlier step wrote there.
+    if (this.#failure) throw this.#failure;
+    return result;
+  }
+
+  /** The device itself tells why work on it failed, and may tell it a moment later. */
+  async #lastWord(): Promise<void> {
+    const { lost } = this.#device;
+    await Promise.race([lost, new Promise((resolve) => setTimeout(resolve, LAST_WORD_MS))]);
   }
 
   #launchesOf(name: FunctionName, size: number): readonly BoundLaunch[] {

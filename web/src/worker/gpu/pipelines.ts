@@ -113,7 +113,7 @@ export class Pipelines {
       const reason = cause instanceof Error ? cause.message : String(cause);
       // WebGPU has no name for it where a pipeline is made; drivers say it in words.
       settle.reject(
-        /out of.*memory/i.test(reason)
+        /out of (device |host |video )?memory|OutOfMemory|OUT_OF_.*MEMORY/i.test(reason)
           ? new OutOfMemoryError(`The GPU has no memory for the kernel ${kernel}: ${reason}`, { cause })
           : new DeviceError(`The kernel ${kernel} does not compile on this GPU: ${reason}`, { cause }),
       );

@@ -1,31 +1,38 @@
 import { DeviceError } from "../../both/errors.js";
+import type { BufferRegistry } from "./buffers.js";
 
 /** The feature by which a compute pass tells when it begins and ends. */
 export const TIMESTAMPS = "timestamp-query";
 
 const BYTES = 8;
 
-/** Stamps around passes of one device, read once. */
+/** DeviceError where passes do not tell. */
+export function checkTimestamps(device: GPUDevice): void {
+  if (!device.features.has(TIMESTAMPS))
+    throw new DeviceError(
+      "This browser does not tell what a launch takes on this GPU (it lacks timestamp-query). Chrome does, " +
+        "from 121 on; or measure with `nearfar bench kernels`.",
+    );
+}
+
+/** Stamps around passes of a device that tells them, read once. */
 export class Timestamps {
   readonly #set: GPUQuerySet;
   readonly #resolved: GPUBuffer;
-  readonly #readable: GPUBuffer;
 
   /** For so many passes. */
   constructor(
-    device: GPUDevice,
+    private readonly buffers: BufferRegistry,
     private readonly passes: number,
   ) {
-    if (!device.features.has(TIMESTAMPS))
-      throw new DeviceError(
-        "This browser does not tell what a launch takes on this GPU (it lacks timestamp-query). Chrome does, from " +
-          "121 on; or measure with `nearfar bench kernels`.",
-      );
-    const size = 2 * passes * BYTES;
-    this.#set = device.createQuerySet({ type: "timestamp", count: 2 * passes });
-    const { QUERY_RESOLVE, COPY_SRC, COPY_DST, MAP_READ } = GPUBufferUsage;
-    this.#resolved = device.createBuffer({ size, usage: QUERY_RESOLVE | COPY_SRC });
-    this.#readable = device.createBuffer({ size, usage: COPY_DST | MAP_READ });
+    this.#set = buffers.device.createQuerySet({ type: "timestamp", count: 2 * passes });
+    const usage = GPUBufferUsage.QUERY_RESOLVE | GPUBufferUsage.COPY_SRC;
+    this.#resolved = buffers.create("timestamps", this.bytes, usage);
+  }
+
+  /** Of all stamps. */
+  get bytes(): number {
+    return 2 * this.passes * BYTES;
   }
 
   /** What pass number `pass` is begun with. */
@@ -38,16 +45,15 @@ export class Timestamps {
     };
   }
 
-  /** After the last pass. */
-  end(encoder: GPUCommandEncoder): void {
+  /** After the last pass: the stamps go to `readable`. */
+  end(encoder: GPUCommandEncoder, readable: GPUBuffer): void {
     encoder.resolveQuerySet(this.#set, 0, 2 * this.passes, this.#resolved, 0);
-    encoder.copyBufferToBuffer(this.#resolved, 0, this.#readable, 0, this.#readable.size);
+    encoder.copyBufferToBuffer(this.#resolved, 0, readable, 0, this.bytes);
   }
 
-  /** Milliseconds of each pass. Where the clock went back, as it may while a GPU changes its own, 0. */
-  async milliseconds(): Promise<number[]> {
-    await this.#readable.mapAsync(GPUMapMode.READ);
-    const stamps = new BigUint64Array(this.#readable.getMappedRange().slice(0));
+  /** Milliseconds of each pass, from what was read. Where a GPU's clock went back, as it may, 0. */
+  milliseconds(data: ArrayBuffer): number[] {
+    const stamps = new BigUint64Array(data);
     return Array.from({ length: this.passes }, (_, pass) => {
       const passed = Number((stamps[2 * pass + 1] ?? 0n) - (stamps[2 * pass] ?? 0n));
       return Math.max(passed, 0) / 1e6;
@@ -56,7 +62,6 @@ export class Timestamps {
 
   free(): void {
     this.#set.destroy();
-    this.#resolved.destroy();
-    this.#readable.destroy();
+    this.buffers.free(this.#resolved);
   }
 }
