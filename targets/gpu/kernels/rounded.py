@@ -1,8 +1,9 @@
 """Rows as signed bytes for products of integers: of every 32 inputs the largest becomes 127.
 
-A thread takes 32 inputs of a row, a workgroup the whole row. It is a launch of its own, not a part of the
-product's: there each of the n/64 workgroups beside each other would round the same rows again, with a barrier
-more for the largest of 32.
+A thread takes 32 inputs of a row, a workgroup 2,048; each sums the squares of the whole row where there
+is a norm. (Another loop around the 32 keeps SwiftShader compiling for minutes.) It is a launch of its
+own, not a part of the product's: there each of the n/64 workgroups beside each other would round the same
+rows again, with a barrier more for the largest of 32.
 """
 
 # mypy: ignore-errors
@@ -48,7 +49,7 @@ def rounded(job: Linear, apart: int) -> tirx.PrimFunc:
     m, k, eps, has_norm = job.m, job.matrix.k, job.norm or 0.0, job.norm is not None
     vectors, blocks, padded = k // WIDTH, k // INPUTS, ceil_div(k, TILE_K) * TILE_K // INPUTS
     each, span = INPUTS // WIDTH, BYTES * apart  # vectors of a block; inputs of `apart` words
-    turns, vectors_each = ceil_div(padded, THREADS), INPUTS // BYTES // WIDTH
+    parts, vectors_each = ceil_div(padded, THREADS), INPUTS // BYTES // WIDTH
 
     # These write statements into the kernel below, unrolled.
 
@@ -85,27 +86,27 @@ def rounded(job: Linear, apart: int) -> tirx.PrimFunc:
         scales: T.Buffer((m, padded * 2), "float32"),
     ):
         for row in T.thread_binding(m, thread="blockIdx.x"):
-            for tx in T.thread_binding(THREADS, thread="threadIdx.x"):
-                partial = T.alloc_shared((THREADS,), "float32")
-                xs = T.alloc_local((each,), f"float32x{WIDTH}")
-                sums = T.alloc_local((1,), f"float32x{WIDTH}")
-                found = T.alloc_local((1,), "float32")
-                rstd = T.alloc_local((1,), "float32")
-                rstd[0] = T.float32(1)
-                if has_norm:
-                    sums[0] = zero()
-                    for turn in T.serial(ceil_div(vectors, THREADS)):
-                        if turn * THREADS + tx < vectors:
-                            value: T.let = f32x4(x[row, turn * THREADS + tx])
-                            sums[0] = sums[0] + value * value
-                    partial[tx] = total(sums[0])
-                    T.tvm_storage_sync("shared")
-                    rstd[0] = T.float32(0)
-                    for i in T.serial(THREADS):
-                        rstd[0] = rstd[0] + partial[i]
-                    rstd[0] = T.rsqrt(rstd[0] * T.float32(1.0 / k) + T.float32(eps))
-                for turn in T.serial(turns):
-                    block: T.let = turn * THREADS + tx
+            for part in T.thread_binding(parts, thread="blockIdx.y"):
+                for tx in T.thread_binding(THREADS, thread="threadIdx.x"):
+                    partial = T.alloc_shared((THREADS,), "float32")
+                    xs = T.alloc_local((each,), f"float32x{WIDTH}")
+                    sums = T.alloc_local((1,), f"float32x{WIDTH}")
+                    found = T.alloc_local((1,), "float32")
+                    rstd = T.alloc_local((1,), "float32")
+                    rstd[0] = T.float32(1)
+                    if has_norm:
+                        sums[0] = zero()
+                        for turn in T.serial(ceil_div(vectors, THREADS)):
+                            if turn * THREADS + tx < vectors:
+                                value: T.let = f32x4(x[row, turn * THREADS + tx])
+                                sums[0] = sums[0] + value * value
+                        partial[tx] = total(sums[0])
+                        T.tvm_storage_sync("shared")
+                        rstd[0] = T.float32(0)
+                        for i in T.serial(THREADS):
+                            rstd[0] = rstd[0] + partial[i]
+                        rstd[0] = T.rsqrt(rstd[0] * T.float32(1.0 / k) + T.float32(eps))
+                    block: T.let = part * THREADS + tx
                     if block < blocks:
                         load(xs, x, norm, row, block)
                         largest(xs, found)
