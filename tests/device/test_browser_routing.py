@@ -51,7 +51,10 @@ LOSE_THE_DEVICE = """
 steps => {
   const original = GPUDevice.prototype.createCommandEncoder;
   GPUDevice.prototype.createCommandEncoder = function (...given) {
-    if (--steps === 0) this.destroy();
+    if (--steps === 0) {
+      GPU.prototype.requestAdapter = async () => null;
+      this.destroy();
+    }
     return original.apply(this, given);
   };
 }
@@ -82,7 +85,7 @@ class Stage:
         return [url for url in self.page.requests if "/v1/" in url]
 
     def lose_device(self, steps: int) -> None:
-        """GPUDevice.destroy() in the engine's worker, so many steps from now."""
+        """GPUDevice.destroy() in the engine's worker, so many steps from now; it finds no other there."""
         self.page.tab.workers[-1].evaluate(LOSE_THE_DEVICE, steps)
 
     def wait_for_device(self) -> None:

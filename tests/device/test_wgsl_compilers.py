@@ -175,4 +175,11 @@ def test_dawn_accepts_every_kernel_within_guaranteed_limits(precision: Precision
         [node, WEB / "test" / "dawn" / "compile.mjs"],
         input=json.dumps(sources(precision)), capture_output=True, text=True, check=True, timeout=300,
     )  # fmt: skip
-    assert json.loads(done.stdout) == {}
+    assert {
+        name: said for name, said in json.loads(done.stdout).items() if not asks_for_memory(name, said)
+    } == {}
+
+
+def asks_for_memory(name: str, said: list[str]) -> bool:
+    """What discrete programs of float16 may, and say (docs/decisions/0015): two tiles of a matmul."""
+    return name.startswith("discrete") and all("workgroup storage" in each for each in said)
