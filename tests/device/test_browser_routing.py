@@ -270,7 +270,7 @@ def test_private_never_causes_a_request(stage: Stage) -> None:
     stage.lose_device(16)
     lost = stage.ask(SECRET, tokens=24, private=True)
     assert expected.startswith(lost["text"])
-    assert "GPU device was lost" in lost["error"]
+    assert "no GPU adapter" in lost["error"]
     stage.wait_for_device()
     refused = stage.ask("Tell me of the fox and the crow. " * 300, private=True)
     assert "the request is private" in refused["error"]
