@@ -39,6 +39,7 @@ from .epilogue import VALUES, epilogue, sides
 from .layout import params
 from .scaled import CHAIN, centred, exponent_of, factor_of, inverse_of, limit_of, words_of
 from .script import prim_func
+from .tiled import Tiled
 from .vectors import (
     WIDTH,
     Slices,
@@ -57,40 +58,24 @@ from .vectors import (
 )
 
 TILE_K = 32
-BLOCK = 16  # outputs of a thread, twice as many sums where gated
 CHUNKS = TILE_K // CHAIN  # of a row in a tile
 VECTORS = CHAIN // WIDTH  # of a chunk
 SIZES = {"float32": 4, "float16": 2}
 
 
 @dataclass(frozen=True)
-class Tiling:
-    """A workgroup's `rows` by `columns` of the matrix, in workgroup memory of `copies` tiles.
+class Tiling(Tiled):
+    """With numbers of `dtype`, in workgroup memory of `copies` tiles.
 
-    `lanes` threads lie across its columns of the output, `deep` along its rows, of which each has `own`; a
-    thread fills `pieces` chunks of rows and `made` inputs of four columns. `scaled`: rows are float16 with a
-    power of two a chunk. `coded`: weights are codes, of `groups` groups in a tile, and products float16.
+    A thread fills `pieces` chunks of rows and `made` inputs of four columns. `scaled`: rows are float16 with
+    a power of two a chunk. `coded`: weights are codes, of `groups` groups in a tile, and products float16.
     """
 
-    rows: int
-    columns: int
-    lanes: int
-    deep: int
     dtype: str
     scaled: bool
     coded: bool
     groups: int
     memory: int
-
-    @property
-    def threads(self) -> int:
-        """Of a workgroup."""
-        return self.lanes * self.deep
-
-    @property
-    def own(self) -> int:
-        """Rows of a thread."""
-        return self.rows // self.deep
 
     @property
     def pieces(self) -> int:
@@ -118,16 +103,14 @@ class Tiling:
 def tiling(job: Linear, tuning: Tuning) -> Tiling:
     """The class's tile: flatter where there are fewer rows, narrower where numbers of float32 do not fit."""
     (most, columns), device = tuning.device.tile, tuning.device
-    rows = next((size for size in (16, 32) if job.m <= size < most), most)
     dtype = "float16" if tuning.half else "float32"
     if TILE_K * (most + columns) * SIZES[dtype] > device.shared_bytes:
         columns //= 2
-    lanes = columns // WIDTH // sides(job)
-    deep = max(rows * columns // BLOCK, device.subgroup) // lanes
+    laid = Tiled.over(job, device, columns)
     coded = tuning.half and job.matrix.quantized
     groups = max(TILE_K // job.matrix.group, 1) if coded else 1
     memory = (tuning.half and device.staged_bytes) or device.shared_bytes
-    return Tiling(rows, columns, lanes, deep, dtype, tuning.half, coded, groups, memory)
+    return Tiling(laid.rows, columns, laid.lanes, laid.deep, dtype, tuning.half, coded, groups, memory)
 
 
 def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:

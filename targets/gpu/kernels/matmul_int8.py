@@ -19,8 +19,6 @@ columns, and then scales them.
 # ruff: noqa: ANN001, ANN201, ANN202
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tvm import tirx
 from tvm.script import tirx as T
 
@@ -35,6 +33,7 @@ from .epilogue import VALUES, epilogue, sides
 from .layout import params
 from .rounded import BYTES, INPUTS, TILE_K, codes_shape, rounded, scales_shape
 from .script import prim_func
+from .tiled import Tiled
 from .vectors import (
     WIDTH,
     at,
@@ -55,39 +54,6 @@ BLOCKS = TILE_K // INPUTS
 QUADS = INPUTS // BYTES  # words of a block
 
 
-BLOCK = 16  # sums of a thread
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A workgroup's `rows` by `columns` of the matrix; `lanes` threads lie across its columns of the output,
-    `deep` along its rows.
-    """
-
-    rows: int
-    columns: int
-    lanes: int
-    deep: int
-
-    @staticmethod
-    def of(job: Linear, device: DeviceClass) -> Tile:
-        """The class's tile, flatter where there are fewer rows."""
-        most, columns = device.tile
-        rows = next((size for size in (16, 32) if job.m <= size < most), most)
-        lanes = columns // WIDTH // sides(job)
-        return Tile(rows, columns, lanes, max(rows * columns // BLOCK, device.subgroup) // lanes)
-
-    @property
-    def threads(self) -> int:
-        """Of a workgroup."""
-        return self.lanes * self.deep
-
-    @property
-    def own(self) -> int:
-        """Rows of a thread."""
-        return self.rows // self.deep
-
-
 def rounds(matrix: Matrix) -> bool:
     """Whether there is such a product: codes of two planes are not bytes of a word."""
     return matrix.quantized and len(PLANES[matrix.bits]) == 1 and matrix.group % INPUTS == 0
@@ -99,12 +65,12 @@ def matmul_int8(job: Linear, device: DeviceClass) -> Staged:
     rows = ["x", *["norm"] * (job.norm is not None), "scratch:0", "scratch:1"]
     stages = (
         Stage(rounded(job, 8 // job.matrix.bits), tuple(rows)),
-        Stage(_product(job, Tile.of(job, device)), tuple(product)),
+        Stage(_product(job, Tiled.over(job, device, device.tile[1])), tuple(product)),
     )
     return Staged(stages, ((codes_shape(job), "uint32"), (scales_shape(job), "float32")))
 
 
-def _product(job: Linear, plan: Tile) -> tirx.PrimFunc:
+def _product(job: Linear, plan: Tiled) -> tirx.PrimFunc:
     m, k, matrix, each = job.m, job.matrix.k, job.matrix, sides(job)
     bits = matrix.bits
     lanes, threads, own, deep = plan.lanes, plan.threads, plan.own, plan.deep
