@@ -17,7 +17,7 @@ import pytest
 
 from tests.shared_data import shared_data
 from tests.support.browser import PATIENCE_MS, Page, browser, launch, new_page, serve
-from tests.support.toy_artifact import copy_artifact, write_toy_artifact
+from tests.support.toy_artifact import copy_artifact, heldout_script, write_toy_artifact
 
 LINK = {"prompt": "Tell me", "max_tokens": 60, "temperature": 0, "raw": 1}
 
@@ -29,17 +29,19 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    tokenizers = pytest.importorskip("tokenizers")
-    return tokenizers.Tokenizer.from_file(str(shared_data("models", "classics-7M", "tokenizer.json")))
+def recital() -> tuple[Any, list[int]]:
+    """A tokenizer, and the tokens that the artifact recites: position p is followed by token p + 1."""
+    return heldout_script(6000)
 
 
 @pytest.fixture(scope="module")
-def script(tokenizer: Any) -> list[int]:
-    """The tokens that the artifact recites: position p is followed by token p + 1."""
-    text = shared_data("text", "heldout.txt").read_text(encoding="utf-8")[:6000]
-    ids: list[int] = tokenizer.encode(text).ids
-    return ids
+def tokenizer(recital: tuple[Any, list[int]]) -> Any:
+    return recital[0]
+
+
+@pytest.fixture(scope="module")
+def script(recital: tuple[Any, list[int]]) -> list[int]:
+    return recital[1]
 
 
 @pytest.fixture(scope="module")

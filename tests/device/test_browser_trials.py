@@ -15,7 +15,7 @@ import pytest
 from nearfar.format.adapters import DeviceClass
 from tests.shared_data import shared_data
 from tests.support.browser import PATIENCE_MS, Page, browser, new_page, serve
-from tests.support.toy_artifact import write_toy_artifact
+from tests.support.toy_artifact import heldout_script, write_toy_artifact
 
 FINALISTS = ["integrated-f32", "discrete-f32"]
 CLASSES: dict[DeviceClass, int] = {"software": 0, "mobile": 2000, "integrated": 8000, "discrete": 0}
@@ -75,28 +75,21 @@ def context(chromium: Any) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    tokenizers = pytest.importorskip("tokenizers")
-    return tokenizers.Tokenizer.from_file(str(shared_data("models", "classics-7M", "tokenizer.json")))
+def recital() -> tuple[Any, list[int]]:
+    return heldout_script(2000)
 
 
 @pytest.fixture(scope="module")
-def script(tokenizer: Any) -> list[int]:
-    text = shared_data("text", "heldout.txt").read_text(encoding="utf-8")[:2000]
-    ids: list[int] = tokenizer.encode(text).ids
-    return ids
-
-
-@pytest.fixture(scope="module")
-def address(script: list[int], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def address(recital: tuple[Any, list[int]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     out: Path = tmp_path_factory.mktemp("toy")
     checkpoint = shared_data("models", "classics-7M")
-    with serve(write_toy_artifact(out, checkpoint, script, CLASSES)) as running:
+    with serve(write_toy_artifact(out, checkpoint, recital[1], CLASSES)) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def recited(tokenizer: Any, script: list[int]) -> str:
+def recited(recital: tuple[Any, list[int]]) -> str:
+    tokenizer, script = recital
     return str(tokenizer.decode(script[1:21]))
 
 

@@ -12,8 +12,10 @@ import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
 from nearfar.format.adapters import DeviceClass
 from nearfar.format.buffers import buffers
@@ -42,6 +44,7 @@ from nearfar.format.plans import Launch, Plan
 from nearfar.format.sampler import COLUMNS, SampleI32
 from nearfar.format.seal import seal
 from nearfar.format.sizes import MAX_ROWS, PAGE_SIZE, ROW_BUCKETS, STEP_BUCKETS, TOP_LOGPROBS
+from tests.shared_data import shared_data
 
 CONTEXT, HEAD_DIM = 1024, 4
 SHARD_BYTES = 4096
@@ -103,6 +106,14 @@ fn score(@builtin(workgroup_id) id : vec3<u32>) {{
   }}
 }}
 """
+
+
+def heldout_script(characters: int) -> tuple[Any, list[int]]:
+    """A tokenizer, and the tokens of the beginning of a text: what an artifact may recite."""
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer.from_file(str(shared_data("models", "classics-7M", "tokenizer.json")))
+    text = shared_data("text", "heldout.txt").read_text(encoding="utf-8")[:characters]
+    return tokenizer, tokenizer.encode(text).ids
 
 
 def write_toy_artifact(
