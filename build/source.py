@@ -48,7 +48,7 @@ class BuildOptions:
     targets: tuple[str, ...] = ("cpu", "webgpu")
     quant: str | None = None
     group_size: int | None = None
-    cpu_features: tuple[str, ...] = ("native",)
+    cpu_features: tuple[str, ...] = ()
     dump_ir: Path | None = None
     export_function: bool = False
     context: int | None = None

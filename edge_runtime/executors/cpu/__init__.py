@@ -14,10 +14,9 @@ if TYPE_CHECKING:
 
 
 def _probe(which: str | None = None) -> Found:
-    from nearfar.edge_runtime.executors.cpu.features import KNOWN, architecture, cpu_flags
+    from nearfar.edge_runtime.executors.cpu.features import ASSUMED, architecture, cpu_flags
 
-    # Where the features cannot be told, try: the build for the wrong CPU is the rarer case.
-    return Found(cpu_flags() or frozenset(KNOWN.get(architecture(), ())))
+    return Found(cpu_flags() or frozenset(ASSUMED.get(architecture(), ())))
 
 
 def _open(artifact: Artifact, program: Program, settings: Settings) -> Executor:
