@@ -149,8 +149,17 @@ class Bytes(Products):
 
     def codes(self, words: Words) -> list[Any]:
         """See Products.codes: one word a quad."""
-        found = [self._bits(words, quad, 0x01010101) for quad in self._quads()]
+        found = [self._word(words, quad) for quad in self._quads()]
         return [T.Bind(code ^ self._splat(0x80808080)) for code in found] if self.offset else found
+
+    def _word(self, words: Words, quad: int) -> Expr:
+        """A quad's codes; NEON shifts bytes, which leaves nothing to mask where they are a byte's highest."""
+        first = packing.PLANES[self.matrix.bits][0]
+        word, at = divmod(quad, first.quads)
+        if self.unit.architecture != "aarch64" or len(words) > 1 or at != first.quads - 1 or at == 0:
+            return self._bits(words, quad, 0x01010101)
+        down = v.isplat(at * first.bits, "uint8", 4 * self.unit.lanes)
+        return T.Bind(v.bits(v.bits(words[0][word], f"uint8x{4 * self.unit.lanes}") >> down, self._vector))
 
     def _multiply(self, sums: Expr, at: int, codes: Any, which: int, x: Expr) -> None:
         lanes = self.unit.lanes
