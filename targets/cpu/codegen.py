@@ -1,11 +1,8 @@
-"""TIR to a shared library: LLVM for the kernels, the system's C compiler for the thread pool and the link."""
+"""TIR to a shared library: LLVM for the kernels; link.py adds the thread pool."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,10 +15,11 @@ from tvm.target import codegen as llvm
 from nearfar.build.source import CpuFeatures
 from nearfar.edge_runtime.executors.cpu.features import KNOWN, architecture, cpu_flags
 from nearfar.errors import BuildError
+from nearfar.targets.cpu.link import link
+from nearfar.targets.cpu.platforms import host
 from nearfar.targets.cpu.tir_passes import PIPELINE
 
 _PARTS = 8  # object files, and so the most threads that compile
-_POOL = Path(__file__).with_name("pool.c")
 _BASELINE = {"x86_64": "x86-64-v3", "aarch64": "generic"}
 
 
@@ -59,18 +57,9 @@ def _known_flags(config: dict[str, Any]) -> tuple[str, ...]:
 def compile_library(mod: tvm.IRModule, path: Path | str, features: CpuFeatures = "native") -> Required:
     """Compile `mod` and the pool into the shared library `path`; the same input gives the same bytes."""
     llvm_target, needed = target(features)
-    compiler = _compiler()
-    # Relative names in a directory of our own: no path of this machine gets into the library.
     with tempfile.TemporaryDirectory() as folder:
         objects = _compile(mod, llvm_target, folder)
-        shutil.copy(_POOL, f"{folder}/pool.c")
-        common = ["-O2", "-fPIC", "-pthread"]
-        _run([compiler, "-std=c11", *common, "-c", "pool.c", "-o", "pool.o"], folder)
-        _run(
-            [compiler, "-shared", *common, *_link_options(), *objects, "pool.o", "-o", "model.so", "-lm"],
-            folder,
-        )
-        shutil.move(f"{folder}/model.so", path)
+        link([Path(folder, name) for name in objects], host(), Path(path))
     return needed
 
 
@@ -87,27 +76,3 @@ def _compile(mod: tvm.IRModule, llvm_target: tvm.target.Target, folder: str) -> 
     parts = range(min(_PARTS, len(kernels)))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(compile_part, parts))
-
-
-def _link_options() -> list[str]:
-    if sys.platform == "darwin":
-        return ["-undefined", "dynamic_lookup"]
-    return ["-s", "-Wl,-Bsymbolic", "-Wl,--build-id=none"]
-
-
-def _compiler() -> str:
-    for name in ("cc", "gcc", "clang"):
-        if found := shutil.which(name):
-            return found
-    raise BuildError(
-        "building for cpu needs a C compiler (none of cc, gcc, clang found): install one, "
-        "e.g. apt-get install gcc"
-    )
-
-
-def _run(command: list[str], folder: str) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise BuildError(
-            f"{Path(command[0]).name} failed with status {done.returncode}:\n{done.stderr.strip()}"
-        )
