@@ -111,8 +111,8 @@ class Artifact:
         if not any(_is_for(program, arch, system) for program in programs):
             built = ", ".join(dict.fromkeys(platform_of(program) for program in programs))
             raise DeviceError(
-                f"this artifact was built for {built}, and this machine is {arch}-{system}: build it for this "
-                f"one with nearfar build --target cpu --cpu {arch}-{system}, on any machine"
+                f"this artifact was built for {built}, and this machine is {arch}-{system}: build it, on any "
+                f"machine, with nearfar build --target cpu --cpu {arch}-{system}"
             )
 
     def _programs(self, precision: str | None, name: str | None) -> Sequence[Program]:

@@ -29,6 +29,7 @@ InitializeSRWLock QueryPerformanceCounter QueryPerformanceFrequency ReleaseSRWLo
 SleepConditionVariableSRW SwitchToThread TlsAlloc TlsFree TlsGetValue TlsSetValue WaitForSingleObject
 WakeAllConditionVariable
 """
+_UCRT = "cosf expf logf powf sinf"
 _MACHINES = {"x86_64": "i386:x86-64", "aarch64": "arm64"}
 """Architectures as dlltool calls them."""
 
@@ -75,10 +76,14 @@ def zig(arguments: Sequence[str], folder: Path) -> None:
             "building for cpu needs ziglang, which is not installed: pip install 'nearfar[build]'"
         )
     shared = os.environ.get("ZIG_GLOBAL_CACHE_DIR") or str(cache_folder() / "zig")
-    caches = {"ZIG_GLOBAL_CACHE_DIR": shared, "ZIG_LOCAL_CACHE_DIR": str(folder / "zig-cache")}
+    settings = {
+        "ZIG_GLOBAL_CACHE_DIR": shared,
+        "ZIG_LOCAL_CACHE_DIR": str(folder / "zig-cache"),
+        "SOURCE_DATE_EPOCH": "1",  # DLLs say when they were made
+    }
     command = [sys.executable, "-m", "ziglang", *arguments]
     done = subprocess.run(
-        command, cwd=folder, env={**os.environ, **caches}, capture_output=True, text=True, check=False
+        command, cwd=folder, env={**os.environ, **settings}, capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
         raise BuildError(
@@ -113,7 +118,7 @@ _OPTIONS: dict[str, Callable[[Platform], list[str]]] = {
 def _windows_libraries(platform: Platform, folder: Path) -> list[str]:
     """What stands for the libraries that are there on the device: their names, and what is called of them."""
     made = []
-    for library, functions in (("kernel32", _KERNEL32), ("tvm_ffi", _FFI)):
+    for library, functions in (("kernel32", _KERNEL32), ("ucrtbase", _UCRT), ("tvm_ffi", _FFI)):
         text = "\n".join([f"LIBRARY {library}.dll", "EXPORTS", *functions.split()])
         (folder / f"{library}.def").write_text(text + "\n")
         machine = _MACHINES[platform.architecture]
