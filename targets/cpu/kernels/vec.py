@@ -20,7 +20,9 @@ ROWS = 16  # output rows of a packed block: two registers of accumulators
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 Expr = Any  # tirx expressions carry their operators at run time only
 
+REGISTERS = 16
 I16X16, I32X8, U32X8, F32X8 = "int16x16", "int32x8", "uint32x8", "float32x8"
+F32X = F32X8
 
 
 def prim_func(
@@ -48,6 +50,12 @@ def lanes(buf: Expr, index: Sequence[Any], n: int = LANES) -> Expr:
 def put(buf: Expr, index: Sequence[Any], value: Expr, n: int = LANES) -> None:
     """Store n consecutive elements that start at `index`."""
     T.buffer_store(buf, value, [*index[:-1], tirx.Ramp(_int(index[-1]), 1, n)])
+
+
+def prefetch(buf: Expr, index: Sequence[Any]) -> None:
+    """Ask for the line of an element, which will be read soon."""
+    where = tirx.address_of(buf[tuple(index)])
+    T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", where, i32(0), i32(3), i32(1)))
 
 
 def some(buf: Expr, index: Sequence[Any], count: int) -> Expr:
@@ -141,6 +149,34 @@ def hreduce(value: Expr, op: Callable[[Expr, Expr], Expr], base: str = "float32"
         low, high = halves(value, f"{base}x{n}")
         value = T.Bind(op(low, high))
     return T.Bind(op(tirx.Shuffle([value], [0]), tirx.Shuffle([value], [1])))
+
+
+def components(width: int, body: Callable[[Expr, int], None]) -> None:
+    """Call body(start, lanes) over `width` components: whole vectors, then halves of them for what is left."""
+    with T.serial(0, width // LANES) as i:
+        body(i * LANES, LANES)
+    for start, n in rest(width):
+        body(start, n)
+
+
+def rest(width: int) -> list[tuple[Expr, int]]:
+    """(start, lanes) of what whole vectors leave of an even width."""
+    at, lanes, pieces = width - width % LANES, LANES // 2, []
+    while lanes >= 2:
+        if width - at >= lanes:
+            pieces.append((i32(at), lanes))
+            at += lanes
+        lanes //= 2
+    return pieces
+
+
+def sum16(parts: Sequence[Expr]) -> Expr:
+    """The sum of 16 numbers in vectors: halves are added to halves, in the same order whatever the width."""
+    values = list(parts)
+    while len(values) > 1:
+        half = len(values) // 2
+        values = [T.Bind(low + high) for low, high in zip(values[:half], values[half:], strict=True)]
+    return hsum(values[0])
 
 
 def hsum(value: Expr) -> Expr:
