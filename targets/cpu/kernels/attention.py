@@ -17,6 +17,7 @@ from tvm.script.ir_builder import tirx as T
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.blocks import BLOCK, Queries, Running, block_of, start
 from nearfar.targets.cpu.kernels.paged import arguments, check, keys_view
+from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import Attend
 from nearfar.targets.kernels import Stage, Staged
 
@@ -32,7 +33,7 @@ STATE = 8192
 """Numbers that a task's sums may be: 32 KiB of its stack."""
 
 
-def attention(job: Attend) -> Staged:
+def attention(job: Attend, unit: Unit) -> Staged:
     """See Attend."""
     check(job)
     args, pages = arguments(job)
@@ -46,7 +47,7 @@ def attention(job: Attend) -> Staged:
     def body(*buffers: Expr) -> None:
         buf = dict(zip([name for name, *_ in args], buffers, strict=True))
         buf["keys"] = keys_view(job, buf["k_cache"], pages)
-        (_shared if scratch else _whole)(job, buf)
+        (_shared if scratch else _whole)(job, unit, buf)
 
     func = v.prim_func("attention", [(name.replace(":", "_"), *rest) for name, *rest in args], body)
     return Staged((Stage(func, tuple(name for name, *_ in args)),), scratch)
@@ -63,13 +64,13 @@ def _rows_of_task(job: Attend) -> int:
     )
 
 
-def _whole(job: Attend, buf: Buffers) -> None:
+def _whole(job: Attend, unit: Unit, buf: Buffers) -> None:
     """A task has all positions of its rows."""
     rows = _rows_of_task(job)
     with T.parallel(0, job.m // rows * job.kv_heads) as task:
         m, kv_head = T.Bind(task // job.kv_heads * rows), T.Bind(task % job.kv_heads)
         if rows == 1:
-            _sequence(job, buf, m, kv_head, 1)
+            _sequence(job, unit, buf, m, kv_head, 1)
             return
         follow = buf["positions"][m] >= 0
         for r in range(1, rows):
@@ -79,14 +80,14 @@ def _whole(job: Attend, buf: Buffers) -> None:
             )  # fmt: skip
         with T.If(follow):
             with T.Then():
-                _sequence(job, buf, m, kv_head, rows)
+                _sequence(job, unit, buf, m, kv_head, rows)
             with T.Else(), T.serial(0, rows) as r:
-                _sequence(job, buf, T.Bind(m + r), kv_head, 1)
+                _sequence(job, unit, buf, T.Bind(m + r), kv_head, 1)
 
 
-def _sequence(job: Attend, buf: Buffers, m: Expr, kv_head: Expr, rows: int) -> None:
+def _sequence(job: Attend, unit: Unit, buf: Buffers, m: Expr, kv_head: Expr, rows: int) -> None:
     """All blocks of rows m … m+rows−1, which follow each other in a sequence."""
-    queries = Queries.of(job, buf, m, kv_head, rows)
+    queries = Queries.of(job, unit, buf, m, kv_head, rows)
     running = Running.local(queries.count, job.head_dim)
     with T.serial(0, queries.count) as q:
         start(job, buf, running, q, queries.head(q))
@@ -117,13 +118,13 @@ def _parts(job: Attend) -> int:
     return every if job.window is None else min(every, -(-job.window // BLOCK) + 1)
 
 
-def _shared(job: Attend, buf: Buffers) -> None:
+def _shared(job: Attend, unit: Unit, buf: Buffers) -> None:
     """Tasks share out the blocks of a row and key head; what they give is then put together, in order."""
     sums, tops, group = buf["scratch:0"], buf["scratch:1"], job.heads // job.kv_heads
     with T.parallel(0, job.m * job.kv_heads * SHARES) as task:
         pair, share = T.Bind(task // SHARES), T.Bind(task % SHARES)
         m, kv_head = T.Bind(pair // job.kv_heads), T.Bind(pair % job.kv_heads)
-        queries = Queries.of(job, buf, m, kv_head, 1)
+        queries = Queries.of(job, unit, buf, m, kv_head, 1)
         weights = queries.weights()
         first = T.Bind(share * queries.blocks // SHARES)
         with T.serial(0, (share + 1) * queries.blocks // SHARES - first) as turn:
@@ -143,15 +144,13 @@ def _shared(job: Attend, buf: Buffers) -> None:
     running = Running.local(1, job.head_dim)
     with T.serial(0, job.m * job.heads) as pair:
         m, head = T.Bind(pair // job.heads), T.Bind(pair % job.heads)
-        queries = Queries.of(job, buf, m, T.Bind(head // group), 1)
+        queries = Queries.of(job, unit, buf, m, T.Bind(head // group), 1)
         start(job, buf, running, v.i32(0), head)
         with T.serial(0, queries.blocks) as part:
             top, total = T.Bind(tops[m, head, part, 0]), T.Bind(tops[m, head, part, 1])
             old, new = running.join(v.i32(0), top, total)
             v.components(
                 job.head_dim,
-                lambda at, n: running.add(
-                    v.i32(0), at, n, old, v.lanes(sums, [m, head, part, at], n), new
-                ),
+                lambda at, n: running.add(v.i32(0), at, n, old, v.lanes(sums, [m, head, part, at], n), new),
             )
         running.finish(buf["out"], m, head, v.i32(0))

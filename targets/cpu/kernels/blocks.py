@@ -11,6 +11,7 @@ from tvm.script.ir_builder import tirx as T
 
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.activations import softcap
+from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import Attend
 
 Expr = Any
@@ -30,6 +31,7 @@ class Queries:
     """
 
     job: Attend
+    unit: Unit
     m: Expr
     kv_head: Expr
     rows: int
@@ -42,13 +44,13 @@ class Queries:
     pages: int
 
     @classmethod
-    def of(cls, job: Attend, buf: Buffers, m: Expr, kv_head: Expr, rows: int) -> Queries:
+    def of(cls, job: Attend, unit: Unit, buf: Buffers, m: Expr, kv_head: Expr, rows: int) -> Queries:
         """Those of rows m … m+rows−1."""
         position, slot = T.Bind(buf["positions"][m]), T.Bind(buf["slots"][m])
         first = v.i32(0) if job.window is None else T.Bind(tirx.max(position + 1 - job.window, 0))
-        tile = _tile(job.heads // job.kv_heads, rows, job.page_size)
-        pages = next(n for n in (AT_ONCE, 2, 1) if n == 1 or _fits(tile, n, job.page_size))
-        return cls(job, m, kv_head, rows, slot, position, first, T.Bind(first // BLOCK), tile, pages)
+        tile = _tile(unit, job.heads // job.kv_heads, rows, job.page_size)
+        pages = next(n for n in (AT_ONCE, 2, 1) if n == 1 or _fits(unit, tile, n, job.page_size))
+        return cls(job, unit, m, kv_head, rows, slot, position, first, T.Bind(first // BLOCK), tile, pages)
 
     @property
     def group(self) -> int:
@@ -83,15 +85,15 @@ class Queries:
         return v.local((self.tile, BLOCK + self.pages * self.job.page_size), "float32")
 
 
-def _fits(tile: int, pages: int, page_size: int) -> bool:
+def _fits(unit: Unit, tile: int, pages: int, page_size: int) -> bool:
     """Whether sums of scores, keys and a component of a query have a register each."""
-    vectors = pages * page_size // v.LANES
-    return (tile + 1) * vectors + 1 <= v.REGISTERS
+    vectors = pages * page_size // unit.lanes
+    return (tile + 1) * vectors + 1 <= unit.registers
 
 
-def _tile(group: int, rows: int, page_size: int) -> int:
+def _tile(unit: Unit, group: int, rows: int, page_size: int) -> int:
     """Queries that go through a page together: whole rows of them, or a part of each row's."""
-    most = max(1, (v.REGISTERS - 2) * v.LANES // page_size)
+    most = max(1, (unit.registers - 2) * unit.lanes // page_size)
     if group > most:
         return next(tile for tile in range(most, 0, -1) if group % tile == 0)
     return group * next(n for n in (8, 4, 2, 1) if rows % n == 0 and (n * group <= most or n == 1))
@@ -172,8 +174,8 @@ def block_of(
         position = queries.position if queries.rows == 1 else queries.position + (q + j) // queries.group
         seen = T.Bind(position + 1 - block * BLOCK)
         _softmax(job, weights, j, seen, span, lambda top, total, j=j: join(j, top, total))
-    vectors = job.head_dim // v.LANES
-    most = max(1, (v.REGISTERS - 1) // (queries.tile + 1))
+    vectors, unit = job.head_dim // v.LANES, queries.unit
+    most = max(1, (unit.registers - 1) * unit.lanes // (v.LANES * (queries.tile + 1)))
     each = next((n for n in range(most, 0, -1) if vectors % n == 0), 1)
     with T.serial(0, vectors // each) as some:
         pieces = [((some * each + i) * v.LANES, v.LANES) for i in range(each)]
@@ -199,7 +201,7 @@ class _Span:
 def _scores(
     job: Attend, buf: Buffers, queries: Queries, q: Expr, span: _Span, first: Expr, weights: Expr
 ) -> None:
-    """q·k of a tile with the positions of pages first … first+queries.pages; beyond the last with anything."""
+    """q·k of a tile with the positions of queries.pages pages, from `first` on; past the last with anything."""
     each, tile, d, size = job.page_size // v.LANES, queries.tile, job.head_dim, job.page_size
     columns = [T.Bind(span.column + tirx.min(first + i, span.stop - 1)) for i in range(queries.pages)]
     pages = [T.Bind(buf["page_table"][queries.slot, column]) for column in columns]
@@ -215,7 +217,7 @@ def _scores(
         v.put1(s, [i], v.splat(0.0))
     with T.serial(0, d) as c:
         keys = [
-            v.cast(v.lanes(buf["keys"], [page, queries.kv_head, c, i * v.LANES]), v.F32X)
+            v.cast(v.lanes(buf["keys"], [page, queries.kv_head, c, i * v.LANES]), v.F32X16)
             for page in pages
             for i in range(each)
         ]
@@ -224,54 +226,45 @@ def _scores(
                 v.prefetch(buf["v_cache"], [page, queries.kv_head, 0, c * size])
                 v.prefetch(buf["keys"], [later, queries.kv_head, c, 0])
         for j in range(tile):
-            component = T.Bind(v.splat(buf["q"][row + j // queries.group, (head + j % queries.group) * d + c]))
-            for i, key in enumerate(keys):
-                at = j * len(keys) + i
-                v.put1(s, [at], s[at] + component * key)
+            at = (row + j // queries.group, (head + j % queries.group) * d + c)
+            component = T.Bind(v.splat(buf["q"][at]))
+            for i, key in enumerate(keys, j * len(keys)):
+                v.put1(s, [i], s[i] + component * key)
     for j in range(tile):
         for i in range(len(pages) * each):
-            v.put(
-                weights, [j, first * size + i * v.LANES], T.Bind(s[j * len(pages) * each + i])
-            )
+            v.put(weights, [j, first * size + i * v.LANES], T.Bind(s[j * len(pages) * each + i]))
 
 
 def _softmax(
     job: Attend, weights: Expr, j: Expr, seen: Expr, span: _Span, join: Callable[[Expr, Expr], None]
 ) -> None:
     """Scores of a query to weights; what it does not see, of positions before `seen`, gets none."""
-    each, size = job.page_size // v.LANES, job.page_size
-    largest, added = v.registers(each), v.registers(each)
-    for i in range(each):
-        v.put1(largest, [i], v.splat(NONE))
-        v.put1(added, [i], v.splat(0.0))
-
-    with T.serial(0, span.stop - span.start) as turn:
-        for i in range(each):
-            at = T.Bind((span.start + turn) * size + i * v.LANES)
-            score = T.Bind(v.lanes(weights, [j, at]) * v.splat(float(job.scale)))
-            if job.softcap is not None:
-                score = softcap(score, job.softcap)
-            index = tirx.Ramp(at, v.i32(1), v.LANES)
-            inside = index < v.splat(seen)
-            if job.window is not None:
-                inside = tirx.all(inside, index >= v.splat(seen - job.window))
-            score = v.keep(tirx.Select(inside, score, v.splat(NONE)))
-            v.put(weights, [j, at], score)
-            v.put1(largest, [i], tirx.max(largest[i], score))
-    most = T.Bind(largest[0])
-    for i in range(1, each):
-        most = T.Bind(tirx.max(most, largest[i]))
-    top = T.Bind(v.hmax(most))
-    with T.serial(0, span.stop - span.start) as turn:
-        for i in range(each):
-            at = T.Bind((span.start + turn) * size + i * v.LANES)
-            score = v.lanes(weights, [j, at])
-            weight = v.exp(score - v.splat(top))
-            # Where nothing was seen so far, top is NONE, too.
-            weight = T.Bind(tirx.Select(score > v.splat(NONE / 2), weight, v.splat(0.0)))
-            v.put(weights, [j, at], weight)
-            v.put1(added, [i], added[i] + weight)
-    join(top, v.sum16([T.Bind(added[i]) for i in range(each)]))
+    largest, added, per_page = v.registers(1), v.registers(1), job.page_size // v.LANES
+    v.put1(largest, [0], v.splat(NONE))
+    v.put1(added, [0], v.splat(0.0))
+    count = T.Bind((span.stop - span.start) * per_page)
+    with T.serial(0, count) as turn:
+        at = T.Bind((span.start * per_page + turn) * v.LANES)
+        score = T.Bind(v.lanes(weights, [j, at]) * v.splat(float(job.scale)))
+        if job.softcap is not None:
+            score = softcap(score, job.softcap)
+        index = tirx.Ramp(at, v.i32(1), v.LANES)
+        inside = index < v.splat(seen)
+        if job.window is not None:
+            inside = tirx.all(inside, index >= v.splat(seen - job.window))
+        score = v.keep(tirx.Select(inside, score, v.splat(NONE)))
+        v.put(weights, [j, at], score)
+        v.put1(largest, [0], tirx.max(largest[0], score))
+    top = T.Bind(v.hmax(T.Bind(largest[0])))
+    with T.serial(0, count) as turn:
+        at = T.Bind((span.start * per_page + turn) * v.LANES)
+        score = v.lanes(weights, [j, at])
+        # Where nothing was seen, top is NONE, too.
+        weight = tirx.Select(score > v.splat(NONE / 2), v.exp(score - v.splat(top)), v.splat(0.0))
+        weight = v.keep(weight)
+        v.put(weights, [j, at], weight)
+        v.put1(added, [0], added[0] + weight)
+    join(top, v.hsum(T.Bind(added[0])))
 
 
 def _values(

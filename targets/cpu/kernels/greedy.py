@@ -12,6 +12,7 @@ from tvm.script.ir_builder import tirx as T
 from nearfar.format.sampler import COLUMNS
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP
 from nearfar.targets.cpu.kernels import vec as v
+from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import Greedy, Logprobs
 from nearfar.targets.kernels import SCRATCH, Stage, Staged
 
@@ -57,7 +58,7 @@ def chunk(vocab: int) -> int:
 
 
 def iota() -> Expr:
-    """0, 1, 2, …"""
+    """0, 1, 2, … 15."""
     return tirx.Ramp(v.i32(0), v.i32(1), v.LANES)
 
 
@@ -66,7 +67,7 @@ class Best:
 
     def __init__(self, start: Expr) -> None:
         self.value = v.registers(1)
-        self.index = v.registers(1, f"int32x{v.LANES}")
+        self.index = v.registers(1, v.I32X16)
         v.put1(self.value, [0], v.splat(float("-inf")))
         v.put1(self.index, [0], v.splat(start) + iota())
 
@@ -111,7 +112,7 @@ def _tail(buf: Expr, r: Expr, vocab: int) -> Expr:
     return v.lanes(tail, [0])
 
 
-def greedy(job: Greedy) -> Staged:
+def greedy(job: Greedy, unit: Unit) -> Staged:
     """See Greedy."""
     rows, vocab = job.rows, job.vocab
     args: Args = [
@@ -133,9 +134,10 @@ def greedy(job: Greedy) -> Staged:
     return build("greedy", args, body)
 
 
-def logprobs(job: Logprobs) -> Staged:
-    """See Logprobs: of the groups' largest the largest, 20 times. scratch: the logits; the groups' largest; the
-    chunks' sums of exponentials.
+def logprobs(job: Logprobs, unit: Unit) -> Staged:
+    """See Logprobs: of the groups' largest the largest, 20 times.
+
+    scratch: the logits; the groups' largest; the chunks' sums of exponentials.
     """
     rows, vocab = job.rows, job.vocab
     width = chunk(vocab) * CHUNKS

@@ -15,8 +15,19 @@ from tvm.script.ir_builder import tirx as T
 from nearfar.format.sampler import COLUMNS
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP
 from nearfar.targets.cpu.kernels import vec as v
-from nearfar.targets.cpu.kernels.greedy import CHUNKS, Args, Best, build, chunk, chunks, each_row, finish, iota
+from nearfar.targets.cpu.kernels.greedy import (
+    CHUNKS,
+    Args,
+    Best,
+    build,
+    chunk,
+    chunks,
+    each_row,
+    finish,
+    iota,
+)
 from nearfar.targets.cpu.kernels.thresholds import BINS, count, limit
+from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import Sample
 from nearfar.targets.kernels import Staged
 
@@ -26,7 +37,7 @@ NOISE = 19.6
 """More than what the largest noise and the smallest differ by: −log 2⁻²⁴ + log(−log 2⁻²⁵) = 19.49."""
 
 
-def sample(job: Sample) -> Staged:
+def sample(job: Sample, unit: Unit) -> Staged:
     """See Sample. scratch: l of each token; the chunks' best value, then its token; counts; listed values;
     the least l that is kept; the largest.
     """
@@ -123,11 +134,13 @@ def _adjust(buf: dict[str, Expr], r: Expr, slot: Expr, c: Expr, vocab: int) -> N
         generated = T.Bind(count & splat(v.i32(0xFFFFFF)))
         flat = tirx.Select(generated > splat(v.i32(0)), splat(presence), splat(v.f32(0.0)))
         x = T.Bind(x - (splat(frequency) * v.cast(generated, typed("float32")) + flat))
-        return T.Bind(tirx.Select(x < splat(v.f32(float("inf"))), x / splat(temperature), splat(v.f32(NEG_INF))))
+        return T.Bind(
+            tirx.Select(x < splat(v.f32(float("inf"))), x / splat(temperature), splat(v.f32(NEG_INF)))
+        )
 
     def whole(at: Expr) -> None:
         word = T.Bind(buf["allowed"][slot, at // 32])
-        shift = T.Bind(v.splat(tirx.Cast("uint32", at % 32)) + v.cast(iota(), f"uint32x{v.LANES}"))
+        shift = T.Bind(v.splat(tirx.Cast("uint32", at % 32)) + v.cast(iota(), v.U32X16))
         bit = tirx.NE((v.splat(word) >> shift) & v.isplat(1, "uint32"), v.isplat(0, "uint32"))
         loads = (
             v.lanes(buf["logits"], [r, at]),
@@ -179,7 +192,7 @@ def _draw(buf: dict[str, Expr], r: Expr, c: Expr, vocab: int) -> None:
 
 
 def gumbel(params: Expr, r: Expr, start: Expr) -> Expr:
-    """−log(−log(u)) of tokens from `start` on, in lanes, u from pcg4d(seed low, seed high, counter, token)."""
+    """−log(−log(u)) of tokens start … start+15, u from pcg4d(seed low, seed high, counter, token)."""
 
     def word(value: Expr) -> Expr:
         return T.Bind(
@@ -191,13 +204,13 @@ def gumbel(params: Expr, r: Expr, start: Expr) -> Expr:
 
     x, y, z = word(params[r, 2]), word(params[r, 3]), word(params[r, 4])
     w = T.Bind(
-        v.cast(v.splat(start) + iota(), f"uint32x{v.LANES}") * v.isplat(1664525, "uint32")
+        v.cast(v.splat(start) + iota(), v.U32X16) * v.isplat(1664525, "uint32")
         + v.isplat(1013904223, "uint32")
     )
     x, y, z, w = _mix(x, y, z, w)
     x, y, z, w = (T.Bind(a ^ (a >> v.isplat(16, "uint32"))) for a in (x, y, z, w))
     x = _mix(x, y, z, w)[0]
-    high = v.cast(v.cast(x >> v.isplat(8, "uint32"), f"int32x{v.LANES}"), f"float32x{v.LANES}")
+    high = v.cast(v.cast(x >> v.isplat(8, "uint32"), v.I32X16), v.F32X16)
     # In float32 (h + 0.5)·2^-24 rounds to 1 for the largest h, whose gumbel would be infinite: keep below 1.
     u = v.keep(tirx.min((high + v.splat(0.5)) * v.splat(2.0**-24), v.splat(1 - 2.0**-24)))
     return T.Bind(v.splat(0.0) - v.log(v.splat(0.0) - v.log(u)))

@@ -1,8 +1,8 @@
 """Top-k's and top-p's thresholds without a sort: count, then look closer where the threshold lies.
 
-Tokens are counted by how far they lie below the largest, in bins; so are their masses exp(l − max). The bin in
-which a sum from above reaches what is wanted has the threshold; its tokens are listed, and the threshold is
-found among them, bit by bit.
+Tokens are counted by how far they lie below the largest, in bins; so are their masses exp(l − max). The bin
+in which a sum from above reaches what is wanted has the threshold; its tokens are listed, and the threshold
+is found among them, bit by bit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NEG_INF = float("-inf")
 def _bin(x: Expr, top: Expr) -> Expr:
     """The bin of each lane; it never falls where x rises."""
     below = tirx.min((v.splat(top) - x) * v.splat(FINE), v.splat(float(BINS - 1)))
-    return T.Bind(v.cast(below, f"int32x{v.LANES}"))
+    return T.Bind(v.cast(below, v.I32X16))
 
 
 def count(logit: Expr, counts: Expr, r: Expr, c: Expr, top: Expr, width: int) -> None:
@@ -37,7 +37,11 @@ def count(logit: Expr, counts: Expr, r: Expr, c: Expr, top: Expr, width: int) ->
     flat = T.decl_buffer((COPIES, 2 * BINS), "float32", data=copies.data, scope="local")
     with T.serial(0, COPIES) as copy, T.serial(0, 2 * BINS // v.LANES) as i:
         v.put(flat, [copy, i * v.LANES], v.splat(0.0))
-    bins, masses, some = v.local((v.LANES,), "int32"), v.local((v.LANES,), "float32"), v.local((v.LANES,), "float32")
+    bins, masses, some = (
+        v.local((v.LANES,), "int32"),
+        v.local((v.LANES,), "float32"),
+        v.local((v.LANES,), "float32"),
+    )
     beyond, mass_beyond = v.registers(1), v.registers(1)
     v.put1(beyond, [0], v.splat(0.0))
     v.put1(mass_beyond, [0], v.splat(0.0))
@@ -122,13 +126,11 @@ def _find(
     v.put1(at, [0], v.i32(BINS))
     for one in range(2):
         v.put1(above, [one], v.f32(0.0))
-    with T.serial(0, BINS) as i, T.If(tirx.EQ(at[0], BINS)), T.Then():
-        with T.If(above[which] + bins[which, i] >= wanted):
-            with T.Then():
-                v.put1(at, [0], i)
-            with T.Else():
-                for one in range(2):
-                    v.put1(above, [one], above[one] + bins[one, i])
+    with T.serial(0, BINS) as i:
+        v.put1(at, [0], tirx.Select(above[which] + bins[which, i] >= wanted, tirx.min(at[0], i), at[0]))
+        with T.If(i < at[0]), T.Then():
+            for one in range(2):
+                v.put1(above, [one], above[one] + bins[one, i])
     v.put1(found, [0], v.f32(NEG_INF))
     with T.If(at[0] < BINS), T.Then():
         n, smallest = _list(buf["scratch:0"], buf["scratch:4"], r, top, T.Bind(at[0]), width)
