@@ -201,7 +201,7 @@ class _Span:
 def _scores(
     job: Attend, buf: Buffers, queries: Queries, q: Expr, span: _Span, first: Expr, weights: Expr
 ) -> None:
-    """q·k of a tile with the positions of queries.pages pages, from `first` on; past the last with anything."""
+    """q·k of a tile and the positions of queries.pages pages from `first` on; past the last page anything."""
     each, tile, d, size = job.page_size // v.LANES, queries.tile, job.head_dim, job.page_size
     columns = [T.Bind(span.column + tirx.min(first + i, span.stop - 1)) for i in range(queries.pages)]
     pages = [T.Bind(buf["page_table"][queries.slot, column]) for column in columns]
