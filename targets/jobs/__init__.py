@@ -7,6 +7,8 @@ in the buffer table (format/buffers.py). Kernels take their inputs in this order
 
 from __future__ import annotations
 
+from nearfar.step.ops import Activation
+
 from .linear import Embed, Linear, Norm
 from .logits import Greedy, Logprobs, OverLogits, Sample
 from .names import Output, labelled, short
@@ -20,6 +22,7 @@ SamplerJob = Greedy | Sample | Logprobs
 Job = GraphJob | SamplerJob
 
 __all__ = [
+    "Activation",
     "Attend",
     "Embed",
     "GraphJob",
