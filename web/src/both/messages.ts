@@ -17,8 +17,8 @@ export interface LoadSettings {
  * Why a GPU runs the program that it does. `pinned`: it was asked for by name; `only`: no other would do;
  * `software`: a GPU that a processor plays, where nothing is tried; `timed`: just tried, the quickest, or the
  * one that suits the GPU's class where none is clearly quicker; `kept`: tried at an earlier load; `slow`:
- * trials would keep people waiting; `busy`: another tab was trying programs; `offline`: the files of the others
- * cannot be had now.
+ * trials would keep people waiting; `busy`: another tab was trying programs; `offline`: the files of the
+ * others cannot be had now.
  */
 export type ChoiceReason = "pinned" | "only" | "software" | "timed" | "kept" | "slow" | "busy" | "offline";
 

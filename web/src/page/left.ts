@@ -1,8 +1,8 @@
 /**
  * Loads whose page was closed or left meanwhile. The worker notes which program it tries, and whoever finds
- * that note later takes the program for the one that brought the tab down; a page that is left says here that
- * nothing was amiss. At once and without a promise: nothing else gets done while a page is left. Each load has
- * an entry of its own, so that pages that are left together do not overwrite each other's word.
+ * that note later takes the program for the one that brought the tab down; a page that is left says here
+ * that nothing was amiss. At once and without a promise: nothing else gets done while a page is left. Each
+ * load has an entry of its own, so that pages that are left together do not overwrite each other's word.
  */
 
 const PREFIX = "nearfar.left.";

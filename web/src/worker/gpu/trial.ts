@@ -47,7 +47,9 @@ export class Trial<E extends Backend> {
     [this.#tried] = finalists;
   }
 
-  /** Rejects when it is aborted, and only then. The program under way is noted until somebody ends the note. */
+  /**
+   * Rejects when it is aborted, and only then. A program that fails stays noted until somebody ends the note.
+   */
   async run(): Promise<Outcome<E>> {
     const { finalists, kept, signal, stage } = this;
     try {
