@@ -18,6 +18,8 @@ const loading = new AbortController();
 let session: Session | null = null;
 let loaded: Promise<void> = Promise.resolve();
 let lastProgress = 0;
+/** By load: who waits for the page's word on it. */
+const askers = new Map<string, (left: boolean) => void>();
 
 scope.addEventListener("message", ({ data }) => handle(data));
 scope.postMessage({ type: "started" });
@@ -26,6 +28,9 @@ function handle(message: ToWorker): void {
   switch (message.type) {
     case "load":
       loaded = load(message);
+      return;
+    case "left":
+      askers.get(message.load)?.(message.left);
       return;
     case "generate":
       generate(message);
@@ -48,16 +53,24 @@ function handle(message: ToWorker): void {
 }
 
 async function load(message: Extract<ToWorker, { type: "load" }>): Promise<void> {
-  const { url, settings, load, left } = message;
+  const { url, settings, load } = message;
   const onWarning = (message: string): void => scope.postMessage({ type: "warning", message });
   try {
-    const hooks = { signal: loading.signal, load, left, onProgress, onWarning };
+    const hooks = { signal: loading.signal, load, hasLeft, onProgress, onWarning };
     session = await Session.load(new URL(url), settings, hooks);
     onProgress({ phase: "ready" });
     scope.postMessage({ type: "loaded", card: session.card() });
   } catch (error) {
     scope.postMessage({ type: "failed", error: toErrorRecord(error) });
   }
+}
+
+/** The page knows: workers have no localStorage. */
+function hasLeft(load: string): Promise<boolean> {
+  return new Promise((resolve) => {
+    askers.set(load, resolve);
+    scope.postMessage({ type: "whether left", load });
+  });
 }
 
 function generate({ id, request }: Extract<ToWorker, { type: "generate" }>): void {

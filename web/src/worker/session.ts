@@ -1,6 +1,6 @@
 import { ArtifactError, DeviceError, RequestError, toErrorRecord } from "../both/errors.js";
 import { fetchText, within } from "../both/http.js";
-import { type Manifest, openManifest, precisionOf } from "../both/manifest.js";
+import { type Manifest, openManifest, type Program, precisionOf } from "../both/manifest.js";
 import type {
   AnswerEvent,
   AnswerStats,
@@ -10,6 +10,7 @@ import type {
   LoadSettings,
   ModelCard,
   ProfileOptions,
+  ProgramChoice,
   Prompt,
   RequestStats,
   StepProfile,
@@ -20,8 +21,9 @@ import { checkedProfile, profileStep } from "./engine/profile.js";
 import type { Request, RequestListener, TokenLogprobs } from "./engine/request.js";
 import { parseSampling, type SamplingParams } from "./engine/sampling.js";
 import type { Executor } from "./gpu/executor.js";
-import { type LoadedExecutor, loadExecutor } from "./gpu/load.js";
+import { type LoadedExecutor, type LoadOptions, loadExecutor } from "./gpu/load.js";
 import { openOpfsCache } from "./store/shard-cache.js";
+import type { ShardProgress } from "./store/shards.js";
 import type { TextCodec } from "./text/types.js";
 
 /** OpenAI's limit, and far more than a device's slots run at once. */
@@ -29,9 +31,10 @@ const MAX_CHOICES = 128;
 
 export interface SessionHooks {
   readonly signal: AbortSignal;
-  /** The name of this load, and of earlier ones whose page was left meanwhile. */
+  /** The name of this load. */
   readonly load: string;
-  readonly left: readonly string[];
+  /** Whether the page of another load was left. */
+  readonly hasLeft: (load: string) => Promise<boolean>;
   readonly onProgress: (progress: LoadProgress) => void;
   readonly onWarning: (message: string) => void;
 }
@@ -41,6 +44,7 @@ export class Session {
   readonly #core: EngineCore;
   readonly #requests = new Map<number, Request[]>();
   #last: AnswerStats | null = null;
+  #reopened = 0;
 
   private constructor(
     private readonly manifest: Manifest,
@@ -48,8 +52,9 @@ export class Session {
     private readonly codec: TextCodec,
     /** Loads the executor that runs once more. */
     private readonly again: (loaded: LoadedExecutor) => Promise<LoadedExecutor>,
-    { onProgress, onWarning }: SessionHooks,
+    private readonly hooks: SessionHooks,
   ) {
+    const { onProgress, onWarning } = hooks;
     this.#core = new EngineCore(loaded.executor, manifest.model.eosTokenIds, {
       reopen: () => this.#reopen(),
       onWarning,
@@ -60,7 +65,7 @@ export class Session {
   static async load(url: URL, settings: LoadSettings, hooks: SessionHooks): Promise<Session> {
     const base = new URL(url);
     if (!base.pathname.endsWith("/")) base.pathname += "/";
-    const { signal, load, left, onProgress, onWarning } = hooks;
+    const { signal, load, hasLeft, onProgress, onWarning } = hooks;
     onProgress({ phase: "manifest" });
     // Not from the HTTP cache: an old manifest would not match new shards.
     const text = await fetchText(new URL("manifest.json", base), null, { signal, cache: "no-cache" });
@@ -71,19 +76,29 @@ export class Session {
     );
     const codec = loadCodec(base, manifest, signal);
     codec.catch(() => undefined);
-    const options = { ...settings, signal, cache, onWarning };
-    const loaded = await loadExecutor(base, manifest, {
-      ...options,
+    const options = {
+      ...settings,
+      signal,
+      cache,
+      onWarning,
       load,
-      left,
-      onKernels: (compiled, total) => onProgress({ phase: "kernels", compiled, total }),
-      onTrying: ({ name }) => onProgress({ phase: "trying", program: name }),
-      onProgram: ({ name }, choice) => onProgress({ phase: "program", program: name, choice }),
-      onShards: (progress) => onProgress({ phase: "weights", ...progress }),
-    });
-    // The same program with as large a cache: requests go on there.
+      hasLeft,
+      onKernels: (compiled: number, total: number) => onProgress({ phase: "kernels", compiled, total }),
+      onTrying: ({ name }: Program) => onProgress({ phase: "trying", program: name }),
+      onProgram: ({ name }: Program, choice: ProgramChoice) =>
+        onProgress({ phase: "program", program: name, choice }),
+      onShards: (progress: ShardProgress) => onProgress({ phase: "weights", ...progress }),
+    } satisfies LoadOptions;
+    const loaded = await loadExecutor(base, manifest, options);
+    // The same program with as large a cache: requests go on there. Less is taken of what was left open.
     const again = ({ program, executor }: LoadedExecutor): Promise<LoadedExecutor> =>
-      loadExecutor(base, manifest, { ...options, program: program.name, ...executor.memory });
+      loadExecutor(base, manifest, {
+        ...options,
+        onProgram: undefined,
+        program: program.name,
+        kvMemory: executor.kvMemory,
+        orLess: settings.kvMemory === undefined,
+      });
     try {
       return new Session(manifest, loaded, await codec, again, hooks);
     } catch (error) {
@@ -122,6 +137,7 @@ export class Session {
       freeTokens: this.#core.freeTokens,
       contextLength: executor.shape.contextLength,
       largestStep: this.#core.largestStep,
+      reopened: this.#reopened,
       last: this.#last,
     };
   }
@@ -163,8 +179,12 @@ export class Session {
   /** Frees what is left of a device that failed, before the memory is taken again. */
   async #reopen(): Promise<Executor> {
     const { executor, choice } = this.loaded;
+    const { onProgress } = this.hooks;
     executor.dispose();
+    onProgress({ phase: "reopening" });
     this.loaded = { ...(await this.again(this.loaded)), choice };
+    this.#reopened += 1;
+    onProgress({ phase: "reopened", contextLength: this.loaded.executor.shape.contextLength });
     return this.loaded.executor;
   }
 
