@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pytest
 
 from nearfar.edge_runtime import Engine
+from nearfar.edge_runtime.artifact.budget import longest, plan_pages
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.devices import Settings
 from nearfar.edge_runtime.engine.core import EngineCore
@@ -29,18 +30,23 @@ from nearfar.format.sizes import WASM_RESERVED, WASM_STACK
 
 Array = npt.NDArray[np.generic]
 HOST = Path(__file__).with_name("wasm_host.mjs")
-TENSOR, ARGUMENT, LAUNCH = struct.Struct("<IiiiBBHIIxxxxQ"), struct.Struct("<iIQ"), struct.Struct("<IIqIxxxxq")
+TENSOR = struct.Struct("<IiiiBBHIIxxxxQ")
+ARGUMENT = struct.Struct("<iIQ")
+LAUNCH = struct.Struct("<IIqIxxxxq")
 CODES = {"i": 0, "u": 1, "f": 2}
+
+
+def require_node() -> str:
+    """The path of Node; skips the test where there is none."""
+    return shutil.which("node") or pytest.skip("wasm: there is no node")
 
 
 class Node:
     """A process of tests/support/wasm_host.mjs."""
 
     def __init__(self) -> None:
-        node = shutil.which("node")
-        if node is None:
-            pytest.skip("wasm: there is no node")
-        self._process = subprocess.Popen([node, str(HOST)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        command = [require_node(), str(HOST)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def ask(self, op: str, body: bytes | memoryview = b"", **fields: Any) -> tuple[dict[str, Any], bytes]:
         """Send a message and wait for the answer; DeviceError where the host says that something failed."""
@@ -88,7 +94,7 @@ class Tables:
     def plan(self, launches: Sequence[tuple[str, Sequence[int]]]) -> int:
         """The address of the launches of kernels, each with its tensors."""
         records = bytearray()
-        for kernel, tensors in launches:
+        for _, tensors in launches:
             arguments = self._put(b"".join(ARGUMENT.pack(7, 0, tensor) for tensor in tensors))
             records += LAUNCH.pack(0, arguments, len(tensors), 0, 0)
         start = self._put(records)
@@ -132,7 +138,7 @@ class WasmExecutor:
             self._at[f"buffer:{name}"] = space.take(shape.nbytes)
         tops = [space.take(WASM_STACK, 16) + WASM_STACK for _ in range((settings.threads or 1) - 1)]
         tables = Tables(space.take(0))
-        self._plans = {
+        self.plans = {
             (function, bucket.size): self._bind(self._layout.launches(function, bucket.size), tables)
             for function, buckets in program.functions.items()
             for bucket in buckets
@@ -156,7 +162,7 @@ class WasmExecutor:
 
     def run(self, function: str, size: int) -> None:
         """See Executor.run."""
-        self.replay(*self._plans[function, size])
+        self.replay(*self.plans[function, size])
 
     def replay(self, launches: int, count: int) -> None:
         """Run launches; DeviceError, with what the module says, where one fails."""
@@ -206,6 +212,10 @@ class WasmExecutor:
         """The text that ends in a 0 at an address."""
         return self.node.ask("read", at=at, count=1024)[1].split(b"\0")[0].decode()
 
+    def unpack(self, record: struct.Struct, at: int) -> tuple[int, ...]:
+        """The fields of a record in memory."""
+        return record.unpack(self.node.ask("read", at=at, count=record.size)[1])
+
     def _page(self, name: str, page: int) -> Array:
         shape = self._layout.buffer(name)
         return self._read(name, page * shape.row_bytes, shape.row_bytes).reshape(shape.extents[1:])
@@ -254,18 +264,15 @@ def _swapped(name: str, page: Array) -> Array:
     return page.reshape(heads, width, size).swapaxes(1, 2) if name.endswith(".k") else page
 
 
-def open_wasm(path: Path, threads: int = 1, pages: int = 256, trap: bool = False) -> Engine:
-    """An engine over a wasm artifact: with several threads by the program for shared memory."""
+def open_wasm(path: Path, threads: int = 1, *, verify: bool = True, trap: bool = False) -> Engine:
+    """An engine over a wasm artifact; with several threads by the program for shared memory."""
     artifact = Artifact.open(path)
-    artifact.verify()
-    shared = {"atomics"} if threads > 1 else set()
-    (program,) = (
-        program
-        for program in artifact.manifest.programs
-        if {"atomics"} & set(program.requires.features) == shared
-    )
-    context = min(artifact.manifest.model.context_length, pages * artifact.manifest.cache.page_size)
-    settings = Settings((pages,) * len(artifact.manifest.groups), context, threads)
-    executor = WasmExecutor(artifact, program, settings, trap)
-    core = EngineCore(executor, artifact.manifest, program, settings.pages, pipelined=False)
+    if verify:
+        artifact.verify()
+    manifest, shared = artifact.manifest, threads > 1
+    fitting = (each for each in manifest.programs if ("atomics" in each.requires.features) == shared)
+    program = next(fitting)
+    pages = plan_pages(manifest, program, "64MB")
+    executor = WasmExecutor(artifact, program, Settings(pages, longest(manifest, pages), threads), trap)
+    core = EngineCore(executor, manifest, program, pages, pipelined=False)
     return Engine(AsyncEngine(core, TextCodec.open(artifact)))
