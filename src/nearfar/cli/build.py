@@ -80,11 +80,12 @@ def build(
         ),
     ] = DEFAULTS.context,
     cpu_features: Annotated[
-        str,
+        list[str],
         typer.Option(
-            help="CPU target: `native` for this machine's instructions, `baseline` for any of its kind."
+            help="cpu: the vector units to make programs for, separated by commas: `native` for this "
+            "machine's instructions, `baseline` for any of its kind, or names such as avx2, avx512, dotprod."
         ),
-    ] = DEFAULTS.cpu_features,
+    ] = list(DEFAULTS.cpu_features),  # noqa: B006
     dump_ir: Annotated[
         Path | None, typer.Option(help="Write the module after each compiler pass into this directory.")
     ] = None,
@@ -125,15 +126,13 @@ def build(
             f"--export-function is for target mlx, and --target is {','.join(targets)}: add mlx or "
             "leave it out"
         )
-    if cpu_features not in ("native", "baseline"):
-        raise BuildError(f"--cpu-features is {cpu_features!r}: use native or baseline")
     options = BuildOptions(
         checkpoint=checkpoint,
         out=out,
         targets=targets,
         quant=quant,
         group_size=group_size,
-        cpu_features="native" if cpu_features == "native" else "baseline",
+        cpu_features=_names(cpu_features),
         context=context,
         dump_ir=dump_ir,
         export_function=export_function,

@@ -16,6 +16,7 @@ from tvm.script.ir_builder import tirx as T
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.activations import softcap
 from nearfar.targets.cpu.kernels.paged import arguments, check, keys_view
+from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import Attend
 from nearfar.targets.kernels import Stage, Staged
 
@@ -24,7 +25,7 @@ NONE = -1e30  # stands for -inf where arithmetic follows
 SUMS = 12  # vectors of outputs that are summed in one pass over a page's values, of the 16 registers of AVX2
 
 
-def attention(job: Attend) -> Staged:
+def attention(job: Attend, unit: Unit) -> Staged:
     """See Attend."""
     check(job)
     args, pages = arguments(job)
@@ -39,11 +40,11 @@ def attention(job: Attend) -> Staged:
 
 
 def _components(width: int, body: Callable[[Expr, int], None]) -> None:
-    """Call body(start, lanes) over a head's components: vectors of 8, then of 4 and 2 what is left."""
+    """Call body(start, lanes) over a head's components: vectors of 16, then of 8, 4 and 2 what is left."""
     with T.serial(0, width // v.LANES) as i:
         body(i * v.LANES, v.LANES)
     at = width - width % v.LANES
-    for lanes in (4, 2):
+    for lanes in (8, 4, 2):
         if width - at >= lanes:
             body(v.i32(at), lanes)
             at += lanes
@@ -108,7 +109,7 @@ def _row(job: Attend, buf: dict[str, Expr], m: Expr, kv_head: Expr) -> None:
 def _scores(
     job: Attend, queries: list[tuple[Expr, Expr, Expr]], keys: Expr, page: Expr, kv_head: Expr
 ) -> list[list[Expr]]:
-    """Of each query (q, its row, its first column) with the positions of a page, in vectors of 8."""
+    """Of each query (q, its row, its first column) with the positions of a page, in vectors of 16."""
     pv, tile = job.page_size // v.LANES, len(queries)
     # Few heads have few sums, and an addition waits for the one before it: components are then summed in
     # turns.
@@ -119,7 +120,7 @@ def _scores(
     with T.serial(0, job.head_dim // turns) as step:
         for turn in range(turns):
             d = T.Bind(step * turns + turn)
-            key = [v.cast(v.lanes(keys, [page, kv_head, d, i * v.LANES]), v.F32X8) for i in range(pv)]
+            key = [v.cast(v.lanes(keys, [page, kv_head, d, i * v.LANES]), v.F32X16) for i in range(pv)]
             for j, (q, m, first) in enumerate(queries):
                 component = T.Bind(v.splat(q[m, first + d]))
                 for i in range(pv):
@@ -194,6 +195,10 @@ def _add_values(
 
     with T.serial(0, vectors // each) as some:
         add([((some * each + i) * v.LANES, v.LANES) for i in range(each)])
-    at, rest = vectors * v.LANES, job.head_dim % v.LANES
+    at, rest = vectors * v.LANES, []
+    for n in (8, 4, 2):
+        if job.head_dim - at >= n:
+            rest.append((v.i32(at), n))
+            at += n
     if rest:
-        add([(v.i32(at), 4)] * (rest >= 4) + [(v.i32(job.head_dim - 2), 2)] * (rest % 4 > 0))
+        add(rest)

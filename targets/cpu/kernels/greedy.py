@@ -11,6 +11,7 @@ from tvm.script.ir_builder import tirx as T
 from nearfar.format.sampler import COLUMNS
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP
 from nearfar.targets.cpu.kernels import vec as v
+from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import Greedy, Logprobs
 from nearfar.targets.kernels import Stage, Staged
 
@@ -42,16 +43,16 @@ def _iota() -> Expr:
 
 
 class Best:
-    """Running argmax: eight candidates side by side, each the first largest of its lane."""
+    """Running argmax: sixteen candidates side by side, each the first largest of its lane."""
 
     def __init__(self) -> None:
         self.value = v.registers(1)
-        self.index = v.registers(1, v.I32X8)
+        self.index = v.registers(1, v.I32X16)
         v.put1(self.value, [0], v.splat(float("-inf")))
         v.put1(self.index, [0], _iota())
 
     def offer(self, value: Expr, start: Expr) -> None:
-        """Eight values of tokens start … start+7; infinities and NaN never win."""
+        """Sixteen values of tokens start … start+15; infinities and NaN never win."""
         wins = tirx.all(value > self.value[0], value < v.splat(float("inf")))
         v.put1(self.index, [0], tirx.Select(wins, v.splat(start) + _iota(), self.index[0]))
         v.put1(self.value, [0], tirx.Select(wins, value, self.value[0]))
@@ -80,7 +81,7 @@ def _padded(vocab: int) -> int:
 
 
 def _copy_tail(buf: Expr, r: Expr, vocab: int) -> Expr:
-    """The last vocab % 8 logits, filled up with -inf (a vector)."""
+    """The last vocab % 16 logits, filled up with -inf (a vector)."""
     tail = v.local((v.LANES,), "float32")
     for i in range(v.LANES):
         at = vocab - vocab % v.LANES + i
@@ -88,7 +89,7 @@ def _copy_tail(buf: Expr, r: Expr, vocab: int) -> Expr:
     return v.lanes(tail, [0])
 
 
-def greedy(job: Greedy) -> Staged:
+def greedy(job: Greedy, unit: Unit) -> Staged:
     """See Greedy."""
     rows, vocab = job.rows, job.vocab
     args: Args = [
@@ -110,7 +111,7 @@ def greedy(job: Greedy) -> Staged:
     return _build("greedy", args, rows, row)
 
 
-def logprobs(job: Logprobs) -> Staged:
+def logprobs(job: Logprobs, unit: Unit) -> Staged:
     """See Logprobs: 20 passes, each finding what follows the last (value descending, index ascending)."""
     rows, vocab = job.rows, job.vocab
     args: Args = [
@@ -160,7 +161,7 @@ def logprobs(job: Logprobs) -> Staged:
 
 
 def _fill(logits: Expr, work: Expr, r: Expr, vocab: int) -> None:
-    """Copy a row into scratch, whose width is a multiple of 8, the end filled with -inf."""
+    """Copy a row into scratch, whose width is a multiple of 16, the end filled with -inf."""
     with T.serial(0, vocab // v.LANES) as i:
         v.put(work, [r, i * v.LANES], v.lanes(logits, [r, i * v.LANES]))
     if vocab % v.LANES:

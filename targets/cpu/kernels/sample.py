@@ -16,6 +16,7 @@ from nearfar.format.sampler import COLUMNS
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.greedy import Args, Best, _build, _finish, _iota, _padded
+from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import Sample
 from nearfar.targets.kernels import Staged
 
@@ -23,7 +24,7 @@ Expr = Any
 NEG_INF = float("-inf")
 
 
-def sample(job: Sample) -> Staged:
+def sample(job: Sample, unit: Unit) -> Staged:
     """See Sample."""
     rows, vocab, slots = job.rows, job.vocab, job.slots
     width = _padded(vocab)
@@ -85,7 +86,7 @@ def _adjust(buf: dict[str, Expr], r: Expr, slot: Expr, vocab: int) -> None:
     with T.serial(0, full) as i:
         at = i * v.LANES
         word = T.Bind(buf["allowed"][slot, at // 32])
-        shift = T.Bind(v.splat(tirx.Cast("uint32", at % 32)) + v.cast(_iota(), v.U32X8))
+        shift = T.Bind(v.splat(tirx.Cast("uint32", at % 32)) + v.cast(_iota(), v.U32X16))
         bit = tirx.NE((v.splat(word) >> shift) & v.isplat(1, "uint32"), v.isplat(0, "uint32"))
         loads = (
             v.lanes(buf["logits"], [r, at]),
@@ -191,7 +192,7 @@ def _from_key(key: Expr) -> Expr:
 
 
 def gumbel(params: Expr, r: Expr, start: Expr) -> Expr:
-    """−log(−log(u)) of tokens start … start+7, u from pcg4d(seed low, seed high, counter, token)."""
+    """−log(−log(u)) of tokens start … start+15, u from pcg4d(seed low, seed high, counter, token)."""
 
     def word(value: Expr) -> Expr:
         return T.Bind(
@@ -203,13 +204,13 @@ def gumbel(params: Expr, r: Expr, start: Expr) -> Expr:
 
     x, y, z = word(params[r, 2]), word(params[r, 3]), word(params[r, 4])
     w = T.Bind(
-        v.cast(v.splat(start) + _iota(), v.U32X8) * v.isplat(1664525, "uint32")
+        v.cast(v.splat(start) + _iota(), v.U32X16) * v.isplat(1664525, "uint32")
         + v.isplat(1013904223, "uint32")
     )
     x, y, z, w = _mix(x, y, z, w)
     x, y, z, w = (T.Bind(a ^ (a >> v.isplat(16, "uint32"))) for a in (x, y, z, w))
     x = _mix(x, y, z, w)[0]
-    high = v.cast(v.cast(x >> v.isplat(8, "uint32"), v.I32X8), v.F32X8)
+    high = v.cast(v.cast(x >> v.isplat(8, "uint32"), v.I32X16), v.F32X16)
     # In float32 (h + 0.5)·2^-24 rounds to 1 for the largest h, whose gumbel would be infinite: keep below 1.
     u = v.keep(tirx.min((high + v.splat(0.5)) * v.splat(2.0**-24), v.splat(1 - 2.0**-24)))
     return T.Bind(v.splat(0.0) - v.log(v.splat(0.0) - v.log(u)))
