@@ -136,7 +136,8 @@ class Site:
 
     `artifact`: one; or several, by the folder that each has below /artifact/. `cloud`: the address that the
     page takes as its cloud, until told otherwise. `guarded`: the page comes with a Content-Security-Policy;
-    one that needs more than its own scripts (benchmarks) goes without. `hosts`: names that it answers for beside this machine's; "*": any.
+    one that needs more than its own scripts (benchmarks) goes without. `hosts`: names that it answers for
+    beside this machine's; "*": any.
     """
 
     page: Path

@@ -21,7 +21,7 @@ from tvm.script.ir_builder import tirx as T  # noqa: E402
 from nearfar.edge_runtime.executors.cpu import library as records  # noqa: E402
 from nearfar.edge_runtime.executors.cpu.library import Library, Plan, Tensor, aligned  # noqa: E402
 from nearfar.errors import ArtifactError, DeviceError  # noqa: E402
-from nearfar.targets.cpu import codegen  # noqa: E402
+from nearfar.targets.cpu.link import RUNTIME  # noqa: E402
 from nearfar.targets.cpu.codegen import compile_library  # noqa: E402
 from nearfar.targets.cpu.kernels import vec as v  # noqa: E402
 from nearfar.targets.cpu.units import UNITS  # noqa: E402
@@ -263,7 +263,7 @@ def test_the_pool_compiles_for_32_bits(tmp_path):
     ]
     if subprocess.run([*command, tmp_path / "probe.c"], capture_output=True).returncode != 0:
         pytest.skip("this compiler cannot check code for 32 bits")
-    done = subprocess.run([*command, codegen._POOL], capture_output=True, text=True)
+    done = subprocess.run([*command, RUNTIME / "pool.c"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

@@ -49,7 +49,8 @@ class CpuExecutor:
             for function, buckets in program.functions.items()
             for bucket in buckets
         }
-        self._pool = self._library.pool(settings.threads or usable_cores())
+        cores = usable_cores()
+        self._pool = self._library.pool(settings.threads or cores, cores)
         self._closed = False
 
     def write(self, buffer: str, data: Array, row: int = 0, column: int = 0) -> None:
@@ -148,7 +149,9 @@ class CpuExecutor:
 
     def _bind(self, launches: Sequence[Launch], program: Program) -> Plan:
         """A plan with its kernels looked up and their arguments fixed."""
-        return self._library.bind([(each.kernel, self._arguments(each, program)) for each in launches])
+        bound = [(each.kernel, self._arguments(each, program)) for each in launches]
+        streamed = [_streamed(each, tensors) for each, (_, tensors) in zip(launches, bound, strict=True)]
+        return self._library.bind(bound, streamed)
 
     def _arguments(self, launch: Launch, program: Program) -> list[Tensor]:
         params = program.kernels[launch.kernel].params
@@ -163,6 +166,16 @@ class CpuExecutor:
         if key not in self._tensors:
             self._tensors[key] = Tensor(self._memory[arg], key[1], param.dtype)
         return self._tensors[key]
+
+
+def _streamed(launch: Launch, tensors: Sequence[Tensor]) -> Tensor | None:
+    """The largest weight of a launch: a matrix, which it reads from end to end. None: it reads vectors."""
+    weights = [
+        tensor
+        for arg, tensor in zip(launch.args, tensors, strict=True)
+        if arg.startswith("weight:") and tensor.struct.ndim > 1
+    ]
+    return max(weights, key=lambda tensor: tensor.nbytes, default=None)
 
 
 def check_cpu(requires: Requires) -> None:
