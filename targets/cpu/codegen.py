@@ -41,6 +41,8 @@ def llvm_target(unit: Unit, triple: str | None = None) -> tvm.target.Target:
     known = KNOWN.get(unit.architecture, unit.features)
     mattr = [f"{'+' if feature in unit.features else '-'}{feature}" for feature in known]
     config: dict[str, Any] = {"kind": "llvm", "mcpu": unit.mcpu, "mattr": mattr}
+    if unit.architecture == "wasm32":
+        config["vector-width"] = 32 * unit.lanes  # TVM takes it too, but warns that it was not told
     return tvm.target.Target(config if triple is None else config | {"mtriple": triple})
 
 

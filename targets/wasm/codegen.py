@@ -20,8 +20,8 @@ ZIG = "wasm32-freestanding"
 STACK_BYTES = 1 << 20  # of the first instance
 MAX_BYTES = 65535 * 65536  # 2^32 is more than zig can read
 _EXPORTS = (
-    "__stack_pointer", "nf_error", "nf_kernels", "nf_pool_fail", "nf_pool_free", "nf_pool_new", "nf_pool_work",
-    "nf_replay",
+    "__stack_pointer", "nf_kernels", "nf_error", "nf_replay",
+    "nf_pool_new", "nf_pool_work", "nf_pool_fail", "nf_pool_free",
 )  # fmt: skip
 # Without relaxed SIMD: LLVM would use it unasked, and not every engine has it. Atomics and bulk memory are in
 # engines before simd128 is; over a memory that is not shared only waiting is refused, and one thread never

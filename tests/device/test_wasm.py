@@ -100,18 +100,16 @@ def test_a_kernel_that_refuses_its_arguments_says_why(lab: Lab, threads: int) ->
         extents = extents_of_the_first_argument(wasm, *wasm.plans["step", 1])
         before = wasm.node.ask("read", at=extents, count=8)[1]
         wasm.node.ask("write", struct.pack("<q", 77), at=extents)
-        with pytest.raises(DeviceError, match=r"launch 0 failed: \w+Error: .*shape.* 77"):
+        with pytest.raises(DeviceError, match="launch 0 failed: .*shape.*77"):
             wasm.run("step", 1)
         wasm.node.ask("write", before, at=extents)
         assert engine.completions.create("", max_tokens=3, temperature=0).choices[0].text
 
 
 def test_a_thread_that_dies_ends_the_request(lab: Lab) -> None:
-    with (
-        open_wasm(lab.artifact("q4", "wasm"), 3, verify=False, trap=True) as engine,
-        pytest.raises(DeviceError, match="a thread was lost"),
-    ):
-        engine.completions.create("", max_tokens=3, temperature=0)
+    with open_wasm(lab.artifact("q4", "wasm"), 3, verify=False, stack=512) as engine:
+        with pytest.raises(DeviceError, match="a thread was lost"):
+            engine.completions.create("", max_tokens=200, temperature=0)
 
 
 def test_a_memory_that_is_too_small_for_the_module_is_refused(lab: Lab) -> None:

@@ -121,12 +121,13 @@ class Tables:
 class WasmExecutor:
     """See Executor. It has threads beside the replaying one where the program is for shared memory.
 
-    `trap`: those threads die when they begin.
+    `stack`: where that of each of those threads ends, if not in a place of its own; it grows downwards, and
+    below address 0 a kernel traps.
     """
 
     name = "wasm"
 
-    def __init__(self, artifact: Artifact, program: Program, settings: Settings, trap: bool = False) -> None:
+    def __init__(self, artifact: Artifact, program: Program, settings: Settings, stack: int | None = None) -> None:
         self.precision, self.program_name = program.precision, program.name
         self.node = Node()
         self._layout, self._kernels = Layout(artifact, program, settings), program.kernels
@@ -136,7 +137,7 @@ class WasmExecutor:
         self._at |= {f"workspace:{i}": space.take(count) for i, count in enumerate(program.workspace)}
         for name, shape in self._layout.buffers.items():
             self._at[f"buffer:{name}"] = space.take(shape.nbytes)
-        tops = [space.take(WASM_STACK, 16) + WASM_STACK for _ in range((settings.threads or 1) - 1)]
+        tops = [stack or space.take(WASM_STACK, 16) + WASM_STACK for _ in range((settings.threads or 1) - 1)]
         tables = Tables(space.take(0))
         self.plans = {
             (function, bucket.size): self._bind(self._layout.launches(function, bucket.size), tables)
@@ -150,7 +151,7 @@ class WasmExecutor:
         self._write(base, stream)
         for name, table in self._layout.rope_tables():
             self.write(name, table)
-        self.pool = self.node.ask("threads", tops=tops, trap=trap)[0]["pool"]
+        self.pool = self.node.ask("threads", tops=tops)[0]["pool"]
 
     def write(self, buffer: str, data: Array, row: int = 0, column: int = 0) -> None:
         """See Executor.write."""
@@ -168,7 +169,8 @@ class WasmExecutor:
         """Run launches; DeviceError, with what the module says, where one fails."""
         failed = self.call("nf_replay", self.pool, launches, count)
         if failed != -1:
-            raise DeviceError(f"launch {failed} failed: {self.text(self.call('nf_error'))}")
+            said = self.text(self.call("nf_error")) or "a thread was lost"
+            raise DeviceError(f"launch {failed} failed: {said}")
 
     def fetch(self, buffer: str, rows: int) -> Callable[[], Array]:
         """See Executor.fetch."""
@@ -264,7 +266,7 @@ def _swapped(name: str, page: Array) -> Array:
     return page.reshape(heads, width, size).swapaxes(1, 2) if name.endswith(".k") else page
 
 
-def open_wasm(path: Path, threads: int = 1, *, verify: bool = True, trap: bool = False) -> Engine:
+def open_wasm(path: Path, threads: int = 1, *, verify: bool = True, stack: int | None = None) -> Engine:
     """An engine over a wasm artifact; with several threads by the program for shared memory."""
     artifact = Artifact.open(path)
     if verify:
@@ -273,6 +275,6 @@ def open_wasm(path: Path, threads: int = 1, *, verify: bool = True, trap: bool =
     fitting = (each for each in manifest.programs if ("atomics" in each.requires.features) == shared)
     program = next(fitting)
     pages = plan_pages(manifest, program, "64MB")
-    executor = WasmExecutor(artifact, program, Settings(pages, longest(manifest, pages), threads), trap)
+    executor = WasmExecutor(artifact, program, Settings(pages, longest(manifest, pages), threads), stack)
     core = EngineCore(executor, manifest, program, pages, pipelined=False)
     return Engine(AsyncEngine(core, TextCodec.open(artifact)))
