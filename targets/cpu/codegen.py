@@ -55,7 +55,9 @@ def compile_library(mod: tvm.IRModule, path: Path | str, unit: Unit | None = Non
         link(compile_objects(mod, unit or native(), None, Path(folder)), host(), Path(path))
 
 
-def compile_objects(mod: tvm.IRModule, unit: Unit, triple: str | None, folder: Path) -> list[Path]:
+def compile_objects(
+    mod: tvm.IRModule, unit: Unit, triple: str | None, folder: Path, pipeline: str = PIPELINE
+) -> list[Path]:
     """Object files for LLVM's `triple` (None: this machine's), written into `folder`.
 
     They are made side by side (LLVM releases the interpreter lock), and always as many: the same bytes.
@@ -66,7 +68,7 @@ def compile_objects(mod: tvm.IRModule, unit: Unit, triple: str | None, folder: P
     def compile_part(part: int) -> Path:
         path = folder / f"kernels{part}.o"
         module = tvm.IRModule({str(variable.name_hint): func for variable, func in kernels[part::_PARTS]})
-        tvm.tirx.build(module, target=target, pipeline=PIPELINE).write_to_file(str(path))
+        tvm.tirx.build(module, target=target, pipeline=pipeline).write_to_file(str(path))
         return path
 
     parts = range(min(_PARTS, len(kernels)))

@@ -214,10 +214,6 @@ class WasmExecutor:
         """The text that ends in a 0 at an address."""
         return self.node.ask("read", at=at, count=1024)[1].split(b"\0")[0].decode()
 
-    def unpack(self, record: struct.Struct, at: int) -> tuple[int, ...]:
-        """The fields of a record in memory."""
-        return record.unpack(self.node.ask("read", at=at, count=record.size)[1])
-
     def _page(self, name: str, page: int) -> Array:
         shape = self._layout.buffer(name)
         return self._read(name, page * shape.row_bytes, shape.row_bytes).reshape(shape.extents[1:])
