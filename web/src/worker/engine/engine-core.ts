@@ -242,7 +242,7 @@ export class EngineCore {
     }
     if (backend.shape.contextLength < this.#backend.shape.contextLength) {
       backend.dispose();
-      throw new DeviceError("The GPU was opened anew, but has less room for the cache than before.");
+      throw new DeviceError("The device was opened anew, but has less room for the cache than before.");
     }
     this.#begin(backend);
     this.#broken = false;
@@ -267,7 +267,8 @@ export class EngineCore {
    * kernels are being compiled.
    */
   #fill(flights: Flight[]): [Step, Run[]] | null {
-    while (flights.length < STEPS_AHEAD) {
+    const ahead = this.#backend.pipelined === false ? 1 : STEPS_AHEAD;
+    while (flights.length < ahead) {
       const step = this.#scheduler.schedule(flights.at(-1)?.step ?? null);
       if (!step) return null;
       for (const [group, from, to] of step.copies) this.#backend.copyPage(group, from, to);
