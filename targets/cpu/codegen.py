@@ -62,7 +62,7 @@ def compile_library(mod: tvm.IRModule, path: Path | str, features: CpuFeatures =
     compiler = _compiler()
     # Relative names in a directory of our own: no path of this machine gets into the library.
     with tempfile.TemporaryDirectory() as folder:
-        objects = _compile(mod, llvm_target, folder)
+        objects = compile_objects(mod, llvm_target, folder)
         shutil.copy(_POOL, f"{folder}/pool.c")
         common = ["-O2", "-fPIC", "-pthread"]
         _run([compiler, "-std=c11", *common, "-c", "pool.c", "-o", "pool.o"], folder)
@@ -74,7 +74,7 @@ def compile_library(mod: tvm.IRModule, path: Path | str, features: CpuFeatures =
     return needed
 
 
-def _compile(mod: tvm.IRModule, llvm_target: tvm.target.Target, folder: str) -> list[str]:
+def compile_objects(mod: tvm.IRModule, llvm_target: tvm.target.Target, folder: str) -> list[str]:
     """Object files, made side by side (LLVM releases the interpreter lock); always as many: same bytes."""
     kernels = sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint))
 
