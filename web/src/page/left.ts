@@ -32,10 +32,11 @@ export function watchLeaving(load: string): () => void {
     if (document.visibilityState === "hidden") noteLeft(load);
     else write(leftLoads().filter((other) => other !== load));
   };
-  globalThis.addEventListener("pagehide", onHide);
+  // Outside browsers nobody leaves.
+  globalThis.addEventListener?.("pagehide", onHide);
   globalThis.document?.addEventListener("visibilitychange", onVisibility);
   return () => {
-    globalThis.removeEventListener("pagehide", onHide);
+    globalThis.removeEventListener?.("pagehide", onHide);
     globalThis.document?.removeEventListener("visibilitychange", onVisibility);
   };
 }

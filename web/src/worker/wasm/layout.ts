@@ -1,13 +1,10 @@
 import { DeviceError } from "../../both/errors.js";
+import { WASM_RESERVED, WASM_STACK } from "../../both/format.js";
 import type { Dtype, Manifest, Program } from "../../both/manifest.js";
 import { bufferBytes, type Extents } from "../gpu/memory.js";
 
 /** Where everything lies in a WebAssembly memory (docs/wasm.md). */
 
-/** The module's own: the stack of the first instance, constants, variables. */
-export const RESERVED = 2 * 2 ** 20;
-/** Of a thread beside the first. */
-export const STACK = 256 * 2 ** 10;
 export const WASM_PAGE = 64 * 2 ** 10;
 /** 4 GiB less a page, so that the size too is a number of 32 bits. */
 export const MOST_BYTES = 65_535 * WASM_PAGE;
@@ -35,7 +32,7 @@ export interface Layout {
 
 /** Gives out memory from the bottom up; nothing is given back. */
 class Bump {
-  #end = RESERVED;
+  #end = WASM_RESERVED;
 
   take(bytes: number, align: number): number {
     const at = Math.ceil(this.#end / align) * align;
@@ -65,7 +62,7 @@ export function layOut(
   });
   const workspace = program.workspace.map((bytes) => ({ at: bump.take(bytes, 64), bytes }));
   const at = bump.take(tables, 8);
-  const stacks = Array.from({ length: threads - 1 }, () => bump.take(STACK, 64) + STACK);
+  const stacks = Array.from({ length: threads - 1 }, () => bump.take(WASM_STACK, 64) + WASM_STACK);
   const bytes = Math.ceil(bump.end / WASM_PAGE) * WASM_PAGE;
   return { weights, named: new Map(named), workspace, tables: at, stacks, bytes };
 }
