@@ -56,14 +56,36 @@ async function start(): Promise<void> {
 }
 
 function showProgress(progress: LoadProgress): void {
-  if (progress.phase === "kernels") showKernels(progress);
-  if (progress.phase === "trying")
-    showLoading("Finding out what runs best on this GPU", `Trying ${progress.program}`);
-  if (progress.phase !== "weights") return;
-  const { loaded, cached, total } = progress;
+  switch (progress.phase) {
+    case "kernels":
+      showKernels(progress);
+      return;
+    case "trying":
+      showLoading("Finding out what runs best on this GPU", `Trying ${progress.program}`);
+      return;
+    case "program":
+      showLoading("Preparing the model", "");
+      return;
+    case "weights":
+      showWeights(progress);
+      return;
+    case "reopening":
+      // A model that is ready has nothing else that shows it.
+      stats.textContent = "The GPU is opened anew: loading the model again";
+      return;
+    case "reopened":
+      stats.textContent = "";
+  }
+}
+
+function showWeights({ loaded, cached, total }: Extract<LoadProgress, { phase: "weights" }>): void {
   const whence = cached > 0 ? `, ${formatBytes(cached)} of them kept from the last visit` : "";
-  const label = loaded < total ? "Loading the model" : "Preparing the model";
-  showLoading(label, `${formatBytes(loaded)} of ${formatBytes(total)}${whence}`);
+  const text = `${formatBytes(loaded)} of ${formatBytes(total)}${whence}`;
+  if (isReady) {
+    stats.textContent = `Loading the model again: ${text}`;
+    return;
+  }
+  showLoading(loaded < total ? "Loading the model" : "Preparing the model", text);
   element("progress", HTMLProgressElement).value = total > 0 ? loaded / total : 1;
 }
 

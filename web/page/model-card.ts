@@ -42,6 +42,7 @@ const REASONS: Readonly<Record<ProgramChoice["why"], string>> = {
   kept: "timed at an earlier visit",
   slow: "this GPU is too slow for trials",
   busy: "another tab is trying programs",
+  offline: "the files of the others cannot be had now",
 };
 
 /** Says which program of the artifact runs, and why it is that one. */

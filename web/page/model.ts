@@ -51,6 +51,7 @@ export class Model {
   });
   #engine: Engine | null = null;
   #cloud = "";
+  #onProgress: (progress: LoadProgress) => void = () => undefined;
 
   constructor(private readonly artifact: URL) {
     this.#publish();
@@ -63,8 +64,9 @@ export class Model {
     );
   }
 
-  /** Loads the model onto this device. */
+  /** Loads the model onto this device; `onProgress` hears of later loads too. */
   async load(onProgress: (progress: LoadProgress) => void): Promise<Engine> {
+    this.#onProgress = onProgress;
     this.#engine = await createEngine(this.artifact, { onProgress });
     this.client.device = this.#engine;
     this.#publish();
@@ -181,7 +183,9 @@ export class Model {
     this.#engine = null;
     this.client.device = null;
     await lost.dispose();
-    await this.load(() => undefined).catch(() => undefined);
+    this.#onProgress({ phase: "reopening" });
+    const again = await this.load(this.#onProgress).catch(() => null);
+    if (again) this.#onProgress({ phase: "reopened", contextLength: again.model.contextLength });
   }
 
   /** For the browser's console, and for tests. */

@@ -27,7 +27,7 @@ async function load(files: ReadonlyMap<string, Uint8Array> = artifact.files, set
   const session = await Session.load(BASE, settings, {
     signal: new AbortController().signal,
     load: "this",
-    left: [],
+    hasLeft: async () => false,
     onProgress: (event) => progress.push(event),
     onWarning: () => undefined,
     host: { fetch: fetcher(files), spawn: null, hardwareThreads: 4 },

@@ -1,4 +1,4 @@
-import { ArtifactError, abortError, throwIfAborted } from "./errors.js";
+import { ArtifactError, abortError, throwIfAborted, UnreachableError } from "./errors.js";
 
 export type Fetch = (url: URL, init: RequestInit) => Promise<Response>;
 
@@ -106,8 +106,8 @@ export async function fetchBytes(
     bytes = new Uint8Array(await response.arrayBuffer());
   } catch (cause) {
     if (options.signal?.aborted) throw abortError();
-    const reason = cause instanceof Error ? cause.message : cause;
-    throw new ArtifactError(`${url.href} cannot be downloaded: ${reason}`, { cause });
+    const reason = cause instanceof Error ? cause.message : String(cause);
+    throw new UnreachableError(`${url.href} cannot be downloaded: ${reason}`, { cause });
   }
   if (!response.ok) {
     const message = `${url.href} answers HTTP ${response.status}. Is the artifact's address right?`;

@@ -9,8 +9,8 @@ export interface ModelBackend extends TimedBackend {
   readonly launches: number;
   /** Kernels that the smallest size of a function launches. */
   launchesOf(name: FunctionName): number;
-  /** What gives another one as large a cache. */
-  readonly memory: { readonly kvMemory: number; readonly contextLength: number };
+  /** Bytes of the cache. */
+  readonly kvMemory: number;
 }
 
 /** A model on a device, whatever kind of device it is. */

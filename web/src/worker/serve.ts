@@ -26,6 +26,8 @@ class Server {
   #session: Session | null = null;
   #loaded: Promise<void> = Promise.resolve();
   #lastProgress = 0;
+  /** By load: who waits for the page's word on it. */
+  readonly #askers = new Map<string, (left: boolean) => void>();
 
   constructor(
     private readonly scope: WorkerScope,
@@ -36,6 +38,9 @@ class Server {
     switch (message.type) {
       case "load":
         this.#loaded = this.#load(message);
+        return;
+      case "left":
+        this.#askers.get(message.load)?.(message.left);
         return;
       case "generate":
         this.#generate(message);
@@ -58,18 +63,27 @@ class Server {
   }
 
   async #load(message: Extract<ToWorker, { type: "load" }>): Promise<void> {
-    const { url, settings, load, left } = message;
+    const { url, settings, load } = message;
     const onWarning = (message: string): void => this.scope.postMessage({ type: "warning", message });
     try {
       const onProgress = (progress: LoadProgress): void => this.#onProgress(progress);
+      const hasLeft = (other: string): Promise<boolean> => this.#hasLeft(other);
       const { host } = this;
-      const hooks = { signal: this.#loading.signal, load, left, onProgress, onWarning, host };
+      const hooks = { signal: this.#loading.signal, load, hasLeft, onProgress, onWarning, host };
       this.#session = await Session.load(new URL(url), settings, hooks);
       this.#onProgress({ phase: "ready" });
       this.scope.postMessage({ type: "loaded", card: this.#session.card() });
     } catch (error) {
       this.scope.postMessage({ type: "failed", error: toErrorRecord(error) });
     }
+  }
+
+  /** The page knows: workers have no localStorage. */
+  #hasLeft(load: string): Promise<boolean> {
+    return new Promise((resolve) => {
+      this.#askers.set(load, resolve);
+      this.scope.postMessage({ type: "whether left", load });
+    });
   }
 
   #generate({ id, request }: Extract<ToWorker, { type: "generate" }>): void {

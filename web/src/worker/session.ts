@@ -1,6 +1,6 @@
 import { ArtifactError, DeviceError, RequestError, toErrorRecord } from "../both/errors.js";
 import { type Fetch, fetchText, within } from "../both/http.js";
-import { type Manifest, precisionOf } from "../both/manifest.js";
+import { type Manifest, type Program, precisionOf } from "../both/manifest.js";
 import type {
   AnswerEvent,
   AnswerStats,
@@ -11,6 +11,7 @@ import type {
   LoadSettings,
   ModelCard,
   ProfileOptions,
+  ProgramChoice,
   Prompt,
   RequestStats,
   StepProfile,
@@ -25,6 +26,7 @@ import { type LoadOptions, loadExecutor } from "./gpu/load.js";
 import type { Host } from "./host.js";
 import type { Loaded, ModelBackend } from "./loaded.js";
 import { openOpfsCache } from "./store/shard-cache.js";
+import type { ShardProgress } from "./store/shards.js";
 import type { TextCodec } from "./text/types.js";
 
 /** OpenAI's limit, and far more than a device's slots run at once. */
@@ -33,9 +35,10 @@ const MAX_CHOICES = 128;
 export interface SessionHooks {
   readonly host: Host;
   readonly signal: AbortSignal;
-  /** The name of this load, and of earlier ones whose page was left meanwhile. */
+  /** The name of this load. */
   readonly load: string;
-  readonly left: readonly string[];
+  /** Whether the page of another load was left. */
+  readonly hasLeft: (load: string) => Promise<boolean>;
   readonly onProgress: (progress: LoadProgress) => void;
   readonly onWarning: (message: string) => void;
 }
@@ -45,6 +48,7 @@ export class Session {
   readonly #core: EngineCore;
   readonly #requests = new Map<number, Request[]>();
   #last: AnswerStats | null = null;
+  #reopened = 0;
 
   private constructor(
     private readonly manifest: Manifest,
@@ -53,8 +57,9 @@ export class Session {
     private readonly codec: TextCodec,
     /** Loads the executor that runs once more. */
     private readonly again: (loaded: Loaded) => Promise<Loaded>,
-    { onProgress, onWarning }: SessionHooks,
+    private readonly hooks: SessionHooks,
   ) {
+    const { onProgress, onWarning } = hooks;
     this.#core = new EngineCore(loaded.executor, manifest.model.eosTokenIds, {
       reopen: () => this.#reopen(),
       onWarning,
@@ -87,27 +92,39 @@ export class Session {
     hooks: SessionHooks,
   ): Promise<Session> {
     const { base, manifest } = found;
-    const { signal, load, left, onProgress, onWarning, host } = hooks;
+    const { signal, load, hasLeft, onProgress, onWarning, host } = hooks;
     const cache = await openOpfsCache(
       base,
       manifest.weights.shards.map(({ sha256 }) => sha256),
     );
     const codec = loadCodec(found, host.fetch, signal);
     codec.catch(() => undefined);
-    const options = { ...settings, signal, cache, onWarning, host, fetch: host.fetch };
     const open = choice.name === "wasm" ? loadWasm : loadExecutor;
-    const loaded = await open(base, manifest, {
-      ...options,
+    const options = {
+      ...settings,
+      signal,
+      cache,
+      onWarning,
       load,
-      left,
-      onKernels: (compiled, total) => onProgress({ phase: "kernels", compiled, total }),
-      onTrying: ({ name }) => onProgress({ phase: "trying", program: name }),
-      onProgram: ({ name }, choice) => onProgress({ phase: "program", program: name, choice }),
-      onShards: (progress) => onProgress({ phase: "weights", ...progress }),
-    });
-    // The same program with as large a cache: requests go on there.
+      hasLeft,
+      host,
+      fetch: host.fetch,
+      onKernels: (compiled: number, total: number) => onProgress({ phase: "kernels", compiled, total }),
+      onTrying: ({ name }: Program) => onProgress({ phase: "trying", program: name }),
+      onProgram: ({ name }: Program, choice: ProgramChoice) =>
+        onProgress({ phase: "program", program: name, choice }),
+      onShards: (progress: ShardProgress) => onProgress({ phase: "weights", ...progress }),
+    } satisfies LoadOptions & { readonly host: Host };
+    const loaded = await open(base, manifest, options);
+    // The same program with as large a cache: requests go on there. Less is taken of what was left open.
     const again = ({ program, executor }: Loaded): Promise<Loaded> =>
-      open(base, manifest, { ...options, program: program.name, ...executor.memory });
+      open(base, manifest, {
+        ...options,
+        onProgram: undefined,
+        program: program.name,
+        kvMemory: executor.kvMemory,
+        orLess: settings.kvMemory === undefined,
+      });
     try {
       return new Session(manifest, choice, loaded, await codec, again, hooks);
     } catch (error) {
@@ -150,6 +167,7 @@ export class Session {
       freeTokens: this.#core.freeTokens,
       contextLength: executor.shape.contextLength,
       largestStep: this.#core.largestStep,
+      reopened: this.#reopened,
       last: this.#last,
     };
   }
@@ -191,8 +209,12 @@ export class Session {
   /** Frees what is left of a device that failed, before the memory is taken again. */
   async #reopen(): Promise<ModelBackend> {
     const { executor, choice } = this.loaded;
+    const { onProgress } = this.hooks;
     executor.dispose();
+    onProgress({ phase: "reopening" });
     this.loaded = { ...(await this.again(this.loaded)), choice };
+    this.#reopened += 1;
+    onProgress({ phase: "reopened", contextLength: this.loaded.executor.shape.contextLength });
     return this.loaded.executor;
   }
 

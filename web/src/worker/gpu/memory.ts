@@ -7,6 +7,8 @@ import { Window } from "../cache/window.js";
 export interface MemoryOptions {
   /** Bytes for the KV cache of all sequences. */
   readonly kvMemory?: number | undefined;
+  /** Whether less will do where there is no room; so it is where `kvMemory` is left open. */
+  readonly orLess?: boolean | undefined;
   /** Tokens that one sequence can have; the model's own limit by default. */
   readonly contextLength?: number | undefined;
 }

@@ -44,13 +44,13 @@ export class WasmExecutor implements ModelBackend {
   #failure: DeviceError | null = null;
   #launches = 0;
   readonly #plans: Plans;
-  readonly #kvMemory: number;
+  readonly kvMemory: number;
 
   constructor(parts: WasmParts) {
     this.#parts = parts;
     this.shape = parts.shape;
     this.#plans = parts.plans;
-    this.#kvMemory = parts.cache.reduce((sum, { pageBytes, pages }) => sum + pageBytes * pages, 0);
+    this.kvMemory = parts.cache.reduce((sum, { pageBytes, pages }) => sum + pageBytes * pages, 0);
   }
 
   get launches(): number {
@@ -60,10 +60,6 @@ export class WasmExecutor implements ModelBackend {
   launchesOf(name: FunctionName): number {
     const [smallest] = this.#plans[name].values();
     return smallest?.launches.length ?? 0;
-  }
-
-  get memory(): { readonly kvMemory: number; readonly contextLength: number } {
-    return { kvMemory: this.#kvMemory, contextLength: this.shape.contextLength };
   }
 
   /** Threads that compute, and bytes of the memory; 0 once it is disposed of. */

@@ -24,14 +24,17 @@ export interface RoomOptions extends MemoryOptions {
  * less is tried before giving up.
  */
 export function makeRoom(manifest: Manifest, program: Program, plans: Plans, options: RoomOptions): Room {
-  const { kvMemory, contextLength } = options;
-  for (let budget = kvMemory ?? DEFAULT_KV_MEMORY; ; budget /= 2) {
-    const plan = planMemory(manifest, program, MOST_BYTES, { contextLength, kvMemory: budget });
+  const { kvMemory = DEFAULT_KV_MEMORY, orLess = options.kvMemory === undefined, contextLength } = options;
+  let first: unknown = null;
+  for (let budget = kvMemory; ; budget = Math.floor(budget / 2)) {
     try {
+      const plan = planMemory(manifest, program, MOST_BYTES, { contextLength, kvMemory: budget });
       return allocate(manifest, program, plans, plan, options);
     } catch (error) {
-      const smaller = kvMemory === undefined && budget > DEFAULT_KV_MEMORY / 32;
-      if (!(error instanceof DeviceError) || !smaller) throw error;
+      // The first one tells what there was no room for; later ones complain of budgets that nobody gave.
+      first ??= error;
+      const isLeast = !orLess || budget <= kvMemory / 32;
+      if (!(error instanceof DeviceError) || isLeast) throw first;
     }
   }
 }
