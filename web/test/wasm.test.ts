@@ -114,18 +114,21 @@ describe("a model in WebAssembly", () => {
   test.each([
     [TRAPS, /^device: A kernel of step\.\d+ trapped \(RuntimeError: unreachable/],
     [REFUSED, /^device: The kernel append_\d+ of step\.\d+ failed: the toy refuses this token/],
-  ])("a kernel that fails at token %i ends requests by name, and the next one is answered afresh", async (token, named) => {
-    const { session } = await load();
-    const prompt = harmless("a common beginning that is long enough");
-    expect(await ask(session, prompt)).toBe(expected(prompt));
-    const neighbour = ask(session, harmless("beside"), { max_tokens: 200 });
-    expect(await ask(session, `${prompt}${characterOf(token)}`)).toMatch(named);
-    expect(await neighbour).toMatch(named);
-    expect(await ask(session, prompt)).toBe(expected(prompt));
-    // Nothing of the broken memory is found again.
-    expect(session.stats().last?.cachedTokens).toBe(0);
-    session.dispose();
-  });
+  ])(
+    "a kernel that fails at token %i ends requests by name, and the next one is answered afresh",
+    async (token, named) => {
+      const { session } = await load();
+      const prompt = harmless("a common beginning that is long enough");
+      expect(await ask(session, prompt)).toBe(expected(prompt));
+      const neighbour = ask(session, harmless("beside"), { max_tokens: 200 });
+      expect(await ask(session, `${prompt}${characterOf(token)}`)).toMatch(named);
+      expect(await neighbour).toMatch(named);
+      expect(await ask(session, prompt)).toBe(expected(prompt));
+      // Nothing of the broken memory is found again.
+      expect(session.stats().last?.cachedTokens).toBe(0);
+      session.dispose();
+    },
+  );
 
   test("tells what each launch costs", async () => {
     const { session } = await load();
@@ -158,7 +161,9 @@ describe("a model in WebAssembly", () => {
     limitMemory(wasmBytes - 1);
     const refused = load(artifact.files, { kvMemory });
     await expect(refused).rejects.toThrow(
-      new RegExp(`no WebAssembly memory of ${wasmBytes} bytes: could not allocate memory.* the KV cache ${kvMemory}`),
+      new RegExp(
+        `no WebAssembly memory of ${wasmBytes} bytes: could not allocate memory.* the KV cache ${kvMemory}`,
+      ),
     );
     await expect(load()).rejects.toThrow(/no WebAssembly memory of \d+ bytes/);
   });
@@ -211,7 +216,13 @@ describe("a folder with artifacts for both backends", () => {
   });
 
   test("goes on in WebAssembly where the GPU cannot run it", async () => {
-    const info = { vendor: "nvidia", architecture: "", device: "", description: "small", isFallbackAdapter: false };
+    const info = {
+      vendor: "nvidia",
+      architecture: "",
+      device: "",
+      description: "small",
+      isFallbackAdapter: false,
+    };
     const limits = { maxStorageBuffersPerShaderStage: 4 };
     const adapter = { info, features: new Set(), limits };
     vi.stubGlobal("navigator", { userAgent: "", gpu: { requestAdapter: async () => adapter } });
@@ -226,7 +237,13 @@ describe("a folder with artifacts for both backends", () => {
   });
 
   test("leaves a processor that plays a GPU alone", async () => {
-    const info = { vendor: "google", architecture: "swiftshader", device: "", description: "", isFallbackAdapter: true };
+    const info = {
+      vendor: "google",
+      architecture: "swiftshader",
+      device: "",
+      description: "",
+      isFallbackAdapter: true,
+    };
     const adapter = { info, features: new Set(), limits: {} };
     vi.stubGlobal("navigator", { userAgent: "", gpu: { requestAdapter: async () => adapter } });
     const { session } = await load(both);

@@ -1,44 +1,8 @@
-import { ArtifactError, DeviceError } from "../both/errors.js";
-import { type DownloadOptions, fetchText, MissingError } from "../both/http.js";
-import { type BackendName, BACKENDS, openManifest, type SealedManifest } from "../both/manifest.js";
+import type { Artifacts, Found } from "../both/artifacts.js";
+import { ArtifactError, type DeviceError, RequestError } from "../both/errors.js";
+import { BACKENDS, type BackendName } from "../both/manifest.js";
 import type { BackendChoice } from "../both/messages.js";
 import { findGpu } from "./gpu/device.js";
-
-/** An artifact on its server. */
-export interface Found {
-  readonly base: URL;
-  readonly manifest: SealedManifest;
-}
-
-/** What can be loaded: an artifact for each backend that there is one for. */
-export type Artifacts = ReadonlyMap<BackendName, Found>;
-
-const MANIFEST = "manifest.json";
-
-/**
- * The artifact at `base`; or, where `base` is the OUT folder of a build, those for browsers in it. `pinned`:
- * nobody asks for the others.
- */
-export async function findArtifacts(
-  base: URL,
-  pinned: BackendName | undefined,
-  options: DownloadOptions,
-): Promise<Artifacts> {
-  const one = await open(base, options).catch((error: unknown) => error);
-  if (!(one instanceof Error)) return new Map([[(one as Found).manifest.target, one as Found]]);
-  if (!(one instanceof MissingError)) throw one;
-  const found = new Map<BackendName, Found>();
-  const wanted = BACKENDS.filter((name) => pinned === undefined || name === pinned);
-  const looks = wanted.map(async (name) => {
-    const there = await open(new URL(`${name}/`, base), options).catch((error: unknown) => error);
-    if (there instanceof MissingError) return;
-    if (there instanceof Error) throw there;
-    found.set(name, there as Found);
-  });
-  await Promise.all(looks);
-  if (found.size === 0) throw one;
-  return found;
-}
 
 /** What is used of the artifacts, and what else would do where that fails. */
 export interface Chosen {
@@ -53,6 +17,8 @@ export interface Chosen {
  */
 export async function choose(artifacts: Artifacts, pinned: BackendName | undefined): Promise<Chosen> {
   const names = [...artifacts.keys()];
+  if (pinned !== undefined && !BACKENDS.includes(pinned))
+    throw new RequestError(`backend is ${pinned}; there are ${BACKENDS.join(" and ")}.`, "backend");
   if (pinned !== undefined) {
     if (artifacts.has(pinned)) return chosen(artifacts, pinned, "pinned", "it was asked for");
     throw new ArtifactError(
@@ -73,19 +39,8 @@ export async function choose(artifacts: Artifacts, pinned: BackendName | undefin
   };
 }
 
-function chosen(
-  artifacts: Artifacts,
-  name: BackendName,
-  why: BackendChoice["why"],
-  reason: string,
-): Chosen {
+function chosen(artifacts: Artifacts, name: BackendName, why: BackendChoice["why"], reason: string): Chosen {
   const found = artifacts.get(name);
   if (!found) throw new Error(`there is no artifact for ${name}`);
   return { choice: { name, why, reason }, found, other: () => null };
-}
-
-async function open(base: URL, options: DownloadOptions): Promise<Found> {
-  // Not from the HTTP cache: an old manifest would not match new shards.
-  const text = await fetchText(new URL(MANIFEST, base), null, { ...options, cache: "no-cache" });
-  return { base, manifest: await openManifest(text) };
 }

@@ -1,6 +1,5 @@
-import type { Program } from "../both/manifest.js";
+import type { FunctionName, Program } from "../both/manifest.js";
 import type { ProgramChoice } from "../both/messages.js";
-import type { FunctionName } from "../both/manifest.js";
 import type { TimedBackend } from "./engine/profile.js";
 
 /** A device that runs a model, with what is told of it. */

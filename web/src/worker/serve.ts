@@ -49,7 +49,8 @@ class Server {
         this.#session?.abort(message.id);
         return;
       case "stats":
-        if (this.#session) this.scope.postMessage({ type: "stats", id: message.id, stats: this.#session.stats() });
+        if (this.#session)
+          this.scope.postMessage({ type: "stats", id: message.id, stats: this.#session.stats() });
         return;
       case "count":
         this.scope.postMessage({ type: "counted", id: message.id, tokens: this.#count(message.prompt) });

@@ -1,3 +1,4 @@
+import { type Found, findArtifacts } from "../both/artifacts.js";
 import { ArtifactError, DeviceError, RequestError, toErrorRecord } from "../both/errors.js";
 import { type Fetch, fetchText, within } from "../both/http.js";
 import { type Manifest, type Program, precisionOf } from "../both/manifest.js";
@@ -17,7 +18,7 @@ import type {
   StepProfile,
   TokenScore,
 } from "../both/messages.js";
-import { type Chosen, choose, type Found, findArtifacts } from "./choice.js";
+import { type Chosen, choose } from "./choice.js";
 import { EngineCore } from "./engine/engine-core.js";
 import { checkedProfile, profileStep } from "./engine/profile.js";
 import type { Request, RequestListener, TokenLogprobs } from "./engine/request.js";

@@ -238,7 +238,10 @@ async function modules(): Promise<readonly { readonly shared: boolean; readonly 
   });
 }
 
-function program(files: Files, { shared, code }: { readonly shared: boolean; readonly code: Uint8Array }): object {
+function program(
+  files: Files,
+  { shared, code }: { readonly shared: boolean; readonly code: Uint8Array },
+): object {
   const name = shared ? "toy-threads" : "toy";
   const library = files.put(`kernels/${name}/model.wasm`, code);
   const plan = (of: string, size: number, launches: readonly [Kind, number][]): object => {
@@ -255,7 +258,8 @@ function program(files: Files, { shared, code }: { readonly shared: boolean; rea
     dtype: DTYPES[arg] ?? "int32",
     shape: arg === "marks" ? [MARKS] : [1],
   });
-  const choose = (of: string, kind: Kind): object[] => ROW_BUCKETS.map((size) => plan(of, size, [[kind, size]]));
+  const choose = (of: string, kind: Kind): object[] =>
+    ROW_BUCKETS.map((size) => plan(of, size, [[kind, size]]));
   return {
     name,
     activations: "float32",

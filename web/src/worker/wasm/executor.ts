@@ -161,10 +161,9 @@ export class WasmExecutor implements ModelBackend {
       this.#failure = new DeviceError(`The kernel ${kernel} of ${name}.${size} failed: ${reason}. ${AGAIN}`);
     } catch (cause) {
       // A trap. Where it came in a thread, the replay has returned above.
-      this.#failure = new DeviceError(
-        `A kernel of ${name}.${size} trapped (${messageOf(cause)}). ${AGAIN}`,
-        { cause },
-      );
+      this.#failure = new DeviceError(`A kernel of ${name}.${size} trapped (${messageOf(cause)}). ${AGAIN}`, {
+        cause,
+      });
     }
   }
 

@@ -35,10 +35,7 @@ export async function loadModule(
   }
 }
 
-export async function instantiate(
-  module: WebAssembly.Module,
-  memory: WebAssembly.Memory,
-): Promise<Exports> {
+export async function instantiate(module: WebAssembly.Module, memory: WebAssembly.Memory): Promise<Exports> {
   try {
     const { exports } = await WebAssembly.instantiate(module, { env: { memory } });
     return exports as unknown as Exports;

@@ -11,7 +11,7 @@ import { ropeTable } from "../rope.js";
 import type { ShardCache } from "../store/shard-cache.js";
 import { type ShardProgress, streamShards } from "../store/shards.js";
 import { type PageRegion, WasmExecutor } from "./executor.js";
-import { ableProgram, ATOMICS, wasmFeatures } from "./features.js";
+import { ATOMICS, ableProgram, wasmFeatures } from "./features.js";
 import { instantiate, kernelsOf, loadModule } from "./instance.js";
 import type { Layout, Region } from "./layout.js";
 import { makeRoom, type Room } from "./room.js";

@@ -114,7 +114,12 @@ export function launchAt({ at }: BoundPlan, index: number): number {
   return at + index * LAUNCH;
 }
 
-function writeTensor(view: DataView, base: number, { arg, dtype, extents, at }: Tensor, region: Region): void {
+function writeTensor(
+  view: DataView,
+  base: number,
+  { arg, dtype, extents, at }: Tensor,
+  region: Region,
+): void {
   const bytes = extents.reduce((product, extent) => product * extent, DTYPE_BYTES[dtype]);
   if (bytes > region.bytes)
     throw new ArtifactError(

@@ -13,9 +13,7 @@ export interface ThreadTask {
 }
 
 /** `failed`: it is gone, and with it what it computed. */
-export type ThreadWord =
-  | { readonly type: "ready" }
-  | { readonly type: "failed"; readonly message: string };
+export type ThreadWord = { readonly type: "ready" } | { readonly type: "failed"; readonly message: string };
 
 /** The host's end of the line to a thread. */
 export interface ThreadPort {
