@@ -9,7 +9,7 @@ export function showModel(manifest: Manifest): void {
   const { model, weights, license } = manifest;
   document.title = `${model.name} · nearfar`;
   element("model-name", HTMLHeadingElement).textContent = model.name;
-  element("model-summary", HTMLParagraphElement).textContent = "Runs here, in the browser, through WebGPU";
+  element("model-summary", HTMLParagraphElement).textContent = "Runs here, in the browser";
   const facts: readonly (readonly [string, string])[] = [
     ["Architecture", model.architecture],
     ["Quantisation", manifest.quantization],

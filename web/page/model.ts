@@ -5,8 +5,7 @@ import type { ChatMessage } from "../src/both/openai.js";
  * pieces.
  */
 
-import { fetchText } from "../src/both/http.js";
-import { type Manifest, openManifest } from "../src/both/manifest.js";
+import { type Artifacts, findArtifacts } from "../src/both/artifacts.js";
 import { createEngine, type Engine, type LoadProgress } from "../src/page/index.js";
 import { HybridClient, type KeptState, loadDifficulty, type RouteInfo } from "../src/routing/index.js";
 import type { CloudSettings } from "./cloud-settings.js";
@@ -38,9 +37,9 @@ const STORAGE = "nearfar.routing";
 const PATIENCE = { first_token: 600, between: 60 };
 const POLICY = { timeouts: { device_first_token: PATIENCE.first_token, device_between: PATIENCE.between } };
 
-export async function readManifest(artifact: URL): Promise<Manifest> {
-  const text = await fetchText(new URL("manifest.json", artifact), null, { cache: "no-cache" });
-  return openManifest(text);
+/** The artifact, or those for WebGPU and for WebAssembly. */
+export function readArtifacts(artifact: URL): Promise<Artifacts> {
+  return findArtifacts(artifact, undefined, {});
 }
 
 export class Model {

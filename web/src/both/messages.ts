@@ -1,5 +1,5 @@
 import type { ErrorRecord } from "./errors.js";
-import type { DeviceClass } from "./manifest.js";
+import type { BackendName, DeviceClass } from "./manifest.js";
 import type { ChatMessage, FinishReason, SamplingOptions } from "./openai.js";
 
 /**
@@ -11,6 +11,21 @@ export interface LoadSettings {
   readonly contextLength?: number | undefined;
   /** Only the program of this name; else the one that suits the GPU. */
   readonly program?: string | undefined;
+  /** WebGPU or WebAssembly; else WebGPU where there is a GPU. */
+  readonly backend?: BackendName | undefined;
+  /** Threads that compute in WebAssembly; else as many as there seem to be cores. */
+  readonly threads?: number | undefined;
+}
+
+/**
+ * What runs the model, and why. `pinned`: it was asked for; `only`: the artifact is for nothing else; `gpu`:
+ * there is one; `no-gpu`: there is none; `software`: a processor would play the GPU; `failed`: the GPU could
+ * not run it. `reason`: the same for people.
+ */
+export interface BackendChoice {
+  readonly name: BackendName;
+  readonly why: "pinned" | "only" | "gpu" | "no-gpu" | "software" | "failed";
+  readonly reason: string;
 }
 
 /**
@@ -23,8 +38,8 @@ export interface LoadSettings {
 export type ChoiceReason = "pinned" | "only" | "software" | "timed" | "kept" | "slow" | "busy" | "offline";
 
 export interface ProgramChoice {
-  /** The kind of GPU that this one is taken for. */
-  readonly deviceClass: DeviceClass;
+  /** The kind of GPU that this one is taken for; null where it is no GPU. */
+  readonly deviceClass: DeviceClass | null;
   readonly why: ChoiceReason;
   /** What was measured at this load, by program. */
   readonly measured: Readonly<Record<string, StepTimes>>;
@@ -38,6 +53,8 @@ export interface StepTimes {
 
 export type LoadProgress =
   | { readonly phase: "manifest" }
+  /** This will run the model; told again where it cannot, and the other will. */
+  | { readonly phase: "backend"; readonly backend: BackendChoice }
   /** At the first load on a GPU: this program's steps are timed, in turn with those told before. */
   | { readonly phase: "trying"; readonly program: string }
   /** This program of the artifact will run; another is told after it where it fails. */
@@ -60,7 +77,8 @@ export interface ModelCard {
   readonly name: string;
   readonly architecture: string;
   readonly quantization: string;
-  /** The program of the artifact that this GPU runs. */
+  readonly backend: BackendChoice;
+  /** The program of the artifact that this device runs. */
   readonly program: string;
   readonly choice: ProgramChoice;
   /** Of its kernels: "f16" or "f32". */
@@ -73,11 +91,15 @@ export interface ModelCard {
 }
 
 export interface EngineStats {
+  readonly backend: BackendChoice;
   /** The program of the artifact that runs: the same text is promised of the same program only. */
   readonly program: string;
   readonly choice: ProgramChoice;
   readonly gpuBuffers: number;
   readonly gpuBytes: number;
+  /** Of WebAssembly's memory, and threads that compute there; 0 where a GPU runs the model. */
+  readonly wasmBytes: number;
+  readonly threads: number;
   /** Kernels launched since the device was opened. */
   readonly launches: number;
   /** Kernels of one greedy decode step of one sequence. */

@@ -39,7 +39,7 @@ export interface EngineOptions extends LoadSettings {
   /**
    * The engine's worker, for bundlers that need to make it themselves. It belongs to the engine from then on.
    */
-  readonly worker?: () => Worker;
+  readonly worker?: () => WorkerPort;
 }
 
 /**
@@ -49,10 +49,23 @@ export interface EngineOptions extends LoadSettings {
  */
 export async function createEngine(url: string | URL, options: EngineOptions = {}): Promise<Engine> {
   throwIfAborted(options.signal);
-  const link = new WorkerLink(options.worker?.() ?? (await startWorker(options.signal)));
+  const worker = options.worker?.() ?? (await startWorker(options.signal));
+  return openEngine(worker, new URL(url, globalThis.location?.href), options);
+}
+
+/** What of a Worker an engine uses. */
+export interface WorkerPort {
+  postMessage(message: ToWorker): void;
+  addEventListener(type: "message", listener: (event: { readonly data: FromWorker }) => void): void;
+  addEventListener(type: "error", listener: (event: { readonly message: string }) => void): void;
+  terminate(): void;
+}
+
+/** Has `worker`, which belongs to the engine from then on, load the artifact at `url`. */
+export async function openEngine(worker: WorkerPort, url: URL, options: EngineOptions): Promise<Engine> {
+  const link = new WorkerLink(worker);
   try {
-    const card = await link.load(new URL(url, globalThis.location?.href), options);
-    return new Engine(link, card);
+    return new Engine(link, await link.load(url, options));
   } catch (error) {
     await link.close();
     throw error;
@@ -190,8 +203,8 @@ export class WorkerLink {
   #options: EngineOptions = {};
   #card: ModelCard | null = null;
 
-  constructor(private readonly worker: Worker) {
-    worker.addEventListener("message", ({ data }: MessageEvent<FromWorker>) => this.#receive(data));
+  constructor(private readonly worker: WorkerPort) {
+    worker.addEventListener("message", ({ data }) => this.#receive(data));
     worker.addEventListener("error", ({ message }) =>
       this.#fail(`The engine's worker failed: ${message || "it did not start"}`),
     );
@@ -199,7 +212,7 @@ export class WorkerLink {
 
   /** Resolves once the model is loaded. The caller closes the link when this rejects. */
   load(url: URL, options: EngineOptions): Promise<ModelCard> {
-    const { signal, kvMemory, contextLength, program } = options;
+    const { signal, kvMemory, contextLength, program, backend, threads } = options;
     this.#options = options;
     const load = Math.random().toString(36).slice(2);
     const unwatch = watchLeaving(load);
@@ -217,7 +230,7 @@ export class WorkerLink {
           resolve(message.card);
         } else reject(fromErrorRecord(message.error));
       };
-      const settings = { kvMemory, contextLength, program };
+      const settings = { kvMemory, contextLength, program, backend, threads };
       this.#post({ type: "load", url: url.href, settings, load });
     });
   }

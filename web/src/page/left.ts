@@ -50,7 +50,8 @@ export function watchLeaving(load: string): () => void {
     if (document.visibilityState === "hidden") noteLeft(load);
     else forget(load);
   };
-  globalThis.addEventListener("pagehide", () => noteLeft(load), { signal });
+  // Outside browsers nobody leaves.
+  globalThis.addEventListener?.("pagehide", () => noteLeft(load), { signal });
   globalThis.document?.addEventListener("visibilitychange", onVisibility, { signal });
   return () => settled.abort();
 }

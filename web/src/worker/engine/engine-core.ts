@@ -270,7 +270,8 @@ export class EngineCore {
    * kernels are being compiled.
    */
   #fill(flights: Flight[]): [Step, Run[]] | null {
-    while (flights.length < STEPS_AHEAD) {
+    const ahead = this.#backend.pipelined === false ? 1 : STEPS_AHEAD;
+    while (flights.length < ahead) {
       const step = this.#scheduler.schedule(flights.at(-1)?.step ?? null);
       if (!step) return null;
       for (const [group, from, to] of step.copies) this.#backend.copyPage(group, from, to);

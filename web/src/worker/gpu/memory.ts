@@ -34,7 +34,8 @@ export function bufferBytes({ dtype, shape }: BufferEntry, program: Program, ext
   return shape.reduce<number>((bytes, dim) => bytes * extentOf(dim, extents), element);
 }
 
-function extentOf(dim: Dim, { pages, contextLength }: Extents): number {
+/** An extent once what the runtime chooses is chosen. */
+export function extentOf(dim: Dim, { pages, contextLength }: Extents): number {
   if (typeof dim === "number") return dim;
   return dim === "context" ? contextLength : (pages[groupIn(dim)] ?? 0);
 }
