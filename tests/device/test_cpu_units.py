@@ -13,13 +13,15 @@ from nearfar.build.pipeline import build
 from nearfar.build.program.buckets import Buckets
 from nearfar.build.source import BuildOptions
 from nearfar.edge_runtime.artifact.reader import Artifact
-from nearfar.edge_runtime.executors.cpu.features import ASSUMED, architecture, cpu_flags
+from nearfar.edge_runtime.executors.cpu.features import ASSUMED, cpu_flags
+from nearfar.edge_runtime.executors.cpu.system import architecture, system
 from nearfar.errors import BuildError, DeviceError
 from tests.support.paths import ROOT
 
 SAMPLE = str(ROOT / "examples/sample-model")
 SMALL = Buckets((1, 16), (1,))
 PROMPT = "The fox and the crow"
+HERE = (architecture(), system())
 
 
 @pytest.fixture(scope="module")
@@ -56,13 +58,13 @@ def test_the_best_that_the_machine_has_runs_and_every_one_says_the_same(artifact
 
 
 def test_a_machine_whose_features_cannot_be_told_takes_the_baseline(artifact: Path) -> None:
-    (only,) = Artifact.open(artifact).able_programs(ASSUMED[architecture()])
+    (only,) = Artifact.open(artifact).able_programs(ASSUMED[architecture()], platform=HERE)
     assert only.name == Artifact.open(artifact).manifest.programs[-1].name
 
 
 def test_a_machine_without_any_of_the_units_is_told_what_it_lacks(artifact: Path) -> None:
     with pytest.raises(DeviceError, match=r"needs feature avx512f.*needs feature avx2|needs feature neon"):
-        Artifact.open(artifact).able_programs(())
+        Artifact.open(artifact).able_programs((), platform=HERE)
 
 
 def test_units_can_be_asked_for_by_name(tmp_path: Path) -> None:

@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 
 
 def _probe(which: str | None = None) -> Found:
-    from nearfar.edge_runtime.executors.cpu.features import ASSUMED, architecture, cpu_flags
+    from nearfar.edge_runtime.executors.cpu.features import ASSUMED, cpu_flags
+    from nearfar.edge_runtime.executors.cpu.system import architecture, system
 
-    return Found(cpu_flags() or frozenset(ASSUMED.get(architecture(), ())))
+    features = cpu_flags() or frozenset(ASSUMED.get(architecture(), ()))
+    return Found(features, arch=architecture(), system=system())
 
 
 def _open(artifact: Artifact, program: Program, settings: Settings) -> Executor:
@@ -30,7 +32,7 @@ def _list() -> Sequence[Listed]:
 
     import psutil
 
-    from nearfar.edge_runtime.executors.cpu.features import architecture
+    from nearfar.edge_runtime.executors.cpu.system import architecture
 
     name = platform.processor() or architecture()
     memory = int(psutil.virtual_memory().total)

@@ -7,7 +7,8 @@ import pytest
 
 pytest.importorskip("tvm")
 
-from nearfar.edge_runtime.executors.cpu.features import architecture, cpu_flags
+from nearfar.edge_runtime.executors.cpu.features import cpu_flags
+from nearfar.edge_runtime.executors.cpu.system import architecture
 from nearfar.errors import BuildError
 from nearfar.targets.codes import BITS
 from nearfar.targets.cpu.units import BASELINE, UNITS, unit_named
