@@ -120,8 +120,9 @@ def test_inputs_that_dwarf_others_and_cancel_are_exact(name: str, target: str) -
         more |= {**arrays, "w": weights, "x": _massive(rng, matrix.k).astype(np.float32)}
         more["norm"][list(MASSIVE)] = 1
         more["norm"] *= 50
+        most = MOST if gate is None else 2 * MOST  # the product of two that are off
         for device in ("mobile", "discrete"):
-            assert errors(target, device, job, more).max() < MOST
+            assert errors(target, device, job, more).max() < most
 
 
 @pytest.mark.parametrize("target", ["webgpu", "vulkan"])

@@ -46,10 +46,10 @@ A figure that no longer misses is to be taken out.
 A matvec's `x_loads`: to one load of words belong 8 inputs, two loads, which the lanes beside make too. Rows
 that are normalized and float16 already would be one, and are not worth the launch that makes them.
 
-Its operations: of rows of float32 each weight is masked out of its word, made a number, and multiplied: 3, and
-half a one for what all codes of a word share, so that the bound of 2.5 is out of reach; what a lane does to
-an input for its norm and for biases is shared by its four columns, about 0.75. Float16 would take 2.4 and what
-brings blocks of inputs to one length, 0.4 to 0.8 less in all (halves.py, which rows of float16 take): it
+Its operations: of rows of float32 each weight is masked out of its word, made a number, and multiplied: 3,
+and half a one for what all codes of a word share, so that the bound of 2.5 is out of reach; what a lane does
+to an input for its norm and for biases is shared by its four columns, about 0.75. Float16 would take 2.4 and
+what brings blocks of inputs to one length, 0.4 to 0.8 less in all (halves.py, which rows of float16 take): it
 drowned small inputs beside huge ones. 4.4 for a weight of q4 are 7.8 for a byte; devices compute 18 for each
 byte that they read (phones of 1.4 T/s and 77 GB/s, integrated GPUs of 1.1 and 60) to 29 (a card of 14.5 and
 504), all assumed: a matvec waits for memory, not for these.
