@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from nearfar.targets.gpu import variant
@@ -9,8 +11,12 @@ from nearfar.targets.gpu.classes import CLASSES, DISCRETE, SOFTWARE, DeviceClass
 from nearfar.targets.gpu.figures import figures_of
 from nearfar.targets.gpu.figures.published import compiled, pipelines
 from nearfar.targets.gpu.figures.wanted import PIPELINES, WRITTEN, Kind, kind_of, wanted
-from nearfar.targets.jobs import Attend
+from nearfar.targets.gpu.kernels.combine import row_bytes
+from nearfar.targets.gpu.kernels.flash_decode import shape_of
+from nearfar.targets.gpu.kernels.matvec import workgroups
+from nearfar.targets.jobs import Attend, Linear
 from nearfar.targets.kernels import Precision
+from nearfar.targets.quantized import Matrix
 
 SHAPES = ("smollm2-135m", "llama-3.2-1b", "qwen3-4b")
 Reached = dict[str, float]
@@ -68,7 +74,12 @@ second stage.
 PUT_TOGETHER = {
     "smollm2-135m": {"mobile", "integrated", "discrete"}, "llama-3.2-1b": {"discrete"}, "qwen3-4b": set(),
 }  # fmt: skip
-"""Classes in which the matmul behind attention does what its second stage does."""
+"""Classes in which the matmul behind attention does what its second stage does: 5 launches a layer. In the
+others that would cost more than a launch, however few the parts: see
+test_a_sixth_launch_costs_less_than_what_it_spares.
+"""
+HEADS = {"smollm2-135m": (9, 3, 64, 576), "llama-3.2-1b": (32, 8, 64, 2048), "qwen3-4b": (32, 8, 128, 2560)}
+"""Heads, kv heads, their dimensions, and what comes of `o`."""
 WRITTEN_REACHED = 0.0228
 
 
@@ -121,6 +132,21 @@ def test_a_token_has_few_launches_and_writes_little(name: str, shape: str) -> No
     reached = LAUNCHES_REACHED[shape] if CLASSES[name] is SOFTWARE else 6 - (name in PUT_TOGETHER[shape])
     assert found.launches_a_layer == reached
     assert found.written_share <= (WRITTEN_REACHED if shape == "smollm2-135m" else WRITTEN)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", ["mobile", "integrated", "discrete"])
+def test_a_sixth_launch_costs_less_than_what_it_spares(name: str, shape: str) -> None:
+    """With as few parts as keep the threads of the class busy, what `o` reads again in all its workgroups
+    takes the cache of the device longer than a launch, where there are six, and no longer where five.
+    """
+    device, (heads, kv_heads, dim, width) = CLASSES[name], HEADS[shape]
+    attend = Attend(1, heads, kv_heads, dim, 16, 16, 512, "float16", "float16", scale=0.125)
+    o = Linear(1, Matrix(width, heads * dim, 4, 64), "float16", "float32", residual=True)
+    laid = shape_of(attend, device)
+    parts = math.ceil(device.launched / (heads // laid.heads * laid.threads))
+    again = (parts - 1) * row_bytes(o) * workgroups(o)
+    assert (again > device.read_again) is (name not in PUT_TOGETHER[shape])
 
 
 @pytest.mark.parametrize("name", ["mobile", "integrated", "discrete"])
