@@ -22,7 +22,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 ALONE = (
     "device/test_browser",
     "device/test_routing",
-    "device/test_wgsl",
     "e2e/test_bench",
     "e2e/test_demo",
     "e2e/test_openai",
