@@ -1,10 +1,11 @@
-"""Programs for aarch64 Linux, run under qemu by a C program: the same text as on x86, and the same integer sums."""
+"""Programs for aarch64 Linux, run under qemu by a C program: the same text as on x86, and the same sums."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -79,8 +80,8 @@ def test_an_artifact_has_a_program_for_each_platform_over_the_same_weights(
 def test_an_artifact_for_other_machines_is_refused_and_says_what_to_do(artifacts: dict[str, Path]) -> None:
     with pytest.raises(
         DeviceError,
-        match=f"was built for aarch64-linux, and this machine is {host().name}: build it, on any machine, with "
-        f"nearfar build --target cpu --cpu {host().name}",
+        match=f"was built for aarch64-linux, and this machine is {host().name}: build it, on any machine, "
+        f"with nearfar build --target cpu --cpu {host().name}",
     ):
         Engine.load(artifacts["q4"], kv_memory="8MB")
 
@@ -125,22 +126,28 @@ class Compiled:
             kernels = CpuKernels(UNITS[unit])
             functions = {}
             for i, job in enumerate(JOBS):
-                (stage,) = kernels.stages(job).stages
-                functions[f"job{i}"] = stage.func.with_attr("global_symbol", f"job{i}")
+                for name, stage in kernels.stages(job).named(f"job{i}"):
+                    functions[name] = stage.func.with_attr("global_symbol", name)
             path = self._root / f"{unit}.so"
             where = PLATFORM if UNITS[unit].architecture == PLATFORM.architecture else host()
             compile_library(tvm.IRModule(functions), path, UNITS[unit], where)
             self._libraries[unit] = path
         return self._libraries[unit]
 
-    def run(self, library: Library | Foreign, hold: object) -> list[bytes]:
+    def run(
+        self, unit: str, library: Library | Foreign, hold: Callable[[np.ndarray], np.ndarray]
+    ) -> list[bytes]:
         """What the jobs give, on two threads. `hold`: copies an array to where the library reads it."""
         pool, made = library.pool(2), []
         for i, job in enumerate(JOBS):
-            (stage,) = CpuKernels(BASELINE["x86_64"]).stages(job).stages
+            staged = CpuKernels(UNITS[unit]).stages(job)
             held = {name: hold(array) for name, array in self.arrays[i].items()}
             held["out"] = hold(np.zeros(job.out[0], job.out[1]))
-            pool.replay(library.bind([(f"job{i}", [Tensor(held[arg]) for arg in stage.args])]))
+            held |= {f"scratch:{j}": hold(np.zeros(*scratch)) for j, scratch in enumerate(staged.scratch)}
+            stages = staged.named(f"job{i}")
+            pool.replay(
+                library.bind([(name, [Tensor(held[arg]) for arg in each.args]) for name, each in stages])
+            )
             made.append(held["out"].tobytes())
         pool.close()
         return made
@@ -163,9 +170,9 @@ def test_quantized_matrices_give_the_bits_that_x86_gives(
 ) -> None:
     """Integer sums are exact on all units, and what is added in floats is added in the same order."""
     require_emulator()
-    expected = compiled.run(Library(compiled.library(BASELINE["x86_64"].name)), held_here)
+    expected = compiled.run("avx2", Library(compiled.library("avx2")), held_here)
     memory = Memory(tmp_path / "memory", 1 << 24)
-    assert compiled.run(Foreign(compiled.library(unit), memory, CPUS[unit]), memory.array) == expected
+    assert compiled.run(unit, Foreign(compiled.library(unit), memory, CPUS[unit]), memory.array) == expected
     assert len(set(expected)) == len(JOBS)
 
 
