@@ -137,6 +137,11 @@ def choose(path: Path, wanted: str) -> tuple[Artifact, Device]:
     kind, _ = parse_device(wanted)
     there = by_target(path)
     able = [name for name in device_names() if name in there and kind in (AUTO, name)]
+    if not able and kind == AUTO:
+        raise DeviceError(
+            f"{path} holds artifacts only for {', '.join(there)}, which Python does not run: open them in a "
+            "browser (nearfar web), or build one for this machine with nearfar build --target cpu"
+        )
     if not able:
         raise DeviceError(none_for(path, kind, there))
     # A device is asked only where it is one of several: opening a GPU's driver takes a while.

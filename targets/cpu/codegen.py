@@ -42,6 +42,8 @@ def llvm_target(unit: Unit, triple: str | None = None) -> tvm.target.Target:
     known = KNOWN.get(unit.architecture, unit.features)
     mattr = [f"{'+' if feature in unit.features else '-'}{feature}" for feature in known]
     config: dict[str, Any] = {"kind": "llvm", "mcpu": unit.mcpu, "mattr": mattr}
+    if unit.architecture == "wasm32":
+        config["vector-width"] = 32 * unit.lanes  # TVM takes it too, but warns that it was not told
     return tvm.target.Target(config if triple is None else config | {"mtriple": triple})
 
 
@@ -58,7 +60,9 @@ def compile_library(
         link(objects, where, Path(path))
 
 
-def compile_objects(mod: tvm.IRModule, unit: Unit, triple: str | None, folder: Path) -> list[Path]:
+def compile_objects(
+    mod: tvm.IRModule, unit: Unit, triple: str | None, folder: Path, pipeline: str = PIPELINE
+) -> list[Path]:
     """Object files for LLVM's `triple` (None: this machine's), written into `folder`.
 
     They are made side by side (LLVM releases the interpreter lock), and always as many: the same bytes.
@@ -69,7 +73,7 @@ def compile_objects(mod: tvm.IRModule, unit: Unit, triple: str | None, folder: P
     def compile_part(part: int) -> Path:
         path = folder / f"kernels{part}.o"
         module = tvm.IRModule({str(variable.name_hint): func for variable, func in kernels[part::_PARTS]})
-        tvm.tirx.build(module, target=target, pipeline=PIPELINE).write_to_file(str(path))
+        tvm.tirx.build(module, target=target, pipeline=pipeline).write_to_file(str(path))
         return path
 
     parts = range(min(_PARTS, len(kernels)))

@@ -30,7 +30,7 @@ def emit(program: Program, context: EmitContext) -> manifest.Program:
         requires=Requires(unit.features, {}, platform.architecture, platform.system),
         workspace=tuple(program.workspace),
         kernels={
-            name: manifest.Kernel(params=_params(func, context, program, name))
+            name: manifest.Kernel(params=params_of(func, context, program, name))
             for name, func in program.kernels.items()
         },
         functions=write_plans(context.root, program, launches),
@@ -39,7 +39,7 @@ def emit(program: Program, context: EmitContext) -> manifest.Program:
     )
 
 
-def _params(func: Any, context: EmitContext, program: Program, kernel: str) -> tuple[Param, ...]:
+def params_of(func: Any, context: EmitContext, program: Program, kernel: str) -> tuple[Param, ...]:
     """Dtype and shape of each parameter; symbolic extents take the name that the buffer has in the
     manifest.
     """

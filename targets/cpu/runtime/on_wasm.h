@@ -48,7 +48,11 @@ static inline nf_process nf_process_id(void) { return 0; }
 void *nf_memory_new(size_t bytes);
 void nf_memory_free(void *memory);
 
-static inline void nf_yield(void) {}
+/* For the thread that replays, which is no page's main thread, and while there are workers to wait for. */
+static inline void nf_yield(void) {
+  static int32_t never = 0;
+  __builtin_wasm_memory_atomic_wait32(&never, 0, 20000);
+}
 
 /* One engine to a memory, and only its caller asks for it. */
 static void *nf_own_value;

@@ -27,6 +27,12 @@ export const TOP_LOGPROBS = 20;
 /** Tokens a page of the cache. */
 export const PAGE_SIZE = 16;
 
+/** wasm: bytes at the beginning of a memory that are the module's: its stack and static data. */
+export const WASM_RESERVED = 2097152;
+
+/** wasm: bytes of the stack that the host gives each further thread. */
+export const WASM_STACK = 262144;
+
 /** Kinds of GPUs that programs are shaped for; `software` is a processor that plays one. */
 export const DEVICE_CLASSES = ["software", "mobile", "integrated", "discrete"] as const;
 
