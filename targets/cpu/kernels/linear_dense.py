@@ -53,7 +53,7 @@ def _prepare_row(job: Linear, buf: dict[str, Expr], m: Expr, out: Expr) -> None:
 def _matmul(job: Linear, buf: dict[str, Expr], x: Expr) -> None:
     tile = 4 if job.m % 4 == 0 else 1
     n = job.columns
-    with T.parallel(0, packing.blocks(n)) as block, T.serial(0, job.m // tile) as t:
+    with v.parallel(packing.blocks(n)) as block, T.serial(0, job.m // tile) as t:
         acc = v.registers(tile)
         _accumulate(job, buf["w0"], x, block, t * tile, tile, acc)
         up = None

@@ -64,7 +64,7 @@ def _body(job: Linear, unit: Unit, buf: dict[str, Expr]) -> None:
     tile = row_tile(job.m)
     with v.rows(job.m) as m:
         quantise_row(job, buf, m, tile, buf["scratch:0"], buf["scratch:1"])
-    with T.parallel(0, packing.blocks(job.columns)) as block, T.serial(0, job.m // tile) as t:
+    with v.parallel(packing.blocks(job.columns)) as block, T.serial(0, job.m // tile) as t:
         acc = v.registers(tile)
         accumulate(job, unit, buf, block, t, acc)
         up = None
