@@ -8,10 +8,15 @@ from dataclasses import dataclass
 from nearfar.build.source import BuildOptions
 from nearfar.edge_runtime.executors.cpu.features import architecture
 from nearfar.errors import BuildError
+from nearfar.format.manifest import Float
 from nearfar.targets.cpu import CpuKernels
 from nearfar.targets.cpu.codegen import native
 from nearfar.targets.cpu.units import BASELINE, CARRIED, Unit, unit_named
 from nearfar.targets.kernels import Variant
+
+
+KV: Float = "float16"
+"""Of keys and values in the cache: a long context reads them as often as the weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +34,8 @@ def variants(options: BuildOptions) -> tuple[CpuVariant, ...]:
     system = {"darwin": "macos", "win32": "windows"}.get(sys.platform, sys.platform)
     units = units_of(options.cpu_features, here)
     return tuple(
-        CpuVariant(f"{here}-{system}-{unit.name}", "f32", CpuKernels(unit), unit=unit) for unit in units
+        CpuVariant(f"{here}-{system}-{unit.name}", "f32", CpuKernels(unit), kv=KV, unit=unit)
+        for unit in units
     )
 
 
