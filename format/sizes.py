@@ -14,6 +14,10 @@ TOP_LOGPROBS = 20
 """The likeliest tokens that `logprobs` tells of a row."""
 PAGE_SIZE = 16
 """Tokens a page of the cache."""
+WASM_RESERVED = 2 << 20
+"""wasm: bytes at the beginning of a memory that are the module's: its stack and static data."""
+WASM_STACK = 256 << 10
+"""wasm: bytes of the stack that the host gives each further thread."""
 
 
 def pages_for(tokens: int, page_size: int) -> int:

@@ -27,6 +27,12 @@ export const TOP_LOGPROBS = 20;
 /** Tokens a page of the cache. */
 export const PAGE_SIZE = 16;
 
+/** wasm: bytes at the beginning of a memory that are the module's: its stack and static data. */
+export const WASM_RESERVED = 2097152;
+
+/** wasm: bytes of the stack that the host gives each further thread. */
+export const WASM_STACK = 262144;
+
 /** Kinds of GPUs that programs are shaped for; `software` is a processor that plays one. */
 export const DEVICE_CLASSES = ["software", "mobile", "integrated", "discrete"] as const;
 
@@ -236,11 +242,15 @@ export interface BufferRecord {
   readonly shape: readonly (number | string)[];
 }
 
-/** What a device must have to run a program; `arch` is the CPU architecture (cpu). */
+/**
+ * What a device must have to run a program; `arch` and `system`: the processor's architecture and the
+ * operating system that its library is for (cpu).
+ */
 export interface RequiresRecord {
   readonly features: readonly string[];
   readonly limits?: Readonly<Record<string, number>>;
   readonly arch?: string | null;
+  readonly system?: string | null;
 }
 
 /** Dtype and shape of a kernel argument (cpu). */

@@ -1,0 +1,61 @@
+"""TIR to WebAssembly modules: LLVM for the kernels, the cpu target's C runtime, linked by zig."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import tvm
+
+from nearfar.format.sizes import WASM_RESERVED
+from nearfar.targets.cpu.codegen import compile_objects
+from nearfar.targets.cpu.link import compile_runtime, zig
+from nearfar.targets.cpu.tir_passes import TRUSTING
+from nearfar.targets.wasm import UNIT
+
+TRIPLE = "wasm32-unknown-unknown"
+ZIG = "wasm32-freestanding"
+STACK_BYTES = 1 << 20  # of the first instance
+MAX_BYTES = 65535 * 65536  # 2^32 is more than zig can read
+_EXPORTS = (
+    "__stack_pointer", "nf_kernels", "nf_error", "nf_replay",
+    "nf_pool_new", "nf_pool_work", "nf_pool_fail", "nf_pool_free",
+)  # fmt: skip
+# Without relaxed SIMD: LLVM would use it unasked, and not every engine has it. Atomics and bulk memory are in
+# engines before simd128 is; over a memory that is not shared only waiting is refused, and one thread never
+# waits.
+_COMPILED = dataclasses.replace(UNIT, features=(*UNIT.features, "atomics", "bulk-memory"))
+_MCPU = "-mcpu=generic+simd128+atomics+bulk_memory+mutable_globals"
+_LINK = (
+    "-target", ZIG, _MCPU, "-O3", "-Wl,--no-entry", "-Wl,-s", *(f"-Wl,--export={name}" for name in _EXPORTS),
+    "-Wl,--import-memory", f"-Wl,--initial-memory={WASM_RESERVED}", f"-Wl,--max-memory={MAX_BYTES}",
+    f"-Wl,-z,stack-size={STACK_BYTES}",
+)  # fmt: skip
+
+
+def link_modules(mod: tvm.IRModule, paths: Mapping[Path, bool]) -> None:
+    """Compile `mod`, and link it to each file of `paths`: whether it is for shared memory."""
+    # Relative names in a directory of our own: no path of this machine gets into a module.
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        objects = [file.name for file in compile_objects(mod, _COMPILED, TRIPLE, folder, TRUSTING)]
+        runtime = compile_runtime(ZIG, folder, ("wasm.c", "bare.c"), (_MCPU,))
+        (folder / "kernels.c").write_text(_table(mod), encoding="utf-8")
+        zig(["cc", "-target", ZIG, _MCPU, "-c", "kernels.c", "-o", "kernels.o"], folder)
+        for path, shared in paths.items():
+            memory = ["-Wl,--shared-memory"] if shared else []
+            zig(["cc", *_LINK, *memory, *objects, *runtime, "kernels.o", "-o", "model.wasm"], folder)
+            shutil.move(folder / "model.wasm", path)
+
+
+def _table(mod: tvm.IRModule) -> str:
+    """nf_kernels: the functions in the order of their names, then 0."""
+    names = sorted(f"__tvm_ffi_{name.name_hint}" for name in mod.get_global_vars())
+    lines = [f"int {name}(void *, const void *, int, void *);" for name in names]
+    table = "".join(f"  {name},\n" for name in names)
+    return "\n".join(
+        [*lines, f"int (*const nf_kernels[])(void *, const void *, int, void *) = {{\n{table}  0\n}};\n"]
+    )

@@ -1,0 +1,62 @@
+"""The modules and plans."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from nearfar.build.program.compile import Program
+from nearfar.format import manifest
+from nearfar.format.manifest import Requires
+from nearfar.targets.cpu.emit import params_of
+from nearfar.targets.emit import EmitContext, module_of, plan_file, sha256_of, write_plans
+from nearfar.targets.wasm import UNIT
+from nearfar.targets.wasm.codegen import link_modules
+
+
+def emit(program: Program, context: EmitContext) -> manifest.Program:
+    """Write them; the record of the program of one thread."""
+    files = {library(program.name, shared): shared for shared in (True, False)}
+    for file in files:
+        (context.root / file).parent.mkdir(parents=True, exist_ok=True)
+    link_modules(module_of(program), {context.root / file: shared for file, shared in files.items()})
+    launches = {
+        plan_file(program, plan): [{"kernel": la.kernel, "args": list(la.args)} for la in plan.launches]
+        for plan in program.plans
+    }
+    own = library(program.name, shared=False)
+    return manifest.Program(
+        name=program.name,
+        activations=program.dtypes.activations,
+        kv_dtype=program.dtypes.kv,
+        requires=Requires(UNIT.features, {}, UNIT.architecture),
+        workspace=tuple(program.workspace),
+        kernels={
+            name: manifest.Kernel(params=params_of(func, context, program, name))
+            for name, func in program.kernels.items()
+        },
+        functions=write_plans(context.root, program, launches),
+        library=own,
+        library_sha256=sha256_of(context.root / own),
+    )
+
+
+def with_threads(root: Path, program: manifest.Program) -> manifest.Program:
+    """The record of the program over shared memory: another module, and all else that the first has."""
+    file = library(program.name, shared=True)
+    return dataclasses.replace(
+        program,
+        name=_threaded(program.name),
+        requires=Requires((*program.requires.features, "atomics"), {}, UNIT.architecture),
+        library=file,
+        library_sha256=sha256_of(root / file),
+    )
+
+
+def library(name: str, shared: bool) -> str:
+    """The module of a program, or of its twin with threads."""
+    return f"kernels/{_threaded(name) if shared else name}/model.wasm"
+
+
+def _threaded(name: str) -> str:
+    return f"{name}-threads"
