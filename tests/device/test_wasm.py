@@ -84,9 +84,11 @@ def test_quantized_matrices_are_multiplied_by_the_dot_instruction(lab: Lab) -> N
 
 
 def test_a_thread_that_dies_ends_the_request(lab: Lab) -> None:
-    with open_wasm(lab.artifact("q4", "wasm"), 3, verify=False, stack=512) as engine:
-        with pytest.raises(DeviceError, match="a thread was lost"):
-            engine.completions.create("", max_tokens=200, temperature=0)
+    with (
+        open_wasm(lab.artifact("q4", "wasm"), 3, verify=False, stack=512) as engine,
+        pytest.raises(DeviceError, match="a thread was lost"),
+    ):
+        engine.completions.create("", max_tokens=200, temperature=0)
 
 
 def test_a_memory_that_is_too_small_for_the_module_is_refused(lab: Lab) -> None:

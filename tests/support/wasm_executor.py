@@ -127,7 +127,9 @@ class WasmExecutor:
 
     name = "wasm"
 
-    def __init__(self, artifact: Artifact, program: Program, settings: Settings, stack: int | None = None) -> None:
+    def __init__(
+        self, artifact: Artifact, program: Program, settings: Settings, stack: int | None = None
+    ) -> None:
         self.precision, self.program_name = program.precision, program.name
         self.node = Node()
         self._layout, self._kernels = Layout(artifact, program, settings), program.kernels
