@@ -38,8 +38,9 @@ class BuildOptions:
     `quant`, `group_size` None: QUANT and GROUP_SIZE, or what a quantized checkpoint has. `export_function`
     (mlx): also write the step as a function that needs no model code. `context`: no more positions than
     these. `buckets`: rows that a step can have; fewer make a smaller artifact, and a slower one.
-    `cpu_features` (cpu): the vector units to make programs for: names of targets/cpu/units.py, "baseline" or
-    "native" (this machine's); none: those that the architecture's processors differ in.
+    `cpu`: the platforms to make programs for: names of targets/cpu/platforms.py, or "host". `cpu_features`
+    (cpu): the vector units: names of targets/cpu/units.py, "baseline" or "native" (this machine's); none:
+    this machine's, and for other platforms those that the architecture's processors differ in.
     `device_classes` (webgpu, vulkan): kinds of GPUs to make programs for; `products`: what those multiply.
     """
 
@@ -48,7 +49,8 @@ class BuildOptions:
     targets: tuple[str, ...] = ("cpu", "webgpu")
     quant: str | None = None
     group_size: int | None = None
-    cpu_features: tuple[str, ...] = ("native",)
+    cpu: tuple[str, ...] = ("host",)
+    cpu_features: tuple[str, ...] = ()
     dump_ir: Path | None = None
     export_function: bool = False
     context: int | None = None

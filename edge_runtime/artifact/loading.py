@@ -37,7 +37,10 @@ def load(path: Path, options: LoadOptions = DEFAULTS) -> tuple[EngineCore, TextC
     artifact, chosen = checked(path, options)
     codec = TextCodec.open(artifact)
     found = chosen.probe(parse_device(options.device)[1])
-    programs = artifact.able_programs(found.features, found.limits, options.precision, options.program)
+    artifact.check_platform(found.arch, found.system)
+    programs = artifact.able_programs(
+        found.features, found.limits, options.precision, options.program, (found.arch, found.system)
+    )
 
     planned: dict[str, Settings] = {}
 

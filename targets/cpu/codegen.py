@@ -12,10 +12,11 @@ from typing import Any
 import tvm
 from tvm.target import codegen as llvm
 
-from nearfar.edge_runtime.executors.cpu.features import KNOWN, architecture, cpu_flags
+from nearfar.edge_runtime.executors.cpu.features import KNOWN, cpu_flags
+from nearfar.edge_runtime.executors.cpu.system import architecture
 from nearfar.errors import BuildError
 from nearfar.targets.cpu.link import link
-from nearfar.targets.cpu.platforms import host
+from nearfar.targets.cpu.platforms import Platform, host
 from nearfar.targets.cpu.tir_passes import PIPELINE
 from nearfar.targets.cpu.units import BASELINE, BEST_FIRST, Unit
 
@@ -46,13 +47,17 @@ def llvm_target(unit: Unit, triple: str | None = None) -> tvm.target.Target:
     return tvm.target.Target(config if triple is None else config | {"mtriple": triple})
 
 
-def compile_library(mod: tvm.IRModule, path: Path | str, unit: Unit | None = None) -> None:
-    """Compile `mod` and the pool into the shared library `path`; the same input gives the same bytes.
+def compile_library(
+    mod: tvm.IRModule, path: Path | str, unit: Unit | None = None, platform: Platform | None = None
+) -> None:
+    """Compile `mod` and the runtime into the shared library `path`; the same input gives the same bytes.
 
-    `unit`: this machine's where none is given.
+    `unit`, `platform`: this machine's where none is given.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        link(compile_objects(mod, unit or native(), None, Path(folder)), host(), Path(path))
+    where = platform or host()
+    with tempfile.TemporaryDirectory(prefix="nearfar-kernels-") as folder:
+        objects = compile_objects(mod, unit or native(), where.triple, Path(folder))
+        link(objects, where, Path(path))
 
 
 def compile_objects(

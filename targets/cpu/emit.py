@@ -14,11 +14,11 @@ from nearfar.targets.emit import EmitContext, module_of, plan_file, sha256_of, w
 
 def emit(program: Program, context: EmitContext) -> manifest.Program:
     """Write them; the program's record in the manifest."""
-    library = f"kernels/{program.name}/model.so"
-    (context.root / library).parent.mkdir(parents=True, exist_ok=True)
     assert isinstance(program.variant, CpuVariant)
-    unit = program.variant.unit
-    compile_library(module_of(program), context.root / library, unit)
+    unit, platform = program.variant.unit, program.variant.platform
+    library = f"kernels/{program.name}/{platform.library}"
+    (context.root / library).parent.mkdir(parents=True, exist_ok=True)
+    compile_library(module_of(program), context.root / library, unit, platform)
     launches = {
         plan_file(program, plan): [{"kernel": la.kernel, "args": list(la.args)} for la in plan.launches]
         for plan in program.plans
@@ -27,7 +27,7 @@ def emit(program: Program, context: EmitContext) -> manifest.Program:
         name=program.name,
         activations=program.dtypes.activations,
         kv_dtype=program.dtypes.kv,
-        requires=Requires(unit.features, {}, unit.architecture),
+        requires=Requires(unit.features, {}, platform.architecture, platform.system),
         workspace=tuple(program.workspace),
         kernels={
             name: manifest.Kernel(params=params_of(func, context, program, name))

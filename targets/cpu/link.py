@@ -1,5 +1,6 @@
-"""Objects of kernels and the C runtime to a shared library, for any platform from any: by `ziglang` from PyPI,
-which brings a C compiler, linkers and what is known of each system's libraries.
+"""Objects of kernels and the C runtime to a shared library, for any platform from any.
+
+By `ziglang` from PyPI, which brings a C compiler, linkers and what is known of each system's libraries.
 """
 
 from __future__ import annotations
@@ -20,20 +21,21 @@ from nearfar.targets.cpu.platforms import Platform
 RUNTIME = Path(__file__).with_name("runtime")
 COMMON = ("pool.c", "replay.c", "hooks.c")
 FLAGS = ("-std=c11", "-O2", "-g0", "-fvisibility=hidden", "-fno-sanitize=undefined")
-_FFI = ("TVMFFIErrorSetRaisedFromCStrParts",)
+_FFI = "TVMFFIErrorSetRaisedFromCStrParts"
 """What kernels call of tvm-ffi, which the process has loaded before."""
-_KERNEL32 = tuple(
-    "AcquireSRWLockExclusive CloseHandle CreateThread GetProcessHeap HeapAlloc HeapFree InitializeConditionVariable "
-    "InitializeSRWLock QueryPerformanceCounter QueryPerformanceFrequency ReleaseSRWLockExclusive "
-    "SleepConditionVariableSRW SwitchToThread TlsAlloc TlsFree TlsGetValue TlsSetValue "
-    "WaitForSingleObject WakeAllConditionVariable".split()
-)
+_KERNEL32 = """
+AcquireSRWLockExclusive CloseHandle CreateThread GetProcessHeap HeapAlloc HeapFree InitializeConditionVariable
+InitializeSRWLock QueryPerformanceCounter QueryPerformanceFrequency ReleaseSRWLockExclusive
+SleepConditionVariableSRW SwitchToThread TlsAlloc TlsFree TlsGetValue TlsSetValue WaitForSingleObject
+WakeAllConditionVariable
+"""
+_UCRT = "cosf expf logf powf sinf"
 _MACHINES = {"x86_64": "i386:x86-64", "aarch64": "arm64"}
 """Architectures as dlltool calls them."""
 
 
 def link(objects: Sequence[Path], platform: Platform, out: Path) -> None:
-    """Write the library `out` of objects and runtime; the same objects give the same bytes on every machine."""
+    """Write the library `out` of objects and runtime; the same objects give the same bytes on every host."""
     # Relative names in a directory of our own: no path of this machine gets into the library.
     with tempfile.TemporaryDirectory(prefix="nearfar-link-") as name:
         folder = Path(name)
@@ -74,14 +76,19 @@ def zig(arguments: Sequence[str], folder: Path) -> None:
             "building for cpu needs ziglang, which is not installed: pip install 'nearfar[build]'"
         )
     shared = os.environ.get("ZIG_GLOBAL_CACHE_DIR") or str(cache_folder() / "zig")
-    caches = {"ZIG_GLOBAL_CACHE_DIR": shared, "ZIG_LOCAL_CACHE_DIR": str(folder / "zig-cache")}
+    settings = {
+        "ZIG_GLOBAL_CACHE_DIR": shared,
+        "ZIG_LOCAL_CACHE_DIR": str(folder / "zig-cache"),
+        "SOURCE_DATE_EPOCH": "1",  # DLLs say when they were made
+    }
     command = [sys.executable, "-m", "ziglang", *arguments]
     done = subprocess.run(
-        command, cwd=folder, env={**os.environ, **caches}, capture_output=True, text=True, check=False
+        command, cwd=folder, env={**os.environ, **settings}, capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
         raise BuildError(
-            f"zig {arguments[0]} failed with status {done.returncode}, please report it:\n{done.stderr.strip()}"
+            f"zig {arguments[0]} failed with status {done.returncode}, please report it:\n"
+            f"{done.stderr.strip()}"
         )
 
 
@@ -99,7 +106,11 @@ _SOURCES = {"windows": ("windows.c", "bare.c")}
 _OPTIONS: dict[str, Callable[[Platform], list[str]]] = {
     "linux": lambda platform: [*_elf(platform), "-lm", "-pthread"],
     "android": lambda platform: [*_elf(platform), "-nostdlib"],
-    "macos": lambda platform: ["-undefined", "dynamic_lookup", f"-Wl,-install_name,@rpath/{platform.library}"],
+    "macos": lambda platform: [
+        "-undefined",
+        "dynamic_lookup",
+        f"-Wl,-install_name,@rpath/{platform.library}",
+    ],
     "windows": lambda platform: ["-nostdlib", "-Wl,--entry,DllMain"],
 }
 
@@ -107,8 +118,8 @@ _OPTIONS: dict[str, Callable[[Platform], list[str]]] = {
 def _windows_libraries(platform: Platform, folder: Path) -> list[str]:
     """What stands for the libraries that are there on the device: their names, and what is called of them."""
     made = []
-    for library, functions in (("kernel32", _KERNEL32), ("tvm_ffi", _FFI)):
-        text = "\n".join([f"LIBRARY {library}.dll", "EXPORTS", *functions])
+    for library, functions in (("kernel32", _KERNEL32), ("ucrtbase", _UCRT), ("tvm_ffi", _FFI)):
+        text = "\n".join([f"LIBRARY {library}.dll", "EXPORTS", *functions.split()])
         (folder / f"{library}.def").write_text(text + "\n")
         machine = _MACHINES[platform.architecture]
         zig(["dlltool", "-m", machine, "-d", f"{library}.def", "-l", f"{library}.lib"], folder)

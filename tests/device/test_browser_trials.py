@@ -36,6 +36,31 @@ GPUDevice.prototype.createComputePipelineAsync = function (descriptor) {
   return compile.call(this, descriptor);
 };
 """
+WAIT_FOR_THE_LOCK = """
+const request = LockManager.prototype.request;
+LockManager.prototype.request = async function (name, ...given) {
+  const isHeld = async () => (await this.query()).held.some((lock) => lock.name === name);
+  if (name.startsWith("nearfar-variants")) {
+    console.log("wants to try programs");
+    while (await isHeld()) await new Promise((resolve) => setTimeout(resolve, 10));
+  }
+  return request.call(this, name, ...given);
+};
+"""
+COUNT_DEVICES = """
+const open = GPUAdapter.prototype.requestDevice;
+GPUAdapter.prototype.requestDevice = function (...given) {
+  console.log("opens a device");
+  return open.apply(this, given);
+};
+"""
+BREAK_BINDINGS = """
+const bind = GPUDevice.prototype.createBindGroup;
+GPUDevice.prototype.createBindGroup = function (given) {
+  if (given.label === "recite_discrete") throw new TypeError("no such bindings");
+  return bind.call(this, given);
+};
+"""
 READ_NOTES = """
 const root = await navigator.storage.getDirectory();
 const folder = await root.getDirectoryHandle("nearfar-variants", { create: true });
@@ -144,6 +169,8 @@ def test_finalists_are_tried_once_and_the_choice_is_kept(context: Any, address: 
         assert all(each["decode"] > 0 and each["large"] > 0 for each in told["choice"]["measured"].values())
     card = page.tab.get_by_role("region", name="toy").inner_text()
     assert "discrete-f32; timed just now" in card
+    shown = page.tab.locator("#loading-bytes").text_content()
+    assert not shown.startswith("Trying"), "the page stopped saying so when the trial was over"
     again = load(page)
     assert (again["stats"]["program"], again["stats"]["choice"]["why"]) == ("discrete-f32", "kept")
     assert (again["trying"], again["programs"], again["text"]) == ([], ["discrete-f32"], recited)
@@ -194,6 +221,22 @@ def test_a_page_that_is_left_speaks_against_no_program(context: Any, address: st
     assert (choice["why"], list(choice["measured"])) == ("timed", FINALISTS)
 
 
+def test_a_page_that_is_left_while_another_opens_speaks_against_no_program(
+    context: Any, address: str
+) -> None:
+    leaving = open_page(context, address, broken=breaking("discrete", HANG))
+    wait_for_trial(leaving, "discrete-f32")
+    later = new_page(None, address, context)
+    change_worker(later, UNKNOWN_GPU + WAIT_FOR_THE_LOCK)
+    with later.tab.expect_console_message(lambda said: said.text == "wants to try programs"):
+        later.open()
+    leaving.tab.close()
+    later.wait("idle")
+    choice = later.run("return engine.model")["choice"]
+    assert (choice["why"], list(choice["measured"])) == ("timed", FINALISTS)
+    assert later.run(READ_NOTES)[0]["lost"] == []
+
+
 def test_loading_can_be_aborted_while_a_kernel_compiles(context: Any, address: str) -> None:
     page = open_page(context, address, before="")
     page.wait("idle")
@@ -239,6 +282,38 @@ def test_a_kernel_that_does_not_compile_is_passed_over_this_time(context: Any, a
     well = open_page(context, address)
     well.wait("idle")
     assert list(well.run("return engine.model")["choice"]["measured"]) == FINALISTS
+
+
+@pytest.mark.parametrize(
+    "broken", [breaking("discrete", "return Promise.reject(new Error('no such thing'));"), BREAK_BINDINGS]
+)
+def test_a_program_that_fails_is_passed_over_by_name(context: Any, address: str, broken: str) -> None:
+    page = new_page(None, address, context)
+    said: list[str] = []
+    page.tab.on("console", lambda message: said.append(message.text))
+    change_worker(page, UNKNOWN_GPU + COUNT_DEVICES + broken)
+    assert page.open().wait("idle", "error") == "idle", page.notice
+    assert list(page.run("return engine.model")["choice"]["measured"]) == ["integrated-f32", "mobile-f32"]
+    assert said.count("opens a device") == 1, "what is on the device stays there"
+    assert [text for text in said if "discrete-f32" in text and "passed over" in text]
+
+
+def test_only_what_can_be_had_is_tried(context: Any, address: str, recited: str) -> None:
+    page = new_page(None, address, context)
+    page.tab.route("**/*", lambda route: route.abort() if lies_in_others(route) else route.fallback())
+    change_worker(page, UNKNOWN_GPU)
+    assert page.open().wait("idle", "error") == "idle", page.notice
+    told = load(page)
+    assert (told["stats"]["program"], told["stats"]["choice"]["why"]) == ("software-f32", "offline")
+    assert (told["trying"], told["text"]) == ([], recited)
+    well = open_page(context, address)
+    well.wait("idle")
+    assert list(well.run("return engine.model")["choice"]["measured"]) == FINALISTS
+
+
+def lies_in_others(route: Any) -> bool:
+    """Whether a file is of the programs that an offline visit does not have."""
+    return any(name in route.request.url for name in ("integrated", "discrete", "mobile"))
 
 
 def test_without_storage_programs_are_tried_at_every_load(context: Any, address: str) -> None:

@@ -6,7 +6,7 @@ import { Conversation } from "./conversation.js";
 import { element, setState } from "./dom.js";
 import { formatBytes, formatCount, formatRate, formatSeconds } from "./format.js";
 import { type Link, parseLink } from "./link.js";
-import { Model, type Outcome, readManifest } from "./model.js";
+import { Model, type Outcome, readArtifacts } from "./model.js";
 import { showDevice, showModel, showProgram } from "./model-card.js";
 import { explain, hideNotice, showNotice } from "./notice.js";
 import { keepForOffline } from "./offline.js";
@@ -33,9 +33,11 @@ async function start(): Promise<void> {
   const link = parseLink(location.search);
   applyLink(link);
   await openCloudSettings((settings) => model.setCloud(settings));
-  const manifest = await readManifest(artifact);
-  showModel(manifest);
-  const help = await webgpuHelp();
+  const artifacts = await readArtifacts(artifact);
+  const [first] = artifacts.values();
+  if (first) showModel(first.manifest);
+  // What runs in WebAssembly needs no GPU.
+  const help = artifacts.has("wasm") ? null : await webgpuHelp();
   if (help && model.hasCloud) {
     showDevice("the cloud: this browser offers no GPU");
     ready(link, "This browser cannot run the model, so the cloud answers.");
@@ -47,23 +49,46 @@ async function start(): Promise<void> {
     setState("error", help.title);
     return;
   }
-  showProgress({ phase: "weights", loaded: 0, cached: 0, total: manifest.weights.bytes });
-  const { program, choice, precision, adapter } = (await model.load(showProgress)).model;
+  showProgress({ phase: "weights", loaded: 0, cached: 0, total: first?.manifest.weights.bytes ?? 0 });
+  const { backend, program, choice, precision, adapter } = (await model.load(showProgress)).model;
   showDevice(`${precision} on ${adapter}`);
   showProgram(program, choice);
   ready(link, "The model is ready.");
-  await keepForOffline(artifact, manifest, program);
+  const runs = artifacts.get(backend.name);
+  if (runs) await keepForOffline(runs, program);
 }
 
 function showProgress(progress: LoadProgress): void {
-  if (progress.phase === "kernels") showKernels(progress);
-  if (progress.phase === "trying")
-    showLoading("Finding out what runs best on this GPU", `Trying ${progress.program}`);
-  if (progress.phase !== "weights") return;
-  const { loaded, cached, total } = progress;
+  switch (progress.phase) {
+    case "kernels":
+      showKernels(progress);
+      return;
+    case "trying":
+      showLoading("Finding out what runs best on this GPU", `Trying ${progress.program}`);
+      return;
+    case "program":
+      showLoading("Preparing the model", "");
+      return;
+    case "weights":
+      showWeights(progress);
+      return;
+    case "reopening":
+      // A model that is ready has nothing else that shows it.
+      stats.textContent = "The GPU is opened anew: loading the model again";
+      return;
+    case "reopened":
+      stats.textContent = "";
+  }
+}
+
+function showWeights({ loaded, cached, total }: Extract<LoadProgress, { phase: "weights" }>): void {
   const whence = cached > 0 ? `, ${formatBytes(cached)} of them kept from the last visit` : "";
-  const label = loaded < total ? "Loading the model" : "Preparing the model";
-  showLoading(label, `${formatBytes(loaded)} of ${formatBytes(total)}${whence}`);
+  const text = `${formatBytes(loaded)} of ${formatBytes(total)}${whence}`;
+  if (isReady) {
+    stats.textContent = `Loading the model again: ${text}`;
+    return;
+  }
+  showLoading(loaded < total ? "Loading the model" : "Preparing the model", text);
   element("progress", HTMLProgressElement).value = total > 0 ? loaded / total : 1;
 }
 

@@ -9,7 +9,7 @@ export function showModel(manifest: Manifest): void {
   const { model, weights, license } = manifest;
   document.title = `${model.name} · nearfar`;
   element("model-name", HTMLHeadingElement).textContent = model.name;
-  element("model-summary", HTMLParagraphElement).textContent = "Runs here, in the browser, through WebGPU";
+  element("model-summary", HTMLParagraphElement).textContent = "Runs here, in the browser";
   const facts: readonly (readonly [string, string])[] = [
     ["Architecture", model.architecture],
     ["Quantisation", manifest.quantization],
@@ -42,6 +42,7 @@ const REASONS: Readonly<Record<ProgramChoice["why"], string>> = {
   kept: "timed at an earlier visit",
   slow: "this GPU is too slow for trials",
   busy: "another tab is trying programs",
+  offline: "the files of the others cannot be had now",
 };
 
 /** Says which program of the artifact runs, and why it is that one. */

@@ -5,8 +5,7 @@ import type { ChatMessage } from "../src/both/openai.js";
  * pieces.
  */
 
-import { fetchText } from "../src/both/http.js";
-import { type Manifest, openManifest } from "../src/both/manifest.js";
+import { type Artifacts, findArtifacts } from "../src/both/artifacts.js";
 import { createEngine, type Engine, type LoadProgress } from "../src/page/index.js";
 import { HybridClient, type KeptState, loadDifficulty, type RouteInfo } from "../src/routing/index.js";
 import type { CloudSettings } from "./cloud-settings.js";
@@ -38,9 +37,9 @@ const STORAGE = "nearfar.routing";
 const PATIENCE = { first_token: 600, between: 60 };
 const POLICY = { timeouts: { device_first_token: PATIENCE.first_token, device_between: PATIENCE.between } };
 
-export async function readManifest(artifact: URL): Promise<Manifest> {
-  const text = await fetchText(new URL("manifest.json", artifact), null, { cache: "no-cache" });
-  return openManifest(text);
+/** The artifact, or those for WebGPU and for WebAssembly. */
+export function readArtifacts(artifact: URL): Promise<Artifacts> {
+  return findArtifacts(artifact, undefined, {});
 }
 
 export class Model {
@@ -51,6 +50,7 @@ export class Model {
   });
   #engine: Engine | null = null;
   #cloud = "";
+  #onProgress: (progress: LoadProgress) => void = () => undefined;
 
   constructor(private readonly artifact: URL) {
     this.#publish();
@@ -63,8 +63,9 @@ export class Model {
     );
   }
 
-  /** Loads the model onto this device. */
+  /** Loads the model onto this device; `onProgress` hears of later loads too. */
   async load(onProgress: (progress: LoadProgress) => void): Promise<Engine> {
+    this.#onProgress = onProgress;
     this.#engine = await createEngine(this.artifact, { onProgress });
     this.client.device = this.#engine;
     this.#publish();
@@ -181,7 +182,9 @@ export class Model {
     this.#engine = null;
     this.client.device = null;
     await lost.dispose();
-    await this.load(() => undefined).catch(() => undefined);
+    this.#onProgress({ phase: "reopening" });
+    const again = await this.load(this.#onProgress).catch(() => null);
+    if (again) this.#onProgress({ phase: "reopened", contextLength: again.model.contextLength });
   }
 
   /** For the browser's console, and for tests. */

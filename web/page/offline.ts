@@ -2,18 +2,18 @@
  * Makes the page work without its server: registers the service worker and keeps the artifact's small files.
  */
 
-import type { Manifest } from "../src/both/manifest.js";
+import type { Found } from "../src/both/artifacts.js";
 
 const CACHE = "nearfar-artifact";
 
 /** Keeps what the model's next start needs. Quietly: a browser that refuses just needs the server again. */
-export async function keepForOffline(artifact: URL, manifest: Manifest, program: string): Promise<void> {
+export async function keepForOffline(found: Found, program: string): Promise<void> {
   // Absent in insecure contexts and in some private windows.
   const { serviceWorker } = navigator as { readonly serviceWorker?: ServiceWorkerContainer };
   if (!serviceWorker) return;
   try {
     await serviceWorker.register("sw.js");
-    await keepFiles([new URL("config.json", location.href), ...filesOf(artifact, manifest, program)]);
+    await keepFiles([new URL("config.json", location.href), ...filesOf(found, program)]);
     await serviceWorker.ready;
     document.body.dataset.offline = "ready";
   } catch {
@@ -22,12 +22,13 @@ export async function keepForOffline(artifact: URL, manifest: Manifest, program:
 }
 
 /** All but the weights, of the one program that this device runs. */
-function filesOf(artifact: URL, manifest: Manifest, name: string): URL[] {
+function filesOf({ base, manifest }: Found, name: string): URL[] {
   const program = manifest.programs.find((candidate) => candidate.name === name);
-  const kernels = [...(program?.kernels.values() ?? [])].map(({ file }) => file);
+  const library = program?.library ? [program.library] : [];
+  const kernels = [...(program?.kernels.values() ?? []), ...library].map(({ file }) => file);
   const plans = Object.values(program?.functions ?? {}).flatMap((sizes) => sizes.map(({ plan }) => plan));
   const tokenizer = manifest.tokenizerFiles.map(({ file }) => file);
-  return ["manifest.json", ...tokenizer, ...plans, ...kernels].map((file) => new URL(file, artifact));
+  return ["manifest.json", ...tokenizer, ...plans, ...kernels].map((file) => new URL(file, base));
 }
 
 async function keepFiles(urls: readonly URL[]): Promise<void> {

@@ -31,6 +31,8 @@ const worker = globalThis as unknown as Scope;
 const PREFIX = "nearfar-page-";
 const CACHE = PREFIX + SHELL.version;
 /** Kept by the page itself (offline.ts). */
+/** The engine keeps these itself. */
+const WEIGHTS = /^artifact\/((webgpu|wasm)\/)?weights\//;
 const ARTIFACT_CACHE = "nearfar-artifact";
 /** What index.html says of itself. */
 const MARK = '<meta name="application-name" content="nearfar"';
@@ -56,7 +58,7 @@ async function activate(): Promise<void> {
 /** Only what is read from the page's own folder; never a cloud, never weights. */
 function isOurs({ method, url }: Request): boolean {
   const { scope } = worker.registration;
-  return method === "GET" && url.startsWith(scope) && !url.startsWith(`${scope}artifact/weights/`);
+  return method === "GET" && url.startsWith(scope) && !WEIGHTS.test(url.slice(scope.length));
 }
 
 async function answer(event: RequestEvent): Promise<Response> {

@@ -9,12 +9,15 @@ import { build } from "esbuild";
 
 const root = fileURLToPath(new URL("..", import.meta.url));
 
-/** What the package exports, and the file of the worker. */
+/** What the package exports for browsers, and the file of the worker. */
 export const ENTRIES = {
   index: "src/page/index.ts",
   worker: "src/worker/index.ts",
   "routing/index": "src/routing/index.ts",
 };
+
+/** The same for Node, Deno and Bun. */
+export const NODE_ENTRIES = { index: "src/node/index.ts", worker: "src/node/worker.ts" };
 
 /** The worker without chunks, as `define` for what imports src/page/worker-source.ts. */
 export async function workerSource() {
@@ -56,8 +59,31 @@ export async function bundle({ write }) {
   });
 }
 
+/**
+ * Bundles what runs without a browser.
+ * @param {{ write: boolean }} options
+ */
+export async function bundleNode({ write }) {
+  return build({
+    absWorkingDir: root,
+    entryPoints: NODE_ENTRIES,
+    outdir: "dist/node",
+    bundle: true,
+    splitting: true,
+    format: "esm",
+    target: "es2022",
+    platform: "node",
+    minify: true,
+    sourcemap: write ? "linked" : false,
+    legalComments: "eof",
+    chunkNames: "chunks/[name]-[hash]",
+    write,
+  });
+}
+
 if (process.argv[1] === fileURLToPath(import.meta.url)) {
   await rm(new URL("../dist", import.meta.url), { recursive: true, force: true });
   const { metafile } = await bundle({ write: true });
+  await bundleNode({ write: true });
   await writeFile(new URL("../dist/meta.json", import.meta.url), JSON.stringify(metafile));
 }

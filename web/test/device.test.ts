@@ -3,7 +3,7 @@ import { DeviceError, RequestError } from "../src/both/errors.js";
 import { type DeviceClass, parseManifest } from "../src/both/manifest.js";
 import { type AdapterAbilities, ablePrograms, withLanguage } from "../src/worker/gpu/device.js";
 import { planMemory } from "../src/worker/gpu/memory.js";
-import { settled } from "../src/worker/gpu/trial.js";
+import { settled } from "../src/worker/gpu/opening.js";
 import { partsIn } from "../src/worker/gpu/weights.js";
 import { ropeTable } from "../src/worker/rope.js";
 import { buffersFor } from "./support/buffers.js";

@@ -20,8 +20,9 @@ class Weak extends FakeBackend {
     private life: number,
     /** Rows of the largest step that there is memory for: as it runs, or as it is compiled. */
     private readonly room: { readonly run?: number; readonly compile?: number } = {},
+    shape: Partial<typeof SHAPE> = {},
   ) {
-    super(SHAPE);
+    super({ ...SHAPE, ...shape });
   }
 
   override async prepare(name: FunctionName, size: number, onKernel?: () => void): Promise<void> {
@@ -155,6 +156,24 @@ describe("a device that is lost", () => {
     open(new Weak(1000));
     expect(await other).toEqual(expectedTokens(prompt(12), COUNT, 97));
     expect(told).toEqual([]);
+  });
+
+  test("and has less room then says so, and ends what does not fit by name", async () => {
+    const warnings: string[] = [];
+    const small = new Weak(Number.POSITIVE_INFINITY, {}, { contextLength: 32, pages: 40 });
+    const { core } = engine([new Weak(2), small], { onWarning: (message) => warnings.push(message) });
+    const long = generate(core, prompt(41));
+    const told = expect(long).rejects.toThrow("a context of 32 tokens instead of 96. This request has 4");
+    const [short, ended] = await Promise.all([
+      generate(core, prompt(9)),
+      generate(core, prompt(28, 3), { max_tokens: null }),
+      told,
+    ]);
+    expect(short).toEqual(expectedTokens(prompt(9), COUNT, 97));
+    expect(ended, "up to the end of the context").toEqual(expectedTokens(prompt(28, 3), 4, 97));
+    expect(warnings).toEqual([expect.stringContaining("the context is 32 tokens instead of 96")]);
+    expect(() => core.submit(prompt(40), parseSampling({}, null, 97), NOBODY)).toThrow("only 32 fit");
+    expect(core.freeTokens).toBeGreaterThan(0);
   });
 
   test("ends the engine where there is no way to open it anew", async () => {

@@ -11,6 +11,7 @@ const CARD: ModelCard = {
   architecture: "llama",
   quantization: "q4",
   program: "f32",
+  backend: { name: "webgpu", why: "only", reason: "" },
   choice: { deviceClass: "integrated", why: "only", measured: {} },
   precision: "f32",
   adapter: "none",

@@ -1,14 +1,8 @@
 import { afterEach, beforeEach, describe, expect, test, vi } from "vitest";
-import { ArtifactError, DeviceError } from "../src/both/errors.js";
+import { ArtifactError, DeviceError, UnreachableError } from "../src/both/errors.js";
 import { type DeviceClass, type Program, parseManifest } from "../src/both/manifest.js";
-import {
-  type Finalists,
-  type Opened,
-  openBest,
-  Steps,
-  type TrialHooks,
-  type TrialStage,
-} from "../src/worker/gpu/trial.js";
+import { type Opened, type OpeningHooks, openBest } from "../src/worker/gpu/opening.js";
+import { type Finalists, Steps, type TrialStage } from "../src/worker/gpu/trial.js";
 import { Kept, type NoteFile } from "../src/worker/store/kept.js";
 import { FakeBackend } from "./support/fake-backend.js";
 import { sampleManifest } from "./support/manifest.js";
@@ -42,6 +36,12 @@ interface Faults {
   readonly lost?: readonly string[];
   readonly full?: readonly string[];
   readonly large?: readonly string[];
+  /** Why what they are made of cannot be read. */
+  readonly absent?: Readonly<Record<string, Error>>;
+  /** What their steps throw, with nothing amiss on the device. */
+  readonly thrown?: Readonly<Record<string, Error>>;
+  /** Their logits are not finite. */
+  readonly wrong?: readonly string[];
 }
 
 /**
@@ -51,12 +51,18 @@ interface Faults {
 class FakeStage implements TrialStage {
   isGone = false;
   isClosed = false;
+  readonly dropped: string[] = [];
 
   constructor(
-    readonly programs: Finalists,
+    readonly programs: readonly Program[],
     private readonly faults: Required<Faults>,
     private readonly notes: Notes,
   ) {}
+
+  async obtain({ name }: Program): Promise<void> {
+    const problem = this.faults.absent[name];
+    if (problem) throw problem;
+  }
 
   async put({ name }: Program): Promise<FakeBackend> {
     expect(this.notes.full ? name : this.notes.trying, "noted before anything of it runs").toBe(name);
@@ -64,9 +70,12 @@ class FakeStage implements TrialStage {
     const backend = new FakeBackend({ contextLength: 300 });
     for (let g = 0; g < backend.shape.groups.length; g++)
       backend.write(`page_table.${g}`, new Int32Array(backend.shape.slots * backend.shape.pagesPerSlot));
+    if (this.faults.wrong.includes(name)) backend.notFinite = () => true;
     const run = backend.run.bind(backend);
     backend.run = (...step) => {
       expect(this.notes.full ? name : this.notes.trying).toBe(name);
+      const problem = this.faults.thrown[name];
+      if (problem) throw problem;
       if (!this.faults.lost.includes(name)) return run(...step);
       this.isGone = true;
       throw new DeviceError("the driver was reset");
@@ -74,8 +83,14 @@ class FakeStage implements TrialStage {
     return backend;
   }
 
-  async makeRoom({ name }: Program): Promise<void> {
-    if (this.faults.large.includes(name)) throw new DeviceError("no room for a cache");
+  async settle(program: Program): Promise<FakeBackend> {
+    await this.obtain(program);
+    if (this.faults.large.includes(program.name)) throw new DeviceError("no room for a cache");
+    return new FakeBackend({ contextLength: 300 });
+  }
+
+  async drop({ name }: Program): Promise<void> {
+    this.dropped.push(name);
   }
 
   async isLost(): Promise<boolean> {
@@ -87,14 +102,18 @@ class FakeStage implements TrialStage {
   }
 }
 
+const WELL: Required<Faults> = { lost: [], full: [], large: [], absent: {}, thrown: {}, wrong: [] };
+
 describe("trials", () => {
   let notes: Notes;
   let stages: FakeStage[];
   let told: string[];
+  let passed: string[];
   beforeEach(() => {
     notes = new Notes();
     stages = [];
     told = [];
+    passed = [];
     // A machine that is busy must not end a trial.
     let now = 0;
     vi.spyOn(performance, "now").mockImplementation(() => now++);
@@ -104,18 +123,19 @@ describe("trials", () => {
   const load = async (
     faults: Faults = {},
     options: { busy?: boolean; left?: readonly string[]; signal?: AbortSignal } = {},
-  ): Promise<Opened<FakeStage>> => {
+  ): Promise<Opened<FakeStage, FakeBackend>> => {
     const { busy = false, left = [], signal = new AbortController().signal } = options;
-    const kept = await Kept.open(notes, { busy, load: "this", left });
-    const open = async (programs: Finalists): Promise<FakeStage> => {
-      const stage = new FakeStage(programs, { lost: [], full: [], large: [], ...faults }, notes);
+    const kept = await Kept.open(notes, { busy, load: "this", hasLeft: async (of) => left.includes(of) });
+    const open = async (first: Program, tried: readonly Program[]): Promise<FakeStage> => {
+      const stage = new FakeStage(tried.length > 0 ? tried : [first], { ...WELL, ...faults }, notes);
       stages.push(stage);
       return stage;
     };
-    const hooks: TrialHooks = {
+    const hooks: OpeningHooks = {
       signal,
       onTrying: ({ name }) => told.push(name),
       onChoice: ({ name }, { why }) => told.push(`${name} ${why}`),
+      onPassedOver: ({ name }, error) => passed.push(`${name}: ${error}`),
     };
     return openBest(able, "integrated", kept, open, hooks);
   };
@@ -139,7 +159,7 @@ describe("trials", () => {
     const { program } = await load({ large: [winner.name] });
     expect(program.name).not.toBe(winner.name);
     expect(notes.texts.join()).not.toContain(`:"${winner.name}"},"trying":null`);
-    expect(stages.at(-2)?.isClosed).toBe(true);
+    expect(stages.at(-1)?.dropped).toEqual([winner.name]);
   });
 
   test("are not made where another tab makes them", async () => {
@@ -199,28 +219,74 @@ describe("trials", () => {
     expect(stages.every(({ isClosed }) => isClosed)).toBe(true);
   });
 
-  test("do not take what is wrong with the artifact for the device's fault", async () => {
-    const broken = new ArtifactError("a plan is corrupt");
-    const kept = await Kept.open(notes, { busy: false, load: "this", left: [] });
-    const stage = new FakeStage(able, { lost: [], full: [], large: [] }, notes);
-    stage.put = () => Promise.reject(broken);
-    const hooks = {
-      signal: new AbortController().signal,
-      onTrying: () => undefined,
-      onChoice: () => undefined,
-    };
-    await expect(openBest(able, "integrated", kept, async () => stage, hooks)).rejects.toBe(broken);
-    expect([notes.trying, stage.isClosed]).toEqual([null, true]);
+  test.each([
+    ["no bindings", new TypeError("no such bindings")],
+    ["no compiler", new DeviceError("it does not compile")],
+    ["no results", new DOMException("no results", "OperationError")],
+  ])("pass over a program by name that fails, over the weights that are there: %s", async (_, error) => {
+    const { choice } = await load({ thrown: { "integrated-f32": error } });
+    expect([...choice.seconds.keys()]).toEqual(["integrated-f16", "discrete-f16", "discrete-f32"]);
+    expect([stages.length, stages[0]?.isClosed, stages[0]?.dropped]).toEqual([1, false, ["integrated-f32"]]);
+    expect(passed).toEqual([`integrated-f32: ${error}`]);
+    expect(notes.texts.at(-1)).toContain('"lost":[]');
+  });
+
+  test("pass over a program whose logits are not finite", async () => {
+    const { choice } = await load({ wrong: ["integrated-f16"] });
+    expect([...choice.seconds.keys()]).toEqual(["integrated-f32", "discrete-f16", "discrete-f32"]);
+    expect(passed).toEqual([expect.stringContaining("A step of integrated-f16 gave the token -1")]);
+  });
+
+  test("pass over a program whose files are corrupt, and end where all are", async () => {
+    const absent = { "integrated-f16": new ArtifactError("a plan is corrupt") };
+    const { choice } = await load({ absent });
+    expect([...choice.seconds.keys()]).toEqual(["integrated-f32", "discrete-f16", "discrete-f32"]);
+    const error = new ArtifactError("a kernel is corrupt");
+    const all = Object.fromEntries(able.map(({ name }) => [name, error]));
+    notes.texts.length = 0;
+    await expect(load({ absent: all })).rejects.toBe(error);
+    expect([notes.trying, stages.at(-1)?.isClosed]).toEqual([null, true]);
+  });
+
+  test("are made of what can be had, and another time of all", async () => {
+    const error = new UnreachableError("offline");
+    const absent = (...names: string[]): Readonly<Record<string, Error>> =>
+      Object.fromEntries(names.map((name) => [name, error]));
+    const one = await load({ absent: absent("integrated-f16", "integrated-f32", "discrete-f16") });
+    expect([one.program.name, one.choice.why]).toEqual(["discrete-f32", "offline"]);
+    expect([told, notes.texts]).toEqual([["discrete-f32 offline"], []]);
+    const some = await load({ absent: absent("integrated-f32") });
+    expect([...some.choice.seconds.keys()]).toEqual(["integrated-f16", "discrete-f16", "discrete-f32"]);
+    const { choice } = await load();
+    expect([...choice.seconds.keys()]).toEqual(["integrated-f16", "integrated-f32", "discrete-f16"]);
+  });
+
+  test("are made of the others where what was chosen once cannot be had or fails", async () => {
+    const { program } = await load();
+    const absent = { [program.name]: new UnreachableError("offline") };
+    const offline = await load({ absent });
+    expect([offline.choice.why, offline.choice.seconds.has(program.name)]).toEqual(["timed", false]);
+    const large = await load({ large: [program.name] });
+    expect([large.program.name === program.name, stages.at(-1)?.dropped]).toEqual([false, [program.name]]);
+    expect((await load()).program).toBe(program);
+  });
+
+  test("say nothing of others' where they are not made", async () => {
+    const text = JSON.stringify({ lost: [], chosen: {}, trying: { program: "discrete-f16", load: "x" } });
+    await notes.write(text);
+    const large = able.map(({ name }) => name);
+    await expect(load({ large }, { busy: true })).rejects.toThrow("no room for a cache");
+    expect(notes.texts).toEqual([text]);
   });
 
   test("run whole steps: of one token, and of the largest size", async () => {
     const backend = new FakeBackend({ contextLength: 300 });
     backend.write("page_table.0", new Int32Array(backend.shape.slots * backend.shape.pagesPerSlot));
-    const steps = new Steps(backend, 300);
+    const steps = new Steps("p", backend, 300);
     expect(await steps.run("decode")).toBeGreaterThan(0);
     expect(await steps.run("large")).toBeGreaterThan(0);
     const greedy = { name: "greedy", size: 1 };
-    expect(await new Steps(backend, 100).run("large"), "positions within the cache").toBeGreaterThan(0);
+    expect(await new Steps("p", backend, 100).run("large"), "positions within the cache").toBeGreaterThan(0);
     expect(backend.runs.slice(0, 4)).toEqual([
       { name: "step", size: 1 },
       greedy,
@@ -233,7 +299,7 @@ describe("trials", () => {
     const backend = new FakeBackend({ contextLength: 300 });
     backend.write("page_table.0", new Int32Array(backend.shape.slots * backend.shape.pagesPerSlot));
     for (const kind of ["decode", "large"] as const) {
-      await new Steps(backend, 100).run(kind);
+      await new Steps("p", backend, 100).run(kind);
       const [positions] = await backend.fetch([{ buffer: "positions", count: 256 }]);
       expect(Math.max(...(positions ?? []))).toBe(99);
     }
@@ -253,10 +319,10 @@ describe("notes", () => {
     for (const text of spoilt) {
       const notes = new Notes();
       await notes.write(text);
-      const kept = await Kept.open(notes, { busy: false, load: "this", left: [] });
+      const kept = await Kept.open(notes, { busy: false, load: "this", hasLeft: async () => false });
       expect([kept.lost, kept.chosen(["a"])]).toEqual([[], null]);
       await kept.keep(["a", "b"], "b");
-      const again = await Kept.open(notes, { busy: false, load: "that", left: [] });
+      const again = await Kept.open(notes, { busy: false, load: "that", hasLeft: async () => false });
       expect([again.chosen(["a", "b"]), again.chosen(["a", "c"])]).toEqual(["b", null]);
     }
   });

@@ -2,7 +2,7 @@ import { readFileSync } from "node:fs";
 import { describe, expect, test } from "vitest";
 import type { DeviceClass } from "../src/both/manifest.js";
 import { describe as describeAdapter } from "../src/worker/gpu/device.js";
-import { known } from "../src/worker/gpu/trial.js";
+import { known } from "../src/worker/gpu/opening.js";
 import { type Adapter, classOf, compare, type Kind, lineUp } from "../src/worker/gpu/variants.js";
 import { Kept } from "../src/worker/store/kept.js";
 
@@ -71,7 +71,7 @@ describe("variants", () => {
     const trying = given.busy ? { program: "z", load: "another" } : null;
     const text = JSON.stringify({ ...given.kept, trying });
     const file = { read: async () => text, write: async () => undefined };
-    const kept = await Kept.open(file, { busy: given.busy, load: "this", left: [] });
+    const kept = await Kept.open(file, { busy: given.busy, load: "this", hasLeft: async () => false });
     const choice = known(given.finalists, kept, new Set(given.failed));
     expect([choice?.program ?? null, choice?.why ?? null]).toEqual([given.program, given.why]);
   });

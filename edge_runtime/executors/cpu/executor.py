@@ -12,9 +12,10 @@ import numpy.typing as npt
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.devices import Settings
 from nearfar.edge_runtime.executors.cpu.cores import usable_cores
-from nearfar.edge_runtime.executors.cpu.features import architecture, cpu_flags
+from nearfar.edge_runtime.executors.cpu.features import cpu_flags
 from nearfar.edge_runtime.executors.cpu.host_memory import reserve
 from nearfar.edge_runtime.executors.cpu.library import Array, Library, Plan, Tensor
+from nearfar.edge_runtime.executors.cpu.system import architecture, system
 from nearfar.edge_runtime.executors.planned import Layout, Shape
 from nearfar.errors import ArtifactError, DeviceError
 from nearfar.format.manifest import Param, Program, Requires
@@ -180,10 +181,10 @@ def _streamed(launch: Launch, tensors: Sequence[Tensor]) -> Tensor | None:
 
 def check_cpu(requires: Requires) -> None:
     """Refuse a library that this CPU cannot run, which would otherwise die of an illegal instruction."""
-    if requires.arch not in (None, architecture()):
+    if requires.arch not in (None, architecture()) or requires.system not in (None, system()):
         raise DeviceError(
-            f"this artifact was built for {requires.arch} CPUs, this machine is {architecture()}: build "
-            "it here or for it"
+            f"this program is for {requires.arch}-{requires.system}, this machine is {architecture()}-"
+            f"{system()}: build it with --cpu {architecture()}-{system()}"
         )
     missing = [flag for flag in requires.features if flag not in cpu_flags()]
     if missing and cpu_flags():

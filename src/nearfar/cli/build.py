@@ -79,11 +79,20 @@ def build(
             "original one.",
         ),
     ] = DEFAULTS.context,
+    cpu: Annotated[
+        list[str],
+        typer.Option(
+            help="cpu: the platforms to make programs for, separated by commas, or the option given again: "
+            "x86_64-linux, aarch64-linux, aarch64-macos, x86_64-macos, x86_64-windows, aarch64-windows, "
+            "aarch64-android, or `host`. One set of weights serves them all."
+        ),
+    ] = list(DEFAULTS.cpu),  # noqa: B006
     cpu_features: Annotated[
         list[str],
         typer.Option(
             help="cpu: the vector units to make programs for, separated by commas: `native` for this "
-            "machine's instructions, `baseline` for any of its kind, or names such as avx2, avx512, dotprod."
+            "machine's instructions, `baseline` for any of its kind, or names such as avx2, avx512, dotprod. "
+            "Default: native on this machine, for other platforms a program for each kind of processor."
         ),
     ] = list(DEFAULTS.cpu_features),  # noqa: B006
     dump_ir: Annotated[
@@ -132,6 +141,7 @@ def build(
         targets=targets,
         quant=quant,
         group_size=group_size,
+        cpu=_names(cpu),
         cpu_features=_names(cpu_features),
         context=context,
         dump_ir=dump_ir,

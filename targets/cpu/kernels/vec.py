@@ -53,6 +53,12 @@ def put(buf: Expr, index: Sequence[Any], value: Expr, n: int = LANES) -> None:
     T.buffer_store(buf, value, [*index[:-1], tirx.Ramp(_int(index[-1]), 1, n)])
 
 
+def prefetch(buf: Expr, index: Sequence[Any]) -> None:
+    """Ask for the line of an element, which will be read soon."""
+    where = tirx.address_of(buf[tuple(index)])
+    T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", where, i32(0), i32(3), i32(1)))
+
+
 def some(buf: Expr, index: Sequence[Any], count: int) -> Expr:
     """Sixteen float32 lanes, the first `count` loaded from `index` on; the others are 0 and not read."""
     if count == LANES:
@@ -144,6 +150,26 @@ def hreduce(value: Expr, op: Callable[[Expr, Expr], Expr], base: str = "float32"
         low, high = halves(value, f"{base}x{n}")
         value = T.Bind(op(low, high))
     return T.Bind(op(tirx.Shuffle([value], [0]), tirx.Shuffle([value], [1])))
+
+
+def components(width: int, body: Callable[[Expr, int], None]) -> None:
+    """Call body(start, lanes) over `width` components: whole vectors, then parts of one for what is left."""
+    with T.serial(0, width // LANES) as i:
+        body(i * LANES, LANES)
+    for start, n in rest(width):
+        body(start, n)
+
+
+def rest(width: int) -> list[tuple[Expr, int]]:
+    """(start, lanes) of what whole vectors leave of an even width."""
+    at, lanes = width - width % LANES, LANES // 2
+    pieces: list[tuple[Expr, int]] = []
+    while lanes >= 2:
+        if width - at >= lanes:
+            pieces.append((i32(at), lanes))
+            at += lanes
+        lanes //= 2
+    return pieces
 
 
 def hsum(value: Expr) -> Expr:

@@ -1,4 +1,4 @@
-/* Windows 10 and later, without a C runtime: all that is called is kernel32's (link.py lists it), so that no
+/* Windows 10 and later, without a C runtime: all that is called is kernel32's and ucrtbase's (link.py lists it), so no
  * library of a compiler needs to be there, and none is linked. No fork, so a process has one id for us.
  */
 #ifndef WIN32_LEAN_AND_MEAN

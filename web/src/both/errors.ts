@@ -23,6 +23,9 @@ export class ArtifactError extends NearfarError {
   }
 }
 
+/** A file of the artifact cannot be had now: offline, or no server there. Another time it may be. */
+export class UnreachableError extends ArtifactError {}
+
 /** The device lacks a feature or memory that the artifact needs, or was lost. */
 export class DeviceError extends NearfarError {
   override readonly name = "DeviceError";

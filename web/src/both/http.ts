@@ -1,4 +1,4 @@
-import { ArtifactError, abortError, throwIfAborted } from "./errors.js";
+import { ArtifactError, abortError, throwIfAborted, UnreachableError } from "./errors.js";
 
 export type Fetch = (url: URL, init: RequestInit) => Promise<Response>;
 
@@ -81,8 +81,23 @@ function request(url: URL, { fetch = globalThis.fetch, signal, cache }: Download
   return fetch(url, init);
 }
 
+/** A file that its server does not have. */
+export class MissingError extends ArtifactError {}
+
+/** What servers say of files that are not there; some keep to themselves whether they are. */
+const MISSING = [403, 404, 410];
+
 /** The text of a small file, checked against its SHA-256 where one is known. */
 export async function fetchText(url: URL, sha256: string | null, options: DownloadOptions): Promise<string> {
+  return new TextDecoder().decode(await fetchBytes(url, sha256, options));
+}
+
+/** The bytes of a small file, in the same way. */
+export async function fetchBytes(
+  url: URL,
+  sha256: string | null,
+  options: DownloadOptions,
+): Promise<Uint8Array<ArrayBuffer>> {
   throwIfAborted(options.signal);
   let response: Response;
   let bytes: Uint8Array<ArrayBuffer>;
@@ -91,20 +106,18 @@ export async function fetchText(url: URL, sha256: string | null, options: Downlo
     bytes = new Uint8Array(await response.arrayBuffer());
   } catch (cause) {
     if (options.signal?.aborted) throw abortError();
-    throw new ArtifactError(
-      `${url.href} cannot be downloaded: ${cause instanceof Error ? cause.message : cause}`,
-      {
-        cause,
-      },
-    );
+    const reason = cause instanceof Error ? cause.message : String(cause);
+    throw new UnreachableError(`${url.href} cannot be downloaded: ${reason}`, { cause });
   }
-  if (!response.ok)
-    throw new ArtifactError(`${url.href} answers HTTP ${response.status}. Is the artifact's address right?`);
+  if (!response.ok) {
+    const message = `${url.href} answers HTTP ${response.status}. Is the artifact's address right?`;
+    throw MISSING.includes(response.status) ? new MissingError(message) : new ArtifactError(message);
+  }
   if (sha256 !== null && (await sha256Hex(bytes)) !== sha256)
     throw new ArtifactError(
       `${url.href} is corrupt: its SHA-256 is not the one in manifest.json. Upload the artifact again.`,
     );
-  return new TextDecoder().decode(bytes);
+  return bytes;
 }
 
 export async function sha256Hex(bytes: Uint8Array<ArrayBuffer>): Promise<string> {

@@ -4,7 +4,7 @@ import * as format from "./format.js";
 import { sha256Hex } from "./http.js";
 import { type Field, parseJson, show } from "./json.js";
 
-/** The manifest of an artifact, as docs/artifact.md lays it down (what a WebGPU runtime needs of it). */
+/** The manifest of an artifact, as docs/artifact.md lays it down (what a browser's runtime needs of it). */
 
 export type Dtype = keyof typeof format.DTYPE_BYTES;
 const DTYPES = Object.keys(format.DTYPE_BYTES) as Dtype[];
@@ -74,6 +74,15 @@ export interface KernelEntry {
   readonly sha256: string;
 }
 
+/** What a kernel of a library takes as an argument. */
+export interface Param {
+  readonly dtype: Dtype;
+  readonly shape: readonly Dim[];
+}
+
+/** A file without a stated size. */
+export type LibraryEntry = Omit<FileEntry, "bytes">;
+
 export interface FunctionEntry {
   readonly size: number;
   readonly rows: number;
@@ -87,7 +96,11 @@ export interface Program {
   readonly kvDtype: (typeof FLOATS)[number];
   readonly requires: { readonly features: readonly string[]; readonly limits: ReadonlyMap<string, number> };
   readonly workspace: readonly number[];
+  /** Shaders (webgpu). */
   readonly kernels: ReadonlyMap<string, KernelEntry>;
+  /** The functions of the library, with what each takes (wasm). */
+  readonly routines: ReadonlyMap<string, readonly Param[]>;
+  readonly library: LibraryEntry | null;
   /** Ascending by size. */
   readonly functions: Readonly<Record<FunctionName, readonly FunctionEntry[]>>;
   /** The kind of GPU that its kernels are shaped for; null where the build did not say. */
@@ -96,7 +109,12 @@ export interface Program {
 
 export type DeviceClass = (typeof format.DEVICE_CLASSES)[number];
 
+/** What a browser runs an artifact with. */
+export const BACKENDS = ["webgpu", "wasm"] as const;
+export type BackendName = (typeof BACKENDS)[number];
+
 export interface Manifest {
+  readonly target: BackendName;
   readonly model: ModelInfo;
   readonly cache: { readonly pageSize: number; readonly slots: number };
   readonly groups: readonly GroupInfo[];
@@ -141,9 +159,10 @@ export async function openManifest(text: string): Promise<SealedManifest> {
 /** Parses and checks a manifest; throws ArtifactError with the path of the first wrong value. */
 export function parseManifest(text: string): Manifest {
   const root = parseJson<format.ManifestRecord>(text, "manifest.json");
-  checkFormat(root);
+  const target = checkFormat(root);
   const cache = root.at("cache");
   const manifest: Manifest = {
+    target,
     model: readModel(root.at("model")),
     cache: { pageSize: cache.at("page_size").int(1), slots: cache.at("slots").int(1) },
     groups: root.at("groups").list((group) => ({ window: group.at("window").optional()?.int(1) ?? null })),
@@ -151,7 +170,7 @@ export function parseManifest(text: string): Manifest {
     ropes: root.at("ropes").record(readRope),
     weights: readWeights(root.at("weights")),
     buffers: root.at("buffers").list(readBuffer),
-    programs: root.at("programs").list(readProgram),
+    programs: root.at("programs").list((program) => readProgram(program, target)),
     tokenizerFiles: root.at("tokenizer").at("files").list(readFile),
     quantization: root.at("quantization").at("scheme").string(),
     license: root.at("license").optional()?.string() ?? null,
@@ -165,7 +184,7 @@ export function precisionOf({ activations }: Program): "f16" | "f32" {
   return activations === "float16" ? "f16" : "f32";
 }
 
-function checkFormat(root: Field<format.ManifestRecord>): void {
+function checkFormat(root: Field<format.ManifestRecord>): BackendName {
   const named = root.at("format").value;
   if (named !== format.FORMAT)
     throw new ArtifactError(`manifest.json says format ${show(named)}: this is no nearfar artifact.`);
@@ -181,10 +200,12 @@ function checkFormat(root: Field<format.ManifestRecord>): void {
         "Build it again with this version of nearfar.",
     );
   const target = root.at("target").string();
-  if (target !== "webgpu")
+  const backend = BACKENDS.find((name) => name === target);
+  if (!backend)
     throw new ArtifactError(
-      `The artifact is built for ${target}. Build one with: nearfar build … --target webgpu`,
+      `The artifact is built for ${target}. Build one with: nearfar build … --target webgpu,wasm`,
     );
+  return backend;
 }
 
 function readModel(model: Field<format.ModelRecord>): ModelInfo {
@@ -246,7 +267,9 @@ function readBuffer(buffer: Field<format.BufferRecord>): BufferEntry {
   };
 }
 
-function readProgram(program: Field<format.ProgramRecord>): Program {
+function readProgram(program: Field<format.ProgramRecord>, target: BackendName): Program {
+  const isWasm = target === "wasm";
+  const kernels = program.at("kernels");
   const functions = program.at("functions");
   const buckets = (name: FunctionName): FunctionEntry[] => functions.at(name).list(readFunction);
   const requires = program.at("requires");
@@ -264,7 +287,9 @@ function readProgram(program: Field<format.ProgramRecord>): Program {
     },
     workspace: program.at("workspace").list((bytes) => bytes.int()),
     deviceClass: program.at("device_class").optional()?.oneOf(format.DEVICE_CLASSES) ?? null,
-    kernels: program.at("kernels").record(readKernel),
+    kernels: isWasm ? new Map() : kernels.record(readKernel),
+    routines: isWasm ? kernels.record((kernel) => kernel.at("params").list(readParam)) : new Map(),
+    library: isWasm ? readLibrary(program) : null,
     functions: {
       step: buckets("step"),
       greedy: buckets("greedy"),
@@ -272,6 +297,14 @@ function readProgram(program: Field<format.ProgramRecord>): Program {
       logprobs: buckets("logprobs"),
     },
   };
+}
+
+function readParam(param: Field<format.ParamRecord>): Param {
+  return { dtype: param.at("dtype").oneOf(DTYPES), shape: param.at("shape").list(readDim) };
+}
+
+function readLibrary(program: Field<format.ProgramRecord>): LibraryEntry {
+  return { file: program.at("library").file(), sha256: program.at("library_sha256").sha256() };
 }
 
 function readKernel(kernel: Field<format.KernelRecord>): KernelEntry {

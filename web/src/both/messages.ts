@@ -1,5 +1,5 @@
 import type { ErrorRecord } from "./errors.js";
-import type { DeviceClass } from "./manifest.js";
+import type { BackendName, DeviceClass } from "./manifest.js";
 import type { ChatMessage, FinishReason, SamplingOptions } from "./openai.js";
 
 /**
@@ -11,19 +11,35 @@ export interface LoadSettings {
   readonly contextLength?: number | undefined;
   /** Only the program of this name; else the one that suits the GPU. */
   readonly program?: string | undefined;
+  /** WebGPU or WebAssembly; else WebGPU where there is a GPU. */
+  readonly backend?: BackendName | undefined;
+  /** Threads that compute in WebAssembly; else as many as there seem to be cores. */
+  readonly threads?: number | undefined;
+}
+
+/**
+ * What runs the model, and why. `pinned`: it was asked for; `only`: the artifact is for nothing else; `gpu`:
+ * there is one; `no-gpu`: there is none; `software`: a processor would play the GPU; `failed`: the GPU could
+ * not run it. `reason`: the same for people.
+ */
+export interface BackendChoice {
+  readonly name: BackendName;
+  readonly why: "pinned" | "only" | "gpu" | "no-gpu" | "software" | "failed";
+  readonly reason: string;
 }
 
 /**
  * Why a GPU runs the program that it does. `pinned`: it was asked for by name; `only`: no other would do;
  * `software`: a GPU that a processor plays, where nothing is tried; `timed`: just tried, the quickest, or the
  * one that suits the GPU's class where none is clearly quicker; `kept`: tried at an earlier load; `slow`:
- * trials would keep people waiting; `busy`: another tab was trying programs.
+ * trials would keep people waiting; `busy`: another tab was trying programs; `offline`: the files of the
+ * others cannot be had now.
  */
-export type ChoiceReason = "pinned" | "only" | "software" | "timed" | "kept" | "slow" | "busy";
+export type ChoiceReason = "pinned" | "only" | "software" | "timed" | "kept" | "slow" | "busy" | "offline";
 
 export interface ProgramChoice {
-  /** The kind of GPU that this one is taken for. */
-  readonly deviceClass: DeviceClass;
+  /** The kind of GPU that this one is taken for; null where it is no GPU. */
+  readonly deviceClass: DeviceClass | null;
   readonly why: ChoiceReason;
   /** What was measured at this load, by program. */
   readonly measured: Readonly<Record<string, StepTimes>>;
@@ -37,9 +53,11 @@ export interface StepTimes {
 
 export type LoadProgress =
   | { readonly phase: "manifest" }
+  /** This will run the model; told again where it cannot, and the other will. */
+  | { readonly phase: "backend"; readonly backend: BackendChoice }
   /** At the first load on a GPU: this program's steps are timed, in turn with those told before. */
   | { readonly phase: "trying"; readonly program: string }
-  /** This program of the artifact will run. */
+  /** This program of the artifact will run; another is told after it where it fails. */
   | { readonly phase: "program"; readonly program: string; readonly choice: ProgramChoice }
   /** Bytes of the weights; `cached` of the `loaded` ones came from the browser's storage. */
   | { readonly phase: "weights"; readonly loaded: number; readonly cached: number; readonly total: number }
@@ -48,14 +66,19 @@ export type LoadProgress =
    * with `compiled` equal to `total`.
    */
   | { readonly phase: "kernels"; readonly compiled: number; readonly total: number }
-  | { readonly phase: "ready" };
+  | { readonly phase: "ready" }
+  /** After "ready": the GPU was lost, or had no memory for a step, and is opened anew, with the weights. */
+  | { readonly phase: "reopening" }
+  /** That is done, and answers go on; there may be less room for a context than before. */
+  | { readonly phase: "reopened"; readonly contextLength: number };
 
 /** What the page may show of a loaded model. */
 export interface ModelCard {
   readonly name: string;
   readonly architecture: string;
   readonly quantization: string;
-  /** The program of the artifact that this GPU runs. */
+  readonly backend: BackendChoice;
+  /** The program of the artifact that this device runs. */
   readonly program: string;
   readonly choice: ProgramChoice;
   /** Of its kernels: "f16" or "f32". */
@@ -68,11 +91,15 @@ export interface ModelCard {
 }
 
 export interface EngineStats {
+  readonly backend: BackendChoice;
   /** The program of the artifact that runs: the same text is promised of the same program only. */
   readonly program: string;
   readonly choice: ProgramChoice;
   readonly gpuBuffers: number;
   readonly gpuBytes: number;
+  /** Of WebAssembly's memory, and threads that compute there; 0 where a GPU runs the model. */
+  readonly wasmBytes: number;
+  readonly threads: number;
   /** Kernels launched since the device was opened. */
   readonly launches: number;
   /** Kernels of one greedy decode step of one sequence. */
@@ -83,6 +110,8 @@ export interface EngineStats {
   readonly contextLength: number;
   /** Rows of the largest step: fewer than the artifact has where there was no memory for them. */
   readonly largestStep: number;
+  /** How often the GPU was opened anew, after it was lost or had no memory for a step. */
+  readonly reopened: number;
   /** The request that finished last. */
   readonly last: AnswerStats | null;
 }
@@ -168,14 +197,15 @@ export type AnswerEvent =
   | { readonly event: "error"; readonly error: ErrorRecord };
 
 export type ToWorker =
-  /** `load`: its name; `left`: those of earlier ones whose page was left meanwhile. */
+  /** `load`: its name. */
   | {
       readonly type: "load";
       readonly url: string;
       readonly settings: LoadSettings;
       readonly load: string;
-      readonly left: readonly string[];
     }
+  /** Whether the page of that load was left. */
+  | { readonly type: "left"; readonly load: string; readonly left: boolean }
   | { readonly type: "generate"; readonly id: number; readonly request: GenerateRequest }
   | { readonly type: "abort"; readonly id: number }
   | { readonly type: "stats"; readonly id: number }
@@ -188,6 +218,8 @@ export type FromWorker =
   | { readonly type: "started" }
   | { readonly type: "progress"; readonly progress: LoadProgress }
   | { readonly type: "warning"; readonly message: string }
+  /** Asks whether the page of another load was left. */
+  | { readonly type: "whether left"; readonly load: string }
   | { readonly type: "loaded"; readonly card: ModelCard }
   | { readonly type: "failed"; readonly error: ErrorRecord }
   | { readonly type: "answer"; readonly id: number; readonly answer: AnswerEvent }

@@ -22,12 +22,15 @@ import type {
 import type * as openai from "../both/openai.js";
 import { Channel } from "./channel.js";
 import { Completions } from "./completions.js";
-import { leftLoads, noteLeft, watchLeaving } from "./left.js";
+import { hasLeft, noteLeft, watchLeaving } from "./left.js";
 import { CHAT, textShape } from "./replies.js";
 import { checkedMessages, prepareChat, prepareText } from "./requests.js";
 
 export interface EngineOptions extends LoadSettings {
-  /** Called while the model is loading, and later of kernels that an answer waits for. */
+  /**
+   * Called while the model is loading, and later of kernels that an answer waits for and of a GPU that is
+   * opened anew.
+   */
   readonly onProgress?: (progress: LoadProgress) => void;
   /** Called for what is worth knowing but stops nothing; console.warn by default. */
   readonly onWarning?: (message: string) => void;
@@ -36,7 +39,7 @@ export interface EngineOptions extends LoadSettings {
   /**
    * The engine's worker, for bundlers that need to make it themselves. It belongs to the engine from then on.
    */
-  readonly worker?: () => Worker;
+  readonly worker?: () => WorkerPort;
 }
 
 /**
@@ -46,10 +49,23 @@ export interface EngineOptions extends LoadSettings {
  */
 export async function createEngine(url: string | URL, options: EngineOptions = {}): Promise<Engine> {
   throwIfAborted(options.signal);
-  const link = new WorkerLink(options.worker?.() ?? (await startWorker(options.signal)));
+  const worker = options.worker?.() ?? (await startWorker(options.signal));
+  return openEngine(worker, new URL(url, globalThis.location?.href), options);
+}
+
+/** What of a Worker an engine uses. */
+export interface WorkerPort {
+  postMessage(message: ToWorker): void;
+  addEventListener(type: "message", listener: (event: { readonly data: FromWorker }) => void): void;
+  addEventListener(type: "error", listener: (event: { readonly message: string }) => void): void;
+  terminate(): void;
+}
+
+/** Has `worker`, which belongs to the engine from then on, load the artifact at `url`. */
+export async function openEngine(worker: WorkerPort, url: URL, options: EngineOptions): Promise<Engine> {
+  const link = new WorkerLink(worker);
   try {
-    const card = await link.load(new URL(url, globalThis.location?.href), options);
-    return new Engine(link, card);
+    return new Engine(link, await link.load(url, options));
   } catch (error) {
     await link.close();
     throw error;
@@ -114,14 +130,13 @@ export class Engine {
   };
   readonly completions: Completions<openai.CompletionRequest, openai.CompletionChunk, openai.Completion>;
   readonly #link: WorkerLink;
+  readonly #loaded: ModelCard;
 
   /** Made by {@link createEngine}. */
-  constructor(
-    link: WorkerLink,
-    readonly model: ModelCard,
-  ) {
+  constructor(link: WorkerLink, loaded: ModelCard) {
     this.#link = link;
-    const { name } = model;
+    this.#loaded = loaded;
+    const { name } = loaded;
     const chat = new Completions(
       link,
       name,
@@ -133,6 +148,11 @@ export class Engine {
     this.completions = new Completions(link, name, "cmpl", textShape, (request) =>
       prepareText(request, name),
     );
+  }
+
+  /** The model; its context may get shorter where a lost GPU is opened anew. */
+  get model(): ModelCard {
+    return this.#link.card ?? this.#loaded;
   }
 
   /** What the engine holds and how fast its last answer was. After `dispose`: what was left. */
@@ -181,9 +201,10 @@ export class WorkerLink {
   #onLoad: (message: Extract<FromWorker, { type: "loaded" | "failed" }>) => void = () => undefined;
   #onDisposed: () => void = () => undefined;
   #options: EngineOptions = {};
+  #card: ModelCard | null = null;
 
-  constructor(private readonly worker: Worker) {
-    worker.addEventListener("message", ({ data }: MessageEvent<FromWorker>) => this.#receive(data));
+  constructor(private readonly worker: WorkerPort) {
+    worker.addEventListener("message", ({ data }) => this.#receive(data));
     worker.addEventListener("error", ({ message }) =>
       this.#fail(`The engine's worker failed: ${message || "it did not start"}`),
     );
@@ -191,10 +212,9 @@ export class WorkerLink {
 
   /** Resolves once the model is loaded. The caller closes the link when this rejects. */
   load(url: URL, options: EngineOptions): Promise<ModelCard> {
-    const { signal, kvMemory, contextLength, program } = options;
+    const { signal, kvMemory, contextLength, program, backend, threads } = options;
     this.#options = options;
     const load = Math.random().toString(36).slice(2);
-    const left = leftLoads();
     const unwatch = watchLeaving(load);
     return new Promise((resolve, reject) => {
       const onAbort = (): void => {
@@ -205,12 +225,19 @@ export class WorkerLink {
       this.#onLoad = (message) => {
         unwatch();
         signal?.removeEventListener("abort", onAbort);
-        if (message.type === "loaded") resolve(message.card);
-        else reject(fromErrorRecord(message.error));
+        if (message.type === "loaded") {
+          this.#card = message.card;
+          resolve(message.card);
+        } else reject(fromErrorRecord(message.error));
       };
-      const settings = { kvMemory, contextLength, program };
-      this.#post({ type: "load", url: url.href, settings, load, left });
+      const settings = { kvMemory, contextLength, program, backend, threads };
+      this.#post({ type: "load", url: url.href, settings, load });
     });
+  }
+
+  /** What is known of the model now; null before it is loaded. */
+  get card(): ModelCard | null {
+    return this.#card;
   }
 
   /** Starts a request; its events come through the channel. */
@@ -280,11 +307,15 @@ export class WorkerLink {
       case "started":
         return;
       case "progress":
+        this.#follow(message.progress);
         this.#options.onProgress?.(message.progress);
         return;
       case "warning":
         // biome-ignore lint/suspicious/noConsole: the caller left warnings to us
         (this.#options.onWarning ?? console.warn)(message.message);
+        return;
+      case "whether left":
+        void hasLeft(message.load).then((left) => this.#post({ type: "left", load: message.load, left }));
         return;
       case "loaded":
       case "failed":
@@ -307,6 +338,12 @@ export class WorkerLink {
         this.#finalStats = message.stats;
         this.#onDisposed();
     }
+  }
+
+  /** A GPU that was opened anew may have less room. */
+  #follow(progress: LoadProgress): void {
+    if (progress.phase !== "reopened" || !this.#card) return;
+    this.#card = { ...this.#card, contextLength: progress.contextLength };
   }
 
   #counted(id: number, tokens: number | ErrorRecord): void {

@@ -1,10 +1,12 @@
 /**
- * nearfar in the browser: `createEngine(url)` loads a WebGPU artifact and answers behind OpenAI's interface.
+ * nearfar in the browser: `createEngine(url)` loads an artifact for WebGPU or WebAssembly and answers behind
+ * OpenAI's interface.
  */
 
 export { ArtifactError, DeviceError, type ErrorCode, NearfarError, RequestError } from "../both/errors.js";
 export type {
   AnswerStats,
+  BackendChoice,
   ChoiceReason,
   EngineStats,
   LaunchCost,
@@ -16,4 +18,4 @@ export type {
   StepTimes,
 } from "../both/messages.js";
 export type * from "../both/openai.js";
-export { createEngine, type Engine, type EngineOptions } from "./client.js";
+export { createEngine, type Engine, type EngineOptions, type WorkerPort } from "./client.js";

@@ -1,101 +1,51 @@
-import { DeviceError, type ErrorRecord, toErrorRecord } from "../both/errors.js";
-import type { AnswerEvent, FromWorker, LoadProgress, Prompt, ToWorker } from "../both/messages.js";
-import { Session } from "./session.js";
+import { serve, type WorkerScope } from "./serve.js";
+import { THREAD, type ThreadPort, type ThreadTask, type ThreadWord, work } from "./wasm/threads.js";
 
-/** The dedicated worker's entry: loads one model and answers until it is disposed. */
-
-/** A message for each chunk of a download would keep the page busy. */
-const PROGRESS_INTERVAL_MS = 50;
+/** The dedicated worker's entry: the engine's own, or, by its name, that of one of its threads. */
 
 /** Part of the worker's global, whose types cannot be loaded beside those of the window. */
-interface WorkerScope {
-  postMessage(message: FromWorker): void;
-  addEventListener(type: "message", listener: (event: MessageEvent<ToWorker>) => void): void;
+interface Scope extends WorkerScope {
+  readonly name?: string;
+  readonly location?: { readonly href: string };
+  close(): void;
 }
 
-const scope = globalThis as unknown as WorkerScope;
-const loading = new AbortController();
-let session: Session | null = null;
-let loaded: Promise<void> = Promise.resolve();
-let lastProgress = 0;
+const scope = globalThis as unknown as Scope;
 
-scope.addEventListener("message", ({ data }) => handle(data));
-scope.postMessage({ type: "started" });
+if (scope.name === THREAD) beThread();
+else serve(scope, { spawn: sharesMemory() ? spawn : null, hardwareThreads: hardwareThreads() });
 
-function handle(message: ToWorker): void {
-  switch (message.type) {
-    case "load":
-      loaded = load(message);
-      return;
-    case "generate":
-      generate(message);
-      return;
-    case "abort":
-      session?.abort(message.id);
-      return;
-    case "stats":
-      if (session) scope.postMessage({ type: "stats", id: message.id, stats: session.stats() });
-      return;
-    case "count":
-      scope.postMessage({ type: "counted", id: message.id, tokens: count(message.prompt) });
-      return;
-    case "profile":
-      void profile(message);
-      return;
-    case "dispose":
-      void dispose();
-  }
+function hardwareThreads(): number {
+  return (globalThis.navigator as Navigator | undefined)?.hardwareConcurrency ?? 1;
 }
 
-async function load(message: Extract<ToWorker, { type: "load" }>): Promise<void> {
-  const { url, settings, load, left } = message;
-  const onWarning = (message: string): void => scope.postMessage({ type: "warning", message });
-  try {
-    const hooks = { signal: loading.signal, load, left, onProgress, onWarning };
-    session = await Session.load(new URL(url), settings, hooks);
-    onProgress({ phase: "ready" });
-    scope.postMessage({ type: "loaded", card: session.card() });
-  } catch (error) {
-    scope.postMessage({ type: "failed", error: toErrorRecord(error) });
-  }
+/** Whether other workers can have the memory of this one. */
+function sharesMemory(): boolean {
+  return globalThis.crossOriginIsolated === true && typeof Worker === "function";
 }
 
-function generate({ id, request }: Extract<ToWorker, { type: "generate" }>): void {
-  const tell = (answer: AnswerEvent): void => scope.postMessage({ type: "answer", id, answer });
-  if (session) session.generate(id, request, tell);
-  else tell({ event: "error", error: toErrorRecord(new DeviceError("The model is not loaded.")) });
+/** This very file once more: it is there, wherever a bundler has put it and whatever policy the page has. */
+function spawn(): ThreadPort {
+  const worker = new Worker(scope.location?.href ?? "", { type: "module", name: THREAD });
+  return {
+    start: (task) => worker.postMessage(task),
+    listen: (onWord) => {
+      worker.addEventListener("message", ({ data }: MessageEvent<ThreadWord>) => onWord(data));
+      worker.addEventListener("error", ({ message }) =>
+        onWord({ type: "failed", message: message || "its worker did not start" }),
+      );
+    },
+    end: () => worker.terminate(),
+  };
 }
 
-function count(prompt: Prompt): number | ErrorRecord {
-  try {
-    if (!session) throw new DeviceError("The model is not loaded.");
-    return session.count(prompt);
-  } catch (error) {
-    return toErrorRecord(error);
-  }
-}
-
-async function profile({ id, options }: Extract<ToWorker, { type: "profile" }>): Promise<void> {
-  try {
-    if (!session) throw new DeviceError("The model is not loaded.");
-    scope.postMessage({ type: "profiled", id, profile: await session.profile(options) });
-  } catch (error) {
-    scope.postMessage({ type: "profiled", id, profile: toErrorRecord(error) });
-  }
-}
-
-async function dispose(): Promise<void> {
-  loading.abort();
-  await loaded;
-  session?.dispose();
-  scope.postMessage({ type: "disposed", stats: session?.stats() ?? null });
-  session = null;
-}
-
-function onProgress(progress: LoadProgress): void {
-  const now = performance.now();
-  const last = progress.phase !== "weights" || progress.loaded === progress.total;
-  if (!last && now - lastProgress < PROGRESS_INTERVAL_MS) return;
-  lastProgress = now;
-  scope.postMessage({ type: "progress", progress });
+function beThread(): void {
+  const { addEventListener, postMessage } = globalThis as unknown as {
+    addEventListener(type: "message", listener: (event: { readonly data: ThreadTask }) => void): void;
+    postMessage(word: ThreadWord): void;
+  };
+  addEventListener("message", ({ data }) => {
+    work(data, (word) => postMessage(word));
+    scope.close();
+  });
 }

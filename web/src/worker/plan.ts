@@ -21,22 +21,33 @@ export interface Plan {
   readonly launches: readonly Launch[];
 }
 
+/** The grid of a kernel that shares out its work itself. */
+const ONE = [1, 1, 1] as const;
+
 const SPACES = ["weight", "buffer", "workspace"] as const;
 
 /** What the launches of a program can name. */
 export interface PlanNames {
-  readonly kernels: Program["kernels"];
+  /** How many arguments each kernel takes. */
+  readonly kernels: ReadonlyMap<string, number>;
+  /** Whether launches have a grid. */
+  readonly grids: boolean;
   /** "space:name". */
   readonly args: ReadonlySet<string>;
 }
 
-export function planNames({ weights, buffers }: Manifest, { kernels, workspace }: Program): PlanNames {
+export function planNames({ target, weights, buffers }: Manifest, program: Program): PlanNames {
+  const { kernels, routines, workspace } = program;
   const args = [
     ...weights.tensors.map(({ name }) => `weight:${name}`),
     ...buffers.map(({ name }) => `buffer:${name}`),
     ...workspace.map((_, i) => `workspace:${i}`),
   ];
-  return { kernels, args: new Set(args) };
+  const counts = [
+    ...[...kernels].map(([name, { access }]) => [name, access.length] as const),
+    ...[...routines].map(([name, params]) => [name, params.length] as const),
+  ];
+  return { kernels: new Map(counts), grids: target === "webgpu", args: new Set(args) };
 }
 
 /**
@@ -54,17 +65,15 @@ export function parsePlan(text: string, name: FunctionName, bucket: FunctionEntr
   return { launches: root.at("launches").list((launch) => readLaunch(launch, names)) };
 }
 
-function readLaunch(launch: Field<LaunchRecord>, { kernels, args: known }: PlanNames): Launch {
+function readLaunch(launch: Field<LaunchRecord>, { kernels, grids, args: known }: PlanNames): Launch {
   const kernel = launch.at("kernel").string();
-  const [x, y, z, ...more] = launch.at("grid").list((extent) => extent.int(1));
+  const [x, y, z, ...more] = grids ? launch.at("grid").list((extent) => extent.int(1)) : ONE;
   const args = launch.at("args").list((arg) => readArg(arg, known));
-  const entry = kernels.get(kernel);
-  if (!entry)
+  const count = kernels.get(kernel);
+  if (count === undefined)
     throw new ArtifactError(`${launch.path} names the kernel ${kernel}, which manifest.json does not list.`);
-  if (entry.access.length !== args.length)
-    throw new ArtifactError(
-      `${launch.path} gives ${kernel} ${args.length} arguments; it takes ${entry.access.length}.`,
-    );
+  if (count !== args.length)
+    throw new ArtifactError(`${launch.path} gives ${kernel} ${args.length} arguments; it takes ${count}.`);
   if (x === undefined || y === undefined || z === undefined || more.length > 0)
     throw new ArtifactError(`${launch.path} gives ${kernel} a grid that has not three extents.`);
   return { kernel, grid: [x, y, z], args };

@@ -1,37 +1,45 @@
+import { type Found, findArtifacts } from "../both/artifacts.js";
 import { ArtifactError, DeviceError, RequestError, toErrorRecord } from "../both/errors.js";
-import { fetchText, within } from "../both/http.js";
-import { type Manifest, openManifest, precisionOf } from "../both/manifest.js";
+import { type Fetch, fetchText, within } from "../both/http.js";
+import { type Manifest, type Program, precisionOf } from "../both/manifest.js";
 import type {
   AnswerEvent,
   AnswerStats,
+  BackendChoice,
   EngineStats,
   GenerateRequest,
   LoadProgress,
   LoadSettings,
   ModelCard,
   ProfileOptions,
+  ProgramChoice,
   Prompt,
   RequestStats,
   StepProfile,
   TokenScore,
 } from "../both/messages.js";
+import { type Chosen, choose } from "./choice.js";
 import { EngineCore } from "./engine/engine-core.js";
 import { checkedProfile, profileStep } from "./engine/profile.js";
 import type { Request, RequestListener, TokenLogprobs } from "./engine/request.js";
 import { parseSampling, type SamplingParams } from "./engine/sampling.js";
-import type { Executor } from "./gpu/executor.js";
-import { type LoadedExecutor, loadExecutor } from "./gpu/load.js";
+import { type LoadOptions, loadExecutor } from "./gpu/load.js";
+import type { Host } from "./host.js";
+import type { Loaded, ModelBackend } from "./loaded.js";
 import { openOpfsCache } from "./store/shard-cache.js";
+import type { ShardProgress } from "./store/shards.js";
 import type { TextCodec } from "./text/types.js";
 
 /** OpenAI's limit, and far more than a device's slots run at once. */
 const MAX_CHOICES = 128;
 
 export interface SessionHooks {
+  readonly host: Host;
   readonly signal: AbortSignal;
-  /** The name of this load, and of earlier ones whose page was left meanwhile. */
+  /** The name of this load. */
   readonly load: string;
-  readonly left: readonly string[];
+  /** Whether the page of another load was left. */
+  readonly hasLeft: (load: string) => Promise<boolean>;
   readonly onProgress: (progress: LoadProgress) => void;
   readonly onWarning: (message: string) => void;
 }
@@ -41,15 +49,18 @@ export class Session {
   readonly #core: EngineCore;
   readonly #requests = new Map<number, Request[]>();
   #last: AnswerStats | null = null;
+  #reopened = 0;
 
   private constructor(
     private readonly manifest: Manifest,
-    private loaded: LoadedExecutor,
+    private readonly backend: BackendChoice,
+    private loaded: Loaded,
     private readonly codec: TextCodec,
     /** Loads the executor that runs once more. */
-    private readonly again: (loaded: LoadedExecutor) => Promise<LoadedExecutor>,
-    { onProgress, onWarning }: SessionHooks,
+    private readonly again: (loaded: Loaded) => Promise<Loaded>,
+    private readonly hooks: SessionHooks,
   ) {
+    const { onProgress, onWarning } = hooks;
     this.#core = new EngineCore(loaded.executor, manifest.model.eosTokenIds, {
       reopen: () => this.#reopen(),
       onWarning,
@@ -60,32 +71,63 @@ export class Session {
   static async load(url: URL, settings: LoadSettings, hooks: SessionHooks): Promise<Session> {
     const base = new URL(url);
     if (!base.pathname.endsWith("/")) base.pathname += "/";
-    const { signal, load, left, onProgress, onWarning } = hooks;
+    const { signal, onProgress, host } = hooks;
     onProgress({ phase: "manifest" });
-    // Not from the HTTP cache: an old manifest would not match new shards.
-    const text = await fetchText(new URL("manifest.json", base), null, { signal, cache: "no-cache" });
-    const manifest = await openManifest(text);
+    const { fetch } = host;
+    const artifacts = await findArtifacts(base, settings.backend, { fetch, signal });
+    let next: Chosen | null = await choose(artifacts, settings.backend);
+    for (;;) {
+      onProgress({ phase: "backend", backend: next.choice });
+      try {
+        return await Session.#load(next, settings, hooks);
+      } catch (error) {
+        next = error instanceof DeviceError ? next.other(error) : null;
+        if (!next) throw error;
+      }
+    }
+  }
+
+  static async #load(
+    { choice, found }: Chosen,
+    settings: LoadSettings,
+    hooks: SessionHooks,
+  ): Promise<Session> {
+    const { base, manifest } = found;
+    const { signal, load, hasLeft, onProgress, onWarning, host } = hooks;
     const cache = await openOpfsCache(
       base,
       manifest.weights.shards.map(({ sha256 }) => sha256),
     );
-    const codec = loadCodec(base, manifest, signal);
+    const codec = loadCodec(found, host.fetch, signal);
     codec.catch(() => undefined);
-    const options = { ...settings, signal, cache, onWarning };
-    const loaded = await loadExecutor(base, manifest, {
-      ...options,
+    const open = choice.name === "wasm" ? loadWasm : loadExecutor;
+    const options = {
+      ...settings,
+      signal,
+      cache,
+      onWarning,
       load,
-      left,
-      onKernels: (compiled, total) => onProgress({ phase: "kernels", compiled, total }),
-      onTrying: ({ name }) => onProgress({ phase: "trying", program: name }),
-      onProgram: ({ name }, choice) => onProgress({ phase: "program", program: name, choice }),
-      onShards: (progress) => onProgress({ phase: "weights", ...progress }),
-    });
-    // The same program with as large a cache: requests go on there.
-    const again = ({ program, executor }: LoadedExecutor): Promise<LoadedExecutor> =>
-      loadExecutor(base, manifest, { ...options, program: program.name, ...executor.memory });
+      hasLeft,
+      host,
+      fetch: host.fetch,
+      onKernels: (compiled: number, total: number) => onProgress({ phase: "kernels", compiled, total }),
+      onTrying: ({ name }: Program) => onProgress({ phase: "trying", program: name }),
+      onProgram: ({ name }: Program, choice: ProgramChoice) =>
+        onProgress({ phase: "program", program: name, choice }),
+      onShards: (progress: ShardProgress) => onProgress({ phase: "weights", ...progress }),
+    } satisfies LoadOptions & { readonly host: Host };
+    const loaded = await open(base, manifest, options);
+    // The same program with as large a cache: requests go on there. Less is taken of what was left open.
+    const again = ({ program, executor }: Loaded): Promise<Loaded> =>
+      open(base, manifest, {
+        ...options,
+        onProgram: undefined,
+        program: program.name,
+        kvMemory: executor.kvMemory,
+        orLess: settings.kvMemory === undefined,
+      });
     try {
-      return new Session(manifest, loaded, await codec, again, hooks);
+      return new Session(manifest, choice, loaded, await codec, again, hooks);
     } catch (error) {
       loaded.executor.dispose();
       throw error;
@@ -98,6 +140,7 @@ export class Session {
       name: model.name,
       architecture: model.architecture,
       quantization,
+      backend: this.backend,
       program: this.loaded.program.name,
       choice: this.loaded.choice,
       precision: precisionOf(this.loaded.program),
@@ -110,18 +153,22 @@ export class Session {
   }
 
   stats(): EngineStats {
-    const { executor, buffers } = this.loaded;
+    const { executor, buffers, wasm } = this.loaded;
     return {
+      backend: this.backend,
       program: this.loaded.program.name,
       choice: this.loaded.choice,
       gpuBuffers: buffers.count,
       gpuBytes: buffers.bytes,
+      wasmBytes: wasm?.bytes ?? 0,
+      threads: wasm?.threads ?? 0,
       launches: executor.launches,
       launchesPerToken: executor.launchesOf("step") + executor.launchesOf("greedy"),
       cachePages: executor.shape.groups.reduce((sum, { pages }) => sum + pages, 0),
       freeTokens: this.#core.freeTokens,
       contextLength: executor.shape.contextLength,
       largestStep: this.#core.largestStep,
+      reopened: this.#reopened,
       last: this.#last,
     };
   }
@@ -161,10 +208,14 @@ export class Session {
   }
 
   /** Frees what is left of a device that failed, before the memory is taken again. */
-  async #reopen(): Promise<Executor> {
+  async #reopen(): Promise<ModelBackend> {
     const { executor, choice } = this.loaded;
+    const { onProgress } = this.hooks;
     executor.dispose();
+    onProgress({ phase: "reopening" });
     this.loaded = { ...(await this.again(this.loaded)), choice };
+    this.#reopened += 1;
+    onProgress({ phase: "reopened", contextLength: this.loaded.executor.shape.contextLength });
     return this.loaded.executor;
   }
 
@@ -207,10 +258,14 @@ function decodeRate({ completionTokens, decode }: RequestStats): number {
  * The tokenizer comes by dynamic import: it is a third of the code and is wanted only once the weights are on
  * their way.
  */
-async function loadCodec(base: URL, manifest: Manifest, signal: AbortSignal): Promise<TextCodec> {
+async function loadCodec(
+  { base, manifest }: Found,
+  fetch: Fetch | undefined,
+  signal: AbortSignal,
+): Promise<TextCodec> {
   const read = async (name: string): Promise<string | null> => {
     const entry = manifest.tokenizerFiles.find(({ file }) => file.endsWith(`/${name}`));
-    return entry ? fetchText(within(base, entry.file), entry.sha256, { signal }) : null;
+    return entry ? fetchText(within(base, entry.file), entry.sha256, { fetch, signal }) : null;
   };
   const [{ createTextCodec }, tokenizer, config, template] = await Promise.all([
     import("./text/index.js"),
@@ -226,6 +281,15 @@ async function loadCodec(base: URL, manifest: Manifest, signal: AbortSignal): Pr
     ...(template !== null && { chatTemplate: template }),
   };
   return createTextCodec(files, manifest.model);
+}
+
+/** The backend for browsers without WebGPU comes by dynamic import too: most do not want it. */
+async function loadWasm(
+  base: URL,
+  manifest: Manifest,
+  options: LoadOptions & { readonly host: Host; readonly threads?: number | undefined },
+): Promise<Loaded> {
+  return (await import("./wasm/load.js")).loadWasm(base, manifest, options);
 }
 
 /** Collects the choices of one request and tells their text. */

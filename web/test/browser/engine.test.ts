@@ -237,7 +237,8 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
         after: [one, other, last].map(({ choices }) => choices[0]?.text),
         held: [stats.gpuBuffers > 10, (await engine.stats()).gpuBuffers],
         largestStep: stats.largestStep,
-        phases: [...new Set(phases)],
+        reopened: stats.reopened,
+        phases: phases.slice(phases.indexOf("ready") + 1),
       };
     }, worker);
     expect(result).toEqual({
@@ -246,8 +247,15 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
       after: [expectedText("abc", 60), expectedText("x".repeat(80), 60), expectedText("abc", 60)],
       held: [true, 0],
       largestStep: 64,
-      phases: expect.arrayContaining(["kernels"]),
+      reopened: 2,
+      phases: expect.arrayContaining(["reopening", "weights", "kernels", "reopened"]),
     });
+    const { phases } = result;
+    expect(phases.filter((phase) => phase === "reopening" || phase === "reopened")).toEqual([
+      ...["reopening", "reopened"],
+      ...["reopening", "reopened"],
+      ...["reopening", "reopened"],
+    ]);
     const weights = (path: string): boolean => path.includes("weights/");
     expect(server.requests.filter(weights), "from the cache of shards").toHaveLength(3);
   });
@@ -302,6 +310,74 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
     expect(refused?.text.length).toBeGreaterThan(1);
     expect(refused?.text).toBe(expected.slice(0, refused?.text.length));
     expect(next).toEqual({ text: expected, error: "" });
+  });
+
+  test("goes on with less room where a device that is opened anew has no more, and says so", async () => {
+    const worker = new URL("dist/worker.js", server.url).href;
+    const result = await page.evaluate(async (url) => {
+      // From the second device on a cache has room for 1/8 of the pages.
+      const code = `import "${url}";
+        let device, opened = 0, whole = 0, isFull = false;
+        const request = GPUAdapter.prototype.requestDevice;
+        GPUAdapter.prototype.requestDevice = async function (...given) {
+          opened += 1;
+          return (device = await request.apply(this, given));
+        };
+        const create = GPUDevice.prototype.createBuffer;
+        GPUDevice.prototype.createBuffer = function (given) {
+          if (given.label === "kv.0.k") {
+            if (opened === 1) whole = given.size;
+            else isFull = given.size > whole / 8;
+          }
+          return create.call(this, given);
+        };
+        const pop = GPUDevice.prototype.popErrorScope;
+        GPUDevice.prototype.popErrorScope = async function () {
+          const error = await pop.call(this);
+          if (!isFull) return error;
+          isFull = false;
+          return new GPUOutOfMemoryError("no room for it");
+        };
+        addEventListener("message", ({ data }) => { if (data === "lose") device.destroy(); });`;
+      let inside: Worker | null = null;
+      const told: { phase: string; contextLength?: number }[] = [];
+      const warnings: string[] = [];
+      const engine = await nearfarPackage.createEngine("/toy/", {
+        onProgress: (progress) => told.push(progress),
+        onWarning: (message) => warnings.push(message),
+        worker: () => {
+          const blob = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
+          inside = new Worker(blob, { type: "module" });
+          return inside;
+        },
+      });
+      const lose = (): void => (inside as Worker | null)?.postMessage("lose");
+      const whole = engine.model.contextLength;
+      const request = { max_tokens: 12, temperature: 0 } as const;
+      lose();
+      const [short, long] = await Promise.allSettled([
+        engine.completions.create({ ...request, prompt: "abc" }),
+        engine.completions.create({ ...request, prompt: "x".repeat(whole - 13) }),
+      ]);
+      const { contextLength } = await engine.stats();
+      const reopened = told.find(({ phase }) => phase === "reopened")?.contextLength;
+      const model = engine.model.contextLength;
+      await engine.dispose();
+      return {
+        isShorter: contextLength < whole,
+        same: [model, reopened].map((length) => length === contextLength),
+        short: short.status === "fulfilled" ? short.value.choices[0]?.text : String(short.reason),
+        long: long.status === "rejected" ? String(long.reason) : "no error",
+        warnings,
+      };
+    }, worker);
+    expect(result).toEqual({
+      isShorter: true,
+      same: [true, true],
+      short: expectedText("abc", 12),
+      long: expect.stringMatching(/^DeviceError: The GPU was opened anew and has less room/),
+      warnings: [expect.stringContaining("from now on the context is")],
+    });
   });
 
   test("opens a device anew that is lost while an answer waits for kernels", async () => {

@@ -23,13 +23,14 @@ export interface ToyArtifact {
 
 export const TOY_VOCAB = 97;
 const SHARD_BYTES = 512;
-const PAGE_SIZE = 4;
+export const TOY_PAGE_SIZE = 4;
+const PAGE_SIZE = TOY_PAGE_SIZE;
 const SLOTS = 4;
 const CONTEXT = 256;
-const PAGES_PER_SLOT = CONTEXT / PAGE_SIZE;
-const MARKS = 300;
-const HEAD_DIM = 4;
-const SIZES = STEP_BUCKETS.filter((size) => size <= 64);
+export const PAGES_PER_SLOT = CONTEXT / PAGE_SIZE;
+export const MARKS = 300;
+export const HEAD_DIM = 4;
+export const SIZES = STEP_BUCKETS.filter((size) => size <= 64);
 
 /** Writes each row's token into its place in the cache. */
 const appendKernel = (rows: number): string => `
@@ -131,7 +132,7 @@ function tokenizer(): object {
 }
 
 /** Files as they are put into the artifact. */
-class Files extends Map<string, Uint8Array> {
+export class Files extends Map<string, Uint8Array> {
   put(file: string, content: string | Uint8Array): { file: string; bytes: number; sha256: string } {
     const bytes = typeof content === "string" ? new TextEncoder().encode(content) : content;
     this.set(file, bytes);
@@ -155,7 +156,7 @@ function weights(files: Files, build: number) {
   return { bytes: stream.length, shard_bytes: SHARD_BYTES, shards, tensors };
 }
 
-const LOOK_ARGS = "positions slots page_table.0 kv.0.k logit_rows logits";
+export const LOOK_ARGS = "positions slots page_table.0 kv.0.k logit_rows logits";
 
 function program(files: Files, features: readonly string[]): object {
   const kernels: Record<string, object> = {};
@@ -220,9 +221,11 @@ export interface ToyOptions {
   readonly features?: readonly string[];
   /** Another build has another first shard; 0 to 255. */
   readonly build?: number;
+  /** What another backend runs instead of the shaders. */
+  readonly other?: (files: Files) => { readonly target: string; readonly programs: readonly object[] };
 }
 
-export function toyArtifact({ features = [], build = 0 }: ToyOptions = {}): ToyArtifact {
+export function toyArtifact({ features = [], build = 0, other }: ToyOptions = {}): ToyArtifact {
   const files = new Files();
   const facts = {
     model: {
@@ -239,15 +242,15 @@ export function toyArtifact({ features = [], build = 0 }: ToyOptions = {}): ToyA
     ropes: { base: { inv_freq: "rope.base.inv_freq", scale: 1 } },
     weights: weights(files, build),
   };
+  const runs = other?.(files) ?? { target: "webgpu", programs: [program(files, features)] };
   const manifest = {
     format: FORMAT,
     version: VERSION,
-    target: "webgpu",
+    ...runs,
     ...facts,
     step: { ops: [], params: [] },
     quantization: { scheme: "none" },
     buffers: buffersFor(facts),
-    programs: [program(files, features)],
     tokenizer: {
       files: [
         files.put("tokenizer/tokenizer.json", JSON.stringify(tokenizer())),

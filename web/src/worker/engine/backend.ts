@@ -37,6 +37,8 @@ export interface BackendShape {
  */
 export interface Backend {
   readonly shape: BackendShape;
+  /** False where it works only while it is called, so that nothing is gained by steps ahead of the reading. */
+  readonly pipelined?: boolean;
   /** The sizes of a function, ascending. */
   sizes(name: FunctionName): readonly number[];
   /** Kernels that are yet to be compiled before `run` may be called. */

@@ -1,11 +1,11 @@
-import { DeviceError, DeviceLostError, OutOfMemoryError, RequestError } from "../../both/errors.js";
-import { MAX_ROWS, MAX_STEP, TOP_LOGPROBS } from "../../both/format.js";
-import type { FunctionName } from "../../both/manifest.js";
+import { type DeviceError, DeviceLostError, OutOfMemoryError, RequestError } from "../../both/errors.js";
+import { MAX_ROWS, MAX_STEP } from "../../both/format.js";
 import { SequenceTable } from "../cache/sequence-table.js";
-import type { Backend, HostArray, Read } from "./backend.js";
-import { StepInputs } from "./inputs.js";
+import type { Backend, HostArray } from "./backend.js";
+import { deviceError, NoRoom, notFinite, tooLong } from "./faults.js";
+import { type Flight, Launches, logprobsOf, type Run } from "./launches.js";
 import { Request, type RequestListener, type TokenLogprobs } from "./request.js";
-import { isPlainGreedy, type SamplingParams } from "./sampling.js";
+import type { SamplingParams } from "./sampling.js";
 import { type Bucket, Scheduler, type Step } from "./scheduler.js";
 
 /**
@@ -16,15 +16,6 @@ const STEPS_AHEAD = 3;
 
 /** What a sampler writes instead of a token where no logit is finite. */
 const NOT_FINITE = -1;
-
-/** A function and its size. */
-type Run = readonly [name: FunctionName, size: number];
-
-interface Flight {
-  readonly step: Step;
-  readonly logprobs: boolean;
-  readonly results: Promise<HostArray[]>;
-}
 
 /** How often in a row, without a token between, a lost device is opened anew. */
 export const MOST_LOSSES = 3;
@@ -53,7 +44,7 @@ export class EngineCore {
   #backend: Backend;
   #table: SequenceTable;
   #scheduler: Scheduler;
-  #inputs: StepInputs;
+  #launches: Launches;
   readonly #endTokens: ReadonlySet<number>;
   #failure: Error | null = null;
   #running = false;
@@ -71,7 +62,7 @@ export class EngineCore {
     this.#backend = backend;
     this.#endTokens = new Set(endTokens);
     [this.#table, this.#scheduler] = partsFor(backend);
-    this.#inputs = new StepInputs(backend);
+    this.#launches = new Launches(backend);
   }
 
   /** Rows of the largest step it takes: fewer than the artifact has where there was no memory for them. */
@@ -240,25 +231,37 @@ export class EngineCore {
       backend.dispose();
       throw this.#failure;
     }
-    if (backend.shape.contextLength < this.#backend.shape.contextLength) {
-      backend.dispose();
-      throw new DeviceError("The GPU was opened anew, but has less room for the cache than before.");
-    }
-    this.#begin(backend);
     this.#broken = false;
+    this.#begin(backend);
   }
 
   /** Starts afresh on a backend: requests are computed from their tokens. */
   #begin(backend: Backend): void {
     const before = this.#scheduler;
-    if (backend === this.#backend) this.#inputs.forget();
-    else this.#inputs = new StepInputs(backend);
+    const { contextLength } = this.#backend.shape;
+    if (backend === this.#backend) this.#launches.forget();
+    else this.#launches = new Launches(backend);
     this.#backend = backend;
     [this.#table, this.#scheduler] = partsFor(backend);
     this.#scheduler.shrink(before.largest + 1);
     for (const request of before.requests()) {
       request.restart();
       this.#scheduler.add(request);
+    }
+    if (backend.shape.contextLength < contextLength) this.#shorten(contextLength);
+  }
+
+  /** There is less room than before: requests that it is too little for end, and others get less of it. */
+  #shorten(before: number): void {
+    const { contextLength } = this.#backend.shape;
+    this.hooks.onWarning?.(
+      `The GPU was opened anew and has less room than before: from now on the context is ${contextLength} ` +
+        `tokens instead of ${before}. Close other tabs and load the model again for more.`,
+    );
+    for (const request of this.#scheduler.requests()) {
+      // A listener that is told may cancel others of these.
+      if (request.done || request.shorten(contextLength)) continue;
+      this.#fail(request, tooLong(request, contextLength, before));
     }
   }
 
@@ -267,33 +270,23 @@ export class EngineCore {
    * kernels are being compiled.
    */
   #fill(flights: Flight[]): [Step, Run[]] | null {
-    while (flights.length < STEPS_AHEAD) {
+    const ahead = this.#backend.pipelined === false ? 1 : STEPS_AHEAD;
+    while (flights.length < ahead) {
       const step = this.#scheduler.schedule(flights.at(-1)?.step ?? null);
       if (!step) return null;
       for (const [group, from, to] of step.copies) this.#backend.copyPage(group, from, to);
-      const runs = this.#runsOf(step);
-      const unready = runs.filter(([name, size]) => this.#backend.missing(name, size) > 0);
+      const runs = this.#launches.runsOf(step);
+      const unready = this.#launches.unready(runs);
       if (unready.length > 0) {
         if (flights.length > 0)
           for (const [name, size] of unready) this.#backend.prepare(name, size).catch(() => undefined);
         return [step, unready];
       }
       this.#endCompiling();
-      flights.push(this.#launch(step, runs));
+      flights.push(this.#launches.launch(step, runs));
+      this.#scheduler.launched(step);
     }
     return null;
-  }
-
-  /** The functions of a step with their sizes, in order. */
-  #runsOf({ bucket, sampled }: Step): Run[] {
-    const runs: Run[] = [["step", bucket.size]];
-    if (sampled.length === 0) return runs;
-    const greedy = sampled.every(({ params }) => isPlainGreedy(params));
-    const name = greedy ? "greedy" : "sample";
-    runs.push([name, this.#sizeFor(name, sampled.length)]);
-    const logprobs = sampled.some(({ params }) => params.logprobs !== null);
-    if (logprobs) runs.push(["logprobs", this.#sizeFor("logprobs", sampled.length)]);
-    return runs;
   }
 
   /**
@@ -301,14 +294,11 @@ export class EngineCore {
    * cannot run fails the requests that need it.
    */
   async #prepare(step: Step, runs: Run[]): Promise<void> {
-    const missing = runs.reduce((sum, [name, size]) => sum + this.#backend.missing(name, size), 0);
+    const missing = this.#launches.missing(runs);
     this.#awaited = Math.max(this.#awaited, missing);
     this.hooks.onCompiling?.(this.#awaited - missing, this.#awaited);
     try {
-      await new Promise<void>((resolve, reject) => {
-        const all = runs.map(([name, size]) => this.#backend.prepare(name, size, resolve));
-        Promise.all(all).then(() => resolve(), reject);
-      });
+      await this.#launches.prepareOne(runs);
     } catch (error) {
       const named = deviceError(error);
       if (named instanceof DeviceLostError) throw named;
@@ -321,27 +311,6 @@ export class EngineCore {
   #endCompiling(): void {
     if (this.#awaited > 0) this.hooks.onCompiling?.(this.#awaited, this.#awaited);
     this.#awaited = 0;
-  }
-
-  #launch(step: Step, runs: readonly Run[]): Flight {
-    const backend = this.#backend;
-    this.#inputs.writeStep(step);
-    const sampler = runs[1];
-    if (sampler) this.#inputs.writeSampling(step, sampler[1], sampler[0] === "greedy");
-    for (const [name, size] of runs) backend.run(name, size);
-    this.#scheduler.launched(step);
-    const logprobs = runs.length > 2;
-    // A step that samples nothing is read too: that bounds how many prefill steps are queued.
-    const results = backend.fetch(readsOf(Math.max(step.sampled.length, 1), logprobs));
-    // Awaited in order; if an earlier one fails, this one's failure is no news.
-    results.catch(() => undefined);
-    return { step, logprobs, results };
-  }
-
-  #sizeFor(name: "greedy" | "sample" | "logprobs", rows: number): number {
-    const size = this.#backend.sizes(name).find((candidate) => candidate >= rows);
-    if (size === undefined) throw new Error(`the artifact has no plan of ${name} for ${rows} rows`);
-    return size;
   }
 
   #emit({ step, logprobs }: Flight, [sampled, ...scores]: HostArray[]): void {
@@ -397,16 +366,6 @@ export class EngineCore {
   }
 }
 
-/** There was no memory for steps of `size` rows. */
-class NoRoom extends Error {
-  constructor(
-    readonly size: number,
-    readonly reason: DeviceError,
-  ) {
-    super(reason.message);
-  }
-}
-
 /** What the engine keeps about a backend's cache. */
 function partsFor(backend: Backend): [SequenceTable, Scheduler] {
   const { groups, pageSize, slots, contextLength } = backend.shape;
@@ -419,39 +378,4 @@ function partsFor(backend: Backend): [SequenceTable, Scheduler] {
   );
   const scheduler = new Scheduler(table, backend.sizes("step").map(bucket), contextLength);
   return [table, scheduler];
-}
-
-/** By name, whatever the driver threw: after it nothing on the device can be relied on. */
-function deviceError(cause: unknown): DeviceError | NoRoom {
-  if (cause instanceof DeviceError || cause instanceof NoRoom) return cause;
-  const message = cause instanceof Error ? cause.message : String(cause);
-  const advice = "Ask again: the device is opened anew. Where it comes back, load the model again.";
-  return new DeviceError(`A step failed on the device: ${message}. ${advice}`, { cause });
-}
-
-function notFinite({ tokens, prompt }: Request): DeviceError {
-  return new DeviceError(
-    `The model's logits were not finite (NaN or infinite) after ${tokens.length - prompt.length} tokens of ` +
-      "the answer. Ask again. Where it comes back, the model's values are too large for this device's " +
-      "kernels, or the artifact is damaged: download or build it again, or use another model.",
-  );
-}
-
-function readsOf(rows: number, logprobs: boolean): Read[] {
-  const sampled: Read = { buffer: "sampled", count: rows };
-  if (!logprobs) return [sampled];
-  return [
-    sampled,
-    { buffer: "logprob", count: rows },
-    { buffer: "top_ids", count: rows * TOP_LOGPROBS },
-    { buffer: "top_logprobs", count: rows * TOP_LOGPROBS },
-  ];
-}
-
-function logprobsOf([logprob, ids, values]: HostArray[], row: number, count: number): TokenLogprobs {
-  const top = Array.from({ length: count }, (_, i) => {
-    const at = row * TOP_LOGPROBS + i;
-    return { token: ids?.[at] ?? 0, logprob: values?.[at] ?? 0 };
-  });
-  return { logprob: logprob?.[row] ?? 0, top };
 }

@@ -1,4 +1,11 @@
-import { type BufferName, PROMPT_FLAG, SAMPLE_COLUMNS, SAMPLE_F32, SAMPLE_I32 } from "../../both/format.js";
+import {
+  type BufferName,
+  MAX_ROWS,
+  PROMPT_FLAG,
+  SAMPLE_COLUMNS,
+  SAMPLE_F32,
+  SAMPLE_I32,
+} from "../../both/format.js";
 import type { Backend } from "./backend.js";
 import type { Request } from "./request.js";
 import { isPenalized } from "./sampling.js";
@@ -135,4 +142,19 @@ export class StepInputs {
     // What lies behind a shorter write is still on the device, but no longer worth knowing.
     this.#mirrors.set(buffer, data);
   }
+}
+
+/**
+ * The inputs of a step that is run for its time alone: a token at each of the positions of the first slot's
+ * sequence, with nothing fed to a later step. Where its pages lie is for the caller to say.
+ */
+export function writePlainStep(backend: Backend, positions: Int32Array<ArrayBuffer>): void {
+  const rows = positions.length;
+  const sample = new Int32Array(MAX_ROWS * SAMPLE_COLUMNS);
+  for (let row = 0; row < MAX_ROWS; row++) sample[row * SAMPLE_COLUMNS + SAMPLE_I32.feed] = -1;
+  backend.write("tokens", new Int32Array(rows));
+  backend.write("positions", positions);
+  backend.write("slots", new Int32Array(rows));
+  backend.write("logit_rows", new Int32Array(MAX_ROWS));
+  backend.write("sample_i32", sample);
 }

@@ -1,7 +1,7 @@
 import { RequestError } from "../../both/errors.js";
-import { MAX_ROWS, SAMPLE_COLUMNS, SAMPLE_I32 } from "../../both/format.js";
 import type { LaunchCost, ProfileOptions, StepProfile } from "../../both/messages.js";
 import type { Backend } from "./backend.js";
+import { writePlainStep } from "./inputs.js";
 
 /** Positions in the cache, unless told otherwise: where attention begins to cost something. */
 const CONTEXT = 1024;
@@ -78,16 +78,10 @@ function writeInputs(backend: Backend, rows: number, context: number): void {
   const { groups, pageSize } = backend.shape;
   const pages = Int32Array.from({ length: Math.ceil(context / pageSize) }, (_, page) => page);
   for (const group of groups.keys()) backend.write(`page_table.${group}`, pages);
-  const sample = new Int32Array(MAX_ROWS * SAMPLE_COLUMNS);
-  for (let row = 0; row < MAX_ROWS; row++) sample[row * SAMPLE_COLUMNS + SAMPLE_I32.feed] = -1;
-  backend.write("tokens", new Int32Array(rows));
-  backend.write(
-    "positions",
+  writePlainStep(
+    backend,
     Int32Array.from({ length: rows }, (_, row) => context - rows + row),
   );
-  backend.write("slots", new Int32Array(rows));
-  backend.write("logit_rows", new Int32Array(MAX_ROWS));
-  backend.write("sample_i32", sample);
 }
 
 function median(values: readonly number[]): number {

@@ -44,7 +44,7 @@ export class Request {
     readonly prompt: readonly number[],
     readonly params: SamplingParams,
     /** Tokens that may be generated. */
-    readonly limit: number,
+    public limit: number,
     readonly listener: RequestListener,
   ) {
     this.tokens = [...prompt];
@@ -71,6 +71,12 @@ export class Request {
     this.queued = 0;
     this.pending = 0;
     this.slotReady = false;
+  }
+
+  /** Keeps to a shorter context. False: that leaves no room for another token. */
+  shorten(contextLength: number): boolean {
+    this.limit = Math.min(this.limit, contextLength - this.prompt.length);
+    return !this.exhausted;
   }
 
   tokenRead(): void {

@@ -1,9 +1,10 @@
-import { DeviceError, DeviceLostError, OutOfMemoryError } from "../../both/errors.js";
+import { DeviceError } from "../../both/errors.js";
 import type { BufferName } from "../../both/format.js";
 import type { Dtype, FunctionName } from "../../both/manifest.js";
 import type { Backend, BackendShape, HostArray, Read } from "../engine/backend.js";
 import type { Plan, PlanArg } from "../plan.js";
 import type { BufferRegistry } from "./buffers.js";
+import type { Faults } from "./faults.js";
 import type { Pipelines } from "./pipelines.js";
 import { StagingRing } from "./staging.js";
 import { checkTimestamps, Timestamps } from "./timestamps.js";
@@ -21,7 +22,9 @@ export interface PageStore {
 }
 
 export interface ExecutorParts {
+  /** For what the executor makes itself. */
   readonly buffers: BufferRegistry;
+  readonly faults: Faults;
   readonly shape: BackendShape;
   readonly pipelines: Pipelines;
   readonly weights: ReadonlyMap<string, DeviceBuffer>;
@@ -58,7 +61,7 @@ export class Executor implements Backend {
   #encoder: GPUCommandEncoder | null = null;
   #pass: GPUComputePassEncoder | null = null;
   #failure: DeviceError | null = null;
-  #lost: DeviceLostError | null = null;
+  readonly #endListening: () => void;
   #launches = 0;
 
   constructor(parts: ExecutorParts) {
@@ -66,17 +69,8 @@ export class Executor implements Backend {
     this.shape = parts.shape;
     this.#device = parts.buffers.device;
     this.#staging = new StagingRing(parts.buffers);
-    void this.#device.lost.then(({ reason, message }) => {
-      const why = "The driver reset it, after a fault or because a step took too long, or took it away.";
-      this.#lost = new DeviceLostError(`The GPU device was lost (${reason}: ${message}). ${why}`);
-      this.#failure ??= this.#lost;
-    });
-    this.#device.addEventListener("uncapturederror", ({ error }) => {
-      const held = `${parts.buffers.bytes} bytes in ${parts.buffers.count} buffers are in use`;
-      this.#failure ??=
-        error instanceof GPUOutOfMemoryError
-          ? new OutOfMemoryError(`The GPU ran out of memory (${held}): ${error.message}`)
-          : new DeviceError(`The GPU reports an error (${held}): ${error.message}`);
+    this.#endListening = parts.faults.listen((error) => {
+      this.#failure ??= error;
     });
   }
 
@@ -91,11 +85,11 @@ export class Executor implements Backend {
     return smallest?.launches.length ?? 0;
   }
 
-  /** What gives another executor as large a cache. */
-  get memory(): { readonly kvMemory: number; readonly contextLength: number } {
-    const { groups, contextLength } = this.shape;
+  /** Bytes of the cache: what gives another executor as large a one. */
+  get kvMemory(): number {
+    const { groups } = this.shape;
     const bytes = this.#parts.cache.map(({ group, pageBytes }) => pageBytes * (groups[group]?.pages ?? 0));
-    return { kvMemory: bytes.reduce((sum, count) => sum + count, 0), contextLength };
+    return bytes.reduce((sum, count) => sum + count, 0);
   }
 
   sizes(name: FunctionName): readonly number[] {
@@ -108,7 +102,8 @@ export class Executor implements Backend {
   }
 
   async prepare(name: FunctionName, size: number, onKernel?: () => void): Promise<void> {
-    if (this.#lost) throw this.#lost;
+    const { faults } = this.#parts;
+    if (faults.lost) throw faults.lost;
     const compiling = this.#kernels(name, size).map(async (kernel) => {
       if (this.#parts.pipelines.get(kernel)) return;
       await this.#parts.pipelines.compile(kernel);
@@ -119,7 +114,7 @@ export class Executor implements Backend {
     } catch (error) {
       await this.#lastWord();
       // Whatever else the device says is of steps: the next fetch tells it.
-      throw this.#lost ?? error;
+      throw faults.lost ?? error;
     }
   }
 
@@ -203,12 +198,23 @@ export class Executor implements Backend {
     return this.#read(staging, bytes, (data) => this.#split(data, reads));
   }
 
+  /** Ends this executor alone, and frees what it made; the device and what lies there stay. */
+  retire(): void {
+    this.#end("Another executor has taken this one's place.");
+    this.#parts.buffers.freeAll();
+  }
+
   dispose(): void {
-    this.#failure ??= new DeviceError("The engine was disposed. Create a new one.");
+    this.#end("The engine was disposed. Create a new one.");
+    this.#parts.buffers.close();
+  }
+
+  #end(why: string): void {
+    this.#endListening();
+    this.#failure ??= new DeviceError(why);
     this.#encoder = null;
     this.#pass = null;
     this.#bound.clear();
-    this.#parts.buffers.close();
   }
 
   async #read<T>(staging: GPUBuffer, bytes: number, read: (data: ArrayBuffer) => T): Promise<T> {

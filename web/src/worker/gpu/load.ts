@@ -8,9 +8,10 @@ import type { BufferRegistry } from "./buffers.js";
 import { ablePrograms, findGpu, type Gpu, openDevice } from "./device.js";
 import type { Executor } from "./executor.js";
 import type { MemoryOptions } from "./memory.js";
+import { type Opened, openBest, settled } from "./opening.js";
 import { RemoteArtifact } from "./remote-artifact.js";
 import { Stage } from "./stage.js";
-import { type Finalists, type Opened, openBest, settled } from "./trial.js";
+import type { Finalists } from "./trial.js";
 import type { Choice } from "./variants.js";
 
 export interface LoadOptions extends MemoryOptions {
@@ -19,9 +20,10 @@ export interface LoadOptions extends MemoryOptions {
   readonly fetch?: Fetch | undefined;
   readonly signal?: AbortSignal | undefined;
   readonly cache: ShardCache | null;
-  /** The name of this load, and of earlier ones whose page was left while programs were tried. */
+  /** The name of this load. */
   readonly load?: string | undefined;
-  readonly left?: readonly string[] | undefined;
+  /** Whether the page of another load was left while programs were tried. */
+  readonly hasLeft?: ((load: string) => Promise<boolean>) | undefined;
   readonly onTrying?: ((program: Program) => void) | undefined;
   readonly onProgram?: ((program: Program, choice: ProgramChoice) => void) | undefined;
   readonly onShards?: ((progress: ShardProgress) => void) | undefined;
@@ -47,54 +49,56 @@ export async function loadExecutor(
   options: LoadOptions,
 ): Promise<LoadedExecutor> {
   const gpu = await findGpu();
-  const { stage, program, choice } = await openStage(base, manifest, gpu, options);
-  try {
-    const executor = await stage.settle(program);
-    return {
-      executor,
-      buffers: stage.buffers,
-      program,
-      choice: choiceTold(choice, gpu),
-      adapterName: gpu.name,
-    };
-  } catch (error) {
-    stage.close();
-    throw error;
-  }
+  const { stage, executor, program, choice } = await openStage(base, manifest, gpu, options);
+  const told = choiceTold(choice, gpu);
+  return { executor, buffers: stage.buffers, program, choice: told, adapterName: gpu.name };
 }
 
-/** The weights on a device, and the program that will run there. */
+/** The weights on a device, and the program that runs there. */
 async function openStage(
   base: URL,
   manifest: SealedManifest,
   gpu: Gpu,
   options: LoadOptions,
-): Promise<Opened<Stage>> {
+): Promise<Opened<Stage, Executor>> {
   const signal = options.signal ?? new AbortController().signal;
   const artifact = new RemoteArtifact(base, manifest, options.fetch);
-  const open = async (programs: Finalists): Promise<Stage> => {
+  const open = async (programs: Finalists, tried: readonly Program[]): Promise<Stage> => {
     // An adapter opens one device, and a trial may lose it.
     const device = await openDevice(await findGpu(), programs);
     const software = gpu.deviceClass === "software";
-    const staged = { ...options, onProgress: options.onShards, signal, software };
-    return Stage.open(artifact, device, programs[0], programs.length > 1, staged);
+    const staged = { ...options, onProgress: options.onShards, signal, software, tried };
+    return Stage.open(artifact, device, programs, staged);
   };
   const hooks = {
     signal,
     onTrying: (program: Program) => options.onTrying?.(program),
     onChoice: (program: Program, choice: Choice) => options.onProgram?.(program, choiceTold(choice, gpu)),
+    onPassedOver: ({ name }: Program, error: unknown) => {
+      const reason = error instanceof Error ? error.message : String(error);
+      options.onWarning?.(`The program ${name} is passed over: ${reason}`);
+    },
   };
   const able = ablePrograms(manifest, gpu.abilities, options.program);
   const choice = settled(able, gpu.deviceClass, options.program !== undefined);
   if (choice) {
     const program = able.find(({ name }) => name === choice.program) ?? able[0];
     hooks.onChoice(program, choice);
-    return { stage: await open([program]), program, choice };
+    const stage = await open([program], []);
+    try {
+      return { stage, executor: await stage.settle(program), program, choice };
+    } catch (error) {
+      stage.close();
+      throw error;
+    }
   }
-  const { load = crypto.randomUUID(), left = [] } = options;
-  const kept = await openKept(manifest.digest, gpu.described, { load, left });
+  const { load = crypto.randomUUID(), hasLeft = async () => false } = options;
+  const kept = await openKept(manifest.digest, gpu.described, { load, hasLeft });
   try {
-    return await openBest(able, gpu.deviceClass, kept, open, hooks);
+    // Whichever runs in the end: others may fail.
+    const openAll = (first: Program, tried: readonly Program[]): Promise<Stage> =>
+      open([first, ...able.filter((program) => program !== first)], tried);
+    return await openBest(able, gpu.deviceClass, kept, openAll, hooks);
   } finally {
     kept.close();
   }

@@ -7,6 +7,8 @@ import { Window } from "../cache/window.js";
 export interface MemoryOptions {
   /** Bytes for the KV cache of all sequences. */
   readonly kvMemory?: number | undefined;
+  /** Whether less will do where there is no room; so it is where `kvMemory` is left open. */
+  readonly orLess?: boolean | undefined;
   /** Tokens that one sequence can have; the model's own limit by default. */
   readonly contextLength?: number | undefined;
 }
@@ -32,7 +34,8 @@ export function bufferBytes({ dtype, shape }: BufferEntry, program: Program, ext
   return shape.reduce<number>((bytes, dim) => bytes * extentOf(dim, extents), element);
 }
 
-function extentOf(dim: Dim, { pages, contextLength }: Extents): number {
+/** An extent once what the runtime chooses is chosen. */
+export function extentOf(dim: Dim, { pages, contextLength }: Extents): number {
   if (typeof dim === "number") return dim;
   return dim === "context" ? contextLength : (pages[groupIn(dim)] ?? 0);
 }

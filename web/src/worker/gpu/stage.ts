@@ -1,14 +1,15 @@
-import { DeviceLostError, throwIfAborted } from "../../both/errors.js";
+import { DeviceError, DeviceLostError, throwIfAborted } from "../../both/errors.js";
 import type { Manifest, Program } from "../../both/manifest.js";
 import type { Launch, Plan } from "../plan.js";
 import { ropeTable } from "../rope.js";
 import type { ShardOptions } from "../store/shards.js";
 import { BufferRegistry } from "./buffers.js";
 import { type DeviceBuffer, Executor, LAST_WORD_MS } from "./executor.js";
+import { Faults } from "./faults.js";
 import type { MemoryOptions, MemoryPlan } from "./memory.js";
 import { Pipelines } from "./pipelines.js";
 import type { Plans, RemoteArtifact } from "./remote-artifact.js";
-import { POSITION } from "./trial.js";
+import { type Finalists, POSITION, type TrialStage } from "./trial.js";
 import { allocateWeights, streamWeights } from "./weights.js";
 import { allocate, allocateWhole, type WorkingMemory } from "./working-memory.js";
 
@@ -17,6 +18,8 @@ export type StageOptions = MemoryOptions &
     readonly signal: AbortSignal;
     /** Whether a processor plays the GPU. */
     readonly software: boolean;
+    /** Those that are tried first; empty where it is known which will run. */
+    readonly tried: readonly Program[];
     /** How many of the kernels are compiled that the load waits for. */
     readonly onKernels?: ((compiled: number, total: number) => void) | undefined;
   };
@@ -28,14 +31,21 @@ interface Code {
   readonly plans: Plans;
 }
 
+/** What a program has on the device for itself. */
+interface Place {
+  readonly own: WorkingMemory;
+  /** Room for the program as it will run, and not for a trial alone. */
+  readonly whole: boolean;
+}
+
 /** A device with an artifact's weights, and executors of its programs beside one another over them. */
-export class Stage {
+export class Stage implements TrialStage<Executor> {
   readonly buffers: BufferRegistry;
+  readonly #faults: Faults;
   readonly #code = new Map<Program, Promise<Code>>();
-  readonly #memory = new Map<Program, WorkingMemory>();
-  /** The program that will run, once its memory is as it will be. */
-  #settled: { readonly program: Program; readonly memory: WorkingMemory } | null = null;
-  #isGone = false;
+  readonly #compiling = new Map<Program, Promise<unknown>>();
+  readonly #places = new Map<Program, Place>();
+  readonly #executors = new Map<Program, Executor>();
   #weights: ReadonlyMap<string, DeviceBuffer> = new Map();
   /** Tensors that the host needs itself. */
   #onHost: ReadonlyMap<string, Float32Array> = new Map();
@@ -43,30 +53,26 @@ export class Stage {
   private constructor(
     private readonly artifact: RemoteArtifact,
     private readonly device: GPUDevice,
-    private readonly main: Program,
-    private readonly tried: boolean,
+    private readonly programs: Finalists,
     private readonly options: StageOptions,
   ) {
     this.buffers = new BufferRegistry(device);
-    void device.lost.then(() => {
-      this.#isGone = true;
-    });
+    this.#faults = new Faults(this.buffers);
   }
 
   /**
-   * Puts the weights on the device, with room for `main` as it will run. `tried`: its kernels wait for a
-   * trial; else they are compiled meanwhile.
+   * Puts the weights on the device, with room for the first of the programs, as it will run; where it has
+   * none, for another. Where there is one program alone, what is wrong with it is told here.
    */
   static async open(
     artifact: RemoteArtifact,
     device: GPUDevice,
-    main: Program,
-    tried: boolean,
+    programs: Finalists,
     options: StageOptions,
   ): Promise<Stage> {
     const stop = new AbortController();
     const signal = AbortSignal.any([options.signal, stop.signal]);
-    const stage = new Stage(artifact, device, main, tried, { ...options, signal });
+    const stage = new Stage(artifact, device, programs, { ...options, signal });
     try {
       await stage.#load();
       return stage;
@@ -77,28 +83,35 @@ export class Stage {
     }
   }
 
-  /** An executor of the program; with as little of a cache as a trial needs, where it is not the main one. */
+  async obtain(program: Program): Promise<void> {
+    await this.#codeOf(program);
+  }
+
   async put(program: Program): Promise<Executor> {
     const { manifest } = this.artifact;
-    let own = this.#memory.get(program);
-    if (!own) {
-      own = await allocate(this.buffers.part(), manifest, program, smallest(manifest));
-      this.#memory.set(program, own);
-    }
-    return this.#executor(await this.#codeOf(program), own);
-  }
-
-  /** Room for the program as it will run; what the others had is freed. */
-  async makeRoom(program: Program): Promise<void> {
-    await this.#roomOf(program);
-  }
-
-  /** The executor of the program as it will run. */
-  async settle(program: Program): Promise<Executor> {
-    const own = await this.#roomOf(program);
     const code = await this.#codeOf(program);
-    if (this.tried) await Promise.all(this.#compile(code));
-    return this.#executor(code, own);
+    let place = this.#places.get(program);
+    if (!place) {
+      const own = await allocate(this.buffers.part(), manifest, program, smallest(manifest));
+      place = { own, whole: false };
+      this.#places.set(program, place);
+    }
+    return this.#executor(program, code, place.own);
+  }
+
+  async settle(program: Program): Promise<Executor> {
+    const code = await this.#codeOf(program);
+    const own = await this.#roomOf(program);
+    await this.#compile(program, code);
+    return this.#executor(program, code, own);
+  }
+
+  async drop(program: Program): Promise<void> {
+    // What it has asked of the device must not be taken for another's fault.
+    await this.device.queue.onSubmittedWorkDone().catch(() => undefined);
+    this.#clear(program);
+    this.#code.delete(program);
+    this.#compiling.delete(program);
   }
 
   /** Whether the device is gone. */
@@ -108,44 +121,78 @@ export class Stage {
   }
 
   close(): void {
+    for (const executor of this.#executors.values()) executor.retire();
     this.buffers.close();
   }
 
+  /** Frees what the program has on the device. */
+  #clear(program: Program): void {
+    this.#executors.get(program)?.retire();
+    this.#executors.delete(program);
+    this.#places.get(program)?.own.buffers.freeAll();
+    this.#places.delete(program);
+  }
+
+  /** Room for the program as it will run; what the others had is freed. */
   async #roomOf(program: Program): Promise<WorkingMemory> {
-    const { main, artifact, options } = this;
-    if (this.#settled?.program === program) return this.#settled.memory;
-    for (const [other, { buffers }] of this.#memory) {
-      if (other === program && other === main) continue;
-      buffers.freeAll();
-      this.#memory.delete(other);
-    }
-    const memory =
-      this.#memory.get(program) ??
-      (await allocateWhole(this.buffers.part(), artifact.manifest, program, options));
-    this.#memory.set(program, memory);
-    this.#settled = { program, memory };
-    return memory;
+    const { artifact, options } = this;
+    const known = this.#places.get(program);
+    for (const other of [...this.#places.keys()]) if (other !== program || !known?.whole) this.#clear(other);
+    if (known?.whole) return known.own;
+    const own = await allocateWhole(this.buffers.part(), artifact.manifest, program, options);
+    this.#places.set(program, { own, whole: true });
+    return own;
   }
 
   async #load(): Promise<void> {
-    const { artifact, device, main, options } = this;
+    const { artifact, device, options, programs } = this;
+    const alone = programs.length === 1;
     throwIfAborted(options.signal);
     // Memory first: a device that is too small should say so before the download, not after it.
     this.#weights = await allocateWeights(this.buffers, artifact);
-    this.#memory.set(main, await allocateWhole(this.buffers.part(), artifact.manifest, main, options));
+    await this.#makeRoom();
     const streaming = streamWeights(artifact, this.#weights, device, options);
     streaming.catch(() => undefined);
-    const code = await this.#codeOf(main);
-    const compiling = this.tried ? [] : this.#compile(code);
-    [this.#onHost] = await Promise.all([streaming, ...compiling]);
+    const preparing = options.tried.length > 0 ? this.#readAll(options.tried) : this.#prepare(programs[0]);
+    preparing.catch(() => undefined);
+    [this.#onHost] = await Promise.all([streaming, alone ? preparing : null]);
     throwIfAborted(options.signal);
     // Writing to a lost device is no error. It must not look as if a program that is tried next had lost it.
-    if (this.#isGone)
+    if (this.#faults.lost)
       throw new DeviceLostError("The GPU was lost while the model was loaded. Load the model again.");
   }
 
-  /** While the weights come in. A GPU compiles all at leisure; a processor would take the answer's time. */
-  #compile({ kernels, pipelines, plans }: Code): Promise<void>[] {
+  /** For the first program that there is room for: a small device may hold one of them alone. */
+  async #makeRoom(): Promise<void> {
+    let first: unknown = null;
+    for (const program of this.programs)
+      try {
+        await this.#roomOf(program);
+        return;
+      } catch (error) {
+        if (!(error instanceof DeviceError)) throw error;
+        first ??= error;
+      }
+    throw first;
+  }
+
+  /** Compiles what will run while the weights come in. */
+  async #prepare(program: Program): Promise<void> {
+    await this.#compile(program, await this.#codeOf(program));
+  }
+
+  async #readAll(programs: readonly Program[]): Promise<void> {
+    await Promise.all(programs.map((program) => this.#codeOf(program)));
+  }
+
+  #compile(program: Program, code: Code): Promise<unknown> {
+    const compiling = this.#compiling.get(program) ?? Promise.all(this.#compileAll(code));
+    this.#compiling.set(program, compiling);
+    return compiling;
+  }
+
+  /** A GPU compiles all at leisure; a processor would take the answer's time. */
+  #compileAll({ kernels, pipelines, plans }: Code): Promise<void>[] {
     const { onKernels } = this.options;
     const decode = new Set([...firstOf(plans.step), ...firstOf(plans.greedy)].map(({ kernel }) => kernel));
     let compiled = 0;
@@ -170,13 +217,15 @@ export class Stage {
       return { kernels: [...shaders.keys()], pipelines: new Pipelines(device, shaders), plans };
     };
     const code = read();
+    code.catch(() => undefined);
     this.#code.set(program, code);
     return code;
   }
 
-  #executor({ pipelines, plans }: Code, own: WorkingMemory): Executor {
+  /** The one executor of the program from now on, which knows of no fault of before. */
+  #executor(program: Program, { pipelines, plans }: Code, own: WorkingMemory): Executor {
     const { model, cache, groups } = this.artifact.manifest;
-    const { memory, ...rest } = own;
+    const { memory, named, cache: pages, workspace } = own;
     const shape = {
       groups: groups.map(({ window }, group) => ({ window, pages: memory.pages[group] ?? 0 })),
       pageSize: cache.pageSize,
@@ -185,7 +234,19 @@ export class Stage {
       contextLength: memory.contextLength,
       vocabSize: model.vocabSize,
     };
-    const executor = new Executor({ shape, pipelines, weights: this.#weights, plans, ...rest });
+    this.#executors.get(program)?.retire();
+    const executor = new Executor({
+      buffers: this.buffers.part(),
+      faults: this.#faults,
+      shape,
+      pipelines,
+      plans,
+      weights: this.#weights,
+      named,
+      cache: pages,
+      workspace,
+    });
+    this.#executors.set(program, executor);
     this.#initialize(executor, memory);
     return executor;
   }

@@ -1,159 +1,85 @@
 import { abortError, DeviceError, throwIfAborted } from "../../both/errors.js";
-import { MAX_ROWS, SAMPLE_COLUMNS, SAMPLE_I32 } from "../../both/format.js";
-import type { DeviceClass, Program } from "../../both/manifest.js";
+import type { Program } from "../../both/manifest.js";
 import type { Backend } from "../engine/backend.js";
+import { writePlainStep } from "../engine/inputs.js";
 import type { Kept } from "../store/kept.js";
-import { type Choice, compare, type Kind, lineUp } from "./variants.js";
+import { type Choice, compare, type Kind } from "./variants.js";
 
-/**
- * Puts an artifact on a GPU with the program that is to run: the finalists are tried at the first load. The
- * same as edge_runtime/artifact/trial.py.
- */
+/** Trials of programs on a GPU: whole steps, timed. The same as in edge_runtime/artifact/trial.py. */
 
 /** Where a decode step of a trial stands in its sequence. */
 export const POSITION = 255;
 
 /** A device on which programs are tried beside one another. */
-export interface TrialStage {
-  /** Puts a program there, with as little of a cache as a trial needs where it is not the first. */
-  put(program: Program): Promise<Backend>;
-  /** Room for the program as it will run, in place of what was there for the trial. */
-  makeRoom(program: Program): Promise<void>;
+export interface TrialStage<E extends Backend = Backend> {
+  /** Reads what the program is made of; rejects with ArtifactError where that cannot be had. */
+  obtain(program: Program): Promise<void>;
+  /** Puts a program there, with as little of a cache as a trial needs where it has no room yet. */
+  put(program: Program): Promise<E>;
+  /** The program as it will run, in place of what was there for the trial. */
+  settle(program: Program): Promise<E>;
+  /** Gives up what the program has there; the others stay. */
+  drop(program: Program): Promise<void>;
   isLost(): Promise<boolean>;
   close(): void;
-}
-
-export interface TrialHooks {
-  readonly signal: AbortSignal;
-  readonly onTrying: (program: Program) => void;
-  readonly onChoice: (program: Program, choice: Choice) => void;
 }
 
 /** The first is the one to take without a trial. */
 export type Finalists = readonly [Program, ...Program[]];
 
-/** What runs in the end, and where. */
-export interface Opened<S> {
-  readonly stage: S;
-  readonly program: Program;
-  readonly choice: Choice;
-}
-
-/** The choice where a GPU has none, or none is left to it: nothing is tried, and no notes are read. */
-export function settled(able: Finalists, deviceClass: DeviceClass, pinned: boolean): Choice | null {
-  const [first = able[0]] = lineUp(able, deviceClass);
-  if (pinned) return untimed(first.name, "pinned");
-  if (able.length === 1) return untimed(first.name, "only");
-  return deviceClass === "software" ? untimed(first.name, "software") : null;
-}
-
-/**
- * The program that suits the device best of those that it can run. `open` gives a stage whose device can run
- * all of the programs, with the first as it will run.
- */
-export async function openBest<S extends TrialStage>(
-  able: Finalists,
-  deviceClass: DeviceClass,
-  kept: Kept,
-  open: (finalists: Finalists) => Promise<S>,
-  hooks: TrialHooks,
-): Promise<Opened<S>> {
-  const failed = new Set<string>();
-  for (;;) {
-    const [first = able[0], ...others] = lineUp(able, deviceClass, [...kept.lost, ...failed]);
-    const finalists: Finalists = [first, ...others];
-    const of = (name: string): Program => finalists.find((program) => program.name === name) ?? first;
-    const choice = known(
-      finalists.map(({ name }) => name),
-      kept,
-      failed,
-    );
-    if (choice) {
-      const program = of(choice.program);
-      hooks.onChoice(program, choice);
-      return { stage: await open([program]), program, choice };
-    }
-    const stage = await open(finalists);
-    const tried = await new Trial(stage, finalists, kept, hooks).run(failed);
-    if (!tried) continue;
-    const program = of(tried.program);
-    hooks.onChoice(program, tried);
-    return { stage, program, choice: tried };
-  }
-}
-
-/** The choice where nothing has to be tried for it. Where all have failed, the first must do. */
-export function known(
-  names: readonly string[],
-  kept: Pick<Kept, "lost" | "busy" | "chosen">,
-  failed: ReadonlySet<string> = new Set(),
-): Choice | null {
-  const [first = ""] = names;
-  const spoilt = names.some((name) => kept.lost.includes(name) || failed.has(name));
-  if (names.length === 1 || spoilt) return untimed(first, "only");
-  const before = kept.chosen(names);
-  if (before !== null) return untimed(before, "kept");
-  return kept.busy ? untimed(first, "busy") : null;
-}
-
-function untimed(program: string, why: Choice["why"]): Choice {
-  return { program, why, seconds: new Map() };
-}
+/** What came of a trial: a choice with its executor, or the program that failed and why. */
+export type Outcome<E> =
+  | { readonly choice: Choice; readonly executor: E }
+  | { readonly failed: Program; readonly error: unknown };
 
 /** One line-up of finalists, timed over one copy of the weights. */
-class Trial {
+export class Trial<E extends Backend> {
   /** The program under way. */
   #tried: Program;
 
   constructor(
-    private readonly stage: TrialStage,
+    private readonly stage: TrialStage<E>,
     private readonly finalists: Finalists,
     private readonly kept: Kept,
-    private readonly hooks: TrialHooks,
+    private readonly signal: AbortSignal,
+    private readonly onTrying: (program: Program) => void,
   ) {
     [this.#tried] = finalists;
   }
 
   /**
-   * What came of it. Null where one of the programs failed: it is added to `failed`, the stage is closed, and
-   * the others are to be lined up anew. That it lost the device is kept; that it had no room may be otherwise
-   * the next time.
+   * Rejects when it is aborted, and only then. A program that fails stays noted until somebody ends the note.
    */
-  async run(failed: Set<string>): Promise<Choice | null> {
-    const { stage, kept } = this;
+  async run(): Promise<Outcome<E>> {
+    const { finalists, kept, signal, stage } = this;
     try {
       const choice = await this.#compare();
       // What has no room must not be kept: it would be taken again at every load.
-      const winner = this.finalists.find(({ name }) => name === choice.program) ?? this.finalists[0];
+      const winner = finalists.find(({ name }) => name === choice.program) ?? finalists[0];
       this.#tried = winner;
-      await unlessAborted(this.hooks.signal, stage.makeRoom(winner));
+      const executor = await unlessAborted(signal, stage.settle(winner));
       await kept.keep(
-        this.finalists.map(({ name }) => name),
+        finalists.map(({ name }) => name),
         choice.program,
       );
-      return choice;
+      return { choice, executor };
     } catch (error) {
-      const isDevices = error instanceof DeviceError;
-      failed.add(this.#tried.name);
-      if (isDevices && (await stage.isLost())) await kept.lose(this.#tried.name);
-      else await kept.stop();
-      stage.close();
-      if (isDevices) return null;
-      throw error;
+      throwIfAborted(signal);
+      return { failed: this.#tried, error };
     }
   }
 
   async #compare(): Promise<Choice> {
-    const executors = new Map<Program, Backend>();
+    const executors = new Map<Program, E>();
     for (const program of this.finalists) {
       await this.#begin(program);
-      executors.set(program, await unlessAborted(this.hooks.signal, this.stage.put(program)));
+      executors.set(program, await unlessAborted(this.signal, this.stage.put(program)));
     }
     const context = Math.min(...[...executors.values()].map(({ shape }) => shape.contextLength));
     const steps = new Map(
       [...executors].map(([program, executor]) => [
         program.name,
-        [program, new Steps(executor, context)] as const,
+        [program, new Steps(program.name, executor, context)] as const,
       ]),
     );
     const told = new Set<Program>();
@@ -163,22 +89,22 @@ class Trial {
       const [program, own] = found;
       await this.#begin(program);
       // Its first step compiles kernels, which takes longest.
-      if (!told.has(program)) this.hooks.onTrying(program);
+      if (!told.has(program)) this.onTrying(program);
       told.add(program);
-      return unlessAborted(this.hooks.signal, own.run(kind));
+      return unlessAborted(this.signal, own.run(kind));
     });
   }
 
   /** Notes a program before anything of it runs: what takes the process down must be found noted. */
   async #begin(program: Program): Promise<void> {
-    throwIfAborted(this.hooks.signal);
+    throwIfAborted(this.signal);
     this.#tried = program;
     await this.kept.trying(program.name);
   }
 }
 
 /** The result of `work`. Kernels take their time to compile: who aborts need not wait for them. */
-async function unlessAborted<T>(signal: AbortSignal, work: Promise<T>): Promise<T> {
+export async function unlessAborted<T>(signal: AbortSignal, work: Promise<T>): Promise<T> {
   throwIfAborted(signal);
   let onAbort = (): void => undefined;
   const aborted = new Promise<never>((_, reject) => {
@@ -199,6 +125,7 @@ export class Steps {
 
   /** `context`: positions that the executor has room for. */
   constructor(
+    private readonly program: string,
     private readonly executor: Backend,
     context: number,
   ) {
@@ -213,28 +140,28 @@ export class Steps {
     const { executor } = this;
     const size = this.#sizes[kind];
     await Promise.all([executor.prepare("step", size), executor.prepare("greedy", this.#rows)]);
-    this.#write(kind, size);
+    const at = (row: number): number => Math.min(kind === "large" ? row : POSITION, this.#last);
+    writePlainStep(
+      executor,
+      Int32Array.from({ length: size }, (_, row) => at(row)),
+    );
     // Nothing is under way when the clock starts.
     await executor.fetch([{ buffer: "sampled", count: 1 }]);
     const begin = performance.now();
     executor.run("step", size);
     executor.run("greedy", this.#rows);
-    await executor.fetch([{ buffer: "sampled", count: 1 }]);
-    return (performance.now() - begin) / 1000;
+    const [sampled] = await executor.fetch([{ buffer: "sampled", count: 1 }]);
+    const seconds = (performance.now() - begin) / 1000;
+    this.#check(sampled?.[0]);
+    return seconds;
   }
 
-  #write(kind: Kind, size: number): void {
-    const { executor } = this;
-    const at = (row: number): number => Math.min(kind === "large" ? row : POSITION, this.#last);
-    const sample = new Int32Array(MAX_ROWS * SAMPLE_COLUMNS);
-    for (let row = 0; row < MAX_ROWS; row++) sample[row * SAMPLE_COLUMNS + SAMPLE_I32.feed] = -1;
-    executor.write("tokens", new Int32Array(size));
-    executor.write(
-      "positions",
-      Int32Array.from({ length: size }, (_, row) => at(row)),
-    );
-    executor.write("slots", new Int32Array(size));
-    executor.write("logit_rows", new Int32Array(MAX_ROWS));
-    executor.write("sample_i32", sample);
+  #check(token = -1): void {
+    const { vocabSize } = this.executor.shape;
+    if (token < 0 || token >= vocabSize)
+      throw new DeviceError(
+        `A step of ${this.program} gave the token ${token}: its logits are not finite, or not of the ` +
+          `${vocabSize} tokens that there are.`,
+      );
   }
 }

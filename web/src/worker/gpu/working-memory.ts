@@ -20,22 +20,26 @@ export interface WorkingMemory {
   readonly workspace: readonly GPUBuffer[];
 }
 
-/** As much as the caller asks for. Where the cache's size was left open, less is tried before giving up. */
+/** As much as the caller asks for. Where less will do, that is tried before giving up. */
 export async function allocateWhole(
   buffers: BufferRegistry,
   manifest: Manifest,
   program: Program,
   options: MemoryOptions,
 ): Promise<WorkingMemory> {
-  const { kvMemory, contextLength } = options;
-  for (let budget = kvMemory ?? DEFAULT_KV_MEMORY; ; budget /= 2) {
-    const limit = buffers.device.limits.maxStorageBufferBindingSize;
-    const memory = planMemory(manifest, program, limit, { contextLength, kvMemory: budget });
+  const { kvMemory = DEFAULT_KV_MEMORY, contextLength } = options;
+  const { orLess = options.kvMemory === undefined } = options;
+  const limit = buffers.device.limits.maxStorageBufferBindingSize;
+  let first: unknown = null;
+  for (let budget = kvMemory; ; budget = Math.floor(budget / 2)) {
     try {
+      const memory = planMemory(manifest, program, limit, { contextLength, kvMemory: budget });
       return await allocate(buffers, manifest, program, memory);
     } catch (error) {
-      const smaller = kvMemory === undefined && budget > DEFAULT_KV_MEMORY / 32;
-      if (!(error instanceof DeviceError) || !smaller) throw error;
+      // The first one tells what there was no room for; later ones complain of budgets that nobody gave.
+      first ??= error;
+      const isLeast = !orLess || budget <= kvMemory / 32;
+      if (!(error instanceof DeviceError) || isLeast) throw first;
     }
   }
 }

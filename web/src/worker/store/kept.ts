@@ -34,8 +34,11 @@ export interface KeptOptions {
   readonly busy: boolean;
   /** The name of this load, by which a page can say later that it left of its own accord. */
   readonly load: string;
-  /** Loads whose page was closed or left, with nothing amiss. */
-  readonly left: readonly string[];
+  /**
+   * Whether the page of that load was closed or left, with nothing amiss. Asked once its lock is free: while
+   * it lives it may still be left, or come back.
+   */
+  readonly hasLeft: (load: string) => Promise<boolean>;
 }
 
 export class Kept {
@@ -53,7 +56,7 @@ export class Kept {
     kept.#notes = parseNotes(await file.read().catch(() => null));
     const { trying } = kept.#notes;
     if (trying === null || options.busy) return kept;
-    if (options.left.includes(trying.load)) await kept.stop();
+    if (await options.hasLeft(trying.load)) await kept.#write({ trying: null });
     else await kept.lose(trying.program);
     return kept;
   }
@@ -86,7 +89,8 @@ export class Kept {
 
   /** Notes that a trial ended without a result, and by nobody's fault. */
   async stop(): Promise<void> {
-    await this.#write({ trying: null });
+    // Another's note is not ours to end.
+    if (this.#notes.trying?.load === this.options.load) await this.#write({ trying: null });
   }
 
   /** Notes what came of a trial. */
@@ -138,7 +142,11 @@ export async function openKept(
     // Half written by a tab that was closed meanwhile.
     for (const other of await namesIn(directory).catch(() => []))
       if (other.startsWith(`${name}.`)) await remove(directory, other).catch(() => undefined);
-  return Kept.open(noteFile(directory, name), { ...options, busy: release === null }, release ?? undefined);
+  const busy = release === null;
+  return Kept.open(noteFile(directory, name), { ...options, busy }, release ?? undefined).catch((error) => {
+    release?.();
+    throw error;
+  });
 }
 
 const NOWHERE: NoteFile = { read: async () => null, write: async () => undefined };

@@ -1,0 +1,57 @@
+/**
+ * nearfar in Node, Deno and Bun: `createEngine(folder)` loads an artifact for WebAssembly from the disk, or
+ * from a server, and answers behind OpenAI's interface, as in the browser.
+ */
+
+import { resolve, sep } from "node:path";
+import { pathToFileURL } from "node:url";
+import { Worker } from "node:worker_threads";
+import { throwIfAborted } from "../both/errors.js";
+import { type Engine, type EngineOptions, openEngine, type WorkerPort } from "../page/client.js";
+
+export { ArtifactError, DeviceError, type ErrorCode, NearfarError, RequestError } from "../both/errors.js";
+export type {
+  AnswerStats,
+  BackendChoice,
+  ChoiceReason,
+  EngineStats,
+  LaunchCost,
+  LoadProgress,
+  ModelCard,
+  ProfileOptions,
+  ProgramChoice,
+  StepProfile,
+} from "../both/messages.js";
+export type * from "../both/openai.js";
+export type { Engine } from "../page/client.js";
+
+export type NodeEngineOptions = Omit<EngineOptions, "worker">;
+
+/**
+ * Loads the artifact at `place`: a folder, or an address of one. The engine computes in threads of its own,
+ * which keep the process alive until `dispose`.
+ *
+ * @throws ArtifactError, DeviceError, or an AbortError when `signal` says so.
+ */
+export async function createEngine(place: string | URL, options: NodeEngineOptions = {}): Promise<Engine> {
+  throwIfAborted(options.signal);
+  return openEngine(startWorker(), addressOf(place), options);
+}
+
+/** A path is one, unless it begins as an address does; on Windows a drive has one letter. */
+function addressOf(place: string | URL): URL {
+  if (place instanceof URL || /^[a-z][a-z0-9+.-]+:/i.test(place)) return new URL(place);
+  return pathToFileURL(resolve(place) + sep);
+}
+
+function startWorker(): WorkerPort {
+  const worker = new Worker(new URL("./worker.js", import.meta.url));
+  return {
+    postMessage: (message) => worker.postMessage(message),
+    addEventListener: (type: string, listener: (event: never) => void) => {
+      if (type === "message") worker.on("message", (data: unknown) => listener({ data } as never));
+      else worker.on("error", (error) => listener({ message: String(error) } as never));
+    },
+    terminate: () => void worker.terminate(),
+  };
+}

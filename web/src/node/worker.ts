@@ -1,0 +1,47 @@
+/** The worker's entry in Node, Deno and Bun: the engine's own, or, by its data, that of one of its threads. */
+
+import { readFile } from "node:fs/promises";
+import { availableParallelism } from "node:os";
+import { parentPort, Worker, workerData } from "node:worker_threads";
+import { serve } from "../worker/serve.js";
+import { THREAD, type ThreadPort, type ThreadWord, work } from "../worker/wasm/threads.js";
+
+if (!parentPort) throw new Error("nearfar's worker is started by createEngine of nearfar/node");
+const port = parentPort;
+
+if (workerData === THREAD)
+  port.once("message", (task) => {
+    work(task, (word) => port.postMessage(word));
+    port.close();
+  });
+else
+  serve(
+    {
+      postMessage: (message) => port.postMessage(message),
+      addEventListener: (_, listener) => port.on("message", (data) => listener({ data })),
+    },
+    { fetch: fetchOrRead, spawn, hardwareThreads: availableParallelism() },
+  );
+
+/** `fetch` that reads files too. */
+async function fetchOrRead(url: URL, init: RequestInit): Promise<Response> {
+  if (url.protocol !== "file:") return fetch(url, init as Parameters<typeof fetch>[1]);
+  try {
+    return new Response(await readFile(url, { signal: init.signal ?? undefined }));
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code !== "ENOENT") throw error;
+    return new Response(null, { status: 404, statusText: "Not Found" });
+  }
+}
+
+function spawn(): ThreadPort {
+  const worker = new Worker(new URL(import.meta.url), { workerData: THREAD });
+  return {
+    start: (task) => worker.postMessage(task),
+    listen: (onWord) => {
+      worker.on("message", (word: ThreadWord) => onWord(word));
+      worker.on("error", (error) => onWord({ type: "failed", message: String(error) }));
+    },
+    end: () => void worker.terminate(),
+  };
+}

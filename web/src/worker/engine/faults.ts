@@ -1,0 +1,39 @@
+import { DeviceError } from "../../both/errors.js";
+import type { Request } from "./request.js";
+
+/** What can become of steps, by name. */
+
+/** There was no memory for steps of `size` rows. */
+export class NoRoom extends Error {
+  constructor(
+    readonly size: number,
+    readonly reason: DeviceError,
+  ) {
+    super(reason.message);
+  }
+}
+
+/** By name, whatever the driver threw: after it nothing on the device can be relied on. */
+export function deviceError(cause: unknown): DeviceError | NoRoom {
+  if (cause instanceof DeviceError || cause instanceof NoRoom) return cause;
+  const message = cause instanceof Error ? cause.message : String(cause);
+  const advice = "Ask again: the device is opened anew. Where it comes back, load the model again.";
+  return new DeviceError(`A step failed on the device: ${message}. ${advice}`, { cause });
+}
+
+export function notFinite({ tokens, prompt }: Request): DeviceError {
+  return new DeviceError(
+    `The model's logits were not finite (NaN or infinite) after ${tokens.length - prompt.length} tokens of ` +
+      "the answer. Ask again. Where it comes back, the model's values are too large for this device's " +
+      "kernels, or the artifact is damaged: download or build it again, or use another model.",
+  );
+}
+
+/** A request is too long for what a device that was opened anew has room for. */
+export function tooLong({ tokens }: Request, contextLength: number, before: number): DeviceError {
+  return new DeviceError(
+    `The GPU was opened anew and has less room than before: a context of ${contextLength} tokens instead ` +
+      `of ${before}. This request has ${tokens.length} tokens already. Shorten it, or close other tabs and ` +
+      "load the model again.",
+  );
+}

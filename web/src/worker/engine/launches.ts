@@ -1,0 +1,101 @@
+import { TOP_LOGPROBS } from "../../both/format.js";
+import type { FunctionName } from "../../both/manifest.js";
+import type { Backend, HostArray, Read } from "./backend.js";
+import { StepInputs } from "./inputs.js";
+import type { TokenLogprobs } from "./request.js";
+import { isPlainGreedy } from "./sampling.js";
+import type { Step } from "./scheduler.js";
+
+/** A function and its size. */
+export type Run = readonly [name: FunctionName, size: number];
+
+/** A step that the device has, and what will be read of it. */
+export interface Flight {
+  readonly step: Step;
+  readonly logprobs: boolean;
+  readonly results: Promise<HostArray[]>;
+}
+
+/** Gives steps to one backend: which functions they need, their inputs, and what is read of them. */
+export class Launches {
+  readonly #inputs: StepInputs;
+
+  constructor(private readonly backend: Backend) {
+    this.#inputs = new StepInputs(backend);
+  }
+
+  /** Somebody else has written to the backend's inputs. */
+  forget(): void {
+    this.#inputs.forget();
+  }
+
+  /** The functions of a step with their sizes, in order. */
+  runsOf({ bucket, sampled }: Step): Run[] {
+    const runs: Run[] = [["step", bucket.size]];
+    if (sampled.length === 0) return runs;
+    const greedy = sampled.every(({ params }) => isPlainGreedy(params));
+    const name = greedy ? "greedy" : "sample";
+    runs.push([name, this.#sizeFor(name, sampled.length)]);
+    const logprobs = sampled.some(({ params }) => params.logprobs !== null);
+    if (logprobs) runs.push(["logprobs", this.#sizeFor("logprobs", sampled.length)]);
+    return runs;
+  }
+
+  /** Those of the functions whose kernels are yet to be compiled. */
+  unready(runs: readonly Run[]): Run[] {
+    return runs.filter(([name, size]) => this.backend.missing(name, size) > 0);
+  }
+
+  /** Kernels of the functions that are yet to be compiled. */
+  missing(runs: readonly Run[]): number {
+    return runs.reduce((sum, [name, size]) => sum + this.backend.missing(name, size), 0);
+  }
+
+  /** Has the functions' kernels compiled, and waits for one of them. */
+  prepareOne(runs: readonly Run[]): Promise<void> {
+    return new Promise<void>((resolve, reject) => {
+      const all = runs.map(([name, size]) => this.backend.prepare(name, size, resolve));
+      Promise.all(all).then(() => resolve(), reject);
+    });
+  }
+
+  launch(step: Step, runs: readonly Run[]): Flight {
+    const { backend } = this;
+    this.#inputs.writeStep(step);
+    const sampler = runs[1];
+    if (sampler) this.#inputs.writeSampling(step, sampler[1], sampler[0] === "greedy");
+    for (const [name, size] of runs) backend.run(name, size);
+    const logprobs = runs.length > 2;
+    // A step that samples nothing is read too: that bounds how many prefill steps are queued.
+    const results = backend.fetch(readsOf(Math.max(step.sampled.length, 1), logprobs));
+    // Awaited in order; if an earlier one fails, this one's failure is no news.
+    results.catch(() => undefined);
+    return { step, logprobs, results };
+  }
+
+  #sizeFor(name: "greedy" | "sample" | "logprobs", rows: number): number {
+    const size = this.backend.sizes(name).find((candidate) => candidate >= rows);
+    if (size === undefined) throw new Error(`the artifact has no plan of ${name} for ${rows} rows`);
+    return size;
+  }
+}
+
+function readsOf(rows: number, logprobs: boolean): Read[] {
+  const sampled: Read = { buffer: "sampled", count: rows };
+  if (!logprobs) return [sampled];
+  return [
+    sampled,
+    { buffer: "logprob", count: rows },
+    { buffer: "top_ids", count: rows * TOP_LOGPROBS },
+    { buffer: "top_logprobs", count: rows * TOP_LOGPROBS },
+  ];
+}
+
+/** A row of what `readsOf` asks for beside the tokens; `count`: how many alternatives are wanted. */
+export function logprobsOf([logprob, ids, values]: HostArray[], row: number, count: number): TokenLogprobs {
+  const top = Array.from({ length: count }, (_, i) => {
+    const at = row * TOP_LOGPROBS + i;
+    return { token: ids?.[at] ?? 0, logprob: values?.[at] ?? 0 };
+  });
+  return { logprob: logprob?.[row] ?? 0, top };
+}

@@ -1,0 +1,199 @@
+import { throwIfAborted, UnreachableError } from "../../both/errors.js";
+import type { DeviceClass, Program } from "../../both/manifest.js";
+import type { Backend } from "../engine/backend.js";
+import type { Kept } from "../store/kept.js";
+import { type Finalists, Trial, type TrialStage, unlessAborted } from "./trial.js";
+import { type Choice, lineUp } from "./variants.js";
+
+/**
+ * Puts an artifact on a GPU with the program that is to run: the finalists are tried at the first load. A
+ * program that fails is passed over, and the next ones have their turn.
+ */
+
+export interface OpeningHooks {
+  readonly signal: AbortSignal;
+  readonly onTrying: (program: Program) => void;
+  readonly onChoice: (program: Program, choice: Choice) => void;
+  /** A program that would have been worth a try fails, or cannot be had. */
+  readonly onPassedOver: (program: Program, error: unknown) => void;
+}
+
+/** What runs in the end, and where. */
+export interface Opened<S, E> {
+  readonly stage: S;
+  readonly executor: E;
+  readonly program: Program;
+  readonly choice: Choice;
+}
+
+/** The choice where a GPU has none, or none is left to it: nothing is tried, and no notes are read. */
+export function settled(able: Finalists, deviceClass: DeviceClass, pinned: boolean): Choice | null {
+  const [first = able[0]] = lineUp(able, deviceClass);
+  if (pinned) return untimed(first.name, "pinned");
+  if (able.length === 1) return untimed(first.name, "only");
+  return deviceClass === "software" ? untimed(first.name, "software") : null;
+}
+
+/** The choice where nothing has to be tried for it. Where all have failed, the first must do. */
+export function known(
+  names: readonly string[],
+  kept: Pick<Kept, "lost" | "busy" | "chosen">,
+  failed: ReadonlySet<string> = new Set(),
+): Choice | null {
+  const [first = ""] = names;
+  const spoilt = names.some((name) => kept.lost.includes(name) || failed.has(name));
+  if (names.length === 1 || spoilt) return untimed(first, "only");
+  const before = kept.chosen(names);
+  if (before !== null) return untimed(before, "kept");
+  return kept.busy ? untimed(first, "busy") : null;
+}
+
+function untimed(program: string, why: Choice["why"]): Choice {
+  return { program, why, seconds: new Map() };
+}
+
+/**
+ * The program that suits the device best of those that it can run. `open` gives a stage with the weights,
+ * whose device can run all of `able`; `first` is the program that will run, or is the first to be tried.
+ */
+export async function openBest<E extends Backend, S extends TrialStage<E>>(
+  able: Finalists,
+  deviceClass: DeviceClass,
+  kept: Kept,
+  open: (first: Program, tried: readonly Program[]) => Promise<S>,
+  hooks: OpeningHooks,
+): Promise<Opened<S, E>> {
+  const opening = new Opening<E, S>(able, deviceClass, kept, open, hooks);
+  try {
+    for (;;) {
+      const opened = await opening.next();
+      if (opened) return opened;
+    }
+  } catch (error) {
+    await opening.giveUp();
+    throw error;
+  }
+}
+
+class Opening<E extends Backend, S extends TrialStage<E>> {
+  #stage: S | null = null;
+  /** Why programs are not tried again at this load. */
+  readonly #failed = new Map<string, unknown>();
+  /** Those of them that did not run alone either. */
+  readonly #spent = new Set<string>();
+
+  constructor(
+    private readonly able: Finalists,
+    private readonly deviceClass: DeviceClass,
+    private readonly kept: Kept,
+    private readonly open: (first: Program, tried: readonly Program[]) => Promise<S>,
+    private readonly hooks: OpeningHooks,
+  ) {}
+
+  /** One choice or trial. Null where a program failed: the others are to be lined up anew. */
+  async next(): Promise<Opened<S, E> | null> {
+    throwIfAborted(this.hooks.signal);
+    const finalists = this.#lineUp();
+    const choice = known(
+      finalists.map(({ name }) => name),
+      this.kept,
+      new Set(this.#failed.keys()),
+    );
+    return choice ? this.#take(finalists, this.#explained(choice)) : this.#try(finalists);
+  }
+
+  /** Closes what is open, and ends the note of a trial. */
+  async giveUp(): Promise<void> {
+    this.#stage?.close();
+    this.#stage = null;
+    await this.kept.stop();
+  }
+
+  #lineUp(): Finalists {
+    const { able, kept } = this;
+    const left = able.filter(({ name }) => !this.#spent.has(name));
+    const isWell = left.some(({ name }) => !kept.lost.includes(name));
+    // What has lost the device is the last resort where there is nothing else, and not where others failed.
+    if (this.#spent.size > 0 && !isWell) throw [...this.#failed.values()][0];
+    const [first = able[0], ...others] = lineUp(left, this.deviceClass, [
+      ...kept.lost,
+      ...this.#failed.keys(),
+    ]);
+    return [first, ...others];
+  }
+
+  /** Another time there may be a choice, where programs are left out for their files alone. */
+  #explained(choice: Choice): Choice {
+    const absent = [...this.#failed.values()].some((error) => error instanceof UnreachableError);
+    return choice.why === "only" && absent ? { ...choice, why: "offline" } : choice;
+  }
+
+  /** Runs what is chosen without a trial. */
+  async #take(finalists: Finalists, choice: Choice): Promise<Opened<S, E> | null> {
+    const program = named(finalists, choice.program);
+    this.hooks.onChoice(program, choice);
+    this.#stage ??= await this.open(program, []);
+    const stage = this.#stage;
+    try {
+      const executor = await unlessAborted(this.hooks.signal, stage.settle(program));
+      return { stage, executor, program, choice };
+    } catch (error) {
+      throwIfAborted(this.hooks.signal);
+      // Nothing was tried: it may be anybody's fault.
+      if (await stage.isLost()) throw error;
+      this.#spent.add(program.name);
+      await this.#passOver(program, error);
+      return null;
+    }
+  }
+
+  async #try(finalists: Finalists): Promise<Opened<S, E> | null> {
+    this.#stage ??= await this.open(finalists[0], finalists);
+    const stage = this.#stage;
+    if (!(await this.#obtain(stage, finalists))) return null;
+    const { kept, hooks } = this;
+    const outcome = await new Trial(stage, finalists, kept, hooks.signal, hooks.onTrying).run();
+    if ("failed" in outcome) {
+      const { failed, error } = outcome;
+      // That it lost the device is kept; that it had no room may be otherwise the next time.
+      if (await stage.isLost()) {
+        await kept.lose(failed.name);
+        this.#stage = null;
+        stage.close();
+      } else await kept.stop();
+      await this.#passOver(failed, error);
+      return null;
+    }
+    const { choice, executor } = outcome;
+    const program = named(finalists, choice.program);
+    hooks.onChoice(program, choice);
+    return { stage, executor, program, choice };
+  }
+
+  /** Whether all of them can be had: an offline visit has what runs, and little more. */
+  async #obtain(stage: S, finalists: Finalists): Promise<boolean> {
+    const { signal } = this.hooks;
+    const had = await unlessAborted(
+      signal,
+      Promise.allSettled(finalists.map((program) => stage.obtain(program))),
+    );
+    throwIfAborted(signal);
+    for (const [i, result] of had.entries()) {
+      const program = finalists[i];
+      if (!program || result.status === "fulfilled") continue;
+      this.#spent.add(program.name);
+      await this.#passOver(program, result.reason);
+    }
+    return had.every(({ status }) => status === "fulfilled");
+  }
+
+  async #passOver(program: Program, error: unknown): Promise<void> {
+    this.#failed.set(program.name, error);
+    this.hooks.onPassedOver(program, error);
+    await this.#stage?.drop(program);
+  }
+}
+
+function named(finalists: Finalists, name: string): Program {
+  return finalists.find((program) => program.name === name) ?? finalists[0];
+}

@@ -1,0 +1,129 @@
+import { DeviceError, type ErrorRecord, toErrorRecord } from "../both/errors.js";
+import type { AnswerEvent, FromWorker, LoadProgress, Prompt, ToWorker } from "../both/messages.js";
+import type { Host } from "./host.js";
+import { Session } from "./session.js";
+
+/** The worker's side of the line: loads one model and answers until it is disposed. */
+
+/** A message for each chunk of a download would keep the page busy. */
+const PROGRESS_INTERVAL_MS = 50;
+
+/** The worker's end of the line to the page. */
+export interface WorkerScope {
+  postMessage(message: FromWorker): void;
+  addEventListener(type: "message", listener: (event: { readonly data: ToWorker }) => void): void;
+}
+
+/** Answers what comes over `scope`. */
+export function serve(scope: WorkerScope, host: Host): void {
+  const server = new Server(scope, host);
+  scope.addEventListener("message", ({ data }) => server.handle(data));
+  scope.postMessage({ type: "started" });
+}
+
+class Server {
+  readonly #loading = new AbortController();
+  #session: Session | null = null;
+  #loaded: Promise<void> = Promise.resolve();
+  #lastProgress = 0;
+  /** By load: who waits for the page's word on it. */
+  readonly #askers = new Map<string, (left: boolean) => void>();
+
+  constructor(
+    private readonly scope: WorkerScope,
+    private readonly host: Host,
+  ) {}
+
+  handle(message: ToWorker): void {
+    switch (message.type) {
+      case "load":
+        this.#loaded = this.#load(message);
+        return;
+      case "left":
+        this.#askers.get(message.load)?.(message.left);
+        return;
+      case "generate":
+        this.#generate(message);
+        return;
+      case "abort":
+        this.#session?.abort(message.id);
+        return;
+      case "stats":
+        if (this.#session)
+          this.scope.postMessage({ type: "stats", id: message.id, stats: this.#session.stats() });
+        return;
+      case "count":
+        this.scope.postMessage({ type: "counted", id: message.id, tokens: this.#count(message.prompt) });
+        return;
+      case "profile":
+        void this.#profile(message);
+        return;
+      case "dispose":
+        void this.#dispose();
+    }
+  }
+
+  async #load(message: Extract<ToWorker, { type: "load" }>): Promise<void> {
+    const { url, settings, load } = message;
+    const onWarning = (message: string): void => this.scope.postMessage({ type: "warning", message });
+    try {
+      const onProgress = (progress: LoadProgress): void => this.#onProgress(progress);
+      const hasLeft = (other: string): Promise<boolean> => this.#hasLeft(other);
+      const { host } = this;
+      const hooks = { signal: this.#loading.signal, load, hasLeft, onProgress, onWarning, host };
+      this.#session = await Session.load(new URL(url), settings, hooks);
+      this.#onProgress({ phase: "ready" });
+      this.scope.postMessage({ type: "loaded", card: this.#session.card() });
+    } catch (error) {
+      this.scope.postMessage({ type: "failed", error: toErrorRecord(error) });
+    }
+  }
+
+  /** The page knows: workers have no localStorage. */
+  #hasLeft(load: string): Promise<boolean> {
+    return new Promise((resolve) => {
+      this.#askers.set(load, resolve);
+      this.scope.postMessage({ type: "whether left", load });
+    });
+  }
+
+  #generate({ id, request }: Extract<ToWorker, { type: "generate" }>): void {
+    const tell = (answer: AnswerEvent): void => this.scope.postMessage({ type: "answer", id, answer });
+    if (this.#session) this.#session.generate(id, request, tell);
+    else tell({ event: "error", error: toErrorRecord(new DeviceError("The model is not loaded.")) });
+  }
+
+  #count(prompt: Prompt): number | ErrorRecord {
+    try {
+      if (!this.#session) throw new DeviceError("The model is not loaded.");
+      return this.#session.count(prompt);
+    } catch (error) {
+      return toErrorRecord(error);
+    }
+  }
+
+  async #profile({ id, options }: Extract<ToWorker, { type: "profile" }>): Promise<void> {
+    try {
+      if (!this.#session) throw new DeviceError("The model is not loaded.");
+      this.scope.postMessage({ type: "profiled", id, profile: await this.#session.profile(options) });
+    } catch (error) {
+      this.scope.postMessage({ type: "profiled", id, profile: toErrorRecord(error) });
+    }
+  }
+
+  async #dispose(): Promise<void> {
+    this.#loading.abort();
+    await this.#loaded;
+    this.#session?.dispose();
+    this.scope.postMessage({ type: "disposed", stats: this.#session?.stats() ?? null });
+    this.#session = null;
+  }
+
+  #onProgress(progress: LoadProgress): void {
+    const now = performance.now();
+    const last = progress.phase !== "weights" || progress.loaded === progress.total;
+    if (!last && now - this.#lastProgress < PROGRESS_INTERVAL_MS) return;
+    this.#lastProgress = now;
+    this.scope.postMessage({ type: "progress", progress });
+  }
+}

@@ -1,0 +1,48 @@
+import { DeviceError, RequestError } from "../../both/errors.js";
+import type { Manifest, Program } from "../../both/manifest.js";
+
+/** Feature of programs whose memory is shared by threads. */
+export const ATOMICS = "atomics";
+
+/** A module with one instruction on vectors: (func (result v128) i32.const 0 i8x16.splat i8x16.popcnt). */
+const SIMD = [
+  0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 10, 1, 8, 0, 65, 0, 253, 15, 253, 98,
+  11,
+];
+
+/** What this browser's WebAssembly has, by the names of `requires.features`. `threads`: whether there are any. */
+export function wasmFeatures(threads: boolean): ReadonlySet<string> {
+  const found = new Set<string>();
+  if (typeof WebAssembly !== "object") return found;
+  if (WebAssembly.validate(new Uint8Array(SIMD))) found.add("simd128");
+  if (threads && typeof SharedArrayBuffer === "function") found.add(ATOMICS);
+  return found;
+}
+
+/**
+ * The first program that can run here: the build lists the one with threads first. `threads`: as many as are
+ * wanted; one needs no shared memory.
+ */
+export function ableProgram(
+  { programs }: Pick<Manifest, "programs">,
+  features: ReadonlySet<string>,
+  threads: number,
+  pinned?: string,
+): Program {
+  const named = programs.filter(({ name }) => pinned === undefined || name === pinned);
+  if (named.length === 0)
+    throw new RequestError(
+      `The artifact has the programs ${programs.map(({ name }) => name).join(", ")}, not ${pinned}.`,
+      "program",
+    );
+  const lacks = ({ requires }: Program): string[] => requires.features.filter((name) => !features.has(name));
+  const able = named.filter((program) => lacks(program).length === 0);
+  const isPlain = ({ requires }: Program): boolean => !requires.features.includes(ATOMICS);
+  const best = (threads === 1 ? able.find(isPlain) : undefined) ?? able[0];
+  if (best) return best;
+  const reasons = named.map((program) => `${program.name}: ${lacks(program).join(", ")}`);
+  throw new DeviceError(
+    `WebAssembly cannot run the model here, for want of ${reasons.join("; ")}. Use a newer browser: Chrome ` +
+      "91+, Firefox 89+ or Safari 16.4+.",
+  );
+}

@@ -1,0 +1,70 @@
+import { ArtifactError, DeviceError } from "../../both/errors.js";
+import { type DownloadOptions, fetchBytes, within } from "../../both/http.js";
+import type { Program } from "../../both/manifest.js";
+import { messageOf } from "./threads.js";
+
+/** What the module exports (docs/wasm.md). Addresses come back with a sign. */
+export interface Exports {
+  readonly nf_kernels: WebAssembly.Global;
+  readonly __stack_pointer: WebAssembly.Global;
+  nf_pool_new(threads: number): number;
+  nf_pool_free(pool: number): void;
+  nf_replay(pool: number, launches: number, n: number): number;
+  nf_error(): number;
+}
+
+const POLICY =
+  "The page's Content-Security-Policy must have 'wasm-unsafe-eval' in script-src; nothing needs 'unsafe-eval'.";
+
+/** A program's module, verified and compiled. */
+export async function loadModule(
+  base: URL,
+  { name, library }: Program,
+  options: DownloadOptions,
+): Promise<WebAssembly.Module> {
+  if (!library) throw new ArtifactError(`The program ${name} has no library. Build the artifact again.`);
+  // Not while it streams in: nothing is compiled that is not what the manifest says.
+  const bytes = await fetchBytes(within(base, library.file), library.sha256, options);
+  try {
+    return await WebAssembly.compile(bytes);
+  } catch (cause) {
+    throw new DeviceError(
+      `${library.file} cannot be compiled here (${messageOf(cause)}). ${POLICY} Or use a newer browser.`,
+      { cause },
+    );
+  }
+}
+
+export async function instantiate(module: WebAssembly.Module, memory: WebAssembly.Memory): Promise<Exports> {
+  try {
+    const { exports } = await WebAssembly.instantiate(module, { env: { memory } });
+    return exports as unknown as Exports;
+  } catch (cause) {
+    throw new DeviceError(`The WebAssembly module does not start here: ${messageOf(cause)}.`, { cause });
+  }
+}
+
+/** What stands for each kernel in a launch. */
+export function kernelsOf(
+  { nf_kernels }: Exports,
+  { buffer }: WebAssembly.Memory,
+  { name, routines }: Program,
+): Map<string, number> {
+  const at = (nf_kernels.value as number) >>> 0;
+  const names = [...routines.keys()].sort();
+  const found = new Uint32Array(buffer, at, names.length + 1);
+  if (found[names.length] !== 0 || found.subarray(0, -1).includes(0))
+    throw new ArtifactError(
+      `The module of the program ${name} has not the ${names.length} kernels that manifest.json lists. ` +
+        "Build the artifact again.",
+    );
+  return new Map(names.map((kernel, i) => [kernel, found[i] ?? 0]));
+}
+
+/** The text of the last error. */
+export function errorOf({ nf_error }: Exports, { buffer }: WebAssembly.Memory): string {
+  const at = nf_error() >>> 0;
+  const bytes = new Uint8Array(buffer, at);
+  // A decoder takes no shared memory.
+  return new TextDecoder().decode(bytes.slice(0, Math.max(bytes.indexOf(0), 0)));
+}

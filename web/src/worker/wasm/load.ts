@@ -1,0 +1,164 @@
+import { RequestError, throwIfAborted } from "../../both/errors.js";
+import type { Fetch } from "../../both/http.js";
+import type { Manifest, Program } from "../../both/manifest.js";
+import type { ProgramChoice } from "../../both/messages.js";
+import { cacheBuffers, type MemoryOptions } from "../gpu/memory.js";
+import { RemoteArtifact } from "../gpu/remote-artifact.js";
+import type { Host } from "../host.js";
+import type { Loaded } from "../loaded.js";
+import type { PlanArg } from "../plan.js";
+import { ropeTable } from "../rope.js";
+import type { ShardCache } from "../store/shard-cache.js";
+import { type ShardProgress, streamShards } from "../store/shards.js";
+import { type PageRegion, WasmExecutor } from "./executor.js";
+import { ATOMICS, ableProgram, wasmFeatures } from "./features.js";
+import { instantiate, kernelsOf, loadModule } from "./instance.js";
+import type { Layout, Region } from "./layout.js";
+import { makeRoom, type Room } from "./room.js";
+import { Threads, worthStarting } from "./threads.js";
+
+export interface WasmOptions extends MemoryOptions {
+  readonly host: Host;
+  /** Only the program of this name. */
+  readonly program?: string | undefined;
+  /** How many compute; by default as many as there seem to be cores. */
+  readonly threads?: number | undefined;
+  readonly fetch?: Fetch | undefined;
+  readonly signal?: AbortSignal | undefined;
+  readonly cache: ShardCache | null;
+  readonly onProgram?: ((program: Program, choice: ProgramChoice) => void) | undefined;
+  readonly onShards?: ((progress: ShardProgress) => void) | undefined;
+  readonly onWarning?: ((message: string) => void) | undefined;
+}
+
+/** Instantiates the artifact at `base` with everything that it needs, and starts its threads. */
+export async function loadWasm(base: URL, manifest: Manifest, options: WasmOptions): Promise<Loaded> {
+  const { host, signal = new AbortController().signal, onProgram } = options;
+  const wanted = threadsWanted(options.threads, host);
+  const program = ableProgram(manifest, wasmFeatures(host.spawn !== null), wanted, options.program);
+  const choice: ProgramChoice = {
+    deviceClass: null,
+    why: options.program === undefined ? "only" : "pinned",
+    measured: {},
+  };
+  onProgram?.(program, choice);
+  const artifact = new RemoteArtifact(base, manifest, options.fetch);
+  const [module, plans] = await Promise.all([
+    loadModule(base, program, { fetch: options.fetch, signal }),
+    artifact.plans(program, signal),
+  ]);
+  const shared = program.requires.features.includes(ATOMICS);
+  const count = shared ? wanted : 1;
+  // Memory first: a device that is too small should say so before the download, not after it.
+  const room = makeRoom(manifest, program, plans, { ...options, threads: count, shared });
+  const threads = new Threads();
+  try {
+    const { memory, layout, tables } = room;
+    const exports = await instantiate(module, memory);
+    const pool = exports.nf_pool_new(count) >>> 0;
+    const region = regionsOf(manifest, layout);
+    const functions = kernelsOf(exports, memory, program);
+    const kernel = (name: string): number => functions.get(name) ?? 0;
+    const bound = tables.write(memory.buffer, layout.tables, { region, kernel });
+    const tasks = layout.stacks.map((stack) => ({ module, memory, pool, stack }));
+    const lacking: string[] = [];
+    await Promise.all([
+      host.spawn ? threads.start(host.spawn, tasks, (why) => lacking.push(why)) : undefined,
+      streamInto(base, manifest, room, { ...options, signal, onProgress: options.onShards }),
+    ]);
+    throwIfAborted(signal);
+    if (lacking.length > 0)
+      options.onWarning?.(`${lacking.length} of ${count} threads could not be started: ${lacking[0]}`);
+    const cache = pagesOf(manifest, program, room);
+    const shape = shapeOf(manifest, room);
+    const executor = new WasmExecutor({
+      ...{ shape, memory, exports, pool, threads, cache, plans, bound, region },
+      named: layout.named,
+    });
+    initialize(executor, manifest, room);
+    return {
+      executor,
+      program,
+      choice,
+      adapterName: nameOf(threads.count),
+      buffers: { count: 0, bytes: 0 },
+      get wasm() {
+        return executor.held;
+      },
+    };
+  } catch (error) {
+    threads.end();
+    throw error;
+  }
+}
+
+function threadsWanted(asked: number | undefined, { spawn, hardwareThreads }: Host): number {
+  if (asked !== undefined && (!Number.isInteger(asked) || asked < 1 || asked > 64))
+    throw new RequestError(`threads is ${asked}; give an integer from 1 to 64.`, "threads");
+  return spawn ? (asked ?? worthStarting(hardwareThreads)) : 1;
+}
+
+function nameOf(threads: number): string {
+  return `WebAssembly, ${threads} ${threads === 1 ? "thread" : "threads"}`;
+}
+
+/** The weights, straight from the store to their place: of the shards, two are in memory beside it. */
+async function streamInto(
+  base: URL,
+  { weights: { shards, shardBytes } }: Manifest,
+  { memory, layout }: Room,
+  options: Parameters<typeof streamShards>[2],
+): Promise<void> {
+  const bytes = new Uint8Array(memory.buffer);
+  let at = layout.weights;
+  for await (const shard of streamShards(base, shards, options)) {
+    bytes.set(shard, at);
+    at += shardBytes;
+  }
+}
+
+function regionsOf({ weights }: Manifest, layout: Layout): (arg: PlanArg) => Region {
+  const tensors = new Map(
+    weights.tensors.map(({ name, offset, bytes }) => [name, { at: layout.weights + offset, bytes }]),
+  );
+  return ({ space, name }) => {
+    const found =
+      space === "weight"
+        ? tensors.get(name)
+        : space === "workspace"
+          ? layout.workspace[Number(name)]
+          : layout.named.get(name);
+    if (!found) throw new Error(`a plan names ${space}:${name}, which manifest.json does not list`);
+    return found;
+  };
+}
+
+function pagesOf(manifest: Manifest, program: Program, { plan, layout }: Room): PageRegion[] {
+  return cacheBuffers(manifest, program).flatMap(({ name, group, pageBytes }): PageRegion[] => {
+    const region = layout.named.get(name);
+    return region ? [{ group, pageBytes, at: region.at, pages: plan.pages[group] ?? 0 }] : [];
+  });
+}
+
+function shapeOf({ model, cache, groups }: Manifest, { plan }: Room): WasmExecutor["shape"] {
+  return {
+    groups: groups.map(({ window }, group) => ({ window, pages: plan.pages[group] ?? 0 })),
+    pageSize: cache.pageSize,
+    slots: cache.slots,
+    pagesPerSlot: Math.ceil(model.contextLength / cache.pageSize),
+    contextLength: plan.contextLength,
+    vocabSize: model.vocabSize,
+  };
+}
+
+/** What buffers hold from the start on and zeros will not do for: rotations, and that every token is allowed. */
+function initialize(executor: WasmExecutor, manifest: Manifest, { memory, plan, layout }: Room): void {
+  const { ropes, weights, cache, model } = manifest;
+  for (const [name, { invFreq, scale }] of ropes) {
+    const { offset = 0, bytes = 0 } = weights.tensors.find((tensor) => tensor.name === invFreq) ?? {};
+    const frequencies = new Float32Array(memory.buffer, layout.weights + offset, bytes / 4);
+    executor.write(`rope.${name}`, ropeTable(frequencies, scale, plan.contextLength));
+  }
+  const words = Math.ceil(model.vocabSize / 32);
+  executor.write("allowed", new Uint32Array(cache.slots * words).fill(0xffffffff));
+}

@@ -1,0 +1,64 @@
+import { DeviceError } from "../../both/errors.js";
+import type { Manifest, Program } from "../../both/manifest.js";
+import { DEFAULT_KV_MEMORY, type MemoryOptions, type MemoryPlan, planMemory } from "../gpu/memory.js";
+import type { Plans } from "../gpu/remote-artifact.js";
+import { type Layout, layOut, MOST_BYTES, makeMemory } from "./layout.js";
+import { Tables } from "./tables.js";
+
+/** A memory, and what is to lie where in it. */
+export interface Room {
+  readonly memory: WebAssembly.Memory;
+  readonly plan: MemoryPlan;
+  readonly layout: Layout;
+  readonly tables: Tables;
+}
+
+export interface RoomOptions extends MemoryOptions {
+  /** The first one included. */
+  readonly threads: number;
+  readonly shared: boolean;
+}
+
+/**
+ * Room for the weights and as much of a cache as the caller asks for. Where the cache's size was left open,
+ * less is tried before giving up.
+ */
+export function makeRoom(manifest: Manifest, program: Program, plans: Plans, options: RoomOptions): Room {
+  const { kvMemory = DEFAULT_KV_MEMORY, orLess = options.kvMemory === undefined, contextLength } = options;
+  let first: unknown = null;
+  for (let budget = kvMemory; ; budget = Math.floor(budget / 2)) {
+    try {
+      const plan = planMemory(manifest, program, MOST_BYTES, { contextLength, kvMemory: budget });
+      return allocate(manifest, program, plans, plan, options);
+    } catch (error) {
+      // The first one tells what there was no room for; later ones complain of budgets that nobody gave.
+      first ??= error;
+      const isLeast = !orLess || budget <= kvMemory / 32;
+      if (!(error instanceof DeviceError) || isLeast) throw first;
+    }
+  }
+}
+
+function allocate(
+  manifest: Manifest,
+  program: Program,
+  plans: Plans,
+  plan: MemoryPlan,
+  { threads, shared }: RoomOptions,
+): Room {
+  const shapes = new Map(manifest.buffers.map(({ name, shape }) => [name, shape]));
+  const all = Object.values(plans).flatMap((sizes) => [...sizes.values()]);
+  const tables = new Tables(all, program, shapes, plan);
+  const layout = layOut(manifest, program, plan, tables.bytes, threads);
+  try {
+    return { memory: makeMemory(layout.bytes, shared), plan, layout, tables };
+  } catch (cause) {
+    if (!(cause instanceof DeviceError)) throw cause;
+    throw new DeviceError(
+      `${cause.message} The weights take ${manifest.weights.bytes} of them, the KV cache ${plan.kvBytes} for ` +
+        `${plan.contextLength} tokens. Give createEngine a smaller kvMemory or contextLength, close other ` +
+        "tabs, or use a smaller or more quantized model.",
+      { cause },
+    );
+  }
+}

@@ -1,0 +1,122 @@
+/** Threads beside the first: workers of the host that each make an instance over the same memory. */
+
+/** By this name a worker of this package knows that it is to be a thread. */
+export const THREAD = "nearfar-thread";
+
+/** All that a thread needs; its only message. */
+export interface ThreadTask {
+  readonly module: WebAssembly.Module;
+  readonly memory: WebAssembly.Memory;
+  readonly pool: number;
+  /** The end of its stack. */
+  readonly stack: number;
+}
+
+/** `failed`: it is gone, and with it what it computed. */
+export type ThreadWord = { readonly type: "ready" } | { readonly type: "failed"; readonly message: string };
+
+/** The host's end of the line to a thread. */
+export interface ThreadPort {
+  start(task: ThreadTask): void;
+  /** Also told of a thread that does not start. */
+  listen(onWord: (word: ThreadWord) => void): void;
+  end(): void;
+}
+
+/** How long a load waits for its threads: what takes longer joins later. */
+const PATIENCE_MS = 5_000;
+
+/** The exports that a thread calls. */
+interface ThreadExports {
+  readonly __stack_pointer: WebAssembly.Global;
+  nf_pool_work(pool: number): void;
+  nf_pool_fail(pool: number): void;
+}
+
+/** The threads of one pool. */
+export class Threads {
+  readonly #ports: ThreadPort[] = [];
+  #running = 0;
+  #failure: string | null = null;
+
+  /** Those that run, the first one included. */
+  get count(): number {
+    return 1 + this.#running;
+  }
+
+  /** What ended one of them. */
+  get failure(): string | null {
+    return this.#failure;
+  }
+
+  /** Starts a thread for each task; resolves when they run, or after a while. `onLack`: why one does not. */
+  async start(
+    spawn: () => ThreadPort,
+    tasks: readonly ThreadTask[],
+    onLack: (message: string) => void,
+  ): Promise<void> {
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    const late = new Promise<void>((resolve) => {
+      timer = setTimeout(resolve, PATIENCE_MS);
+    });
+    const ready = tasks.map((task) => this.#startOne(spawn, task, onLack));
+    await Promise.race([Promise.all(ready), late]);
+    clearTimeout(timer);
+  }
+
+  end(): void {
+    for (const port of this.#ports) port.end();
+    this.#ports.length = 0;
+    this.#running = 0;
+  }
+
+  #startOne(spawn: () => ThreadPort, task: ThreadTask, onLack: (message: string) => void): Promise<void> {
+    return new Promise((resolve) => {
+      let runs = false;
+      const hear = (word: ThreadWord): void => {
+        if (word.type === "ready") {
+          runs = true;
+          this.#running += 1;
+        } else if (runs) this.#failure ??= word.message;
+        else onLack(word.message);
+        resolve();
+      };
+      try {
+        const port = spawn();
+        this.#ports.push(port);
+        port.listen(hear);
+        port.start(task);
+      } catch (error) {
+        hear({ type: "failed", message: messageOf(error) });
+      }
+    });
+  }
+}
+
+/** What a thread does: it computes until the pool is freed. Whoever waits for a thread that traps is told. */
+export function work({ module, memory, pool, stack }: ThreadTask, tell: (word: ThreadWord) => void): void {
+  let exports: ThreadExports | null = null;
+  try {
+    const instance = new WebAssembly.Instance(module, { env: { memory } });
+    exports = instance.exports as unknown as ThreadExports;
+    exports.__stack_pointer.value = stack;
+    tell({ type: "ready" });
+    exports.nf_pool_work(pool);
+  } catch (error) {
+    exports?.nf_pool_fail(pool);
+    tell({ type: "failed", message: messageOf(error) });
+  }
+}
+
+export function messageOf(error: unknown): string {
+  return error instanceof Error ? `${error.name}: ${error.message}` : String(error);
+}
+
+/** Cores that browsers are thought to have: two of the threads that they tell of share one on most machines. */
+const MOST_THREADS = 8;
+
+/** How many threads are worth starting on so many hardware threads. */
+export function worthStarting(hardware: number): number {
+  const cores = hardware <= 2 ? hardware : Math.ceil(hardware / 2);
+  return Math.max(1, Math.min(cores, MOST_THREADS));
+}

@@ -1,0 +1,217 @@
+import { readFile } from "node:fs/promises";
+import { join, normalize } from "node:path";
+import { chromium } from "playwright-core";
+import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import type * as nearfar from "../../src/page/index.js";
+import { CHROMIUM } from "../support/chromium.js";
+import { expectedTokens } from "../support/fake-backend.js";
+import { FIREFOX, openFirefox } from "../support/firefox.js";
+import { builtPackage, distFile, type StaticServer, serve } from "../support/serve.js";
+import { TOY_VOCAB, toyArtifact } from "../support/toy-artifact.js";
+import { REFUSED, TRAPS, toyWasm } from "../support/toy-wasm.js";
+
+/**
+ * WebAssembly in real browsers, on isolated pages and on others: the toy, and, where NEARFAR_WASM_ARTIFACT
+ * names the folder of one, a real artifact, which should say NEARFAR_WASM_TEXT after an empty prompt.
+ */
+const REAL = process.env.NEARFAR_WASM_ARTIFACT ?? null;
+const REAL_TEXT = process.env.NEARFAR_WASM_TEXT ?? null;
+
+/** What both browsers' drivers have of a page. */
+interface Tab {
+  goto(url: string): Promise<unknown>;
+  addScriptTag(tag: { type: string; content: string }): Promise<unknown>;
+  evaluate<T, A>(code: (argument: A) => Promise<T>, argument: A): Promise<T>;
+}
+
+interface Opened {
+  tab(): Promise<Tab>;
+  close(): Promise<void>;
+}
+
+const BROWSERS: readonly [name: string, path: string | null, open: () => Promise<Opened>][] = [
+  [
+    "Chromium",
+    CHROMIUM,
+    async () => {
+      const browser = await chromium.launch({ executablePath: CHROMIUM ?? "", args: ["--no-sandbox"] });
+      return { tab: async () => (await browser.newPage()) as unknown as Tab, close: () => browser.close() };
+    },
+  ],
+  [
+    "Firefox",
+    FIREFOX,
+    async () => {
+      const browser = await openFirefox();
+      return { tab: async () => (await browser.newPage()) as unknown as Tab, close: () => browser.close() };
+    },
+  ],
+];
+
+const ISOLATED = {
+  "cross-origin-opener-policy": "same-origin",
+  "cross-origin-embedder-policy": "require-corp",
+  "cross-origin-resource-policy": "same-origin",
+};
+
+const toy = await toyWasm();
+const gpuToy = toyArtifact();
+
+async function fileAt(path: string): Promise<Uint8Array | null> {
+  const [folder, ...rest] = path.split("/");
+  const within = rest.join("/");
+  if (folder === "toy") return toy.files.get(within) ?? null;
+  if (folder === "both")
+    return within.startsWith("webgpu/")
+      ? (gpuToy.files.get(within.slice(7)) ?? null)
+      : (toy.files.get(within.replace(/^wasm\//, "")) ?? null);
+  if (folder !== "real" || !REAL) return distFile(path);
+  const found = normalize(join(REAL, within));
+  return found.startsWith(REAL) ? readFile(found).catch(() => null) : null;
+}
+
+/** The text that the toy model gives after `prompt`. */
+function expectedText(prompt: string, count: number): string {
+  const ids = prompt === "" ? [0] : [...prompt].map((character) => character.charCodeAt(0) - 31);
+  return expectedTokens(ids, count, TOY_VOCAB)
+    .map((id) => (id === 0 || id === 96 ? "" : String.fromCharCode(id + 31)))
+    .join("");
+}
+
+/** A prompt whose answer of `count` tokens has none that the toy's kernels dislike. */
+function harmless(count: number): string {
+  const disliked = [TRAPS, REFUSED].map((token) => String.fromCharCode(token + 31));
+  for (let i = 0; ; i++) {
+    const prompt = `a prompt ${i}`;
+    if (!disliked.some((character) => expectedText(prompt, count).includes(character))) return prompt;
+  }
+}
+
+describe.each(BROWSERS)("WebAssembly in %s", { timeout: 60_000 }, (_, path, open) => {
+  let browser: Opened;
+  let server: StaticServer;
+  let headers: Record<string, string> = {};
+
+  beforeAll(async () => {
+    if (path === null) return;
+    await builtPackage();
+    server = await serve(fileAt);
+    server.intercept = (_, response) => {
+      for (const [name, value] of Object.entries(headers)) response.setHeader(name, value);
+      return false;
+    };
+    browser = await open();
+  }, 60_000);
+  afterAll(async () => {
+    server?.close();
+    await browser?.close();
+  });
+
+  /** A page with the package, as an app imports it. */
+  async function page(sent: Record<string, string>): Promise<Tab> {
+    headers = sent;
+    const tab = await browser.tab();
+    await tab.goto(server.url.href);
+    const content = `import * as nearfar from "${server.url}dist/index.js"; globalThis.nearfarPackage = nearfar;`;
+    await tab.addScriptTag({ type: "module", content });
+    await tab.evaluate(async () => {
+      while (!("nearfarPackage" in globalThis)) await new Promise((resolve) => setTimeout(resolve, 10));
+    }, null);
+    return tab;
+  }
+
+  interface Said {
+    readonly texts: readonly string[];
+    readonly isolated: boolean;
+    readonly stats: nearfar.EngineStats;
+    readonly warnings: readonly string[];
+  }
+
+  const say = (
+    tab: Tab,
+    url: string,
+    options: nearfar.EngineOptions,
+    prompts: readonly string[],
+    count: number,
+  ) =>
+    tab.evaluate(
+      async (given): Promise<Said> => {
+        const { createEngine } = globalThis.nearfarPackage;
+        const warnings: string[] = [];
+        const onWarning = (message: string): void => void warnings.push(message);
+        const engine = await createEngine(given.url, { ...given.options, onWarning });
+        const ask = async (prompt: string): Promise<string> => {
+          const request = { prompt, max_tokens: given.count, temperature: 0 };
+          return (await engine.completions.create(request)).choices[0]?.text ?? "";
+        };
+        const texts: string[] = [];
+        for (const prompt of given.prompts) texts.push(await ask(prompt).catch((error) => String(error)));
+        const stats = await engine.stats();
+        await engine.dispose();
+        return { texts, isolated: globalThis.crossOriginIsolated, stats, warnings };
+      },
+      { url, options, prompts, count },
+    );
+
+  test.skipIf(!path)("an isolated page has threads, another has one", async () => {
+    const prompt = harmless(40);
+    const alone = await say(await page({}), "/toy/", { threads: 2 }, [prompt], 40);
+    expect(alone).toMatchObject({
+      texts: [expectedText(prompt, 40)],
+      isolated: false,
+      stats: { threads: 1, program: "toy", backend: { name: "wasm", why: "only" } },
+      warnings: [],
+    });
+    const together = await say(await page(ISOLATED), "/toy/", { threads: 3 }, [prompt], 40);
+    expect(together).toMatchObject({
+      texts: [expectedText(prompt, 40)],
+      isolated: true,
+      stats: { threads: 3, program: "toy-threads" },
+      warnings: [],
+    });
+  });
+
+  test.skipIf(!path)("a trap ends a request by name, and the next one is answered", async () => {
+    const prompt = harmless(20);
+    const bad = `${prompt}${String.fromCharCode(TRAPS + 31)}`;
+    const { texts } = await say(await page(ISOLATED), "/toy/", { threads: 2 }, [prompt, bad, prompt], 20);
+    const expected = expectedText(prompt, 20);
+    expect(texts).toEqual([
+      expected,
+      expect.stringMatching(/DeviceError: A kernel of step\.\d+ trapped \(RuntimeError/),
+      expected,
+    ]);
+  });
+
+  test.skipIf(!path)("takes WebAssembly of a folder with both where there is no GPU", async () => {
+    const prompt = harmless(20);
+    const { texts, stats } = await say(await page({}), "/both/", {}, [prompt], 20);
+    expect(texts).toEqual([expectedText(prompt, 20)]);
+    expect(stats.backend).toMatchObject({ name: "wasm", why: expect.stringMatching(/^(no-gpu|software)$/) });
+  });
+
+  test.skipIf(!path)("needs wasm-unsafe-eval of a strict policy, and says so where it lacks", async () => {
+    const policy = (more: string): Record<string, string> => ({
+      "content-security-policy": `default-src 'none'; script-src 'self' 'unsafe-inline'${more}; worker-src 'self'; connect-src 'self'`,
+    });
+    const prompt = harmless(10);
+    const allowed = await say(await page(policy(" 'wasm-unsafe-eval'")), "/toy/", {}, [prompt], 10);
+    expect(allowed.texts).toEqual([expectedText(prompt, 10)]);
+    const refused = say(await page(policy("")), "/toy/", {}, [prompt], 10);
+    await expect(refused).rejects.toThrow(/'wasm-unsafe-eval' in script-src/);
+  });
+
+  test.skipIf(!path || !REAL || REAL_TEXT === null)(
+    "a real artifact says what it says elsewhere",
+    async () => {
+      for (const [sent, threads] of [
+        [{}, 1],
+        [ISOLATED, 2],
+      ] as const) {
+        const { texts, stats } = await say(await page(sent), "/real/", { threads }, [""], 199);
+        expect(texts).toEqual([REAL_TEXT]);
+        expect(stats.threads).toBe(threads);
+      }
+    },
+  );
+});

@@ -1,0 +1,257 @@
+import { afterEach, describe, expect, test, vi } from "vitest";
+import type { AnswerEvent, BackendChoice, LoadProgress, LoadSettings } from "../src/both/messages.js";
+import type { SamplingOptions } from "../src/both/openai.js";
+import { Session } from "../src/worker/session.js";
+import { expectedTokens } from "./support/fake-backend.js";
+import { TOY_VOCAB, type ToyArtifact, toyArtifact } from "./support/toy-artifact.js";
+import { REFUSED, TRAPS, toyWasm } from "./support/toy-wasm.js";
+
+const BASE = new URL("http://toy.example/");
+const artifact = await toyWasm();
+
+/** Answers from memory, by the path within the server. */
+function fetcher(files: ReadonlyMap<string, Uint8Array>) {
+  return async (url: URL): Promise<Response> => {
+    const found = files.get(url.pathname.slice(1));
+    return new Response(found ? Uint8Array.from(found) : null, { status: found ? 200 : 404 });
+  };
+}
+
+function under(folder: string, { files }: ToyArtifact): [string, Uint8Array][] {
+  return [...files].map(([path, bytes]) => [`${folder}${path}`, bytes]);
+}
+
+/** A session of one thread, with what it told while it was loaded. */
+async function load(files: ReadonlyMap<string, Uint8Array> = artifact.files, settings: LoadSettings = {}) {
+  const progress: LoadProgress[] = [];
+  const session = await Session.load(BASE, settings, {
+    signal: new AbortController().signal,
+    load: "this",
+    hasLeft: async () => false,
+    onProgress: (event) => progress.push(event),
+    onWarning: () => undefined,
+    host: { fetch: fetcher(files), spawn: null, hardwareThreads: 4 },
+  });
+  return { session, progress };
+}
+
+let nextId = 1;
+
+/** An answer as its text, or its error. */
+function ask(session: Session, text: string, options: SamplingOptions = {}): Promise<string> {
+  return new Promise((resolve) => {
+    let said = "";
+    const tell = (event: AnswerEvent): void => {
+      if (event.event === "delta") said += event.text;
+      if (event.event === "end") resolve(said);
+      if (event.event === "error") resolve(`${event.error.kind}: ${event.error.message}`);
+    };
+    const prompt = { kind: "text", text } as const;
+    const asked = { temperature: 0, max_tokens: 30, ...options };
+    session.generate(nextId++, { prompt, options: asked, n: 1, logprobs: null }, tell);
+  });
+}
+
+/** The text that the toy model gives after `prompt`. */
+function expected(prompt: string, count = 30): string {
+  const ids = prompt === "" ? [0] : [...prompt].map((character) => character.charCodeAt(0) - 31);
+  return expectedTokens(ids, count, TOY_VOCAB)
+    .map((id) => (id === 0 || id === 96 ? "" : String.fromCharCode(id + 31)))
+    .join("");
+}
+
+const characterOf = (token: number): string => String.fromCharCode(token + 31);
+
+/** A prompt whose answer has neither of the tokens that the toy's kernels dislike. */
+function harmless(from: string): string {
+  const isHarmless = (prompt: string): boolean =>
+    ![TRAPS, REFUSED].some((token) => expected(prompt).includes(characterOf(token)));
+  for (let i = 0; ; i++) if (isHarmless(`${from}${i}`)) return `${from}${i}`;
+}
+
+afterEach(() => vi.unstubAllGlobals());
+
+describe("a model in WebAssembly", () => {
+  test("answers as the model does, several at once, and tells what it runs on", async () => {
+    const { session, progress } = await load();
+    const prompts = ["", "H", "Hello", "x".repeat(100)].map(harmless);
+    expect(await Promise.all(prompts.map((prompt) => ask(session, prompt)))).toEqual(
+      prompts.map((prompt) => expected(prompt)),
+    );
+    const backend: BackendChoice = { name: "wasm", why: "only", reason: expect.any(String) };
+    expect(progress).toContainEqual({ phase: "backend", backend });
+    expect(session.card()).toMatchObject({ backend, program: "toy", adapter: "WebAssembly, 1 thread" });
+    expect(session.stats()).toMatchObject({ backend, threads: 1, gpuBytes: 0, launchesPerToken: 3 });
+    expect(session.stats().wasmBytes).toBeGreaterThan(2 ** 21);
+    session.dispose();
+    expect(session.stats()).toMatchObject({ threads: 0, wasmBytes: 0 });
+  });
+
+  test("finds a common beginning computed, and gives one text for one seed", async () => {
+    const { session } = await load();
+    const prompt = harmless("a common beginning that is long enough");
+    const first = await ask(session, prompt, { temperature: 1, seed: 5 });
+    expect(await ask(session, prompt, { temperature: 1, seed: 5 })).toBe(first);
+    expect(session.stats().last?.cachedTokens).toBeGreaterThan(16);
+    session.dispose();
+  });
+
+  test("lets others in between steps: an abort ends an answer", async () => {
+    const { session } = await load();
+    const told: AnswerEvent["event"][] = [];
+    const prompt = { kind: "text", text: harmless("a") } as const;
+    const options = { temperature: 0, max_tokens: 200 };
+    session.generate(99, { prompt, options, n: 1, logprobs: null }, ({ event }) => told.push(event));
+    await new Promise((resolve) => setTimeout(resolve, 2));
+    session.abort(99);
+    const before = told.length;
+    await new Promise((resolve) => setTimeout(resolve, 20));
+    expect(told.slice(before)).toEqual([]);
+    expect(told).not.toContain("end");
+    session.dispose();
+  });
+
+  test.each([
+    [TRAPS, /^device: A kernel of step\.\d+ trapped \(RuntimeError: unreachable/],
+    [REFUSED, /^device: The kernel append_\d+ of step\.\d+ failed: the toy refuses this token/],
+  ])(
+    "a kernel that fails at token %i ends requests by name, and the next one is answered afresh",
+    async (token, named) => {
+      const { session } = await load();
+      const prompt = harmless("a common beginning that is long enough");
+      expect(await ask(session, prompt)).toBe(expected(prompt));
+      const neighbour = ask(session, harmless("beside"), { max_tokens: 200 });
+      expect(await ask(session, `${prompt}${characterOf(token)}`)).toMatch(named);
+      expect(await neighbour).toMatch(named);
+      expect(await ask(session, prompt)).toBe(expected(prompt));
+      // Nothing of the broken memory is found again.
+      expect(session.stats().last?.cachedTokens).toBe(0);
+      session.dispose();
+    },
+  );
+
+  test("tells what each launch costs", async () => {
+    const { session } = await load();
+    const { launches, program } = await session.profile({ rows: 16, context: 20, rounds: 2 });
+    expect(program).toBe("toy");
+    expect(launches.map(({ kernel, weightBytes }) => [kernel, weightBytes])).toEqual([
+      ["append_16", 0],
+      ["look_16", 1200],
+    ]);
+    session.dispose();
+  });
+
+  /** Makes memories of more than `most` bytes impossible, as a browser that is short of it does. */
+  function limitMemory(most: number): void {
+    const { Memory } = WebAssembly;
+    class Limited extends Memory {
+      constructor(descriptor: WebAssembly.MemoryDescriptor) {
+        if (descriptor.initial * 65536 > most) throw new RangeError("could not allocate memory");
+        super(descriptor);
+      }
+    }
+    vi.stubGlobal("WebAssembly", Object.assign(Object.create(WebAssembly), { Memory: Limited }));
+  }
+
+  test("takes less of a cache where memory is refused, and says how much it wanted where nothing helps", async () => {
+    const { session: whole } = await load();
+    const { cachePages, wasmBytes } = whole.stats();
+    whole.dispose();
+    const kvMemory = cachePages * 64;
+    limitMemory(wasmBytes - 1);
+    const refused = load(artifact.files, { kvMemory });
+    await expect(refused).rejects.toThrow(
+      new RegExp(
+        `no WebAssembly memory of ${wasmBytes} bytes: could not allocate memory.* the KV cache ${kvMemory}`,
+      ),
+    );
+    await expect(load()).rejects.toThrow(/no WebAssembly memory of \d+ bytes/);
+  });
+
+  test("refuses a module that is not the build's, or has other kernels", async () => {
+    const files = new Map(artifact.files);
+    const library = "kernels/toy/model.wasm";
+    files.set(library, Uint8Array.from([...(files.get(library) ?? []), 0]));
+    await expect(load(files)).rejects.toThrow(/model\.wasm is corrupt/);
+  });
+
+  test("says what a program lacks, and what there is beside one that was asked for", async () => {
+    await expect(load(artifact.files, { program: "toy-threads" })).rejects.toThrow(
+      /^WebAssembly cannot run the model here, for want of toy-threads: atomics/,
+    );
+    await expect(load(artifact.files, { program: "other" })).rejects.toThrow(
+      "The artifact has the programs toy-threads, toy, not other.",
+    );
+    await expect(load(artifact.files, { threads: 0 })).rejects.toThrow(/threads is 0; give an integer/);
+  });
+
+  test("says that a page's policy forbids WebAssembly", async () => {
+    const compile = async (): Promise<never> => {
+      throw new WebAssembly.CompileError("Wasm code generation disallowed by embedder");
+    };
+    vi.stubGlobal("WebAssembly", Object.assign(Object.create(WebAssembly), { compile }));
+    await expect(load()).rejects.toThrow(/disallowed by embedder\).*'wasm-unsafe-eval' in script-src/);
+  });
+});
+
+describe("a folder with artifacts for both backends", () => {
+  const both = new Map([...under("webgpu/", toyArtifact()), ...under("wasm/", artifact)]);
+
+  test("runs in WebAssembly where there is no GPU, and says why", async () => {
+    const { session } = await load(both);
+    const why = { name: "wasm", why: "no-gpu", reason: expect.stringMatching(/^WebGPU is missing/) };
+    expect(session.card().backend).toEqual(why);
+    expect(await ask(session, harmless("a"))).toBe(expected(harmless("a")));
+    session.dispose();
+  });
+
+  test("runs in what is asked for", async () => {
+    const { session } = await load(both, { backend: "wasm" });
+    expect(session.card().backend).toMatchObject({ name: "wasm", why: "pinned" });
+    session.dispose();
+    await expect(load(both, { backend: "webgpu" })).rejects.toThrow(/^WebGPU is missing/);
+    await expect(load(artifact.files, { backend: "webgpu" })).rejects.toThrow(
+      /built for wasm, not webgpu.*--target webgpu/,
+    );
+  });
+
+  test("goes on in WebAssembly where the GPU cannot run it", async () => {
+    const info = {
+      vendor: "nvidia",
+      architecture: "",
+      device: "",
+      description: "small",
+      isFallbackAdapter: false,
+    };
+    const limits = { maxStorageBuffersPerShaderStage: 4 };
+    const adapter = { info, features: new Set(), limits };
+    vi.stubGlobal("navigator", { userAgent: "", gpu: { requestAdapter: async () => adapter } });
+    const { session, progress } = await load(both);
+    const told = progress.flatMap((event) => (event.phase === "backend" ? [event.backend] : []));
+    expect(told).toEqual([
+      { name: "webgpu", why: "gpu", reason: "small" },
+      { name: "wasm", why: "failed", reason: expect.stringMatching(/^This GPU cannot run the model/) },
+    ]);
+    expect(await ask(session, harmless("a"))).toBe(expected(harmless("a")));
+    session.dispose();
+  });
+
+  test("leaves a processor that plays a GPU alone", async () => {
+    const info = {
+      vendor: "google",
+      architecture: "swiftshader",
+      device: "",
+      description: "",
+      isFallbackAdapter: true,
+    };
+    const adapter = { info, features: new Set(), limits: {} };
+    vi.stubGlobal("navigator", { userAgent: "", gpu: { requestAdapter: async () => adapter } });
+    const { session } = await load(both);
+    expect(session.card().backend).toMatchObject({ name: "wasm", why: "software" });
+    session.dispose();
+  });
+
+  test("says so where there is none at all", async () => {
+    await expect(load(new Map())).rejects.toThrow(/toy\.example\/manifest\.json answers HTTP 404/);
+  });
+});
