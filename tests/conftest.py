@@ -22,6 +22,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 ALONE = (
     "device/test_browser",
     "device/test_routing",
+    "device/test_wasm_hosts",
     "device/test_wgsl",
     "e2e/test_bench",
     "e2e/test_demo",
