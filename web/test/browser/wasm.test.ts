@@ -61,10 +61,11 @@ async function fileAt(path: string): Promise<Uint8Array | null> {
   const [folder, ...rest] = path.split("/");
   const within = rest.join("/");
   if (folder === "toy") return toy.files.get(within) ?? null;
-  if (folder === "both")
-    return within.startsWith("webgpu/")
-      ? (gpuToy.files.get(within.slice(7)) ?? null)
-      : (toy.files.get(within.replace(/^wasm\//, "")) ?? null);
+  if (folder === "both") {
+    const [target, ...file] = rest;
+    const artifact = target === "webgpu" ? gpuToy : target === "wasm" ? toy : null;
+    return artifact?.files.get(file.join("/")) ?? null;
+  }
   if (folder !== "real" || !REAL) return distFile(path);
   const found = normalize(join(REAL, within));
   return found.startsWith(REAL) ? readFile(found).catch(() => null) : null;
