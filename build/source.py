@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from tokenizers import Tokenizer
 
@@ -28,8 +27,6 @@ from nearfar.step.reading import read_model
 from nearfar.targets.quantized import Matrix
 
 IGNORABLE = (r".*rotary_emb\.inv_freq",)
-CpuFeatures = Literal["native", "baseline"]
-"""This machine's instructions, or those of any of its kind."""
 QUANT, GROUP_SIZE = "q4", 64  # where the command line says nothing and the checkpoint is not quantized
 
 
@@ -41,6 +38,9 @@ class BuildOptions:
     `quant`, `group_size` None: QUANT and GROUP_SIZE, or what a quantized checkpoint has. `export_function`
     (mlx): also write the step as a function that needs no model code. `context`: no more positions than
     these. `buckets`: rows that a step can have; fewer make a smaller artifact, and a slower one.
+    `cpu`: the platforms to make programs for: names of targets/cpu/platforms.py, or "host". `cpu_features`
+    (cpu): the vector units: names of targets/cpu/units.py, "baseline" or "native" (this machine's); none:
+    this machine's, and for other platforms those that the architecture's processors differ in.
     `device_classes` (webgpu, vulkan): kinds of GPUs to make programs for; `products`: what those multiply.
     """
 
@@ -49,7 +49,8 @@ class BuildOptions:
     targets: tuple[str, ...] = ("cpu", "webgpu")
     quant: str | None = None
     group_size: int | None = None
-    cpu_features: CpuFeatures = "native"
+    cpu: tuple[str, ...] = ("host",)
+    cpu_features: tuple[str, ...] = ()
     dump_ir: Path | None = None
     export_function: bool = False
     context: int | None = None

@@ -34,6 +34,9 @@ class Found:
     memory: int | None = None
     adapter: Adapter | None = None
     """What kind of GPU it is; None on devices without programs for classes of them."""
+    arch: str | None = None
+    system: str | None = None
+    """Whose native code it runs: an architecture and an operating system; None on devices that run none."""
 
     def largest_buffer(self) -> int | None:
         """Bytes of the largest buffer that kernels of the device reach.

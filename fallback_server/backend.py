@@ -101,13 +101,17 @@ class BackendInfo:
 @dataclass(frozen=True)
 class RunningProgram:
     """What of an artifact runs, on which device, and why that (docs/vulkan.md, "Which program"; "" where
-    there was no choice). `seconds`: by program, of its steps that were timed at this load.
+    there was no choice). `seconds`: by program, of its steps that were timed at this load. `largest_step`:
+    rows of the largest step that it takes, fewer than the `largest_bucket` it was built with where there was
+    no memory for that.
     """
 
     device: str
     name: str
     why: str
     seconds: Mapping[str, Mapping[str, float]]
+    largest_step: int
+    largest_bucket: int
 
 
 @dataclass(frozen=True)

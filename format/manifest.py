@@ -171,11 +171,14 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Requires:
-    """What a device must have to run a program; `arch` is the CPU architecture (cpu)."""
+    """What a device must have to run a program; `arch` and `system`: the processor's architecture and the
+    operating system that its library is for (cpu).
+    """
 
     features: tuple[str, ...]
     limits: dict[str, int] = field(default_factory=dict)
     arch: str | None = None
+    system: str | None = None
 
 
 @dataclass(frozen=True)

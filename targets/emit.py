@@ -13,7 +13,6 @@ import tvm
 
 from nearfar.build.program.compile import Program
 from nearfar.build.program.plan import Plan
-from nearfar.build.source import CpuFeatures
 from nearfar.format.manifest import Buffer, Function, Tensor
 
 
@@ -24,7 +23,6 @@ class EmitContext:
     root: Path
     buffers: Mapping[str, Buffer]
     weights: Mapping[str, Tensor]
-    cpu_features: CpuFeatures
     sources: dict[tuple[str, str, object], str] = field(default_factory=dict)
     """Kernels of the programs before, so that what programs have in common is compiled once."""
 

@@ -80,19 +80,19 @@ class PackedWriter:
 
 @dataclass(frozen=True)
 class PlannedTarget:
-    """A target with kernels: a program for each of its variants, over one set of weights."""
+    """A target with kernels: a program for each of its variants, over one set of weights.
+
+    `packing`: how matrices are laid out; all variants read the same weights. `variants`: those that there are
+    for what was asked for.
+    """
 
     name: str
-    variants: tuple[Variant, ...]
+    packing: Packing
+    variants: Callable[[BuildOptions], tuple[Variant, ...]]
     tvm_target: dict[str, Any]
     emit: Callable[[Program, EmitContext], records.Program]
     rounds: Callable[[Matrix], bool] = lambda matrix: False
     """Whether programs with products of int8 round the rows that a matrix is multiplied by."""
-
-    @property
-    def packing(self) -> Packing:
-        """How matrices are laid out: all variants read the same weights."""
-        return self.variants[0].kernels
 
     def check(self, source: Source, options: BuildOptions) -> None:
         """Kernels say themselves what they cannot do, when they are made; offsets have 32 bits."""
@@ -128,7 +128,7 @@ class PlannedTarget:
         """The variants that were asked for."""
         return [
             variant
-            for variant in self.variants
+            for variant in self.variants(options)
             if variant.device_class is None
             or (variant.device_class in options.device_classes and variant.products in options.products)
         ]
@@ -146,7 +146,6 @@ class PlannedTarget:
             root=root,
             buffers={buffer.name: buffer for buffer in manifest.buffers(source.model)},
             weights={tensor.name: tensor for tensor in weights.tensors},
-            cpu_features=options.cpu_features,
         )
         programs = []
         job = Job(source.model, source.matrices, manifest.CACHE, options.buckets)

@@ -36,11 +36,16 @@ class Job:
 class Program:
     """Plans in the order of the manifest, the kernels they launch, and the bytes of the shared workspace."""
 
-    name: str
+    variant: Variant
     dtypes: Precisions
     plans: list[Plan]
     kernels: dict[str, tirx.PrimFunc]
     workspace: list[int]
+
+    @property
+    def name(self) -> str:
+        """The variant's, one of its own in the artifact."""
+        return self.variant.name
 
 
 def compile_program(
@@ -77,7 +82,7 @@ def compile_program(
         functions |= {kernel: stage.func for kernel, stage in staged.named(sampler.label)}
     workspace = share_workspace(plans)
     used = dict.fromkeys(launch.kernel for plan in plans for launch in plan.launches)
-    return Program(variant.name, dtypes, plans, {name: functions[name] for name in used}, workspace)
+    return Program(variant, dtypes, plans, {name: functions[name] for name in used}, workspace)
 
 
 def _samplers(job: Job) -> Iterator[SamplerJob]:

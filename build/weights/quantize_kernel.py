@@ -1,4 +1,4 @@
-"""The search of `quantize` as a TIR kernel: eight groups a vector register, one fused loop a pass.
+"""The search of `quantize` as a TIR kernel: sixteen groups a vector, one fused loop a pass.
 
 Written with the CPU target's vector vocabulary, which names every vector: T.vectorized loops over the same
 formulas left the rounding, and with it the loop, scalar (five times as long), and NumPy sweeps a buffer for
@@ -87,7 +87,7 @@ class _Groups:
                 v.put1(self.x, [i * LANES + lane], value)
 
     def weights(self, i: Expr, half: int) -> Expr:
-        """Weight i of eight groups."""
+        """Weight i of sixteen groups."""
         return v.lanes(self.x, [i * LANES + half * v.LANES])
 
     def codes(self, x: Expr, half: int) -> Expr:
@@ -174,7 +174,7 @@ class _Groups:
         packed = v.local((LANES * self.bits,), "uint32")
         with T.serial(0, self.group // WORD) as chunk:
             for h in HALVES:
-                word = v.registers(self.bits, v.U32X8)
+                word = v.registers(self.bits, v.U32X16)
                 for j in range(self.bits):
                     v.put1(word, [j], v.isplat(0, "uint32"))
                 for i in range(WORD):
@@ -188,7 +188,7 @@ class _Groups:
 
     def _pack(self, word: Expr, i: Expr, bit: int, h: int) -> None:
         """Put code i at `bit` of the words; where `bits` does not divide 16, a code can straddle two."""
-        code = v.keep(v.bits(v.cast(self.codes(self.weights(i, h), h), v.I32X8), v.U32X8), v.U32X8)
+        code = v.keep(v.bits(v.cast(self.codes(self.weights(i, h), h), v.I32X16), v.U32X16), v.U32X16)
         j, shift = divmod(bit, WORD)
         v.put1(word, [j], word[j] | (code << v.isplat(shift, "uint32")))
         if shift + self.bits > WORD:
@@ -197,9 +197,9 @@ class _Groups:
 
 def _float16(value: Expr) -> Expr:
     """Round float32 that is 0 or in float16's normal range to float16's 11 bits, ties to even."""
-    bits = v.keep(v.bits(value, v.U32X8), v.U32X8)
+    bits = v.keep(v.bits(value, v.U32X16), v.U32X16)
     odd = (bits >> v.isplat(13, "uint32")) & v.isplat(1, "uint32")
-    return v.bits((bits + v.isplat(0xFFF, "uint32") + odd) & v.isplat(0xFFFFE000, "uint32"), v.F32X8)
+    return v.bits((bits + v.isplat(0xFFF, "uint32") + odd) & v.isplat(0xFFFFE000, "uint32"), v.F32X16)
 
 
 def _scale(value: Expr) -> Expr:

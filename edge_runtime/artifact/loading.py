@@ -37,7 +37,10 @@ def load(path: Path, options: LoadOptions = DEFAULTS) -> tuple[EngineCore, TextC
     artifact, chosen = checked(path, options)
     codec = TextCodec.open(artifact)
     found = chosen.probe(parse_device(options.device)[1])
-    programs = artifact.able_programs(found.features, found.limits, options.precision, options.program)
+    artifact.check_platform(found.arch, found.system)
+    programs = artifact.able_programs(
+        found.features, found.limits, options.precision, options.program, (found.arch, found.system)
+    )
 
     planned: dict[str, Settings] = {}
 
@@ -134,6 +137,11 @@ def choose(path: Path, wanted: str) -> tuple[Artifact, Device]:
     kind, _ = parse_device(wanted)
     there = by_target(path)
     able = [name for name in device_names() if name in there and kind in (AUTO, name)]
+    if not able and kind == AUTO:
+        raise DeviceError(
+            f"{path} holds artifacts only for {', '.join(there)}, which Python does not run: open them in a "
+            "browser (nearfar web), or build one for this machine with nearfar build --target cpu"
+        )
     if not able:
         raise DeviceError(none_for(path, kind, there))
     # A device is asked only where it is one of several: opening a GPU's driver takes a while.

@@ -80,15 +80,20 @@ class Artifact:
         limits: Mapping[str, int] | None = None,
         precision: str | None = None,
         name: str | None = None,
+        platform: tuple[str | None, str | None] = (None, None),
     ) -> list[Program]:
         """The programs that a device with these features and limits (those named) can run; DeviceError where
         there is none.
 
-        `precision`: only programs that compute in this one; `name`: only the program of this name.
+        `precision`: only programs that compute in this one; `name`: only the program of this name;
+        `platform`: only programs for this architecture and this system, where their code is native.
         """
         able: list[Program] = []
         reasons: list[str] = []
         for program in self._programs(precision, name):
+            if not _is_for(program, *platform):
+                reasons.append(f"{program.name} is for {platform_of(program)}")
+                continue
             missing = _missing(program, features, limits or {})
             if not missing:
                 able.append(program)
@@ -99,6 +104,16 @@ class Artifact:
         raise DeviceError(
             f"this device cannot run {self.manifest.model.name} ({self.target}): " + "; ".join(reasons)
         )
+
+    def check_platform(self, arch: str | None, system: str | None) -> None:
+        """DeviceError where the artifact has native code, and none of it is for this machine."""
+        programs = self.manifest.programs
+        if not any(_is_for(program, arch, system) for program in programs):
+            built = ", ".join(dict.fromkeys(platform_of(program) for program in programs))
+            raise DeviceError(
+                f"this artifact was built for {built}, and this machine is {arch}-{system}: build it, on any "
+                f"machine, with nearfar build --target cpu --cpu {arch}-{system}"
+            )
 
     def _programs(self, precision: str | None, name: str | None) -> Sequence[Program]:
         """Programs that are what was asked for; RequestError where none is."""
@@ -254,6 +269,17 @@ class Artifact:
         if found != expected.sha256:
             return f"{expected.file} is corrupt: SHA-256 {found}, expected {expected.sha256}"
         return None
+
+
+def platform_of(program: Program) -> str:
+    """What a program's native code is for, as --cpu names it."""
+    return f"{program.requires.arch or 'any processor'}-{program.requires.system or 'any system'}"
+
+
+def _is_for(program: Program, arch: str | None, system: str | None) -> bool:
+    """Whether this architecture and system run its native code; None: it has none, or may do as it likes."""
+    needs = program.requires
+    return needs.arch in (None, arch) and needs.system in (None, system)
 
 
 def _missing(program: Program, features: Collection[str], limits: Mapping[str, int]) -> list[str]:

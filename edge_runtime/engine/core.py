@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakValueDictionary
 
 from nearfar.edge_runtime.cache import SequenceTable
+from nearfar.edge_runtime.engine.device_thread import DeviceThread, InFlight, NoRoom
 from nearfar.edge_runtime.engine.generation import Generation, event_of
 from nearfar.edge_runtime.engine.kernel_wait import KernelWait
 from nearfar.edge_runtime.engine.requests import Constraint, FinishReason, Request
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
-from nearfar.edge_runtime.engine.scheduler import Limits, Scheduler, Step
-from nearfar.edge_runtime.engine.steps import (
-    Done,
-    Launched,
-    Run,
-    Sampled,
-    StepBuilder,
-    StepWork,
-    finish,
-    launch,
-)
+from nearfar.edge_runtime.engine.scheduler import Limits, Scheduler
+from nearfar.edge_runtime.engine.steps import Done, Run, StepBuilder
 from nearfar.errors import DeviceError, DeviceLost, NearfarError, OutOfMemory, RequestError
 from nearfar.format.manifest import Manifest, Program
 from nearfar.format.sizes import MAX_STEP
@@ -49,25 +39,15 @@ FORKED = (
 
 T = TypeVar("T")
 
-_InFlight = tuple[Step, Launched]
-_Turn = tuple[_InFlight | None, list[Done]]
-"""The step that is still in flight after a turn of the loop, and the steps that were read."""
-
 log = logging.getLogger(__name__)
-
-
-class _NoRoom(Exception):
-    """There was no memory for steps of so many rows; the reason is what the executor raised."""
-
-    def __init__(self, size: int, reason: Exception) -> None:
-        self.size, self.reason = size, reason
 
 
 class EngineCore:
     """Runs token ids through one executor. Text, templates and OpenAI's shapes are above it.
 
     Everything but the calls of the executor and of constraints happens on the event loop; those happen in one
-    worker thread, in order. So a mask that takes its time holds up steps, but nobody else on the event loop.
+    thread, in order (DeviceThread). So a mask that takes its time holds up steps, but nobody else on the
+    event loop.
 
     A step that fails ends an *epoch*: nothing that it or its predecessors computed is found any more, the
     device is opened anew before the next step (or, where it cannot be, every call is refused), and what is
@@ -91,7 +71,6 @@ class EngineCore:
         failed; where its device is lost (DeviceLost), requests go on where they were. Without it the engine
         ends there.
         """
-        self.executor = executor
         self.choice: Choice | None = None
         """Why the executor runs the program that it does, where there was a choice."""
         self.manifest = manifest
@@ -104,31 +83,24 @@ class EngineCore:
         table = SequenceTable(pages, cache.page_size, cache.slots, windows)
         self.context = table.longest(MAX_STEP, model.context_length)
         self.scheduler = Scheduler(table, Limits(tuple(buckets), min(rows, cache.slots), self.context))
-        self._pipelined = pipelined
         self._new_builder = partial(StepBuilder, manifest, program, feed=pipelined)
         self._builder = self._new_builder()
-        self._reopen = reopen
-        self._failed: Exception | None = (
-            None  # what the executor raised; set and cleared in the worker thread
-        )
-        self._initialized = False  # whether the device has the initial writes of the builder; so too
         self._compiled: set[Run] = set()  # runs that need not be asked about any more
         self.compiling = KernelWait()
         self._lost_in_a_row = 0
         self.epoch = 0
         """How often a step has failed: what the cache held before is gone."""
         self._generations: WeakValueDictionary[int, Generation] = WeakValueDictionary()
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="nearfar-executor")
         self._task: asyncio.Task[None] | None = None
         self._closed = False
         self._process = os.getpid()
         self.steps = 0
-        try:
-            self._worker.submit(self._ready).result()
-        except BaseException:
-            self._worker.submit(executor.close)
-            self._worker.shutdown()
-            raise
+        self._device = DeviceThread(executor, self._begin, reopen, pipelined)
+
+    @property
+    def executor(self) -> Executor:
+        """The one that computes now."""
+        return self._device.executor
 
     def generate(
         self,
@@ -163,14 +135,11 @@ class EngineCore:
     async def on_device(self, call: Callable[[], T]) -> T:
         """Call the executor between two turns of the loop: after every step that is queued already, before
         any later one.
+
+        Page copies that a later step was to begin with are made before: the call may write to their pages.
         """
         self._check_open()
-
-        def ready() -> T:
-            self._ready()
-            return call()
-
-        return await self._in_worker(ready)
+        return await self._device.call(call, self.scheduler.take_copies())
 
     def wake(self) -> None:
         """Start the loop if it stands still: a request has come, or pages that somebody held are back."""
@@ -189,10 +158,7 @@ class EngineCore:
         self._fail(DeviceError("the engine was closed while the request was running"))
         if self._task is not None and not self._task.done():
             await asyncio.wait([self._task])
-        try:
-            await self._in_worker(self.executor.close)
-        finally:
-            self._worker.shutdown()
+        await self._device.close()
 
     @property
     def largest_step(self) -> int:
@@ -220,9 +186,9 @@ class EngineCore:
                     DeviceError("the event loop of the engine was stopped while the request was running")
                 )
                 raise
-            except _NoRoom as error:
+            except NoRoom as error:
                 self._end_epoch()
-                if self._reopen is None or not self._shrinks(error.size, error.reason):
+                if not self._device.reopens or not self._shrinks(error.size, error.reason):
                     self._fail(error.reason)
                     return
             except Exception as error:
@@ -233,7 +199,7 @@ class EngineCore:
 
     async def _steps(self) -> None:
         """Schedule → step → sample → emit, until there is nothing to do."""
-        before: _InFlight | None = None
+        before: InFlight | None = None
         while True:
             step = self.scheduler.schedule(before[0] if before else None)
             runs = self._builder.runs(step) if step else ()
@@ -250,7 +216,7 @@ class EngineCore:
                 self.scheduler.queue(step)
             elif before is None:
                 return
-            before, read = await self._in_worker(partial(self._turn, step, work, before))
+            before, read = await self._device.turn(step, work, before)
             for done in read:
                 self._lost_in_a_row = 0
                 self._emit(done)
@@ -259,7 +225,7 @@ class EngineCore:
         """Have the kernels of a step of `size` rows compiled. Waits for one of them, and no longer: the next
         plan may be another.
         """
-        missing = await self._in_worker(partial(self._missing, runs))
+        missing = await self._device.missing(runs)
         if not missing:
             self._compiled.update(runs)
             return
@@ -269,12 +235,6 @@ class EngineCore:
             if not self._shrinks(size, error):
                 raise
 
-    def _missing(self, runs: Seq[Run]) -> list[Future[Any]]:
-        """Kernels that are yet to be compiled for these runs. Runs in the worker thread."""
-        self._ready()
-        with self._guard():
-            return [kernel for run in runs for kernel in self.executor.prepare(*run)]
-
     def _end_epoch(self) -> None:
         """A step has failed: requests will be computed again from their tokens, or fail; nothing is known
         of the device.
@@ -282,7 +242,7 @@ class EngineCore:
         self.epoch += 1
         self.scheduler.restart()
         self._builder = self._new_builder()
-        self._initialized = False
+        self._device.end_epoch()
         self._compiled.clear()
         self.compiling.end()
 
@@ -293,7 +253,7 @@ class EngineCore:
         if not isinstance(error, DeviceLost):
             return False
         self._lost_in_a_row += 1
-        if self._reopen is None or self._lost_in_a_row > MOST_LOSSES:
+        if not self._device.reopens or self._lost_in_a_row > MOST_LOSSES:
             self._lost_in_a_row = 0
             return False
         return not self._closed
@@ -312,54 +272,13 @@ class EngineCore:
         )  # fmt: skip
         return True
 
-    def _ready(self) -> None:
-        """Runs in the worker thread, before other calls: a failed executor is replaced, a new one gets the
-        initial writes.
-        """
-        if self._failed is not None and self._reopen is not None:
-            # Memory is given back before it is taken again. What has failed may well fail to close.
-            try:
-                self.executor.close()
-            except Exception as error:
-                log.warning("the device that failed could not be closed: %s", error)
-            self.executor = self._reopen()
-            self._failed, self._initialized = None, False
-        if not self._initialized:
-            with self._guard():
-                for write in self._builder.initial():
-                    self.executor.write(write.buffer, write.data, write.row)
-                for name, size in self._builder.every_run():
-                    if name != "step" or size <= self.largest_step:  # not what there was no memory for
-                        self.executor.prepare(name, size, later=True)
-            self._initialized = True
-
-    def _turn(self, step: Step | None, work: StepWork | None, before: _InFlight | None) -> _Turn:
-        """Queue the next step, then wait for the one before. Runs in the worker thread."""
-        self._ready()
-        read: list[tuple[Step, Launched, Sampled]] = []
-        try:
-            with self._guard():
-                flying = (step, launch(self.executor, work)) if step and work else None
-                if before:
-                    read.append((*before, before[1].read()))
-                if flying and not self._pipelined:
-                    read.append((*flying, flying[1].read()))
-                    flying = None
-        except (OutOfMemory, MemoryError) as error:
-            # Of two steps under way either may have taken it: it is the larger one that can be made smaller.
-            sizes = [each.size for each in (step, before and before[0]) if each]
-            raise _NoRoom(max(sizes), error) from error
-        # Last, because constraints must not take note of tokens that a failure of the device would take back.
-        return flying, [finish(*done) for done in read]
-
-    @contextlib.contextmanager
-    def _guard(self) -> Iterator[None]:
-        """Remember that the executor has failed: from then on it can only be closed."""
-        try:
-            yield
-        except Exception as error:
-            self._failed = error
-            raise
+    def _begin(self, executor: Executor) -> None:
+        """Runs in the thread of the device: the initial writes, and kernels that steps will want."""
+        for write in self._builder.initial():
+            executor.write(write.buffer, write.data, write.row)
+        for name, size in self._builder.every_run():
+            if name != "step" or size <= self.largest_step:  # not what there was no memory for
+                executor.prepare(name, size, later=True)
 
     def _emit(self, done: Done) -> None:
         """Publish what a step computed, and give each of its requests its token."""
@@ -421,10 +340,8 @@ class EngineCore:
             raise DeviceError("the engine is closed; load the artifact again")
         if self.forked:
             raise DeviceError(FORKED)
-        if self._failed is not None and self._reopen is None:
+        if self._device.failed is not None and not self._device.reopens:
             raise DeviceError(
-                f"the device has failed ({self._failed}), and the engine ended there; load the artifact again"
+                f"the device has failed ({self._device.failed}), and the engine ended there; load the "
+                "artifact again"
             )
-
-    async def _in_worker(self, call: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._worker, call)

@@ -179,8 +179,13 @@ class Scheduler:
                 return self.schedule(None)
             return None
         rows = sum(chunk.count if chunk else 1 for chunk in chunks)
+        fed = len(before.sampled) if before else 0
+        return Step(self.limits.bucket(rows), tuple(chunks), fed, self.take_copies())
+
+    def take_copies(self) -> tuple[Copy, ...]:
+        """The page copies that are due; whoever takes them makes them before anything else."""
         copies, self._copies = tuple(self._copies), []
-        return Step(self.limits.bucket(rows), tuple(chunks), len(before.sampled) if before else 0, copies)
+        return copies
 
     def queue(self, step: Step) -> None:
         """The step is on its way to the device: the next step is planned as if its rows were computed."""

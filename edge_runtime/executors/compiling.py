@@ -53,13 +53,11 @@ class Compiler(Generic[Made]):
         with self._lock:
             asked = [self._ask(name, kernel, later) for name, kernel in kernels]
             missing = min(self._threads, len(self._wanted) + len(self._later)) - len(self._running)
-            started = [
-                threading.Thread(target=self._work, name="nearfar-compile", daemon=True)
-                for _ in range(missing)
-            ]
-            self._running.update(started)
-        for thread in started:
-            thread.start()
+            for _ in range(missing):
+                # Started before anybody can find it: what has not been started cannot be waited for.
+                thread = threading.Thread(target=self._work, name="nearfar-compile", daemon=True)
+                thread.start()
+                self._running.add(thread)
         return asked
 
     def made(self) -> list[Made]:

@@ -125,7 +125,10 @@ class ArtifactBackend:
         executor, choice = self.core.executor, self.core.choice
         timed = choice.seconds if choice else {}
         seconds = {name: {str(kind): took for kind, took in steps.items()} for name, steps in timed.items()}
-        return RunningProgram(executor.name, executor.program_name, choice.why if choice else "", seconds)
+        why, core = choice.why if choice else "", self.core
+        return RunningProgram(
+            executor.name, executor.program_name, why, seconds, core.largest_step, core.largest_bucket
+        )
 
     async def alive(self) -> bool:
         """Whether a token came lately, or comes now."""

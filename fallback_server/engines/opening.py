@@ -25,14 +25,15 @@ class EngineOptions:
     """How an engine is opened. `names`: what clients call the model, by default its own name.
 
     `device`, `threads`, `kv_memory` (bytes, or such as "512MB") are for local engines, `dtype` and
-    `max_running` for torch. None: chosen by what is found. `trust`: run the native code of an artifact that
-    was not built here.
+    `max_running` for torch, `program` (a name) for artifacts. None: chosen by what is found. `trust`: run the
+    native code of an artifact that was not built here.
     """
 
     names: tuple[str, ...] = ()
     device: str = "auto"
     threads: int | None = None
     kv_memory: str | None = None
+    program: str | None = None
     trust: bool = False
     dtype: str = "auto"
     max_running: int | None = None
@@ -59,6 +60,7 @@ async def open_engine(models: Seq[str], kind: Kind, options: EngineOptions) -> E
     if kind not in KINDS:
         raise RequestError(f"engine must be one of {', '.join(KINDS)}, not {kind!r}", "engine")
     kind = guess(models) if kind == "auto" else kind
+    _check_program(kind, options)
     if kind == "upstream":
         return await UpstreamEngine.connect(models, options.upstream, options.names)
     if len(models) != 1:
@@ -92,7 +94,17 @@ def text_source(model: str, kind: Kind, options: EngineOptions) -> TextSource:
 
 async def open_backend(model: str, kind: Kind, options: EngineOptions) -> Backend:
     """Load a model that runs here: token ids in, token events out. `kind` is torch or artifact."""
+    _check_program(kind, options)
     return await (_artifact(Path(model), options) if kind == "artifact" else _torch(model, options))
+
+
+def _check_program(kind: Kind, options: EngineOptions) -> None:
+    if options.program is not None and kind != "artifact":
+        raise RequestError(
+            f"program (--program) names one of an artifact's, but the engine is {kind}: leave it out, or "
+            "serve an artifact",
+            "program",
+        )
 
 
 async def _artifact(path: Path, options: EngineOptions) -> Backend:
@@ -101,7 +113,12 @@ async def _artifact(path: Path, options: EngineOptions) -> Backend:
     from nearfar.fallback_server.grammars import GrammarService
 
     edge = await AsyncEngine.load(
-        path, device=options.device, threads=options.threads, kv_memory=options.kv_memory, trust=options.trust
+        path,
+        device=options.device,
+        threads=options.threads,
+        kv_memory=options.kv_memory,
+        program=options.program,
+        trust=options.trust,
     )
     model = edge.manifest.model
     directory = text_source(str(path), "artifact", options).directory

@@ -110,6 +110,16 @@ class _EngineCollector(Collector):
             "engine_steps": ("Steps of the engine.", stats.steps),
             "engine_restarts": ("Times that the engine's process was started again.", stats.restarts),
         }
+        program = stats.program
+        if program is not None:
+            gauges["largest_step_rows"] = (
+                "Rows of the largest step taken; fewer than built for where there was no memory.",
+                program.largest_step,
+            )
+            gauges["largest_built_step_rows"] = (
+                "Rows of the largest step that the program was built for.",
+                program.largest_bucket,
+            )
         for name, (text, value) in gauges.items():
             gauge = GaugeMetricFamily(PREFIX + name, text, labels=["model_name"])
             gauge.add_metric([self._model()], value)
@@ -118,7 +128,7 @@ class _EngineCollector(Collector):
             counter = CounterMetricFamily(PREFIX + name, text, labels=["model_name"])
             counter.add_metric([self._model()], value)
             yield counter
-        if (program := stats.program) is not None:
+        if program is not None:
             labels = ["model_name", "device", "program", "why"]
             info = GaugeMetricFamily(
                 PREFIX + "program_info", "The artifact's program that runs, and why that; 1.", labels=labels

@@ -1,5 +1,4 @@
-"""Serves the chat page and one WebGPU artifact to a browser: static files, and what the page is told at its
-start.
+"""Serves the chat page and artifacts to a browser: static files, and what the page is told at its start.
 
 The standard library is enough for that, so a device install needs no web framework.
 """
@@ -14,7 +13,7 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -39,6 +38,7 @@ MIME_TYPES = {
     ".map": "application/json",
     ".svg": "image/svg+xml",
     ".wgsl": "text/wgsl; charset=utf-8",
+    ".wasm": "application/wasm",
     ".jinja": "text/plain; charset=utf-8",
     ".bin": "application/octet-stream",
     "": "text/plain; charset=utf-8",  # LICENSE
@@ -57,11 +57,11 @@ LOOPBACK = ("http://localhost:*", "http://127.0.0.1:*")
 
 def content_policy(cloud: str | None) -> str:
     """The page's Content-Security-Policy: its own files, and as a cloud any https address, this machine,
-    and `cloud`.
+    and `cloud`. WebAssembly may be compiled, JavaScript may not be made of text.
     """
     connect = ["'self'", "https:", *LOOPBACK, *([origin_of(cloud)] if cloud else [])]
     return (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self' data:; "
         f"worker-src 'self' blob:; connect-src {' '.join(connect)}; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
@@ -118,13 +118,13 @@ def _linked_files(artifact: Path) -> dict[str, Path]:
 
 
 def _listed(value: object) -> Iterator[str]:
-    """Every path in a manifest: the entries that are called `file` or `plan`, wherever they stand."""
+    """Every path in a manifest: the entries that are called so, wherever they stand."""
     if isinstance(value, list):
         for item in value:
             yield from _listed(item)
     if isinstance(value, dict):
         for key, item in value.items():
-            if key in ("file", "plan") and isinstance(item, str):
+            if key in ("file", "plan", "library") and isinstance(item, str):
                 yield item
             else:
                 yield from _listed(item)
@@ -134,33 +134,45 @@ def _listed(value: object) -> Iterator[str]:
 class Site:
     """Which file answers which path.
 
-    `cloud`: the address that the page takes as its cloud, until told otherwise. `guarded`: the page comes
-    with a Content-Security-Policy; one that needs more than its own scripts (benchmarks) goes without.
-    `hosts`: names that it answers for beside this machine's; "*": any.
+    `artifact`: one; or several, by the folder that each has below /artifact/. `cloud`: the address that the
+    page takes as its cloud, until told otherwise. `guarded`: the page comes with a Content-Security-Policy;
+    one that needs more than its own scripts (benchmarks) goes without. `hosts`: names that it answers for
+    beside this machine's; "*": any.
     """
 
     page: Path
-    artifact: Path
+    artifact: Path | Mapping[str, Path]
     cloud: str | None = None
     guarded: bool = True
     hosts: tuple[str, ...] = ()
+    _artifacts: dict[str, Path] = field(init=False)
     _linked: dict[str, Path] = field(init=False)
     _etags: dict[tuple[Path, int, int], str] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
-        self._linked = _linked_files(self.artifact)
+        given = {"": self.artifact} if isinstance(self.artifact, Path) else self.artifact
+        self._artifacts = {f"{name}/" if name else "": path for name, path in given.items()}
+        self._linked = {
+            prefix + name: file
+            for prefix, path in self._artifacts.items()
+            for name, file in _linked_files(path).items()
+        }
 
     def file(self, url_path: str) -> Path | None:
-        """Find the file of an (unquoted) URL path, or None: outside the two folders, and the manifest's
-        links, nothing is served.
+        """Find the file of an (unquoted) URL path, or None: outside the page, the artifacts and the links
+        that their manifests list, nothing is served.
         """
         if "\\" in url_path or "\0" in url_path:
             return None
         if url_path.startswith(ARTIFACT_PREFIX):
-            root, relative = self.artifact, url_path.removeprefix(ARTIFACT_PREFIX)
+            relative = url_path.removeprefix(ARTIFACT_PREFIX)
             if (linked := self._linked.get(relative)) is not None:
                 return linked if linked.is_file() else None
+            prefix = next((each for each in self._artifacts if relative.startswith(each)), None)
+            if prefix is None:
+                return None
+            root, relative = self._artifacts[prefix], relative.removeprefix(prefix)
         else:
             root, relative = self.page, url_path.removeprefix("/") or "index.html"
         root = root.resolve()

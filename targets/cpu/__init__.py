@@ -7,10 +7,9 @@ from typing import Any
 
 from nearfar.errors import BuildError
 from nearfar.format.manifest import Float
-from nearfar.step.model import Step
-from nearfar.targets.bundles import Bundles
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import attention, embed, greedy, linear, norm, rope, sample
+from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import (
     Attend,
     Embed,
@@ -24,11 +23,11 @@ from nearfar.targets.jobs import (
     Sample,
     Split,
 )
-from nearfar.targets.kernels import Staged, Variant
+from nearfar.targets.kernels import Staged
 
-__all__ = ["VARIANTS", "CpuKernels"]
+__all__ = ["CpuKernels"]
 
-STAGES: dict[type[Job], Callable[[Any], Staged]] = {
+STAGES: dict[type[Job], Callable[[Any, Unit], Staged]] = {
     Embed: embed.embed,
     Norm: norm.norm,
     Linear: linear.linear,
@@ -41,15 +40,15 @@ STAGES: dict[type[Job], Callable[[Any], Staged]] = {
 
 
 class CpuKernels:
-    """nearfar.targets.kernels.Kernels for CPUs; float32 activations throughout."""
+    """nearfar.targets.kernels.Kernels for CPUs with a vector unit; float32 activations throughout."""
 
     activations: Float = "float32"
     parts = staticmethod(packing.parts)
     pack = staticmethod(packing.pack)
+    bundles = staticmethod(packing.bundles)
 
-    def bundles(self, step: Step) -> Bundles:
-        """None: a kernel takes as many vectors as it needs."""
-        return {}
+    def __init__(self, unit: Unit) -> None:
+        self.unit = unit
 
     def projects(self, job: Project) -> bool:
         """Never: a launch costs little."""
@@ -59,11 +58,8 @@ class CpuKernels:
         """By the job's type."""
         if type(job) not in STAGES:
             raise BuildError(f"the cpu target has no kernel for a job of type {type(job).__name__}")
-        return STAGES[type(job)](job)
+        return STAGES[type(job)](job, self.unit)
 
     def split(self, attend: Attend, linear: Linear) -> Split | None:
         """Attention is one launch."""
         return None
-
-
-VARIANTS = (Variant("f32", "f32", CpuKernels()),)

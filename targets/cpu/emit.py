@@ -8,14 +8,17 @@ from nearfar.build.program.compile import Program
 from nearfar.format import manifest
 from nearfar.format.manifest import Param, Requires
 from nearfar.targets.cpu.codegen import compile_library
+from nearfar.targets.cpu.variants import CpuVariant
 from nearfar.targets.emit import EmitContext, module_of, plan_file, sha256_of, write_plans
 
 
 def emit(program: Program, context: EmitContext) -> manifest.Program:
     """Write them; the program's record in the manifest."""
-    library = f"kernels/{program.name}/model.so"
+    assert isinstance(program.variant, CpuVariant)
+    unit, platform = program.variant.unit, program.variant.platform
+    library = f"kernels/{program.name}/{platform.library}"
     (context.root / library).parent.mkdir(parents=True, exist_ok=True)
-    required = compile_library(module_of(program), context.root / library, context.cpu_features)
+    compile_library(module_of(program), context.root / library, unit, platform)
     launches = {
         plan_file(program, plan): [{"kernel": la.kernel, "args": list(la.args)} for la in plan.launches]
         for plan in program.plans
@@ -24,7 +27,7 @@ def emit(program: Program, context: EmitContext) -> manifest.Program:
         name=program.name,
         activations=program.dtypes.activations,
         kv_dtype=program.dtypes.kv,
-        requires=Requires(tuple(required.flags), {}, required.architecture),
+        requires=Requires(unit.features, {}, platform.architecture, platform.system),
         workspace=tuple(program.workspace),
         kernels={
             name: manifest.Kernel(params=params_of(func, context, program, name))

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from nearfar.step.model import Step
+from nearfar.targets.bundles import Bundles
 from nearfar.targets.quantized import Array, Matrix, Part, QuantTensor
 
 ROWS = 16
@@ -108,3 +110,8 @@ def pack(matrix: Matrix, tensor: QuantTensor | Array) -> tuple[Array, ...]:
         planes.append(_by_block(words, matrix.n))
     affine = np.stack([_by_block(tensor.scales, matrix.n), _by_block(tensor.biases, matrix.n)], axis=2)
     return *planes, np.ascontiguousarray(affine.astype(np.float16))
+
+
+def bundles(step: Step) -> Bundles:
+    """None: a kernel takes as many vectors as it needs."""
+    return {}

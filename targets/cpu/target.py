@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from nearfar.targets.cpu import VARIANTS
+from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.emit import emit
+from nearfar.targets.cpu.variants import variants
 from nearfar.targets.planned import PlannedTarget
 
-TARGET = PlannedTarget("cpu", VARIANTS, {"kind": "llvm"}, emit)
+TARGET = PlannedTarget("cpu", packing, variants, {"kind": "llvm"}, emit)

@@ -32,7 +32,7 @@ from .classes import CLASSES, DISCRETE, SOFTWARE, DeviceClass, Tuning
 from .kernels.attention import attention, split
 from .kernels.embed import embed
 from .kernels.greedy import greedy
-from .kernels.linear import linear
+from .kernels.linear import linear, products
 from .kernels.logprobs import logprobs
 from .kernels.matmul_int8 import rounds
 from .kernels.norm import norm
@@ -50,8 +50,6 @@ class GpuKernels:
 
     def __init__(self, tuning: Tuning, binding: int = pieces.BINDING) -> None:
         self.tuning, self.binding = tuning, binding
-        # Kernels of class software look at the dtypes of their job only: both precisions share them.
-        self._shaping = replace(tuning, half=False) if tuning.device is SOFTWARE else tuning
 
     @property
     def activations(self) -> Float:
@@ -77,7 +75,7 @@ class GpuKernels:
             found = pieces.pieces(job.matrix, self.binding)
             if len(found) > 1:
                 return of_pieces(job, found, self.stages)
-        return _made(job, self._shaping if type(job) in _SHAPED else None)
+        return _made(job, _shaping(job, self.tuning))
 
     def split(self, attend: Attend, linear: Linear) -> Split | None:
         """Where it costs less than the launch that it spares."""
@@ -93,6 +91,17 @@ _PLAIN: dict[type[Job], Callable[[Any], Staged]] = {
     Logprobs: logprobs,
 }  # fmt: skip
 """Kernels that all programs share."""
+
+
+def _shaping(job: Job, tuning: Tuning) -> Tuning | None:
+    """As much of what a program is made for as the kernel of a job depends on: programs that differ in the
+    rest share the kernel.
+    """
+    if isinstance(job, Attend) or (isinstance(job, Linear) and tuning.device is SOFTWARE):
+        tuning = replace(tuning, half=False)  # it looks at the dtypes of its job
+    if isinstance(job, Linear):
+        return replace(tuning, products=products(job, tuning))
+    return replace(tuning, products="float") if type(job) in _SHAPED else None
 
 
 @lru_cache(maxsize=1024)
@@ -115,17 +124,17 @@ def variants(
     """
     precisions: tuple[Precision, ...] = ("f16", "f32")
 
-    def there(device: DeviceClass, precision: Precision, products: Products) -> bool:
-        if products == "cooperative":
+    def there(device: DeviceClass, precision: Precision, kind: Products) -> bool:
+        if kind == "cooperative":
             return cooperative and device is DISCRETE and precision == "f16"
-        return products == "float" or device is not SOFTWARE
+        return kind == "float" or device is not SOFTWARE
 
     return tuple(
-        variant(each, precision, vectors, products, binding)
+        variant(each, precision, vectors, kind, binding)
         for each in CLASSES.values()
         for precision in precisions
-        for products in PRODUCTS
-        if there(each, precision, products)
+        for kind in PRODUCTS
+        if there(each, precision, kind)
     )
 
 

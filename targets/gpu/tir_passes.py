@@ -13,6 +13,7 @@ from tvm import ir, s_tir, tirx, transform
 
 PIPELINE = "nearfar_gpu"
 EXPLICIT_SYNC = "nearfar.explicit_sync"  # attribute of the functions that this pipeline is for
+SELDOM = "pragma_seldom"  # attribute of statements that ordinary data does not get to; generators ignore it
 
 
 def pipeline() -> tuple[transform.Pass, object, object]:

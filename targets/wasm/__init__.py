@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from nearfar.targets.cpu import CpuKernels
+from nearfar.targets.cpu.units import UNITS
 from nearfar.targets.kernels import Variant
 
 __all__ = ["VARIANTS"]
 
-VARIANTS = (Variant("wasm32-simd128", "f32", CpuKernels()),)
+UNIT = UNITS["simd128"]
+VARIANTS = (Variant(f"wasm32-{UNIT.name}", "f32", CpuKernels(UNIT)),)

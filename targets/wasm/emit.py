@@ -10,9 +10,8 @@ from nearfar.format import manifest
 from nearfar.format.manifest import Requires
 from nearfar.targets.cpu.emit import params_of
 from nearfar.targets.emit import EmitContext, module_of, plan_file, sha256_of, write_plans
-from nearfar.targets.wasm.codegen import FEATURES, link_modules
-
-ARCHITECTURE = "wasm32"
+from nearfar.targets.wasm import UNIT
+from nearfar.targets.wasm.codegen import link_modules
 
 
 def emit(program: Program, context: EmitContext) -> manifest.Program:
@@ -30,7 +29,7 @@ def emit(program: Program, context: EmitContext) -> manifest.Program:
         name=program.name,
         activations=program.dtypes.activations,
         kv_dtype=program.dtypes.kv,
-        requires=Requires(FEATURES, {}, ARCHITECTURE),
+        requires=Requires(UNIT.features, {}, UNIT.architecture),
         workspace=tuple(program.workspace),
         kernels={
             name: manifest.Kernel(params=params_of(func, context, program, name))
@@ -48,7 +47,7 @@ def with_threads(root: Path, program: manifest.Program) -> manifest.Program:
     return dataclasses.replace(
         program,
         name=_threaded(program.name),
-        requires=Requires((*program.requires.features, "atomics"), {}, ARCHITECTURE),
+        requires=Requires((*program.requires.features, "atomics"), {}, UNIT.architecture),
         library=file,
         library_sha256=sha256_of(root / file),
     )

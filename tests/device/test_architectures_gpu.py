@@ -14,7 +14,7 @@ from nearfar.build.pipeline import BuildOptions, build
 from nearfar.build.program.buckets import Buckets
 from nearfar.edge_runtime import Engine
 from tests.support import gpu_jobs
-from tests.support.architectures import CASES, GROWTH, Case, Massive
+from tests.support.architectures import CASES, GROWTH, Case, Massive, outlying
 from tests.support.backends import greedy, require
 from tests.support.parity import SMALL, check_answers, last, opened
 
@@ -69,3 +69,28 @@ def test_massive_activations_stay_finite_in_float16(target: str, where: str, tmp
     if where == "residual":  # where gates saturate, answers differ from those of float32, but are answers
         expected = model.logits()
         assert np.abs(found - expected).max() < 0.03 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("quant", ["none", "q8"])
+@pytest.mark.parametrize(("target", "device"), [("vulkan", "discrete"), ("webgpu", "mobile")])
+def test_a_few_huge_channels_do_not_drown_all_others_in_float16(
+    target: str, device: str, quant: str, tmp_path: Path
+) -> None:
+    """The two precisions differ by no more than activations in float16 do: prompts of one token and of 40."""
+    require(target)
+    source = str(outlying(tmp_path / "checkpoint", quantized=quant != "none"))
+    (path,) = build(
+        BuildOptions(
+            source, tmp_path / "out", (target,), quant, buckets=SMALL, device_classes=("software", device)
+        )
+    )
+    tokens = [int(token) for token in np.random.default_rng(0).integers(0, 256, 40)]
+    found = {}
+    for precision in ("f32", "f16"):
+        with Engine.load(path, kv_memory="4MB", program=f"{device}-{precision}") as engine:
+            for count in (1, 40):
+                greedy(engine, tokens[:count], 1)
+                found[precision, count] = last(engine)
+    for count in (1, 40):
+        exact = found["f32", count]
+        assert np.abs(found["f16", count] - exact).max() < 2e-3 * np.abs(exact).max(), count

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from nearfar.edge_runtime.executors.vulkan import device
+from nearfar.edge_runtime.executors.vulkan import device, features
 from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import DISCRETE
 from nearfar.targets.gpu.kernels import cooperative
@@ -53,7 +53,7 @@ def kernels() -> Cooperating:
     if "cooperativeMatrix" not in vulkan_run.device().features:
         pytest.skip("the Vulkan device has no cooperative matrices")
     for size in (16, 8):
-        if (size, size, size, *device.COOPERATIVE[3:]) in device.matrices(device.gpus()[0].handle):
+        if (size, size, size, *features.COOPERATIVE[3:]) in features.matrices(device.gpus()[0].handle):
             return Cooperating(size, vulkan_run.device().subgroup.subgroupSize)
     pytest.skip("the Vulkan device has no cooperative matrices of float16 of 16 or 8")
 

@@ -44,9 +44,17 @@ def _sizes(rng: np.random.Generator, k: int) -> Array:
     return _random(rng, k) * np.logspace(-4, 4, ROWS)[:, None]
 
 
+def _massive(rng: np.random.Generator, k: int) -> Array:
+    """Inputs 5, 37 and 50 of all rows ten thousand times as large; they add up to nothing."""
+    x = _random(rng, k)
+    x[:, list(MASSIVE)] = rng.uniform(1, 2, (ROWS, 1)) * (7003.7, 9741.3, -16745.0)
+    return x
+
+
 KINDS: dict[str, Callable[[np.random.Generator, int], Array]] = {
     "random": _random, "outliers": _outliers, "sizes": _sizes,
 }  # fmt: skip
+MASSIVE = (5, 37, 50)
 MOST = 9e-4
 """Root mean square of a row's errors, of that of its outputs. Rounding rows to float16 gives 2e-4 to 4e-4."""
 EXACT = 1e-6
@@ -88,6 +96,32 @@ def test_products_are_off_by_little(name: str, kind: str, target: str) -> None:
         most = EXACT if norm is None and not matrix.quantized else MOST
         for device in ("mobile", "discrete"):
             assert errors(target, device, job, arrays).max() < most
+
+
+@pytest.mark.parametrize("target", ["webgpu", "vulkan"])
+@pytest.mark.parametrize("name", MATRICES)
+def test_inputs_that_dwarf_others_and_cancel_are_exact(name: str, target: str) -> None:
+    """All columns have one weight for three massive inputs, so that the others make the output."""
+    matrix, rng = MATRICES[name], np.random.default_rng(3)
+    codes = rng.integers(0, 2**min(matrix.bits, 8), (matrix.n, matrix.k)).astype(np.uint8)
+    codes[:, list(MASSIVE)] = 2**min(matrix.bits, 8) - 1
+    kernels = variant(CLASSES["discrete"], "f16", False).kernels
+    if matrix.quantized:
+        groups = matrix.n, matrix.k // matrix.group
+        scales, biases = np.full(groups, 2.0**-matrix.bits, np.float16), np.full(groups, -0.5, np.float16)
+        packed = kernels.pack(matrix, QuantTensor.of_codes(codes, scales, biases, matrix.bits))
+    else:
+        packed = kernels.pack(matrix, codes.astype(np.float32) / 256 - np.float32(0.5))
+    weights = codes / 2.0 ** min(matrix.bits, 8) - 0.5
+    arrays = {f"w{i}": part for i, part in enumerate(packed)}
+    for gate in (None, "silu"):
+        job = Linear(ROWS, matrix, "float32", "float32", norm=1e-12, gate=gate)
+        more = gpu_jobs.inputs(kernels, job, rng)
+        more |= {**arrays, "w": weights, "x": _massive(rng, matrix.k).astype(np.float32)}
+        more["norm"][list(MASSIVE)] = 1
+        more["norm"] *= 50
+        for device in ("mobile", "discrete"):
+            assert errors(target, device, job, more).max() < MOST
 
 
 @pytest.mark.parametrize("target", ["webgpu", "vulkan"])

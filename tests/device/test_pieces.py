@@ -31,7 +31,8 @@ def built(folder: Path, target: str, binding: int, device_class: str) -> Path:
     """The sample in q4 for a target, a binding of so many bytes."""
     own = target_of(target)
     assert isinstance(own, PlannedTarget)
-    cut = replace(own, variants=variants(vectors=target == "vulkan", binding=binding))
+    made = variants(vectors=target == "vulkan", binding=binding)
+    cut = replace(own, packing=made[0].kernels, variants=lambda _: made)
     options = BuildOptions(
         str(ROOT / "examples/sample-model"), folder, (target,), "q4", buckets=Buckets((1, 16), (1,)),
         device_classes=(device_class,),

@@ -1,30 +1,107 @@
-"""The wasm target's modules, in Node: what the engine makes of them is what it makes of the cpu's library."""
+"""What only the wasm target has: its modules, their size, what they ask of an engine, what happens when they
+fail. What they compute is compared with the other backends by the suites that run over all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gzip
+import json
+import subprocess
+from pathlib import Path
 
 import pytest
 
-from nearfar.edge_runtime import Engine
-from tests.shared_data import shared_data
+from nearfar.edge_runtime.artifact.reader import Artifact
+from nearfar.errors import DeviceError
+from nearfar.format.sizes import WASM_RESERVED
 from tests.support.backends import Lab
-from tests.support.wasm_executor import open_wasm
+from tests.support.wasm_executor import open_wasm, require_node
 
-THREADS = (1, 3)
+MOST_BYTES = 130_000
+"""Of a module as a server sends it, gzip."""
+EXPORTS = {
+    "__stack_pointer": "global",
+    "nf_error": "function",
+    "nf_kernels": "global",
+    "nf_pool_fail": "function",
+    "nf_pool_free": "function",
+    "nf_pool_new": "function",
+    "nf_pool_work": "function",
+    "nf_replay": "function",
+}
+DOT = b"\xfd\xba\x01"
+"""The opcode of i32x4.dot_i16x8_s."""
 
 
-@pytest.fixture(scope="module", params=THREADS, ids=["one thread", "three threads"])
-def threads(request: pytest.FixtureRequest) -> int:
-    return int(request.param)
+def modules(artifact: Path) -> dict[str, Path]:
+    """The module of each program."""
+    programs = Artifact.open(artifact).manifest.programs
+    return {program.name: artifact / str(program.library) for program in programs}
 
 
-@pytest.fixture(scope="module")
-def stories(lab: Lab, threads: int) -> Iterator[Engine]:
-    with open_wasm(lab.artifact("stories", "wasm"), threads) as engine:
-        yield engine
+def node(script: str, *arguments: str) -> str:
+    """What a script prints."""
+    command = [require_node(), "--input-type=module", "-e", script, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-def test_golden_text(stories: Engine) -> None:
-    golden = shared_data("models", "stories260K", "golden_greedy.txt").read_text(encoding="utf-8")
-    assert stories.completions.create("", max_tokens=199, temperature=0).choices[0].text == golden
+@pytest.mark.parametrize("model", ["stories", "q4"])
+def test_two_programs_over_one_set_of_files(lab: Lab, model: str) -> None:
+    artifact = Artifact.open(lab.artifact(model, "wasm"))
+    threads, alone = artifact.manifest.programs
+    assert (threads.name, alone.name) == ("wasm32-simd128-threads", "wasm32-simd128")
+    assert threads.requires.features == ("simd128", "atomics")
+    assert alone.requires.features == ("simd128",)
+    assert threads.requires.arch == alone.requires.arch == "wasm32"
+    assert threads.functions == alone.functions
+    assert threads.kernels == alone.kernels
+    artifact.verify()
+
+
+@pytest.mark.parametrize("model", ["stories", "q4"])
+def test_a_module_is_small_and_has_what_is_needed_only(lab: Lab, model: str) -> None:
+    script = """
+      import { readFileSync } from "node:fs";
+      const module = new WebAssembly.Module(readFileSync(process.argv[1]));
+      const told = {imports: WebAssembly.Module.imports(module), exports: WebAssembly.Module.exports(module)};
+      console.log(JSON.stringify(told));
+    """
+    for file in modules(lab.artifact(model, "wasm")).values():
+        content = file.read_bytes()
+        assert len(gzip.compress(content, 9, mtime=0)) <= MOST_BYTES
+        told = json.loads(node(script, str(file)))
+        assert told["imports"] == [{"module": "env", "name": "memory", "kind": "memory"}]
+        assert {each["name"]: each["kind"] for each in told["exports"]} == EXPORTS
+
+
+def test_quantized_matrices_are_multiplied_by_the_dot_instruction(lab: Lab) -> None:
+    for file in modules(lab.artifact("q4", "wasm")).values():
+        assert file.read_bytes().count(DOT) > 100
+    for file in modules(lab.artifact("stories", "wasm")).values():
+        assert file.read_bytes().count(DOT) < 10, "the opcode's bytes are common by chance: look for another"
+
+
+def test_a_thread_that_dies_ends_the_request(lab: Lab) -> None:
+    with (
+        open_wasm(lab.artifact("q4", "wasm"), 3, verify=False, stack=512) as engine,
+        pytest.raises(DeviceError, match="a thread was lost"),
+    ):
+        engine.completions.create("", max_tokens=200, temperature=0)
+
+
+def test_a_memory_that_is_too_small_for_the_module_is_refused(lab: Lab) -> None:
+    script = """
+      import { readFileSync } from "node:fs";
+      const [file, pages, shared] = process.argv.slice(1);
+      const limits = {initial: Number(pages), maximum: Number(pages), shared: shared === "true"};
+      const memory = new WebAssembly.Memory(limits);
+      const module = new WebAssembly.Module(readFileSync(file));
+      try { new WebAssembly.Instance(module, {env: {memory}}); console.log("ok"); }
+      catch (error) { console.log(error.name); }
+    """
+    least = WASM_RESERVED // 65536
+    for name, file in modules(lab.artifact("stories", "wasm")).items():
+        shared = str(name.endswith("threads")).lower()
+        assert node(script, str(file), str(least - 1), shared) == "LinkError\n"
+        assert node(script, str(file), str(least), shared) == "ok\n"
+        assert node(script, str(file), "65535", shared) == "ok\n", "4 GiB less a page are allowed"

@@ -88,6 +88,16 @@ def test_the_golden_text_through_the_server(serve: Serve, artifact: Path) -> Non
     assert server.end() == 0
 
 
+def test_a_program_can_be_pinned(serve: Serve, artifact: Path) -> None:
+    server = serve(artifact, "--threads", "1", "--program", "f32")
+    metrics = httpx.get(f"{server.url}/metrics", timeout=20).text
+    assert re.search(r'program_info\{.*program="f32",why="pinned"\} 1.0', metrics), metrics
+    unknown = nearfar("serve", artifact, "--program", "f64")
+    assert unknown.returncode == 1
+    assert "f64" in unknown.stderr
+    assert "f32" in unknown.stderr
+
+
 def test_the_grammar_compiler_runs_before_it_is_asked_for(serve: Serve, artifact: Path) -> None:
     server = psutil.Process(serve(artifact, "--threads", "1").process.pid)
     deadline = time.monotonic() + 60
@@ -178,6 +188,8 @@ def test_https(serve: Serve, artifact: Path, tmp_path: Path) -> None:
         (["http://127.0.0.1:1", "folder"], "one or several URLs"),
         (["folder", "--engine", "gpu"], "--engine must be"),
         (["folder", "--tls-cert", "x.pem"], "belong together"),
+        (["http://127.0.0.1:1", "--program", "f32"], "--program"),
+        (["folder", "--engine", "torch", "--program", "f32"], "--program"),
     ],
 )
 def test_what_cannot_be_served_is_said(arguments: list[str], message: str) -> None:

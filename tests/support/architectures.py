@@ -366,3 +366,42 @@ class Massive:
             expected = model(torch.tensor([self.tokens])).logits[0, -1].numpy()
         assert max(seen) > 1.5 * 65504, "the test must need more than float16 holds"
         return np.asarray(expected)
+
+
+OUTLIERS = {5: 2003.7, 37: 2741.3, 50: -4745.0}
+"""Channels of the residual stream, and what they are in the tokens, once to twice, beside all others, which
+are about 1. They add up to nothing.
+"""
+
+
+def outlying(path: Path, quantized: bool) -> Path:
+    """A checkpoint in which a few channels are thousands of times as large as all others, as massive
+    activations are, and add nothing: what is rounded of them is seen in every output.
+
+    They have the same weight, or where matrices will be `quantized`, which changes the sizes, none: it is the
+    least of its group, and so far from the middle of its codes.
+    """
+    from safetensors.numpy import load_file, save_file
+
+    plain = case(
+        "llama", "outliers", vocab_size=264, hidden_size=128, intermediate_size=192, head_dim=32,
+        rms_norm_eps=1e-6,
+    )  # fmt: skip
+    make(plain, path)
+    channels, sizes = list(OUTLIERS), np.array(list(OUTLIERS.values()))
+    rng = np.random.default_rng(0)
+    weights = load_file(path / "model.safetensors")
+    for name, value in weights.items():
+        if "embed" in name:
+            value[:, channels] = rng.uniform(1, 2, (len(value), 1)) * sizes
+        elif "norm" in name:
+            value[:] = 20 if quantized else 200  # of what is left of all others beside the few
+        elif "o_proj" in name or "down_proj" in name:
+            value[channels] = 0
+        elif quantized:
+            value[:, :64] = np.abs(value[:, :64])
+            value[:, channels] = 0
+        else:
+            value[:, channels] = 0.5
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    return path

@@ -17,13 +17,17 @@ from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.edge_runtime.executors.base import Executor
 from nearfar.errors import DeviceError
 from tests.support.artifacts import Built, Reference
+from tests.support.wasm_executor import open_wasm, require_node
 
 Array = npt.NDArray[Any]
 
 VARIANTS = {"vulkan": ("vulkan-f32", "vulkan-f16")}
 """Devices of which more is run than the program that they would choose."""
 
-BACKENDS = tuple(backend for name in device_names() for backend in VARIANTS.get(name, (name,)))
+WASM = {"wasm": 1, "wasm-threads": 3}
+"""The target wasm, which Python does not run: it runs in Node, on so many threads."""
+
+BACKENDS = (*(backend for name in device_names() for backend in VARIANTS.get(name, (name,))), *WASM)
 """A target, with the precision of its program where it is not the device's to choose."""
 
 MODELS = {"stories": ("stories260K", "none"), "q4": ("classics-7M", "q4"), "q8": ("classics-7M", "q8")}
@@ -50,6 +54,8 @@ class Lab:
         """An engine of one's own, to be closed by the caller; skips where the device is absent."""
         require(backend)
         target, _, precision = backend.partition("-")
+        if backend in WASM:
+            return open_wasm(self.artifact(model, target), WASM[backend], verify=options.get("verify", True))
         return Engine.load(
             self.artifact(model, target), kv_memory="64MB", precision=precision or None, **options
         )
@@ -63,6 +69,9 @@ class Lab:
 def require(backend: str) -> None:
     """Skip the test where the backend cannot run, saying why."""
     target = backend.partition("-")[0]
+    if backend in WASM:
+        require_node()
+        return
     if target not in device_names():
         pytest.skip(f"{backend}: no executor in this nearfar")
     try:

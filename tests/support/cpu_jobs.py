@@ -11,13 +11,13 @@ import numpy.typing as npt
 import tvm
 
 from nearfar.edge_runtime.executors.cpu.library import Library, Tensor, aligned
-from nearfar.targets.cpu import VARIANTS
-from nearfar.targets.cpu.codegen import compile_library
+from nearfar.targets.cpu import CpuKernels
+from nearfar.targets.cpu.codegen import compile_library, native
 from nearfar.targets.jobs import Embed, GraphJob, Job, Linear
 from tests.support.job_reference import random_inputs, random_matrix, reference
 
 Array = npt.NDArray[Any]
-(KERNELS,) = (variant.kernels for variant in VARIANTS)
+KERNELS = CpuKernels(native())
 
 
 class CpuJobs:

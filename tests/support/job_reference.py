@@ -1,4 +1,5 @@
-"""The graph jobs of targets/jobs.py in NumPy float64, word by word after that file; random inputs for them.
+"""The graph jobs of targets/jobs/ in NumPy float64, word by word after their docstrings; random
+inputs for them.
 
 Written for reading, not for speed; kernels of every target are compared with it. It knows nothing of packing
 and of how a cache lies in memory: a matrix is its numbers, `w` float64 [n, k]; caches are [pages, kv_heads,

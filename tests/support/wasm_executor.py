@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pytest
 
 from nearfar.edge_runtime import Engine
+from nearfar.edge_runtime.artifact.budget import longest, plan_pages
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.devices import Settings
 from nearfar.edge_runtime.engine.core import EngineCore
@@ -29,18 +30,23 @@ from nearfar.format.sizes import WASM_RESERVED, WASM_STACK
 
 Array = npt.NDArray[np.generic]
 HOST = Path(__file__).with_name("wasm_host.mjs")
-TENSOR, ARGUMENT, LAUNCH = struct.Struct("<IiiiBBHIIxxxxQ"), struct.Struct("<iIQ"), struct.Struct("<IIqIxxxxq")
+TENSOR = struct.Struct("<IiiiBBHIIxxxxQ")
+ARGUMENT = struct.Struct("<iIQ")
+LAUNCH = struct.Struct("<IIqIxxxxq")
 CODES = {"i": 0, "u": 1, "f": 2}
+
+
+def require_node() -> str:
+    """The path of Node; skips the test where there is none."""
+    return shutil.which("node") or pytest.skip("wasm: there is no node")
 
 
 class Node:
     """A process of tests/support/wasm_host.mjs."""
 
     def __init__(self) -> None:
-        node = shutil.which("node")
-        if node is None:
-            pytest.skip("wasm: there is no node")
-        self._process = subprocess.Popen([node, str(HOST)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        command = [require_node(), str(HOST)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def ask(self, op: str, body: bytes | memoryview = b"", **fields: Any) -> tuple[dict[str, Any], bytes]:
         """Send a message and wait for the answer; DeviceError where the host says that something failed."""
@@ -88,7 +94,7 @@ class Tables:
     def plan(self, launches: Sequence[tuple[str, Sequence[int]]]) -> int:
         """The address of the launches of kernels, each with its tensors."""
         records = bytearray()
-        for kernel, tensors in launches:
+        for _, tensors in launches:
             arguments = self._put(b"".join(ARGUMENT.pack(7, 0, tensor) for tensor in tensors))
             records += LAUNCH.pack(0, arguments, len(tensors), 0, 0)
         start = self._put(records)
@@ -115,12 +121,15 @@ class Tables:
 class WasmExecutor:
     """See Executor. It has threads beside the replaying one where the program is for shared memory.
 
-    `trap`: those threads die when they begin.
+    `stack`: where that of each of those threads ends, if not in a place of its own; it grows downwards, and
+    below address 0 a kernel traps.
     """
 
     name = "wasm"
 
-    def __init__(self, artifact: Artifact, program: Program, settings: Settings, trap: bool = False) -> None:
+    def __init__(
+        self, artifact: Artifact, program: Program, settings: Settings, stack: int | None = None
+    ) -> None:
         self.precision, self.program_name = program.precision, program.name
         self.node = Node()
         self._layout, self._kernels = Layout(artifact, program, settings), program.kernels
@@ -130,9 +139,9 @@ class WasmExecutor:
         self._at |= {f"workspace:{i}": space.take(count) for i, count in enumerate(program.workspace)}
         for name, shape in self._layout.buffers.items():
             self._at[f"buffer:{name}"] = space.take(shape.nbytes)
-        tops = [space.take(WASM_STACK, 16) + WASM_STACK for _ in range((settings.threads or 1) - 1)]
+        tops = [stack or space.take(WASM_STACK, 16) + WASM_STACK for _ in range((settings.threads or 1) - 1)]
         tables = Tables(space.take(0))
-        self._plans = {
+        self.plans = {
             (function, bucket.size): self._bind(self._layout.launches(function, bucket.size), tables)
             for function, buckets in program.functions.items()
             for bucket in buckets
@@ -144,7 +153,7 @@ class WasmExecutor:
         self._write(base, stream)
         for name, table in self._layout.rope_tables():
             self.write(name, table)
-        self.pool = self.node.ask("threads", tops=tops, trap=trap)[0]["pool"]
+        self.pool = self.node.ask("threads", tops=tops)[0]["pool"]
 
     def write(self, buffer: str, data: Array, row: int = 0, column: int = 0) -> None:
         """See Executor.write."""
@@ -156,13 +165,14 @@ class WasmExecutor:
 
     def run(self, function: str, size: int) -> None:
         """See Executor.run."""
-        self.replay(*self._plans[function, size])
+        self.replay(*self.plans[function, size])
 
     def replay(self, launches: int, count: int) -> None:
         """Run launches; DeviceError, with what the module says, where one fails."""
         failed = self.call("nf_replay", self.pool, launches, count)
         if failed != -1:
-            raise DeviceError(f"launch {failed} failed: {self.text(self.call('nf_error'))}")
+            said = self.text(self.call("nf_error")) or "a thread was lost"
+            raise DeviceError(f"launch {failed} failed: {said}")
 
     def fetch(self, buffer: str, rows: int) -> Callable[[], Array]:
         """See Executor.fetch."""
@@ -254,18 +264,15 @@ def _swapped(name: str, page: Array) -> Array:
     return page.reshape(heads, width, size).swapaxes(1, 2) if name.endswith(".k") else page
 
 
-def open_wasm(path: Path, threads: int = 1, pages: int = 256, trap: bool = False) -> Engine:
-    """An engine over a wasm artifact: with several threads by the program for shared memory."""
+def open_wasm(path: Path, threads: int = 1, *, verify: bool = True, stack: int | None = None) -> Engine:
+    """An engine over a wasm artifact; with several threads by the program for shared memory."""
     artifact = Artifact.open(path)
-    artifact.verify()
-    shared = {"atomics"} if threads > 1 else set()
-    (program,) = (
-        program
-        for program in artifact.manifest.programs
-        if {"atomics"} & set(program.requires.features) == shared
-    )
-    context = min(artifact.manifest.model.context_length, pages * artifact.manifest.cache.page_size)
-    settings = Settings((pages,) * len(artifact.manifest.groups), context, threads)
-    executor = WasmExecutor(artifact, program, settings, trap)
-    core = EngineCore(executor, artifact.manifest, program, settings.pages, pipelined=False)
+    if verify:
+        artifact.verify()
+    manifest, shared = artifact.manifest, threads > 1
+    fitting = (each for each in manifest.programs if ("atomics" in each.requires.features) == shared)
+    program = next(fitting)
+    pages = plan_pages(manifest, program, "64MB")
+    executor = WasmExecutor(artifact, program, Settings(pages, longest(manifest, pages), threads), stack)
+    core = EngineCore(executor, manifest, program, pages, pipelined=False)
     return Engine(AsyncEngine(core, TextCodec.open(artifact)))

@@ -7,11 +7,12 @@ import { isMainThread, Worker, workerData } from "node:worker_threads";
 
 const PAGE = 65536;
 
-function work({ module, memory, top, pool, trap }) {
+function work({ module, memory, top, pool, come }) {
   const { exports } = new WebAssembly.Instance(module, { env: { memory } });
   exports.__stack_pointer.value = top;
+  Atomics.add(come, 0, 1);
+  Atomics.notify(come, 0);
   try {
-    if (trap) throw new WebAssembly.RuntimeError("a test asks for it");
     exports.nf_pool_work(pool);
   } catch {
     exports.nf_pool_fail(pool);
@@ -45,12 +46,14 @@ class Host {
     return { exports: WebAssembly.Module.exports(this.module), kernels: this.exports.nf_kernels.value >>> 0 };
   }
 
-  threads({ tops, trap }) {
-    const pool = this.exports.nf_pool_new(tops.length + 1) >>> 0;
+  threads({ tops }) {
+    const pool = this.exports.nf_pool_new(tops.length + 1, 0) >>> 0;
     const { module, memory } = this;
+    const come = new Int32Array(new SharedArrayBuffer(4));
     for (const top of tops) {
-      new Worker(fileURLToPath(import.meta.url), { workerData: { module, memory, top, pool, trap } });
+      new Worker(fileURLToPath(import.meta.url), { workerData: { module, memory, top, pool, come } });
     }
+    for (let seen = 0; seen < tops.length; seen = Atomics.load(come, 0)) Atomics.wait(come, 0, seen, 1000);
     return { pool };
   }
 

@@ -16,6 +16,7 @@ import pytest
 from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.edge_runtime.executors.compiling import Compiler, unfinished
+from nearfar.edge_runtime.snapshots.transfer import capture, restore
 from nearfar.errors import DeviceError, OutOfMemory
 from nearfar.format.manifest import Kernel
 from tests.support import tiny
@@ -114,6 +115,18 @@ def test_closing_waits_for_what_runs_and_begins_nothing_more() -> None:
     with pytest.raises(CancelledError):
         futures[1].result(PATIENCE)
     assert compiler.begin([kernel("c")])[0].cancelled()
+
+
+def test_closing_beside_a_beginning_waits_for_its_threads() -> None:
+    for _ in range(100):
+        begun = threading.Event()
+        compiler = Compiler(lambda _, __, told=begun: told.set(), 8)
+        beginning = threading.Thread(target=compiler.begin, args=([kernel(str(i)) for i in range(8)],))
+        beginning.start()
+        assert begun.wait(PATIENCE)
+        compiler.close()
+        beginning.join(PATIENCE)
+        assert not any(thread.name == "nearfar-compile" for thread in threading.enumerate())
 
 
 class Compiled(NumpyExecutor):
@@ -245,4 +258,41 @@ async def test_a_kernel_that_does_not_compile_fails_its_requests_and_the_next_on
     with pytest.raises(DeviceError, match=r"64\.a is refused"):
         await collect(core, *MIXED[0])
     assert len(await collect(core, *MIXED[0])) == 20
+    await core.close()
+
+
+@pytest.mark.parametrize("leaves", ["borrower", "lender"])
+async def test_a_snapshot_loaded_while_a_step_waits_for_kernels_mixes_with_no_page_of_that_step(
+    leaves: str,
+) -> None:
+    """The step begins with a copy of a page that two requests share. One of them goes, and the snapshot gets
+    its page.
+    """
+    gate, waiting = threading.Event(), asyncio.Event()
+
+    def make(name: str, _: Kernel) -> None:
+        if name.startswith("256."):
+            assert gate.wait(PATIENCE)
+
+    short, long = (SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (4, 40))
+    first, saved = prompt(20), prompt(48, seed=7)
+    second = [*first, *prompt(130, seed=8)]
+    calm = tiny.core()
+    tensors = await capture(calm, saved)
+    expected = [await collect(calm, tokens, short) for tokens in (first, second, [*saved, 3])]
+    await calm.close()
+    core = engine(lambda: Compiled(make))
+    lender = core.generate(first, long)
+    await anext(lender)
+    core.compiling.tell = lambda done, total: waiting.set()
+    borrower = core.generate(second, short)
+    await asyncio.wait_for(waiting.wait(), PATIENCE)
+    await (borrower if leaves == "borrower" else lender).aclose()
+    await restore(core, saved, tensors)
+    gate.set()
+    if leaves == "borrower":
+        assert [event.token async for event in lender][:3] == expected[0][1:]
+    else:
+        assert [event.token async for event in borrower] == expected[1]
+    assert await collect(core, [*saved, 3], short) == expected[2]
     await core.close()

@@ -68,6 +68,16 @@ def test_a_single_artifact_needs_no_preference(targets: Path, monkeypatch: pytes
         choose(targets / "mlx", "cpu")
 
 
+def test_an_artifact_that_python_does_not_run_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "wasm").mkdir()
+    tiny.save_manifest(tmp_path / "wasm", tiny.manifest_dict(target="wasm"))
+    for path in (tmp_path, tmp_path / "wasm"):
+        with pytest.raises(DeviceError, match=r"only for wasm.*nearfar web.*nearfar build --target cpu"):
+            choose(path, "auto")
+        with pytest.raises(DeviceError, match="holds no artifact for cpu, only for wasm"):
+            choose(path, "cpu")
+
+
 def test_a_page_of_a_quantized_cache() -> None:
     config = {**tiny.CONFIG, "head_dim": 64}
     manifest = parse(tiny.manifest_dict(config), "manifest.json")
@@ -83,7 +93,7 @@ def test_a_page_of_a_quantized_cache() -> None:
 
 def test_a_device_is_its_folder_and_called_like_its_target() -> None:
     """So that a new one is named nowhere else: what commands say of devices is made of the folders."""
-    assert set(device_names()) == set(target_names())
+    assert set(device_names()) == set(target_names()) - {"wasm"}, "WebAssembly runs in browsers and Node"
     said = " ".join(CliRunner().invoke(typer_app, ["run", "--help"], env={"COLUMNS": "300"}).stdout.split())
     with pytest.raises(RequestError) as refused:
         parse_device("toaster")

@@ -118,7 +118,7 @@ def test_a_shape_of_4b_asks_for_no_larger_binding_than_every_device_has(precisio
         for part in made.kernels.parts(matrix)
     }
     buffers = {buffer.name: buffer for buffer in manifest.buffers(model)}
-    assert largest_buffer(program, EmitContext(Path(), buffers, tensors, "native")) <= BINDING
+    assert largest_buffer(program, EmitContext(Path(), buffers, tensors)) <= BINDING
     for plan in program.plans:
         used = {arg for launch in plan.launches for arg in launch.args if arg.startswith("weight:")}
         if plan.function == "step":

@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nearfar.cli import typer_app
-from nearfar.cli.web import TARGET
+from nearfar.cli.web import for_browsers
 from nearfar.edge_runtime.artifact.finder import find_artifact
 from nearfar.errors import ArtifactError, NearfarError
 from nearfar.page_server import PageServer, Site, open_server, origin_of
@@ -152,7 +153,7 @@ def snapshot(tmp_path: Path) -> Path:
 
 
 def test_an_artifact_of_links_is_served_as_its_manifest_lists_it(snapshot: Path, site: Site) -> None:
-    with serving(Site(site.page, find_artifact(snapshot, TARGET))) as server:
+    with serving(Site(site.page, for_browsers(snapshot))) as server:
         for name in (
             "manifest.json",
             "weights/00000.bin",
@@ -170,6 +171,52 @@ def test_an_artifact_of_links_is_served_as_its_manifest_lists_it(snapshot: Path,
         (snapshot / "new.txt").symlink_to(snapshot.parents[2] / "secret.txt")
         assert ask(server, "GET", "/artifact/k.wgsl")[1] == b"// shader"
         assert ask(server, "GET", "/artifact/new.txt")[0].status == 404
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> Path:
+    """The OUT folder of a build for cpu, webgpu and wasm."""
+    for name in ("cpu", "webgpu", "wasm"):
+        (tmp_path / "out" / name / "kernels").mkdir(parents=True)
+        manifest = {"target": name, "library": "kernels/model.wasm"}
+        (tmp_path / "out" / name / "manifest.json").write_text(json.dumps(manifest))
+        (tmp_path / "out" / name / "kernels" / "model.wasm").write_bytes(b"\0asm")
+    return tmp_path / "out"
+
+
+def test_artifacts_for_browsers_are_served_side_by_side(several: Path, site: Site) -> None:
+    with serving(Site(site.page, for_browsers(several))) as server:
+        for name in ("webgpu", "wasm"):
+            assert json.loads(ask(server, "GET", f"/artifact/{name}/manifest.json")[1])["target"] == name
+        response, body = ask(server, "GET", "/artifact/wasm/kernels/model.wasm")
+        assert (response.getheader("Content-Type"), body) == ("application/wasm", b"\0asm")
+        for path in ("manifest.json", "cpu/manifest.json", "webgpu/../cpu/manifest.json", "wasm", "wasm/"):
+            assert ask(server, "GET", f"/artifact/{path}")[0].status == 404, path
+
+
+def test_an_artifact_for_browsers_alone_is_served_as_the_artifact(several: Path, site: Site) -> None:
+    for name in ("webgpu", "wasm"):
+        for path in (several / name, several):
+            with serving(Site(site.page, for_browsers(path))) as server:
+                asked = "manifest.json" if path == several / name else f"{name}/manifest.json"
+                assert json.loads(ask(server, "GET", f"/artifact/{asked}")[1])["target"] == name
+    shutil.rmtree(several / "webgpu")
+    with serving(Site(site.page, for_browsers(several))) as server:
+        assert json.loads(ask(server, "GET", "/artifact/manifest.json")[1])["target"] == "wasm"
+
+
+def test_a_library_that_is_a_link_is_served(several: Path, tmp_path: Path, site: Site) -> None:
+    library = several / "wasm" / "kernels" / "model.wasm"
+    library.rename(tmp_path / "blob")
+    library.symlink_to(tmp_path / "blob")
+    with serving(Site(site.page, for_browsers(several / "wasm"))) as server:
+        assert ask(server, "GET", "/artifact/kernels/model.wasm")[1] == b"\0asm"
+
+
+def test_the_policy_lets_webassembly_compile_and_nothing_be_evaluated(server: PageServer) -> None:
+    policy = (ask(server, "GET", "/")[0].getheader("Content-Security-Policy") or "").split("; ")
+    assert "script-src 'self' 'wasm-unsafe-eval'" in policy
+    assert not any("'unsafe-eval'" in rule for rule in policy)
 
 
 def test_a_refusal_is_as_guarded_as_the_page(server: PageServer) -> None:
@@ -276,8 +323,7 @@ def artifact_for(folder: Path, target: str) -> Path:
 def test_the_artifact_is_found_in_a_builds_out_folder(tmp_path: Path) -> None:
     artifact_for(tmp_path / "cpu", "cpu")
     inner = artifact_for(tmp_path / "webgpu", "webgpu")
-    assert find_artifact(tmp_path, TARGET) == inner
-    assert find_artifact(inner, TARGET) == inner
+    assert for_browsers(tmp_path) == for_browsers(inner) == inner
 
 
 def test_a_missing_webgpu_artifact_is_explained_as_it_is_for_every_command(tmp_path: Path) -> None:
@@ -300,7 +346,7 @@ def test_a_missing_webgpu_artifact_is_explained_as_it_is_for_every_command(tmp_p
         find_artifact(tmp_path, "cpu")
     (cpu / "manifest.json").write_text("[]")
     with pytest.raises(ArtifactError, match="is no manifest"):
-        find_artifact(cpu, TARGET)
+        for_browsers(cpu)
 
 
 def test_the_command_names_its_address_and_ctrl_c_ends_it_cleanly(site: Site) -> None:

@@ -14,7 +14,8 @@ from nearfar.build.program.passes.lower import KernelTable, LowerOperators
 from nearfar.build.program.passes.project import FuseProjection
 from nearfar.build.program.passes.split import CombineInMatmul
 from nearfar.build.program.plan import Plan, plan_of, share_workspace
-from nearfar.targets.cpu import VARIANTS
+from nearfar.targets.cpu import CpuKernels
+from nearfar.targets.cpu.units import UNITS
 from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import DISCRETE
 from nearfar.targets.jobs import Attend, GraphJob, Linear, Norm, Project, RopeAppend, Rows, Split
@@ -24,6 +25,7 @@ from nearfar.targets.quantized import Matrix, Part
 M, N, K = 4, 8, 16
 JOB = Linear(m=M, matrix=Matrix(N, K, 32), x_dtype="float32", out_dtype="float32", x_rows=M)
 NORM = Norm(M, K, 1e-5)
+CPU = CpuKernels(UNITS["avx2"])
 
 Body = Callable[[relax.BlockBuilder], relax.Var]
 
@@ -274,7 +276,7 @@ def test_combine_leaves_attention_in_parts_to_the_matmul_behind_it() -> None:
 
 
 def test_combine_leaves_attention_whole_where_it_is_read_twice_or_the_target_says_so() -> None:
-    discrete, cpu = variant(DISCRETE, "f32", vectors=False).kernels, VARIANTS[0].kernels
+    discrete, cpu = variant(DISCRETE, "f32", vectors=False).kernels, CPU
     many = dataclasses.replace(ATTEND, m=64), dataclasses.replace(BEHIND, m=64, residual=False)
     large = (
         dataclasses.replace(ATTEND, heads=32, head_dim=128),
@@ -372,7 +374,7 @@ def test_plans_share_workspace_by_size() -> None:
 
 def test_jobs_of_one_name_get_kernels_of_their_own() -> None:
     # The label of a kernel leaves out the epsilon of the norm, and the scale of attention.
-    table = KernelTable(VARIANTS[0].kernels)
+    table = KernelTable(CPU)
     attend = Attend(1, 4, 2, 16, 16, 16, 10, "float32", "float32", scale=0.25)
     pairs: list[tuple[GraphJob, GraphJob]] = [
         (dataclasses.replace(JOB, norm=1e-6), dataclasses.replace(JOB, norm=1e-2)),

@@ -6,7 +6,6 @@ import ctypes
 import gc
 import importlib.util
 import os
-import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,9 +20,10 @@ from tvm.script.ir_builder import tirx as T  # noqa: E402
 from nearfar.edge_runtime.executors.cpu import library as records  # noqa: E402
 from nearfar.edge_runtime.executors.cpu.library import Library, Plan, Tensor, aligned  # noqa: E402
 from nearfar.errors import ArtifactError, DeviceError  # noqa: E402
-from nearfar.targets.cpu import codegen  # noqa: E402
 from nearfar.targets.cpu.codegen import compile_library  # noqa: E402
 from nearfar.targets.cpu.kernels import vec as v  # noqa: E402
+from nearfar.targets.cpu.link import compile_runtime, zig  # noqa: E402
+from nearfar.targets.cpu.units import UNITS  # noqa: E402
 from tests.support.processes import eventually, forked, pool_threads  # noqa: E402
 
 N = 1000
@@ -96,7 +96,7 @@ def test_a_library_without_a_clock_is_named_when_it_is_to_be_timed(tmp_path):
         "void nf_pool_free(void *pool) {}\n"
         "int nf_replay(void *pool, void *launches, int count) { return -1; }\n"
     )
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "old.so", tmp_path / "old.c"], check=True)
+    zig(["cc", "-shared", "-fPIC", "-o", "old.so", "old.c"], tmp_path)
     library = Library(tmp_path / "old.so")
     pool, plan = library.pool(1), library.bind([])
     pool.replay(plan)
@@ -203,7 +203,7 @@ def test_a_failing_launch_is_named_with_the_kernels_message(path):
 def test_a_library_of_another_version_is_refused(tmp_path):
     source = tmp_path / "old.c"
     source.write_text("int nf_pool_start(int count) { return count; }")
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "old.so", source], check=True)
+    zig(["cc", "-shared", "-fPIC", "-o", "old.so", "old.c"], tmp_path)
     with pytest.raises(ArtifactError, match="another version of nearfar: build the artifact again"):
         Library(tmp_path / "old.so")
 
@@ -235,35 +235,15 @@ def test_records_are_laid_out_as_tvm_ffi_publishes_them(tmp_path):
     for name, value in facts.items():
         source = source.replace(f"{{{name}}}", str(value))
     (tmp_path / "layouts.c").write_text(source)
-    command = ["cc", "-std=c11", "-fsyntax-only", f"-I{folder}", "layouts.c"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    zig(["cc", "-std=c11", "-fsyntax-only", f"-I{folder}", "layouts.c"], tmp_path)
 
 
-def test_the_pool_compiles_for_32_bits(tmp_path):
-    """Where pointers have 32 bits a kernel's argument still has 64 bits of value: a static assertion of
-    pool.c.
+@pytest.mark.parametrize("target", ["x86-linux-gnu", "wasm32-freestanding"])
+def test_the_runtime_compiles_for_32_bits(tmp_path, target):
+    """Where pointers have 32 bits a kernel's argument still has 64 bits of value, and a launch 32 bytes:
+    static assertions of runtime.h.
     """
-    triple = subprocess.run(
-        ["cc", "-print-multiarch"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    (tmp_path / "gnu").mkdir()
-    (tmp_path / "gnu" / "stubs-32.h").touch()  # of a package for linking, which is not wanted here
-    (tmp_path / "probe.c").write_text('#include <pthread.h>\n_Static_assert(sizeof(void *) == 4, "32 bits");')
-    command = [
-        "cc",
-        "-m32",
-        "-std=c11",
-        "-fsyntax-only",
-        "-isystem",
-        tmp_path,
-        "-isystem",
-        f"/usr/include/{triple}",
-    ]
-    if subprocess.run([*command, tmp_path / "probe.c"], capture_output=True).returncode != 0:
-        pytest.skip("this compiler cannot check code for 32 bits")
-    done = subprocess.run([*command, codegen._POOL], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert compile_runtime(target, tmp_path) == ["pool.c.o", "replay.c.o", "hooks.c.o"]
 
 
 def test_an_unknown_kernel_is_named(path):
@@ -278,6 +258,6 @@ def test_the_same_module_gives_the_same_bytes(path, tmp_path):
 
     func = v.prim_func("double", [("x", (N,), "int32")], body).with_attr("global_symbol", "double")
     for name in "ab":
-        compile_library(tvm.IRModule({"double": func}), tmp_path / name, "baseline")
+        compile_library(tvm.IRModule({"double": func}), tmp_path / name, UNITS["avx2"])
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     assert str(tmp_path).encode() not in (tmp_path / "a").read_bytes()

@@ -17,7 +17,9 @@ from typer.testing import CliRunner
 
 from nearfar.cli.keys import keys as keys_command
 from nearfar.errors import RequestError
-from nearfar.fallback_server.engines.base import EngineRequest, Prepared
+from nearfar.fallback_server.engines.artifact import ArtifactBackend
+from nearfar.fallback_server.engines.base import Engine, EngineRequest, Prepared
+from nearfar.fallback_server.engines.local import LocalEngine, TextOptions
 from nearfar.fallback_server.http import keys as keys_module
 from nearfar.fallback_server.http.app import AppOptions
 from nearfar.fallback_server.http.counts import OwnCounts
@@ -25,7 +27,9 @@ from nearfar.fallback_server.http.errors import ApiError
 from nearfar.fallback_server.http.keys import Key, KeyStore, add_key, hashed, new_secret, read_keys
 from nearfar.fallback_server.http.limits import Admission, ServerLimits
 from nearfar.fallback_server.http.logs import AuditLog
-from tests.support.servers import MODEL, RunningServer, tiny_engine
+from tests.support.servers import MODEL, RunningServer, tiny_engine, tokenizer_directory
+from tests.unit.test_engine_memory import Narrow
+from tests.unit.test_engine_memory import engine as core
 
 
 class Secured:
@@ -95,6 +99,35 @@ def test_users_and_admins_are_apart(secured: Secured) -> None:
         listed = http.get("/admin/keys").text
     assert "alice" in listed
     assert "sha256" not in listed
+
+
+def test_the_operator_sees_that_steps_became_smaller_for_lack_of_memory(tmp_path: Path) -> None:
+    async def made() -> Engine:
+        backend = ArtifactBackend(core(lambda: Narrow(16)))
+        text = TextOptions(template_timeout=10, text_processes=1)
+        engine = LocalEngine(backend, tokenizer_directory(tmp_path), 256, text, (MODEL,), here=True)
+        await engine.start()
+        return engine
+
+    add_key(tmp_path / "keys.toml", Key("root", admin=True, hash=hashed(secret := new_secret())))
+    add_key(tmp_path / "keys.toml", Key("alice", hash=hashed(user := new_secret())))
+    server = RunningServer(made, AppOptions(keys=KeyStore(tmp_path / "keys.toml")))
+    with httpx.Client(base_url=server.address, timeout=30) as http:
+
+        def steps() -> list[int]:
+            root = {"Authorization": f"Bearer {secret}"}
+            text, stats = http.get("/metrics", headers=root).text, http.get("/admin/stats", headers=root)
+            told = stats.json()["engine"]["program"]
+            assert f'largest_step_rows{{model_name="tiny"}} {told["largest_step"]:.1f}' in text
+            assert f'largest_built_step_rows{{model_name="tiny"}} {told["largest_bucket"]:.1f}' in text
+            return [told["largest_step"], told["largest_bucket"]]
+
+        assert steps() == [256, 256]
+        body = {"model": MODEL, "prompt": "a" * 90, "max_tokens": 2}
+        auth = {"Authorization": f"Bearer {user}"}
+        assert http.post("/v1/completions", json=body, headers=auth).status_code == 200
+        assert steps() == [16, 256]
+    server.close()
 
 
 def test_a_key_sees_only_its_models(secured: Secured) -> None:

@@ -223,7 +223,7 @@ def test_an_artifacts_program_is_told_and_why_it_is_that_one() -> None:
     core = tiny_core()
     backend = ArtifactBackend(core)
     name = core.executor.program_name
-    assert backend.stats().program == RunningProgram(core.executor.name, name, "", {})
+    assert backend.stats().program == RunningProgram(core.executor.name, name, "", {}, 256, 256)
     core.choice = Choice(name, "timed", {name: {"decode": 0.004, "large": 0.08}, "other": {"decode": 0.005}})
     told = asdict(backend.stats())["program"]
     assert (told["name"], told["why"]) == (name, "timed")

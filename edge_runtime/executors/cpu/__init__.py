@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 
 
 def _probe(which: str | None = None) -> Found:
-    from nearfar.edge_runtime.executors.cpu.features import KNOWN, architecture, cpu_flags
+    from nearfar.edge_runtime.executors.cpu.features import KNOWN, cpu_flags
+    from nearfar.edge_runtime.executors.cpu.system import architecture, system
 
     # Where the features cannot be told, try: the build for the wrong CPU is the rarer case.
-    return Found(cpu_flags() or frozenset(KNOWN.get(architecture(), ())))
+    features = cpu_flags() or frozenset(KNOWN.get(architecture(), ()))
+    return Found(features, arch=architecture(), system=system())
 
 
 def _open(artifact: Artifact, program: Program, settings: Settings) -> Executor:
@@ -31,7 +33,7 @@ def _list() -> Sequence[Listed]:
 
     import psutil
 
-    from nearfar.edge_runtime.executors.cpu.features import architecture
+    from nearfar.edge_runtime.executors.cpu.system import architecture
 
     name = platform.processor() or architecture()
     memory = int(psutil.virtual_memory().total)

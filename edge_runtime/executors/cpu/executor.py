@@ -12,9 +12,10 @@ import numpy.typing as npt
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.devices import Settings
 from nearfar.edge_runtime.executors.cpu.cores import usable_cores
-from nearfar.edge_runtime.executors.cpu.features import architecture, cpu_flags
+from nearfar.edge_runtime.executors.cpu.features import cpu_flags
 from nearfar.edge_runtime.executors.cpu.host_memory import reserve
 from nearfar.edge_runtime.executors.cpu.library import Array, Library, Plan, Tensor
+from nearfar.edge_runtime.executors.cpu.system import architecture, system
 from nearfar.edge_runtime.executors.planned import Layout, Shape
 from nearfar.errors import ArtifactError, DeviceError
 from nearfar.format.manifest import Param, Program, Requires
@@ -49,7 +50,8 @@ class CpuExecutor:
             for function, buckets in program.functions.items()
             for bucket in buckets
         }
-        self._pool = self._library.pool(settings.threads or usable_cores())
+        cores = usable_cores()
+        self._pool = self._library.pool(settings.threads or cores, cores)
         self._closed = False
 
     def write(self, buffer: str, data: Array, row: int = 0, column: int = 0) -> None:
@@ -148,7 +150,9 @@ class CpuExecutor:
 
     def _bind(self, launches: Sequence[Launch], program: Program) -> Plan:
         """A plan with its kernels looked up and their arguments fixed."""
-        return self._library.bind([(each.kernel, self._arguments(each, program)) for each in launches])
+        bound = [(each.kernel, self._arguments(each, program)) for each in launches]
+        streamed = [_streamed(each, tensors) for each, (_, tensors) in zip(launches, bound, strict=True)]
+        return self._library.bind(bound, streamed)
 
     def _arguments(self, launch: Launch, program: Program) -> list[Tensor]:
         params = program.kernels[launch.kernel].params
@@ -165,12 +169,22 @@ class CpuExecutor:
         return self._tensors[key]
 
 
+def _streamed(launch: Launch, tensors: Sequence[Tensor]) -> Tensor | None:
+    """The largest weight of a launch: a matrix, which it reads from end to end. None: it reads vectors."""
+    weights = [
+        tensor
+        for arg, tensor in zip(launch.args, tensors, strict=True)
+        if arg.startswith("weight:") and tensor.struct.ndim > 1
+    ]
+    return max(weights, key=lambda tensor: tensor.nbytes, default=None)
+
+
 def check_cpu(requires: Requires) -> None:
     """Refuse a library that this CPU cannot run, which would otherwise die of an illegal instruction."""
-    if requires.arch not in (None, architecture()):
+    if requires.arch not in (None, architecture()) or requires.system not in (None, system()):
         raise DeviceError(
-            f"this artifact was built for {requires.arch} CPUs, this machine is {architecture()}: build "
-            "it here or for it"
+            f"this program is for {requires.arch}-{requires.system}, this machine is {architecture()}-"
+            f"{system()}: build it with --cpu {architecture()}-{system()}"
         )
     missing = [flag for flag in requires.features if flag not in cpu_flags()]
     if missing and cpu_flags():

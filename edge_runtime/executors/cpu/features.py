@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-import platform
 import subprocess
 import sys
 from pathlib import Path
+
+from nearfar.edge_runtime.executors.cpu.system import architecture
 
 # What the kernels may use; other features do not decide whether a library runs.
 KNOWN = {
@@ -16,12 +17,6 @@ KNOWN = {
 }  # fmt: skip
 _LINUX_NAMES = {"asimd": "neon", "asimdhp": "fullfp16", "asimddp": "dotprod"}
 _DARWIN_NAMES = {"FEAT_FP16": "fullfp16", "FEAT_DotProd": "dotprod", "FEAT_I8MM": "i8mm", "AdvSIMD": "neon"}
-
-
-def architecture() -> str:
-    """The machine's architecture: x86_64, aarch64, or what the platform calls it."""
-    machine = platform.machine().lower()
-    return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
 
 
 @functools.cache

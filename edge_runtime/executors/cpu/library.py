@@ -43,9 +43,15 @@ class _Any(ctypes.Structure):
 
 
 class _Launch(ctypes.Structure):
-    """nf_launch of targets/cpu/pool.c."""
+    """nf_launch of targets/cpu/runtime, as libraries had it before they read weights ahead."""
 
     _fields_ = (("function", ctypes.c_void_p), ("args", ctypes.POINTER(_Any)), ("count", ctypes.c_int64))
+
+
+class _ReadingLaunch(_Launch):
+    """nf_launch: with the largest matrix that it reads."""
+
+    _fields_ = (("weights", ctypes.c_void_p), ("bytes", ctypes.c_int64))
 
 
 _DL_CPU = 1
@@ -79,6 +85,7 @@ class Tensor:
                 f"{array.nbytes} bytes"
             )
         self._array = array
+        self.nbytes = needed
         self._shape = (ctypes.c_int64 * len(dims))(*dims)
         code = _DTYPE_CODES[kind.kind]
         self.struct = _DLTensor(
@@ -100,11 +107,14 @@ class Pool:
     at a time.
     """
 
-    def __init__(self, lib: ctypes.CDLL, ffi: ctypes.CDLL, threads: int) -> None:
-        """Start so many threads, the caller's included; fewer if the system refuses more."""
+    def __init__(self, lib: ctypes.CDLL, ffi: ctypes.CDLL, threads: int, cores: int = 0) -> None:
+        """Start so many threads, the caller's included; fewer if the system refuses more.
+
+        `cores`: how many of them can run at once, 0 where that is not known.
+        """
         self._lib = lib
         self._ffi = ffi
-        self._handle = ctypes.c_void_p(lib.nf_pool_new(threads))
+        self._handle = ctypes.c_void_p(lib.nf_pool_new(threads, cores))
         if not self._handle:
             raise DeviceError("there is no memory for a pool of threads")
         # Threads end with an engine that was dropped without being closed; at exit the system ends them.
@@ -157,7 +167,7 @@ class Library:
             raise ArtifactError(f"{path} cannot be loaded: {error}") from error
         if not hasattr(self._lib, "nf_pool_new"):
             raise ArtifactError(f"{path} was made by another version of nearfar: build the artifact again")
-        self._lib.nf_pool_new.argtypes = [ctypes.c_int]
+        self._lib.nf_pool_new.argtypes = [ctypes.c_int, ctypes.c_int]
         self._lib.nf_pool_new.restype = ctypes.c_void_p
         self._lib.nf_pool_threads.argtypes = [ctypes.c_void_p]
         self._lib.nf_pool_threads.restype = ctypes.c_int
@@ -165,19 +175,25 @@ class Library:
         self._lib.nf_pool_free.restype = None
         self._lib.nf_replay.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32]
         self._lib.nf_replay.restype = ctypes.c_int32
+        self._record = _ReadingLaunch if hasattr(self._lib, "nf_launch_bytes") else _Launch
         if hasattr(self._lib, "nf_profile"):  # not in libraries of before it was there
             self._lib.nf_profile.argtypes = [*self._lib.nf_replay.argtypes, ctypes.c_void_p]
             self._lib.nf_profile.restype = ctypes.c_int32
 
-    def pool(self, threads: int) -> Pool:
-        """A pool of so many threads, the caller's included."""
-        return Pool(self._lib, self._ffi, threads)
+    def pool(self, threads: int, cores: int = 0) -> Pool:
+        """A pool of so many threads, the caller's included; see Pool."""
+        return Pool(self._lib, self._ffi, threads, cores)
 
-    def bind(self, launches: Sequence[tuple[str, Sequence[Tensor]]]) -> Plan:
-        """Resolve kernels by name and fix their arguments."""
-        table = (_Launch * len(launches))()
+    def bind(
+        self, launches: Sequence[tuple[str, Sequence[Tensor]]], weights: Sequence[Tensor | None] = ()
+    ) -> Plan:
+        """Resolve kernels by name and fix their arguments. `weights`: the matrix that each launch streams,
+        if any, which threads that wait may read ahead.
+        """
+        table = (self._record * len(launches))()
         keep: list[object] = []
-        for entry, (name, tensors) in zip(table, launches, strict=True):
+        read = weights or [None] * len(launches)
+        for entry, (name, tensors), matrix in zip(table, launches, read, strict=True):
             try:
                 function = getattr(self._lib, f"__tvm_ffi_{name}")
             except AttributeError as error:
@@ -189,6 +205,8 @@ class Library:
             entry.function = ctypes.cast(function, ctypes.c_void_p).value
             entry.args = ctypes.cast(args, ctypes.POINTER(_Any))
             entry.count = len(tensors)
+            if matrix is not None and isinstance(entry, _ReadingLaunch):
+                entry.weights, entry.bytes = matrix.struct.data, matrix.nbytes
             keep += [args, *tensors]
         return Plan(table, [name for name, _ in launches], keep)
 

@@ -4,60 +4,29 @@ program needs.
 
 from __future__ import annotations
 
-import logging
-import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from nearfar.edge_runtime.executors.vulkan.binding import guard, require_vulkan
+from nearfar.edge_runtime.executors.vulkan.features import (
+    EXTENSIONS,
+    SUBGROUPS,
+    extensions_of,
+    feature_structs,
+    features_of,
+)
+from nearfar.edge_runtime.executors.vulkan.instance import API, NO_DRIVER, instance
 from nearfar.errors import DeviceError, RequestError
 from nearfar.format.adapters import VENDORS, Adapter, Kind
 from nearfar.format.manifest import Requires
 
-log = logging.getLogger(__name__)
-
-API = (1, 2)
-"""Kernels are SPIR-V 1.5 and steps wait on timeline semaphores: both came with Vulkan 1.2."""
-
-VALIDATION = "VK_LAYER_KHRONOS_validation"
-DEBUG_UTILS = "VK_EXT_debug_utils"
-VALIDATION_FEATURES = "VK_EXT_validation_features"
-SYNCHRONIZATION = 4
-"""VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT: looks for missing barriers too."""
-
-PORTABILITY = "VK_KHR_portability_enumeration"
 SUBSET = "VK_KHR_portability_subset"
 BUDGET = "VK_EXT_memory_budget"
 
 KINDS: dict[int, Kind] = {2: "discrete", 1: "integrated", 3: "virtual", 4: "cpu", 0: "other"}
 """By VkPhysicalDeviceType, the one to take first in front."""
-
-FEATURES = {
-    "VkPhysicalDeviceFeatures": ("shaderInt16", "shaderInt64"),
-    "VkPhysicalDeviceVulkan11Features": ("storageBuffer16BitAccess",),
-    "VkPhysicalDeviceVulkan12Features": (
-        "shaderFloat16", "shaderInt8", "storageBuffer8BitAccess", "timelineSemaphore", "vulkanMemoryModel",
-    ),
-    "VkPhysicalDeviceShaderIntegerDotProductFeatures": ("shaderIntegerDotProduct",),
-    "VkPhysicalDeviceCooperativeMatrixFeaturesKHR": ("cooperativeMatrix",),
-}  # fmt: skip
-"""Features that a program can require or the runtime needs, by the struct that has them."""
-
-EXTENSIONS = {
-    "shaderIntegerDotProduct": "VK_KHR_shader_integer_dot_product",
-    "cooperativeMatrix": "VK_KHR_cooperative_matrix",
-}
-"""Of features that Vulkan 1.2 does not have: what a device must offer, and be opened with."""
-
-COOPERATIVE = (16, 16, 16, 0, 0, 1, 1, 3)
-"""Cooperative matrices that kernels use: m, n, k; float16 (0) times float16 added to float32 (1), the result
-too; of a subgroup (3). A device that has others only counts as one without.
-"""
-
-SUBGROUPS = {"subgroupBasic": 0x1, "subgroupArithmetic": 0x4, "subgroupShuffle": 0x10}
-"""Bits of VkSubgroupFeatureFlagBits; there is nothing to switch on."""
 
 
 @dataclass(frozen=True)
@@ -119,111 +88,6 @@ class Device:
         require_vulkan().vkDestroyDevice(self.handle, None)
 
 
-@dataclass
-class _Instance:
-    """The process's connection to Vulkan; kept until the process ends, since drivers take long to load."""
-
-    handle: Any
-    messages: list[str]
-    keep: tuple[Any, ...] = ()
-
-
-@lru_cache(maxsize=2)
-def instance(debug: bool, /) -> _Instance:
-    """Connect to the loader. `debug`: with the validation layer, whose messages go to stderr and to
-    `messages`.
-    """
-    vk = require_vulkan()
-    version = vk.vkEnumerateInstanceVersion()
-    if (vk.VK_VERSION_MAJOR(version), vk.VK_VERSION_MINOR(version)) < API:
-        raise DeviceError(
-            "the Vulkan loader of this system is older than 1.2: update the GPU's driver, or libvulkan1"
-        )
-    layers = [VALIDATION] if debug else []
-    if debug and VALIDATION not in {layer.layerName for layer in vk.vkEnumerateInstanceLayerProperties()}:
-        raise DeviceError(
-            "the Vulkan validation layer is not installed, which --debug needs: install "
-            "vulkan-validationlayers (Debian, Ubuntu) or the Vulkan SDK, or leave --debug out"
-        )
-    known = {
-        extension.extensionName
-        for source in (None, *layers)
-        for extension in vk.vkEnumerateInstanceExtensionProperties(source)
-    }
-    wanted = [
-        name
-        for name in (PORTABILITY, *((DEBUG_UTILS, VALIDATION_FEATURES) if debug else ()))
-        if name in known
-    ]
-    checks = (
-        vk.VkValidationFeaturesEXT(pEnabledValidationFeatures=[SYNCHRONIZATION])
-        if VALIDATION_FEATURES in wanted
-        else None
-    )
-    application = vk.VkApplicationInfo(pApplicationName="nearfar", apiVersion=vk.VK_MAKE_VERSION(*API, 0))
-    information = vk.VkInstanceCreateInfo(
-        pNext=checks,
-        flags=1
-        if PORTABILITY in wanted
-        else 0,  # VK_INSTANCE_CREATE_ENUMERATE_PORTABILITY_BIT_KHR: Vulkan over Metal
-        pApplicationInfo=application,
-        ppEnabledLayerNames=layers,
-        ppEnabledExtensionNames=wanted,
-    )
-    try:
-        handle = vk.vkCreateInstance(information, None)
-    except vk.VkErrorIncompatibleDriver as error:
-        raise DeviceError(_NO_DRIVER) from error
-    except (vk.VkError, vk.VkException) as error:
-        raise DeviceError(
-            f"Vulkan does not start: {type(error).__name__}. Reinstall the GPU's driver"
-        ) from error
-    made = _Instance(handle, [])
-    if debug:
-        made.keep = _listen(handle, made.messages)
-    return made
-
-
-_NO_DRIVER = (
-    "the Vulkan loader found no driver with a device: install the GPU vendor's driver, or "
-    "mesa-vulkan-drivers, whose lavapipe runs on the CPU. In a container, give it the GPU (docker run --gpus "
-    "all, or --device /dev/dri)"
-)
-
-
-def _listen(handle: Any, messages: list[str]) -> tuple[Any, ...]:
-    """Collect the validation layer's warnings and errors."""
-    vk = require_vulkan()
-
-    def told(_severity: int, _kind: int, data: Any, _user: Any) -> int:
-        text = vk.ffi.string(data.pMessage).decode(errors="replace")
-        messages.append(text)
-        print(f"vulkan: {text}", file=sys.stderr)
-        return 0
-
-    create = vk.ffi.cast(
-        "PFN_vkCreateDebugUtilsMessengerEXT", _address(handle, "vkCreateDebugUtilsMessengerEXT")
-    )
-    callback = vk.ffi.callback("PFN_vkDebugUtilsMessengerCallbackEXT", told)
-    information = vk.ffi.new(
-        "VkDebugUtilsMessengerCreateInfoEXT*",
-        {
-            "sType": vk.VK_STRUCTURE_TYPE_DEBUG_UTILS_MESSENGER_CREATE_INFO_EXT,
-            "messageSeverity": 0x100 | 0x1000,  # warnings and errors
-            "messageType": 0x2 | 0x4,  # validation and performance
-            "pfnUserCallback": callback,
-        },
-    )
-    messenger = vk.ffi.new("VkDebugUtilsMessengerEXT*")
-    create(handle, information, vk.ffi.NULL, messenger)
-    return callback, messenger
-
-
-def _address(handle: Any, name: str) -> Any:
-    vk = require_vulkan()
-    return vk.lib.vkGetInstanceProcAddr(handle, vk.ffi.new("char[]", name.encode()))
-
-
 def gpus(debug: bool = False) -> tuple[Gpu, ...]:
     """The devices that can run kernels: discrete before integrated before software ones. DeviceError where
     there is none.
@@ -238,9 +102,9 @@ def _gpus(debug: bool, /) -> tuple[Gpu, ...]:
     try:
         handles = list(vk.vkEnumeratePhysicalDevices(made.handle))
     except (vk.VkError, vk.VkException) as error:
-        raise DeviceError(f"{_NO_DRIVER} ({type(error).__name__})") from error
+        raise DeviceError(f"{NO_DRIVER} ({type(error).__name__})") from error
     if not handles:
-        raise DeviceError(_NO_DRIVER)
+        raise DeviceError(NO_DRIVER)
     order = list(KINDS)
     handles.sort(key=lambda handle: order.index(int(vk.vkGetPhysicalDeviceProperties(handle).deviceType)))
     reasons: list[str] = []
@@ -289,7 +153,7 @@ def open_device(gpu: Gpu, requires: Requires) -> Device:
         raise DeviceError(
             f"{gpu.name} offers too little: {', '.join(short)}. Choose another device (nearfar devices)"
         )
-    structs = _feature_structs({*requires.features, "timelineSemaphore"}, requires.features)
+    structs = feature_structs({*requires.features, "timelineSemaphore"}, requires.features)
     queue = vk.VkDeviceQueueCreateInfo(
         queueFamilyIndex=gpu.queue_family, queueCount=1, pQueuePriorities=[1.0]
     )
@@ -303,52 +167,6 @@ def open_device(gpu: Gpu, requires: Requires) -> Device:
         return Device(gpu, handle, vk.vkGetDeviceQueue(handle, gpu.queue_family, 0))
 
 
-def _feature_structs(names: Collection[str], known: Collection[str]) -> list[Any]:
-    """A chain VkPhysicalDeviceFeatures2 → 1.1 → 1.2 with these features set; all of them must stay alive
-    while it is used. Those of EXTENSIONS are there where they are `known`.
-    """
-    ffi = require_vulkan().ffi
-    vk = require_vulkan()
-    twelve = ffi.new("VkPhysicalDeviceVulkan12Features*")
-    twelve.sType = vk.VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES
-    eleven = ffi.new("VkPhysicalDeviceVulkan11Features*")
-    eleven.sType, eleven.pNext = vk.VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_FEATURES, twelve
-    base = ffi.new("VkPhysicalDeviceFeatures2*")
-    base.sType, base.pNext = vk.VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2, eleven
-    chain = [base, eleven, twelve]
-    for feature, kind, number in (
-        (
-            "shaderIntegerDotProduct",
-            "VkPhysicalDeviceShaderIntegerDotProductFeatures",
-            vk.VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES,
-        ),
-        (
-            "cooperativeMatrix",
-            "VkPhysicalDeviceCooperativeMatrixFeaturesKHR",
-            vk.VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_KHR,
-        ),
-    ):
-        if feature in known:
-            more = ffi.new(f"{kind}*")
-            more.sType, chain[-1].pNext = number, more
-            chain.append(more)
-    for struct, features in _with_names(chain):
-        for name in features:
-            setattr(struct, name, int(name in names))
-    return chain
-
-
-def _with_names(chain: list[Any]) -> Iterable[tuple[Any, tuple[str, ...]]]:
-    """Each struct of a chain, and the features that it has."""
-    ffi = require_vulkan().ffi
-    for struct in chain:
-        kind = str(ffi.typeof(struct).item.cname).removeprefix("struct ")
-        if kind == "VkPhysicalDeviceFeatures2":
-            yield struct.features, FEATURES["VkPhysicalDeviceFeatures"]
-        else:
-            yield struct, FEATURES[kind]
-
-
 def _unfit(handle: Any) -> str | None:
     """Why a device cannot be used at all, None where it can."""
     vk = require_vulkan()
@@ -359,7 +177,7 @@ def _unfit(handle: Any) -> str | None:
         return f"{name} has Vulkan {version[0]}.{version[1]}, and 1.2 is needed"
     if _queue_family(handle) is None:
         return f"{name} has no queue for compute"
-    return None if "timelineSemaphore" in _features(handle) else f"{name} lacks timelineSemaphore"
+    return None if "timelineSemaphore" in features_of(handle) else f"{name} lacks timelineSemaphore"
 
 
 def _queue_family(handle: Any) -> int | None:
@@ -368,34 +186,6 @@ def _queue_family(handle: Any) -> int | None:
     flags = [int(family.queueFlags) for family in vk.vkGetPhysicalDeviceQueueFamilyProperties(handle)]
     able = [index for index, bits in enumerate(flags) if bits & vk.VK_QUEUE_COMPUTE_BIT]
     return min(able, key=lambda index: flags[index] & vk.VK_QUEUE_GRAPHICS_BIT, default=None)
-
-
-def _features(handle: Any) -> set[str]:
-    vk = require_vulkan()
-    offered = _extensions(handle)
-    chain = _feature_structs((), {name for name, extension in EXTENSIONS.items() if extension in offered})
-    vk.vkGetPhysicalDeviceFeatures2(handle, chain[0])
-    found = {name for struct, names in _with_names(chain) for name in names if getattr(struct, name)}
-    if "cooperativeMatrix" in found and COOPERATIVE not in matrices(handle):
-        found.remove("cooperativeMatrix")
-    return found
-
-
-def matrices(handle: Any) -> set[tuple[int, ...]]:
-    """The cooperative matrices of a device, as COOPERATIVE has them; none where the driver does not tell."""
-    vk = require_vulkan()
-    name = "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR"
-    names = ("MSize", "NSize", "KSize", "AType", "BType", "CType", "ResultType", "scope")
-    try:
-        found = vk.vkGetInstanceProcAddr(instance(False).handle, name)(handle)
-    except Exception as error:  # whatever the binding makes of it: nobody may have asked for them
-        log.warning("a Vulkan driver does not tell its cooperative matrices: %s", error)
-        return set()
-    return {tuple(int(getattr(each, name)) for name in names) for each in found}
-
-
-def _extensions(handle: Any) -> set[str]:
-    return {e.extensionName for e in require_vulkan().vkEnumerateDeviceExtensionProperties(handle, None)}
 
 
 def _describe(handle: Any, index: int) -> Gpu:
@@ -416,7 +206,7 @@ def _describe(handle: Any, index: int) -> Gpu:
     operations = (
         int(subgroup.supportedOperations) if subgroup.supportedStages & vk.VK_SHADER_STAGE_COMPUTE_BIT else 0
     )
-    extensions = _extensions(handle)
+    extensions = extensions_of(handle)
     types, heaps = _memory(handle)
     local = max(
         range(len(heaps)), key=lambda heap: (any(t.heap == heap and t.local for t in types), heaps[heap])
@@ -437,7 +227,9 @@ def _describe(handle: Any, index: int) -> Gpu:
             str(part(properties.apiVersion))
             for part in (vk.VK_VERSION_MAJOR, vk.VK_VERSION_MINOR, vk.VK_VERSION_PATCH)
         ),
-        features=frozenset(_features(handle) | {name for name, bit in SUBGROUPS.items() if operations & bit}),
+        features=frozenset(
+            features_of(handle) | {name for name, bit in SUBGROUPS.items() if operations & bit}
+        ),
         limits=_limits(properties.limits, int(third.maxMemoryAllocationSize), int(subgroup.subgroupSize)),
         memory_types=types,
         memory=heaps[local],

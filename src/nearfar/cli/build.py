@@ -79,12 +79,22 @@ def build(
             "original one.",
         ),
     ] = DEFAULTS.context,
-    cpu_features: Annotated[
-        str,
+    cpu: Annotated[
+        list[str],
         typer.Option(
-            help="CPU target: `native` for this machine's instructions, `baseline` for any of its kind."
+            help="cpu: the platforms to make programs for, separated by commas, or the option given again: "
+            "x86_64-linux, aarch64-linux, aarch64-macos, x86_64-macos, x86_64-windows, aarch64-windows, "
+            "aarch64-android, or `host`. One set of weights serves them all."
         ),
-    ] = DEFAULTS.cpu_features,
+    ] = list(DEFAULTS.cpu),  # noqa: B006
+    cpu_features: Annotated[
+        list[str],
+        typer.Option(
+            help="cpu: the vector units to make programs for, separated by commas: `native` for this "
+            "machine's instructions, `baseline` for any of its kind, or names such as avx2, avx512, dotprod. "
+            "Default: native on this machine, for other platforms a program for each kind of processor."
+        ),
+    ] = list(DEFAULTS.cpu_features),  # noqa: B006
     dump_ir: Annotated[
         Path | None, typer.Option(help="Write the module after each compiler pass into this directory.")
     ] = None,
@@ -125,15 +135,14 @@ def build(
             f"--export-function is for target mlx, and --target is {','.join(targets)}: add mlx or "
             "leave it out"
         )
-    if cpu_features not in ("native", "baseline"):
-        raise BuildError(f"--cpu-features is {cpu_features!r}: use native or baseline")
     options = BuildOptions(
         checkpoint=checkpoint,
         out=out,
         targets=targets,
         quant=quant,
         group_size=group_size,
-        cpu_features="native" if cpu_features == "native" else "baseline",
+        cpu=_names(cpu),
+        cpu_features=_names(cpu_features),
         context=context,
         dump_ir=dump_ir,
         export_function=export_function,

@@ -53,6 +53,10 @@ def serve(
     kv_memory: Annotated[
         str | None, _option("Engine", "--kv-memory", "Memory for the KV cache, such as 512MB.")
     ] = ENGINES.kv_memory,
+    program: Annotated[
+        str | None,
+        _option("Engine", "--program", "artifact: its program of this name (nearfar inspect lists them)."),
+    ] = ENGINES.program,
     trust: Annotated[
         bool,
         _option(
@@ -179,6 +183,7 @@ def serve(
         dtype=dtype,
         threads=threads,
         kv_memory=kv_memory,
+        program=program,
         trust=trust,
         max_running=max_running,
         text=replace(TEXT, reasoning=reasoning),

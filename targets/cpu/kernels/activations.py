@@ -1,4 +1,4 @@
-"""Functions of eight lanes that gate and bound the outputs of matmuls: activations, tanh, softcap."""
+"""Functions of sixteen lanes that gate and bound the outputs of matmuls: activations, tanh, softcap."""
 
 from __future__ import annotations
 

@@ -1,199 +1,156 @@
-"""Paged attention with a running softmax: one task for each row and key head, page by page.
+"""Paged attention with a running softmax, a block of positions at a time.
 
-The query heads of a key head go through a page together, as many as divide them and registers hold: a key is
-loaded, and converted from float16, once for all of them, and their sums do not wait for each other.
+A task has the query heads of a key head, of one row or of several that follow each other in their sequence.
+As many of these queries as registers hold go through the cache together: a key or value is loaded, and
+converted from float16, once for all of them. A block has a softmax of its own, which then joins what the
+blocks before it gave. So it makes no difference to a single bit whether one task takes the blocks of a row in
+turn, for one row or several, or whether tasks share them out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from nearfar.targets.cpu.kernels import vec as v
-from nearfar.targets.cpu.kernels.activations import softcap
+from nearfar.targets.cpu.kernels.blocks import BLOCK, Queries, Running, block_of, start
 from nearfar.targets.cpu.kernels.paged import arguments, check, keys_view
+from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import Attend
 from nearfar.targets.kernels import Stage, Staged
 
 Expr = Any
-NONE = -1e30  # stands for -inf where arithmetic follows
-SUMS = 12  # vectors of outputs that are summed in one pass over a page's values, of the 16 registers of AVX2
+Buffers = dict[str, Expr]
+TASKS = 32
+"""Tasks that a launch should have at least, for processors with many threads and for an even load."""
+SHARES = 16
+"""Tasks that share out the positions of a row and key head where rows alone make too few."""
+ROWS = 8
+"""Rows of a task, at most; their sums stay near."""
+STATE = 8192
+"""Numbers that a task's sums may be: 32 KiB of its stack."""
 
 
-def attention(job: Attend) -> Staged:
+def attention(job: Attend, unit: Unit) -> Staged:
     """See Attend."""
     check(job)
     args, pages = arguments(job)
+    scratch: tuple[tuple[tuple[int, ...], str], ...] = ()
+    if job.m * job.kv_heads < SHARES:
+        parts = (job.m, job.heads, _parts(job))
+        scratch = (((*parts, job.head_dim), "float32"), ((*parts, 2), "float32"))
+    named = [(f"scratch:{i}", shape, dtype) for i, (shape, dtype) in enumerate(scratch)]
+    args = [*args[:-1], *named, args[-1]]
 
     def body(*buffers: Expr) -> None:
         buf = dict(zip([name for name, *_ in args], buffers, strict=True))
         buf["keys"] = keys_view(job, buf["k_cache"], pages)
-        with T.parallel(0, job.m * job.kv_heads) as task:
-            _row(job, buf, T.Bind(task // job.kv_heads), T.Bind(task % job.kv_heads))
+        (_shared if scratch else _whole)(job, unit, buf)
 
-    return Staged((Stage(v.prim_func("attention", args, body), tuple(name for name, *_ in args)),))
-
-
-def _components(width: int, body: Callable[[Expr, int], None]) -> None:
-    """Call body(start, lanes) over a head's components: vectors of 8, then of 4 and 2 what is left."""
-    with T.serial(0, width // v.LANES) as i:
-        body(i * v.LANES, v.LANES)
-    at = width - width % v.LANES
-    for lanes in (4, 2):
-        if width - at >= lanes:
-            body(v.i32(at), lanes)
-            at += lanes
+    func = v.prim_func("attention", [(name.replace(":", "_"), *rest) for name, *rest in args], body)
+    return Staged((Stage(func, tuple(name for name, *_ in args)),), scratch)
 
 
-@dataclass(frozen=True)
-class _Sums:
-    """The running softmax of one row and key head, for each of its query heads.
-
-    `acc` [group, head_dim]: Σ weight·value under the maximum `top` [group]; `total` [group]: Σ weight;
-    `weights` [group, page_size]: those of the page at hand.
-    """
-
-    acc: Expr
-    top: Expr
-    total: Expr
-    weights: Expr
+def _rows_of_task(job: Attend) -> int:
+    """Rows that a task takes, so that there are enough tasks."""
+    state = job.heads // job.kv_heads * job.head_dim
+    return next(
+        rows
+        for rows in (ROWS, ROWS // 2, ROWS // 4, 1)
+        if rows == 1
+        or (job.m % rows == 0 and job.m // rows * job.kv_heads >= TASKS and rows * state <= STATE)
+    )
 
 
-def _tile(group: int) -> int:
-    """Query heads that go through a page together; seven have 14 vectors of scores in registers."""
-    return next(tile for tile in range(7, 0, -1) if group % tile == 0)
+def _whole(job: Attend, unit: Unit, buf: Buffers) -> None:
+    """A task has all positions of its rows."""
+    rows = _rows_of_task(job)
+    with T.parallel(0, job.m // rows * job.kv_heads) as task:
+        m, kv_head = T.Bind(task // job.kv_heads * rows), T.Bind(task % job.kv_heads)
+        if rows == 1:
+            _sequence(job, unit, buf, m, kv_head, 1)
+            return
+        follow = buf["positions"][m] >= 0
+        for r in range(1, rows):
+            follow = tirx.all(
+                follow, tirx.EQ(buf["slots"][m + r], buf["slots"][m]),
+                tirx.EQ(buf["positions"][m + r], buf["positions"][m] + r),
+            )  # fmt: skip
+        with T.If(follow):
+            with T.Then():
+                _sequence(job, unit, buf, m, kv_head, rows)
+            with T.Else(), T.serial(0, rows) as r:
+                _sequence(job, unit, buf, T.Bind(m + r), kv_head, 1)
 
 
-def _row(job: Attend, buf: dict[str, Expr], m: Expr, kv_head: Expr) -> None:
-    """All query heads of one key head, for one row."""
-    group, d, size = job.heads // job.kv_heads, job.head_dim, job.page_size
-    position = T.Bind(buf["positions"][m])
-    slot = T.Bind(buf["slots"][m])
-    sums = _Sums(*(v.local(shape, "float32") for shape in ((group, d), (group,), (group,), (group, size))))
-    with T.serial(0, group) as h:
-        _components(d, lambda start, n: v.put(sums.acc, [h, start], v.splat(0.0, n), n))
-        # A sink is a logit that has been summed already.
-        sink = tirx.max(buf["sinks"][kv_head * group + h], v.f32(NONE)) if job.sinks else v.f32(NONE)
-        v.put1(sums.top, [h], sink)
-        v.put1(sums.total, [h], v.f32(1.0 if job.sinks else 0.0))
-    first = v.i32(0) if job.window is None else T.Bind(tirx.max(position + 1 - job.window, 0))
-    first_page = T.Bind(first // size)
-    tile = _tile(group)
-    with T.serial(0, (position + size) // size - first_page) as turn:
-        p = T.Bind(first_page + turn)
-        page = T.Bind(buf["page_table"][slot, p])
-        begin = T.Bind(tirx.max(first - p * size, 0)) if job.window is not None else v.i32(0)
-        end = T.Bind(tirx.min(position + 1 - p * size, size))
-        with T.serial(0, group // tile) as tile_of:
-            heads = [T.Bind(tile_of * tile + j) for j in range(tile)]
-            first_q = [T.Bind((kv_head * group + h) * d) for h in heads]
-            scores = _scores(job, [(buf["q"], m, at) for at in first_q], buf["keys"], page, kv_head)
-            for h, values in zip(heads, scores, strict=True):
-                _softmax_step(job, values, sums, h, begin, end)
-            _add_values(job, buf["v_cache"], sums, heads, page, kv_head, begin, end)
-    with T.serial(0, group) as h:
-        inverse = T.Bind(tirx.Select(sums.total[h] > v.f32(0.0), v.f32(1.0) / sums.total[h], v.f32(0.0)))
+def _sequence(job: Attend, unit: Unit, buf: Buffers, m: Expr, kv_head: Expr, rows: int) -> None:
+    """All blocks of rows m … m+rows−1, which follow each other in a sequence."""
+    queries = Queries.of(job, unit, buf, m, kv_head, rows)
+    running = Running.local(queries.count, job.head_dim)
+    with T.serial(0, queries.count) as q:
+        start(job, buf, running, q, queries.head(q))
+    weights = queries.weights()
+    with T.serial(0, queries.blocks) as turn:
+        block = T.Bind(queries.first_block + turn)
+        with T.serial(0, queries.count // queries.tile) as some:
+            factors = v.local((queries.tile, 2), "float32")
 
-        def finish(start: Expr, n: int) -> None:
-            value = v.lanes(sums.acc, [h, start], n) * v.splat(inverse, n)
-            v.put(buf["out"], [m, (kv_head * group + h) * d + start], value, n)
+            def join(j: Expr, top: Expr, total: Expr) -> None:
+                old, new = running.join(T.Bind(some * queries.tile + j), top, total)
+                v.put1(factors, [j, 0], old)
+                v.put1(factors, [j, 1], new)
 
-        _components(d, finish)
+            def keep(j: int, at: Expr, n: int, value: Expr) -> None:
+                running.add(
+                    some * queries.tile + j, at, n, T.Bind(factors[j, 0]), value, T.Bind(factors[j, 1])
+                )
+
+            block_of(job, buf, queries, T.Bind(some * queries.tile), block, weights, join, keep)
+    with T.serial(0, queries.count) as q:
+        running.finish(buf["out"], queries.row(q), queries.head(q), q)
 
 
-def _scores(
-    job: Attend, queries: list[tuple[Expr, Expr, Expr]], keys: Expr, page: Expr, kv_head: Expr
-) -> list[list[Expr]]:
-    """Of each query (q, its row, its first column) with the positions of a page, in vectors of 8."""
-    pv, tile = job.page_size // v.LANES, len(queries)
-    # Few heads have few sums, and an addition waits for the one before it: components are then summed in
-    # turns.
-    turns = next((turns for turns in (4, 2) if turns * tile <= 4 and job.head_dim % turns == 0), 1)
-    s = v.registers(turns * tile * pv)
-    for i in range(turns * tile * pv):
-        v.put1(s, [i], v.splat(0.0))
-    with T.serial(0, job.head_dim // turns) as step:
-        for turn in range(turns):
-            d = T.Bind(step * turns + turn)
-            key = [v.cast(v.lanes(keys, [page, kv_head, d, i * v.LANES]), v.F32X8) for i in range(pv)]
-            for j, (q, m, first) in enumerate(queries):
-                component = T.Bind(v.splat(q[m, first + d]))
-                for i in range(pv):
-                    at = (turn * tile + j) * pv + i
-                    v.put1(s, [at], s[at] + component * key[i])
-
-    def score(j: int, i: int) -> Expr:
-        total = s[j * pv + i]
-        for turn in range(1, turns):
-            total = total + s[(turn * tile + j) * pv + i]
-        scaled = total * v.splat(float(job.scale))
-        return scaled if job.softcap is None else softcap(scaled, job.softcap)
-
-    return [[score(j, i) for i in range(pv)] for j in range(tile)]
+def _parts(job: Attend) -> int:
+    """Blocks that a row can see."""
+    every = -(-job.pages_per_slot * job.page_size // BLOCK)
+    return every if job.window is None else min(every, -(-job.window // BLOCK) + 1)
 
 
-def _softmax_step(job: Attend, s: list[Expr], sums: _Sums, h: Expr, begin: Expr, end: Expr) -> None:
-    """Scores of a page's positions begin … end to weights: raise the maximum, scale what was summed."""
-    masked = []
-    for i, value in enumerate(s):
-        index = tirx.Ramp(v.i32(i * v.LANES), v.i32(1), v.LANES)
-        seen = index < v.splat(end)
-        if job.window is not None:
-            seen = tirx.all(seen, index >= v.splat(begin))
-        masked.append(v.keep(tirx.Select(seen, value, v.splat(NONE))))
-    largest = masked[0]
-    for value in masked[1:]:
-        largest = T.Bind(tirx.max(largest, value))
-    new = T.Bind(tirx.max(sums.top[h], v.hmax(largest)))
-    shrink = T.Bind(v.exp(v.splat(sums.top[h] - new)))
-    weights = [v.exp(value - v.splat(new)) for value in masked]
-    added = weights[0]
-    for value in weights[1:]:
-        added = T.Bind(added + value)
-    for i, value in enumerate(weights):
-        # exp(-1e30) is not quite 0: masked positions are also left out of the sum over values
-        v.put(sums.weights, [h, i * v.LANES], value)
-    one = T.Bind(tirx.Shuffle([shrink], [0]))
-    v.put1(sums.total, [h], sums.total[h] * one + v.hsum(added))
-    v.put1(sums.top, [h], new)
+def _shared(job: Attend, unit: Unit, buf: Buffers) -> None:
+    """Tasks share out the blocks of a row and key head; what they give is then put together, in order."""
+    sums, tops, group = buf["scratch:0"], buf["scratch:1"], job.heads // job.kv_heads
+    with T.parallel(0, job.m * job.kv_heads * SHARES) as task:
+        pair, share = T.Bind(task // SHARES), T.Bind(task % SHARES)
+        m, kv_head = T.Bind(pair // job.kv_heads), T.Bind(pair % job.kv_heads)
+        queries = Queries.of(job, unit, buf, m, kv_head, 1)
+        weights = queries.weights()
+        first = T.Bind(share * queries.blocks // SHARES)
+        with T.serial(0, (share + 1) * queries.blocks // SHARES - first) as turn:
+            part = T.Bind(first + turn)
+            with T.serial(0, group // queries.tile) as some:
+                head = T.Bind(kv_head * group + some * queries.tile)
 
-    def shrunk(start: Expr, n: int) -> None:
-        v.put(sums.acc, [h, start], v.lanes(sums.acc, [h, start], n) * v.splat(one, n), n)
+                def join(j: Expr, top: Expr, total: Expr) -> None:
+                    v.put1(tops, [m, head + j, part, 0], top)
+                    v.put1(tops, [m, head + j, part, 1], total)
 
-    _components(job.head_dim, shrunk)
+                def keep(j: int, at: Expr, n: int, value: Expr) -> None:
+                    v.put(sums, [m, head + j, part, at], value, n)
 
-
-def _add_values(
-    job: Attend,
-    values: Expr,
-    sums: _Sums,
-    heads: list[Expr],
-    page: Expr,
-    kv_head: Expr,
-    begin: Expr,
-    end: Expr,
-) -> None:
-    """Weight·value to `acc` over a page's positions begin … end, some components of the heads in a pass."""
-    vectors = job.head_dim // v.LANES
-    each = next(each for each in range(max(1, SUMS // len(heads)), 0, -1) if vectors % each == 0)
-
-    def add(pieces: list[tuple[Expr, int]]) -> None:
-        with T.serial(0, end - begin) as turn:
-            t = T.Bind(begin + turn)
-            weights = [T.Bind(sums.weights[h, t]) for h in heads]
-            for start, n in pieces:
-                value = T.Bind(v.cast(v.lanes(values, [page, kv_head, t, start], n), f"float32x{n}"))
-                for h, weight in zip(heads, weights, strict=True):
-                    v.put(
-                        sums.acc, [h, start], v.lanes(sums.acc, [h, start], n) + v.splat(weight, n) * value, n
-                    )
-
-    with T.serial(0, vectors // each) as some:
-        add([((some * each + i) * v.LANES, v.LANES) for i in range(each)])
-    at, rest = vectors * v.LANES, job.head_dim % v.LANES
-    if rest:
-        add([(v.i32(at), 4)] * (rest >= 4) + [(v.i32(job.head_dim - 2), 2)] * (rest % 4 > 0))
+                block = T.Bind(queries.first_block + part)
+                block_of(job, buf, queries, T.Bind(some * queries.tile), block, weights, join, keep)
+    running = Running.local(1, job.head_dim)
+    with T.serial(0, job.m * job.heads) as pair:
+        m, head = T.Bind(pair // job.heads), T.Bind(pair % job.heads)
+        queries = Queries.of(job, unit, buf, m, T.Bind(head // group), 1)
+        start(job, buf, running, v.i32(0), head)
+        with T.serial(0, queries.blocks) as part:
+            top, total = T.Bind(tops[m, head, part, 0]), T.Bind(tops[m, head, part, 1])
+            old, new = running.join(v.i32(0), top, total)
+            v.components(
+                job.head_dim,
+                lambda at, n: running.add(v.i32(0), at, n, old, v.lanes(sums, [m, head, part, at], n), new),
+            )
+        running.finish(buf["out"], m, head, v.i32(0))

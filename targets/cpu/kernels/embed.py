@@ -11,6 +11,7 @@ from tvm.script.ir_builder import tirx as T
 from nearfar.format.sizes import MAX_STEP
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import vec as v
+from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import Embed
 from nearfar.targets.kernels import Stage, Staged
 from nearfar.targets.quantized import Matrix
@@ -18,7 +19,7 @@ from nearfar.targets.quantized import Matrix
 Expr = Any
 
 
-def embed(job: Embed) -> Staged:
+def embed(job: Embed, unit: Unit) -> Staged:
     """See Embed."""
     matrix = job.matrix
     w_args = [(f"w{i}", part.shape, part.dtype) for i, part in enumerate(packing.parts(matrix))]

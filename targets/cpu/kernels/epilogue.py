@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from tvm import tirx
@@ -38,22 +37,20 @@ def finish_tile(
     block: Expr,
     row: Expr,
     tile: int,
-    halves: Sequence[Expr],
     acc: Expr,
     up: Expr | None,
 ) -> None:
     """Store rows row … row+tile of a block's outputs from sums `acc` (`up`: a gate's second factor)."""
     for r in range(tile):
-        for h, half in enumerate(halves):
-            i, column = r * len(halves) + h, block * v.ROWS + half * v.LANES
-            if job.columns % v.ROWS:
-                _finish_lanes(job, buf, column, row + r, acc[i])
-            else:
-                _finish_vector(job, buf, column, row + r, acc[i], None if up is None else up[i])
+        column = block * v.ROWS
+        if job.columns % v.ROWS:
+            _finish_lanes(job, buf, column, row + r, acc[r])
+        else:
+            _finish_vector(job, buf, column, row + r, acc[r], None if up is None else up[r])
 
 
 def bounded(job: Linear, value: Expr, up: Expr | None) -> Expr:
-    """The gate and the softcap of a job, on eight lanes."""
+    """The gate and the softcap of a job, on sixteen lanes."""
     if job.gate is not None:
         value = T.Bind(ACTIVATIONS[job.gate](value) * up)
     return value if job.softcap is None else softcap(value, job.softcap)
@@ -68,7 +65,7 @@ def _finish_vector(
             up = T.Bind(up + v.lanes(buf["bias"], [column + job.columns]))
     value = bounded(job, value, up)
     if job.residual:
-        value = T.Bind(value + v.cast(v.lanes(buf["residual"], [row, column]), v.F32X8))
+        value = T.Bind(value + v.cast(v.lanes(buf["residual"], [row, column]), v.F32X16))
     v.put(buf["out"], [row, column], v.cast(value, f"{job.out_dtype}x{v.LANES}"))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tvm import tirx
@@ -11,49 +12,69 @@ from tvm.script.ir_builder import tirx as T
 from nearfar.format.sampler import COLUMNS
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP
 from nearfar.targets.cpu.kernels import vec as v
+from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import Greedy, Logprobs
-from nearfar.targets.kernels import Stage, Staged
+from nearfar.targets.kernels import SCRATCH, Stage, Staged
 
 Expr = Any
 Args = list[tuple[str, tuple[int, ...], str]]
-NONE = -1e30  # below every logit that matters; stands for -inf where arithmetic follows
 TOP = 20
 
 
-def _build(
-    name: str, args: Args, rows: int, row_body: Callable[[dict[str, Expr], Expr], None], scratch: int = 0
-) -> Staged:
-    """One launch with a task for each row; `scratch` args hold floats between the passes over a row."""
-
-    def body(*buffers: Expr) -> None:
-        buf = dict(zip([name for name, *_ in args], buffers, strict=True))
-        with T.parallel(0, rows) as r:
-            row_body(buf, r)
-
-    func = v.prim_func(name, [(arg.replace(":", "_"), shape, dtype) for arg, shape, dtype in args], body)
-    shapes = {arg: (shape, dtype) for arg, shape, dtype in args}
-    return Staged(
-        (Stage(func, tuple(arg for arg, *_ in args)),), tuple(shapes[f"scratch:{i}"] for i in range(scratch))
-    )
+CHUNKS = 16
+"""Pieces that a row of logits is cut into, for tasks to share out: as many whatever the processor, for sums
+go over them in order.
+"""
+GROUP = 64
+"""Tokens of which logprobs knows the largest: it looks at all tokens of a group only where that matters."""
 
 
-def _iota() -> Expr:
+def build(name: str, args: Args, body: Callable[[dict[str, Expr]], None]) -> Staged:
+    """One launch. `args` called scratch:<i> are memory between its loops, first to last."""
+
+    def named(*buffers: Expr) -> None:
+        body(dict(zip([name for name, *_ in args], buffers, strict=True)))
+
+    func = v.prim_func(name, [(arg.replace(":", "_"), shape, dtype) for arg, shape, dtype in args], named)
+    scratch = tuple((shape, dtype) for arg, shape, dtype in args if arg.startswith(SCRATCH))
+    return Staged((Stage(func, tuple(arg for arg, *_ in args)),), scratch)
+
+
+@contextmanager
+def chunks(rows: int) -> Iterator[tuple[Expr, Expr]]:
+    """Tasks of each row and chunk."""
+    with T.parallel(0, rows * CHUNKS) as task:
+        yield T.Bind(task // CHUNKS), T.Bind(task % CHUNKS)
+
+
+def each_row(rows: int) -> Any:
+    """A task for each row."""
+    return (T.parallel if rows > 1 else T.serial)(0, rows)
+
+
+def chunk(vocab: int) -> int:
+    """Columns of a chunk: whole groups."""
+    return -(-vocab // (CHUNKS * GROUP)) * GROUP
+
+
+def iota() -> Expr:
+    """0, 1, 2, … 15."""
     return tirx.Ramp(v.i32(0), v.i32(1), v.LANES)
 
 
 class Best:
-    """Running argmax: eight candidates side by side, each the first largest of its lane."""
+    """Running argmax from token `start` on: candidates side by side, each the first largest of its lane."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: Expr) -> None:
         self.value = v.registers(1)
-        self.index = v.registers(1, v.I32X8)
+        self.index = v.registers(1, v.I32X16)
         v.put1(self.value, [0], v.splat(float("-inf")))
-        v.put1(self.index, [0], _iota())
+        v.put1(self.index, [0], v.splat(start) + iota())
 
     def offer(self, value: Expr, start: Expr) -> None:
-        """Eight values of tokens start … start+7; infinities and NaN never win."""
+        """Values of tokens from `start` on; infinities and NaN never win."""
         wins = tirx.all(value > self.value[0], value < v.splat(float("inf")))
-        v.put1(self.index, [0], tirx.Select(wins, v.splat(start) + _iota(), self.index[0]))
+        v.put1(self.index, [0], tirx.Select(wins, v.splat(start) + iota(), self.index[0]))
         v.put1(self.value, [0], tirx.Select(wins, value, self.value[0]))
 
     def token(self) -> Expr:
@@ -67,20 +88,23 @@ class Best:
         index = T.Bind(tirx.Select(tirx.EQ(self.value[0], v.splat(best)), self.index[0], v.isplat(2**31 - 1)))
         return best, v.hreduce(index, tirx.min, "int32")
 
+    def store(self, buf: dict[str, Expr], r: Expr, c: Expr) -> None:
+        """The result of a chunk, to scratch:1 and scratch:2."""
+        value, index = self.result()
+        v.put1(buf["scratch:1"], [r, c], value)
+        v.put1(buf["scratch:2"], [r, c], index)
 
-def _finish(buf: dict[str, Expr], r: Expr, token: Expr) -> None:
+
+def finish(buf: dict[str, Expr], r: Expr, token: Expr) -> None:
+    """Write a row's token: to `sampled`, and where the next step reads it."""
     v.put1(buf["sampled"], [r], token)
     feed = T.Bind(buf["sample_i32"][r, 5])
     with T.If(feed >= 0), T.Then():
         v.put1(buf["tokens"], [feed], tirx.max(token, v.i32(0)))
 
 
-def _padded(vocab: int) -> int:
-    return -(-vocab // v.LANES) * v.LANES
-
-
-def _copy_tail(buf: Expr, r: Expr, vocab: int) -> Expr:
-    """The last vocab % 8 logits, filled up with -inf (a vector)."""
+def _tail(buf: Expr, r: Expr, vocab: int) -> Expr:
+    """The logits that whole vectors leave, filled up with -inf (a vector)."""
     tail = v.local((v.LANES,), "float32")
     for i in range(v.LANES):
         at = vocab - vocab % v.LANES + i
@@ -88,7 +112,7 @@ def _copy_tail(buf: Expr, r: Expr, vocab: int) -> Expr:
     return v.lanes(tail, [0])
 
 
-def greedy(job: Greedy) -> Staged:
+def greedy(job: Greedy, unit: Unit) -> Staged:
     """See Greedy."""
     rows, vocab = job.rows, job.vocab
     args: Args = [
@@ -98,70 +122,95 @@ def greedy(job: Greedy) -> Staged:
         ("tokens", (MAX_STEP,), "int32"),
     ]
 
-    def row(buf: dict[str, Expr], r: Expr) -> None:
-        with T.If(buf["sample_i32"][r, 0] >= 0), T.Then():
-            best = Best()
+    def body(buf: dict[str, Expr]) -> None:
+        with T.parallel(0, rows) as r, T.If(buf["sample_i32"][r, 0] >= 0), T.Then():
+            best = Best(v.i32(0))
             with T.serial(0, vocab // v.LANES) as i:
                 best.offer(v.lanes(buf["logits"], [r, i * v.LANES]), i * v.LANES)
             if vocab % v.LANES:
-                best.offer(_copy_tail(buf["logits"], r, vocab), v.i32(vocab - vocab % v.LANES))
-            _finish(buf, r, best.token())
+                best.offer(_tail(buf["logits"], r, vocab), v.i32(vocab - vocab % v.LANES))
+            finish(buf, r, best.token())
 
-    return _build("greedy", args, rows, row)
+    return build("greedy", args, body)
 
 
-def logprobs(job: Logprobs) -> Staged:
-    """See Logprobs: 20 passes, each finding what follows the last (value descending, index ascending)."""
+def logprobs(job: Logprobs, unit: Unit) -> Staged:
+    """See Logprobs: of the groups' largest the largest, 20 times.
+
+    scratch: the logits; the groups' largest; the chunks' sums of exponentials.
+    """
     rows, vocab = job.rows, job.vocab
+    width = chunk(vocab) * CHUNKS
     args: Args = [
         ("logits", (MAX_ROWS, vocab), "float32"),
         ("sampled", (MAX_ROWS,), "int32"),
-        ("scratch:0", (MAX_ROWS, _padded(vocab)), "float32"),
+        ("scratch:0", (rows, width), "float32"),
+        ("scratch:1", (rows, width // GROUP), "float32"),
+        ("scratch:2", (rows, CHUNKS), "float32"),
         ("logprob", (MAX_ROWS,), "float32"),
         ("top_ids", (MAX_ROWS, TOP), "int32"),
         ("top_logprobs", (MAX_ROWS, TOP), "float32"),
     ]
 
-    def row(buf: dict[str, Expr], r: Expr) -> None:
-        work = buf["scratch:0"]
-        _fill(buf["logits"], work, r, vocab)
-        last, last_index = v.scalar("float32"), v.scalar("int32")
-        largest, total = v.scalar("float32"), v.registers(1)
-        v.put1(last, [0], v.f32(float("inf")))
-        v.put1(last_index, [0], v.i32(-1))
-        first = Best()
-        with T.serial(0, _padded(vocab) // v.LANES) as i:
-            first.offer(v.lanes(work, [r, i * v.LANES]), i * v.LANES)
-        v.put1(largest, [0], first.result()[0])
-        v.put1(total, [0], v.splat(0.0))
-        with T.serial(0, _padded(vocab) // v.LANES) as i:
-            v.put1(total, [0], total[0] + v.exp(v.lanes(work, [r, i * v.LANES]) - v.splat(largest[0])))
-        log_sum = T.Bind(tirx.log(v.hsum(total[0])) + largest[0])
-        v.put1(
-            buf["logprob"],
-            [r],
-            buf["logits"][r, tirx.max(tirx.min(buf["sampled"][r], vocab - 1), 0)] - log_sum,
-        )
-        with T.serial(0, TOP) as j:
-            best = Best()
-            with T.serial(0, _padded(vocab) // v.LANES) as i:
-                value = v.lanes(work, [r, i * v.LANES])
-                index = T.Bind(v.splat(i * v.LANES) + _iota())
-                tied = tirx.all(tirx.EQ(value, v.splat(last[0])), index > v.splat(last_index[0]))
-                after = tirx.any(value < v.splat(last[0]), tied)
-                best.offer(T.Bind(tirx.Select(after, value, v.splat(float("-inf")))), i * v.LANES)
-            value, index = best.result()
-            v.put1(last, [0], value)
-            v.put1(last_index, [0], index)
-            v.put1(buf["top_ids"], [r, j], index)
-            v.put1(buf["top_logprobs"], [r, j], value - log_sum)
+    def body(buf: dict[str, Expr]) -> None:
+        work, groups = buf["scratch:0"], buf["scratch:1"]
+        with chunks(rows) as (r, c), T.serial(0, chunk(vocab) // GROUP) as g:
+            at = T.Bind(c * chunk(vocab) + g * GROUP)
+            with T.serial(0, GROUP // v.LANES) as i:
+                _copy(buf["logits"], work, r, T.Bind(at + i * v.LANES), vocab)
+            v.put1(groups, [r, at // GROUP], _largest(work, r, at, GROUP)[0])
+        with chunks(rows) as (r, c):
+            top, total = _largest(groups, r, v.i32(0), width // GROUP)[0], v.registers(1)
+            v.put1(total, [0], v.splat(0.0))
+            with T.serial(0, chunk(vocab) // v.LANES) as i:
+                value = v.lanes(work, [r, c * chunk(vocab) + i * v.LANES])
+                v.put1(total, [0], total[0] + v.exp(value - v.splat(top)))
+            v.put1(buf["scratch:2"], [r, c], v.hsum(total[0]))
+        with each_row(rows) as r:
+            _tell(buf, r, vocab, width)
 
-    return _build("logprobs", args, rows, row, scratch=1)
+    return build("logprobs", args, body)
 
 
-def _fill(logits: Expr, work: Expr, r: Expr, vocab: int) -> None:
-    """Copy a row into scratch, whose width is a multiple of 8, the end filled with -inf."""
-    with T.serial(0, vocab // v.LANES) as i:
-        v.put(work, [r, i * v.LANES], v.lanes(logits, [r, i * v.LANES]))
-    if vocab % v.LANES:
-        v.put(work, [r, v.i32(vocab - vocab % v.LANES)], _copy_tail(logits, r, vocab))
+def _tell(buf: dict[str, Expr], r: Expr, vocab: int, width: int) -> None:
+    """A row's log probabilities. What was told is -inf from then on."""
+    work, groups = buf["scratch:0"], buf["scratch:1"]
+    total = v.scalar("float32")
+    v.put1(total, [0], v.f32(0.0))
+    with T.serial(0, CHUNKS) as c:
+        v.put1(total, [0], total[0] + buf["scratch:2"][r, c])
+    top = _largest(groups, r, v.i32(0), width // GROUP)[0]
+    log_sum = T.Bind(tirx.log(total[0]) + top)
+    sampled = T.Bind(tirx.max(tirx.min(buf["sampled"][r], vocab - 1), 0))
+    v.put1(buf["logprob"], [r], buf["logits"][r, sampled] - log_sum)
+    with T.serial(0, TOP) as j:
+        group = _largest(groups, r, v.i32(0), width // GROUP)[1]
+        value, index = _largest(work, r, T.Bind(group * GROUP), GROUP)
+        v.put1(buf["top_ids"], [r, j], tirx.min(index, vocab - 1))
+        v.put1(buf["top_logprobs"], [r, j], value - log_sum)
+        v.put1(work, [r, index], v.f32(float("-inf")))
+        v.put1(groups, [r, group], _largest(work, r, T.Bind(group * GROUP), GROUP)[0])
+
+
+def _largest(buf: Expr, r: Expr, first: Expr, count: int) -> tuple[Expr, Expr]:
+    """The largest finite of `count` values of a row, and where it is."""
+    best = Best(first)
+    with T.serial(0, count // v.LANES) as i:
+        at = T.Bind(first + i * v.LANES)
+        best.offer(v.lanes(buf, [r, at]), at)
+    if count % v.LANES:
+        raise AssertionError(f"{count} values are no whole vectors")
+    return best.result()
+
+
+def _copy(logits: Expr, work: Expr, r: Expr, at: Expr, vocab: int) -> None:
+    """A vector of a row into scratch, whose end is filled with -inf."""
+    full = vocab // v.LANES * v.LANES
+    with T.If(at < full):
+        with T.Then():
+            v.put(work, [r, at], v.lanes(logits, [r, at]))
+        with T.Else():
+            v.put(work, [r, at], v.splat(float("-inf")))
+            if vocab % v.LANES:
+                with T.If(tirx.EQ(at, full)), T.Then():
+                    v.put(work, [r, at], _tail(logits, r, vocab))

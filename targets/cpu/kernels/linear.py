@@ -13,23 +13,25 @@ from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import linear_dense, linear_quant
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.epilogue import bounded, out_args, params
+from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import Linear
 from nearfar.targets.kernels import Stage, Staged
 
 Expr = Any
 
 
-def linear(job: Linear) -> Staged:
+def linear(job: Linear, unit: Unit) -> Staged:
     """See Linear."""
     if (job.x_dtype, job.out_dtype) != ("float32", "float32"):
         raise BuildError(f"the cpu target has float32 activations only, not {job.x_dtype} to {job.out_dtype}")
     kernel = linear_quant.linear if job.matrix.quantized else linear_dense.linear
-    return _gated_by_parts(job, kernel) if job.gate and job.columns % packing.ROWS else kernel(job)
+    gated_by_parts = job.gate is not None and job.columns % packing.ROWS
+    return _gated_by_parts(job, unit, kernel) if gated_by_parts else kernel(job, unit)
 
 
-def _gated_by_parts(job: Linear, kernel: Callable[[Linear], Staged]) -> Staged:
+def _gated_by_parts(job: Linear, unit: Unit, kernel: Callable[[Linear, Unit], Staged]) -> Staged:
     """The plain matmul, then activation(gate) * up and what follows it in a launch of its own."""
-    plain = kernel(replace(job, gate=None, softcap=None, residual=False))
+    plain = kernel(replace(job, gate=None, softcap=None, residual=False), unit)
     both, n = len(plain.scratch), job.columns
     stages = [
         Stage(s.func, tuple(f"scratch:{both}" if a == "out" else a for a in s.args)) for s in plain.stages

@@ -10,13 +10,14 @@ from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.epilogue import finish_tile, out_args, params
 from nearfar.targets.cpu.kernels.rows import norm_scale, source_row, x_args
+from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import Linear
 from nearfar.targets.kernels import Stage, Staged
 
 Expr = Any
 
 
-def linear(job: Linear) -> Staged:
+def linear(job: Linear, unit: Unit) -> Staged:
     """Normalise the rows of x into scratch where needed, then a parallel loop over blocks of 16 outputs."""
     w_args = [(f"w{i}", part.shape, part.dtype) for i, part in enumerate(packing.parts(job.matrix))]
     args = [*x_args(job), *w_args, *out_args(job)]
@@ -53,20 +54,19 @@ def _matmul(job: Linear, buf: dict[str, Expr], x: Expr) -> None:
     tile = 4 if job.m % 4 == 0 else 1
     n = job.columns
     with T.parallel(0, packing.blocks(n)) as block, T.serial(0, job.m // tile) as t:
-        acc = v.registers(tile * 2)
+        acc = v.registers(tile)
         _accumulate(job, buf["w0"], x, block, t * tile, tile, acc)
         up = None
         if job.gate is not None:
-            up = v.registers(tile * 2)
+            up = v.registers(tile)
             _accumulate(job, buf["w0"], x, block + packing.blocks(n), t * tile, tile, up)
-        finish_tile(job, buf, block, t * tile, tile, [v.i32(0), v.i32(1)], acc, up)
+        finish_tile(job, buf, block, t * tile, tile, acc, up)
 
 
 def _accumulate(job: Linear, weight: Expr, x: Expr, block: Expr, row: Expr, tile: int, acc: Expr) -> None:
-    for i in range(tile * 2):
+    for i in range(tile):
         v.put1(acc, [i], v.splat(0.0))
     with T.serial(0, job.matrix.k) as k:
-        weights = [v.cast(v.lanes(weight, [block, k, half * v.LANES]), v.F32X8) for half in range(2)]
+        weights = v.cast(v.lanes(weight, [block, k, 0]), v.F32X16)
         for r in range(tile):
-            for half in range(2):
-                v.put1(acc, [r * 2 + half], acc[r * 2 + half] + weights[half] * v.splat(x[row + r, k]))
+            v.put1(acc, [r], acc[r] + weights * v.splat(x[row + r, k]))

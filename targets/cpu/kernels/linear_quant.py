@@ -20,6 +20,7 @@ from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.epilogue import finish_tile, out_args, params
 from nearfar.targets.cpu.kernels.rows import quantise_row, x_args
+from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import Linear
 from nearfar.targets.kernels import Stage, Staged
 from nearfar.targets.quantized import Matrix
@@ -32,10 +33,10 @@ def row_tile(m: int) -> int:
 
     (4 by 16 unpacks every weight twice as often per row, and LLVM's scheduler spills five sums in its loop.)
     """
-    return next(tile for tile in (8, 4, 2, 1) if m % tile == 0)
+    return next(tile for tile in (4, 2, 1) if m % tile == 0)
 
 
-def linear(job: Linear) -> Staged:
+def linear(job: Linear, unit: Unit) -> Staged:
     """Quantise the rows of x (in the same launch), then a parallel loop over blocks of 16 outputs."""
     matrix = job.matrix
     w_args = [(f"w{i}", part.shape, part.dtype) for i, part in enumerate(packing.parts(matrix))]
@@ -51,7 +52,7 @@ def linear(job: Linear) -> Staged:
     args[-1:-1] = s_args  # the output stays last
 
     def body(*buffers: Expr) -> None:
-        _body(job, dict(zip([name for name, *_ in args], buffers, strict=True)))
+        _body(job, unit, dict(zip([name for name, *_ in args], buffers, strict=True)))
 
     func = v.prim_func(
         "linear", [(name.replace(":", "_"), shape, dtype) for name, shape, dtype in args], body
@@ -59,79 +60,62 @@ def linear(job: Linear) -> Staged:
     return Staged((Stage(func, params(args)),), scratch)
 
 
-def _body(job: Linear, buf: dict[str, Expr]) -> None:
+def _body(job: Linear, unit: Unit, buf: dict[str, Expr]) -> None:
     tile = row_tile(job.m)
     with v.rows(job.m) as m:
         quantise_row(job, buf, m, tile, buf["scratch:0"], buf["scratch:1"])
     with T.parallel(0, packing.blocks(job.columns)) as block, T.serial(0, job.m // tile) as t:
-        if tile == 8:
-            with T.serial(0, 2) as half:
-                _tile(job, buf, block, t, [half])
-        else:
-            _tile(job, buf, block, t, [v.i32(0), v.i32(1)])
+        acc = v.registers(tile)
+        accumulate(job, unit, buf, block, t, acc)
+        up = None
+        if job.gate is not None:
+            up = v.registers(tile)
+            accumulate(job, unit, buf, block + packing.blocks(job.columns), t, up)
+        finish_tile(job, buf, block, t * tile, tile, acc, up)
 
 
-def _tile(job: Linear, buf: dict[str, Expr], block: Expr, t: Expr, halves: Sequence[Expr]) -> None:
-    tile = row_tile(job.m)
-    acc = v.registers(tile * len(halves))
-    accumulate(job, buf, block, t, halves, acc)
-    up = None
-    if job.gate is not None:
-        up = v.registers(tile * len(halves))
-        accumulate(job, buf, block + packing.blocks(job.columns), t, halves, up)
-    finish_tile(job, buf, block, t * tile, tile, halves, acc, up)
-
-
-def accumulate(
-    job: Linear, buf: dict[str, Expr], block: Expr, t: Expr, halves: Sequence[Expr], acc: Expr
-) -> None:
-    """acc[row · halves + half] = x'[rows of tile t] · W[half blocks]ᵀ.
+def accumulate(job: Linear, unit: Unit, buf: dict[str, Expr], block: Expr, t: Expr, acc: Expr) -> None:
+    """acc[row] = x'[rows of tile t] · W[block]ᵀ.
 
     Per group: an exact integer sum of 16-bit products, then scale·(Σ q x) + bias·(Σ x) in float32.
     """
     matrix, tile = job.matrix, row_tile(job.m)
-    count, step, parts = tile * len(halves), packing.step(matrix), packing.parts(matrix)
+    step, parts = packing.step(matrix), packing.parts(matrix)
     planes = [T.decl_buffer(part.shape, "int32", data=buf[f"w{i}"].data) for i, part in enumerate(parts[:-1])]
     pairs, sums_x, affine = buf["scratch:0"], buf["scratch:1"], buf[f"w{len(parts) - 1}"]
     by_16 = tile == 1 and matrix.bits == 4  # see _pairs_by_16
-    for i in range(count):
-        v.put1(acc, [i], v.splat(0.0))
+    for r in range(tile):
+        v.put1(acc, [r], v.splat(0.0))
     with T.serial(0, matrix.k // matrix.group) as g:
-        sums = v.registers(count * (2 if by_16 else 1), v.I32X8)
-        for i in range(count * (2 if by_16 else 1)):
-            v.put1(sums, [i], v.isplat(0))
+        sums = v.registers(tile * (2 if by_16 else 1), v.I32X16)
+        for r in range(tile * (2 if by_16 else 1)):
+            v.put1(sums, [r], v.isplat(0))
         with T.serial(0, matrix.group // step) as c:
-            words = [_words(matrix, planes, block, g, c, half) for half in halves]
+            words = _words(matrix, planes, block, g, c)
             first = T.Bind(g * (matrix.group // 2) + c * (step // 2))
-            unpacked = [_pairs_by_16(word[0][0]) if by_16 else _pairs(matrix, word) for word in words]
+            unpacked = _pairs_by_16(words[0][0]) if by_16 else _pairs(matrix, words)
             for j in range(step // 2):
                 for r in range(tile):
                     pair = T.Bind(v.splat(pairs[t, (first + j) * tile + r]))
-                    for h in range(len(halves)):
-                        i = r * len(halves) + h + (count if by_16 and j % 2 else 0)
-                        v.put1(sums, [i], v.madd16(sums[i], unpacked[h][j], pair))
+                    i = r + (tile if by_16 and j % 2 else 0)
+                    v.put1(sums, [i], v.madd16(unit, sums[i], unpacked[j], pair))
         if by_16:
-            for i in range(count):
-                v.put1(sums, [i], sums[i] + (sums[count + i] >> v.isplat(4)))
-        for h, half in enumerate(halves):
-            scale = T.Bind(v.cast(v.lanes(affine, [block, g, 0, half * v.LANES]), v.F32X8))
-            bias = T.Bind(v.cast(v.lanes(affine, [block, g, 1, half * v.LANES]), v.F32X8))
-            for r in range(tile):
-                i = r * len(halves) + h
-                scaled = T.Bind(scale * v.splat(sums_x[t, g, 0, r]))
-                v.put1(acc, [i], acc[i] + v.cast(sums[i], v.F32X8) * scaled)
-                v.put1(acc, [i], acc[i] + bias * v.splat(sums_x[t, g, 1, r]))
+            v.put1(sums, [0], sums[0] + (sums[1] >> v.isplat(4)))
+        scale = T.Bind(v.cast(v.lanes(affine, [block, g, 0, 0]), v.F32X16))
+        bias = T.Bind(v.cast(v.lanes(affine, [block, g, 1, 0]), v.F32X16))
+        for r in range(tile):
+            scaled = T.Bind(scale * v.splat(sums_x[t, g, 0, r]))
+            v.put1(acc, [r], acc[r] + v.cast(sums[r], v.F32X16) * scaled)
+            v.put1(acc, [r], acc[r] + bias * v.splat(sums_x[t, g, 1, r]))
 
 
-def _words(
-    matrix: Matrix, planes: Sequence[Expr], block: Expr, g: Expr, c: Expr, half: Expr
-) -> list[list[Expr]]:
-    """The words of each plane that hold turn c of group g: `packing.step` inputs of 8 rows."""
+def _words(matrix: Matrix, planes: Sequence[Expr], block: Expr, g: Expr, c: Expr) -> list[list[Expr]]:
+    """The words of each plane that hold turn c of group g: `packing.step` inputs of 16 rows."""
     words = []
     for plane, buffer in zip(packing.PLANES[matrix.bits], planes, strict=True):
         first, down = packing.first_word(matrix, plane, g, c)
         count = max(1, packing.step(matrix) // plane.per_word)
-        loaded = [v.lanes(buffer, [block, first + i, half * v.LANES]) for i in range(count)]
+        loaded = [v.lanes(buffer, [block, first + i, 0]) for i in range(count)]
         words.append(loaded if isinstance(down, int) else [T.Bind(word >> v.splat(down)) for word in loaded])
     return words
 

@@ -8,13 +8,14 @@ from tvm.script.ir_builder import tirx as T
 
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.rows import norm_scale
+from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import Norm
 from nearfar.targets.kernels import Stage, Staged
 
 Expr = Any
 
 
-def norm(job: Norm) -> Staged:
+def norm(job: Norm, unit: Unit) -> Staged:
     """See Norm."""
     width = job.k // job.groups
     shapes = {"weight": (width,)}

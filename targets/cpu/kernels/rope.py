@@ -10,6 +10,7 @@ from tvm.script.ir_builder import tirx as T
 
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.paged import arguments, check, keys_view
+from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import RopeAppend
 from nearfar.targets.kernels import Stage, Staged
 
@@ -17,7 +18,7 @@ Expr = Any
 Pair = tuple[Expr, Expr]
 
 
-def rope_append(job: RopeAppend) -> Staged:
+def rope_append(job: RopeAppend, unit: Unit) -> Staged:
     """See RopeAppend."""
     check(job)
     args, pages = arguments(job)

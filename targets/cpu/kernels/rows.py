@@ -83,5 +83,5 @@ def quantise_row(job: Linear, ins: dict[str, Expr], m: Expr, tile: int, xq: Expr
 
 
 def _pairs(value: Expr) -> Expr:
-    """Eight floats within int16 as four int32, two values each."""
-    return T.Bind(v.bits(v.cast(v.cast(tirx.nearbyint(value), v.I32X8), "int16x8"), "int32x4"))
+    """Sixteen floats within int16 as eight int32, two values each."""
+    return T.Bind(v.bits(v.cast(v.cast(tirx.nearbyint(value), v.I32X16), "int16x16"), "int32x8"))

@@ -1,7 +1,7 @@
 """The full sampler of docs/artifact.md: penalties, mask, temperature, top-k, top-p, min-p, Gumbel argmax.
 
-No sort: thresholds are found by bisection over the bits of ordered floats, 32 passes over a row that stays in
-cache.
+A row is cut into chunks, which tasks share out: one pass over the logits, one more that counts where top-k or
+top-p asks for it (thresholds.py), and one that draws, which computes no noise where none could win.
 """
 
 from __future__ import annotations
@@ -15,18 +15,34 @@ from tvm.script.ir_builder import tirx as T
 from nearfar.format.sampler import COLUMNS
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP
 from nearfar.targets.cpu.kernels import vec as v
-from nearfar.targets.cpu.kernels.greedy import Args, Best, _build, _finish, _iota, _padded
+from nearfar.targets.cpu.kernels.greedy import (
+    CHUNKS,
+    Args,
+    Best,
+    build,
+    chunk,
+    chunks,
+    each_row,
+    finish,
+    iota,
+)
+from nearfar.targets.cpu.kernels.thresholds import BINS, count, limit
+from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import Sample
 from nearfar.targets.kernels import Staged
 
 Expr = Any
 NEG_INF = float("-inf")
+NOISE = 19.6
+"""More than what the largest noise and the smallest differ by: −log 2⁻²⁴ + log(−log 2⁻²⁵) = 19.49."""
 
 
-def sample(job: Sample) -> Staged:
-    """See Sample."""
+def sample(job: Sample, unit: Unit) -> Staged:
+    """See Sample. scratch: l of each token; the chunks' best value, then its token; counts; listed values;
+    the least l that is kept; the largest.
+    """
     rows, vocab, slots = job.rows, job.vocab, job.slots
-    width = _padded(vocab)
+    width = chunk(vocab) * CHUNKS
     args: Args = [
         ("logits", (MAX_ROWS, vocab), "float32"),
         ("sample_f32", (MAX_ROWS, COLUMNS), "float32"),
@@ -35,35 +51,74 @@ def sample(job: Sample) -> Staged:
         ("counts", (slots, vocab), "int32"),
         ("allowed", (slots, (vocab + 31) // 32), "uint32"),
         ("scratch:0", (rows, width), "float32"),
-        ("scratch:1", (rows, width), "float32"),
+        ("scratch:1", (rows, CHUNKS), "float32"),
+        ("scratch:2", (rows, CHUNKS), "int32"),
+        ("scratch:3", (rows, CHUNKS, 2, BINS), "float32"),
+        ("scratch:4", (rows, width + v.LANES), "float32"),
+        ("scratch:5", (rows,), "float32"),
+        ("scratch:6", (rows,), "float32"),
         ("sampled", (MAX_ROWS,), "int32"),
         ("tokens", (MAX_STEP,), "int32"),
     ]
 
-    def row(buf: dict[str, Expr], r: Expr) -> None:
-        slot = T.Bind(buf["sample_i32"][r, 0])
-        with T.If(slot >= 0), T.Then():
-            _adjust(buf, r, slot, vocab)
-            token = v.scalar("int32")
-            temperature = T.Bind(buf["sample_f32"][r, 0])
-            with T.If(temperature <= v.f32(0.0)):
-                with T.Then():
-                    best = Best()
-                    with T.serial(0, width // v.LANES) as i:
-                        best.offer(v.lanes(buf["scratch:0"], [r, i * v.LANES]), i * v.LANES)
-                    v.put1(token, [0], best.token())
-                with T.Else():
-                    _draw(buf, r, temperature, token, width)
-            _finish(buf, r, token[0])
-            with T.If(token[0] >= 0), T.Then():
-                v.put1(buf["counts"], [slot, token[0]], buf["counts"][slot, token[0]] + 1)
+    def body(buf: dict[str, Expr]) -> None:
+        def draws(r: Expr) -> Expr:
+            return tirx.all(buf["sample_i32"][r, 0] >= 0, buf["sample_f32"][r, 0] > v.f32(0.0))
 
-    return _build("sample", args, rows, row, scratch=2)
+        def cuts(r: Expr) -> Expr:
+            some = tirx.any(buf["sample_i32"][r, 1] > 0, buf["sample_f32"][r, 1] < v.f32(1.0))
+            return tirx.all(draws(r), some)
+
+        with chunks(rows) as (r, c):
+            slot = T.Bind(buf["sample_i32"][r, 0])
+            with T.If(slot >= 0), T.Then():
+                _adjust(buf, r, slot, c, vocab)
+        with chunks(rows) as (r, c), T.If(cuts(r)), T.Then():
+            count(buf["scratch:0"], buf["scratch:3"], r, c, _top(buf, r), chunk(vocab))
+        with each_row(rows) as r, T.If(draws(r)), T.Then():
+            top = _top(buf, r)
+            v.put1(buf["scratch:6"], [r], top)
+            limit(buf, r, top, chunk(vocab))
+        with chunks(rows) as (r, c), T.If(draws(r)), T.Then():
+            _draw(buf, r, c, vocab)
+        with T.serial(0, rows) as r:
+            slot = T.Bind(buf["sample_i32"][r, 0])
+            with T.If(slot >= 0), T.Then():
+                token = _best(buf, r)
+                finish(buf, r, token)
+                with T.If(token >= 0), T.Then():
+                    v.put1(buf["counts"], [slot, token], buf["counts"][slot, token] + 1)
+
+    return build("sample", args, body)
 
 
-def _adjust(buf: dict[str, Expr], r: Expr, slot: Expr, vocab: int) -> None:
-    """Steps 1 to 4 into scratch:0; what is not finite, and the end of the padded row, is -inf."""
+def _top(buf: dict[str, Expr], r: Expr) -> Expr:
+    """The largest l of a row: of the chunks' best, before anything was drawn."""
+    highest = v.scalar("float32")
+    v.put1(highest, [0], v.f32(NEG_INF))
+    with T.serial(0, CHUNKS) as c:
+        v.put1(highest, [0], tirx.max(highest[0], buf["scratch:1"][r, c]))
+    return T.Bind(highest[0])
+
+
+def _best(buf: dict[str, Expr], r: Expr) -> Expr:
+    """The token of the best chunk, the first on ties; −1 where no chunk has one."""
+    value, token = v.scalar("float32"), v.scalar("int32")
+    v.put1(value, [0], v.f32(NEG_INF))
+    v.put1(token, [0], v.i32(-1))
+    with T.serial(0, CHUNKS) as c, T.If(buf["scratch:1"][r, c] > value[0]), T.Then():
+        v.put1(value, [0], buf["scratch:1"][r, c])
+        v.put1(token, [0], buf["scratch:2"][r, c])
+    return T.Bind(token[0])
+
+
+def _adjust(buf: dict[str, Expr], r: Expr, slot: Expr, c: Expr, vocab: int) -> None:
+    """Steps 1 to 5 of a chunk into scratch:0, and the best of it; what is not finite, and what lies beyond
+    the vocabulary, is -inf.
+    """
     repetition, presence, frequency = (T.Bind(buf["sample_f32"][r, i]) for i in (3, 4, 5))
+    given = T.Bind(buf["sample_f32"][r, 0])
+    temperature = T.Bind(tirx.Select(given > v.f32(0.0), given, v.f32(1.0)))
 
     def adjusted(
         logit: Expr,
@@ -79,13 +134,13 @@ def _adjust(buf: dict[str, Expr], r: Expr, slot: Expr, vocab: int) -> None:
         generated = T.Bind(count & splat(v.i32(0xFFFFFF)))
         flat = tirx.Select(generated > splat(v.i32(0)), splat(presence), splat(v.f32(0.0)))
         x = T.Bind(x - (splat(frequency) * v.cast(generated, typed("float32")) + flat))
-        return T.Bind(tirx.Select(x < splat(v.f32(float("inf"))), x, splat(v.f32(NEG_INF))))
+        return T.Bind(
+            tirx.Select(x < splat(v.f32(float("inf"))), x / splat(temperature), splat(v.f32(NEG_INF)))
+        )
 
-    full = vocab // v.LANES
-    with T.serial(0, full) as i:
-        at = i * v.LANES
+    def whole(at: Expr) -> None:
         word = T.Bind(buf["allowed"][slot, at // 32])
-        shift = T.Bind(v.splat(tirx.Cast("uint32", at % 32)) + v.cast(_iota(), v.U32X8))
+        shift = T.Bind(v.splat(tirx.Cast("uint32", at % 32)) + v.cast(iota(), v.U32X16))
         bit = tirx.NE((v.splat(word) >> shift) & v.isplat(1, "uint32"), v.isplat(0, "uint32"))
         loads = (
             v.lanes(buf["logits"], [r, at]),
@@ -93,105 +148,51 @@ def _adjust(buf: dict[str, Expr], r: Expr, slot: Expr, vocab: int) -> None:
             v.lanes(buf["counts"], [slot, at]),
         )
         v.put(buf["scratch:0"], [r, at], adjusted(*loads, bit, v.splat, lambda base: f"{base}x{v.LANES}"))
-    for at in range(full * v.LANES, _padded(vocab)):
-        if at >= vocab:
-            v.put1(buf["scratch:0"], [r, at], v.f32(NEG_INF))
-            continue
-        word = (buf["allowed"][slot, at // 32] >> tirx.IntImm("uint32", at % 32)) & tirx.IntImm("uint32", 1)
-        loads = (buf["logits"][r, at], buf["logit_bias"][slot, at], buf["counts"][slot, at])
-        v.put1(
-            buf["scratch:0"],
-            [r, at],
-            adjusted(*loads, tirx.NE(word, tirx.IntImm("uint32", 0)), lambda x: x, lambda base: base),
-        )
+
+    def part(at: int) -> None:
+        """The last, some of whose lanes are tokens."""
+        for i in range(at, at + v.LANES):
+            if i >= vocab:
+                v.put1(buf["scratch:0"], [r, i], v.f32(NEG_INF))
+                continue
+            word = (buf["allowed"][slot, i // 32] >> tirx.IntImm("uint32", i % 32)) & tirx.IntImm("uint32", 1)
+            loads = (buf["logits"][r, i], buf["logit_bias"][slot, i], buf["counts"][slot, i])
+            one = tirx.NE(word, tirx.IntImm("uint32", 0))
+            v.put1(buf["scratch:0"], [r, i], adjusted(*loads, one, lambda x: x, lambda base: base))
+
+    best = Best(c * chunk(vocab))
+    full = vocab // v.LANES * v.LANES
+    with T.serial(0, chunk(vocab) // v.LANES) as i:
+        at = T.Bind(c * chunk(vocab) + i * v.LANES)
+        with T.If(at < full):
+            with T.Then():
+                whole(at)
+            with T.Else():
+                v.put(buf["scratch:0"], [r, at], v.splat(NEG_INF))
+                if vocab % v.LANES:
+                    with T.If(tirx.EQ(at, full)), T.Then():
+                        part(full)
+        best.offer(v.lanes(buf["scratch:0"], [r, at]), at)
+    best.store(buf, r, c)
 
 
-def _draw(buf: dict[str, Expr], r: Expr, temperature: Expr, token: Expr, width: int) -> None:
-    """Steps 5 to 9. scratch:0 holds l, scratch:1 exp(l - max)."""
-    logit, mass, n = buf["scratch:0"], buf["scratch:1"], width // v.LANES
-    highest = v.registers(1)
-    v.put1(highest, [0], v.splat(NEG_INF))
-    with T.serial(0, n) as i:
-        x = T.Bind(v.lanes(logit, [r, i * v.LANES]) / v.splat(temperature))
-        v.put(logit, [r, i * v.LANES], x)
-        v.put1(highest, [0], tirx.Select(x > highest[0], x, highest[0]))
-    top = v.hmax(highest[0])
-    with T.serial(0, n) as i:
-        x = v.lanes(logit, [r, i * v.LANES])
-        v.put(
-            mass, [r, i * v.LANES], tirx.Select(x > v.splat(NEG_INF), v.exp(x - v.splat(top)), v.splat(0.0))
-        )
-    limit = v.scalar("float32")
-    v.put1(limit, [0], v.f32(NEG_INF))
-    k, top_p, min_p = (
-        T.Bind(buf["sample_i32"][r, 1]),
-        T.Bind(buf["sample_f32"][r, 1]),
-        T.Bind(buf["sample_f32"][r, 2]),
-    )
-    with T.If(k > 0), T.Then():
-        wanted = T.Bind(tirx.Cast("float32", k))
-        _bisect(limit, lambda at: _sum_from(logit, None, r, at, n), lambda: wanted)
-    with T.If(top_p < v.f32(1.0)), T.Then():
-        kept = T.Bind(_sum_from(logit, mass, r, limit[0], n) * top_p)
-        start = T.Bind(limit[0] + v.f32(0.0))
-        found = v.scalar("float32")
-        _bisect(found, lambda at: _sum_from(logit, mass, r, at, n), lambda: kept)
-        v.put1(limit, [0], tirx.max(found[0], start))
-    with T.If(min_p > v.f32(0.0)), T.Then():
-        v.put1(limit, [0], tirx.max(limit[0], top + tirx.log(min_p)))
-    best = Best()
-    with T.serial(0, n) as i:
-        x = v.lanes(logit, [r, i * v.LANES])
-        kept_lanes = x >= v.splat(limit[0])
-        noisy = T.Bind(x + gumbel(buf["sample_i32"], r, i * v.LANES))
-        best.offer(T.Bind(tirx.Select(kept_lanes, noisy, v.splat(NEG_INF))), i * v.LANES)
-    v.put1(token, [0], best.token())
-
-
-def _sum_from(logit: Expr, mass: Expr | None, r: Expr, at: Expr, n: int) -> Expr:
-    """Σ mass (or the count, where mass is None) over l ≥ at."""
-    total = v.registers(1)
-    v.put1(total, [0], v.splat(0.0))
-    with T.serial(0, n) as i:
-        one = v.splat(1.0) if mass is None else v.lanes(mass, [r, i * v.LANES])
-        inside = v.lanes(logit, [r, i * v.LANES]) >= v.splat(at)
-        v.put1(total, [0], total[0] + tirx.Select(inside, one, v.splat(0.0)))
-    return v.hsum(total[0])
-
-
-def _bisect(found: Expr, measure: Callable[[Expr], Expr], wanted: Callable[[], Expr]) -> None:
-    """Store in `found` the largest float t with measure(t) ≥ wanted, or -inf.
-
-    Bit by bit over ordered integers.
-    """
-    # int64 keys: TVM's simplifier negates the bounds of comparisons, which uint32 constants cannot stand
-    # (0.27).
-    lowest, highest = (
-        tirx.IntImm("int64", 0x007FFFFF),
-        tirx.IntImm("int64", 0xFF800000),
-    )  # the keys of -inf and inf; NaNs beyond
-    key = v.scalar("int64")
-    v.put1(key, [0], tirx.IntImm("int64", 0))
-    with T.serial(0, 32) as i:
-        candidate = T.Bind(key[0] + (tirx.IntImm("int64", 0x80000000) >> tirx.Cast("int64", i)))
-        with T.If(candidate <= lowest), T.Then():
-            v.put1(key, [0], candidate)
-        with T.If(tirx.all(candidate > lowest, candidate <= highest)), T.Then():
-            total = measure(_from_key(candidate))
-            with T.If(total >= wanted()), T.Then():
-                v.put1(key, [0], candidate)
-    v.put1(found, [0], _from_key(key[0]))
-
-
-def _from_key(key: Expr) -> Expr:
-    """The float whose bits, ordered as the numbers are, make the integer `key`."""
-    sign = tirx.IntImm("int64", 0x80000000)
-    ones = tirx.IntImm("int64", 0xFFFFFFFF)
-    return T.Bind(v.bits(v.cast(tirx.Select(key >= sign, key - sign, ones - key), "uint32"), "float32"))
+def _draw(buf: dict[str, Expr], r: Expr, c: Expr, vocab: int) -> None:
+    """Step 9 in a chunk: its best of l + noise over what is kept."""
+    least = T.Bind(buf["scratch:5"][r])
+    top = T.Bind(buf["scratch:6"][r])
+    bound = T.Bind(tirx.max(least, top - v.f32(NOISE)))
+    best = Best(c * chunk(vocab))
+    with T.serial(0, chunk(vocab) // v.LANES) as i:
+        at = T.Bind(c * chunk(vocab) + i * v.LANES)
+        x = v.lanes(buf["scratch:0"], [r, at])
+        with T.If(v.hmax(x) >= bound), T.Then():
+            noisy = T.Bind(x + gumbel(buf["sample_i32"], r, at))
+            best.offer(T.Bind(tirx.Select(x >= v.splat(least), noisy, v.splat(NEG_INF))), at)
+    best.store(buf, r, c)
 
 
 def gumbel(params: Expr, r: Expr, start: Expr) -> Expr:
-    """−log(−log(u)) of tokens start … start+7, u from pcg4d(seed low, seed high, counter, token)."""
+    """−log(−log(u)) of tokens start … start+15, u from pcg4d(seed low, seed high, counter, token)."""
 
     def word(value: Expr) -> Expr:
         return T.Bind(
@@ -203,13 +204,13 @@ def gumbel(params: Expr, r: Expr, start: Expr) -> Expr:
 
     x, y, z = word(params[r, 2]), word(params[r, 3]), word(params[r, 4])
     w = T.Bind(
-        v.cast(v.splat(start) + _iota(), v.U32X8) * v.isplat(1664525, "uint32")
+        v.cast(v.splat(start) + iota(), v.U32X16) * v.isplat(1664525, "uint32")
         + v.isplat(1013904223, "uint32")
     )
     x, y, z, w = _mix(x, y, z, w)
     x, y, z, w = (T.Bind(a ^ (a >> v.isplat(16, "uint32"))) for a in (x, y, z, w))
     x = _mix(x, y, z, w)[0]
-    high = v.cast(v.cast(x >> v.isplat(8, "uint32"), v.I32X8), v.F32X8)
+    high = v.cast(v.cast(x >> v.isplat(8, "uint32"), v.I32X16), v.F32X16)
     # In float32 (h + 0.5)·2^-24 rounds to 1 for the largest h, whose gumbel would be infinite: keep below 1.
     u = v.keep(tirx.min((high + v.splat(0.5)) * v.splat(2.0**-24), v.splat(1 - 2.0**-24)))
     return T.Bind(v.splat(0.0) - v.log(v.splat(0.0) - v.log(u)))

@@ -1,4 +1,7 @@
-"""A small vector vocabulary over TVM's IR builder: eight float32 lanes, one AVX2 register.
+"""A small vector vocabulary over TVM's IR builder: vectors of sixteen values, whatever a register holds.
+
+LLVM splits them into the registers of the unit (targets/cpu/units.py): one, two or four. So sums over lanes
+have sixteen partial sums, added in one order, on every unit.
 
 Kernels are written with the builder rather than as TVMScript because most of them are families (bits, group,
 rows, gated, …): Python loops unroll, Python ifs specialise, and what remains in the IR is straight vector
@@ -7,7 +10,6 @@ code.
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,12 +17,13 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-LANES = 8
-ROWS = 16  # output rows of a packed block: two registers of accumulators
-X86 = platform.machine().lower() in ("x86_64", "amd64")
+from nearfar.targets.cpu.units import Unit
+
+LANES = 16
+ROWS = LANES  # output rows of a packed block: a vector of accumulators
 Expr = Any  # tirx expressions carry their operators at run time only
 
-I16X16, I32X8, U32X8, F32X8 = "int16x16", "int32x8", "uint32x8", "float32x8"
+I32X16, U32X16, F32X16 = "int32x16", "uint32x16", "float32x16"
 
 
 def prim_func(
@@ -50,8 +53,14 @@ def put(buf: Expr, index: Sequence[Any], value: Expr, n: int = LANES) -> None:
     T.buffer_store(buf, value, [*index[:-1], tirx.Ramp(_int(index[-1]), 1, n)])
 
 
+def prefetch(buf: Expr, index: Sequence[Any]) -> None:
+    """Ask for the line of an element, which will be read soon."""
+    where = tirx.address_of(buf[tuple(index)])
+    T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", where, i32(0), i32(3), i32(1)))
+
+
 def some(buf: Expr, index: Sequence[Any], count: int) -> Expr:
-    """Eight float32 lanes, the first `count` loaded from `index` on; the others are 0 and not read."""
+    """Sixteen float32 lanes, the first `count` loaded from `index` on; the others are 0 and not read."""
     if count == LANES:
         return lanes(buf, index)
     filled = local((LANES,), "float32")
@@ -61,7 +70,7 @@ def some(buf: Expr, index: Sequence[Any], count: int) -> Expr:
 
 
 def put_some(buf: Expr, index: Sequence[Any], value: Expr, count: int) -> None:
-    """Store the first `count` of eight lanes, float32."""
+    """Store the first `count` of sixteen lanes, float32."""
     if count == LANES:
         return put(buf, index, value)
     filled = local((LANES,), "float32")
@@ -114,7 +123,7 @@ def local(shape: Sequence[int], dtype: str) -> Expr:
     return T.alloc_buffer(tuple(shape), dtype, scope="local", annotations={"disable_lower_builtin": True})
 
 
-def registers(n: int, dtype: str = F32X8) -> Expr:
+def registers(n: int, dtype: str = F32X16) -> Expr:
     """Storage for n vectors; constant indices make LLVM keep them in registers."""
     return local((n,), dtype)
 
@@ -143,30 +152,54 @@ def hreduce(value: Expr, op: Callable[[Expr, Expr], Expr], base: str = "float32"
     return T.Bind(op(tirx.Shuffle([value], [0]), tirx.Shuffle([value], [1])))
 
 
+def components(width: int, body: Callable[[Expr, int], None]) -> None:
+    """Call body(start, lanes) over `width` components: whole vectors, then parts of one for what is left."""
+    with T.serial(0, width // LANES) as i:
+        body(i * LANES, LANES)
+    for start, n in rest(width):
+        body(start, n)
+
+
+def rest(width: int) -> list[tuple[Expr, int]]:
+    """(start, lanes) of what whole vectors leave of an even width."""
+    at, lanes = width - width % LANES, LANES // 2
+    pieces: list[tuple[Expr, int]] = []
+    while lanes >= 2:
+        if width - at >= lanes:
+            pieces.append((i32(at), lanes))
+            at += lanes
+        lanes //= 2
+    return pieces
+
+
 def hsum(value: Expr) -> Expr:
-    """Sum of eight float32 lanes."""
+    """Sum of sixteen float32 lanes."""
     return hreduce(value, lambda a, b: a + b)
 
 
 def hmax(value: Expr) -> Expr:
-    """Largest of eight float32 lanes."""
+    """Largest of sixteen float32 lanes."""
     return hreduce(value, tirx.max)
 
 
-def madd16(acc: Expr, weights: Expr, pair: Expr) -> Expr:
-    """acc[i32 × 8] += w.lo·x.lo + w.hi·x.hi over the int16 halves of each lane.
+def madd16(unit: Unit, acc: Expr, weights: Expr, pair: Expr) -> Expr:
+    """acc[i32 × 16] += w.lo·x.lo + w.hi·x.hi over the int16 halves of each lane.
 
     On x86 this is vpmaddwd + vpaddd, which LLVM folds to one vpdpwssd where the CPU has VNNI.
     """
-    if X86:
-        return acc + intrin(I32X8, "llvm.x86.avx2.pmadd.wd", bits(weights, I16X16), bits(pair, I16X16))
+    if unit.architecture == "x86_64":
+        sums = [
+            intrin("int32x8", "llvm.x86.avx2.pmadd.wd", bits(w, "int16x16"), bits(x, "int16x16"))
+            for w, x in zip(halves(weights, "int32x8"), halves(pair, "int32x8"), strict=True)
+        ]
+        return acc + tirx.vectorcombine(I32X16, *sums)
     sixteen = isplat(16)
     low = ((weights << sixteen) >> sixteen) * ((pair << sixteen) >> sixteen)
     return acc + low + (weights >> sixteen) * (pair >> sixteen)
 
 
 def exp(x: Expr) -> Expr:
-    """e^x on eight lanes, within 2 ulp: libm's expf is scalar and would cost 8 calls.
+    """e^x on sixteen lanes, within 2 ulp: libm's expf is scalar and would cost 16 calls.
 
     2^n · 2^f, f in [-0.5, 0.5], by a polynomial of degree 6 (Taylor coefficients of e^r, r = x − n·ln 2, |r|
     ≤ 0.347: error < 2e-8).
@@ -178,11 +211,11 @@ def exp(x: Expr) -> Expr:
     poly = splat(1.0 / 720)
     for coefficient in (1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0):
         poly = T.Bind(poly * r + splat(float(coefficient)))
-    power = (cast(n, I32X8) + isplat(127)) << isplat(23)
-    return T.Bind(poly * bits(power, F32X8))
+    power = (cast(n, I32X16) + isplat(127)) << isplat(23)
+    return T.Bind(poly * bits(power, F32X16))
 
 
-def keep(value: Expr, dtype: str = F32X8) -> Expr:
+def keep(value: Expr, dtype: str = F32X16) -> Expr:
     """A value in a register. TVM's passes inline bindings: chains of values used twice double at every link.
 
     (With plain bindings in `log` the sampler compiles in 2.5 s instead of 0.1 s.)
@@ -193,14 +226,14 @@ def keep(value: Expr, dtype: str = F32X8) -> Expr:
 
 
 def log(x: Expr) -> Expr:
-    """Natural logarithm of eight positive normal numbers, within 2 ulp also close to 1, for Gumbel noise.
+    """Natural logarithm of sixteen positive normal numbers, within 2 ulp also close to 1, for Gumbel noise.
 
     x = 2^e · m, m in [√½, √2); log m by Cephes' minimax polynomial in m − 1, ln 2 in two parts.
     """
-    whole = keep(bits(x, I32X8), I32X8)
-    e = keep((whole - isplat(0x3F3504F3)) >> isplat(23), I32X8)  # the bits of √½
-    r = keep(bits(whole - (e << isplat(23)), F32X8) - splat(1.0))
-    exponent, square = cast(e, F32X8), keep(r * r)
+    whole = keep(bits(x, I32X16), I32X16)
+    e = keep((whole - isplat(0x3F3504F3)) >> isplat(23), I32X16)  # the bits of √½
+    r = keep(bits(whole - (e << isplat(23)), F32X16) - splat(1.0))
+    exponent, square = cast(e, F32X16), keep(r * r)
     poly = splat(7.0376836292e-2)
     for coefficient in (-1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1,
                         -1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1):  # fmt: skip

@@ -3,7 +3,7 @@
 Indices, loop bounds and conditions are integers, and are computed for every thread that is looked at
 (lanes.py); what is loaded from weights, activations and caches is data, whose values nobody needs here: None.
 Each loop body is walked once, its iterations being an axis. A while loop counts as one turn, and a condition
-on data as true on both sides.
+on data as true on both sides, but for what kernels say is SELDOM so.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 from tvm import tirx
+
+from nearfar.targets.gpu.tir_passes import SELDOM
 
 from .lanes import BASE, Array, Lanes, Mask, all_workgroups, chosen_workgroups, even_workgroups
 from .reads import Reads
@@ -133,7 +135,8 @@ class Walk:
     def _attribute(self, node: Any) -> None:
         if str(node.attr_key) == "thread_extent":
             self._variables[node.node.var] = self._thread(str(node.node.thread_tag))
-        self._statement(node.body)
+        if str(node.attr_key) != SELDOM:
+            self._statement(node.body)
 
     def _thread(self, tag: str) -> Value:
         assert not self._lanes.loops, "threads are bound outside of all loops"

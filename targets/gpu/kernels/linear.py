@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nearfar.targets.gpu.classes import SOFTWARE, Tuning
 from nearfar.targets.jobs import Linear
-from nearfar.targets.kernels import Stage, Staged
+from nearfar.targets.kernels import Products, Stage, Staged
 
 from . import cooperative, software
 from .layout import params
@@ -20,12 +20,30 @@ def linear(job: Linear, tuning: Tuning) -> Staged:
     """The launch of a job, two where its rows are rounded (those that logits are made of never are). Rows or
     columns that are no whole vectors take the software kernels.
     """
-    if tuning.device is SOFTWARE or not fits(job):
+    made_of = products(job, tuning)
+    if _plain(job, tuning):
         func = (software.matvec if job.m <= MATVEC_ROWS else software.matmul)(job, tuning.vectors)
-    elif tuning.products == "int8" and job.m > VECTOR_ROWS and rounds(job.matrix) and not job.rows:
+    elif made_of == "int8":
         return matmul_int8(job, tuning.device)
-    elif tuning.products == "cooperative" and cooperative.cooperates(job):
+    elif made_of == "cooperative":
         func = cooperative.matmul(job)
     else:
         func = (matvec if job.m <= VECTOR_ROWS else matmul)(job, tuning)
     return Staged((Stage(func, tuple(params(job))),))
+
+
+def products(job: Linear, tuning: Tuning) -> Products:
+    """The program's products where the job allows them, else those of floats."""
+    if _plain(job, tuning):
+        return "float"
+    able = {
+        "float": True,
+        "int8": job.m > VECTOR_ROWS and rounds(job.matrix) and not job.rows,
+        "cooperative": cooperative.cooperates(job),
+    }
+    return tuning.products if able[tuning.products] else "float"
+
+
+def _plain(job: Linear, tuning: Tuning) -> bool:
+    """Whether the software kernels take it."""
+    return tuning.device is SOFTWARE or not fits(job)

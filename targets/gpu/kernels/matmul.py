@@ -37,7 +37,7 @@ from nearfar.targets.jobs import Linear
 from .common import ceil_div, select
 from .epilogue import VALUES, epilogue, sides
 from .layout import params
-from .scaled import CHAIN, centred, exponent_of, factor_of, inverse_of, limit_of, words_of
+from .scaled import CHAIN, centred, exponent_of, factor_of, inverse_of, limit_of, lopsided, seldom, words_of
 from .script import prim_func
 from .tiled import Tiled
 from .vectors import (
@@ -127,6 +127,7 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
     vector, product = f"{plan.dtype}x{WIDTH}", f"{'float16' if coded else 'float32'}x{WIDTH}"
     chunks, w_size = plan.rows * CHUNKS, TILE_K * wide
     middle = float(1 << (matrix.bits - 1))
+    precise = scaled and job.x_dtype == "float32"
     # Squares have memory of their own where the tile is small, and save a barrier.
     apart = has_norm and scaled
 
@@ -189,7 +190,10 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
                 T.buffer_store(sums, total(inputs[0] + inputs[1]), [place])
             if scaled:
                 T.buffer_store(exponent, exponent_of(bits, inputs), [0])
-                T.buffer_store(factors, inverse_of(exponent[0], limit), [place])
+                factor = inverse_of(exponent[0], limit)
+                if precise:
+                    factor = T.Select(lopsided(exponent[0], inputs), -factor, factor)
+                T.buffer_store(factors, factor, [place])
                 inputs = [T.Cast(vector, each * spread(factor_of(exponent[0], limit))) for each in inputs]
             for v in range(VECTORS):
                 T.buffer_store(xt, inputs[v], [place * VECTORS + v])
@@ -201,7 +205,7 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
                 value = xt[chunk_of(copy, r, ty, chunk) * VECTORS + e // WIDTH]
                 T.buffer_store(xs, T.Cast(product, value), [r])
             for side in range(each):
-                value = wt[copy * w_size + (chunk * CHAIN + e) * wide + side * lanes + tx]
+                value = wt[weight_of(copy, chunk, e, side, tx)]
                 T.buffer_store(weight, T.Cast(product, value), [side])
             for r in range(own):
                 for side in range(each):
@@ -215,11 +219,34 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
         """The chains of eight inputs times what their factors were divided by."""
         for side in range(each):
             for r in range(own):
-                factor = spread(factors[chunk_of(copy, r, ty, chunk)])
-                if coded:
-                    factor = scales[scale_of(copy, chunk // (CHUNKS // groups), side, tx)] * factor
-                value = acc[r * each + side] + f32x4(chain[r * each + side]) * factor
-                T.buffer_store(acc, value, [r * each + side])
+                factor = factors[chunk_of(copy, r, ty, chunk)]
+                factor = spread(T.max(factor, T.float32(0)) if precise else factor)
+                add(acc, r, side, f32x4(chain[r * each + side]) * scaling(scales, factor, copy, chunk, side, tx))
+
+    def add_lopsided(acc, eight, factors, scales, wt, x, logit_rows, norm, tile, copy, chunk, tx, by, ty):
+        """Of chunks that are lopsided the products of the rows as they are."""
+        for r in range(own):
+            with T.If(factors[chunk_of(copy, r, ty, chunk)] < 0), T.Then(), seldom():
+                row = T.min(row_of(by, r, ty), m - 1) if ragged_m else row_of(by, r, ty)
+                row = logit_rows[row] if job.rows else row
+                for v in range(VECTORS):
+                    index = (tile * CHUNKS + chunk) * VECTORS + v
+                    value = f32x4(x[row, inside(index)])
+                    value = value * norm[inside(index)] if has_norm else value
+                    T.buffer_store(eight, or_zero(index * WIDTH < k, value) if ragged_k else value, [v])
+                for side in range(each):
+                    made = T.Broadcast(T.float32(0), WIDTH)
+                    for e in range(CHAIN):
+                        weight = f32x4(wt[weight_of(copy, chunk, e, side, tx)])
+                        made = made + weight * spread(at(eight[e // WIDTH], e % WIDTH))
+                    add(acc, r, side, scaling(scales, made, copy, chunk, side, tx))
+
+    def add(acc, r, side, value):
+        T.buffer_store(acc, acc[r * each + side] + value, [r * each + side])
+
+    def scaling(scales, value, copy, chunk, side, tx):
+        """Times the scale of the codes of a chunk, if weights are codes."""
+        return scales[scale_of(copy, chunk // (CHUNKS // groups), side, tx)] * value if coded else value
 
     def add_biases(acc, biases, sums, copy, tx, ty):
         """Biases times the sums of a tile's inputs."""
@@ -232,6 +259,9 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
                     )
                     added = biases[scale_of(copy, group, side, tx)] * spread(sum(rest, first))
                     T.buffer_store(acc, acc[r * each + side] + added, [r * each + side])
+
+    def weight_of(copy, chunk, e, side, tx):
+        return copy * w_size + (chunk * CHAIN + e) * wide + side * lanes + tx
 
     def chunk_of(copy, r, ty, chunk):
         return copy * chunks + (r * plan.deep + ty) * CHUNKS + chunk
@@ -312,6 +342,11 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
                                 add_chunk(acc, chain, xs, weight, xt, wt, copy, chunk, tx, ty)
                                 if scaled:
                                     add_scaled(acc, chain, scales, factors, copy, chunk, tx, ty)
+                                if precise:
+                                    add_lopsided(
+                                        acc, eight, factors, scales, wt, x, logit_rows, norm, tile, copy,
+                                        chunk, tx, by, ty,
+                                    )  # fmt: skip
                             if coded:
                                 add_biases(acc, biases, sums, copy, tx, ty)
                             if copies == 1:

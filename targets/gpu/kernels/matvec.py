@@ -46,7 +46,8 @@ def _product(job: Linear) -> Product:
         return (T.min(column, across - 1) if across % LANES else column) + side * across
 
     shared = gathered_bytes(job, job.split, job.split_heads) if job.split is not None else 0
-    return Product(job.m, job.matrix, Columns(workgroups(job), place, sides(job)), job.norm, shared)
+    columns = Columns(workgroups(job), place, sides(job))
+    return Product(job.m, job.x_dtype, job.matrix, columns, job.norm, shared)
 
 
 def matvec(job: Linear, tuning: Tuning) -> tirx.PrimFunc:

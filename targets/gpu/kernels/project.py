@@ -101,7 +101,8 @@ def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
     m, k, half, lanes = job.m, linear.matrix.k, heads.half, heads.lanes
     kv, after = paged.kv_heads, paged.norm_eps is not None and paged.norm_after
     columns = heads.columns(paged.x_heads)
-    product = Product(m, linear.matrix, columns, linear.norm, m * lanes * 4 * heads.normed)
+    shared = m * lanes * 4 * heads.normed
+    product = Product(m, linear.x_dtype, linear.matrix, columns, linear.norm, shared)
     sums = Sums(product, _deeper(tuning))
     held_vectors, facts = max(sum(job.vectors.values()) // WIDTH, 1), Rows.of(paged).out[0][1] // WIDTH
     starts = {name: start // WIDTH for name, start in job.starts.items()}

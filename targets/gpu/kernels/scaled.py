@@ -4,21 +4,27 @@ A code c of b bits becomes c - 2^(b-1), which a float16 holds; scale and bias ar
 inputs of a row are multiplied by a power of two such that they are below `limit`: eight products of them with
 codes add up to at most 8 · 2^(b-1) · 2^(13-b) = 32,768, whatever the inputs are. Of eight inputs those below
 2^-(27-b) of the largest (a subnormal float16) lose bits; the power of two is multiplied back in float32.
+
+So all that eight inputs add is as exact as 11 bits of the largest of them. Where that one is by far the
+largest, a channel of massive activations, the others are lost in it, and what is rounded of it is seen, if it
+adds little in the end. Such eights are `lopsided`; the products of float32 rows take them in float32.
 """
 
 # mypy: ignore-errors
 # TVMScript: what is built here are expressions.
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from functools import reduce
 
 from tvm.script import tirx as T
 
 from nearfar.targets.gpu.packing import PLANES, SIGN_BIT
+from nearfar.targets.gpu.tir_passes import SELDOM
 from nearfar.targets.quantized import Matrix
 
-from .vectors import HALF_WORD, MANTISSA, WIDTH, at, spread
+from .vectors import HALF_WORD, MANTISSA, WIDTH, at, spread, total
 
 CHAIN = 8
 """Inputs whose products are added up in float16, and which are scaled together."""
@@ -28,6 +34,11 @@ DENSE_LIMIT = 12
 """Exponent of the limit where no codes are multiplied: products are float32 then."""
 LEAST_EXPONENT = 32
 """Of a float32's bits: inputs below 2^-94 are scaled as if they were as large."""
+
+
+FAR = 8 << MANTISSA
+LOPSIDED = CHAIN * 5 << MANTISSA
+"""Bits of exponents, see lopsided."""
 
 
 def limit_of(bits: int) -> int:
@@ -52,6 +63,23 @@ def factor_of(exponent, limit: int):
 def inverse_of(exponent, limit: int):
     """One by factor_of."""
     return T.reinterpret("float32", exponent - T.uint32((limit - 1) << MANTISSA))
+
+
+def lopsided(exponent, values: list):
+    """Whether inputs, of which `exponent` is that of the largest, lie so far below it, by sizes' logarithms
+    in the mean: 2^5. One to three of eight, then, are larger by 2^6 and more, those by 2^8 counting as that.
+    Of eight normal numbers this holds once in 500,000.
+    """
+    below = [
+        T.min(spread(exponent) - (T.reinterpret(f"uint32x{WIDTH}", value) & _all(EXPONENT)), _all(FAR))
+        for value in values
+    ]
+    return total(reduce(operator.add, below)) >= T.uint32(LOPSIDED)
+
+
+def seldom():
+    """Around what few inputs need: figures, which do not know what a kernel reads, leave it out."""
+    return T.attr(T.int32(0), SELDOM, 1)
 
 
 def words_of(matrix: Matrix) -> int:

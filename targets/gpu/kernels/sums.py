@@ -5,7 +5,8 @@ lanes side by side read whole lines. The rest of a workgroup lies along k: a lan
 of a batch before it uses the first, and one barrier joins the lanes' sums in workgroup memory, where each row
 of the result is added up by lanes of its own: its owners, which finish it.
 
-Products are those of products.py, float32, or in f16 programs of halves.py. Scale and bias stay out of the
+Products are those of products.py, float32, or of rows of float16 those of halves.py: rows of float32 are
+the residual stream, in which a few channels may be thousands of times as large as all others. Scale and bias stay out of the
 inner loop, and the norm's rstd comes at the end: its sum of squares is taken on the way, as in the software
 kernels. (Packed products of int8 are for many rows only, matmul_int8.py. A subgroup's sum would
 stand before `part` is written: another summation, so a variant of its own.)
@@ -72,12 +73,13 @@ class Columns:
 
 @dataclass(frozen=True)
 class Product:
-    """`m` rows by a matrix; `norm`: of rows normalized with this eps and weights of the inputs.
+    """`m` rows of `x_dtype` by a matrix; `norm`: of rows normalized with this eps and weights of the inputs.
 
     `shared`: bytes of workgroup memory that the kernel needs beside.
     """
 
     m: int
+    x_dtype: str
     matrix: Matrix
     columns: Columns
     norm: float | None = None
@@ -188,7 +190,8 @@ class Sums:
         self.job, self.plan = job, tiling(job, tuning.device)
         self.each = job.columns.sides
         self.has_norm = job.norm is not None
-        kind = Halves if tuning.half and in_pairs(job.matrix) else Products
+        paired = tuning.half and job.x_dtype == "float16" and in_pairs(job.matrix)
+        kind = Halves if paired else Products
         self.products = kind(job.m, self.each, self.plan.units, job.matrix)
         self.words, self.scales = word_buffer(job.matrix), scale_buffer(job.matrix)
         """Shape and dtype of the matrix's parts."""

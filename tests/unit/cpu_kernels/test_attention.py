@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -47,12 +48,23 @@ SHORT = [
     attend(1, 4, 2, 16, window=20), attend(16, 4, 2, 20, "float16", window=9, sinks=True),
     attend(64, 2, 1, 8, window=24),
 ]  # fmt: skip
+TOGETHER = [
+    *(attend(64, 4, 2, 16, context=1024, **flags) for flags in FLAGS),
+    *(attend(128, *shape, kv_dtype, 512)
+      for shape in [(9, 3, 64), (2, 2, 20), (7, 1, 32), (8, 1, 512)]
+      for kv_dtype in ("float32", "float16")),
+    attend(256, 6, 3, 24, "float16", 512, window=100),
+]  # fmt: skip
+"""Of so many rows that tasks take several."""
 FULL, LONG = attend(4, 2, 1, 16, "float16", 32768), attend(16, 2, 1, 16, "float16", 32768, window=512)
 
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory):
-    return CpuJobs(tmp_path_factory.mktemp("attention"), [*SHORT, FULL, LONG])
+    return CpuJobs(
+        tmp_path_factory.mktemp("attention"),
+        [*SHORT, *TOGETHER, dataclasses.replace(TOGETHER[0], m=1), FULL, LONG],
+    )
 
 
 def tolerance(job: Attend) -> float:
@@ -83,6 +95,60 @@ def test_attention(jobs, job):
             for cache in ("k_cache", "v_cache"):
                 inputs[cache][table[at // SIZE], :, at % SIZE] = np.nan
     jobs.check(job, inputs, tolerance(job))
+
+
+def prompt(job: Attend, start: int) -> dict[str, Any]:
+    """Inputs whose rows are a prompt's, from a position on; pages hold NaN beyond what they see."""
+    rng, pages = np.random.default_rng(job.m), job.pages_per_slot
+    inputs = inputs_of(job, rng, pages=pages + 3)
+    inputs["page_table"][...] = rng.permutation(pages + 3)[:pages]
+    inputs["positions"][: job.m] = np.arange(start, start + job.m)
+    inputs["slots"][: job.m] = 1
+    first = max(0, start + 1 - (job.window or start + 1))
+    for at in [*range(first), *range(start + job.m, pages * SIZE)]:
+        for cache in ("k_cache", "v_cache"):
+            inputs[cache][inputs["page_table"][1, at // SIZE], :, at % SIZE] = np.nan
+    return inputs
+
+
+@pytest.mark.parametrize("job", TOGETHER, ids=lambda job: f"{job.label}_{job.pages_per_slot}")
+@pytest.mark.parametrize("start", [0, 37, 250])
+def test_rows_of_a_prompt(jobs, job, start):
+    """Rows that follow each other, which tasks may take together."""
+    jobs.check(job, prompt(job, start), tolerance(job))
+
+
+@pytest.mark.parametrize("job", TOGETHER[:9], ids=lambda job: job.label)
+def test_rows_of_several_sequences_beside_a_prompt(jobs, job):
+    """In one step: a prompt, rows of another sequence, padding, a jump."""
+    inputs = inputs_of(job, np.random.default_rng(6), pages=2 * job.pages_per_slot)
+    inputs["page_table"][...] = np.arange(2 * job.pages_per_slot).reshape(2, -1)
+    inputs["positions"][:64] = [*range(300, 320), *range(12), -1, -1, *range(600, 622), *range(40, 48)]
+    inputs["slots"][:64] = [0] * 20 + [1] * 14 + [0] * 22 + [1] * 8
+    jobs.check(job, inputs, tolerance(job))
+
+
+@pytest.mark.parametrize("job", TOGETHER[:9], ids=lambda job: job.label)
+def test_rows_taken_together_give_the_bits_of_rows_alone(jobs, job):
+    """What a row sees does not depend on its neighbours, were they NaN."""
+    inputs = prompt(job, 200)
+    whole = jobs.compute(job, inputs)["out"]
+    inputs["positions"][1:64:2] = -1
+    alone = jobs.compute(job, inputs)["out"]
+    np.testing.assert_array_equal(alone[::2], whole[::2])
+    last = inputs["page_table"][1, 263 // SIZE]
+    for cache in ("k_cache", "v_cache"):
+        inputs[cache][last, :, 263 % SIZE] = np.nan
+    inputs["positions"][:64] = np.arange(200, 264)
+    np.testing.assert_array_equal(jobs.compute(job, inputs)["out"][:63], whole[:63])
+
+
+def test_a_row_alone_has_the_bits_that_it_has_among_many(jobs):
+    """One row shares its positions out among tasks, many do not; their sums are the same."""
+    many, alone = TOGETHER[0], dataclasses.replace(TOGETHER[0], m=1)
+    inputs = prompt(many, 700)
+    one = {name: array.copy() for name, array in inputs.items()} | {"q": inputs["q"][:1]}
+    np.testing.assert_array_equal(jobs.compute(alone, one)["out"][0], jobs.compute(many, inputs)["out"][0])
 
 
 def test_attention_over_32k_positions(jobs):

@@ -12,10 +12,9 @@ pytest.importorskip("tvm")
 
 from nearfar.errors import BuildError
 from nearfar.targets.codes import BITS
-from nearfar.targets.cpu import VARIANTS
 from nearfar.targets.jobs import Activation, Linear
 from nearfar.targets.quantized import Matrix
-from tests.support.cpu_jobs import CpuJobs, inputs_of
+from tests.support.cpu_jobs import KERNELS, CpuJobs, inputs_of
 from tests.support.job_reference import ACTIVATIONS
 
 
@@ -87,7 +86,7 @@ def swept(job: Linear, values: np.ndarray) -> dict[str, np.ndarray]:
     """Inputs with which output i is f(values[i]): the matrix holds the values, then ones to be gated."""
     w = np.zeros((job.matrix.n, 8), np.float32)
     w[:4096, 0], w[4096:, 0] = values, 1
-    return {"x": np.eye(1, 8, dtype=np.float32), "w0": VARIANTS[0].kernels.pack(job.matrix, w)[0]}
+    return {"x": np.eye(1, 8, dtype=np.float32), "w0": KERNELS.pack(job.matrix, w)[0]}
 
 
 VALUES = np.concatenate(
@@ -122,13 +121,10 @@ def test_softcap_is_that_of_float32(jobs):
 @pytest.mark.parametrize("bits", BITS)
 def test_packed_matrices_have_the_true_number_of_bits(bits):
     matrix = Matrix(32, 256, bits, 64)
-    codes = sum(
-        math.prod(part.shape) * np.dtype(part.dtype).itemsize
-        for part in VARIANTS[0].kernels.parts(matrix)[:-1]
-    )
+    codes = sum(math.prod(part.shape) * np.dtype(part.dtype).itemsize for part in KERNELS.parts(matrix)[:-1])
     assert codes * 8 == matrix.n * matrix.k * bits
 
 
 def test_half_precision_is_refused():
     with pytest.raises(BuildError, match="float32 activations only, not float16 to float32"):
-        VARIANTS[0].kernels.stages(Linear(1, Matrix(16, 16, 32), "float16", "float32"))
+        KERNELS.stages(Linear(1, Matrix(16, 16, 32), "float16", "float32"))

@@ -10,9 +10,8 @@ import pytest
 pytest.importorskip("tvm")
 
 from nearfar.errors import BuildError
-from nearfar.targets.cpu import VARIANTS
 from nearfar.targets.jobs import RopeAppend
-from tests.support.cpu_jobs import CpuJobs, inputs_of
+from tests.support.cpu_jobs import KERNELS, CpuJobs, inputs_of
 
 CONTEXT, PAGES = 160, 24
 
@@ -91,7 +90,7 @@ def test_what_a_float16_cache_cannot_hold_saturates(jobs):
     ("change", "message"),
     [
         ({"head_dim": 7}, "even head_dim, this model has 7"),
-        ({"page_size": 12}, "page_size that is a multiple of 8, not 12"),
+        ({"page_size": 12}, "page_size that is a multiple of 16, not 12"),
         ({"dtype": "float16"}, "float32 activations only, not float16"),
     ],
 )
@@ -106,6 +105,4 @@ def test_what_there_is_no_kernel_for_is_refused(change, message):
         "pages_per_slot": 4,
     }
     with pytest.raises(BuildError, match=message):
-        VARIANTS[0].kernels.stages(
-            RopeAppend(**({"dtype": "float32", "kv_dtype": "float32"} | shape | change))
-        )
+        KERNELS.stages(RopeAppend(**({"dtype": "float32", "kv_dtype": "float32"} | shape | change)))

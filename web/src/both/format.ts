@@ -242,11 +242,15 @@ export interface BufferRecord {
   readonly shape: readonly (number | string)[];
 }
 
-/** What a device must have to run a program; `arch` is the CPU architecture (cpu). */
+/**
+ * What a device must have to run a program; `arch` and `system`: the processor's architecture and the
+ * operating system that its library is for (cpu).
+ */
 export interface RequiresRecord {
   readonly features: readonly string[];
   readonly limits?: Readonly<Record<string, number>>;
   readonly arch?: string | null;
+  readonly system?: string | null;
 }
 
 /** Dtype and shape of a kernel argument (cpu). */

@@ -1,0 +1,314 @@
+"""A block of positions as attention goes through it: scores, their softmax, the weighted sum of values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from nearfar.targets.cpu.kernels import vec as v
+from nearfar.targets.cpu.kernels.activations import softcap
+from nearfar.targets.cpu.units import Unit
+from nearfar.targets.jobs import Attend
+
+Expr = Any
+Buffers = dict[str, Expr]
+NONE = -1e30  # stands for -inf where arithmetic follows
+BLOCK = 128
+"""Positions of a block: what is rescaled once, and the least that a task has of a long sequence."""
+AT_ONCE = 4  # pages, at most: more chains of sums than any processor can overlap
+
+
+@dataclass(frozen=True)
+class Queries:
+    """The queries of one key head of `rows` rows that follow each other in a sequence, row by row.
+
+    `m`: the first row; `position`: its own. `tile` queries go through the cache together, through `pages`
+    pages at a time.
+    """
+
+    job: Attend
+    unit: Unit
+    m: Expr
+    kv_head: Expr
+    rows: int
+    slot: Expr
+    position: Expr
+    first: Expr
+    """The first position that the first row sees."""
+    first_block: Expr
+    tile: int
+    pages: int
+
+    @classmethod
+    def of(cls, job: Attend, unit: Unit, buf: Buffers, m: Expr, kv_head: Expr, rows: int) -> Queries:
+        """Those of rows m … m+rows−1."""
+        position, slot = T.Bind(buf["positions"][m]), T.Bind(buf["slots"][m])
+        first = v.i32(0) if job.window is None else T.Bind(tirx.max(position + 1 - job.window, 0))
+        tile = _tile(unit, job.heads // job.kv_heads, rows, job.page_size)
+        pages = next(n for n in (AT_ONCE, 2, 1) if n == 1 or _fits(unit, tile, n, job.page_size))
+        return cls(job, unit, m, kv_head, rows, slot, position, first, T.Bind(first // BLOCK), tile, pages)
+
+    @property
+    def group(self) -> int:
+        """Query heads of the key head."""
+        return self.job.heads // self.job.kv_heads
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return self.rows * self.group
+
+    @property
+    def last(self) -> Expr:
+        """The last row's position."""
+        return self.position + (self.rows - 1)
+
+    @property
+    def blocks(self) -> Expr:
+        """Blocks that they see; none of a padding row."""
+        return T.Bind((self.last + BLOCK) // BLOCK - self.first_block)
+
+    def row(self, q: Expr) -> Expr:
+        """The row of query q."""
+        return self.m if self.rows == 1 else T.Bind(self.m + q // self.group)
+
+    def head(self, q: Expr) -> Expr:
+        """Its head."""
+        return T.Bind(self.kv_head * self.group + (q if self.rows == 1 else q % self.group))
+
+    def weights(self) -> Expr:
+        """Room for a tile's scores of a block; a little more, for not all at the same places of a cache."""
+        return v.local((self.tile, BLOCK + self.pages * self.job.page_size), "float32")
+
+
+def _fits(unit: Unit, tile: int, pages: int, page_size: int) -> bool:
+    """Whether sums of scores, keys and a component of a query have a register each."""
+    vectors = pages * page_size // unit.lanes
+    return (tile + 1) * vectors + 1 <= unit.registers
+
+
+def _tile(unit: Unit, group: int, rows: int, page_size: int) -> int:
+    """Queries that go through a page together: whole rows of them, or a part of each row's."""
+    most = max(1, (unit.registers - 2) * unit.lanes // page_size)
+    if group > most:
+        return next(tile for tile in range(most, 0, -1) if group % tile == 0)
+    return group * next(n for n in (8, 4, 2, 1) if rows % n == 0 and (n * group <= most or n == 1))
+
+
+@dataclass(frozen=True)
+class Running:
+    """The softmax of some queries over the blocks so far.
+
+    `acc` [count, head_dim]: Σ weight·value under the maximum `top` [count]; `total` [count]: Σ weight.
+    """
+
+    acc: Expr
+    top: Expr
+    total: Expr
+    head_dim: int
+
+    @classmethod
+    def local(cls, count: int, head_dim: int) -> Running:
+        """On the stack."""
+        acc, top, total = (v.local(shape, "float32") for shape in ((count, head_dim), (count,), (count,)))
+        return cls(acc, top, total, head_dim)
+
+    def join(self, q: Expr, top: Expr, total: Expr) -> tuple[Expr, Expr]:
+        """Take in a block's maximum and sum; the factors of what was summed and of the block's sums."""
+        own = T.Bind(self.top[q])
+        less = T.Bind(tirx.min(own, top) - tirx.max(own, top))
+        shrink = T.Bind(tirx.Shuffle([v.exp(v.splat(less))], [0]))
+        old = T.Bind(tirx.Select(own >= top, v.f32(1.0), shrink))
+        new = T.Bind(tirx.Select(own >= top, shrink, v.f32(1.0)))
+        v.put1(self.total, [q], self.total[q] * old + total * new)
+        v.put1(self.top, [q], T.Bind(tirx.max(own, top)))
+        return old, new
+
+    def add(self, q: Expr, at: Expr, n: int, old: Expr, value: Expr, new: Expr) -> None:
+        """Take in a block's sums, n components from `at` on."""
+        kept = v.lanes(self.acc, [q, at], n) * v.splat(old, n)
+        v.put(self.acc, [q, at], kept + value * v.splat(new, n), n)
+
+    def finish(self, out: Expr, m: Expr, head: Expr, q: Expr) -> None:
+        """Write a query's attention."""
+        total = T.Bind(self.total[q])
+        inverse = T.Bind(tirx.Select(total > v.f32(0.0), v.f32(1.0) / total, v.f32(0.0)))
+
+        def put(at: Expr, n: int) -> None:
+            value = v.lanes(self.acc, [q, at], n) * v.splat(inverse, n)
+            v.put(out, [m, head * self.head_dim + at], value, n)
+
+        v.components(self.head_dim, put)
+
+
+def start(job: Attend, buf: Buffers, running: Running, q: Expr, head: Expr) -> None:
+    """Before the first block. A sink is a logit that has been summed already."""
+    v.components(job.head_dim, lambda at, n: v.put(running.acc, [q, at], v.splat(0.0, n), n))
+    v.put1(running.top, [q], tirx.max(buf["sinks"][head], v.f32(NONE)) if job.sinks else v.f32(NONE))
+    v.put1(running.total, [q], v.f32(1.0 if job.sinks else 0.0))
+
+
+Join = Callable[[Expr, Expr, Expr], None]
+Keep = Callable[[int, Expr, int, Expr], None]
+
+
+def block_of(
+    job: Attend, buf: Buffers, queries: Queries, q: Expr, block: Expr, weights: Expr, join: Join, keep: Keep
+) -> None:
+    """A block for queries q … q+tile−1: join(j, maximum, sum of weights) of each, then keep(j, first
+    component, how many, Σ weight·value).
+    """
+    size = job.page_size
+    column = T.Bind(block * (BLOCK // size))
+    begin = T.Bind(tirx.max(queries.first - block * BLOCK, 0)) if job.window is not None else v.i32(0)
+    end = T.Bind(tirx.min(queries.last + 1 - block * BLOCK, BLOCK))
+    span = _Span(column, begin, end, T.Bind(begin // size), T.Bind((end + size - 1) // size))
+    turns = T.Bind((span.stop - span.start + queries.pages - 1) // queries.pages)
+    with T.serial(0, turns) as turn:
+        _scores(job, buf, queries, q, span, T.Bind(span.start + turn * queries.pages), weights)
+    with T.serial(0, queries.tile) as j:
+        position = queries.position if queries.rows == 1 else queries.position + (q + j) // queries.group
+        seen = T.Bind(position + 1 - block * BLOCK)
+        _softmax(job, weights, j, seen, span, lambda top, total, j=j: join(j, top, total))
+    vectors, unit = job.head_dim // v.LANES, queries.unit
+    most = max(1, (unit.registers - 1) * unit.lanes // (v.LANES * (queries.tile + 1)))
+    each = next((n for n in range(most, 0, -1) if vectors % n == 0), 1)
+    with T.serial(0, vectors // each) as some:
+        pieces = [((some * each + i) * v.LANES, v.LANES) for i in range(each)]
+        _values(job, buf, queries, q, block, span, weights, pieces, keep)
+    if rest := v.rest(job.head_dim):
+        _values(job, buf, queries, q, block, span, weights, rest, keep)
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Of a block, what some row sees: positions begin … end, which lie on pages start … stop.
+
+    All count from the block's beginning; `column`: of the page table, where it begins.
+    """
+
+    column: Expr
+    begin: Expr
+    end: Expr
+    start: Expr
+    stop: Expr
+
+
+def _scores(
+    job: Attend, buf: Buffers, queries: Queries, q: Expr, span: _Span, first: Expr, weights: Expr
+) -> None:
+    """q·k of a tile and the positions of queries.pages pages from `first` on; past the last page anything."""
+    each, tile, d, size = job.page_size // v.LANES, queries.tile, job.head_dim, job.page_size
+    columns = [T.Bind(span.column + tirx.min(first + i, span.stop - 1)) for i in range(queries.pages)]
+    pages = [T.Bind(buf["page_table"][queries.slot, column]) for column in columns]
+    # A long cache is far away. Of many rows this takes little of what they compute.
+    ahead = tirx.max(v.i32(0), queries.last // size - span.column)
+    soon = [
+        T.Bind(buf["page_table"][queries.slot, span.column + tirx.min(first + i + BLOCK // size, ahead)])
+        for i in range(queries.pages)
+    ]
+    row, head = queries.row(q), queries.head(q)
+    s = v.registers(tile * len(pages) * each)
+    for i in range(tile * len(pages) * each):
+        v.put1(s, [i], v.splat(0.0))
+    with T.serial(0, d) as c:
+        keys = [
+            v.cast(v.lanes(buf["keys"], [page, queries.kv_head, c, i * v.LANES]), v.F32X16)
+            for page in pages
+            for i in range(each)
+        ]
+        if queries.rows == 1:
+            for page, later in zip(pages, soon, strict=True):
+                v.prefetch(buf["v_cache"], [page, queries.kv_head, 0, c * size])
+                v.prefetch(buf["keys"], [later, queries.kv_head, c, 0])
+        for j in range(tile):
+            at = (row + j // queries.group, (head + j % queries.group) * d + c)
+            component = T.Bind(v.splat(buf["q"][at]))
+            for i, key in enumerate(keys, j * len(keys)):
+                v.put1(s, [i], s[i] + component * key)
+    for j in range(tile):
+        for i in range(len(pages) * each):
+            v.put(weights, [j, first * size + i * v.LANES], T.Bind(s[j * len(pages) * each + i]))
+
+
+def _softmax(
+    job: Attend, weights: Expr, j: Expr, seen: Expr, span: _Span, join: Callable[[Expr, Expr], None]
+) -> None:
+    """Scores of a query to weights; what it does not see, of positions before `seen`, gets none."""
+    largest, added, per_page = v.registers(1), v.registers(1), job.page_size // v.LANES
+    v.put1(largest, [0], v.splat(NONE))
+    v.put1(added, [0], v.splat(0.0))
+    count = T.Bind((span.stop - span.start) * per_page)
+    with T.serial(0, count) as turn:
+        at = T.Bind((span.start * per_page + turn) * v.LANES)
+        score = T.Bind(v.lanes(weights, [j, at]) * v.splat(float(job.scale)))
+        if job.softcap is not None:
+            score = softcap(score, job.softcap)
+        index = tirx.Ramp(at, v.i32(1), v.LANES)
+        inside = index < v.splat(seen)
+        if job.window is not None:
+            inside = tirx.all(inside, index >= v.splat(seen - job.window))
+        score = v.keep(tirx.Select(inside, score, v.splat(NONE)))
+        v.put(weights, [j, at], score)
+        v.put1(largest, [0], tirx.max(largest[0], score))
+    top = T.Bind(v.hmax(T.Bind(largest[0])))
+    with T.serial(0, count) as turn:
+        at = T.Bind((span.start * per_page + turn) * v.LANES)
+        score = v.lanes(weights, [j, at])
+        # Where nothing was seen, top is NONE, too.
+        weight = tirx.Select(score > v.splat(NONE / 2), v.exp(score - v.splat(top)), v.splat(0.0))
+        weight = v.keep(weight)
+        v.put(weights, [j, at], weight)
+        v.put1(added, [0], added[0] + weight)
+    join(top, v.hsum(T.Bind(added[0])))
+
+
+def _values(
+    job: Attend, buf: Buffers, queries: Queries, q: Expr, block: Expr, span: _Span, weights: Expr,
+    pieces: list[tuple[Expr, int]], keep: Keep,
+) -> None:  # fmt: skip
+    """Σ weight·value over a block, some components of a tile's queries."""
+    size, tile = job.page_size, queries.tile
+    sums = [[v.registers(1, f"float32x{n}") for _ in range(tile)] for _, n in pieces]
+    for own, (_, n) in zip(sums, pieces, strict=True):
+        for register in own:
+            v.put1(register, [0], v.splat(0.0, n))
+
+    def add(page: Expr, at: Expr, t: Expr, *, guarded: bool) -> None:
+        each = [T.Bind(weights[j, at + t]) for j in range(tile)]
+        for own, (first, n) in zip(sums, pieces, strict=True):
+            value = T.Bind(
+                v.cast(v.lanes(buf["v_cache"], [page, queries.kv_head, t, first], n), f"float32x{n}")
+            )
+            for register, weight in zip(own, each, strict=True):
+                one = value
+                if guarded:
+                    unseen = tirx.EQ(v.splat(weight, n), v.splat(0.0, n))
+                    one = tirx.Select(unseen, v.splat(0.0, n), value)
+                v.put1(register, [0], register[0] + v.splat(weight, n) * one)
+
+    with T.serial(0, span.stop - span.start) as turn:
+        column = T.Bind(span.start + turn)
+        at = T.Bind(column * size)
+        page = T.Bind(buf["page_table"][queries.slot, span.column + column])
+        low, high = T.Bind(tirx.max(span.begin - at, 0)), T.Bind(tirx.min(span.end - at, size))
+        if queries.rows == 1:
+            with T.serial(0, high - low) as t:
+                add(page, at, T.Bind(low + t), guarded=False)
+        else:
+            # A page that not all rows see whole: what a row does not see must not reach it, were it NaN.
+            every = at + size <= queries.position + 1 - block * BLOCK
+            if job.window is not None:
+                every = tirx.all(every, at + block * BLOCK > queries.last - job.window)
+            with T.If(every):
+                with T.Then(), T.serial(0, size) as t:
+                    add(page, at, t, guarded=False)
+                with T.Else(), T.serial(0, high - low) as t:
+                    add(page, at, T.Bind(low + t), guarded=True)
+    for own, (first, n) in zip(sums, pieces, strict=True):
+        for j, register in enumerate(own):
+            keep(j, first, n, T.Bind(register[0]))

@@ -1,0 +1,144 @@
+"""Objects of kernels and the C runtime to a shared library, for any platform from any.
+
+By `ziglang` from PyPI, which brings a C compiler, linkers and what is known of each system's libraries.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from nearfar.edge_runtime.artifact.folders import cache_folder
+from nearfar.errors import BuildError
+from nearfar.targets.cpu.platforms import Platform
+
+RUNTIME = Path(__file__).with_name("runtime")
+COMMON = ("pool.c", "replay.c", "hooks.c")
+FLAGS = ("-std=c11", "-O2", "-g0", "-fvisibility=hidden", "-fno-sanitize=undefined")
+_FFI = "TVMFFIErrorSetRaisedFromCStrParts"
+"""What kernels call of tvm-ffi, which the process has loaded before."""
+_KERNEL32 = """
+AcquireSRWLockExclusive CloseHandle CreateThread GetProcessHeap HeapAlloc HeapFree InitializeConditionVariable
+InitializeSRWLock QueryPerformanceCounter QueryPerformanceFrequency ReleaseSRWLockExclusive
+SleepConditionVariableSRW SwitchToThread TlsAlloc TlsFree TlsGetValue TlsSetValue WaitForSingleObject
+WakeAllConditionVariable
+"""
+_UCRT = "cosf expf logf powf sinf"
+_MACHINES = {"x86_64": "i386:x86-64", "aarch64": "arm64"}
+"""Architectures as dlltool calls them."""
+
+
+def link(objects: Sequence[Path], platform: Platform, out: Path) -> None:
+    """Write the library `out` of objects and runtime; the same objects give the same bytes on every host."""
+    # Relative names in a directory of our own: no path of this machine gets into the library.
+    with tempfile.TemporaryDirectory(prefix="nearfar-link-") as name:
+        folder = Path(name)
+        names = [f"kernels{i}.o" for i in range(len(objects))]
+        for given, held in zip(objects, names, strict=True):
+            shutil.copy(given, folder / held)
+        runtime = compile_runtime(platform.zig, folder, _SOURCES.get(platform.system, ()), _pic(platform))
+        libraries = _IMPORTS[platform.system](platform, folder) if platform.system in _IMPORTS else []
+        options = _OPTIONS[platform.system](platform)
+        zig(["cc", "-target", platform.zig, "-shared", "-s", *options, *names, *runtime, *libraries,
+             "-o", platform.library], folder)  # fmt: skip
+        shutil.move(folder / platform.library, out)
+
+
+def compile_runtime(
+    target: str, folder: Path, sources: Sequence[str] = (), options: Sequence[str] = ()
+) -> list[str]:
+    """Compile the C runtime for zig's `target` in `folder`: the names of its objects there.
+
+    `sources`: what the platform has beside what all have.
+    """
+    for file in RUNTIME.iterdir():
+        shutil.copy(file, folder)
+    files = [*COMMON, *sources]
+    for file in files:
+        zig(["cc", "-target", target, *FLAGS, *options, "-c", file, "-o", f"{file}.o"], folder)
+    return [f"{file}.o" for file in files]
+
+
+def zig(arguments: Sequence[str], folder: Path) -> None:
+    """Run zig in a folder; BuildError with what it said where it fails.
+
+    What it makes once for each platform stays in the user's cache (or $ZIG_GLOBAL_CACHE_DIR), the rest in the
+    folder.
+    """
+    if importlib.util.find_spec("ziglang") is None:
+        raise BuildError(
+            "building for cpu needs ziglang, which is not installed: pip install 'nearfar[build]'"
+        )
+    shared = os.environ.get("ZIG_GLOBAL_CACHE_DIR") or str(cache_folder() / "zig")
+    settings = {
+        "ZIG_GLOBAL_CACHE_DIR": shared,
+        "ZIG_LOCAL_CACHE_DIR": str(folder / "zig-cache"),
+        "SOURCE_DATE_EPOCH": "1",  # DLLs say when they were made
+    }
+    command = [sys.executable, "-m", "ziglang", *arguments]
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, **settings}, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise BuildError(
+            f"zig {arguments[0]} failed with status {done.returncode}, please report it:\n"
+            f"{done.stderr.strip()}"
+        )
+
+
+def _pic(platform: Platform) -> tuple[str, ...]:
+    return () if platform.system == "windows" else ("-fPIC",)
+
+
+def _elf(platform: Platform) -> list[str]:
+    # Pages of 16 KiB, which Android's and some of ARM's kernels have; those of 4 KiB load it as well.
+    pages = "65536" if platform.architecture == "aarch64" else "4096"
+    return ["-Wl,-Bsymbolic", "-Wl,--build-id=none", f"-Wl,-z,max-page-size={pages}"]
+
+
+_SOURCES = {"windows": ("windows.c", "bare.c")}
+_OPTIONS: dict[str, Callable[[Platform], list[str]]] = {
+    "linux": lambda platform: [*_elf(platform), "-lm", "-pthread"],
+    "android": lambda platform: [*_elf(platform), "-nostdlib"],
+    "macos": lambda platform: [
+        "-undefined",
+        "dynamic_lookup",
+        f"-Wl,-install_name,@rpath/{platform.library}",
+    ],
+    "windows": lambda platform: ["-nostdlib", "-Wl,--entry,DllMain"],
+}
+
+
+def _windows_libraries(platform: Platform, folder: Path) -> list[str]:
+    """What stands for the libraries that are there on the device: their names, and what is called of them."""
+    made = []
+    for library, functions in (("kernel32", _KERNEL32), ("ucrtbase", _UCRT), ("tvm_ffi", _FFI)):
+        text = "\n".join([f"LIBRARY {library}.dll", "EXPORTS", *functions.split()])
+        (folder / f"{library}.def").write_text(text + "\n")
+        machine = _MACHINES[platform.architecture]
+        zig(["dlltool", "-m", machine, "-d", f"{library}.def", "-l", f"{library}.lib"], folder)
+        made.append(f"{library}.lib")
+    return made
+
+
+def _android_libraries(platform: Platform, folder: Path) -> list[str]:
+    """Empty libraries with the names of Android's, so that its loader looks for functions there."""
+    made = []
+    for library in ("libc", "libm"):
+        (folder / f"{library}.c").write_text("")
+        zig(["cc", "-target", platform.zig, "-shared", "-nostdlib", f"-Wl,-soname,{library}.so",
+             f"{library}.c", "-o", f"{library}.so"], folder)  # fmt: skip
+        made.append(f"{library}.so")
+    return made
+
+
+_IMPORTS: dict[str, Callable[[Platform, Path], list[str]]] = {
+    "windows": _windows_libraries,
+    "android": _android_libraries,
+}

@@ -1,0 +1,59 @@
+"""The programs of a CPU artifact: for each platform, one for each vector unit that was asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nearfar.build.source import BuildOptions
+from nearfar.errors import BuildError
+from nearfar.targets.cpu import CpuKernels
+from nearfar.targets.cpu.codegen import native
+from nearfar.targets.cpu.platforms import Platform, host, platforms
+from nearfar.targets.cpu.units import BASELINE, CARRIED, Unit, unit_named
+from nearfar.targets.kernels import Variant
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuVariant(Variant):
+    """A program for a vector unit, on a platform."""
+
+    unit: Unit
+    platform: Platform
+
+
+def variants(options: BuildOptions) -> tuple[CpuVariant, ...]:
+    """One for each platform of `options.cpu` and unit of `options.cpu_features`, the best unit first."""
+    return tuple(
+        CpuVariant(f"{platform.name}-{unit.name}", "f32", CpuKernels(unit), unit=unit, platform=platform)
+        for platform in platforms(options.cpu)
+        for unit in units_of(options.cpu_features, platform)
+    )
+
+
+def units_of(asked: tuple[str, ...], platform: Platform) -> tuple[Unit, ...]:
+    """The units by the names that were asked for, each once.
+
+    None: this machine's own where the build is for it, else those that an artifact carries.
+    """
+    if not asked:
+        return (native(),) if platform == host_or_none() else CARRIED[platform.architecture]
+    return tuple(dict.fromkeys(_unit(name, platform) for name in asked))
+
+
+def host_or_none() -> Platform | None:
+    """The platform of this machine, None where there are no builds for it."""
+    try:
+        return host()
+    except BuildError:
+        return None
+
+
+def _unit(name: str, platform: Platform) -> Unit:
+    if name == "native":
+        if platform != host_or_none():
+            raise BuildError(
+                f"--cpu-features native means this machine's instructions, and --cpu is {platform.name}: "
+                "leave --cpu-features out, or name units such as baseline"
+            )
+        return native()
+    return BASELINE[platform.architecture] if name == "baseline" else unit_named(name, platform.architecture)

@@ -1,0 +1,202 @@
+"""Jobs on the paged cache: what is appended to it, and attention over it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from .names import Output, labelled, short
+
+
+@dataclass(frozen=True)
+class Split:
+    """Attention between two launches: how the positions that a row sees are shared out, up to `count` parts.
+
+    The positions make blocks of `block`, from the first that the row sees on; a part has ⌈blocks/count⌉ of
+    them, so that short rows have fewer parts. The array is [m, heads, count, head_dim + TAIL] of the
+    activations' dtype: a part's own attention, then the logarithm of its sum of exponentials as two numbers
+    (of which the second is what rounding took from the first), then nothing. Of parts that a row does not
+    have nothing is written and nothing may be read. `window`, `sinks`: as of Attend; sinks are not in parts.
+    """
+
+    TAIL: ClassVar = 4
+    count: int
+    block: int
+    window: int | None = None
+    sinks: bool = False
+
+
+@dataclass(frozen=True)
+class Paged:
+    """The shapes that attention and the append before it share: heads, and the paged cache of their layer."""
+
+    m: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    page_size: int
+    slots: int
+    pages_per_slot: int
+    dtype: str
+    """Of q and the output."""
+    kv_dtype: str
+    """Of the cache: "float32" or "float16"."""
+
+    @property
+    def q_shape(self) -> tuple[int, int]:
+        """[m, heads·head_dim]."""
+        return self.m, self.heads * self.head_dim
+
+    @property
+    def _paged_label(self) -> str:
+        return f"m{self.m}_h{self.heads}x{self.kv_heads}x{self.head_dim}_{short(self.kv_dtype)}"
+
+
+@dataclass(frozen=True)
+class RopeAppend(Paged):
+    """Norms and rotation of q and k, by position; k and v of the rows go to the cache, q comes out.
+
+    Steps, in order, each where it is asked for:
+    1. `norm_eps`: RMS norm of q with q_norm and of k with k_norm, of each head by itself with weights
+       [head_dim]; with `norm_all` over all heads of q (weights [heads·head_dim]) and all of k (weights
+       [kv_heads·head_dim]). `norm_after`: after the rotation, not before it.
+    2. `rope`: pairs (i, i + head_dim/2) are rotated by row positions[m] of the table: cosines, then sines.
+    3. `q_scale` (beta, original): q·(1 + beta·ln(1 + ⌊position/original⌋)), as Ministral 3 does.
+    4. `v_norm_eps`: RMS norm of each head of v, without weights.
+    5. k and v are written to the cache (kv_dtype [pages, kv_heads, page_size, head_dim]), padding rows
+       nowhere.
+    Without `append` x holds q alone, [m, heads·head_dim]: the layer reads another layer's cache.
+    """
+
+    kind: ClassVar = "rope_append"
+    rope: bool = True
+    norm_eps: float | None = None
+    norm_all: bool = False
+    norm_after: bool = False
+    v_norm_eps: float | None = None
+    q_scale: tuple[float, float] | None = None
+    append: bool = True
+
+    @property
+    def x_heads(self) -> int:
+        """Heads in a row of x."""
+        return self.heads + 2 * self.kv_heads * self.append
+
+    def inputs(self, parts: int = 0) -> tuple[str, ...]:
+        """In order x [m, x_heads·head_dim] (dtype), positions, slots, page_table, [rope], [q_norm, [k_norm]],
+        [k_cache, v_cache].
+
+        positions, slots int32 [256]; page_table int32 [slots, pages_per_slot]; rope f32 [context, head_dim];
+        norms f32. The caches are written in place. Without `append`: neither slots and page_table, nor
+        k_norm, nor the caches.
+        """
+        where = ("positions", "slots", "page_table") if self.append else ("positions",)
+        norms = ("q_norm", *["k_norm"] * self.append) if self.norm_eps is not None else ()
+        return ("x", *where, *["rope"] * self.rope, *norms, *(("k_cache", "v_cache") if self.append else ()))
+
+    @property
+    def out(self) -> Output:
+        """q: [m, heads·head_dim] of dtype."""
+        return self.q_shape, self.dtype
+
+    @property
+    def label(self) -> str:
+        """Name of the kernel."""
+        flags = {
+            "norope": not self.rope,
+            "norm": self.norm_eps is not None,
+            "all": self.norm_all,
+            "after": self.norm_after,
+            "vnorm": self.v_norm_eps is not None,
+            "qscale": self.q_scale is not None,
+            "q": not self.append,
+        }
+        return labelled(f"rope_append_{self._paged_label}", flags)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What `Project` needs to know of the rows: one launch a step, for all layers alike in this.
+
+    out: int32 [m, FACTS + head_dim], numbers as their bits: where in the cache the row's position lies,
+    page·page_size + offset (-1: nowhere, it is padding, or nothing is appended); the factor of q (1.0 without
+    `q_scale`); two zeros; with `rope` the row's cosines, then sines.
+    """
+
+    kind: ClassVar = "rows"
+    FACTS: ClassVar = 4
+    m: int
+    head_dim: int
+    """0: nothing is rotated."""
+    page_size: int
+    slots: int
+    pages_per_slot: int
+    append: bool
+    q_scale: tuple[float, float] | None = None
+
+    @staticmethod
+    def of(job: RopeAppend) -> Rows:
+        """Those of a job's rows."""
+        return Rows(
+            job.m, job.head_dim * job.rope, job.page_size, job.slots, job.pages_per_slot, job.append,
+            job.q_scale,
+        )  # fmt: skip
+
+    def inputs(self, parts: int = 0) -> tuple[str, ...]:
+        """positions, [slots, page_table], [rope]: see RopeAppend."""
+        return (
+            "positions",
+            *(("slots", "page_table") if self.append else ()),
+            *["rope"] * bool(self.head_dim),
+        )
+
+    @property
+    def out(self) -> Output:
+        """int32 [m, FACTS + head_dim]."""
+        return (self.m, self.FACTS + self.head_dim), "int32"
+
+    @property
+    def label(self) -> str:
+        """Name of the kernel."""
+        flags = {"append": self.append, "qscale": self.q_scale is not None}
+        return labelled(f"rows_m{self.m}_{self.head_dim}", flags)
+
+
+@dataclass(frozen=True)
+class Attend(Paged):
+    """Causal attention of the rows over their sequences' pages.
+
+    Row i sees positions p ≤ positions[i] of slots[i], with `window` only the last `window` of them, its own
+    included; pages before those may not be there, and are not read. Scores are scale·q·k; `softcap` c:
+    c·tanh(score/c). `sinks`: f32 [heads], for each head one more logit in the softmax, which has no value.
+    Padding rows give zeros. `split`: the output is left in parts, whose window is the job's.
+    """
+
+    kind: ClassVar = "attention"
+    scale: float = 1.0
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    split: Split | None = None
+
+    def inputs(self, parts: int = 0) -> tuple[str, ...]:
+        """q, k_cache, v_cache, positions, slots, page_table, [sinks]."""
+        return ("q", "k_cache", "v_cache", "positions", "slots", "page_table", *["sinks"] * self.sinks)
+
+    @property
+    def out(self) -> Output:
+        """[m, heads·head_dim] of dtype; its parts (see Split) with `split`."""
+        if self.split is not None:
+            return (self.m, self.heads, self.split.count, self.head_dim + Split.TAIL), self.dtype
+        return self.q_shape, self.dtype
+
+    @property
+    def label(self) -> str:
+        """Name of the kernel."""
+        flags = {
+            f"w{self.window}": self.window is not None,
+            "cap": self.softcap is not None,
+            "sinks": self.sinks,
+            f"split{self.split.count if self.split else 0}": self.split is not None,
+        }
+        return labelled(f"attention_{self._paged_label}", flags)
