@@ -77,14 +77,16 @@ def test_seeds_logprobs_and_the_prefix_cache_are_the_cpus(built: Built) -> None:
 
 
 def test_chromium_and_firefox_say_the_golden_story(built: Built) -> None:
-    """web/test/browser/wasm.test.ts: isolated pages and others, traps, policies; the real artifact too."""
+    """web/test/browser/wasm.test.ts: isolated pages and others, traps, policies; the real artifact too. And
+    threads of Node that trap.
+    """
     vitest = WEB / "node_modules" / "vitest" / "vitest.mjs"
     if not vitest.is_file():
         pytest.skip("web/node_modules is missing (run `make setup`)")
     artifact = built("stories260K", "none") / "wasm"
     more = {"NEARFAR_WASM_ARTIFACT": str(artifact), "NEARFAR_WASM_TEXT": golden()}
     made = subprocess.run(
-        [node(), str(vitest), "run", "test/browser/wasm.test.ts"],
+        [node(), str(vitest), "run", "test/browser/wasm.test.ts", "test/wasm-threads.test.ts"],
         capture_output=True,
         text=True,
         timeout=400,
