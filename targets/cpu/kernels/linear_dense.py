@@ -54,7 +54,7 @@ def _prepare_row(job: Linear, buf: dict[str, Expr], m: Expr, out: Expr) -> None:
 def _matmul(job: Linear, unit: Unit, buf: dict[str, Expr], x: Expr) -> None:
     rows, _ = tile(unit, job.m, 1, (v.ROWS,))
     n = job.columns
-    with T.parallel(0, packing.blocks(n)) as block, T.serial(0, job.m // rows) as t:
+    with v.parallel(packing.blocks(n)) as block, T.serial(0, job.m // rows) as t:
         acc = v.local((rows, v.ROWS), "float32")
         _accumulate(job, buf["w0"], x, block, t * rows, rows, acc)
         up = None

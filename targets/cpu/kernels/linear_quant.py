@@ -54,7 +54,7 @@ def linear(job: Linear, unit: Unit) -> Staged:
 def _body(job: Linear, unit: Unit, dot: Products, buf: dict[str, Expr]) -> None:
     with v.rows(job.m) as m:
         quantise_row(job, dot, buf, m, buf["scratch:0"], buf["scratch:1"])
-    with T.parallel(0, packing.blocks(job.columns)) as block, T.serial(0, job.m // dot.rows) as t:
+    with v.parallel(packing.blocks(job.columns)) as block, T.serial(0, job.m // dot.rows) as t:
         acc = v.local((dot.rows, v.ROWS), "float32")
         _accumulate(job.matrix, unit, dot, buf, block, t, acc)
         up = None

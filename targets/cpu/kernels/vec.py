@@ -40,7 +40,15 @@ def prim_func(
 
 def rows(m: int) -> Any:
     """The loop over rows that take little each: side by side from 16 on; waking a thread takes time too."""
-    return (T.parallel if m >= 16 else T.serial)(0, m)
+    return parallel(m) if m >= 16 else T.serial(0, m)
+
+
+def parallel(extent: int) -> Any:
+    """A loop whose turns are shared by the threads. The pool is told how many there are, so that each thread
+    has as many of them, side by side (runtime/pool.c).
+    """
+    T.evaluate(tirx.call_extern("int32", "nf_extent", i32(extent)))
+    return T.parallel(0, extent)
 
 
 def lanes(buf: Expr, index: Sequence[Any], n: int = LANES) -> Expr:
