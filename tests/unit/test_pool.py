@@ -235,7 +235,7 @@ def test_records_are_laid_out_as_tvm_ffi_publishes_them(tmp_path):
     for name, value in facts.items():
         source = source.replace(f"{{{name}}}", str(value))
     (tmp_path / "layouts.c").write_text(source)
-    zig(["cc", "-std=c11", "-fsyntax-only", f"-I{folder}", "layouts.c"], tmp_path)
+    zig(["cc", "-std=c11", f"-I{folder}", "-c", "layouts.c", "-o", "layouts.o"], tmp_path)
 
 
 @pytest.mark.parametrize("target", ["arm-linux-gnueabihf", "wasm32-freestanding"])

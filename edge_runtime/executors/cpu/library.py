@@ -48,10 +48,10 @@ class _Launch(ctypes.Structure):
     _fields_ = (("function", ctypes.c_void_p), ("args", ctypes.POINTER(_Any)), ("count", ctypes.c_int64))
 
 
-class _ReadingLaunch(_Launch):
+class _ReadingLaunch(ctypes.Structure):
     """nf_launch: with the largest matrix that it reads."""
 
-    _fields_ = (("weights", ctypes.c_void_p), ("bytes", ctypes.c_int64))
+    _fields_ = (*_Launch._fields_, ("weights", ctypes.c_void_p), ("bytes", ctypes.c_int64))
 
 
 _DL_CPU = 1
@@ -96,7 +96,12 @@ class Tensor:
 class Plan:
     """Bound launches, ready to be replayed."""
 
-    def __init__(self, launches: ctypes.Array[_Launch], names: list[str], keep: list[object]) -> None:
+    def __init__(
+        self,
+        launches: ctypes.Array[_Launch] | ctypes.Array[_ReadingLaunch],
+        names: list[str],
+        keep: list[object],
+    ) -> None:
         self.launches = launches
         self.names = names
         self._keep = keep
