@@ -57,8 +57,8 @@ def compile_runtime(
 
     `sources`: what the platform has beside what all have.
     """
-    for file in RUNTIME.iterdir():
-        shutil.copy(file, folder)
+    for each in RUNTIME.iterdir():
+        shutil.copy(each, folder)
     files = [*COMMON, *sources]
     for file in files:
         zig(["cc", "-target", target, *FLAGS, *options, "-c", file, "-o", f"{file}.o"], folder)

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 )
 CPUS = {"neon": "cortex-a53", "dotprod": "neoverse-n1", "i8mm": "max"}
 """A processor that has a unit, and none of those after it, as qemu calls it."""
-INSTRUCTIONS = {"neon": "smlal", "dotprod": "sdot", "i8mm": "smmla"}
+
 PROMPT = "Once upon a time there was a little girl who lived in a house by the sea, and"
 
 
@@ -182,4 +182,4 @@ def test_products_are_summed_by_the_instruction_of_the_unit(compiled: Compiled, 
     command = [tool, "-d", "--no-show-raw-insn", "--mattr=+dotprod,+i8mm", str(compiled.library(unit))]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = Counter(line.split()[1] for line in done.stdout.splitlines() if len(line.split()) > 1)
-    assert sum(found[name] for name in (INSTRUCTIONS[unit], f"{INSTRUCTIONS[unit]}2")) > 16
+    assert found[UNITS[unit].dot] + found[f"{UNITS[unit].dot}2"] > 16

@@ -107,6 +107,8 @@ def test_inspect_is_readable(stories: Path) -> None:
         (["--target", "tpu", "--target", "mlx"], "tpu"),
         (["--target", "cpu", "--target", "mlx", "--group-size", "16"], "mlx"),
         (["--cpu-features", "fast"], "fast"),
+        (["--cpu", "host,mips-linux"], "unknown platform mips-linux: --cpu takes x86_64-linux"),
+        (["--cpu", "aarch64-macos", "--cpu-features", "native"], "and --cpu is aarch64-macos"),
         (["--device-class", "software,phone"], "phone; known: software, mobile, integrated, discrete"),
     ],
 )

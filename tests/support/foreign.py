@@ -1,5 +1,5 @@
-"""Runs CPU programs of another processor under qemu: by the runtime's own executor, whose library is a process
-of foreign_host.c that shares its memory.
+"""Runs CPU programs of another processor under qemu: by the runtime's own executor, whose library is a
+process of foreign_host.c that shares its memory.
 """
 
 from __future__ import annotations

@@ -91,6 +91,7 @@ def test_a_profile_runs_the_plan_and_times_every_launch(path):
 def test_a_library_without_a_clock_is_named_when_it_is_to_be_timed(tmp_path):
     """One that an earlier version built still runs."""
     (tmp_path / "old.c").write_text(
+        "const int nf_launch_bytes = 40;\n"
         "void *nf_pool_new(int count) { static char pool; return count ? &pool : 0; }\n"
         "int nf_pool_threads(void *pool) { return 1; }\n"
         "void nf_pool_free(void *pool) {}\n"
@@ -202,7 +203,7 @@ def test_a_failing_launch_is_named_with_the_kernels_message(path):
 
 def test_a_library_of_another_version_is_refused(tmp_path):
     source = tmp_path / "old.c"
-    source.write_text("int nf_pool_start(int count) { return count; }")
+    source.write_text("void *nf_pool_new(int count) { static char pool; return count ? &pool : 0; }")
     zig(["cc", "-shared", "-fPIC", "-o", "old.so", "old.c"], tmp_path)
     with pytest.raises(ArtifactError, match="another version of nearfar: build the artifact again"):
         Library(tmp_path / "old.so")
@@ -235,7 +236,7 @@ def test_records_are_laid_out_as_tvm_ffi_publishes_them(tmp_path):
     for name, value in facts.items():
         source = source.replace(f"{{{name}}}", str(value))
     (tmp_path / "layouts.c").write_text(source)
-    zig(["cc", "-std=c11", "-fsyntax-only", f"-I{folder}", "layouts.c"], tmp_path)
+    zig(["cc", "-std=c11", f"-I{folder}", "-c", "layouts.c", "-o", "layouts.o"], tmp_path)
 
 
 @pytest.mark.parametrize("target", ["arm-linux-gnueabihf", "wasm32-freestanding"])

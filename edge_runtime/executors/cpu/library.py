@@ -43,15 +43,15 @@ class _Any(ctypes.Structure):
 
 
 class _Launch(ctypes.Structure):
-    """nf_launch of targets/cpu/runtime, as libraries had it before they read weights ahead."""
+    """nf_launch of targets/cpu/runtime: a kernel, its arguments, and the largest matrix that it reads."""
 
-    _fields_ = (("function", ctypes.c_void_p), ("args", ctypes.POINTER(_Any)), ("count", ctypes.c_int64))
-
-
-class _ReadingLaunch(_Launch):
-    """nf_launch: with the largest matrix that it reads."""
-
-    _fields_ = (("weights", ctypes.c_void_p), ("bytes", ctypes.c_int64))
+    _fields_ = (
+        ("function", ctypes.c_void_p),
+        ("args", ctypes.POINTER(_Any)),
+        ("count", ctypes.c_int64),
+        ("weights", ctypes.c_void_p),
+        ("bytes", ctypes.c_int64),
+    )
 
 
 _DL_CPU = 1
@@ -96,7 +96,12 @@ class Tensor:
 class Plan:
     """Bound launches, ready to be replayed."""
 
-    def __init__(self, launches: ctypes.Array[_Launch], names: list[str], keep: list[object]) -> None:
+    def __init__(
+        self,
+        launches: ctypes.Array[_Launch],
+        names: list[str],
+        keep: list[object],
+    ) -> None:
         self.launches = launches
         self.names = names
         self._keep = keep
@@ -165,7 +170,7 @@ class Library:
             self._lib = ctypes.CDLL(str(path))
         except OSError as error:
             raise ArtifactError(f"{path} cannot be loaded: {error}") from error
-        if not hasattr(self._lib, "nf_pool_new"):
+        if not hasattr(self._lib, "nf_launch_bytes"):  # before it was there, launches were shorter
             raise ArtifactError(f"{path} was made by another version of nearfar: build the artifact again")
         self._lib.nf_pool_new.argtypes = [ctypes.c_int, ctypes.c_int]
         self._lib.nf_pool_new.restype = ctypes.c_void_p
@@ -175,7 +180,6 @@ class Library:
         self._lib.nf_pool_free.restype = None
         self._lib.nf_replay.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32]
         self._lib.nf_replay.restype = ctypes.c_int32
-        self._record = _ReadingLaunch if hasattr(self._lib, "nf_launch_bytes") else _Launch
         if hasattr(self._lib, "nf_profile"):  # not in libraries of before it was there
             self._lib.nf_profile.argtypes = [*self._lib.nf_replay.argtypes, ctypes.c_void_p]
             self._lib.nf_profile.restype = ctypes.c_int32
@@ -190,7 +194,7 @@ class Library:
         """Resolve kernels by name and fix their arguments. `weights`: the matrix that each launch streams,
         if any, which threads that wait may read ahead.
         """
-        table = (self._record * len(launches))()
+        table = (_Launch * len(launches))()
         keep: list[object] = []
         read = weights or [None] * len(launches)
         for entry, (name, tensors), matrix in zip(table, launches, read, strict=True):
@@ -205,7 +209,7 @@ class Library:
             entry.function = ctypes.cast(function, ctypes.c_void_p).value
             entry.args = ctypes.cast(args, ctypes.POINTER(_Any))
             entry.count = len(tensors)
-            if matrix is not None and isinstance(entry, _ReadingLaunch):
+            if matrix is not None:
                 entry.weights, entry.bytes = matrix.struct.data, matrix.nbytes
             keep += [args, *tensors]
         return Plan(table, [name for name, _ in launches], keep)

@@ -32,7 +32,7 @@ static inline __attribute__((always_inline)) int32_t run_plan(nf_pool *pool, con
   return failed;
 }
 
-/* Bytes of an nf_launch. Libraries of before weights were in it have no such constant: theirs ends at `count`. */
+/* Bytes of an nf_launch, for whoever writes them: a library without this constant is older than its last fields. */
 NF_EXPORT const int32_t nf_launch_bytes = sizeof(nf_launch);
 
 /* Run a plan on the threads of a pool. Returns -1, or the index of the launch that failed (its error is set in
