@@ -40,7 +40,7 @@ class BuildOptions:
     these. `buckets`: rows that a step can have; fewer make a smaller artifact, and a slower one.
     `cpu`: the platforms to make programs for: names of targets/cpu/platforms.py, or "host". `cpu_features`
     (cpu): the vector units: names of targets/cpu/units.py, "baseline" or "native" (this machine's); none:
-    this machine's, and for other platforms those that the architecture's processors differ in.
+    those that an architecture's processors differ in.
     `device_classes` (webgpu, vulkan): kinds of GPUs to make programs for; `products`: what those multiply.
     """
 

@@ -31,12 +31,9 @@ def variants(options: BuildOptions) -> tuple[CpuVariant, ...]:
 
 
 def units_of(asked: tuple[str, ...], platform: Platform) -> tuple[Unit, ...]:
-    """The units by the names that were asked for, each once.
-
-    None: this machine's own where the build is for it, else those that an artifact carries.
-    """
+    """The units by the names that were asked for, each once; none: those that an artifact carries."""
     if not asked:
-        return (native(),) if platform == host_or_none() else CARRIED[platform.architecture]
+        return CARRIED[platform.architecture]
     return tuple(dict.fromkeys(_unit(name, platform) for name in asked))
 
 
