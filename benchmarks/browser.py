@@ -2,7 +2,7 @@
 Chromium.
 
 Both runtimes answer the same 256-token prompt in fresh tabs, in turn, several times; the table shows medians
-and their ratio. On a machine without a GPU, nearfar runs on Chromium's software device.
+and their ratio. On a machine without a GPU, nearfar's webgpu runs on Chromium's software device.
 """
 
 import argparse
@@ -32,9 +32,14 @@ HIGHER_IS_BETTER = {"decode_tokens_per_s"}
 TIMEOUT_MS = 600_000
 
 
-def prepare(work: Path, quant: str) -> None:
+def folder(work: Path, quant: str, target: str) -> Path:
+    """Where the OUT folder of a build lies."""
+    return work / f"artifact-{quant}-{target}"
+
+
+def prepare(work: Path, quant: str, target: str) -> None:
     """Write the checkpoint, the artifact and the GGUF file, where they are not there yet."""
-    checkpoint, artifact, model = work / "checkpoint", work / f"artifact-{quant}", work / "model.gguf"
+    checkpoint, artifact, model = work / "checkpoint", folder(work, quant, target), work / "model.gguf"
     nearfar = [sys.executable, "-m", "nearfar"]
     if not checkpoint.exists():
         subprocess.run([*nearfar, "synth", "smollm2-135m", "-o", str(checkpoint)], check=True)
@@ -44,7 +49,7 @@ def prepare(work: Path, quant: str) -> None:
             "build",
             str(checkpoint),
             "--target",
-            "webgpu",
+            target,
             "--quant",
             quant,
             "-o",
@@ -61,18 +66,17 @@ def prepare(work: Path, quant: str) -> None:
 
 
 @contextmanager
-def served(work: Path, quant: str) -> Iterator[str]:
+def served(work: Path, quant: str, target: str) -> Iterator[str]:
     """All files under one origin, isolated, so that WebAssembly may use threads; gives the address."""
-    with TemporaryDirectory() as folder:
-        site = Path(folder)
+    with TemporaryDirectory() as temporary:
+        site = Path(temporary)
         for name in ("index.html", "bench.js"):
             shutil.copy(HERE / name, site)
         shutil.copytree(ROOT / "web" / "dist", site / "nearfar")
         shutil.copytree(HERE / "node_modules" / "@wllama" / "wllama" / "esm", site / "wllama")
         shutil.copy(work / "model.gguf", site)
-        with open_server(
-            "127.0.0.1", 0, Site(site, work / f"artifact-{quant}" / "webgpu", guarded=False)
-        ) as server:
+        artifact = folder(work, quant, target) / target
+        with open_server("127.0.0.1", 0, Site(site, artifact, guarded=False)) as server:
             thread = threading.Thread(target=server.serve_forever, daemon=True)
             thread.start()
             yield server.url
@@ -124,7 +128,8 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=64, help="tokens to generate")
     parser.add_argument("--quant", default="q4")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of wllama")
+    parser.add_argument("--target", choices=("webgpu", "wasm"), default="webgpu", help="of nearfar")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of wllama and wasm")
     parser.add_argument("--gpu", action="store_true", help="use the machine's GPU, not the software device")
     parser.add_argument(
         "--work", type=Path, default=ROOT / "out" / "bench-browser", help="for the models made here"
@@ -134,10 +139,11 @@ def main() -> None:
     if CHROMIUM is None:
         raise SystemExit("error: needs Chromium (apt-get install chromium)")
     arguments.work.mkdir(parents=True, exist_ok=True)
-    prepare(arguments.work, arguments.quant)
+    prepare(arguments.work, arguments.quant, arguments.target)
     flags = ["--no-sandbox", "--enable-unsafe-webgpu", *([] if arguments.gpu else SOFTWARE_DEVICE)]
     results: dict[str, list[dict[str, Any]]] = {"nearfar": [], "wllama": []}
-    with served(arguments.work, arguments.quant) as address, sync_playwright() as playwright:
+    address_of = served(arguments.work, arguments.quant, arguments.target)
+    with address_of as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
         for run in range(arguments.runs):
             for runtime, runs in results.items():

@@ -18,10 +18,10 @@ async function drain(started, chunks) {
   return { ttft_ms: first - started, decode_tokens_per_s: decode, tokens, prompt_tokens: usage?.prompt_tokens ?? null };
 }
 
-export async function nearfar({ artifact, prompt, tokens }) {
+export async function nearfar({ artifact, prompt, tokens, threads }) {
   const { createEngine } = await import("./nearfar/index.js");
   const began = performance.now();
-  const engine = await createEngine(new URL(artifact, location.href));
+  const engine = await createEngine(new URL(artifact, location.href), { threads });
   const load_ms = performance.now() - began;
   // The first use of each pipeline compiles it; wllama warms up while it loads, so this belongs to loading too.
   await engine.completions.create({ prompt: "warm up", max_tokens: 4, temperature: 0 });

@@ -47,8 +47,12 @@ def launch(kind: Any, arguments: list[str]) -> Any:
 
 
 @contextmanager
-def serve(artifact: Path, *options: str) -> Iterator[str]:
-    """`nearfar web` for an artifact; gives the address that it prints."""
+def serve(artifact: Path, *options: str, target: str | None = "webgpu") -> Iterator[str]:
+    """`nearfar web` for an artifact; gives the address that it prints. Of a folder with several, the one for
+    `target`; None: the folder, and the browser chooses.
+    """
+    if target is not None and (artifact / target).is_dir():
+        artifact = artifact / target
     if not (WEB / "dist" / "page" / "index.html").is_file():
         pytest.skip("the chat page is not built (run `make setup`)")
     command = [sys.executable, "-m", "nearfar", "web", str(artifact), "--no-open", "--port", "0", *options]

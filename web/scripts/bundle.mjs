@@ -81,9 +81,30 @@ export async function bundleNode({ write }) {
   });
 }
 
+/**
+ * Bundles what runs without workers, in one piece: a service worker may not import later.
+ * @param {{ write: boolean }} options
+ */
+export async function bundleHere({ write }) {
+  return build({
+    absWorkingDir: root,
+    entryPoints: { here: "src/here/index.ts" },
+    outdir: "dist",
+    bundle: true,
+    format: "esm",
+    target: "es2022",
+    platform: "browser",
+    minify: true,
+    define: { WORKER_SOURCE: '""' },
+    sourcemap: write ? "linked" : false,
+    legalComments: "eof",
+    write,
+  });
+}
+
 if (process.argv[1] === fileURLToPath(import.meta.url)) {
   await rm(new URL("../dist", import.meta.url), { recursive: true, force: true });
   const { metafile } = await bundle({ write: true });
-  await bundleNode({ write: true });
+  await Promise.all([bundleNode({ write: true }), bundleHere({ write: true })]);
   await writeFile(new URL("../dist/meta.json", import.meta.url), JSON.stringify(metafile));
 }

@@ -1,7 +1,9 @@
 import { afterEach, describe, expect, test, vi } from "vitest";
+import { parseManifest } from "../src/both/manifest.js";
 import type { AnswerEvent, BackendChoice, LoadProgress, LoadSettings } from "../src/both/messages.js";
 import type { SamplingOptions } from "../src/both/openai.js";
 import { Session } from "../src/worker/session.js";
+import { makeRoom } from "../src/worker/wasm/room.js";
 import { expectedTokens } from "./support/fake-backend.js";
 import { TOY_VOCAB, type ToyArtifact, toyArtifact } from "./support/toy-artifact.js";
 import { REFUSED, TRAPS, toyWasm } from "./support/toy-wasm.js";
@@ -153,7 +155,7 @@ describe("a model in WebAssembly", () => {
     vi.stubGlobal("WebAssembly", Object.assign(Object.create(WebAssembly), { Memory: Limited }));
   }
 
-  test("takes less of a cache where memory is refused, and says how much it wanted where nothing helps", async () => {
+  test("says how many bytes it wanted where memory is refused", async () => {
     const { session: whole } = await load();
     const { cachePages, wasmBytes } = whole.stats();
     whole.dispose();
@@ -166,6 +168,22 @@ describe("a model in WebAssembly", () => {
       ),
     );
     await expect(load()).rejects.toThrow(/no WebAssembly memory of \d+ bytes/);
+  });
+
+  test("takes less of a cache where memory is refused and the cache's size was left open", () => {
+    const manifest = parseManifest(new TextDecoder().decode(artifact.files.get("manifest.json")));
+    const program = manifest.programs.find(({ name }) => name === "toy");
+    if (!program) throw new Error("the toy has no program toy");
+    // Pages of 64 KiB, for keys and for values: 32 MiB for all slots.
+    const shape = ["pages.0", 1, 4, 4096] as const;
+    const buffers = manifest.buffers.map((each) => (each.dtype === "kv" ? { ...each, shape } : each));
+    const plans = { step: new Map(), greedy: new Map(), sample: new Map(), logprobs: new Map() };
+    const room = (options: { readonly kvMemory?: number }) =>
+      makeRoom({ ...manifest, buffers }, program, plans, { ...options, threads: 1, shared: false });
+    expect(room({}).plan).toMatchObject({ pages: [256], contextLength: 256 });
+    limitMemory(20 * 2 ** 20);
+    expect(room({}).plan).toMatchObject({ pages: [128], contextLength: 256 });
+    expect(() => room({ kvMemory: 32 * 2 ** 20 })).toThrow(/no WebAssembly memory of \d+ bytes/);
   });
 
   test("refuses a module that is not the build's, or has other kernels", async () => {

@@ -57,14 +57,29 @@ const ISOLATED = {
 const toy = await toyWasm();
 const gpuToy = toyArtifact();
 
+const SERVICE_WORKER = `
+  import { createEngine } from "/dist/here.js";
+  const answer = async (prompt) => {
+    const engine = await createEngine("/toy/");
+    const { choices } = await engine.completions.create({ prompt, max_tokens: 20, temperature: 0 });
+    await engine.dispose();
+    return choices[0].text;
+  };
+  addEventListener("message", (event) => {
+    const { data, ports } = event;
+    event.waitUntil(answer(data).catch(String).then((text) => ports[0].postMessage(text)));
+  });`;
+
 async function fileAt(path: string): Promise<Uint8Array | null> {
   const [folder, ...rest] = path.split("/");
   const within = rest.join("/");
   if (folder === "toy") return toy.files.get(within) ?? null;
-  if (folder === "both")
-    return within.startsWith("webgpu/")
-      ? (gpuToy.files.get(within.slice(7)) ?? null)
-      : (toy.files.get(within.replace(/^wasm\//, "")) ?? null);
+  if (folder === "sw.js") return new TextEncoder().encode(SERVICE_WORKER);
+  if (folder === "both") {
+    const [target, ...file] = rest;
+    const artifact = target === "webgpu" ? gpuToy : target === "wasm" ? toy : null;
+    return artifact?.files.get(file.join("/")) ?? null;
+  }
   if (folder !== "real" || !REAL) return distFile(path);
   const found = normalize(join(REAL, within));
   return found.startsWith(REAL) ? readFile(found).catch(() => null) : null;
@@ -87,7 +102,7 @@ function harmless(count: number): string {
   }
 }
 
-describe.each(BROWSERS)("WebAssembly in %s", { timeout: 60_000 }, (_, path, open) => {
+describe.each(BROWSERS)("WebAssembly in %s", { timeout: 60_000 }, (name, path, open) => {
   let browser: Opened;
   let server: StaticServer;
   let headers: Record<string, string> = {};
@@ -199,6 +214,22 @@ describe.each(BROWSERS)("WebAssembly in %s", { timeout: 60_000 }, (_, path, open
     expect(allowed.texts).toEqual([expectedText(prompt, 10)]);
     const refused = say(await page(policy("")), "/toy/", {}, [prompt], 10);
     await expect(refused).rejects.toThrow(/'wasm-unsafe-eval' in script-src/);
+  });
+
+  test.skipIf(!path || name === "Firefox")("answers in a service worker", async () => {
+    const prompt = harmless(20);
+    const tab = await page({});
+    const text = await tab.evaluate(async (asked) => {
+      const { active, installing } = await navigator.serviceWorker.register("/sw.js", { type: "module" });
+      await navigator.serviceWorker.ready;
+      const { port1, port2 } = new MessageChannel();
+      const answer = new Promise<string>((resolve) => {
+        port1.onmessage = ({ data }) => resolve(data as string);
+      });
+      (active ?? installing)?.postMessage(asked, [port2]);
+      return answer;
+    }, prompt);
+    expect(text).toBe(expectedText(prompt, 20));
   });
 
   test.skipIf(!path || !REAL || REAL_TEXT === null)(

@@ -2,7 +2,7 @@ import { createServer, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
 import { extname, relative } from "node:path";
 import { fileURLToPath } from "node:url";
-import { bundle } from "../../scripts/bundle.mjs";
+import { bundle, bundleHere } from "../../scripts/bundle.mjs";
 
 const TYPES: Record<string, string> = {
   ".html": "text/html",
@@ -59,10 +59,10 @@ let built: Promise<Map<string, Uint8Array>> | null = null;
  * touched.
  */
 export function builtPackage(): Promise<Map<string, Uint8Array>> {
-  built ??= bundle({ write: false }).then(
-    ({ outputFiles = [] }) =>
-      new Map(outputFiles.map(({ path, contents }) => [relative(DIST, path), contents])),
-  );
+  built ??= Promise.all([bundle({ write: false }), bundleHere({ write: false })]).then((made) => {
+    const files = made.flatMap(({ outputFiles = [] }) => outputFiles);
+    return new Map(files.map(({ path, contents }) => [relative(DIST, path), contents]));
+  });
   return built;
 }
 

@@ -212,7 +212,7 @@ const source = (shared: boolean): string => `(module
     ({ kind, size, name }) =>
       `(func $${name} (type $kernel) (call $${kind} (local.get 0) (i32.const ${size})))`,
   ).join("\n")}
-  (func (export "nf_pool_new") (param i32) (result i32) (i32.const ${FAILED_AT}))
+  (func (export "nf_pool_new") (param i32 i32) (result i32) (i32.const ${FAILED_AT}))
   (func (export "nf_pool_work") (param i32)
     ${shared ? `(drop (memory.atomic.wait32 (i32.const ${STOP_AT}) (i32.const 0) (i64.const -1)))` : ""})
   (func (export "nf_pool_free") (param i32) (i32.store (i32.const ${STOP_AT}) (i32.const 1)))

@@ -157,7 +157,7 @@ export class WasmExecutor implements ModelBackend {
       const failed = exports.nf_replay(pool, launchAt(bound, first), count);
       if (failed < 0) return;
       const kernel = plan.launches[first + failed]?.kernel;
-      const reason = errorOf(exports, memory) || threads.failure || "no reason given";
+      const reason = errorOf(exports, memory) || (threads.failure ?? "one of its threads trapped");
       this.#failure = new DeviceError(`The kernel ${kernel} of ${name}.${size} failed: ${reason}. ${AGAIN}`);
     } catch (cause) {
       // A trap. Where it came in a thread, the replay has returned above.

@@ -7,7 +7,7 @@ import { messageOf } from "./threads.js";
 export interface Exports {
   readonly nf_kernels: WebAssembly.Global;
   readonly __stack_pointer: WebAssembly.Global;
-  nf_pool_new(threads: number): number;
+  nf_pool_new(threads: number, cores: number): number;
   nf_pool_free(pool: number): void;
   nf_replay(pool: number, launches: number, n: number): number;
   nf_error(): number;

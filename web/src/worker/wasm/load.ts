@@ -1,4 +1,4 @@
-import { RequestError, throwIfAborted } from "../../both/errors.js";
+import { DeviceError, RequestError, throwIfAborted } from "../../both/errors.js";
 import type { Fetch } from "../../both/http.js";
 import type { Manifest, Program } from "../../both/manifest.js";
 import type { ProgramChoice } from "../../both/messages.js";
@@ -55,7 +55,9 @@ export async function loadWasm(base: URL, manifest: Manifest, options: WasmOptio
   try {
     const { memory, layout, tables } = room;
     const exports = await instantiate(module, memory);
-    const pool = exports.nf_pool_new(count) >>> 0;
+    const pool = exports.nf_pool_new(count, host.hardwareThreads) >>> 0;
+    if (pool === 0)
+      throw new DeviceError(`The module has no room for a pool of ${count} threads. Give fewer.`);
     const region = regionsOf(manifest, layout);
     const functions = kernelsOf(exports, memory, program);
     const kernel = (name: string): number => functions.get(name) ?? 0;

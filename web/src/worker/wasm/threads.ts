@@ -112,10 +112,10 @@ export function messageOf(error: unknown): string {
   return error instanceof Error ? `${error.name}: ${error.message}` : String(error);
 }
 
-/** Cores that browsers are thought to have: two of the threads that they tell of share one on most machines. */
+/** More would wait for memory, and for one another. */
 const MOST_THREADS = 8;
 
-/** How many threads are worth starting on so many hardware threads. */
+/** How many threads are worth starting on so many hardware threads, of which two share a core on most machines. */
 export function worthStarting(hardware: number): number {
   const cores = hardware <= 2 ? hardware : Math.ceil(hardware / 2);
   return Math.max(1, Math.min(cores, MOST_THREADS));
