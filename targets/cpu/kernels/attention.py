@@ -16,7 +16,7 @@ from tvm.script.ir_builder import tirx as T
 
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.blocks import BLOCK, Queries, Running, block_of, start
-from nearfar.targets.cpu.kernels.paged import arguments, check, keys_view
+from nearfar.targets.cpu.kernels.paged import arguments, caches, check
 from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import Attend
 from nearfar.targets.kernels import Stage, Staged
@@ -46,7 +46,7 @@ def attention(job: Attend, unit: Unit) -> Staged:
 
     def body(*buffers: Expr) -> None:
         buf = dict(zip([name for name, *_ in args], buffers, strict=True))
-        buf["keys"] = keys_view(job, buf["k_cache"], pages)
+        buf |= caches(job, unit, buf, pages)
         (_shared if scratch else _whole)(job, unit, buf)
 
     func = v.prim_func("attention", [(name.replace(":", "_"), *rest) for name, *rest in args], body)

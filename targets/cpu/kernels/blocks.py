@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from tvm.script.ir_builder import tirx as T
 
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.activations import softcap
+from nearfar.targets.cpu.kernels.half import load
 from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import Attend
 
@@ -173,7 +175,7 @@ def block_of(
     with T.serial(0, queries.tile) as j:
         position = queries.position if queries.rows == 1 else queries.position + (q + j) // queries.group
         seen = T.Bind(position + 1 - block * BLOCK)
-        _softmax(job, weights, j, seen, span, lambda top, total, j=j: join(j, top, total))
+        _softmax(job, weights, j, seen, span, functools.partial(join, j))
     vectors, unit = job.head_dim // v.LANES, queries.unit
     most = max(1, (unit.registers - 1) * unit.lanes // (v.LANES * (queries.tile + 1)))
     each = next((n for n in range(most, 0, -1) if vectors % n == 0), 1)
@@ -217,13 +219,13 @@ def _scores(
         v.put1(s, [i], v.splat(0.0))
     with T.serial(0, d) as c:
         keys = [
-            v.cast(v.lanes(buf["keys"], [page, queries.kv_head, c, i * v.LANES]), v.F32X16)
+            load(queries.unit, buf["keys"], job.kv_dtype, [page, queries.kv_head, c, i * v.LANES])
             for page in pages
             for i in range(each)
         ]
         if queries.rows == 1:
             for page, later in zip(pages, soon, strict=True):
-                v.prefetch(buf["v_cache"], [page, queries.kv_head, 0, c * size])
+                v.prefetch(buf["values"], [page, queries.kv_head, 0, c * size])
                 v.prefetch(buf["keys"], [later, queries.kv_head, c, 0])
         for j in range(tile):
             at = (row + j // queries.group, (head + j % queries.group) * d + c)
@@ -282,7 +284,7 @@ def _values(
         each = [T.Bind(weights[j, at + t]) for j in range(tile)]
         for own, (first, n) in zip(sums, pieces, strict=True):
             value = T.Bind(
-                v.cast(v.lanes(buf["v_cache"], [page, queries.kv_head, t, first], n), f"float32x{n}")
+                load(queries.unit, buf["values"], job.kv_dtype, [page, queries.kv_head, t, first], n)
             )
             for register, weight in zip(own, each, strict=True):
                 one = value

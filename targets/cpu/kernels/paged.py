@@ -10,6 +10,8 @@ from tvm.script.ir_builder import tirx as T
 from nearfar.errors import BuildError
 from nearfar.format.sizes import MAX_STEP
 from nearfar.targets.cpu.kernels import vec as v
+from nearfar.targets.cpu.kernels.half import by_hand
+from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import Attend, RopeAppend
 
 Expr = Any
@@ -52,6 +54,14 @@ def arguments(job: RopeAppend | Attend) -> tuple[Args, Expr]:
     return [(name, *known[name]) for name in (*job.inputs(), "out")], pages
 
 
-def keys_view(job: RopeAppend | Attend, cache: Expr, pages: Expr) -> Expr:
-    """The key cache with positions innermost: [pages, kv_heads, head_dim, page_size]."""
-    return T.decl_buffer((pages, job.kv_heads, job.head_dim, job.page_size), job.kv_dtype, data=cache.data)
+def caches(job: RopeAppend | Attend, unit: Unit, buf: dict[str, Expr], pages: Expr) -> dict[str, Expr]:
+    """The caches as kernels see them: `values` [pages, kv_heads, page_size, head_dim]; `keys` with positions
+    innermost, [pages, kv_heads, head_dim, page_size].
+    """
+    dtype = "uint16" if by_hand(unit, job.kv_dtype) else job.kv_dtype
+    keys = (pages, job.kv_heads, job.head_dim, job.page_size)
+    values = (pages, job.kv_heads, job.page_size, job.head_dim)
+    return {
+        name: T.decl_buffer(shape, dtype, data=buf[cache].data)
+        for name, shape, cache in (("keys", keys, "k_cache"), ("values", values, "v_cache"))
+    }

@@ -9,7 +9,8 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from nearfar.targets.cpu.kernels import vec as v
-from nearfar.targets.cpu.kernels.paged import arguments, check, keys_view
+from nearfar.targets.cpu.kernels.half import stored
+from nearfar.targets.cpu.kernels.paged import arguments, caches, check
 from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import RopeAppend
 from nearfar.targets.kernels import Stage, Staged
@@ -26,14 +27,14 @@ def rope_append(job: RopeAppend, unit: Unit) -> Staged:
     def body(*buffers: Expr) -> None:
         buf = dict(zip([name for name, *_ in args], buffers, strict=True))
         if job.append:
-            buf["keys"] = keys_view(job, buf["k_cache"], pages)
+            buf |= caches(job, unit, buf, pages)
         with v.rows(job.m) as m:
-            _row(job, buf, m)
+            _row(job, unit, buf, m)
 
     return Staged((Stage(v.prim_func("rope_append", args, body), tuple(name for name, *_ in args)),))
 
 
-def _row(job: RopeAppend, buf: dict[str, Expr], m: Expr) -> None:
+def _row(job: RopeAppend, unit: Unit, buf: dict[str, Expr], m: Expr) -> None:
     d = job.head_dim
     position = T.Bind(buf["positions"][m])
     factor = _q_factor(job, position)
@@ -49,7 +50,7 @@ def _row(job: RopeAppend, buf: dict[str, Expr], m: Expr) -> None:
         offset = T.Bind(position % job.page_size)
 
         def put_k(head: Expr, i: Expr, value: Expr) -> None:
-            v.put1(buf["keys"], [page, head, i, offset], _stored(job, value))
+            v.put1(buf["keys"], [page, head, i, offset], stored(unit, job.kv_dtype, value))
 
         _turned(job, buf, m, position, "k_norm", job.kv_heads, v.i32(job.heads), put_k)
         with T.serial(0, job.kv_heads) as head:
@@ -60,16 +61,7 @@ def _row(job: RopeAppend, buf: dict[str, Expr], m: Expr) -> None:
             with T.serial(0, d) as i:
                 value = buf["x"][m, first + i]
                 value = value if scale is None else value * scale
-                v.put1(buf["v_cache"], [page, head, offset, i], _stored(job, value))
-
-
-def _stored(job: RopeAppend, value: Expr) -> Expr:
-    """As the cache has it: float16 saturates, for an infinite key makes every score NaN; a NaN stays one."""
-    if job.kv_dtype != "float16":
-        return tirx.Cast(job.kv_dtype, value)
-    value, most = T.Bind(value), v.f32(65504.0)
-    low = T.Bind(tirx.Select(value < v.f32(-65504.0), v.f32(-65504.0), value))
-    return tirx.Cast(job.kv_dtype, tirx.Select(low > most, most, low))
+                v.put1(buf["values"], [page, head, offset, i], stored(unit, job.kv_dtype, value))
 
 
 def _q_factor(job: RopeAppend, position: Expr) -> Expr | None:

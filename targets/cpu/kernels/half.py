@@ -1,0 +1,68 @@
+"""Float16 in the cache, as numbers to compute with.
+
+Most units convert vectors of it. WebAssembly has no float16: LLVM would call a function for each number, so
+there the bits are moved by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from nearfar.targets.cpu.kernels import vec as v
+from nearfar.targets.cpu.units import Unit
+
+Expr = Any
+LARGEST = 65504.0  # of float16
+EXPONENT = 112 << 23  # the difference of the two formats' exponents, in float32's bits
+
+
+def by_hand(unit: Unit, dtype: str) -> bool:
+    """Whether a cache of `dtype` is read and written as uint16."""
+    return unit.architecture == "wasm32" and dtype == "float16"
+
+
+def load(unit: Unit, cache: Expr, dtype: str, index: Sequence[Any], n: int = v.LANES) -> Expr:
+    """Some values of a cache in float32; `cache` is of uint16 where that is done by hand."""
+    value = v.lanes(cache, index, n)
+    return T.Bind(_wide(value, n) if by_hand(unit, dtype) else v.cast(value, f"float32x{n}"))
+
+
+def _wide(value: Expr, n: int) -> Expr:
+    """Float32 of float16's bits: a magnitude's lie 13 places up, and a product puts its exponent right, those
+    below the normal numbers', too. What is no number stays none; infinity becomes that.
+    """
+    whole = T.Bind(v.cast(value, f"uint32x{n}"))
+    small = T.Bind((whole & v.isplat(0x7FFF, "uint32", n)) << v.isplat(13, "uint32", n))
+    scale = v.splat(float(2**112), n)
+    number = T.Bind(v.bits(v.bits(small, f"float32x{n}") * scale, f"uint32x{n}"))
+    none = small > v.isplat(0x7BFF << 13, "uint32", n)
+    sign = (whole & v.isplat(0x8000, "uint32", n)) << v.isplat(16, "uint32", n)
+    return v.bits(tirx.Select(none, v.isplat(0x7FC00000, "uint32", n), number) | sign, f"float32x{n}")
+
+
+def stored(unit: Unit, dtype: str, value: Expr) -> Expr:
+    """A float32 as a cache of `dtype` has it: float16 saturates, for an infinite key makes every score NaN; a
+    NaN stays one.
+    """
+    if dtype != "float16":
+        return tirx.Cast(dtype, value)
+    value, most = T.Bind(value), v.f32(LARGEST)
+    low = T.Bind(tirx.Select(value < v.f32(-LARGEST), v.f32(-LARGEST), value))
+    fits = T.Bind(tirx.Select(low > most, most, low))
+    return _narrow(fits) if by_hand(unit, dtype) else tirx.Cast(dtype, fits)
+
+
+def _narrow(value: Expr) -> Expr:
+    """Float16's bits of a number within its range, rounded to the nearest, even where two are as near."""
+    whole = T.Bind(v.bits(value, "int32"))
+    size = T.Bind(whole & v.i32(0x7FFFFFFF))
+    normal = (size - v.i32(EXPONENT) + v.i32(0xFFF) + ((size >> v.i32(13)) & v.i32(1))) >> v.i32(13)
+    # Below the normal numbers a half is added: its last bit is worth what that of such a number is.
+    small = v.bits(v.bits(size, "float32") + v.f32(0.5), "int32") - v.i32(0x3F000000)
+    number = T.Bind(tirx.Select(size < v.i32(113 << 23), small, normal))
+    number = T.Bind(tirx.Select(size > v.i32(0x7F800000), v.i32(0x7E00), number))
+    return tirx.Cast("uint16", number | ((whole >> v.i32(16)) & v.i32(0x8000)))
