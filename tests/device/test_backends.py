@@ -16,6 +16,7 @@ from tests.support.backends import (
     executor,
     forget,
     greedy,
+    kv_dtype,
     last_logits,
     transformers_of,
 )
@@ -25,6 +26,8 @@ TOLERANCE = {"f32": 1e-3, "f16": 0.15}
 # cpu rounds the inputs of quantized matrices to 16-bit integers: 2.5e-3 measured over 700 positions, logits
 # up to 17.
 QUANTIZED_TOLERANCE = 5e-3
+CACHE_TOLERANCE = 2e-2
+"""Where keys and values are rounded to float16, by a part in 4,096 of numbers up to 25."""
 BORDERS = (
     1,
     2,
@@ -78,6 +81,8 @@ def tolerance(engine: Engine) -> float:
     20.
     """
     exact = TOLERANCE[executor(engine).precision]
+    if kv_dtype(engine) == "float16":
+        exact = max(exact, CACHE_TOLERANCE)
     return exact if engine.manifest.quantization.scheme == "none" else max(exact, QUANTIZED_TOLERANCE)
 
 
@@ -102,7 +107,13 @@ def test_greedy_tokens_are_those_of_transformers_on_dequantized_weights(
 ) -> None:
     engine = lab.engine(quant, backend)
     prompt = engine.asynchronous.codec.encode(text())[:40]
-    assert greedy(engine, prompt, 100) == transformers_of(quant).greedy(prompt, 100)
+    answer = greedy(engine, prompt, 100)
+    if answer != transformers_of(quant).greedy(prompt, 100):
+        # A float16 cache may turn a near tie.
+        assert kv_dtype(engine) == "float16"
+        logits = transformers_of(quant).logits([*prompt, *answer])[len(prompt) - 1 : -1]
+        behind = [best.max() - best[token] for best, token in zip(logits, answer, strict=True)]
+        assert max(behind) < 2 * tolerance(engine)
 
 
 def test_every_prompt_length_gives_what_one_unbroken_prefill_gives(

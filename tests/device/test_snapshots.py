@@ -10,7 +10,16 @@ import pytest
 from nearfar.edge_runtime import Engine
 from nearfar.errors import SnapshotError
 from tests.device.test_backends import text, tolerance
-from tests.support.backends import Lab, Transformers, cached_pages, executor, forget, greedy, last_logits
+from tests.support.backends import (
+    Lab,
+    Transformers,
+    cached_pages,
+    executor,
+    forget,
+    greedy,
+    kv_dtype,
+    last_logits,
+)
 
 
 def fresh(lab: Lab, model: str, backend: str) -> Engine:
@@ -104,8 +113,7 @@ def test_a_snapshot_of_the_cpu_serves_every_cache_of_float16(
     tokens = prompt(stories)
     lab.engine("stories", "cpu").save_cache(tmp_path / "a.snap", tokens=tokens)
     forget(stories)
-    name = executor(stories).program_name
-    if next(p.kv_dtype for p in stories.manifest.programs if p.name == name) == "float32":
+    if kv_dtype(stories) == "float32":
         with pytest.raises(SnapshotError, match="saved from a float16 cache, this one is float32"):
             stories.load_cache(tmp_path / "a.snap")
         return

@@ -85,6 +85,12 @@ def executor(engine: Engine) -> Executor:
     return engine.asynchronous.core.executor
 
 
+def kv_dtype(engine: Engine) -> str:
+    """Dtype of its cache."""
+    name = executor(engine).program_name
+    return next(program.kv_dtype for program in engine.manifest.programs if program.name == name)
+
+
 def forget(engine: Engine, keep: int = 0) -> None:
     """Empty the prefix cache but for the `keep` pages of each group that it would give up last."""
     table = engine.asynchronous.core.scheduler.table

@@ -49,7 +49,9 @@ def attention(job: Attend, unit: Unit) -> Staged:
         buf |= caches(job, unit, buf, pages)
         (_shared if scratch else _whole)(job, unit, buf)
 
-    func = v.prim_func("attention", [(name.replace(":", "_"), *rest) for name, *rest in args], body)
+    func = v.prim_func(
+        "attention", [(name.replace(":", "_"), shape, dtype) for name, shape, dtype in args], body
+    )
     return Staged((Stage(func, tuple(name for name, *_ in args)),), scratch)
 
 
