@@ -19,9 +19,23 @@ function work({ module, memory, top, pool, come }) {
   }
 }
 
+const still = new Int32Array(new SharedArrayBuffer(4));
+
+/** A call on a pipe, again until it goes through: once there are workers, Node does not let pipes block. */
+function patiently(call) {
+  for (;;) {
+    try {
+      return call();
+    } catch (error) {
+      if (error.code !== "EAGAIN") throw error;
+      Atomics.wait(still, 0, 0, 1);
+    }
+  }
+}
+
 function fill(target) {
   for (let at = 0; at < target.length; ) {
-    const count = readSync(0, target, at, target.length - at);
+    const count = patiently(() => readSync(0, target, at, target.length - at));
     if (count === 0) process.exit(0);
     at += count;
   }
@@ -33,7 +47,7 @@ function send(header, body = new Uint8Array(0)) {
   const length = Buffer.alloc(4);
   length.writeUInt32LE(text.length);
   for (const part of [length, text, body]) {
-    for (let at = 0; at < part.length; ) at += writeSync(1, part, at);
+    for (let at = 0; at < part.length; ) at += patiently(() => writeSync(1, part, at));
   }
 }
 

@@ -56,18 +56,21 @@ def _matmul(job: Linear, unit: Unit, buf: dict[str, Expr], x: Expr) -> None:
     n = job.columns
     with v.parallel(packing.blocks(n)) as block, T.serial(0, job.m // rows) as t:
         acc = v.local((rows, v.ROWS), "float32")
-        _accumulate(job, buf["w0"], x, block, t * rows, rows, acc)
+        _accumulate(job, unit, buf["w0"], x, block, t * rows, rows, acc)
         up = None
         if job.gate is not None:
             up = v.local((rows, v.ROWS), "float32")
-            _accumulate(job, buf["w0"], x, block + packing.blocks(n), t * rows, rows, up)
+            _accumulate(job, unit, buf["w0"], x, block + packing.blocks(n), t * rows, rows, up)
         finish_tile(job, buf, block, t * rows, rows, acc, up)
 
 
-def _accumulate(job: Linear, weight: Expr, x: Expr, block: Expr, row: Expr, rows: int, acc: Expr) -> None:
+def _accumulate(
+    job: Linear, unit: Unit, weight: Expr, x: Expr, block: Expr, row: Expr, rows: int, acc: Expr
+) -> None:
     for r in range(rows):
         v.put(acc, [r, 0], v.splat(0.0))
     with T.serial(0, job.matrix.k) as k:
-        weights = T.Bind(v.cast(v.lanes(weight, [block, k, 0]), v.F32X16))
+        weights = v.lanes(weight, [block, k, 0])
+        weights = v.widen(unit, weights) if job.matrix.bits == 16 else weights
         for r in range(rows):
             v.put(acc, [r, 0], v.lanes(acc, [r, 0]) + weights * v.splat(x[row + r, k]))
