@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -37,10 +37,11 @@ class BuildOptions:
 
     `quant`, `group_size` None: QUANT and GROUP_SIZE, or what a quantized checkpoint has. `export_function`
     (mlx): also write the step as a function that needs no model code. `context`: no more positions than
-    these. `buckets`: rows that a step can have; fewer make a smaller artifact, and a slower one.
+    these. `buckets`: rows that a step can have, None: as many as suit the target; fewer make a smaller
+    artifact, and a slower one.
     `cpu`: the platforms to make programs for: names of targets/cpu/platforms.py, or "host". `cpu_features`
     (cpu): the vector units: names of targets/cpu/units.py, "baseline" or "native" (this machine's); none:
-    this machine's, and for other platforms those that the architecture's processors differ in.
+    those that an architecture's processors differ in.
     `device_classes` (webgpu, vulkan): kinds of GPUs to make programs for; `products`: what those multiply.
     """
 
@@ -54,7 +55,7 @@ class BuildOptions:
     dump_ir: Path | None = None
     export_function: bool = False
     context: int | None = None
-    buckets: Buckets = field(default_factory=Buckets)
+    buckets: Buckets | None = None
     device_classes: tuple[str, ...] = DEVICE_CLASSES
     products: tuple[str, ...] = ("float",)
 

@@ -16,9 +16,13 @@ if [ "$(uname -s)" = Linux ]; then
   command -v spirv-val >/dev/null || missing+=(spirv-tools)
   # A store that several servers count limits in, for their tests.
   command -v redis-server >/dev/null || missing+=(redis-server)
+  # Another processor, for the tests of CPU programs for aarch64, and a disassembler for them.
+  if [ "$(uname -m)" = x86_64 ]; then
+    command -v qemu-aarch64 >/dev/null || missing+=(qemu-user)
+    [ -d /usr/aarch64-linux-gnu ] || missing+=(libc6-arm64-cross)
+    command -v llvm-objdump >/dev/null || missing+=(llvm)
+  fi
 fi
-# The cpu target links its kernels to a shared library.
-command -v cc >/dev/null || command -v clang >/dev/null || missing+=(gcc libc6-dev)
 
 if [ ${#missing[@]} -gt 0 ]; then
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
@@ -28,8 +32,9 @@ if [ ${#missing[@]} -gt 0 ]; then
     echo "These system packages are missing: ${missing[*]}" >&2
     echo "Install them (Debian, Ubuntu: sudo apt-get install ${missing[*]}), then run make again." >&2
     echo "Without chromium there is no browser demo, without libvulkan1 and mesa-vulkan-drivers no wgpu and vulkan" >&2
-    echo "executor on a machine that has no GPU driver, without spirv-tools no check of SPIR-V and without redis-server" >&2
-    echo "none of the limits store in the tests, without a C compiler no cpu target. Going on without them." >&2
+    echo "executor on a machine that has no GPU driver, without spirv-tools no check of SPIR-V, without redis-server" >&2
+    echo "none of the limits store and without qemu-user, libc6-arm64-cross and llvm none of aarch64 in the tests." >&2
+    echo "Going on without them." >&2
   fi
 fi
 

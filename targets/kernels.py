@@ -93,7 +93,7 @@ class Variant:
 
     `name`: of the program, one of its own in the artifact. `device_class`: the kind of device that its
     kernels are shaped for (nearfar.targets.gpu.classes), None where there is one kind. `products`: see
-    Products.
+    Products. `kv`: dtype of keys and values in the cache, None: that of `precision`.
     """
 
     name: str
@@ -101,3 +101,4 @@ class Variant:
     kernels: Kernels
     device_class: DeviceClass | None = None
     products: Products = "float"
+    kv: Float | None = None

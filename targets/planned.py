@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +18,7 @@ import numpy.typing as npt
 import tvm
 
 from nearfar.build import manifest
+from nearfar.build.program.buckets import Buckets
 from nearfar.build.program.compile import Job, Program, compile_program
 from nearfar.build.source import BuildOptions, Source
 from nearfar.build.weights.shards import SHARD_BYTES, ShardWriter
@@ -93,6 +94,8 @@ class PlannedTarget:
     emit: Callable[[Program, EmitContext], records.Program]
     rounds: Callable[[Matrix], bool] = lambda matrix: False
     """Whether programs with products of int8 round the rows that a matrix is multiplied by."""
+    buckets: Buckets = field(default_factory=Buckets)
+    """Rows that a step can have, where nothing else was asked for."""
 
     def check(self, source: Source, options: BuildOptions) -> None:
         """Kernels say themselves what they cannot do, when they are made; offsets have 32 bits."""
@@ -148,7 +151,7 @@ class PlannedTarget:
             weights={tensor.name: tensor for tensor in weights.tensors},
         )
         programs = []
-        job = Job(source.model, source.matrices, manifest.CACHE, options.buckets)
+        job = Job(source.model, source.matrices, manifest.CACHE, options.buckets or self.buckets)
         for variant in self._asked(options):
             dump = options.dump_ir / self.name / variant.name if options.dump_ir is not None else None
             program = compile_program(job, variant, tvm.target.Target(self.tvm_target), dump)

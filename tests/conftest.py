@@ -20,20 +20,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ALONE = (
-    "device/test_browser",
-    "device/test_routing",
-    "device/test_wasm_hosts",
-    "device/test_wgsl",
     "e2e/test_bench",
     "e2e/test_demo",
-    "e2e/test_openai",
     "e2e/test_ray",
     "e2e/test_serve",
-    "e2e/test_setup",
     "e2e/test_soak",
 )
-"""Tests that take the whole machine (a browser, servers under load, a measurement): `make test` runs them one
-by one, the others side by side.
+"""Tests that take the whole machine (servers under load, a measurement): `make test` runs them one by one,
+the others side by side.
 """
 
 

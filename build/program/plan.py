@@ -24,7 +24,7 @@ class Launch:
 @dataclass
 class Plan:
     """One function for one bucket; `storage` is the bytes of each workspace buffer it uses, before
-    sharing.
+    sharing, `tensors` how many tensors each holds, one after the other.
     """
 
     function: str
@@ -32,6 +32,7 @@ class Plan:
     rows: int
     launches: list[Launch] = field(default_factory=list)
     storage: list[int] = field(default_factory=list)
+    tensors: dict[str, int] = field(default_factory=dict)
 
 
 def plan_of(func: relax.Function, plan: Plan, names: Mapping[str, str], output: str) -> Plan:
@@ -45,6 +46,12 @@ def plan_of(func: relax.Function, plan: Plan, names: Mapping[str, str], output: 
         for binding in block.bindings:
             values[binding.var] = _value(binding.value, values, plan)
     returned = values[result]
+    held = plan.tensors.get(returned, 0)
+    if held != 1:
+        raise AssertionError(
+            f"{plan.function}.{plan.size}: the result lies in {returned}, which holds {held} tensors; the "
+            f"launches of all of them would write {output}"
+        )
     plan.launches = [
         Launch(launch.kernel, tuple(output if arg == returned else arg for arg in launch.args))
         for launch in plan.launches
@@ -74,12 +81,18 @@ def _memory_call(call: relax.Call, values: Mapping[relax.Var, str], plan: Plan) 
         plan.storage.append(int(call.args[0].values[0]))
         return f"storage:{len(plan.storage) - 1}"
     if name == "relax.memory.alloc_tensor":
-        return values[call.args[0]]
+        return _held(values[call.args[0]], plan)
     if name == "relax.builtin.alloc_tensor":
         shape = [int(d) for d in call.args[0].values]
         plan.storage.append(int(np.prod(shape)) * np.dtype(str(call.args[1].value)).itemsize)
-        return f"storage:{len(plan.storage) - 1}"
+        return _held(f"storage:{len(plan.storage) - 1}", plan)
     raise AssertionError(f"operator {name} is left in a planned function; a pass must lower it")
+
+
+def _held(storage: str, plan: Plan) -> str:
+    """Count one more tensor of a storage."""
+    plan.tensors[storage] = plan.tensors.get(storage, 0) + 1
+    return storage
 
 
 def staged_plan(plan: Plan, name: str, staged: Staged, buffers: Iterable[str]) -> Plan:

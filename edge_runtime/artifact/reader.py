@@ -277,9 +277,9 @@ def platform_of(program: Program) -> str:
 
 
 def _is_for(program: Program, arch: str | None, system: str | None) -> bool:
-    """Whether this architecture and system run its native code; None: it has none, or may do as it likes."""
-    needs = program.requires
-    return needs.arch in (None, arch) and needs.system in (None, system)
+    """Whether this architecture and system run its native code, where it has some; None: any."""
+    wanted = ((program.requires.arch, arch), (program.requires.system, system))
+    return all(needed is None or found in (None, needed) for needed, found in wanted)
 
 
 def _missing(program: Program, features: Collection[str], limits: Mapping[str, int]) -> list[str]:

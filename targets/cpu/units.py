@@ -15,9 +15,9 @@ from typing import Literal
 from nearfar.errors import BuildError
 
 Architecture = Literal["x86_64", "aarch64", "wasm32"]
-Dot = Literal["pmaddwd", "vpdpbusd", "smlal", "sdot", "smmla", "dot_i16x8"]
+Dot = Literal["pmaddwd", "vpdpbusd", "smlal", "sdot", "usmmla", "dot_i16x8"]
 """The instruction that sums products of integers: pairs of int16 (pmaddwd, smlal, dot_i16x8), or four bytes
-(vpdpbusd, sdot; smmla: of two rows by two) where 16-bit inputs are two bytes, 256·high + low.
+(vpdpbusd, sdot; usmmla: eight, of two rows by two) where 16-bit inputs are two bytes, 256·high + low.
 """
 
 
@@ -50,7 +50,7 @@ UNITS = {
         Unit("avx512", "x86_64", "x86-64-v4", (*_V4, "avx512vnni"), 16, 32, "vpdpbusd"),
         Unit("neon", "aarch64", "generic", ("neon",), 4, 32, "smlal"),
         Unit("dotprod", "aarch64", "generic", ("neon", "dotprod"), 4, 32, "sdot"),
-        Unit("i8mm", "aarch64", "generic", ("neon", "dotprod", "i8mm"), 4, 32, "smmla"),
+        Unit("i8mm", "aarch64", "generic", ("neon", "dotprod", "i8mm"), 4, 32, "usmmla"),
         Unit("simd128", "wasm32", "generic", ("simd128",), 4, 16, "dot_i16x8"),
     )
 }

@@ -6,11 +6,15 @@ from dataclasses import dataclass
 
 from nearfar.build.source import BuildOptions
 from nearfar.errors import BuildError
+from nearfar.format.manifest import Float
 from nearfar.targets.cpu import CpuKernels
 from nearfar.targets.cpu.codegen import native
 from nearfar.targets.cpu.platforms import Platform, host, platforms
 from nearfar.targets.cpu.units import BASELINE, CARRIED, Unit, unit_named
 from nearfar.targets.kernels import Variant
+
+KV: Float = "float16"
+"""Of keys and values in the cache: a long context reads them as often as the weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,19 +28,18 @@ class CpuVariant(Variant):
 def variants(options: BuildOptions) -> tuple[CpuVariant, ...]:
     """One for each platform of `options.cpu` and unit of `options.cpu_features`, the best unit first."""
     return tuple(
-        CpuVariant(f"{platform.name}-{unit.name}", "f32", CpuKernels(unit), unit=unit, platform=platform)
+        CpuVariant(
+            f"{platform.name}-{unit.name}", "f32", CpuKernels(unit), kv=KV, unit=unit, platform=platform
+        )
         for platform in platforms(options.cpu)
         for unit in units_of(options.cpu_features, platform)
     )
 
 
 def units_of(asked: tuple[str, ...], platform: Platform) -> tuple[Unit, ...]:
-    """The units by the names that were asked for, each once.
-
-    None: this machine's own where the build is for it, else those that an artifact carries.
-    """
+    """The units by the names that were asked for, each once; none: those that an artifact carries."""
     if not asked:
-        return (native(),) if platform == host_or_none() else CARRIED[platform.architecture]
+        return CARRIED[platform.architecture]
     return tuple(dict.fromkeys(_unit(name, platform) for name in asked))
 
 

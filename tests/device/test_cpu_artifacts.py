@@ -69,7 +69,7 @@ def test_a_manifest_that_does_not_fit_is_refused_by_name(artifact: Path, name: s
     "content", ["", "[]", "{}", '{"launches": [{}]}', '{"launches": 3}', "[" * 100_000, "\x80"]
 )
 def test_a_plan_that_cannot_be_read_is_named(artifact: Path, content: str) -> None:
-    (artifact / "plans" / "f32" / "greedy.1.json").write_text(content, encoding="latin-1")
+    next(artifact.glob("plans/*/greedy.1.json")).write_text(content, encoding="latin-1")
     with pytest.raises(ArtifactError, match=r"greedy\.1\.json"):
         load(artifact)
 

@@ -43,6 +43,14 @@ def test_closing_one_engine_leaves_the_others_threads(artifact: Path) -> None:
     assert eventually(count, 0)
 
 
+def test_a_step_of_a_few_requests_is_padded_to_no_more_than_twice_its_rows(artifact: Path) -> None:
+    """On a processor a step costs by the row: two requests at once take a step of 2, six one of 8."""
+    with load(artifact, 2) as engine:
+        limits = engine.asynchronous.core.scheduler.limits
+        found = [limits.bucket(rows) for rows in (1, 2, 3, 6, 8, 12, 20, 40, 200)]
+    assert found == [1, 2, 4, 8, 8, 16, 32, 64, 256]
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_a_fork_of_a_process_with_an_engine_does_not_hang(artifact: Path) -> None:
     """multiprocessing forks by default on Linux: the child closes what it inherited, and says why it

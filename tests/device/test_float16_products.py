@@ -103,8 +103,8 @@ def test_products_are_off_by_little(name: str, kind: str, target: str) -> None:
 def test_inputs_that_dwarf_others_and_cancel_are_exact(name: str, target: str) -> None:
     """All columns have one weight for three massive inputs, so that the others make the output."""
     matrix, rng = MATRICES[name], np.random.default_rng(3)
-    codes = rng.integers(0, 2**min(matrix.bits, 8), (matrix.n, matrix.k)).astype(np.uint8)
-    codes[:, list(MASSIVE)] = 2**min(matrix.bits, 8) - 1
+    codes = rng.integers(0, 2 ** min(matrix.bits, 8), (matrix.n, matrix.k)).astype(np.uint8)
+    codes[:, list(MASSIVE)] = 2 ** min(matrix.bits, 8) - 1
     kernels = variant(CLASSES["discrete"], "f16", False).kernels
     if matrix.quantized:
         groups = matrix.n, matrix.k // matrix.group
@@ -120,8 +120,9 @@ def test_inputs_that_dwarf_others_and_cancel_are_exact(name: str, target: str) -
         more |= {**arrays, "w": weights, "x": _massive(rng, matrix.k).astype(np.float32)}
         more["norm"][list(MASSIVE)] = 1
         more["norm"] *= 50
+        most = MOST if gate is None else 2 * MOST  # the product of two that are off
         for device in ("mobile", "discrete"):
-            assert errors(target, device, job, more).max() < MOST
+            assert errors(target, device, job, more).max() < most
 
 
 @pytest.mark.parametrize("target", ["webgpu", "vulkan"])

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import struct
 import subprocess
 from pathlib import Path
 
@@ -14,8 +15,8 @@ import pytest
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import DeviceError
 from nearfar.format.sizes import WASM_RESERVED
-from tests.support.backends import Lab
-from tests.support.wasm_executor import open_wasm, require_node
+from tests.support.backends import Lab, executor
+from tests.support.wasm_executor import ARGUMENT, LAUNCH, WasmExecutor, open_wasm, require_node
 
 MOST_BYTES = 130_000
 """Of a module as a server sends it, gzip."""
@@ -81,12 +82,20 @@ def test_quantized_matrices_are_multiplied_by_the_dot_instruction(lab: Lab) -> N
         assert file.read_bytes().count(DOT) < 10, "the opcode's bytes are common by chance: look for another"
 
 
-def test_a_thread_that_dies_ends_the_request(lab: Lab) -> None:
-    with (
-        open_wasm(lab.artifact("q4", "wasm"), 3, verify=False, stack=512) as engine,
-        pytest.raises(DeviceError, match="a thread was lost"),
-    ):
-        engine.completions.create("", max_tokens=200, temperature=0)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_kernel_that_traps_ends_the_request(lab: Lab, threads: int) -> None:
+    """On whichever thread it does; nobody waits for that one any more."""
+    with open_wasm(lab.artifact("q4", "wasm"), threads, verify=False) as engine:
+        wasm = executor(engine)
+        assert isinstance(wasm, WasmExecutor)
+        assert engine.completions.create("", max_tokens=3, temperature=0).choices[0].text
+        launches, _ = wasm.plans["step", 1]
+        _, arguments, count, _, _ = wasm.unpack(LAUNCH, launches + LAUNCH.size)
+        for i in range(count):
+            tensor = wasm.unpack(ARGUMENT, arguments + i * ARGUMENT.size)[2]
+            wasm.node.ask("write", struct.pack("<I", 0xFFFFFF00), at=tensor)
+        with pytest.raises(DeviceError, match=r"memory access out of bounds|a thread was lost"):
+            engine.completions.create("", max_tokens=3, temperature=0)
 
 
 def test_a_memory_that_is_too_small_for_the_module_is_refused(lab: Lab) -> None:

@@ -33,7 +33,7 @@ def snapshot(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.returncode == 0, done.stderr
     assert done.stdout == b""
     assert "tokens, " in done.stderr.decode()
-    assert "float32 keys and values of sample-model (q4" in done.stderr.decode()
+    assert "float16 keys and values of sample-model (q4" in done.stderr.decode()
     return path
 
 

@@ -43,6 +43,8 @@ class Built:
                     str(out),
                     "--device-class",
                     "software",
+                    "--cpu-features",
+                    "native",
                 ]
                 done = subprocess.run(
                     [*command, "--target", ",".join(target_names())],

@@ -13,25 +13,27 @@ import tvm
 from nearfar.edge_runtime.executors.cpu.library import Library, Tensor, aligned
 from nearfar.targets.cpu import CpuKernels
 from nearfar.targets.cpu.codegen import compile_library, native
+from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import Embed, GraphJob, Job, Linear
 from tests.support.job_reference import random_inputs, random_matrix, reference
 
 Array = npt.NDArray[Any]
-KERNELS = CpuKernels(native())
+HERE = native()
+KERNELS = CpuKernels(HERE)
 
 
 class CpuJobs:
     """The kernels of several jobs in one library: that compiles faster than one of each."""
 
-    def __init__(self, folder: Path, jobs: Sequence[Job], threads: int = 2) -> None:
-        self.staged = {job: KERNELS.stages(job) for job in jobs}
+    def __init__(self, folder: Path, jobs: Sequence[Job], threads: int = 2, unit: Unit = HERE) -> None:
+        self.staged = {job: CpuKernels(unit).stages(job) for job in jobs}
         self._names = {job: f"job{i}" for i, job in enumerate(self.staged)}
         functions = {
             f"{self._names[job]}_{i}": stage.func.with_attr("global_symbol", f"{self._names[job]}_{i}")
             for job, staged in self.staged.items()
             for i, stage in enumerate(staged.stages)
         }
-        compile_library(tvm.IRModule(functions), folder / "model.so")
+        compile_library(tvm.IRModule(functions), folder / "model.so", unit)
         self.library = Library(folder / "model.so")
         self.pool = self.library.pool(threads)
 

@@ -48,6 +48,7 @@ def opened(
                 buckets=buckets,
                 device_classes=(device_class,),
                 context=case.context,
+                cpu_features=("native",),
             )
         )
     with Engine.load(folder / target, kv_memory="4MB", precision=precision or None) as engine:

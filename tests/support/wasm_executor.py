@@ -119,17 +119,11 @@ class Tables:
 
 
 class WasmExecutor:
-    """See Executor. It has threads beside the replaying one where the program is for shared memory.
-
-    `stack`: where that of each of those threads ends, if not in a place of its own; it grows downwards, and
-    below address 0 a kernel traps.
-    """
+    """See Executor. It has threads beside the replaying one where the program is for shared memory."""
 
     name = "wasm"
 
-    def __init__(
-        self, artifact: Artifact, program: Program, settings: Settings, stack: int | None = None
-    ) -> None:
+    def __init__(self, artifact: Artifact, program: Program, settings: Settings) -> None:
         self.precision, self.program_name = program.precision, program.name
         self.node = Node()
         self._layout, self._kernels = Layout(artifact, program, settings), program.kernels
@@ -139,7 +133,7 @@ class WasmExecutor:
         self._at |= {f"workspace:{i}": space.take(count) for i, count in enumerate(program.workspace)}
         for name, shape in self._layout.buffers.items():
             self._at[f"buffer:{name}"] = space.take(shape.nbytes)
-        tops = [stack or space.take(WASM_STACK, 16) + WASM_STACK for _ in range((settings.threads or 1) - 1)]
+        tops = [space.take(WASM_STACK, 16) + WASM_STACK for _ in range((settings.threads or 1) - 1)]
         tables = Tables(space.take(0))
         self.plans = {
             (function, bucket.size): self._bind(self._layout.launches(function, bucket.size), tables)
@@ -216,6 +210,10 @@ class WasmExecutor:
         """The text that ends in a 0 at an address."""
         return self.node.ask("read", at=at, count=1024)[1].split(b"\0")[0].decode()
 
+    def unpack(self, record: struct.Struct, at: int) -> tuple[int, ...]:
+        """The fields of a record in memory."""
+        return record.unpack(self.node.ask("read", at=at, count=record.size)[1])
+
     def _page(self, name: str, page: int) -> Array:
         shape = self._layout.buffer(name)
         return self._read(name, page * shape.row_bytes, shape.row_bytes).reshape(shape.extents[1:])
@@ -264,7 +262,7 @@ def _swapped(name: str, page: Array) -> Array:
     return page.reshape(heads, width, size).swapaxes(1, 2) if name.endswith(".k") else page
 
 
-def open_wasm(path: Path, threads: int = 1, *, verify: bool = True, stack: int | None = None) -> Engine:
+def open_wasm(path: Path, threads: int = 1, *, verify: bool = True) -> Engine:
     """An engine over a wasm artifact; with several threads by the program for shared memory."""
     artifact = Artifact.open(path)
     if verify:
@@ -273,6 +271,6 @@ def open_wasm(path: Path, threads: int = 1, *, verify: bool = True, stack: int |
     fitting = (each for each in manifest.programs if ("atomics" in each.requires.features) == shared)
     program = next(fitting)
     pages = plan_pages(manifest, program, "64MB")
-    executor = WasmExecutor(artifact, program, Settings(pages, longest(manifest, pages), threads), stack)
+    executor = WasmExecutor(artifact, program, Settings(pages, longest(manifest, pages), threads))
     core = EngineCore(executor, manifest, program, pages, pipelined=False)
     return Engine(AsyncEngine(core, TextCodec.open(artifact)))

@@ -6,12 +6,12 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from nearfar.edge_runtime.executors.cpu.cores import cpu_quota, usable_cores
+from nearfar.edge_runtime.executors.cpu.cores import cpu_quota, fast_cores, usable_cores
 
 
 def write(root: Path, files: dict[str, str]) -> None:
@@ -66,10 +66,55 @@ def test_where_nothing_is_told_there_is_no_quota(tmp_path: Path) -> None:
 def test_threads_stay_within_the_quota(
     monkeypatch: pytest.MonkeyPatch, quota: float | None, expected: int
 ) -> None:
+    monkeypatch.setattr("nearfar.edge_runtime.executors.cpu.cores.fast_cores", lambda allowed: 0)
     monkeypatch.setattr("nearfar.edge_runtime.executors.cpu.cores.cpu_quota", lambda: quota)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     monkeypatch.setattr("psutil.cpu_count", lambda logical: 16)
     assert usable_cores() == expected
+    monkeypatch.setattr("nearfar.edge_runtime.executors.cpu.cores.fast_cores", lambda allowed: 4)
+    assert usable_cores() == min(expected, 4)
+
+
+def capacities(*values: int) -> dict[str, str]:
+    return {f"system/cpu/cpu{i}/cpu_capacity": f"{value}\n" for i, value in enumerate(values)}
+
+
+def siblings(*pairs: str) -> dict[str, str]:
+    return {f"system/cpu/cpu{i}/topology/thread_siblings_list": f"{text}\n" for i, text in enumerate(pairs)}
+
+
+CLOCKS = {
+    f"system/cpu/cpu{i}/cpufreq/cpuinfo_max_freq": str(kilohertz)
+    for i, kilohertz in enumerate([3200000, 3200000, 1000000, 1000000])
+}
+INTEL = {"cpu_core/cpus": "0-3\n", "cpu_atom/cpus": "4-7\n"}
+TWO_EACH = ("0-1", "0-1", "2,3", "2,3")
+
+
+@pytest.mark.parametrize(
+    ("files", "allowed", "expected"),
+    [
+        (capacities(446, 446, 446, 446, 1024, 1024), range(6), 2),
+        (capacities(325, 325, 325, 780, 780, 780, 780, 1024), range(8), 5),
+        (capacities(446, 446, 1024, 1024), (0, 1), 0),
+        (capacities(446, 446, 1024, 1024), (0, 3), 1),
+        (capacities(1024, 1024), range(2), 0),
+        (capacities(1024, 446), range(3), 0),
+        (CLOCKS, range(4), 2),
+        (INTEL | siblings(*TWO_EACH, "4", "5", "6", "7"), range(8), 2),
+        (INTEL | siblings(*TWO_EACH), (0, 2, 4), 2),
+        (INTEL, (4, 5), 0),
+        ({"cpu_core/cpus": "0-3"} | capacities(*[1024] * 4), range(4), 0),
+        ({"cpu_core/cpus": "nonsense", "cpu_atom/cpus": "1-"}, range(2), 0),
+        ({}, range(4), 0),
+    ],
+)
+def test_fast_cores_are_counted_where_cores_differ(
+    tmp_path: Path, files: dict[str, str], allowed: Sequence[int], expected: int
+) -> None:
+    """Big ones beside little ones, by capacity or clock; P beside E, whose threads share cores."""
+    write(tmp_path, files)
+    assert fast_cores(allowed, tmp_path / "system" / "cpu") == expected
 
 
 @contextlib.contextmanager

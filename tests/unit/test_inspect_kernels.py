@@ -28,7 +28,17 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("figures")
     write_checkpoint(Shape(CONFIG), root / "checkpoint")
-    command = ["build", root / "checkpoint", "--quant", "q4", "--target", "webgpu,cpu", "-o", root / "out"]
+    command = [
+        "build",
+        root / "checkpoint",
+        "--quant",
+        "q4",
+        "--target",
+        "webgpu,cpu",
+        "--cpu-features",
+        "native",
+    ]
+    command += ["-o", root / "out"]
     done = subprocess.run(
         [sys.executable, "-m", "nearfar", *map(str, command)], capture_output=True, text=True, timeout=600
     )

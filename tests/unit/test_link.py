@@ -55,7 +55,7 @@ def module() -> tvm.IRModule:
     """
 
     def body(x, y):
-        with T.parallel(0, N) as i:
+        with v.parallel(N) as i:
             far = T.alloc_buffer((N,), "float32")
             with T.serial(0, N) as j:
                 v.put1(far, [j], tirx.exp(v.cast(x[(i + j) % N], "float32")))

@@ -307,6 +307,12 @@ def _matmul(x: T.Buffer((M, K), "float32"), w: T.Buffer((N, K), "float32"), out:
             out[i, j] = out[i, j] + x[i, k] * w[j, k]
 
 
+@T.prim_func
+def _more(w: T.Buffer((N, K), "float32"), out: T.Buffer((M, N), "float32")):
+    for i in T.serial(M):
+        out[i, 0] = w[i, 0]
+
+
 class TwoStages:
     """Kernels whose linear has two launches with a scratch buffer between them."""
 
@@ -320,7 +326,7 @@ class TwoStages:
         )
 
 
-def _planned() -> tuple[tvm.IRModule, Plan]:
+def _planned(kernels: TwoStages | None = None) -> tuple[tvm.IRModule, Plan]:
     x, w = tensor("x", M, K), tensor("w", N, K)
 
     def body(b):
@@ -328,7 +334,7 @@ def _planned() -> tuple[tvm.IRModule, Plan]:
         padded = b.emit(relax.op.concat([first, first], axis=1))
         return b.emit(operators.call(JOB, [padded, w]))
 
-    mod = LowerOperators(TwoStages())(module([x, w], body))
+    mod = LowerOperators(kernels or TwoStages())(module([x, w], body))
     steps = [
         relax.transform.LegalizeOps(),
         relax.transform.ToNonDataflow(),
@@ -358,6 +364,34 @@ def test_a_launch_never_writes_what_it_reads() -> None:
     _, plan = _planned()
     for launch in plan.launches:
         assert launch.args[-1] not in launch.args[:-1]
+
+
+class InPieces(TwoStages):
+    """The second launch of a linear writes more of what the first has written."""
+
+    def stages(self, job):
+        return Staged((Stage(_matmul, ("x", "w0", "out")), Stage(_more, ("w0", "out"))))
+
+
+def test_a_result_that_is_written_in_pieces_has_its_buffer_for_itself() -> None:
+    """Earlier tensors of the same size share workspace among themselves, and never with it."""
+    _, plan = _planned(InPieces())
+    assert [la.args for la in plan.launches if "buffer:logits" in la.args] == [
+        (plan.launches[-2].args[0], "weight:w", "buffer:logits"), ("weight:w", "buffer:logits"),
+    ]  # fmt: skip
+    assert plan.launches[-2].args[0].startswith("storage:")
+
+
+def test_a_result_in_memory_that_other_tensors_have_too_is_no_plan() -> None:
+    """Its buffer need not have their size, and others read it."""
+    mod, _ = _planned()
+    func = mod["main"]
+    bindings = [binding for block in func.body.blocks for binding in block.bindings]
+    shared = [b.var for b in bindings if "R.memory.alloc_tensor" in str(b.value)][-1]
+    body = relax.SeqExpr(func.body.blocks, shared)
+    func = relax.Function(func.params, body, shared.ty, func.is_pure, func.attrs)
+    with pytest.raises(AssertionError, match="storage:1, which holds 2 tensors"):
+        plan_of(func, Plan("step", M, M), {"x": "buffer:x", "w": "weight:w"}, "buffer:logits")
 
 
 def test_plans_share_workspace_by_size() -> None:

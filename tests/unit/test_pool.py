@@ -15,14 +15,14 @@ import pytest
 
 tvm = pytest.importorskip("tvm")
 
-from tvm.script.ir_builder import tirx as T  # noqa: E402
 
 from nearfar.edge_runtime.executors.cpu import library as records  # noqa: E402
 from nearfar.edge_runtime.executors.cpu.library import Library, Plan, Tensor, aligned  # noqa: E402
 from nearfar.errors import ArtifactError, DeviceError  # noqa: E402
 from nearfar.targets.cpu.codegen import compile_library  # noqa: E402
 from nearfar.targets.cpu.kernels import vec as v  # noqa: E402
-from nearfar.targets.cpu.link import compile_runtime, zig  # noqa: E402
+from nearfar.targets.cpu.link import FLAGS, compile_runtime, zig  # noqa: E402
+from nearfar.targets.cpu.platforms import host  # noqa: E402
 from nearfar.targets.cpu.units import UNITS  # noqa: E402
 from tests.support.processes import eventually, forked, pool_threads  # noqa: E402
 
@@ -36,7 +36,7 @@ def path(tmp_path_factory) -> Path:
     """
 
     def body(x, y):
-        with T.parallel(0, N) as i:
+        with v.parallel(N) as i:
             v.put1(y, [i], x[i] + x[N - 1 - i] + i)
 
     func = v.prim_func("mirror", [("x", (N,), "int32"), ("y", (N,), "int32")], body)
@@ -238,7 +238,7 @@ def test_records_are_laid_out_as_tvm_ffi_publishes_them(tmp_path):
     zig(["cc", "-std=c11", "-fsyntax-only", f"-I{folder}", "layouts.c"], tmp_path)
 
 
-@pytest.mark.parametrize("target", ["x86-linux-gnu", "wasm32-freestanding"])
+@pytest.mark.parametrize("target", ["arm-linux-gnueabihf", "wasm32-freestanding"])
 def test_the_runtime_compiles_for_32_bits(tmp_path, target):
     """Where pointers have 32 bits a kernel's argument still has 64 bits of value, and a launch 32 bytes:
     static assertions of runtime.h.
@@ -253,7 +253,7 @@ def test_an_unknown_kernel_is_named(path):
 
 def test_the_same_module_gives_the_same_bytes(path, tmp_path):
     def body(x):
-        with T.parallel(0, N) as i:
+        with v.parallel(N) as i:
             v.put1(x, [i], x[i] * 2)
 
     func = v.prim_func("double", [("x", (N,), "int32")], body).with_attr("global_symbol", "double")
@@ -261,3 +261,52 @@ def test_the_same_module_gives_the_same_bytes(path, tmp_path):
         compile_library(tvm.IRModule({"double": func}), tmp_path / name, UNITS["avx2"])
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     assert str(tmp_path).encode() not in (tmp_path / "a").read_bytes()
+
+
+TRACE = """
+#include "runtime.h"
+
+int32_t nf_extent(int32_t extent);
+enum { MOST = 4096 };
+static int32_t tasks, empty;
+static _Atomic int32_t done[MOST];
+
+static int turn(int task, nf_group *group, void *data) {
+  int32_t extent = *(int32_t *)data, step = (extent + group->num_task - 1) / group->num_task;
+  tasks = group->num_task;
+  if (task * step >= extent) empty = 1;
+  for (int32_t i = task * step; i < (task + 1) * step && i < extent; i++) done[i]++;
+  return 0;
+}
+
+NF_EXPORT int32_t trace(nf_pool *pool, int32_t extent, int32_t told) {
+  for (int i = 0; i < MOST; i++) done[i] = 0;
+  tasks = empty = 0;
+  nf_enter(pool);
+  if (told) nf_extent(extent);
+  int failed = nf_parallel_launch(turn, &extent, 0);
+  nf_leave(pool);
+  for (int i = 0; i < MOST; i++)
+    if (done[i] != (i < extent)) return -1;
+  return failed || (told && empty) ? -2 : tasks;
+}
+"""
+
+
+def test_every_turn_of_a_loop_is_made_once_and_no_thread_gets_tasks_without_any(tmp_path):
+    (tmp_path / "trace.c").write_text(TRACE)
+    target = host().zig
+    objects = compile_runtime(target, tmp_path, options=["-fPIC"])
+    options = ["-target", target, "-shared", "-fPIC", *FLAGS, "-pthread"]
+    zig(["cc", *options, "trace.c", *objects, "-o", "t.so"], tmp_path)
+    lib = ctypes.CDLL(str(tmp_path / "t.so"))
+    lib.nf_pool_new.restype = ctypes.c_void_p
+    for threads in (1, 2, 3, 7):
+        pool = ctypes.c_void_p(lib.nf_pool_new(threads, 2))
+        for extent in (1, 2, 5, 31, 36, 60, 100, 1000, 4096):
+            for told in (1, 0):
+                tasks = lib.trace(pool, extent, told)
+                assert tasks > 0, (threads, extent, told, tasks)
+                if told and threads > 1:
+                    assert min(extent, threads * 8) <= tasks <= extent, "small enough to even out"
+        lib.nf_pool_free(pool)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.errors import SnapshotError
 from nearfar.step.reading import read_model
 from tests.support import tiny
+from tests.support.step_reference import Sequence as Kept
 from tests.support.step_reference import StepReference
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -36,10 +38,19 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 def expected(config: dict[str, Any], tokens: Sequence[int], count: int = 12) -> list[int]:
     """Greedy tokens by the reference, which keeps everything."""
-    reference = StepReference(read_model(config).model, tiny.weights(config))
-    answer: list[int] = []
+    return answered(config is HYBRID, tuple(tokens), count)
+
+
+@cache
+def answered(hybrid: bool, tokens: tuple[int, ...], count: int) -> list[int]:
+    """The same, once for all ways in which engines are asked."""
+    config = HYBRID if hybrid else EVERYWHERE
+    reference, memory = StepReference(read_model(config).model, tiny.weights(config)), Kept()
+    new, answer = list(tokens), list[int]()
     for _ in range(count):
-        answer.append(int(reference.logits([*tokens, *answer])[-1].argmax()))
+        memory.positions = np.arange(len(tokens) + len(answer) - len(new), len(tokens) + len(answer))
+        answer.append(int(reference.run(np.array(new), memory.positions, memory)[-1].argmax()))
+        new = answer[-1:]
     return answer
 
 

@@ -14,11 +14,10 @@ if TYPE_CHECKING:
 
 
 def _probe(which: str | None = None) -> Found:
-    from nearfar.edge_runtime.executors.cpu.features import KNOWN, cpu_flags
+    from nearfar.edge_runtime.executors.cpu.features import ASSUMED, cpu_flags
     from nearfar.edge_runtime.executors.cpu.system import architecture, system
 
-    # Where the features cannot be told, try: the build for the wrong CPU is the rarer case.
-    features = cpu_flags() or frozenset(KNOWN.get(architecture(), ()))
+    features = cpu_flags() or frozenset(ASSUMED.get(architecture(), ()))
     return Found(features, arch=architecture(), system=system())
 
 

@@ -1,31 +1,105 @@
-"""How many threads are worth starting: cores that this process may use, within its container's CPU time."""
+"""How many threads are worth starting: fast cores that this process may use, in its container's CPU time."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
+PROCESSORS = Path("/sys/devices/system/cpu")
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
+ALIKE = 0.6
+"""Of the highest speed: what is faster than this is worth a thread. Little cores are at 0.2 to 0.45; of the
+big ones some clock higher than others.
+"""
 
 
 def usable_cores() -> int:
     """Physical cores this process may use: a second thread on a core waits for the same arithmetic units.
 
-    No more than its container's quota: threads beyond it get the whole process stopped for most of every
-    tenth of a second.
+    Where cores differ in speed, the fast ones: a launch ends with its last task, and a slow core would take
+    memory's time from them. No more than its container's quota: threads beyond it get the whole process
+    stopped for most of every tenth of a second.
     """
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = cpu_quota()
-    if quota is not None:
-        allowed = min(allowed, int(quota))
-    try:
-        import psutil
+    allowed = _affinity()
+    count = len(allowed)
+    fast = fast_cores(allowed)
+    if fast:
+        count = min(count, fast)
+    else:
+        with contextlib.suppress(ImportError):
+            import psutil
 
-        return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
-    except ImportError:
-        return max(1, allowed)
+            count = min(count, psutil.cpu_count(logical=False) or count)
+    quota = cpu_quota()
+    return max(1, count if quota is None else min(count, int(quota)))
+
+
+def _affinity() -> Collection[int]:
+    """The processors that the system lets this process use, by number."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return range(os.cpu_count() or 1)
+
+
+def fast_cores(allowed: Collection[int], root: Path | None = None) -> int:
+    """Physical cores among the processors `allowed` that are about as fast as the fastest; 0 where the system
+    does not tell, or all are alike.
+
+    Linux tells on hybrid processors: ARM's big and little cores by capacity, Intel's P and E cores by type,
+    and others by their highest clock. macOS counts its performance cores itself.
+    """
+    if root is None and sys.platform == "darwin":
+        return _darwin_fast_cores()
+    here = root or PROCESSORS
+    speeds = {cpu: _speed(here, cpu) for cpu in allowed}
+    performance, efficient = (
+        _listed(here.parent.parent / kind / "cpus") for kind in ("cpu_core", "cpu_atom")
+    )
+    if performance and efficient:
+        speeds = {cpu: 2 if cpu in performance else 1 for cpu in allowed}
+    best = max(speeds.values(), default=0)
+    fast = [cpu for cpu, speed in speeds.items() if speed >= best * ALIKE]
+    if 0 in speeds.values() or len(fast) == len(speeds):
+        return 0
+    return len({_core(here, cpu) for cpu in fast})
+
+
+def _speed(root: Path, cpu: int) -> int:
+    """The capacity of a processor (of 1024), or its highest clock in kHz; 0: not known."""
+    for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
+        (word,) = _words(root / f"cpu{cpu}" / name, 1)
+        if word.isdigit():
+            return int(word)
+    return 0
+
+
+def _core(root: Path, cpu: int) -> frozenset[int]:
+    """The processors that share a physical core with one."""
+    return _listed(root / f"cpu{cpu}" / "topology" / "thread_siblings_list") or frozenset((cpu,))
+
+
+def _listed(file: Path) -> frozenset[int]:
+    """A list of processors as Linux writes it: "0-3,8"; empty where there is none."""
+    found: set[int] = set()
+    for part in _words(file, 1)[0].split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit() and (last or first).isdigit():
+            found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
+def _darwin_fast_cores() -> int:
+    """Performance cores of Apple's processors; 0 on others."""
+    command = ["sysctl", "-n", "hw.perflevel0.physicalcpu"]
+    with contextlib.suppress(OSError):
+        said = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        return int(said) if said.isdigit() else 0
+    return 0
 
 
 def cpu_quota(membership: Path = MEMBERSHIP, cgroups: Path = CGROUPS) -> float | None:

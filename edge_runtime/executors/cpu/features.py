@@ -15,6 +15,9 @@ KNOWN = {
                "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "avx512bf16", "avx512fp16"),
     "aarch64": ("neon", "fullfp16", "dotprod", "i8mm", "sve"),
 }  # fmt: skip
+ASSUMED = {"x86_64": KNOWN["x86_64"][:6], "aarch64": KNOWN["aarch64"][:1]}
+"""What is taken for granted of a CPU whose features cannot be told: what any has that we make code for."""
+
 _LINUX_NAMES = {"asimd": "neon", "asimdhp": "fullfp16", "asimddp": "dotprod"}
 _DARWIN_NAMES = {"FEAT_FP16": "fullfp16", "FEAT_DotProd": "dotprod", "FEAT_I8MM": "i8mm", "AdvSIMD": "neon"}
 
@@ -52,7 +55,7 @@ def _darwin_flags() -> set[str]:
     for line in listed.splitlines():
         key, _, value = line.partition(":")
         if key in ("machdep.cpu.features", "machdep.cpu.leaf7_features"):
-            found |= {word.lower() for word in value.split()}
+            found |= {word.lower().replace("avx1.0", "avx") for word in value.split()}
         elif key.startswith("hw.optional.") and value.strip() == "1":
             found.add(_DARWIN_NAMES.get(key.rsplit(".", 1)[1], key))
     return found

@@ -92,7 +92,7 @@ def build(
         typer.Option(
             help="cpu: the vector units to make programs for, separated by commas: `native` for this "
             "machine's instructions, `baseline` for any of its kind, or names such as avx2, avx512, dotprod. "
-            "Default: native on this machine, for other platforms a program for each kind of processor."
+            "Default: a program for each kind of processor; a machine takes the best that it can run."
         ),
     ] = list(DEFAULTS.cpu_features),  # noqa: B006
     dump_ir: Annotated[

@@ -67,7 +67,7 @@ def _rows_of_task(job: Attend) -> int:
 def _whole(job: Attend, unit: Unit, buf: Buffers) -> None:
     """A task has all positions of its rows."""
     rows = _rows_of_task(job)
-    with T.parallel(0, job.m // rows * job.kv_heads) as task:
+    with v.parallel(job.m // rows * job.kv_heads) as task:
         m, kv_head = T.Bind(task // job.kv_heads * rows), T.Bind(task % job.kv_heads)
         if rows == 1:
             _sequence(job, unit, buf, m, kv_head, 1)
@@ -121,7 +121,7 @@ def _parts(job: Attend) -> int:
 def _shared(job: Attend, unit: Unit, buf: Buffers) -> None:
     """Tasks share out the blocks of a row and key head; what they give is then put together, in order."""
     sums, tops, group = buf["scratch:0"], buf["scratch:1"], job.heads // job.kv_heads
-    with T.parallel(0, job.m * job.kv_heads * SHARES) as task:
+    with v.parallel(job.m * job.kv_heads * SHARES) as task:
         pair, share = T.Bind(task // SHARES), T.Bind(task % SHARES)
         m, kv_head = T.Bind(pair // job.kv_heads), T.Bind(pair % job.kv_heads)
         queries = Queries.of(job, unit, buf, m, kv_head, 1)

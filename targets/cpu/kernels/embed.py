@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx
@@ -11,6 +12,8 @@ from tvm.script.ir_builder import tirx as T
 from nearfar.format.sizes import MAX_STEP
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import vec as v
+from nearfar.targets.cpu.kernels.dot import turn
+from nearfar.targets.cpu.kernels.linear_quant import affine
 from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import Embed
 from nearfar.targets.kernels import Stage, Staged
@@ -36,7 +39,7 @@ def embed(job: Embed, unit: Unit) -> Staged:
             block, lane = T.Bind(token // v.ROWS), T.Bind(token % v.ROWS)
             if matrix.quantized:
                 with T.serial(0, matrix.k // matrix.group) as g:
-                    _group(matrix, weights, block, lane, g, functools.partial(put, row))
+                    _group(matrix, unit, weights[0], block, lane, g, functools.partial(put, row))
             else:
                 with T.serial(0, matrix.k) as k:
                     put(row, k, tirx.Cast("float32", weights[0][block, k, lane]))
@@ -45,18 +48,25 @@ def embed(job: Embed, unit: Unit) -> Staged:
     return Staged((Stage(func, tuple(name for name, *_ in args)),))
 
 
-def _group(matrix: Matrix, weights: tuple[Expr, ...], block: Expr, lane: Expr, g: Expr, put: Any) -> None:
+def _group(
+    matrix: Matrix, unit: Unit, w: Expr, block: Expr, lane: Expr, g: Expr, put: Callable[[Expr, Expr], None]
+) -> None:
     """The numbers of one group of a row, each to put(k, value)."""
-    step, affine = packing.step(matrix), weights[-1]
-    scale = T.Bind(tirx.Cast("float32", affine[block, g, 0, lane]))
-    bias = T.Bind(tirx.Cast("float32", affine[block, g, 1, lane]))
+    step, first = turn(matrix), packing.first_lines(matrix)
+    both = v.local((2, v.ROWS), "float32")
+    for half, values in enumerate(affine(matrix, unit, w, block, g, v.i32(0), v.ROWS)):
+        v.put(both, [half, 0], values)
+    scale, bias = T.Bind(both[0, lane]), T.Bind(both[1, lane])
     with T.serial(0, matrix.group // step) as c:
         for i in range(step):
             code = tirx.IntImm("uint32", 0)
-            for plane, words in zip(packing.PLANES[matrix.bits], weights[:-1], strict=True):
-                first, down = packing.first_word(matrix, plane, g, c)
-                word = words[block, first + i // plane.per_word, lane]
-                place = tirx.Cast("uint32", v.i32(plane.place(i % plane.per_word)) + down)
-                part = (word >> place) & tirx.IntImm("uint32", plane.mask)
-                code = code | (part << tirx.IntImm("uint32", plane.low))
+            for plane, line in zip(packing.PLANES[matrix.bits], first, strict=False):
+                codes = packing.QUAD * plane.quads
+                word = w[block, g, line + c * max(1, step // codes) + i // codes, lane]
+                part = (word >> _u32(plane.place(i % codes))) & _u32(plane.mask)
+                code = code | (part << _u32(plane.low))
             put(g * matrix.group + c * step + i, tirx.Cast("float32", code) * scale + bias)
+
+
+def _u32(value: int) -> Expr:
+    return tirx.IntImm("uint32", value)

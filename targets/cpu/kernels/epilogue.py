@@ -40,13 +40,18 @@ def finish_tile(
     acc: Expr,
     up: Expr | None,
 ) -> None:
-    """Store rows row … row+tile of a block's outputs from sums `acc` (`up`: a gate's second factor)."""
+    """Store rows row … row+tile of a block's outputs from sums `acc` [tile, ROWS].
+
+    `up`: the second factor of a gate.
+    """
     for r in range(tile):
         column = block * v.ROWS
         if job.columns % v.ROWS:
-            _finish_lanes(job, buf, column, row + r, acc[r])
+            _finish_lanes(job, buf, column, row + r, v.lanes(acc, [r, 0]))
         else:
-            _finish_vector(job, buf, column, row + r, acc[r], None if up is None else up[r])
+            _finish_vector(
+                job, buf, column, row + r, v.lanes(acc, [r, 0]), None if up is None else v.lanes(up, [r, 0])
+            )
 
 
 def bounded(job: Linear, value: Expr, up: Expr | None) -> Expr:

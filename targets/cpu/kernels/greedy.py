@@ -43,13 +43,13 @@ def build(name: str, args: Args, body: Callable[[dict[str, Expr]], None]) -> Sta
 @contextmanager
 def chunks(rows: int) -> Iterator[tuple[Expr, Expr]]:
     """Tasks of each row and chunk."""
-    with T.parallel(0, rows * CHUNKS) as task:
+    with v.parallel(rows * CHUNKS) as task:
         yield T.Bind(task // CHUNKS), T.Bind(task % CHUNKS)
 
 
 def each_row(rows: int) -> Any:
     """A task for each row."""
-    return (T.parallel if rows > 1 else T.serial)(0, rows)
+    return v.parallel(rows) if rows > 1 else T.serial(0, rows)
 
 
 def chunk(vocab: int) -> int:
@@ -123,7 +123,7 @@ def greedy(job: Greedy, unit: Unit) -> Staged:
     ]
 
     def body(buf: dict[str, Expr]) -> None:
-        with T.parallel(0, rows) as r, T.If(buf["sample_i32"][r, 0] >= 0), T.Then():
+        with v.parallel(rows) as r, T.If(buf["sample_i32"][r, 0] >= 0), T.Then():
             best = Best(v.i32(0))
             with T.serial(0, vocab // v.LANES) as i:
                 best.offer(v.lanes(buf["logits"], [r, i * v.LANES]), i * v.LANES)

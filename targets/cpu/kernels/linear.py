@@ -48,7 +48,7 @@ def _gated_by_parts(job: Linear, unit: Unit, kernel: Callable[[Linear, Unit], St
                 value = T.Bind(value + v.some(buffers[1], [m, i], count))
             v.put_some(out, [m, i], value, count)
 
-        with T.parallel(0, job.m) as m:
+        with v.parallel(job.m) as m:
             with T.serial(0, n // v.LANES) as i:
                 some(m, i * v.LANES, v.LANES)
             if n % v.LANES:

@@ -8,6 +8,7 @@ from tvm.script.ir_builder import tirx as T
 
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import vec as v
+from nearfar.targets.cpu.kernels.dot import tile
 from nearfar.targets.cpu.kernels.epilogue import finish_tile, out_args, params
 from nearfar.targets.cpu.kernels.rows import norm_scale, source_row, x_args
 from nearfar.targets.cpu.units import Unit
@@ -31,7 +32,7 @@ def linear(job: Linear, unit: Unit) -> Staged:
         if staged_x:
             with T.serial(0, job.m) as m:
                 _prepare_row(job, buf, m, x)
-        _matmul(job, buf, x)
+        _matmul(job, unit, buf, x)
 
     func = v.prim_func(
         "linear", [(name.replace(":", "_"), shape, dtype) for name, shape, dtype in args], body
@@ -50,23 +51,23 @@ def _prepare_row(job: Linear, buf: dict[str, Expr], m: Expr, out: Expr) -> None:
         v.put1(out, [m, i], x[row, i] * rms * buf["norm"][i])
 
 
-def _matmul(job: Linear, buf: dict[str, Expr], x: Expr) -> None:
-    tile = 4 if job.m % 4 == 0 else 1
+def _matmul(job: Linear, unit: Unit, buf: dict[str, Expr], x: Expr) -> None:
+    rows, _ = tile(unit, job.m, 1, (v.ROWS,))
     n = job.columns
-    with T.parallel(0, packing.blocks(n)) as block, T.serial(0, job.m // tile) as t:
-        acc = v.registers(tile)
-        _accumulate(job, buf["w0"], x, block, t * tile, tile, acc)
+    with v.parallel(packing.blocks(n)) as block, T.serial(0, job.m // rows) as t:
+        acc = v.local((rows, v.ROWS), "float32")
+        _accumulate(job, buf["w0"], x, block, t * rows, rows, acc)
         up = None
         if job.gate is not None:
-            up = v.registers(tile)
-            _accumulate(job, buf["w0"], x, block + packing.blocks(n), t * tile, tile, up)
-        finish_tile(job, buf, block, t * tile, tile, acc, up)
+            up = v.local((rows, v.ROWS), "float32")
+            _accumulate(job, buf["w0"], x, block + packing.blocks(n), t * rows, rows, up)
+        finish_tile(job, buf, block, t * rows, rows, acc, up)
 
 
-def _accumulate(job: Linear, weight: Expr, x: Expr, block: Expr, row: Expr, tile: int, acc: Expr) -> None:
-    for i in range(tile):
-        v.put1(acc, [i], v.splat(0.0))
+def _accumulate(job: Linear, weight: Expr, x: Expr, block: Expr, row: Expr, rows: int, acc: Expr) -> None:
+    for r in range(rows):
+        v.put(acc, [r, 0], v.splat(0.0))
     with T.serial(0, job.matrix.k) as k:
-        weights = v.cast(v.lanes(weight, [block, k, 0]), v.F32X16)
-        for r in range(tile):
-            v.put1(acc, [r], acc[r] + weights * v.splat(x[row + r, k]))
+        weights = T.Bind(v.cast(v.lanes(weight, [block, k, 0]), v.F32X16))
+        for r in range(rows):
+            v.put(acc, [r, 0], v.lanes(acc, [r, 0]) + weights * v.splat(x[row + r, k]))

@@ -1,23 +1,21 @@
 """Matmul over affine weights of 2 to 8 bits: out = epilogue(x' · Wᵀ), one launch.
 
-Activations are quantised to 16 bits per group, in the same launch, and multiplied as pairs (vpmaddwd, or
-vpdpwssd with VNNI). Why not 8 bits, as is usual: the greedy text has to be that of float32 on the dequantized
-weights, and 8 bits move logits by percents. What 16 bits cost: little. At one row memory is the limit (Zen 3,
-one thread, 576 inputs: 33 G weights/s are 19 GB/s); for many rows two vpmaddwd take the place of a
-vpmaddubsw, a vpmaddwd with ones, and the handling of signs. On two threads of an idle Zen 3, SmolLM2-135M's
-shape, prefill is 2.1 times and decode 2.6 times as fast as llama.cpp's Q4_0 (docs/benchmarks.md).
+Activations are quantised to 16 bits per group, in the same launch, and multiplied as integers (dot.py). Why
+not 8 bits, as is usual: the greedy text has to be that of float32 on the dequantized weights, and 8 bits move
+logits by percents. What 16 bits cost: little. At one row memory is the limit; for many rows there are twice
+as many products of bytes, or two vpmaddwd in place of a vpmaddubsw, a vpmaddwd with ones, and the handling of
+signs.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
 from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import vec as v
+from nearfar.targets.cpu.kernels.dot import SUMS, Products, Reader, Words, products, tile, turn
 from nearfar.targets.cpu.kernels.epilogue import finish_tile, out_args, params
 from nearfar.targets.cpu.kernels.rows import quantise_row, x_args
 from nearfar.targets.cpu.units import Unit
@@ -28,31 +26,24 @@ from nearfar.targets.quantized import Matrix
 Expr = Any
 
 
-def row_tile(m: int) -> int:
-    """Rows of x that share a pass over a block of weights: sums of 8 by 8 outputs fill half the registers.
-
-    (4 by 16 unpacks every weight twice as often per row, and LLVM's scheduler spills five sums in its loop.)
-    """
-    return next(tile for tile in (4, 2, 1) if m % tile == 0)
-
-
 def linear(job: Linear, unit: Unit) -> Staged:
     """Quantise the rows of x (in the same launch), then a parallel loop over blocks of 16 outputs."""
     matrix = job.matrix
-    w_args = [(f"w{i}", part.shape, part.dtype) for i, part in enumerate(packing.parts(matrix))]
-    tile = row_tile(job.m)
+    (part,) = packing.parts(matrix)
+    rows, columns = tile(unit, job.m, SUMS[unit.dot])
+    dot = products(unit, matrix, rows, columns)
     # Rows of a tile are interleaved: one stream, whatever k is (rows 16 KiB apart would share a set of the L1
     # cache).
     scratch: tuple[tuple[tuple[int, ...], str], ...] = (
-        ((job.m // tile, matrix.k // 2 * tile), "int32"),
-        ((job.m // tile, matrix.k // matrix.group, 2, tile), "float32"),
+        ((job.m // rows, matrix.k // 2 * rows), "int32"),
+        ((job.m // rows, matrix.k // matrix.group, 3 if dot.offset else 2, rows), "float32"),
     )
     s_args = [(f"scratch:{i}", shape, dtype) for i, (shape, dtype) in enumerate(scratch)]
-    args = [*x_args(job), *w_args, *out_args(job)]
+    args = [*x_args(job), ("w0", part.shape, part.dtype), *out_args(job)]
     args[-1:-1] = s_args  # the output stays last
 
     def body(*buffers: Expr) -> None:
-        _body(job, unit, dict(zip([name for name, *_ in args], buffers, strict=True)))
+        _body(job, unit, dot, dict(zip([name for name, *_ in args], buffers, strict=True)))
 
     func = v.prim_func(
         "linear", [(name.replace(":", "_"), shape, dtype) for name, shape, dtype in args], body
@@ -60,92 +51,89 @@ def linear(job: Linear, unit: Unit) -> Staged:
     return Staged((Stage(func, params(args)),), scratch)
 
 
-def _body(job: Linear, unit: Unit, buf: dict[str, Expr]) -> None:
-    tile = row_tile(job.m)
+def _body(job: Linear, unit: Unit, dot: Products, buf: dict[str, Expr]) -> None:
     with v.rows(job.m) as m:
-        quantise_row(job, buf, m, tile, buf["scratch:0"], buf["scratch:1"])
-    with T.parallel(0, packing.blocks(job.columns)) as block, T.serial(0, job.m // tile) as t:
-        acc = v.registers(tile)
-        accumulate(job, unit, buf, block, t, acc)
+        quantise_row(job, dot, buf, m, buf["scratch:0"], buf["scratch:1"])
+    with v.parallel(packing.blocks(job.columns)) as block, T.serial(0, job.m // dot.rows) as t:
+        acc = v.local((dot.rows, v.ROWS), "float32")
+        _accumulate(job.matrix, unit, dot, buf, block, t, acc)
         up = None
         if job.gate is not None:
-            up = v.registers(tile)
-            accumulate(job, unit, buf, block + packing.blocks(job.columns), t, up)
-        finish_tile(job, buf, block, t * tile, tile, acc, up)
+            up = v.local((dot.rows, v.ROWS), "float32")
+            _accumulate(job.matrix, unit, dot, buf, block + packing.blocks(job.columns), t, up)
+        finish_tile(job, buf, block, t * dot.rows, dot.rows, acc, up)
 
 
-def accumulate(job: Linear, unit: Unit, buf: dict[str, Expr], block: Expr, t: Expr, acc: Expr) -> None:
-    """acc[row] = x'[rows of tile t] · W[block]ᵀ.
+def _accumulate(
+    matrix: Matrix, unit: Unit, dot: Products, buf: dict[str, Expr], block: Expr, t: Expr, acc: Expr
+) -> None:
+    """acc[row] = x'[rows of tile t] · W[block]ᵀ, some columns of the block at a time."""
+    for r in range(dot.rows):
+        v.put(acc, [r, 0], v.splat(0.0))
+    columns = dot.pieces * unit.lanes
+    if columns == v.ROWS:
+        return _columns(matrix, unit, dot, buf, block, t, v.i32(0), acc)
+    with T.serial(0, v.ROWS // columns) as some:
+        _columns(matrix, unit, dot, buf, block, t, some * columns, acc)
+
+
+def _columns(
+    matrix: Matrix,
+    unit: Unit,
+    dot: Products,
+    buf: dict[str, Expr],
+    block: Expr,
+    t: Expr,
+    column: Expr,
+    acc: Expr,
+) -> None:
+    """The columns of a block from `column` on.
 
     Per group: an exact integer sum of 16-bit products, then scale·(Σ q x) + bias·(Σ x) in float32.
     """
-    matrix, tile = job.matrix, row_tile(job.m)
-    step, parts = packing.step(matrix), packing.parts(matrix)
-    planes = [T.decl_buffer(part.shape, "int32", data=buf[f"w{i}"].data) for i, part in enumerate(parts[:-1])]
-    pairs, sums_x, affine = buf["scratch:0"], buf["scratch:1"], buf[f"w{len(parts) - 1}"]
-    by_16 = tile == 1 and matrix.bits == 4  # see _pairs_by_16
-    for r in range(tile):
-        v.put1(acc, [r], v.splat(0.0))
+    step, n = turn(matrix), unit.lanes
+    sums_x, float_n = buf["scratch:1"], f"float32x{unit.lanes}"
+    at = [column + piece * n for piece in range(dot.pieces)]
     with T.serial(0, matrix.k // matrix.group) as g:
-        sums = v.registers(tile * (2 if by_16 else 1), v.I32X16)
-        for r in range(tile * (2 if by_16 else 1)):
-            v.put1(sums, [r], v.isplat(0))
+        sums = dot.zero()
         with T.serial(0, matrix.group // step) as c:
-            words = _words(matrix, planes, block, g, c)
-            first = T.Bind(g * (matrix.group // 2) + c * (step // 2))
-            unpacked = _pairs_by_16(words[0][0]) if by_16 else _pairs(matrix, words)
-            for j in range(step // 2):
-                for r in range(tile):
-                    pair = T.Bind(v.splat(pairs[t, (first + j) * tile + r]))
-                    i = r + (tile if by_16 and j % 2 else 0)
-                    v.put1(sums, [i], v.madd16(unit, sums[i], unpacked[j], pair))
-        if by_16:
-            v.put1(sums, [0], sums[0] + (sums[1] >> v.isplat(4)))
-        scale = T.Bind(v.cast(v.lanes(affine, [block, g, 0, 0]), v.F32X16))
-        bias = T.Bind(v.cast(v.lanes(affine, [block, g, 1, 0]), v.F32X16))
-        for r in range(tile):
-            scaled = T.Bind(scale * v.splat(sums_x[t, g, 0, r]))
-            v.put1(acc, [r], acc[r] + v.cast(sums[r], v.F32X16) * scaled)
-            v.put1(acc, [r], acc[r] + bias * v.splat(sums_x[t, g, 1, r]))
+            codes = [dot.codes(_words(matrix, unit, buf["w0"], block, g, c, first)) for first in at]
+            begin = T.Bind((g * (matrix.group // 2) + c * (step // 2)) * dot.rows)
+            dot.add(sums, codes, Reader(unit, buf["scratch:0"], t, begin))
+        for piece, first in enumerate(at):
+            scale, bias = affine(matrix, unit, buf["w0"], block, g, first, n)
+            for r in range(dot.rows):
+                total = dot.total(sums, r, piece)
+                if dot.offset:
+                    of_inputs = T.Bind(v.bits(sums_x[t, g, 2, r], "int32") * v.i32(dot.offset))
+                    total = T.Bind(total + v.splat(of_inputs, n))
+                scaled = T.Bind(scale * v.splat(sums_x[t, g, 0, r], n))
+                value = T.Bind(v.lanes(acc, [r, first], n) + v.cast(total, float_n) * scaled)
+                v.put(acc, [r, first], value + bias * v.splat(sums_x[t, g, 1, r], n), n)
 
 
-def _words(matrix: Matrix, planes: Sequence[Expr], block: Expr, g: Expr, c: Expr) -> list[list[Expr]]:
-    """The words of each plane that hold turn c of group g: `packing.step` inputs of 16 rows."""
+def _words(matrix: Matrix, unit: Unit, w: Expr, block: Expr, g: Expr, c: Expr, first: Expr) -> Words:
+    """The words of each plane that hold turn c of group g, of the columns from `first` on."""
     words = []
-    for plane, buffer in zip(packing.PLANES[matrix.bits], planes, strict=True):
-        first, down = packing.first_word(matrix, plane, g, c)
-        count = max(1, packing.step(matrix) // plane.per_word)
-        loaded = [v.lanes(buffer, [block, first + i, 0]) for i in range(count)]
-        words.append(loaded if isinstance(down, int) else [T.Bind(word >> v.splat(down)) for word in loaded])
+    for plane, line in zip(packing.PLANES[matrix.bits], packing.first_lines(matrix), strict=False):
+        count = max(1, turn(matrix) // (packing.QUAD * plane.quads))
+        lines = [line + c * count + i for i in range(count)]
+        words.append(
+            [
+                T.Bind(v.bits(v.lanes(w, [block, g, i, first], unit.lanes), f"int32x{unit.lanes}"))
+                for i in lines
+            ]
+        )
     return words
 
 
-def _pairs(matrix: Matrix, words: Sequence[Sequence[Expr]]) -> list[Expr]:
-    """The pairs of int16 codes in vectors of words."""
-    planes = packing.PLANES[matrix.bits]
-    return [
-        functools.reduce(
-            lambda a, b: T.Bind(a | b), [_pair(plane, of, j) for plane, of in zip(planes, words, strict=True)]
-        )
-        for j in range(packing.step(matrix) // 2)
-    ]
-
-
-def _pair(plane: packing.Plane, words: Sequence[Expr], j: int) -> Expr:
-    """What a plane has of pair j, at its place in the code."""
-    word, at = divmod(j, plane.per_word // 2)
-    down = at * plane.bits - plane.low
-    shifted = (
-        words[word] >> v.isplat(down) if down > 0 else words[word] << v.isplat(-down) if down else words[word]
+def affine(
+    matrix: Matrix, unit: Unit, w: Expr, block: Expr, g: Expr, first: Expr, n: int
+) -> tuple[Expr, Expr]:
+    """Scales and biases of a group, of n columns from `first` on."""
+    line = packing.first_lines(matrix)[-1]
+    scale, bias = (
+        T.Bind(v.bits(v.lanes(w, [block, g, line, half * 8 + first // 2], n // 2), f"float16x{n}"))
+        for half in range(2)
     )
-    return T.Bind(shifted & v.isplat((plane.mask << plane.low) * 0x10001))
-
-
-def _pairs_by_16(word: Expr) -> list[Expr]:
-    """The same for 4 bits, odd pairs 16 times too large: one shift a word instead of three.
-
-    Their sums are shifted back, exactly.
-    """
-    shifted = T.Bind(word >> v.isplat(8))
-    low, high = v.isplat(0x000F000F), v.isplat(0x00F000F0)
-    return [T.Bind(word & low), T.Bind(word & high), T.Bind(shifted & low), T.Bind(shifted & high)]
+    return v.widen(unit, scale, n), v.widen(unit, bias, n)

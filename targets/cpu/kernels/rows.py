@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from tvm import tirx
@@ -9,6 +10,7 @@ from tvm.script.ir_builder import tirx as T
 
 from nearfar.format.sizes import MAX_ROWS
 from nearfar.targets.cpu.kernels import vec as v
+from nearfar.targets.cpu.kernels.dot import LARGEST, Products
 from nearfar.targets.jobs import Linear
 
 Expr = Any
@@ -45,16 +47,17 @@ def source_row(job: Linear, logit_rows: Expr, m: Expr) -> Expr:
     return T.Bind(logit_rows[m]) if job.rows else m
 
 
-def quantise_row(job: Linear, ins: dict[str, Expr], m: Expr, tile: int, xq: Expr, xs: Expr) -> None:
-    """Row m of x' as pairs of int16, xq[m / tile, k / 2 * tile + m % tile].
+def quantise_row(job: Linear, dot: Products, ins: dict[str, Expr], m: Expr, xq: Expr, xs: Expr) -> None:
+    """Row m of x' as integers of 16 bits, xq[m / rows, …], in the words that `dot` multiplies.
 
-    Each group has a scale and a sum, xs[m / tile, group, 2, m % tile].
+    Each group has a scale and a sum, xs[m / rows, group, 2, m % rows]; where `dot` has an offset a third
+    number, the bits of the sum of its integers.
 
     16 bits, not the usual 8: the error (2^-16 of a group's largest value) is then below that of float32 sums
-    over the row, so greedy text equals that of float32 on the dequantized weights. The multiply-add of 16-bit
-    pairs makes up for it: see linear_quant.
+    over the row, so greedy text equals that of float32 on the dequantized weights. linear_quant says what it
+    costs.
     """
-    group = job.matrix.group
+    group, tile = job.matrix.group, dot.rows
     x, row = ins["x"], source_row(job, ins.get("logit_rows"), m)
     rms = norm_scale(x, row, job.matrix.k, job.norm) if job.norm is not None else None
     t, r = (m, v.i32(0)) if tile == 1 else (T.Bind(m // tile), T.Bind(m % tile))
@@ -69,19 +72,17 @@ def quantise_row(job: Linear, ins: dict[str, Expr], m: Expr, tile: int, xq: Expr
         for value in regs[1:]:
             total, largest = T.Bind(total + value), T.Bind(tirx.max(largest, tirx.abs(value)))
         amax = v.hmax(largest)
-        inverse = T.Bind(tirx.Select(amax > v.f32(0.0), v.f32(32767.0) / amax, v.f32(0.0)))
-        v.put1(xs, [t, g, 0, r], amax * v.f32(1.0 / 32767))
+        inverse = T.Bind(tirx.Select(amax > v.f32(0.0), v.f32(LARGEST) / amax, v.f32(0.0)))
+        v.put1(xs, [t, g, 0, r], amax * v.f32(1.0 / LARGEST))
         v.put1(xs, [t, g, 1, r], v.hsum(total))
-        for i, value in enumerate(regs):
-            pairs = _pairs(T.Bind(value * v.splat(inverse)))
-            first = g * (group // 2) + i * (v.LANES // 2)
+        integers = [T.Bind(v.cast(tirx.nearbyint(value * v.splat(inverse)), v.I32X16)) for value in regs]
+        if dot.offset:
+            whole = functools.reduce(lambda a, b: T.Bind(a + b), integers)
+            v.put1(xs, [t, g, 2, r], v.bits(v.hreduce(whole, lambda a, b: a + b, "int32"), "float32"))
+        for i, value in enumerate(integers):
+            words, first = dot.inputs(value), (g * group + i * v.LANES) // 2 * tile
             if tile == 1:
-                v.put(xq, [t, first], pairs, v.LANES // 2)
+                v.put(xq, [t, first], words, 8)
                 continue
-            for j in range(v.LANES // 2):
-                v.put1(xq, [t, (first + j) * tile + r], tirx.Shuffle([pairs], [j]))
-
-
-def _pairs(value: Expr) -> Expr:
-    """Sixteen floats within int16 as eight int32, two values each."""
-    return T.Bind(v.bits(v.cast(v.cast(tirx.nearbyint(value), v.I32X16), "int16x16"), "int32x8"))
+            for j in range(8):
+                v.put1(xq, [t, first + dot.place(j, r)], tirx.Shuffle([words], [j]))

@@ -40,7 +40,15 @@ def prim_func(
 
 def rows(m: int) -> Any:
     """The loop over rows that take little each: side by side from 16 on; waking a thread takes time too."""
-    return (T.parallel if m >= 16 else T.serial)(0, m)
+    return parallel(m) if m >= 16 else T.serial(0, m)
+
+
+def parallel(extent: int) -> Any:
+    """A loop whose turns are shared by the threads. The pool is told how many there are, so that each thread
+    has as many of them, side by side (runtime/pool.c).
+    """
+    T.evaluate(tirx.call_extern("int32", "nf_extent", i32(extent)))
+    return T.parallel(0, extent)
 
 
 def lanes(buf: Expr, index: Sequence[Any], n: int = LANES) -> Expr:
@@ -182,20 +190,16 @@ def hmax(value: Expr) -> Expr:
     return hreduce(value, tirx.max)
 
 
-def madd16(unit: Unit, acc: Expr, weights: Expr, pair: Expr) -> Expr:
-    """acc[i32 × 16] += w.lo·x.lo + w.hi·x.hi over the int16 halves of each lane.
+def widen(unit: Unit, value: Expr, n: int = LANES) -> Expr:
+    """Finite float16 values as float32; where the unit has no instruction for it, by their bits.
 
-    On x86 this is vpmaddwd + vpaddd, which LLVM folds to one vpdpwssd where the CPU has VNNI.
+    Exponent and mantissa move to their place in a float32, which is then 2^112 too small.
     """
-    if unit.architecture == "x86_64":
-        sums = [
-            intrin("int32x8", "llvm.x86.avx2.pmadd.wd", bits(w, "int16x16"), bits(x, "int16x16"))
-            for w, x in zip(halves(weights, "int32x8"), halves(pair, "int32x8"), strict=True)
-        ]
-        return acc + tirx.vectorcombine(I32X16, *sums)
-    sixteen = isplat(16)
-    low = ((weights << sixteen) >> sixteen) * ((pair << sixteen) >> sixteen)
-    return acc + low + (weights >> sixteen) * (pair >> sixteen)
+    if unit.architecture != "wasm32":
+        return T.Bind(cast(value, f"float32x{n}"))
+    half = T.Bind(cast(bits(value, f"int16x{n}"), f"int32x{n}"))
+    size = T.Bind(bits((half & isplat(0x7FFF, n=n)) << isplat(13, n=n), f"float32x{n}") * splat(2.0**112, n))
+    return T.Bind(bits(bits(size, f"int32x{n}") | (half & isplat(-0x80000000, n=n)), f"float32x{n}"))
 
 
 def exp(x: Expr) -> Expr:

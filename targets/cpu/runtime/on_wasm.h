@@ -50,8 +50,10 @@ void nf_memory_free(void *memory);
 
 /* For the thread that replays, which is no page's main thread, and while there are workers to wait for. */
 static inline void nf_yield(void) {
+#if defined(__wasm_atomics__)
   static int32_t never = 0;
   __builtin_wasm_memory_atomic_wait32(&never, 0, 20000);
+#endif
 }
 
 /* One engine to a memory, and only its caller asks for it. */

@@ -171,7 +171,7 @@ int nf_parallel_launch(nf_lambda lambda, void *data, int tasks) {
   return atomic_load(&pool->error) ? -1 : 0;
 }
 
-/* Kernels say how far the parallel loop goes that they come to next, so that shares are even. */
+/* Kernels (vec.parallel) say how far the parallel loop goes that they come to next, so that shares are even. */
 int32_t nf_extent(int32_t extent) {
   nf_pool *pool = nf_own();
   if (pool != NULL) pool->extent = extent;

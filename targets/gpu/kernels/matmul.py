@@ -9,7 +9,8 @@ first to last and sums their squares.
 
 Float32 programs multiply and add in float32. In float16 programs both factors are float16 in workgroup
 memory, and what is rounded is this:
-- rows, eight inputs at a time times a power of two (see scaled), to 11 bits: any finite input works;
+- rows, eight inputs at a time times a power of two (see scaled), to 11 bits: any finite input works. Of rows
+  of float32 eights in which few dwarf the others are multiplied as they are (add_lopsided);
 - products of codes, which are exact: eight of them are added in float16, each sum rounded to 11 bits. The
   rest is float32: sums of the eights, scale and bias, and the sum of the unrounded inputs that bias needs.
 - Weights that are no codes are rounded to float16 as ever, and multiplied and added in float32.
@@ -182,17 +183,18 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
                 made = f32x4(xs[j * VECTORS + v])
                 T.buffer_store(value, or_zero(index * WIDTH < k, made) if ragged_k else made, [v])
                 if has_norm:
-                    added = held[at_square] + total(value[v] * value[v])
-                    T.buffer_store(held, added, [at_square])
+                    T.buffer_store(value, value[v] * value[v], [VECTORS])
+                    T.buffer_store(held, held[at_square] + total(value[VECTORS]), [at_square])
                     T.buffer_store(value, value[v] * norm[inside(index)], [v])
             inputs = [value[v] for v in range(VECTORS)]
             if coded:
-                T.buffer_store(sums, total(inputs[0] + inputs[1]), [place])
+                T.buffer_store(value, inputs[0] + inputs[1], [VECTORS])
+                T.buffer_store(sums, total(value[VECTORS]), [place])
             if scaled:
                 T.buffer_store(exponent, exponent_of(bits, inputs), [0])
                 factor = inverse_of(exponent[0], limit)
                 if precise:
-                    factor = T.Select(lopsided(exponent[0], inputs), -factor, factor)
+                    factor = T.Select(lopsided(bits, exponent[0], inputs), -factor, factor)
                 T.buffer_store(factors, factor, [place])
                 inputs = [T.Cast(vector, each * spread(factor_of(exponent[0], limit))) for each in inputs]
             for v in range(VECTORS):
@@ -221,7 +223,8 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
             for r in range(own):
                 factor = factors[chunk_of(copy, r, ty, chunk)]
                 factor = spread(T.max(factor, T.float32(0)) if precise else factor)
-                add(acc, r, side, f32x4(chain[r * each + side]) * scaling(scales, factor, copy, chunk, side, tx))
+                factor = scaling(scales, factor, copy, chunk, side, tx)
+                add(acc, r, side, f32x4(chain[r * each + side]) * factor)
 
     def add_lopsided(acc, eight, factors, scales, wt, x, logit_rows, norm, tile, copy, chunk, tx, by, ty):
         """Of chunks that are lopsided the products of the rows as they are."""
@@ -229,17 +232,19 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
             with T.If(factors[chunk_of(copy, r, ty, chunk)] < 0), T.Then(), seldom():
                 row = T.min(row_of(by, r, ty), m - 1) if ragged_m else row_of(by, r, ty)
                 row = logit_rows[row] if job.rows else row
-                for v in range(VECTORS):
+                with T.serial(VECTORS) as v:  # indices that the loop above does not have: none is kept
                     index = (tile * CHUNKS + chunk) * VECTORS + v
                     value = f32x4(x[row, inside(index)])
                     value = value * norm[inside(index)] if has_norm else value
-                    T.buffer_store(eight, or_zero(index * WIDTH < k, value) if ragged_k else value, [v])
-                for side in range(each):
-                    made = T.Broadcast(T.float32(0), WIDTH)
-                    for e in range(CHAIN):
-                        weight = f32x4(wt[weight_of(copy, chunk, e, side, tx)])
-                        made = made + weight * spread(at(eight[e // WIDTH], e % WIDTH))
-                    add(acc, r, side, scaling(scales, made, copy, chunk, side, tx))
+                    T.buffer_store(eight, or_zero(index * WIDTH < k, value) if ragged_k else value, [0])
+                    for side in range(each):
+                        products = [
+                            f32x4(wt[weight_of(copy, chunk, v * WIDTH + e, side, tx)])
+                            * spread(at(eight[0], e))
+                            for e in range(WIDTH)
+                        ]
+                        made = (products[0] + products[1]) + (products[2] + products[3])
+                        add(acc, r, side, scaling(scales, made, copy, chunk, side, tx))
 
     def add(acc, r, side, value):
         T.buffer_store(acc, acc[r * each + side] + value, [r * each + side])
@@ -298,7 +303,7 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
                         chain = T.alloc_local((own * each,), product)
                         square = T.alloc_local((pieces,), "float32")
                         fill = T.alloc_local((pieces * VECTORS,), f"{job.x_dtype}x{WIDTH}")
-                        eight = T.alloc_local((VECTORS,), "float32x4")
+                        eight = T.alloc_local((VECTORS + 1,), "float32x4")
                         held = T.alloc_local((words_of(matrix),), "uint32x4")
                         bits = T.alloc_local((1,), "uint32x4")
                         exponent = T.alloc_local((1,), "uint32")

@@ -65,16 +65,17 @@ def inverse_of(exponent, limit: int):
     return T.reinterpret("float32", exponent - T.uint32((limit - 1) << MANTISSA))
 
 
-def lopsided(exponent, values: list):
-    """Whether inputs, of which `exponent` is that of the largest, lie so far below it, by sizes' logarithms
-    in the mean: 2^5. One to three of eight, then, are larger by 2^6 and more, those by 2^8 counting as that.
-    Of eight normal numbers this holds once in 500,000.
+def lopsided(bits, exponent, values: list):
+    """Whether inputs lie far below the largest, whose exponent this is (`bits` as in exponent_of): by sizes'
+    logarithms, in the mean, 2^5. One to three of eight, then, are larger by 2^6 and more, those by 2^8
+    counting as that. Of eight normal numbers this holds once in 500,000.
     """
     below = [
         T.min(spread(exponent) - (T.reinterpret(f"uint32x{WIDTH}", value) & _all(EXPONENT)), _all(FAR))
         for value in values
     ]
-    return total(reduce(operator.add, below)) >= T.uint32(LOPSIDED)
+    T.buffer_store(bits, reduce(operator.add, below), [0])
+    return total(bits[0]) >= T.uint32(LOPSIDED)
 
 
 def seldom():

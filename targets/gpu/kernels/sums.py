@@ -5,11 +5,12 @@ lanes side by side read whole lines. The rest of a workgroup lies along k: a lan
 of a batch before it uses the first, and one barrier joins the lanes' sums in workgroup memory, where each row
 of the result is added up by lanes of its own: its owners, which finish it.
 
-Products are those of products.py, float32, or of rows of float16 those of halves.py: rows of float32 are
-the residual stream, in which a few channels may be thousands of times as large as all others. Scale and bias stay out of the
-inner loop, and the norm's rstd comes at the end: its sum of squares is taken on the way, as in the software
-kernels. (Packed products of int8 are for many rows only, matmul_int8.py. A subgroup's sum would
-stand before `part` is written: another summation, so a variant of its own.)
+Products are those of products.py, float32, or in f16 programs, where rows are float16 already, of halves.py:
+rows of float32 are the residual stream, in which a few channels may be thousands of times as large as all
+others (docs/decisions/0003). Scale and bias stay out of the inner loop, and the norm's rstd comes at the end:
+its sum of squares is taken on the way, as in the software kernels. (Packed products of int8 are for many rows
+only, matmul_int8.py. A subgroup's sum would stand before `part` is written: another summation, so a variant
+of its own.)
 
 A kernel calls, inside its thread bindings (`columns.workgroups`, `splits` lanes along k, `columns.lanes`
 along n): `memory`; `add`, which ends with the barrier; in the owners of a row `finish`. What it does to

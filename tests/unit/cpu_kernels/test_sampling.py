@@ -12,8 +12,8 @@ from tests.support.cpu_jobs import CpuJobs
 
 SLOTS = 16
 JOBS = [
-    *(Greedy(4, vocab) for vocab in (512, 515)), *(Logprobs(4, vocab) for vocab in (512, 517)),
-    *(Sample(16, vocab, SLOTS) for vocab in (32, 512, 517)),
+    *(Greedy(4, vocab) for vocab in (512, 515)), *(Logprobs(4, vocab) for vocab in (512, 517, 5003)),
+    *(Sample(16, vocab, SLOTS) for vocab in (32, 512, 517, 5003)),
 ]  # fmt: skip
 
 
@@ -99,7 +99,7 @@ SETTINGS = [  # temperature, top_p, min_p, repetition, presence, frequency; top_
 ]
 
 
-@pytest.mark.parametrize("vocab", [512, 517])
+@pytest.mark.parametrize("vocab", [512, 517, 5003])
 def test_sample(jobs, vocab):
     rng, job = np.random.default_rng(5), Sample(16, vocab, SLOTS)
     for trial in range(20):
@@ -136,6 +136,46 @@ def test_sample(jobs, vocab):
         assert [got["tokens"][row * 2] for row in range(1, 15, 2)] == [want[row] for row in range(1, 15, 2)]
 
 
+def plain(vocab: int, logits: np.ndarray) -> dict[str, np.ndarray]:
+    """Inputs of a sampler that changes no logit: temperature 1, the same seed and counter in each row."""
+    floats, ints = np.zeros((16, 8), np.float32), np.zeros((16, 8), np.int32)
+    floats[:, [0, 1, 3]], ints[:, 0], ints[:, 5] = 1, np.arange(16), -1
+    return {
+        "logits": logits.astype(np.float32), "sample_f32": floats, "sample_i32": ints,
+        "logit_bias": np.zeros((SLOTS, vocab), np.float32), "counts": np.zeros((SLOTS, vocab), np.int32),
+        "allowed": np.full((SLOTS, (vocab + 31) // 32), 0xFFFFFFFF, np.uint32),
+        "sampled": np.full(16, -7, np.int32), "tokens": np.zeros(256, np.int32),
+    }  # fmt: skip
+
+
+def test_thresholds_among_many_equal_values(jobs):
+    """Logits of few values, so that a bin, or all of them, has one value only; spans from 0 to thousands."""
+    rng, vocab = np.random.default_rng(8), 5003
+    for spread in (0.0, 0.01, 1.0, 4.0, 30.0, 3000.0):
+        a = plain(vocab, np.round(rng.standard_normal((16, vocab)) * 3) * spread / 3)
+        a["sample_i32"][:, 1] = [0, 1, 2, 3, 7, 40, 300, 2000, 5002, 5003, 9999, 50, 1, 0, 0, 0]
+        a["sample_f32"][:, 1] = [0.5, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0.7, 0.0, 0.0, 1e-6, 0.999]
+        a["sample_i32"][:, 4] = rng.integers(0, 2**31, 16)
+        want = [sample_reference(row, a) for row in range(16)]
+        assert jobs.run(Sample(16, vocab, SLOTS), a)["sampled"].tolist() == want
+
+
+def test_nothing_to_sample_and_little(jobs):
+    """No token that is finite and allowed gives -1; one alone is drawn, and what is not finite never is."""
+    vocab, masked = 5003, np.full((16, 5003), -np.inf)
+    masked[1] = np.nan
+    masked[2] = np.inf
+    for row, token in enumerate((0, 319, 320, 5002), 3):
+        masked[row, token] = -1e30
+    masked[7] = np.where(np.arange(vocab) == 4321, 3.0, np.nan)
+    a = plain(vocab, masked)
+    a["sample_i32"][8:, 0] = -1
+    for k, p in ((0, 1.0), (5, 1.0), (0, 0.9), (5, 0.9)):
+        a["sample_i32"][:, 1], a["sample_f32"][:, 1] = k, p
+        got = jobs.run(Sample(16, vocab, SLOTS), a)["sampled"]
+        assert got.tolist() == [-1, -1, -1, 0, 319, 320, 5002, 4321] + [-7] * 8
+
+
 def test_sample_follows_the_distribution(jobs):
     """Over many counters, frequencies are those of the softmax."""
     vocab = 32
@@ -160,11 +200,13 @@ def test_sample_follows_the_distribution(jobs):
     assert np.abs(hits / hits.sum() - p).max() < 0.02
 
 
-@pytest.mark.parametrize("vocab", [512, 517])
+@pytest.mark.parametrize("vocab", [512, 517, 5003])
 def test_logprobs(jobs, vocab):
+    """Ties, also over groups of tokens."""
     rng = np.random.default_rng(3)
     logits = (rng.standard_normal((16, vocab)) * 4).astype(np.float32)
     logits[1, [7, 3, 500]] = 20  # ties: lowest index first
+    logits[2] = np.round(logits[2])
     sampled = rng.integers(0, vocab, 16).astype(np.int32)
     arrays = {
         "logits": logits, "sampled": sampled, "logprob": np.zeros(16, np.float32),

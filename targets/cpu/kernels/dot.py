@@ -1,0 +1,265 @@
+"""Products of codes and inputs as integers, by the instruction that a unit has for them.
+
+Inputs are integers of at most LARGEST, four at a time: a quad (packing.py), two words. Where a unit sums
+pairs of int16, these are inputs (0, 2) and (1, 3). Where it sums bytes, an input is 256·high + low, both
+int8, and the words are the four high and the four low bytes: Σ q·high and Σ q·low are exact in 32 bits, so
+that all units sum to the same integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from nearfar.targets.cpu import packing
+from nearfar.targets.cpu.kernels import vec as v
+from nearfar.targets.cpu.units import Dot, Unit
+from nearfar.targets.quantized import Matrix
+
+Expr = Any
+Words = list[list[Expr]]  # of each plane, the words of a turn
+LARGEST = 127 * 256 + 127
+SUMS: dict[Dot, int] = {
+    "pmaddwd": 1, "dot_i16x8": 1, "smlal": 2, "vpdpbusd": 2, "sdot": 2, "usmmla": 2,
+}  # fmt: skip
+"""Registers of sums for a register of words."""
+
+
+def turn(matrix: Matrix) -> int:
+    """Inputs that kernels take at a time: whole words of every plane, two quads at least, a group at most."""
+    quads = max(2, *(plane.quads for plane in packing.PLANES[matrix.bits]))
+    return min(matrix.group, packing.QUAD * quads)
+
+
+def tile(unit: Unit, m: int, sums: int, widths: tuple[int, ...] = (16, 8)) -> tuple[int, int]:
+    """How many of m rows, and of a block's columns, are summed in a pass: half the registers hold sums.
+
+    Of tiles of one size the one of more rows is taken: it unpacks a weight less often. (On AVX2 LLVM's
+    scheduler spills five of the sums of 4 by 16.)
+    """
+    fitting = [
+        (rows, columns)
+        for rows in (8, 4, 2, 1)
+        for columns in widths
+        if m % rows == 0
+        and columns >= unit.lanes
+        and rows * columns * sums <= unit.registers // 2 * unit.lanes
+    ]
+    return max(fitting, key=lambda each: (each[0] * each[1], each[0]))
+
+
+class Products:
+    """The sums of some rows and columns, in registers.
+
+    `scaled`: the second quad of a word of 4-bit codes stays where it is, 16 times too large, and has sums of
+    its own, which are shifted back, exactly: a mask in place of a shift and a mask, where that is most of the
+    work.
+    `offset`: what is taken off codes to make them int8, where the unit has no products of uint8.
+    """
+
+    def __init__(self, unit: Unit, matrix: Matrix, rows: int, columns: int) -> None:
+        self.unit, self.matrix, self.rows, self.pieces = unit, matrix, rows, columns // unit.lanes
+        self.scaled = rows == 1 and matrix.bits == 4 and unit.dot not in ("sdot", "usmmla")
+        self.offset = 128 if unit.dot == "sdot" and matrix.bits == 8 else 0
+        self._vector = f"int32x{unit.lanes}"
+        self._each = SUMS[unit.dot] * (2 if self.scaled else 1)
+
+    def inputs(self, values: Expr) -> Expr:
+        """The eight words of 16 inputs (int32), as they lie in memory where there is one row."""
+        raise NotImplementedError
+
+    def place(self, i: int, row: Expr) -> Expr:
+        """Where word i lies in memory where there are more rows: a row's beside those of the others."""
+        return i * self.rows + row
+
+    def codes(self, words: Words) -> list[Any]:
+        """The codes of each quad of a turn, from a register of words."""
+        raise NotImplementedError
+
+    def zero(self) -> Expr:
+        """Sums, all 0."""
+        sums = v.registers(self.rows * self.pieces * self._each, self._vector)
+        for i in range(self.rows * self.pieces * self._each):
+            v.put1(sums, [i], self._splat(0))
+        return sums
+
+    def add(self, sums: Expr, codes: Sequence[Sequence[Any]], inputs: Reader) -> None:
+        """The products of a turn: codes[piece][quad] with the inputs of the same quads."""
+        for quad in range(len(codes[0])):
+            for which in range(2):
+                for row in range(self.rows):
+                    x = inputs.word(self.place(quad * 2 + which, row))
+                    for piece, of in enumerate(codes):
+                        at = self._at(row, piece) + (self._each // 2 if self.scaled and quad % 2 else 0)
+                        self._multiply(sums, at, of[quad], which, x)
+
+    def total(self, sums: Expr, row: int, piece: int) -> Expr:
+        """The sum of a row and a register of columns."""
+        at = self._at(row, piece)
+        total = self._whole(sums, at)
+        if not self.scaled:
+            return total
+        return T.Bind(total + (self._whole(sums, at + self._each // 2) >> self._splat(4)))
+
+    def _multiply(self, sums: Expr, at: int, codes: Any, which: int, x: Expr) -> None:
+        """Add products to sums[at …]; `which` of a quad's two words x is."""
+        raise NotImplementedError
+
+    def _whole(self, sums: Expr, at: int) -> Expr:
+        """The sum that sums[at …] make."""
+        raise NotImplementedError
+
+    def _at(self, row: int, piece: int) -> int:
+        return (row * self.pieces + piece) * self._each
+
+    def _splat(self, value: int) -> Expr:
+        return v.isplat(value - (value >> 31 << 32), n=self.unit.lanes)
+
+    def _quads(self) -> range:
+        return range(turn(self.matrix) // packing.QUAD)
+
+    def _bits(self, words: Words, quad: int, ones: int, down: int = 0) -> Expr:
+        """The codes of a quad in those bytes of a word that have a one in `ones`, moved down so many bits."""
+        found = None
+        for plane, of in zip(packing.PLANES[self.matrix.bits], words, strict=True):
+            word, at = divmod(quad, plane.quads)
+            shift, mask = at * plane.bits - plane.low + down, plane.mask << plane.low
+            if self.scaled:
+                shift, mask = down, plane.mask << at * plane.bits
+            moved = of[word] >> self._splat(shift) if shift > 0 else of[word] << self._splat(-shift)
+            part = T.Bind((moved if shift else of[word]) & self._splat(mask * ones))
+            found = part if found is None else T.Bind(found | part)
+        return found
+
+
+class Bytes(Products):
+    """By vpdpbusd or sdot: sums of products with high bytes, and with low ones."""
+
+    ORDER: tuple[int, ...] = (0, 4, 1, 5, 2, 6, 3, 7)  # high and low word of each quad
+
+    def inputs(self, values: Expr) -> Expr:
+        """See Products.inputs."""
+        high = T.Bind((values + v.isplat(128)) >> v.isplat(8))
+        low = T.Bind(values - (high << v.isplat(8)))
+        both = [T.Bind(v.bits(v.cast(half, "int8x16"), "int32x4")) for half in (high, low)]
+        return T.Bind(tirx.Shuffle(both, self.ORDER))
+
+    def codes(self, words: Words) -> list[Any]:
+        """See Products.codes: one word a quad."""
+        found = [self._word(words, quad) for quad in self._quads()]
+        return [T.Bind(code ^ self._splat(0x80808080)) for code in found] if self.offset else found
+
+    def _word(self, words: Words, quad: int) -> Expr:
+        """A quad's codes; NEON shifts bytes, which leaves nothing to mask where they are a byte's highest."""
+        first = packing.PLANES[self.matrix.bits][0]
+        word, at = divmod(quad, first.quads)
+        if self.unit.architecture != "aarch64" or len(words) > 1 or at != first.quads - 1 or at == 0:
+            return self._bits(words, quad, 0x01010101)
+        down = v.isplat(at * first.bits, "uint8", 4 * self.unit.lanes)
+        return T.Bind(v.bits(v.bits(words[0][word], f"uint8x{4 * self.unit.lanes}") >> down, self._vector))
+
+    def _multiply(self, sums: Expr, at: int, codes: Any, which: int, x: Expr) -> None:
+        lanes = self.unit.lanes
+        name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
+        if self.unit.dot == "vpdpbusd":
+            name = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
+        product = v.intrin(
+            self._vector, name, sums[at + which], *(v.bits(a, f"int8x{4 * lanes}") for a in (codes, x))
+        )
+        v.put1(sums, [at + which], product)
+
+    def _whole(self, sums: Expr, at: int) -> Expr:
+        return T.Bind((sums[at] << self._splat(8)) + sums[at + 1])
+
+
+class Squares(Bytes):
+    """By usmmla: two columns' eight codes times the high and the low bytes of eight inputs."""
+
+    ORDER = (0, 1, 4, 5, 2, 3, 6, 7)
+
+    def place(self, i: int, row: Expr) -> Expr:
+        """See Products.place: the four words of eight inputs side by side."""
+        return (i // 4 * self.rows + row) * 4 + i % 4
+
+    def add(self, sums: Expr, codes: Sequence[Sequence[Any]], inputs: Reader) -> None:
+        """See Products.add."""
+        for quad in range(0, len(codes[0]), 2):
+            for row in range(self.rows):
+                x = inputs.vector(self.place(quad * 2, row))
+                for piece, of in enumerate(codes):
+                    for half, lanes in enumerate(((0, 4, 1, 5), (2, 6, 3, 7))):
+                        two = T.Bind(tirx.Shuffle([of[quad], of[quad + 1]], lanes))
+                        self._square(sums, self._at(row, piece) + half, two, x)
+
+    def _square(self, sums: Expr, at: int, codes: Expr, x: Expr) -> None:
+        name = "llvm.aarch64.neon.usmmla.v4i32.v16i8"
+        v.put1(
+            sums, [at], v.intrin(self._vector, name, sums[at], v.bits(codes, "int8x16"), v.bits(x, "int8x16"))
+        )
+
+    def _whole(self, sums: Expr, at: int) -> Expr:
+        both = [sums[at], sums[at + 1]]
+        high, low = (T.Bind(tirx.Shuffle(both, lanes)) for lanes in ((0, 2, 4, 6), (1, 3, 5, 7)))
+        return T.Bind((high << self._splat(8)) + low)
+
+
+class Pairs(Products):
+    """By pmaddwd or its like, of pairs of int16; smlal leaves the two products of a pair apart."""
+
+    def inputs(self, values: Expr) -> Expr:
+        """See Products.inputs: (0, 2) and (1, 3) of each quad."""
+        order = [quad + i for quad in range(0, 16, 4) for i in (0, 2, 1, 3)]
+        return T.Bind(v.bits(tirx.Shuffle([T.Bind(v.cast(values, "int16x16"))], order), "int32x8"))
+
+    def codes(self, words: Words) -> list[Any]:
+        """See Products.codes: two words a quad."""
+        return [[self._bits(words, quad, 0x00010001, down) for down in (0, 8)] for quad in self._quads()]
+
+    def _multiply(self, sums: Expr, at: int, codes: Any, which: int, x: Expr) -> None:
+        pairs, x = (v.bits(a, f"int16x{2 * self.unit.lanes}") for a in (codes[which], x))
+        if self.unit.dot == "smlal":
+            for half, of in enumerate((tirx.vectorlow, tirx.vectorhigh)):
+                name, both = "llvm.aarch64.neon.smull.v4i32", (of("int16x4", a) for a in (pairs, x))
+                v.put1(sums, [at + half], sums[at + half] + v.intrin("int32x4", name, *both))
+            return
+        name = {"pmaddwd": "llvm.x86.avx2.pmadd.wd", "dot_i16x8": "llvm.wasm.dot"}[self.unit.dot]
+        v.put1(sums, [at], sums[at] + v.intrin(self._vector, name, pairs, x))
+
+    def _whole(self, sums: Expr, at: int) -> Expr:
+        if self.unit.dot != "smlal":
+            return sums[at]
+        both = [sums[at], sums[at + 1]]
+        even, odd = (T.Bind(tirx.Shuffle(both, lanes)) for lanes in ((0, 2, 4, 6), (1, 3, 5, 7)))
+        return T.Bind(even + odd)
+
+
+def products(unit: Unit, matrix: Matrix, rows: int, columns: int) -> Products:
+    """Those of a unit."""
+    kinds: dict[Dot, type[Products]] = {"vpdpbusd": Bytes, "sdot": Bytes, "usmmla": Squares}
+    return kinds.get(unit.dot, Pairs)(unit, matrix, rows, columns)
+
+
+class Reader:
+    """The words of a turn's inputs, from word `first` of a tile on, broadcast.
+
+    On aarch64, whose products take one lane of a register for all, four are loaded at a time.
+    """
+
+    def __init__(self, unit: Unit, words: Expr, tile: Expr, first: Expr) -> None:
+        self._unit, self._words, self._tile, self._first = unit, words, tile, first
+        self._loaded: dict[int, Expr] = {}
+
+    def word(self, i: int) -> Expr:
+        """Word i in every lane."""
+        if self._unit.architecture != "aarch64":
+            return T.Bind(v.splat(self._words[self._tile, self._first + i], self._unit.lanes))
+        return T.Bind(tirx.Shuffle([self.vector(i - i % 4)], [i % 4] * 4))
+
+    def vector(self, i: int) -> Expr:
+        """Words i … i + 3."""
+        if i not in self._loaded:
+            self._loaded[i] = v.keep(v.lanes(self._words, [self._tile, self._first + i], 4), "int32x4")
+        return self._loaded[i]

@@ -1,0 +1,79 @@
+"""An artifact for cpu has programs for several vector units; the machine takes the best that it can run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tvm")
+
+from nearfar import Engine
+from nearfar.build.pipeline import build
+from nearfar.build.program.buckets import Buckets
+from nearfar.build.source import BuildOptions
+from nearfar.edge_runtime.artifact.reader import Artifact
+from nearfar.edge_runtime.executors.cpu.features import ASSUMED, cpu_flags
+from nearfar.edge_runtime.executors.cpu.system import architecture, system
+from nearfar.errors import BuildError, DeviceError
+from tests.support.paths import ROOT
+
+SAMPLE = str(ROOT / "examples/sample-model")
+SMALL = Buckets((1, 16), (1,))
+PROMPT = "The fox and the crow"
+HERE = (architecture(), system())
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As it is built where nothing is said of units."""
+    out = tmp_path_factory.mktemp("units")
+    return build(BuildOptions(SAMPLE, out, ("cpu",), "q4", buckets=SMALL))[0]
+
+
+def answer(path: Path, program: str | None = None) -> tuple[str, str, str]:
+    """A text, the program that wrote it, and why it was that one."""
+    with Engine.load(path, kv_memory="4MB", program=program) as engine:
+        done = engine.completions.create(prompt=PROMPT, max_tokens=40, temperature=0)
+        running = engine.stats().program
+        return done.choices[0].text, running.name, running.why
+
+
+def units(path: Path) -> list[str]:
+    return [program.name.rpartition("-")[2] for program in Artifact.open(path).manifest.programs]
+
+
+def test_there_is_a_program_for_each_unit_the_best_first(artifact: Path) -> None:
+    carried = {"x86_64": ["avx512", "avx2"], "aarch64": ["dotprod", "neon"]}
+    assert units(artifact) == carried[architecture()]
+
+
+def test_the_best_that_the_machine_has_runs_and_every_one_says_the_same(artifact: Path) -> None:
+    programs = Artifact.open(artifact).manifest.programs
+    able = [program.name for program in programs if cpu_flags() >= {*program.requires.features}]
+    text, name, why = answer(artifact)
+    assert (name, why) == (able[0], "first" if len(able) > 1 else "only")
+    for pinned in able:
+        assert answer(artifact, pinned) == (text, pinned, "pinned")
+
+
+def test_a_machine_whose_features_cannot_be_told_takes_the_baseline(artifact: Path) -> None:
+    (only,) = Artifact.open(artifact).able_programs(ASSUMED[architecture()], platform=HERE)
+    assert only.name == Artifact.open(artifact).manifest.programs[-1].name
+
+
+def test_a_machine_without_any_of_the_units_is_told_what_it_lacks(artifact: Path) -> None:
+    with pytest.raises(DeviceError, match=r"needs feature avx512f.*needs feature avx2|needs feature neon"):
+        Artifact.open(artifact).able_programs((), platform=HERE)
+
+
+def test_units_can_be_asked_for_by_name(tmp_path: Path) -> None:
+    first, *_, last = {"x86_64": ("avx2", "avxvnni"), "aarch64": ("neon", "i8mm")}[architecture()]
+    options = BuildOptions(SAMPLE, tmp_path, ("cpu",), "q4", cpu_features=(last, first), buckets=SMALL)
+    assert units(build(options)[0]) == [last, first]
+
+
+def test_a_unit_of_another_architecture_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=r"no unit of .* is called 'simd128': use native, baseline or of"):
+        build(BuildOptions(SAMPLE, tmp_path, ("cpu",), "q4", cpu_features=("simd128",)))
+    assert not list(tmp_path.rglob("weights"))

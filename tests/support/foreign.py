@@ -1,0 +1,186 @@
+"""Runs CPU programs of another processor under qemu: by the runtime's own executor, whose library is a process
+of foreign_host.c that shares its memory.
+"""
+
+from __future__ import annotations
+
+import mmap
+import shutil
+import struct
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from nearfar.edge_runtime import Engine
+from nearfar.edge_runtime.artifact.budget import longest, plan_pages
+from nearfar.edge_runtime.artifact.reader import Artifact
+from nearfar.edge_runtime.devices import Settings
+from nearfar.edge_runtime.engine.core import EngineCore
+from nearfar.edge_runtime.executors.cpu import executor
+from nearfar.edge_runtime.executors.cpu.library import Tensor
+from nearfar.edge_runtime.openai.api import AsyncEngine
+from nearfar.edge_runtime.text.codec import TextCodec
+from nearfar.errors import DeviceError
+from nearfar.targets.cpu.link import zig
+from nearfar.targets.cpu.platforms import PLATFORMS
+
+SOURCE = Path(__file__).with_name("foreign_host.c")
+PLATFORM = PLATFORMS["aarch64-linux"]
+LIBC = Path("/usr/aarch64-linux-gnu")
+TENSOR = struct.Struct("<QiiiBBHQQQ")
+ARGUMENT = struct.Struct("<iIQ")
+LAUNCH = struct.Struct("<QQqQq")
+
+
+def require_emulator() -> str:
+    """The path of qemu; skips the test where it or the libc for it is missing."""
+    if not LIBC.is_dir():
+        pytest.skip("aarch64: there is no libc for it (Debian: libc6-arm64-cross)")
+    return shutil.which("qemu-aarch64") or pytest.skip(
+        "aarch64: there is no qemu-aarch64 (Debian: qemu-user)"
+    )
+
+
+class Memory:
+    """A file that both processes map; bytes are given out from below to above."""
+
+    def __init__(self, file: Path, size: int) -> None:
+        with file.open("wb") as out:
+            out.truncate(size)
+        with file.open("r+b") as both:
+            self._bytes = np.frombuffer(mmap.mmap(both.fileno(), size), np.uint8)
+        self.file, self.size, self._end = file, size, 0
+
+    @property
+    def address(self) -> int:
+        """Where it lies here."""
+        return int(self._bytes.ctypes.data)
+
+    def take(self, count: int) -> npt.NDArray[np.uint8]:
+        """So many bytes of zeros, at a multiple of 64."""
+        start = self._end
+        self._end += -(-count // 64) * 64
+        assert self._end <= self.size, "a test that needs more memory asks for more"
+        return self._bytes[start : start + count]
+
+    def array(self, values: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+        """A copy in it."""
+        held = self.take(values.nbytes).view(values.dtype).reshape(values.shape)
+        held[...] = values
+        return held
+
+
+class Foreign:
+    """In place of library.Library, of Plan and of Pool: a library in its process."""
+
+    def __init__(self, path: Path, memory: Memory, cpu: str) -> None:
+        folder = memory.file.parent
+        if not (folder / "host").exists():
+            shutil.copy(SOURCE, folder)
+            zig(["cc", "-target", PLATFORM.zig, "-O1", "-rdynamic", "-o", "host", SOURCE.name], folder)
+        command = [
+            require_emulator(),
+            "-cpu",
+            cpu,
+            "-L",
+            LIBC,
+            folder / "host",
+            memory.file,
+            str(memory.size),
+            path,
+        ]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._memory = memory
+        self._there = int(self._answer())
+
+    def pool(self, threads: int, cores: int = 0) -> ForeignPool:
+        """See Library.pool."""
+        return ForeignPool(self, int(self.ask(f"pool {threads}")), threads)
+
+    def bind(
+        self, launches: Sequence[tuple[str, Sequence[Tensor]]], weights: Sequence[Tensor | None] = ()
+    ) -> tuple[int, list[str]]:
+        """See Library.bind: the address of the launches there, and the names of their kernels."""
+        records = b""
+        read = weights or [None] * len(launches)
+        for (name, tensors), matrix in zip(launches, read, strict=True):
+            given = b"".join(ARGUMENT.pack(7, 0, self._tensor(tensor)) for tensor in tensors)
+            streamed = (self._address(matrix.struct.data), matrix.nbytes) if matrix else (0, 0)
+            function = int(self.ask(f"symbol __tvm_ffi_{name}"))
+            assert function, name
+            records += LAUNCH.pack(function, self._put(given), len(tensors), *streamed)
+        return self._put(records), [name for name, _ in launches]
+
+    def ask(self, command: str) -> str:
+        """Send a command and wait for its answer."""
+        to = self._process.stdin
+        assert to is not None
+        to.write(f"{command}\n")
+        to.flush()
+        return self._answer()
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _answer(self) -> str:
+        answers = self._process.stdout
+        assert answers is not None
+        line = answers.readline()
+        assert line, f"the host ended with status {self._process.wait()}"
+        return line
+
+    def _tensor(self, tensor: Tensor) -> int:
+        record = tensor.struct
+        shape = self._put(struct.pack(f"<{record.ndim}q", *record.shape[: record.ndim]))
+        kind = (record.device_type, record.device_id, record.ndim, record.code, record.bits, record.lanes)
+        return self._put(TENSOR.pack(self._address(record.data), *kind, shape, 0, 0))
+
+    def _put(self, content: bytes) -> int:
+        held = self._memory.array(np.frombuffer(content, np.uint8))
+        return self._address(held.ctypes.data)
+
+    def _address(self, here: int) -> int:
+        return here - self._memory.address + self._there
+
+
+class ForeignPool:
+    """See library.Pool."""
+
+    def __init__(self, library: Foreign, handle: int, threads: int) -> None:
+        self._library, self._handle, self.threads = library, handle, threads
+
+    def replay(self, plan: tuple[int, list[str]]) -> None:
+        """See Pool.replay."""
+        at, names = plan
+        failed, _, said = self._library.ask(f"replay {self._handle} {at} {len(names)}").partition(" ")
+        if int(failed) >= 0:
+            raise DeviceError(f"kernel {names[int(failed)]} refused its arguments: {said.strip()}")
+
+    def close(self) -> None:
+        """End its threads, then the process: after a wait that would show a thread that does not end."""
+        assert int(self._library.ask(f"free {self._handle}")) == 0
+        self._library.close()
+
+
+def open_foreign(
+    path: Path, name: str, threads: int, folder: Path, cpu: str, monkeypatch: pytest.MonkeyPatch
+) -> Engine:
+    """An engine over the program of this name of a CPU artifact, under an emulator of processor `cpu`."""
+    artifact = Artifact.open(path)
+    artifact.verify()
+    manifest = artifact.manifest
+    program = next(each for each in manifest.programs if each.name == name)
+    pages = plan_pages(manifest, program, "8MB")
+    memory = Memory(folder / f"{name}-{threads}", 1 << 28)
+    monkeypatch.setattr(executor, "check_cpu", lambda requires: None)
+    monkeypatch.setattr(executor, "reserve", memory.take)
+    monkeypatch.setattr(executor, "Library", lambda library: Foreign(library, memory, cpu))
+    made = executor.CpuExecutor(artifact, program, Settings(pages, longest(manifest, pages), threads))
+    core = EngineCore(made, manifest, program, pages, pipelined=False)
+    return Engine(AsyncEngine(core, TextCodec.open(artifact)))

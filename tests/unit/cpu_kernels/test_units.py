@@ -1,0 +1,61 @@
+"""Vector units of the CPU target: those that this machine has compute the same bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tvm")
+
+from nearfar.edge_runtime.executors.cpu.features import cpu_flags
+from nearfar.edge_runtime.executors.cpu.system import architecture
+from nearfar.errors import BuildError
+from nearfar.targets.codes import BITS
+from nearfar.targets.cpu.units import BASELINE, UNITS, unit_named
+from nearfar.targets.jobs import Embed, Linear, Norm
+from nearfar.targets.quantized import Matrix
+from tests.support.cpu_jobs import CpuJobs, inputs_of
+
+HERE = architecture()
+FIRST = BASELINE[HERE]
+OTHERS = [unit for unit in UNITS.values() if unit.architecture == HERE and unit != FIRST]
+JOBS = [
+    *(Linear(m, Matrix(48, 256, bits, group), "float32", "float32", norm=1e-5, residual=True)
+      for bits in BITS for m, group in ((1, 16), (1, 64), (2, 32), (4, 64), (16, 128))),
+    Linear(8, Matrix(70, 128, 8, 32), "float32", "float32", bias=True),
+    Linear(16, Matrix(96, 128, 4, 64), "float32", "float32", norm=1e-6, gate="silu"),
+    Linear(16, Matrix(64, 172, 16), "float32", "float32"),
+    Linear(1, Matrix(64, 172, 32), "float32", "float32"),
+    Embed(4, Matrix(70, 256, 5, 32), 22.625), Norm(4, 172, 1e-5),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    return CpuJobs(tmp_path_factory.mktemp(FIRST.name), JOBS, unit=FIRST)
+
+
+@pytest.fixture(scope="module", params=OTHERS, ids=lambda unit: unit.name)
+def other(request, tmp_path_factory):
+    if lacking := set(request.param.features) - cpu_flags():
+        pytest.skip(f"this CPU lacks {', '.join(sorted(lacking))}")
+    return CpuJobs(tmp_path_factory.mktemp(request.param.name), JOBS, unit=request.param)
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.label)
+def test_units_compute_the_same_bits(first, other, job):
+    """One packing serves them all, and sums go through the same partial sums."""
+    inputs = inputs_of(job, np.random.default_rng(7))
+    np.testing.assert_array_equal(other.compute(job, inputs)["out"], first.compute(job, inputs)["out"])
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.label)
+def test_the_baseline_is_right(first, job):
+    first.check(job, inputs_of(job, np.random.default_rng(7)), 2e-4)
+
+
+def test_a_unit_that_there_is_not_is_refused():
+    with pytest.raises(
+        BuildError, match="no unit of x86_64 is called 'neon': use native, baseline or of avx2"
+    ):
+        unit_named("neon", "x86_64")
