@@ -17,6 +17,11 @@ BLOCK = 32
 BLOCK_BYTES = 2 + BLOCK // 2  # a float16 scale and 32 nibbles
 
 
+def _head_dim(config: dict[str, Any]) -> int:
+    """Where config.json leaves it out, as transformers takes it."""
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
 def write_gguf(checkpoint: Path, output: Path, seed: int = 0) -> None:
     """Write `output` with the shape and the tokenizer of a llama checkpoint (byte-level BPE)."""
     config: dict[str, Any] = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
@@ -46,9 +51,9 @@ def _add_shape(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
-    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_key_length(_head_dim(config))
+    writer.add_value_length(_head_dim(config))
+    writer.add_rope_dimension_count(_head_dim(config))
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
@@ -74,7 +79,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter, config: dict[str, Any], tokenizer: d
 
 
 def _tensors(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    hidden, inner, head = config["hidden_size"], config["intermediate_size"], _head_dim(config)
     q, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": (config["vocab_size"], hidden)}
     for layer in range(config["num_hidden_layers"]):

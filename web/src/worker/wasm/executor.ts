@@ -197,5 +197,5 @@ export class WasmExecutor implements ModelBackend {
 }
 
 const AGAIN =
-  "Ask again: the model is loaded anew, into a fresh instance. Where it comes back, the artifact is damaged: " +
-  "download or build it again.";
+  "Ask again: the model is loaded anew, into a fresh instance. Where it comes back, the artifact is " +
+  "damaged: download or build it again.";

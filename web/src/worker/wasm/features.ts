@@ -10,7 +10,7 @@ const SIMD = [
   11,
 ];
 
-/** What this browser's WebAssembly has, by the names of `requires.features`. `threads`: whether there are any. */
+/** What WebAssembly has here, by the names of `requires.features`. `threads`: whether there are any. */
 export function wasmFeatures(threads: boolean): ReadonlySet<string> {
   const found = new Set<string>();
   if (typeof WebAssembly !== "object") return found;

@@ -14,7 +14,8 @@ export interface Exports {
 }
 
 const POLICY =
-  "The page's Content-Security-Policy must have 'wasm-unsafe-eval' in script-src; nothing needs 'unsafe-eval'.";
+  "The page's Content-Security-Policy must have 'wasm-unsafe-eval' in script-src; nothing needs " +
+  "'unsafe-eval'.";
 
 /** A program's module, verified and compiled. */
 export async function loadModule(

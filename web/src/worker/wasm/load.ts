@@ -153,7 +153,7 @@ function shapeOf({ model, cache, groups }: Manifest, { plan }: Room): WasmExecut
   };
 }
 
-/** What buffers hold from the start on and zeros will not do for: rotations, and that every token is allowed. */
+/** What buffers hold from the start on beside zeros: rotations, and that every token is allowed. */
 function initialize(executor: WasmExecutor, manifest: Manifest, { memory, plan, layout }: Room): void {
   const { ropes, weights, cache, model } = manifest;
   for (const [name, { invFreq, scale }] of ropes) {

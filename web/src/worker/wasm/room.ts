@@ -55,8 +55,8 @@ function allocate(
   } catch (cause) {
     if (!(cause instanceof DeviceError)) throw cause;
     throw new DeviceError(
-      `${cause.message} The weights take ${manifest.weights.bytes} of them, the KV cache ${plan.kvBytes} for ` +
-        `${plan.contextLength} tokens. Give createEngine a smaller kvMemory or contextLength, close other ` +
+      `${cause.message} The weights take ${manifest.weights.bytes} of them, the KV cache ${plan.kvBytes} ` +
+        `for ${plan.contextLength} tokens. Give createEngine a smaller kvMemory or contextLength, close other ` +
         "tabs, or use a smaller or more quantized model.",
       { cause },
     );

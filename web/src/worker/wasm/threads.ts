@@ -115,7 +115,7 @@ export function messageOf(error: unknown): string {
 /** More would wait for memory, and for one another. */
 const MOST_THREADS = 8;
 
-/** How many threads are worth starting on so many hardware threads, of which two share a core on most machines. */
+/** How many threads are worth starting on so many hardware threads: two share a core on most machines. */
 export function worthStarting(hardware: number): number {
   const cores = hardware <= 2 ? hardware : Math.ceil(hardware / 2);
   return Math.max(1, Math.min(cores, MOST_THREADS));
