@@ -33,9 +33,7 @@ from .vectors import (
     at,
     clear,
     f32x4,
-    high_halves,
     joined,
-    low_halves,
     of_numbers,
     or_zero,
     quarter,
@@ -68,7 +66,7 @@ def cooperates(job: Linear) -> bool:
 def matmul(job: Linear, size: int = SIZE, widest: int = WIDEST) -> tirx.PrimFunc:
     """One launch for many rows; rows and columns are whole vectors (vectors.fits). `size`: of a tile."""
     m, k, matrix, each = job.m, job.matrix.k, job.matrix, sides(job)
-    has_norm, eps, quantized = job.norm is not None, job.norm or 0.0, matrix.quantized
+    has_norm, eps = job.norm is not None, job.norm or 0.0
     lanes = WIDE // each
     deep = THREADS // lanes
     slices = Slices.of(matrix, MADE)
@@ -85,10 +83,7 @@ def matmul(job: Linear, size: int = SIZE, widest: int = WIDEST) -> tirx.PrimFunc
         """What the thread brings of a tile, into registers; beyond k the last that there is."""
         start = tile * TILE_K + first
         start = T.min(start, k - MADE) if ragged_k else start
-        for i in range(slices.words):
-            T.buffer_store(word, slices.load(w0, start, i, column), [i])
-        if quantized:
-            T.buffer_store(scale, w1[start // matrix.group, column], [0])
+        slices.bring(word, scale, w0, w1, start, column)
         for j in range(FILLS):
             T.buffer_store(xs, vector_of(x, row[j], tile * ACROSS_K + thread % ACROSS_K), [j])
 
@@ -101,9 +96,7 @@ def matmul(job: Linear, size: int = SIZE, widest: int = WIDEST) -> tirx.PrimFunc
     def store_tile(wt, xt, word, scale, xs, rstd, norm, tile, first, thread):
         """The weights made, the rows normalized, into workgroup memory."""
         for e in range(MADE):
-            value = slices.weight(word, first, e)
-            if quantized:
-                value = low_halves(scale[0]) * value + high_halves(scale[0])
+            value = slices.scaled(word, scale, first, e)
             T.buffer_store(wt, T.Cast("float16x4", value), [(first + e) * W_STRIDE + thread % WIDE])
         vector = tile * ACROSS_K + thread % ACROSS_K
         for j in range(FILLS):

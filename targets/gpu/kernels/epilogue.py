@@ -35,13 +35,22 @@ def epilogue(job: Linear, value, sums: list, bias, residual, out, row, column) -
 
     for place in range(WIDTH):
         T.buffer_store(value, biased(0, place), [place])
-        made = value[place]
         if job.gate is not None:
             T.buffer_store(value, biased(1, place), [WIDTH + place])
-            T.buffer_store(value, activated(job.gate, made) * value[WIDTH + place], [place])
-        if job.softcap is not None:
-            T.buffer_store(value, capped(made, job.softcap), [place])
-        if job.residual:
-            T.buffer_store(value, made + f32(at(residual[row, column], place)), [place])
+        added = at(residual[row, column], place) if job.residual else None
+        finish(job, value, place, value[WIDTH + place], added)
     made = [stored(value[place], job.out_dtype) for place in range(WIDTH)]
     T.buffer_store(out, joined(made), [row, column])
+
+
+def finish(job: Linear, value, place: int, up, residual) -> None:
+    """Gate, softcap and residual of one number, value[place]; `up`, `residual`: what it is multiplied by and
+    added to, which are looked at where the job has them.
+    """
+    made = value[place]
+    if job.gate is not None:
+        T.buffer_store(value, activated(job.gate, made) * up, [place])
+    if job.softcap is not None:
+        T.buffer_store(value, capped(made, job.softcap), [place])
+    if job.residual:
+        T.buffer_store(value, made + f32(residual), [place])

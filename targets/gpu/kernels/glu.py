@@ -9,8 +9,8 @@ from tvm.script import tirx as T
 
 from nearfar.targets.jobs import Linear
 
-from .activations import activated, capped
-from .common import ceil_div, f32, select, stored
+from .common import ceil_div, select, stored
+from .epilogue import finish
 from .script import prim_func
 
 THREADS = 64
@@ -35,11 +35,7 @@ def glu(job: Linear) -> tirx.PrimFunc:
                 at[1] = (bx * THREADS + tx) % n
                 if at[0] < m:
                     value[0] = both[at[0], at[1]]
-                    value[0] = activated(job.gate, value[0]) * both[at[0], n + at[1]]
-                    if job.softcap is not None:
-                        value[0] = capped(value[0], job.softcap)
-                    if job.residual:
-                        value[0] = value[0] + f32(residual[at[0], at[1]])
+                    finish(job, value, 0, both[at[0], n + at[1]], residual[at[0], at[1]])
                     out[at[0], at[1]] = stored(value[0], job.out_dtype)
 
     return select(kernel, ["both", *["residual"] * job.residual, "out"], "glu")

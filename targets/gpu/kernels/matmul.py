@@ -142,10 +142,7 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
         """What the thread brings of a tile, into registers; beyond k the last that there is."""
         start = tile * TILE_K + first
         start = T.min(start, k - made) if ragged_k and quantized else start
-        for i in range(slices.words):
-            T.buffer_store(word, slices.load(w0, start, i, column, ragged_k and not quantized), [i])
-        if quantized:
-            T.buffer_store(scale, w1[start // matrix.group, column], [0])
+        slices.bring(word, scale, w0, w1, start, column, ragged_k and not quantized)
         for j in range(pieces):
             for v in range(VECTORS):
                 T.buffer_store(xs, x[row[j], inside(vector_of(tile, thread, v))], [j * VECTORS + v])
@@ -159,10 +156,8 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
 
     def store_weights(wt, held, word, scale, first, thread, copy):
         """The weights made, or codes, into workgroup memory."""
-        weights = ((e, slices.weight(word, first, e)) for e in range(made))
+        weights = ((e, slices.scaled(word, scale, first, e)) for e in range(made))
         for e, value in centred(held, matrix, made, word, first) if coded else weights:
-            if quantized and not coded:
-                value = low_halves(scale[0]) * value + high_halves(scale[0])
             place = copy * w_size + (first + e) * wide + thread % wide
             T.buffer_store(wt, T.Cast(vector, value), [place])
 

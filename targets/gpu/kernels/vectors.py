@@ -234,6 +234,18 @@ class Slices:
             word -= count
         raise IndexError(word)
 
+    def bring(self, word, scale, w0, w1, start, column, ragged: bool = False) -> None:
+        """All that a thread reads for its inputs from `start` on, into registers (statements)."""
+        for i in range(self.words):
+            T.buffer_store(word, self.load(w0, start, i, column, ragged), [i])
+        if self.matrix.quantized:
+            T.buffer_store(scale, w1[start // self.matrix.group, column], [0])
+
+    def scaled(self, word, scale, first, e: int):
+        """The weight of input first + e from what `bring` brought: a code times its scale, plus its bias."""
+        value = self.weight(word, first, e)
+        return low_halves(scale[0]) * value + high_halves(scale[0]) if self.matrix.quantized else value
+
     def weight(self, word, first, e: int):
         """Weight or code of input first + e, float32x4; `first` (symbolic) counts from a multiple of 32."""
         if self.matrix.bits == 32:
