@@ -13,8 +13,9 @@
 enum {
   NF_TASKS_PER_THREAD = 16,
   NF_MAX_TASKS = 1 << 15,
-  NF_SPINS = 30000,        /* polls: 50 to 200 microseconds by CPU, longer than the host needs between two steps */
-  NF_SPINS_CROWDED = 500,  /* where threads outnumber cores, and another one waits for this core */
+  NF_PATIENCE = 150000,       /* nanoseconds before a worker sleeps: longer than the host needs between two steps */
+  NF_PATIENCE_CROWDED = 5000, /* where threads outnumber cores, and another one waits for this core */
+  NF_POLL = 5,                /* nanoseconds that a poll takes, about, where there is no clock */
   NF_POLLS_A_PAUSE = 64,   /* a hypervisor takes pauses close together for a spin lock, and stops the processor */
   NF_AHEAD_BYTES = 96 << 10, /* of the next weights a thread: they and what it works on fit a second-level cache */
   NF_LINE = 64
@@ -93,17 +94,27 @@ static inline void read_ahead(nf_pool *pool, nf_reading *reading, int self) {
   }
 }
 
-static inline void poll(nf_pool *pool, nf_reading *reading, int self, int polled) {
+/* What passes between two looks at the pool: gives 0 once the thread has waited for as long as it should. */
+static inline int poll(nf_pool *pool, nf_reading *reading, int self, int64_t *polled, int64_t *since) {
   read_ahead(pool, reading, self);
-  if (polled % NF_POLLS_A_PAUSE == NF_POLLS_A_PAUSE - 1) nf_pause();
+  if (++*polled % NF_POLLS_A_PAUSE != 0) return 1;
+  nf_pause();
+#if defined(NF_CLOCK)
+  int64_t now = nf_now();
+  if (*since == 0) *since = now;
+  return now - *since < pool->patience;
+#else
+  (void)since;
+  return *polled * NF_POLL < pool->patience;
+#endif
 }
 
 static uint32_t wait_for_launch(nf_pool *pool, uint32_t seen, int self, nf_reading *reading) {
-  for (int i = 0; i < pool->spins; i++) {
+  int64_t polled = 0, since = 0;
+  do {
     uint32_t epoch = atomic_load_explicit(&pool->epoch, memory_order_acquire);
     if (epoch != seen || atomic_load_explicit(&pool->stop, memory_order_relaxed)) return epoch;
-    poll(pool, reading, self, i);
-  }
+  } while (poll(pool, reading, self, &polled, &since));
   nf_lock_take(&pool->lock);
   atomic_fetch_add(&pool->sleepers, 1); /* sequentially consistent with the launcher's epoch and look at sleepers */
   while (atomic_load(&pool->epoch) == seen && !atomic_load(&pool->stop)) nf_signal_wait(&pool->wake, &pool->lock);
@@ -163,9 +174,10 @@ int nf_parallel_launch(nf_lambda lambda, void *data, int tasks) {
   launch(pool, lambda, data, tasks);
   run_tasks(pool, 0);
   nf_reading reading = {0, 0, 0};
-  for (int i = 0; atomic_load_explicit(&pool->done, memory_order_acquire) < tasks; i++) {
+  int64_t polled = 0, since = 0;
+  for (int patient = 1; atomic_load_explicit(&pool->done, memory_order_acquire) < tasks;) {
     if (atomic_load_explicit(&pool->stop, memory_order_relaxed)) break; /* a worker is lost: see nf_pool_fail */
-    if (i < pool->spins) poll(pool, &reading, 0, i);
+    if (patient) patient = poll(pool, &reading, 0, &polled, &since);
     else nf_yield(); /* a worker was interrupted in mid-task */
   }
   return atomic_load(&pool->error) ? -1 : 0;
@@ -263,7 +275,7 @@ NF_EXPORT nf_pool *nf_pool_new(int count, int cores) {
   *pool = (nf_pool){0};
   prepare(pool);
   nf_set_hooks();
-  pool->spins = cores > 0 && count > cores ? NF_SPINS_CROWDED : NF_SPINS;
+  pool->patience = cores > 0 && count > cores ? NF_PATIENCE_CROWDED : NF_PATIENCE;
   start_workers(pool, count);
   return pool;
 }

@@ -46,7 +46,7 @@ typedef struct {
   nf_lock owner;      /* one replay at a time, and no end during it */
   nf_process process; /* the one that the workers live in */
   int extent;         /* of the parallel loop that comes next; 0 where it is not known */
-  int spins;          /* polls before a worker sleeps */
+  int patience;       /* nanoseconds that a worker polls before it sleeps */
   int workers;        /* beside the calling thread */
   nf_thread threads[NF_MAX_THREADS];
   nf_share shares[NF_MAX_THREADS + 1]; /* the caller's first */
