@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from nearfar.format.manifest import Float
 from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import CLASSES
 from nearfar.targets.jobs import Attend, Embed, GraphJob, Linear, RopeAppend
@@ -97,10 +98,11 @@ def test_linear_by_class(device: str, name: str) -> None:
     gpu_jobs.check(variant(CLASSES[device], precision, True).kernels, vulkan_run.run, precision, job)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", gpu_jobs.UNEVEN)
-def test_inputs_of_any_size(name: str) -> None:
+def test_inputs_of_any_size(name: str, dtype: Float) -> None:
     """Nothing overflows in float16, and what is small is lost beside what is large in its own block only."""
-    gpu_jobs.check_uneven(variant(CLASSES["discrete"], "f16", True).kernels, vulkan_run.run, name)
+    gpu_jobs.check_uneven(variant(CLASSES["discrete"], "f16", True).kernels, vulkan_run.run, name, dtype)
 
 
 @pytest.mark.parametrize("device", ["software", "discrete"])

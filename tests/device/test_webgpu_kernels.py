@@ -107,10 +107,11 @@ def test_linear_by_class(device, name):
     gpu_jobs.check(variant(CLASSES[device], precision, False).kernels, harness.run, precision, job)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", gpu_jobs.UNEVEN)
-def test_inputs_of_any_size(name):
+def test_inputs_of_any_size(name, dtype):
     """Nothing overflows in float16, and what is small is lost beside what is large in its own block only."""
-    gpu_jobs.check_uneven(variant(CLASSES["discrete"], "f16", False).kernels, harness.run, name)
+    gpu_jobs.check_uneven(variant(CLASSES["discrete"], "f16", False).kernels, harness.run, name, dtype)
 
 
 @pytest.mark.parametrize("device", ["software", "discrete"])

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from nearfar.format.manifest import Float
 from nearfar.targets.jobs import Activation, Attend, Embed, GraphJob, Linear, Norm, Paged, RopeAppend
 from nearfar.targets.kernels import Kernels, Precision, Staged
 from nearfar.targets.quantized import Matrix
@@ -384,15 +385,19 @@ UNEVEN: dict[str, Callable[[np.random.Generator, np.ndarray], None]] = {
 """Inputs of which float16 products would lose or overflow something, as changes of normal ones."""
 
 
-def check_uneven(kernels: Kernels, run: Run, name: str) -> None:
-    """Products of an f16 program with inputs of any size, of one row and of four, with a norm and without."""
-    rng = np.random.default_rng(5)
+def check_uneven(kernels: Kernels, run: Run, name: str, dtype: Float) -> None:
+    """Products of an f16 program with inputs of any size, of one row and of four, with a norm and without.
+
+    Rows of float16 are multiplied in float16, those of float32 in float32. As large as float16 can be is as
+    large as inputs are there.
+    """
+    rng, most = np.random.default_rng(5), float(np.finfo(dtype).max)
     for bits, group, m, norm in ((4, 64, 1, None), (4, 32, 4, 1e-30), (8, 64, 1, None), (2, 16, 1, None)):
-        job = Linear(m, Matrix(96, 576, bits, group), "float32", "float32", norm=norm)
+        job = Linear(m, Matrix(96, 576, bits, group), dtype, "float32", norm=norm)
         arrays = inputs(kernels, job, rng)
         x = arrays["x"].astype(np.float64)
         UNEVEN[name](rng, x)
-        check(kernels, run, "f16", job, arrays={**arrays, "x": x.astype(np.float32)})
+        check(kernels, run, "f16", job, arrays={**arrays, "x": np.clip(x, -most, most).astype(dtype)})
 
 
 def check_functions(kernels: Kernels, run: Run) -> None:
