@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 )
 CPUS = {"neon": "cortex-a53", "dotprod": "neoverse-n1", "i8mm": "max"}
 """A processor that has a unit, and none of those after it, as qemu calls it."""
-INSTRUCTIONS = {"neon": "smlal", "dotprod": "sdot", "i8mm": "smmla"}
+INSTRUCTIONS = {"neon": "smlal", "dotprod": "sdot", "i8mm": "usmmla"}
 PROMPT = "Once upon a time there was a little girl who lived in a house by the sea, and"
 
 
