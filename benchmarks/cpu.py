@@ -1,6 +1,6 @@
 """CPU decode and prefill against llama.cpp (Q4_0, same shape, same threads) and against memory bandwidth.
 
-    python benchmarks/cpu.py [--shape smollm2-135m] [--threads 2] [--rounds 5] [--json FILE]
+    python benchmarks/cpu.py [--shape smollm2-135m] [--threads 2] [--rounds 5] [--at 512,2048] [--json FILE]
     python benchmarks/cpu.py artifact --checkpoint synth     the same for what is there already
 
 Each round measures one runtime in a process of its own, then the other: what else the machine does falls on
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,31 +29,43 @@ INSTALL = (
     "the peer needs llama-cpp-python and gguf: python -m venv peer && peer/bin/pip install llama-cpp-python "
     "gguf, then --peer-python peer/bin/python"
 )
-PREFILL, DECODE = 256, 48
+PREFILL, DECODE, LARGEST = 512, 48, 256
+"""Tokens of the prompt, single tokens after it, and rows of a step."""
 
 
-def rates(step: Any, vocab: int, clock: Any) -> dict[str, float]:
-    """Tokens per second of one prompt of PREFILL tokens and DECODE single tokens after it, after a round
-    to warm up.
+def rates(step: Any, vocab: int, clock: Any, positions: Sequence[int]) -> dict[str, float]:
+    """Tokens per second of a prompt of PREFILL tokens, and of DECODE single tokens from each position on.
+
+    A round before them warms up.
+
+    `step(tokens, position)` computes tokens from a position on; positions ascend.
     """
-    tokens = np.random.default_rng(0).integers(0, vocab, PREFILL).tolist()
+    tokens = np.random.default_rng(0).integers(0, vocab, positions[-1]).tolist()
+    found: dict[str, float] = {}
     for _ in range(2):
-        start = clock()
-        step(tokens, 0)
-        middle = clock()
-        for i in range(DECODE):
-            step([5], PREFILL + i)
-        end = clock()
-    return {"prefill": PREFILL / (middle - start), "decode": DECODE / (end - middle)}
+        start, done = clock(), 0
+        step(tokens[:PREFILL], 0)
+        found["prefill"] = PREFILL / (clock() - start)
+        done = PREFILL
+        for position in positions:
+            if position > done:
+                step(tokens[done:position], done)
+            start = clock()
+            for i in range(DECODE):
+                step([5], position + i)
+            found[f"decode at {position}"] = DECODE / (clock() - start)
+            done = position + DECODE
+    return found
 
 
-def ours(artifact: Path, threads: int, clock: Any) -> dict[str, float]:
+def ours(artifact: Path, threads: int, clock: Any, positions: Sequence[int]) -> dict[str, float]:
     """Rates of the artifact through CpuExecutor, each step followed by greedy sampling and reading the
     token.
     """
     from nearfar.edge_runtime.artifact.finder import find_artifact
     from nearfar.edge_runtime.artifact.reader import Artifact
     from nearfar.edge_runtime.devices import Settings
+    from nearfar.edge_runtime.executors.cpu import DEVICE
     from nearfar.edge_runtime.executors.cpu.executor import CpuExecutor
     from nearfar.format.buffers import page_table
     from nearfar.format.sampler import COLUMNS, SampleI32
@@ -60,36 +73,47 @@ def ours(artifact: Path, threads: int, clock: Any) -> dict[str, float]:
 
     opened = Artifact.open(find_artifact(artifact, "cpu"))
     manifest = opened.manifest
-    pages = 512 // manifest.cache.page_size
-    settings = Settings((pages,) * len(manifest.groups), 512, threads)
-    executor = CpuExecutor(opened, manifest.programs[0], settings)
+    found, context = DEVICE.probe(None), positions[-1] + DECODE
+    program = opened.able_programs(found.features, platform=(found.arch, found.system))[0]
+    pages = -(-context // manifest.cache.page_size)
+    context = pages * manifest.cache.page_size
+    settings = Settings((pages,) * len(manifest.groups), context, threads)
+    executor = CpuExecutor(opened, program, settings)
     for group in range(len(manifest.groups)):
         table = np.arange(pages, dtype=np.int32).reshape(1, pages)
         for slot in range(manifest.cache.slots):
             executor.write(page_table(group), table, slot)
+    buckets = sorted(bucket.size for bucket in program.functions["step"])
     drawn = np.zeros((MAX_ROWS, COLUMNS), np.int32)
     drawn[:, SampleI32.FEED] = -1
     executor.write("sample_i32", drawn)
 
     def step(tokens: list[int], position: int) -> None:
+        for start in range(0, len(tokens), LARGEST):
+            one_step(tokens[start : start + LARGEST], position + start)
+
+    def one_step(tokens: list[int], position: int) -> None:
         count = len(tokens)
+        size = next(bucket for bucket in buckets if bucket >= count)
+        tokens = tokens + [0] * (size - count)
         executor.write("tokens", np.array(tokens, np.int32))
-        executor.write("positions", np.arange(position, position + count, dtype=np.int32))
+        places = np.arange(position, position + size, dtype=np.int32)
+        executor.write("positions", np.minimum(places, position + count - 1))
         executor.write("logit_rows", np.array([count - 1], np.int32))
-        executor.run("step", count)
+        executor.run("step", size)
         executor.run("greedy", 1)
         executor.fetch("sampled", 1)()
 
-    return rates(step, manifest.model.vocab_size, clock)
+    return rates(step, manifest.model.vocab_size, clock, positions)
 
 
-def peer(model: Path, threads: int, clock: Any) -> dict[str, float]:
+def peer(model: Path, threads: int, clock: Any, positions: Sequence[int]) -> dict[str, float]:
     """Rates of llama.cpp on a GGUF file."""
     from llama_cpp import Llama
 
     llama = Llama(
         str(model),
-        n_ctx=512,
+        n_ctx=positions[-1] + DECODE,
         n_threads=threads,
         n_threads_batch=threads,
         n_batch=512,
@@ -98,11 +122,10 @@ def peer(model: Path, threads: int, clock: Any) -> dict[str, float]:
     )
 
     def step(tokens: list[int], position: int) -> None:
-        if position == 0:
-            llama.reset()
+        llama.n_tokens = position
         llama.eval(tokens)
 
-    return rates(step, llama.n_vocab(), clock)
+    return rates(step, llama.n_vocab(), clock, positions)
 
 
 def read_bandwidth(threads: int, clock: Any) -> float:
@@ -142,10 +165,9 @@ def in_process(python: str, *args: str) -> dict[str, float]:
 
 def report(result: dict[str, Any]) -> None:
     """Print the table."""
-    print(f"{'':10}{'nearfar':>12}{'llama.cpp':>12}{'ratio':>8}   tokens/s, {result['measure']}")
-    for kind in ("prefill", "decode"):
-        row = result[kind]
-        print(f"{kind:10}{row['nearfar']:12.1f}{row['llama.cpp']:12.1f}{row['ratio']:8.2f}")
+    print(f"{'':16}{'nearfar':>12}{'llama.cpp':>12}{'ratio':>8}   tokens/s, {result['measure']}")
+    for kind, row in result["rates"].items():
+        print(f"{kind:16}{row['nearfar']:12.1f}{row['llama.cpp']:12.1f}{row['ratio']:8.2f}")
     print(
         f"decode reads {result['weights_gb_per_s']:.1f} GB/s of weights; memory gives "
         f"{result['bandwidth_gb_per_s']:.1f} GB/s"
@@ -165,6 +187,11 @@ def main() -> None:
     )
     parser.add_argument("--checkpoint", type=Path, help="for the shape of the peer's model")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--at",
+        default="512,2048",
+        help="positions from which single tokens are measured, ascending, from 512 on",
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--peer-python", default=sys.executable)
@@ -172,15 +199,19 @@ def main() -> None:
     parser.add_argument("--one", choices=["ours", "peer"], help=argparse.SUPPRESS)
     args = parser.parse_args()
     clock = time.process_time if args.cpu_time else time.perf_counter
+    positions = [int(each) for each in args.at.split(",")]
+    if positions != sorted(positions) or positions[0] < PREFILL:
+        parser.error(f"--at is {args.at}: ascending positions from {PREFILL} on")
     if args.one is not None:
-        print(json.dumps((ours if args.one == "ours" else peer)(args.artifact, args.threads, clock)))
+        measure = ours if args.one == "ours" else peer
+        print(json.dumps(measure(args.artifact, args.threads, clock, positions)))
         return
     if (args.artifact is None) != (args.checkpoint is None):
         parser.error(
             "an artifact and --checkpoint go together: the checkpoint gives the peer's model its shape"
         )
     threads = 1 if args.cpu_time else args.threads
-    common = ["--threads", str(threads), *(["--cpu-time"] if args.cpu_time else [])]
+    common = ["--threads", str(threads), "--at", args.at, *(["--cpu-time"] if args.cpu_time else [])]
     rounds = []
     with tempfile.TemporaryDirectory() as folder:
         if args.artifact is None:
@@ -196,13 +227,15 @@ def main() -> None:
         "threads": threads,
         "measure": f"{threads} threads, {'processor' if args.cpu_time else 'wall'} time",
     }
-    for kind in ("prefill", "decode"):
-        result[kind] = {
+    result["rates"] = {
+        kind: {
             "nearfar": statistics.median(a[kind] for a, _ in rounds),
             "llama.cpp": statistics.median(b[kind] for _, b in rounds),
             "ratio": statistics.median(a[kind] / b[kind] for a, b in rounds),
         }
-    result["weights_gb_per_s"] = weights * result["decode"]["nearfar"] / 1e9
+        for kind in rounds[0][0]
+    }
+    result["weights_gb_per_s"] = weights * result["rates"][f"decode at {positions[0]}"]["nearfar"] / 1e9
     result["bandwidth_gb_per_s"] = read_bandwidth(threads, clock)
     report(result)
     if args.json:

@@ -16,6 +16,8 @@ if [ "$(uname -s)" = Linux ]; then
   command -v spirv-val >/dev/null || missing+=(spirv-tools)
   # A store that several servers count limits in, for their tests.
   command -v redis-server >/dev/null || missing+=(redis-server)
+  # Another browser, for the tests of WebAssembly.
+  command -v firefox-esr >/dev/null || command -v firefox >/dev/null || missing+=(firefox-esr)
   # Another processor, for the tests of CPU programs for aarch64, and a disassembler for them.
   if [ "$(uname -m)" = x86_64 ]; then
     command -v qemu-aarch64 >/dev/null || missing+=(qemu-user)
@@ -33,7 +35,8 @@ if [ ${#missing[@]} -gt 0 ]; then
     echo "Install them (Debian, Ubuntu: sudo apt-get install ${missing[*]}), then run make again." >&2
     echo "Without chromium there is no browser demo, without libvulkan1 and mesa-vulkan-drivers no wgpu and vulkan" >&2
     echo "executor on a machine that has no GPU driver, without spirv-tools no check of SPIR-V, without redis-server" >&2
-    echo "none of the limits store and without qemu-user, libc6-arm64-cross and llvm none of aarch64 in the tests." >&2
+    echo "none of the limits store, without firefox-esr none of Firefox, and without qemu-user, libc6-arm64-cross and llvm" >&2
+    echo "none of aarch64 in the tests." >&2
     echo "Going on without them." >&2
   fi
 fi
