@@ -46,6 +46,10 @@ class DeviceClass:
     """
     staged_bytes: int = 0
     """That of matmuls in float16 programs, where two tiles are worth more; else `shared_bytes`."""
+    grouped_rows: int = 0
+    """Rows of a matrix's product up to which a matvec takes them in groups, and reads the matrix again for
+    each, where the tiles of a matmul are few. 0: a matvec has one group.
+    """
 
 
 SOFTWARE = DeviceClass("software", 32, 1, 0, 0, (8, 256), 32, 32, 1, 32, 1)
@@ -57,7 +61,7 @@ INTEGRATED = DeviceClass(
 )
 DISCRETE = DeviceClass(
     "discrete", 256, 32, 2 << 20, 16384, (64, 64), 256, 64, 32, 32, 64, read_again=4 << 20,
-    staged_bytes=2 * SHARED_BYTES,
+    staged_bytes=2 * SHARED_BYTES, grouped_rows=16,
 )  # fmt: skip
 CLASSES = {each.name: each for each in (SOFTWARE, MOBILE, INTEGRATED, DISCRETE)}
 

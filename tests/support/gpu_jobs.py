@@ -79,8 +79,8 @@ def class_linears(device: str) -> dict[str, tuple[Precision, Linear]]:
 
     mobile: all bits, groups that a thread reads in parts, dense matrices. integrated: everything that is
     fused, more rows than lanes along k. discrete: the same in float16, and codes that are multiplied in
-    pairs. Rows that do not fill a tile, inputs that do not fill a tile (176, 172), columns that do not fill a
-    workgroup.
+    pairs, and rows in groups of a matvec. Rows that do not fill a tile, inputs that do not fill a tile (176,
+    172), columns that do not fill a workgroup.
     """
     out: dict[str, tuple[Precision, Linear]] = {}
     if device == "mobile":
@@ -96,7 +96,7 @@ def class_linears(device: str) -> dict[str, tuple[Precision, Linear]]:
         return out
     precision: Precision = "f32" if device == "integrated" else "f16"
     dtype = "float32" if device == "integrated" else "float16"
-    few, many = (4, 64) if device == "integrated" else (1, 16)
+    few, many = (4, 64) if device == "integrated" else (1, 33)
     for name, make in linears(dtype).items():
         out[name] = precision, make(few)
         out[f"{name}_rows"] = precision, make(many)
@@ -106,12 +106,14 @@ def class_linears(device: str) -> dict[str, tuple[Precision, Linear]]:
             out[name] = precision, Linear(1, matrix, "float32", "float32", norm=1e-5)
         four = Linear(4, Matrix(136, 576, 4, 64), "float32", dtype, norm=1e-5, gate="silu")
         out["four"] = precision, four
+        out |= grouped_linears(dtype)
     out |= {
-        f"dense_{bits}_of_{k}": (
+        f"dense_{bits}_of_{k}_{m}": (
             precision,
-            Linear(16, Matrix(64, k, bits), "float32", "float32", residual=True),
+            Linear(m, Matrix(64, k, bits), "float32", "float32", residual=True),
         )
         for bits, k in ((32, 172), (16, 100))
+        for m in ((16,) if device == "integrated" else (16, 33))
     }  # inputs end within what a thread reads
     odd = Linear(7, Matrix(136, 576, 4, 64), "float32", dtype, norm=1e-5, gate="silu", residual=True)
     return out | {
@@ -119,6 +121,21 @@ def class_linears(device: str) -> dict[str, tuple[Precision, Linear]]:
         "narrow": (precision, Linear(200, MATRICES["q4g64"], dtype, dtype)),
         "gate_200": (precision, replace(odd, m=200)),
     }
+
+
+def grouped_linears(dtype: str) -> dict[str, tuple[Precision, Linear]]:
+    """Rows that a discrete GPU's matvec takes in groups, of two sizes and with a row too many; float32
+    programs too. `tile`: so many columns that a matmul takes them.
+    """
+    made = linears(dtype)
+    names = {5: ("silu_bias", "gate_softcap"), 8: ("bias_residual", "gelu_erf"), 16: ("norm", "silu", "long")}
+    out: dict[str, tuple[Precision, Linear]] = {
+        f"{name}_{m}": ("f16", made[name](m)) for m, several in names.items() for name in several
+    }
+    eight = Linear(7, SCHEMES["q8g64"], "float16", "float16", bias=True)
+    out |= {"q8_7": ("f16", eight), "q8_16": ("f16", replace(eight, m=16))}
+    out |= {f"{name}_16_f32": ("f32", linears("float32")[name](16)) for name in ("silu", "bias_residual")}
+    return out | {"tile": ("f16", Linear(16, Matrix(4096, 96, 4, 32), "float32", dtype, norm=1e-5))}
 
 
 PIECE = 192 * 576 // 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -159,6 +160,32 @@ def test_products_of_float16_take_fewer_operations(name: str) -> None:
         return max(count for count in counts if count is not None)
 
     assert operations("f16") < 0.8 * operations("f32")
+
+
+@pytest.mark.parametrize("m", [5, 8, 16])
+@pytest.mark.parametrize(("n", "k"), [(3072, 2048), (2048, 2048), (2048, 8192)])
+def test_a_card_reads_small_matrices_again_rather_than_wait(m: int, n: int, k: int) -> None:
+    """Projections of the 1B: tiles of a matmul would have 2,048 or 3,072 threads of the 16,384 wanted."""
+    job = Linear(m, Matrix(n, k, 4, 64), "float16", "float32", residual=True)
+    kernels = variant(DISCRETE, "f16", False).kernels
+    found, four = (figures_of(kernels.stages(each).stages[0].func) for each in (job, replace(job, m=4)))
+    assert wanted(job, DISCRETE, n * k * 9 // 16).missed(found).keys() == {"registers"}
+    assert found.registers <= four.registers + 2
+    assert found.threads >= DISCRETE.launched
+    assert found.weight_reads == math.ceil(m / 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "m"),
+    [("discrete", 8192, 16), ("discrete", 2048, 17), ("integrated", 2048, 16), ("mobile", 2048, 5)],
+)
+def test_a_matmul_reads_a_matrix_once_where_it_waits_no_longer(name: str, n: int, m: int) -> None:
+    device = CLASSES[name]
+    job = Linear(m, Matrix(n, 2048, 4, 64), "float16", "float32", residual=True)
+    found = figures_of(variant(device, "f16", False).kernels.stages(job).stages[0].func)
+    assert not wanted(job, device, n * 2048 * 9 // 16).missed(found)
+    assert found.weight_reads is not None
+    assert found.weight_reads < 1.2
 
 
 def test_a_program_has_few_pipelines() -> None:

@@ -6,6 +6,7 @@ Bytes in flight hide the latency of memory: two times bandwidth times latency (0
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -13,6 +14,7 @@ from typing import Literal
 from nearfar.format.adapters import DeviceClass as Name
 from nearfar.format.figures import Figures
 from nearfar.targets.gpu.classes import DeviceClass
+from nearfar.targets.gpu.kernels.matvec import groups, takes
 from nearfar.targets.gpu.kernels.project import Heads
 from nearfar.targets.jobs import Attend, Embed, Job, Linear, Project
 
@@ -142,6 +144,8 @@ def kind_of(job: Job) -> Kind:
 def wanted(job: Job, device: DeviceClass, matrix: int = 0) -> Bounds:
     """The bounds of a job's first launch on a class of devices; `matrix`: bytes of the job's matrix."""
     kind = kind_of(job)
+    if kind == "matmul" and isinstance(job, Linear) and takes(job, device):
+        return EVERY | _grouped(job, device) | _filling(device, matrix)
     if kind == "gathering":
         bounds = _gathering(device)
     else:
@@ -163,6 +167,13 @@ def _gathering(device: DeviceClass) -> Bounds:
     operations = matvec.most["operations_per_weight"] + PARTS_OPERATIONS
     beside = {"barriers": 1 + GATHERING, "x_loads": PARTS, "operations_per_weight": operations}
     return matvec | Bounds(most=beside)
+
+
+def _grouped(job: Linear, device: DeviceClass) -> Bounds:
+    """A matvec's, which reads the matrix and its rows once a group: each row costs loads of x of its own."""
+    matvec, rows = WANTED[device.name]["matvec"], math.ceil(job.m / groups(job))
+    most = {"weight_reads": matvec.most["weight_reads"] * groups(job), "x_loads": 2 * rows}
+    return matvec | Bounds(most=most)
 
 
 def _tiled(job: Linear, device: DeviceClass, matrix: int) -> Bounds:

@@ -10,7 +10,7 @@ from . import cooperative, software
 from .layout import params
 from .matmul import matmul
 from .matmul_int8 import matmul_int8, rounds
-from .matvec import VECTOR_ROWS, matvec
+from .matvec import VECTOR_ROWS, matvec, takes
 from .vectors import fits
 
 MATVEC_ROWS = 7  # a tile of the matmul has 16 rows; up to half of it, the matvec does less work
@@ -28,7 +28,7 @@ def linear(job: Linear, tuning: Tuning) -> Staged:
     elif made_of == "cooperative":
         func = cooperative.matmul(job)
     else:
-        func = (matvec if job.m <= VECTOR_ROWS else matmul)(job, tuning)
+        func = (matvec if takes(job, tuning.device) else matmul)(job, tuning)
     return Staged((Stage(func, tuple(params(job))),))
 
 
