@@ -102,7 +102,7 @@ def _elf(platform: Platform) -> list[str]:
     return ["-Wl,-Bsymbolic", "-Wl,--build-id=none", f"-Wl,-z,max-page-size={pages}"]
 
 
-_SOURCES = {"windows": ("windows.c", "bare.c")}
+_SOURCES = {"windows": ("windows.c", "bare.c", "chkstk.c")}
 _OPTIONS: dict[str, Callable[[Platform], list[str]]] = {
     "linux": lambda platform: [*_elf(platform), "-lm", "-pthread"],
     "android": lambda platform: [*_elf(platform), "-nostdlib"],
