@@ -49,7 +49,7 @@ async function open(base: URL, options: DownloadOptions): Promise<Found> {
   // Servers of apps with one page answer every address with that page.
   if (text.trimStart().startsWith("<"))
     throw new MissingError(
-      `${new URL(MANIFEST, base).href} answers HTTP 200 with HTML instead of a manifest: the server sends its ` +
+      `${new URL(MANIFEST, base).href} answers HTTP 200 with HTML, not a manifest: the server sends its ` +
         "page for files that it lacks. Is the artifact's address right?",
     );
   return { base, manifest: await openManifest(text) };

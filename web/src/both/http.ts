@@ -124,7 +124,7 @@ export async function sha256Hex(bytes: Uint8Array<ArrayBuffer>): Promise<string>
   // Older types know no page without it.
   if ((crypto.subtle as SubtleCrypto | undefined) === undefined)
     throw new DeviceError(
-      "This address is not secure, so the browser cannot verify the artifact (crypto.subtle is missing). Open " +
+      "This address is not secure, so the browser cannot verify the artifact (no crypto.subtle). Open " +
         "the page over https, or through localhost.",
     );
   const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
