@@ -74,7 +74,7 @@ function showProgress(progress: LoadProgress): void {
       return;
     case "reopening":
       // A model that is ready has nothing else that shows it.
-      stats.textContent = "The GPU is opened anew: loading the model again";
+      stats.textContent = "The device is opened anew: loading the model again";
       return;
     case "reopened":
       stats.textContent = "";

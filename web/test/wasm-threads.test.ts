@@ -49,8 +49,8 @@ describe.skipIf(!REAL)("threads of a real module (NEARFAR_WASM_ARTIFACT)", { tim
 
   test("whichever thread traps, the step fails by name and nobody waits for ever", async () => {
     for (const bad of [0, 7, 15]) {
-      const { executor, wasm } = await load();
-      expect(wasm?.threads).toBe(2);
+      const { executor } = await load();
+      expect(executor.held?.threads).toBe(2);
       // Positions of 16 pages, in rows of one step.
       const pages = Int32Array.from({ length: 16 }, (_, page) => page);
       executor.write("page_table.0", pages);

@@ -129,6 +129,8 @@ describe("a model in WebAssembly", () => {
       // Nothing of the broken memory is found again.
       expect(session.stats().last?.cachedTokens).toBe(0);
       session.dispose();
+      // The figures are those of the memory now, also after it was made anew.
+      expect(session.stats()).toMatchObject({ reopened: 1, threads: 0, wasmBytes: 0 });
     },
   );
 
@@ -267,6 +269,26 @@ describe("a folder with artifacts for both backends", () => {
     const { session } = await load(both);
     expect(session.card().backend).toMatchObject({ name: "wasm", why: "software" });
     session.dispose();
+  });
+
+  test("is found behind a server that answers its page for files that it lacks", async () => {
+    const page = new TextEncoder().encode("<!doctype html><title>app</title>");
+    const { session } = await load(new Map([...both, ["manifest.json", page]]));
+    expect(session.card().backend).toMatchObject({ name: "wasm", why: "no-gpu" });
+    session.dispose();
+    const html = new Map(
+      [
+        ["", ""],
+        ["webgpu/", ""],
+        ["wasm/", ""],
+      ].map(([at]) => [`${at}manifest.json`, page]),
+    );
+    await expect(load(html)).rejects.toThrow(/manifest.json answers HTTP 200 with HTML/);
+  });
+
+  test("says that an address must be secure", async () => {
+    vi.stubGlobal("crypto", {});
+    await expect(load()).rejects.toThrow(/over https, or through localhost/);
   });
 
   test("says so where there is none at all", async () => {

@@ -46,5 +46,11 @@ function isAbsent(error: unknown): error is Error {
 async function open(base: URL, options: DownloadOptions): Promise<Found> {
   // Not from the HTTP cache: an old manifest would not match new shards.
   const text = await fetchText(new URL(MANIFEST, base), null, { ...options, cache: "no-cache" });
+  // Servers of apps with one page answer every address with that page.
+  if (text.trimStart().startsWith("<"))
+    throw new MissingError(
+      `${new URL(MANIFEST, base).href} answers HTTP 200 with HTML, not a manifest: the server sends its ` +
+        "page for files that it lacks. Is the artifact's address right?",
+    );
   return { base, manifest: await openManifest(text) };
 }

@@ -85,6 +85,22 @@ export function throwIfAborted(signal: AbortSignal | undefined): void {
   if (signal?.aborted) throw abortError();
 }
 
+/** A controller that `signal` aborts too. By hand: AbortSignal.any is younger than WebAssembly's vectors. */
+export function linkedAbort(signal: AbortSignal | undefined): {
+  readonly signal: AbortSignal;
+  /** Aborts, and lets go of `signal`. */
+  readonly stop: () => void;
+} {
+  const controller = new AbortController();
+  const stop = (): void => {
+    signal?.removeEventListener("abort", stop);
+    controller.abort();
+  };
+  if (signal?.aborted) stop();
+  else signal?.addEventListener("abort", stop);
+  return { signal: controller.signal, stop };
+}
+
 /** An error in a form that survives postMessage with its class. */
 export interface ErrorRecord {
   readonly kind: "artifact" | "device" | "request" | "abort" | "internal";

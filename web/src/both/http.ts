@@ -1,4 +1,4 @@
-import { ArtifactError, abortError, throwIfAborted, UnreachableError } from "./errors.js";
+import { ArtifactError, abortError, DeviceError, throwIfAborted, UnreachableError } from "./errors.js";
 
 export type Fetch = (url: URL, init: RequestInit) => Promise<Response>;
 
@@ -121,6 +121,12 @@ export async function fetchBytes(
 }
 
 export async function sha256Hex(bytes: Uint8Array<ArrayBuffer>): Promise<string> {
+  // Older types know no page without it.
+  if ((crypto.subtle as SubtleCrypto | undefined) === undefined)
+    throw new DeviceError(
+      "This address is not secure, so the browser cannot verify the artifact (no crypto.subtle). Open " +
+        "the page over https, or through localhost.",
+    );
   const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
   return Array.from(digest, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }

@@ -291,12 +291,15 @@ export class WorkerLink {
 
   async #close(): Promise<void> {
     if (!this.#failure) {
+      let timer: ReturnType<typeof setTimeout> | undefined;
       const freed = new Promise<void>((resolve) => {
         this.#onDisposed = resolve;
-        setTimeout(resolve, DISPOSE_TIMEOUT_MS);
+        timer = setTimeout(resolve, DISPOSE_TIMEOUT_MS);
       });
       this.#post({ type: "dispose" });
       await freed;
+      // In Node it would keep the process alive.
+      clearTimeout(timer);
     }
     this.#fail("The engine was disposed. Create a new one.");
     this.worker.terminate();

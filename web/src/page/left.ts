@@ -50,6 +50,7 @@ export function watchLeaving(load: string): () => void {
     if (document.visibilityState === "hidden") noteLeft(load);
     else forget(load);
   };
+  if (globalThis.document?.visibilityState === "hidden") noteLeft(load);
   // Outside browsers nobody leaves.
   globalThis.addEventListener?.("pagehide", () => noteLeft(load), { signal });
   globalThis.document?.addEventListener("visibilitychange", onVisibility, { signal });

@@ -12,7 +12,7 @@ export interface Chosen {
 }
 
 /**
- * WebGPU where the browser has an adapter, else WebAssembly. A processor that plays a GPU is left alone:
+ * WebGPU where the browser has an adapter, else WebAssembly. A processor that plays a GPU comes second:
  * WebAssembly was measured to be the faster of the two there (docs/benchmarks.md).
  */
 export async function choose(artifacts: Artifacts, pinned: BackendName | undefined): Promise<Chosen> {
@@ -32,7 +32,10 @@ export async function choose(artifacts: Artifacts, pinned: BackendName | undefin
   if (gpu instanceof Error) return chosen(artifacts, "wasm", "no-gpu", gpu.message);
   const { deviceClass, name } = gpu as Awaited<ReturnType<typeof findGpu>>;
   if (deviceClass === "software")
-    return chosen(artifacts, "wasm", "software", `a processor plays the GPU (${name})`);
+    return {
+      ...chosen(artifacts, "wasm", "software", `a processor plays the GPU (${name})`),
+      other: (error) => chosen(artifacts, "webgpu", "failed", error.message),
+    };
   return {
     ...chosen(artifacts, "webgpu", "gpu", name),
     other: (error) => chosen(artifacts, "wasm", "failed", error.message),

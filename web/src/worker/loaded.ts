@@ -10,6 +10,8 @@ export interface ModelBackend extends TimedBackend {
   launchesOf(name: FunctionName): number;
   /** Bytes of the cache. */
   readonly kvMemory: number;
+  /** Of WebAssembly: bytes of its memory, and threads that compute. */
+  readonly held?: { readonly bytes: number; readonly threads: number };
 }
 
 /** A model on a device, whatever kind of device it is. */
@@ -21,6 +23,4 @@ export interface Loaded {
   readonly adapterName: string;
   /** GPU buffers. */
   readonly buffers: { readonly count: number; readonly bytes: number };
-  /** Of WebAssembly: bytes of its memory, and threads that compute. */
-  readonly wasm?: { readonly bytes: number; readonly threads: number };
 }

@@ -153,15 +153,15 @@ export class Session {
   }
 
   stats(): EngineStats {
-    const { executor, buffers, wasm } = this.loaded;
+    const { executor, buffers } = this.loaded;
     return {
       backend: this.backend,
       program: this.loaded.program.name,
       choice: this.loaded.choice,
       gpuBuffers: buffers.count,
       gpuBytes: buffers.bytes,
-      wasmBytes: wasm?.bytes ?? 0,
-      threads: wasm?.threads ?? 0,
+      wasmBytes: executor.held?.bytes ?? 0,
+      threads: executor.held?.threads ?? 0,
       launches: executor.launches,
       launchesPerToken: executor.launchesOf("step") + executor.launchesOf("greedy"),
       cachePages: executor.shape.groups.reduce((sum, { pages }) => sum + pages, 0),

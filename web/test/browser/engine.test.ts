@@ -375,7 +375,7 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
       isShorter: true,
       same: [true, true],
       short: expectedText("abc", 12),
-      long: expect.stringMatching(/^DeviceError: The GPU was opened anew and has less room/),
+      long: expect.stringMatching(/^DeviceError: The device was opened anew and has less room/),
       warnings: [expect.stringContaining("from now on the context is")],
     });
   });

@@ -32,7 +32,7 @@ export function notFinite({ tokens, prompt }: Request): DeviceError {
 /** A request is too long for what a device that was opened anew has room for. */
 export function tooLong({ tokens }: Request, contextLength: number, before: number): DeviceError {
   return new DeviceError(
-    `The GPU was opened anew and has less room than before: a context of ${contextLength} tokens instead ` +
+    `The device was opened anew and has less room: a context of ${contextLength} tokens instead ` +
       `of ${before}. This request has ${tokens.length} tokens already. Shorten it, or close other tabs and ` +
       "load the model again.",
   );

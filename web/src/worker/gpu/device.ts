@@ -34,7 +34,7 @@ export async function findGpu(): Promise<Gpu> {
 }
 
 /** Opens a device that can run all of the programs. */
-export function openDevice({ adapter }: Gpu, programs: readonly Program[]): Promise<GPUDevice> {
+export async function openDevice({ adapter }: Gpu, programs: readonly Program[]): Promise<GPUDevice> {
   // Features of the language are there without being asked for.
   const named = programs.flatMap(({ requires }) => requires.features);
   const requiredFeatures = new Set([...named, TIMESTAMPS].filter((name) => adapter.features.has(name)));
@@ -43,10 +43,18 @@ export function openDevice({ adapter }: Gpu, programs: readonly Program[]): Prom
     for (const [name, value] of requires.limits)
       requiredLimits[name] = Math.max(value, requiredLimits[name] ?? 0);
   for (const name of AT_MOST) requiredLimits[name] = adapter.limits[name];
-  return adapter.requestDevice({
-    requiredFeatures: [...requiredFeatures] as GPUFeatureName[],
-    requiredLimits,
-  });
+  try {
+    return await adapter.requestDevice({
+      requiredFeatures: [...requiredFeatures] as GPUFeatureName[],
+      requiredLimits,
+    });
+  } catch (cause) {
+    const reason = cause instanceof Error ? cause.message : String(cause);
+    throw new DeviceError(
+      `The GPU's adapter opens no device: ${reason}. Restart the browser, or update the graphics driver.`,
+      { cause },
+    );
+  }
 }
 
 /** An adapter as classes of devices are told apart by. Browsers hide its kind, but tell a phone. */

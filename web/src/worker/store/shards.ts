@@ -1,4 +1,4 @@
-import { ArtifactError, throwIfAborted } from "../../both/errors.js";
+import { ArtifactError, linkedAbort, throwIfAborted } from "../../both/errors.js";
 import { type DownloadOptions, download, sha256Hex, within } from "../../both/http.js";
 import type { FileEntry } from "../../both/manifest.js";
 import type { ShardCache } from "./shard-cache.js";
@@ -26,8 +26,7 @@ export async function* streamShards(
   options: ShardOptions,
 ): AsyncGenerator<Uint8Array<ArrayBuffer>> {
   const store = new ShardStore(base, shards, options);
-  const stop = new AbortController();
-  const signal = options.signal ? AbortSignal.any([options.signal, stop.signal]) : stop.signal;
+  const { signal, stop } = linkedAbort(options.signal);
   const start = (shard: FileEntry | undefined): Promise<Uint8Array<ArrayBuffer>> | undefined => {
     const loading = shard && store.load(shard, signal);
     // It may fail while the caller is still busy with the one before: not unhandled, only not awaited yet.
@@ -43,7 +42,7 @@ export async function* streamShards(
     }
   } finally {
     // The caller may leave early, with a download still under way.
-    stop.abort();
+    stop();
   }
 }
 

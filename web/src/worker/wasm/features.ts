@@ -43,6 +43,6 @@ export function ableProgram(
   const reasons = named.map((program) => `${program.name}: ${lacks(program).join(", ")}`);
   throw new DeviceError(
     `WebAssembly cannot run the model here, for want of ${reasons.join("; ")}. Use a newer browser: Chrome ` +
-      "91+, Firefox 89+ or Safari 16.4+.",
+      "91+, Firefox 114+ or Safari 16.4+.",
   );
 }

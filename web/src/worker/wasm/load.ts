@@ -84,9 +84,6 @@ export async function loadWasm(base: URL, manifest: Manifest, options: WasmOptio
       choice,
       adapterName: nameOf(threads.count),
       buffers: { count: 0, bytes: 0 },
-      get wasm() {
-        return executor.held;
-      },
     };
   } catch (error) {
     threads.end();
