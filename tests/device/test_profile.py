@@ -142,7 +142,7 @@ def test_the_table_and_the_plot(out: Path, tmp_path: Path) -> None:
     ("options", "said"),
     [
         (("--function", "prefill"), "no function 'prefill', only step, greedy, sample, logprobs"),
-        (("--rows", 60), "60 rows; the nearest is 64, of 1, 4, 16, 64, 256"),
+        (("--rows", 60), "60 rows; the nearest is 64, of 1, 2, 4, 8, 16, 32, 64, 256"),
         (("--function", "greedy", "--rows", 64), "64 rows; the nearest is 16, of 1, 4, 16"),
         (("--context", 5000), "5,000 tokens: the model's context is 1,024"),
         (("--rows", 64, "--context", 63), "64 rows do not fit into a context of 63"),

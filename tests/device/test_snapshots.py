@@ -82,7 +82,10 @@ def test_pages_hold_the_keys_and_values_of_transformers(
     for layer, reference in enumerate(made.layers):
         for part, expected in (("k", reference.keys), ("v", reference.values)):
             found = np.concatenate(list(content[f"kv.{layer}.{part}"]), axis=1)
-            assert np.abs(found - expected[0].detach().numpy()).max() < tolerance(stories), (layer, part)
+            true = expected[0].detach().numpy()
+            # Keys reach 16, where numbers of float16 are twice as far apart as those around 8.
+            close = tolerance(stories) * max(1.0, float(np.abs(true).max()) / 8)
+            assert np.abs(found - true).max() < close, (layer, part)
 
 
 def test_pages_that_do_not_fit_are_refused(stories: Engine) -> None:

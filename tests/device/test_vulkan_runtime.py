@@ -23,7 +23,7 @@ from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.devices import Settings
 from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.edge_runtime.engine.steps import StepWork, Write, launch
-from nearfar.edge_runtime.executors.vulkan import binding, commands, device
+from nearfar.edge_runtime.executors.vulkan import binding, commands, device, instance
 from nearfar.edge_runtime.executors.vulkan.binding import DEVICE_LOST, fail
 from nearfar.edge_runtime.executors.vulkan.blocks import Memory
 from nearfar.edge_runtime.executors.vulkan.executor import VulkanExecutor
@@ -238,9 +238,9 @@ def test_loading_recovers_by_itself(lab: Lab) -> None:
 def test_the_validation_layer_finds_nothing(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does it miss a barrier; and where we leave them out, it does."""
     layers = {layer.layerName for layer in binding.require_vulkan().vkEnumerateInstanceLayerProperties()}
-    if device.VALIDATION not in layers:
+    if instance.VALIDATION not in layers:
         pytest.skip("the Vulkan validation layer is not installed (vulkan-validationlayers)")
-    messages = device.instance(True).messages
+    messages = instance.instance(True).messages
     for options in ({"direct": True}, {"direct": False}):
         made = open_executor(artifact, debug=True, **options)
         made.write_pages(0, [1], {name: page for name, page in made.read_pages(0, [2]).items()})

@@ -83,7 +83,8 @@ def test_inspect_tells_what_the_artifact_holds(stories: Path) -> None:
         assert dense == [f"layers.{i}.down" for i in range(5)], "172 inputs are no multiple of 64"
         for program in report["programs"]:
             buckets = {entry["size"]: entry["launches"] for entry in program["functions"]["step"]}
-            assert set(buckets) == {1, 4, 16, 64, 256}
+            between = {2, 8, 32} if report["target"] == "cpu" else set()
+            assert set(buckets) == {1, 4, 16, 64, 256} | between
             outside = 2  # embedding, logits
             assert buckets[1] <= 5 * LAUNCHES_PER_LAYER + outside
     assert [p["name"] for p in reports["webgpu"]["programs"]] == [

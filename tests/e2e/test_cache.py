@@ -97,7 +97,7 @@ def test_refusals(sample: Path, snapshot: Path, built: Built, tmp_path: Path) ->
         (("run", sample, "Hi", "--cache", tmp_path / "altered"), "is damaged: SHA-256"),
         (("chat", sample, "--cache", tmp_path / "notes"), "is not a snapshot of nearfar"),
         (("cache", "load", sample, tmp_path / "absent"), "No such file"),
-        (("cache", "load", sample, snapshot, "--kv-memory", "300kB"), "fit the context here"),
+        (("cache", "load", sample, snapshot, "--kv-memory", "150kB"), "fit the context here"),
         (
             ("cache", "save", sample, "--system", FOX, "-o", tmp_path / "notes"),
             "is not a snapshot, so it is not overwritten",
