@@ -12,13 +12,13 @@ from typing import Any
 import tvm
 from tvm.target import codegen as llvm
 
-from nearfar.edge_runtime.executors.cpu.features import KNOWN, cpu_flags
+from nearfar.edge_runtime.executors.cpu.features import KNOWN, offered
 from nearfar.edge_runtime.executors.cpu.system import architecture
 from nearfar.errors import BuildError
 from nearfar.targets.cpu.link import link
 from nearfar.targets.cpu.platforms import Platform, host
 from nearfar.targets.cpu.tir_passes import PIPELINE
-from nearfar.targets.cpu.units import BASELINE, BEST_FIRST, Unit
+from nearfar.targets.cpu.units import BASELINE, Unit, nearest
 
 _PARTS = 8  # object files, and so the most threads that compile
 
@@ -29,12 +29,12 @@ def native() -> Unit:
     if arch not in BASELINE:
         raise BuildError(f"the cpu target knows {', '.join(sorted(BASELINE))}; this machine is {arch}")
     mcpu = str(llvm.llvm_get_system_cpu())
-    offered = llvm.llvm_get_cpu_features(tvm.target.Target({"kind": "llvm", "mcpu": mcpu}))
-    promised = {str(name) for name in offered}
-    # Virtual machines hide instructions that the CPU's model name promises.
-    features = tuple(f for f in KNOWN[arch] if f in promised and (f in cpu_flags() or not cpu_flags()))
-    like = next(unit for unit in BEST_FIRST[arch] if set(unit.features) <= set(features))
-    return replace(like, name="native", mcpu=mcpu, features=features)
+    known = llvm.llvm_get_cpu_features(tvm.target.Target({"kind": "llvm", "mcpu": mcpu}))
+    promised = {str(name) for name in known}
+    # Virtual machines hide instructions that the CPU's model name promises, and a program must not need what
+    # the runtime will not find.
+    features = tuple(feature for feature in KNOWN[arch] if feature in promised and feature in offered())
+    return replace(nearest(arch, features), name="native", mcpu=mcpu, features=features)
 
 
 def llvm_target(unit: Unit, triple: str | None = None) -> tvm.target.Target:

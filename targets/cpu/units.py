@@ -9,6 +9,7 @@ instruction makes the integer sums of quantized matrices.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -71,6 +72,18 @@ CARRIED: dict[str, tuple[Unit, ...]] = {
     "wasm32": (UNITS["simd128"],),
 }
 """The units that an artifact has programs for where nothing was asked for, the best first."""
+
+
+def nearest(architecture: str, features: Collection[str]) -> Unit:
+    """The best unit that a processor with these features has: BuildError where it lacks the baseline's."""
+    for unit in BEST_FIRST[architecture]:
+        if set(unit.features) <= set(features):
+            return unit
+    lacking = [feature for feature in BASELINE[architecture].features if feature not in features]
+    raise BuildError(
+        f"this processor lacks {', '.join(lacking)}, which kernels for {architecture} need: build for the "
+        "machine that will run it (--cpu, without --cpu-features native)"
+    )
 
 
 def unit_named(name: str, architecture: str) -> Unit:

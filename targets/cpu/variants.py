@@ -10,7 +10,7 @@ from nearfar.format.manifest import Float
 from nearfar.targets.cpu import CpuKernels
 from nearfar.targets.cpu.codegen import native
 from nearfar.targets.cpu.platforms import Platform, host, platforms
-from nearfar.targets.cpu.units import BASELINE, CARRIED, Unit, unit_named
+from nearfar.targets.cpu.units import BASELINE, BEST_FIRST, CARRIED, UNITS, Unit, unit_named
 from nearfar.targets.kernels import Variant
 
 KV: Float = "float16"
@@ -26,12 +26,20 @@ class CpuVariant(Variant):
 
 
 def variants(options: BuildOptions) -> tuple[CpuVariant, ...]:
-    """One for each platform of `options.cpu` and unit of `options.cpu_features`, the best unit first."""
+    """One for each platform of `options.cpu` and unit of `options.cpu_features`, the best unit first.
+
+    A unit's name is asked of the platforms of its architecture.
+    """
+    wanted = platforms(options.cpu)
+    there = {platform.architecture for platform in wanted}
+    for name in options.cpu_features:
+        if name in UNITS and UNITS[name].architecture not in there:
+            unit_named(name, wanted[0].architecture)
     return tuple(
         CpuVariant(
             f"{platform.name}-{unit.name}", "f32", CpuKernels(unit), kv=KV, unit=unit, platform=platform
         )
-        for platform in platforms(options.cpu)
+        for platform in wanted
         for unit in units_of(options.cpu_features, platform)
     )
 
@@ -40,7 +48,13 @@ def units_of(asked: tuple[str, ...], platform: Platform) -> tuple[Unit, ...]:
     """The units by the names that were asked for, each once; none: those that an artifact carries."""
     if not asked:
         return CARRIED[platform.architecture]
-    return tuple(dict.fromkeys(_unit(name, platform) for name in asked))
+    own = [name for name in asked if name not in UNITS or UNITS[name].architecture == platform.architecture]
+    if not own:
+        raise BuildError(
+            f"--cpu-features {','.join(asked)} names no unit of {platform.name}: add one of "
+            f"{', '.join(unit.name for unit in BEST_FIRST[platform.architecture])}, or baseline"
+        )
+    return tuple(dict.fromkeys(_unit(name, platform) for name in own))
 
 
 def host_or_none() -> Platform | None:

@@ -14,11 +14,10 @@ if TYPE_CHECKING:
 
 
 def _probe(which: str | None = None) -> Found:
-    from nearfar.edge_runtime.executors.cpu.features import ASSUMED, cpu_flags
+    from nearfar.edge_runtime.executors.cpu.features import offered
     from nearfar.edge_runtime.executors.cpu.system import architecture, system
 
-    features = cpu_flags() or frozenset(ASSUMED.get(architecture(), ()))
-    return Found(features, arch=architecture(), system=system())
+    return Found(offered(), arch=architecture(), system=system())
 
 
 def _open(artifact: Artifact, program: Program, settings: Settings) -> Executor:

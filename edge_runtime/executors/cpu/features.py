@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import subprocess
-import sys
 from pathlib import Path
 
-from nearfar.edge_runtime.executors.cpu.system import architecture
+from nearfar.edge_runtime.executors.cpu.system import architecture, system
 
 # What the kernels may use; other features do not decide whether a library runs.
 KNOWN = {
@@ -25,18 +24,30 @@ _DARWIN_NAMES = {"FEAT_FP16": "fullfp16", "FEAT_DotProd": "dotprod", "FEAT_I8MM"
 @functools.cache
 def cpu_flags() -> frozenset[str]:
     """The features of KNOWN that this CPU and this system offer; empty where they cannot be told."""
-    known = KNOWN.get(architecture(), ())
-    if sys.platform == "linux":
-        found = _linux_flags()
-    elif sys.platform == "darwin":
-        found = _darwin_flags()
-    else:
+    return flags_of(system(), architecture())
+
+
+def offered() -> frozenset[str]:
+    """What code for this machine may use: its features, or where they cannot be told those of ASSUMED."""
+    return cpu_flags() or frozenset(ASSUMED.get(architecture(), ()))
+
+
+def flags_of(on: str, arch: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """The same by the name of a system: none on those that we cannot ask, and where asking fails."""
+    try:
+        if on in ("linux", "android"):
+            found = _linux_flags(cpuinfo)
+        elif on == "macos":
+            found = _darwin_flags()
+        else:
+            found = set()
+    except (OSError, UnicodeDecodeError):
         found = set()
-    return frozenset(name for name in known if name in found)
+    return frozenset(name for name in KNOWN.get(arch, ()) if name in found)
 
 
-def _linux_flags() -> set[str]:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
+def _linux_flags(cpuinfo: Path) -> set[str]:
+    for line in cpuinfo.read_text().splitlines():
         key, _, value = line.partition(":")
         if key.strip() in ("flags", "Features"):
             words = value.split()

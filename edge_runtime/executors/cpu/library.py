@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.edge_runtime.executors.cpu.system import system
 from nearfar.edge_runtime.executors.planned import Stamps, seconds
 from nearfar.errors import ArtifactError, DeviceError
 
@@ -225,9 +227,18 @@ def _load_ffi() -> ctypes.CDLL:
         raise DeviceError(
             "the cpu device needs apache-tvm-ffi, which is not installed: pip install 'nearfar[edge]'"
         )
-    suffix = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
-    path = Path(spec.origin).parent / "lib" / f"libtvm_ffi.{suffix}"
-    return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    package = Path(spec.origin).parent
+    if sys.platform == "win32":
+        # The C++ runtime that the wheel brings lies beside the package.
+        brought = package.with_name("apache_tvm_ffi.libs")
+        if brought.is_dir():
+            os.add_dll_directory(str(brought))
+    return ctypes.CDLL(str(package / "lib" / ffi_library(system())), mode=ctypes.RTLD_GLOBAL)
+
+
+def ffi_library(on: str) -> str:
+    """The file name of tvm-ffi's library on a system."""
+    return {"macos": "libtvm_ffi.dylib", "windows": "tvm_ffi.dll"}.get(on, "libtvm_ffi.so")
 
 
 class _Error(ctypes.Structure):
