@@ -38,9 +38,7 @@ def test_the_library_of_tvm_ffi_has_the_name_that_its_wheel_gives_it(system: str
 def test_the_nearest_unit_is_the_best_that_a_processor_has() -> None:
     assert nearest("x86_64", KNOWN["x86_64"]).name == "avx512"
     assert nearest("x86_64", BASELINE["x86_64"].features).name == "avx2"
-    with pytest.raises(
-        BuildError, match=r"lacks avx2, fma, f16c, bmi2, which kernels for x86_64 need"
-    ):
+    with pytest.raises(BuildError, match=r"lacks avx2, fma, f16c, bmi2, which kernels for x86_64 need"):
         nearest("x86_64", ("sse4.2", "avx"))
 
 
