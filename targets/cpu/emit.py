@@ -19,6 +19,12 @@ def emit(program: Program, context: EmitContext) -> manifest.Program:
     library = f"kernels/{program.name}/{platform.library}"
     (context.root / library).parent.mkdir(parents=True, exist_ok=True)
     compile_library(module_of(program), context.root / library, unit, platform)
+    requires = Requires(unit.features, {}, platform.architecture, platform.system)
+    return record(program, context, requires, library)
+
+
+def record(program: Program, context: EmitContext, requires: Requires, library: str) -> manifest.Program:
+    """Write the plans; the record of a program whose kernels are functions of a library that is written."""
     launches = {
         plan_file(program, plan): [{"kernel": la.kernel, "args": list(la.args)} for la in plan.launches]
         for plan in program.plans
@@ -27,10 +33,10 @@ def emit(program: Program, context: EmitContext) -> manifest.Program:
         name=program.name,
         activations=program.dtypes.activations,
         kv_dtype=program.dtypes.kv,
-        requires=Requires(unit.features, {}, platform.architecture, platform.system),
+        requires=requires,
         workspace=tuple(program.workspace),
         kernels={
-            name: manifest.Kernel(params=params_of(func, context, program, name))
+            name: manifest.Kernel(params=_params(func, context, program, name))
             for name, func in program.kernels.items()
         },
         functions=write_plans(context.root, program, launches),
@@ -39,7 +45,7 @@ def emit(program: Program, context: EmitContext) -> manifest.Program:
     )
 
 
-def params_of(func: Any, context: EmitContext, program: Program, kernel: str) -> tuple[Param, ...]:
+def _params(func: Any, context: EmitContext, program: Program, kernel: str) -> tuple[Param, ...]:
     """Dtype and shape of each parameter; symbolic extents take the name that the buffer has in the
     manifest.
     """

@@ -8,8 +8,8 @@ from pathlib import Path
 from nearfar.build.program.compile import Program
 from nearfar.format import manifest
 from nearfar.format.manifest import Requires
-from nearfar.targets.cpu.emit import params_of
-from nearfar.targets.emit import EmitContext, module_of, plan_file, sha256_of, write_plans
+from nearfar.targets.cpu.emit import record
+from nearfar.targets.emit import EmitContext, module_of, sha256_of
 from nearfar.targets.wasm import UNIT
 from nearfar.targets.wasm.codegen import link_modules
 
@@ -20,25 +20,8 @@ def emit(program: Program, context: EmitContext) -> manifest.Program:
     for file in files:
         (context.root / file).parent.mkdir(parents=True, exist_ok=True)
     link_modules(module_of(program), {context.root / file: shared for file, shared in files.items()})
-    launches = {
-        plan_file(program, plan): [{"kernel": la.kernel, "args": list(la.args)} for la in plan.launches]
-        for plan in program.plans
-    }
-    own = library(program.name, shared=False)
-    return manifest.Program(
-        name=program.name,
-        activations=program.dtypes.activations,
-        kv_dtype=program.dtypes.kv,
-        requires=Requires(UNIT.features, {}, UNIT.architecture),
-        workspace=tuple(program.workspace),
-        kernels={
-            name: manifest.Kernel(params=params_of(func, context, program, name))
-            for name, func in program.kernels.items()
-        },
-        functions=write_plans(context.root, program, launches),
-        library=own,
-        library_sha256=sha256_of(context.root / own),
-    )
+    requires = Requires(UNIT.features, {}, UNIT.architecture)
+    return record(program, context, requires, library(program.name, shared=False))
 
 
 def with_threads(root: Path, program: manifest.Program) -> manifest.Program:
