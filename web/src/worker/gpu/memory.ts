@@ -166,3 +166,29 @@ function largest(most: number, fits: (count: number) => boolean): number {
   }
   return low;
 }
+
+/**
+ * What `allocate` makes of a plan for as much of a cache as the caller asks for. Where the cache's size was left
+ * open (or `orLess`), less is tried before giving up.
+ */
+export async function whatFits<Made>(
+  manifest: Manifest,
+  program: Program,
+  maxBinding: number,
+  options: MemoryOptions,
+  allocate: (plan: MemoryPlan) => Made | Promise<Made>,
+): Promise<Made> {
+  const { kvMemory = DEFAULT_KV_MEMORY, orLess = options.kvMemory === undefined, contextLength } = options;
+  let first: unknown = null;
+  for (let budget = kvMemory; ; budget = Math.floor(budget / 2)) {
+    try {
+      const plan = planMemory(manifest, program, maxBinding, { contextLength, kvMemory: budget });
+      return await allocate(plan);
+    } catch (error) {
+      // The first one tells what there was no room for; later ones complain of budgets that nobody gave.
+      first ??= error;
+      const isLeast = !orLess || budget <= kvMemory / 32;
+      if (!(error instanceof DeviceError) || isLeast) throw first;
+    }
+  }
+}

@@ -1,15 +1,7 @@
-import { DeviceError } from "../../both/errors.js";
 import type { Manifest, Program } from "../../both/manifest.js";
 import type { BufferRegistry } from "./buffers.js";
 import type { DeviceBuffer, PageStore } from "./executor.js";
-import {
-  bufferBytes,
-  cacheBuffers,
-  DEFAULT_KV_MEMORY,
-  type MemoryOptions,
-  type MemoryPlan,
-  planMemory,
-} from "./memory.js";
+import { bufferBytes, cacheBuffers, type MemoryOptions, type MemoryPlan, whatFits } from "./memory.js";
 
 /** What an executor has for itself, beside the weights: cache, inputs, outputs, workspace. */
 export interface WorkingMemory {
@@ -21,27 +13,14 @@ export interface WorkingMemory {
 }
 
 /** As much as the caller asks for. Where less will do, that is tried before giving up. */
-export async function allocateWhole(
+export function allocateWhole(
   buffers: BufferRegistry,
   manifest: Manifest,
   program: Program,
   options: MemoryOptions,
 ): Promise<WorkingMemory> {
-  const { kvMemory = DEFAULT_KV_MEMORY, contextLength } = options;
-  const { orLess = options.kvMemory === undefined } = options;
   const limit = buffers.device.limits.maxStorageBufferBindingSize;
-  let first: unknown = null;
-  for (let budget = kvMemory; ; budget = Math.floor(budget / 2)) {
-    try {
-      const memory = planMemory(manifest, program, limit, { contextLength, kvMemory: budget });
-      return await allocate(buffers, manifest, program, memory);
-    } catch (error) {
-      // The first one tells what there was no room for; later ones complain of budgets that nobody gave.
-      first ??= error;
-      const isLeast = !orLess || budget <= kvMemory / 32;
-      if (!(error instanceof DeviceError) || isLeast) throw first;
-    }
-  }
+  return whatFits(manifest, program, limit, options, (plan) => allocate(buffers, manifest, program, plan));
 }
 
 export function allocate(

@@ -50,7 +50,7 @@ export async function loadWasm(base: URL, manifest: Manifest, options: WasmOptio
   const shared = program.requires.features.includes(ATOMICS);
   const count = shared ? wanted : 1;
   // Memory first: a device that is too small should say so before the download, not after it.
-  const room = makeRoom(manifest, program, plans, { ...options, threads: count, shared });
+  const room = await makeRoom(manifest, program, plans, { ...options, threads: count, shared });
   const threads = new Threads();
   try {
     const { memory, layout, tables } = room;

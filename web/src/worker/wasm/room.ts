@@ -1,6 +1,6 @@
 import { DeviceError } from "../../both/errors.js";
 import type { Manifest, Program } from "../../both/manifest.js";
-import { DEFAULT_KV_MEMORY, type MemoryOptions, type MemoryPlan, planMemory } from "../gpu/memory.js";
+import { type MemoryOptions, type MemoryPlan, whatFits } from "../gpu/memory.js";
 import type { Plans } from "../gpu/remote-artifact.js";
 import { type Layout, layOut, MOST_BYTES, makeMemory } from "./layout.js";
 import { Tables } from "./tables.js";
@@ -23,20 +23,15 @@ export interface RoomOptions extends MemoryOptions {
  * Room for the weights and as much of a cache as the caller asks for. Where the cache's size was left open,
  * less is tried before giving up.
  */
-export function makeRoom(manifest: Manifest, program: Program, plans: Plans, options: RoomOptions): Room {
-  const { kvMemory = DEFAULT_KV_MEMORY, orLess = options.kvMemory === undefined, contextLength } = options;
-  let first: unknown = null;
-  for (let budget = kvMemory; ; budget = Math.floor(budget / 2)) {
-    try {
-      const plan = planMemory(manifest, program, MOST_BYTES, { contextLength, kvMemory: budget });
-      return allocate(manifest, program, plans, plan, options);
-    } catch (error) {
-      // The first one tells what there was no room for; later ones complain of budgets that nobody gave.
-      first ??= error;
-      const isLeast = !orLess || budget <= kvMemory / 32;
-      if (!(error instanceof DeviceError) || isLeast) throw first;
-    }
-  }
+export function makeRoom(
+  manifest: Manifest,
+  program: Program,
+  plans: Plans,
+  options: RoomOptions,
+): Promise<Room> {
+  return whatFits(manifest, program, MOST_BYTES, options, (plan) =>
+    allocate(manifest, program, plans, plan, options),
+  );
 }
 
 function allocate(
