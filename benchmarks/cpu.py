@@ -1,6 +1,7 @@
-"""CPU decode and prefill against llama.cpp (Q4_0, same shape, same threads) and against memory bandwidth.
+"""CPU decode and prefill against llama.cpp (Q4_0 or Q4_K_M with flash attention, same shape, same threads)
+and against memory bandwidth; and the most memory that each process had.
 
-    python benchmarks/cpu.py [--shape smollm2-135m] [--threads 2] [--rounds 5] [--at 512,2048] [--json FILE]
+    python benchmarks/cpu.py [--shape smollm2-135m] [--threads 2] [--rounds 5] [--at 512,2048]
     python benchmarks/cpu.py artifact --checkpoint synth     the same for what is there already
 
 Each round measures one runtime in a process of its own, then the other: what else the machine does falls on
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import statistics
 import subprocess
 import sys
@@ -60,7 +62,7 @@ def rates(step: Any, vocab: int, clock: Any, positions: Sequence[int]) -> dict[s
 
 def ours(artifact: Path, threads: int, clock: Any, positions: Sequence[int]) -> dict[str, float]:
     """Rates of the artifact through CpuExecutor, each step followed by greedy sampling and reading the
-    token.
+    token; and once more with tokens drawn at temperature 0.8, top-p 0.95.
     """
     from nearfar.edge_runtime.artifact.finder import find_artifact
     from nearfar.edge_runtime.artifact.reader import Artifact
@@ -68,7 +70,7 @@ def ours(artifact: Path, threads: int, clock: Any, positions: Sequence[int]) -> 
     from nearfar.edge_runtime.executors.cpu import DEVICE
     from nearfar.edge_runtime.executors.cpu.executor import CpuExecutor
     from nearfar.format.buffers import page_table
-    from nearfar.format.sampler import COLUMNS, SampleI32
+    from nearfar.format.sampler import COLUMNS, SampleF32, SampleI32
     from nearfar.format.sizes import MAX_ROWS
 
     opened = Artifact.open(find_artifact(artifact, "cpu"))
@@ -87,6 +89,10 @@ def ours(artifact: Path, threads: int, clock: Any, positions: Sequence[int]) -> 
     drawn = np.zeros((MAX_ROWS, COLUMNS), np.int32)
     drawn[:, SampleI32.FEED] = -1
     executor.write("sample_i32", drawn)
+    shape = np.zeros((MAX_ROWS, COLUMNS), np.float32)
+    shape[:, SampleF32.TEMPERATURE], shape[:, SampleF32.TOP_P] = 0.8, 0.95
+    executor.write("sample_f32", shape)
+    sampler = "greedy"
 
     def step(tokens: list[int], position: int) -> None:
         for start in range(0, len(tokens), LARGEST):
@@ -101,10 +107,20 @@ def ours(artifact: Path, threads: int, clock: Any, positions: Sequence[int]) -> 
         executor.write("positions", np.minimum(places, position + count - 1))
         executor.write("logit_rows", np.array([count - 1], np.int32))
         executor.run("step", size)
-        executor.run("greedy", 1)
+        executor.run(sampler, 1)
         executor.fetch("sampled", 1)()
 
-    return rates(step, manifest.model.vocab_size, clock, positions)
+    found_rates = rates(step, manifest.model.vocab_size, clock, positions)
+    # In turn, from the same position: a sampler costs little beside what a machine's speed varies.
+    seconds: dict[str, list[float]] = {"greedy": [], "sample": []}
+    for _ in range(5):
+        for sampler in seconds:
+            start = clock()
+            for i in range(DECODE):
+                step([5], PREFILL + i)
+            seconds[sampler].append(clock() - start)
+    share = statistics.median(seconds["greedy"]) / statistics.median(seconds["sample"])
+    return {**found_rates, "sampled": share}
 
 
 def peer(model: Path, threads: int, clock: Any, positions: Sequence[int]) -> dict[str, float]:
@@ -118,6 +134,7 @@ def peer(model: Path, threads: int, clock: Any, positions: Sequence[int]) -> dic
         n_threads_batch=threads,
         n_batch=512,
         n_ubatch=512,
+        flash_attn=True,
         verbose=False,
     )
 
@@ -168,6 +185,7 @@ def report(result: dict[str, Any]) -> None:
     print(f"{'':16}{'nearfar':>12}{'llama.cpp':>12}{'ratio':>8}   tokens/s, {result['measure']}")
     for kind, row in result["rates"].items():
         print(f"{kind:16}{row['nearfar']:12.1f}{row['llama.cpp']:12.1f}{row['ratio']:8.2f}")
+    print(f"decode of drawn tokens is {result['sampled']:.3f} of greedy's")
     print(
         f"decode reads {result['weights_gb_per_s']:.1f} GB/s of weights; memory gives "
         f"{result['bandwidth_gb_per_s']:.1f} GB/s"
@@ -195,6 +213,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--peer-python", default=sys.executable)
+    parser.add_argument("--peer-quant", choices=["q4_0", "q4_k_m"], default="q4_0")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", choices=["ours", "peer"], help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -204,7 +223,9 @@ def main() -> None:
         parser.error(f"--at is {args.at}: ascending positions from {PREFILL} on")
     if args.one is not None:
         measure = ours if args.one == "ours" else peer
-        print(json.dumps(measure(args.artifact, args.threads, clock, positions)))
+        found = measure(args.artifact, args.threads, clock, positions)
+        found["peak MB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
+        print(json.dumps(found))
         return
     if (args.artifact is None) != (args.checkpoint is None):
         parser.error(
@@ -217,7 +238,8 @@ def main() -> None:
         if args.artifact is None:
             args.checkpoint, args.artifact = prepare(Path(folder), args.shape)
         model = f"{folder}/model.gguf"
-        in_process(args.peer_python, str(GGUF_MODEL), str(args.checkpoint), model)
+        quant = ["--quant", args.peer_quant]
+        in_process(args.peer_python, str(GGUF_MODEL), str(args.checkpoint), model, *quant)
         for _ in range(args.rounds):
             mine = in_process(sys.executable, __file__, str(args.artifact), "--one", "ours", *common)
             rounds.append((mine, in_process(args.peer_python, __file__, model, "--one", "peer", *common)))
@@ -233,8 +255,9 @@ def main() -> None:
             "llama.cpp": statistics.median(b[kind] for _, b in rounds),
             "ratio": statistics.median(a[kind] / b[kind] for a, b in rounds),
         }
-        for kind in rounds[0][0]
+        for kind in rounds[0][1]
     }
+    result["sampled"] = statistics.median(mine["sampled"] for mine, _ in rounds)
     result["weights_gb_per_s"] = weights * result["rates"][f"decode at {positions[0]}"]["nearfar"] / 1e9
     result["bandwidth_gb_per_s"] = read_bandwidth(threads, clock)
     report(result)

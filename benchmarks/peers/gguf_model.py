@@ -1,7 +1,9 @@
-"""A GGUF file of a checkpoint's shape with random Q4_0 weights, for llama.cpp and what is built on it.
+"""A GGUF file of a checkpoint's shape with random weights, for llama.cpp and what is built on it.
 
-Speed does not depend on the values, so nothing is quantized: blocks are drawn as they lie in the file. Every
-matrix is Q4_0, the embeddings too (llama.cpp's own converter gives those more bits, which costs it speed).
+Speed does not depend on the values, so nothing is quantized: blocks are drawn as they lie in the file. With
+`q4_0` every matrix is Q4_0, the embeddings too (llama.cpp's own converter gives those more bits, which costs
+it speed). With `q4_k_m` matrices get the types that llama.cpp's quantizer gives them under that name
+(llama-quant.cpp).
 """
 
 import argparse
@@ -13,8 +15,18 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-BLOCK = 32
-BLOCK_BYTES = 2 + BLOCK // 2  # a float16 scale and 32 nibbles
+Kind = gguf.GGMLQuantizationType
+QUANTS = {"q4_0": gguf.LlamaFileType.MOSTLY_Q4_0, "q4_k_m": gguf.LlamaFileType.MOSTLY_Q4_K_M}
+SCALES = {
+    Kind.Q4_0: (slice(0, 2),),
+    Kind.Q5_0: (slice(0, 2),),
+    Kind.Q8_0: (slice(0, 2),),
+    Kind.Q4_K: (slice(0, 2), slice(2, 4)),
+    Kind.Q6_K: (slice(208, 210),),
+}
+"""Bytes of a block that hold a float16 scale (ggml-common.h); every other byte may have any value."""
+INSTEAD = {Kind.Q4_K: Kind.Q5_0, Kind.Q6_K: Kind.Q8_0}
+"""What the quantizer takes for rows that are no whole number of blocks of 256."""
 
 
 def _head_dim(config: dict[str, Any]) -> int:
@@ -22,21 +34,22 @@ def _head_dim(config: dict[str, Any]) -> int:
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
-def write_gguf(checkpoint: Path, output: Path, seed: int = 0) -> None:
+def write_gguf(checkpoint: Path, output: Path, seed: int = 0, quant: str = "q4_0") -> None:
     """Write `output` with the shape and the tokenizer of a llama checkpoint (byte-level BPE)."""
     config: dict[str, Any] = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     if config["model_type"] != "llama":
         raise ValueError(f"only llama checkpoints can be written, not {config['model_type']}")
     writer = gguf.GGUFWriter(output, "llama")
     _add_shape(writer, config)
+    writer.add_file_type(QUANTS[quant])
     _add_tokenizer(writer, config, json.loads((checkpoint / "tokenizer.json").read_text(encoding="utf-8")))
     random = np.random.default_rng(seed)
     for name, shape in _tensors(config).items():
         if len(shape) == 1:
             writer.add_tensor(name, np.ones(shape, np.float32))
         else:
-            blocks = _q4_0(random, shape, config["initializer_range"])
-            writer.add_tensor(name, blocks, raw_dtype=gguf.GGMLQuantizationType.Q4_0)
+            kind = Kind.Q4_0 if quant == "q4_0" else _kind_of_k_m(name, shape, config)
+            writer.add_tensor(name, _blocks(random, shape, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -57,7 +70,6 @@ def _add_shape(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, config: dict[str, Any], tokenizer: dict[str, Any]) -> None:
@@ -74,7 +86,8 @@ def _add_tokenizer(writer: gguf.GGUFWriter, config: dict[str, Any], tokenizer: d
     writer.add_token_types(list(kinds))
     writer.add_token_merges(merges)
     writer.add_bos_token_id(config["bos_token_id"])
-    writer.add_eos_token_id(config["eos_token_id"])
+    ends = config["eos_token_id"]
+    writer.add_eos_token_id(ends[0] if isinstance(ends, list) else ends)
     writer.add_add_bos_token(False)
 
 
@@ -101,14 +114,27 @@ def _tensors(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return tensors
 
 
-def _q4_0(random: np.random.Generator, shape: tuple[int, ...], std: float) -> npt.NDArray[np.uint8]:
-    """Random Q4_0 rows whose weights have about that standard deviation."""
+def _kind_of_k_m(name: str, shape: tuple[int, ...], config: dict[str, Any]) -> Kind:
+    """What Q4_K_M makes of a matrix: six bits for the logits and, in every third layer and in the outermost
+    eighths, for attn_v and ffn_down; four and a half for the rest.
+    """
+    layers = config["num_hidden_layers"]
+    logits = "token_embd.weight" if config["tie_word_embeddings"] else "output.weight"
+    more = name == logits
+    if name.endswith(("attn_v.weight", "ffn_down.weight")):
+        layer, eighth = int(name.split(".")[1]), layers // 8
+        more = layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
+    kind = Kind.Q6_K if more else Kind.Q4_K
+    return kind if shape[1] % gguf.GGML_QUANT_SIZES[kind][0] == 0 else INSTEAD[kind]
+
+
+def _blocks(random: np.random.Generator, shape: tuple[int, ...], kind: Kind) -> npt.NDArray[np.uint8]:
+    """Random rows whose weights are small: any codes, and scales of 1/1024."""
     rows, width = shape
-    blocks = np.empty((rows, width // BLOCK, BLOCK_BYTES), np.uint8)
-    # A nibble minus 8 is uniform on -8…7, whose standard deviation is 4.6.
-    scale = np.float16(std / 4.6)
-    blocks[..., :2] = np.frombuffer(scale.tobytes(), np.uint8)
-    blocks[..., 2:] = random.integers(0, 256, (*blocks.shape[:2], BLOCK // 2), np.uint8)
+    values, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = random.integers(0, 256, (rows, width // values, size), np.uint8)
+    for place in SCALES[kind]:
+        blocks[..., place] = np.frombuffer(np.float16(2**-10).tobytes(), np.uint8)
     return blocks.reshape(rows, -1)
 
 
@@ -117,8 +143,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("output", type=Path)
+    parser.add_argument("--quant", choices=QUANTS, default="q4_0")
     arguments = parser.parse_args()
-    write_gguf(arguments.checkpoint, arguments.output)
+    write_gguf(arguments.checkpoint, arguments.output, quant=arguments.quant)
 
 
 if __name__ == "__main__":
