@@ -66,7 +66,7 @@ class Grammars:
         if matcher is None:
             matcher = self._compile(grammar)
             self._kept.put(key, matcher, 1)
-        return [GrammarConstraint(matcher.deep_copy()) for _ in range(count)]
+        return [GrammarConstraint(matcher.deep_copy(), self._vocab_size) for _ in range(count)]
 
     def _compile(self, grammar: Grammar) -> Any:
         """A llguidance.LLMatcher whose first mask is known to come."""

@@ -17,9 +17,10 @@ STEP_SECONDS = 0.1
 class GrammarConstraint:
     """Which tokens an answer may take; see engine.requests.Constraint. It raises what ends its request."""
 
-    def __init__(self, matcher: Any) -> None:
+    def __init__(self, matcher: Any, vocab_size: int) -> None:
         """`matcher`: a llguidance.LLMatcher at the start of its grammar, this one's alone."""
         self._matcher = matcher
+        self._words = (vocab_size + 31) // 32
         self._count = 0
         self.complete_at: int | None = None
         """How many tokens had come when the grammar was at its end; it takes no more."""
@@ -27,7 +28,8 @@ class GrammarConstraint:
     def allowed(self) -> npt.NDArray[Any]:
         """uint32 [(vocab_size+31)//32]."""
         start = time.thread_time()
-        words = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
+        # The library has room for one token more.
+        words = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)[: self._words]
         self._check(start)
         return words
 

@@ -14,6 +14,7 @@ import pytest
 
 from nearfar.edge_runtime.grammars import Grammar
 from nearfar.edge_runtime.grammars.compiler import Grammars
+from nearfar.edge_runtime.grammars.constraint import GrammarConstraint
 from nearfar.edge_runtime.openai.formats import grammar_of
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import NearfarError, RequestError
@@ -34,11 +35,11 @@ def codec() -> TextCodec:
 
 async def followed(codec: TextCodec, grammar: Grammar) -> Match:
     """Whether llguidance takes a text: each of its tokens is in the mask before it, and then the end."""
-    grammars = Grammars(codec, len(codec.tokenizer.get_vocab()), [EOS])
+    grammars = Grammars(codec, EOS + 1, [EOS])
     first = (await grammars.constraints(grammar, 1))[0]
 
     def match(text: str) -> bool:
-        constraint = type(first)(first._matcher.deep_copy())
+        constraint = GrammarConstraint(first._matcher.deep_copy(), EOS + 1)
         for token in [*codec.encode_raw(text), EOS]:
             if constraint.complete_at is not None:
                 return token == EOS
@@ -179,3 +180,24 @@ async def test_a_hostile_grammar_costs_little(name: str, codec: TextCodec) -> No
         assert len(str(error)) < 600
     assert time.process_time() - start < 30
     grammars.close()
+
+
+@pytest.mark.parametrize("vocab_size", [258, 288, 320])
+async def test_a_mask_has_a_bit_for_every_token_and_no_word_more(vocab_size: int, codec: TextCodec) -> None:
+    """Also where the vocabulary fills its last word, or is larger than the tokenizer's."""
+    grammars = Grammars(codec, vocab_size, [EOS])
+    constraint = (await grammars.constraints(Grammar("regex", "a"), 1))[0]
+    words = constraint.allowed()
+    grammars.close()
+    assert words.shape == ((vocab_size + 31) // 32,)
+    assert [bit for bit in range(32 * len(words)) if words[bit // 32] >> bit % 32 & 1] == codec.encode_raw("a")
+
+
+async def test_a_model_without_an_end_token_ends_with_its_grammar(codec: TextCodec) -> None:
+    grammars = Grammars(codec, EOS + 1, [])
+    constraint = (await grammars.constraints(Grammar("regex", "ab"), 1))[0]
+    for token in codec.encode_raw("ab"):
+        assert constraint.complete_at is None
+        assert constraint.accept(token)
+    grammars.close()
+    assert constraint.complete_at == 2
