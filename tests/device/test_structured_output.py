@@ -27,7 +27,7 @@ ASK = [{"role": "user", "content": "Which book do you like best?"}]
 @pytest.mark.parametrize("seed", range(3))
 def test_answers_validate_against_their_schema(classics: Engine, seed: int) -> None:
     made = classics.chat.completions.create(
-        ASK, response_format=BOOK, temperature=1.5, seed=seed, n=2, max_tokens=150
+        ASK, response_format=BOOK, temperature=1.5, seed=seed, n=2, max_tokens=400
     )
     for choice in made.choices:
         assert choice.finish_reason == "stop"

@@ -190,7 +190,9 @@ async def test_a_mask_has_a_bit_for_every_token_and_no_word_more(vocab_size: int
     words = constraint.allowed()
     grammars.close()
     assert words.shape == ((vocab_size + 31) // 32,)
-    assert [bit for bit in range(32 * len(words)) if words[bit // 32] >> bit % 32 & 1] == codec.encode_raw("a")
+    assert [bit for bit in range(32 * len(words)) if words[bit // 32] >> bit % 32 & 1] == codec.encode_raw(
+        "a"
+    )
 
 
 async def test_a_model_without_an_end_token_ends_with_its_grammar(codec: TextCodec) -> None:

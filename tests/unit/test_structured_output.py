@@ -35,7 +35,9 @@ DIGITS = {"type": "regex", "regex": "[0-9]{3}-[0-9]{2}"}
 def make(**options: Any) -> AsyncEngine:
     config = {"bos_token": "<|bos|>", "eos_token": "<|end|>"}
     wide = {**tiny.CONFIG, "max_position_embeddings": 1024}  # random weights like blanks
-    return AsyncEngine(tiny.core(config=wide, **options), TextCodec(tiny.tokenizer(), config, tiny.TEMPLATE, 256))
+    return AsyncEngine(
+        tiny.core(config=wide, **options), TextCodec(tiny.tokenizer(), config, tiny.TEMPLATE, 256)
+    )
 
 
 @pytest.fixture(params=[True, False], ids=["pipelined", "in turn"])
@@ -64,9 +66,7 @@ async def test_the_stream_gives_the_same_text_with_its_logprobs(engine: AsyncEng
         "response_format": PERSON, "temperature": 1.5, "seed": 5, "logprobs": True, "top_logprobs": 2,
     }  # fmt: skip
     whole = await engine.chat.completions.create(HELLO, **params)
-    chunks = [
-        chunk async for chunk in await engine.chat.completions.create(HELLO, stream=True, **params)
-    ]
+    chunks = [chunk async for chunk in await engine.chat.completions.create(HELLO, stream=True, **params)]
     text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
     logprobs = whole.choices[0].logprobs
     assert text == whole.choices[0].message.content
@@ -157,7 +157,7 @@ async def test_a_grammar_beyond_its_limits_ends_its_own_request_only(
     hostile = {"type": "regex", "regex": "(.*[a-m].{30}|.*[k-z].{31})+!"}
 
     async def attack() -> None:
-        with pytest.raises(RequestError, match="the grammar cannot be followed further: .*states"):
+        with pytest.raises(RequestError, match=r"the grammar cannot be followed further: .*states"):
             await engine.completions.create("a", response_format=hostile, max_tokens=300, seed=1)
 
     plain = {"response_format": DIGITS, "temperature": 1.5, "seed": 1}
