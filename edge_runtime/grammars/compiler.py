@@ -19,7 +19,7 @@ from nearfar.errors import RequestError
 
 BLANKS = r"[\x20\x0A\x0D\x09]{0,16}"
 """Between the parts of JSON. Small models would go on with blanks for ever."""
-LIMITS = {
+LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
     "step_max_items": 50_000,
