@@ -44,7 +44,7 @@ export interface RequestOptions extends SamplingOptions {
   n?: number | null;
   /** End the stream with a chunk that holds the usage. */
   stream_options?: { include_usage?: boolean } | null;
-  /** Ends the answer with an AbortError. */
+  /** Ends the answer, which rejects with its reason. */
   signal?: AbortSignal;
 }
 

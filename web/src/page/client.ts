@@ -1,5 +1,5 @@
 import {
-  abortError,
+  abortReason,
   DeviceError,
   type ErrorRecord,
   fromErrorRecord,
@@ -34,7 +34,7 @@ export interface EngineOptions extends LoadSettings {
   readonly onProgress?: (progress: LoadProgress) => void;
   /** Called for what is worth knowing but stops nothing; console.warn by default. */
   readonly onWarning?: (message: string) => void;
-  /** Ends the loading with an AbortError and frees everything. */
+  /** Ends the loading, which rejects with its reason, and frees everything. */
   readonly signal?: AbortSignal;
   /**
    * The engine's worker, for bundlers that need to make it themselves. It belongs to the engine from then on.
@@ -45,7 +45,7 @@ export interface EngineOptions extends LoadSettings {
 /**
  * Loads the artifact at `url` (the folder that holds manifest.json) into a worker.
  *
- * @throws ArtifactError, DeviceError, or an AbortError when `signal` says so.
+ * @throws ArtifactError, DeviceError, or the reason of `signal` when that says so.
  */
 export async function createEngine(url: string | URL, options: EngineOptions = {}): Promise<Engine> {
   throwIfAborted(options.signal);
@@ -112,7 +112,7 @@ function starts(worker: Worker, signal: AbortSignal | undefined): Promise<boolea
     worker.addEventListener("error", () => resolve(false), once);
     const onAbort = (): void => {
       worker.terminate();
-      reject(abortError());
+      reject(abortReason(signal));
     };
     signal?.addEventListener("abort", onAbort, once);
   });
@@ -219,7 +219,7 @@ export class WorkerLink {
     return new Promise((resolve, reject) => {
       const onAbort = (): void => {
         noteLeft(load);
-        reject(abortError());
+        reject(abortReason(signal));
       };
       signal?.addEventListener("abort", onAbort, { once: true });
       this.#onLoad = (message) => {

@@ -1,4 +1,4 @@
-import { abortError, fromErrorRecord, throwIfAborted } from "../both/errors.js";
+import { abortReason, fromErrorRecord, throwIfAborted } from "../both/errors.js";
 import type { AnswerEvent, GenerateRequest } from "../both/messages.js";
 import type { RequestOptions } from "../both/openai.js";
 import type { Channel } from "./channel.js";
@@ -33,7 +33,7 @@ export class Completions<Req extends RequestOptions & { stream?: boolean | null 
    * Answers a request: as a whole, or with `stream: true` as chunks. Leaving the loop over the chunks ends
    * the answer.
    *
-   * @throws RequestError naming the wrong parameter, DeviceError, or an AbortError when `signal` says so.
+   * @throws RequestError naming the wrong parameter, DeviceError, or the reason of `signal` when that says so.
    */
   create(request: Req & { stream: true }): Promise<AsyncIterable<Chunk>>;
   create(request: Req & { stream?: false | null }): Promise<Whole>;
@@ -68,7 +68,7 @@ export class Completions<Req extends RequestOptions & { stream?: boolean | null 
     };
     const next = async (): Promise<AnswerEvent> => {
       const event = await new Promise<AnswerEvent>((resolve, reject) => {
-        interrupt = () => reject(abortError());
+        interrupt = () => reject(abortReason(signal));
         if (signal?.aborted) interrupt();
         else events.take().then(resolve, reject);
       });

@@ -1,4 +1,4 @@
-import { DeviceError, type ErrorRecord, toErrorRecord } from "../both/errors.js";
+import { disposedError, type ErrorRecord, toErrorRecord } from "../both/errors.js";
 import type { AnswerEvent, FromWorker, LoadProgress, Prompt, ToWorker } from "../both/messages.js";
 import type { Host } from "./host.js";
 import { Session } from "./session.js";
@@ -90,12 +90,12 @@ class Server {
   #generate({ id, request }: Extract<ToWorker, { type: "generate" }>): void {
     const tell = (answer: AnswerEvent): void => this.scope.postMessage({ type: "answer", id, answer });
     if (this.#session) this.#session.generate(id, request, tell);
-    else tell({ event: "error", error: toErrorRecord(new DeviceError("The model is not loaded.")) });
+    else tell({ event: "error", error: toErrorRecord(disposedError()) });
   }
 
   #count(prompt: Prompt): number | ErrorRecord {
     try {
-      if (!this.#session) throw new DeviceError("The model is not loaded.");
+      if (!this.#session) throw disposedError();
       return this.#session.count(prompt);
     } catch (error) {
       return toErrorRecord(error);
@@ -104,7 +104,7 @@ class Server {
 
   async #profile({ id, options }: Extract<ToWorker, { type: "profile" }>): Promise<void> {
     try {
-      if (!this.#session) throw new DeviceError("The model is not loaded.");
+      if (!this.#session) throw disposedError();
       this.scope.postMessage({ type: "profiled", id, profile: await this.#session.profile(options) });
     } catch (error) {
       this.scope.postMessage({ type: "profiled", id, profile: toErrorRecord(error) });

@@ -1,5 +1,5 @@
 import { type Found, findArtifacts } from "../both/artifacts.js";
-import { ArtifactError, DeviceError, RequestError, toErrorRecord } from "../both/errors.js";
+import { ArtifactError, DeviceError, disposedError, RequestError, toErrorRecord } from "../both/errors.js";
 import { type Fetch, fetchText, within } from "../both/http.js";
 import { type Manifest, type Program, precisionOf } from "../both/manifest.js";
 import type {
@@ -64,6 +64,7 @@ export class Session {
     this.#core = new EngineCore(loaded.executor, manifest.model.eosTokenIds, {
       reopen: () => this.#reopen(),
       onWarning,
+      modelContext: manifest.model.contextLength,
       onCompiling: (compiled, total) => onProgress({ phase: "kernels", compiled, total }),
     });
   }
@@ -203,7 +204,7 @@ export class Session {
   }
 
   dispose(): void {
-    this.#core.stop(new DeviceError("The engine was disposed. Create a new one."));
+    this.#core.stop(disposedError());
     this.loaded.executor.dispose();
   }
 

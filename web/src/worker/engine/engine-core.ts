@@ -27,6 +27,8 @@ export interface EngineHooks {
    */
   readonly reopen?: () => Promise<Backend>;
   readonly onWarning?: (message: string) => void;
+  /** Tokens that the model allows, wherever there is memory for them; what the backend has by default. */
+  readonly modelContext?: number;
   /**
    * How many of how many kernels are compiled that requests wait for; all of them when nobody waits any more.
    */
@@ -61,7 +63,7 @@ export class EngineCore {
   ) {
     this.#backend = backend;
     this.#endTokens = new Set(endTokens);
-    [this.#table, this.#scheduler] = partsFor(backend);
+    [this.#table, this.#scheduler] = partsFor(backend, hooks.modelContext);
     this.#launches = new Launches(backend);
   }
 
@@ -242,7 +244,7 @@ export class EngineCore {
     if (backend === this.#backend) this.#launches.forget();
     else this.#launches = new Launches(backend);
     this.#backend = backend;
-    [this.#table, this.#scheduler] = partsFor(backend);
+    [this.#table, this.#scheduler] = partsFor(backend, this.hooks.modelContext);
     this.#scheduler.shrink(before.largest + 1);
     for (const request of before.requests()) {
       request.restart();
@@ -367,7 +369,7 @@ export class EngineCore {
 }
 
 /** What the engine keeps about a backend's cache. */
-function partsFor(backend: Backend): [SequenceTable, Scheduler] {
+function partsFor(backend: Backend, modelContext: number | undefined): [SequenceTable, Scheduler] {
   const { groups, pageSize, slots, contextLength } = backend.shape;
   const bucket = (size: number): Bucket => ({ size, logits: Math.min(size, MAX_ROWS) });
   const table = new SequenceTable(
@@ -376,6 +378,6 @@ function partsFor(backend: Backend): [SequenceTable, Scheduler] {
     slots,
     groups.map(({ window }) => window),
   );
-  const scheduler = new Scheduler(table, backend.sizes("step").map(bucket), contextLength);
+  const scheduler = new Scheduler(table, backend.sizes("step").map(bucket), contextLength, modelContext);
   return [table, scheduler];
 }
