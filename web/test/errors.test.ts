@@ -16,8 +16,8 @@ import {
 } from "../src/both/errors.js";
 import { fetchText, MissingError } from "../src/both/http.js";
 import { parseManifest } from "../src/both/manifest.js";
-import { Scheduler } from "../src/worker/engine/scheduler.js";
 import { SequenceTable } from "../src/worker/cache/sequence-table.js";
+import { Scheduler } from "../src/worker/engine/scheduler.js";
 import { findGpu } from "../src/worker/gpu/device.js";
 import { Pipelines } from "../src/worker/gpu/pipelines.js";
 import { sampleManifest } from "./support/manifest.js";

@@ -122,7 +122,7 @@ export async function fetchBytes(
   }
   if (!response.ok) {
     const message = `${url.href} answers HTTP ${response.status}. Is the artifact's address right?`;
-    throw MISSING.includes(response.status) 
+    throw MISSING.includes(response.status)
       ? new MissingError(message)
       : new ArtifactError(message, { code: "unreachable" });
   }

@@ -19,7 +19,7 @@ export type HereOptions = Omit<EngineOptions, "worker" | "threads">;
  */
 export async function createEngine(url: string | URL, options: HereOptions = {}): Promise<Engine> {
   throwIfAborted(options.signal);
-  return openEngine(here(), new URL(url, globalThis.location?.href), options);
+  return openEngine(here, new URL(url, globalThis.location?.href), options);
 }
 
 /** Both sides of the line in one thread. */

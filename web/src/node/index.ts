@@ -35,7 +35,7 @@ export type NodeEngineOptions = Omit<EngineOptions, "worker">;
  */
 export async function createEngine(place: string | URL, options: NodeEngineOptions = {}): Promise<Engine> {
   throwIfAborted(options.signal);
-  return openEngine(startWorker(), addressOf(place), options);
+  return openEngine(startWorker, addressOf(place), options);
 }
 
 /** A path is one, unless it begins as an address does; on Windows a drive has one letter. */

@@ -54,6 +54,7 @@ export function pause(seconds: number, signal: AbortSignal): Promise<void> {
 export function childController(parent: AbortSignal): AbortController {
   const child = new AbortController();
   if (parent.aborted) child.abort(parent.reason);
-  else parent.addEventListener("abort", () => child.abort(parent.reason), { once: true, signal: child.signal });
+  else
+    parent.addEventListener("abort", () => child.abort(parent.reason), { once: true, signal: child.signal });
   return child;
 }

@@ -27,6 +27,8 @@ export interface EngineHooks {
    */
   readonly reopen?: () => Promise<Backend>;
   readonly onWarning?: (message: string) => void;
+  /** The backend was lost, and no other could be opened; the next request tries once more. */
+  readonly onLost?: (error: DeviceError) => void;
   /** Tokens that the model allows, wherever there is memory for them; what the backend has by default. */
   readonly modelContext?: number;
   /**
@@ -193,9 +195,11 @@ export class EngineCore {
   /** What becomes of the requests after a step has failed. */
   #recover(error: DeviceError | NoRoom): void {
     this.#endCompiling();
+    const unopened = this.#broken;
     this.#broken = true;
     const cause = error instanceof NoRoom ? error.reason : error;
     if (this.hooks.reopen && this.#goesOn(error)) return;
+    if (!this.#failure && (unopened || cause instanceof DeviceLostError)) this.hooks.onLost?.(cause);
     if (this.hooks.reopen) this.#failAll(cause);
     else this.stop(cause);
     this.#lostInARow = 0;

@@ -88,7 +88,8 @@ export class Scheduler {
   }
 
   get #advice(): string {
-    const shorten = `Shorten it to ${this.contextLength - 1} tokens or fewer, or have old turns left out ` +
+    const shorten =
+      `Shorten it to ${this.contextLength - 1} tokens or fewer, or have old turns left out ` +
       '(contextPolicy: "truncate-oldest")';
     return this.contextLength < this.modelContext
       ? `${shorten}, or load with more kvMemory or a larger contextLength: the model takes ${this.modelContext}.`

@@ -129,7 +129,9 @@ export class Pipelines {
   #refusal(kernel: string, cause: unknown): DeviceError {
     const reason = cause instanceof Error ? cause.message : String(cause);
     if (this.#lost || GONE.test(reason))
-      return new DeviceLostError(`The GPU was lost as the kernel ${kernel} was compiled: ${reason}`, { cause });
+      return new DeviceLostError(`The GPU was lost as the kernel ${kernel} was compiled: ${reason}`, {
+        cause,
+      });
     if (NO_MEMORY.test(reason))
       return new OutOfMemoryError(`The GPU has no memory for the kernel ${kernel}: ${reason}`, { cause });
     const message = `The kernel ${kernel} does not compile on this GPU: ${reason}`;
