@@ -64,8 +64,7 @@ def room(_: Program) -> int:
 
 def best(artifact: Artifact, opened: list[Program], changed: Device | None = None) -> tuple[str, Any]:
     """The program that runs, and why; after a step of it."""
-    found = device(artifact.target).probe()
-    programs = artifact.able_programs(found.features, found.limits)
+    programs = artifact.able_programs(device(artifact.target).probe())
     executor, program, choice = open_best(
         artifact, programs, UNKNOWN, changed or device(artifact.target), opener(artifact, opened), room
     )
@@ -138,8 +137,7 @@ def test_a_winner_that_has_no_room_as_it_would_run_is_not_kept(
     artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trial, "compare", lambda names, measure: Choice(names[-1], "timed"))
-    found = device(artifact.target).probe()
-    programs = artifact.able_programs(found.features, found.limits)
+    programs = artifact.able_programs(device(artifact.target).probe())
 
     def open_one(program: Program) -> Executor:
         if program.name == "discrete-f16":
