@@ -23,15 +23,15 @@ ASSUMED = {"x86_64": KNOWN["x86_64"][:6], "aarch64": KNOWN["aarch64"][:1]}
 _LINUX_NAMES = {"asimd": "neon", "asimdhp": "fullfp16", "asimddp": "dotprod"}
 _DARWIN_NAMES = {"FEAT_FP16": "fullfp16", "FEAT_DotProd": "dotprod", "FEAT_I8MM": "i8mm", "AdvSIMD": "neon"}
 
-_WINDOWS_NUMBERS = {
+_WINDOWS_NUMBERS: dict[str, dict[int, tuple[str, ...]]] = {
     "x86_64": {38: KNOWN["x86_64"][:1], 39: ("avx",), 40: KNOWN["x86_64"][2:6], 41: ("avx512f",)},
     "aarch64": {19: ("neon",), 43: ("dotprod",), 46: ("sve",), 66: ("i8mm",), 67: ("fullfp16",)},
 }
 """What Windows calls features (PF_… of its winnt.h), and what each of them says.
 
-It has no number for FMA and F16C, and one for BMI2 lately: every processor with AVX2 has them. Nor has it one
-for VNNI or for the other parts of AVX-512, and not every processor with its foundation has those. A wrong guess
-would end the process, so on Windows the program for AVX2 runs there.
+It has no number for FMA and F16C, and one for BMI2 lately: every processor with AVX2 has them. Nor has it
+one for VNNI or for the other parts of AVX-512, and not every processor with its foundation has those. A wrong
+guess would end the process, so on Windows the program for AVX2 runs there.
 """
 
 
