@@ -8,16 +8,16 @@ import { bundle, ENTRIES } from "./bundle.mjs";
 export const ADAPTERS = /** @type {const} */ (["openai", "ai-sdk", "react", "prompt-api"]);
 
 /**
- * Bytes of gzip: the runtime alone; the routing SDK alone, without an engine; each adapter; all with tokenizer
- * and chat template.
+ * Bytes of gzip: the runtime alone; the routing SDK alone, without an engine; each adapter; all but the
+ * adapters, with tokenizer and chat template.
  */
 export const LIMITS = {
   runtime: 60_000,
   routing: 21_000,
-  openai: 1_500,
-  "ai-sdk": 2_000,
+  openai: 2_000,
+  "ai-sdk": 2_500,
   react: 2_000,
-  "prompt-api": 3_500,
+  "prompt-api": 4_000,
   all: 100_000,
 };
 
@@ -46,6 +46,8 @@ export async function measure() {
     for (const path of paths) if (entries.includes(metafile.outputs[path]?.entryPoint ?? "")) visit(path);
     return seen;
   };
+  const adapters = ADAPTERS.map((name) => ENTRIES[name]).map(String);
+  const others = paths.filter((path) => !adapters.includes(metafile.outputs[path]?.entryPoint ?? ""));
   /** @param {Iterable<string>} some */
   const sum = (some) => [...some].reduce((total, path) => total + size(path), 0);
   return {
@@ -54,7 +56,7 @@ export async function measure() {
     .../** @type {Record<typeof ADAPTERS[number], number>} */ (
       Object.fromEntries(ADAPTERS.map((name) => [name, sum(closure([ENTRIES[name]]))]))
     ),
-    all: sum(paths),
+    all: sum(others),
   };
 }
 

@@ -12,7 +12,7 @@ export interface ToyChat {
   close(): Promise<void>;
 }
 
-const TEMPLATE =
+export const TEMPLATE =
   "{% for message in messages %}{{ message.role }}: {{ message.content }} {% endfor %}" +
   "{% if add_generation_prompt %}assistant: {% endif %}";
 
