@@ -76,6 +76,6 @@ function formatOf(format: LanguageModelV4CallOptions["responseFormat"]): object 
 }
 
 function unsupported(functionality: string, modelId: string): UnsupportedFunctionalityError {
-  const message = `${functionality}: not supported by the model ${modelId} on this device, which reads and writes text`;
+  const message = `${functionality}: not supported by the model ${modelId}, which reads and writes text`;
   return new UnsupportedFunctionalityError({ functionality, message });
 }

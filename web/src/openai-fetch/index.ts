@@ -14,8 +14,8 @@ export type { Answerer } from "../both/answers.js";
 export type Fetch = (input: string | URL | Request, init?: RequestInit) => Promise<Response>;
 
 /**
- * A `fetch` that `engine` answers, whatever the host: POST …/chat/completions and …/completions, whole or as
- * server-sent events, GET …/models and …/models/NAME. What else is asked for is 404; nothing is sent.
+ * A `fetch` that `engine` answers, whatever the host: POST …/chat/completions and …/completions, whole or
+ * as server-sent events, GET …/models and …/models/NAME. What else is asked for is 404; nothing is sent.
  *
  * It rejects only where the request's signal aborts, with its reason; errors are responses of OpenAI's shape
  * that tell clients not to repeat the request.

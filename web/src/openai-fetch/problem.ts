@@ -13,13 +13,16 @@ export interface Problem {
   response(): Response;
 }
 
-/** By the name of the error's class: requests are the client's fault, clouds a gateway's, devices nobody's. */
+/** By the name of the error's class, which every copy of it has. */
 const STATUS: Readonly<Record<string, number>> = {
   RequestError: 400,
   CloudError: 502,
   DeviceError: 503,
   RouteError: 503,
 };
+
+/** OpenAI's own codes, by which clients decide. */
+const CODES: Readonly<Record<string, string>> = { "context-overflow": "context_length_exceeded" };
 
 export function problemOf(error: unknown, known?: number): Problem {
   const { name, message, param, code } = Object(error) as Partial<Record<string, unknown>>;
@@ -30,7 +33,7 @@ export function problemOf(error: unknown, known?: number): Problem {
       message: typeof message === "string" ? message : String(error),
       type: status < 500 ? "invalid_request_error" : "server_error",
       param: typeof param === "string" ? param : null,
-      code: unloaded ? "model_not_found" : typeof code === "string" ? code : null,
+      code: unloaded ? "model_not_found" : typeof code === "string" ? (CODES[code] ?? code) : null,
     },
   } as const;
   return {

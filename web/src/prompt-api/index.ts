@@ -12,8 +12,8 @@ export type { ModelSource, PromptEngine } from "./model.js";
 export type * from "./types.js";
 
 /**
- * What the Prompt API calls `LanguageModel`, over the model at an address, or one that a function loads. It is
- * loaded by the first `create`, and all sessions share it until `unload`.
+ * What the Prompt API calls `LanguageModel`, over the model at an address, or one that a function loads. The
+ * first `create` loads it, and all sessions share it until `unload`.
  *
  * Tools, images and sound are refused with NotSupportedError.
  */

@@ -119,7 +119,7 @@ async function open(
   return createEngine(source, options);
 }
 
-/** Tells a monitor as the standard does. Where there are no ProgressEvents, such as in Node, with a plain one. */
+/** Tells a monitor as the standard does; with plain events where there are no ProgressEvents, as in Node. */
 function listenerOf(monitor: MonitorCallback): (loaded: number) => void {
   const target = new EventTarget();
   monitor(target);

@@ -185,7 +185,9 @@ export class Session extends EventTarget implements LanguageModelSession {
   }
 
   #tooLong(requested: number): DOMException {
-    const message = `This takes ${requested} tokens, and the model's context has ${this.contextWindow}, answer included. Shorten it.`;
+    const message =
+      `This takes ${requested} tokens, and the model's context has ${this.contextWindow}, answer included. ` +
+      "Shorten it.";
     return Object.assign(new DOMException(message, "QuotaExceededError"), {
       requested,
       quota: this.contextWindow,

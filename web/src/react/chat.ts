@@ -40,7 +40,7 @@ interface Conversation {
   answering: AbortController | null;
 }
 
-/** A conversation with `engine`: an Engine, or a HybridClient of nearfar/routing; null while there is none. */
+/** A conversation with an Engine, or a HybridClient of nearfar/routing; null while there is none. */
 export function useChat(engine: Answerer | null, options: ChatOptions = {}): Chat {
   const { current } = useRef<Conversation>({ messages: options.initialMessages ?? [], answering: null });
   const [messages, show] = useState(current.messages);
@@ -61,7 +61,6 @@ export function useChat(engine: Answerer | null, options: ChatOptions = {}): Cha
   );
   const stop = useCallback((): void => current.answering?.abort(), [current]);
   // Another engine, or none, cannot go on with an answer.
-  // biome-ignore lint/correctness/useExhaustiveDependencies: it is the change that counts
   useEffect(() => stop, [stop, engine]);
 
   const send = useCallback(

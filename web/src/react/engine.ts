@@ -28,8 +28,8 @@ const IDLE: EngineState = { status: "idle", progress: null, engine: null, error:
 const LOADING: EngineState = { status: "loading", progress: null, engine: null, error: null };
 
 /**
- * Loads the model at `url` while the component is mounted; a load that is left is aborted, an engine disposed.
- * Another `url` loads another model; of the options those count that a load begins with.
+ * Loads the model at `url` while the component is mounted; a load that is left is aborted, an engine
+ * disposed. Another `url` loads another model; of the options those count that a load begins with.
  */
 export function useEngine(url: string | URL | null, options: UseEngineOptions = {}): EngineState {
   const [state, setState] = useState<EngineState>(url === null ? IDLE : LOADING);

@@ -1,7 +1,6 @@
 "use client";
 /** nearfar in React: `useNearfar(url)` loads a model with the component, and chats. */
 
-import type { Engine } from "../page/client.js";
 import { type Chat, type ChatOptions, useChat } from "./chat.js";
 import { type EngineState, type UseEngineOptions, useEngine } from "./engine.js";
 
@@ -17,7 +16,7 @@ export type Nearfar = EngineState & { readonly chat: Chat };
  * loaded yet. Call it once, high in the tree: each call loads a model of its own.
  */
 export function useNearfar(url: string | URL | null, options: UseNearfarOptions = {}): Nearfar {
-  const state = useEngine(url, options);
-  const engine: Engine | null = state.engine;
-  return { ...state, chat: useChat(engine, options) };
+  const { system, initialMessages, request, ...loading } = options;
+  const state = useEngine(url, loading);
+  return { ...state, chat: useChat(state.engine, options) };
 }

@@ -62,7 +62,10 @@ describe.skipIf(!CHROMIUM)("the adapters in Chromium", { timeout: 60_000 }, () =
     browser = await chromium.launch({ executablePath: CHROMIUM ?? "", args: ["--no-sandbox"] });
     page = await browser.newPage();
     await page.goto(server.url.href);
-    await page.addScriptTag({ type: "importmap", content: JSON.stringify({ imports: { react: "/peers.js" } }) });
+    await page.addScriptTag({
+      type: "importmap",
+      content: JSON.stringify({ imports: { react: "/peers.js" } }),
+    });
     const content = `
       import * as nearfar from "/dist/index.js";
       import * as openai from "/dist/openai.js";
@@ -91,7 +94,13 @@ describe.skipIf(!CHROMIUM)("the adapters in Chromium", { timeout: 60_000 }, () =
         const said = chat.messages.at(-1)?.content;
         const onClick = (): void => void chat.send(asked);
         const button = createElement("button", { onClick }, "send");
-        return createElement("div", null, createElement("i", null, status), button, createElement("p", null, said));
+        return createElement(
+          "div",
+          null,
+          createElement("i", null, status),
+          button,
+          createElement("p", null, said),
+        );
       };
       const root = createRoot(document.body.appendChild(document.createElement("main")));
       root.render(createElement(StrictMode, null, createElement(App)));

@@ -1,6 +1,7 @@
 import { generateText, jsonSchema, stepCountIs, streamText, tool, UnsupportedFunctionalityError } from "ai";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { nearfar } from "../../src/ai-sdk/index.js";
+import { HybridClient } from "../../src/routing/index.js";
 import {
   badQuestion,
   openToyChat,
@@ -117,6 +118,18 @@ describe("the AI SDK on the device", () => {
     expect(String(seen)).toContain("image/png");
     const { warnings } = await generateText({ model, prompt, ...base, reasoning: "high" });
     expect(warnings).toMatchObject([{ type: "unsupported", feature: "reasoning" }]);
+  });
+
+  test("a hybrid client is a model too", async () => {
+    const prompt = question(20);
+    const model = nearfar(new HybridClient({ device: toy.engine }));
+    expect(model.modelId).toBe("hybrid");
+    expect((await generateText({ model, prompt, ...base })).text).toBe(said(prompt));
+    const { textStream, usage } = streamText({ model, prompt, ...base });
+    let text = "";
+    for await (const piece of textStream) text += piece;
+    expect(text).toBe(said(prompt));
+    expect(await usage).toMatchObject({ outputTokens: 20 });
   });
 
   test("JSON is asked for as OpenAI's requests ask for it", async () => {

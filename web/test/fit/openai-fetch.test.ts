@@ -1,6 +1,8 @@
+import { ChatOpenAI } from "@langchain/openai";
 import OpenAI from "openai";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { engineFetch } from "../../src/openai-fetch/index.js";
+import { HybridClient } from "../../src/routing/index.js";
 import {
   badQuestion,
   openToyChat,
@@ -110,6 +112,27 @@ describe("the openai package on the device", () => {
     expect(embedded).toMatchObject({ status: 404, message: expect.stringContaining("/v1/embeddings") });
   });
 
+  test("a conversation that is too long has the code that clients know", async () => {
+    const problem = { name: "RequestError", code: "context-overflow", param: "messages" };
+    const create = (): Promise<never> => Promise.reject(Object.assign(new Error("too long"), problem));
+    const fetch = engineFetch({ chat: { completions: { create } } });
+    const response = await fetch("http://a/v1/chat/completions", { method: "POST", body: "{}" });
+    expect(response.status).toBe(400);
+    expect(await response.json()).toMatchObject({ error: { code: "context_length_exceeded" } });
+  });
+
+  test("a hybrid client answers too", async () => {
+    const hybrid = new HybridClient({ device: toy.engine });
+    const over = new OpenAI({ baseURL: "http://a/v1", apiKey: "-", fetch: engineFetch(hybrid) });
+    const content = question(20);
+    const { choices } = await over.chat.completions.create(asked(content));
+    expect(choices[0]?.message.content).toBe(said(content));
+    const stream = over.chat.completions.stream(asked(content));
+    expect(await stream.finalContent()).toBe(said(content));
+    const plain = over.completions.create({ model: "a", prompt: "a" });
+    expect(await failure(plain)).toMatchObject({ status: 404 });
+  });
+
   test("bodies that are no requests", async () => {
     const fetch = engineFetch(toy.engine);
     const url = "http://nearfar.local/v1/chat/completions";
@@ -120,7 +143,7 @@ describe("the openai package on the device", () => {
     }
   });
 
-  test("a device that fails on the way: an error in the stream, a status else, never a repetition", async () => {
+  test("a device that fails on the way: an error in the stream, else a status", async () => {
     const request = asked(badQuestion(60), 60);
     const whole = await failure(client.chat.completions.create(request));
     expect(whole).toBeInstanceOf(OpenAI.InternalServerError);
@@ -164,4 +187,19 @@ describe("the openai package on the device", () => {
     const sent = fetch(url, { method: "POST", body, signal: AbortSignal.abort(reason) });
     expect(await failure(sent)).toBe(reason);
   });
+});
+
+test("LangChain over the openai package", async () => {
+  const model = new ChatOpenAI({
+    model: "toy",
+    apiKey: "-",
+    maxTokens: 20,
+    temperature: 0,
+    configuration: { baseURL: "http://nearfar.local/v1", fetch: engineFetch(toy.engine) },
+  });
+  const content = question(20);
+  expect((await model.invoke(content)).text).toBe(said(content));
+  let text = "";
+  for await (const piece of await model.stream(content)) text += piece.text;
+  expect(text).toBe(said(content));
 });

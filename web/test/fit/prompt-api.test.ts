@@ -10,7 +10,7 @@ import {
 import type { StaticServer } from "../support/serve.js";
 import { promptOf, question, serveToyChat, textAfter } from "../support/toy-chat.js";
 
-/** The Prompt API over an engine in this process. Its answers run to the end of the toy's context: 256 tokens. */
+/** The Prompt API over an engine in this process, whose answers run to the end of its context. */
 let server: StaticServer;
 let LanguageModel: LanguageModelFactory;
 let loads = 0;
