@@ -14,7 +14,14 @@ export const ENTRIES = {
   index: "src/page/index.ts",
   worker: "src/worker/index.ts",
   "routing/index": "src/routing/index.ts",
+  openai: "src/openai-fetch/index.ts",
+  "ai-sdk": "src/ai-sdk/index.ts",
+  react: "src/react/index.ts",
+  "prompt-api": "src/prompt-api/index.ts",
 };
+
+/** Of the app that imports them: its copy is the one that counts. */
+const EXTERNAL = ["@ai-sdk/provider", "react"];
 
 /** The same for Node, Deno and Bun. */
 export const NODE_ENTRIES = { index: "src/node/index.ts", worker: "src/node/worker.ts" };
@@ -44,6 +51,7 @@ export async function bundle({ write }) {
     define: await workerSource(),
     absWorkingDir: root,
     entryPoints: ENTRIES,
+    external: EXTERNAL,
     outdir: "dist",
     bundle: true,
     splitting: true,

@@ -15,11 +15,11 @@ export type HereOptions = Omit<EngineOptions, "worker" | "threads">;
 /**
  * Loads the artifact at `url`.
  *
- * @throws ArtifactError, DeviceError, or an AbortError when `signal` says so.
+ * @throws ArtifactError, DeviceError, or the reason of `signal` when that says so.
  */
 export async function createEngine(url: string | URL, options: HereOptions = {}): Promise<Engine> {
   throwIfAborted(options.signal);
-  return openEngine(here(), new URL(url, globalThis.location?.href), options);
+  return openEngine(here, new URL(url, globalThis.location?.href), options);
 }
 
 /** Both sides of the line in one thread. */
