@@ -58,7 +58,7 @@ class Grammars:
     def close(self) -> None:
         """End the thread, once it has nothing to do."""
         if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool.shutdown(wait=False)
 
     def _constraints(self, grammar: Grammar, count: int) -> list[GrammarConstraint]:
         key = key_of(grammar)
