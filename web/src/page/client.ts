@@ -20,6 +20,7 @@ import type {
   ToWorker,
 } from "../both/messages.js";
 import type * as openai from "../both/openai.js";
+import { modelUrl } from "../both/places.js";
 import { Channel } from "./channel.js";
 import { Completions } from "./completions.js";
 import { hasLeft, noteLeft, watchLeaving } from "./left.js";
@@ -43,14 +44,16 @@ export interface EngineOptions extends LoadSettings {
 }
 
 /**
- * Loads the artifact at `url` (the folder that holds manifest.json) into a worker.
+ * Loads the artifact at `url` (the folder that holds manifest.json, or "hf:OWNER/NAME[@REVISION][/FOLDER]" of
+ * the Hugging Face Hub) into a worker.
  *
  * @throws ArtifactError, DeviceError, or an AbortError when `signal` says so.
  */
 export async function createEngine(url: string | URL, options: EngineOptions = {}): Promise<Engine> {
   throwIfAborted(options.signal);
+  const address = modelUrl(url);
   const worker = options.worker?.() ?? (await startWorker(options.signal));
-  return openEngine(worker, new URL(url, globalThis.location?.href), options);
+  return openEngine(worker, address, options);
 }
 
 /** What of a Worker an engine uses. */
