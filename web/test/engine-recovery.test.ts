@@ -102,7 +102,13 @@ function engine(
 
 describe("a device that is lost", () => {
   test.each([[[0]], [[1]], [[4]], [[9, 2]], [[7, 0, 3]]])("is opened anew, runs %j", async (lives) => {
-    const { core, opened } = engine(lives.map((life) => new Weak(life)));
+    const onLost = (error: DeviceError): never => {
+      throw error;
+    };
+    const { core, opened } = engine(
+      lives.map((life) => new Weak(life)),
+      { onLost },
+    );
     expect(await run(core)).toEqual(EXPECTED);
     expect(opened).toHaveLength(lives.length + 1);
     expect(opened.map(({ disposed }) => disposed)).toEqual([...lives.map(() => true), false]);
@@ -111,14 +117,23 @@ describe("a device that is lost", () => {
   });
 
   test("again and again fails the requests, and the next one has it opened once more", async () => {
-    const { core } = engine(Array.from({ length: MOST_LOSSES + 1 }, () => new Weak(0)));
+    const lost: DeviceError[] = [];
+    const onLost = (error: DeviceError): number => lost.push(error);
+    const { core } = engine(
+      Array.from({ length: MOST_LOSSES + 1 }, () => new Weak(0)),
+      { onLost },
+    );
     await expect(generate(core, prompt(9))).rejects.toBeInstanceOf(DeviceLostError);
+    expect(lost.map(({ code }) => code)).toEqual(["device-lost"]);
     expect(await run(core)).toEqual(EXPECTED);
   });
 
   test("and cannot be opened anew is an error, and the next request tries again", async () => {
-    const { core } = engine([new Weak(3), new DeviceError("The browser offers no GPU adapter.")]);
+    const none = new DeviceError("The browser offers no GPU adapter.", { code: "no-adapter" });
+    const lost: DeviceError[] = [];
+    const { core } = engine([new Weak(3), none], { onLost: (error) => lost.push(error) });
     await expect(generate(core, prompt(30))).rejects.toThrow("no GPU adapter");
+    expect(lost).toEqual([none]);
     expect(await run(core)).toEqual(EXPECTED);
   });
 

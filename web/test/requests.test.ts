@@ -16,6 +16,7 @@ const CARD: ModelCard = {
   precision: "f32",
   adapter: "none",
   contextLength: 128,
+  largestStep: 256,
   vocabSize: 97,
   weightBytes: 1,
   license: null,

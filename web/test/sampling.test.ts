@@ -65,7 +65,7 @@ describe("sampling parameters", () => {
       expect.unreachable();
     } catch (error) {
       expect(error).toBeInstanceOf(RequestError);
-      expect(error).toMatchObject({ param, code: "request" });
+      expect(error).toMatchObject({ param, code: "invalid-request" });
     }
   });
 

@@ -32,6 +32,8 @@ async function load(files: ReadonlyMap<string, Uint8Array> = artifact.files, set
     hasLeft: async () => false,
     onProgress: (event) => progress.push(event),
     onWarning: () => undefined,
+    onCard: () => undefined,
+    onLost: () => undefined,
     host: { fetch: fetcher(files), spawn: null, hardwareThreads: 4 },
   });
   return { session, progress };

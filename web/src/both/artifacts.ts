@@ -51,6 +51,7 @@ async function open(base: URL, options: DownloadOptions): Promise<Found> {
     throw new MissingError(
       `${new URL(MANIFEST, base).href} answers HTTP 200 with HTML, not a manifest: the server sends its ` +
         "page for files that it lacks. Is the artifact's address right?",
+      { code: "not-an-artifact" },
     );
   return { base, manifest: await openManifest(text) };
 }

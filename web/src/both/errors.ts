@@ -1,44 +1,82 @@
 /**
- * The errors nearfar throws on purpose. Each message says what was wrong, with which value, and what to do.
+ * The errors nearfar throws on purpose. Each message says what was wrong, with which value, and what to do;
+ * its code is for programs (docs/web-errors.md).
  */
 
-export type ErrorCode = "artifact" | "device" | "request" | "cloud" | "route";
+export type ErrorCode =
+  | "webgpu-missing"
+  | "no-adapter"
+  | "device-unsuitable"
+  | "device-lost"
+  | "device-failed"
+  | "out-of-memory"
+  | "disposed"
+  | "worker-failed"
+  | "unreachable"
+  | "not-found"
+  | "not-an-artifact"
+  | "artifact-unsuitable"
+  | "artifact-damaged"
+  | "invalid-request"
+  | "unsupported"
+  | "context-overflow"
+  | "cloud-failed"
+  | "no-route"
+  | "internal";
+
+/** What goes with an error: its cause, and its code where the class has several. */
+export interface ErrorDetails {
+  readonly cause?: unknown;
+  readonly code?: ErrorCode;
+}
 
 /** Base of all errors with a message meant for the user. */
 export class NearfarError extends Error {
   constructor(
     readonly code: ErrorCode,
     message: string,
-    options?: ErrorOptions,
+    details?: ErrorDetails,
   ) {
-    super(message, options);
+    super(message, details);
   }
 }
 
 /** The artifact is corrupt, incomplete, unreachable or of a newer format. */
 export class ArtifactError extends NearfarError {
   override readonly name = "ArtifactError";
-  constructor(message: string, options?: ErrorOptions) {
-    super("artifact", message, options);
+  constructor(message: string, details?: ErrorDetails) {
+    super(details?.code ?? "artifact-damaged", message, details);
   }
 }
 
 /** A file of the artifact cannot be had now: offline, or no server there. Another time it may be. */
-export class UnreachableError extends ArtifactError {}
+export class UnreachableError extends ArtifactError {
+  constructor(message: string, details?: ErrorDetails) {
+    super(message, { code: "unreachable", ...details });
+  }
+}
 
 /** The device lacks a feature or memory that the artifact needs, or was lost. */
 export class DeviceError extends NearfarError {
   override readonly name = "DeviceError";
-  constructor(message: string, options?: ErrorOptions) {
-    super("device", message, options);
+  constructor(message: string, details?: ErrorDetails) {
+    super(details?.code ?? "device-failed", message, details);
   }
 }
 
 /** The driver gave the device up, and everything on it is gone. An engine opens it anew. */
-export class DeviceLostError extends DeviceError {}
+export class DeviceLostError extends DeviceError {
+  constructor(message: string, details?: ErrorDetails) {
+    super(message, { code: "device-lost", ...details });
+  }
+}
 
 /** There was no memory for what was asked of the device. An engine goes on with smaller steps. */
-export class OutOfMemoryError extends DeviceError {}
+export class OutOfMemoryError extends DeviceError {
+  constructor(message: string, details?: ErrorDetails) {
+    super(message, { code: "out-of-memory", ...details });
+  }
+}
 
 /** A request asks for something impossible; `param` names the offending parameter. */
 export class RequestError extends NearfarError {
@@ -46,9 +84,9 @@ export class RequestError extends NearfarError {
   constructor(
     message: string,
     readonly param: string | null = null,
-    options?: ErrorOptions,
+    details?: ErrorDetails,
   ) {
-    super("request", message, options);
+    super(details?.code ?? "invalid-request", message, details);
   }
 }
 
@@ -61,28 +99,34 @@ export class CloudError extends NearfarError {
     message: string,
     /** Short, for reasons: an HTTP status, "timeout", "connection", "cut", "error", "shape". */
     readonly reason: string,
-    options: ErrorOptions & { readonly retryAfter?: number | null } = {},
+    details: ErrorDetails & { readonly retryAfter?: number | null } = {},
   ) {
-    super("cloud", message, options);
-    this.retryAfter = options.retryAfter ?? null;
+    super("cloud-failed", message, details);
+    this.retryAfter = details.retryAfter ?? null;
   }
 }
 
 /** Neither device nor cloud may or can answer; the message names the reasons. */
 export class RouteError extends NearfarError {
   override readonly name = "RouteError";
-  constructor(message: string, options?: ErrorOptions) {
-    super("route", message, options);
+  constructor(message: string, details?: ErrorDetails) {
+    super("no-route", message, details);
   }
 }
 
-/** What an aborted load or generation rejects with, as fetch() does. */
-export function abortError(): DOMException {
-  return new DOMException("The operation was aborted.", "AbortError");
+/** The engine was given back; every call after that, and every answer that was under way, ends with this. */
+export function disposedError(): DeviceError {
+  return new DeviceError("The engine was disposed. Create a new one.", { code: "disposed" });
+}
+
+/** What a load or an answer that `signal` aborts rejects with: its reason, as with fetch(). */
+export function abortReason(signal: AbortSignal | undefined): unknown {
+  // Browsers of WebAssembly's time may know no reasons yet.
+  return signal?.reason ?? new DOMException("The operation was aborted.", "AbortError");
 }
 
 export function throwIfAborted(signal: AbortSignal | undefined): void {
-  if (signal?.aborted) throw abortError();
+  if (signal?.aborted) throw abortReason(signal);
 }
 
 /** A controller that `signal` aborts too. By hand: AbortSignal.any is younger than WebAssembly's vectors. */
@@ -94,16 +138,17 @@ export function linkedAbort(signal: AbortSignal | undefined): {
   const controller = new AbortController();
   const stop = (): void => {
     signal?.removeEventListener("abort", stop);
-    controller.abort();
+    controller.abort(signal?.reason);
   };
   if (signal?.aborted) stop();
   else signal?.addEventListener("abort", stop);
   return { signal: controller.signal, stop };
 }
 
-/** An error in a form that survives postMessage with its class. */
+/** An error in a form that survives postMessage with its class and code. */
 export interface ErrorRecord {
   readonly kind: "artifact" | "device" | "request" | "abort" | "internal";
+  readonly code: ErrorCode;
   readonly message: string;
   readonly param: string | null;
   readonly stack: string | null;
@@ -112,25 +157,29 @@ export interface ErrorRecord {
 export function toErrorRecord(error: unknown): ErrorRecord {
   const message = error instanceof Error ? error.message : String(error);
   const stack = error instanceof Error ? (error.stack ?? null) : null;
-  if (error instanceof RequestError) return { kind: "request", message, param: error.param, stack };
-  if (error instanceof ArtifactError) return { kind: "artifact", message, param: null, stack };
-  if (error instanceof DeviceError) return { kind: "device", message, param: null, stack };
-  if (error instanceof DOMException && error.name === "AbortError")
-    return { kind: "abort", message, param: null, stack };
-  return { kind: "internal", message, param: null, stack };
+  const code = error instanceof NearfarError ? error.code : "internal";
+  const param = error instanceof RequestError ? error.param : null;
+  return { kind: kindOf(error), code, message, param, stack };
 }
 
-export function fromErrorRecord(record: ErrorRecord): Error {
-  switch (record.kind) {
+function kindOf(error: unknown): ErrorRecord["kind"] {
+  if (error instanceof RequestError) return "request";
+  if (error instanceof ArtifactError) return "artifact";
+  if (error instanceof DeviceError) return "device";
+  return error instanceof DOMException && error.name === "AbortError" ? "abort" : "internal";
+}
+
+export function fromErrorRecord({ kind, code, message, param, stack }: ErrorRecord): Error {
+  switch (kind) {
     case "artifact":
-      return new ArtifactError(record.message);
+      return new ArtifactError(message, { code });
     case "device":
-      return new DeviceError(record.message);
+      return new DeviceError(message, { code });
     case "request":
-      return new RequestError(record.message, record.param);
+      return new RequestError(message, param, { code });
     case "abort":
-      return abortError();
+      return new DOMException(message, "AbortError");
     case "internal":
-      return new Error(record.message, { cause: record.stack });
+      return new NearfarError(code, message, { cause: stack });
   }
 }

@@ -1,4 +1,11 @@
-import { ArtifactError, abortError, DeviceError, throwIfAborted, UnreachableError } from "./errors.js";
+import {
+  ArtifactError,
+  abortReason,
+  DeviceError,
+  type ErrorDetails,
+  throwIfAborted,
+  UnreachableError,
+} from "./errors.js";
 
 export type Fetch = (url: URL, init: RequestInit) => Promise<Response>;
 
@@ -40,7 +47,7 @@ export async function download(url: URL, size: number, options: DownloadOptions)
     }
     return await receive(url, response, size, options.onBytes);
   } catch (error) {
-    if (options.signal?.aborted) throw abortError();
+    if (options.signal?.aborted) throw abortReason(options.signal);
     const reason = error instanceof Error ? error.message : String(error);
     return { ok: false, problem: `${url.href} cannot be downloaded: ${reason}`, retry: true };
   }
@@ -82,7 +89,11 @@ function request(url: URL, { fetch = globalThis.fetch, signal, cache }: Download
 }
 
 /** A file that its server does not have. */
-export class MissingError extends ArtifactError {}
+export class MissingError extends ArtifactError {
+  constructor(message: string, details?: ErrorDetails) {
+    super(message, { code: "not-found", ...details });
+  }
+}
 
 /** What servers say of files that are not there; some keep to themselves whether they are. */
 const MISSING = [403, 404, 410];
@@ -105,13 +116,15 @@ export async function fetchBytes(
     response = await request(url, options);
     bytes = new Uint8Array(await response.arrayBuffer());
   } catch (cause) {
-    if (options.signal?.aborted) throw abortError();
+    if (options.signal?.aborted) throw abortReason(options.signal);
     const reason = cause instanceof Error ? cause.message : String(cause);
     throw new UnreachableError(`${url.href} cannot be downloaded: ${reason}`, { cause });
   }
   if (!response.ok) {
     const message = `${url.href} answers HTTP ${response.status}. Is the artifact's address right?`;
-    throw MISSING.includes(response.status) ? new MissingError(message) : new ArtifactError(message);
+    throw MISSING.includes(response.status)
+      ? new MissingError(message)
+      : new ArtifactError(message, { code: "unreachable" });
   }
   if (sha256 !== null && (await sha256Hex(bytes)) !== sha256)
     throw new ArtifactError(
@@ -126,6 +139,7 @@ export async function sha256Hex(bytes: Uint8Array<ArrayBuffer>): Promise<string>
     throw new DeviceError(
       "This address is not secure, so the browser cannot verify the artifact (no crypto.subtle). Open " +
         "the page over https, or through localhost.",
+      { code: "device-unsuitable" },
     );
   const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
   return Array.from(digest, (byte) => byte.toString(16).padStart(2, "0")).join("");

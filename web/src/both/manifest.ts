@@ -187,23 +187,28 @@ export function precisionOf({ activations }: Program): "f16" | "f32" {
 function checkFormat(root: Field<format.ManifestRecord>): BackendName {
   const named = root.at("format").value;
   if (named !== format.FORMAT)
-    throw new ArtifactError(`manifest.json says format ${show(named)}: this is no nearfar artifact.`);
+    throw new ArtifactError(`manifest.json says format ${show(named)}: this is no nearfar artifact.`, {
+      code: "not-an-artifact",
+    });
   const version = root.at("version").int(1);
   if (version > format.VERSION)
     throw new ArtifactError(
       `The artifact has format version ${version}, this runtime reads up to ${format.VERSION}. ` +
         "Upgrade the npm package nearfar.",
+      { code: "artifact-unsuitable" },
     );
   if (version < format.VERSION)
     throw new ArtifactError(
       `The artifact has format version ${version}, this runtime reads ${format.VERSION}. ` +
         "Build it again with this version of nearfar.",
+      { code: "artifact-unsuitable" },
     );
   const target = root.at("target").string();
   const backend = BACKENDS.find((name) => name === target);
   if (!backend)
     throw new ArtifactError(
       `The artifact is built for ${target}. Build one with: nearfar build … --target webgpu,wasm`,
+      { code: "artifact-unsuitable" },
     );
   return backend;
 }

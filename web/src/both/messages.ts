@@ -85,6 +85,8 @@ export interface ModelCard {
   readonly precision: string;
   readonly adapter: string;
   readonly contextLength: number;
+  /** Rows of the largest step: fewer than the artifact has where there was no memory for them. */
+  readonly largestStep: number;
   readonly vocabSize: number;
   readonly weightBytes: number;
   readonly license: string | null;
@@ -211,17 +213,24 @@ export type ToWorker =
   | { readonly type: "stats"; readonly id: number }
   | { readonly type: "count"; readonly id: number; readonly prompt: Prompt }
   | { readonly type: "profile"; readonly id: number; readonly options: ProfileOptions }
-  | { readonly type: "dispose" };
+  | { readonly type: "dispose" }
+  /** Asks for any word, to hear whether the worker lives. */
+  | { readonly type: "ping" };
 
 export type FromWorker =
   /** Its first word: the script has been found and runs. */
   | { readonly type: "started" }
+  | { readonly type: "pong" }
   | { readonly type: "progress"; readonly progress: LoadProgress }
   | { readonly type: "warning"; readonly message: string }
   /** Asks whether the page of another load was left. */
   | { readonly type: "whether left"; readonly load: string }
   | { readonly type: "loaded"; readonly card: ModelCard }
   | { readonly type: "failed"; readonly error: ErrorRecord }
+  /** What is known of the loaded model has changed: a device that was opened anew may have less room. */
+  | { readonly type: "card"; readonly card: ModelCard }
+  /** The device was lost, and could not be opened anew. */
+  | { readonly type: "lost"; readonly error: ErrorRecord }
   | { readonly type: "answer"; readonly id: number; readonly answer: AnswerEvent }
   | { readonly type: "stats"; readonly id: number; readonly stats: EngineStats }
   | { readonly type: "profiled"; readonly id: number; readonly profile: StepProfile | ErrorRecord }

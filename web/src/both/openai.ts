@@ -18,6 +18,28 @@ export interface MessageParam extends Omit<ChatMessage, "content"> {
   readonly content: string | readonly TextPart[];
 }
 
+/** A conversation that leaves too little room for its answer. */
+export interface ContextOverflow {
+  readonly messages: readonly ChatMessage[];
+  /** Of the whole conversation as the model's prompt. */
+  readonly tokens: number;
+  /** Tokens that the prompt may have, so that the answer has room. */
+  readonly limit: number;
+  /** Tokens that prompt and answer may have together. */
+  readonly contextLength: number;
+  /** Tokens of a conversation as the model's prompt. */
+  readonly countTokens: (messages: readonly MessageParam[]) => Promise<number>;
+}
+
+/**
+ * "error": a prompt that does not fit is refused. "truncate-oldest": the oldest turns are left out until there
+ * is room for the answer. A function gives the messages to answer instead.
+ */
+export type ContextPolicy =
+  | "error"
+  | "truncate-oldest"
+  | ((overflow: ContextOverflow) => readonly MessageParam[] | Promise<readonly MessageParam[]>);
+
 /** How the next token is chosen, as callers write it; null counts as left out. */
 export interface SamplingOptions {
   max_tokens?: number | null;
@@ -44,7 +66,7 @@ export interface RequestOptions extends SamplingOptions {
   n?: number | null;
   /** End the stream with a chunk that holds the usage. */
   stream_options?: { include_usage?: boolean } | null;
-  /** Ends the answer with an AbortError. */
+  /** Ends the answer, which rejects with its reason. */
   signal?: AbortSignal;
 }
 
@@ -57,6 +79,8 @@ export interface ChatCompletionRequest extends RequestOptions {
   top_logprobs?: number | null;
   /** The answer is the rest of the last message, which must be the assistant's. */
   continue_final_message?: boolean | null;
+  /** What becomes of a conversation that does not fit the context; else as `contextPolicy` of the engine. */
+  context_policy?: ContextPolicy | null;
   stream?: boolean | null;
 }
 
@@ -74,7 +98,11 @@ export interface Usage {
   prompt_tokens: number;
   completion_tokens: number;
   total_tokens: number;
-  prompt_tokens_details: { cached_tokens: number };
+  prompt_tokens_details: {
+    cached_tokens: number;
+    /** Messages that the context policy left out of the prompt; missing where it left out none. */
+    left_out_messages?: number;
+  };
 }
 
 export interface TokenLogprob {

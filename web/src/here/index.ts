@@ -16,11 +16,11 @@ export type HereOptions = Omit<EngineOptions, "worker" | "threads">;
 /**
  * Loads the artifact at `url`.
  *
- * @throws ArtifactError, DeviceError, or an AbortError when `signal` says so.
+ * @throws ArtifactError, DeviceError, or the reason of `signal` when that says so.
  */
 export async function createEngine(url: string | URL, options: HereOptions = {}): Promise<Engine> {
   throwIfAborted(options.signal);
-  return openEngine(here(), modelUrl(url), options);
+  return openEngine(here, modelUrl(url), options);
 }
 
 /** Both sides of the line in one thread. */

@@ -32,11 +32,11 @@ export type NodeEngineOptions = Omit<EngineOptions, "worker">;
  * Loads the artifact at `place`: a folder, or an address of one. The engine computes in threads of its own,
  * which keep the process alive until `dispose`.
  *
- * @throws ArtifactError, DeviceError, or an AbortError when `signal` says so.
+ * @throws ArtifactError, DeviceError, or the reason of `signal` when that says so.
  */
 export async function createEngine(place: string | URL, options: NodeEngineOptions = {}): Promise<Engine> {
   throwIfAborted(options.signal);
-  return openEngine(startWorker(), addressOf(place), options);
+  return openEngine(startWorker, addressOf(place), options);
 }
 
 /** A path is one, unless it begins as an address does; on Windows a drive has one letter. */

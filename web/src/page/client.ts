@@ -1,31 +1,28 @@
 import {
-  abortError,
+  abortReason,
   DeviceError,
-  type ErrorRecord,
-  fromErrorRecord,
+  disposedError,
+  type NearfarError,
   throwIfAborted,
-  toErrorRecord,
 } from "../both/errors.js";
 import type {
-  AnswerEvent,
   EngineStats,
-  FromWorker,
-  GenerateRequest,
   LoadProgress,
   LoadSettings,
   ModelCard,
   ProfileOptions,
-  Prompt,
   StepProfile,
-  ToWorker,
 } from "../both/messages.js";
 import type * as openai from "../both/openai.js";
 import { modelUrl } from "../both/places.js";
-import { Channel } from "./channel.js";
-import { Completions } from "./completions.js";
-import { hasLeft, noteLeft, watchLeaving } from "./left.js";
+import { type AnswerSource, Completions, type Prepared } from "./completions.js";
+import { fitContext } from "./context.js";
+import { WorkerLink, type WorkerPort } from "./link.js";
+import { checkEngineOptions, checkProfileOptions } from "./options.js";
 import { CHAT, textShape } from "./replies.js";
 import { checkedMessages, prepareChat, prepareText } from "./requests.js";
+
+export { WorkerLink, type WorkerPort };
 
 export interface EngineOptions extends LoadSettings {
   /**
@@ -35,44 +32,61 @@ export interface EngineOptions extends LoadSettings {
   readonly onProgress?: (progress: LoadProgress) => void;
   /** Called for what is worth knowing but stops nothing; console.warn by default. */
   readonly onWarning?: (message: string) => void;
-  /** Ends the loading with an AbortError and frees everything. */
+  /** Ends the loading, which rejects with its reason, and frees everything. */
   readonly signal?: AbortSignal;
   /**
    * The engine's worker, for bundlers that need to make it themselves. It belongs to the engine from then on.
    */
   readonly worker?: () => WorkerPort;
+  /** What becomes of conversations that do not fit the context; "error" by default. */
+  readonly contextPolicy?: openai.ContextPolicy;
+  /**
+   * Seconds that the worker may say nothing while something is awaited of it, before it is taken to hang; 120
+   * by default. A page that is frozen, or a machine that sleeps, does not count.
+   */
+  readonly patience?: number;
 }
 
 /**
  * Loads the artifact at `url` (the folder that holds manifest.json, or "hf:OWNER/NAME[@REVISION][/FOLDER]" of
  * the Hugging Face Hub) into a worker.
  *
- * @throws ArtifactError, DeviceError, or an AbortError when `signal` says so.
+ * @throws ArtifactError, DeviceError, or the reason of `signal` when that says so.
  */
 export async function createEngine(url: string | URL, options: EngineOptions = {}): Promise<Engine> {
-  throwIfAborted(options.signal);
-  const address = modelUrl(url);
-  const worker = options.worker?.() ?? (await startWorker(options.signal));
-  return openEngine(worker, address, options);
+  const start = (signal: AbortSignal | undefined): WorkerPort | Promise<WorkerPort> =>
+    options.worker?.() ?? startWorker(signal);
+  return openEngine(start, modelUrl(url), options);
 }
 
-/** What of a Worker an engine uses. */
-export interface WorkerPort {
-  postMessage(message: ToWorker): void;
-  addEventListener(type: "message", listener: (event: { readonly data: FromWorker }) => void): void;
-  addEventListener(type: "error", listener: (event: { readonly message: string }) => void): void;
-  terminate(): void;
+/** Starts the worker of an engine, which belongs to it from then on. */
+export type StartWorker = (signal: AbortSignal | undefined) => WorkerPort | Promise<WorkerPort>;
+
+/** Has workers that `start` starts load the artifact at `url`: one now, and one at each `reload`. */
+export async function openEngine(start: StartWorker, url: URL, options: EngineOptions): Promise<Engine> {
+  checkEngineOptions(options);
+  const open = async (signal: AbortSignal | undefined): Promise<Opened> => {
+    throwIfAborted(signal);
+    const link = new WorkerLink(await start(signal));
+    try {
+      return { link, card: await link.load(url, { ...options, ...(signal && { signal }) }) };
+    } catch (error) {
+      await link.close();
+      throw error;
+    }
+  };
+  const { link, card } = await open(options.signal);
+  return new Engine(link, card, { open, contextPolicy: options.contextPolicy ?? "error" });
 }
 
-/** Has `worker`, which belongs to the engine from then on, load the artifact at `url`. */
-export async function openEngine(worker: WorkerPort, url: URL, options: EngineOptions): Promise<Engine> {
-  const link = new WorkerLink(worker);
-  try {
-    return new Engine(link, await link.load(url, options));
-  } catch (error) {
-    await link.close();
-    throw error;
-  }
+interface Opened {
+  readonly link: WorkerLink;
+  readonly card: ModelCard;
+}
+
+interface EngineParts {
+  readonly contextPolicy: openai.ContextPolicy;
+  readonly open: (signal: AbortSignal | undefined) => Promise<Opened>;
 }
 
 /**
@@ -115,7 +129,7 @@ function starts(worker: Worker, signal: AbortSignal | undefined): Promise<boolea
     worker.addEventListener("error", () => resolve(false), once);
     const onAbort = (): void => {
       worker.terminate();
-      reject(abortError());
+      reject(abortReason(signal));
     };
     signal?.addEventListener("abort", onAbort, once);
   });
@@ -132,25 +146,68 @@ export class Engine {
     >;
   };
   readonly completions: Completions<openai.CompletionRequest, openai.CompletionChunk, openai.Completion>;
-  readonly #link: WorkerLink;
-  readonly #loaded: ModelCard;
+  #link: WorkerLink;
+  #loaded: ModelCard;
+  #reloading: Promise<void> | null = null;
+  #disposed: Promise<void> | null = null;
 
   /** Made by {@link createEngine}. */
-  constructor(link: WorkerLink, loaded: ModelCard) {
+  constructor(
+    link: WorkerLink,
+    loaded: ModelCard,
+    private readonly parts?: EngineParts,
+  ) {
     this.#link = link;
     this.#loaded = loaded;
     const { name } = loaded;
-    const chat = new Completions(
-      link,
-      name,
-      "chatcmpl",
-      () => CHAT,
-      (request: openai.ChatCompletionRequest) => prepareChat(request, name),
-    );
-    this.chat = { completions: chat };
-    this.completions = new Completions(link, name, "cmpl", textShape, (request) =>
+    // Of the link that there is then: a reload gives another.
+    const source: AnswerSource = { generate: (request) => this.#link.generate(request) };
+    const prepare = async (request: openai.ChatCompletionRequest): Promise<Prepared> => {
+      const prepared = prepareChat(request, name);
+      const policy = request.context_policy ?? this.parts?.contextPolicy ?? "error";
+      const { contextLength } = this.model;
+      return fitContext(prepared, policy, contextLength, (prompt) => this.#link.count(prompt));
+    };
+    this.chat = { completions: new Completions(source, name, "chatcmpl", () => CHAT, prepare) };
+    this.completions = new Completions(source, name, "cmpl", textShape, (request) =>
       prepareText(request, name),
     );
+  }
+
+  /**
+   * Settles with the reason once the engine has given up: its worker died or hangs, or the GPU was lost and
+   * could not be opened anew. Not by `dispose`. After `reload` it is another promise.
+   */
+  get lost(): Promise<NearfarError> {
+    return this.#link.lost;
+  }
+
+  /**
+   * Loads the same model anew with the same options, in a new worker, whatever became of the old one; answers
+   * that are under way end with an error. The engine stays the same object, and a conversation goes on with
+   * its next request. Weights come from the browser's storage where that has them.
+   *
+   * @throws what createEngine does; then the engine can be reloaded again.
+   */
+  reload({ signal }: { readonly signal?: AbortSignal } = {}): Promise<void> {
+    this.#reloading ??= this.#reload(signal).finally(() => {
+      this.#reloading = null;
+    });
+    return this.#reloading;
+  }
+
+  async #reload(signal: AbortSignal | undefined): Promise<void> {
+    if (this.#disposed || !this.parts) throw disposedError();
+    throwIfAborted(signal);
+    const why = "The model is being loaded anew. Ask again once reload() has resolved.";
+    await this.#link.close(new DeviceError(why, { code: "device-lost" }));
+    const { link, card } = await this.parts.open(signal);
+    if (this.#disposed) {
+      await link.close();
+      throw disposedError();
+    }
+    this.#link = link;
+    this.#loaded = card;
   }
 
   /** The model; its context may get shorter where a lost GPU is opened anew. */
@@ -168,7 +225,8 @@ export class Engine {
    *
    * @throws DeviceError where the browser does not tell (timestamp-query), RequestError while it answers.
    */
-  profile(options: ProfileOptions = {}): Promise<StepProfile> {
+  async profile(options: ProfileOptions = {}): Promise<StepProfile> {
+    checkProfileOptions(options);
     return this.#link.profile(options);
   }
 
@@ -179,213 +237,7 @@ export class Engine {
 
   /** Ends all answers, frees every GPU buffer, ends the worker. */
   dispose(): Promise<void> {
-    return this.#link.close();
-  }
-}
-
-interface Waiter<T> {
-  readonly resolve: (value: T) => void;
-  readonly reject: (error: Error) => void;
-}
-
-/** How long a worker gets to say that its buffers are freed, before it is ended anyway. */
-const DISPOSE_TIMEOUT_MS = 2000;
-
-/** The page's end of the line to the worker. */
-export class WorkerLink {
-  readonly #answers = new Map<number, Channel<AnswerEvent>>();
-  readonly #statsWaiting = new Map<number, Waiter<EngineStats>>();
-  readonly #countsWaiting = new Map<number, Waiter<number>>();
-  readonly #profilesWaiting = new Map<number, Waiter<StepProfile>>();
-  #nextId = 1;
-  #closed: Promise<void> | null = null;
-  #failure: ErrorRecord | null = null;
-  #finalStats: EngineStats | null = null;
-  #onLoad: (message: Extract<FromWorker, { type: "loaded" | "failed" }>) => void = () => undefined;
-  #onDisposed: () => void = () => undefined;
-  #options: EngineOptions = {};
-  #card: ModelCard | null = null;
-
-  constructor(private readonly worker: WorkerPort) {
-    worker.addEventListener("message", ({ data }) => this.#receive(data));
-    worker.addEventListener("error", ({ message }) =>
-      this.#fail(`The engine's worker failed: ${message || "it did not start"}`),
-    );
-  }
-
-  /** Resolves once the model is loaded. The caller closes the link when this rejects. */
-  load(url: URL, options: EngineOptions): Promise<ModelCard> {
-    const { signal, kvMemory, contextLength, program, backend, threads } = options;
-    this.#options = options;
-    const load = Math.random().toString(36).slice(2);
-    const unwatch = watchLeaving(load);
-    return new Promise((resolve, reject) => {
-      const onAbort = (): void => {
-        noteLeft(load);
-        reject(abortError());
-      };
-      signal?.addEventListener("abort", onAbort, { once: true });
-      this.#onLoad = (message) => {
-        unwatch();
-        signal?.removeEventListener("abort", onAbort);
-        if (message.type === "loaded") {
-          this.#card = message.card;
-          resolve(message.card);
-        } else reject(fromErrorRecord(message.error));
-      };
-      const settings = { kvMemory, contextLength, program, backend, threads };
-      this.#post({ type: "load", url: url.href, settings, load });
-    });
-  }
-
-  /** What is known of the model now; null before it is loaded. */
-  get card(): ModelCard | null {
-    return this.#card;
-  }
-
-  /** Starts a request; its events come through the channel. */
-  generate(request: GenerateRequest): { readonly events: Channel<AnswerEvent>; readonly abort: () => void } {
-    const id = this.#nextId++;
-    const events = new Channel<AnswerEvent>();
-    if (this.#failure) {
-      events.put({ event: "error", error: this.#failure });
-      return { events, abort: () => undefined };
-    }
-    this.#answers.set(id, events);
-    this.#post({ type: "generate", id, request });
-    const abort = (): void => {
-      if (this.#answers.delete(id)) this.#post({ type: "abort", id });
-    };
-    return { events, abort };
-  }
-
-  stats(): Promise<EngineStats> {
-    if (this.#finalStats) return Promise.resolve(this.#finalStats);
-    if (this.#failure) return Promise.reject(fromErrorRecord(this.#failure));
-    const id = this.#nextId++;
-    return new Promise((resolve, reject) => {
-      this.#statsWaiting.set(id, { resolve, reject });
-      this.#post({ type: "stats", id });
-    });
-  }
-
-  count(prompt: Prompt): Promise<number> {
-    if (this.#failure) return Promise.reject(fromErrorRecord(this.#failure));
-    const id = this.#nextId++;
-    return new Promise((resolve, reject) => {
-      this.#countsWaiting.set(id, { resolve, reject });
-      this.#post({ type: "count", id, prompt });
-    });
-  }
-
-  profile(options: ProfileOptions): Promise<StepProfile> {
-    if (this.#failure) return Promise.reject(fromErrorRecord(this.#failure));
-    const id = this.#nextId++;
-    return new Promise((resolve, reject) => {
-      this.#profilesWaiting.set(id, { resolve, reject });
-      this.#post({ type: "profile", id, options });
-    });
-  }
-
-  close(): Promise<void> {
-    this.#closed ??= this.#close();
-    return this.#closed;
-  }
-
-  async #close(): Promise<void> {
-    if (!this.#failure) {
-      let timer: ReturnType<typeof setTimeout> | undefined;
-      const freed = new Promise<void>((resolve) => {
-        this.#onDisposed = resolve;
-        timer = setTimeout(resolve, DISPOSE_TIMEOUT_MS);
-      });
-      this.#post({ type: "dispose" });
-      await freed;
-      // In Node it would keep the process alive.
-      clearTimeout(timer);
-    }
-    this.#fail("The engine was disposed. Create a new one.");
-    this.worker.terminate();
-  }
-
-  #receive(message: FromWorker): void {
-    switch (message.type) {
-      case "started":
-        return;
-      case "progress":
-        this.#follow(message.progress);
-        this.#options.onProgress?.(message.progress);
-        return;
-      case "warning":
-        // biome-ignore lint/suspicious/noConsole: the caller left warnings to us
-        (this.#options.onWarning ?? console.warn)(message.message);
-        return;
-      case "whether left":
-        void hasLeft(message.load).then((left) => this.#post({ type: "left", load: message.load, left }));
-        return;
-      case "loaded":
-      case "failed":
-        this.#onLoad(message);
-        return;
-      case "answer":
-        this.#answer(message.id, message.answer);
-        return;
-      case "stats":
-        this.#statsWaiting.get(message.id)?.resolve(message.stats);
-        this.#statsWaiting.delete(message.id);
-        return;
-      case "profiled":
-        this.#profiled(message.id, message.profile);
-        return;
-      case "counted":
-        this.#counted(message.id, message.tokens);
-        return;
-      case "disposed":
-        this.#finalStats = message.stats;
-        this.#onDisposed();
-    }
-  }
-
-  /** A GPU that was opened anew may have less room. */
-  #follow(progress: LoadProgress): void {
-    if (progress.phase !== "reopened" || !this.#card) return;
-    this.#card = { ...this.#card, contextLength: progress.contextLength };
-  }
-
-  #counted(id: number, tokens: number | ErrorRecord): void {
-    const waiter = this.#countsWaiting.get(id);
-    this.#countsWaiting.delete(id);
-    if (typeof tokens === "number") waiter?.resolve(tokens);
-    else waiter?.reject(fromErrorRecord(tokens));
-  }
-
-  #profiled(id: number, profile: StepProfile | ErrorRecord): void {
-    const waiter = this.#profilesWaiting.get(id);
-    this.#profilesWaiting.delete(id);
-    if ("launches" in profile) waiter?.resolve(profile);
-    else waiter?.reject(fromErrorRecord(profile));
-  }
-
-  #answer(id: number, answer: AnswerEvent): void {
-    this.#answers.get(id)?.put(answer);
-    if (answer.event === "end" || answer.event === "error") this.#answers.delete(id);
-  }
-
-  /** Whatever is still awaited will not come. */
-  #fail(message: string): void {
-    this.#failure ??= toErrorRecord(new DeviceError(message));
-    const error = this.#failure;
-    this.#onLoad({ type: "failed", error });
-    for (const events of this.#answers.values()) events.put({ event: "error", error });
-    this.#answers.clear();
-    for (const waiting of [this.#statsWaiting, this.#countsWaiting, this.#profilesWaiting]) {
-      for (const { reject } of waiting.values()) reject(fromErrorRecord(error));
-      waiting.clear();
-    }
-    this.#onDisposed();
-  }
-
-  #post(message: ToWorker): void {
-    this.worker.postMessage(message);
+    this.#disposed ??= this.#link.close();
+    return this.#disposed;
   }
 }

@@ -1,6 +1,6 @@
-import { abortError, fromErrorRecord, throwIfAborted } from "../both/errors.js";
+import { abortReason, fromErrorRecord, throwIfAborted } from "../both/errors.js";
 import type { AnswerEvent, GenerateRequest } from "../both/messages.js";
-import type { RequestOptions } from "../both/openai.js";
+import type { ChatCompletionRequest, RequestOptions } from "../both/openai.js";
 import type { Channel } from "./channel.js";
 import { type ReplyHead, type ReplyShape, usageOf, type WholeChoice } from "./replies.js";
 
@@ -10,11 +10,16 @@ export interface AnswerSource {
 }
 
 /** A request taken apart: what goes to the worker beside the choices' number. */
-export type Prepared = Pick<GenerateRequest, "prompt" | "logprobs"> & { readonly options: RequestOptions };
+export interface Prepared extends Pick<GenerateRequest, "prompt" | "logprobs"> {
+  readonly options: RequestOptions;
+  /** Messages of the conversation that the context policy left out. */
+  readonly leftOut?: number;
+}
 
 interface Answering {
   readonly head: ReplyHead;
   readonly n: number;
+  readonly leftOut: number;
   readonly next: () => Promise<AnswerEvent>;
   readonly abort: () => void;
 }
@@ -26,14 +31,14 @@ export class Completions<Req extends RequestOptions & { stream?: boolean | null 
     private readonly model: string,
     private readonly idPrefix: string,
     private readonly shape: () => ReplyShape<Chunk, Whole>,
-    private readonly prepare: (request: Req) => Prepared,
+    private readonly prepare: (request: Req) => Prepared | Promise<Prepared>,
   ) {}
 
   /**
    * Answers a request: as a whole, or with `stream: true` as chunks. Leaving the loop over the chunks ends
    * the answer.
    *
-   * @throws RequestError naming the wrong parameter, DeviceError, or an AbortError when `signal` says so.
+   * @throws RequestError naming the wrong parameter, DeviceError, or the reason of `signal` when that says so.
    */
   create(request: Req & { stream: true }): Promise<AsyncIterable<Chunk>>;
   create(request: Req & { stream?: false | null }): Promise<Whole>;
@@ -45,7 +50,7 @@ export class Completions<Req extends RequestOptions & { stream?: boolean | null 
   }
 
   async #start(request: Req): Promise<Answering> {
-    const { prompt, logprobs, options } = this.prepare(request);
+    const { prompt, logprobs, options, leftOut = 0 } = await this.prepare(request);
     const { signal } = request;
     throwIfAborted(signal);
     const n = request.n ?? 1;
@@ -68,7 +73,7 @@ export class Completions<Req extends RequestOptions & { stream?: boolean | null 
     };
     const next = async (): Promise<AnswerEvent> => {
       const event = await new Promise<AnswerEvent>((resolve, reject) => {
-        interrupt = () => reject(abortError());
+        interrupt = () => reject(abortReason(signal));
         if (signal?.aborted) interrupt();
         else events.take().then(resolve, reject);
       });
@@ -80,10 +85,10 @@ export class Completions<Req extends RequestOptions & { stream?: boolean | null 
     await next();
     const id = `${this.idPrefix}-${crypto.randomUUID()}`;
     const head = { id, created: Math.floor(Date.now() / 1000), model: this.model };
-    return { head, n, next, abort };
+    return { head, n, leftOut, next, abort };
   }
 
-  async *#chunks({ head, n, next, abort }: Answering, includeUsage: boolean): AsyncGenerator<Chunk> {
+  async *#chunks({ head, n, leftOut, next, abort }: Answering, includeUsage: boolean): AsyncGenerator<Chunk> {
     const shape = this.shape();
     try {
       for (let index = 0; index < n; index++) {
@@ -98,7 +103,7 @@ export class Completions<Req extends RequestOptions & { stream?: boolean | null 
           yield shape.finish(head, event.index, event.reason);
         }
         if (event.event !== "end") continue;
-        if (includeUsage) yield shape.usage(head, usageOf(event.stats));
+        if (includeUsage) yield shape.usage(head, usageOf(event.stats, leftOut));
         return;
       }
     } finally {
@@ -106,12 +111,12 @@ export class Completions<Req extends RequestOptions & { stream?: boolean | null 
     }
   }
 
-  async #whole({ head, n, next, abort }: Answering): Promise<Whole> {
+  async #whole({ head, n, leftOut, next, abort }: Answering): Promise<Whole> {
     const choices = Array.from({ length: n }, (): WholeChoice => ({ text: "", scores: [], reason: "stop" }));
     try {
       for (;;) {
         const event = await next();
-        if (event.event === "end") return this.shape().whole(head, choices, usageOf(event.stats));
+        if (event.event === "end") return this.shape().whole(head, choices, usageOf(event.stats, leftOut));
         if (event.event === "accepted" || event.event === "error") continue;
         const choice = choices[event.index];
         if (!choice) continue;
@@ -126,8 +131,15 @@ export class Completions<Req extends RequestOptions & { stream?: boolean | null 
 }
 
 /** The options that go to the worker, without those that stay on the page (an AbortSignal cannot be sent). */
-function cloneable(options: RequestOptions & { stream?: boolean | null }): GenerateRequest["options"] {
+function cloneable(
+  options: RequestOptions & Pick<ChatCompletionRequest, "stream" | "context_policy">,
+): GenerateRequest["options"] {
   const { signal: _signal, n: _n, stream: _stream, stream_options: _streamOptions, ...sampling } = options;
-  const { model: _model, user: _user, ...rest } = sampling;
-  return rest;
+  const { model: _model, user: _user, context_policy: _policy, stop, logit_bias, ...rest } = sampling;
+  // Copies: those of a framework that watches its objects are proxies, which cannot be sent.
+  return {
+    ...rest,
+    ...(stop != null && { stop: typeof stop === "string" ? stop : [...stop] }),
+    ...(logit_bias && { logit_bias: { ...logit_bias } }),
+  };
 }

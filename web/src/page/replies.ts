@@ -27,12 +27,19 @@ export interface WholeChoice {
   reason: openai.FinishReason;
 }
 
-export function usageOf({ promptTokens, cachedTokens, completionTokens }: RequestStats): openai.Usage {
+/** `leftOut`: messages that the context policy left out. */
+export function usageOf(
+  { promptTokens, cachedTokens, completionTokens }: RequestStats,
+  leftOut: number,
+): openai.Usage {
   return {
     prompt_tokens: promptTokens,
     completion_tokens: completionTokens,
     total_tokens: promptTokens + completionTokens,
-    prompt_tokens_details: { cached_tokens: cachedTokens },
+    prompt_tokens_details: {
+      cached_tokens: cachedTokens,
+      ...(leftOut > 0 && { left_out_messages: leftOut }),
+    },
   };
 }
 

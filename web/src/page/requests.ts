@@ -5,7 +5,7 @@ import type { ChatMessage } from "../both/openai.js";
  * out.
  */
 
-import { RequestError } from "../both/errors.js";
+import { type ErrorCode, RequestError } from "../both/errors.js";
 import type { ChatCompletionRequest, CompletionRequest, MessageParam } from "../both/openai.js";
 import type { Prepared } from "./completions.js";
 
@@ -13,11 +13,11 @@ import type { Prepared } from "./completions.js";
  * A kind of value: what it is called, and whether a value is one. Ranges are checked beside the model, in the
  * worker.
  */
-type Kind = readonly [name: string, fits: (value: unknown) => boolean];
+export type Kind = readonly [name: string, fits: (value: unknown) => boolean];
 
-const NUMBER: Kind = ["a number", (value) => typeof value === "number"];
+export const NUMBER: Kind = ["a number", (value) => typeof value === "number"];
 const FLAG: Kind = ["true or false", (value) => typeof value === "boolean"];
-const TEXT: Kind = ["a string", (value) => typeof value === "string"];
+export const TEXT: Kind = ["a string", (value) => typeof value === "string"];
 const LIST: Kind = ["a list of at least one { role, content }", (value) => Array.isArray(value)];
 const SEED: Kind = ["a whole number", (value) => typeof value === "number" || typeof value === "bigint"];
 const STOP: Kind = [
@@ -35,7 +35,11 @@ const STREAM: Kind = [
     Object.entries(value).every(([name, on]) => name === "include_usage" && isFlag(on ?? false)),
 ];
 /** By its shape: it may come from another realm, or from a library. */
-const SIGNAL: Kind = ["an AbortSignal", (value) => isRecord(value) && "aborted" in value];
+export const SIGNAL: Kind = ["an AbortSignal", (value) => isRecord(value) && "aborted" in value];
+export const POLICY: Kind = [
+  '"error", "truncate-oldest" or a function',
+  (value) => value === "error" || value === "truncate-oldest" || typeof value === "function",
+];
 
 const COMMON = {
   model: TEXT,
@@ -65,6 +69,7 @@ const CHAT = {
   logprobs: FLAG,
   top_logprobs: NUMBER,
   continue_final_message: FLAG,
+  context_policy: POLICY,
 };
 const PLAIN = { ...COMMON, prompt: TEXT, logprobs: NUMBER };
 
@@ -129,8 +134,8 @@ export function checkedMessages(messages: readonly MessageParam[]): ChatMessage[
 }
 
 function checkedMessage(message: unknown, where: string): ChatMessage {
-  const wrong = (what: string): never => {
-    throw new RequestError(`${where}${what}`, "messages");
+  const wrong = (what: string, code: ErrorCode = "invalid-request"): never => {
+    throw new RequestError(`${where}${what}`, "messages", { code });
   };
   if (!isRecord(message)) return wrong(` must be an object { role, content }, not ${shown(message)}`);
   const { role, content, name } = message;
@@ -138,7 +143,8 @@ function checkedMessage(message: unknown, where: string): ChatMessage {
     return wrong(`.role must be system, user or assistant, not ${shown(role)}`);
   if (name != null && typeof name !== "string") return wrong(`.name must be a string, not ${shown(name)}`);
   for (const [field, value] of Object.entries(message))
-    if (!CHAT_MESSAGE.includes(field) && !isEmpty(value)) wrong(`.${field} is not supported by this engine`);
+    if (!CHAT_MESSAGE.includes(field) && !isEmpty(value))
+      wrong(`.${field} is not supported by this engine`, "unsupported");
   const text = Array.isArray(content)
     ? content.map((part: unknown, at) => textOf(part, at, wrong)).join("")
     : content;
@@ -148,27 +154,41 @@ function checkedMessage(message: unknown, where: string): ChatMessage {
   return { role: role as ChatMessage["role"], content: text, ...(name != null && { name }) };
 }
 
-function textOf(part: unknown, at: number, wrong: (what: string) => never): string {
+function textOf(part: unknown, at: number, wrong: (what: string, code?: ErrorCode) => never): string {
   const { type, text } = isRecord(part) ? part : {};
   if (type === "text" && typeof text === "string") return text;
-  const given = typeof type === "string" && type !== "text" ? `a part of type ${type}` : shown(part);
-  return wrong(`.content[${at}] must be { type: "text", text }, not ${given}: this engine reads text only`);
+  const isOther = typeof type === "string" && type !== "text";
+  const given = isOther ? `a part of type ${type}` : shown(part);
+  return wrong(
+    `.content[${at}] must be { type: "text", text }, not ${given}: this engine reads text only`,
+    isOther ? "unsupported" : "invalid-request",
+  );
 }
 
 function check(request: object, known: Readonly<Record<string, Kind>>, model: string): void {
-  if (!isRecord(request)) throw new RequestError(`a request must be an object, not ${shown(request)}`);
-  for (const [name, value] of Object.entries(request)) {
-    const kind = Object.hasOwn(known, name) ? known[name] : undefined;
-    if (kind) {
-      if (value != null && !kind[1](value))
-        throw new RequestError(`${name} must be ${kind[0]}, not ${shown(value)}`, name);
-    } else refuse(name, value);
-  }
+  checkKinds(request, known, "a request", refuse);
+  if (!isRecord(request)) return;
   if (request.model != null && request.model !== model)
     throw new RequestError(
       `model ${shown(request.model)} is not loaded here, but "${model}" is. Leave model out.`,
       "model",
     );
+}
+
+/** Throws RequestError for the first value of the wrong kind; `other` is called for names that are not known. */
+export function checkKinds(
+  given: object,
+  known: Readonly<Record<string, Kind>>,
+  what: string,
+  other: (name: string, value: unknown) => void,
+): void {
+  if (!isRecord(given)) throw new RequestError(`${what} must be an object, not ${shown(given)}`);
+  for (const [name, value] of Object.entries(given)) {
+    const kind = Object.hasOwn(known, name) ? known[name] : undefined;
+    if (!kind) other(name, value);
+    else if (value != null && !kind[1](value))
+      throw new RequestError(`${name} must be ${kind[0]}, not ${shown(value)}`, name);
+  }
 }
 
 function refuse(name: string, value: unknown): void {
@@ -180,6 +200,7 @@ function refuse(name: string, value: unknown): void {
     `${name} is not supported by this engine, which only writes text. Leave it out, or ask a server that ` +
       "has it (HybridClient of nearfar/routing does where it has a cloud).",
     name,
+    { code: "unsupported" },
   );
 }
 

@@ -1,6 +1,13 @@
 /** One answer on its way: drives the hand-over table through the sides, and shows what it says. */
 
-import { abortError, CloudError, DeviceError, RequestError, throwIfAborted } from "../both/errors.js";
+import {
+  abortReason,
+  CloudError,
+  DeviceError,
+  NearfarError,
+  RequestError,
+  throwIfAborted,
+} from "../both/errors.js";
 import { failureOf, isRequestError } from "./device.js";
 import {
   type Action,
@@ -90,14 +97,14 @@ export class Answer {
     const created = Math.floor(Date.now() / 1000);
     this.#head = { id: `chatcmpl-${plan.id}`, object: "chat.completion.chunk", created, model: "" };
     const { signal } = request;
-    const abort = (): void => this.abort();
+    const abort = (): void => this.abort(signal);
     if (signal?.aborted) abort();
     else signal?.addEventListener("abort", abort, { once: true, signal: this.#controller.signal });
   }
 
   /** Ends the answer, whether somebody reads it or not: what it held is given back at once. */
-  abort(): void {
-    this.#end(abortError());
+  abort(signal?: AbortSignal): void {
+    this.#end(null, abortReason(signal));
   }
 
   /** Where the answer comes from, as far as it is known; whole with its last chunk. */
@@ -269,8 +276,10 @@ export class Answer {
     if (error instanceof CloudError)
       return new CloudError(said, error.reason, { retryAfter: error.retryAfter });
     if (isRequestError(error))
-      return new RequestError(said, (error as { param?: string | null }).param ?? null);
-    return new DeviceError(said);
+      return new RequestError(said, (error as { param?: string | null }).param ?? null, {
+        code: (error as RequestError).code,
+      });
+    return new DeviceError(said, { code: error instanceof NearfarError ? error.code : "device-failed" });
   }
 
   // What happens.
@@ -387,14 +396,17 @@ export class Answer {
     return { ...this.#head, choices, ...(info && { x_nearfar: info }) };
   }
 
-  /** Once: ends both sides, gives back what is still held, writes the decision record. */
-  #end(failure: unknown): void {
+  /**
+   * Once: ends both sides, gives back what is still held, writes the decision record. `left`: why, where the
+   * caller gave it up.
+   */
+  #end(failure: unknown, left?: unknown): void {
     if (this.#ended) return;
     this.#ended = true;
     for (const attempt of [...this.#attempts.values()]) this.#settle(attempt, "left");
     this.router.leave(this.plan.ticket, this.plan, "left", null);
     this.router.leave(this.#ticket, this.plan, "left", null);
-    this.#controller.abort();
+    this.#controller.abort(left ?? failure ?? undefined);
     this.router.record(this.plan, this.#head.created, {
       info: this.info,
       usage: this.usage,

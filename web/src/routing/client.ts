@@ -68,7 +68,7 @@ export class HybridCompletions {
    *
    * @throws RouteError where no side may answer, RequestError, DeviceError or CloudError where the side that
    * should answer fails
-   *     and no other may go on, or an AbortError when `signal` says so.
+   *     and no other may go on, or the reason of `signal` when that says so.
    */
   create(request: HybridRequest & { stream: true }): Promise<AsyncIterable<Chunk>>;
   create(request: HybridRequest & { stream?: false | null }): Promise<Completion>;

@@ -78,7 +78,7 @@ export class Cloud {
 
   /**
    * The answer's pieces. Throws RequestError where the server refuses the request, CloudError where it fails
-   * or its stream ends early, or an AbortError.
+   * or its stream ends early, or the signal's reason.
    */
   async *stream(request: HybridRequest, signal: AbortSignal): AsyncGenerator<Piece> {
     const { signal: _, ...fields } = request;

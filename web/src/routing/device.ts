@@ -62,8 +62,8 @@ const TAKEN = [
 ] as const;
 
 /**
- * The answer's pieces. Throws the engine's RequestError, a DeviceError when it fails or falls silent, or an
- * AbortError.
+ * The answer's pieces. Throws the engine's RequestError, a DeviceError when it fails or falls silent, or the
+ * signal's reason.
  */
 export async function* deviceStream(
   engine: DeviceEngine | null,
@@ -148,5 +148,6 @@ export function isRequestError(error: unknown): boolean {
 }
 
 function failed(error: unknown): DeviceError {
-  return new DeviceError(error instanceof Error ? error.message : String(error), { cause: error });
+  const { message, code } = error as Partial<DeviceError>;
+  return new DeviceError(message ?? String(error), { cause: error, ...(code && { code }) });
 }

@@ -1,6 +1,6 @@
 /** Waiting with an end: timeouts that tell a slow peer from a page that was suspended. */
 
-import { abortError } from "../both/errors.js";
+import { abortReason } from "../both/errors.js";
 
 /** A timer that comes this much later than it should was suspended with its page, not busy. Milliseconds. */
 const SUSPENDED_MS = 1000;
@@ -10,7 +10,7 @@ const GRACE_MS = 2000;
 /**
  * The promise's value, or after `seconds` a rejection with what `late` makes. Where the page itself was
  * suspended meanwhile (frozen tab, sleeping machine), the peer was perhaps too, so it gets a short grace.
- * With an AbortError when `signal` says so.
+ * With the reason of `signal` when that says so.
  */
 export function within<T>(
   promise: Promise<T>,
@@ -19,7 +19,7 @@ export function within<T>(
   signal?: AbortSignal,
 ): Promise<T> {
   return new Promise((resolve, reject) => {
-    const onAbort = (): void => reject(abortError());
+    const onAbort = (): void => reject(abortReason(signal));
     if (signal?.aborted) onAbort();
     else signal?.addEventListener("abort", onAbort, { once: true });
     const due = Date.now() + seconds * 1000;
@@ -34,12 +34,12 @@ export function within<T>(
   });
 }
 
-/** Resolves after `seconds`; rejects with an AbortError as soon as `signal` says so. */
+/** Resolves after `seconds`; rejects with its reason as soon as `signal` says so. */
 export function pause(seconds: number, signal: AbortSignal): Promise<void> {
   return new Promise((resolve, reject) => {
     const onAbort = (): void => {
       clearTimeout(timer);
-      reject(abortError());
+      reject(abortReason(signal));
     };
     const timer = setTimeout(() => {
       signal.removeEventListener("abort", onAbort);
@@ -53,7 +53,8 @@ export function pause(seconds: number, signal: AbortSignal): Promise<void> {
 /** Ends with `parent`, and by itself. */
 export function childController(parent: AbortSignal): AbortController {
   const child = new AbortController();
-  if (parent.aborted) child.abort();
-  else parent.addEventListener("abort", () => child.abort(), { once: true, signal: child.signal });
+  if (parent.aborted) child.abort(parent.reason);
+  else
+    parent.addEventListener("abort", () => child.abort(parent.reason), { once: true, signal: child.signal });
   return child;
 }

@@ -24,6 +24,7 @@ export async function choose(artifacts: Artifacts, pinned: BackendName | undefin
     throw new ArtifactError(
       `The artifact is built for ${names.join(", ")}, not ${pinned}. Build one with: nearfar build … ` +
         `--target ${pinned}`,
+      { code: "artifact-unsuitable" },
     );
   }
   const [only = "webgpu"] = names;

@@ -1,5 +1,5 @@
 import { DeviceError, type ErrorRecord, toErrorRecord } from "../both/errors.js";
-import type { AnswerEvent, FromWorker, LoadProgress, Prompt, ToWorker } from "../both/messages.js";
+import type { AnswerEvent, FromWorker, LoadProgress, ModelCard, Prompt, ToWorker } from "../both/messages.js";
 import type { Host } from "./host.js";
 import { Session } from "./session.js";
 
@@ -58,6 +58,9 @@ class Server {
       case "profile":
         void this.#profile(message);
         return;
+      case "ping":
+        this.scope.postMessage({ type: "pong" });
+        return;
       case "dispose":
         void this.#dispose();
     }
@@ -70,7 +73,11 @@ class Server {
       const onProgress = (progress: LoadProgress): void => this.#onProgress(progress);
       const hasLeft = (other: string): Promise<boolean> => this.#hasLeft(other);
       const { host } = this;
-      const hooks = { signal: this.#loading.signal, load, hasLeft, onProgress, onWarning, host };
+      const onCard = (card: ModelCard): void => this.scope.postMessage({ type: "card", card });
+      const onLost = (error: Error): void =>
+        this.scope.postMessage({ type: "lost", error: toErrorRecord(error) });
+      const { signal } = this.#loading;
+      const hooks = { signal, load, hasLeft, onProgress, onWarning, onCard, onLost, host };
       this.#session = await Session.load(new URL(url), settings, hooks);
       this.#onProgress({ phase: "ready" });
       this.scope.postMessage({ type: "loaded", card: this.#session.card() });
@@ -90,12 +97,12 @@ class Server {
   #generate({ id, request }: Extract<ToWorker, { type: "generate" }>): void {
     const tell = (answer: AnswerEvent): void => this.scope.postMessage({ type: "answer", id, answer });
     if (this.#session) this.#session.generate(id, request, tell);
-    else tell({ event: "error", error: toErrorRecord(new DeviceError("The model is not loaded.")) });
+    else tell({ event: "error", error: toErrorRecord(notLoaded()) });
   }
 
   #count(prompt: Prompt): number | ErrorRecord {
     try {
-      if (!this.#session) throw new DeviceError("The model is not loaded.");
+      if (!this.#session) throw notLoaded();
       return this.#session.count(prompt);
     } catch (error) {
       return toErrorRecord(error);
@@ -104,7 +111,7 @@ class Server {
 
   async #profile({ id, options }: Extract<ToWorker, { type: "profile" }>): Promise<void> {
     try {
-      if (!this.#session) throw new DeviceError("The model is not loaded.");
+      if (!this.#session) throw notLoaded();
       this.scope.postMessage({ type: "profiled", id, profile: await this.#session.profile(options) });
     } catch (error) {
       this.scope.postMessage({ type: "profiled", id, profile: toErrorRecord(error) });
@@ -126,4 +133,9 @@ class Server {
     this.#lastProgress = now;
     this.scope.postMessage({ type: "progress", progress });
   }
+}
+
+/** Not yet, or not any more. */
+function notLoaded(): DeviceError {
+  return new DeviceError("The model is not loaded.", { code: "disposed" });
 }

@@ -1,5 +1,5 @@
 import { type Found, findArtifacts } from "../both/artifacts.js";
-import { ArtifactError, DeviceError, RequestError, toErrorRecord } from "../both/errors.js";
+import { ArtifactError, DeviceError, disposedError, RequestError, toErrorRecord } from "../both/errors.js";
 import { type Fetch, fetchText, within } from "../both/http.js";
 import { type Manifest, type Program, precisionOf } from "../both/manifest.js";
 import type {
@@ -42,6 +42,10 @@ export interface SessionHooks {
   readonly hasLeft: (load: string) => Promise<boolean>;
   readonly onProgress: (progress: LoadProgress) => void;
   readonly onWarning: (message: string) => void;
+  /** What is known of the model has changed. */
+  readonly onCard: (card: ModelCard) => void;
+  /** The device was lost and cannot be opened anew. */
+  readonly onLost: (error: Error) => void;
 }
 
 /** One loaded model inside the worker: text in, text out. */
@@ -60,10 +64,16 @@ export class Session {
     private readonly again: (loaded: Loaded) => Promise<Loaded>,
     private readonly hooks: SessionHooks,
   ) {
-    const { onProgress, onWarning } = hooks;
+    const { onProgress, onWarning, onCard, onLost } = hooks;
     this.#core = new EngineCore(loaded.executor, manifest.model.eosTokenIds, {
       reopen: () => this.#reopen(),
-      onWarning,
+      // The engine warns where it goes on with less.
+      onWarning: (message) => {
+        onCard(this.card());
+        onWarning(message);
+      },
+      onLost,
+      modelContext: manifest.model.contextLength,
       onCompiling: (compiled, total) => onProgress({ phase: "kernels", compiled, total }),
     });
   }
@@ -146,6 +156,7 @@ export class Session {
       precision: precisionOf(this.loaded.program),
       adapter: this.loaded.adapterName,
       contextLength: this.loaded.executor.shape.contextLength,
+      largestStep: this.#core.largestStep,
       vocabSize: model.vocabSize,
       weightBytes: weights.bytes,
       license,
@@ -203,7 +214,7 @@ export class Session {
   }
 
   dispose(): void {
-    this.#core.stop(new DeviceError("The engine was disposed. Create a new one."));
+    this.#core.stop(disposedError());
     this.loaded.executor.dispose();
   }
 
@@ -215,6 +226,7 @@ export class Session {
     onProgress({ phase: "reopening" });
     this.loaded = { ...(await this.again(this.loaded)), choice };
     this.#reopened += 1;
+    this.hooks.onCard(this.card());
     onProgress({ phase: "reopened", contextLength: this.loaded.executor.shape.contextLength });
     return this.loaded.executor;
   }

@@ -27,6 +27,10 @@ export interface EngineHooks {
    */
   readonly reopen?: () => Promise<Backend>;
   readonly onWarning?: (message: string) => void;
+  /** The backend was lost, and no other could be opened; the next request tries once more. */
+  readonly onLost?: (error: DeviceError) => void;
+  /** Tokens that the model allows, wherever there is memory for them; what the backend has by default. */
+  readonly modelContext?: number;
   /**
    * How many of how many kernels are compiled that requests wait for; all of them when nobody waits any more.
    */
@@ -61,7 +65,7 @@ export class EngineCore {
   ) {
     this.#backend = backend;
     this.#endTokens = new Set(endTokens);
-    [this.#table, this.#scheduler] = partsFor(backend);
+    [this.#table, this.#scheduler] = partsFor(backend, hooks.modelContext);
     this.#launches = new Launches(backend);
   }
 
@@ -191,9 +195,11 @@ export class EngineCore {
   /** What becomes of the requests after a step has failed. */
   #recover(error: DeviceError | NoRoom): void {
     this.#endCompiling();
+    const unopened = this.#broken;
     this.#broken = true;
     const cause = error instanceof NoRoom ? error.reason : error;
     if (this.hooks.reopen && this.#goesOn(error)) return;
+    if (!this.#failure && (unopened || cause instanceof DeviceLostError)) this.hooks.onLost?.(cause);
     if (this.hooks.reopen) this.#failAll(cause);
     else this.stop(cause);
     this.#lostInARow = 0;
@@ -242,7 +248,7 @@ export class EngineCore {
     if (backend === this.#backend) this.#launches.forget();
     else this.#launches = new Launches(backend);
     this.#backend = backend;
-    [this.#table, this.#scheduler] = partsFor(backend);
+    [this.#table, this.#scheduler] = partsFor(backend, this.hooks.modelContext);
     this.#scheduler.shrink(before.largest + 1);
     for (const request of before.requests()) {
       request.restart();
@@ -367,7 +373,7 @@ export class EngineCore {
 }
 
 /** What the engine keeps about a backend's cache. */
-function partsFor(backend: Backend): [SequenceTable, Scheduler] {
+function partsFor(backend: Backend, modelContext: number | undefined): [SequenceTable, Scheduler] {
   const { groups, pageSize, slots, contextLength } = backend.shape;
   const bucket = (size: number): Bucket => ({ size, logits: Math.min(size, MAX_ROWS) });
   const table = new SequenceTable(
@@ -376,6 +382,6 @@ function partsFor(backend: Backend): [SequenceTable, Scheduler] {
     slots,
     groups.map(({ window }) => window),
   );
-  const scheduler = new Scheduler(table, backend.sizes("step").map(bucket), contextLength);
+  const scheduler = new Scheduler(table, backend.sizes("step").map(bucket), contextLength, modelContext);
   return [table, scheduler];
 }

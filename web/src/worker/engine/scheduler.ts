@@ -51,6 +51,8 @@ export class Scheduler {
     private readonly table: SequenceTable,
     private buckets: readonly Bucket[],
     private readonly contextLength: number,
+    /** What the model itself allows, wherever there is memory for it. */
+    private readonly modelContext: number = contextLength,
   ) {}
 
   /** Rows of the largest step. */
@@ -78,11 +80,20 @@ export class Scheduler {
     if (room < 1)
       throw new RequestError(
         `The prompt has ${promptTokens} tokens, but only ${this.contextLength} fit the context, the answer ` +
-          `included. Shorten it to ${this.contextLength - 1} tokens or fewer, or load with more kvMemory ` +
-          "if the model allows it.",
+          `included. ${this.#advice}`,
         "messages",
+        { code: "context-overflow" },
       );
     return Math.min(maxTokens ?? room, room);
+  }
+
+  get #advice(): string {
+    const shorten =
+      `Shorten it to ${this.contextLength - 1} tokens or fewer, or have old turns left out ` +
+      '(contextPolicy: "truncate-oldest")';
+    return this.contextLength < this.modelContext
+      ? `${shorten}, or load with more kvMemory or a larger contextLength: the model takes ${this.modelContext}.`
+      : `${shorten}: this is the model's own limit.`;
   }
 
   add(request: Request): void {

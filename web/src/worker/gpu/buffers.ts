@@ -32,7 +32,9 @@ export class BufferRegistry {
     const size = Math.max(Math.ceil(bytes / 4) * 4, 16);
     const limit = this.device.limits.maxBufferSize;
     if (size > limit)
-      throw new DeviceError(`The buffer ${label} needs ${size} bytes; this GPU allows ${limit} a buffer.`);
+      throw new DeviceError(`The buffer ${label} needs ${size} bytes; this GPU allows ${limit} a buffer.`, {
+        code: "device-unsuitable",
+      });
     const buffer = this.device.createBuffer({ label, size, usage });
     for (const registry of this.#both) {
       registry.#live.set(buffer, size);
@@ -80,6 +82,7 @@ export class BufferRegistry {
     throw new DeviceError(
       `The GPU has no room for ${what} (${asked} bytes, beside ${held} bytes already in use): ` +
         `${(invalid ?? exhausted)?.message}. ${advice}`,
+      { code: "out-of-memory" },
     );
   }
 

@@ -14,8 +14,10 @@ export interface Gpu {
 }
 
 const NO_WEBGPU =
-  "WebGPU is missing. Use Chrome or Edge 113+, Safari 26+ or Firefox 141+, over https or on localhost, " +
-  "with graphics acceleration on.";
+  "WebGPU is missing. Use Chrome or Edge 113+, Safari 26+ or Firefox 141+, over https or on localhost.";
+const NO_ADAPTER =
+  "The browser has WebGPU, but offers no GPU for it. Turn graphics acceleration on in the browser's settings, " +
+  "update the graphics driver, or restart the browser if this worked before.";
 
 /** These grow with the model and the cache, so the device gets as much as its adapter allows. */
 const AT_MOST = ["maxBufferSize", "maxStorageBufferBindingSize"] as const;
@@ -23,9 +25,9 @@ const AT_MOST = ["maxBufferSize", "maxStorageBufferBindingSize"] as const;
 /** The adapter to open a device on. One adapter opens one device, so each device wants an adapter anew. */
 export async function findGpu(): Promise<Gpu> {
   const gpu = (globalThis.navigator as Navigator | undefined)?.gpu;
-  if (!gpu) throw new DeviceError(NO_WEBGPU);
+  if (!gpu) throw new DeviceError(NO_WEBGPU, { code: "webgpu-missing" });
   const adapter = await gpu.requestAdapter({ powerPreference: "high-performance" });
-  if (!adapter) throw new DeviceError(`The browser offers no GPU adapter. ${NO_WEBGPU}`);
+  if (!adapter) throw new DeviceError(NO_ADAPTER, { code: "no-adapter" });
   const described = describe(adapter.info);
   const { description, vendor, architecture } = adapter.info;
   const name = description || [vendor, architecture].filter(Boolean).join(" ") || "unknown";
@@ -52,7 +54,7 @@ export async function openDevice({ adapter }: Gpu, programs: readonly Program[])
     const reason = cause instanceof Error ? cause.message : String(cause);
     throw new DeviceError(
       `The GPU's adapter opens no device: ${reason}. Restart the browser, or update the graphics driver.`,
-      { cause },
+      { code: "device-unsuitable", cause },
     );
   }
 }
@@ -107,6 +109,7 @@ export function ablePrograms(
   throw new DeviceError(
     `This GPU cannot run the model (${reasons.join("; ")}). Try a smaller model, more quantization, or ` +
       "another browser or device.",
+    { code: "device-unsuitable" },
   );
 }
 

@@ -1,4 +1,4 @@
-import { DeviceError } from "../../both/errors.js";
+import { DeviceError, disposedError } from "../../both/errors.js";
 import type { BufferName } from "../../both/format.js";
 import type { Dtype, FunctionName } from "../../both/manifest.js";
 import type { Backend, BackendShape, HostArray, Read } from "../engine/backend.js";
@@ -200,18 +200,18 @@ export class Executor implements Backend {
 
   /** Ends this executor alone, and frees what it made; the device and what lies there stay. */
   retire(): void {
-    this.#end("Another executor has taken this one's place.");
+    this.#end(new DeviceError("Another executor has taken this one's place."));
     this.#parts.buffers.freeAll();
   }
 
   dispose(): void {
-    this.#end("The engine was disposed. Create a new one.");
+    this.#end(disposedError());
     this.#parts.buffers.close();
   }
 
-  #end(why: string): void {
+  #end(why: DeviceError): void {
     this.#endListening();
-    this.#failure ??= new DeviceError(why);
+    this.#failure ??= why;
     this.#encoder = null;
     this.#pass = null;
     this.#bound.clear();

@@ -98,6 +98,7 @@ export function planMemory(
       `A context of ${needed} tokens needs ${bytes} bytes of KV cache; there is room for ${contextLength} ` +
         `tokens (kvMemory ${budget} bytes, ${byLimit} pages by the GPU's buffer limit). Give more kvMemory ` +
         "or a smaller contextLength.",
+      { code: "out-of-memory" },
     );
   }
   return { pages, contextLength, kvBytes: bytesOf(pools, (_, group) => pages[group] ?? 0) };

@@ -1,4 +1,4 @@
-import { DeviceError, OutOfMemoryError } from "../../both/errors.js";
+import { DeviceError, DeviceLostError, OutOfMemoryError } from "../../both/errors.js";
 import type { KernelEntry } from "../../both/manifest.js";
 
 /** A kernel's source, with what the manifest says about it. */
@@ -15,6 +15,10 @@ export interface KernelPipeline {
  * Kernels given to the browser at once: enough for its threads, and what is wanted next waits for few others.
  */
 const AT_ONCE = 8;
+
+/** Of WebGPU's implementations, where the process that holds the GPU is no more. */
+const GONE = /device (is |was )?(lost|destroyed)|Instance reference no longer exists|Instance dropped/i;
+const NO_MEMORY = /out of (device |host |video )?memory|OutOfMemory|OUT_OF_.*MEMORY/i;
 
 /** One pipeline, under the name of the first kernel that asked for it. */
 class Job {
@@ -45,11 +49,15 @@ export class Pipelines {
   readonly #wanted: Job[] = [];
   readonly #later: Job[] = [];
   #running = 0;
+  #lost = false;
 
   constructor(
     private readonly device: GPUDevice,
     private readonly shaders: ReadonlyMap<string, Shader>,
   ) {
+    void device.lost.then(() => {
+      this.#lost = true;
+    });
     const first = new Map<string, string>();
     const content = ([kernel, { code, entry, access }]: [string, Shader]): [string, string] => {
       const text = JSON.stringify([entry, access, code]);
@@ -65,8 +73,9 @@ export class Pipelines {
   }
 
   /**
-   * Rejects with DeviceError where the device refuses the kernel, and OutOfMemoryError where it has no memory
-   * for it; then it is tried again when it is asked for again. `later`: nobody waits for it.
+   * Rejects with DeviceError where the device refuses the kernel, with OutOfMemoryError where it has no memory
+   * for it, and with DeviceLostError where it is gone; then it is tried again when it is asked for again.
+   * `later`: nobody waits for it.
    */
   async compile(kernel: string, later = false): Promise<void> {
     const shader = this.shaders.get(kernel);
@@ -110,14 +119,23 @@ export class Pipelines {
       settle.resolve();
     } catch (cause) {
       this.#jobs.delete(kernel);
-      const reason = cause instanceof Error ? cause.message : String(cause);
-      // WebGPU has no name for it where a pipeline is made; drivers say it in words.
-      settle.reject(
-        /out of (device |host |video )?memory|OutOfMemory|OUT_OF_.*MEMORY/i.test(reason)
-          ? new OutOfMemoryError(`The GPU has no memory for the kernel ${kernel}: ${reason}`, { cause })
-          : new DeviceError(`The kernel ${kernel} does not compile on this GPU: ${reason}`, { cause }),
-      );
+      // The word that the device is lost comes after the refusals that follow from it.
+      await new Promise((resolve) => setTimeout(resolve, 0));
+      settle.reject(this.#refusal(kernel, cause));
     }
+  }
+
+  /** WebGPU has no names for these where a pipeline is made; drivers say them in words. */
+  #refusal(kernel: string, cause: unknown): DeviceError {
+    const reason = cause instanceof Error ? cause.message : String(cause);
+    if (this.#lost || GONE.test(reason))
+      return new DeviceLostError(`The GPU was lost as the kernel ${kernel} was compiled: ${reason}`, {
+        cause,
+      });
+    if (NO_MEMORY.test(reason))
+      return new OutOfMemoryError(`The GPU has no memory for the kernel ${kernel}: ${reason}`, { cause });
+    const message = `The kernel ${kernel} does not compile on this GPU: ${reason}`;
+    return new DeviceError(message, { code: "device-unsuitable", cause });
   }
 
   /**

@@ -12,6 +12,7 @@ export function checkTimestamps(device: GPUDevice): void {
     throw new DeviceError(
       "This browser does not tell what a launch takes on this GPU (it lacks timestamp-query). Chrome does, " +
         "from 121 on; or measure with `nearfar bench kernels`.",
+      { code: "device-unsuitable" },
     );
 }
 

@@ -1,4 +1,4 @@
-import { abortError, DeviceError, throwIfAborted } from "../../both/errors.js";
+import { abortReason, DeviceError, throwIfAborted } from "../../both/errors.js";
 import type { Program } from "../../both/manifest.js";
 import type { Backend } from "../engine/backend.js";
 import { writePlainStep } from "../engine/inputs.js";
@@ -108,7 +108,7 @@ export async function unlessAborted<T>(signal: AbortSignal, work: Promise<T>): P
   throwIfAborted(signal);
   let onAbort = (): void => undefined;
   const aborted = new Promise<never>((_, reject) => {
-    onAbort = () => reject(abortError());
+    onAbort = () => reject(abortReason(signal));
     signal.addEventListener("abort", onAbort);
   });
   return Promise.race([work, aborted]).finally(() => signal.removeEventListener("abort", onAbort));

@@ -1,4 +1,4 @@
-import { DeviceError } from "../../both/errors.js";
+import { DeviceError, disposedError } from "../../both/errors.js";
 import type { BufferName } from "../../both/format.js";
 import type { FunctionName } from "../../both/manifest.js";
 import type { BackendShape, HostArray, Read } from "../engine/backend.js";
@@ -134,7 +134,7 @@ export class WasmExecutor implements ModelBackend {
   }
 
   dispose(): void {
-    this.#failure ??= new DeviceError("The engine was disposed. Create a new one.");
+    this.#failure ??= disposedError();
     const parts = this.#parts;
     this.#parts = null;
     // A thread that waits in the module ends with its worker.

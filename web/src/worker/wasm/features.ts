@@ -44,5 +44,6 @@ export function ableProgram(
   throw new DeviceError(
     `WebAssembly cannot run the model here, for want of ${reasons.join("; ")}. Use a newer browser: Chrome ` +
       "91+, Firefox 114+ or Safari 16.4+.",
+    { code: "device-unsuitable" },
   );
 }

@@ -31,7 +31,7 @@ export async function loadModule(
   } catch (cause) {
     throw new DeviceError(
       `${library.file} cannot be compiled here (${messageOf(cause)}). ${POLICY} Or use a newer browser.`,
-      { cause },
+      { code: "device-unsuitable", cause },
     );
   }
 }
@@ -41,7 +41,10 @@ export async function instantiate(module: WebAssembly.Module, memory: WebAssembl
     const { exports } = await WebAssembly.instantiate(module, { env: { memory } });
     return exports as unknown as Exports;
   } catch (cause) {
-    throw new DeviceError(`The WebAssembly module does not start here: ${messageOf(cause)}.`, { cause });
+    throw new DeviceError(`The WebAssembly module does not start here: ${messageOf(cause)}.`, {
+      code: "device-unsuitable",
+      cause,
+    });
   }
 }
 

@@ -1,4 +1,4 @@
-import { DeviceError } from "../../both/errors.js";
+import { DeviceError, OutOfMemoryError } from "../../both/errors.js";
 import { WASM_RESERVED, WASM_STACK } from "../../both/format.js";
 import type { Dtype, Manifest, Program } from "../../both/manifest.js";
 import { bufferBytes, type Extents } from "../gpu/memory.js";
@@ -72,12 +72,13 @@ export function makeMemory(bytes: number, shared: boolean): WebAssembly.Memory {
   if (bytes > MOST_BYTES)
     throw new DeviceError(
       `The model needs ${bytes} bytes of WebAssembly memory; there are ${MOST_BYTES} at most.`,
+      { code: "out-of-memory" },
     );
   const pages = bytes / WASM_PAGE;
   try {
     return new WebAssembly.Memory({ initial: pages, maximum: pages, shared });
   } catch (cause) {
     const reason = cause instanceof Error ? cause.message : String(cause);
-    throw new DeviceError(`There is no WebAssembly memory of ${bytes} bytes: ${reason}.`, { cause });
+    throw new OutOfMemoryError(`There is no WebAssembly memory of ${bytes} bytes: ${reason}.`, { cause });
   }
 }

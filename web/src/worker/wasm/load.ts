@@ -57,7 +57,9 @@ export async function loadWasm(base: URL, manifest: Manifest, options: WasmOptio
     const exports = await instantiate(module, memory);
     const pool = exports.nf_pool_new(count, host.hardwareThreads) >>> 0;
     if (pool === 0)
-      throw new DeviceError(`The module has no room for a pool of ${count} threads. Give fewer.`);
+      throw new DeviceError(`The module has no room for a pool of ${count} threads. Give fewer.`, {
+        code: "out-of-memory",
+      });
     const region = regionsOf(manifest, layout);
     const functions = kernelsOf(exports, memory, program);
     const kernel = (name: string): number => functions.get(name) ?? 0;

@@ -53,7 +53,7 @@ function allocate(
       `${cause.message} The weights take ${manifest.weights.bytes} of them, the KV cache ${plan.kvBytes} ` +
         `for ${plan.contextLength} tokens. Give createEngine a smaller kvMemory or contextLength, close other ` +
         "tabs, or use a smaller or more quantized model.",
-      { cause },
+      { code: cause.code, cause },
     );
   }
 }

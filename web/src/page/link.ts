@@ -1,0 +1,295 @@
+import {
+  abortReason,
+  DeviceError,
+  disposedError,
+  type ErrorRecord,
+  fromErrorRecord,
+  type NearfarError,
+  RequestError,
+  toErrorRecord,
+} from "../both/errors.js";
+import type {
+  AnswerEvent,
+  EngineStats,
+  FromWorker,
+  GenerateRequest,
+  LoadSettings,
+  ModelCard,
+  ProfileOptions,
+  Prompt,
+  StepProfile,
+  ToWorker,
+} from "../both/messages.js";
+import { Channel } from "./channel.js";
+import type { EngineOptions } from "./client.js";
+import { hasLeft, noteLeft, watchLeaving } from "./left.js";
+import { Pulse } from "./pulse.js";
+
+/** What of a Worker an engine uses. */
+export interface WorkerPort {
+  postMessage(message: ToWorker): void;
+  addEventListener(type: "message", listener: (event: { readonly data: FromWorker }) => void): void;
+  addEventListener(type: "error", listener: (event: { readonly message: string }) => void): void;
+  terminate(): void;
+}
+
+interface Waiter<T> {
+  readonly resolve: (value: T) => void;
+  readonly reject: (error: Error) => void;
+}
+
+/** Seconds that a worker may say nothing while something is awaited of it. */
+const PATIENCE = 120;
+/** How long a worker gets to say that its buffers are freed, before it is ended anyway. */
+const DISPOSE_TIMEOUT_MS = 2000;
+
+/** The page's end of the line to the worker. */
+export class WorkerLink {
+  readonly #answers = new Map<number, Channel<AnswerEvent>>();
+  readonly #statsWaiting = new Map<number, Waiter<EngineStats>>();
+  readonly #countsWaiting = new Map<number, Waiter<number>>();
+  readonly #profilesWaiting = new Map<number, Waiter<StepProfile>>();
+  #nextId = 1;
+  #closed: Promise<void> | null = null;
+  #failure: ErrorRecord | null = null;
+  #finalStats: EngineStats | null = null;
+  #onLoad: (message: Extract<FromWorker, { type: "loaded" | "failed" }>) => void = () => undefined;
+  #onDisposed: () => void = () => undefined;
+  #options: EngineOptions = {};
+  #card: ModelCard | null = null;
+  #loading = false;
+  #pulse: Pulse | null = null;
+  #tellLost: (reason: NearfarError) => void = () => undefined;
+  /** Settles where the worker has died, or has given the device up; never by `close`. */
+  readonly lost = new Promise<NearfarError>((resolve) => {
+    this.#tellLost = resolve;
+  });
+
+  constructor(private readonly worker: WorkerPort) {
+    worker.addEventListener("message", ({ data }) => this.#receive(data));
+    worker.addEventListener("error", ({ message }) =>
+      this.#die(`The engine's worker failed: ${message || "it did not start"}. Load the model again.`),
+    );
+  }
+
+  /** Resolves once the model is loaded. The caller closes the link when this rejects. */
+  load(url: URL, options: EngineOptions): Promise<ModelCard> {
+    const { signal, kvMemory, contextLength, program, backend, threads, patience = PATIENCE } = options;
+    this.#options = options;
+    this.#pulse = new Pulse(patience, () => this.#isAwaited, {
+      ask: () => this.#post({ type: "ping" }),
+      silent: () => {
+        this.#die(
+          `The engine's worker has said nothing for ${patience} s: it hangs. Load the model again. Where it ` +
+            "only computes for so long at a time, give createEngine more patience.",
+        );
+        this.worker.terminate();
+      },
+    });
+    const load = Math.random().toString(36).slice(2);
+    const unwatch = watchLeaving(load);
+    return new Promise((resolve, reject) => {
+      const onAbort = (): void => {
+        noteLeft(load);
+        this.#loading = false;
+        reject(abortReason(signal));
+      };
+      signal?.addEventListener("abort", onAbort, { once: true });
+      this.#onLoad = (message) => {
+        this.#loading = false;
+        unwatch();
+        signal?.removeEventListener("abort", onAbort);
+        if (message.type === "loaded") {
+          this.#card = message.card;
+          resolve(message.card);
+        } else reject(fromErrorRecord(message.error));
+      };
+      const settings: LoadSettings = { kvMemory, contextLength, program, backend, threads };
+      this.#loading = true;
+      this.#post({ type: "load", url: url.href, settings, load });
+    });
+  }
+
+  /** What is known of the model now; null before it is loaded. */
+  get card(): ModelCard | null {
+    return this.#card;
+  }
+
+  /** Starts a request; its events come through the channel. */
+  generate(request: GenerateRequest): { readonly events: Channel<AnswerEvent>; readonly abort: () => void } {
+    const id = this.#nextId++;
+    const events = new Channel<AnswerEvent>();
+    if (this.#failure) {
+      events.put({ event: "error", error: this.#failure });
+      return { events, abort: () => undefined };
+    }
+    this.#answers.set(id, events);
+    try {
+      this.#post({ type: "generate", id, request });
+    } catch (error) {
+      this.#answers.delete(id);
+      throw error;
+    }
+    const abort = (): void => {
+      if (this.#answers.delete(id)) this.#post({ type: "abort", id });
+    };
+    return { events, abort };
+  }
+
+  stats(): Promise<EngineStats> {
+    if (this.#finalStats) return Promise.resolve(this.#finalStats);
+    if (this.#failure) return Promise.reject(fromErrorRecord(this.#failure));
+    const id = this.#nextId++;
+    return new Promise((resolve, reject) => {
+      this.#statsWaiting.set(id, { resolve, reject });
+      this.#post({ type: "stats", id });
+    });
+  }
+
+  count(prompt: Prompt): Promise<number> {
+    if (this.#failure) return Promise.reject(fromErrorRecord(this.#failure));
+    const id = this.#nextId++;
+    return new Promise((resolve, reject) => {
+      this.#countsWaiting.set(id, { resolve, reject });
+      this.#post({ type: "count", id, prompt });
+    });
+  }
+
+  profile(options: ProfileOptions): Promise<StepProfile> {
+    if (this.#failure) return Promise.reject(fromErrorRecord(this.#failure));
+    const id = this.#nextId++;
+    return new Promise((resolve, reject) => {
+      this.#profilesWaiting.set(id, { resolve, reject });
+      this.#post({ type: "profile", id, options });
+    });
+  }
+
+  /** Ends the worker; what is still awaited ends with `reason`. */
+  close(reason: DeviceError = disposedError()): Promise<void> {
+    this.#closed ??= this.#close(reason);
+    return this.#closed;
+  }
+
+  async #close(reason: DeviceError): Promise<void> {
+    if (!this.#failure) {
+      let timer: ReturnType<typeof setTimeout> | undefined;
+      const freed = new Promise<void>((resolve) => {
+        this.#onDisposed = resolve;
+        timer = setTimeout(resolve, DISPOSE_TIMEOUT_MS);
+      });
+      this.#post({ type: "dispose" });
+      await freed;
+      // In Node it would keep the process alive.
+      clearTimeout(timer);
+    }
+    this.#fail(reason);
+    this.worker.terminate();
+  }
+
+  #receive(message: FromWorker): void {
+    this.#pulse?.heard();
+    switch (message.type) {
+      case "started":
+      case "pong":
+        return;
+      case "lost":
+        this.#tellLost(fromErrorRecord(message.error) as NearfarError);
+        return;
+      case "card":
+        this.#card = message.card;
+        return;
+      case "progress":
+        this.#options.onProgress?.(message.progress);
+        return;
+      case "warning":
+        // biome-ignore lint/suspicious/noConsole: the caller left warnings to us
+        (this.#options.onWarning ?? console.warn)(message.message);
+        return;
+      case "whether left":
+        void hasLeft(message.load).then((left) => this.#post({ type: "left", load: message.load, left }));
+        return;
+      case "loaded":
+      case "failed":
+        this.#onLoad(message);
+        return;
+      case "answer":
+        this.#answer(message.id, message.answer);
+        return;
+      case "stats":
+        this.#statsWaiting.get(message.id)?.resolve(message.stats);
+        this.#statsWaiting.delete(message.id);
+        return;
+      case "profiled":
+        this.#profiled(message.id, message.profile);
+        return;
+      case "counted":
+        this.#counted(message.id, message.tokens);
+        return;
+      case "disposed":
+        this.#finalStats = message.stats;
+        this.#onDisposed();
+    }
+  }
+
+  #counted(id: number, tokens: number | ErrorRecord): void {
+    const waiter = this.#countsWaiting.get(id);
+    this.#countsWaiting.delete(id);
+    if (typeof tokens === "number") waiter?.resolve(tokens);
+    else waiter?.reject(fromErrorRecord(tokens));
+  }
+
+  #profiled(id: number, profile: StepProfile | ErrorRecord): void {
+    const waiter = this.#profilesWaiting.get(id);
+    this.#profilesWaiting.delete(id);
+    if ("launches" in profile) waiter?.resolve(profile);
+    else waiter?.reject(fromErrorRecord(profile));
+  }
+
+  #answer(id: number, answer: AnswerEvent): void {
+    this.#answers.get(id)?.put(answer);
+    if (answer.event === "end" || answer.event === "error") this.#answers.delete(id);
+  }
+
+  get #isAwaited(): boolean {
+    const waiting = [this.#answers, this.#statsWaiting, this.#countsWaiting, this.#profilesWaiting];
+    return !this.#failure && (this.#loading || waiting.some(({ size }) => size > 0));
+  }
+
+  #die(message: string): void {
+    const error = new DeviceError(message, { code: "worker-failed" });
+    if (!this.#failure) this.#tellLost(error);
+    this.#fail(error);
+  }
+
+  /** Whatever is still awaited will not come. */
+  #fail(reason: DeviceError): void {
+    this.#failure ??= toErrorRecord(reason);
+    this.#pulse?.end();
+    const error = this.#failure;
+    this.#onLoad({ type: "failed", error });
+    for (const events of this.#answers.values()) events.put({ event: "error", error });
+    this.#answers.clear();
+    for (const waiting of [this.#statsWaiting, this.#countsWaiting, this.#profilesWaiting]) {
+      for (const { reject } of waiting.values()) reject(fromErrorRecord(error));
+      waiting.clear();
+    }
+    this.#onDisposed();
+  }
+
+  /** RequestError for what cannot be sent: such a thing came from the caller. */
+  #post(message: ToWorker): void {
+    try {
+      this.worker.postMessage(message);
+    } catch (cause) {
+      const reason = cause instanceof Error ? cause.message : String(cause);
+      throw new RequestError(
+        `A value of the ${message.type} cannot be sent to the engine's worker: ${reason}`,
+        null,
+        {
+          cause,
+        },
+      );
+    }
+    if (message.type !== "ping") this.#pulse?.watch();
+  }
+}

@@ -1,0 +1,62 @@
+/** Hears whether a worker lives while something is awaited of it. */
+
+/**
+ * How often it is asked within the time that it may be silent. Each question counts once, however late its
+ * timer comes: a page that was frozen, or held back in the background, has asked less often.
+ */
+const QUESTIONS = 8;
+
+export interface PulseHooks {
+  /** Asks for a word; any word will do. */
+  readonly ask: () => void;
+  /** It has not answered for as long as it may take. */
+  readonly silent: () => void;
+}
+
+export class Pulse {
+  #timer: ReturnType<typeof setInterval> | null = null;
+  /** Questions' times since the last word. */
+  #missed = 0;
+  #asked = false;
+
+  /** `patience`: seconds of silence. `isAwaited`: whether a silence means anything. */
+  constructor(
+    private readonly patience: number,
+    private readonly isAwaited: () => boolean,
+    private readonly hooks: PulseHooks,
+  ) {}
+
+  /** Something is awaited from now on, until nothing is. */
+  watch(): void {
+    if (this.#timer || !Number.isFinite(this.patience) || !this.isAwaited()) return;
+    this.heard();
+    this.#timer = setInterval(() => this.#tick(), (1000 * this.patience) / QUESTIONS);
+  }
+
+  heard(): void {
+    this.#missed = 0;
+    this.#asked = false;
+  }
+
+  end(): void {
+    if (this.#timer) clearInterval(this.#timer);
+    this.#timer = null;
+  }
+
+  #tick(): void {
+    if (!this.isAwaited()) {
+      this.end();
+      return;
+    }
+    if (this.#missed === QUESTIONS) {
+      this.end();
+      this.hooks.silent();
+      return;
+    }
+    this.#missed += 1;
+    // One question at a time: a worker that computes finds one in its queue, not many.
+    if (this.#asked) return;
+    this.#asked = true;
+    this.hooks.ask();
+  }
+}
