@@ -148,17 +148,8 @@ def checked_messages(messages: object) -> list[dict[str, Any]]:
 
 
 _MESSAGE = frozenset(
-    [
-        "role",
-        "content",
-        "name",
-        "refusal",
-        "tool_calls",
-        "tool_call_id",
-        "reasoning_content",
-        "reasoning",
-        "annotations",
-    ]
+    {"role", "content", "name", "refusal", "annotations", "tool_calls", "tool_call_id"}
+    | {"reasoning_content", "reasoning"}
 )
 """Fields that the chat template gets: which of them mean something is its business."""
 
