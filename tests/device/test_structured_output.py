@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 
+import httpx
 import jsonschema
 import pytest
 
 from nearfar.edge_runtime import Engine
+from tests.support.backends import Lab
 
 SCHEMA = {
     "type": "object",
@@ -44,3 +46,28 @@ def test_streamed_beside_a_request_that_may_say_anything(classics: Engine) -> No
         text = "".join(choice.delta.content or "" for chunk in stream for choice in chunk.choices)
     assert re.fullmatch("[a-z]{4}( [a-z]{3}){5}", text)
     assert beside == alone
+
+
+def test_a_served_artifact_follows_the_same_schema(lab: Lab) -> None:
+    pytest.importorskip("xgrammar", reason="the server's library for grammars is not here")
+    from nearfar.fallback_server.engines.opening import EngineOptions, open_engine
+    from tests.support.servers import RunningServer
+
+    options = EngineOptions(names=("classics",), device="cpu", kv_memory="64MB")
+    artifact = str(lab.artifact("q4", "cpu"))
+    server = RunningServer(lambda: open_engine([artifact], "artifact", options))
+    try:
+        for seed in range(3):
+            body = {
+                "messages": ASK,
+                "response_format": BOOK,
+                "temperature": 1.5,
+                "seed": seed,
+                "max_tokens": 400,
+            }
+            made = httpx.post(f"{server.address}/v1/chat/completions", json=body, timeout=60).json()
+            choice = made["choices"][0]
+            assert choice["finish_reason"] == "stop"
+            jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)
+    finally:
+        server.close()

@@ -165,6 +165,31 @@ async def test_a_grammar_beyond_its_limits_ends_its_own_request_only(
     assert re.fullmatch(DIGITS["regex"], made.choices[0].text)
 
 
+async def test_masks_are_made_once_their_step_is_under_way(
+    engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that works by itself computes the logits meanwhile; only the sampler waits."""
+    executor, order = engine.core.executor, list[str]()
+    run, write = executor.run, executor.write
+
+    def noted_run(function: str, size: int) -> None:
+        order.append(function)
+        run(function, size)
+
+    def noted_write(buffer: str, data: Any, row: int = 0, column: int = 0) -> None:
+        order.extend(["mask"] * (buffer == "allowed"))
+        write(buffer, data, row, column)
+
+    monkeypatch.setattr(executor, "run", noted_run)
+    monkeypatch.setattr(executor, "write", noted_write)
+    await engine.completions.create("a", response_format=DIGITS, seed=1)
+    before = [order[at - 1] for at, what in enumerate(order) if what == "mask"]
+    after = {order[at + 1] for at, what in enumerate(order[:-1]) if what == "mask"}
+    assert len(before) >= 6
+    assert set(before) == {"step"}
+    assert "step" not in after
+
+
 async def test_a_closed_engine_says_so() -> None:
     engine = make()
     await engine.close()
