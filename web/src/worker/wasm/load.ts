@@ -103,8 +103,8 @@ function threadsWanted(asked: number | undefined, { spawn, hardwareThreads }: Ho
 
 /** What stands in the way of more threads than one. */
 function whyOne({ spawn }: Host, program: Program): string {
-  if (!spawn) return "there are no workers here, as in a service worker.";
   if (typeof SharedArrayBuffer !== "function") return `memory cannot be shared here. ${ISOLATE}`;
+  if (!spawn) return "there are no workers here, as in a service worker.";
   return `the program ${program.name} is for one.`;
 }
 
