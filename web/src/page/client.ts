@@ -162,9 +162,10 @@ export class Engine {
     const { name } = loaded;
     // Of the link that there is then: a reload gives another.
     const source: AnswerSource = { generate: (request) => this.#link.generate(request) };
-    const prepare = async (request: openai.ChatCompletionRequest): Promise<Prepared> => {
+    const prepare = (request: openai.ChatCompletionRequest): Prepared | Promise<Prepared> => {
       const prepared = prepareChat(request, name);
       const policy = request.context_policy ?? this.parts?.contextPolicy ?? "error";
+      if (policy === "error") return prepared;
       const { contextLength } = this.model;
       return fitContext(prepared, policy, contextLength, (prompt) => this.#link.count(prompt));
     };
