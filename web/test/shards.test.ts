@@ -3,8 +3,8 @@ import { createServer, type Server, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import { ArtifactError } from "../src/both/errors.js";
+import type { FileCache } from "../src/both/file-cache.js";
 import type { FileEntry } from "../src/both/manifest.js";
-import type { ShardCache } from "../src/worker/store/shard-cache.js";
 import { type ShardOptions, type ShardProgress, streamShards } from "../src/worker/store/shards.js";
 
 const CONTENTS = [1, 2, 3].map((salt) => Uint8Array.from({ length: 5000 }, (_, i) => (i * salt) % 256));
@@ -18,7 +18,7 @@ const SHARDS: FileEntry[] = CONTENTS.map((bytes, i) => ({
 type Handler = (index: number, attempt: number, response: ServerResponse) => void;
 const serve: Handler = (index, _, response) => response.end(CONTENTS[index]);
 
-class MemoryCache implements ShardCache {
+class MemoryCache implements FileCache {
   readonly files = new Map<string, Uint8Array<ArrayBuffer>>();
   get = async (key: string) => this.files.get(key) ?? null;
   put = async (key: string, bytes: Uint8Array<ArrayBuffer>) => void this.files.set(key, bytes.slice());

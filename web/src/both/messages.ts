@@ -15,6 +15,11 @@ export interface LoadSettings {
   readonly backend?: BackendName | undefined;
   /** Threads that compute in WebAssembly; else as many as there seem to be cores. */
   readonly threads?: number | undefined;
+  /**
+   * The manifest.json that is expected, as "sha256-…" (base64, as in HTML; several apart by blanks): another
+   * is refused. The manifest vouches for all other files.
+   */
+  readonly integrity?: string | undefined;
 }
 
 /**

@@ -1,7 +1,8 @@
 import { ArtifactError, linkedAbort, throwIfAborted } from "../../both/errors.js";
+import type { FileCache } from "../../both/file-cache.js";
 import { type DownloadOptions, download, sha256Hex, within } from "../../both/http.js";
 import type { FileEntry } from "../../both/manifest.js";
-import type { ShardCache } from "./shard-cache.js";
+import { keptOr } from "./kept-file.js";
 
 /** How far the shards are. `cached` of the `loaded` bytes came from the browser's storage. */
 export interface ShardProgress {
@@ -11,7 +12,7 @@ export interface ShardProgress {
 }
 
 export interface ShardOptions extends Pick<DownloadOptions, "fetch" | "signal"> {
-  readonly cache: ShardCache | null;
+  readonly cache: FileCache | null;
   readonly onProgress?: ((progress: ShardProgress) => void) | undefined;
   readonly onWarning?: ((message: string) => void) | undefined;
 }
@@ -49,7 +50,7 @@ export async function* streamShards(
 class ShardStore {
   readonly #received = new Map<FileEntry, number>();
   readonly #total: number;
-  #cache: ShardCache | null;
+  #cache: FileCache | null;
   #cachedBytes = 0;
 
   constructor(
@@ -62,29 +63,20 @@ class ShardStore {
   }
 
   async load(shard: FileEntry, signal: AbortSignal): Promise<Uint8Array<ArrayBuffer>> {
-    const cached = await this.#fromCache(shard);
-    throwIfAborted(signal);
+    const { bytes, cached } = await keptOr(
+      shard,
+      { cache: this.#cache, signal },
+      () => this.#fromNetwork(shard, signal),
+      {
+        onCorrupt: () => this.#warn(`The cached copy of ${shard.file} is corrupt; downloading it again.`),
+        onFailure: (error) => this.#giveUpCache(error),
+      },
+    );
     if (cached) {
       this.#cachedBytes += shard.bytes;
       this.#report(shard, shard.bytes);
-      return cached;
     }
-    const bytes = await this.#fromNetwork(shard, signal);
-    await this.#keep(shard, bytes);
     return bytes;
-  }
-
-  async #fromCache(shard: FileEntry): Promise<Uint8Array<ArrayBuffer> | null> {
-    try {
-      const bytes = (await this.#cache?.get(shard.sha256)) ?? null;
-      if (bytes === null) return null;
-      if (bytes.length === shard.bytes && (await sha256Hex(bytes)) === shard.sha256) return bytes;
-      this.#warn(`The cached copy of ${shard.file} is corrupt; downloading it again.`);
-      await this.#cache?.delete(shard.sha256);
-    } catch (error) {
-      this.#giveUpCache(error);
-    }
-    return null;
   }
 
   /** Two tries: a connection may break once, a server that sends wrong bytes twice has a wrong file. */
@@ -113,14 +105,6 @@ class ShardStore {
     throw new ArtifactError(
       `The weight shard ${shard.file} cannot be loaded. ${problem}. Upload or build the artifact again.`,
     );
-  }
-
-  async #keep(shard: FileEntry, bytes: Uint8Array<ArrayBuffer>): Promise<void> {
-    try {
-      await this.#cache?.put(shard.sha256, bytes);
-    } catch (error) {
-      this.#giveUpCache(error);
-    }
   }
 
   /** The model runs without the cache too, so its failure is only worth one warning. */
