@@ -56,7 +56,13 @@ export interface StepTimes {
   readonly large: number | null;
 }
 
-export type LoadProgress =
+/**
+ * What a load is at. `fraction` is how much of the load is done, weights and kernels together: it never goes
+ * back, is 1 at "ready" and no sooner, and is left out afterwards.
+ */
+export type LoadProgress = LoadStep & { readonly fraction?: number };
+
+export type LoadStep =
   | { readonly phase: "manifest" }
   /** This will run the model; told again where it cannot, and the other will. */
   | { readonly phase: "backend"; readonly backend: BackendChoice }

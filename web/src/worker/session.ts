@@ -8,8 +8,8 @@ import type {
   BackendChoice,
   EngineStats,
   GenerateRequest,
-  LoadProgress,
   LoadSettings,
+  LoadStep,
   ModelCard,
   ProfileOptions,
   ProgramChoice,
@@ -40,7 +40,7 @@ export interface SessionHooks {
   readonly load: string;
   /** Whether the page of another load was left. */
   readonly hasLeft: (load: string) => Promise<boolean>;
-  readonly onProgress: (progress: LoadProgress) => void;
+  readonly onProgress: (step: LoadStep) => void;
   readonly onWarning: (message: string) => void;
   /** What is known of the model has changed. */
   readonly onCard: (card: ModelCard) => void;

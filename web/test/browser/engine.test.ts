@@ -84,7 +84,12 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
     const kernels = result.progress.flatMap((event) => (event.phase === "kernels" ? [event] : []));
     expect(kernels[0]?.total).toBeGreaterThan(0);
     expect(kernels.at(-1)?.compiled).toBe(kernels.at(-1)?.total);
-    expect(result.progress.filter(({ phase }) => phase !== "kernels").at(-1)).toEqual({ phase: "ready" });
+    expect(result.progress.filter(({ phase }) => phase !== "kernels").at(-1)).toEqual({
+      phase: "ready",
+      fraction: 1,
+    });
+    const fractions = result.progress.map(({ fraction }) => fraction ?? 1);
+    expect(fractions).toEqual([...fractions].sort((a, b) => a - b));
   });
 
   test("streams, and stops at a stop string, at an abort, and when the loop is left", async () => {
