@@ -1,6 +1,6 @@
 import { ArtifactError, linkedAbort, throwIfAborted } from "../../both/errors.js";
 import type { FileCache } from "../../both/file-cache.js";
-import { type DownloadOptions, download, sha256Hex, within } from "../../both/http.js";
+import { type DownloadOptions, download, type Part, sha256Hex, within } from "../../both/http.js";
 import type { FileEntry } from "../../both/manifest.js";
 import { keptOr } from "./kept-file.js";
 
@@ -47,6 +47,9 @@ export async function* streamShards(
   }
 }
 
+/** A connection that breaks more often than that is no connection. */
+const TRIES = 8;
+
 class ShardStore {
   readonly #received = new Map<FileEntry, number>();
   readonly #total: number;
@@ -79,26 +82,36 @@ class ShardStore {
     return bytes;
   }
 
-  /** Two tries: a connection may break once, a server that sends wrong bytes twice has a wrong file. */
+  /**
+   * Several tries: a connection may break, and what came before is kept; a server that sends wrong bytes twice
+   * has a wrong file.
+   */
   async #fromNetwork(shard: FileEntry, signal: AbortSignal): Promise<Uint8Array<ArrayBuffer>> {
     const url = within(this.base, shard.file);
     const { fetch } = this.options;
     let problem = "";
-    for (const attempt of [0, 1]) {
-      const result = await download(url, shard.bytes, {
+    let begun: Part | undefined;
+    for (let [attempt, wrong] = [0, 0]; wrong < 2 && attempt < TRIES; attempt++) {
+      const options: DownloadOptions = {
         fetch,
         signal,
         // Storing shards twice, here and in the HTTP cache, would halve what the origin's quota holds.
         cache: attempt > 0 ? "reload" : this.#cache ? "no-store" : "default",
         onBytes: (received) => this.#report(shard, received),
-      });
+      };
+      const result = await download(url, shard.bytes, options, begun);
       if (result.ok) {
         const sha256 = await sha256Hex(result.bytes);
         if (sha256 === shard.sha256) return result.bytes;
+        begun = undefined;
+        wrong += 1;
         problem = `${url.href} is corrupt: its SHA-256 is ${sha256}, manifest.json states ${shard.sha256}`;
       } else {
         problem = result.problem;
         if (!result.retry) break;
+        // One that has brought nothing new is like a wrong one.
+        if ((result.part?.received ?? 0) <= (begun?.received ?? 0)) wrong += 1;
+        begun = result.part?.received ? result.part : undefined;
       }
       throwIfAborted(signal);
     }
