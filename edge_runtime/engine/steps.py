@@ -294,12 +294,13 @@ def launch(executor: Executor, work: StepWork) -> Launched:
         executor.copy_page(group, source, target)
     for write in work.writes:
         executor.write(write.buffer, write.data, write.row, write.column)
+    executor.run("step", work.size)
+    # Only the sampler reads them: a device that works by itself computes the logits meanwhile.
     refused: Refused = {}
     for mask in work.masks:
         row = _allowed(mask.request, refused)
         if row is not None:
             executor.write("allowed", row[None], mask.slot)
-    executor.run("step", work.size)
     if work.sampler is not None:
         executor.run(work.sampler, work.sampler_size)
     # Read even where nothing was sampled, so that no more than two steps are ever under way.

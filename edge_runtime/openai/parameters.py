@@ -7,6 +7,8 @@ from collections.abc import Sequence as Seq
 from typing import Any, TypedDict, cast
 
 from nearfar.edge_runtime.engine.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
+from nearfar.edge_runtime.grammars import Grammar
+from nearfar.edge_runtime.openai.formats import grammar_of
 from nearfar.errors import RequestError
 
 MAX_CHOICES = 64
@@ -33,6 +35,7 @@ class CommonParams(TypedDict, total=False):
     seed: int | None
     stop: str | Seq[str] | None
     ignore_eos: bool | None
+    response_format: Mapping[str, Any] | None
     stream_options: Mapping[str, Any] | None
 
 
@@ -44,7 +47,6 @@ class ChatParams(CommonParams, total=False):
     max_completion_tokens: int | None
     logprobs: bool | None
     top_logprobs: int | None
-    response_format: Mapping[str, Any] | None
     continue_final_message: bool | None
 
 
@@ -71,15 +73,18 @@ _SAMPLING = (
 def chat_sampling(params: ChatParams) -> SamplingParams:
     """Sampling parameters of a chat completion."""
     given = _given(cast(dict[str, Any], params), ChatParams)
-    if given.get("response_format", {"type": "text"}) != {"type": "text"}:
-        raise RequestError("response_format: only {'type': 'text'} is supported", "response_format")
     logprobs, top = given.get("logprobs", False), given.get("top_logprobs", 0)
     if top and not logprobs:
         raise RequestError("top_logprobs needs logprobs=True", "top_logprobs")
     if not isinstance(logprobs, bool):
         raise RequestError(f"logprobs must be true or false, not {logprobs!r}", "logprobs")
-    both = [given[name] for name in ("max_completion_tokens", "max_tokens") if name in given]
-    return _sampling(given, both[0] if both else None, top if logprobs else None)
+    most = given.get("max_completion_tokens")
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
+        raise RequestError(
+            f"max_completion_tokens must be a whole number, at least 1, not {most!r:.80}",
+            "max_completion_tokens",
+        )
+    return _sampling(given, most or given.get("max_tokens"), top if logprobs else None)
 
 
 def completion_sampling(params: CompletionParams) -> SamplingParams:
@@ -96,6 +101,11 @@ def choices(params: CommonParams) -> int:
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MAX_CHOICES:
         raise RequestError(f"n must be a whole number from 1 to {MAX_CHOICES}, not {n!r}", "n")
     return n
+
+
+def asked_grammar(params: CommonParams) -> Grammar | None:
+    """What every answer must match; None: any text will do."""
+    return grammar_of(params.get("response_format"))
 
 
 def include_usage(params: CommonParams) -> bool:
@@ -142,6 +152,13 @@ def checked_messages(messages: object) -> list[dict[str, Any]]:
     return [_message(index, message) for index, message in enumerate(messages)]
 
 
+_MESSAGE = frozenset(
+    {"role", "content", "name", "refusal", "annotations", "tool_calls", "tool_call_id"}
+    | {"reasoning_content", "reasoning"}
+)
+"""Fields that the chat template gets: which of them mean something is its business."""
+
+
 def _message(index: int, message: object) -> dict[str, Any]:
     where = f"messages[{index}]"
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or not message["role"]:
@@ -158,6 +175,11 @@ def _message(index: int, message: object) -> dict[str, Any]:
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str):
         raise RequestError(f"{where}.content must be text, not {content!r:.80}", "messages")
+    if not isinstance(message.get("name"), str | None):
+        raise RequestError(f"{where}.name must be a string, not {message['name']!r:.80}", "messages")
+    for field, value in message.items():
+        if field not in _MESSAGE and value is not None:
+            raise RequestError(f"{where}.{field} is no field of a message", "messages")
     return {**message, "content": content}
 
 
