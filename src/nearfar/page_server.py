@@ -241,7 +241,7 @@ class _Handler(BaseHTTPRequestHandler):
         opened = self._begin()
         if opened is not None:
             with opened:
-                shutil.copyfileobj(opened, self.wfile, 1 << 20)
+                shutil.copyfileobj(opened, self.wfile, 1 << 20)  # from where `_begin` has left it
 
     def do_HEAD(self) -> None:
         opened = self._begin()
@@ -282,12 +282,28 @@ class _Handler(BaseHTTPRequestHandler):
         )
         # "no-cache" means: keep it, but ask each time whether it changed; a rebuilt artifact shows up at
         # once.
-        length = str(path.stat().st_size)
-        self._head(
-            HTTPStatus.OK,
-            {"Content-Type": guessed, "Content-Length": length, "ETag": etag, "Cache-Control": "no-cache"},
-        )
+        size = path.stat().st_size
+        headers = {"Content-Type": guessed, "ETag": etag, "Cache-Control": "no-cache"}
+        start = self._range_start(size, etag)
+        if start is None:
+            self._head(HTTPStatus.OK, headers | {"Content-Length": str(size), "Accept-Ranges": "bytes"})
+            return file
+        part = {"Content-Length": str(size - start), "Content-Range": f"bytes {start}-{size - 1}/{size}"}
+        self._head(HTTPStatus.PARTIAL_CONTENT, headers | part)
+        file.seek(start)
         return file
+
+    def _range_start(self, size: int, etag: str) -> int | None:
+        """The first byte asked for where the rest of a file is (`Range: bytes=N-`); None: all of it.
+
+        Whoever resumes asks in this way. A server may answer all other ranges with the whole file (RFC 9110,
+        14.2).
+        """
+        asked = re.fullmatch(r"bytes=(\d{1,15})-", self.headers.get("Range", ""), re.ASCII)
+        if self.command != "GET" or asked is None or self.headers.get("If-Range", etag) != etag:
+            return None
+        start = int(asked[1])
+        return start if start < size else None
 
     def _head(self, status: HTTPStatus, headers: dict[str, str]) -> None:
         self.send_response(status)

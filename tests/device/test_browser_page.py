@@ -143,9 +143,9 @@ def test_dispose_frees_every_gpu_buffer(chromium: Any, address: str) -> None:
 
 SHARDS = ["00000.bin", "00001.bin"]
 
-SPOIL_STORED_SHARDS = """
+SPOIL_STORED_FILES = """
 const root = await navigator.storage.getDirectory();
-const folder = await root.getDirectoryHandle("nearfar-shards");
+const folder = await root.getDirectoryHandle("nearfar-files");
 let spoiled = 0;
 for await (const handle of folder.values()) {
   const stream = await handle.createWritable({ keepExistingData: true });
@@ -167,7 +167,7 @@ def test_the_second_visit_asks_for_no_shard_and_a_spoiled_one_is_fetched_again(
     again = new_page(chromium, address, context)
     assert again.answer(**LINK) == recited("Tell me", 60)
     assert again.shards == []
-    assert again.run(SPOIL_STORED_SHARDS) == 2
+    assert again.run(SPOIL_STORED_FILES) > 2
     assert again.answer(**LINK) == recited("Tell me", 60)
     assert sorted(again.shards) == SHARDS
 

@@ -379,3 +379,28 @@ app()
         _, complaints = running.communicate(timeout=20)
     assert running.returncode == 0
     assert complaints == ""
+
+
+def test_the_rest_of_a_file_is_given_to_whoever_resumes(server: PageServer) -> None:
+    path, content = "/artifact/weights/00000.bin", bytes(range(256)) * 5000
+    whole, body = ask(server, "GET", path)
+    assert (whole.status, whole.getheader("Accept-Ranges"), body) == (200, "bytes", content)
+    rest, body = ask(server, "GET", path, Range="bytes=1279000-")
+    assert (rest.status, body) == (206, content[1279000:])
+    assert rest.getheader("Content-Range") == "bytes 1279000-1279999/1280000"
+    assert rest.getheader("ETag") == whole.getheader("ETag")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Range": "bytes=1280000-"},
+        {"Range": "bytes=5-9"},
+        {"Range": "bytes=-5"},
+        {"Range": "lines=5-"},
+        {"Range": "bytes=5-", "If_Range": '"another"'},
+    ],
+)
+def test_any_other_range_is_answered_with_the_whole_file(server: PageServer, headers: dict[str, str]) -> None:
+    response, body = ask(server, "GET", "/artifact/weights/00000.bin", **headers)
+    assert (response.status, len(body)) == (200, 1280000)

@@ -77,9 +77,10 @@ describe("the programs for a device", () => {
 describe("the memory plan", () => {
   const plan = (options: object, limit = 2 ** 27) => planMemory(manifest, f32, limit, options);
 
-  test("has room for every slot's whole context where memory allows", () => {
+  test("has room for every slot's whole context where memory is given, else for two", () => {
     // 100 tokens are 7 pages; 4 slots; a page holds 16 tokens of 2 × 16 bytes.
-    expect(plan({})).toEqual({ pages: [28], contextLength: 100, kvBytes: 28 * 512 });
+    expect(plan({ kvMemory: 2 ** 29 })).toEqual({ pages: [28], contextLength: 100, kvBytes: 28 * 512 });
+    expect(plan({})).toEqual({ pages: [14], contextLength: 100, kvBytes: 14 * 512 });
   });
 
   test("shortens the context to the budget and to the device's limit", () => {

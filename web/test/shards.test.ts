@@ -3,8 +3,8 @@ import { createServer, type Server, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import { ArtifactError } from "../src/both/errors.js";
+import type { FileCache } from "../src/both/file-cache.js";
 import type { FileEntry } from "../src/both/manifest.js";
-import type { ShardCache } from "../src/worker/store/shard-cache.js";
 import { type ShardOptions, type ShardProgress, streamShards } from "../src/worker/store/shards.js";
 
 const CONTENTS = [1, 2, 3].map((salt) => Uint8Array.from({ length: 5000 }, (_, i) => (i * salt) % 256));
@@ -15,10 +15,10 @@ const SHARDS: FileEntry[] = CONTENTS.map((bytes, i) => ({
   sha256: sha256(bytes),
 }));
 
-type Handler = (index: number, attempt: number, response: ServerResponse) => void;
+type Handler = (index: number, attempt: number, response: ServerResponse) => unknown;
 const serve: Handler = (index, _, response) => response.end(CONTENTS[index]);
 
-class MemoryCache implements ShardCache {
+class MemoryCache implements FileCache {
   readonly files = new Map<string, Uint8Array<ArrayBuffer>>();
   get = async (key: string) => this.files.get(key) ?? null;
   put = async (key: string, bytes: Uint8Array<ArrayBuffer>) => void this.files.set(key, bytes.slice());
@@ -114,6 +114,33 @@ describe("shards", () => {
       else serve(index, attempt, response);
     };
     expect(await load()).toEqual(CONTENTS);
+  });
+
+  test("go on where a connection broke, where the server gives parts; else from the start", async () => {
+    const ranges: (string | undefined)[] = [];
+    const answers = (parts: boolean): Handler => {
+      return (index, attempt, response) => {
+        const bytes = CONTENTS[index] ?? new Uint8Array();
+        const range = response.req.headers.range;
+        if (index !== 1) return response.end(bytes);
+        ranges.push(range);
+        const start = parts ? Number(/bytes=(\d+)-/.exec(range ?? "bytes=0-")?.[1]) : 0;
+        if (start > 0) response.writeHead(206, { "content-range": `bytes ${start}-4999/5000` });
+        else response.writeHead(200, { "content-length": 5000 });
+        // Parts break three times, whole files once.
+        if (attempt >= (parts ? 3 : 1)) return response.end(bytes.subarray(start));
+        return response.write(bytes.subarray(start, start + 1500), () =>
+          setTimeout(() => response.socket?.destroy(), 30),
+        );
+      };
+    };
+    handler = answers(true);
+    expect(await load()).toEqual(CONTENTS);
+    expect(ranges).toEqual([undefined, "bytes=1500-", "bytes=3000-", "bytes=4500-"]);
+    [ranges.length, requests.length] = [0, 0];
+    handler = answers(false);
+    expect(await load()).toEqual(CONTENTS);
+    expect(ranges).toEqual([undefined, "bytes=1500-"]);
   });
 
   test("load without a cache when the storage is full, with one warning", async () => {

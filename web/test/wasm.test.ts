@@ -185,16 +185,16 @@ describe("a model in WebAssembly", () => {
     const manifest = parseManifest(new TextDecoder().decode(artifact.files.get("manifest.json")));
     const program = manifest.programs.find(({ name }) => name === "toy");
     if (!program) throw new Error("the toy has no program toy");
-    // Pages of 64 KiB, for keys and for values: 32 MiB for all slots.
+    // Pages of 64 KiB, for keys and for values: 16 MiB for two sequences.
     const shape = ["pages.0", 1, 4, 4096] as const;
     const buffers = manifest.buffers.map((each) => (each.dtype === "kv" ? { ...each, shape } : each));
     const plans = { step: new Map(), greedy: new Map(), sample: new Map(), logprobs: new Map() };
     const room = (options: { readonly kvMemory?: number }) =>
       makeRoom({ ...manifest, buffers }, program, plans, { ...options, threads: 1, shared: false });
-    expect((await room({})).plan).toMatchObject({ pages: [256], contextLength: 256 });
-    limitMemory(20 * 2 ** 20);
     expect((await room({})).plan).toMatchObject({ pages: [128], contextLength: 256 });
-    await expect(room({ kvMemory: 32 * 2 ** 20 })).rejects.toThrow(/no WebAssembly memory of \d+ bytes/);
+    limitMemory(12 * 2 ** 20);
+    expect((await room({})).plan).toMatchObject({ pages: [64], contextLength: 256 });
+    await expect(room({ kvMemory: 16 * 2 ** 20 })).rejects.toThrow(/no WebAssembly memory of \d+ bytes/);
   });
 
   test("refuses a module that is not the build's, or has other kernels", async () => {

@@ -17,6 +17,13 @@ export interface DownloadOptions {
   readonly onBytes?: (received: number) => void;
 }
 
+/** The beginning of a file whose download broke off. */
+export interface Part {
+  /** As long as the file. */
+  readonly bytes: Uint8Array<ArrayBuffer>;
+  readonly received: number;
+}
+
 /**
  * The address of a file of the artifact at `base`; throws ArtifactError where it lies elsewhere, however it
  * is spelled.
@@ -28,62 +35,73 @@ export function within(base: URL, file: string): URL {
   return url;
 }
 
-/** `retry`: a second try may go better (a broken connection), or cannot (404). */
+/**
+ * `retry`: a second try may go better (a broken connection), or cannot (404). `part`: what came before it broke
+ * off.
+ */
 export type Download =
   | { readonly ok: true; readonly bytes: Uint8Array<ArrayBuffer> }
-  | { readonly ok: false; readonly problem: string; readonly retry: boolean };
+  | { readonly ok: false; readonly problem: string; readonly retry: boolean; readonly part?: Part };
 
 /**
- * Downloads a file whose size is known. Rejects only when aborted; what else goes wrong is told in the
- * result.
+ * Downloads a file whose size is known; of one that has begun, the rest, where the server gives parts. Rejects
+ * only when aborted; what else goes wrong is told in the result.
  */
-export async function download(url: URL, size: number, options: DownloadOptions): Promise<Download> {
+export async function download(
+  url: URL,
+  size: number,
+  options: DownloadOptions,
+  begun?: Part,
+): Promise<Download> {
   throwIfAborted(options.signal);
+  const bytes = begun?.bytes ?? new Uint8Array(size);
+  let received = 0;
   try {
-    const response = await request(url, options);
+    const response = await request(url, options, begun && `bytes=${begun.received}-`);
     if (!response.ok) {
       const problem = `${url.href} answers HTTP ${response.status} ${response.statusText}`.trimEnd();
       return { ok: false, problem, retry: response.status >= 500 };
     }
-    return await receive(url, response, size, options.onBytes);
+    // A server without parts begins at the start.
+    const range = `bytes ${begun?.received}-`;
+    if (begun && response.status === 206 && response.headers.get("content-range")?.startsWith(range))
+      received = begun.received;
+    for (const reader = response.body?.getReader(); reader; ) {
+      const { done, value } = await reader.read();
+      if (done) break;
+      if (received + value.length > size) {
+        await reader.cancel();
+        const problem = `${url.href} is longer than the ${size} bytes that manifest.json states`;
+        return { ok: false, problem, retry: true };
+      }
+      bytes.set(value, received);
+      received += value.length;
+      options.onBytes?.(received);
+    }
+    if (received === size) return { ok: true, bytes };
+    const problem = `${url.href} is truncated: ${received} of ${size} bytes`;
+    return { ok: false, problem, retry: true, part: { bytes, received } };
   } catch (error) {
     if (options.signal?.aborted) throw abortReason(options.signal);
     const reason = error instanceof Error ? error.message : String(error);
-    return { ok: false, problem: `${url.href} cannot be downloaded: ${reason}`, retry: true };
+    return {
+      ok: false,
+      problem: `${url.href} cannot be downloaded: ${reason}`,
+      retry: true,
+      part: { bytes, received },
+    };
   }
 }
 
-async function receive(
+function request(
   url: URL,
-  response: Response,
-  size: number,
-  onBytes: DownloadOptions["onBytes"],
-): Promise<Download> {
-  const bytes = new Uint8Array(size);
-  let received = 0;
-  for (const reader = response.body?.getReader(); reader; ) {
-    const { done, value } = await reader.read();
-    if (done) break;
-    if (received + value.length > size) {
-      await reader.cancel();
-      return {
-        ok: false,
-        problem: `${url.href} is longer than the ${size} bytes that manifest.json states`,
-        retry: true,
-      };
-    }
-    bytes.set(value, received);
-    received += value.length;
-    onBytes?.(received);
-  }
-  if (received === size) return { ok: true, bytes };
-  return { ok: false, problem: `${url.href} is truncated: ${received} of ${size} bytes`, retry: true };
-}
-
-function request(url: URL, { fetch = globalThis.fetch, signal, cache }: DownloadOptions): Promise<Response> {
+  { fetch = globalThis.fetch, signal, cache }: DownloadOptions,
+  range?: string,
+): Promise<Response> {
   const init: RequestInit = {};
   if (signal) init.signal = signal;
   if (cache) init.cache = cache;
+  if (range) init.headers = { range };
   // Called as a plain function: the browser's fetch refuses any other `this`.
   return fetch(url, init);
 }

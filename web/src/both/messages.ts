@@ -15,6 +15,11 @@ export interface LoadSettings {
   readonly backend?: BackendName | undefined;
   /** Threads that compute in WebAssembly; else as many as there seem to be cores. */
   readonly threads?: number | undefined;
+  /**
+   * The manifest.json that is expected, as "sha256-…" (base64, as in HTML; several apart by blanks): another
+   * is refused. The manifest vouches for all other files.
+   */
+  readonly integrity?: string | undefined;
 }
 
 /**
@@ -51,7 +56,13 @@ export interface StepTimes {
   readonly large: number | null;
 }
 
-export type LoadProgress =
+/**
+ * What a load is at. `fraction` is how much of the load is done, weights and kernels together: it never goes
+ * back, is 1 at "ready" and no sooner, and is left out afterwards.
+ */
+export type LoadProgress = LoadStep & { readonly fraction?: number };
+
+export type LoadStep =
   | { readonly phase: "manifest" }
   /** This will run the model; told again where it cannot, and the other will. */
   | { readonly phase: "backend"; readonly backend: BackendChoice }

@@ -4,6 +4,7 @@
  */
 
 export { ArtifactError, DeviceError, type ErrorCode, NearfarError, RequestError } from "../both/errors.js";
+export { type CachedModel, cachedModels, deleteModel } from "../both/file-cache.js";
 export type {
   AnswerStats,
   BackendChoice,

@@ -74,7 +74,16 @@ export class WorkerLink {
 
   /** Resolves once the model is loaded. The caller closes the link when this rejects. */
   load(url: URL, options: EngineOptions): Promise<ModelCard> {
-    const { signal, kvMemory, contextLength, program, backend, threads, patience = PATIENCE } = options;
+    const {
+      signal,
+      kvMemory,
+      contextLength,
+      program,
+      backend,
+      threads,
+      integrity,
+      patience = PATIENCE,
+    } = options;
     this.#options = options;
     this.#pulse = new Pulse(patience, () => this.#isAwaited, {
       ask: () => this.#post({ type: "ping" }),
@@ -104,7 +113,7 @@ export class WorkerLink {
           resolve(message.card);
         } else reject(fromErrorRecord(message.error));
       };
-      const settings: LoadSettings = { kvMemory, contextLength, program, backend, threads };
+      const settings: LoadSettings = { kvMemory, contextLength, program, backend, threads, integrity };
       this.#loading = true;
       this.#post({ type: "load", url: url.href, settings, load });
     });

@@ -14,6 +14,7 @@ const OPTIONS: Readonly<Record<keyof EngineOptions, Kind>> = {
   program: TEXT,
   backend: TEXT,
   threads: NUMBER,
+  integrity: TEXT,
   onProgress: CALLED,
   onWarning: CALLED,
   signal: SIGNAL,

@@ -1,5 +1,14 @@
 import { DeviceError, type ErrorRecord, toErrorRecord } from "../both/errors.js";
-import type { AnswerEvent, FromWorker, LoadProgress, ModelCard, Prompt, ToWorker } from "../both/messages.js";
+import type {
+  AnswerEvent,
+  FromWorker,
+  LoadProgress,
+  LoadStep,
+  ModelCard,
+  Prompt,
+  ToWorker,
+} from "../both/messages.js";
+import { LoadFraction } from "./fraction.js";
 import type { Host } from "./host.js";
 import { Session } from "./session.js";
 
@@ -26,6 +35,7 @@ class Server {
   #session: Session | null = null;
   #loaded: Promise<void> = Promise.resolve();
   #lastProgress = 0;
+  readonly #fraction = new LoadFraction();
   /** By load: who waits for the page's word on it. */
   readonly #askers = new Map<string, (left: boolean) => void>();
 
@@ -70,7 +80,7 @@ class Server {
     const { url, settings, load } = message;
     const onWarning = (message: string): void => this.scope.postMessage({ type: "warning", message });
     try {
-      const onProgress = (progress: LoadProgress): void => this.#onProgress(progress);
+      const onProgress = (step: LoadStep): void => this.#onProgress(step);
       const hasLeft = (other: string): Promise<boolean> => this.#hasLeft(other);
       const { host } = this;
       const onCard = (card: ModelCard): void => this.scope.postMessage({ type: "card", card });
@@ -126,7 +136,9 @@ class Server {
     this.#session = null;
   }
 
-  #onProgress(progress: LoadProgress): void {
+  #onProgress(step: LoadStep): void {
+    const fraction = this.#fraction.after(step);
+    const progress: LoadProgress = fraction === undefined ? step : { ...step, fraction };
     const now = performance.now();
     const last = progress.phase !== "weights" || progress.loaded === progress.total;
     if (!last && now - this.#lastProgress < PROGRESS_INTERVAL_MS) return;

@@ -1,6 +1,6 @@
 import { type Found, findArtifacts } from "../both/artifacts.js";
 import { ArtifactError, DeviceError, disposedError, RequestError, toErrorRecord } from "../both/errors.js";
-import { type Fetch, fetchText, within } from "../both/http.js";
+import { filesOf, keptManifest, openOpfsCache } from "../both/file-cache.js";
 import { type Manifest, type Program, precisionOf } from "../both/manifest.js";
 import type {
   AnswerEvent,
@@ -8,8 +8,8 @@ import type {
   BackendChoice,
   EngineStats,
   GenerateRequest,
-  LoadProgress,
   LoadSettings,
+  LoadStep,
   ModelCard,
   ProfileOptions,
   ProgramChoice,
@@ -26,7 +26,7 @@ import { parseSampling, type SamplingParams } from "./engine/sampling.js";
 import { type LoadOptions, loadExecutor } from "./gpu/load.js";
 import type { Host } from "./host.js";
 import type { Loaded, ModelBackend } from "./loaded.js";
-import { openOpfsCache } from "./store/shard-cache.js";
+import { type KeptOptions, keptText } from "./store/kept-file.js";
 import type { ShardProgress } from "./store/shards.js";
 import type { TextCodec } from "./text/types.js";
 
@@ -40,7 +40,7 @@ export interface SessionHooks {
   readonly load: string;
   /** Whether the page of another load was left. */
   readonly hasLeft: (load: string) => Promise<boolean>;
-  readonly onProgress: (progress: LoadProgress) => void;
+  readonly onProgress: (step: LoadStep) => void;
   readonly onWarning: (message: string) => void;
   /** What is known of the model has changed. */
   readonly onCard: (card: ModelCard) => void;
@@ -90,7 +90,10 @@ export class Session {
     const { signal, onProgress, host } = hooks;
     onProgress({ phase: "manifest" });
     const { fetch } = host;
-    const artifacts = await findArtifacts(base, settings.backend, { fetch, signal });
+    const artifacts = await findArtifacts(base, settings.backend, {
+      ...{ fetch, signal, kept: keptManifest },
+      integrity: settings.integrity,
+    });
     let next: Chosen | null = await choose(artifacts, settings.backend);
     for (;;) {
       onProgress({ phase: "backend", backend: next.choice });
@@ -108,13 +111,11 @@ export class Session {
     settings: LoadSettings,
     hooks: SessionHooks,
   ): Promise<Session> {
-    const { base, manifest } = found;
+    const { base, manifest, text } = found;
     const { signal, load, hasLeft, onProgress, onWarning, host } = hooks;
-    const cache = await openOpfsCache(
-      base,
-      manifest.weights.shards.map(({ sha256 }) => sha256),
-    );
-    const codec = loadCodec(found, host.fetch, signal);
+    const { name } = manifest.model;
+    const cache = await openOpfsCache({ url: base, name, manifest: text, files: filesOf(manifest) });
+    const codec = loadCodec(found, { fetch: host.fetch, cache, signal });
     codec.catch(() => undefined);
     const open = choice.name === "wasm" ? loadWasm : loadExecutor;
     const options = {
@@ -143,7 +144,10 @@ export class Session {
         orLess: settings.kvMemory === undefined,
       });
     try {
-      return new Session(manifest, choice, loaded, await codec, again, hooks);
+      const session = new Session(manifest, choice, loaded, await codec, again, hooks);
+      // Where the storage is full, the weights have said so.
+      await cache?.settle().catch(() => undefined);
+      return session;
     } catch (error) {
       loaded.executor.dispose();
       throw error;
@@ -275,14 +279,10 @@ function decodeRate({ completionTokens, decode }: RequestStats): number {
  * The tokenizer comes by dynamic import: it is a third of the code and is wanted only once the weights are on
  * their way.
  */
-async function loadCodec(
-  { base, manifest }: Found,
-  fetch: Fetch | undefined,
-  signal: AbortSignal,
-): Promise<TextCodec> {
+async function loadCodec({ base, manifest }: Found, options: KeptOptions): Promise<TextCodec> {
   const read = async (name: string): Promise<string | null> => {
     const entry = manifest.tokenizerFiles.find(({ file }) => file.endsWith(`/${name}`));
-    return entry ? fetchText(within(base, entry.file), entry.sha256, { fetch, signal }) : null;
+    return entry ? keptText(base, entry, options) : null;
   };
   const [{ createTextCodec }, tokenizer, config, template] = await Promise.all([
     import("./text/index.js"),

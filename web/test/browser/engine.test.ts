@@ -2,21 +2,12 @@ import type { Browser, Page } from "playwright-core";
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "vitest";
 import type * as nearfar from "../../src/page/index.js";
 import { CHROMIUM, openChromium } from "../support/chromium.js";
-import { expectedTokens } from "../support/fake-backend.js";
 import { builtPackage, distFile, type StaticServer, serve } from "../support/serve.js";
-import { TOY_VOCAB, toyArtifact } from "../support/toy-artifact.js";
+import { expectedText, toyArtifact } from "../support/toy-artifact.js";
 
 /** What the test's page has: the package, as an app imports it. */
 declare global {
   var nearfarPackage: typeof nearfar;
-}
-
-/** The text that the toy model gives after `prompt`. */
-function expectedText(prompt: string, count: number): string {
-  const ids = prompt === "" ? [0] : [...prompt].map((character) => character.charCodeAt(0) - 31);
-  return expectedTokens(ids, count, TOY_VOCAB)
-    .map((id) => (id === 0 || id === 96 ? "" : String.fromCharCode(id + 31)))
-    .join("");
 }
 
 describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => {
@@ -93,7 +84,12 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
     const kernels = result.progress.flatMap((event) => (event.phase === "kernels" ? [event] : []));
     expect(kernels[0]?.total).toBeGreaterThan(0);
     expect(kernels.at(-1)?.compiled).toBe(kernels.at(-1)?.total);
-    expect(result.progress.filter(({ phase }) => phase !== "kernels").at(-1)).toEqual({ phase: "ready" });
+    expect(result.progress.filter(({ phase }) => phase !== "kernels").at(-1)).toEqual({
+      phase: "ready",
+      fraction: 1,
+    });
+    const fractions = result.progress.map(({ fraction }) => fraction ?? 1);
+    expect(fractions).toEqual([...fractions].sort((a, b) => a - b));
   });
 
   test("streams, and stops at a stop string, at an abort, and when the loop is left", async () => {
@@ -415,16 +411,16 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
     expect(shards()).toBe(3);
     await page.evaluate(async () => {
       const root = await navigator.storage.getDirectory();
-      const directory = await root.getDirectoryHandle("nearfar-shards");
+      const directory = await root.getDirectoryHandle("nearfar-files");
       for await (const handle of directory.values()) {
         const writable = await (handle as FileSystemFileHandle).createWritable({ keepExistingData: true });
         await writable.write({ type: "write", position: 1, data: new Uint8Array([99]) });
         await writable.close();
-        break;
       }
     });
-    expect(await load()).toEqual([text, expect.stringMatching(/cached copy of weights.* is corrupt/)]);
-    expect(shards()).toBe(4);
+    const corrupt = expect.stringMatching(/cached copy of weights.* is corrupt/);
+    expect(await load()).toEqual([text, corrupt, corrupt, corrupt]);
+    expect(shards()).toBe(6);
   });
 
   test("says what is wrong with an artifact, a device, a request", async () => {
@@ -458,6 +454,11 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
       `${new TextDecoder().decode(artifact.files.get("plans/f32/step.1.json"))} `,
     );
     artifact.files.set("plans/f32/step.1.json", stale);
+    // Good copies are kept from the loads before.
+    await page.evaluate(async () => {
+      const root = await navigator.storage.getDirectory();
+      await root.removeEntry("nearfar-files", { recursive: true });
+    });
     expect(await attempt()).toEqual({
       name: "ArtifactError",
       message: expect.stringMatching(/step\.1\.json is corrupt/),

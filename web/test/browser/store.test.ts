@@ -1,18 +1,25 @@
+import { createHash } from "node:crypto";
 import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
 import type { Browser, BrowserContext, Page } from "playwright-core";
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "vitest";
+import type * as store from "../../src/both/file-cache.js";
 import type * as nearfar from "../../src/page/index.js";
-import type * as store from "../../src/worker/store/shard-cache.js";
 import { CHROMIUM, openChromium } from "../support/chromium.js";
 import { builtPackage, distFile, type StaticServer, serve } from "../support/serve.js";
-import { toyArtifact } from "../support/toy-artifact.js";
+import { expectedText, toyArtifact } from "../support/toy-artifact.js";
 
 const ROOT = fileURLToPath(new URL("../..", import.meta.url));
 
 declare global {
   var nearfarPackage: typeof nearfar;
   var shardStore: typeof store;
+}
+
+/** Of files that are different. */
+function sizeOf(files: readonly Uint8Array[]): number {
+  const byHash = new Map(files.map((bytes) => [createHash("sha256").update(bytes).digest("hex"), bytes]));
+  return [...byHash.values()].reduce((sum, { length }) => sum + length, 0);
 }
 
 /** The name of a made-up shard. */
@@ -32,7 +39,7 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
 
   beforeAll(async () => {
     await builtPackage();
-    const entry = { contents: `export * from "./src/worker/store/shard-cache.ts"`, resolveDir: ROOT };
+    const entry = { contents: `export * from "./src/both/file-cache.ts"`, resolveDir: ROOT };
     const made = await build({
       stdin: entry,
       bundle: true,
@@ -86,17 +93,114 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
       return names.sort();
     }, directory);
 
-  const shardsOf = (...names: string[]): string[] => {
-    const texts = names.map((name) =>
-      new TextDecoder().decode(artifacts.get(name)?.files.get("manifest.json")),
-    );
-    const lists = texts.map((text) => JSON.parse(text) as { weights: { shards: { sha256: string }[] } });
-    return [...new Set(lists.flatMap(({ weights }) => weights.shards.map(({ sha256 }) => sha256)))].sort();
+  const filesOf = (...names: string[]): string[] => {
+    const files = names.flatMap((name) => [...(artifacts.get(name)?.files.values() ?? [])]);
+    return [...new Set(files.map((bytes) => createHash("sha256").update(bytes).digest("hex")))].sort();
   };
+
+  /** What the server is asked for of an artifact from now on, besides its manifest. */
+  const asked = (): string[] =>
+    server.requests.filter((path) => path.startsWith("toy/") && path !== "toy/manifest.json");
+
+  /** Nobody reaches the artifacts, as without a network; the app itself would have a service worker. */
+  const unplug = (): void => {
+    server.intercept = (path, response) => !path.startsWith("dist/") && path !== "" && !!response.destroy();
+  };
+
+  /** The text of an answer, or what went wrong. */
+  const answer = (page: Page, options: { integrity?: string } = {}): Promise<string> =>
+    page.evaluate(async (given) => {
+      try {
+        const engine = await nearfarPackage.createEngine("/toy/", { ...given, onWarning: () => undefined });
+        const { choices } = await engine.completions.create({ prompt: "q", max_tokens: 9, temperature: 0 });
+        await engine.dispose();
+        return choices[0]?.text ?? "";
+      } catch (error) {
+        return String(error);
+      }
+    }, options);
+
+  test("what has been loaded once starts without a network, and with it asks for the manifest alone", async () => {
+    expect(await answer(first)).toBe(expectedText("q", 9));
+    expect(await namesIn("nearfar-files")).toEqual(filesOf("toy"));
+    const cold = asked().length;
+    expect(await answer(second)).toBe(expectedText("q", 9));
+    expect(asked()).toHaveLength(cold);
+    unplug();
+    expect(await answer(first)).toBe(expectedText("q", 9));
+    expect(asked()).toHaveLength(cold);
+  });
+
+  test("a new build is noticed; the last one stays whole until the new one is", async () => {
+    await answer(first);
+    const last = filesOf("toy");
+    artifacts.set("toy", toyArtifact({ build: 1 }));
+    server.intercept = (path, response) => path.endsWith("00000.bin") && !!response.writeHead(404).end();
+    expect(await answer(second)).toContain("00000.bin");
+    expect(await namesIn("nearfar-files")).toEqual(expect.arrayContaining(last));
+    unplug();
+    expect(await answer(second)).toBe(expectedText("q", 9));
+    server.intercept = () => false;
+    expect(await answer(second)).toBe(expectedText("q", 9));
+    expect(await namesIn("nearfar-files")).toEqual(filesOf("toy"));
+  });
+
+  test("small files that are spoiled are fetched again; without a network that is said", async () => {
+    await answer(first);
+    const spoil = (): Promise<void> =>
+      first.evaluate(async () => {
+        const root = await navigator.storage.getDirectory();
+        for await (const handle of (await root.getDirectoryHandle("nearfar-files")).values()) {
+          const stream = await (handle as FileSystemFileHandle).createWritable({ keepExistingData: true });
+          await stream.write({ type: "write", position: 1, data: new Uint8Array([99, 98]) });
+          await stream.close();
+        }
+      });
+    await spoil();
+    expect(await answer(second)).toBe(expectedText("q", 9));
+    expect(await namesIn("nearfar-files")).toEqual(filesOf("toy"));
+    await spoil();
+    unplug();
+    expect(await answer(second)).toMatch(/cannot be downloaded/);
+  });
+
+  test("an expected manifest is held to, and needs no network once it is kept", async () => {
+    const hash = createHash("sha256").update(artifacts.get("toy")?.files.get("manifest.json") ?? "");
+    const integrity = `sha256-${hash.digest("base64")}`;
+    const other = `sha256-${createHash("sha256").update("other").digest("base64")}`;
+    expect(await answer(first, { integrity: other })).toMatch(/not the manifest that is expected/);
+    expect(asked()).toEqual([]);
+    expect(await answer(first, { integrity: "md5-abc" })).toMatch(/integrity has "md5-abc"/);
+    expect(await answer(first, { integrity: `${other} ${integrity}` })).toBe(expectedText("q", 9));
+    const before = server.requests.filter((path) => path.startsWith("toy/")).length;
+    expect(await answer(second, { integrity })).toBe(expectedText("q", 9));
+    expect(server.requests.filter((path) => path.startsWith("toy/"))).toHaveLength(before);
+  });
+
+  test("models that are kept are listed and deleted; files that others share stay", async () => {
+    await load(first, "toy");
+    await load(first, "other");
+    const listed = await first.evaluate(() => nearfarPackage.cachedModels());
+    const bytes = new Set(artifacts.get("toy")?.files.values());
+    expect(listed.map(({ url, name, complete }) => [new URL(url).pathname, name, complete])).toEqual([
+      ["/other/", "toy", true],
+      ["/toy/", "toy", true],
+    ]);
+    expect(listed[1]?.bytes).toBe(sizeOf([...bytes]));
+    expect(await first.evaluate(() => nearfarPackage.deleteModel("/toy"))).toBe(true);
+    expect(await namesIn("nearfar-files")).toEqual(filesOf("other"));
+    expect(await first.evaluate(() => nearfarPackage.deleteModel("/toy"))).toBe(false);
+    expect((await first.evaluate(() => nearfarPackage.cachedModels())).map(({ url }) => url)).toHaveLength(1);
+  });
 
   test("a shard that one tab writes is whole or absent in another", async () => {
     const writing = first.evaluate(async (name) => {
-      const cache = await shardStore.openOpfsCache(new URL("/a/", location.href), [name]);
+      const cache = await shardStore.openOpfsCache({
+        url: new URL("/a/", location.href),
+        name: "a",
+        manifest: "{}",
+        files: [name],
+      });
       for (let round = 0; round < 25; round++) {
         await cache?.delete(name);
         await cache?.put(name, new Uint8Array(2 ** 21));
@@ -104,7 +208,12 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
       return cache !== null;
     }, SHARD);
     const seen = await second.evaluate(async (name) => {
-      const cache = await shardStore.openOpfsCache(new URL("/a/", location.href), [name]);
+      const cache = await shardStore.openOpfsCache({
+        url: new URL("/a/", location.href),
+        name: "a",
+        manifest: "{}",
+        files: [name],
+      });
       const lengths = new Set<number>();
       for (let round = 0; round < 300; round++) {
         lengths.add((await cache?.get(name))?.length ?? -1);
@@ -115,24 +224,25 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
     }, SHARD);
     expect(await writing).toBe(true);
     expect(seen.filter((length) => length !== -1)).toEqual([2 ** 21]);
-    expect(await namesIn("nearfar-shards")).toEqual([SHARD]);
+    expect(await namesIn("nearfar-files")).toEqual([SHARD]);
   });
 
-  test("two cold tabs load the same artifact without a complaint", async () => {
+  test("two cold tabs download an artifact once", async () => {
     expect(await Promise.all([load(first, "toy"), load(second, "toy")])).toEqual([[], []]);
-    const asked = (): number => server.requests.filter((path) => path.includes("weights/")).length;
     const cold = asked();
+    expect(cold).toHaveLength(new Set(cold).size);
+    expect(cold.length).toBeGreaterThan(3);
     expect(await Promise.all([load(first, "toy"), load(second, "toy")])).toEqual([[], []]);
-    expect(asked()).toBe(cold);
+    expect(asked()).toEqual(cold);
   });
 
   test("the shards of an artifact's last build go, those of others stay", async () => {
     await load(first, "toy");
     await load(second, "other");
-    expect(await namesIn("nearfar-shards")).toEqual(shardsOf("toy", "other"));
+    expect(await namesIn("nearfar-files")).toEqual(filesOf("toy", "other"));
     artifacts.set("toy", toyArtifact({ build: 1 }));
     await load(first, "toy");
-    expect(await namesIn("nearfar-shards")).toEqual(shardsOf("toy", "other"));
+    expect(await namesIn("nearfar-files")).toEqual(filesOf("toy", "other"));
   });
 
   test("what is spoiled or left half written is swept, and spoils nothing", async () => {
@@ -145,7 +255,7 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
         await stream.write(text);
         await stream.close();
       };
-      await spoil("nearfar-shards", "abc.123.part", "half");
+      await spoil("nearfar-files", "abc.123.part", "half");
       for (const [i, text] of [
         "",
         "null",
@@ -157,7 +267,7 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
         await spoil("nearfar-lists", `spoiled-${i}`, text);
     });
     expect(await load(second, "toy")).toEqual([]);
-    expect(await namesIn("nearfar-shards")).toEqual(shardsOf("toy"));
+    expect(await namesIn("nearfar-files")).toEqual(filesOf("toy"));
     expect(await namesIn("nearfar-lists")).toHaveLength(1);
   });
 
@@ -173,9 +283,14 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
         full = false;
         return Promise.reject(new DOMException("full", "QuotaExceededError"));
       };
-      const cache = await shardStore.openOpfsCache(new URL("/a/", location.href), [name]);
+      const cache = await shardStore.openOpfsCache({
+        url: new URL("/a/", location.href),
+        name: "a",
+        manifest: "{}",
+        files: [name],
+      });
       await cache?.put(name, new Uint8Array(4321));
     }, SHARD);
-    expect(await namesIn("nearfar-shards")).toEqual([...shardsOf("toy"), SHARD].sort());
+    expect(await namesIn("nearfar-files")).toEqual([...filesOf("toy"), SHARD].sort());
   });
 });

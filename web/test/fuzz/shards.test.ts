@@ -2,8 +2,8 @@ import { createHash } from "node:crypto";
 import fc from "fast-check";
 import { expect, test } from "vitest";
 import { ArtifactError } from "../../src/both/errors.js";
+import type { FileCache } from "../../src/both/file-cache.js";
 import type { FileEntry } from "../../src/both/manifest.js";
-import type { ShardCache } from "../../src/worker/store/shard-cache.js";
 import { streamShards } from "../../src/worker/store/shards.js";
 import { effort } from "./effort.js";
 
@@ -53,7 +53,7 @@ test("shards are what the manifest states, whatever the storage and the server h
       const touch = async (): Promise<void> => {
         if (failing[calls++]) throw new DOMException("the storage is gone", "UnknownError");
       };
-      const cache: ShardCache = {
+      const cache: FileCache = {
         get: async (key) => touch().then(() => files.get(key) ?? null),
         put: async (key, bytes) => touch().then(() => void files.set(key, bytes.slice())),
         delete: async (key) => touch().then(() => void files.delete(key)),

@@ -10,6 +10,7 @@ import {
   VERSION,
 } from "../../src/both/format.js";
 import { buffersFor } from "./buffers.js";
+import { expectedTokens } from "./fake-backend.js";
 import { seal } from "./seal.js";
 
 /**
@@ -266,4 +267,12 @@ export function toyArtifact({ features = [], build = 0, chatTemplate, other }: T
   };
   files.put("manifest.json", seal(manifest));
   return { files };
+}
+
+/** The text that the toy model gives after `prompt`. */
+export function expectedText(prompt: string, count: number): string {
+  const ids = prompt === "" ? [0] : [...prompt].map((character) => character.charCodeAt(0) - 31);
+  return expectedTokens(ids, count, TOY_VOCAB)
+    .map((id) => (id === 0 || id === 96 ? "" : String.fromCharCode(id + 31)))
+    .join("");
 }

@@ -1,8 +1,8 @@
+import type { FileCache } from "../../both/file-cache.js";
 import type { Fetch } from "../../both/http.js";
 import type { Program, SealedManifest } from "../../both/manifest.js";
 import type { ProgramChoice, StepTimes } from "../../both/messages.js";
 import { openKept } from "../store/kept.js";
-import type { ShardCache } from "../store/shard-cache.js";
 import type { ShardProgress } from "../store/shards.js";
 import type { BufferRegistry } from "./buffers.js";
 import { ablePrograms, findGpu, type Gpu, openDevice } from "./device.js";
@@ -19,7 +19,7 @@ export interface LoadOptions extends MemoryOptions {
   readonly program?: string | undefined;
   readonly fetch?: Fetch | undefined;
   readonly signal?: AbortSignal | undefined;
-  readonly cache: ShardCache | null;
+  readonly cache: FileCache | null;
   /** The name of this load. */
   readonly load?: string | undefined;
   /** Whether the page of another load was left while programs were tried. */
@@ -62,7 +62,7 @@ async function openStage(
   options: LoadOptions,
 ): Promise<Opened<Stage, Executor>> {
   const signal = options.signal ?? new AbortController().signal;
-  const artifact = new RemoteArtifact(base, manifest, options.fetch);
+  const artifact = new RemoteArtifact(base, manifest, options);
   const open = async (programs: Finalists, tried: readonly Program[]): Promise<Stage> => {
     // An adapter opens one device, and a trial may lose it.
     const device = await openDevice(await findGpu(), programs);

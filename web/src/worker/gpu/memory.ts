@@ -5,7 +5,7 @@ import { Window } from "../cache/window.js";
 
 /** What the caller may fix about the cache. */
 export interface MemoryOptions {
-  /** Bytes for the KV cache of all sequences. */
+  /** Bytes for the KV cache of all sequences; by default what AT_FIRST of them need. */
   readonly kvMemory?: number | undefined;
   /** Whether less will do where there is no room; so it is where `kvMemory` is left open. */
   readonly orLess?: boolean | undefined;
@@ -20,8 +20,12 @@ export interface MemoryPlan {
   readonly kvBytes: number;
 }
 
+/** A conversation of the whole context, and one beside it: a page rarely has more. */
+const AT_FIRST = 2;
+
 /**
  * Browsers do not tell how much GPU memory is free; half a GiB is what phones can spare beside a small model.
+ * No more than that is taken unasked.
  */
 export const DEFAULT_KV_MEMORY = 512 * 2 ** 20;
 
@@ -87,7 +91,8 @@ export function planMemory(
     throw new RequestError(`kvMemory is ${budget}; give a number of bytes above 0.`, "kvMemory");
 
   const pools = poolsOf(manifest, program, maxBinding, asked);
-  const pages = sharePages(manifest, pools, asked, budget);
+  const sequences = options.kvMemory === undefined ? AT_FIRST : null;
+  const pages = sharePages(manifest, pools, { context: asked, budget, most: sequences });
   const longest = pools.map(({ window }, group) => window.longest(pages[group] ?? 0, MAX_STEP, asked));
   const contextLength = Math.min(...longest);
   const needed = options.contextLength === undefined ? Math.min(asked, pageSize) : asked;
@@ -135,9 +140,14 @@ function poolsOf(manifest: Manifest, program: Program, maxBinding: number, conte
  * as long as the model or the budget allows, with its windows. Then groups should run out together: further
  * sequences get their windows and what TYPICAL tokens need in the group without, until all slots have it, and
  * as many again for prefixes that are kept. Whatever is left goes to the first group, which has no window, or
- * the widest. The Python runtime does the same (edge_runtime/artifact/budget.py).
+ * the widest. `most`: no more sequences than that, and nothing of what is left. The Python runtime does the
+ * same (edge_runtime/artifact/budget.py).
  */
-function sharePages({ cache }: Manifest, pools: readonly Pool[], context: number, budget: number): number[] {
+function sharePages(
+  { cache }: Manifest,
+  pools: readonly Pool[],
+  { context, budget, most }: { context: number; budget: number; most: number | null },
+): number[] {
   const typical = Math.ceil(Math.min(TYPICAL, context) / cache.pageSize);
   const of = (sequences: number, columns: number): number[] =>
     pools.map(({ window, mostPages, limit }) => {
@@ -147,8 +157,9 @@ function sharePages({ cache }: Manifest, pools: readonly Pool[], context: number
     });
   const takes = (pages: readonly number[]): number => bytesOf(pools, (_, group) => pages[group] ?? 0);
   const columns = largest(Math.ceil(context / cache.pageSize), (n) => takes(of(1, n)) <= budget);
-  const sequences = largest(2 * cache.slots, (n) => takes(of(n, columns)) <= budget);
+  const sequences = largest(most ?? 2 * cache.slots, (n) => takes(of(n, columns)) <= budget);
   const pages = of(Math.max(sequences, 1), columns);
+  if (most !== null) return pages;
   const spare = Math.floor(Math.max(budget - takes(pages), 0) / (pools[0]?.pageBytes ?? 1));
   return pages.map((count, group) => (group === 0 ? Math.min(count + spare, pools[0]?.limit ?? 0) : count));
 }
@@ -179,7 +190,8 @@ export async function whatFits<Made>(
   options: MemoryOptions,
   allocate: (plan: MemoryPlan) => Made | Promise<Made>,
 ): Promise<Made> {
-  const { kvMemory = DEFAULT_KV_MEMORY, orLess = options.kvMemory === undefined, contextLength } = options;
+  const { orLess = options.kvMemory === undefined, contextLength } = options;
+  const kvMemory = options.kvMemory ?? planMemory(manifest, program, maxBinding, { contextLength }).kvBytes;
   let first: unknown = null;
   for (let budget = kvMemory; ; budget = Math.floor(budget / 2)) {
     try {

@@ -1,18 +1,18 @@
 import { FUNCTIONS } from "../../both/format.js";
-import { type Fetch, fetchText, within } from "../../both/http.js";
 import type { FunctionName, KernelEntry, Manifest, Program } from "../../both/manifest.js";
 import { type Plan, parsePlan, planNames } from "../plan.js";
+import { type KeptOptions, keptText } from "../store/kept-file.js";
 import type { Shader } from "./pipelines.js";
 
 /** By function, then by size, ascending. */
 export type Plans = Record<FunctionName, Map<number, Plan>>;
 
-/** An artifact's files on their server, each checked by its SHA-256. */
+/** An artifact's files, kept here or on their server, each checked by its SHA-256. */
 export class RemoteArtifact {
   constructor(
     readonly base: URL,
     readonly manifest: Manifest,
-    private readonly fetch: Fetch | undefined,
+    private readonly options: Pick<KeptOptions, "fetch" | "cache">,
   ) {}
 
   /** A program's kernels by name. */
@@ -38,6 +38,6 @@ export class RemoteArtifact {
   }
 
   #text(file: string, sha256: string, signal: AbortSignal): Promise<string> {
-    return fetchText(within(this.base, file), sha256, { fetch: this.fetch, signal });
+    return keptText(this.base, { file, sha256 }, { ...this.options, signal });
   }
 }

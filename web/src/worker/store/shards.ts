@@ -1,7 +1,8 @@
 import { ArtifactError, linkedAbort, throwIfAborted } from "../../both/errors.js";
-import { type DownloadOptions, download, sha256Hex, within } from "../../both/http.js";
+import type { FileCache } from "../../both/file-cache.js";
+import { type DownloadOptions, download, type Part, sha256Hex, within } from "../../both/http.js";
 import type { FileEntry } from "../../both/manifest.js";
-import type { ShardCache } from "./shard-cache.js";
+import { keptOr } from "./kept-file.js";
 
 /** How far the shards are. `cached` of the `loaded` bytes came from the browser's storage. */
 export interface ShardProgress {
@@ -11,7 +12,7 @@ export interface ShardProgress {
 }
 
 export interface ShardOptions extends Pick<DownloadOptions, "fetch" | "signal"> {
-  readonly cache: ShardCache | null;
+  readonly cache: FileCache | null;
   readonly onProgress?: ((progress: ShardProgress) => void) | undefined;
   readonly onWarning?: ((message: string) => void) | undefined;
 }
@@ -46,10 +47,13 @@ export async function* streamShards(
   }
 }
 
+/** A connection that breaks more often than that is no connection. */
+const TRIES = 8;
+
 class ShardStore {
   readonly #received = new Map<FileEntry, number>();
   readonly #total: number;
-  #cache: ShardCache | null;
+  #cache: FileCache | null;
   #cachedBytes = 0;
 
   constructor(
@@ -62,65 +66,58 @@ class ShardStore {
   }
 
   async load(shard: FileEntry, signal: AbortSignal): Promise<Uint8Array<ArrayBuffer>> {
-    const cached = await this.#fromCache(shard);
-    throwIfAborted(signal);
+    const { bytes, cached } = await keptOr(
+      shard,
+      { cache: this.#cache, signal },
+      () => this.#fromNetwork(shard, signal),
+      {
+        onCorrupt: () => this.#warn(`The cached copy of ${shard.file} is corrupt; downloading it again.`),
+        onFailure: (error) => this.#giveUpCache(error),
+      },
+    );
     if (cached) {
       this.#cachedBytes += shard.bytes;
       this.#report(shard, shard.bytes);
-      return cached;
     }
-    const bytes = await this.#fromNetwork(shard, signal);
-    await this.#keep(shard, bytes);
     return bytes;
   }
 
-  async #fromCache(shard: FileEntry): Promise<Uint8Array<ArrayBuffer> | null> {
-    try {
-      const bytes = (await this.#cache?.get(shard.sha256)) ?? null;
-      if (bytes === null) return null;
-      if (bytes.length === shard.bytes && (await sha256Hex(bytes)) === shard.sha256) return bytes;
-      this.#warn(`The cached copy of ${shard.file} is corrupt; downloading it again.`);
-      await this.#cache?.delete(shard.sha256);
-    } catch (error) {
-      this.#giveUpCache(error);
-    }
-    return null;
-  }
-
-  /** Two tries: a connection may break once, a server that sends wrong bytes twice has a wrong file. */
+  /**
+   * Several tries: a connection may break, and what came before is kept; a server that sends wrong bytes twice
+   * has a wrong file.
+   */
   async #fromNetwork(shard: FileEntry, signal: AbortSignal): Promise<Uint8Array<ArrayBuffer>> {
     const url = within(this.base, shard.file);
     const { fetch } = this.options;
     let problem = "";
-    for (const attempt of [0, 1]) {
-      const result = await download(url, shard.bytes, {
+    let begun: Part | undefined;
+    for (let [attempt, wrong] = [0, 0]; wrong < 2 && attempt < TRIES; attempt++) {
+      const options: DownloadOptions = {
         fetch,
         signal,
         // Storing shards twice, here and in the HTTP cache, would halve what the origin's quota holds.
         cache: attempt > 0 ? "reload" : this.#cache ? "no-store" : "default",
         onBytes: (received) => this.#report(shard, received),
-      });
+      };
+      const result = await download(url, shard.bytes, options, begun);
       if (result.ok) {
         const sha256 = await sha256Hex(result.bytes);
         if (sha256 === shard.sha256) return result.bytes;
+        begun = undefined;
+        wrong += 1;
         problem = `${url.href} is corrupt: its SHA-256 is ${sha256}, manifest.json states ${shard.sha256}`;
       } else {
         problem = result.problem;
         if (!result.retry) break;
+        // One that has brought nothing new is like a wrong one.
+        if ((result.part?.received ?? 0) <= (begun?.received ?? 0)) wrong += 1;
+        begun = result.part?.received ? result.part : undefined;
       }
       throwIfAborted(signal);
     }
     throw new ArtifactError(
       `The weight shard ${shard.file} cannot be loaded. ${problem}. Upload or build the artifact again.`,
     );
-  }
-
-  async #keep(shard: FileEntry, bytes: Uint8Array<ArrayBuffer>): Promise<void> {
-    try {
-      await this.#cache?.put(shard.sha256, bytes);
-    } catch (error) {
-      this.#giveUpCache(error);
-    }
   }
 
   /** The model runs without the cache too, so its failure is only worth one warning. */

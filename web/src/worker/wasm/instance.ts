@@ -1,6 +1,6 @@
 import { ArtifactError, DeviceError } from "../../both/errors.js";
-import { type DownloadOptions, fetchBytes, within } from "../../both/http.js";
 import type { Program } from "../../both/manifest.js";
+import { type KeptOptions, keptBytes } from "../store/kept-file.js";
 import { messageOf } from "./threads.js";
 
 /** What the module exports (docs/wasm.md). Addresses come back with a sign. */
@@ -21,11 +21,11 @@ const POLICY =
 export async function loadModule(
   base: URL,
   { name, library }: Program,
-  options: DownloadOptions,
+  options: KeptOptions,
 ): Promise<WebAssembly.Module> {
   if (!library) throw new ArtifactError(`The program ${name} has no library. Build the artifact again.`);
   // Not while it streams in: nothing is compiled that is not what the manifest says.
-  const bytes = await fetchBytes(within(base, library.file), library.sha256, options);
+  const bytes = await keptBytes(base, library, options);
   try {
     return await WebAssembly.compile(bytes);
   } catch (cause) {

@@ -1,4 +1,5 @@
 import { DeviceError, RequestError, throwIfAborted } from "../../both/errors.js";
+import type { FileCache } from "../../both/file-cache.js";
 import type { Fetch } from "../../both/http.js";
 import type { Manifest, Program } from "../../both/manifest.js";
 import type { ProgramChoice } from "../../both/messages.js";
@@ -8,7 +9,6 @@ import type { Host } from "../host.js";
 import type { Loaded } from "../loaded.js";
 import type { PlanArg } from "../plan.js";
 import { ropeTable } from "../rope.js";
-import type { ShardCache } from "../store/shard-cache.js";
 import { type ShardProgress, streamShards } from "../store/shards.js";
 import { type PageRegion, WasmExecutor } from "./executor.js";
 import { ATOMICS, ableProgram, ISOLATE, wasmFeatures } from "./features.js";
@@ -25,7 +25,7 @@ export interface WasmOptions extends MemoryOptions {
   readonly threads?: number | undefined;
   readonly fetch?: Fetch | undefined;
   readonly signal?: AbortSignal | undefined;
-  readonly cache: ShardCache | null;
+  readonly cache: FileCache | null;
   readonly onProgram?: ((program: Program, choice: ProgramChoice) => void) | undefined;
   readonly onShards?: ((progress: ShardProgress) => void) | undefined;
   readonly onWarning?: ((message: string) => void) | undefined;
@@ -42,9 +42,9 @@ export async function loadWasm(base: URL, manifest: Manifest, options: WasmOptio
     measured: {},
   };
   onProgram?.(program, choice);
-  const artifact = new RemoteArtifact(base, manifest, options.fetch);
+  const artifact = new RemoteArtifact(base, manifest, options);
   const [module, plans] = await Promise.all([
-    loadModule(base, program, { fetch: options.fetch, signal }),
+    loadModule(base, program, { ...options, signal }),
     artifact.plans(program, signal),
   ]);
   const shared = program.requires.features.includes(ATOMICS);

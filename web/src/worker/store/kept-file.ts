@@ -1,0 +1,84 @@
+import { throwIfAborted } from "../../both/errors.js";
+import type { FileCache } from "../../both/file-cache.js";
+import { locks } from "../../both/files.js";
+import { type DownloadOptions, fetchBytes, sha256Hex, within } from "../../both/http.js";
+
+/** A file of an artifact, by its path and SHA-256. */
+export interface Wanted {
+  readonly file: string;
+  readonly sha256: string;
+}
+
+export interface KeptOptions extends Pick<DownloadOptions, "fetch" | "signal"> {
+  readonly cache?: FileCache | null | undefined;
+}
+
+export interface Hooks {
+  /** The copy is not what it should be, and has been deleted. */
+  readonly onCorrupt?: () => void;
+  /** The cache cannot be read or written; the file comes from its server all the same. */
+  readonly onFailure?: (error: unknown) => void;
+}
+
+/**
+ * A verified file: its copy in `cache`, else what `download` gets, which is kept. Where several tabs want a
+ * file, one downloads it and the others wait for its copy.
+ */
+export async function keptOr(
+  wanted: Wanted,
+  { cache, signal }: KeptOptions,
+  download: () => Promise<Uint8Array<ArrayBuffer>>,
+  hooks: Hooks = {},
+): Promise<{ readonly bytes: Uint8Array<ArrayBuffer>; readonly cached: boolean }> {
+  const copy = async (): Promise<Uint8Array<ArrayBuffer> | null> => {
+    try {
+      const bytes = (await cache?.get(wanted.sha256)) ?? null;
+      if (bytes === null || (await sha256Hex(bytes)) === wanted.sha256) return bytes;
+      hooks.onCorrupt?.();
+      await cache?.delete(wanted.sha256);
+    } catch (error) {
+      hooks.onFailure?.(error);
+    }
+    return null;
+  };
+  const found = await copy();
+  throwIfAborted(signal);
+  if (found) return { bytes: found, cached: true };
+  if (!cache || !locks) return { bytes: await keep(cache, wanted, await download(), hooks), cached: false };
+  return locks.request(`nearfar-download ${wanted.sha256}`, signal ? { signal } : {}, async () => {
+    const late = await copy();
+    throwIfAborted(signal);
+    if (late) return { bytes: late, cached: true };
+    return { bytes: await keep(cache, wanted, await download(), hooks), cached: false };
+  });
+}
+
+async function keep(
+  cache: FileCache | null | undefined,
+  { sha256 }: Wanted,
+  bytes: Uint8Array<ArrayBuffer>,
+  { onFailure }: Hooks,
+): Promise<Uint8Array<ArrayBuffer>> {
+  try {
+    await cache?.put(sha256, bytes);
+  } catch (error) {
+    onFailure?.(error);
+  }
+  return bytes;
+}
+
+/** A small file of the artifact at `base`, in this way. */
+export async function keptBytes(
+  base: URL,
+  wanted: Wanted,
+  options: KeptOptions,
+): Promise<Uint8Array<ArrayBuffer>> {
+  const { fetch, signal } = options;
+  const download = (): Promise<Uint8Array<ArrayBuffer>> =>
+    fetchBytes(within(base, wanted.file), wanted.sha256, { fetch, signal });
+  return (await keptOr(wanted, options, download)).bytes;
+}
+
+export async function keptText(base: URL, wanted: Wanted, options: KeptOptions): Promise<string> {
+  return new TextDecoder().decode(await keptBytes(base, wanted, options));
+}
