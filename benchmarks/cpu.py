@@ -75,8 +75,8 @@ def ours(artifact: Path, threads: int, clock: Any, positions: Sequence[int]) -> 
 
     opened = Artifact.open(find_artifact(artifact, "cpu"))
     manifest = opened.manifest
-    found, context = DEVICE.probe(None), positions[-1] + DECODE
-    program = opened.able_programs(found.features, platform=(found.arch, found.system))[0]
+    context = positions[-1] + DECODE
+    program = opened.able_programs(DEVICE.probe(None))[0]
     pages = -(-context // manifest.cache.page_size)
     context = pages * manifest.cache.page_size
     settings = Settings((pages,) * len(manifest.groups), context, threads)

@@ -47,10 +47,11 @@ def load(artifact: Path, tokens: int) -> dict[str, Any]:
     from nearfar.edge_runtime import Engine, SamplingParams
     from nearfar.edge_runtime.artifact.budget import kv_bytes
     from nearfar.edge_runtime.artifact.reader import Artifact
+    from nearfar.edge_runtime.executors.cpu import DEVICE
     from nearfar.edge_runtime.text.codec import TextCodec
 
     opened = Artifact.open(artifact)
-    program, process = opened.manifest.programs[0], psutil.Process()
+    program, process = opened.able_programs(DEVICE.probe(None))[0], psutil.Process()
     start = process.memory_info().rss
     codec = TextCodec.open(opened)  # kept: the engine opens one more
     before = process.memory_info().rss

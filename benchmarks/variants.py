@@ -37,8 +37,7 @@ KINDS = ("prefill", "decode")
 def able(artifact: Path, name: str) -> list[str]:
     """Programs that the device can run."""
     kind, which = parse_device(name)
-    found = device(kind).probe(which)
-    return [each.name for each in Artifact.open(artifact).able_programs(found.features, found.limits)]
+    return [each.name for each in Artifact.open(artifact).able_programs(device(kind).probe(which))]
 
 
 def compare(

@@ -37,6 +37,8 @@ class Found:
     arch: str | None = None
     system: str | None = None
     """Whose native code it runs: an architecture and an operating system; None on devices that run none."""
+    advice: str = ""
+    """What to do where it can run no program of an artifact."""
 
     def largest_buffer(self) -> int | None:
         """Bytes of the largest buffer that kernels of the device reach.

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from nearfar.edge_runtime.grammars import Grammar
+
 FinishReason = Literal["stop", "length", "abort"]
 
 
@@ -28,17 +30,6 @@ class Sampling:
 
 GRAMMAR_SECONDS = 5.0
 """That compiling one grammar may take, the start of its process not counted."""
-
-
-@dataclass(frozen=True)
-class Grammar:
-    """What the answer must match: kind and its text (a JSON schema, a regular expression, an EBNF grammar).
-
-    "json_object" has an empty text.
-    """
-
-    kind: Literal["json_schema", "json_object", "regex", "ebnf", "structural_tag"]
-    text: str
 
 
 @dataclass(frozen=True)

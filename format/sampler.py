@@ -45,3 +45,11 @@ class SampleI32(IntEnum):
 
 PROMPT_FLAG = 1 << 24
 """Bit of `counts` that marks a token of the prompt; the bits below count it in the answer."""
+
+COLDEST = 1e-6
+"""The least temperature but 0: what is less counts as this."""
+
+BOUND = 2.0**120
+"""What a logit divided by its temperature is at most, and at least with a minus: differences of two, and some
+times that, are numbers of float32, too.
+"""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nearfar.edge_runtime import AsyncEngine
+from nearfar.edge_runtime.grammars.compiler import available
 from nearfar.edge_runtime.openai.api import AsyncStream
 from nearfar.edge_runtime.openai.parameters import ChatParams, CommonParams, checked_messages
 from nearfar.edge_runtime.openai.records import ChatCompletionChunk
@@ -31,6 +32,8 @@ _IGNORED = (
 """Parameters that mean something to a service only; `model` is the cloud's."""
 
 
+FORMATS: tuple[Feature, ...] = ("json_schema", "json_object", "grammar")
+"""What an engine does where the library for grammars is installed."""
 CLOSING_SECONDS = 1.0
 """What a step under way gets to end."""
 
@@ -42,10 +45,9 @@ class EngineDevice:
     which is no error.
     """
 
-    features: tuple[Feature, ...] = ("logprobs",)
-
     def __init__(self, source: AsyncEngine | str | Path, timeouts: Timeouts) -> None:
         self.speeds = Speeds()
+        self.features: tuple[Feature, ...] = (*FORMATS, "logprobs") if available() else ("logprobs",)
         self._source = source
         self._engine = source if isinstance(source, AsyncEngine) else None
         self._why: str | None = None

@@ -37,10 +37,7 @@ def load(path: Path, options: LoadOptions = DEFAULTS) -> tuple[EngineCore, TextC
     artifact, chosen = checked(path, options)
     codec = TextCodec.open(artifact)
     found = chosen.probe(parse_device(options.device)[1])
-    artifact.check_platform(found.arch, found.system)
-    programs = artifact.able_programs(
-        found.features, found.limits, options.precision, options.program, (found.arch, found.system)
-    )
+    programs = artifact.able_programs(found, options.precision, options.program)
 
     planned: dict[str, Settings] = {}
 

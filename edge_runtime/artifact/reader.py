@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ import numpy.typing as npt
 from nearfar.errors import ArtifactError, DeviceError, RequestError
 from nearfar.format.manifest import Function, Manifest, Program, Tensor, read
 from nearfar.format.plans import Plan, parse_plan
+
+if TYPE_CHECKING:
+    from nearfar.edge_runtime.devices import Found
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _hashes: dict[tuple[str, int, int], str] = {}
@@ -75,45 +78,25 @@ class Artifact:
                         self.plan(function)
 
     def able_programs(
-        self,
-        features: Collection[str],
-        limits: Mapping[str, int] | None = None,
-        precision: str | None = None,
-        name: str | None = None,
-        platform: tuple[str | None, str | None] = (None, None),
+        self, found: Found, precision: str | None = None, name: str | None = None
     ) -> list[Program]:
-        """The programs that a device with these features and limits (those named) can run; DeviceError where
-        there is none.
+        """The programs that a device can run; DeviceError where there is none, with what each needs, what the
+        device has, and what to do.
 
-        `precision`: only programs that compute in this one; `name`: only the program of this name;
-        `platform`: only programs for this architecture and this system, where their code is native.
+        `precision`: only programs that compute in this one; `name`: only the program of this name.
         """
-        able: list[Program] = []
-        reasons: list[str] = []
-        for program in self._programs(precision, name):
-            if not _is_for(program, *platform):
-                reasons.append(f"{program.name} is for {platform_of(program)}")
-                continue
-            missing = _missing(program, features, limits or {})
-            if not missing:
-                able.append(program)
-                continue
-            reasons.append(f"{program.name} needs {', '.join(missing)}")
+        asked = self._programs(precision, name)
+        able = [program for program in asked if not _lacking(program, found)]
         if able:
             return able
+        others = [program.name for program in self.manifest.programs if not _lacking(program, found)]
+        advice = f"it can run {', '.join(others)}" if others else found.advice
         raise DeviceError(
-            f"this device cannot run {self.manifest.model.name} ({self.target}): " + "; ".join(reasons)
+            f"this device cannot run {self.manifest.model.name} ({self.target}): "
+            + "; ".join(f"{program.name} {_lacking(program, found)}" for program in asked)
+            + f". The device {_has(found)}"
+            + (f": {advice}" if advice else "")
         )
-
-    def check_platform(self, arch: str | None, system: str | None) -> None:
-        """DeviceError where the artifact has native code, and none of it is for this machine."""
-        programs = self.manifest.programs
-        if not any(_is_for(program, arch, system) for program in programs):
-            built = ", ".join(dict.fromkeys(platform_of(program) for program in programs))
-            raise DeviceError(
-                f"this artifact was built for {built}, and this machine is {arch}-{system}: build it, on any "
-                f"machine, with nearfar build --target cpu --cpu {arch}-{system}"
-            )
 
     def _programs(self, precision: str | None, name: str | None) -> Sequence[Program]:
         """Programs that are what was asked for; RequestError where none is."""
@@ -271,20 +254,31 @@ class Artifact:
         return None
 
 
-def platform_of(program: Program) -> str:
-    """What a program's native code is for, as --cpu names it."""
-    return f"{program.requires.arch or 'any processor'}-{program.requires.system or 'any system'}"
-
-
-def _is_for(program: Program, arch: str | None, system: str | None) -> bool:
-    """Whether this architecture and system run its native code, where it has some; None: any."""
-    wanted = ((program.requires.arch, arch), (program.requires.system, system))
-    return all(needed is None or found in (None, needed) for needed, found in wanted)
-
-
-def _missing(program: Program, features: Collection[str], limits: Mapping[str, int]) -> list[str]:
-    """What a device with these features and limits lacks for a program."""
+def _lacking(program: Program, found: Found) -> str:
+    """What a device lacks for a program, in words; "" where it lacks nothing. This is the only rule for that:
+    native code that a processor cannot run would end the process.
+    """
     needs = program.requires
-    short = {name: need for name, need in needs.limits.items() if limits.get(name, need) < need}
-    lacking = [f"feature {name}" for name in needs.features if name not in features]
-    return lacking + [f"{name} {need} (has {limits[name]})" for name, need in short.items()]
+    for needed, there in ((needs.arch, found.arch), (needs.system, found.system)):
+        if needed is not None and there not in (None, needed):
+            return f"is for {_platform(needs.arch, needs.system)}"
+    missing = [f"feature {name}" for name in needs.features if name not in found.features]
+    missing += [
+        f"{name} {need} (has {found.limits[name]})"
+        for name, need in needs.limits.items()
+        if found.limits.get(name, need) < need
+    ]
+    return f"needs {', '.join(missing)}" if missing else ""
+
+
+def _has(found: Found) -> str:
+    """What a device is and offers, in words."""
+    features = ", ".join(sorted(found.features)) or "no features"
+    if found.arch is None and found.system is None:
+        return f"has {features}"
+    return f"is {_platform(found.arch, found.system)} and has {features}"
+
+
+def _platform(arch: str | None, system: str | None) -> str:
+    """A platform, as --cpu names it."""
+    return f"{arch or 'any processor'}-{system or 'any system'}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
@@ -14,12 +15,14 @@ from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.artifact.variants import Candidate, Choice, Kind, Why, compare, line_up
 from nearfar.edge_runtime.devices import Device, Settings
 from nearfar.edge_runtime.executors.base import Executor
-from nearfar.errors import DeviceError, DeviceLost
+from nearfar.errors import DeviceLost
 from nearfar.format.adapters import Adapter, class_of
 from nearfar.format.manifest import Manifest, Program, Requires
 from nearfar.format.sampler import COLUMNS, SampleI32
 from nearfar.format.seal import FIELD
 from nearfar.format.sizes import MAX_ROWS
+
+log = logging.getLogger(__name__)
 
 POSITION = 255
 """Where a decode step of a trial stands in its sequence."""
@@ -83,13 +86,17 @@ def _try_all(
 ) -> tuple[Executor, Program, Choice] | None:
     """Time the finalists over one copy of the weights: the first opened as it will run, the others beside it.
 
-    None where one of them failed: it is added to `failed`, and the others are to be lined up anew. That it
-    lost the device is kept; that it had no room may be otherwise the next time.
+    None where one of them failed, in whatever way: it is added to `failed`, and the others are to be lined up
+    anew. That it lost the device is kept; that it had no room may be otherwise the next time.
     """
     first, *others = finalists
     names = [program.name for program in finalists]
     assert device.beside is not None
-    main = open_one(dataclasses.replace(first, requires=all_of(finalists)))
+    try:
+        main = open_one(dataclasses.replace(first, requires=all_of(finalists)))
+    except Exception as error:
+        _pass_over(first.name, error, failed)
+        return None
     small = _small(artifact.manifest)
     positions = min(context(first), small.context)
     with ExitStack() as stack:
@@ -107,13 +114,13 @@ def _try_all(
                 return steps[name].run(kind)
 
             choice = compare(names, measure)
-        except DeviceError as error:
+        except Exception as error:
             name = kept.tried or first.name
-            failed.add(name)
             if isinstance(error, DeviceLost):
                 kept.lose(name)
             else:
                 kept.stop()
+            _pass_over(name, error, failed)
             return None
         except BaseException:
             kept.stop()
@@ -128,11 +135,17 @@ def _try_all(
     winner = next(program for program in finalists if program.name == choice.program)
     try:
         executor = open_one(winner)
-    except DeviceError:  # no room for it as it would run: kept, it would be taken again at every load
-        failed.add(winner.name)
+    except Exception as error:  # no room for it as it would run: kept, it would be taken again at every load
+        _pass_over(winner.name, error, failed)
         return None
     kept.keep(names, winner.name)
     return executor, winner, choice
+
+
+def _pass_over(name: str, error: Exception, failed: set[str]) -> None:
+    """Note that a program failed, and say so: nobody else will who runs another one."""
+    log.warning("the program %s is passed over: %s: %s", name, type(error).__name__, error)
+    failed.add(name)
 
 
 def all_of(programs: Sequence[Program]) -> Requires:

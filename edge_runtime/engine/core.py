@@ -114,7 +114,7 @@ class EngineCore:
         It shares prefixes with requests of the same `salt` only: where one engine serves several who must not
         learn of each other.
         """
-        self._check_open()
+        self.check_open()
         params = params or SamplingParams()
         self._check_tokens(tokens)
         params.check_vocabulary(self.manifest.model.vocab_size)
@@ -138,7 +138,7 @@ class EngineCore:
 
         Page copies that a later step was to begin with are made before: the call may write to their pages.
         """
-        self._check_open()
+        self.check_open()
         return await self._device.call(call, self.scheduler.take_copies())
 
     def wake(self) -> None:
@@ -334,7 +334,7 @@ class EngineCore:
                     "prompt",
                 )
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         """Refuse where the engine has come to its end."""
         if self._closed:
             raise DeviceError("the engine is closed; load the artifact again")

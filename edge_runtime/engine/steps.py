@@ -17,16 +17,13 @@ from nearfar.edge_runtime.engine.scheduler import Step
 from nearfar.errors import DeviceError, NearfarError, RequestError
 from nearfar.format.buffers import page_table
 from nearfar.format.manifest import Manifest, Program
-from nearfar.format.sampler import COLUMNS, PROMPT_FLAG, SampleF32, SampleI32
+from nearfar.format.sampler import COLDEST, COLUMNS, PROMPT_FLAG, SampleF32, SampleI32
 from nearfar.format.sizes import MAX_ROWS
 
 if TYPE_CHECKING:
     from nearfar.edge_runtime.executors.base import Executor
 
 Array = npt.NDArray[Any]
-
-COLDEST = 1e-6
-"""The least temperature but 0: divided by less, a logit could pass what a float32 holds."""
 
 EVERY = 0xFFFFFFFF
 """Word of `allowed` that forbids nothing."""
@@ -243,6 +240,7 @@ class StepBuilder:
             drawn_at = chunk.start + chunk.count
             ints[index, : len(SampleI32)] = request.sequence.slot, params.top_k, low, high, drawn_at, feed
             penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+            # Kernels do the same. But for it what a float32 cannot hold would become 0.
             temperature = max(params.temperature, COLDEST) if params.temperature else 0.0
             floats[index, : len(SampleF32)] = temperature, params.top_p, params.min_p, *penalties
             if work.sampler == "sample":
@@ -296,12 +294,13 @@ def launch(executor: Executor, work: StepWork) -> Launched:
         executor.copy_page(group, source, target)
     for write in work.writes:
         executor.write(write.buffer, write.data, write.row, write.column)
+    executor.run("step", work.size)
+    # Only the sampler reads them: a device that works by itself computes the logits meanwhile.
     refused: Refused = {}
     for mask in work.masks:
         row = _allowed(mask.request, refused)
         if row is not None:
             executor.write("allowed", row[None], mask.slot)
-    executor.run("step", work.size)
     if work.sampler is not None:
         executor.run(work.sampler, work.sampler_size)
     # Read even where nothing was sampled, so that no more than two steps are ever under way.

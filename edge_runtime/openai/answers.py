@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 
 from nearfar.edge_runtime.engine.generation import Generation
 from nearfar.edge_runtime.engine.requests import FinishReason, RequestStats, TokenEvent
+from nearfar.edge_runtime.grammars.constraint import GrammarConstraint
 from nearfar.edge_runtime.openai.records import TokenLogprob, TopLogprob
 from nearfar.edge_runtime.text.codec import TextCodec, TextStream
 
@@ -31,11 +32,19 @@ class Answer:
     """One choice of a response. `context` are the tokens that its text continues."""
 
     def __init__(
-        self, index: int, generation: Generation, codec: TextCodec, stops: Seq[str], context: Seq[int]
+        self,
+        index: int,
+        generation: Generation,
+        codec: TextCodec,
+        stops: Seq[str],
+        context: Seq[int],
+        constraint: GrammarConstraint | None = None,
     ) -> None:
         self.index = index
         self._generation = generation
         self._codec = codec
+        self._constraint = constraint
+        self._count = 0
         self._stream = TextStream(codec, stops, context)
 
     @property
@@ -57,14 +66,20 @@ class Answer:
 
     def _piece(self, event: TokenEvent) -> Piece:
         finish = event.finish_reason
+        self._count += 1
+        if finish != "stop" and self._constraint and self._constraint.complete_at == self._count:
+            return Piece(self.index, self._text(event.token, True), self._logprobs(event), "stop")
         if finish == "stop":  # the end token is not part of the text
             return Piece(self.index, self._stream.finish(), (), finish)
-        text = self._stream.push(event.token)
-        if finish and not self._stream.stopped:
-            text += self._stream.finish()
+        text = self._text(event.token, finish is not None)
         if self._stream.stopped:
             finish = "stop"
         return Piece(self.index, text, self._logprobs(event), finish)
+
+    def _text(self, token: int, last: bool) -> str:
+        """What has become certain with a token; with the last one, all."""
+        text = self._stream.push(token)
+        return text + self._stream.finish() if last and not self._stream.stopped else text
 
     def _logprobs(self, event: TokenEvent) -> tuple[TokenLogprob, ...]:
         if event.logprob is None:

@@ -18,10 +18,13 @@ from nearfar.edge_runtime.artifact.options import LoadKeywords, LoadOptions
 from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.edge_runtime.engine.generation import Generation
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
+from nearfar.edge_runtime.grammars import Grammar
+from nearfar.edge_runtime.grammars.compiler import Grammars
 from nearfar.edge_runtime.openai.answers import Answer, Piece, merge
 from nearfar.edge_runtime.openai.parameters import (
     ChatParams,
     CompletionParams,
+    asked_grammar,
     chat_sampling,
     check_model,
     checked_messages,
@@ -83,6 +86,8 @@ class AsyncEngine:
     def __init__(self, core: EngineCore, codec: TextCodec) -> None:
         self.core = core
         self.codec = codec
+        model = core.manifest.model
+        self.grammars = Grammars(codec, model.vocab_size, model.eos_token_ids)
         self.chat = Chat(self)
         self.completions = Completions(self)
 
@@ -148,6 +153,7 @@ class AsyncEngine:
 
     async def close(self) -> None:
         """Stop all requests and free the device."""
+        self.grammars.close()
         await self.core.close()
 
     async def __aenter__(self) -> Self:
@@ -191,11 +197,13 @@ class ChatCompletions:
     ) -> ChatCompletion | AsyncStream[ChatCompletionChunk]:
         """Answer a conversation, whole or in chunks."""
         sampling, n, usage = chat_sampling(params), choices(params), include_usage(params)
+        grammar = asked_grammar(params)
         check_model(params, self._engine.manifest.model.name)
         given = checked_messages(messages)
         goes_on = continues_last(params, given)
         tokens = self._engine.codec.encode_chat(given, continue_last=goes_on)
-        response = _Response.start(self._engine, "chatcmpl", tokens, tokens if goes_on else (), sampling, n)
+        context = tokens if goes_on else ()
+        response = await _Response.start(self._engine, "chatcmpl", tokens, context, sampling, n, grammar)
         if stream:
             return AsyncStream(_chat_chunks(response, usage))
         return await _chat_whole(response)
@@ -224,11 +232,12 @@ class Completions:
     ) -> Completion | AsyncStream[Completion]:
         """Continue a text (an empty one: from BOS) or token ids, whole or in chunks."""
         sampling, n, usage = completion_sampling(params), choices(params), include_usage(params)
+        grammar = asked_grammar(params)
         check_model(params, self._engine.manifest.model.name)
         tokens = self._engine.codec.encode(prompt) if isinstance(prompt, str) else token_prompt(prompt)
         if params.get("echo"):
             raise RequestError("echo is not supported", "echo")
-        response = _Response.start(self._engine, "cmpl", tokens, tokens, sampling, n)
+        response = await _Response.start(self._engine, "cmpl", tokens, tokens, sampling, n, grammar)
         if stream:
             return AsyncStream(_completion_chunks(response, usage))
         return await _completion_whole(response)
@@ -244,7 +253,7 @@ class _Response:
     answers: list[Answer]
 
     @classmethod
-    def start(
+    async def start(
         cls,
         engine: AsyncEngine,
         kind: str,
@@ -252,13 +261,18 @@ class _Response:
         context: Seq[int],
         sampling: SamplingParams,
         n: int,
+        grammar: Grammar | None,
     ) -> _Response:
         """Start the requests of a response. `context`: tokens that the text of the answers continues."""
+        engine.core.check_open()
+        constraints = await engine.grammars.constraints(grammar, n) if grammar else [None] * n
         answers = []
         for index in range(n):
             seed = None if sampling.seed is None else _nth_seed(sampling.seed, index)
-            generation = engine.generate(tokens, replace(sampling, seed=seed))
-            answers.append(Answer(index, generation, engine.codec, sampling.stop, context))
+            generation = engine.core.generate(tokens, replace(sampling, seed=seed), constraints[index])
+            answers.append(
+                Answer(index, generation, engine.codec, sampling.stop, context, constraints[index])
+            )
         return cls(f"{kind}-{secrets.token_hex(12)}", int(time.time()), engine.manifest.model.name, answers)
 
     @property

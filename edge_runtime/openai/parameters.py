@@ -7,6 +7,8 @@ from collections.abc import Sequence as Seq
 from typing import Any, TypedDict, cast
 
 from nearfar.edge_runtime.engine.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
+from nearfar.edge_runtime.grammars import Grammar
+from nearfar.edge_runtime.openai.formats import grammar_of
 from nearfar.errors import RequestError
 
 MAX_CHOICES = 64
@@ -33,6 +35,7 @@ class CommonParams(TypedDict, total=False):
     seed: int | None
     stop: str | Seq[str] | None
     ignore_eos: bool | None
+    response_format: Mapping[str, Any] | None
     stream_options: Mapping[str, Any] | None
 
 
@@ -44,7 +47,6 @@ class ChatParams(CommonParams, total=False):
     max_completion_tokens: int | None
     logprobs: bool | None
     top_logprobs: int | None
-    response_format: Mapping[str, Any] | None
     continue_final_message: bool | None
 
 
@@ -71,8 +73,6 @@ _SAMPLING = (
 def chat_sampling(params: ChatParams) -> SamplingParams:
     """Sampling parameters of a chat completion."""
     given = _given(cast(dict[str, Any], params), ChatParams)
-    if given.get("response_format", {"type": "text"}) != {"type": "text"}:
-        raise RequestError("response_format: only {'type': 'text'} is supported", "response_format")
     logprobs, top = given.get("logprobs", False), given.get("top_logprobs", 0)
     if top and not logprobs:
         raise RequestError("top_logprobs needs logprobs=True", "top_logprobs")
@@ -101,6 +101,11 @@ def choices(params: CommonParams) -> int:
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MAX_CHOICES:
         raise RequestError(f"n must be a whole number from 1 to {MAX_CHOICES}, not {n!r}", "n")
     return n
+
+
+def asked_grammar(params: CommonParams) -> Grammar | None:
+    """What every answer must match; None: any text will do."""
+    return grammar_of(params.get("response_format"))
 
 
 def include_usage(params: CommonParams) -> bool:

@@ -27,7 +27,7 @@ class Workload:
     With `trace`, lengths (times `scale`), arrivals and shared beginnings are those of the file. Without,
     lengths are drawn from lognormal distributions with the means `prompt_tokens` and `output_tokens`,
     arrivals from a Poisson process. `shared_prefix`: tokens that all prompts begin with, on top. None for
-    `max_prompt` or `max_total`: the model's context.
+    `max_prompt` or `max_output`: the model's context.
     """
 
     trace: Path | None = None

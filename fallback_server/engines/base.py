@@ -7,8 +7,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from nearfar.edge_runtime.grammars import Grammar
 from nearfar.edge_runtime.openai.records import TokenLogprob
-from nearfar.fallback_server.backend import BackendStats, Grammar, Sampling
+from nearfar.fallback_server.backend import BackendStats, Sampling
 from nearfar.fallback_server.tenants import ANONYMOUS, Tenant
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort"]

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from nearfar.edge_runtime.grammars import Grammar
 from nearfar.edge_runtime.text.codec import TextCodec, TextStream
 from nearfar.errors import RequestError
-from nearfar.fallback_server.backend import Backend, BackendStats, Grammar, TokenRequest
+from nearfar.fallback_server.backend import Backend, BackendStats, TokenRequest
 from nearfar.fallback_server.engines import tools
 from nearfar.fallback_server.engines.answers import Choice, Echo, LocalAnswers
 from nearfar.fallback_server.engines.base import (

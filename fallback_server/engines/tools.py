@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
+from nearfar.edge_runtime.grammars import Grammar
 from nearfar.errors import RequestError
-from nearfar.fallback_server.backend import Grammar
 from nearfar.fallback_server.engines.base import ToolChoice
 from nearfar.fallback_server.grammars import BLANKS, CALL_BLANKS
 from nearfar.fallback_server.marks import CallFormat, Marks

@@ -5,7 +5,6 @@ Importing this imports no xgrammar, which brings PyTorch with it.
 
 from nearfar.fallback_server.grammars.compiled import BLANKS, CALL_BLANKS, CompiledGrammars
 from nearfar.fallback_server.grammars.constraint import TokenConstraint
-from nearfar.fallback_server.grammars.kept import Kept, key_of
 from nearfar.fallback_server.grammars.service import GrammarService
 
-__all__ = ["BLANKS", "CALL_BLANKS", "CompiledGrammars", "GrammarService", "Kept", "TokenConstraint", "key_of"]
+__all__ = ["BLANKS", "CALL_BLANKS", "CompiledGrammars", "GrammarService", "TokenConstraint"]

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from nearfar.edge_runtime.grammars import Grammar
+from nearfar.edge_runtime.grammars.kept import Kept
+from nearfar.edge_runtime.grammars.schema import narrowed
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import RequestError
-from nearfar.fallback_server.backend import Grammar
-from nearfar.fallback_server.grammars.kept import Kept
-from nearfar.fallback_server.grammars.schema import narrowed
 from nearfar.fallback_server.marks import VISIBLE
 
 BLANKS = 16

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from nearfar.edge_runtime.grammars import Grammar
+from nearfar.edge_runtime.grammars.kept import Kept, key_of
 from nearfar.errors import NearfarError
-from nearfar.fallback_server.backend import Grammar
 from nearfar.fallback_server.grammars.compiled import CompiledGrammars
 from nearfar.fallback_server.grammars.constraint import follow
-from nearfar.fallback_server.grammars.kept import Kept, key_of
 from nearfar.fallback_server.sandbox import ChildPool, ChildSpec
 
 log = logging.getLogger(__name__)

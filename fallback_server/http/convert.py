@@ -11,8 +11,9 @@ from typing import Any
 from fastapi import Request
 from pydantic_core import from_json
 
+from nearfar.edge_runtime.grammars import Grammar
 from nearfar.errors import RequestError
-from nearfar.fallback_server.backend import Grammar, Sampling
+from nearfar.fallback_server.backend import Sampling
 from nearfar.fallback_server.engines.base import EngineRequest, Prompt, ToolChoice
 from nearfar.fallback_server.http.errors import ApiError
 from nearfar.fallback_server.http.fields import MAX_SCHEMA_BYTES

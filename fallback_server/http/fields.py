@@ -25,6 +25,8 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
+from nearfar.edge_runtime.grammars import MAX_GRAMMAR_BYTES
+
 MAX_STOPS = 16
 MAX_STOP_CHARS = 512
 MAX_BIASES = 1024
@@ -32,7 +34,7 @@ MAX_PROMPTS = 64
 MAX_INPUTS = 256
 MAX_PROMPT_TOKENS = 1 << 20
 MAX_PARTS = 256
-MAX_SCHEMA_BYTES = 64 << 10
+MAX_SCHEMA_BYTES = MAX_GRAMMAR_BYTES
 """Bytes of a schema, a regular expression or a grammar; of all tools together."""
 UNKNOWN = 16
 """Unknown fields that are told one by one."""

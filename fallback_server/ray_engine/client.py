@@ -65,7 +65,9 @@ class RayBackend:
     async def connect(cls, handle: Any, options: RayOptions, on_close: Close | None = None) -> RayBackend:
         """Ask a replica what it serves."""
         try:
-            return cls(handle, await handle.describe.remote(), options, on_close)
+            made = cls(handle, await handle.describe.remote(), options, on_close)
+            made._note(await handle.stats.remote())
+            return made
         except (RayError, RayServeException) as error:
             raise EngineError(f"no replica says what it serves: {_short(error)}") from error
 
@@ -99,7 +101,9 @@ class RayBackend:
         raise EngineError(f"{self._options.attempts} engines died while they embedded the inputs")
 
     def stats(self) -> BackendStats:
-        """What was seen from here, and what replicas said of themselves with the last answer of each."""
+        """What was seen from here, and what replicas said of themselves with the last answer of each. The
+        program is that of the replica that was heard first: all have the same artifact.
+        """
         counts, said = self._counts, list(self._replicas.values())
         return BackendStats(
             running=counts.running,
@@ -112,6 +116,7 @@ class RayBackend:
             prompt_tokens=counts.prompt,
             steps=sum(stats.steps for stats in said),
             restarts=counts.lost,
+            program=next((stats.program for stats in said if stats.program is not None), None),
         )
 
     async def alive(self) -> bool:
@@ -169,11 +174,15 @@ class RayBackend:
             self._counts.running -= running
             records.cancel()
 
+    def _note(self, record: Events) -> None:
+        """Keep what a replica says of itself."""
+        if record.stats is not None:
+            self._replicas[record.replica] = record.stats
+
     def _take(self, record: Events, answer: Answer, stream: TaskStream) -> bool:
         """Hand on events; whether the answer is whole."""
         self._last_token = time.monotonic()
-        if record.stats is not None:
-            self._replicas[record.replica] = record.stats
+        self._note(record)
         for event in record.events:
             if event.finish == "abort":  # we asked for none: the replica is shutting down
                 raise EngineError("the replica ended the answer")

@@ -50,6 +50,10 @@ class EngineReplica:
         """What the model is."""
         return self._backend.info
 
+    async def stats(self) -> Events:
+        """What the engine says of itself: no events."""
+        return Events((), self._name, self._backend.stats())
+
     async def embed(self, tokens: list[list[int]], pooling: Literal["mean", "last"]) -> Vectors | Refusal:
         """One vector a sequence."""
         try:

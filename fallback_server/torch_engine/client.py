@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from nearfar.edge_runtime.grammars import Grammar, Kept, key_of
 from nearfar.errors import (
     CheckpointError,
     DeviceError,
@@ -23,12 +24,11 @@ from nearfar.errors import (
 from nearfar.fallback_server.backend import (
     BackendInfo,
     BackendStats,
-    Grammar,
     Sampling,
     TokenEvent,
     TokenRequest,
 )
-from nearfar.fallback_server.grammars import GrammarService, Kept, key_of
+from nearfar.fallback_server.grammars import GrammarService
 from nearfar.fallback_server.token_stream import EventStream
 from nearfar.fallback_server.torch_engine.messages import (
     Cancel,

@@ -18,71 +18,32 @@ class Platform:
     the oldest version that the library is for. `library`: its file name.
     """
 
-    name: str
     architecture: str
     system: str
     triple: str
     zig: str
     library: str
 
+    @property
+    def name(self) -> str:
+        """What --cpu calls it."""
+        return f"{self.architecture}-{self.system}"
 
-def _linux(architecture: str) -> Platform:
-    """From glibc 2.28 on: what is of 2018 or later."""
-    return Platform(
-        f"{architecture}-linux",
-        architecture,
-        "linux",
-        f"{architecture}-unknown-linux-gnu",
-        f"{architecture}-linux-gnu.2.28",
-        "model.so",
-    )
-
-
-def _macos(architecture: str) -> Platform:
-    """From macOS 13 on."""
-    return Platform(
-        f"{architecture}-macos",
-        architecture,
-        "macos",
-        f"{'arm64' if architecture == 'aarch64' else architecture}-apple-macosx13.0.0",
-        f"{architecture}-macos.13.0",
-        "model.dylib",
-    )
-
-
-def _windows(architecture: str) -> Platform:
-    return Platform(
-        f"{architecture}-windows",
-        architecture,
-        "windows",
-        f"{architecture}-w64-windows-gnu",
-        f"{architecture}-windows-gnu",
-        "model.dll",
-    )
-
-
-_ANDROID = Platform(
-    "aarch64-android",
-    "aarch64",
-    "android",
-    "aarch64-unknown-linux-android29",
-    # There is no libc of Android's with the linker. musl's headers describe the same records for what the
-    # runtime uses of it (pthread_mutex_t of 40 bytes, pthread_cond_t of 48), and nothing of musl is linked.
-    "aarch64-linux-musl",
-    "model.so",
-)
-"""From Android 10 on, whose loader knows thread-local variables."""
 
 PLATFORMS = {
     each.name: each
     for each in (
-        _linux("x86_64"),
-        _linux("aarch64"),
-        _macos("aarch64"),
-        _macos("x86_64"),
-        _windows("x86_64"),
-        _windows("aarch64"),
-        _ANDROID,
+        # glibc 2.28: what is of 2018 or later.
+        Platform("x86_64", "linux", "x86_64-unknown-linux-gnu", "x86_64-linux-gnu.2.28", "model.so"),
+        Platform("aarch64", "linux", "aarch64-unknown-linux-gnu", "aarch64-linux-gnu.2.28", "model.so"),
+        Platform("aarch64", "macos", "arm64-apple-macosx13.0.0", "aarch64-macos.13.0", "model.dylib"),
+        Platform("x86_64", "macos", "x86_64-apple-macosx13.0.0", "x86_64-macos.13.0", "model.dylib"),
+        Platform("x86_64", "windows", "x86_64-w64-windows-gnu", "x86_64-windows-gnu", "model.dll"),
+        Platform("aarch64", "windows", "aarch64-w64-windows-gnu", "aarch64-windows-gnu", "model.dll"),
+        # Android 10, whose loader knows thread-local variables. There is no libc of Android's with the
+        # linker. musl's headers describe the same records for what the runtime uses of it (pthread_mutex_t of
+        # 40 bytes, pthread_cond_t of 48), and nothing of musl is linked.
+        Platform("aarch64", "android", "aarch64-unknown-linux-android29", "aarch64-linux-musl", "model.so"),
     )
 }
 

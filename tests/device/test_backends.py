@@ -283,6 +283,33 @@ def test_the_sampler_does_what_the_reference_does(lab: Lab, backend: str, model:
     _restore(engine)
 
 
+def test_temperatures_near_0_and_logits_of_any_size_give_the_references_token(lab: Lab, backend: str) -> None:
+    engine = lab.engine("q4", backend)
+    device, vocab, rng = executor(engine), engine.manifest.model.vocab_size, np.random.default_rng(3)
+    slots = engine.manifest.cache.slots
+    bias, counts = np.zeros((slots, vocab), np.float32), np.zeros((slots, vocab), np.int32)
+    allowed = np.full((slots, (vocab + 31) // 32), 0xFFFFFFFF, np.uint32)
+    filters = [(0, 1, 0), (40, 1, 0), (0, 0.5, 0), (0, 1, 0.1)]  # top_k, top_p, min_p
+    for spread in (3.0, 1e36, 1e38):
+        logits = np.clip(rng.standard_normal((16, vocab)) * spread, -3.4e38, 3.4e38).astype(np.float32)
+        for temperature in (1e-30, 1e-6, 0.5, 100.0):
+            ints, floats = np.zeros((16, 8), np.int32), np.zeros((16, 8), np.float32)
+            ints[:, 0] = ints[:, 5] = -1
+            for row, (top_k, top_p, min_p) in enumerate(filters):
+                ints[row, :5] = row, top_k, *rng.integers(-(2**31), 2**31, 2), row
+                floats[row, :6] = temperature, top_p, min_p, 1, 0, 0
+            given = {"logits": logits, "logit_bias": bias, "allowed": allowed, "counts": counts}
+            for name, data in {**given, "sample_i32": ints, "sample_f32": floats}.items():
+                device.write(name, data)
+            device.run("sample", 4)
+            expected = [
+                sample_row(logits[row], bias[row], allowed[row], counts[row], floats[row], ints[row])
+                for row in range(4)
+            ]
+            assert device.fetch("sampled", 4)().tolist() == expected, (spread, temperature)
+    _restore(engine)
+
+
 def test_greedy_and_logprobs_do_what_the_reference_does(lab: Lab, backend: str) -> None:
     engine = lab.engine("q4", backend)
     device, vocab, rng = executor(engine), engine.manifest.model.vocab_size, np.random.default_rng(5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from nearfar.build.pipeline import build
 from nearfar.build.program.buckets import Buckets
 from nearfar.build.source import BuildOptions
 from nearfar.edge_runtime.artifact.reader import Artifact
+from nearfar.edge_runtime.devices import Found
 from nearfar.edge_runtime.executors.cpu.features import ASSUMED, cpu_flags
 from nearfar.edge_runtime.executors.cpu.system import architecture, system
 from nearfar.errors import BuildError, DeviceError
@@ -22,7 +24,6 @@ from tests.support.paths import ROOT
 SAMPLE = str(ROOT / "examples/sample-model")
 SMALL = Buckets((1, 16), (1,))
 PROMPT = "The fox and the crow"
-HERE = (architecture(), system())
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +41,11 @@ def answer(path: Path, program: str | None = None) -> tuple[str, str, str]:
         assert choice is not None
         assert executor(engine).program_name == choice.program
         return done.choices[0].text, choice.program, choice.why
+
+
+def machine(features: Iterable[str]) -> Found:
+    """This one, if it had these features."""
+    return Found(frozenset(features), arch=architecture(), system=system())
 
 
 def units(path: Path) -> list[str]:
@@ -61,13 +67,13 @@ def test_the_best_that_the_machine_has_runs_and_every_one_says_the_same(artifact
 
 
 def test_a_machine_whose_features_cannot_be_told_takes_the_baseline(artifact: Path) -> None:
-    (only,) = Artifact.open(artifact).able_programs(ASSUMED[architecture()], platform=HERE)
+    (only,) = Artifact.open(artifact).able_programs(machine(ASSUMED[architecture()]))
     assert only.name == Artifact.open(artifact).manifest.programs[-1].name
 
 
 def test_a_machine_without_any_of_the_units_is_told_what_it_lacks(artifact: Path) -> None:
     with pytest.raises(DeviceError, match=r"avx512 needs .*; \S+-avx2 needs feature|neon needs feature neon"):
-        Artifact.open(artifact).able_programs((), platform=HERE)
+        Artifact.open(artifact).able_programs(machine(()))
 
 
 def test_units_can_be_asked_for_by_name(tmp_path: Path) -> None:

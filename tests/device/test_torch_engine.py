@@ -15,8 +15,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
+from nearfar.edge_runtime.grammars import Grammar
 from nearfar.errors import CheckpointError, RequestError
-from nearfar.fallback_server.backend import Grammar, Sampling, TokenRequest
+from nearfar.fallback_server.backend import Sampling, TokenRequest
 from nearfar.fallback_server.torch_engine.graphs import DecodeGraphs
 from nearfar.fallback_server.torch_engine.messages import Cancel, Embed, Embedded
 from nearfar.fallback_server.torch_engine.model import load_model

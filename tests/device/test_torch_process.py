@@ -18,8 +18,9 @@ from typing import Any
 import psutil
 import pytest
 
+from nearfar.edge_runtime.grammars import Grammar
 from nearfar.errors import CheckpointError, EngineError, OverloadError, RequestError
-from nearfar.fallback_server.backend import Grammar, Sampling, TokenRequest
+from nearfar.fallback_server.backend import Sampling, TokenRequest
 from nearfar.fallback_server.torch_engine import TorchBackend, TorchOptions
 from tests.shared_data import shared_data
 from tests.support.torch_rig import GREEDY, Rig

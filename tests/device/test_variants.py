@@ -64,8 +64,7 @@ def room(_: Program) -> int:
 
 def best(artifact: Artifact, opened: list[Program], changed: Device | None = None) -> tuple[str, Any]:
     """The program that runs, and why; after a step of it."""
-    found = device(artifact.target).probe()
-    programs = artifact.able_programs(found.features, found.limits)
+    programs = artifact.able_programs(device(artifact.target).probe())
     executor, program, choice = open_best(
         artifact, programs, UNKNOWN, changed or device(artifact.target), opener(artifact, opened), room
     )
@@ -125,12 +124,16 @@ def test_a_program_that_loses_the_device_is_out_for_good(artifact: Artifact) -> 
     assert choice.why == "kept"
 
 
-def test_a_program_without_room_is_passed_over_this_time(artifact: Artifact) -> None:
+@pytest.mark.parametrize("error", [DeviceError("no room"), ValueError("a kernel of the driver's is not one")])
+def test_a_program_that_fails_in_its_trial_is_passed_over_this_time(
+    artifact: Artifact, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     def full(*_: object) -> Executor:
-        raise DeviceError("no room")
+        raise error
 
     name, choice = best(artifact, [], replace(device(artifact.target), beside=full))
     assert (name, choice.why) == ("integrated-f16", "only")
+    assert f"integrated-f32 is passed over: {type(error).__name__}: {error}" in caplog.text
     assert list(best(artifact, [])[1].seconds) == ["integrated-f16", "integrated-f32", "discrete-f16"]
 
 
@@ -138,8 +141,7 @@ def test_a_winner_that_has_no_room_as_it_would_run_is_not_kept(
     artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trial, "compare", lambda names, measure: Choice(names[-1], "timed"))
-    found = device(artifact.target).probe()
-    programs = artifact.able_programs(found.features, found.limits)
+    programs = artifact.able_programs(device(artifact.target).probe())
 
     def open_one(program: Program) -> Executor:
         if program.name == "discrete-f16":
@@ -152,6 +154,22 @@ def test_a_winner_that_has_no_room_as_it_would_run_is_not_kept(
         )
         executor.close()
         assert (program.name, choice.why) == ("discrete-f32", why)
+
+
+def test_the_first_is_passed_over_too_where_it_does_not_open(artifact: Artifact) -> None:
+    opened: list[Program] = []
+    programs = artifact.able_programs(device(artifact.target).probe())
+
+    def open_one(program: Program) -> Executor:
+        if program.name == "integrated-f16":
+            raise RuntimeError("the driver's compiler gave up")
+        return opener(artifact, opened)(program)
+
+    own = device(artifact.target)
+    executor, program, choice = open_best(artifact, programs, UNKNOWN, own, open_one, room)
+    executor.close()
+    assert list(choice.seconds) == ["integrated-f32", "discrete-f16", "discrete-f32"]
+    assert program.name in choice.seconds
 
 
 def test_software_times_nothing_and_a_pin_is_followed(artifact: Artifact) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from nearfar.format.sampler import BOUND, COLDEST
 from nearfar.targets.jobs import Greedy, Logprobs, Sample
 from nearfar.targets.webgpu import VARIANTS
 
@@ -42,7 +43,7 @@ def reference(logits, f, i, bias, counts, allowed):
     val = val - f[5] * made - f[4] * (made > 0)
     if f[0] == 0:
         return int(np.argmax(val))
-    val = val / f[0]
+    val = np.clip(val / max(f[0], np.float32(COLDEST)), -BOUND, BOUND)
     keep = np.ones(vocab, bool)
     if top_k > 0:
         keep &= val >= np.sort(val)[::-1][top_k - 1]
@@ -99,6 +100,8 @@ SETTINGS = {
     "top_p_small": [1.5, 0.05, 0.0, 1.0, 0.0, 0.0],
     "min_p": [1.2, 1.0, 0.1, 1.1, 0.0, 0.0],
     "all": [0.7, 0.8, 0.02, 1.1, 0.3, 0.1],
+    "coldest": [1e-30, 1.0, 0.0, 1.0, 0.0, 0.0],
+    "coldest_all": [1e-30, 0.9, 0.02, 1.1, 0.3, 0.1],
 }
 
 

@@ -30,37 +30,21 @@ def hashes(root: Path) -> dict[str, str]:
     }
 
 
+def build_stories(out: Path, *more: object) -> None:
+    model = shared_data("models", "stories260K")
+    done = nearfar("build", model, "--quant", "q4", "--cpu-features", "native", *more, "-o", out)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture(scope="module")
 def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("stories")
-    done = nearfar(
-        "build",
-        shared_data("models", "stories260K"),
-        "--quant",
-        "q4",
-        "--cpu-features",
-        "native",
-        "--dump-ir",
-        out / "ir",
-        "-o",
-        out / "a",
-    )
-    assert done.returncode == 0, done.stderr
+    build_stories(out / "a", "--dump-ir", out / "ir")
     return out
 
 
 def test_the_same_input_gives_the_same_bytes(stories: Path, tmp_path: Path) -> None:
-    again = nearfar(
-        "build",
-        shared_data("models", "stories260K"),
-        "--quant",
-        "q4",
-        "--cpu-features",
-        "native",
-        "-o",
-        tmp_path / "elsewhere",
-    )
-    assert again.returncode == 0, again.stderr
+    build_stories(tmp_path / "elsewhere")
     assert hashes(tmp_path / "elsewhere") == hashes(stories / "a")
 
 

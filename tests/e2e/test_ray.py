@@ -16,6 +16,8 @@ import httpx
 import psutil
 import pytest
 
+from nearfar.edge_runtime.artifact.reader import Artifact
+from nearfar.edge_runtime.devices import device
 from tests.shared_data import shared_data
 from tests.support.artifacts import Built
 
@@ -71,6 +73,14 @@ async def stream(client: httpx.AsyncClient, body: dict[str, object], started: as
     assert not [line for line in lines if '"error"' in line]
     assert "data: [DONE]" in lines
     return text.encode().decode("unicode_escape")
+
+
+def test_the_program_of_replicas_is_told_before_the_first_request(server: RayServer, built: Built) -> None:
+    name = Artifact.open(built("stories260K", "none") / "cpu").able_programs(device("cpu").probe())[0].name
+    metrics = httpx.get(f"{server.url}/metrics", timeout=60).text
+    assert re.search(
+        rf'^nearfar:program_info\{{device="cpu",.*program="{name}",.*\}} 1', metrics, re.MULTILINE
+    )
 
 
 async def test_a_replica_dies_under_load_and_no_request_is_lost(server: RayServer) -> None:

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nearfar.edge_runtime.grammars import Grammar
 from nearfar.errors import RequestError
-from nearfar.fallback_server.backend import Grammar
 from nearfar.fallback_server.grammars import TokenConstraint
 from nearfar.fallback_server.grammars.compiled import compiler
 from nearfar.fallback_server.grammars.constraint import follow

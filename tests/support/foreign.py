@@ -178,7 +178,6 @@ def open_foreign(
     program = next(each for each in manifest.programs if each.name == name)
     pages = plan_pages(manifest, program, "8MB")
     memory = Memory(folder / f"{name}-{threads}", 1 << 28)
-    monkeypatch.setattr(executor, "check_cpu", lambda requires: None)
     monkeypatch.setattr(executor, "reserve", memory.take)
     monkeypatch.setattr(executor, "Library", lambda library: Foreign(library, memory, cpu))
     made = executor.CpuExecutor(artifact, program, Settings(pages, longest(manifest, pages), threads))

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from nearfar.edge_runtime.executors.planned import check_pages, place
 from nearfar.format.buffers import keys, page_table, values
+from nearfar.format.sampler import BOUND, COLDEST
 from nearfar.step.reading import read_model
 from tests.support.step_reference import StepReference
 
@@ -195,7 +196,11 @@ def sample_row(logits: Array, bias: Array, allowed: Array, counts: Array, floats
     score = score - frequency * generated - presence * (generated > 0)
     if temperature == 0 or best_finite(score) < 0:
         return best_finite(score)
-    score = np.where(np.isfinite(score), score, -np.inf) / temperature
+    with np.errstate(over="ignore"):
+        quotient = np.clip(
+            score / max(temperature, np.float32(COLDEST)), np.float32(-BOUND), np.float32(BOUND)
+        )
+    score = np.where(np.isfinite(score), quotient, -np.inf).astype(np.float32)
     kept = np.isfinite(score)
     if 0 < top_k < len(score):
         kept &= score >= np.sort(score)[-top_k]

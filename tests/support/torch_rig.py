@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from nearfar.edge_runtime.grammars import key_of
 from nearfar.errors import RequestError
 from nearfar.fallback_server.backend import Sampling, TokenEvent, TokenRequest
-from nearfar.fallback_server.grammars import key_of
 from nearfar.fallback_server.grammars.compiled import compiler, vocabulary
 from nearfar.fallback_server.torch_engine.engine import Engine, Loaded
 from nearfar.fallback_server.torch_engine.messages import FromWorker, Learn, Refused, Stepped, Submit

@@ -170,7 +170,7 @@ async def test_token_prompts_and_bad_requests(engine: AsyncEngine) -> None:
         ("model", "gpt-4o"),
         ("user", 5),
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "xml"}),
         ("temprature", 0),
         ("stream_options", 5),
         ("stream_options", {"usage": True}),

@@ -19,9 +19,13 @@ from nearfar.edge_runtime.artifact.budget import (
     plan_pages,
     useful_pages,
 )
-from nearfar.edge_runtime.artifact.loading import choose
+from nearfar.edge_runtime.artifact.loading import choose, load
+from nearfar.edge_runtime.artifact.options import LoadOptions
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.artifact.trust import check_trust
+from nearfar.edge_runtime.devices import Found
+from nearfar.edge_runtime.executors.cpu.features import offered
+from nearfar.edge_runtime.executors.cpu.system import architecture, system
 from nearfar.errors import ArtifactError, DeviceError, RequestError
 from nearfar.format.manifest import parse
 from tests.support import tiny
@@ -396,20 +400,52 @@ def test_programs_are_chosen_by_what_the_device_has_and_by_what_is_asked_for(pat
 
     tiny.edit_manifest(path, three)
     artifact = Artifact.open(path)
-    assert artifact.able_programs({"shader-f16"}, {"maxBufferSize": 100})[0].name == "f16"
-    assert artifact.able_programs({"shader-f16"}, {"maxBufferSize": 99})[0].name == "f32"
-    assert artifact.able_programs({"shader-f16", "subgroups"}, precision="f32")[0].name == "wide"
-    assert artifact.able_programs({"subgroups"}, name="f32")[0].name == "f32"
-    with pytest.raises(DeviceError, match=r"wide needs feature subgroups$"):
-        artifact.able_programs([], name="wide")
-    with pytest.raises(DeviceError, match=r"f16 needs feature shader-f16, maxBufferSize 100 \(has 10\)$"):
-        artifact.able_programs([], {"maxBufferSize": 10}, precision="f16")
+
+    def able(features: set[str], size: int = 100, **asked: str) -> str:
+        return artifact.able_programs(Found(frozenset(features), {"maxBufferSize": size}), **asked)[0].name
+
+    assert able({"shader-f16"}) == "f16"
+    assert able({"shader-f16"}, 99) == "f32"
+    assert able({"shader-f16", "subgroups"}, precision="f32") == "wide"
+    assert able({"subgroups"}, name="f32") == "f32"
+    with pytest.raises(
+        DeviceError, match=r"wide needs feature subgroups\. The device has x, y: it can run f32$"
+    ):
+        able({"y", "x"}, name="wide")
+    with pytest.raises(
+        DeviceError, match=r"f16 needs feature shader-f16, maxBufferSize 100 \(has 10\)\. The device has no f"
+    ):
+        able(set(), 10, precision="f16")
+    nothing = Found(frozenset())
     with pytest.raises(RequestError, match="has the programs f16, wide, f32, not 'fast'"):
-        artifact.able_programs([], name="fast")
+        artifact.able_programs(nothing, name="fast")
     with pytest.raises(RequestError, match="has programs for f16, f32, not for 'f8'"):
-        artifact.able_programs([], precision="f8")
+        artifact.able_programs(nothing, precision="f8")
     with pytest.raises(RequestError, match="the program 'wide' does not compute in f16"):
-        artifact.able_programs([], precision="f16", name="wide")
+        artifact.able_programs(nothing, precision="f16", name="wide")
+
+
+def test_what_no_program_of_is_for_this_processor_is_told_at_load(path: Path) -> None:
+    """Each program with what it needs, what is there, and the build that would run."""
+    here = f"{architecture()}-{system()}"
+
+    def two(data: dict[str, Any]) -> None:
+        (plain,) = data["programs"]
+        native = {"features": ["wide-vectors"], "limits": {}, "arch": architecture(), "system": system()}
+        old = {"features": [], "limits": {}, "arch": "vax", "system": "vms"}
+        data["programs"] = [
+            {**plain, "name": "new", "requires": native}, {**plain, "name": "old", "requires": old},
+        ]  # fmt: skip
+
+    tiny.edit_manifest(path, two)
+    with pytest.raises(DeviceError) as told:
+        load(path, LoadOptions(device="cpu", trust=True))
+    text = str(told.value)
+    assert "new needs feature wide-vectors; old is for vax-vms" in text
+    assert f"The device is {here} and has {', '.join(sorted(offered()))}" in text
+    assert f"nearfar build --target cpu --cpu {here}" in text
+    with pytest.raises(DeviceError, match=r": old is for vax-vms\. .* --cpu"):
+        load(path, LoadOptions(device="cpu", trust=True, program="old"))
 
 
 def test_choosing_an_artifact(path: Path) -> None:

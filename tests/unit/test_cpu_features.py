@@ -23,7 +23,26 @@ def test_linux_and_android_tell_features_alike(system: str, tmp_path: Path) -> N
 
 def test_features_that_cannot_be_told_are_none(tmp_path: Path) -> None:
     assert flags_of("linux", "x86_64", tmp_path / "absent") == frozenset()
-    assert flags_of("windows", "x86_64") == frozenset()
+    assert flags_of("windows", "x86_64") == frozenset()  # only Windows itself can be asked
+
+
+@pytest.mark.parametrize(
+    ("arch", "present", "unit"),
+    [
+        ("x86_64", {38, 39, 40}, "avx2"),
+        ("x86_64", {38, 39, 40, 41}, "avx2"),  # of AVX-512 Windows tells the foundation only
+        ("aarch64", {19}, "neon"),
+        ("aarch64", {19, 43}, "dotprod"),
+        ("aarch64", {19, 43, 66, 67}, "i8mm"),
+    ],
+)
+def test_windows_tells_by_number_what_a_processor_has(arch: str, present: set[int], unit: str) -> None:
+    assert nearest(arch, flags_of("windows", arch, present=present.__contains__)).name == unit
+
+
+def test_a_processor_without_avx2_is_told_from_a_windows_too_old_to_be_asked() -> None:
+    assert flags_of("windows", "x86_64", present={38, 39}.__contains__) == {"sse4.2", "avx"}
+    assert flags_of("windows", "x86_64", present=lambda number: False) == frozenset()
 
 
 @pytest.mark.parametrize(

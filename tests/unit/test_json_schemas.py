@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from nearfar.edge_runtime.grammars.patterns import why_not
+from nearfar.edge_runtime.grammars.schema import ANNOTATIONS, OF_TYPE, STRUCTURE, narrowed
 from nearfar.errors import RequestError
-from nearfar.fallback_server.grammars.patterns import why_not
-from nearfar.fallback_server.grammars.schema import ANNOTATIONS, OF_TYPE, STRUCTURE, narrowed
 from tests.shared_data import shared_data
 
 xgrammar = pytest.importorskip("xgrammar")

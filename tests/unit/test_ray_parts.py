@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from nearfar.edge_runtime.grammars import Grammar
 from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
-from nearfar.fallback_server.backend import Grammar, Sampling, TokenEvent, TokenRequest
+from nearfar.fallback_server.backend import Sampling, TokenEvent, TokenRequest
 from nearfar.fallback_server.ray_engine.continuing import Answer
 from nearfar.fallback_server.ray_engine.messages import Refusal
 from nearfar.fallback_server.ray_engine.options import RayOptions, parse_replicas

@@ -89,7 +89,7 @@ def test_openai_parameters() -> None:
     [
         ({"top_logprobs": 2}, "top_logprobs"), ({"logprobs": 3}, "logprobs"), ({"stop": [1]}, "stop"),
         ({"stop": 5}, "stop"), ({"logit_bias": {"x": 1}}, "logit_bias"), ({"logit_bias": [1]}, "logit_bias"),
-        ({"response_format": {"type": "json_object"}}, "response_format"), ({"tool": 1}, "tool"),
+        ({"tool": 1}, "tool"),
     ],
 )  # fmt: skip
 def test_bad_openai_parameters(params: Any, param: str) -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nearfar.edge_runtime.grammars import Grammar
 from nearfar.errors import RequestError
-from nearfar.fallback_server.backend import Grammar
 from nearfar.fallback_server.engines import tools
 from nearfar.fallback_server.engines.base import ToolChoice
 from nearfar.fallback_server.engines.markup import (

@@ -12,9 +12,10 @@ import pytest
 pytest.importorskip("transformers", reason="the torch engine is not here")
 pytest.importorskip("xgrammar")
 
+from nearfar.edge_runtime.grammars import Grammar, Kept
 from nearfar.errors import RequestError
-from nearfar.fallback_server.backend import Grammar, Sampling, TokenRequest
-from nearfar.fallback_server.grammars import Kept, TokenConstraint
+from nearfar.fallback_server.backend import Sampling, TokenRequest
+from nearfar.fallback_server.grammars import TokenConstraint
 from nearfar.fallback_server.torch_engine import client, sampling
 from nearfar.fallback_server.torch_engine.client import TorchBackend
 from nearfar.fallback_server.torch_engine.messages import Forget, Learn, encode

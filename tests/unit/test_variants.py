@@ -13,6 +13,7 @@ from nearfar.build.pipeline import BuildOptions, build
 from nearfar.build.program.buckets import Buckets
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.artifact.variants import line_up
+from nearfar.edge_runtime.devices import Found
 from nearfar.errors import ArtifactError, BuildError, DeviceError
 from nearfar.format.adapters import DEVICE_CLASSES
 from nearfar.format.manifest import parse
@@ -86,7 +87,7 @@ def test_products_of_bytes_are_programs_of_their_own(target: str, feature: str, 
         assert steps[0] == steps[1]
     # What a device lacks is said by name.
     with pytest.raises(DeviceError, match=f"mobile-f32-int8 needs feature {feature}"):
-        made.able_programs(frozenset(), name="mobile-f32-int8")
+        made.able_programs(Found(frozenset()), name="mobile-f32-int8")
 
 
 def test_cooperative_matrices_are_a_program_of_discrete_gpus_on_vulkan(tmp_path: Path) -> None:

@@ -14,7 +14,14 @@ export const ENTRIES = {
   index: "src/page/index.ts",
   worker: "src/worker/index.ts",
   "routing/index": "src/routing/index.ts",
+  openai: "src/openai-fetch/index.ts",
+  "ai-sdk": "src/ai-sdk/index.ts",
+  react: "src/react/index.ts",
+  "prompt-api": "src/prompt-api/index.ts",
 };
+
+/** Of the app that imports them: its copy is the one that counts. */
+const EXTERNAL = ["@ai-sdk/provider", "react"];
 
 /** The same for Node, Deno and Bun. */
 export const NODE_ENTRIES = { index: "src/node/index.ts", worker: "src/node/worker.ts" };
@@ -44,6 +51,7 @@ export async function bundle({ write }) {
     define: await workerSource(),
     absWorkingDir: root,
     entryPoints: ENTRIES,
+    external: EXTERNAL,
     outdir: "dist",
     bundle: true,
     splitting: true,
@@ -82,13 +90,14 @@ export async function bundleNode({ write }) {
 }
 
 /**
- * Bundles what runs without workers, in one piece: a service worker may not import later.
+ * Bundles in one piece each: what runs without workers, for a service worker may not import later; and what
+ * is known before a load, for chunks in common would make the engine's more and larger.
  * @param {{ write: boolean }} options
  */
 export async function bundleHere({ write }) {
   return build({
     absWorkingDir: root,
-    entryPoints: { here: "src/here/index.ts" },
+    entryPoints: { here: "src/here/index.ts", models: "src/models/index.ts" },
     outdir: "dist",
     bundle: true,
     format: "esm",

@@ -14,10 +14,14 @@ if TYPE_CHECKING:
 
 
 def _probe(which: str | None = None) -> Found:
-    from nearfar.edge_runtime.executors.cpu.features import offered
+    from nearfar.edge_runtime.executors.cpu.features import ASSUMED, offered
     from nearfar.edge_runtime.executors.cpu.system import architecture, system
 
-    return Found(offered(), arch=architecture(), system=system())
+    features, arch, on = offered(), architecture(), system()
+    advice = f"build it, on any machine, with nearfar build --target cpu --cpu {arch}-{on}"
+    if not features >= set(ASSUMED.get(arch, ())):
+        advice = f"code that nearfar builds for {arch} needs {', '.join(ASSUMED[arch])} at least"
+    return Found(features, arch=arch, system=on, advice=advice)
 
 
 def _open(artifact: Artifact, program: Program, settings: Settings) -> Executor:

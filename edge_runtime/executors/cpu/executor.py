@@ -12,13 +12,11 @@ import numpy.typing as npt
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.devices import Settings
 from nearfar.edge_runtime.executors.cpu.cores import usable_cores
-from nearfar.edge_runtime.executors.cpu.features import cpu_flags
 from nearfar.edge_runtime.executors.cpu.host_memory import reserve
 from nearfar.edge_runtime.executors.cpu.library import Array, Library, Plan, Tensor
-from nearfar.edge_runtime.executors.cpu.system import architecture, system
 from nearfar.edge_runtime.executors.planned import Layout, Shape
-from nearfar.errors import ArtifactError, DeviceError
-from nearfar.format.manifest import Param, Program, Requires
+from nearfar.errors import ArtifactError
+from nearfar.format.manifest import Param, Program
 from nearfar.format.plans import Launch
 
 
@@ -29,7 +27,6 @@ class CpuExecutor:
 
     def __init__(self, artifact: Artifact, program: Program, settings: Settings) -> None:
         """Load weights and library, make the buffers for so many pages and positions, bind every plan."""
-        check_cpu(program.requires)
         self.precision, self.program_name = program.precision, program.name
         self._layout = Layout(artifact, program, settings)
         self._held = 0
@@ -177,18 +174,3 @@ def _streamed(launch: Launch, tensors: Sequence[Tensor]) -> Tensor | None:
         if arg.startswith("weight:") and tensor.struct.ndim > 1
     ]
     return max(weights, key=lambda tensor: tensor.nbytes, default=None)
-
-
-def check_cpu(requires: Requires) -> None:
-    """Refuse a library that this CPU cannot run, which would otherwise die of an illegal instruction."""
-    if requires.arch not in (None, architecture()) or requires.system not in (None, system()):
-        raise DeviceError(
-            f"this program is for {requires.arch}-{requires.system}, this machine is {architecture()}-"
-            f"{system()}: build it with --cpu {architecture()}-{system()}"
-        )
-    missing = [flag for flag in requires.features if flag not in cpu_flags()]
-    if missing and cpu_flags():
-        raise DeviceError(
-            f"this CPU lacks {', '.join(missing)}, which the artifact uses: build it with --cpu-features "
-            "baseline, or here"
-        )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from nearfar.edge_runtime.executors.cpu.system import architecture, system
@@ -20,6 +23,17 @@ ASSUMED = {"x86_64": KNOWN["x86_64"][:6], "aarch64": KNOWN["aarch64"][:1]}
 _LINUX_NAMES = {"asimd": "neon", "asimdhp": "fullfp16", "asimddp": "dotprod"}
 _DARWIN_NAMES = {"FEAT_FP16": "fullfp16", "FEAT_DotProd": "dotprod", "FEAT_I8MM": "i8mm", "AdvSIMD": "neon"}
 
+_WINDOWS_NUMBERS: dict[str, dict[int, tuple[str, ...]]] = {
+    "x86_64": {38: KNOWN["x86_64"][:1], 39: ("avx",), 40: KNOWN["x86_64"][2:6], 41: ("avx512f",)},
+    "aarch64": {19: ("neon",), 43: ("dotprod",), 46: ("sve",), 66: ("i8mm",), 67: ("fullfp16",)},
+}
+"""What Windows calls features (PF_… of its winnt.h), and what each of them says.
+
+It has no number for FMA and F16C, and one for BMI2 lately: every processor with AVX2 has them. Nor has it
+one for VNNI or for the other parts of AVX-512, and not every processor with its foundation has those. A wrong
+guess would end the process, so on Windows the program for AVX2 runs there.
+"""
+
 
 @functools.cache
 def cpu_flags() -> frozenset[str]:
@@ -32,13 +46,30 @@ def offered() -> frozenset[str]:
     return cpu_flags() or frozenset(ASSUMED.get(architecture(), ()))
 
 
-def flags_of(on: str, arch: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """The same by the name of a system: none on those that we cannot ask, and where asking fails."""
+def _present(number: int) -> bool:
+    """What Windows says of a feature; OSError elsewhere."""
+    if sys.platform != "win32":
+        raise OSError("only Windows can be asked")
+    return bool(ctypes.WinDLL("kernel32").IsProcessorFeaturePresent(number))
+
+
+def flags_of(
+    on: str,
+    arch: str,
+    cpuinfo: Path = Path("/proc/cpuinfo"),
+    present: Callable[[int], bool] = _present,
+) -> frozenset[str]:
+    """The same by the name of a system: none on those that we cannot ask, and where asking fails.
+
+    `present`: whether Windows says that a feature is there.
+    """
     try:
         if on in ("linux", "android"):
             found = _linux_flags(cpuinfo)
         elif on == "macos":
             found = _darwin_flags()
+        elif on == "windows":
+            found = _windows_flags(arch, present)
         else:
             found = set()
     except (OSError, UnicodeDecodeError):
@@ -70,3 +101,9 @@ def _darwin_flags() -> set[str]:
         elif key.startswith("hw.optional.") and value.strip() == "1":
             found.add(_DARWIN_NAMES.get(key.rsplit(".", 1)[1], key))
     return found
+
+
+def _windows_flags(arch: str, present: Callable[[int], bool]) -> set[str]:
+    """A Windows before 10 2004 says no to all: none. Where it tells SSE4.2 (or Neon), it tells the others."""
+    numbers = _WINDOWS_NUMBERS.get(arch, {})
+    return {name for number, names in numbers.items() if present(number) for name in names}

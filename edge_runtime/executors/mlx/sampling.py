@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from nearfar.edge_runtime.executors.mlx.rows import Array
-from nearfar.format.sampler import SampleF32, SampleI32
+from nearfar.format.sampler import BOUND, COLDEST, SampleF32, SampleI32
 from nearfar.format.sizes import TOP_LOGPROBS
 
 PENALTIES = (SampleF32.REPETITION_PENALTY, SampleF32.PRESENCE_PENALTY, SampleF32.FREQUENCY_PENALTY)
@@ -41,7 +41,8 @@ def sample(logits: mx.array, choice: Choice) -> mx.array:
     best = _best(score)
     if not temperature.any():
         return best
-    score = score / _column(np.where(temperature == 0, np.float32(1), temperature))
+    divisor = np.where(temperature == 0, np.float32(1), np.maximum(temperature, np.float32(COLDEST)))
+    score = mx.where(score > -mx.inf, mx.clip(score / _column(divisor), -BOUND, BOUND), -mx.inf)
     noise = gumbel(choice.ints[:, SampleI32.SEED_LOW : SampleI32.COUNTER + 1].view(np.uint32), score.shape[1])
     drawn = _best(mx.where(_kept(score, choice), score + noise, -mx.inf))
     return mx.where(mx.array(temperature == 0), best, drawn)

@@ -23,6 +23,8 @@ from nearfar.edge_runtime.devices import device_choices, kv_bits_choices
 from nearfar.edge_runtime.engine.requests import RequestStats
 from nearfar.edge_runtime.openai.parameters import CommonParams
 from nearfar.edge_runtime.snapshots import Progress
+from nearfar.errors import RequestError
+from nearfar.strict_json import loads
 
 DEFAULTS = SamplingParams()
 LOAD = LoadOptions()
@@ -84,6 +86,11 @@ Cache = Annotated[
     Path | None,
     typer.Option(help="A snapshot (nearfar cache save): what the prompt begins with is not computed again."),
 ]
+Json = Annotated[bool, typer.Option("--json", help="The answer is a JSON object.")]
+SchemaFile = Annotated[
+    Path | None,
+    typer.Option("--schema", exists=True, dir_okay=False, help="A file: the JSON schema of the answer."),
+]
 Raw = Annotated[
     bool, typer.Option("--raw", help="No chat template: continue the prompt (an empty one: from BOS).")
 ]
@@ -110,6 +117,18 @@ def sampling(
         stop=list(stop or ()),
         stream_options={"include_usage": True},
     )
+
+
+def response_format(json_object: bool, schema: Path | None) -> CommonParams:
+    """What --json and --schema ask for; nothing where neither is given."""
+    if schema is None:
+        return CommonParams(response_format={"type": "json_object"}) if json_object else CommonParams()
+    try:
+        read = loads(schema.read_bytes())
+    except ValueError as error:
+        raise RequestError(f"{schema} is not JSON: {error}", "response_format") from error
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": read}}
+    return CommonParams(response_format=form)
 
 
 def load_engine(artifact: Path, **options: Unpack[LoadKeywords]) -> Engine:

@@ -17,6 +17,7 @@ from nearfar.cli.options import (
     Cache,
     Debug,
     DeviceName,
+    Json,
     KvBits,
     KvMemory,
     MaxTokens,
@@ -24,6 +25,7 @@ from nearfar.cli.options import (
     Precision,
     ProgramName,
     Raw,
+    SchemaFile,
     Seed,
     Stats,
     Stop,
@@ -37,6 +39,7 @@ from nearfar.cli.options import (
     load_engine,
     load_snapshot,
     report,
+    response_format,
     sampling,
 )
 from nearfar.edge_runtime import Engine
@@ -60,6 +63,8 @@ def run(
     min_p: MinP = DEFAULTS.min_p,
     seed: Seed = DEFAULTS.seed,
     stop: Stop = None,
+    json: Json = False,
+    schema: SchemaFile = None,
     system: System = None,
     raw: Raw = False,
     cache: Cache = None,
@@ -78,6 +83,7 @@ def run(
     """
     text = _prompt(prompt)
     params = sampling(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
+    params.update(response_format(json, schema))
     if raw and system is not None:
         raise RequestError("--system needs the chat template, which --raw leaves out", "system")
     options: LoadKeywords = {

@@ -1,4 +1,4 @@
-"""Float16 in the cache, as numbers to compute with.
+"""Float16 in caches and weights, as numbers to compute with.
 
 Most units convert vectors of it. WebAssembly has no float16: LLVM would call a function for each number, so
 there the bits are moved by hand.
@@ -28,20 +28,26 @@ def by_hand(unit: Unit, dtype: str) -> bool:
 def load(unit: Unit, cache: Expr, dtype: str, index: Sequence[Any], n: int = v.LANES) -> Expr:
     """Some values of a cache in float32; `cache` is of uint16 where that is done by hand."""
     value = v.lanes(cache, index, n)
-    return T.Bind(_wide(value, n) if by_hand(unit, dtype) else v.cast(value, f"float32x{n}"))
+    return widen(unit, value, n) if dtype == "float16" else T.Bind(v.cast(value, f"float32x{n}"))
 
 
-def _wide(value: Expr, n: int) -> Expr:
-    """Float32 of float16's bits: a magnitude's lie 13 places up, and a product puts its exponent right, those
-    below the normal numbers', too. What is no number stays none; infinity becomes that.
+def widen(unit: Unit, value: Expr, n: int = v.LANES, *, finite: bool = False) -> Expr:
+    """Float32 of float16, or of its bits: a magnitude's lie 13 places up, and a product puts its exponent
+    right, those below the normal numbers', too. What is no number stays none; infinity becomes that.
+
+    `finite`: that there is nothing of the two, as in weights.
     """
-    whole = T.Bind(v.cast(value, f"uint32x{n}"))
+    if unit.architecture != "wasm32":
+        return T.Bind(v.cast(value, f"float32x{n}"))
+    whole = T.Bind(v.cast(v.bits(value, f"uint16x{n}"), f"uint32x{n}"))
     small = T.Bind((whole & v.isplat(0x7FFF, "uint32", n)) << v.isplat(13, "uint32", n))
     scale = v.splat(float(2**112), n)
     number = T.Bind(v.bits(v.bits(small, f"float32x{n}") * scale, f"uint32x{n}"))
-    none = small > v.isplat(0x7BFF << 13, "uint32", n)
+    if not finite:
+        none = small > v.isplat(0x7BFF << 13, "uint32", n)
+        number = tirx.Select(none, v.isplat(0x7FC00000, "uint32", n), number)
     sign = (whole & v.isplat(0x8000, "uint32", n)) << v.isplat(16, "uint32", n)
-    return v.bits(tirx.Select(none, v.isplat(0x7FC00000, "uint32", n), number) | sign, f"float32x{n}")
+    return T.Bind(v.bits(number | sign, f"float32x{n}"))
 
 
 def stored(unit: Unit, dtype: str, value: Expr) -> Expr:

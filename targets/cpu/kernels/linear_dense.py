@@ -10,6 +10,7 @@ from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.dot import tile
 from nearfar.targets.cpu.kernels.epilogue import finish_tile, out_args, params
+from nearfar.targets.cpu.kernels.half import widen
 from nearfar.targets.cpu.kernels.rows import norm_scale, source_row, x_args
 from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import Linear
@@ -71,6 +72,6 @@ def _accumulate(
         v.put(acc, [r, 0], v.splat(0.0))
     with T.serial(0, job.matrix.k) as k:
         weights = v.lanes(weight, [block, k, 0])
-        weights = v.widen(unit, weights) if job.matrix.bits == 16 else weights
+        weights = widen(unit, weights, finite=True) if job.matrix.bits == 16 else weights
         for r in range(rows):
             v.put(acc, [r, 0], v.lanes(acc, [r, 0]) + weights * v.splat(x[row + r, k]))

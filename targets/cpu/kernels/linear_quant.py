@@ -17,6 +17,7 @@ from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.dot import SUMS, Products, Reader, Words, products, tile, turn
 from nearfar.targets.cpu.kernels.epilogue import finish_tile, out_args, params
+from nearfar.targets.cpu.kernels.half import widen
 from nearfar.targets.cpu.kernels.rows import quantise_row, x_args
 from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import Linear
@@ -136,4 +137,4 @@ def affine(
         T.Bind(v.bits(v.lanes(w, [block, g, line, half * 8 + first // 2], n // 2), f"float16x{n}"))
         for half in range(2)
     )
-    return v.widen(unit, scale, n), v.widen(unit, bias, n)
+    return widen(unit, scale, n, finite=True), widen(unit, bias, n, finite=True)

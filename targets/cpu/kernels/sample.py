@@ -12,7 +12,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from nearfar.format.sampler import COLUMNS
+from nearfar.format.sampler import BOUND, COLDEST, COLUMNS
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.greedy import (
@@ -33,6 +33,7 @@ from nearfar.targets.kernels import Staged
 
 Expr = Any
 NEG_INF = float("-inf")
+HIGHEST = 3.4028234663852886e38  # of float32
 NOISE = 19.6
 """More than what the largest noise and the smallest differ by: −log 2⁻²⁴ + log(−log 2⁻²⁵) = 19.49."""
 
@@ -118,7 +119,9 @@ def _adjust(buf: dict[str, Expr], r: Expr, slot: Expr, c: Expr, vocab: int) -> N
     """
     repetition, presence, frequency = (T.Bind(buf["sample_f32"][r, i]) for i in (3, 4, 5))
     given = T.Bind(buf["sample_f32"][r, 0])
-    temperature = T.Bind(tirx.Select(given > v.f32(0.0), given, v.f32(1.0)))
+    drawn = given > v.f32(0.0)
+    temperature = T.Bind(tirx.Select(drawn, tirx.max(given, v.f32(COLDEST)), v.f32(1.0)))
+    bound = T.Bind(tirx.Select(drawn, v.f32(BOUND), v.f32(HIGHEST)))
 
     def adjusted(
         logit: Expr,
@@ -134,9 +137,9 @@ def _adjust(buf: dict[str, Expr], r: Expr, slot: Expr, c: Expr, vocab: int) -> N
         generated = T.Bind(count & splat(v.i32(0xFFFFFF)))
         flat = tirx.Select(generated > splat(v.i32(0)), splat(presence), splat(v.f32(0.0)))
         x = T.Bind(x - (splat(frequency) * v.cast(generated, typed("float32")) + flat))
-        return T.Bind(
-            tirx.Select(x < splat(v.f32(float("inf"))), x / splat(temperature), splat(v.f32(NEG_INF)))
-        )
+        scaled = tirx.max(tirx.min(x / splat(temperature), splat(bound)), splat(-bound))
+        finite = tirx.all(x < splat(v.f32(float("inf"))), x > splat(v.f32(NEG_INF)))
+        return T.Bind(tirx.Select(finite, scaled, splat(v.f32(NEG_INF))))
 
     def whole(at: Expr) -> None:
         word = T.Bind(buf["allowed"][slot, at // 32])

@@ -26,9 +26,9 @@ NEG_INF = float("-inf")
 
 
 def _bin(x: Expr, top: Expr) -> Expr:
-    """The bin of each lane; it never falls where x rises."""
+    """The bin of each lane; it never falls where x rises, and is one whatever x is: it is an index."""
     below = tirx.min((v.splat(top) - x) * v.splat(FINE), v.splat(float(BINS - 1)))
-    return T.Bind(v.cast(below, v.I32X16))
+    return T.Bind(v.cast(tirx.max(below, v.splat(0.0)), v.I32X16))
 
 
 def count(logit: Expr, counts: Expr, r: Expr, c: Expr, top: Expr, width: int) -> None:

@@ -17,8 +17,6 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from nearfar.targets.cpu.units import Unit
-
 LANES = 16
 ROWS = LANES  # output rows of a packed block: a vector of accumulators
 Expr = Any  # tirx expressions carry their operators at run time only
@@ -188,18 +186,6 @@ def hsum(value: Expr) -> Expr:
 def hmax(value: Expr) -> Expr:
     """Largest of sixteen float32 lanes."""
     return hreduce(value, tirx.max)
-
-
-def widen(unit: Unit, value: Expr, n: int = LANES) -> Expr:
-    """Finite float16 values as float32; where the unit has no instruction for it, by their bits.
-
-    Exponent and mantissa move to their place in a float32, which is then 2^112 too small.
-    """
-    if unit.architecture != "wasm32":
-        return T.Bind(cast(value, f"float32x{n}"))
-    half = T.Bind(cast(bits(value, f"int16x{n}"), f"int32x{n}"))
-    size = T.Bind(bits((half & isplat(0x7FFF, n=n)) << isplat(13, n=n), f"float32x{n}") * splat(2.0**112, n))
-    return T.Bind(bits(bits(size, f"int32x{n}") | (half & isplat(-0x80000000, n=n)), f"float32x{n}"))
 
 
 def exp(x: Expr) -> Expr:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
-from nearfar.format.sampler import COLUMNS
+from nearfar.format.sampler import BOUND, COLDEST, COLUMNS
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP
 from nearfar.targets.jobs import Sample
 from nearfar.targets.kernels import Stage, Staged
@@ -81,8 +81,6 @@ def _adjust(rows: int, vocab: int, slots: int) -> tirx.PrimFunc:
                             )
                         if value[0] > T.float32(HIGHEST):
                             value[0] = T.float32(LOWEST)
-                        if sample_f32[by, TEMPERATURE] > T.float32(0):
-                            value[0] = value[0] / sample_f32[by, TEMPERATURE]
                         if (allowed[at[0], at[1] // 32] >> T.Cast("uint32", at[1] % 32)) & T.uint32(
                             1
                         ) == T.uint32(0):
@@ -92,6 +90,9 @@ def _adjust(rows: int, vocab: int, slots: int) -> tirx.PrimFunc:
                         value[1] = T.float32(LOWEST)
                         if value[0] > value[1]:
                             value[1] = value[0]
+                            if sample_f32[by, TEMPERATURE] > T.float32(0):
+                                value[1] = value[0] / T.max(sample_f32[by, TEMPERATURE], T.float32(COLDEST))
+                                value[1] = T.max(T.min(value[1], T.float32(BOUND)), T.float32(-BOUND))
                         adjusted[by, at[1]] = value[1]
 
     return finish(kernel, "sample_adjust")

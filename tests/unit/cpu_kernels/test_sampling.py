@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("tvm")
 
+from nearfar.format.sampler import BOUND, COLDEST
 from nearfar.targets.jobs import Greedy, Logprobs, Sample
 from tests.support.cpu_jobs import CpuJobs
 
@@ -69,7 +70,7 @@ def sample_reference(row: int, a: dict[str, np.ndarray]) -> int:
     x = x - (f[5] * generated + f[4] * (generated > 0))
     if f[0] == 0:
         return int(x.argmax())
-    x = x / f[0]
+    x = np.where(np.isfinite(x), np.clip(x / max(f[0], np.float32(COLDEST)), -BOUND, BOUND), -np.inf)
     kept = np.isfinite(x)
     if i[1] > 0:
         kept &= x >= np.sort(x)[-min(int(i[1]), vocab)]
@@ -174,6 +175,22 @@ def test_nothing_to_sample_and_little(jobs):
         a["sample_i32"][:, 1], a["sample_f32"][:, 1] = k, p
         got = jobs.run(Sample(16, vocab, SLOTS), a)["sampled"]
         assert got.tolist() == [-1, -1, -1, 0, 319, 320, 5002, 4321] + [-7] * 8
+
+
+@pytest.mark.parametrize("spread", [3.0, 1e12, 1e36, 1e38])
+def test_quotients_beyond_float32_stay_numbers(jobs, spread):
+    """Temperatures near 0 and logits of any size: the choice is the reference's, with every filter."""
+    rng, vocab = np.random.default_rng(11), 5003
+    for temperature in (1e-45, 1e-30, 1e-6, 0.5, 100.0):
+        a = plain(vocab, np.clip(rng.standard_normal((16, vocab)) * spread, -3.4e38, 3.4e38))
+        a["sample_f32"][:, 0] = temperature
+        a["sample_i32"][:, 1] = [0, 1, 40, 5002, 9999, 0, 0, 0] * 2
+        a["sample_f32"][:, 1] = [1, 1, 1, 0.9, 1, 0.5, 1e-6, 1] * 2
+        a["sample_f32"][7:9, 2] = 0.1
+        a["sample_i32"][:, 4] = rng.integers(0, 2**31, 16)
+        with np.errstate(over="ignore", invalid="ignore"):
+            want = [sample_reference(row, a) for row in range(16)]
+        assert jobs.run(Sample(16, vocab, SLOTS), a)["sampled"].tolist() == want, temperature
 
 
 def test_sample_follows_the_distribution(jobs):

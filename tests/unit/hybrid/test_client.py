@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from nearfar.cli import typer_app
 from nearfar.edge_runtime import AsyncEngine, Engine
+from nearfar.edge_runtime.grammars import compiler
 from nearfar.errors import ArtifactError, RequestError
 from nearfar.routing import AsyncHybridClient, HybridClient
 from nearfar.routing.power import Power
@@ -82,12 +83,21 @@ async def test_a_prompt_too_long_for_the_device_goes(rig: Rig) -> None:
             await client.chat.completions.create(long, x_nearfar={"private": True}, **ASK)
 
 
-async def test_tools_and_formats_go_to_who_can(rig: Rig) -> None:
+@pytest.mark.parametrize("installed", [True, False])
+async def test_formats_go_to_who_can(rig: Rig, installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device, where it has the library for grammars."""
+    if not installed:
+        monkeypatch.setattr(compiler, "find_spec", lambda name: None)
+    for form in ({"type": "regex", "regex": "[a-z]{4}"}, {"type": "grammar", "grammar": 'root ::= "abcd"'}):
+        answer = await rig.client().chat.completions.create(
+            HELLO, max_tokens=40, temperature=0, response_format=form
+        )
+        route = "device" if installed else "cloud"
+        assert (answer.x_nearfar.route, len(answer.choices[0].message.content or "")) == (route, 4)
+
+
+async def test_tools_go_to_who_can(rig: Rig) -> None:
     client = rig.client()
-    answer = await client.chat.completions.create(
-        HELLO, max_tokens=40, temperature=0, response_format={"type": "regex", "regex": "[a-z]{4}"}
-    )
-    assert (answer.x_nearfar.route, len(answer.choices[0].message.content or "")) == ("cloud", 4)
     tool = {
         "type": "function",
         "function": {"name": "go", "parameters": {"type": "object", "properties": {}}},

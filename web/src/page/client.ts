@@ -14,6 +14,7 @@ import type {
   StepProfile,
 } from "../both/messages.js";
 import type * as openai from "../both/openai.js";
+import { modelUrl } from "../both/places.js";
 import { type AnswerSource, Completions, type Prepared } from "./completions.js";
 import { fitContext } from "./context.js";
 import { WorkerLink, type WorkerPort } from "./link.js";
@@ -47,14 +48,15 @@ export interface EngineOptions extends LoadSettings {
 }
 
 /**
- * Loads the artifact at `url` (the folder that holds manifest.json) into a worker.
+ * Loads the artifact at `url` (the folder that holds manifest.json, or "hf:OWNER/NAME[@REVISION][/FOLDER]" of
+ * the Hugging Face Hub) into a worker.
  *
  * @throws ArtifactError, DeviceError, or the reason of `signal` when that says so.
  */
 export async function createEngine(url: string | URL, options: EngineOptions = {}): Promise<Engine> {
   const start = (signal: AbortSignal | undefined): WorkerPort | Promise<WorkerPort> =>
     options.worker?.() ?? startWorker(signal);
-  return openEngine(start, new URL(url, globalThis.location?.href), options);
+  return openEngine(start, modelUrl(url), options);
 }
 
 /** Starts the worker of an engine, which belongs to it from then on. */

@@ -221,11 +221,13 @@ export interface ToyOptions {
   readonly features?: readonly string[];
   /** Another build has another first shard; 0 to 255. */
   readonly build?: number;
+  /** Makes it a model of chats. */
+  readonly chatTemplate?: string | undefined;
   /** What another backend runs instead of the shaders. */
   readonly other?: (files: Files) => { readonly target: string; readonly programs: readonly object[] };
 }
 
-export function toyArtifact({ features = [], build = 0, other }: ToyOptions = {}): ToyArtifact {
+export function toyArtifact({ features = [], build = 0, chatTemplate, other }: ToyOptions = {}): ToyArtifact {
   const files = new Files();
   const facts = {
     model: {
@@ -256,7 +258,7 @@ export function toyArtifact({ features = [], build = 0, other }: ToyOptions = {}
         files.put("tokenizer/tokenizer.json", JSON.stringify(tokenizer())),
         files.put(
           "tokenizer/tokenizer_config.json",
-          JSON.stringify({ tokenizer_class: "PreTrainedTokenizerFast" }),
+          JSON.stringify({ tokenizer_class: "PreTrainedTokenizerFast", chat_template: chatTemplate }),
         ),
       ],
     },

@@ -286,9 +286,10 @@ function program(
 }
 
 /** It answers just as the toy for WebGPU does. */
-export async function toyWasm(): Promise<ToyArtifact> {
+export async function toyWasm(chatTemplate?: string): Promise<ToyArtifact> {
   const made = await modules();
   return toyArtifact({
+    chatTemplate,
     other: (files) => ({ target: "wasm", programs: made.map((each) => program(files, each)) }),
   });
 }

@@ -1,7 +1,8 @@
-"""Which regular expressions in a JSON schema xgrammar keeps to."""
+"""Which regular expressions in a JSON schema the grammars keep to."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from re import _constants as codes  # type: ignore[attr-defined]
@@ -28,6 +29,27 @@ def why_not(pattern: Any) -> str | None:
     if tree.state.flags != re.UNICODE.value:
         return "flags inside it are not taken"
     return _top(list(tree))
+
+
+def slow(pattern: str) -> str | None:
+    """Why it may take Python's backtracking long to search for a pattern that `why_not` has nothing against;
+    None: it will not.
+    """
+    return None if _repeats(parser.parse(pattern)) <= 2 else "beside properties it has too many repeats"
+
+
+def _repeats(nodes: Iterable[Any]) -> float:
+    """How many follow each other. One that repeats more than a single character may take for ever."""
+    count = 0.0
+    for code, value in nodes:
+        if code in (codes.MAX_REPEAT, codes.MIN_REPEAT):
+            single = len(value[2]) == 1 and value[2][0][0] in (*PLAIN, codes.LITERAL, codes.IN)
+            count += 1 if single else math.inf
+        elif code is codes.SUBPATTERN:
+            count += _repeats(value[3])
+        elif code is codes.BRANCH:
+            count += sum(_repeats(branch) for branch in value[1])
+    return count
 
 
 def _top(nodes: list[Any]) -> str | None:

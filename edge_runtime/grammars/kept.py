@@ -6,7 +6,7 @@ import hashlib
 from collections import OrderedDict
 from typing import Generic, TypeVar
 
-from nearfar.fallback_server.backend import Grammar
+from nearfar.edge_runtime.grammars.grammar import Grammar
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -1,0 +1,9 @@
+"""What answers must match: JSON schemas as grammars keep to them, and grammars followed token by token.
+
+Importing this imports no grammar library: llguidance is loaded by the first request that needs it.
+"""
+
+from nearfar.edge_runtime.grammars.grammar import MAX_GRAMMAR_BYTES, Grammar
+from nearfar.edge_runtime.grammars.kept import Kept, key_of
+
+__all__ = ["MAX_GRAMMAR_BYTES", "Grammar", "Kept", "key_of"]

@@ -1,0 +1,153 @@
+"""Grammars compiled by llguidance, in this process: it bounds its own time and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from typing import Any
+
+from nearfar.edge_runtime.grammars.constraint import GrammarConstraint, why
+from nearfar.edge_runtime.grammars.grammar import Grammar
+from nearfar.edge_runtime.grammars.kept import Kept, key_of
+from nearfar.edge_runtime.grammars.schema import narrowed
+from nearfar.edge_runtime.grammars.spelled import spelled_out
+from nearfar.edge_runtime.text.codec import TextCodec
+from nearfar.errors import RequestError
+
+BLANKS = r"[\x20\x0A\x0D\x09]{0,16}"
+"""Between the parts of JSON. Small models would go on with blanks for ever."""
+LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 20_000,
+    "max_grammar_size": 200_000,
+}
+"""llguidance's units. About 20 ms to begin, 15 ms a token, and 40 MB of states in each answer under way."""
+KEPT = 16
+"""Compiled grammars that are kept."""
+MISSING = "response_format needs llguidance, which is not installed: pip install 'nearfar[edge,grammars]'"
+
+
+def available() -> bool:
+    """Whether grammars can be followed here."""
+    return find_spec("llguidance") is not None
+
+
+class Grammars:
+    """The grammars of one vocabulary. Methods with an underscore run in the thread that compiles."""
+
+    def __init__(self, codec: TextCodec, vocab_size: int, eos: Sequence[int]) -> None:
+        self._codec, self._vocab_size, self._eos = codec, vocab_size, list(eos)
+        self._kept: Kept[str, Any] = Kept(KEPT)
+        self._tokenizer: Any = None
+        self._pool: ThreadPoolExecutor | None = None
+
+    async def constraints(self, grammar: Grammar, count: int) -> list[GrammarConstraint]:
+        """So many at the start of a grammar. RequestError says what is wrong with it, or what to install."""
+        if not available():
+            raise RequestError(MISSING, "response_format")
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="nearfar-grammars")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, self._constraints, grammar, count)
+
+    def close(self) -> None:
+        """End the thread, once it has nothing to do."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
+
+    def _constraints(self, grammar: Grammar, count: int) -> list[GrammarConstraint]:
+        key = key_of(grammar)
+        matcher = self._kept.get(key)
+        if matcher is None:
+            matcher = self._compile(grammar)
+            self._kept.put(key, matcher, 1)
+        return [GrammarConstraint(matcher.deep_copy(), self._vocab_size) for _ in range(count)]
+
+    def _compile(self, grammar: Grammar) -> Any:
+        """A llguidance.LLMatcher whose first mask is known to come."""
+        import llguidance
+
+        kind = grammar.kind.replace("_", " ")
+        self._tokenizer = self._tokenizer or tokenizer(self._codec, self._vocab_size, self._eos)
+        try:
+            text = _text(grammar)
+            limits = llguidance.LLParserLimits(**LIMITS, verbose_errors=False)
+            matcher = llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
+            if not matcher.is_error():
+                matcher.deep_copy().compute_bitmask()
+        except RequestError:
+            raise
+        except RecursionError as error:
+            raise RequestError(
+                f"the {kind} is nested too deeply; make it flatter", "response_format"
+            ) from error
+        except Exception as error:  # the reader of EBNF raises plain Exceptions, the library what it likes
+            raise _refusal(kind, str(error)) from error
+        if matcher.is_error():
+            raise _refusal(kind, matcher.get_error())
+        return matcher
+
+
+def tokenizer(codec: TextCodec, vocab_size: int, eos: Sequence[int]) -> Any:
+    """Llguidance's view of a tokenizer: the bytes of its tokens, and how it would write a text."""
+    import llguidance
+
+    words = _Words(codec, vocab_size, eos)
+    ends = list(eos) or [words.eos_token_id]
+    wrapped = llguidance.TokenizerWrapper(words)
+    words.greedy = llguidance.LLTokenizer(wrapped, n_vocab=vocab_size, eos_token=ends).greedy_tokenize
+    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(words), n_vocab=vocab_size, eos_token=ends)
+
+
+class _Words:
+    """What llguidance asks of a tokenizer."""
+
+    bos_token_id = None
+
+    def __init__(self, codec: TextCodec, vocab_size: int, eos: Sequence[int]) -> None:
+        self._codec = codec
+        self.tokens = [codec.token_bytes(token) for token in range(vocab_size)]
+        # Without an end token the answer ends where its grammar does; some token must stand for the end.
+        special = {*codec.silent, *eos} or {vocab_size - 1}
+        self.special_token_ids = sorted(token for token in special if token < vocab_size)
+        self.eos_token_id = next(iter(eos), self.special_token_ids[0])
+        self.greedy: Any = None
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """The tokens of what a grammar leaves no choice about, as the model would write them; some
+        tokenizers put a blank before a text, then each the longest that fits.
+        """
+        data = text.encode() if isinstance(text, str) else text
+        tokens = self._codec.encode_raw(data.decode(errors="replace"))
+        if b"".join(self.tokens[token] for token in tokens) == data:
+            return tokens
+        return list(self.greedy(data.decode(errors="replace"))) if self.greedy else []
+
+
+def _text(grammar: Grammar) -> str:
+    """A grammar in llguidance's words."""
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    match grammar.kind:
+        case "json_object":
+            return LLMatcher.grammar_from_json_schema('{"type": "object"}', {"whitespace_pattern": BLANKS})
+        case "json_schema":
+            schema = narrowed(json.loads(grammar.text), strict=True, param="response_format")
+            text = json.dumps(spelled_out(schema))
+            return LLMatcher.grammar_from_json_schema(text, {"whitespace_pattern": BLANKS})
+        case "regex":
+            return LLMatcher.grammar_from_regex(grammar.text)
+        case "ebnf":
+            return LLMatcher.grammar_from_lark(gbnf_to_lark(grammar.text))
+        case "structural_tag":
+            raise RequestError("structural tags are the server's", "response_format")
+
+
+def _refusal(kind: str, message: str) -> RequestError:
+    return RequestError(f"the {kind} cannot be compiled: {why(message)}", "response_format")

@@ -1,0 +1,61 @@
+"""A grammar while an answer is sampled."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.errors import RequestError
+
+STEP_SECONDS = 0.1
+"""Of processor time that a token may take: whatever a grammar does, other requests' steps wait for it."""
+
+
+class GrammarConstraint:
+    """Which tokens an answer may take; see engine.requests.Constraint. It raises what ends its request."""
+
+    def __init__(self, matcher: Any, vocab_size: int) -> None:
+        """`matcher`: a llguidance.LLMatcher at the start of its grammar, this one's alone."""
+        self._matcher = matcher
+        self._words = (vocab_size + 31) // 32
+        self._count = 0
+        self.complete_at: int | None = None
+        """How many tokens had come when the grammar was at its end; it takes no more."""
+
+    def allowed(self) -> npt.NDArray[Any]:
+        """uint32 [(vocab_size+31)//32]."""
+        start = time.thread_time()
+        # The library has room for one token more.
+        words = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)[: self._words]
+        self._check(start)
+        return words
+
+    def accept(self, token: int) -> bool:
+        """Move on by a token."""
+        start = time.thread_time()
+        self._count += 1
+        if self.complete_at is not None:  # a step that was under way when the grammar ended
+            return True
+        taken = bool(self._matcher.consume_token(token))
+        self._check(start)
+        if taken and self._matcher.is_stopped():
+            self.complete_at = self._count
+        return taken
+
+    def _check(self, start: float) -> None:
+        if self._matcher.is_error():
+            raise RequestError(
+                f"the grammar cannot be followed further: {why(self._matcher.get_error())}; make it simpler",
+                "response_format",
+            )
+        if time.thread_time() - start > STEP_SECONDS:
+            raise RequestError("the grammar takes too long to follow; make it simpler", "response_format")
+
+
+def why(message: str) -> str:
+    """The first line of what the library says, at most 300 characters."""
+    lines = [line.strip() for line in message.splitlines() if line.strip() and not line.startswith("<")]
+    return (lines[0] if lines else "no reason is known")[:300]

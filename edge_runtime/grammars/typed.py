@@ -1,0 +1,216 @@
+"""The keywords of a JSON schema that speak of one type, as a grammar keeps to them."""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import ABC, abstractmethod
+from typing import Any
+
+from nearfar.edge_runtime.grammars.patterns import slow, why_not
+from nearfar.errors import RequestError
+
+Schema = dict[str, Any]
+
+OF_TYPE: dict[str, tuple[str, ...]] = {
+    "string": ("minLength", "maxLength", "pattern", "format"),
+    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    "object": (
+        "properties",
+        "required",
+        "additionalProperties",
+        "patternProperties",
+        "propertyNames",
+        "minProperties",
+        "maxProperties",
+        "unevaluatedProperties",
+    ),
+    "array": ("items", "prefixItems", "minItems", "maxItems", "uniqueItems", "unevaluatedItems"),
+}
+"""Keywords that are kept to, by the type that they speak of. All others but ANNOTATIONS and STRUCTURE are
+not.
+"""
+TYPES = ("string", "number", "integer", "object", "array", "boolean", "null")
+
+
+class TypedKeywords(ABC):
+    """What a walk over a schema does with the keywords of one type; the walk itself is its subclass's."""
+
+    @abstractmethod
+    def _error(self, place: str, what: str) -> RequestError: ...
+
+    @abstractmethod
+    def _drop(self, place: str, keyword: str, why: str = "no grammar can keep to it") -> None:
+        """The keyword is refused, or left out."""
+
+    @abstractmethod
+    def _schema(self, schema: Any, place: str) -> Schema: ...
+
+    @abstractmethod
+    def _each(self, schemas: Any, place: str) -> Schema: ...
+
+    @abstractmethod
+    def _list(self, schemas: Any, place: str) -> list[Schema]: ...
+
+    def _types(self, value: Any, place: str) -> list[str]:
+        types = value if isinstance(value, list) else [value]
+        if not types or any(kind not in TYPES for kind in types):
+            raise self._error(place, f"type {value!r:.60} must be one or several of {', '.join(TYPES)}")
+        return [kind for kind in types if not (kind == "integer" and "number" in types)]
+
+    def _typed(self, known: Schema, place: str) -> Schema:
+        """A schema of one or several types, with their keywords. Without a type it has those that its
+        keywords speak of.
+        """
+        spoken = [kind for kind, keys in OF_TYPE.items() if any(key in known for key in keys)]
+        if "type" not in known and not spoken:
+            return {}
+        types = self._types(known["type"], place) if "type" in known else spoken
+        made: Schema = {"type": types[0] if len(types) == 1 else types}
+        for kind in types:
+            own = {
+                key: known[key]
+                for key in OF_TYPE.get("number" if kind == "integer" else kind, ())
+                if key in known
+            }
+            if own:
+                made |= getattr(self, f"_{kind}")(own, place)
+        return made
+
+    def _string(self, own: Schema, place: str) -> Schema:
+        pattern = own.get("pattern")
+        own |= self._counts(own, ("minLength", "maxLength"), place)
+        if len(own) > 1:
+            own.pop("format", None)  # an annotation; xgrammar would follow nothing else beside it
+        if pattern is not None:
+            why = why_not(pattern)
+            if why is None and len(own) > 1:
+                why = "it cannot be kept to beside minLength or maxLength"
+            if why is not None:
+                self._drop(place, "pattern", why)
+                del own["pattern"]
+        if own.keys() & {"minLength", "maxLength"}:
+            # As a pattern: by itself xgrammar lets control characters into strings of a bounded length.
+            low, high = own.pop("minLength", 0), own.pop("maxLength", None)
+            if high is not None and high < low:
+                raise self._error(place, f"minLength {low} is greater than maxLength {high}")
+            own["pattern"] = f"^.{{{low},{'' if high is None else high}}}$"
+        return own
+
+    def _number(self, own: Schema, place: str) -> Schema:
+        for key, value in own.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise self._error(place, f"{key} must be a number, not {value!r:.40}")
+        return own
+
+    def _integer(self, own: Schema, place: str) -> Schema:
+        """Bounds of whole numbers are whole numbers."""
+        own = self._number(own, place)
+        low = [math.ceil(own["minimum"])] if "minimum" in own else []
+        low += [math.floor(own["exclusiveMinimum"]) + 1] if "exclusiveMinimum" in own else []
+        high = [math.floor(own["maximum"])] if "maximum" in own else []
+        high += [math.ceil(own["exclusiveMaximum"]) - 1] if "exclusiveMaximum" in own else []
+        made = {"minimum": max(low)} if low else {}
+        return {**made, "maximum": min(high)} if high else made
+
+    def _array(self, own: Schema, place: str) -> Schema:
+        own |= self._counts(own, ("minItems", "maxItems"), place)
+        if own.pop("uniqueItems", False) and own.get("maxItems", 2) > 1:
+            self._drop(place, "uniqueItems")
+        self._unevaluated(own, "unevaluatedItems", "items", place)
+        if own.get("minItems", 0) > len(own.get("prefixItems", ())):
+            own.setdefault("items", {})
+        if "prefixItems" in own:
+            own["prefixItems"] = self._list(own["prefixItems"], f"{place}/prefixItems")
+        if isinstance(own.get("items"), dict):
+            own["items"] = self._schema(own["items"], f"{place}/items")
+        return own
+
+    def _object(self, own: Schema, place: str) -> Schema:
+        own |= self._counts(own, ("minProperties", "maxProperties"), place)
+        self._unevaluated(own, "unevaluatedProperties", "additionalProperties", place)
+        if own.get("minProperties") and not own.keys() & {"properties", "patternProperties", "propertyNames"}:
+            own.setdefault("additionalProperties", True)
+        if isinstance(own.get("additionalProperties"), dict):
+            own["additionalProperties"] = self._schema(
+                own["additionalProperties"], f"{place}/additionalProperties"
+            )
+        if "properties" in own:
+            own["properties"] = self._each(own["properties"], f"{place}/properties")
+        if "propertyNames" in own:
+            self._property_names(own, place)
+        if "patternProperties" in own:
+            self._pattern_properties(own, place)
+        if "required" in own:
+            self._required(own, place)
+        if own.get("minProperties", 0) > 1 and own.get("additionalProperties", False) is not False:
+            # The same name twice would count as two.
+            self._drop(place, "minProperties", "beside additionalProperties it is only kept to up to 1")
+            del own["minProperties"]
+        return own
+
+    def _unevaluated(self, own: Schema, keyword: str, others: str, place: str) -> None:
+        """false: nothing but what is described, as all that is described stands in the same schema."""
+        value = own.pop(keyword, True)
+        if not isinstance(value, bool):
+            self._drop(place, keyword, "only true and false are taken")
+        elif not value and others not in own:
+            own[others] = False
+
+    def _required(self, own: Schema, place: str) -> None:
+        """Required properties that are not described are described: xgrammar asks for no others."""
+        names = own["required"]
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise self._error(place, "required must be a list of names")
+        missing = [name for name in dict.fromkeys(names) if name not in own.get("properties", {})]
+        if not missing:
+            return
+        others = own.get("additionalProperties", True)
+        if others is False or "patternProperties" in own or "propertyNames" in own:
+            self._drop(place, "required", f"the property {missing[0]!r:.60} is not among the properties")
+            own["required"] = [name for name in names if name not in missing]
+            return
+        described = {name: {} if others is True else others for name in missing}
+        own["properties"] = {**own.get("properties", {}), **described}
+
+    def _property_names(self, own: Schema, place: str) -> None:
+        names = own["propertyNames"]
+        if "properties" in own or "patternProperties" in own:
+            self._drop(place, "propertyNames", "it cannot be kept to beside properties or patternProperties")
+            del own["propertyNames"]
+        else:
+            own["propertyNames"] = self._schema(names, f"{place}/propertyNames")
+
+    def _pattern_properties(self, own: Schema, place: str) -> None:
+        patterns = own["patternProperties"]
+        if not isinstance(patterns, dict):
+            raise self._error(place, "patternProperties must be an object of schemas")
+        why = next((reason for pattern in patterns if (reason := why_not(pattern))), None)
+        if why is None and len(patterns) > 1:
+            why = "only one pattern can be kept to"
+        if why is None and own.get("additionalProperties", False) is not False:
+            why = "it cannot be kept to beside additionalProperties"
+        if why is None and own.get("properties"):
+            why = next((reason for pattern in patterns if (reason := slow(pattern))), None)
+        if why is None and any(
+            re.search(pattern, name) for pattern in patterns for name in own.get("properties", ())
+        ):
+            why = "a property that is described has a name of this pattern"
+        if why is not None:
+            self._drop(place, "patternProperties", why)
+            del own["patternProperties"]
+        else:
+            own["patternProperties"] = self._each(patterns, f"{place}/patternProperties")
+
+    def _counts(self, own: Schema, keys: tuple[str, ...], place: str) -> Schema:
+        """Whole numbers, which JSON may write as 3.0."""
+        for key in keys:
+            value = own.get(key, 0)
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or value < 0
+                or value != int(value)
+            ):
+                raise self._error(place, f"{key} must be a whole number, not {value!r:.40}")
+        return {key: int(own[key]) for key in keys if key in own}

@@ -1,0 +1,203 @@
+"""Grammars by the shared vectors (tests/vectors/grammars.json): llguidance on devices and xgrammar in the
+server follow them to the same texts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tarfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nearfar.edge_runtime.grammars import Grammar
+from nearfar.edge_runtime.grammars.compiler import Grammars
+from nearfar.edge_runtime.grammars.constraint import GrammarConstraint
+from nearfar.edge_runtime.openai.formats import grammar_of
+from nearfar.edge_runtime.text.codec import TextCodec
+from nearfar.errors import NearfarError, RequestError
+from tests.shared_data import shared_data
+from tests.support import tiny
+from tests.support.paths import ROOT
+
+VECTORS = json.loads((ROOT / "tests" / "vectors" / "grammars.json").read_text())
+NAMES = [vector["name"] for vector in VECTORS]
+EOS = 257
+Match = Callable[[str], bool]
+
+
+@pytest.fixture(scope="module")
+def codec() -> TextCodec:
+    return TextCodec(tiny.tokenizer(), {}, None, 256)
+
+
+async def followed(codec: TextCodec, grammar: Grammar) -> Match:
+    """Whether llguidance takes a text: each of its tokens is in the mask before it, and then the end."""
+    grammars = Grammars(codec, EOS + 1, [EOS])
+    first = (await grammars.constraints(grammar, 1))[0]
+
+    def match(text: str) -> bool:
+        constraint = GrammarConstraint(first._matcher.deep_copy(), EOS + 1)
+        for token in [*codec.encode_raw(text), EOS]:
+            if constraint.complete_at is not None:
+                return token == EOS
+            words = constraint.allowed()
+            if not words[token // 32] >> token % 32 & 1:
+                return False
+            constraint.accept(token)
+        return True
+
+    grammars.close()
+    return match
+
+
+def served(grammar: Grammar) -> Match:
+    """Whether xgrammar takes a text."""
+    xgrammar = pytest.importorskip("xgrammar")
+    from nearfar.fallback_server.grammars.compiled import compiler
+
+    pieces = [bytes([byte]) for byte in range(256)] + [b""]
+    made = compiler(xgrammar.TokenizerInfo(pieces, vocab_size=257, stop_token_ids=[256]))(grammar)
+
+    def match(text: str) -> bool:
+        matcher = xgrammar.GrammarMatcher(made)
+        return bool(matcher.accept_string(text)) and bool(matcher.accept_token(256))
+
+    return match
+
+
+@pytest.mark.parametrize("library", ["llguidance", "xgrammar"])
+@pytest.mark.parametrize("vector", VECTORS, ids=NAMES)
+async def test_both_libraries_take_and_refuse_the_same(
+    vector: dict[str, Any], library: str, codec: TextCodec
+) -> None:
+    grammar = grammar_of(vector["format"])
+    assert grammar is not None
+
+    async def made() -> Match:
+        return await followed(codec, grammar) if library == "llguidance" else served(grammar)
+
+    if "error" in vector:
+        with pytest.raises(RequestError) as raised:
+            await made()
+        assert vector["error"] in str(raised.value)
+        assert raised.value.param == "response_format"
+        return
+    match = await made()
+    assert [text for text in vector["accepts"] if not match(text)] == []
+    assert [text for text in vector["refuses"] if match(text)] == []
+
+
+@pytest.mark.parametrize("draft", ["draft2020-12", "draft7"])
+async def test_the_test_suite_accepts_nothing_that_is_invalid(draft: str, codec: TextCodec) -> None:
+    """Each schema of the JSON Schema test suite is refused, or no value that it forbids can be written."""
+    archive = shared_data("eval", "json-schema-test-suite", "json-schema-test-suite.tar.gz")
+    with tarfile.open(archive) as tar:
+        groups = [
+            group
+            for member in tar
+            if member.name.count("/") == 2
+            and f"tests/{draft}/" in member.name
+            and member.name.endswith(".json")
+            for group in json.load(tar.extractfile(member))  # type: ignore[arg-type]
+        ]
+    kept, wrong = 0, []
+    for group in groups:
+        try:
+            match = await followed(codec, Grammar("json_schema", json.dumps(group["schema"])))
+        except NearfarError:
+            continue
+        kept += 1
+        for case in group["tests"]:
+            texts = {json.dumps(case["data"]), json.dumps(case["data"], ensure_ascii=False)}
+            if not case["valid"] and any(match(text) for text in texts):
+                wrong.append((group["schema"], case["data"]))
+    assert wrong == []
+    assert kept > 120
+
+
+def _levels(depth: int) -> dict[str, Any]:
+    """Objects in which each level has two properties of the next: 2^depth pairs to tell apart."""
+    chain: dict[str, Any] = {
+        f"d{level}": {
+            "type": "object",
+            "properties": {name: {"$ref": f"#/$defs/d{level + 1}"} for name in "ab"},
+            "required": ["a", "b"],
+        }
+        for level in range(depth)
+    }
+    return {**chain, f"d{depth}": {"type": "object"}}
+
+
+HOSTILE: dict[str, Grammar] = {
+    "pairs of a oneOf": Grammar("json_schema", json.dumps({"oneOf": [{"type": "null"}] * 4000})),
+    "levels of a oneOf": Grammar(
+        "json_schema",
+        json.dumps({"$defs": _levels(40), "oneOf": [{"$ref": "#/$defs/d0"}, {"$ref": "#/$defs/d0"}]}),
+    ),
+    "a pattern that backtracks": Grammar(
+        "json_schema",
+        json.dumps(
+            {
+                "type": "object",
+                "properties": {"a" * 60 + "!": {}},
+                "patternProperties": {"^(a|a)*$": {}},
+            }
+        ),
+    ),
+    "repeats of repeats": Grammar("regex", "(.*a.{30}|.*b.{31}|.*c.{33})+"),
+    "many states": Grammar("regex", "(a|b)*a(a|b){500}"),
+    "parentheses": Grammar("regex", "(" * 20000 + "a" + ")" * 20000),
+    "an ambiguous grammar": Grammar("ebnf", 'root ::= root root | root root root | "a" | "aa" | ""'),
+    "a long grammar": Grammar("ebnf", "root ::= " + "(" * 3000 + '"a"' + ")" * 3000),
+    "many optional properties": Grammar(
+        "json_schema",
+        json.dumps({"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(1500)}}),
+    ),
+    "arrays in arrays": Grammar("json_schema", '{"items":' * 3000 + "{}" + "}" * 3000),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_a_hostile_grammar_costs_little(name: str, codec: TextCodec) -> None:
+    """It is refused by name, or followed; not within seconds to measure, but at all: each of these would
+    take minutes, or for ever, without its bound.
+    """
+    grammars = Grammars(codec, EOS + 1, [EOS])
+    start = time.process_time()
+    with contextlib.suppress(RequestError):
+        constraint = (await grammars.constraints(HOSTILE[name], 1))[0]
+        for _ in range(300):
+            words = constraint.allowed()
+            bits = [bit for bit in range(EOS) if words[bit // 32] >> bit % 32 & 1]
+            if not bits or constraint.complete_at is not None:
+                break
+            constraint.accept(bits[0])
+    assert time.process_time() - start < 30
+    grammars.close()
+
+
+@pytest.mark.parametrize("vocab_size", [258, 288, 320])
+async def test_a_mask_has_a_bit_for_every_token_and_no_word_more(vocab_size: int, codec: TextCodec) -> None:
+    """Also where the vocabulary fills its last word, or is larger than the tokenizer's."""
+    grammars = Grammars(codec, vocab_size, [EOS])
+    constraint = (await grammars.constraints(Grammar("regex", "a"), 1))[0]
+    words = constraint.allowed()
+    grammars.close()
+    assert words.shape == ((vocab_size + 31) // 32,)
+    assert [bit for bit in range(32 * len(words)) if words[bit // 32] >> bit % 32 & 1] == codec.encode_raw(
+        "a"
+    )
+
+
+async def test_a_model_without_an_end_token_ends_with_its_grammar(codec: TextCodec) -> None:
+    grammars = Grammars(codec, EOS + 1, [])
+    constraint = (await grammars.constraints(Grammar("regex", "ab"), 1))[0]
+    for token in codec.encode_raw("ab"):
+        assert constraint.complete_at is None
+        assert constraint.accept(token)
+    grammars.close()
+    assert constraint.complete_at == 2

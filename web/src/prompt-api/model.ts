@@ -1,0 +1,134 @@
+import type { LoadProgress, ModelCard } from "../both/messages.js";
+import type { Engine, EngineOptions } from "../page/client.js";
+import type { Availability, MonitorCallback } from "./types.js";
+
+/** What of an Engine the sessions use; their contexts and token counts are the device's. */
+export type PromptEngine = Pick<Engine, "chat" | "countTokens" | "dispose"> & {
+  readonly model: Pick<ModelCard, "name" | "contextLength">;
+};
+
+/** An artifact's address, or what loads it; it should heed `signal` and tell `onProgress`. */
+export type ModelSource =
+  | string
+  | URL
+  | ((options: Required<Pick<EngineOptions, "signal" | "onProgress">>) => Promise<PromptEngine>);
+
+interface Loading {
+  readonly engine: Promise<PromptEngine>;
+  readonly controller: AbortController;
+  waiting: number;
+}
+
+/** The one model behind all sessions. */
+export class Model {
+  #loading: Loading | null = null;
+  #engine: PromptEngine | null = null;
+  #loaded = 0;
+  readonly #listeners = new Set<(loaded: number) => void>();
+
+  constructor(private readonly source: ModelSource) {}
+
+  get availability(): Availability {
+    if (this.#engine) return "available";
+    return this.#loading ? "downloading" : "downloadable";
+  }
+
+  /**
+   * The engine, loaded once for all who wait. Who aborts stops waiting; the load ends when nobody waits any
+   * more.
+   */
+  async load({
+    signal,
+    monitor,
+  }: {
+    signal?: AbortSignal;
+    monitor?: MonitorCallback;
+  }): Promise<PromptEngine> {
+    const tell = monitor && listenerOf(monitor);
+    tell?.(0);
+    const loading = this.#engine ? null : this.#begin();
+    if (tell && loading) this.#listeners.add(tell);
+    try {
+      const engine = this.#engine ?? (await this.#await(loading as Loading, signal));
+      tell?.(1);
+      return engine;
+    } finally {
+      if (tell) this.#listeners.delete(tell);
+    }
+  }
+
+  async unload(): Promise<void> {
+    this.#loading?.controller.abort();
+    this.#loading = null;
+    const engine = this.#engine;
+    this.#engine = null;
+    await engine?.dispose();
+  }
+
+  #begin(): Loading {
+    if (this.#loading) return this.#loading;
+    const controller = new AbortController();
+    const loading = { engine: this.#load(controller.signal), controller, waiting: 0 };
+    this.#loading = loading;
+    const over = (): void => {
+      if (this.#loading === loading) this.#loading = null;
+    };
+    loading.engine.then(over, over);
+    return loading;
+  }
+
+  async #load(signal: AbortSignal): Promise<PromptEngine> {
+    this.#loaded = 0;
+    const onProgress = (progress: LoadProgress): void => {
+      if (progress.phase !== "weights" || progress.loaded >= progress.total) return;
+      const loaded = progress.loaded / progress.total;
+      // The standard's events never go back, and 1 is the last of them.
+      if (loaded <= this.#loaded) return;
+      this.#loaded = loaded;
+      for (const tell of this.#listeners) tell(loaded);
+    };
+    const engine = await open(this.source, { signal, onProgress });
+    if (signal.aborted) await engine.dispose();
+    signal.throwIfAborted();
+    this.#engine = engine;
+    return engine;
+  }
+
+  #await(loading: Loading, signal: AbortSignal | undefined): Promise<PromptEngine> {
+    loading.waiting++;
+    return new Promise((resolve, reject) => {
+      const leave = (): void => {
+        reject(signal?.reason);
+        if (--loading.waiting > 0) return;
+        if (this.#loading === loading) this.#loading = null;
+        loading.controller.abort();
+      };
+      signal?.addEventListener("abort", leave, { once: true });
+      const settled = (): void => signal?.removeEventListener("abort", leave);
+      loading.engine.then(resolve, reject).finally(settled);
+    });
+  }
+}
+
+async function open(
+  source: ModelSource,
+  options: Required<Pick<EngineOptions, "signal" | "onProgress">>,
+): Promise<PromptEngine> {
+  if (typeof source === "function") return source(options);
+  const { createEngine } = await import("../page/index.js");
+  return createEngine(source, options);
+}
+
+/** Tells a monitor as the standard does; with plain events where there are no ProgressEvents, as in Node. */
+function listenerOf(monitor: MonitorCallback): (loaded: number) => void {
+  const target = new EventTarget();
+  monitor(target);
+  return (loaded) => {
+    const values = { loaded, total: 1, lengthComputable: true };
+    target.dispatchEvent(
+      typeof ProgressEvent === "function"
+        ? new ProgressEvent("downloadprogress", values)
+        : Object.assign(new Event("downloadprogress"), values),
+    );
+  };
+}

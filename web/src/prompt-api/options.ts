@@ -1,0 +1,84 @@
+import type { ChatMessage } from "../both/openai.js";
+import type { CreateCoreOptions, PromptInput, PromptMessage, PromptOptions } from "./types.js";
+
+/** The Prompt API's arguments, checked, as the engine's requests. */
+
+export interface Sampling {
+  readonly temperature?: number;
+  readonly top_k?: number;
+}
+
+/** What of the options no model here can do; null where all of it can be done. */
+export function unsupportedOf({ expectedInputs, expectedOutputs, tools }: CreateCoreOptions): string | null {
+  if (tools?.length) return "tools";
+  const other = [...(expectedInputs ?? []), ...(expectedOutputs ?? [])].find(({ type }) => type !== "text");
+  return other ? `content of type ${other.type}` : null;
+}
+
+export function checkOptions(options: CreateCoreOptions): Sampling {
+  const unsupported = unsupportedOf(options);
+  if (unsupported) throw notSupported(`${unsupported} is not supported by this model`);
+  const { temperature, topK } = options;
+  if (temperature !== undefined && !(temperature >= 0))
+    throw new RangeError(`temperature must be 0 or more, not ${temperature}`);
+  if (topK !== undefined && !(topK >= 1)) throw new RangeError(`topK must be 1 or more, not ${topK}`);
+  return {
+    ...(temperature !== undefined && { temperature }),
+    ...(topK !== undefined && { top_k: Math.floor(topK) }),
+  };
+}
+
+export interface Messages {
+  readonly messages: readonly ChatMessage[];
+  /** The answer goes on from the last of them. */
+  readonly isPrefix: boolean;
+}
+
+/** `name`: the argument that holds the messages, for errors. */
+export function messagesOf(input: PromptInput, name = "input"): Messages {
+  if (typeof input === "string") return { messages: [{ role: "user", content: input }], isPrefix: false };
+  if (!Array.isArray(input)) throw new TypeError(`${name} must be a string or a list of { role, content }`);
+  const listed: readonly PromptMessage[] = input;
+  const isPrefix = listed.at(-1)?.prefix === true;
+  const messages = listed.map((message, at): ChatMessage => {
+    const where = `${name}[${at}]`;
+    const { role, content } = message;
+    if (!["system", "user", "assistant"].includes(role))
+      throw new TypeError(`${where}.role must be system, user or assistant, not ${JSON.stringify(role)}`);
+    if (role === "system" && (name !== "initialPrompts" || at > 0))
+      throw new TypeError(`${where} is a system message, which may only be the first of initialPrompts`);
+    if (message.prefix && (at < listed.length - 1 || role !== "assistant" || name === "initialPrompts"))
+      throw new SyntaxError(`${where}.prefix: only a prompt's last message, the assistant's, may be one`);
+    return { role, content: textOf(content, where) };
+  });
+  return { messages, isPrefix };
+}
+
+function textOf(content: PromptMessage["content"], where: string): string {
+  if (typeof content === "string") return content;
+  if (!Array.isArray(content)) throw new TypeError(`${where}.content must be a string or a list of parts`);
+  return content
+    .map(({ type, value }) => {
+      if (type !== "text") throw notSupported(`${where} has content of type ${type}: this model reads text`);
+      if (typeof value !== "string") throw new TypeError(`${where} has a text whose value is no string`);
+      return value;
+    })
+    .join("");
+}
+
+/** As OpenAI's requests, and nearfar's for expressions, ask for what an answer must be. */
+export function formatOf({ responseConstraint }: PromptOptions): object {
+  if (responseConstraint === undefined) return {};
+  if (!(responseConstraint instanceof RegExp)) {
+    const json_schema = { name: "response", schema: responseConstraint, strict: true };
+    return { response_format: { type: "json_schema", json_schema } };
+  }
+  const { source, flags } = responseConstraint;
+  if (flags !== "")
+    throw notSupported(`responseConstraint: flags of an expression (${flags}) are not supported`);
+  return { response_format: { type: "regex", regex: source } };
+}
+
+export function notSupported(message: string): DOMException {
+  return new DOMException(message, "NotSupportedError");
+}

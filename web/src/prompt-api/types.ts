@@ -1,0 +1,82 @@
+/** The Prompt API's own names: what of it there is here. */
+
+export type Availability = "unavailable" | "downloadable" | "downloading" | "available";
+
+/** Tells of the download: `downloadprogress` events whose `loaded` goes from 0 to 1. */
+export type MonitorCallback = (monitor: EventTarget) => void;
+
+export interface ExpectedContent {
+  readonly type: string;
+  readonly languages?: readonly string[];
+}
+
+export interface CreateCoreOptions {
+  readonly temperature?: number;
+  readonly topK?: number;
+  readonly expectedInputs?: readonly ExpectedContent[];
+  readonly expectedOutputs?: readonly ExpectedContent[];
+  readonly tools?: readonly object[];
+}
+
+export interface CreateOptions extends CreateCoreOptions {
+  /** Ends the loading, and later the session. */
+  readonly signal?: AbortSignal;
+  readonly monitor?: MonitorCallback;
+  readonly initialPrompts?: readonly PromptMessage[];
+}
+
+export interface PromptContent {
+  readonly type: string;
+  readonly value: unknown;
+}
+
+export interface PromptMessage {
+  readonly role: "system" | "user" | "assistant";
+  readonly content: string | readonly PromptContent[];
+  /** Of the assistant's last message: the answer goes on from it. */
+  readonly prefix?: boolean;
+}
+
+export type PromptInput = string | readonly PromptMessage[];
+
+export interface PromptOptions {
+  /** A JSON schema, or a regular expression that the whole answer matches. */
+  readonly responseConstraint?: object | RegExp;
+  /** Without a meaning here: a constraint is never written into the prompt. */
+  readonly omitResponseConstraintInput?: boolean;
+  readonly signal?: AbortSignal;
+}
+
+export interface LanguageModelSession extends EventTarget {
+  prompt(input: PromptInput, options?: PromptOptions): Promise<string>;
+  promptStreaming(input: PromptInput, options?: PromptOptions): ReadableStream<string>;
+  append(input: PromptInput, options?: { readonly signal?: AbortSignal }): Promise<undefined>;
+  measureContextUsage(input: PromptInput, options?: PromptOptions): Promise<number>;
+  /** Tokens of the conversation so far. */
+  readonly contextUsage: number;
+  /** Tokens that a conversation may have, the answer included. */
+  readonly contextWindow: number;
+  /** The older names of the three above. */
+  measureInputUsage(input: PromptInput, options?: PromptOptions): Promise<number>;
+  readonly inputUsage: number;
+  readonly inputQuota: number;
+  readonly temperature: number | null;
+  readonly topK: number | null;
+  oncontextoverflow: ((event: Event) => void) | null;
+  onquotaoverflow: ((event: Event) => void) | null;
+  clone(options?: { readonly signal?: AbortSignal }): Promise<LanguageModelSession>;
+  destroy(): undefined;
+}
+
+export interface LanguageModelFactory {
+  availability(options?: CreateCoreOptions): Promise<Availability>;
+  create(options?: CreateOptions): Promise<LanguageModelSession>;
+  params(): Promise<{
+    readonly defaultTopK: number;
+    readonly maxTopK: number;
+    readonly defaultTemperature: number;
+    readonly maxTemperature: number;
+  }>;
+  /** Frees the model; not in the standard. A later `create` loads it again. */
+  unload(): Promise<void>;
+}

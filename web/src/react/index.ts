@@ -1,0 +1,22 @@
+"use client";
+/** nearfar in React: `useNearfar(url)` loads a model with the component, and chats. */
+
+import { type Chat, type ChatOptions, useChat } from "./chat.js";
+import { type EngineState, type UseEngineOptions, useEngine } from "./engine.js";
+
+export { type Chat, type ChatOptions, type SendOptions, useChat } from "./chat.js";
+export { type EngineState, type UseEngineOptions, useEngine } from "./engine.js";
+
+export interface UseNearfarOptions extends UseEngineOptions, ChatOptions {}
+
+export type Nearfar = EngineState & { readonly chat: Chat };
+
+/**
+ * The model at `url`, which lives as long as the component, and a conversation with it. Null: nothing is
+ * loaded yet. Call it once, high in the tree: each call loads a model of its own.
+ */
+export function useNearfar(url: string | URL | null, options: UseNearfarOptions = {}): Nearfar {
+  const { system, initialMessages, request, ...loading } = options;
+  const state = useEngine(url, loading);
+  return { ...state, chat: useChat(state.engine, options) };
+}

@@ -1,0 +1,168 @@
+import { Window } from "happy-dom";
+import { afterAll, afterEach, beforeAll, describe, expect, test, vi } from "vitest";
+import { createEngine, type Engine } from "../../src/here/index.js";
+import { type Nearfar, type UseNearfarOptions, useNearfar } from "../../src/react/index.js";
+import type { StaticServer } from "../support/serve.js";
+import { badQuestion, promptOf, question, serveToyChat, textAfter } from "../support/toy-chat.js";
+
+/** The hook in the real React, over an engine in this process. */
+const window = new Window();
+vi.stubGlobal("window", window);
+vi.stubGlobal("document", window.document);
+vi.stubGlobal("navigator", window.navigator);
+// They look for the window when they are imported.
+const { createElement, StrictMode } = await import("react");
+const { createRoot } = await import("react-dom/client");
+
+let server: StaticServer;
+beforeAll(async () => {
+  server = await serveToyChat();
+});
+afterAll(() => server.close());
+const unmounts: (() => void)[] = [];
+afterEach(() => {
+  for (const unmount of unmounts.splice(0)) unmount();
+});
+
+interface Mounted {
+  /** What the hook gave last. */
+  now(): Nearfar;
+  readonly engines: readonly Engine[];
+  readonly failures: readonly unknown[];
+  readonly loads: () => number;
+  render(url: string | null): void;
+  unmount(): void;
+}
+
+/** A component with the hook, in StrictMode. */
+function mount(url: string | null, options: UseNearfarOptions = {}): Mounted {
+  const engines: Engine[] = [];
+  const failures: unknown[] = [];
+  let loads = 0;
+  let last: Nearfar | undefined;
+  const create: UseNearfarOptions["createEngine"] = async (at, given) => {
+    loads++;
+    const engine = createEngine(at, given);
+    engine.then(
+      (loaded) => engines.push(loaded),
+      (error) => failures.push(error),
+    );
+    return engine;
+  };
+  const App = ({ at }: { readonly at: string | null }) => {
+    last = useNearfar(at, { createEngine: create, ...options });
+    return createElement("p", null, last.chat.messages.at(-1)?.content);
+  };
+  const root = createRoot(window.document.createElement("div") as unknown as Element);
+  const render = (at: string | null): void =>
+    root.render(createElement(StrictMode, null, createElement(App, { at })));
+  render(url);
+  unmounts.push(() => root.unmount());
+  const now = (): Nearfar => last ?? expect.fail("not rendered yet");
+  return { now, engines, failures, loads: () => loads, render, unmount: () => root.unmount() };
+}
+
+const until = (mounted: Mounted, status: Nearfar["status"]): Promise<void> =>
+  vi.waitFor(() => expect(mounted.now().status).toBe(status));
+const url = (): string => server.url.href;
+const request = { temperature: 0, max_tokens: 20 };
+const isDisposed = (engine: Engine | undefined): Promise<void> =>
+  vi.waitFor(() =>
+    expect(engine?.completions.create({ prompt: "a", max_tokens: 1 })).rejects.toThrow(/disposed/),
+  );
+
+describe("useNearfar", () => {
+  test("loads once in StrictMode, tells how far it is, and disposes with the component", async () => {
+    const mounted = mount(url());
+    await until(mounted, "loading");
+    await until(mounted, "ready");
+    await vi.waitFor(() => expect(mounted.now().progress?.phase).toBe("ready"));
+    expect(mounted.loads()).toBe(1);
+    expect(mounted.now().engine).toBe(mounted.engines[0]);
+    mounted.unmount();
+    await isDisposed(mounted.engines[0]);
+  });
+
+  test("nothing is loaded until there is an address, and another one is another model", async () => {
+    const mounted = mount(null);
+    await until(mounted, "idle");
+    await expect(mounted.now().chat.send("a")).rejects.toThrow(/no model yet/);
+    mounted.render(url());
+    await until(mounted, "ready");
+    mounted.render(`${url()}?again=1`);
+    await vi.waitFor(() => expect(mounted.engines.length).toBe(2));
+    await until(mounted, "ready");
+    await isDisposed(mounted.engines[0]);
+    expect(mounted.now().engine).toBe(mounted.engines[1]);
+  });
+
+  test("a load that is left is aborted", async () => {
+    // Never answers for the kernels.
+    server.intercept = (path) => path.endsWith(".wasm");
+    const mounted = mount(url());
+    await vi.waitFor(() => expect(mounted.loads()).toBe(1));
+    mounted.unmount();
+    await vi.waitFor(() => expect(mounted.failures).toMatchObject([{ name: "AbortError" }]));
+    server.intercept = () => false;
+    expect(mounted.engines).toEqual([]);
+    expect(mounted.now().status).toBe("loading");
+  });
+
+  test("a model that is not there is an error", async () => {
+    const mounted = mount(`${url()}nowhere/`);
+    await until(mounted, "error");
+    expect(mounted.now().error).toMatchObject({ name: "ArtifactError" });
+  });
+
+  test("chats, and remembers", async () => {
+    const mounted = mount(url(), { request, system: "Be short." });
+    await until(mounted, "ready");
+    const before = [{ role: "system", content: "Be short." }] as const;
+    const content = question(20, before);
+    await mounted.now().chat.send(content);
+    const first = [
+      { role: "user", content },
+      { role: "assistant", content: textAfter(promptOf([...before, { role: "user", content }]), 20) },
+    ] as const;
+    await vi.waitFor(() => expect(mounted.now().chat.status).toBe("idle"));
+    expect(mounted.now().chat.messages).toEqual(first);
+    expect(mounted.now().chat.usage?.completion_tokens).toBe(20);
+    const next = question(10, [...before, ...first]);
+    await mounted.now().chat.send(next, { max_tokens: 10 });
+    const asked = [...before, ...first, { role: "user", content: next }] as const;
+    await vi.waitFor(() =>
+      expect(mounted.now().chat.messages.at(-1)?.content).toBe(textAfter(promptOf(asked), 10)),
+    );
+    mounted.now().chat.setMessages([]);
+    await vi.waitFor(() => expect(mounted.now().chat.messages).toEqual([]));
+  });
+
+  test("one answer at a time, and stop keeps what there is", async () => {
+    const mounted = mount(url(), { request: { temperature: 0, max_tokens: 200 } });
+    await until(mounted, "ready");
+    const { send, stop } = mounted.now().chat;
+    const content = question(200);
+    const sent = send(content);
+    await expect(send("more")).rejects.toThrow(/being written/);
+    await vi.waitFor(() => expect(mounted.now().chat.messages.length).toBe(2), { interval: 1 });
+    stop();
+    await sent;
+    await vi.waitFor(() => expect(mounted.now().chat.status).toBe("idle"));
+    const { messages, error } = mounted.now().chat;
+    const whole = textAfter(promptOf([{ role: "user", content }]), 200);
+    expect(error).toBe(null);
+    expect(messages[1]?.content.length).toBeLessThan(whole.length);
+    expect(whole.startsWith(messages[1]?.content ?? "?")).toBe(true);
+  });
+
+  test("an answer that fails is told, and the next one is answered", async () => {
+    const mounted = mount(url(), { request: { temperature: 0, max_tokens: 60 } });
+    await until(mounted, "ready");
+    await mounted.now().chat.send(badQuestion(60));
+    await vi.waitFor(() => expect(mounted.now().chat.error).toMatchObject({ name: "DeviceError" }));
+    expect(mounted.now().chat.messages.at(-1)?.role).toBe("assistant");
+    mounted.now().chat.setMessages([]);
+    await mounted.now().chat.send(question(20), { max_tokens: 20 });
+    await vi.waitFor(() => expect(mounted.now().chat).toMatchObject({ error: null, status: "idle" }));
+  });
+});
