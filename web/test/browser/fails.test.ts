@@ -121,6 +121,30 @@ describe.skipIf(!CHROMIUM)("an engine that fails in Chromium", { timeout: 60_000
     expect(result.message).toContain("boom");
   });
 
+  test("for want of memory takes smaller steps, and the model says so", async () => {
+    const prompt = "x".repeat(100);
+    const result = await page.evaluate(
+      async (asked) => {
+        const full = `const compile = GPUDevice.prototype.createComputePipelineAsync;
+          GPUDevice.prototype.createComputePipelineAsync = function (given) {
+            if (given.label.endsWith("_64")) return Promise.reject(new Error("out of memory"));
+            return compile.call(this, given);
+          };`;
+        const warnings: string[] = [];
+        const onWarning = (message: string): number => warnings.push(message);
+        const engine = await nearfarPackage.createEngine("/toy/", { worker: workersWith(full), onWarning });
+        const before = engine.model.largestStep;
+        const answer = await engine.completions.create(asked);
+        const after = engine.model.largestStep;
+        await engine.dispose();
+        return { before, after, warnings, text: answer.choices[0]?.text };
+      },
+      { ...ASKED, prompt },
+    );
+    expect(result).toMatchObject({ before: 64, after: 16, text: expectedText(prompt, 20) });
+    expect(result.warnings).toEqual([expect.stringContaining("steps of at most 16 rows")]);
+  });
+
   test("tells a browser without WebGPU from one without a GPU, and HTML from an artifact", async () => {
     const result = await page.evaluate(async () => {
       const load = (url: string, code = "") =>
