@@ -59,6 +59,7 @@ def test_a_served_artifact_follows_the_same_schema(lab: Lab) -> None:
     try:
         for seed in range(3):
             body = {
+                "model": "classics",
                 "messages": ASK,
                 "response_format": BOOK,
                 "temperature": 1.5,
