@@ -23,6 +23,7 @@ LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
     "step_max_items": 50_000,
+    "max_items_in_row": 8_000,
     "max_lexer_states": 20_000,
     "max_grammar_size": 200_000,
 }

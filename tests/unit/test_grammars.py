@@ -179,9 +179,7 @@ REFUSED = {
     "parentheses": "cannot be compiled",
     "a long grammar": "nested too deeply",
     "many rules": "more than 500",
-    "many alternatives": "cannot be compiled: .*items",
     "references to references": "more than 64",
-    "many optional properties": "cannot be compiled: .*items",
     "arrays in arrays": "nested too deeply",
 }
 """The others are followed."""
@@ -198,7 +196,7 @@ async def test_a_hostile_grammar_is_bounded(name: str, codec: TextCodec) -> None
         assert len(str(caught.value)) < 600
     else:
         constraint = (await grammars.constraints(HOSTILE[name], 1))[0]
-        for _ in range(100):
+        for _ in range(20):
             words = constraint.allowed()
             constraint.accept(next(bit for bit in range(EOS) if words[bit // 32] >> bit % 32 & 1))
     grammars.close()
