@@ -78,8 +78,13 @@ def chat_sampling(params: ChatParams) -> SamplingParams:
         raise RequestError("top_logprobs needs logprobs=True", "top_logprobs")
     if not isinstance(logprobs, bool):
         raise RequestError(f"logprobs must be true or false, not {logprobs!r}", "logprobs")
-    both = [given[name] for name in ("max_completion_tokens", "max_tokens") if name in given]
-    return _sampling(given, both[0] if both else None, top if logprobs else None)
+    most = given.get("max_completion_tokens")
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
+        raise RequestError(
+            f"max_completion_tokens must be a whole number, at least 1, not {most!r:.80}",
+            "max_completion_tokens",
+        )
+    return _sampling(given, most or given.get("max_tokens"), top if logprobs else None)
 
 
 def completion_sampling(params: CompletionParams) -> SamplingParams:
@@ -147,6 +152,13 @@ def checked_messages(messages: object) -> list[dict[str, Any]]:
     return [_message(index, message) for index, message in enumerate(messages)]
 
 
+_MESSAGE = frozenset(
+    {"role", "content", "name", "refusal", "annotations", "tool_calls", "tool_call_id"}
+    | {"reasoning_content", "reasoning"}
+)
+"""Fields that the chat template gets: which of them mean something is its business."""
+
+
 def _message(index: int, message: object) -> dict[str, Any]:
     where = f"messages[{index}]"
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or not message["role"]:
@@ -163,6 +175,11 @@ def _message(index: int, message: object) -> dict[str, Any]:
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str):
         raise RequestError(f"{where}.content must be text, not {content!r:.80}", "messages")
+    if not isinstance(message.get("name"), str | None):
+        raise RequestError(f"{where}.name must be a string, not {message['name']!r:.80}", "messages")
+    for field, value in message.items():
+        if field not in _MESSAGE and value is not None:
+            raise RequestError(f"{where}.{field} is no field of a message", "messages")
     return {**message, "content": content}
 
 

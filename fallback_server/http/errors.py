@@ -118,7 +118,9 @@ def _validation(errors: Sequence[Mapping[str, Any]]) -> Problem:
     shown = "" if isinstance(value, dict | list) or error["type"] == "missing" else f", not {value!a:.80}"
     where = ".".join(place)
     text = f"{where}: {message}{shown}" if where else message
-    return Problem(400, text, place[0] if place else None, "invalid_request")
+    # What concerns several fields has no place, but may name one of them.
+    param = place[0] if place else error.get("ctx", {}).get("param")
+    return Problem(400, text, param, "invalid_request")
 
 
 def _is_type_name(part: str | int) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, LiteralString
 
 from pydantic import Field, Tag, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from nearfar.fallback_server.http.fields import (
     MAX_PARTS,
@@ -214,6 +215,11 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = None
 
 
+def _concerning(param: str, message: LiteralString) -> PydanticCustomError:
+    """A mistake that several fields make together, with the one to name."""
+    return PydanticCustomError("value_error", message, {"param": param})
+
+
 class Common(Strict):
     """What both kinds of completion take; null stands for the default."""
 
@@ -295,7 +301,7 @@ class Common(Strict):
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> Common:
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options needs stream: true")
+            raise _concerning("stream_options", "stream_options needs stream: true")
         return self
 
 
@@ -340,11 +346,11 @@ class ChatRequest(Common):
     @model_validator(mode="after")
     def _fits_together(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs: true")
+            raise _concerning("top_logprobs", "top_logprobs needs logprobs: true")
         if self.tool_choice is not None and self.tool_choice not in ("none", "auto") and not self.tools:
-            raise ValueError("tool_choice needs tools")
+            raise _concerning("tool_choice", "tool_choice needs tools")
         if self.continue_final_message and self.messages[-1].role != "assistant":
-            raise ValueError("continue_final_message needs a last message of the role assistant")
+            raise _concerning("messages", "continue_final_message needs a last message of the role assistant")
         return self
 
 

@@ -90,13 +90,14 @@ export async function bundleNode({ write }) {
 }
 
 /**
- * Bundles what runs without workers, in one piece: a service worker may not import later.
+ * Bundles in one piece each: what runs without workers, for a service worker may not import later; and what
+ * is known before a load, for chunks in common would make the engine's more and larger.
  * @param {{ write: boolean }} options
  */
 export async function bundleHere({ write }) {
   return build({
     absWorkingDir: root,
-    entryPoints: { here: "src/here/index.ts" },
+    entryPoints: { here: "src/here/index.ts", models: "src/models/index.ts" },
     outdir: "dist",
     bundle: true,
     format: "esm",

@@ -4,6 +4,7 @@
  */
 
 import { throwIfAborted } from "../both/errors.js";
+import { modelUrl } from "../both/places.js";
 import { type Engine, type EngineOptions, openEngine, type WorkerPort } from "../page/client.js";
 import { serve } from "../worker/serve.js";
 
@@ -19,7 +20,7 @@ export type HereOptions = Omit<EngineOptions, "worker" | "threads">;
  */
 export async function createEngine(url: string | URL, options: HereOptions = {}): Promise<Engine> {
   throwIfAborted(options.signal);
-  return openEngine(here, new URL(url, globalThis.location?.href), options);
+  return openEngine(here, modelUrl(url), options);
 }
 
 /** Both sides of the line in one thread. */

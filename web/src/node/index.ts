@@ -7,6 +7,7 @@ import { resolve, sep } from "node:path";
 import { pathToFileURL } from "node:url";
 import { Worker } from "node:worker_threads";
 import { throwIfAborted } from "../both/errors.js";
+import { modelUrl } from "../both/places.js";
 import { type Engine, type EngineOptions, openEngine, type WorkerPort } from "../page/client.js";
 
 export { ArtifactError, DeviceError, type ErrorCode, NearfarError, RequestError } from "../both/errors.js";
@@ -40,7 +41,7 @@ export async function createEngine(place: string | URL, options: NodeEngineOptio
 
 /** A path is one, unless it begins as an address does; on Windows a drive has one letter. */
 function addressOf(place: string | URL): URL {
-  if (place instanceof URL || /^[a-z][a-z0-9+.-]+:/i.test(place)) return new URL(place);
+  if (place instanceof URL || /^[a-z][a-z0-9+.-]+:/i.test(place)) return modelUrl(place);
   return pathToFileURL(resolve(place) + sep);
 }
 

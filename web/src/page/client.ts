@@ -14,6 +14,7 @@ import type {
   StepProfile,
 } from "../both/messages.js";
 import type * as openai from "../both/openai.js";
+import { modelUrl } from "../both/places.js";
 import { type AnswerSource, Completions, type Prepared } from "./completions.js";
 import { fitContext } from "./context.js";
 import { WorkerLink, type WorkerPort } from "./link.js";
@@ -47,14 +48,15 @@ export interface EngineOptions extends LoadSettings {
 }
 
 /**
- * Loads the artifact at `url` (the folder that holds manifest.json) into a worker.
+ * Loads the artifact at `url` (the folder that holds manifest.json, or "hf:OWNER/NAME[@REVISION][/FOLDER]" of
+ * the Hugging Face Hub) into a worker.
  *
  * @throws ArtifactError, DeviceError, or the reason of `signal` when that says so.
  */
 export async function createEngine(url: string | URL, options: EngineOptions = {}): Promise<Engine> {
   const start = (signal: AbortSignal | undefined): WorkerPort | Promise<WorkerPort> =>
     options.worker?.() ?? startWorker(signal);
-  return openEngine(start, new URL(url, globalThis.location?.href), options);
+  return openEngine(start, modelUrl(url), options);
 }
 
 /** Starts the worker of an engine, which belongs to it from then on. */
@@ -160,9 +162,10 @@ export class Engine {
     const { name } = loaded;
     // Of the link that there is then: a reload gives another.
     const source: AnswerSource = { generate: (request) => this.#link.generate(request) };
-    const prepare = async (request: openai.ChatCompletionRequest): Promise<Prepared> => {
+    const prepare = (request: openai.ChatCompletionRequest): Prepared | Promise<Prepared> => {
       const prepared = prepareChat(request, name);
       const policy = request.context_policy ?? this.parts?.contextPolicy ?? "error";
+      if (policy === "error") return prepared;
       const { contextLength } = this.model;
       return fitContext(prepared, policy, contextLength, (prompt) => this.#link.count(prompt));
     };

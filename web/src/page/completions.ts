@@ -50,7 +50,14 @@ export class Completions<Req extends RequestOptions & { stream?: boolean | null 
   }
 
   async #start(request: Req): Promise<Answering> {
-    const { prompt, logprobs, options, leftOut = 0 } = await this.prepare(request);
+    const prepared = this.prepare(request);
+    // At once where it can be: what is asked first is to reach the worker first.
+    const {
+      prompt,
+      logprobs,
+      options,
+      leftOut = 0,
+    } = prepared instanceof Promise ? await prepared : prepared;
     const { signal } = request;
     throwIfAborted(signal);
     const n = request.n ?? 1;

@@ -61,12 +61,12 @@ export async function turnsToDrop<M extends Pick<ChatMessage, "role">>(
 /** The request with what the policy leaves of its conversation. */
 export async function fitContext(
   prepared: Prepared,
-  policy: ContextPolicy,
+  policy: Exclude<ContextPolicy, "error">,
   contextLength: number,
   count: (prompt: Prompt) => Promise<number>,
 ): Promise<Prepared> {
   const { prompt, options } = prepared;
-  if (policy === "error" || prompt.kind !== "chat") return prepared;
+  if (prompt.kind !== "chat") return prepared;
   const { messages } = prompt;
   const limit = promptLimit(contextLength, options.max_tokens ?? null);
   const countOf = (some: readonly ChatMessage[]): Promise<number> => count({ ...prompt, messages: some });

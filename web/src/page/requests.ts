@@ -17,6 +17,7 @@ export type Kind = readonly [name: string, fits: (value: unknown) => boolean];
 
 export const NUMBER: Kind = ["a number", (value) => typeof value === "number"];
 const FLAG: Kind = ["true or false", (value) => typeof value === "boolean"];
+const COUNT: Kind = ["a whole number, at least 1", (value) => Number.isInteger(value) && Number(value) >= 1];
 export const TEXT: Kind = ["a string", (value) => typeof value === "string"];
 const LIST: Kind = ["a list of at least one { role, content }", (value) => Array.isArray(value)];
 const SEED: Kind = ["a whole number", (value) => typeof value === "number" || typeof value === "bigint"];
@@ -65,7 +66,7 @@ const COMMON = {
 const CHAT = {
   ...COMMON,
   messages: LIST,
-  max_completion_tokens: NUMBER,
+  max_completion_tokens: COUNT,
   logprobs: FLAG,
   top_logprobs: NUMBER,
   continue_final_message: FLAG,

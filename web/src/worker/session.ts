@@ -48,6 +48,12 @@ export interface SessionHooks {
   readonly onLost: (error: Error) => void;
 }
 
+/** How many answers a request may ask for. */
+export function checkCount(n: number): void {
+  if (!Number.isInteger(n) || n < 1 || n > MAX_CHOICES)
+    throw new RequestError(`n must be at least 1 and at most ${MAX_CHOICES}, not ${n}`, "n");
+}
+
 /** One loaded model inside the worker: text in, text out. */
 export class Session {
   readonly #core: EngineCore;
@@ -188,8 +194,7 @@ export class Session {
   generate(id: number, request: GenerateRequest, tell: (event: AnswerEvent) => void): void {
     try {
       const { n, logprobs, options } = request;
-      if (!Number.isInteger(n) || n < 1 || n > MAX_CHOICES)
-        throw new RequestError(`n must be at least 1 and at most ${MAX_CHOICES}, not ${n}`, "n");
+      checkCount(n);
       const params = parseSampling(options, logprobs, this.manifest.model.vocabSize);
       const prompt = this.#encode(request.prompt);
       // A plain prompt's answer continues its text; a chat's answer begins a new one, unless it is the rest

@@ -574,7 +574,7 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
       }
       return failures;
     });
-    const lost = expect.stringMatching(/DeviceError: The browser offers no GPU adapter/);
+    const lost = expect.stringMatching(/DeviceError: The browser has WebGPU, but offers no GPU/);
     expect(await failed).toEqual([lost, lost]);
   });
 

@@ -1,0 +1,143 @@
+import { afterAll, afterEach, beforeAll, describe, expect, test, vi } from "vitest";
+import { openManifest } from "../../src/both/manifest.js";
+import { createEngine } from "../../src/here/index.js";
+import { isSupported, modelUrl } from "../../src/models/index.js";
+import { createEngine as createOnPage } from "../../src/page/index.js";
+import { type StaticServer, serve } from "../support/serve.js";
+import { type ToyArtifact, toyArtifact } from "../support/toy-artifact.js";
+import { toyWasm } from "../support/toy-wasm.js";
+
+/** A server with the Hub's addresses: a model for WebAssembly at the tag v1, one for both in a folder. */
+let server: StaticServer;
+let wasm: ToyArtifact;
+let webgpu: ToyArtifact;
+beforeAll(async () => {
+  wasm = await toyWasm();
+  webgpu = toyArtifact({ features: ["shader-f16"] });
+  const places: [string, ToyArtifact][] = [
+    ["org/toy/resolve/v1/", wasm],
+    ["org/toy/resolve/main/both/wasm/", wasm],
+    ["org/toy/resolve/main/both/webgpu/", webgpu],
+    ["gpu/", webgpu],
+  ];
+  server = await serve(async (path) => {
+    const [place, artifact] = places.find(([folder]) => path.startsWith(folder)) ?? [];
+    return artifact?.files.get(path.slice(place?.length)) ?? null;
+  });
+});
+afterEach(() => vi.unstubAllGlobals());
+afterAll(() => server.close());
+
+const sizeOf = ({ files }: ToyArtifact, folder: string): number =>
+  [...files].reduce((sum, [path, bytes]) => sum + (path.startsWith(folder) ? bytes.length : 0), 0);
+
+describe("addresses of models", () => {
+  test("of the Hub", () => {
+    const at = (model: string): string => modelUrl(model).href;
+    expect(at("hf:org/model")).toBe("https://huggingface.co/org/model/resolve/main/");
+    expect(at("hf:org/model@v1.2")).toBe("https://huggingface.co/org/model/resolve/v1.2/");
+    expect(at("hf:org/model@abc/q4/webgpu/")).toBe("https://huggingface.co/org/model/resolve/abc/q4/webgpu/");
+    expect(modelUrl("hf:org/model", "https://mirror.example/hub").href).toBe(
+      "https://mirror.example/hub/org/model/resolve/main/",
+    );
+    expect(at("https://example.com/a/")).toBe("https://example.com/a/");
+  });
+
+  test.each([
+    "hf:",
+    "hf:model",
+    "hf:a/b@",
+    "hf:a/b@v1@v2",
+    "hf:a/../b",
+    "hf:a/b/../../c",
+    "hf:a/b?c",
+    "hf:../b",
+  ])("%s is none", (model) =>
+    expect(() => modelUrl(model)).toThrow(/no model of the Hub: it must be hf:OWNER\/NAME/),
+  );
+
+  test("a model is loaded from a server with the Hub's addresses", async () => {
+    const engine = await createEngine(modelUrl("hf:org/toy@v1", server.url));
+    expect(engine.model.name).toBe("toy");
+    await engine.dispose();
+  });
+
+  test("createEngine asks the Hub itself", async () => {
+    const asked: string[] = [];
+    vi.stubGlobal("fetch", async (url: URL) => {
+      asked.push(String(url));
+      return new Response(null, { status: 404 });
+    });
+    await expect(createEngine("hf:org/toy@v1")).rejects.toMatchObject({ name: "ArtifactError" });
+    expect(asked).toContain("https://huggingface.co/org/toy/resolve/v1/manifest.json");
+    await expect(
+      createOnPage("hf:org", { worker: () => expect.fail("no worker is needed") }),
+    ).rejects.toThrow(/no model of the Hub/);
+  });
+});
+
+/** A GPU as far as a prediction looks at it. */
+function gpuWith(features: readonly string[], maxStorageBufferBindingSize = 2 ** 27): void {
+  const info = { vendor: "intel", architecture: "", device: "", description: "", isFallbackAdapter: false };
+  const limits = { maxStorageBuffersPerShaderStage: 8, maxStorageBufferBindingSize, maxBufferSize: 2 ** 28 };
+  const adapter = { features: new Set(features), limits, info };
+  vi.stubGlobal("navigator", { userAgent: "", gpu: { requestAdapter: async () => adapter } });
+}
+
+describe("isSupported", () => {
+  const both = () => modelUrl("hf:org/toy/both", server.url);
+
+  test("tells what the load then comes to, and fetches the manifest alone", async () => {
+    server.requests.length = 0;
+    const told = await isSupported(modelUrl("hf:org/toy@v1", server.url));
+    expect(server.requests).toEqual(["org/toy/resolve/v1/manifest.json"]);
+    expect(told).toMatchObject({
+      supported: true,
+      backend: "wasm",
+      name: "toy",
+      quantization: "none",
+      license: null,
+      weightBytes: sizeOf(wasm, "weights/"),
+      downloadBytes: sizeOf(wasm, "weights/") + sizeOf(wasm, "tokenizer/"),
+    });
+    const engine = await createEngine(modelUrl("hf:org/toy@v1", server.url));
+    expect(told.contextLength).toBe(engine.model.contextLength);
+    await engine.dispose();
+  });
+
+  test("less memory is less context, and too little is none", async () => {
+    const text = new TextDecoder().decode(wasm.files.get("manifest.json"));
+    const { cache, caches } = await openManifest(text);
+    // Keys and values of one page, in float32.
+    const page = cache.pageSize * (caches[0]?.headDim ?? 0) * 4;
+    const at = modelUrl("hf:org/toy@v1", server.url);
+    const little = await isSupported(at, { kvMemory: 10 * page * 2 });
+    const engine = await createEngine(at, { kvMemory: 10 * page * 2 });
+    expect(little.contextLength).toBe(engine.model.contextLength);
+    await engine.dispose();
+    const none = await isSupported(at, { kvMemory: page, contextLength: 256 });
+    expect(none).toMatchObject({ supported: false, backend: null, contextLength: 0 });
+    expect(none.reason).toMatch(/context of 256 tokens needs/);
+  });
+
+  test("a GPU that can, one that cannot, and none", async () => {
+    gpuWith(["shader-f16"]);
+    expect(await isSupported(both())).toMatchObject({ supported: true, backend: "webgpu", program: "f32" });
+    gpuWith([]);
+    expect(await isSupported(both())).toMatchObject({ supported: true, backend: "wasm" });
+    const unable = await isSupported(new URL("gpu/", server.url));
+    expect(unable).toMatchObject({ supported: false, reason: expect.stringContaining("shader-f16") });
+    vi.unstubAllGlobals();
+    expect(await isSupported(both())).toMatchObject({ supported: true, backend: "wasm" });
+    const without = await isSupported(new URL("gpu/", server.url));
+    expect(without).toMatchObject({ supported: false, reason: expect.stringContaining("WebGPU") });
+  });
+
+  test("no model there, and an abort", async () => {
+    await expect(isSupported(new URL("nowhere/", server.url))).rejects.toMatchObject({
+      name: "ArtifactError",
+    });
+    const signal = AbortSignal.abort();
+    await expect(isSupported(both(), { signal })).rejects.toMatchObject({ name: "AbortError" });
+  });
+});
