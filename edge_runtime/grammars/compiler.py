@@ -23,10 +23,13 @@ LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
     "step_max_items": 50_000,
+    "max_items_in_row": 8_000,
     "max_lexer_states": 20_000,
     "max_grammar_size": 200_000,
 }
 """llguidance's units. About 20 ms to begin, 15 ms a token, and 40 MB of states in each answer under way."""
+MOST_RULES = 500
+"""Of an EBNF grammar: reading it takes time with their square, 0.4 s for so many."""
 KEPT = 16
 """Compiled grammars that are kept."""
 MISSING = "response_format needs llguidance, which is not installed: pip install 'nearfar[edge,grammars]'"
@@ -78,8 +81,9 @@ class Grammars:
             text = _text(grammar)
             limits = llguidance.LLParserLimits(**LIMITS, verbose_errors=False)
             matcher = llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
-            if not matcher.is_error():
-                matcher.deep_copy().compute_bitmask()
+            first = matcher.deep_copy()
+            if not first.is_error():
+                first.compute_bitmask()
         except RequestError:
             raise
         except RecursionError as error:
@@ -88,8 +92,8 @@ class Grammars:
             ) from error
         except Exception as error:  # the reader of EBNF raises plain Exceptions, the library what it likes
             raise _refusal(kind, str(error)) from error
-        if matcher.is_error():
-            raise _refusal(kind, matcher.get_error())
+        if first.is_error():
+            raise _refusal(kind, first.get_error())
         return matcher
 
 
@@ -144,6 +148,8 @@ def _text(grammar: Grammar) -> str:
         case "regex":
             return LLMatcher.grammar_from_regex(grammar.text)
         case "ebnf":
+            if (count := grammar.text.count("::=")) > MOST_RULES:
+                raise _refusal("ebnf", f"it has {count} rules, more than {MOST_RULES}")
             return LLMatcher.grammar_from_lark(gbnf_to_lark(grammar.text))
         case "structural_tag":
             raise RequestError("structural tags are the server's", "response_format")

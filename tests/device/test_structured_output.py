@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import httpx
 import jsonschema
@@ -59,6 +62,7 @@ def test_a_served_artifact_follows_the_same_schema(lab: Lab) -> None:
     try:
         for seed in range(3):
             body = {
+                "model": "classics",
                 "messages": ASK,
                 "response_format": BOOK,
                 "temperature": 1.5,
@@ -71,3 +75,28 @@ def test_a_served_artifact_follows_the_same_schema(lab: Lab) -> None:
             jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)
     finally:
         server.close()
+
+
+def test_the_command_line_takes_a_schema(lab: Lab, tmp_path: Path) -> None:
+    schema = tmp_path / "book.json"
+    schema.write_text(json.dumps(SCHEMA))
+    command = [
+        sys.executable,
+        "-m",
+        "nearfar",
+        "run",
+        str(lab.artifact("q4", "cpu")),
+        "A book?",
+        "--seed",
+        "2",
+    ]
+
+    def run(*options: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*command, *map(str, options)], capture_output=True, text=True, timeout=60)
+
+    jsonschema.validate(json.loads(run("--schema", schema).stdout), SCHEMA)
+    assert run("--json", "--max-tokens", "8").stdout.startswith("{")
+    both = run("--json", "--schema", schema)
+    assert (both.returncode, "not both" in both.stderr) == (1, True)
+    schema.write_text("{")
+    assert "is not JSON" in run("--schema", schema).stderr

@@ -79,6 +79,23 @@ def test_seeds_logprobs_and_the_prefix_cache_are_the_cpus(built: Built) -> None:
     assert told["logprobs"] == pytest.approx(scored, abs=1e-3)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_bundled_program_says_the_golden_story(built: Built, tmp_path: Path, threads: int) -> None:
+    """esbuild makes an app of its own of nearfar/node and nearfar/node/worker, as it lies in node_modules."""
+    dist()
+    if not (WEB / "node_modules" / "esbuild").is_dir():
+        pytest.skip("web/node_modules is missing (run `make setup`)")
+    installed = tmp_path / "node_modules"
+    installed.mkdir()
+    (installed / "nearfar").symlink_to(WEB)
+    made = [node(), WEB / "test" / "hosts" / "bundled" / "bundle.mjs", installed, tmp_path / "out"]
+    subprocess.run(list(map(str, made)), check=True, timeout=60)
+    app = [node(), tmp_path / "out" / "app.mjs", built("stories260K", "none") / "wasm", threads]
+    ran = subprocess.run(list(map(str, app)), capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["text"] == golden()
+
+
 def test_chromium_and_firefox_say_the_golden_story(built: Built) -> None:
     """web/test/browser/wasm.test.ts: isolated pages and others, traps, policies; the real artifact too. And
     threads of Node that trap.

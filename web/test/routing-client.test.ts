@@ -170,7 +170,12 @@ describe("a stream", () => {
     expect(records).toMatchObject([{ outcome: { finish: null, error: "stopped" } }]);
   });
 
-  test.each(["device_only", "cloud_only"] as const)("%s: ends with the caller's signal", async (mode) => {
+  test.each([
+    ["device_only", undefined],
+    ["cloud_only", undefined],
+    ["device_only", new Error("mine")],
+    ["cloud_only", new DOMException("late", "TimeoutError")],
+  ] as const)("%s: ends with the caller's signal, for its reason (%s)", async (mode, reason) => {
     device.stallAfter = cloud.stallAfter = 3;
     const controller = new AbortController();
     const chunks = await client().chat.completions.create({
@@ -180,9 +185,12 @@ describe("a stream", () => {
       x_nearfar: { mode },
     });
     const read = (async () => {
-      for await (const chunk of chunks) if (chunk.choices[0]?.delta.content === "w2 ") controller.abort();
+      for await (const chunk of chunks)
+        if (chunk.choices[0]?.delta.content === "w2 ") controller.abort(reason);
     })();
-    await expect(read).rejects.toMatchObject({ name: "AbortError" });
+    const failure = await read.catch((error: unknown) => error);
+    expect(failure).toBe(controller.signal.reason);
+    expect(failure).toMatchObject({ name: reason?.name ?? "AbortError" });
     if (mode === "cloud_only") await vi.waitFor(() => expect(cloud.aborted).toBe(1));
     expect(records).toMatchObject([{ outcome: { finish: null, error: "stopped" } }]);
   });

@@ -1,8 +1,10 @@
 import { afterEach, describe, expect, test, vi } from "vitest";
-import { parseManifest } from "../src/both/manifest.js";
+import { type Manifest, parseManifest } from "../src/both/manifest.js";
 import type { AnswerEvent, BackendChoice, LoadProgress, LoadSettings } from "../src/both/messages.js";
 import type { SamplingOptions } from "../src/both/openai.js";
+import type { Host } from "../src/worker/host.js";
 import { Session } from "../src/worker/session.js";
+import { ATOMICS, ableProgram } from "../src/worker/wasm/features.js";
 import { makeRoom } from "../src/worker/wasm/room.js";
 import { expectedTokens } from "./support/fake-backend.js";
 import { TOY_VOCAB, type ToyArtifact, toyArtifact } from "./support/toy-artifact.js";
@@ -24,19 +26,24 @@ function under(folder: string, { files }: ToyArtifact): [string, Uint8Array][] {
 }
 
 /** A session of one thread, with what it told while it was loaded. */
-async function load(files: ReadonlyMap<string, Uint8Array> = artifact.files, settings: LoadSettings = {}) {
+async function load(
+  files: ReadonlyMap<string, Uint8Array> = artifact.files,
+  settings: LoadSettings = {},
+  spawn: Host["spawn"] = null,
+) {
   const progress: LoadProgress[] = [];
+  const warnings: string[] = [];
   const session = await Session.load(BASE, settings, {
     signal: new AbortController().signal,
     load: "this",
     hasLeft: async () => false,
     onProgress: (event) => progress.push(event),
-    onWarning: () => undefined,
+    onWarning: (message) => warnings.push(message),
     onCard: () => undefined,
     onLost: () => undefined,
-    host: { fetch: fetcher(files), spawn: null, hardwareThreads: 4 },
+    host: { fetch: fetcher(files), spawn, hardwareThreads: 4 },
   });
-  return { session, progress };
+  return { session, progress, warnings };
 }
 
 let nextId = 1;
@@ -205,6 +212,32 @@ describe("a model in WebAssembly", () => {
       "The artifact has the programs toy-threads, toy, not other.",
     );
     await expect(load(artifact.files, { threads: 0 })).rejects.toThrow(/threads is 0; give an integer/);
+  });
+
+  test("says why fewer threads compute than were asked for", async () => {
+    const never = () => {
+      throw new Error("no thread is started");
+    };
+    const here = await load(artifact.files, { threads: 4 });
+    expect(here.warnings).toEqual([
+      expect.stringMatching(/^One thread computes, not 4: there are no workers/),
+    ]);
+    expect((await load(artifact.files, { threads: 1 })).warnings).toEqual([]);
+    expect((await load()).warnings).toEqual([]);
+    const shared = globalThis.SharedArrayBuffer;
+    vi.stubGlobal("SharedArrayBuffer", undefined);
+    const { warnings } = await load(artifact.files, { threads: 2 }, never);
+    vi.stubGlobal("SharedArrayBuffer", shared);
+    expect(warnings).toEqual([expect.stringMatching(/not 2: memory cannot be shared.*Cross-Origin-Opener/)]);
+  });
+
+  test("says how a page gets the shared memory that a program needs", () => {
+    const requires = { arch: "wasm32", system: "any", features: ["simd128", ATOMICS], limits: {} };
+    const manifest = { programs: [{ name: "threads", requires }] } as unknown as Manifest;
+    expect(() => ableProgram(manifest, new Set(["simd128"]), 2)).toThrow(
+      /threads: atomics\. Serve the page with.*Cross-Origin-Embedder-Policy/,
+    );
+    expect(() => ableProgram(manifest, new Set(), 2)).toThrow(/simd128, atomics\. Use a newer browser/);
   });
 
   test("says that a page's policy forbids WebAssembly", async () => {

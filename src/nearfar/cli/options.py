@@ -123,6 +123,8 @@ def response_format(json_object: bool, schema: Path | None) -> CommonParams:
     """What --json and --schema ask for; nothing where neither is given."""
     if schema is None:
         return CommonParams(response_format={"type": "json_object"}) if json_object else CommonParams()
+    if json_object:
+        raise RequestError("give --json (any object) or --schema, not both", "response_format")
     try:
         read = loads(schema.read_bytes())
     except ValueError as error:

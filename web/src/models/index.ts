@@ -1,7 +1,7 @@
 /** What is known of a model before it is loaded: where it is, and whether it would run here. */
 
 import { findArtifacts } from "../both/artifacts.js";
-import { DeviceError, throwIfAborted } from "../both/errors.js";
+import { DeviceError, type ErrorCode, throwIfAborted } from "../both/errors.js";
 import type { BackendName, SealedManifest } from "../both/manifest.js";
 import type { LoadSettings } from "../both/messages.js";
 import { modelUrl } from "../both/places.js";
@@ -13,6 +13,7 @@ import { ableProgram, wasmFeatures } from "../worker/wasm/features.js";
 import { MOST_BYTES } from "../worker/wasm/layout.js";
 
 export { HUB, modelUrl } from "../both/places.js";
+export { type ListedModel, readModels } from "./list.js";
 
 export interface SupportOptions
   extends Pick<LoadSettings, "kvMemory" | "contextLength" | "program" | "backend"> {
@@ -24,6 +25,8 @@ export interface Support {
   readonly supported: boolean;
   /** Why this backend, or what lacks; for people. */
   readonly reason: string;
+  /** What lacks, for programs (docs/web-errors.md); null where nothing does. */
+  readonly code: ErrorCode | null;
   /** Null where none can run it. */
   readonly backend: BackendName | null;
   /** The program that suits this device; a GPU with several may find another one quicker. */
@@ -55,13 +58,14 @@ export async function isSupported(model: string | URL, options: SupportOptions =
     try {
       const { program, plan } = await planned(manifest, options);
       const { reason, name: backend } = next.choice;
-      return { supported: true, reason, backend, program, ...plan, ...facts(manifest) };
+      return { supported: true, reason, code: null, backend, program, ...plan, ...facts(manifest) };
     } catch (error) {
       if (!(error instanceof DeviceError)) throw error;
       next = next.other(error);
       if (next) continue;
       const nothing = { backend: null, program: null, contextLength: 0, kvBytes: 0 };
-      return { supported: false, reason: error.message, ...nothing, ...facts(manifest) };
+      const { message: reason, code } = error;
+      return { supported: false, reason, code, ...nothing, ...facts(manifest) };
     }
   }
 }
@@ -97,8 +101,9 @@ function fitting({ weights }: SealedManifest, plan: MemoryPlan): MemoryPlan {
   const bytes = weights.bytes + plan.kvBytes;
   if (bytes <= MOST_BYTES) return plan;
   throw new DeviceError(
-    `Weights and cache need ${bytes} bytes, and WebAssembly has ${MOST_BYTES} at most. Use a smaller or more ` +
-      "quantized model.",
+    `Weights and cache need ${bytes} bytes, and WebAssembly has ${MOST_BYTES} at most. Use a smaller or ` +
+      "more quantized model.",
+    { code: "out-of-memory" },
   );
 }
 

@@ -26,7 +26,20 @@ export type {
 export type * from "../both/openai.js";
 export type { Engine } from "../page/client.js";
 
-export type NodeEngineOptions = Omit<EngineOptions, "worker">;
+/** What of a Worker of node:worker_threads an engine uses. */
+export interface NodeWorker {
+  postMessage(message: unknown): void;
+  on(event: "message" | "error", listener: (value: unknown) => void): unknown;
+  terminate(): unknown;
+}
+
+export interface NodeEngineOptions extends Omit<EngineOptions, "worker"> {
+  /**
+   * The engine's worker, for programs that are bundled: a Worker of `nearfar/node/worker`, as the bundler
+   * names that file. It belongs to the engine from then on.
+   */
+  readonly worker?: () => NodeWorker;
+}
 
 /**
  * Loads the artifact at `place`: a folder, or an address of one. The engine computes in threads of its own,
@@ -36,7 +49,8 @@ export type NodeEngineOptions = Omit<EngineOptions, "worker">;
  */
 export async function createEngine(place: string | URL, options: NodeEngineOptions = {}): Promise<Engine> {
   throwIfAborted(options.signal);
-  return openEngine(startWorker, addressOf(place), options);
+  const { worker = workerOfFile, ...others } = options;
+  return openEngine(() => portOf(worker()), addressOf(place), others);
 }
 
 /** A path is one, unless it begins as an address does; on Windows a drive has one letter. */
@@ -45,12 +59,15 @@ function addressOf(place: string | URL): URL {
   return pathToFileURL(resolve(place) + sep);
 }
 
-function startWorker(): WorkerPort {
-  const worker = new Worker(new URL("./worker.js", import.meta.url));
+function workerOfFile(): NodeWorker {
+  return new Worker(new URL("./worker.js", import.meta.url));
+}
+
+function portOf(worker: NodeWorker): WorkerPort {
   return {
     postMessage: (message) => worker.postMessage(message),
     addEventListener: (type: string, listener: (event: never) => void) => {
-      if (type === "message") worker.on("message", (data: unknown) => listener({ data } as never));
+      if (type === "message") worker.on("message", (data) => listener({ data } as never));
       else worker.on("error", (error) => listener({ message: String(error) } as never));
     },
     terminate: () => void worker.terminate(),

@@ -117,6 +117,11 @@ describe.skipIf(!CHROMIUM)("the adapters in Chromium", { timeout: 60_000 }, () =
     expect(page.workers().length).toBe(0);
   });
 
+  test("React's entry is for clients, as frameworks with server components want it marked", async () => {
+    const entry = (await builtPackage()).get("react.js");
+    expect(new TextDecoder().decode(entry)).toMatch(/^"use client";/);
+  });
+
   test("the Prompt API, put where there is none", async () => {
     const told = await page.evaluate(async (asked) => {
       const { createLanguageModel, install } = globalThis.entries.promptApi;

@@ -573,10 +573,10 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
         const request = { prompt: "x", temperature: 0, max_tokens: 50 };
         await engine.completions.create(request).catch((error: Error) => failures.push(String(error)));
       }
-      return failures;
+      return { failures, lost: (await engine.lost).code };
     });
     const lost = expect.stringMatching(/DeviceError: The browser has WebGPU, but offers no GPU/);
-    expect(await failed).toEqual([lost, lost]);
+    expect(await failed).toEqual({ failures: [lost, lost], lost: "no-adapter" });
   });
 
   test("aborts while loading", async () => {

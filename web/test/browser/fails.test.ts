@@ -25,7 +25,9 @@ describe.skipIf(!CHROMIUM)("an engine that fails in Chromium", { timeout: 60_000
   let browser: Browser;
   let server: StaticServer;
   let page: Page;
-  const artifact = toyArtifact();
+  const artifact = toyArtifact({
+    chatTemplate: "{% for message in messages %}{{ message.role }}: {{ message.content }} {% endfor %}",
+  });
 
   beforeAll(async () => {
     await builtPackage();
@@ -119,6 +121,61 @@ describe.skipIf(!CHROMIUM)("an engine that fails in Chromium", { timeout: 60_000
     }, ASKED);
     expect(result).toMatchObject({ code: "worker-failed", text: expectedText("abc", 20) });
     expect(result.message).toContain("boom");
+  });
+
+  test("for want of memory takes smaller steps, and the model says so", async () => {
+    const prompt = "x".repeat(100);
+    const result = await page.evaluate(
+      async (asked) => {
+        const full = `const compile = GPUDevice.prototype.createComputePipelineAsync;
+          GPUDevice.prototype.createComputePipelineAsync = function (given) {
+            if (given.label.endsWith("_64")) return Promise.reject(new Error("out of memory"));
+            return compile.call(this, given);
+          };`;
+        const warnings: string[] = [];
+        const onWarning = (message: string): number => warnings.push(message);
+        const engine = await nearfarPackage.createEngine("/toy/", { worker: workersWith(full), onWarning });
+        const before = engine.model.largestStep;
+        const answer = await engine.completions.create(asked);
+        const after = engine.model.largestStep;
+        await engine.dispose();
+        return { before, after, warnings, text: answer.choices[0]?.text };
+      },
+      { ...ASKED, prompt },
+    );
+    expect(result).toMatchObject({ before: 64, after: 16, text: expectedText(prompt, 20) });
+    expect(result.warnings).toEqual([expect.stringContaining("steps of at most 16 rows")]);
+  });
+
+  test("for want of context says so by its code, and goes on without the oldest turns", async () => {
+    const result = await page.evaluate(async () => {
+      const engine = await nearfarPackage.createEngine("/toy/");
+      const turn = [
+        { role: "user", content: "x".repeat(40) },
+        { role: "assistant", content: "y".repeat(40) },
+      ] as const;
+      const last = { role: "user", content: "and?" } as const;
+      const messages = [
+        { role: "system", content: "Be brief." } as const,
+        ...turn,
+        ...turn,
+        ...turn,
+        ...turn,
+      ];
+      const asked = { messages: [...messages, last], max_tokens: 5, temperature: 0 };
+      const refused = await failureOf(() => engine.chat.completions.create(asked));
+      const kept = await engine.chat.completions.create({ ...asked, context_policy: "truncate-oldest" });
+      const left = kept.usage.prompt_tokens_details.left_out_messages ?? 0;
+      const rest = [messages[0], ...messages.slice(1 + left), last].flatMap((message) => message ?? []);
+      const same = await engine.chat.completions.create({ ...asked, messages: rest });
+      await engine.dispose();
+      return { refused, left, texts: [kept, same].map(({ choices }) => choices[0]?.message.content) };
+    });
+    expect(result.refused).toMatchObject({ name: "RequestError", code: "context-overflow" });
+    expect(result.refused?.message).toContain("the model's own limit");
+    expect(result.left).toBeGreaterThan(0);
+    expect(result.left % 2, "whole turns").toBe(0);
+    expect(result.texts[0]).toBe(result.texts[1]);
   });
 
   test("tells a browser without WebGPU from one without a GPU, and HTML from an artifact", async () => {

@@ -1,7 +1,7 @@
 import { afterAll, afterEach, beforeAll, describe, expect, test, vi } from "vitest";
 import { openManifest } from "../../src/both/manifest.js";
 import { createEngine } from "../../src/here/index.js";
-import { isSupported, modelUrl } from "../../src/models/index.js";
+import { isSupported, modelUrl, readModels } from "../../src/models/index.js";
 import { createEngine as createOnPage } from "../../src/page/index.js";
 import { type StaticServer, serve } from "../support/serve.js";
 import { type ToyArtifact, toyArtifact } from "../support/toy-artifact.js";
@@ -22,9 +22,12 @@ beforeAll(async () => {
   ];
   server = await serve(async (path) => {
     const [place, artifact] = places.find(([folder]) => path.startsWith(folder)) ?? [];
+    if (path.startsWith("lists/")) return new TextEncoder().encode(lists.get(path) ?? "<html>");
     return artifact?.files.get(path.slice(place?.length)) ?? null;
   });
 });
+/** By path. */
+const lists = new Map<string, string>();
 afterEach(() => vi.unstubAllGlobals());
 afterAll(() => server.close());
 
@@ -130,7 +133,7 @@ describe("isSupported", () => {
     vi.unstubAllGlobals();
     expect(await isSupported(both())).toMatchObject({ supported: true, backend: "wasm" });
     const without = await isSupported(new URL("gpu/", server.url));
-    expect(without).toMatchObject({ supported: false, reason: expect.stringContaining("WebGPU") });
+    expect(without).toMatchObject({ supported: false, code: "webgpu-missing" });
   });
 
   test("no model there, and an abort", async () => {
@@ -139,5 +142,47 @@ describe("isSupported", () => {
     });
     const signal = AbortSignal.abort();
     await expect(isSupported(both(), { signal })).rejects.toMatchObject({ name: "AbortError" });
+  });
+});
+
+describe("a list of models", () => {
+  const read = (list: unknown) => {
+    lists.set("lists/models.json", JSON.stringify(list));
+    return readModels(new URL("lists/models.json", server.url));
+  };
+  const toy = { name: "Toy", model: "../org/toy/resolve/v1/", bytes: 4000 };
+
+  test("gives models that load", async () => {
+    const needs = { backends: ["webgpu"], memory: 5000 };
+    const models = await read({
+      models: [toy, { name: "Hub", model: "hf:a/b@v2", bytes: 7, needs, contextLength: 9, license: "mit" }],
+    });
+    expect(models).toMatchObject([
+      { name: "Toy", bytes: 4000, needs: { backends: ["webgpu", "wasm"], memory: null }, license: null },
+      { name: "Hub", needs, contextLength: 9, license: "mit", description: null },
+    ]);
+    expect(models[1]?.url.href).toBe("https://huggingface.co/a/b/resolve/v2/");
+    expect(await isSupported(models[0]?.url ?? "")).toMatchObject({ supported: true, name: "toy" });
+  });
+
+  test.each([
+    [[], "should be an object, but is"],
+    [{}, ": models should be a list"],
+    [{ models: [{ ...toy, bytes: "4 MB" }] }, 'models[0].bytes should be an integer above 0, but is "4 MB"'],
+    [{ models: [{ ...toy, size: 4 }] }, "models[0] should be an object of name, model"],
+    [{ models: [toy, { ...toy, name: "" }] }, "models[1].name should be a text"],
+    [
+      { models: [{ ...toy, needs: { backends: ["cuda"] } }] },
+      "needs.backends should be a list of webgpu and wasm",
+    ],
+    [{ models: [{ ...toy, model: "hf:a" }] }, "no model of the Hub"],
+  ])("%j is refused by name", async (list, message) => {
+    await expect(read(list)).rejects.toThrow(message);
+  });
+
+  test("a page instead of it", async () => {
+    await expect(readModels(new URL("lists/none.json", server.url))).rejects.toMatchObject({
+      code: "not-an-artifact",
+    });
   });
 });

@@ -14,10 +14,13 @@ import { promptOf, question, serveToyChat, textAfter } from "../support/toy-chat
 let server: StaticServer;
 let LanguageModel: LanguageModelFactory;
 let loads = 0;
+/** What loads wait for. */
+let gate = Promise.resolve();
 beforeAll(async () => {
   server = await serveToyChat();
-  LanguageModel = createLanguageModel((options) => {
+  LanguageModel = createLanguageModel(async (options) => {
     loads++;
+    await gate;
     return createEngine(server.url, options);
   });
 });
@@ -51,8 +54,13 @@ describe("the Prompt API on the device", () => {
     const told: number[] = [];
     const monitor = (target: EventTarget): void =>
       target.addEventListener("downloadprogress", (event) => told.push((event as ProgressEvent).loaded));
+    let go = (): void => undefined;
+    gate = new Promise((resolve) => {
+      go = resolve;
+    });
     const both = [LanguageModel.create({ monitor }), LanguageModel.create()];
     await vi.waitFor(async () => expect(await LanguageModel.availability()).toBe("downloading"));
+    go();
     await Promise.all(both);
     expect(await LanguageModel.availability()).toBe("available");
     expect(told[0]).toBe(0);

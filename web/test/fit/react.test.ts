@@ -19,6 +19,9 @@ beforeAll(async () => {
   server = await serveToyChat();
 });
 afterAll(() => server.close());
+/** However busy the machine is. */
+const eventually = (check: () => void | Promise<void>): Promise<void> =>
+  vi.waitFor(check, { timeout: 20_000 });
 const unmounts: (() => void)[] = [];
 afterEach(() => {
   for (const unmount of unmounts.splice(0)) unmount();
@@ -35,7 +38,11 @@ interface Mounted {
 }
 
 /** A component with the hook, in StrictMode. */
-function mount(url: string | null, options: UseNearfarOptions = {}): Mounted {
+function mount(
+  url: string | null,
+  options: UseNearfarOptions = {},
+  onRender: (given: Nearfar) => void = () => undefined,
+): Mounted {
   const engines: Engine[] = [];
   const failures: unknown[] = [];
   let loads = 0;
@@ -51,6 +58,7 @@ function mount(url: string | null, options: UseNearfarOptions = {}): Mounted {
   };
   const App = ({ at }: { readonly at: string | null }) => {
     last = useNearfar(at, { createEngine: create, ...options });
+    onRender(last);
     return createElement("p", null, last.chat.messages.at(-1)?.content);
   };
   const root = createRoot(window.document.createElement("div") as unknown as Element);
@@ -63,20 +71,21 @@ function mount(url: string | null, options: UseNearfarOptions = {}): Mounted {
 }
 
 const until = (mounted: Mounted, status: Nearfar["status"]): Promise<void> =>
-  vi.waitFor(() => expect(mounted.now().status).toBe(status));
+  eventually(() => expect(mounted.now().status).toBe(status));
 const url = (): string => server.url.href;
 const request = { temperature: 0, max_tokens: 20 };
 const isDisposed = (engine: Engine | undefined): Promise<void> =>
-  vi.waitFor(() =>
+  eventually(() =>
     expect(engine?.completions.create({ prompt: "a", max_tokens: 1 })).rejects.toThrow(/disposed/),
   );
 
 describe("useNearfar", () => {
   test("loads once in StrictMode, tells how far it is, and disposes with the component", async () => {
-    const mounted = mount(url());
-    await until(mounted, "loading");
+    const told = new Set<string>();
+    const mounted = mount(url(), {}, ({ status }) => void told.add(status));
     await until(mounted, "ready");
-    await vi.waitFor(() => expect(mounted.now().progress?.phase).toBe("ready"));
+    expect([...told]).toEqual(["loading", "ready"]);
+    await eventually(() => expect(mounted.now().progress?.phase).toBe("ready"));
     expect(mounted.loads()).toBe(1);
     expect(mounted.now().engine).toBe(mounted.engines[0]);
     mounted.unmount();
@@ -90,7 +99,7 @@ describe("useNearfar", () => {
     mounted.render(url());
     await until(mounted, "ready");
     mounted.render(`${url()}?again=1`);
-    await vi.waitFor(() => expect(mounted.engines.length).toBe(2));
+    await eventually(() => expect(mounted.engines.length).toBe(2));
     await until(mounted, "ready");
     await isDisposed(mounted.engines[0]);
     expect(mounted.now().engine).toBe(mounted.engines[1]);
@@ -100,9 +109,9 @@ describe("useNearfar", () => {
     // Never answers for the kernels.
     server.intercept = (path) => path.endsWith(".wasm");
     const mounted = mount(url());
-    await vi.waitFor(() => expect(mounted.loads()).toBe(1));
+    await eventually(() => expect(mounted.loads()).toBe(1));
     mounted.unmount();
-    await vi.waitFor(() => expect(mounted.failures).toMatchObject([{ name: "AbortError" }]));
+    await eventually(() => expect(mounted.failures).toMatchObject([{ name: "AbortError" }]));
     server.intercept = () => false;
     expect(mounted.engines).toEqual([]);
     expect(mounted.now().status).toBe("loading");
@@ -124,30 +133,32 @@ describe("useNearfar", () => {
       { role: "user", content },
       { role: "assistant", content: textAfter(promptOf([...before, { role: "user", content }]), 20) },
     ] as const;
-    await vi.waitFor(() => expect(mounted.now().chat.status).toBe("idle"));
+    await eventually(() => expect(mounted.now().chat.status).toBe("idle"));
     expect(mounted.now().chat.messages).toEqual(first);
     expect(mounted.now().chat.usage?.completion_tokens).toBe(20);
     const next = question(10, [...before, ...first]);
     await mounted.now().chat.send(next, { max_tokens: 10 });
     const asked = [...before, ...first, { role: "user", content: next }] as const;
-    await vi.waitFor(() =>
+    await eventually(() =>
       expect(mounted.now().chat.messages.at(-1)?.content).toBe(textAfter(promptOf(asked), 10)),
     );
     mounted.now().chat.setMessages([]);
-    await vi.waitFor(() => expect(mounted.now().chat.messages).toEqual([]));
+    await eventually(() => expect(mounted.now().chat.messages).toEqual([]));
   });
 
   test("one answer at a time, and stop keeps what there is", async () => {
-    const mounted = mount(url(), { request: { temperature: 0, max_tokens: 200 } });
+    // Stopped as soon as there is a piece of it.
+    const onRender = ({ chat }: Nearfar): void => {
+      if (chat.messages.length === 2) chat.stop();
+    };
+    const mounted = mount(url(), { request: { temperature: 0, max_tokens: 200 } }, onRender);
     await until(mounted, "ready");
-    const { send, stop } = mounted.now().chat;
+    const { send } = mounted.now().chat;
     const content = question(200);
     const sent = send(content);
     await expect(send("more")).rejects.toThrow(/being written/);
-    await vi.waitFor(() => expect(mounted.now().chat.messages.length).toBe(2), { interval: 1 });
-    stop();
     await sent;
-    await vi.waitFor(() => expect(mounted.now().chat.status).toBe("idle"));
+    await eventually(() => expect(mounted.now().chat.status).toBe("idle"));
     const { messages, error } = mounted.now().chat;
     const whole = textAfter(promptOf([{ role: "user", content }]), 200);
     expect(error).toBe(null);
@@ -159,10 +170,10 @@ describe("useNearfar", () => {
     const mounted = mount(url(), { request: { temperature: 0, max_tokens: 60 } });
     await until(mounted, "ready");
     await mounted.now().chat.send(badQuestion(60));
-    await vi.waitFor(() => expect(mounted.now().chat.error).toMatchObject({ name: "DeviceError" }));
+    await eventually(() => expect(mounted.now().chat.error).toMatchObject({ name: "DeviceError" }));
     expect(mounted.now().chat.messages.at(-1)?.role).toBe("assistant");
     mounted.now().chat.setMessages([]);
     await mounted.now().chat.send(question(20), { max_tokens: 20 });
-    await vi.waitFor(() => expect(mounted.now().chat).toMatchObject({ error: null, status: "idle" }));
+    await eventually(() => expect(mounted.now().chat).toMatchObject({ error: null, status: "idle" }));
   });
 });

@@ -4,6 +4,11 @@ import type { Manifest, Program } from "../../both/manifest.js";
 /** Feature of programs whose memory is shared by threads. */
 export const ATOMICS = "atomics";
 
+/** What gives a page shared memory. */
+export const ISOLATE =
+  "Serve the page with the headers Cross-Origin-Opener-Policy: same-origin and " +
+  "Cross-Origin-Embedder-Policy: require-corp, which make it cross-origin isolated.";
+
 /** A module with one instruction on vectors: (func (result v128) i32.const 0 i8x16.splat i8x16.popcnt). */
 const SIMD = [
   0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 10, 1, 8, 0, 65, 0, 253, 15, 253, 98,
@@ -41,9 +46,10 @@ export function ableProgram(
   const best = (threads === 1 ? able.find(isPlain) : undefined) ?? able[0];
   if (best) return best;
   const reasons = named.map((program) => `${program.name}: ${lacks(program).join(", ")}`);
+  const onlyThreads = named.some((program) => lacks(program).every((name) => name === ATOMICS));
+  const advice = onlyThreads ? ISOLATE : "Use a newer browser: Chrome 91+, Firefox 114+ or Safari 16.4+.";
   throw new DeviceError(
-    `WebAssembly cannot run the model here, for want of ${reasons.join("; ")}. Use a newer browser: Chrome ` +
-      "91+, Firefox 114+ or Safari 16.4+.",
+    `WebAssembly cannot run the model here, for want of ${reasons.join("; ")}. ${advice}`,
     { code: "device-unsuitable" },
   );
 }

@@ -11,7 +11,7 @@ import type { PlanArg } from "../plan.js";
 import { ropeTable } from "../rope.js";
 import { type ShardProgress, streamShards } from "../store/shards.js";
 import { type PageRegion, WasmExecutor } from "./executor.js";
-import { ATOMICS, ableProgram, wasmFeatures } from "./features.js";
+import { ATOMICS, ableProgram, ISOLATE, wasmFeatures } from "./features.js";
 import { instantiate, kernelsOf, loadModule } from "./instance.js";
 import type { Layout, Region } from "./layout.js";
 import { makeRoom, type Room } from "./room.js";
@@ -49,6 +49,8 @@ export async function loadWasm(base: URL, manifest: Manifest, options: WasmOptio
   ]);
   const shared = program.requires.features.includes(ATOMICS);
   const count = shared ? wanted : 1;
+  if (count < (options.threads ?? 1))
+    options.onWarning?.(`One thread computes, not ${options.threads}: ${whyOne(host, program)}`);
   // Memory first: a device that is too small should say so before the download, not after it.
   const room = await makeRoom(manifest, program, plans, { ...options, threads: count, shared });
   const threads = new Threads();
@@ -97,6 +99,13 @@ function threadsWanted(asked: number | undefined, { spawn, hardwareThreads }: Ho
   if (asked !== undefined && (!Number.isInteger(asked) || asked < 1 || asked > 64))
     throw new RequestError(`threads is ${asked}; give an integer from 1 to 64.`, "threads");
   return spawn ? (asked ?? worthStarting(hardwareThreads)) : 1;
+}
+
+/** What stands in the way of more threads than one. */
+function whyOne({ spawn }: Host, program: Program): string {
+  if (typeof SharedArrayBuffer !== "function") return `memory cannot be shared here. ${ISOLATE}`;
+  if (!spawn) return "there are no workers here, as in a service worker.";
+  return `the program ${program.name} is for one.`;
 }
 
 function nameOf(threads: number): string {
