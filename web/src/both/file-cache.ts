@@ -168,7 +168,7 @@ export class OpfsCache implements FileCache {
     await locked("idle", () => sweep(this.folders));
   }
 
-  /** Notes that the load is done: from now on the artifact starts without a network, and its last build goes. */
+  /** Notes that the load is done: now the artifact starts without a network, and its last build goes. */
   async settle(): Promise<void> {
     await this.put(this.manifest, new TextEncoder().encode(this.artifact.manifest));
     await this.#write({ manifest: this.manifest, files: this.#files, coming: [] });
