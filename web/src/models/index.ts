@@ -7,8 +7,8 @@ import type { LoadSettings } from "../both/messages.js";
 import { modelUrl } from "../both/places.js";
 import { type Chosen, choose } from "../worker/choice.js";
 import { ablePrograms, findGpu } from "../worker/gpu/device.js";
-import { type MemoryOptions, type MemoryPlan, whatFits } from "../worker/gpu/memory.js";
 import { lineUp } from "../worker/gpu/variants.js";
+import { type MemoryOptions, type MemoryPlan, whatFits } from "../worker/memory.js";
 import { ableProgram, wasmFeatures } from "../worker/wasm/features.js";
 import { MOST_BYTES } from "../worker/wasm/layout.js";
 

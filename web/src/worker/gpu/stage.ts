@@ -1,12 +1,12 @@
-import { DeviceError, DeviceLostError, throwIfAborted } from "../../both/errors.js";
+import { DeviceError, DeviceLostError, linkedAbort, throwIfAborted } from "../../both/errors.js";
 import type { Manifest, Program } from "../../both/manifest.js";
+import { initialize, shapeOf } from "../beginning.js";
+import type { MemoryOptions, MemoryPlan } from "../memory.js";
 import type { Launch, Plan } from "../plan.js";
-import { ropeTable } from "../rope.js";
 import type { ShardOptions } from "../store/shards.js";
 import { BufferRegistry } from "./buffers.js";
 import { type DeviceBuffer, Executor, LAST_WORD_MS } from "./executor.js";
 import { Faults } from "./faults.js";
-import type { MemoryOptions, MemoryPlan } from "./memory.js";
 import { Pipelines } from "./pipelines.js";
 import type { Plans, RemoteArtifact } from "./remote-artifact.js";
 import { type Finalists, POSITION, type TrialStage } from "./trial.js";
@@ -70,14 +70,13 @@ export class Stage implements TrialStage<Executor> {
     programs: Finalists,
     options: StageOptions,
   ): Promise<Stage> {
-    const stop = new AbortController();
-    const signal = AbortSignal.any([options.signal, stop.signal]);
+    const { signal, stop } = linkedAbort(options.signal);
     const stage = new Stage(artifact, device, programs, { ...options, signal });
     try {
       await stage.#load();
       return stage;
     } catch (error) {
-      stop.abort();
+      stop();
       stage.close();
       throw error;
     }
@@ -224,46 +223,23 @@ export class Stage implements TrialStage<Executor> {
 
   /** The one executor of the program from now on, which knows of no fault of before. */
   #executor(program: Program, { pipelines, plans }: Code, own: WorkingMemory): Executor {
-    const { model, cache, groups } = this.artifact.manifest;
-    const { memory, named, cache: pages, workspace } = own;
-    const shape = {
-      groups: groups.map(({ window }, group) => ({ window, pages: memory.pages[group] ?? 0 })),
-      pageSize: cache.pageSize,
-      slots: cache.slots,
-      pagesPerSlot: Math.ceil(model.contextLength / cache.pageSize),
-      contextLength: memory.contextLength,
-      vocabSize: model.vocabSize,
-    };
+    const { manifest } = this.artifact;
+    const { memory, named, cache, workspace } = own;
     this.#executors.get(program)?.retire();
     const executor = new Executor({
       buffers: this.buffers.part(),
       faults: this.#faults,
-      shape,
+      shape: shapeOf(manifest, memory),
       pipelines,
       plans,
       weights: this.#weights,
       named,
-      cache: pages,
+      cache,
       workspace,
     });
     this.#executors.set(program, executor);
-    this.#initialize(executor, memory);
+    initialize(executor, manifest, (tensor) => this.#onHost.get(tensor) ?? new Float32Array());
     return executor;
-  }
-
-  /**
-   * What buffers hold from the start on and zeros will not do for: rotations, and that every token is
-   * allowed.
-   */
-  #initialize(executor: Executor, { contextLength }: MemoryPlan): void {
-    const { ropes, cache, model } = this.artifact.manifest;
-    for (const [name, { invFreq, scale }] of ropes)
-      executor.write(
-        `rope.${name}`,
-        ropeTable(this.#onHost.get(invFreq) ?? new Float32Array(), scale, contextLength),
-      );
-    const words = Math.ceil(model.vocabSize / 32);
-    executor.write("allowed", new Uint32Array(cache.slots * words).fill(0xffffffff));
   }
 }
 

@@ -1,7 +1,7 @@
 import type { Manifest, Program } from "../../both/manifest.js";
+import { bufferBytes, cacheBuffers, type MemoryOptions, type MemoryPlan, whatFits } from "../memory.js";
 import type { BufferRegistry } from "./buffers.js";
 import type { DeviceBuffer, PageStore } from "./executor.js";
-import { bufferBytes, cacheBuffers, type MemoryOptions, type MemoryPlan, whatFits } from "./memory.js";
 
 /** What an executor has for itself, beside the weights: cache, inputs, outputs, workspace. */
 export interface WorkingMemory {

@@ -3,12 +3,12 @@ import type { FileCache } from "../../both/file-cache.js";
 import type { Fetch } from "../../both/http.js";
 import type { Manifest, Program } from "../../both/manifest.js";
 import type { ProgramChoice } from "../../both/messages.js";
-import { cacheBuffers, type MemoryOptions } from "../gpu/memory.js";
+import { initialize, shapeOf } from "../beginning.js";
 import { RemoteArtifact } from "../gpu/remote-artifact.js";
 import type { Host } from "../host.js";
 import type { Loaded } from "../loaded.js";
+import { cacheBuffers, type MemoryOptions } from "../memory.js";
 import type { PlanArg } from "../plan.js";
-import { ropeTable } from "../rope.js";
 import { type ShardProgress, streamShards } from "../store/shards.js";
 import { type PageRegion, WasmExecutor } from "./executor.js";
 import { ATOMICS, ableProgram, ISOLATE, wasmFeatures } from "./features.js";
@@ -76,12 +76,12 @@ export async function loadWasm(base: URL, manifest: Manifest, options: WasmOptio
     if (lacking.length > 0)
       options.onWarning?.(`${lacking.length} of ${count} threads could not be started: ${lacking[0]}`);
     const cache = pagesOf(manifest, program, room);
-    const shape = shapeOf(manifest, room);
+    const shape = shapeOf(manifest, room.plan);
     const executor = new WasmExecutor({
       ...{ shape, memory, exports, pool, threads, cache, plans, bound, region },
       named: layout.named,
     });
-    initialize(executor, manifest, room);
+    initialize(executor, manifest, (tensor) => frequenciesIn(room, manifest, tensor));
     return {
       executor,
       program,
@@ -150,25 +150,8 @@ function pagesOf(manifest: Manifest, program: Program, { plan, layout }: Room): 
   });
 }
 
-function shapeOf({ model, cache, groups }: Manifest, { plan }: Room): WasmExecutor["shape"] {
-  return {
-    groups: groups.map(({ window }, group) => ({ window, pages: plan.pages[group] ?? 0 })),
-    pageSize: cache.pageSize,
-    slots: cache.slots,
-    pagesPerSlot: Math.ceil(model.contextLength / cache.pageSize),
-    contextLength: plan.contextLength,
-    vocabSize: model.vocabSize,
-  };
-}
-
-/** What buffers hold from the start on beside zeros: rotations, and that every token is allowed. */
-function initialize(executor: WasmExecutor, manifest: Manifest, { memory, plan, layout }: Room): void {
-  const { ropes, weights, cache, model } = manifest;
-  for (const [name, { invFreq, scale }] of ropes) {
-    const { offset = 0, bytes = 0 } = weights.tensors.find((tensor) => tensor.name === invFreq) ?? {};
-    const frequencies = new Float32Array(memory.buffer, layout.weights + offset, bytes / 4);
-    executor.write(`rope.${name}`, ropeTable(frequencies, scale, plan.contextLength));
-  }
-  const words = Math.ceil(model.vocabSize / 32);
-  executor.write("allowed", new Uint32Array(cache.slots * words).fill(0xffffffff));
+/** A tensor of float32, as it lies among the weights. */
+function frequenciesIn({ memory, layout }: Room, { weights }: Manifest, name: string): Float32Array {
+  const { offset = 0, bytes = 0 } = weights.tensors.find((tensor) => tensor.name === name) ?? {};
+  return new Float32Array(memory.buffer, layout.weights + offset, bytes / 4);
 }

@@ -1,8 +1,8 @@
 import { ArtifactError } from "../../both/errors.js";
 import { DTYPE_BYTES } from "../../both/format.js";
 import type { Dim, Dtype, Param, Program } from "../../both/manifest.js";
-import type { Extents } from "../gpu/memory.js";
-import { extentOf } from "../gpu/memory.js";
+import type { Extents } from "../memory.js";
+import { extentOf } from "../memory.js";
 import type { Launch, Plan, PlanArg } from "../plan.js";
 import type { Region } from "./layout.js";
 

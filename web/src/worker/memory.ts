@@ -1,7 +1,7 @@
-import { DeviceError, RequestError } from "../../both/errors.js";
-import { DTYPE_BYTES, MAX_STEP } from "../../both/format.js";
-import type { BufferEntry, Dim, Manifest, Program } from "../../both/manifest.js";
-import { Window } from "../cache/window.js";
+import { DeviceError, RequestError } from "../both/errors.js";
+import { DTYPE_BYTES, MAX_STEP } from "../both/format.js";
+import type { BufferEntry, Dim, Manifest, Program } from "../both/manifest.js";
+import { Window } from "./cache/window.js";
 
 /** What the caller may fix about the cache. */
 export interface MemoryOptions {
