@@ -8,8 +8,7 @@ import { modelUrl } from "../both/places.js";
 import { type Engine, type EngineOptions, openEngine, type WorkerPort } from "../page/client.js";
 import { serve } from "../worker/serve.js";
 
-export { ArtifactError, DeviceError, NearfarError, RequestError } from "../both/errors.js";
-export type { Engine } from "../page/client.js";
+export * from "../page/exports.js";
 
 export type HereOptions = Omit<EngineOptions, "worker" | "threads">;
 

@@ -10,21 +10,7 @@ import { throwIfAborted } from "../both/errors.js";
 import { modelUrl } from "../both/places.js";
 import { type Engine, type EngineOptions, openEngine, type WorkerPort } from "../page/client.js";
 
-export { ArtifactError, DeviceError, type ErrorCode, NearfarError, RequestError } from "../both/errors.js";
-export type {
-  AnswerStats,
-  BackendChoice,
-  ChoiceReason,
-  EngineStats,
-  LaunchCost,
-  LoadProgress,
-  ModelCard,
-  ProfileOptions,
-  ProgramChoice,
-  StepProfile,
-} from "../both/messages.js";
-export type * from "../both/openai.js";
-export type { Engine } from "../page/client.js";
+export * from "../page/exports.js";
 
 /** What of a Worker of node:worker_threads an engine uses. */
 export interface NodeWorker {

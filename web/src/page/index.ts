@@ -3,20 +3,6 @@
  * OpenAI's interface.
  */
 
-export { ArtifactError, DeviceError, type ErrorCode, NearfarError, RequestError } from "../both/errors.js";
 export { type CachedModel, cachedModels, deleteModel } from "../both/file-cache.js";
-export type {
-  AnswerStats,
-  BackendChoice,
-  ChoiceReason,
-  EngineStats,
-  LaunchCost,
-  LoadProgress,
-  ModelCard,
-  ProfileOptions,
-  ProgramChoice,
-  StepProfile,
-  StepTimes,
-} from "../both/messages.js";
-export type * from "../both/openai.js";
-export { createEngine, type Engine, type EngineOptions, type WorkerPort } from "./client.js";
+export { createEngine, type EngineOptions, type WorkerPort } from "./client.js";
+export * from "./exports.js";

@@ -1,0 +1,186 @@
+import { describe, expect, test } from "vitest";
+import { CHROMIUM } from "../support/chromium.js";
+import { enginePage, importPackage } from "../support/engine-page.js";
+import { distFile, serve } from "../support/serve.js";
+import { expectedText, toyArtifact } from "../support/toy-artifact.js";
+
+describe.skipIf(!CHROMIUM)("loading in Chromium", { timeout: 60_000 }, () => {
+  const at = enginePage();
+
+  test("keeps verified shards; a corrupt one is downloaded again", async () => {
+    const load = (): Promise<string[]> =>
+      at.page.evaluate(async () => {
+        const warnings: string[] = [];
+        const engine = await nearfarPackage.createEngine("/toy/", {
+          onWarning: (message) => warnings.push(message),
+        });
+        const { choices } = await engine.completions.create({ prompt: "q", max_tokens: 9, temperature: 0 });
+        await engine.dispose();
+        return [choices[0]?.text ?? "", ...warnings];
+      });
+    const shards = (): number => at.server.requests.filter((path) => path.includes("weights/")).length;
+    const text = expectedText("q", 9);
+    expect(await load()).toEqual([text]);
+    expect(shards()).toBe(3);
+    expect(await load()).toEqual([text]);
+    expect(shards()).toBe(3);
+    await at.page.evaluate(async () => {
+      const root = await navigator.storage.getDirectory();
+      const directory = await root.getDirectoryHandle("nearfar-files");
+      for await (const handle of directory.values()) {
+        const writable = await (handle as FileSystemFileHandle).createWritable({ keepExistingData: true });
+        await writable.write({ type: "write", position: 1, data: new Uint8Array([99]) });
+        await writable.close();
+      }
+    });
+    const corrupt = expect.stringMatching(/cached copy of weights.* is corrupt/);
+    expect(await load()).toEqual([text, corrupt, corrupt, corrupt]);
+    expect(shards()).toBe(6);
+  });
+
+  test("says what is wrong with an artifact, a device, a request", async () => {
+    const attempt = (): Promise<{ name: string; message: string }> =>
+      at.page.evaluate(async () => {
+        try {
+          const engine = await nearfarPackage.createEngine("/toy/");
+          await engine.dispose();
+          return { name: "none", message: "" };
+        } catch (error) {
+          const { ArtifactError, DeviceError } = nearfarPackage;
+          const known = error instanceof ArtifactError || error instanceof DeviceError;
+          return { name: known ? error.name : "unknown", message: String(error) };
+        }
+      });
+    at.server.intercept = (path, response) =>
+      path.endsWith("00001.bin") && Boolean(response.end(new Uint8Array(512)));
+    expect(await attempt()).toEqual({
+      name: "ArtifactError",
+      message: expect.stringMatching(/00001\.bin.*corrupt/),
+    });
+    at.server.intercept = () => false;
+    at.artifact.files.delete("weights/00002.bin");
+    expect(await attempt()).toEqual({
+      name: "ArtifactError",
+      message: expect.stringMatching(/00002\.bin.*HTTP 404/),
+    });
+    at.artifact = toyArtifact();
+    // What a CDN does that still has the plan of an earlier build.
+    const stale = new TextEncoder().encode(
+      `${new TextDecoder().decode(at.artifact.files.get("plans/f32/step.1.json"))} `,
+    );
+    at.artifact.files.set("plans/f32/step.1.json", stale);
+    // Good copies are kept from the loads before.
+    await at.page.evaluate(async () => {
+      const root = await navigator.storage.getDirectory();
+      await root.removeEntry("nearfar-files", { recursive: true });
+    });
+    expect(await attempt()).toEqual({
+      name: "ArtifactError",
+      message: expect.stringMatching(/step\.1\.json is corrupt/),
+    });
+    at.artifact = toyArtifact();
+    const edited = new TextDecoder()
+      .decode(at.artifact.files.get("manifest.json"))
+      .replace('"scale": 1', '"scale": 2');
+    at.artifact.files.set("manifest.json", new TextEncoder().encode(edited));
+    expect(await attempt()).toEqual({
+      name: "ArtifactError",
+      message: expect.stringMatching(/not as the build wrote/),
+    });
+    at.artifact = toyArtifact({ features: ["shader-f16"] });
+    expect(await attempt()).toEqual({
+      name: "DeviceError",
+      message: expect.stringMatching(/f32: shader-f16/),
+    });
+    at.artifact = toyArtifact();
+    at.artifact.files.delete("manifest.json");
+    expect(await attempt()).toEqual({
+      name: "ArtifactError",
+      message: expect.stringMatching(/manifest\.json.*404/),
+    });
+
+    at.artifact = toyArtifact();
+    const refused = await at.page.evaluate(async () => {
+      const engine = await nearfarPackage.createEngine("/toy/");
+      const params: (string | null)[] = [];
+      const options = [
+        { temperature: -1 },
+        { top_p: 0 },
+        { n: 0 },
+        { prompt: "x".repeat(256) },
+        { logprobs: 21 },
+        {},
+      ];
+      for (const option of options) {
+        try {
+          await engine.completions.create({ prompt: "x", temperature: 0, max_tokens: 1, ...option });
+          params.push("none");
+        } catch (error) {
+          params.push(error instanceof nearfarPackage.RequestError ? error.param : String(error));
+        }
+      }
+      await engine.dispose();
+      return params;
+    });
+    expect(refused).toEqual(["temperature", "top_p", "n", "messages", "top_logprobs", "none"]);
+  });
+
+  test("works from another origin, as from a CDN", async () => {
+    const cdn = await serve(distFile);
+    try {
+      await importPackage(at.page, new URL("dist/index.js", cdn.url));
+      const text = await at.page.evaluate(async () => {
+        const engine = await nearfarPackage.createEngine("/toy/");
+        const { choices } = await engine.completions.create({ prompt: "z", max_tokens: 5, temperature: 0 });
+        await engine.dispose();
+        return choices[0]?.text;
+      });
+      expect(text).toBe(expectedText("z", 5));
+    } finally {
+      cdn.close();
+    }
+  });
+
+  test("aborts while loading", async () => {
+    at.server.intercept = (path) => path.endsWith("00001.bin");
+    const result = await at.page.evaluate(async () => {
+      const controller = new AbortController();
+      setTimeout(() => controller.abort(), 300);
+      const started = performance.now();
+      try {
+        await nearfarPackage.createEngine("/toy/", { signal: controller.signal });
+        return { name: "none", took: 0 };
+      } catch (error) {
+        return { name: (error as Error).name, took: performance.now() - started };
+      }
+    });
+    expect(result.name).toBe("AbortError");
+    expect(result.took).toBeLessThan(1900);
+  });
+
+  test("a strict policy needs the worker's file alone", async () => {
+    const policy = "default-src 'none'; script-src 'self'; worker-src 'self'; connect-src 'self'";
+    at.server.intercept = (path, response) => {
+      if (path !== "strict" && path !== "strict.js") return false;
+      const [type, body] =
+        path === "strict"
+          ? ["text/html", `<!doctype html><script type="module" src="strict.js"></script>`]
+          : [
+              "text/javascript",
+              `import * as nearfar from "/dist/index.js"; globalThis.nearfarPackage = nearfar;`,
+            ];
+      response.writeHead(200, { "content-type": type, "content-security-policy": policy }).end(body);
+      return true;
+    };
+    await at.page.goto(new URL("strict", at.server.url).href);
+    await at.page.waitForFunction(() => "nearfarPackage" in globalThis);
+    const text = await at.page.evaluate(async () => {
+      const engine = await nearfarPackage.createEngine("/toy/");
+      const { choices } = await engine.completions.create({ prompt: "z", max_tokens: 5, temperature: 0 });
+      await engine.dispose();
+      return choices[0]?.text;
+    });
+    expect(text).toBe(expectedText("z", 5));
+    expect(at.server.requests.filter((path) => path.includes("worker-source"))).toEqual([]);
+  });
+});
