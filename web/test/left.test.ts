@@ -1,5 +1,5 @@
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
-import { hasLeft, noteLeft } from "../src/page/left.js";
+import { hasLeft, noteLeft, watchLeaving } from "../src/page/left.js";
 import { Kept, type NoteFile } from "../src/worker/store/kept.js";
 
 /** What the pages of an origin share; the rest is plain properties, as in browsers. */
@@ -70,4 +70,19 @@ test("is asked for once a note is found that nobody holds, and no sooner", async
   expect(asked).toEqual([]);
   const kept = await Kept.open(file(text), { busy: false, load: "this", hasLeft });
   expect([asked, kept.lost]).toEqual([["x"], []]);
+});
+
+test("a page that nobody sees counts as left, also one that was opened so, until somebody does", async () => {
+  const page = Object.assign(new EventTarget(), { visibilityState: "hidden" });
+  vi.stubGlobal("document", page);
+  const settle = watchLeaving("hidden");
+  expect(await hasLeft("hidden")).toBe(true);
+  page.visibilityState = "visible";
+  page.dispatchEvent(new Event("visibilitychange"));
+  watchLeaving("seen");
+  expect(Object.keys(localStorage)).toEqual([]);
+  page.visibilityState = "hidden";
+  page.dispatchEvent(new Event("visibilitychange"));
+  expect(Object.keys(localStorage)).toEqual(["nearfar.left.hidden", "nearfar.left.seen"]);
+  settle();
 });

@@ -1,3 +1,5 @@
+import { setFlagsFromString } from "node:v8";
+import { runInNewContext } from "node:vm";
 import { afterEach, describe, expect, test, vi } from "vitest";
 import { type Manifest, parseManifest } from "../src/both/manifest.js";
 import type { AnswerEvent, BackendChoice, LoadProgress, LoadSettings } from "../src/both/messages.js";
@@ -30,8 +32,8 @@ async function load(
   files: ReadonlyMap<string, Uint8Array> = artifact.files,
   settings: LoadSettings = {},
   spawn: Host["spawn"] = null,
+  progress: LoadProgress[] = [],
 ) {
-  const progress: LoadProgress[] = [];
   const warnings: string[] = [];
   const session = await Session.load(BASE, settings, {
     signal: new AbortController().signal,
@@ -69,6 +71,12 @@ function expected(prompt: string, count = 30): string {
   return expectedTokens(ids, count, TOY_VOCAB)
     .map((id) => (id === 0 || id === 96 ? "" : String.fromCharCode(id + 31)))
     .join("");
+}
+
+/** What collects all garbage, at once. */
+function collector(): () => void {
+  setFlagsFromString("--expose-gc");
+  return runInNewContext("gc") as () => void;
 }
 
 const characterOf = (token: number): string => String.fromCharCode(token + 31);
@@ -142,6 +150,42 @@ describe("a model in WebAssembly", () => {
       expect(session.stats()).toMatchObject({ reopened: 1, threads: 0, wasmBytes: 0 });
     },
   );
+
+  test.each([[TRAPS], [REFUSED]])(
+    "lets go of the memory that a kernel has broken at token %i before it takes another",
+    async (token) => {
+      const collect = collector();
+      const taken: WeakRef<WebAssembly.Memory>[] = [];
+      const living: number[] = [];
+      const { Memory } = WebAssembly;
+      class Watched extends Memory {
+        constructor(descriptor: WebAssembly.MemoryDescriptor) {
+          collect();
+          living.push(taken.filter((memory) => memory.deref() !== undefined).length);
+          super(descriptor);
+          taken.push(new WeakRef(this));
+        }
+      }
+      vi.stubGlobal("WebAssembly", Object.assign(Object.create(WebAssembly), { Memory: Watched }));
+      const { session } = await load();
+      const prompt = harmless("a");
+      for (let i = 0; i < 2; i++)
+        expect(await ask(session, `${prompt}${characterOf(token)}`)).toMatch(/^device: /);
+      expect(await ask(session, prompt)).toBe(expected(prompt));
+      expect(living).toEqual([0, 0, 0]);
+      session.dispose();
+    },
+  );
+
+  test("loads where signals cannot be joined, as in browsers before WebGPU's", async () => {
+    vi.spyOn(AbortSignal, "any").mockImplementation(() => {
+      throw new TypeError("AbortSignal.any is not a function");
+    });
+    const { session } = await load();
+    expect(await ask(session, harmless("a"))).toBe(expected(harmless("a")));
+    session.dispose();
+    vi.restoreAllMocks();
+  });
 
   test("tells what each launch costs", async () => {
     const { session } = await load();
@@ -250,6 +294,21 @@ describe("a model in WebAssembly", () => {
 });
 
 describe("a folder with artifacts for both backends", () => {
+  const AMPLE = { maxStorageBuffersPerShaderStage: 8, maxStorageBufferBindingSize: 2 ** 27 };
+
+  /** A browser with one adapter, which tells `info` of itself and opens no device. */
+  function stubGpu(info: Partial<GPUAdapterInfo>, limits: object = AMPLE): void {
+    const described = { vendor: "", architecture: "", device: "", description: "", isFallbackAdapter: false };
+    const requestDevice = async (): Promise<never> => {
+      throw new DOMException("out of luck", "OperationError");
+    };
+    const adapter = { info: { ...described, ...info }, features: new Set(), limits, requestDevice };
+    vi.stubGlobal("navigator", { userAgent: "", gpu: { requestAdapter: async () => adapter } });
+  }
+
+  const backendsIn = (progress: readonly LoadProgress[]): BackendChoice[] =>
+    progress.flatMap((event) => (event.phase === "backend" ? [event.backend] : []));
+
   const both = new Map([...under("webgpu/", toyArtifact()), ...under("wasm/", artifact)]);
 
   test("runs in WebAssembly where there is no GPU, and says why", async () => {
@@ -271,19 +330,9 @@ describe("a folder with artifacts for both backends", () => {
   });
 
   test("goes on in WebAssembly where the GPU cannot run it", async () => {
-    const info = {
-      vendor: "nvidia",
-      architecture: "",
-      device: "",
-      description: "small",
-      isFallbackAdapter: false,
-    };
-    const limits = { maxStorageBuffersPerShaderStage: 4 };
-    const adapter = { info, features: new Set(), limits };
-    vi.stubGlobal("navigator", { userAgent: "", gpu: { requestAdapter: async () => adapter } });
+    stubGpu({ vendor: "nvidia", description: "small" }, { maxStorageBuffersPerShaderStage: 4 });
     const { session, progress } = await load(both);
-    const told = progress.flatMap((event) => (event.phase === "backend" ? [event.backend] : []));
-    expect(told).toEqual([
+    expect(backendsIn(progress)).toEqual([
       { name: "webgpu", why: "gpu", reason: "small" },
       { name: "wasm", why: "failed", reason: expect.stringMatching(/^This GPU cannot run the model/) },
     ]);
@@ -291,16 +340,33 @@ describe("a folder with artifacts for both backends", () => {
     session.dispose();
   });
 
-  test("leaves a processor that plays a GPU alone", async () => {
-    const info = {
-      vendor: "google",
-      architecture: "swiftshader",
-      device: "",
-      description: "",
-      isFallbackAdapter: true,
+  test("goes on in WebAssembly where the adapter opens no device", async () => {
+    stubGpu({ vendor: "nvidia", description: "ill" });
+    const { session, progress } = await load(both);
+    expect(backendsIn(progress)).toEqual([
+      { name: "webgpu", why: "gpu", reason: "ill" },
+      { name: "wasm", why: "failed", reason: expect.stringMatching(/opens no device: out of luck\./) },
+    ]);
+    expect(await ask(session, harmless("a"))).toBe(expected(harmless("a")));
+    session.dispose();
+  });
+
+  test("tries a processor that plays a GPU where WebAssembly is refused", async () => {
+    stubGpu({ vendor: "google", architecture: "swiftshader", isFallbackAdapter: true });
+    const compile = async (): Promise<never> => {
+      throw new WebAssembly.CompileError("Wasm code generation disallowed by embedder");
     };
-    const adapter = { info, features: new Set(), limits: {} };
-    vi.stubGlobal("navigator", { userAgent: "", gpu: { requestAdapter: async () => adapter } });
+    vi.stubGlobal("WebAssembly", Object.assign(Object.create(WebAssembly), { compile }));
+    const progress: LoadProgress[] = [];
+    await expect(load(both, {}, null, progress)).rejects.toThrow(/opens no device/);
+    expect(backendsIn(progress)).toEqual([
+      { name: "wasm", why: "software", reason: expect.stringContaining("swiftshader") },
+      { name: "webgpu", why: "failed", reason: expect.stringContaining("'wasm-unsafe-eval'") },
+    ]);
+  });
+
+  test("leaves a processor that plays a GPU alone", async () => {
+    stubGpu({ vendor: "google", architecture: "swiftshader", isFallbackAdapter: true });
     const { session } = await load(both);
     expect(session.card().backend).toMatchObject({ name: "wasm", why: "software" });
     session.dispose();

@@ -3,6 +3,7 @@ import { CHROMIUM } from "../support/chromium.js";
 import { enginePage, importPackage } from "../support/engine-page.js";
 import { distFile, serve } from "../support/serve.js";
 import { expectedText, toyArtifact } from "../support/toy-artifact.js";
+import { toyWasm } from "../support/toy-wasm.js";
 
 describe.skipIf(!CHROMIUM)("loading in Chromium", { timeout: 60_000 }, () => {
   const at = enginePage();
@@ -182,5 +183,40 @@ describe.skipIf(!CHROMIUM)("loading in Chromium", { timeout: 60_000 }, () => {
     });
     expect(text).toBe(expectedText("z", 5));
     expect(at.server.requests.filter((path) => path.includes("worker-source"))).toEqual([]);
+  });
+
+  test("takes WebGPU of a folder with both where a policy forbids WebAssembly", async () => {
+    const parts = { webgpu: toyArtifact(), wasm: await toyWasm() };
+    at.artifact.files.clear();
+    for (const [name, { files }] of Object.entries(parts))
+      for (const [path, bytes] of files) at.artifact.files.set(`${name}/${path}`, bytes);
+    at.server.intercept = (_, response) => {
+      response.setHeader("content-security-policy", "script-src 'self' 'unsafe-inline'");
+      return false;
+    };
+    const { text, backend } = await at.page.evaluate(async () => {
+      const engine = await nearfarPackage.createEngine("/toy/");
+      const { choices } = await engine.completions.create({ prompt: "z", max_tokens: 5, temperature: 0 });
+      await engine.dispose();
+      return { text: choices[0]?.text, backend: engine.model.backend };
+    });
+    expect(text).toBe(expectedText("z", 5));
+    const reason = expect.stringContaining("'wasm-unsafe-eval'");
+    expect(backend).toEqual({ name: "webgpu", why: "failed", reason });
+  });
+
+  test("needs no way to join signals, which the first browsers with WebGPU lack", async () => {
+    const worker = new URL("dist/worker.js", at.server.url).href;
+    const text = await at.page.evaluate(async (url) => {
+      const code = `delete AbortSignal.any; import "${url}";`;
+      const blob = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
+      const engine = await nearfarPackage.createEngine("/toy/", {
+        worker: () => new Worker(blob, { type: "module" }),
+      });
+      const { choices } = await engine.completions.create({ prompt: "z", max_tokens: 5, temperature: 0 });
+      await engine.dispose();
+      return choices[0]?.text;
+    }, worker);
+    expect(text).toBe(expectedText("z", 5));
   });
 });

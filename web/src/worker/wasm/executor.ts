@@ -160,10 +160,9 @@ export class WasmExecutor implements ModelBackend {
       const reason = errorOf(exports, memory) || (threads.failure ?? "one of its threads trapped");
       this.#failure = new DeviceError(`The kernel ${kernel} of ${name}.${size} failed: ${reason}. ${AGAIN}`);
     } catch (cause) {
-      // A trap. Where it came in a thread, the replay has returned above.
-      this.#failure = new DeviceError(`A kernel of ${name}.${size} trapped (${messageOf(cause)}). ${AGAIN}`, {
-        cause,
-      });
+      // A trap. Where it came in a thread, the replay has returned above. The engine's own error does not go
+      // along as a cause: its stack holds the instance, whose memory is to be let go before it is taken again.
+      this.#failure = new DeviceError(`A kernel of ${name}.${size} trapped (${messageOf(cause)}). ${AGAIN}`);
     }
   }
 

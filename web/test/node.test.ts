@@ -1,0 +1,51 @@
+import { execFile } from "node:child_process";
+import { mkdir, mkdtemp, rm, writeFile } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { dirname, join, relative } from "node:path";
+import { fileURLToPath, pathToFileURL } from "node:url";
+import { promisify } from "node:util";
+import { afterAll, beforeAll, expect, test } from "vitest";
+import { bundleNode } from "../scripts/bundle.mjs";
+import { toyWasm } from "./support/toy-wasm.js";
+
+/** nearfar/node as it is built, in a Node of its own. */
+const DIST = fileURLToPath(new URL("../dist/node/", import.meta.url));
+let folder = "";
+
+async function put(path: string, contents: Uint8Array | string): Promise<void> {
+  const place = join(folder, path);
+  await mkdir(dirname(place), { recursive: true });
+  await writeFile(place, contents);
+}
+
+beforeAll(async () => {
+  folder = await mkdtemp(join(tmpdir(), "nearfar-"));
+  const [{ outputFiles = [] }, { files }] = await Promise.all([bundleNode({ write: false }), toyWasm()]);
+  for (const { path, contents } of outputFiles) await put(join("package", relative(DIST, path)), contents);
+  for (const [path, contents] of files) await put(join("toy", path), contents);
+  await put("package.json", '{"type": "module"}');
+});
+afterAll(() => rm(folder, { recursive: true, force: true }));
+
+/** What a program with `createEngine` and the toy's folder prints, once it has ended by itself. */
+async function run(code: string): Promise<unknown> {
+  const entry = pathToFileURL(join(folder, "package", "index.js")).href;
+  const toy = JSON.stringify(join(folder, "toy"));
+  await put(
+    "program.js",
+    `import { createEngine } from ${JSON.stringify(entry)};\nconst toy = ${toy};\n${code}`,
+  );
+  const { stdout } = await promisify(execFile)(process.execPath, [join(folder, "program.js")]);
+  return JSON.parse(stdout);
+}
+
+test("an engine that is disposed leaves nothing that keeps Node alive", async () => {
+  const left = await run(`
+    const engine = await createEngine(toy);
+    await engine.completions.create({ prompt: "a", max_tokens: 5, temperature: 0 });
+    const running = process.getActiveResourcesInfo();
+    await engine.dispose();
+    const left = process.getActiveResourcesInfo();
+    process.stdout.write(JSON.stringify({ running, timers: left.filter((name) => name === "Timeout") }));`);
+  expect(left).toEqual({ running: expect.arrayContaining(["MessagePort"]), timers: [] });
+});
