@@ -88,7 +88,10 @@ function harmless(from: string): string {
   for (let i = 0; ; i++) if (isHarmless(`${from}${i}`)) return `${from}${i}`;
 }
 
-afterEach(() => vi.unstubAllGlobals());
+afterEach(() => {
+  vi.unstubAllGlobals();
+  vi.restoreAllMocks();
+});
 
 describe("a model in WebAssembly", () => {
   test("answers as the model does, several at once, and tells what it runs on", async () => {
@@ -184,7 +187,6 @@ describe("a model in WebAssembly", () => {
     const { session } = await load();
     expect(await ask(session, harmless("a"))).toBe(expected(harmless("a")));
     session.dispose();
-    vi.restoreAllMocks();
   });
 
   test("tells what each launch costs", async () => {

@@ -241,34 +241,30 @@ describe.each(BROWSERS)("WebAssembly in %s", { timeout: 60_000 }, (name, path, o
     await expect(refused).rejects.toThrow(/'wasm-unsafe-eval' in script-src/);
   });
 
-  // Firefox has service workers that are modules from another version on than the one that Debian has.
   const SCRIPTS = [
     ["module", "/sw.js"],
     ["classic", "/classic.js"],
   ] as const;
-  test.skipIf(!path).each(SCRIPTS.filter(([type]) => name !== "Firefox" || type === "classic"))(
-    "answers in a service worker (%s)",
-    async (type, script) => {
-      const prompt = harmless(20);
-      const tab = await page({});
-      const text = await tab.evaluate(
-        async ({ prompt, type, script }) => {
-          const registration = await navigator.serviceWorker.register(script, { type });
-          const worker = registration.installing ?? registration.waiting ?? registration.active;
-          const { port1, port2 } = new MessageChannel();
-          const answer = new Promise<string>((resolve) => {
-            port1.onmessage = ({ data }) => resolve(data as string);
-          });
-          worker?.postMessage(prompt, [port2]);
-          const text = await answer;
-          await registration.unregister();
-          return text;
-        },
-        { prompt, type, script },
-      );
-      expect(text).toBe(expectedText(prompt, 20));
-    },
-  );
+  test.skipIf(!path).each(SCRIPTS)("answers in a service worker (%s)", async (type, script) => {
+    const prompt = harmless(20);
+    const tab = await page({});
+    const text = await tab.evaluate(
+      async ({ prompt, type, script }) => {
+        const registration = await navigator.serviceWorker.register(script, { type });
+        const worker = registration.installing ?? registration.waiting ?? registration.active;
+        const { port1, port2 } = new MessageChannel();
+        const answer = new Promise<string>((resolve) => {
+          port1.onmessage = ({ data }) => resolve(data as string);
+        });
+        worker?.postMessage(prompt, [port2]);
+        const text = await answer;
+        await registration.unregister();
+        return text;
+      },
+      { prompt, type, script },
+    );
+    expect(text).toBe(expectedText(prompt, 20));
+  });
 
   test.skipIf(!path || !REAL || REAL_TEXT === null)(
     "a real artifact says what it says elsewhere",
