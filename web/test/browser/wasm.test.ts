@@ -127,7 +127,7 @@ function harmless(count: number): string {
   }
 }
 
-describe.each(BROWSERS)("WebAssembly in %s", { timeout: 60_000 }, (name, path, open) => {
+describe.each(BROWSERS)("WebAssembly in %s", { timeout: 60_000 }, (_name, path, open) => {
   let browser: Opened;
   let server: StaticServer;
   let headers: Record<string, string> = {};
