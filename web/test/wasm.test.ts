@@ -1,6 +1,7 @@
 import { setFlagsFromString } from "node:v8";
 import { runInNewContext } from "node:vm";
 import { afterEach, describe, expect, test, vi } from "vitest";
+import { findArtifacts } from "../src/both/artifacts.js";
 import { type Manifest, parseManifest } from "../src/both/manifest.js";
 import type { AnswerEvent, BackendChoice, LoadProgress, LoadSettings } from "../src/both/messages.js";
 import type { SamplingOptions } from "../src/both/openai.js";
@@ -372,6 +373,21 @@ describe("a folder with artifacts for both backends", () => {
     const { session } = await load(both);
     expect(session.card().backend).toMatchObject({ name: "wasm", why: "software" });
     session.dispose();
+  });
+
+  test("is looked at again where one half cannot be reached, and not taken for the other alone", async () => {
+    const failing = (times: number) => {
+      const answer = fetcher(both);
+      return async (url: URL): Promise<Response> => {
+        if (url.pathname === "/webgpu/manifest.json" && times-- > 0) throw new TypeError("network changed");
+        return answer(url);
+      };
+    };
+    const artifacts = await findArtifacts(BASE, undefined, { fetch: failing(1) });
+    expect([...artifacts.keys()].sort()).toEqual(["wasm", "webgpu"]);
+    await expect(findArtifacts(BASE, undefined, { fetch: failing(2) })).rejects.toThrow(
+      /webgpu\/manifest\.json cannot be downloaded: network changed/,
+    );
   });
 
   test("is found behind a server that answers its page for files that it lacks", async () => {

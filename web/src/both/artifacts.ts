@@ -37,7 +37,14 @@ export async function findArtifacts(
   const found = new Map<BackendName, Found>();
   const wanted = BACKENDS.filter((name) => pinned === undefined || name === pinned);
   const looks = wanted.map(async (name) => {
-    const there = await open(new URL(`${name}/`, base), options).catch((error: unknown) => error);
+    const look = (): Promise<unknown> =>
+      open(new URL(`${name}/`, base), options).catch((error: unknown) => error);
+    let there = await look();
+    // The server was reached before: this is no lack of it, but a request that went wrong.
+    if (there instanceof UnreachableError && one instanceof MissingError) {
+      there = await look();
+      if (there instanceof UnreachableError) throw there;
+    }
     if (isAbsent(there)) return;
     if (there instanceof Error) throw there;
     found.set(name, there as Found);
