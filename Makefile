@@ -55,7 +55,7 @@ endif
 test: export NEARFAR_TEST_ARTIFACTS := $(CURDIR)/out/tests
 test: setup lint ## lint and all tests: what CI runs
 ifneq ($(WEB),)
-	cd web && npm test --silent
+	cd web && npm test --silent && npm run --silent test:browser
 endif
 	rm -rf "$(NEARFAR_TEST_ARTIFACTS)" && mkdir -p "$(NEARFAR_TEST_ARTIFACTS)"
 	$(BIN)/python -m pytest -rs -m "not alone" --numprocesses auto --dist loadfile
