@@ -40,7 +40,7 @@ $(WEB_READY): $(NPM_READY) $(shell find web/src web/page web/scripts -type f 2>/
 	cd web && npm run build
 	@touch $@
 
-demo: setup ## build the sample model, answer in Python, in headless Chromium and from the server
+demo: setup ## build the sample model, ask it in Python, in headless Chromium, a server, and a client of both
 	$(BIN)/python examples/demo.py
 
 lint: setup ## ruff, mypy --strict, tsc, biome; whether what is generated is up to date
@@ -78,4 +78,4 @@ bench: setup $(BENCH_READY) ## the scripts of benchmarks/, one after the other, 
 	@for script in benchmarks/*.py benchmarks/routing/*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
 
 clean: ## everything that was built or downloaded here
-	rm -rf $(VENV) out web/dist web/node_modules .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) out web/dist web/out web/LICENSE web/node_modules .mypy_cache .ruff_cache .pytest_cache

@@ -2,7 +2,9 @@
 Chromium.
 
 Both runtimes answer the same 256-token prompt in fresh tabs, in turn, several times; the table shows medians
-and their ratio. On a machine without a GPU, nearfar's webgpu runs on Chromium's software device.
+and their ratio. A tab with an empty profile loads over the network (its requests, its bytes, and what the
+browser's processes have grown by after an answer), a second one in the same profile from what the first has
+kept. On a machine without a GPU, nearfar's webgpu runs on Chromium's software device.
 """
 
 import argparse
@@ -14,20 +16,34 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, sync_playwright
 
-from nearfar.page_server import Site, open_server
+from nearfar.page_server import PageServer, Site, open_server
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = Path(__file__).parent / "web"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SOFTWARE_DEVICE = ["--use-webgpu-adapter=swiftshader"]
-MEASURES = ("load_ms", "ready_ms", "ttft_ms", "decode_tokens_per_s", "launches_per_token")
+MEASURES = (
+    "load_ms",
+    "ready_ms",
+    "requests",
+    "megabytes",
+    "memory_mb",
+    "ttft_ms",
+    "decode_tokens_per_s",
+    "launches_per_token",
+    "warm_load_ms",
+    "warm_ready_ms",
+    "warm_requests",
+    "warm_megabytes",
+)
 HIGHER_IS_BETTER = {"decode_tokens_per_s"}
 TIMEOUT_MS = 600_000
 
@@ -65,8 +81,53 @@ def prepare(work: Path, quant: str, target: str) -> None:
         subprocess.run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=HERE, check=True)
 
 
+@dataclass
+class Traffic:
+    """What the server was asked for, and the bytes of the bodies that it sent."""
+
+    requests: int = 0
+    bytes: int = 0
+
+
+def counting(server: PageServer) -> Traffic:
+    """Have the server count from now on."""
+    traffic, handler = Traffic(), server.RequestHandlerClass
+
+    class Counting(handler):  # type: ignore[valid-type,misc]
+        def send_response(self, code: int, message: str | None = None) -> None:
+            traffic.requests += 1
+            super().send_response(code, message)
+
+        def send_header(self, keyword: str, value: str) -> None:
+            if keyword == "Content-Length" and self.command == "GET":
+                traffic.bytes += int(value)
+            super().send_header(keyword, value)
+
+    server.RequestHandlerClass = Counting
+    return traffic
+
+
+def browser_memory() -> int:
+    """Bytes of memory that Chromium's processes have, what they share counted once (Linux)."""
+    parents, total = {}, 0
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError):
+                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    for process in parents:
+        above = process
+        while above in parents and above != os.getpid():
+            above = parents[above]
+        if above == os.getpid() != process:
+            with suppress(OSError):
+                rollup = Path(f"/proc/{process}/smaps_rollup").read_text()
+                total += sum(int(line.split()[1]) * 1024 for line in rollup.splitlines()
+                             if line.startswith("Pss:"))  # fmt: skip
+    return total
+
+
 @contextmanager
-def served(work: Path, quant: str, target: str) -> Iterator[str]:
+def served(work: Path, quant: str, target: str) -> Iterator[tuple[str, Traffic]]:
     """All files under one origin, isolated, so that WebAssembly may use threads; gives the address."""
     with TemporaryDirectory() as temporary:
         site = Path(temporary)
@@ -79,21 +140,36 @@ def served(work: Path, quant: str, target: str) -> Iterator[str]:
         with open_server("127.0.0.1", 0, Site(site, artifact, guarded=False)) as server:
             thread = threading.Thread(target=server.serve_forever, daemon=True)
             thread.start()
-            yield server.url
+            yield server.url, counting(server)
             server.shutdown()
 
 
-def measure(browser: Browser, address: str, runtime: str, options: dict[str, Any]) -> dict[str, Any]:
-    """One run in a tab with an empty profile."""
+def measure(
+    browser: Browser, address: str, traffic: Traffic, runtime: str, options: dict[str, Any]
+) -> dict[str, Any]:
+    """One run in a tab with an empty profile, and one in a second tab of the same."""
     context = browser.new_context()
+    cold = visit(context, address, traffic, runtime, options)
+    warm = visit(context, address, traffic, runtime, options)
+    context.close()
+    return {**cold, **{f"warm_{name}": value for name, value in warm.items()}}
+
+
+def visit(
+    context: BrowserContext, address: str, traffic: Traffic, runtime: str, options: dict[str, Any]
+) -> dict[str, Any]:
+    """One run in a tab of its own."""
     tab = context.new_page()
     tab.set_default_timeout(TIMEOUT_MS)
     tab.goto(address)
     tab.wait_for_function("document.body.dataset.state === 'ready'")
+    requests, sent, before = traffic.requests, traffic.bytes, browser_memory()
     result: dict[str, Any] = tab.evaluate(
         "([name, options]) => window.bench[name](options)", [runtime, options]
     )
-    context.close()
+    result["requests"], result["megabytes"] = traffic.requests - requests, (traffic.bytes - sent) / 1e6
+    result["memory_mb"] = (browser_memory() - before) / 1e6
+    tab.close()
     return result
 
 
@@ -108,13 +184,13 @@ def medians(runs: list[dict[str, Any]]) -> dict[str, float | None]:
 def table(results: dict[str, list[dict[str, Any]]]) -> str:
     """Medians beside each other, and how many times better nearfar is."""
     ours, theirs = (medians(results[name]) for name in ("nearfar", "wllama"))
-    lines = [f"{'':22}{'nearfar':>12}{'wllama':>12}{'nearfar is':>14}"]
+    lines = [f"{'':22}{'nearfar':>12}{'wllama':>12}{'better by':>14}"]
     for name in MEASURES:
         a, b = ours[name], theirs[name]
         cells = ["–" if value is None else f"{value:,.1f}" for value in (a, b)]
         ratio = ""
         if a and b:
-            ratio = f"{a / b if name in HIGHER_IS_BETTER else b / a:.2f}× as fast"
+            ratio = f"{a / b if name in HIGHER_IS_BETTER else b / a:.2f} times"
         lines.append(f"{name:22}{cells[0]:>12}{cells[1]:>12}{ratio:>14}")
     return "\n".join(lines)
 
@@ -142,8 +218,8 @@ def main() -> None:
     prepare(arguments.work, arguments.quant, arguments.target)
     flags = ["--no-sandbox", "--enable-unsafe-webgpu", *([] if arguments.gpu else SOFTWARE_DEVICE)]
     results: dict[str, list[dict[str, Any]]] = {"nearfar": [], "wllama": []}
-    address_of = served(arguments.work, arguments.quant, arguments.target)
-    with address_of as address, sync_playwright() as playwright:
+    site = served(arguments.work, arguments.quant, arguments.target)
+    with site as (address, traffic), sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
         for run in range(arguments.runs):
             for runtime, runs in results.items():
@@ -152,7 +228,7 @@ def main() -> None:
                 text = (f"{run} the quick brown fox " * arguments.prompt_tokens)[: arguments.prompt_tokens]
                 options = {"prompt": text, "tokens": arguments.tokens, "threads": arguments.threads}
                 paths = {"artifact": "artifact/", "model": "model.gguf", "context": 2048}
-                runs.append(measure(browser, address, runtime, {**options, **paths}))
+                runs.append(measure(browser, address, traffic, runtime, {**options, **paths}))
                 print(f"run {run + 1}, {runtime}: {runs[-1]}", file=sys.stderr, flush=True)
         browser.close()
     print(json.dumps(results, indent=2) if arguments.json else table(results))

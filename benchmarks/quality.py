@@ -21,7 +21,8 @@ from rich.progress import track
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from nearfar.build.weights.checkpoint import Checkpoint, open_checkpoint
+from nearfar.build.weights.container import Checkpoint
+from nearfar.build.weights.containers import open_checkpoint
 from nearfar.build.weights.quantize import Scheme, dequantize, quantize, to_float32
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from pathlib import Path
 from typing import Any
 
 import tvm
 
 import nearfar
-from nearfar.build.weights.checkpoint import Checkpoint
+from nearfar.build.weights.container import Checkpoint
+from nearfar.build.weights.quantize import METHOD
 from nearfar.build.weights.stream import Report
 from nearfar.format import buffers as table
 from nearfar.format.manifest import (
@@ -45,7 +47,9 @@ def buffers(model: Model) -> tuple[Buffer, ...]:
     """Every buffer of its artifacts."""
     step = model.step
     ropes = {name: 2 * len(rope.inv_freq) for name, rope in step.ropes.items()}
-    return table.buffers(model.vocab_size, model.context_length, CACHE, groups(step), caches(step), ropes)
+    return table.buffers(
+        model.vocab_size, model.context_length, CACHE, groups(step), caches(step), ropes, model.embedding
+    )
 
 
 def model_record(name: str, model: Model) -> ModelRecord:
@@ -57,6 +61,7 @@ def model_record(name: str, model: Model) -> ModelRecord:
         model.context_length,
         model.bos_token_id,
         model.eos_token_ids,
+        "generate" if model.embedding is None else "embed",
     )
 
 
@@ -84,11 +89,33 @@ def quantization(scheme: str, matrices: dict[str, Matrix], report: Report) -> Qu
     """The manifest's `quantization`."""
     reasons = {dense["name"]: dense["reason"] for dense in report.dense}
     stored = tuple(
-        StoredMatrix(name, m.n, m.k, m.bits, m.group, reasons.get(name)) for name, m in matrices.items()
+        StoredMatrix(
+            name,
+            m.n,
+            m.k,
+            m.bits,
+            m.group,
+            reasons.get(name),
+            report.carried.get(name),
+            _three_digits(report.steps.get(name)),
+        )
+        for name, m in matrices.items()
     )
-    rounded = f"; {report.rounded:,} scales and biases rounded to float16" if report.rounded else ""
-    method = report.method + rounded if any(m.quantized for m in matrices.values()) else "none"
+    method = report.method if any(m.quantized for m in matrices.values()) else "none"
+    if report.rounded and method != "none":
+        method += f"; {report.rounded:,} scales and biases rounded to float16"
+    anew = sum(carried == "requantized" for carried in report.carried.values())
+    if anew and method != "none" and report.method != METHOD:
+        method += f"; {anew:,} matrices requantized by {METHOD}"
     return Quantization(scheme, method, stored)
+
+
+def _three_digits(step: float | None) -> float | None:
+    """Rounded up, None where it is nothing: a bound stays one."""
+    if not step:
+        return None
+    digits = 2 - math.floor(math.log10(step))
+    return math.ceil(step * 10.0**digits) / 10.0**digits
 
 
 def provenance(checkpoint: Checkpoint, sha256: str, report: Report) -> dict[str, Any]:
@@ -103,6 +130,8 @@ def provenance(checkpoint: Checkpoint, sha256: str, report: Report) -> dict[str,
         "checkpoint": checkpoint.name,
         "checkpoint_sha256": sha256,
     }
+    if report.packed is not None:
+        made["checkpoint_format"] = report.packed
     return made | ({"skipped": report.skipped} if report.skipped else {})
 
 

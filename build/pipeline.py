@@ -11,8 +11,9 @@ from typing import Protocol
 
 from nearfar.build import manifest
 from nearfar.build.output import output_directory
+from nearfar.build.packs import write_packs
 from nearfar.build.source import BuildOptions, Source, open_source
-from nearfar.build.weights.checkpoint import Checkpoint
+from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.stream import WeightStream
 from nearfar.edge_runtime.artifact import trust
 from nearfar.edge_runtime.artifact.reader import Artifact
@@ -84,9 +85,7 @@ def _write_weights(
     SHA-256.
     """
     total = sum(entry.bytes for entry in source.checkpoint.entries.values())
-    stage = (
-        "quantizing and packing weights" if source.scheme.bits and not source.packed else "packing weights"
-    )
+    stage = "quantizing and packing weights" if source.scheme.bits and not source.keeps else "packing weights"
     done = 0
 
     def advance(count: int) -> None:
@@ -95,7 +94,7 @@ def _write_weights(
         progress(stage, done, total)
 
     stream = WeightStream(
-        source.params, source.matrices, source.checkpoint, source.scheme, source.packed, source.report
+        source.params, source.matrices, source.checkpoint, source.packed, source.keeps, source.report
     )
     stop = threading.Event()
     # The checkpoint is hashed beside the stream that reads it, so that both find it in the system's cache.
@@ -112,6 +111,7 @@ def _write_weights(
 def _write_manifest(source: Source, name: str, root: Path, weights: Weights, made: Made, digest: str) -> None:
     """The manifest, last."""
     checkpoint, model = source.checkpoint, source.model
+    tokenizer = tuple(manifest.file_record(root, file) for file in made.tokenizer)
     record = Manifest(
         format=FORMAT,
         version=VERSION,
@@ -126,10 +126,12 @@ def _write_manifest(source: Source, name: str, root: Path, weights: Weights, mad
         weights=weights,
         buffers=manifest.buffers(model),
         programs=made.programs,
-        tokenizer=TokenizerFiles(tuple(manifest.file_record(root, file) for file in made.tokenizer)),
+        tokenizer=TokenizerFiles(tokenizer),
         config=made.config,
         function=made.function,
+        packs=write_packs(root, tokenizer, made.programs) if made.packed else (),
         license=_write_license(checkpoint, root),
+        answers=source.answers,
         provenance=manifest.provenance(checkpoint, digest, source.report),
     )
     (root / "manifest.json").write_bytes(seal(document(record)).encode())

@@ -11,19 +11,24 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from nearfar.build.embedding import gives_embeddings, longest_text
 from nearfar.build.program.buckets import Buckets
 from nearfar.build.unread import check_unread
-from nearfar.build.weights.checkpoint import Checkpoint, check_tensors, open_checkpoint
-from nearfar.build.weights.mlx_checkpoint import MlxQuantized
+from nearfar.build.weights.checks import check_tensors
+from nearfar.build.weights.container import Checkpoint
+from nearfar.build.weights.containers import open_checkpoint
+from nearfar.build.weights.packed import find_packed
+from nearfar.build.weights.packed.contract import Packed, Wanted
 from nearfar.build.weights.quantize import Scheme
 from nearfar.build.weights.stream import Report, choose_matrices
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import ArtifactError, BuildError, CheckpointError
 from nearfar.format.adapters import DEVICE_CLASSES
+from nearfar.format.answers import AnswerFormat
 from nearfar.step.config import ConfigReader
 from nearfar.step.model import Model
 from nearfar.step.params import Param
-from nearfar.step.reading import read_model
+from nearfar.step.reading import read_model, without_prefix
 from nearfar.targets.quantized import Matrix
 
 IGNORABLE = (r".*rotary_emb\.inv_freq",)
@@ -32,10 +37,11 @@ QUANT, GROUP_SIZE = "q4", 64  # where the command line says nothing and the chec
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What to build. `checkpoint`: a local Hugging Face or MLX directory, or a hub id. `out`: one
-    sub-directory a target.
+    """What to build. `checkpoint`: a local directory or file of a format of docs/checkpoints.md, or a hub
+    id. `out`: one sub-directory a target.
 
-    `quant`, `group_size` None: QUANT and GROUP_SIZE, or what a quantized checkpoint has. `export_function`
+    `quant`, `group_size` None: QUANT and GROUP_SIZE, or what a quantized checkpoint has. `requantize`: what
+    a quantized checkpoint is quantized to anew, instead of keeping its codes. `export_function`
     (mlx): also write the step as a function that needs no model code. `context`: no more positions than
     these. `buckets`: rows that a step can have, None: as many as suit the target; fewer make a smaller
     artifact, and a slower one.
@@ -43,6 +49,7 @@ class BuildOptions:
     (cpu): the vector units: names of targets/cpu/units.py, "baseline" or "native" (this machine's); none:
     those that an architecture's processors differ in.
     `device_classes` (webgpu, vulkan): kinds of GPUs to make programs for; `products`: what those multiply.
+    `embeddings`: the model gives embeddings, though the checkpoint does not say so.
     """
 
     checkpoint: str
@@ -50,6 +57,7 @@ class BuildOptions:
     targets: tuple[str, ...] = ("cpu", "webgpu")
     quant: str | None = None
     group_size: int | None = None
+    requantize: str | None = None
     cpu: tuple[str, ...] = ("host",)
     cpu_features: tuple[str, ...] = ()
     dump_ir: Path | None = None
@@ -58,18 +66,23 @@ class BuildOptions:
     buckets: Buckets | None = None
     device_classes: tuple[str, ...] = DEVICE_CLASSES
     products: tuple[str, ...] = ("float",)
+    embeddings: bool = False
 
 
 @dataclass(frozen=True)
 class Source:
-    """The checked checkpoint. `packed` where its matrices are quantized already, by MLX's own layout."""
+    """The checked checkpoint. `packed` where its matrices are quantized already; `keeps`: those of them
+    whose codes are carried over. `answers`: how the model marks its answers, where it has a chat template.
+    """
 
     checkpoint: Checkpoint
     model: Model
     matrices: dict[str, Matrix]
     scheme: Scheme
     report: Report
-    packed: MlxQuantized | None
+    packed: Packed | None
+    keeps: frozenset[str] = frozenset()
+    answers: AnswerFormat | None = None
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -80,24 +93,30 @@ class Source:
 def open_source(options: BuildOptions) -> Source:
     """Open and check the checkpoint; CheckpointError or BuildError before any weight is read."""
     checkpoint = open_checkpoint(options.checkpoint)
-    reading = read_model(checkpoint.config, checkpoint.entries, options.context)
+    embeds = gives_embeddings(checkpoint.path, options.embeddings)
+    context = options.context or (longest_text(checkpoint.path) if embeds else None)
+    reading = read_model(checkpoint.config, checkpoint.entries, context)
     check_unread(reading.config, reading.model_type)
     model = _with_end_tokens(reading.model, checkpoint)
-    _check_text(checkpoint, model)
+    if embeds:
+        model = _embedding(model, checkpoint)
+    codec = _text(checkpoint, model)
+    answers = codec.answers if codec.has_template else None
     params = model.step.params
-    packed = MlxQuantized.of(checkpoint)
-    scheme = _scheme(options, packed)
-    expected = {name: shape for param in params for name, shape in param.expected().items()}
+    packed = find_packed(checkpoint)
+    plain = {name: shape for param in params for name, shape in param.expected().items()}
+    expected = {name: Wanted(shape) for name, shape in plain.items()}
+    harmless: tuple[str, ...] = ()
     if packed is not None:
-        expected = packed.expected(expected)
+        expected, harmless = packed.expected(plain), tuple(packed.harmless(plain))
+    scheme, keeps = _scheme(options, packed)
     tied = not any(param.name == "lm_head" for param in params)
     tied_copy = (r"(language_model\.)?lm_head\.(weight|scales|biases)",) if tied else ()
-    check_tensors(
-        checkpoint, expected, (*IGNORABLE, *tied_copy, *map(re.escape, (*reading.skipped, *model.unused)))
-    )
-    matrices, report = choose_matrices(params, checkpoint, scheme, packed)
+    unused = map(re.escape, (*reading.skipped, *model.unused, *harmless))
+    check_tensors(checkpoint, expected, (*IGNORABLE, *tied_copy, *unused))
+    matrices, report = choose_matrices(params, checkpoint, scheme, packed, keeps)
     report.skipped = dict(Counter(_part(name) for name in reading.skipped))
-    return Source(checkpoint, model, matrices, scheme, report, packed)
+    return Source(checkpoint, model, matrices, scheme, report, packed, keeps, answers)
 
 
 def _part(tensor: str) -> str:
@@ -115,36 +134,54 @@ def _with_end_tokens(model: Model, checkpoint: Checkpoint) -> Model:
     return model.ending_in(tuple(dict.fromkeys(ids or model.eos_token_ids)))
 
 
-def _check_text(checkpoint: Checkpoint, model: Model) -> None:
+def _embedding(model: Model, checkpoint: Checkpoint) -> Model:
+    """Without a head; such checkpoints may be of the model inside alone, whose tensors have no `model.`."""
+    whole = any(name.startswith("model.") for name in checkpoint.entries)
+    return (model if whole else without_prefix(model)).embedding_last()
+
+
+def _text(checkpoint: Checkpoint, model: Model) -> TextCodec:
     """Open tokenizer and chat template as the runtimes will, before any work is done: CheckpointError
     where they cannot be.
     """
     try:
-        tokenizer = Tokenizer.from_file(str(checkpoint.path / "tokenizer.json"))
+        tokenizer = Tokenizer.from_buffer(checkpoint.tokenizer_json)
     except Exception as error:  # the library raises plain Exception
         raise CheckpointError(
             f"{checkpoint.path / 'tokenizer.json'}: no tokenizer ({error}): download it again"
         ) from error
     try:
-        TextCodec(tokenizer, checkpoint.tokenizer_config, checkpoint.chat_template, model.bos_token_id)
+        return TextCodec(tokenizer, checkpoint.tokenizer_config, checkpoint.chat_template, model.bos_token_id)
     except ArtifactError as error:
         raise CheckpointError(
             f"{checkpoint.path}: {error}: correct it, or download the checkpoint again"
         ) from error
 
 
-def _scheme(options: BuildOptions, packed: MlxQuantized | None) -> Scheme:
-    """The scheme that was asked for; a quantized checkpoint keeps its own, and BuildError where another
-    was asked for.
+def _scheme(options: BuildOptions, packed: Packed | None) -> tuple[Scheme, frozenset[str]]:
+    """The scheme that was asked for, and the matrices that keep the codes of the checkpoint: all that can,
+    unless others were asked for. BuildError where what was asked for does not go together.
     """
-    if packed is None:
-        return Scheme.parse(options.quant or QUANT, options.group_size or GROUP_SIZE)
-    scheme = packed.scheme
+    anew = options.requantize
+    if anew is not None:
+        if packed is None:
+            raise BuildError(
+                f"{options.checkpoint} is not quantized and --requantize asks for {anew}: use --quant {anew}"
+            )
+        if options.quant is not None:
+            raise BuildError(
+                f"--quant {options.quant} and --requantize {anew} are both given: leave --quant out"
+            )
+        return Scheme.parse(anew, options.group_size or GROUP_SIZE), frozenset()
+    scheme = packed.scheme if packed is not None else None
+    if packed is None or scheme is None:
+        return Scheme.parse(options.quant or QUANT, options.group_size or GROUP_SIZE), frozenset()
     asked = Scheme.parse(options.quant or scheme.name, options.group_size or scheme.group_size)
     if asked != scheme:
         raise BuildError(
-            f"{options.checkpoint} is quantized already ({scheme.name}, group {scheme.group_size}) and "
-            f"--quant asks for {asked.name}, group {asked.group_size}: leave --quant and --group-size out to "
-            "keep its weights as they are, or build from the checkpoint that it was made from"
+            f"{options.checkpoint} is quantized already ({packed.name}: {scheme.name}, group "
+            f"{scheme.group_size}) and --quant asks for {asked.name}, group {asked.group_size}: leave "
+            "--quant and --group-size out to keep its weights as they are, quantize them anew with "
+            f"--requantize {asked.name}, or build from the checkpoint that it was made from"
         )
-    return scheme
+    return scheme, frozenset(name for name, found in packed.tensors.items() if found is not None)

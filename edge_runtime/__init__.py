@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nearfar.edge_runtime.artifact.reader import Artifact
     from nearfar.edge_runtime.engine.sampling_params import SamplingParams
-    from nearfar.edge_runtime.openai.api import AsyncEngine, AsyncStream
+    from nearfar.edge_runtime.openai.api import AsyncEngine
+    from nearfar.edge_runtime.openai.stream import AsyncStream
     from nearfar.edge_runtime.openai.sync import Engine, Stream
     from nearfar.edge_runtime.snapshots import Snapshot
 
@@ -15,7 +16,7 @@ __all__ = ["Artifact", "AsyncEngine", "AsyncStream", "Engine", "SamplingParams",
 _HOMES = {
     "Artifact": "artifact.reader",
     "AsyncEngine": "openai.api",
-    "AsyncStream": "openai.api",
+    "AsyncStream": "openai.stream",
     "Engine": "openai.sync",
     "SamplingParams": "engine.sampling_params",
     "Snapshot": "snapshots",

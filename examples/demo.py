@@ -1,10 +1,12 @@
 """`make demo`: from a checkpoint to an answer in Python, in a real browser, and from the fallback server.
 
-Builds the sample model for cpu and webgpu, asks both the same, then the server, which runs the checkpoint as
-it is; prints the answers with their speeds, and ends.
+Builds the sample model for cpu and webgpu and asks it a few questions in Python, streamed; has it write JSON
+that keeps to a schema; asks the page in Chromium the same as Python; then lets a hybrid client decide between
+the device and a server, and says what was decided and why.
 """
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -21,14 +23,22 @@ import httpx
 from playwright.sync_api import sync_playwright
 
 from nearfar.edge_runtime import Engine
+from nearfar.routing import HybridClient, Policy
 
 ROOT = Path(__file__).resolve().parents[1]
 NEARFAR = [sys.executable, "-m", "nearfar"]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 # WebGPU on a machine without a GPU: Chromium's own software device.
 CHROMIUM_ARGUMENTS = ["--no-sandbox", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"]
-# Drawn, not greedy: so small a model repeats itself otherwise. The same seed gives the same text in both.
+# Drawn, not greedy: the same seed gives the same text in Python and in the page all the same.
 SAMPLING = {"temperature": 0.7, "top_p": 0.9, "seed": 1}
+QUESTIONS = ("What is nearfar?", "What is 17 + 25?", "What is the capital of Norway?")
+SENTENCE = "As JSON: Ida is 34 years old and lives in Oslo."
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "city": {"type": "string"}},
+    "required": ["name", "age", "city"],
+}
 
 
 @dataclass(frozen=True)
@@ -48,25 +58,58 @@ def build(checkpoint: Path, out: Path) -> None:
     print(f"built in {time.monotonic() - began:.1f} s\n", flush=True)
 
 
-def in_python(artifact: Path, prompt: str, max_tokens: int) -> Answer:
-    """Stream a chat completion from the CPU artifact."""
+def user(content: str) -> list[dict[str, str]]:
+    """A conversation of one message."""
+    return [{"role": "user", "content": content}]
+
+
+def streamed(engine: Engine, prompt: str, max_tokens: int) -> Answer:
+    """Print an answer as it comes."""
+    print(f"> {prompt}")
     text, tokens = "", 0
-    with Engine.load(artifact) as engine:
-        began = first = time.monotonic()
-        for chunk in engine.chat.completions.create(
-            messages=[{"role": "user", "content": prompt}],
-            max_tokens=max_tokens,
-            stream=True,
-            stream_options={"include_usage": True},
-            **SAMPLING,
-        ):
-            if chunk.usage:
-                tokens = chunk.usage.completion_tokens
-            if chunk.choices and chunk.choices[0].delta.content:
-                first = first if text else time.monotonic()
-                text += chunk.choices[0].delta.content
-        rate = (tokens - 1) / (time.monotonic() - first)
-    return Answer(text, f"first token after {1000 * (first - began):.0f} ms, {rate:.0f} tokens/s")
+    began = first = time.monotonic()
+    for chunk in engine.chat.completions.create(
+        messages=user(prompt),
+        max_tokens=max_tokens,
+        stream=True,
+        stream_options={"include_usage": True},
+        **SAMPLING,
+    ):
+        if chunk.usage:
+            tokens = chunk.usage.completion_tokens
+        if chunk.choices and (piece := chunk.choices[0].delta.content):
+            first = first if text else time.monotonic()
+            text += piece
+            print(piece, end="", flush=True)
+    rate = (tokens - 1) / (time.monotonic() - first)
+    answer = Answer(text, f"first token after {1000 * (first - began):.0f} ms, {rate:.0f} tokens/s")
+    print(f"\n  ({answer.speed})\n")
+    return answer
+
+
+def as_json(engine: Engine) -> None:
+    """Print what a sentence says, as JSON that keeps to a schema."""
+    wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+    answer = engine.chat.completions.create(
+        messages=user(SENTENCE), max_tokens=60, temperature=0, response_format=wanted
+    )
+    print(f"> {SENTENCE}\n{json.dumps(json.loads(answer.choices[0].message.content))}\n")
+
+
+def routed(artifact: Path, address: str) -> None:
+    """Print what a hybrid client decides: it has the artifact, and the server as its cloud."""
+    print("── A hybrid client between this device and the server")
+    asked = (("auto", {}), ("cloud_only", {}), ("auto", {"private": True}))
+    for mode, more in asked:
+        with HybridClient(device=artifact, cloud=address, policy=Policy(mode=mode)) as client:
+            answer = client.chat.completions.create(
+                messages=user(QUESTIONS[1]), max_tokens=30, temperature=0, x_nearfar=more
+            )
+        told = answer.x_nearfar
+        why = told.reasons[0].code if told.reasons else "nothing speaks against it"
+        named = f"{mode}{', private' if more else ''}"
+        print(f"{named:14} → {told.route} ({why}): {answer.choices[0].message.content}")
+    print()
 
 
 @contextmanager
@@ -135,17 +178,21 @@ def main() -> None:
     os.chdir(ROOT)
     out = Path(os.path.relpath(arguments.out))
     build(Path("examples/sample-model"), out)
-    answers = {"Python, cpu": in_python(out / "cpu", arguments.prompt, arguments.max_tokens)}
+    print("── Python, cpu\n")
+    with Engine.load(out / "cpu") as engine:
+        for question in QUESTIONS:
+            streamed(engine, question, 80)
+        as_json(engine)
+        streamed(engine, arguments.prompt, arguments.max_tokens)
     if CHROMIUM:
         with running("web", out, "--no-open", "--port", 0) as address:
-            answers["Chromium, webgpu"] = in_browser(address, arguments.prompt, arguments.max_tokens)
+            said = in_browser(address, arguments.prompt, arguments.max_tokens)
+        print(f"── Chromium, webgpu\n\n> {arguments.prompt}\n{said.text}\n  ({said.speed})\n")
     with running("serve", "examples/sample-model", "--port", 0, "--log-level", "warning") as address:
-        answers["Fallback server, torch, not quantized"] = from_server(
-            address, arguments.prompt, arguments.max_tokens
-        )
-    print(f"> {arguments.prompt}\n")
-    for name, answer in answers.items():
-        print(f"── {name}: {answer.speed}\n{answer.text}\n")
+        said = from_server(address, arguments.prompt, arguments.max_tokens)
+        print(f"── Fallback server, torch, not quantized\n\n> {arguments.prompt}\n{said.text}")
+        print(f"  ({said.speed})\n")
+        routed(out / "cpu", address)
     if not CHROMIUM:
         raise SystemExit("error: no chromium here, so the page was not tried: apt-get install chromium")
     print(f"Open the page yourself:   .venv/bin/nearfar web {out}")

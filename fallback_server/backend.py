@@ -142,7 +142,7 @@ class Backend(Protocol):
         ...
 
     async def embed(
-        self, tokens: Sequence[Sequence[int]], pooling: Literal["mean", "last"]
+        self, tokens: Sequence[Sequence[int]], pooling: Literal["mean", "last", "model"]
     ) -> list[list[float]]:
         """One vector a sequence of tokens."""
         ...

@@ -39,6 +39,8 @@ TABLE = (
     Row("rope.<name>", "float32", (CONTEXT, "head_dim"),
         "rotations by position, made by the runtime at load"),
     Row("logits", "float32", (MAX_ROWS, "vocab"), "out: of the rows that `logit_rows` names"),
+    Row("embedding", "float32", (MAX_ROWS, "embedding"),
+        "out, of models that give embeddings: of the rows that `logit_rows` names, not normalized"),
     Row("sample_f32", "float32", (MAX_ROWS, COLUMNS),
         "parameters of the sampler by row of logits; see below"),
     Row("sample_i32", "int32", (MAX_ROWS, COLUMNS), "more of them"),
@@ -65,6 +67,8 @@ SAMPLER_BUFFERS = (
     "sampled", "tokens", "logprob", "top_ids", "top_logprobs",
 )  # fmt: skip
 """What the kernels of greedy, sample and logprobs can name."""
+OF_LOGITS = tuple(name for name in SAMPLER_BUFFERS if name != "tokens")
+"""What artifacts have that give logits, and no others."""
 
 
 def page_table(group: int) -> str:
@@ -110,17 +114,25 @@ def buffers(
     groups: tuple[Group, ...],
     caches: tuple[KvCache, ...],
     ropes: dict[str, int],
+    embedding: int | None = None,
 ) -> tuple[Buffer, ...]:
-    """Every buffer of an artifact. `context`: its longest; `ropes`: head_dim by the name of a table."""
+    """Every buffer of an artifact. `context`: its longest; `ropes`: head_dim by the name of a table.
+
+    `embedding`: values of what the model gives instead of logits; then nothing is sampled.
+    """
     words: dict[Dim, int] = {
         "slots": cache.slots,
         "pages_per_slot": pages_for(context, cache.page_size),
         "vocab": vocab,
         "vocab_words": -(-vocab // 32),
         "page_size": cache.page_size,
+        "embedding": embedding or 0,
     }
     out: list[Buffer] = []
+    left_out = ("embedding",) if embedding is None else OF_LOGITS
     for row in TABLE:
+        if row.name in left_out:
+            continue
         for name, more in _instances(row.name, groups, caches, ropes):
             shape = tuple(more.get(extent, words.get(extent, extent)) for extent in row.shape)
             out.append(Buffer(name, row.dtype, shape))

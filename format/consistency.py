@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from nearfar.format import packs
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP
 from nearfar.step.ops import Attend, RopeAppend, reads, weights_of
 
@@ -25,20 +26,24 @@ DTYPE_BYTES = {
     "int8": 1,
     "uint8": 1,
 }
-PLANNED = ("step", "greedy", "sample", "logprobs")
+PLANNED = {"generate": ("step", "greedy", "sample", "logprobs"), "embed": ("step",)}
+"""The functions of a program, by the model's task."""
 
 
 def problems(manifest: Manifest) -> Iterator[str]:
     """Everything that does not add up, each by name with its values."""
     yield from _model(manifest)
     yield from _caches(manifest)
-    yield from _step(manifest)
+    found_step = list(_step(manifest))
+    yield from found_step
     if manifest.weights.format == "stream":
         yield from _stream(manifest)
     else:
         yield from _safetensors(manifest)
-    yield from _buffers(manifest)
+    if not found_step:
+        yield from _buffers(manifest)
     yield from _files(manifest)
+    yield from packs.problems(manifest)
     names = [program.name for program in manifest.programs]
     if len(set(names)) < len(names):
         yield f"programs have the same name: {', '.join(names)}"
@@ -71,6 +76,8 @@ def _step(manifest: Manifest) -> Iterator[str]:
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         yield f"step is not a list of operations and parameters: {error}"
         return
+    if (manifest.model.task == "embed") != (manifest.step.embedding is not None):
+        yield f"model.task is {manifest.model.task}, and the step ends in {ops[-1].op if ops else 'nothing'}"
     made: set[str] = set()
     for op in ops:
         if unknown := [name for name in reads(op) if name not in made]:
@@ -151,7 +158,13 @@ def _buffers(manifest: Manifest) -> Iterator[str]:
     expected = {
         buffer.name: buffer
         for buffer in buffers(
-            model.vocab_size, model.context_length, manifest.cache, manifest.groups, manifest.caches, ropes
+            model.vocab_size,
+            model.context_length,
+            manifest.cache,
+            manifest.groups,
+            manifest.caches,
+            ropes,
+            manifest.step.embedding,
         )
     }
     listed = {buffer.name: buffer for buffer in manifest.buffers}
@@ -197,8 +210,8 @@ def _files(manifest: Manifest) -> Iterator[str]:
 
 
 def _program(manifest: Manifest, program: Program) -> Iterator[str]:
-    for name in PLANNED:
-        yield from _buckets(manifest, name, program.functions[name])
+    for name in PLANNED[manifest.model.task]:
+        yield from _buckets(manifest, name, program.functions.get(name, ()))
     if (program.library is None) != (program.library_sha256 is None):
         yield "library and library_sha256 should name the shared library and its hash"
     for name, kernel in program.kernels.items():

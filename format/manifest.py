@@ -17,9 +17,10 @@ from nearfar import strict_json
 from nearfar.errors import ArtifactError
 from nearfar.format import consistency
 from nearfar.format.adapters import DeviceClass
+from nearfar.format.answers import AnswerFormat
 from nearfar.format.seal import FIELD, is_sealed
 from nearfar.step.model import field_types, op_of, param_of
-from nearfar.step.ops import Op
+from nearfar.step.ops import Embedding, Op
 from nearfar.step.params import Param as StepParam
 
 FORMAT = "nearfar-artifact"
@@ -44,6 +45,8 @@ class Model:
     context_length: int
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    task: Literal["generate", "embed"] = "generate"
+    """Whether a step ends in logits or in embeddings."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +102,20 @@ class StepRecords:
         return tuple(map(op_of, self.ops))
 
     @functools.cached_property
+    def embedding(self) -> int | None:
+        """Values of the embeddings that the step gives; None: it gives logits."""
+        end = self.operations[-1] if self.operations else None
+        return end.width if isinstance(end, Embedding) else None
+
+    @functools.cached_property
     def parameters(self) -> tuple[StepParam, ...]:
         """`params` read, in the same way."""
         return tuple(map(param_of, self.params))
+
+
+Carriage = Literal["exact", "codes exact, offsets rounded", "requantized"]
+CARRIED: tuple[Carriage, ...] = typing.get_args(Carriage)
+"""What can become of a matrix that is quantized in the checkpoint, the best first."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +123,9 @@ class StoredMatrix:
     """How a matrix [n, k] is stored: `bits` with a scale and a bias for `group_size` inputs, or 16 or 32 for
     floats.
 
-    `reason`: why it was not quantized, where that was asked for.
+    `reason`: why it was not quantized, where that was asked for. `carried`: what became of it where the
+    checkpoint is quantized; `step`: by how much of a step (the distance of two codes) a weight then differs
+    at most from what the checkpoint says, where its codes are those of the checkpoint.
     """
 
     name: str
@@ -118,6 +134,8 @@ class StoredMatrix:
     bits: int
     group_size: int = 0
     reason: str | None = None
+    carried: Carriage | None = None
+    step: float | None = None
 
 
 @dataclass(frozen=True)
@@ -248,6 +266,13 @@ class TokenizerFiles:
 
 
 @dataclass(frozen=True)
+class Pack(File):
+    """Small files of the artifact once more, in one (format/packs.py): of `program`, or of the tokenizer."""
+
+    program: str | None = None
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Everything in manifest.json."""
 
@@ -269,26 +294,31 @@ class Manifest:
     """config.json (mlx)."""
     function: File | None = None
     """The step as an exported function (mlx, where it was asked for)."""
+    packs: tuple[Pack, ...] = ()
+    """Of artifacts that browsers load (webgpu, wasm)."""
     license: str | None = None
+    answers: AnswerFormat | None = None
+    """How the model marks reasoning and calls of tools, where it has a chat template."""
     provenance: dict[str, Any] = field(default_factory=dict)
 
 
 def document(manifest: Manifest) -> dict[str, Any]:
     """The manifest as JSON, as a build writes it; fields that have their default are left out."""
-    return typing.cast(dict[str, Any], _json(manifest))
+    return typing.cast(dict[str, Any], plain(manifest))
 
 
-def _json(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Records as JSON; fields that have their default are left out."""
     if dataclasses.is_dataclass(value):
         given = ((f.name, getattr(value, f.name), f.default) for f in dataclasses.fields(value))
         return {
-            name: _json(item)
+            name: plain(item)
             for name, item, default in given
             if default is dataclasses.MISSING or item != default
         }
     if isinstance(value, tuple | list):
-        return [_json(item) for item in value]
-    return {key: _json(item) for key, item in value.items()} if isinstance(value, dict) else value
+        return [plain(item) for item in value]
+    return {key: plain(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 @functools.cache
@@ -331,7 +361,7 @@ def parse(data: object, where: str) -> Manifest:
     document = _check_version(data, where)
     errors = sorted(_validator().iter_errors(document), key=lambda e: e.json_path)
     found = [f"{e.json_path}: {e.message[:200]}" for e in errors]
-    manifest = None if errors else typing.cast(Manifest, _record(Manifest, document))
+    manifest = None if errors else typing.cast(Manifest, record(Manifest, document))
     if manifest is not None:
         found = list(consistency.problems(manifest))
     if manifest is None or found:
@@ -362,25 +392,21 @@ def _check_version(data: object, where: str) -> dict[str, Any]:
     return data
 
 
-def _record(kind: Any, value: Any) -> Any:
+def record(kind: Any, value: Any) -> Any:
     """Turn checked JSON into the annotated type: records, tuples, dictionaries, optional values."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
         hints = field_types(typing.cast(type, kind))
         return typing.cast(Any, kind)(
-            **{key: _record(hints[key], value[key]) for key in hints if key in value}
+            **{key: record(hints[key], value[key]) for key in hints if key in value}
         )
     if origin is tuple:
-        return tuple(_record(arguments[0], item) for item in value)
+        return tuple(record(arguments[0], item) for item in value)
     if origin is dict and arguments[1] is not Any:
-        return {key: _record(arguments[1], item) for key, item in value.items()}
+        return {key: record(arguments[1], item) for key, item in value.items()}
     if origin in (types.UnionType, typing.Union) and value is not None:
         inner = [argument for argument in arguments if argument is not types.NoneType]
         return (
-            _record(inner[0], value)
-            if len(inner) == 1
-            else tuple(value)
-            if isinstance(value, list)
-            else value
+            record(inner[0], value) if len(inner) == 1 else tuple(value) if isinstance(value, list) else value
         )
     return float(value) if kind is float else value

@@ -36,7 +36,7 @@ def _constants() -> Iterator[str]:
     rules = [{_camel(key): item for key, item in vars(rule).items()} for rule in adapters.RULES]
     yield _constant("RULES", rules, told["RULES"])
     yield _constant("NEARNESS", adapters.NEARNESS, told["NEARNESS"])
-    yield _constant("FUNCTIONS", consistency.PLANNED, "What a program can run.")
+    yield _constant("FUNCTIONS", consistency.PLANNED["generate"], "What a program can run.")
     yield _constant("DTYPE_BYTES", consistency.DTYPE_BYTES, "Bytes of an element of each dtype.")
     yield _constant("SAMPLE_COLUMNS", sampler.COLUMNS, "Columns of `sample_f32` and `sample_i32`.")
     for columns in (sampler.SampleF32, sampler.SampleI32):
@@ -48,6 +48,7 @@ def _constants() -> Iterator[str]:
 def _buffers() -> Iterator[str]:
     table = {row.name: {"dtype": row.dtype, "shape": row.shape} for row in buffers.TABLE}
     yield _constant("BUFFERS", table, "Every buffer that plans name; what is in words depends on the model.")
+    yield _constant("OF_LOGITS", buffers.OF_LOGITS, meanings(buffers)["OF_LOGITS"])
     names = "".join(f"\n  | {_name_type(row.name)}" for row in buffers.TABLE)
     yield _block(f"export type BufferName ={names};", "What a buffer can be called.")
 
@@ -92,7 +93,10 @@ def _literal(value: object, indent: str = "") -> str:
     if isinstance(value, Sequence) and value and isinstance(value[0], Mapping):
         inner = f"{indent}  "
         return f"[\n{''.join(f'{inner}{_flat(item)},{chr(10)}' for item in value)}{indent}]"
-    return _flat(value)
+    flat = _flat(value)
+    if isinstance(value, Sequence) and len(flat) > WIDTH:
+        return f"[\n{''.join(f'{indent}  {_flat(item)},{chr(10)}' for item in value)}{indent}]"
+    return flat
 
 
 def _flat(value: object) -> str:

@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self, overload
 
-from nearfar.edge_runtime.openai.api import AsyncEngine, AsyncStream
+from nearfar.edge_runtime.openai.api import AsyncEngine
 from nearfar.edge_runtime.openai.records import Logprobs, TokenLogprob
+from nearfar.edge_runtime.openai.stream import AsyncStream
 from nearfar.edge_runtime.openai.sync import Engine, Loop, Stream
 from nearfar.errors import RequestError
 from nearfar.routing.device import EngineDevice

@@ -9,12 +9,15 @@ from typing import Any
 
 from nearfar.edge_runtime import AsyncEngine
 from nearfar.edge_runtime.grammars.compiler import available
-from nearfar.edge_runtime.openai.api import AsyncStream
 from nearfar.edge_runtime.openai.parameters import ChatParams, CommonParams, checked_messages
+from nearfar.edge_runtime.openai.prompts import ChatEncoder
 from nearfar.edge_runtime.openai.records import ChatCompletionChunk
+from nearfar.edge_runtime.openai.stream import AsyncStream
+from nearfar.edge_runtime.openai.tooling import asked_choice, asked_tools
+from nearfar.edge_runtime.tools.asking import offered
 from nearfar.errors import DeviceError, RequestError
 from nearfar.routing.policy import Timeouts
-from nearfar.routing.shapes import Piece
+from nearfar.routing.shapes import Function, Piece, ToolCall
 from nearfar.routing.sides import Call, SideError, Size
 from nearfar.routing.speed import Speeds
 from nearfar.routing.types import DeviceState, Feature
@@ -25,14 +28,13 @@ _IGNORED = (
     "service_tier",
     "prompt_cache_key",
     "safety_identifier",
-    "parallel_tool_calls",
     "user",
     "model",
 )
 """Parameters that mean something to a service only; `model` is the cloud's."""
 
 
-FORMATS: tuple[Feature, ...] = ("json_schema", "json_object", "grammar")
+FORMATS: tuple[Feature, ...] = ("tools", "json_schema", "json_object", "grammar")
 """What an engine does where the library for grammars is installed."""
 CLOSING_SECONDS = 1.0
 """What a step under way gets to end."""
@@ -71,13 +73,19 @@ class EngineDevice:
         """Whether loading has been tried. Requests for the cloud only need not wait for it."""
         return self._engine is not None or self._why is not None
 
-    async def measure(self, messages: tuple[Mapping[str, Any], ...]) -> Size | None:
+    async def measure(
+        self, messages: tuple[Mapping[str, Any], ...], params: Mapping[str, Any]
+    ) -> Size | None:
         """Exact: the prompt's tokens, and those whose keys and values are in the cache now. None: no
         engine.
         """
         if (engine := await self.open()) is None or not engine.codec.has_template:
             return None
-        tokens = engine.codec.encode_chat(checked_messages(messages))
+        may = offered(
+            asked_tools(params.get("tools")),
+            asked_choice(params.get("tool_choice"), params.get("parallel_tool_calls")),
+        )
+        tokens = ChatEncoder(engine.codec, may)(checked_messages(messages))
         table = engine.core.scheduler.table
         limit = max(len(tokens) - 1, 0) // table.page_size
         return Size(len(tokens), len(table.index.lookup(tokens, limit)) * table.page_size)
@@ -156,8 +164,14 @@ def _piece(chunk: ChatCompletionChunk) -> Piece:
         return Piece(usage=chunk.usage)
     choice = chunk.choices[0]
     logprobs = tuple(choice.logprobs.content) if choice.logprobs else ()
-    text = choice.delta.content or ""
-    return Piece(text, len(logprobs) or int(bool(text)), logprobs, finish=choice.finish_reason)
+    delta = choice.delta
+    text, reasoning = delta.content or "", delta.reasoning_content or ""
+    calls = tuple(
+        ToolCall(Function(call.function.name, call.function.arguments), call.index, call.id, call.type)
+        for call in delta.tool_calls or ()
+    )
+    tokens = len(logprobs) or int(bool(text or reasoning or calls))
+    return Piece(text, tokens, logprobs, reasoning, calls, choice.finish_reason)
 
 
 def _known(body: Mapping[str, Any]) -> dict[str, Any]:

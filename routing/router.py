@@ -313,7 +313,7 @@ class Router:
         if isinstance(self.device, EngineDevice) and (self.device.opened or mode != "cloud_only"):
             # What the engine cannot read (images, tools) is the cloud's, and guessed.
             with suppress(RequestError):
-                if (size := await self.device.measure(call.messages)) is not None:
+                if (size := await self.device.measure(call.messages, call.params)) is not None:
                     return size
         return Size(estimate(call.messages, call.params))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nearfar.step.config import LARGEST
-from nearfar.step.ops import OPS, Op
+from nearfar.step.ops import OPS, Embedding, Logits, Op, weights_of
 from nearfar.step.params import Param, Piece, RotaryOrder
 from nearfar.step.rope import Rope
 
@@ -70,6 +70,24 @@ class Model:
     eos_token_ids: tuple[int, ...]
     step: Step
     unused: tuple[str, ...] = ()
+
+    @property
+    def embedding(self) -> int | None:
+        """Values of the embeddings that it gives; None: it gives logits."""
+        end = self.step.ops[-1]
+        return end.width if isinstance(end, Embedding) else None
+
+    def embedding_last(self) -> Model:
+        """The model that gives, instead of logits, what they are made of; without the head's own weights."""
+        *body, end = self.step.ops
+        assert isinstance(end, Logits)
+        params = {param.name: param for param in self.step.params}
+        ops = (*body, Embedding("embedding", end.x, params[end.weight].k))
+        read = {name for op in ops for name in weights_of(op)}
+        dropped = [param for param in self.step.params if param.name not in read]
+        kept = tuple(param for param in self.step.params if param.name in read)
+        unused = tuple(piece.tensor for param in dropped for piece in param.pieces)
+        return replace(self, step=replace(self.step, ops=ops, params=kept), unused=(*self.unused, *unused))
 
     def ending_in(self, eos: tuple[int, ...]) -> Model:
         """With other end tokens."""

@@ -1,10 +1,11 @@
 """The step as data: what one step of a model computes, as a list of frozen records that every target reads.
 
-A step takes M token rows, each with a token id, a position and a sequence, and gives logits for the rows
-asked for. Values are named by strings; every operation makes one (`out`), float32 or the target's activation
-dtype, of shape [M, width]. Weights are named after parameters (params.py). The records know no target: the
-Relax lowering (build/program/lowering.py), the MLX interpreter (edge_runtime/executors/mlx), the NumPy
-reference of the tests, `inspect` and `synth` read the one list, and it stands in the manifest.
+A step takes M token rows, each with a token id, a position and a sequence, and gives logits, or embeddings,
+for the rows asked for. Values are named by strings; every operation makes one (`out`), float32 or the
+target's activation dtype, of shape [M, width]. Weights are named after parameters (params.py). The records
+know no target: the Relax lowering (build/program/lowering.py), the MLX interpreter
+(edge_runtime/executors/mlx), the NumPy reference of the tests, `inspect` and `synth` read the one list, and
+it stands in the manifest.
 
 What does not need an operation is folded at build: partial and interleaved rotation into the order of rows
 (params.RotaryOrder), yarn and the like into the table of frequencies (rope.py), 1 + w norms and logit scales
@@ -186,11 +187,29 @@ class Logits:
     softcap: float | None = None
 
 
-Op = Embed | Norm | Linear | RopeAppend | Attend | Glu | Act | Add | Mul | Scale | Columns | Logits
+@dataclass(frozen=True)
+class Embedding:
+    """The end of a model that gives embeddings: the rows of x that `logit_rows` names, float32 [16, width].
+
+    They are as the model makes them: whoever reads them normalizes them, after what is cut off (OpenAI's
+    `dimensions`).
+    """
+
+    op: ClassVar = "embedding"
+    out: str
+    x: str
+    width: int
+
+
+Op = (
+    Embed | Norm | Linear | RopeAppend | Attend | Glu | Act | Add | Mul | Scale | Columns | Logits | Embedding
+)
 OPS: dict[str, type[Op]] = {
     kind.op: kind
-    for kind in (Embed, Norm, Linear, RopeAppend, Attend, Glu, Act, Add, Mul, Scale, Columns, Logits)
-}
+    for kind in (
+        Embed, Norm, Linear, RopeAppend, Attend, Glu, Act, Add, Mul, Scale, Columns, Logits, Embedding
+    )
+}  # fmt: skip
 """By the name under which they stand in a manifest."""
 
 

@@ -91,6 +91,13 @@ def _spelling(tensors: Collection[str]) -> Callable[[str], str]:
     return name
 
 
+def without_prefix(model: Model) -> Model:
+    """With its parameters made of tensors without `model.`, as checkpoints of a model without a head have
+    them.
+    """
+    return _renamed(model, lambda name: name.removeprefix("model."))
+
+
 def _renamed(model: Model, name: Callable[[str], str]) -> Model:
     """With its parameters made of tensors of other names."""
 

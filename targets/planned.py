@@ -96,6 +96,8 @@ class PlannedTarget:
     """Whether programs with products of int8 round the rows that a matrix is multiplied by."""
     buckets: Buckets = field(default_factory=Buckets)
     """Rows that a step can have, where nothing else was asked for."""
+    packed: bool = False
+    """See Made.packed."""
 
     def check(self, source: Source, options: BuildOptions) -> None:
         """Kernels say themselves what they cannot do, when they are made; offsets have 32 bits."""
@@ -158,4 +160,4 @@ class PlannedTarget:
             record = self.emit(program, context)
             programs.append(dataclasses.replace(record, device_class=variant.device_class))
         files = source.checkpoint.write_tokenizer(root / "tokenizer")
-        return Made(manifest.stream_ropes(source.model.step), tuple(programs), files)
+        return Made(manifest.stream_ropes(source.model.step), tuple(programs), files, packed=self.packed)

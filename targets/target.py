@@ -16,7 +16,8 @@ from nearfar.targets.kernels import Products
 class Made:
     """What a target adds to its manifest.
 
-    `tokenizer`: the files of the tokenizer, relative to the artifact; `config`, `function`: mlx's own.
+    `tokenizer`: the files of the tokenizer, relative to the artifact; `config`, `function`: mlx's own;
+    `packed`: browsers load it, file by file over a network, so that it has packs.
     """
 
     ropes: dict[str, Rope]
@@ -24,6 +25,7 @@ class Made:
     tokenizer: list[Path]
     config: File | None = None
     function: File | None = None
+    packed: bool = False
 
 
 class Target(Protocol):

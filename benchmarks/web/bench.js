@@ -1,4 +1,7 @@
-/** One run of one runtime: load, answer a prompt, measure. Times in milliseconds, as a person at the page sees them. */
+/**
+ * One run of one runtime: load, answer a prompt, measure. Times in milliseconds, as a person at the page sees them.
+ * What is loaded stays until the tab is closed, so that its memory can be looked at.
+ */
 
 /** Reads a stream of completion chunks: when the first text came, when the last, how many tokens. */
 async function drain(started, chunks) {
@@ -30,7 +33,6 @@ export async function nearfar({ artifact, prompt, tokens, threads }) {
   const request = { prompt, max_tokens: tokens, temperature: 0, stream: true, stream_options: { include_usage: true } };
   const result = await drain(started, await engine.completions.create(request));
   const stats = await engine.stats();
-  await engine.dispose();
   return { load_ms, ready_ms, launches_per_token: stats.launchesPerToken, device: engine.model.adapter, ...result };
 }
 
@@ -45,7 +47,6 @@ export async function wllama({ model, prompt, tokens, threads, context }) {
     n_ctx: context,
     n_threads: threads,
     n_gpu_layers: 0,
-    useCache: false,
   });
   const load_ms = performance.now() - began;
   await drain(0, await runtime.createCompletion({ prompt: "warm up", max_tokens: 4, temperature: 0, stream: true }));
@@ -54,6 +55,5 @@ export async function wllama({ model, prompt, tokens, threads, context }) {
   const request = { prompt, max_tokens: tokens, temperature: 0, stream: true, stream_options: { include_usage: true } };
   const result = await drain(started, await runtime.createCompletion(request));
   const used = runtime.getNumThreads();
-  await runtime.exit();
   return { load_ms, ready_ms, launches_per_token: null, device: `WebAssembly, ${used} threads`, ...result };
 }

@@ -66,8 +66,9 @@ def compile_program(
     bundled = {tuple(map(identifier, held)): identifier(name) for name, held in bundles.items()}
     gpu = str(target.kind.name) != "llvm"
     module = run_flow(module, compile_flow(kernels, bundled, gpu=gpu), target, dump)
+    output = "logits" if job.model.embedding is None else "embedding"
     plans = [
-        plan_of(module[f"step_{m}"], Plan("step", m, min(m, MAX_ROWS)), names, "buffer:logits")
+        plan_of(module[f"step_{m}"], Plan("step", m, min(m, MAX_ROWS)), names, f"buffer:{output}")
         for m in job.buckets.step
     ]
     functions = {
@@ -87,6 +88,8 @@ def compile_program(
 
 
 def _samplers(job: Job) -> Iterator[SamplerJob]:
+    if job.model.embedding is not None:
+        return
     vocab, slots = job.model.vocab_size, job.cache.slots
     for rows in job.buckets.rows:
         yield Greedy(rows, vocab)

@@ -78,13 +78,13 @@ class _Lowering:
         self._body.append((normal, self._values[op.out]))
 
     def finish(self) -> relax.Function:
-        """The function; its output is the last operation's, the logits."""
+        """The function; its output is the last operation's: logits or embeddings."""
         name, builder = f"step_{self._m}", self._builder
         with builder.function(name, list(self._vars.values())):
             with builder.dataflow():
                 for expr, var in self._body[:-1]:
                     builder.emit_normalized(relax.VarBinding(var, builder.normalize(expr)))
-                out = builder.emit_output(self._body[-1][0], "logits")
+                out = builder.emit_output(self._body[-1][0], self._step.ops[-1].op)
             builder.emit_func_output(out)
         return builder.get()[name]
 
@@ -188,6 +188,10 @@ class _Lowering:
         return operators.call(
             job, [self._values[op.x], rows, *self._parts(op.weight), *self._optional(op.bias)]
         )
+
+    def _embedding(self, op: ops.Embedding) -> Any:
+        rows = self._buffer("logit_rows", (MAX_ROWS,), "int32")
+        return relax.op.take(self._wide_value(op.x), rows, axis=0, mode="clip")
 
     # -- what they are made of --
 

@@ -1,5 +1,4 @@
-"""Reading a Hugging Face checkpoint: a local directory or a hub id, tensors read one at a time from their
-files.
+"""Reading a Hugging Face checkpoint's directory, tensors one at a time from their files.
 
 Tensors are read with plain reads at their offsets rather than through a memory map, so the memory of this
 process is that of the tensor asked for and not of the file.
@@ -9,17 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 import threading
-from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from nearfar import strict_json
+from nearfar.build.weights.checks import some
 from nearfar.build.weights.headers import Entry, read_header
 from nearfar.errors import CheckpointError
 from nearfar.targets.quantized import Array
@@ -28,24 +25,17 @@ INDEX = "model.safetensors.index.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 CONFIG_FILES = ("config.json", "generation_config.json")
 LICENSE_NAMES = ("LICENSE", "LICENSE.txt", "LICENSE.md")
-HUB_PATTERNS = [
-    "*.safetensors",
-    INDEX,
-    *CONFIG_FILES,
-    *TOKENIZER_FILES,
-    "special_tokens_map.json",
-    "LICENSE*",
-]
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 READ_BYTES = 8 << 20
 HASH_BYTES = 256 << 10  # one block over and over, which stays in the core's cache
-NAMED_FINDINGS = 40  # of each kind in one error message
 
 
-class Checkpoint:
-    """An opened checkpoint; made by `open_checkpoint`, which has checked that its files are there and
-    whole.
+class DirectoryCheckpoint:
+    """A directory with tensors in files, described by `entries`, and the tokenizer's files beside them: see
+    container.Checkpoint. Who makes it has checked that the files are there and whole.
     """
+
+    config_file = "config.json"
 
     def __init__(self, path: Path, name: str, config: dict[str, Any], entries: dict[str, Entry]) -> None:
         self.path = path
@@ -82,6 +72,24 @@ class Checkpoint:
         row = math.prod(entry.shape[1:]) * entry.dtype.itemsize
         self._read_bytes(entry, name, entry.offset + start * row, out)
 
+    def read_columns(self, name: str, start: int, stop: int) -> Array:
+        """Read columns [start, stop) of a matrix; errors as `read`."""
+        entry = self.entries[name]
+        rows, columns = entry.shape
+        size = entry.dtype.itemsize
+        out = np.empty((rows, stop - start), entry.dtype)
+        with entry.file.open("rb", buffering=0) as file:
+            for row in range(rows if out.size else 0):
+                file.seek(entry.offset + (row * columns + start) * size)
+                line = out[row].view(np.uint8).data
+                if file.readinto(line) != line.nbytes:
+                    raise self._short(entry, name)
+        return out
+
+    @staticmethod
+    def _short(entry: Entry, name: str) -> CheckpointError:
+        return CheckpointError(f"{entry.file}: ends inside tensor {name!r}: download or copy it again")
+
     @staticmethod
     def _read_bytes(entry: Entry, name: str, offset: int, out: Array) -> None:
         with entry.file.open("rb", buffering=0) as file:
@@ -91,20 +99,17 @@ class Checkpoint:
             while done < out.nbytes:
                 got = file.readinto(view[done : done + READ_BYTES])
                 if not got:
-                    raise CheckpointError(
-                        f"{entry.file}: ends inside tensor {name!r}: download or copy it again"
-                    )
+                    raise DirectoryCheckpoint._short(entry, name)
                 done += got
 
     def sha256(self, stop: threading.Event | None = None) -> str:
-        """SHA-256 over names and contents of config.json, the tokenizer files and the safetensors files, in
-        order.
+        """SHA-256 over names and contents of config, tokenizer files and tensors' files, in order.
 
         Setting `stop` from another thread ends the reading early; the result then means nothing.
         """
         digest = hashlib.sha256()
         block = memoryview(bytearray(HASH_BYTES))
-        for file in (self.path / "config.json", *self.tokenizer_files, *self.tensor_files):
+        for file in (self.path / self.config_file, *self.tokenizer_files, *self.tensor_files):
             digest.update(f"{file.name}\n{file.stat().st_size}\n".encode())
             with file.open("rb", buffering=0) as stream:
                 while (stop is None or not stop.is_set()) and (count := stream.readinto(block)):
@@ -120,6 +125,11 @@ class Checkpoint:
     def tokenizer_files(self) -> list[Path]:
         """Those of TOKENIZER_FILES that exist."""
         return [self.path / name for name in TOKENIZER_FILES if (self.path / name).is_file()]
+
+    @property
+    def tokenizer_json(self) -> bytes:
+        """tokenizer.json as it is."""
+        return (self.path / "tokenizer.json").read_bytes()
 
     @cached_property
     def tokenizer_config(self) -> dict[str, Any]:
@@ -173,22 +183,15 @@ class Checkpoint:
         return None
 
 
-def open_checkpoint(source: str | Path) -> Checkpoint:
-    """Open a local Hugging Face directory, or a hub id (`owner/name`), which is downloaded into the hub's
-    cache.
-
-    Raises CheckpointError for anything missing, damaged or in a format that is not read, before any tensor is
-    read.
-    """
-    path = Path(source).expanduser()
-    name = path.resolve().name if path.exists() else str(source)
-    if not path.exists():
-        path = _download(str(source))
-    if not path.is_dir():
-        raise CheckpointError(
-            f"{path} is a file: name the directory that holds config.json and model.safetensors"
-        )
+def open_directory(path: Path, name: str) -> DirectoryCheckpoint:
+    """Open a directory as transformers writes it. CheckpointError for anything missing or damaged."""
     config = read_json(path / "config.json")
+    check_tokenizer(path)
+    return DirectoryCheckpoint(path, _name_in_manifest(path) or name, config, _entries(path))
+
+
+def check_tokenizer(path: Path) -> None:
+    """CheckpointError where the directory's tokenizer files are missing or no JSON."""
     if not (path / "tokenizer.json").is_file():
         raise CheckpointError(
             f"{path}: tokenizer.json is missing: copy it from the original model, or write it with "
@@ -196,7 +199,6 @@ def open_checkpoint(source: str | Path) -> Checkpoint:
         )
     read_json(path / "tokenizer.json")
     read_json(path / "tokenizer_config.json", required=False)
-    return Checkpoint(path, _name_in_manifest(path) or name, config, _entries(path))
 
 
 def _name_in_manifest(path: Path) -> str | None:
@@ -240,26 +242,6 @@ def _read_text(path: Path) -> str:
         raise CheckpointError(f"{path}: cannot be read ({error}): download or copy it again") from error
 
 
-def _download(source: str) -> Path:
-    """Snapshot of a hub repository in the hub's cache."""
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", source) or source.startswith("."):
-        raise CheckpointError(
-            f"{source}: no such directory, and not a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct: "
-            "check the path"
-        )
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(source, allow_patterns=HUB_PATTERNS))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(
-            f"{source}: no such directory, and the download from the hub failed ({reason}): check the name, "
-            "the network, and `hf auth login` for gated models"
-        ) from error
-
-
 def _entries(path: Path) -> dict[str, Entry]:
     """Every tensor of the directory, in the order of names; from the index where there is one."""
     single = path / "model.safetensors"
@@ -299,81 +281,14 @@ def _indexed(path: Path) -> dict[str, Entry]:
     headers = {file: read_header(path / file) for file in files}
     if lost := [f"{tensor} ({file})" for tensor, file in weight_map.items() if tensor not in headers[file]]:
         raise CheckpointError(
-            f"{path}: {len(lost)} tensors of {INDEX} are not in the files it names: {_some(lost)}: "
+            f"{path}: {len(lost)} tensors of {INDEX} are not in the files it names: {some(lost)}: "
             "index and files belong to different checkpoints, download both again"
         )
     entries = {tensor: headers[file][tensor] for tensor, file in weight_map.items()}
     unlisted = [f"{tensor} ({file})" for file in files for tensor in headers[file] if tensor not in entries]
     if unlisted:
         raise CheckpointError(
-            f"{path}: {len(unlisted)} tensors are in the files but not in {INDEX}: {_some(unlisted)}: "
+            f"{path}: {len(unlisted)} tensors are in the files but not in {INDEX}: {some(unlisted)}: "
             "index and files belong to different checkpoints, download both again"
         )
     return dict(sorted(entries.items()))
-
-
-def check_tensors(
-    checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]], ignorable: Iterable[str] = ()
-) -> None:
-    r"""Compare the tensors with the expected names and shapes; name every difference in one CheckpointError.
-
-    `ignorable` are regular expressions of extra names that do no harm (as `.*rotary_emb\.inv_freq`).
-    """
-    patterns = [re.compile(pattern) for pattern in ignorable]
-    shapes = checkpoint.shapes
-    missing = [f"{name} {list(shape)}" for name, shape in expected.items() if name not in shapes]
-    extra = [
-        f"{name} {list(shape)}"
-        for name, shape in shapes.items()
-        if name not in expected and not any(pattern.fullmatch(name) for pattern in patterns)
-    ]
-    misshapen = [
-        f"{name} is {list(shapes[name])}, not {list(shape)}"
-        for name, shape in expected.items()
-        if name in shapes and shapes[name] != tuple(shape)
-    ]
-    kinds = (("missing", missing), ("extra", extra), ("misshapen", misshapen))
-    if any(found for _, found in kinds):
-        lines = [f"  {len(found)} {kind}: {_some(found)}" for kind, found in kinds if found]
-        raise CheckpointError(
-            f"{checkpoint.path}: the tensors are not those that config.json describes:\n"
-            + "\n".join(lines)
-            + "\n"
-            "Check that config.json and the weights belong together (adapters must be merged first)."
-        )
-
-
-def check_finite(name: str, array: Array) -> None:
-    """Refuse NaN and Inf: CheckpointError with the tensor, their count and the first index."""
-    flat = array.reshape(-1)
-    count, first = 0, -1
-    for start in range(0, flat.size, READ_BYTES):
-        bad = _not_finite(flat[start : start + READ_BYTES])
-        if bad is not None:
-            first = start + int(bad.argmax()) if first < 0 else first
-            count += int(bad.sum())
-    if count:
-        index = [int(extent) for extent in np.unravel_index(first, array.shape)]
-        raise CheckpointError(
-            f"tensor {name!r} holds {count:,} NaN or Inf of {flat.size:,} values, the first at {index}: "
-            "the checkpoint is damaged, download or export it again"
-        )
-
-
-def _not_finite(flat: Array) -> npt.NDArray[np.bool_] | None:
-    """Mask of NaN and Inf in a vector, None where there is none; on the bits, where bfloat16's isfinite is
-    slow.
-    """
-    exponent = {"bfloat16": 0x7F80, "float16": 0x7C00, "float32": 0x7F800000}.get(flat.dtype.name)
-    if exponent is None:
-        bad = ~np.isfinite(flat)
-    else:
-        bits: npt.NDArray[np.unsignedinteger[Any]] = flat.view(f"u{flat.itemsize}")
-        bad = np.bitwise_and(bits, bits.dtype.type(exponent)) == exponent
-    return bad if bad.any() else None
-
-
-def _some(findings: list[str]) -> str:
-    """Join the findings in one line; past NAMED_FINDINGS only their number."""
-    rest = len(findings) - NAMED_FINDINGS
-    return ", ".join(findings[:NAMED_FINDINGS]) + (f" and {rest} more" if rest > 0 else "")

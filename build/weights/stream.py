@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -18,8 +18,9 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.build.weights.checkpoint import Checkpoint, check_finite
-from nearfar.build.weights.mlx_checkpoint import MlxQuantized
+from nearfar.build.weights.checks import check_finite
+from nearfar.build.weights.container import Checkpoint
+from nearfar.build.weights.packed.contract import Packed, joint
 from nearfar.build.weights.quantize import (
     LARGEST,
     METHOD,
@@ -31,7 +32,7 @@ from nearfar.build.weights.quantize import (
     to_float32,
 )
 from nearfar.errors import CheckpointError
-from nearfar.format.manifest import Weights
+from nearfar.format.manifest import CARRIED, Carriage, Weights
 from nearfar.step.params import Param
 from nearfar.targets.quantized import Array, Matrix, QuantTensor
 
@@ -89,6 +90,12 @@ class Report:
     method: str = METHOD
     rounded: int = 0
     """Scales and biases of a quantized checkpoint that float16 could not hold exactly."""
+    packed: str | None = None
+    """The format that the checkpoint is quantized in."""
+    carried: dict[str, Carriage] = field(default_factory=dict)
+    """What became of each matrix that was quantized in the checkpoint: of its sources, the worst."""
+    steps: dict[str, float] = field(default_factory=dict)
+    """By how much of a step its weights changed at most, where its codes were carried and its offsets not."""
     skipped: dict[str, int] = field(default_factory=dict)
     """How many tensors were left out that belong to other parts of a model than its text, by how they
     begin.
@@ -96,40 +103,54 @@ class Report:
 
 
 def choose_matrices(
-    params: Sequence[Param], checkpoint: Checkpoint, scheme: Scheme, packed: MlxQuantized | None = None
+    params: Sequence[Param],
+    checkpoint: Checkpoint,
+    scheme: Scheme,
+    packed: Packed | None = None,
+    keeps: Collection[str] = (),
 ) -> tuple[dict[str, Matrix], Report]:
     """How each matrix is stored: quantized where its width allows, else float16 (float32 if that is what
-    it came as).
+    it came as). `keeps`: those of `packed` whose codes are carried over; where there are some, what is not
+    quantized in the checkpoint stays so.
     """
     matrices, report = {}, Report()
-    if packed is not None:
+    report.packed = packed.name if packed is not None else None
+    if keeps:
         report.method = "as in the checkpoint"
     for param in params:
         if not param.is_matrix:
             continue
-        reason = _why_dense(param, scheme, packed)
+        stored = scheme
+        reason = _why_not_packed(param, packed) if packed is not None and keeps else None
+        if packed is not None and keeps and reason is None:
+            stored = joint(packed.tensors[name] or scheme for name in param.tensors)
+        reason = reason or _why_dense(param, stored)
         if reason is None:
-            stored = scheme if packed is None else packed.joint(param.tensors)
             matrices[param.name] = Matrix(param.n, param.k, stored.bits, stored.group_size)
             report.quantized.append(param.name)
             continue
-        wide = scheme.bits == 0 and any(checkpoint.dtypes[name] == np.float32 for name in param.tensors)
+        names = [name for name in param.tensors if name in checkpoint.entries]
+        wide = scheme.bits == 0 and any(checkpoint.entries[name].dtype == np.float32 for name in names)
         matrices[param.name] = Matrix(param.n, param.k, 32 if wide else 16)
         report.dense.append({"name": param.name, "reason": reason})
     return matrices, report
 
 
-def _why_dense(param: Param, scheme: Scheme, packed: MlxQuantized | None) -> str | None:
+def _why_not_packed(param: Param, packed: Packed) -> str | None:
+    """Why a matrix of a quantized checkpoint is not quantized, None where it is."""
+    found = [name in packed.tensors for name in param.tensors]
+    if any(found) and not all(found):
+        alike = zip(param.tensors, found, strict=True)
+        names = ", ".join(f"{name} is {'' if quantized else 'not '}quantized" for name, quantized in alike)
+        raise CheckpointError(
+            f"matrices that are computed together must be stored alike, but {names}: build with --requantize "
+            "q4, which quantizes all of them anew"
+        )
+    return None if all(found) else "not quantized in the checkpoint"
+
+
+def _why_dense(param: Param, scheme: Scheme) -> str | None:
     """Why a matrix is not quantized, None where it is."""
-    if packed is not None:
-        found = [name in packed.tensors for name in param.tensors]
-        if any(found) and not all(found):
-            alike = zip(param.tensors, found, strict=True)
-            names = ", ".join(
-                f"{name} is {'' if quantized else 'not '}quantized" for name, quantized in alike
-            )
-            raise CheckpointError(f"matrices that are computed together must be stored alike, but {names}")
-        return None if all(found) else "not quantized in the checkpoint"
     if not scheme.bits:
         return "not asked for (--quant none)"
     return (
@@ -150,21 +171,25 @@ class _Job:
 
 @dataclass(frozen=True)
 class _Done:
-    """A slice as it is stored; `rounded` of its scales and biases were not exact in float16."""
+    """A slice as it is stored; what became of codes that the checkpoint has, None where it has none."""
 
     piece: Piece
+    carried: Carriage | None = None
+    step: float = 0.0
     rounded: int = 0
 
 
 @dataclass(frozen=True)
 class WeightStream:
-    """The parameters of a checkpoint as slices in order."""
+    """The parameters of a checkpoint as slices in order. `keeps`: the matrices of `packed` whose codes are
+    carried over; the others are quantized anew.
+    """
 
     params: Sequence[Param]
     matrices: dict[str, Matrix]
     checkpoint: Checkpoint
-    scheme: Scheme
-    packed: MlxQuantized | None
+    packed: Packed | None
+    keeps: Collection[str]
     report: Report
 
     def write(self, writers: Sequence[WeightWriter], advance: Callable[[int], None]) -> None:
@@ -176,7 +201,7 @@ class WeightStream:
         parts: list[Piece] = []
         for job, done in self._slices():
             param = job.param
-            self.report.rounded += done.rounded
+            self._note(param, done)
             if param.is_matrix:
                 for rows in by_rows:
                     rows.rows(job.tensor, done.piece)
@@ -193,6 +218,14 @@ class WeightStream:
             if job.last:
                 parts = []
             advance(self._bytes(job))
+
+    def _note(self, param: Param, done: _Done) -> None:
+        """Keep what became of a matrix: of its slices, the worst."""
+        report, name = self.report, param.name
+        report.rounded += done.rounded
+        if done.carried is not None:
+            report.carried[name] = max(report.carried.get(name, "exact"), done.carried, key=CARRIED.index)
+            report.steps[name] = max(report.steps.get(name, 0.0), done.step)
 
     def _slices(self) -> Iterator[tuple[_Job, _Done]]:
         """The slices in order, worked on ahead of the caller."""
@@ -218,33 +251,48 @@ class WeightStream:
 
     def _work(self, job: _Job) -> _Done:
         """Read a slice and bring it into the form in which it is stored."""
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found, and named, below
+            return self._done(job)
+
+    def _done(self, job: _Job) -> _Done:
         if not job.param.is_matrix:
             return _Done(to_float32(self._finite(job)))
         matrix = self.matrices[job.param.name]
+        packed = self.packed if self.packed is not None and job.tensor in self.packed.tensors else None
+        if packed is not None and matrix.quantized and job.tensor in self.keeps:
+            found = packed.carry(job.tensor, job.start, job.stop)
+            rows = found.rows.widened(matrix.bits, matrix.group, matrix.k)
+            return _Done(rows, CARRIED[1] if found.step else CARRIED[0], found.step, found.rounded)
+        anew: Carriage | None = "requantized" if packed is not None else None
         if not matrix.quantized:
-            return _Done(_dense(self._finite(job), matrix, job.tensor))
-        if self.packed is not None:
-            found, rounded = self.packed.read(self.checkpoint, job.tensor, job.start, job.stop)
-            return _Done(found.widened(matrix.bits, matrix.group, matrix.k), rounded)
-        dtype = self.checkpoint.dtypes[job.tensor]
+            return _Done(_dense(self._finite(job), matrix, job.tensor), anew)
+        dtype = np.dtype(np.float32) if packed is not None else self.checkpoint.entries[job.tensor].dtype
         piece = Slice.empty(job.stop - job.start, matrix.k, matrix.group, dtype)
-        if dtype == piece.rows.dtype:
+        if packed is None and dtype == piece.rows.dtype:
             self.checkpoint.read_into(job.tensor, job.start, piece.rows)
         else:
-            piece.rows[...] = self.checkpoint.read(job.tensor, job.start, job.stop)
-        return _Done(quantize_slice(piece, self.scheme, job.tensor, job.start))
+            piece.rows[...] = self._rows(job)
+        scheme = Scheme(matrix.bits, matrix.group)
+        return _Done(quantize_slice(piece, scheme, job.tensor, job.start), anew)
+
+    def _rows(self, job: _Job) -> Array:
+        """A slice as floats, dequantized where the checkpoint has codes."""
+        if self.packed is not None and job.tensor in self.packed.tensors:
+            return self.packed.weights(job.tensor, job.start, job.stop)
+        return self.checkpoint.read(job.tensor, job.start, job.stop)
 
     def _finite(self, job: _Job) -> Array:
-        array = self.checkpoint.read(job.tensor, job.start, job.stop)
+        array = self._rows(job)
         check_finite(job.tensor, array)
         return array
 
     def _bytes(self, job: _Job) -> int:
         """Bytes of the checkpoint that a slice was made from; in all of them as many as its tensors have."""
-        entries, base = self.checkpoint.entries, job.tensor.removesuffix(".weight")
-        names = [name for name in (job.tensor, f"{base}.scales", f"{base}.biases") if name in entries]
-        rows = entries[job.tensor].shape[0]
-        return sum(entries[n].bytes * job.stop // rows - entries[n].bytes * job.start // rows for n in names)
+        packed = self.packed is not None and job.tensor in self.packed.tensors
+        names = self.packed.entries(job.tensor) if self.packed is not None and packed else (job.tensor,)
+        sizes = [self.checkpoint.entries[name].bytes for name in names]
+        rows = job.param.tensors[job.tensor]
+        return sum(size * job.stop // rows - size * job.start // rows for size in sizes)
 
 
 def _stack(parts: Sequence[Piece]) -> Piece:

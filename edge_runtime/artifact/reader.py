@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.errors import ArtifactError, DeviceError, RequestError
+from nearfar.format import packs
 from nearfar.format.manifest import Function, Manifest, Program, Tensor, read
 from nearfar.format.plans import Plan, parse_plan
 
@@ -71,11 +72,21 @@ class Artifact:
                 + "; ".join(problems)
                 + ". Copy it again, or build it again"
             )
+        for pack in self.manifest.packs:
+            self._check_pack(pack.file)
         for program in self.manifest.programs:
             for buckets in program.functions.values():
                 for function in buckets:
                     if function.plan is not None:
                         self.plan(function)
+
+    def _check_pack(self, name: str) -> None:
+        """A pack holds what the files of its names do; browsers read it, and Python these."""
+        with self._open(name) as stream:
+            found = packs.unpacked(stream.read(), f"{name} of {self.path}")
+        for file, content in found.items():
+            if hashlib.sha256(content).hexdigest() != self.digest(file):
+                raise ArtifactError(f"{name} of {self.path} holds another {file}. Build the artifact again")
 
     def able_programs(
         self, found: Found, precision: str | None = None, name: str | None = None
@@ -219,7 +230,8 @@ class Artifact:
 
     def _files(self) -> Iterator[_Expected]:
         own = [file for file in (self.manifest.config, self.manifest.function) if file is not None]
-        for file in (*self.manifest.weights.shards, *self.manifest.tokenizer.files, *own):
+        manifest = self.manifest
+        for file in (*manifest.weights.shards, *manifest.tokenizer.files, *manifest.packs, *own):
             yield _Expected(file.file, file.bytes, file.sha256)
         for program in self.manifest.programs:
             if program.library is not None:

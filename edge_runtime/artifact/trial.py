@@ -174,7 +174,10 @@ class Steps:
         steps = [bucket.size for bucket in program.functions["step"]]
         self._sizes: dict[Kind, int] = {"decode": steps[0], "large": steps[-1]}
         self._last = min(POSITION, context - 1)
-        self._rows = program.functions["greedy"][0].size
+        sampler = program.functions.get("greedy")
+        self._rows = sampler[0].size if sampler else None
+        """Of the sampler; None: the model gives embeddings."""
+        self._end = "sampled" if sampler else "embedding"
 
     def run(self, kind: Kind) -> float:
         """Seconds of one step."""
@@ -186,10 +189,12 @@ class Steps:
         executor.write("positions", np.minimum(positions, self._last))
         executor.write("slots", np.zeros(size, np.int32))
         executor.write("logit_rows", np.zeros(MAX_ROWS, np.int32))
-        executor.write("sample_i32", sample)
-        executor.fetch("sampled", 1)()  # nothing is under way when the clock starts
+        if self._rows is not None:
+            executor.write("sample_i32", sample)
+        executor.fetch(self._end, 1)()  # nothing is under way when the clock starts
         begin = time.perf_counter()
         executor.run("step", size)
-        executor.run("greedy", self._rows)
-        executor.fetch("sampled", 1)()
+        if self._rows is not None:
+            executor.run("greedy", self._rows)
+        executor.fetch(self._end, 1)()
         return time.perf_counter() - begin

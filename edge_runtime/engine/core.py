@@ -11,6 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakValueDictionary
 
+import numpy as np
+import numpy.typing as npt
+
 from nearfar.edge_runtime.cache import SequenceTable
 from nearfar.edge_runtime.engine.device_thread import DeviceThread, InFlight, NoRoom
 from nearfar.edge_runtime.engine.generation import Generation, event_of
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
 
 MOST_LOSSES = 3
 """How often in a row, without a token between, a lost device is opened anew."""
+
+EMBEDDED = SamplingParams(max_tokens=1, ignore_eos=True)
+EMBEDDINGS = "ask for them (engine.embeddings.create, POST /v1/embeddings), or load a model that writes"
 
 FORKED = (
     "the engine was loaded before this process was forked, and its threads stayed with the parent: load the "
@@ -115,12 +121,43 @@ class EngineCore:
         learn of each other.
         """
         self.check_open()
+        if self.manifest.model.task == "embed":
+            raise RequestError(
+                f"{self.manifest.model.name} gives embeddings and no text: {EMBEDDINGS}", "model"
+            )
         params = params or SamplingParams()
         self._check_tokens(tokens)
         params.check_vocabulary(self.manifest.model.vocab_size)
         limit = self.scheduler.limit_tokens(tokens, params.max_tokens)
         seed = secrets.randbits(64) if params.seed is None else params.seed & (2**64 - 1)
-        request = Request(tuple(tokens), params, limit, seed, constraint=constraint, salt=salt)
+        return self._start(Request(tuple(tokens), params, limit, seed, constraint=constraint, salt=salt))
+
+    async def embed_all(self, texts: Seq[Seq[int]], salt: str = "") -> list[npt.NDArray[np.float32]]:
+        """The embeddings of texts, float32 [width] each: the last token's state as the model makes it.
+
+        Either all of them can be made, or none is begun.
+        """
+        self.check_open()
+        if self.manifest.model.task != "embed":
+            raise RequestError(
+                f"{self.manifest.model.name} gives text and no embeddings: build a checkpoint of an "
+                "embedding model, or this one with nearfar build --embeddings",
+                "model",
+            )
+        for tokens in texts:
+            self._check_tokens(tokens)
+            self.scheduler.check_length(tokens)
+        # One token that nobody draws: the row that would give it is the embedding.
+        begun = [self._start(Request(tuple(tokens), EMBEDDED, 1, 0, salt=salt)) for tokens in texts]
+        try:
+            events = [await anext(generation) for generation in begun]
+        finally:
+            for generation in begun:
+                await generation.aclose()
+        return [np.asarray(event.embedding, np.float32) for event in events]
+
+    def _start(self, request: Request) -> Generation:
+        """Queue a request."""
         generation = self._generations[request.number] = Generation(request, self.cancel)
         self.scheduler.add(request)
         self.wake()

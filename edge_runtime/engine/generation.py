@@ -57,6 +57,8 @@ def event_of(
     request: Request, token: int, finish: FinishReason | None, sampled: Sampled, row: int
 ) -> TokenEvent:
     """The event of a token that was sampled for a row, with the log probabilities that were asked for."""
+    if sampled.embeddings is not None:
+        return TokenEvent(token, finish, embedding=sampled.embeddings[row])
     count = request.params.logprobs
     if count is None or sampled.logprobs is None or sampled.top_ids is None or sampled.top_logprobs is None:
         return TokenEvent(token, finish)

@@ -35,6 +35,8 @@ class TokenEvent:
     finish_reason: FinishReason | None = None
     logprob: float | None = None
     top_logprobs: tuple[TopLogprob, ...] = ()
+    embedding: npt.NDArray[Any] | None = None
+    """float32 [width], of a model that gives embeddings; the token means nothing then."""
 
 
 @dataclass(frozen=True)

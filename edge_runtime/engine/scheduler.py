@@ -122,6 +122,15 @@ class Scheduler:
         room = context - len(prompt)
         return room if max_tokens is None else min(max_tokens, room)
 
+    def check_length(self, text: Seq[int]) -> None:
+        """Refuse a text of which nothing is to be written, but that does not fit the context."""
+        if len(text) > self.limits.context:
+            raise RequestError(
+                f"the input has {len(text)} tokens, but only {self.limits.context} fit the context: shorten "
+                "it, or give the cache more memory if the model allows it",
+                "input",
+            )
+
     def remove(self, request: Request) -> None:
         """Forget a request that is finished or cancelled; its pages stay in the prefix index while there
         is room.

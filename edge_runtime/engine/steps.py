@@ -32,8 +32,8 @@ EVERY = 0xFFFFFFFF
 NO_TOKEN = "the grammar allows no token here, or takes too long to follow; make it simpler"
 
 NOT_FINITE = (
-    "the logits of this request are not finite numbers, so no token can be chosen: the model overflows in "
-    "the precision that it runs in. Load it with precision f32 (--precision f32); if it runs in f32 already, "
+    "the logits (or the embedding) of this request are not finite numbers: the model overflows in the "
+    "precision that it runs in. Load it with precision f32 (--precision f32); if it runs in f32 already, "
     "report the model and the prompt"
 )
 
@@ -68,6 +68,8 @@ class StepWork:
     copies: tuple[Copy, ...]
     writes: list[Write]
     masks: list[Mask] = field(default_factory=list)
+    embeds: bool = False
+    """The model gives embeddings: nothing is sampled, the rows are read."""
     sampler: Literal["greedy", "sample"] | None = None
     sampler_size: int = 0
     sampled: int = 0
@@ -82,6 +84,8 @@ class Sampled:
     logprobs: Array | None = None
     top_ids: Array | None = None
     top_logprobs: Array | None = None
+    embeddings: Array | None = None
+    """float32 [R, width], of a model that gives those; then tokens are 0, or −1 where one is not finite."""
 
 
 Refused = dict[int, NearfarError]
@@ -131,6 +135,8 @@ class StepBuilder:
     def initial(self) -> list[Write]:
         """Writes to make once: no bias, every token allowed."""
         slots, vocab = len(self._slots), self._model.vocab_size
+        if self._model.task == "embed":
+            return []
         return [
             Write("logit_bias", np.zeros((slots, vocab), np.float32)),
             Write("counts", np.zeros((slots, vocab), np.int32)),
@@ -146,14 +152,16 @@ class StepBuilder:
         for chunk in step.chunks:
             if chunk is not None:
                 work.writes += self._page_table(chunk.request)
-        if requests:
+        if self._model.task == "embed":
+            work.embeds, work.sampled = True, len(requests)
+        elif requests:
             self._sampler(work, step)
         return work
 
     def runs(self, step: Step) -> tuple[Run, ...]:
         """The functions of a step with their buckets, in order: `step`, what samples, and `logprobs`."""
         requests = step.sampled
-        if not requests:
+        if not requests or self._model.task == "embed":
             return (("step", step.size),)
         plain = all(r.params.plain_greedy and r.constraint is None for r in requests)
         wanted = ["greedy" if plain else "sample"]
@@ -295,6 +303,9 @@ def launch(executor: Executor, work: StepWork) -> Launched:
     for write in work.writes:
         executor.write(write.buffer, write.data, write.row, write.column)
     executor.run("step", work.size)
+    if work.embeds:
+        rows = executor.fetch("embedding", max(work.sampled, 1))
+        return Launched(lambda: _embedded(rows()), {})
     # Only the sampler reads them: a device that works by itself computes the logits meanwhile.
     refused: Refused = {}
     for mask in work.masks:
@@ -311,6 +322,12 @@ def launch(executor: Executor, work: StepWork) -> Launched:
     chosen = executor.fetch("logprob", work.sampled)
     ids, values = executor.fetch("top_ids", work.sampled), executor.fetch("top_logprobs", work.sampled)
     return Launched(lambda: Sampled(tokens(), chosen(), ids(), values()), refused)
+
+
+def _embedded(rows: Array) -> Sampled:
+    """Rows of embeddings, each with a token that stands for it."""
+    finite = np.isfinite(rows).all(axis=1)
+    return Sampled(np.where(finite, 0, -1).astype(np.int32), embeddings=rows)
 
 
 def finish(step: Step, launched: Launched, sampled: Sampled) -> Done:

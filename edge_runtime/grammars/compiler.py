@@ -14,11 +14,14 @@ from nearfar.edge_runtime.grammars.grammar import Grammar
 from nearfar.edge_runtime.grammars.kept import Kept, key_of
 from nearfar.edge_runtime.grammars.schema import narrowed
 from nearfar.edge_runtime.grammars.spelled import spelled_out
+from nearfar.edge_runtime.grammars.structural import lark_of
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import RequestError
 
 BLANKS = r"[\x20\x0A\x0D\x09]{0,16}"
 """Between the parts of JSON. Small models would go on with blanks for ever."""
+CALL_BLANKS = r"[\x20\x0A\x0D\x09]?"
+"""Of the arguments of a tool, which nobody reads."""
 LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
@@ -32,7 +35,7 @@ MOST_RULES = 500
 """Of an EBNF grammar: reading it takes time with their square, 0.4 s for so many."""
 KEPT = 16
 """Compiled grammars that are kept."""
-MISSING = "response_format needs llguidance, which is not installed: pip install 'nearfar[edge,grammars]'"
+MISSING = "llguidance, which is not installed: pip install 'nearfar[edge,grammars]'"
 
 
 def available() -> bool:
@@ -52,7 +55,7 @@ class Grammars:
     async def constraints(self, grammar: Grammar, count: int) -> list[GrammarConstraint]:
         """So many at the start of a grammar. RequestError says what is wrong with it, or what to install."""
         if not available():
-            raise RequestError(MISSING, "response_format")
+            raise RequestError(f"{grammar.param} needs {MISSING}", grammar.param)
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="nearfar-grammars")
         loop = asyncio.get_running_loop()
@@ -69,7 +72,7 @@ class Grammars:
         if matcher is None:
             matcher = self._compile(grammar)
             self._kept.put(key, matcher, 1)
-        return [GrammarConstraint(matcher.deep_copy(), self._vocab_size) for _ in range(count)]
+        return [GrammarConstraint(matcher.deep_copy(), self._vocab_size, grammar.param) for _ in range(count)]
 
     def _compile(self, grammar: Grammar) -> Any:
         """A llguidance.LLMatcher whose first mask is known to come."""
@@ -87,13 +90,11 @@ class Grammars:
         except RequestError:
             raise
         except RecursionError as error:
-            raise RequestError(
-                f"the {kind} is nested too deeply; make it flatter", "response_format"
-            ) from error
+            raise RequestError(f"the {kind} is nested too deeply; make it flatter", grammar.param) from error
         except Exception as error:  # the reader of EBNF raises plain Exceptions, the library what it likes
-            raise _refusal(kind, str(error)) from error
+            raise _refusal(grammar, str(error)) from error
         if first.is_error():
-            raise _refusal(kind, first.get_error())
+            raise _refusal(grammar, first.get_error())
         return matcher
 
 
@@ -136,7 +137,6 @@ class _Words:
 def _text(grammar: Grammar) -> str:
     """A grammar in llguidance's words."""
     from llguidance import LLMatcher
-    from llguidance.gbnf_to_lark import gbnf_to_lark
 
     match grammar.kind:
         case "json_object":
@@ -148,12 +148,26 @@ def _text(grammar: Grammar) -> str:
         case "regex":
             return LLMatcher.grammar_from_regex(grammar.text)
         case "ebnf":
-            if (count := grammar.text.count("::=")) > MOST_RULES:
-                raise _refusal("ebnf", f"it has {count} rules, more than {MOST_RULES}")
-            return LLMatcher.grammar_from_lark(gbnf_to_lark(grammar.text))
+            return LLMatcher.grammar_from_lark(_lark(grammar.text))
         case "structural_tag":
-            raise RequestError("structural tags are the server's", "response_format")
+            return lark_of(
+                json.loads(grammar.text)["format"],
+                lambda param: CALL_BLANKS if param == "tools" else BLANKS,
+                _lark,
+            )
 
 
-def _refusal(kind: str, message: str) -> RequestError:
-    return RequestError(f"the {kind} cannot be compiled: {why(message)}", "response_format")
+def _lark(ebnf: str) -> str:
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    if (count := ebnf.count("::=")) > MOST_RULES:
+        raise RequestError(
+            f"the ebnf cannot be compiled: it has {count} rules, more than {MOST_RULES}", "response_format"
+        )
+    return str(gbnf_to_lark(ebnf))
+
+
+def _refusal(grammar: Grammar, message: str) -> RequestError:
+    kind = grammar.kind.replace("_", " ")
+    what = "grammar of the calls" if grammar.param == "tools" else kind
+    return RequestError(f"the {what} cannot be compiled: {why(message)}", grammar.param)

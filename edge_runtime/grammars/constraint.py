@@ -17,9 +17,11 @@ STEP_SECONDS = 0.1
 class GrammarConstraint:
     """Which tokens an answer may take; see engine.requests.Constraint. It raises what ends its request."""
 
-    def __init__(self, matcher: Any, vocab_size: int) -> None:
-        """`matcher`: a llguidance.LLMatcher at the start of its grammar, this one's alone."""
-        self._matcher = matcher
+    def __init__(self, matcher: Any, vocab_size: int, param: str = "response_format") -> None:
+        """`matcher`: a llguidance.LLMatcher at the start of its grammar, this one's alone. `param`: of the
+        request, that asks for it.
+        """
+        self._matcher, self._param = matcher, param
         self._words = (vocab_size + 31) // 32
         self._count = 0
         self.complete_at: int | None = None
@@ -49,10 +51,10 @@ class GrammarConstraint:
         if self._matcher.is_error():
             raise RequestError(
                 f"the grammar cannot be followed further: {why(self._matcher.get_error())}; make it simpler",
-                "response_format",
+                self._param,
             )
         if time.thread_time() - start > STEP_SECONDS:
-            raise RequestError("the grammar takes too long to follow; make it simpler", "response_format")
+            raise RequestError("the grammar takes too long to follow; make it simpler", self._param)
 
 
 def why(message: str) -> str:

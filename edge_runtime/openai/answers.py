@@ -6,14 +6,21 @@ import asyncio
 from collections.abc import AsyncGenerator
 from collections.abc import Sequence as Seq
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from nearfar.edge_runtime.engine.generation import Generation
-from nearfar.edge_runtime.engine.requests import FinishReason, RequestStats, TokenEvent
+from nearfar.edge_runtime.engine.requests import RequestStats, TokenEvent
 from nearfar.edge_runtime.grammars.constraint import GrammarConstraint
-from nearfar.edge_runtime.openai.records import TokenLogprob, TopLogprob
+from nearfar.edge_runtime.openai.records import (
+    FinishReason,
+    FunctionDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    TopLogprob,
+)
 from nearfar.edge_runtime.text.codec import TextCodec, TextStream
+from nearfar.edge_runtime.tools.parts import CallPart, Part, PartReader
 
 P = TypeVar("P", covariant=True)
 
@@ -26,10 +33,31 @@ class Piece:
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to tell."""
+        return not (self.text or self.reasoning or self.tool_calls or self.logprobs or self.finish_reason)
+
+
+def joined(index: int, pieces: Seq[Piece]) -> Piece:
+    """The pieces of an answer as one."""
+    return Piece(
+        index,
+        "".join(piece.text for piece in pieces),
+        tuple(logprob for piece in pieces for logprob in piece.logprobs),
+        pieces[-1].finish_reason if pieces else None,
+        "".join(piece.reasoning for piece in pieces),
+        tuple(call for piece in pieces for call in piece.tool_calls),
+    )
 
 
 class Answer:
-    """One choice of a response. `context` are the tokens that its text continues."""
+    """One choice of a response. `context` are the tokens that its text continues, `reader` takes its text
+    apart (chat).
+    """
 
     def __init__(
         self,
@@ -39,6 +67,7 @@ class Answer:
         stops: Seq[str],
         context: Seq[int],
         constraint: GrammarConstraint | None = None,
+        reader: PartReader | None = None,
     ) -> None:
         self.index = index
         self._generation = generation
@@ -46,6 +75,7 @@ class Answer:
         self._constraint = constraint
         self._count = 0
         self._stream = TextStream(codec, stops, context)
+        self._reader = reader
 
     @property
     def stats(self) -> RequestStats:
@@ -56,16 +86,17 @@ class Answer:
         """The answer piece by piece; leaving the iteration stops the request."""
         try:
             async for event in self._generation:
-                piece = self._piece(event)
-                if piece.text or piece.logprobs or piece.finish_reason:
-                    yield piece
-                if piece.finish_reason:
+                pieces = self._taken_apart(self._piece(event))
+                for piece in pieces:
+                    if not piece.empty:
+                        yield piece
+                if pieces[-1].finish_reason:
                     return
         finally:
             await self._generation.aclose()
 
     def _piece(self, event: TokenEvent) -> Piece:
-        finish = event.finish_reason
+        finish: FinishReason | None = event.finish_reason
         self._count += 1
         if finish != "stop" and self._constraint and self._constraint.complete_at == self._count:
             return Piece(self.index, self._text(event.token, True), self._logprobs(event), "stop")
@@ -75,6 +106,25 @@ class Answer:
         if self._stream.stopped:
             finish = "stop"
         return Piece(self.index, text, self._logprobs(event), finish)
+
+    def _taken_apart(self, piece: Piece) -> list[Piece]:
+        """With reasoning and calls apart from the text, no two parts of calls in one."""
+        reader, reason = self._reader, piece.finish_reason
+        if reader is None:
+            return [piece]
+        if reason is None:
+            parts = reader.push(piece.text)
+        else:
+            parts = reader.finish(piece.text, cut=reason == "length")
+            reason = "tool_calls" if reason == "stop" and reader.called else reason
+        made = [self._of(part) for part in parts or [Part()]]
+        made[0] = replace(made[0], logprobs=piece.logprobs)
+        made[-1] = replace(made[-1], finish_reason=reason)
+        return made
+
+    def _of(self, part: Part) -> Piece:
+        calls = (_delta(part.call),) if part.call else ()
+        return Piece(self.index, part.text, reasoning=part.reasoning, tool_calls=calls)
 
     def _text(self, token: int, last: bool) -> str:
         """What has become certain with a token; with the last one, all."""
@@ -92,6 +142,11 @@ class Answer:
     def _describe(self, token: int) -> tuple[str, list[int]]:
         data = self._codec.token_bytes(token)
         return data.decode(errors="replace"), list(data)
+
+
+def _delta(call: CallPart) -> ToolCallDelta:
+    function = FunctionDelta(call.name or None, call.arguments)
+    return ToolCallDelta(call.index, call.id or None, function, "function" if call.id else None)
 
 
 class Source(Protocol[P]):

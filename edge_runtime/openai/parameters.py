@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from nearfar.edge_runtime.engine.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from nearfar.edge_runtime.grammars import Grammar
 from nearfar.edge_runtime.openai.formats import grammar_of
+from nearfar.edge_runtime.openai.tooling import asked_choice, asked_tools, check_calls
+from nearfar.edge_runtime.tools.asking import ToolChoice
 from nearfar.errors import RequestError
+
+if TYPE_CHECKING:
+    from nearfar.edge_runtime.openai.context import ContextPolicy
 
 MAX_CHOICES = 64
 
@@ -41,13 +46,17 @@ class CommonParams(TypedDict, total=False):
 
 class ChatParams(CommonParams, total=False):
     """Parameters of chat completions. `continue_final_message`: the answer goes on where the last message
-    ends, as in vLLM.
+    ends, as in vLLM. `context_policy`: a ContextPolicy for this request instead of the engine's.
     """
 
     max_completion_tokens: int | None
     logprobs: bool | None
     top_logprobs: int | None
     continue_final_message: bool | None
+    tools: Seq[Mapping[str, Any]] | None
+    tool_choice: str | Mapping[str, Any] | None
+    parallel_tool_calls: bool | None
+    context_policy: ContextPolicy | None
 
 
 class CompletionParams(CommonParams, total=False):
@@ -106,6 +115,17 @@ def choices(params: CommonParams) -> int:
 def asked_grammar(params: CommonParams) -> Grammar | None:
     """What every answer must match; None: any text will do."""
     return grammar_of(params.get("response_format"))
+
+
+def tools_and_choice(params: ChatParams) -> tuple[tuple[Mapping[str, Any], ...], ToolChoice]:
+    """The tools of a request, and whether an answer may, must or must not call them."""
+    choice = asked_choice(params.get("tool_choice"), params.get("parallel_tool_calls"))
+    return asked_tools(params.get("tools")), choice
+
+
+def streams(stream: object) -> bool:
+    """Whether the answer comes in chunks."""
+    return _flag("stream", stream)
 
 
 def include_usage(params: CommonParams) -> bool:
@@ -173,6 +193,9 @@ def _message(index: int, message: object) -> dict[str, Any]:
             ):
                 raise RequestError(f"{where}: only text content is supported, not {part!r:.80}", "messages")
         content = "".join(part["text"] for part in content)
+    check_calls(where, message)
+    if content is None and message.get("tool_calls"):
+        content = ""
     if not isinstance(content, str):
         raise RequestError(f"{where}.content must be text, not {content!r:.80}", "messages")
     if not isinstance(message.get("name"), str | None):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from nearfar.edge_runtime.engine.requests import RequestStats
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class Record:
@@ -26,9 +26,12 @@ class Record:
 
 @dataclass(frozen=True)
 class PromptTokensDetails(Record):
-    """How much of a prompt was in the cache already."""
+    """How much of a prompt was in the cache already; how many messages the context policy left out of it
+    (None: none).
+    """
 
     cached_tokens: int = 0
+    left_out_messages: int | None = None
 
 
 @dataclass(frozen=True)
@@ -69,12 +72,51 @@ class Logprobs(Record):
 
 
 @dataclass(frozen=True)
-class Message(Record):
-    """An answer."""
+class FunctionCall(Record):
+    """A function's name, and JSON of its arguments."""
 
-    content: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class ToolCall(Record):
+    """A call that the model asks for."""
+
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
+@dataclass(frozen=True)
+class FunctionDelta(Record):
+    """The name of a function, or a piece of its arguments."""
+
+    name: str | None
+    arguments: str
+
+
+@dataclass(frozen=True)
+class ToolCallDelta(Record):
+    """What a chunk adds to a call: first id, type and name, then the JSON of its arguments piece by piece.
+    `index` counts the calls of an answer.
+    """
+
+    index: int
+    id: str | None
+    function: FunctionDelta
+    type: Literal["function"] | None
+
+
+@dataclass(frozen=True)
+class Message(Record):
+    """An answer. `content` is None where it is calls and nothing else."""
+
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +148,8 @@ class Delta(Record):
 
     content: str | None = None
     role: Literal["assistant"] | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 @dataclass(frozen=True)
@@ -162,3 +206,30 @@ class Completion(Record):
     usage: Usage | None = None
     timings: list[RequestStats] | None = None
     object: Literal["text_completion"] = "text_completion"
+
+
+@dataclass(frozen=True)
+class Embedding(Record):
+    """The embedding of one input: float32 values of length 1 by L2, or those in base64."""
+
+    index: int
+    embedding: list[float] | str
+    object: Literal["embedding"] = "embedding"
+
+
+@dataclass(frozen=True)
+class EmbeddingUsage(Record):
+    """Tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+@dataclass(frozen=True)
+class CreateEmbeddingResponse(Record):
+    """Embeddings, in the order of the inputs."""
+
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+    object: Literal["list"] = "list"

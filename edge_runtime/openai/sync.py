@@ -14,9 +14,16 @@ from nearfar.edge_runtime.artifact.options import LoadKeywords
 from nearfar.edge_runtime.engine.core import FORKED
 from nearfar.edge_runtime.engine.requests import TokenEvent
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
-from nearfar.edge_runtime.openai.api import AsyncEngine, AsyncStream
+from nearfar.edge_runtime.openai.api import AsyncEngine
+from nearfar.edge_runtime.openai.context import ContextPolicy
 from nearfar.edge_runtime.openai.parameters import ChatParams, CompletionParams
-from nearfar.edge_runtime.openai.records import ChatCompletion, ChatCompletionChunk, Completion
+from nearfar.edge_runtime.openai.records import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    CreateEmbeddingResponse,
+)
+from nearfar.edge_runtime.openai.stream import AsyncStream
 from nearfar.edge_runtime.snapshots import Progress, Snapshot
 from nearfar.errors import DeviceError
 from nearfar.format.manifest import Manifest
@@ -54,10 +61,23 @@ class Loop:
             raise
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread, after what a library left open there."""
+        self.run(_finished())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _finished() -> None:
+    """Close this loop's asynchronous generators, as asyncio.run does: httpx leaves its own to the loop where
+    an event stream ends before the connection. What still runs a second later is cancelled.
+    """
+    await asyncio.get_running_loop().shutdown_asyncgens()
+    if others := asyncio.all_tasks() - {asyncio.current_task()}:
+        _, late = await asyncio.wait(others, timeout=1)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
 
 
 class Stream(Generic[Item]):
@@ -110,6 +130,7 @@ class Engine:
         self._closed = False
         self.chat = _Chat(self._loop, engine)
         self.completions = _Completions(self._loop, engine)
+        self.embeddings = _Embeddings(self._loop, engine)
 
     @property
     def loop(self) -> Loop:
@@ -117,9 +138,11 @@ class Engine:
         return self._loop
 
     @classmethod
-    def load(cls, path: str | Path, **options: Unpack[LoadKeywords]) -> Engine:
+    def load(
+        cls, path: str | Path, *, context_policy: ContextPolicy = "error", **options: Unpack[LoadKeywords]
+    ) -> Engine:
         """See AsyncEngine.load."""
-        return cls(_run_apart(AsyncEngine.load(path, **options)))
+        return cls(_run_apart(AsyncEngine.load(path, context_policy=context_policy, **options)))
 
     @property
     def manifest(self) -> Manifest:
@@ -231,6 +254,29 @@ class _Completions:
         """Continue a text or token ids, whole or in chunks."""
         made = self._loop.run(self._engine.completions.create(prompt, stream=stream, **params))
         return Stream(self._loop, made, made.close()) if isinstance(made, AsyncStream) else made
+
+
+class _Embeddings:
+    """`engine.embeddings`."""
+
+    def __init__(self, loop: Loop, engine: AsyncEngine) -> None:
+        self._loop, self._engine = loop, engine
+
+    def create(
+        self,
+        input: str | Seq[str] | Seq[int] | Seq[Seq[int]],
+        *,
+        model: str | None = None,
+        dimensions: int | None = None,
+        encoding_format: str | None = None,
+        user: str | None = None,
+    ) -> CreateEmbeddingResponse:
+        """See nearfar.edge_runtime.openai.embeddings.Embeddings.create."""
+        return self._loop.run(
+            self._engine.embeddings.create(
+                input, model=model, dimensions=dimensions, encoding_format=encoding_format, user=user
+            )
+        )
 
 
 async def _next(items: AsyncIterator[Item]) -> Item:

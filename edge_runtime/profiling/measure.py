@@ -227,8 +227,9 @@ def prepare(
     floats[:, [SampleF32.TEMPERATURE, SampleF32.TOP_P, SampleF32.REPETITION_PENALTY]] = 1, 0.9, 1
     ints[:, SampleI32.SLOT] = np.arange(MAX_ROWS) % manifest.cache.slots
     ints[:, [SampleI32.TOP_K, SampleI32.FEED]] = 40, -1
-    executor.write("sample_f32", floats)
-    executor.write("sample_i32", ints)
+    if manifest.model.task == "generate":
+        executor.write("sample_f32", floats)
+        executor.write("sample_i32", ints)
 
 
 def _measure(
@@ -241,7 +242,7 @@ def _measure(
     for _ in range(rounds + 1):
         start = time.perf_counter()
         executor.run(function, size)
-        executor.fetch("sampled", 1)()
+        executor.fetch("sampled" if "greedy" in program.functions else "embedding", 1)()
         walls.append(time.perf_counter() - start)
         times.append(executor.profile(function, size))
     return [statistics.median(own) for own in zip(*times[1:], strict=True)], walls[1:]

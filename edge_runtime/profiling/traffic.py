@@ -82,7 +82,9 @@ class Traffic:
             columns = pages_for(self._context, self._artifact.manifest.cache.page_size)
             return DTYPE_BYTES[buffer.dtype] * columns
         first, *rest = (self._context if isinstance(extent, str) else extent for extent in buffer.shape)
-        rows = self._bucket.rows if buffer.name in ("logits", "logit_rows") else self._bucket.size
+        rows = (
+            self._bucket.rows if buffer.name in ("logits", "embedding", "logit_rows") else self._bucket.size
+        )
         return DTYPE_BYTES[buffer.dtype] * min(first, rows) * math.prod(rest)
 
     def _values(self, launch: Launch, access: tuple[str, ...]) -> int:

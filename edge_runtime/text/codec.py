@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,9 @@ from tokenizers import Tokenizer
 
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.text.templates import ChatTemplate
+from nearfar.edge_runtime.tools.formats import shown_format
 from nearfar.errors import ArtifactError, RequestError
+from nearfar.format.answers import AnswerFormat, strings
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
@@ -23,9 +25,16 @@ class TextCodec:
     """A tokenizer and its chat template."""
 
     def __init__(
-        self, tokenizer: Tokenizer, config: Mapping[str, Any], template: str | None, bos: int | None
+        self,
+        tokenizer: Tokenizer,
+        config: Mapping[str, Any],
+        template: str | None,
+        bos: int | None,
+        answers: AnswerFormat | None = None,
     ) -> None:
         self.tokenizer = tokenizer
+        self.answers = answers or shown_format(template or "", config)
+        """How the model marks the parts of its answers."""
         self._bos = bos
         self._special = {name: text for name in _SPECIAL if (text := _content(config.get(name))) is not None}
         self.template_source = template or None
@@ -46,24 +55,29 @@ class TextCodec:
             raise ArtifactError(
                 f"artifact {artifact.path} has no tokenizer.json; build it from a checkpoint that has one"
             )
-        return cls.open_directory((artifact.path / file).parent, artifact.manifest.model.bos_token_id)
+        manifest = artifact.manifest
+        return cls.open_directory(
+            (artifact.path / file).parent, manifest.model.bos_token_id, manifest.answers
+        )
 
     @classmethod
-    def open_directory(cls, path: Path, bos: int | None, visible: Collection[str] = ()) -> TextCodec:
+    def open_directory(cls, path: Path, bos: int | None, answers: AnswerFormat | None = None) -> TextCodec:
         """Load tokenizer.json, tokenizer_config.json and chat_template.jinja of a directory.
 
-        `visible`: special tokens that are text all the same, such as those that mark a tool call.
+        `answers`: how the model marks the parts of its answers, None: as these files show. Special tokens
+        that occur in its marks are text.
         """
         file = path / "tokenizer.json"
         if not file.is_file():
             raise ArtifactError(f"{path} has no tokenizer.json; save the model's fast tokenizer there")
+        config, template = _read_config(path / "tokenizer_config.json"), _read(path / "chat_template.jinja")
+        template = _default_template(config, path) if template is None else template
+        answers = answers or shown_format(template or "", config)
         try:
-            text = file.read_text(encoding="utf-8")
-            tokenizer = Tokenizer.from_str(_with_visible(text, visible) if visible else text)
+            tokenizer = _tokenizer(file.read_text(encoding="utf-8"), answers)
         except BaseException as error:
             raise _refusal(error, f"{path.name}/tokenizer.json of {path.parent} cannot be read") from error
-        config, template = _read_config(path / "tokenizer_config.json"), _read(path / "chat_template.jinja")
-        return cls(tokenizer, config, _default_template(config, path) if template is None else template, bos)
+        return cls(tokenizer, config, template, bos, answers)
 
     @property
     def has_template(self) -> bool:
@@ -256,12 +270,18 @@ class TextStream:
         return out + self._matcher.finish()
 
 
-def _with_visible(text: str, visible: Collection[str]) -> str:
-    """A tokenizer.json in which these tokens are not special."""
+def _tokenizer(text: str, answers: AnswerFormat) -> Tokenizer:
+    """Of a tokenizer.json, in which no token is special that occurs in a mark."""
+    made = Tokenizer.from_str(text)
+    marks = set(strings(answers))
+    special = {entry.content for entry in made.get_added_tokens_decoder().values() if entry.special}
+    visible = {token for token in special if any(token in mark for mark in marks)}
+    if not visible:
+        return made
     data = json.loads(text)
     for token in data.get("added_tokens") or ():
         token["special"] = token["special"] and token["content"] not in visible
-    return json.dumps(data)
+    return Tokenizer.from_str(json.dumps(data))
 
 
 _MARK = "[the-answer-goes-on-here]"

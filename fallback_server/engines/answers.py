@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from nearfar.edge_runtime.openai.answers import merge
 from nearfar.edge_runtime.openai.records import TokenLogprob, TopLogprob
 from nearfar.edge_runtime.text.codec import TextCodec, TextStream
+from nearfar.edge_runtime.tools.parts import Part, PartReader
 from nearfar.fallback_server.backend import Logprob, TokenEvent
-from nearfar.fallback_server.engines.base import FinishReason, Piece, TokenUsage
-from nearfar.fallback_server.engines.markup import Fragment, MarkupSplitter, parse_calls, partial_call
-from nearfar.fallback_server.marks import CallFormat
+from nearfar.fallback_server.engines.base import FinishReason, Piece, TokenUsage, ToolCall
 
 
 @dataclass(frozen=True)
@@ -36,22 +35,16 @@ class Choice:
         events: AsyncIterator[TokenEvent],
         codec: TextCodec,
         stream: TextStream,
-        splitter: MarkupSplitter | None,
-        calls: CallFormat | None,
+        reader: PartReader | None,
         echo: Echo | None,
-        calls_only: bool = False,
     ) -> None:
-        """`calls_only`: text beside calls is none; it is what a cut left of their marks, and blank lines."""
         self.index = index
         self.generated = 0
         self.cached = 0
         self._events = events
         self._codec = codec
         self._stream = stream
-        self._splitter = splitter
-        self._calls = calls
-        self._calls_only = calls_only
-        self._called = 0
+        self._reader = reader
         self._echo = echo
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
@@ -65,10 +58,10 @@ class Choice:
                         yield Piece(self.index, finish="length")
                         return
                     self._echo = None
-                piece = self._piece(event)
-                yield piece
-                if piece.finish is not None:
-                    return
+                for piece in self._pieces(event):
+                    yield piece
+                    if piece.finish is not None:
+                        return
         finally:
             await self.aclose()
 
@@ -80,7 +73,7 @@ class Choice:
         if close is not None:
             await close()
 
-    def _piece(self, event: TokenEvent) -> Piece:
+    def _pieces(self, event: TokenEvent) -> list[Piece]:
         self.generated += event.token is not None
         finish: FinishReason | None = event.finish
         logprobs: tuple[TokenLogprob, ...] = ()
@@ -96,29 +89,25 @@ class Choice:
             finish = "stop"
         return self._taken_apart(text, Piece(self.index, logprobs=logprobs, finish=finish, tokens=1))
 
-    def _taken_apart(self, text: str, piece: Piece) -> Piece:
-        if self._splitter is None:
-            return replace(piece, text=text)
-        fragments = self._splitter.push(text)
-        if piece.finish is not None:
-            fragments += self._splitter.finish()
-        for fragment in fragments:
-            piece = self._with(fragment, piece)
-        return replace(piece, finish="tool_calls") if piece.finish == "stop" and self._called else piece
+    def _taken_apart(self, text: str, piece: Piece) -> list[Piece]:
+        """With reasoning and calls apart from the text, no two parts of calls in one."""
+        reader, finish = self._reader, piece.finish
+        if reader is None:
+            return [replace(piece, text=text)]
+        if finish is None:
+            parts = reader.push(text)
+        else:
+            parts = reader.finish(text, cut=finish == "length")
+            finish = "tool_calls" if finish == "stop" and reader.called else finish
+        made = [self._of(part) for part in parts or [Part()]]
+        made[0] = replace(made[0], logprobs=piece.logprobs, tokens=piece.tokens)
+        made[-1] = replace(made[-1], finish=finish)
+        return made
 
-    def _with(self, fragment: Fragment, piece: Piece) -> Piece:
-        if fragment.kind == "reasoning":
-            return replace(piece, reasoning=piece.reasoning + fragment.text)
-        if fragment.kind in ("call", "cut") and self._calls is not None:
-            calls = parse_calls(fragment.text, self._calls, self._called)
-            if calls is not None:
-                self._called += len(calls)
-                return replace(piece, tool_calls=piece.tool_calls + calls)
-            if fragment.kind == "cut" or piece.finish == "length":
-                begun = partial_call(fragment.text, self._called)
-                return replace(piece, tool_calls=(*piece.tool_calls, begun)) if begun else piece
-            return replace(piece, text=piece.text + self._calls.begin + fragment.text + self._calls.end)
-        return piece if self._calls_only else replace(piece, text=piece.text + fragment.text)
+    def _of(self, part: Part) -> Piece:
+        call = part.call
+        calls = (ToolCall(call.index, call.id, call.name, call.arguments),) if call else ()
+        return Piece(self.index, part.text, part.reasoning, calls)
 
     def _echoed(self, event: TokenEvent, echo: Echo) -> Piece:
         """The prompt. A token without a predecessor has no log-probability."""

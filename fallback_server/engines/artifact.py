@@ -16,6 +16,7 @@ from nearfar.edge_runtime.engine import requests as edge
 from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.edge_runtime.engine.generation import Generation
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
+from nearfar.edge_runtime.openai.embeddings import unit
 from nearfar.errors import EngineError, NearfarError, RequestError
 from nearfar.fallback_server.backend import (
     BackendInfo,
@@ -98,11 +99,15 @@ class ArtifactBackend:
         """End a request."""
         await self._streams.cancel(request_id)
 
-    async def embed(self, tokens: Seq[Seq[int]], pooling: Literal["mean", "last"]) -> list[list[float]]:
-        """An artifact gives logits, no hidden states."""
-        raise RequestError(
-            "an artifact computes no embeddings; serve the checkpoint with --engine torch", "model"
-        )
+    async def embed(
+        self, tokens: Seq[Seq[int]], pooling: Literal["mean", "last", "model"]
+    ) -> list[list[float]]:
+        """Of an embedding model, pooled by the last token and normalized. Others give none."""
+        if pooling == "mean":
+            raise RequestError(
+                "an artifact pools by the last token, not by the mean: leave it out", "pooling"
+            )
+        return [unit(vector).tolist() for vector in await self.core.embed_all(tokens)]
 
     def stats(self) -> BackendStats:
         """The figures now."""
@@ -242,8 +247,12 @@ class ArtifactBackend:
                 turn.set_result(None)
 
     async def _generate_one(self) -> bool:
-        generation = self.core.generate([0], SamplingParams(max_tokens=1, temperature=0.0))
         try:
+            if self.core.manifest.model.task == "embed":
+                await self.core.embed_all([[0]])
+                self._last_token = time.monotonic()
+                return True
+            generation = self.core.generate([0], SamplingParams(max_tokens=1, temperature=0.0))
             async for _ in generation:
                 self._last_token = time.monotonic()
         except NearfarError:

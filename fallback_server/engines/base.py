@@ -9,20 +9,12 @@ from typing import Any, Literal, Protocol
 
 from nearfar.edge_runtime.grammars import Grammar
 from nearfar.edge_runtime.openai.records import TokenLogprob
+from nearfar.edge_runtime.tools.asking import AUTO, ToolChoice
 from nearfar.fallback_server.backend import BackendStats, Sampling
 from nearfar.fallback_server.tenants import ANONYMOUS, Tenant
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort"]
 Prompt = str | tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class ToolChoice:
-    """Whether tools may, must or must not be called; `name`: this one must."""
-
-    mode: Literal["none", "auto", "required"] = "auto"
-    name: str | None = None
-    parallel: bool = True
 
 
 @dataclass(frozen=True)
@@ -41,7 +33,7 @@ class EngineRequest:
     messages: tuple[Mapping[str, Any], ...] = ()
     prompts: tuple[Prompt, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
-    tool_choice: ToolChoice = ToolChoice()
+    tool_choice: ToolChoice = AUTO
     grammar: Grammar | None = None
     n: int = 1
     max_tokens: int | None = None
@@ -54,7 +46,7 @@ class EngineRequest:
     echo: bool = False
     priority: int = 0
     tenant: Tenant = ANONYMOUS
-    pooling: Literal["mean", "last"] | None = None
+    pooling: Literal["mean", "last", "model"] | None = None
     template: Mapping[str, Any] = field(default_factory=dict)
     hints: Mapping[str, str] = field(default_factory=dict)
     continue_last: bool = False
@@ -74,9 +66,8 @@ class EngineRequest:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that the model made; `arguments` is JSON.
-
-    From an upstream it may come in parts: those after the first have an empty id and name.
+    """A call that the model made; `arguments` is JSON. It comes in parts: those after the first have an empty
+    id and name.
     """
 
     index: int
@@ -185,7 +176,9 @@ class Engine(Protocol):
         """End a request; nothing happens if it has ended already."""
         ...
 
-    async def embed(self, model: str, inputs: Seq[Prompt], pooling: Literal["mean", "last"]) -> Embeddings:
+    async def embed(
+        self, model: str, inputs: Seq[Prompt], pooling: Literal["mean", "last", "model"]
+    ) -> Embeddings:
         """One vector an input."""
         ...
 

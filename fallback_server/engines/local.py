@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from nearfar.edge_runtime.grammars import Grammar
 from nearfar.edge_runtime.text.codec import TextCodec, TextStream
+from nearfar.edge_runtime.tools.asking import answer_grammar, offered
+from nearfar.edge_runtime.tools.messages import prepared
+from nearfar.edge_runtime.tools.parts import PartReader
+from nearfar.edge_runtime.tools.reading import AnswerReader, reasoning_opened
 from nearfar.errors import RequestError
 from nearfar.fallback_server.backend import Backend, BackendStats, TokenRequest
-from nearfar.fallback_server.engines import tools
 from nearfar.fallback_server.engines.answers import Choice, Echo, LocalAnswers
 from nearfar.fallback_server.engines.base import (
     Embeddings,
@@ -19,12 +21,11 @@ from nearfar.fallback_server.engines.base import (
     ModelInfo,
     Prepared,
     Prompt,
-    ToolChoice,
 )
-from nearfar.fallback_server.engines.markup import MarkupSplitter, call_format
-from nearfar.fallback_server.marks import THINK, VISIBLE, Marks
 from nearfar.fallback_server.sandbox import ChildPool, ChildSpec
 from nearfar.fallback_server.tenants import Shares
+from nearfar.format.answers import AnswerFormat, Marks
+from nearfar.format.manifest import plain
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class LocalEngine:
     may call it.
 
     `here`: its backend computes on this machine, and says so to clients that ask before they send what is
-    private.
+    private. `answers`: how the model marks its answers, None: as the directory shows.
     """
 
     def __init__(
@@ -57,17 +58,19 @@ class LocalEngine:
         names: Seq[str] = (),
         *,
         here: bool = False,
+        answers: AnswerFormat | None = None,
     ) -> None:
         options = options or TextOptions()
         self._here = here
         self.backend = backend
-        self.codec = TextCodec.open_directory(directory, bos, VISIBLE)
+        self.codec = TextCodec.open_directory(directory, bos, answers)
+        self._form = _with_reasoning(options.reasoning, self.codec.answers)
+        if options.reasoning not in ("auto", "off"):  # its marks are text even where they are special tokens
+            self.codec = TextCodec.open_directory(directory, bos, self._form)
         self._names = tuple(names) or (backend.info.model,)
         self._live: dict[str, int] = {}
         self._shares = Shares()
-        self._calls, self._template_has_tools = call_format(self.codec.template_source or "")
-        self._reasoning = _marks(options.reasoning, self.codec.template_source or "")
-        settings = {"directory": str(directory), "bos": bos, "visible": list(VISIBLE)}
+        settings = {"directory": str(directory), "bos": bos, "answers": plain(self.codec.answers)}
         self._text = ChildPool(
             ChildSpec(
                 "nearfar.fallback_server.sandbox.text_child",
@@ -102,8 +105,12 @@ class LocalEngine:
                 "included; shorten the prompt",
                 "messages" if request.chat else "prompt",
             )
-        opened = self._reasoning is not None and tail.rstrip().endswith(self._reasoning.begin)
-        grammar = self._grammar(request, opened)
+        opened = reasoning_opened(self._form, tail)
+        grammar = (
+            answer_grammar(self._form, request.tools, request.tool_choice, request.grammar, opened)
+            if request.chat
+            else request.grammar
+        )
         cost = total + sum(self._limit(request, prompt) for prompt in prompts) * request.n
         return Prepared(request, prompts, total, cost, grammar, opened)
 
@@ -136,7 +143,9 @@ class LocalEngine:
         for index in range(self._live.get(request_id, 0)):
             await self.backend.cancel(f"{request_id}-{index}")
 
-    async def embed(self, model: str, inputs: Seq[Prompt], pooling: Literal["mean", "last"]) -> Embeddings:
+    async def embed(
+        self, model: str, inputs: Seq[Prompt], pooling: Literal["mean", "last", "model"]
+    ) -> Embeddings:
         """One vector an input."""
         tokens = [await self._tokens(item, "input") for item in inputs]
         self._check_input(max(len(item) for item in tokens))
@@ -169,20 +178,12 @@ class LocalEngine:
         if self.codec.template_source is None:
             raise RequestError("this model has no chat template; use /v1/completions", "messages")
         variables = {**request.template, **self._hints(request)}
-        messages: list[dict[str, Any]]
-        offered = tools.offered(request.tools, request.tool_choice)
-        if offered and not self._template_has_tools:
-            messages = tools.described(request.messages, offered, self._calls)
-        elif self._template_has_tools:
-            messages = [tools.with_parsed_arguments(message) for message in request.messages]
-        else:
-            messages = tools.in_words(request.messages, self._calls)
-        if offered and self._template_has_tools:
-            variables["tools"] = [dict(tool) for tool in offered]
+        may = offered(request.tools, request.tool_choice)
+        messages, given = prepared(request.messages, may, self._form, self.codec.template_source)
         return {
             "op": "chat",
             "messages": messages,
-            "variables": variables,
+            "variables": {**variables, **given},
             "continue_last": request.continue_last,
         }
 
@@ -193,7 +194,7 @@ class LocalEngine:
         source = self.codec.template_source or ""
         for name, value in request.hints.items():
             idle = value == "medium" or (
-                name == "reasoning_effort" and value == "none" and self._reasoning is None
+                name == "reasoning_effort" and value == "none" and self._form.reasoning is None
             )
             if name not in source and not idle:
                 raise RequestError(
@@ -227,21 +228,6 @@ class LocalEngine:
                 f"an input has {longest} tokens, but the context is {context}; shorten it", "input"
             )
 
-    def _grammar(self, request: EngineRequest, opened: bool) -> Grammar | None:
-        """What the answers must match: the calls, the response format, or either."""
-        reasoning = self._reasoning
-        offered = tools.offered(request.tools, request.tool_choice)
-        form = request.grammar
-        if not offered:
-            if form is None or reasoning is None:
-                return form
-            return tools.structural(tools.after_reasoning(tools.as_format(form), reasoning, opened))
-        if form is None or request.tool_choice.mode == "required" or request.tool_choice.name is not None:
-            return tools.call_grammar(offered, request.tool_choice, self._calls, reasoning, opened)
-        required = tools.call_grammar(offered, ToolChoice("required"), self._calls, None, False)
-        either = {"type": "or", "elements": [tools.as_format(required), tools.as_format(form)]}
-        return tools.structural(tools.after_reasoning(either, reasoning, opened))
-
     def _limit(self, request: EngineRequest, prompt: Seq[int]) -> int:
         """Tokens that an answer to the prompt may have. 0 asked for (with echo) still takes a step."""
         room = self.backend.info.context_length - len(prompt)
@@ -271,18 +257,20 @@ class LocalEngine:
 
     def _choice(self, prepared: Prepared, index: int, prompt: tuple[int, ...], events: Any) -> Choice:
         request = prepared.request
-        calls = self._calls if tools.offered(request.tools, request.tool_choice) else None
-        reasoning = self._reasoning if request.chat and request.split_reasoning else None
-        splitter = None
-        if calls or reasoning:
-            splitter = MarkupSplitter(reasoning, calls, reasoning_open=prepared.reasoning_open)
+        reader = None
+        if request.chat:
+            form = self._form if request.split_reasoning else replace(self._form, reasoning=None)
+            reader = PartReader(
+                AnswerReader(
+                    form,
+                    offered(request.tools, request.tool_choice),
+                    reasoning_open=prepared.reasoning_open,
+                    calls_only=request.tool_choice.required and bool(request.tools),
+                )
+            )
         context = () if request.chat and not request.continue_last else prompt
         stream = TextStream(self.codec, request.stop, context)
-        required = request.tool_choice.mode == "required" or request.tool_choice.name is not None
-        echo = self._echo(request, index, prompt)
-        return Choice(
-            index, events, self.codec, stream, splitter, calls, echo, calls_only=bool(calls) and required
-        )
+        return Choice(index, events, self.codec, stream, reader, self._echo(request, index, prompt))
 
     def _echo(self, request: EngineRequest, index: int, prompt: tuple[int, ...]) -> Echo | None:
         if not request.echo:
@@ -292,12 +280,13 @@ class LocalEngine:
         return Echo(text, prompt, answer=request.max_tokens != 0)
 
 
-def _marks(setting: str, template: str) -> Marks | None:
-    if setting == "off":
-        return None
+def _with_reasoning(setting: str, form: AnswerFormat) -> AnswerFormat:
+    """The format with the marks of reasoning that a setting asks for."""
     if setting == "auto":
-        return THINK if THINK.end in template or THINK.begin in template else None
+        return form
+    if setting == "off":
+        return replace(form, reasoning=None)
     begin, comma, end = setting.partition(",")
     if not (begin and comma and end):
         raise RequestError(f"reasoning must be auto, off or BEGIN,END, not {setting!r}", "reasoning")
-    return Marks(begin, end)
+    return replace(form, reasoning=Marks(begin, end))

@@ -15,6 +15,7 @@ from nearfar.fallback_server.backend import GRAMMAR_SECONDS, Backend
 from nearfar.fallback_server.engines.base import Engine
 from nearfar.fallback_server.engines.local import LocalEngine, TextOptions
 from nearfar.fallback_server.engines.upstream import UpstreamEngine, UpstreamOptions
+from nearfar.format.answers import AnswerFormat
 
 Kind = Literal["auto", "torch", "artifact", "upstream"]
 KINDS: tuple[Kind, ...] = ("auto", "torch", "artifact", "upstream")
@@ -67,17 +68,22 @@ async def open_engine(models: Seq[str], kind: Kind, options: EngineOptions) -> E
         raise RequestError(f"the engine {kind} serves one model, not {len(models)}")
     source = text_source(models[0], kind, options)
     backend = await open_backend(models[0], kind, options)
-    engine = LocalEngine(backend, source.directory, source.bos, options.text, options.names, here=True)
+    engine = LocalEngine(
+        backend, source.directory, source.bos, options.text, options.names, here=True, answers=source.answers
+    )
     await engine.start()
     return engine
 
 
 @dataclass(frozen=True)
 class TextSource:
-    """Where a model's tokenizer files are, and the token that begins a text."""
+    """Where a model's tokenizer files are, the token that begins a text, and how the model marks its answers
+    (None: as these files show).
+    """
 
     directory: Path
     bos: int | None
+    answers: AnswerFormat | None = None
 
 
 def text_source(model: str, kind: Kind, options: EngineOptions) -> TextSource:
@@ -87,7 +93,7 @@ def text_source(model: str, kind: Kind, options: EngineOptions) -> TextSource:
 
         artifact, _ = choose(Path(model), options.device)
         directory = (artifact.path / (artifact.tokenizer_file("tokenizer.json") or "")).parent
-        return TextSource(directory, artifact.manifest.model.bos_token_id)
+        return TextSource(directory, artifact.manifest.model.bos_token_id, artifact.manifest.answers)
     path = _checkpoint(model)
     return TextSource(path, _bos(path))
 
@@ -122,8 +128,8 @@ async def _artifact(path: Path, options: EngineOptions) -> Backend:
     )
     model = edge.manifest.model
     directory = text_source(str(path), "artifact", options).directory
-    eos = tuple(model.eos_token_ids)
-    grammars = GrammarService(directory, model.vocab_size, eos, timeout=options.grammar_timeout)
+    eos, answers = tuple(model.eos_token_ids), edge.manifest.answers
+    grammars = GrammarService(directory, model.vocab_size, eos, answers, timeout=options.grammar_timeout)
     grammars.start(here=True)
     return ArtifactBackend(edge.core, grammars, max_waiting=options.max_waiting)
 

@@ -118,7 +118,9 @@ class UpstreamEngine:
         if (relay := self._live.get(request_id)) is not None:
             await relay.abort()
 
-    async def embed(self, model: str, inputs: Seq[Prompt], pooling: Literal["mean", "last"]) -> Embeddings:
+    async def embed(
+        self, model: str, inputs: Seq[Prompt], pooling: Literal["mean", "last", "model"]
+    ) -> Embeddings:
         """One vector an input, pooled as the upstream does it."""
         name, failures = self._there(model), list[RemoteError]()
         body = {"model": name, "input": [item if isinstance(item, str) else list(item) for item in inputs]}

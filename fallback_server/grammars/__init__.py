@@ -3,8 +3,8 @@
 Importing this imports no xgrammar, which brings PyTorch with it.
 """
 
-from nearfar.fallback_server.grammars.compiled import BLANKS, CALL_BLANKS, CompiledGrammars
+from nearfar.fallback_server.grammars.compiled import CompiledGrammars
 from nearfar.fallback_server.grammars.constraint import TokenConstraint
 from nearfar.fallback_server.grammars.service import GrammarService
 
-__all__ = ["BLANKS", "CALL_BLANKS", "CompiledGrammars", "GrammarService", "TokenConstraint"]
+__all__ = ["CompiledGrammars", "GrammarService", "TokenConstraint"]

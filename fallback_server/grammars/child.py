@@ -9,14 +9,17 @@ from nearfar.edge_runtime.grammars import Grammar
 from nearfar.errors import RequestError
 from nearfar.fallback_server.grammars.compiled import compiler, vocabulary
 from nearfar.fallback_server.sandbox.child import Handler, serve
+from nearfar.format.answers import AnswerFormat
+from nearfar.format.manifest import record
 
 
 def open_handler(settings: dict[str, Any]) -> Handler:
-    """Load the vocabulary. Settings: directory, vocab_size, eos (ids), compiled_bytes (the limit of an
-    answer).
+    """Load the vocabulary. Settings: directory, vocab_size, eos (ids), answers (an AnswerFormat as JSON, or
+    None), compiled_bytes (the limit of an answer).
     """
+    answers = settings["answers"] and record(AnswerFormat, settings["answers"])
     compile_grammar = compiler(
-        vocabulary(Path(settings["directory"]), settings["vocab_size"], settings["eos"])
+        vocabulary(Path(settings["directory"]), settings["vocab_size"], settings["eos"], answers)
     )
 
     def handle(job: dict[str, Any]) -> dict[str, Any]:

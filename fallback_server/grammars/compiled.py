@@ -15,7 +15,7 @@ from nearfar.edge_runtime.grammars.kept import Kept
 from nearfar.edge_runtime.grammars.schema import narrowed
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import RequestError
-from nearfar.fallback_server.marks import VISIBLE
+from nearfar.format.answers import AnswerFormat
 
 BLANKS = 16
 """Blanks in a row that JSON may have: small models would go on with them for ever."""
@@ -23,13 +23,15 @@ CALL_BLANKS = 1
 """Of the arguments of a tool, which nobody reads."""
 
 
-def vocabulary(directory: Path, vocab_size: int, eos: Sequence[int]) -> Any:
+def vocabulary(
+    directory: Path, vocab_size: int, eos: Sequence[int], answers: AnswerFormat | None = None
+) -> Any:
     """What xgrammar has to know of the tokenizer in a directory: the bytes of every token, none for
     special ones.
     """
     import xgrammar
 
-    codec = TextCodec.open_directory(directory, None, VISIBLE)
+    codec = TextCodec.open_directory(directory, None, answers)
     special = {
         number for number, token in codec.tokenizer.get_added_tokens_decoder().items() if token.special
     }
@@ -61,7 +63,7 @@ def compiler(info: Any) -> Callable[[Grammar], Any]:
         except (RuntimeError, ValueError, TypeError, LookupError) as error:
             kind = grammar.kind.replace("_", " ")
             raise RequestError(
-                f"the {kind} cannot be compiled: {_first_line(error)}", "response_format"
+                f"the {kind} cannot be compiled: {_first_line(error)}", grammar.param
             ) from error
 
     return compile_grammar
@@ -75,10 +77,11 @@ def _with_narrowed(record: Any) -> Any:
         return record
     if record.get("type") != "json_schema":
         return {key: _with_narrowed(value) for key, value in record.items()}
-    rest = {key: value for key, value in record.items() if key not in ("strict", "param")}
+    strict, param = record.get("strict", True), record.get("param", "response_format")
     return {
-        **rest,
-        "json_schema": narrowed(record["json_schema"], strict=record["strict"], param=record["param"]),
+        "type": "json_schema",
+        "json_schema": narrowed(record["json_schema"], strict=strict, param=param),
+        "max_whitespace_cnt": CALL_BLANKS if param == "tools" else BLANKS,
     }
 
 
@@ -90,9 +93,15 @@ class CompiledGrammars:
     """
 
     def __init__(
-        self, directory: Path, vocab_size: int, eos: Sequence[int], *, kept_bytes: int = 256 << 20
+        self,
+        directory: Path,
+        vocab_size: int,
+        eos: Sequence[int],
+        answers: AnswerFormat | None = None,
+        *,
+        kept_bytes: int = 256 << 20,
     ) -> None:
-        self._of = (directory, vocab_size, eos)
+        self._of = (directory, vocab_size, eos, answers)
         self._lock = threading.Lock()
         self._kept: Kept[str, Any] = Kept(kept_bytes)
         self._info: Any = None

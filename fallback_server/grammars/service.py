@@ -17,6 +17,8 @@ from nearfar.errors import NearfarError
 from nearfar.fallback_server.grammars.compiled import CompiledGrammars
 from nearfar.fallback_server.grammars.constraint import follow
 from nearfar.fallback_server.sandbox import ChildPool, ChildSpec
+from nearfar.format.answers import AnswerFormat
+from nearfar.format.manifest import plain
 
 log = logging.getLogger(__name__)
 
@@ -34,25 +36,27 @@ class GrammarService:
         directory: Path,
         vocab_size: int,
         eos: Sequence[int],
+        answers: AnswerFormat | None = None,
         *,
         timeout: float,
         compiled_bytes: int = 64 << 20,
         kept_bytes: int = 64 << 20,
     ) -> None:
-        """`timeout`: seconds for one grammar, the start of its process not counted. `compiled_bytes`: the
-        most it may become.
+        """`answers`: how the model marks its answers, None: as the directory shows. `timeout`: seconds for
+        one grammar, the start of its process not counted. `compiled_bytes`: the most it may become.
         """
         settings = {
             "directory": str(directory),
             "vocab_size": vocab_size,
             "eos": list(eos),
+            "answers": None if answers is None else plain(answers),
             "compiled_bytes": compiled_bytes,
         }
         module = f"{__package__}.child"
         self._pool = ChildPool(
             ChildSpec(module, settings, "grammar", self.PROCESSES, timeout=timeout, waiting=16)
         )
-        self._loaded = CompiledGrammars(directory, vocab_size, eos)
+        self._loaded = CompiledGrammars(directory, vocab_size, eos, answers)
         self._kept: Kept[str, str] = Kept(kept_bytes)
         self._under_way: dict[str, asyncio.Task[str]] = {}
         self._warming: asyncio.Task[None] | None = None

@@ -12,9 +12,10 @@ from fastapi import Request
 from pydantic_core import from_json
 
 from nearfar.edge_runtime.grammars import Grammar
+from nearfar.edge_runtime.tools.asking import ToolChoice
 from nearfar.errors import RequestError
 from nearfar.fallback_server.backend import Sampling
-from nearfar.fallback_server.engines.base import EngineRequest, Prompt, ToolChoice
+from nearfar.fallback_server.engines.base import EngineRequest, Prompt
 from nearfar.fallback_server.http.errors import ApiError
 from nearfar.fallback_server.http.fields import MAX_SCHEMA_BYTES
 from nearfar.fallback_server.http.schemas import (

@@ -375,11 +375,11 @@ class CompletionRequest(Common):
 
 
 class EmbeddingRequest(Strict):
-    """/v1/embeddings. `pooling` is ours."""
+    """/v1/embeddings. `pooling` is ours; "model": as the engine does by itself."""
 
     model: str = Field(min_length=1, max_length=256)
     input: Inputs
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1, le=65536)
-    pooling: Literal["mean", "last"] = "mean"
+    pooling: Literal["mean", "last", "model"] = "model"
     user: str | None = Field(None, max_length=512)

@@ -84,7 +84,9 @@ class RayBackend:
         """End a request."""
         await self._streams.cancel(request_id)
 
-    async def embed(self, tokens: Seq[Seq[int]], pooling: Literal["mean", "last"]) -> list[list[float]]:
+    async def embed(
+        self, tokens: Seq[Seq[int]], pooling: Literal["mean", "last", "model"]
+    ) -> list[list[float]]:
         """One vector a sequence, all by one replica."""
         asked = [list(sequence) for sequence in tokens]
         for attempt in range(self._options.attempts):

@@ -54,7 +54,9 @@ class EngineReplica:
         """What the engine says of itself: no events."""
         return Events((), self._name, self._backend.stats())
 
-    async def embed(self, tokens: list[list[int]], pooling: Literal["mean", "last"]) -> Vectors | Refusal:
+    async def embed(
+        self, tokens: list[list[int]], pooling: Literal["mean", "last", "model"]
+    ) -> Vectors | Refusal:
         """One vector a sequence."""
         try:
             return await self._backend.embed(tokens, pooling)

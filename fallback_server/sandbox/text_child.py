@@ -8,14 +8,17 @@ from typing import Any
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import RequestError
 from nearfar.fallback_server.sandbox.child import Handler, serve
+from nearfar.format.answers import AnswerFormat
+from nearfar.format.manifest import record
 
 TAIL = 64
 """Characters of a rendered prompt's end that are sent back: whether it opens a reasoning section."""
 
 
 def open_handler(settings: dict[str, Any]) -> Handler:
-    """Load the tokenizer. Settings: directory, bos (an id or None), visible (a list of tokens)."""
-    codec = TextCodec.open_directory(Path(settings["directory"]), settings["bos"], settings["visible"])
+    """Load the tokenizer. Settings: directory, bos (an id or None), answers (an AnswerFormat as JSON)."""
+    answers = record(AnswerFormat, settings["answers"])
+    codec = TextCodec.open_directory(Path(settings["directory"]), settings["bos"], answers)
 
     def handle(job: dict[str, Any]) -> dict[str, Any]:
         if job["op"] == "encode":

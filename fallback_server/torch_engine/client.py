@@ -165,7 +165,7 @@ class TorchBackend:
                 self._send(Cancel(request_id))
 
     async def embed(
-        self, tokens: Sequence[Sequence[int]], pooling: Literal["mean", "last"]
+        self, tokens: Sequence[Sequence[int]], pooling: Literal["mean", "last", "model"]
     ) -> list[list[float]]:
         """One vector a sequence: the mean of the last hidden states, or the last one. Not normalized."""
         for sequence in tokens:

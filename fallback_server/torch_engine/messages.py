@@ -65,7 +65,7 @@ class Embed:
 
     id: str
     tokens: tuple[int, ...]
-    pooling: Literal["mean", "last"]
+    pooling: Literal["mean", "last", "model"]
 
 
 @dataclass(frozen=True)

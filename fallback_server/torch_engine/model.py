@@ -97,16 +97,19 @@ class PagedModel:
             return logits.float()
 
     def pooled(
-        self, tokens: Sequence[int], pooling: Literal["mean", "last"], pulse: Callable[[], None] | None = None
+        self,
+        tokens: Sequence[int],
+        pooling: Literal["mean", "last", "model"],
+        pulse: Callable[[], None] | None = None,
     ) -> list[float]:
-        """The last hidden states of a sequence, [hidden]: their mean or the last one."""
+        """The last hidden states of a sequence, [hidden]: their mean (also for "model"), or the last one."""
         ids, positions, step = whole_sequence(tokens, self.device, pulse=pulse)
         with torch.inference_mode():
             out = self._model.base_model(
                 input_ids=ids, position_ids=positions, use_cache=False, paged_step=step
             )
             hidden = out.last_hidden_state[0].float()
-        values: list[float] = (hidden.mean(0) if pooling == "mean" else hidden[-1]).tolist()
+        values: list[float] = (hidden[-1] if pooling == "last" else hidden.mean(0)).tolist()
         return values
 
 

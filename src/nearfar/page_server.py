@@ -28,6 +28,7 @@ from nearfar.hosts import answered_hosts, answers_for, bracketed
 
 ARTIFACT_PREFIX = "/artifact/"
 CONFIG_PATH = "/config.json"
+MODELS_PATH = "/models.json"
 
 # The system's table knows neither shaders nor templates, and on Windows it may call JavaScript text/plain.
 MIME_TYPES = {
@@ -137,7 +138,8 @@ class Site:
     `artifact`: one; or several, by the folder that each has below /artifact/. `cloud`: the address that the
     page takes as its cloud, until told otherwise. `guarded`: the page comes with a Content-Security-Policy;
     one that needs more than its own scripts (benchmarks) goes without. `hosts`: names that it answers for
-    beside this machine's; "*": any.
+    beside this machine's; "*": any. `models`: what there is to choose from, as web/docs/clients.md describes
+    models.json; empty where there is one model.
     """
 
     page: Path
@@ -145,6 +147,7 @@ class Site:
     cloud: str | None = None
     guarded: bool = True
     hosts: tuple[str, ...] = ()
+    models: tuple[Mapping[str, object], ...] = ()
     _artifacts: dict[str, Path] = field(init=False)
     _linked: dict[str, Path] = field(init=False)
     _etags: dict[tuple[Path, int, int], str] = field(default_factory=dict)
@@ -179,6 +182,14 @@ class Site:
         found = (root / relative).resolve()
         # resolve() has removed every ".." and symbolic link, so this holds for what would really be opened.
         return found if found.is_relative_to(root) and found.is_file() else None
+
+    def told(self, url_path: str) -> bytes | None:
+        """What the page is told at its start, as JSON; None where the path is a file's."""
+        if url_path == CONFIG_PATH:
+            return json.dumps({"cloud": self.cloud}).encode()
+        if url_path == MODELS_PATH:
+            return json.dumps({"models": self.models}).encode()
+        return None
 
     def etag(self, path: Path) -> str:
         """Give the SHA-256 of the file as it is on the disk, read once per version of the file."""
@@ -257,17 +268,16 @@ class _Handler(BaseHTTPRequestHandler):
             )
             return None
         asked = unquote(urlsplit(self.path).path)
-        if asked == CONFIG_PATH:
-            config = json.dumps({"cloud": self.server.site.cloud}).encode()
+        if (told := self.server.site.told(asked)) is not None:
             self._head(
                 HTTPStatus.OK,
                 {
                     "Content-Type": "application/json",
-                    "Content-Length": str(len(config)),
+                    "Content-Length": str(len(told)),
                     "Cache-Control": "no-cache",
                 },
             )
-            return io.BytesIO(config)
+            return io.BytesIO(told)
         path = self.server.site.file(asked)
         if path is None:
             self.send_error(HTTPStatus.NOT_FOUND)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -16,6 +17,7 @@ from nearfar.build.source import BuildOptions, Source
 from nearfar.build.weights.safetensors import SafetensorsWriter, TensorSpec
 from nearfar.build.weights.stream import Piece, to_float16
 from nearfar.errors import BuildError
+from nearfar.format.consistency import PLANNED
 from nearfar.format.manifest import Function, Program, Requires, Weights
 from nearfar.format.sizes import MAX_ROWS, ROW_BUCKETS, STEP_BUCKETS
 from nearfar.step.params import Param
@@ -131,9 +133,13 @@ class MlxTarget:
         if unknown := groups - set(GROUPS):
             raise BuildError(
                 f"target mlx has no kernels for groups of {min(unknown)}: use --group-size "
-                f"{', '.join(map(str, GROUPS))}"
+                f"{', '.join(map(str, GROUPS))}, for a quantized checkpoint with --requantize"
             )
         if options.export_function:
+            if source.model.embedding is not None:
+                raise BuildError(
+                    "--export-function is for models that give logits: leave it, or --embeddings, out"
+                )
             _exporter()
 
     def writer(self, source: Source, root: Path) -> MlxWriter:
@@ -156,17 +162,16 @@ class MlxTarget:
             tensors = export.load_weights([root / shard.file for shard in weights.shards])
             export.export_step(root / export.FUNCTION, step, source.model.vocab_size, tensors)
             function = manifest.file_record(root, root / export.FUNCTION)
-        programs = (_program("f16", ("metal",)), _program("f32", ()))
+        task = "generate" if source.model.embedding is None else "embed"
+        programs = (_program("f16", ("metal",), PLANNED[task]), _program("f32", (), PLANNED[task]))
         config = manifest.file_record(root, root / "config.json")
         return Made(manifest.listed_ropes(step), programs, files, config, function)
 
 
-def _program(name: Literal["f16", "f32"], features: tuple[str, ...]) -> Program:
+def _program(name: Literal["f16", "f32"], features: tuple[str, ...], names: Sequence[str]) -> Program:
     """A program without plans: the runtime builds MLX's graph for each bucket."""
     sizes = {"step": STEP_BUCKETS, "greedy": ROW_BUCKETS, "sample": ROW_BUCKETS, "logprobs": ROW_BUCKETS}
-    functions = {
-        key: tuple(Function(size, min(size, MAX_ROWS)) for size in buckets) for key, buckets in sizes.items()
-    }
+    functions = {key: tuple(Function(size, min(size, MAX_ROWS)) for size in sizes[key]) for key in names}
     dtype: Literal["float16", "float32"] = "float16" if name == "f16" else "float32"
     return Program(name, dtype, dtype, Requires(features), (), {}, functions)
 

@@ -24,4 +24,4 @@ class WasmTarget(PlannedTarget):
         return dataclasses.replace(made, programs=threaded + made.programs)
 
 
-TARGET = WasmTarget("wasm", packing, lambda _: VARIANTS, {"kind": "llvm"}, emit)
+TARGET = WasmTarget("wasm", packing, lambda _: VARIANTS, {"kind": "llvm"}, emit, packed=True)

@@ -8,5 +8,11 @@ from nearfar.targets.webgpu import VARIANTS
 from nearfar.targets.webgpu.emit import emit
 
 TARGET = PlannedTarget(
-    "webgpu", VARIANTS[0].kernels, lambda _: VARIANTS, {"kind": "webgpu", "host": "llvm"}, emit, rounds
+    "webgpu",
+    VARIANTS[0].kernels,
+    lambda _: VARIANTS,
+    {"kind": "webgpu", "host": "llvm"},
+    emit,
+    rounds,
+    packed=True,
 )

@@ -49,6 +49,27 @@ def test_the_golden_story_by_link(chromium: Any, stories: str) -> None:
     assert page.complaints == []
 
 
+@pytest.mark.parametrize("target", ["webgpu", None])
+def test_a_cold_load_asks_for_six_files_and_the_shards_at_most(
+    chromium: Any, built: Built, target: str | None
+) -> None:
+    """Of an artifact; or of a folder with several, where it has to be found first. The page, which finds it
+    too and keeps the manifest for its service worker, is not counted.
+    """
+    with serve(built("stories260K", "none"), target=target) as address:
+        page = new_page(chromium, address, chromium.new_context(service_workers="block")).open()
+        page.wait("idle")
+        assert len([url for url in page.requests if "/artifact/" in url]) < 20
+        page.tab.evaluate("async () => (await navigator.storage.getDirectory()).remove({ recursive: true })")
+        page.requests.clear()
+        page.run("const other = await createEngine(artifact); await other.dispose();")
+        asked = [url.partition("/artifact/")[2] for url in page.requests]
+    small = [path for path in asked if path and "weights/" not in path]
+    assert len(small) <= 6
+    assert [path for path in small if "packs/" in path] != []
+    assert len(asked) > len(small), "the shards come too: the load was cold"
+
+
 @pytest.mark.parametrize("quant", ["q4", "q8"])
 def test_greedy_tokens_equal_transformers_on_the_dequantized_weights(
     chromium: Any, built: Built, quant: str

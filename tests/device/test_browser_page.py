@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.shared_data import shared_data
-from tests.support.browser import PATIENCE_MS, Page, browser, launch, new_page, serve
+from tests.support.browser import ARGUMENTS, PATIENCE_MS, Page, browser, launch, new_page, serve
+from tests.support.made_up_cloud import CLOUD, SET_CLOUD, cloud_page
 from tests.support.toy_artifact import copy_artifact, heldout_script, write_toy_artifact
 
 LINK = {"prompt": "Tell me", "max_tokens": 60, "temperature": 0, "raw": 1}
@@ -271,17 +272,53 @@ def test_a_link_that_cannot_be_read_says_so(chromium: Any, address: str) -> None
     assert "max_tokens=many" in page.notice
 
 
-CLOUD, KEY = "https://cloud.example", "sk-of-a-person"
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_fault(chromium: Any, address: str, scheme: Any, width: int) -> None:
+    """Before a chat, in one with markdown, beside an error, and with everything open that folds."""
+    page, _ = cloud_page(
+        chromium,
+        address,
+        pieces=["# One\n\n`two` [three](https://example.org)\n\n```py\nfour\n```\n\n|a|b|\n|-|-|\n|1|2|\n"],
+        color_scheme=scheme,
+        bypass_csp=True,
+        viewport={"width": width, "height": 800},
+    )
+    page.open(temperature=0, max_tokens=12).wait("idle")
+    assert page.faults() == []
+    for at, side in enumerate(("device", "cloud")):
+        if side == "cloud":
+            page.tab.evaluate(SET_CLOUD, [f"{CLOUD}/v1", ""])
+        page.tab.fill("#prompt", "Hello")
+        page.tab.keyboard.press("Enter")
+        page.tab.locator(".turn.assistant").nth(at).wait_for()
+        assert page.wait("done", "error") == "done", page.notice
+        assert page.faults() == []
+    page.tab.evaluate(SET_CLOUD, ["", ""])
+    page.tab.evaluate("document.querySelector('#temperature').value = -1")
+    page.tab.fill("#prompt", "Hello")
+    page.tab.keyboard.press("Enter")
+    page.tab.locator("#notice").wait_for()
+    if width < 820:
+        page.tab.get_by_role("button", name="Menu").click()
+    page.tab.evaluate("for (const each of document.querySelectorAll('details')) each.open = true;")
+    assert page.faults() == []
 
-SET_CLOUD = """
-([address, key]) => {
-  for (const [id, value] of [["mode", "cloud_only"], ["cloud-address", address], ["cloud-key", key]]) {
-    const field = document.getElementById(id);
-    field.value = value;
-    field.dispatchEvent(new Event("change"));
-  }
-}
-"""
+
+def test_an_address_without_https_says_so_first(chromium: Any, artifact: Path) -> None:
+    """Such an address has no WebGPU, no hashes and no storage, so not even the artifact can be read."""
+    insecure = launch(chromium.browser_type, [*ARGUMENTS, "--host-resolver-rules=MAP page.test 127.0.0.1"])
+    try:
+        with serve(artifact, "--allowed-host", "page.test") as address:
+            page = new_page(insecure, f"http://page.test:{urlsplit(address).port}/").open()
+            assert page.wait("idle", "error") == "error"
+            assert "not secure" in page.notice
+            assert page.complaints == []
+    finally:
+        insecure.close()
+
+
+KEY = "sk-of-a-person"
 
 FIND = """
 const seen = new Set();
@@ -298,32 +335,6 @@ return {
   published: holds(window.nearfar) || window.nearfar.client.exportRecords().includes(argument),
 };
 """
-
-
-def cloud_page(chromium: Any, address: str, context: Any = None) -> tuple[Page, list[Any]]:
-    """A page whose cloud is made up; and the requests that reached that."""
-    # Playwright sees no requests of a page that has a service worker.
-    page = new_page(chromium, address, context or chromium.new_context(service_workers="block"))
-    asked: list[Any] = []
-    chunk = {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
-    choice = {"index": 0, "delta": {"role": "assistant", "content": "Far."}, "finish_reason": "stop"}
-    body = f"data: {json.dumps({**chunk, 'choices': [choice]})}\n\ndata: [DONE]\n\n"
-    models = json.dumps({"object": "list", "data": [{"id": "m", "object": "model"}]})
-    headers = {
-        "access-control-allow-origin": "*",
-        "access-control-allow-headers": "*",
-        "content-type": "text/event-stream",
-    }
-
-    def answer(route: Any) -> None:
-        if route.request.method == "POST":
-            asked.append(route.request)
-        route.fulfill(
-            status=200, headers=headers, body=models if route.request.url.endswith("/models") else body
-        )
-
-    page.tab.route(f"{CLOUD}/**", answer)
-    return page, asked
 
 
 def test_a_link_fills_in_the_message_and_spends_nothing(chromium: Any, address: str) -> None:
@@ -426,4 +437,4 @@ def test_every_control_has_a_name(chromium: Any, address: str) -> None:
         ".map((f) => f.id)"
     )
     assert unnamed == []
-    assert page.tab.locator("#log").get_attribute("aria-live") == "polite"
+    assert page.tab.get_by_role("log").get_attribute("aria-live") == "polite"

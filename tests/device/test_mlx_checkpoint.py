@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from nearfar.build.pipeline import BuildOptions, build
 from nearfar.build.source import open_source
+from nearfar.build.weights.quantize import dequantize
 from nearfar.edge_runtime import Engine, SamplingParams
 from nearfar.errors import BuildError, CheckpointError
 from tests.support.paths import ROOT
@@ -117,6 +118,32 @@ def test_matrices_may_differ_in_bits_and_groups(tmp_path: Path) -> None:
         assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max(), path
 
 
+@pytest.mark.parametrize(("mode", "bits", "group"), [("mxfp4", 4, 32), ("nvfp4", 4, 16), ("mxfp8", 8, 32)])
+def test_modes_of_floats_are_what_mlx_makes_of_them(tmp_path: Path, mode: str, bits: int, group: int) -> None:
+    out = tmp_path / mode
+    mlx_lm.convert(
+        str(SAMPLE), str(out), quantize=True, q_bits=bits, q_group_size=group, q_mode=mode, dtype="float16"
+    )
+    source = open_source(BuildOptions(str(out), tmp_path / "out"))
+    assert source.packed is not None
+    tensors = mx.load(str(out / "model.safetensors"))
+    for name, scheme in source.packed.tensors.items():
+        scales = tensors[f"{name.removesuffix('.weight')}.scales"]
+        found = mx.dequantize(tensors[name], scales, group_size=group, bits=bits, mode=mode)
+        expected = np.array(found.astype(mx.float32))
+        np.testing.assert_array_equal(source.packed.weights(name, 0, len(expected)), expected)
+        assert (scheme is None) == (mode == "mxfp8")
+        if scheme is not None:
+            assert (scheme.bits, scheme.group_size) == (5, group)
+            rows = source.packed.carry(name, 0, len(expected))
+            assert rows.step == 0
+            np.testing.assert_array_equal(dequantize(rows.rows, group), expected)
+    if mode == "mxfp4":  # and runs
+        (made,) = build(BuildOptions(str(out), tmp_path / "built", targets=("cpu",)))
+        with Engine.load(made) as engine:
+            assert engine.completions.create(PROMPT, max_tokens=4, temperature=0).choices[0].text
+
+
 def test_our_own_mlx_artifact_is_a_checkpoint_too(built: Path, tmp_path: Path) -> None:
     (again,) = build(BuildOptions(str(built / "mlx"), tmp_path, targets=("mlx",)))
     model = json.loads((again / "manifest.json").read_text())["model"]
@@ -167,11 +194,12 @@ def changed(converted: Path, out: Path, **quantization: Any) -> Path:
     ("quantization", "said"),
     [
         ({"group_size": 256}, "group_size 256"),
-        ({"mode": "mxfp4", "group_size": 32}, "mode 'mxfp4'"),
+        ({"mode": "mxfp4", "group_size": 64}, "mode 'mxfp4'"),
+        ({"mode": "nf4"}, "mode 'nf4'"),
         ({"bits": 7}, "bits 7"),
         (
             {"model.layers.0.mlp.down_proj": {"group_size": 64, "bits": 8}},
-            r"model.layers.0.mlp.down_proj.weight is \[192, 64\]",
+            r"model.layers.0.mlp.down_proj.weight is \[256, 88\], not \[256, 176\]",
         ),
     ],
 )
@@ -186,13 +214,14 @@ def test_other_quantizers_are_named(converted: Path, tmp_path: Path) -> None:
     root = changed(converted, tmp_path / "x")
     config = json.loads((root / "config.json").read_text())
     del config["quantization"]
-    (root / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "awq"}}))
-    with pytest.raises(CheckpointError, match="quantized by 'awq'"):
+    (root / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "vptq"}}))
+    with pytest.raises(CheckpointError, match='quantized by "vptq"'):
         open_source(BuildOptions(str(root), tmp_path / "out"))
 
 
 def test_another_quantization_than_the_directorys_is_refused(converted: Path, tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match=r"quantized already \(q4, group 64\) and --quant asks for q8"):
+    said = r"quantized already \(MLX: q4, group 64\) and --quant asks for q8.*--requantize q8"
+    with pytest.raises(BuildError, match=said):
         open_source(BuildOptions(str(converted), tmp_path, quant="q8"))
     with pytest.raises(BuildError, match="leave --quant and --group-size out"):
         open_source(BuildOptions(str(converted), tmp_path, group_size=32))
@@ -203,7 +232,7 @@ def test_parts_that_are_computed_together_must_be_stored_alike(converted: Path, 
     root = changed(converted, tmp_path / "x", **{"model.layers.1.self_attn.k_proj": False})
     tensors = load_file(root / "model.safetensors")
     base = "model.layers.1.self_attn.k_proj"
-    tensors[f"{base}.weight"] = np.zeros((tensors[f"{base}.weight"].shape[0], 192), np.float16)
+    tensors[f"{base}.weight"] = np.zeros((tensors[f"{base}.weight"].shape[0], 256), np.float16)
     del tensors[f"{base}.scales"], tensors[f"{base}.biases"]
     save_file(tensors, root / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"k_proj\.weight is not quantized"):
@@ -215,5 +244,5 @@ def test_a_missing_part_is_named(converted: Path, tmp_path: Path) -> None:
     tensors = load_file(root / "model.safetensors")
     del tensors["model.embed_tokens.biases"]
     save_file(tensors, root / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"1 missing: model.embed_tokens.biases \[2048, 3\]"):
+    with pytest.raises(CheckpointError, match=r"1 missing: model.embed_tokens.biases \[2048, 4\]"):
         open_source(BuildOptions(str(root), tmp_path / "out"))

@@ -22,8 +22,8 @@ from tests.support.browser import browser, new_page, serve
 from tests.support.paths import ROOT
 
 PIECE = 90_000
-"""Bytes: the sample's embedding of 2,048 by 192 takes 196,608 in q4, its gate and up 98,304."""
-PROMPT = "The fox and the crow"
+"""Bytes: the sample's embedding of 2,048 by 256 takes 262,144 in q4, its gate and up 180,224."""
+PROMPT = "<|user|>Tell me a story about a fox.<|end|><|assistant|>"
 TARGETS = pytest.mark.parametrize("target", ["vulkan", "webgpu"])
 
 
@@ -58,7 +58,7 @@ def test_the_text_is_that_of_whole_matrices(target: str, device_class: str, tmp_
     cut = built(tmp_path / "cut", target, PIECE, device_class)
     tensors = [tensor.name for tensor in Artifact.open(cut).manifest.weights.tensors]
     assert [name for name in tensors if name.startswith("embed")] == [
-        f"embed.{part}.{piece}" for piece in range(3) for part in ("codes", "scale_bias")
+        f"embed.{part}.{piece}" for piece in range(4) for part in ("codes", "scale_bias")
     ]
     assert "layers.0.gate_up.codes.1" in tensors
     assert max(bytes_of(cut)) <= PIECE < max(bytes_of(whole))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -19,8 +20,24 @@ def test_the_demo_answers_everywhere(tmp_path: Path) -> None:
     command = [sys.executable, "examples/demo.py", "--out", str(tmp_path), "--max-tokens", "12"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
-    shown = [part.splitlines() for part in done.stdout.split("\n── ")[1:]]
-    assert [lines[0].split(",")[0] for lines in shown] == ["Python", "Chromium", "Fallback server"]
-    python, page, _ = ("".join(lines[1:]) for lines in shown)
-    assert len(python) > 10
-    assert page.split()[:8] == python.split()[:8], "the same model, the same text"
+    shown = {
+        lines[0].split(",")[0]: lines[1:]
+        for lines in (part.splitlines() for part in done.stdout.split("\n── ")[1:])
+    }
+    assert list(shown) == [
+        "Python", "Chromium", "Fallback server", "A hybrid client between this device and the server",
+    ]  # fmt: skip
+    python, page, _, routed = shown.values()
+    assert answer_to("What is 17 + 25?", python).endswith("= 42")
+    assert json.loads(answer_to("As JSON:", python)) == {"name": "Ida", "age": 34, "city": "Oslo"}
+    story = answer_to("Tell me a story", python)
+    assert len(story) > 10
+    assert answer_to("Tell me a story", page) == story, "the same model, the same text"
+    routes = [line.split(" → ")[1].split()[0] for line in routed if " → " in line]
+    assert routes == ["device", "cloud", "device"]
+
+
+def answer_to(question: str, lines: list[str]) -> str:
+    """What is printed beneath a question."""
+    at = next(i for i, line in enumerate(lines) if line.startswith(f"> {question}"))
+    return lines[at + 1]

@@ -87,3 +87,14 @@ def test_chat_in_a_pipe(classics: Path, tmp_path: Path) -> None:
     assert "no command /nothing; /help lists them" in lines
     assert lines[-1] == "Be brief."
     assert b"tokens/s" in done.stderr
+
+
+def test_chat_goes_on_where_the_context_is_full(classics: Path) -> None:
+    script = (("the fox and the crow " * 60 + "\n") * 4 + "Hello\n").encode()
+    options = ("--max-tokens", 8, "--temperature", 0)
+    done = nearfar("chat", classics, *options, "--context-policy", "truncate-oldest", stdin=script)
+    assert done.returncode == 0, done.stderr
+    assert b"note: the oldest 2 messages do not fit the context" in done.stderr
+    assert b"fit the context, the answer included" not in done.stdout
+    refused = nearfar("chat", classics, *options, stdin=script)
+    assert b"fit the context, the answer included" in refused.stdout

@@ -119,6 +119,17 @@ class Page:
         """Names of the weight files asked for since `open`."""
         return [url.rsplit("/", 1)[-1] for url in self.requests if "/weights/" in url]
 
+    def faults(self) -> list[list[str]]:
+        """What axe-core finds that screen readers and keyboards would stumble over: rule and element. For a
+        page with bypass_csp, since axe is put into it.
+        """
+        axe = WEB / "node_modules" / "axe-core" / "axe.min.js"
+        if not axe.is_file():
+            pytest.skip("axe-core is not installed (run `make setup`)")
+        self.tab.add_script_tag(path=str(axe))
+        rules = "({ violations }) => violations.map(({ id, nodes }) => [id, nodes[0].html])"
+        return list(self.tab.evaluate(f"() => axe.run().then({rules})"))
+
     def run(self, script: str, argument: object = None) -> Any:
         """Run a piece of JavaScript with `engine` (the page's own), `createEngine` and `artifact` (its
         URL) in scope.

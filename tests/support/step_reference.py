@@ -139,6 +139,8 @@ class StepReference:
                 return values[op.x] * w[op.weight]
             case ops.Columns():
                 return values[op.x][:, op.start : op.start + op.count]
+            case ops.Embedding():
+                return values[op.x] if rows is None else values[op.x][rows]
             case ops.Logits():
                 x = values[op.x] if rows is None else values[op.x][rows]
                 return capped(linear(x, w[op.weight], w.get(op.bias or "")), op.softcap)

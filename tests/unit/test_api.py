@@ -169,7 +169,7 @@ async def test_token_prompts_and_bad_requests(engine: AsyncEngine) -> None:
     [
         ("model", "gpt-4o"),
         ("user", 5),
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("tools", [{"type": "function", "name": "f"}]),
         ("response_format", {"type": "xml"}),
         ("temprature", 0),
         ("stream_options", 5),

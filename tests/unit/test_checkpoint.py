@@ -12,7 +12,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from nearfar.build.pipeline import BuildOptions, build
-from nearfar.build.weights.checkpoint import INDEX, check_finite, check_tensors, open_checkpoint
+from nearfar.build.weights.checkpoint import INDEX
+from nearfar.build.weights.checks import check_finite, check_tensors
+from nearfar.build.weights.containers import open_checkpoint
+from nearfar.build.weights.packed.contract import Wanted
 from nearfar.errors import CheckpointError
 from tests.shared_data import shared_data
 
@@ -143,19 +146,23 @@ def test_damaged_header(model: Path) -> None:
     header = json.dumps({"a": {"dtype": "F32", "shape": [4, 3], "data_offsets": [0, 47]}}).encode()
     (model / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(48))
     refused(model, "'a' [4, 3] F32 should be 48 bytes")
-    header = json.dumps({"a": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}}).encode()
+    header = json.dumps({"a": {"dtype": "F4", "shape": [4], "data_offsets": [0, 4]}}).encode()
     (model / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    refused(model, "F8_E4M3")
+    refused(model, "F4")
 
 
 def test_every_difference_is_named_at_once(model: Path) -> None:
     checkpoint = open_checkpoint(model)
-    check_tensors(checkpoint, {"a": (4, 3), "b": (3,)})
-    check_tensors(checkpoint, {"a": (4, 3)}, ignorable=["[bc]"])
+    check_tensors(checkpoint, {"a": Wanted((4, 3)), "b": Wanted((3,))})
+    check_tensors(checkpoint, {"a": Wanted((4, 3))}, ignorable=["[bc]"])
     with pytest.raises(CheckpointError) as caught:
-        check_tensors(checkpoint, {"a": (3, 4), "c": (1,), "d": (2, 2)})
+        check_tensors(
+            checkpoint,
+            {"a": Wanted((3, 4), ("int8", "uint8")), "c": Wanted((1,)), "d": Wanted((2, 2))},
+        )
     for part in ("2 missing: c [1], d [2, 2]", "1 extra: b [3]", "1 misshapen: a is [4, 3], not [3, 4]"):
         assert part in str(caught.value)
+    assert "1 of another dtype: a is float32, not int8 or uint8" in str(caught.value)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ml_dtypes.bfloat16])

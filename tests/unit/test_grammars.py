@@ -6,65 +6,27 @@ from __future__ import annotations
 
 import json
 import tarfile
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from nearfar.edge_runtime.grammars import Grammar
 from nearfar.edge_runtime.grammars.compiler import Grammars
-from nearfar.edge_runtime.grammars.constraint import GrammarConstraint
 from nearfar.edge_runtime.openai.formats import grammar_of
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import NearfarError, RequestError
 from tests.shared_data import shared_data
 from tests.support import tiny
+from tests.support.followers import EOS, Match, followed, served
 from tests.support.paths import ROOT
 
 VECTORS = json.loads((ROOT / "tests" / "vectors" / "grammars.json").read_text())
 NAMES = [vector["name"] for vector in VECTORS]
-EOS = 257
-Match = Callable[[str], bool]
 
 
 @pytest.fixture(scope="module")
 def codec() -> TextCodec:
     return TextCodec(tiny.tokenizer(), {}, None, 256)
-
-
-async def followed(codec: TextCodec, grammar: Grammar) -> Match:
-    """Whether llguidance takes a text: each of its tokens is in the mask before it, and then the end."""
-    grammars = Grammars(codec, EOS + 1, [EOS])
-    first = (await grammars.constraints(grammar, 1))[0]
-
-    def match(text: str) -> bool:
-        constraint = GrammarConstraint(first._matcher.deep_copy(), EOS + 1)
-        for token in [*codec.encode_raw(text), EOS]:
-            if constraint.complete_at is not None:
-                return token == EOS
-            words = constraint.allowed()
-            if not words[token // 32] >> token % 32 & 1:
-                return False
-            constraint.accept(token)
-        return True
-
-    grammars.close()
-    return match
-
-
-def served(grammar: Grammar) -> Match:
-    """Whether xgrammar takes a text."""
-    xgrammar = pytest.importorskip("xgrammar")
-    from nearfar.fallback_server.grammars.compiled import compiler
-
-    pieces = [bytes([byte]) for byte in range(256)] + [b""]
-    made = compiler(xgrammar.TokenizerInfo(pieces, vocab_size=257, stop_token_ids=[256]))(grammar)
-
-    def match(text: str) -> bool:
-        matcher = xgrammar.GrammarMatcher(made)
-        return bool(matcher.accept_string(text)) and bool(matcher.accept_token(256))
-
-    return match
 
 
 @pytest.mark.parametrize("library", ["llguidance", "xgrammar"])

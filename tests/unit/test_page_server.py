@@ -17,10 +17,12 @@ import pytest
 from typer.testing import CliRunner
 
 from nearfar.cli import typer_app
-from nearfar.cli.web import for_browsers
+from nearfar.cli.web import for_browsers, offer
 from nearfar.edge_runtime.artifact.finder import find_artifact
 from nearfar.errors import ArtifactError, NearfarError
 from nearfar.page_server import PageServer, Site, open_server, origin_of
+from tests.shared_data import shared_data
+from tests.support.toy_artifact import copy_artifact, write_toy_artifact
 
 
 @pytest.fixture
@@ -203,6 +205,31 @@ def test_an_artifact_for_browsers_alone_is_served_as_the_artifact(several: Path,
     shutil.rmtree(several / "webgpu")
     with serving(Site(site.page, for_browsers(several))) as server:
         assert json.loads(ask(server, "GET", "/artifact/manifest.json")[1])["target"] == "wasm"
+
+
+def test_several_models_are_served_with_the_list_to_choose_from(tmp_path: Path, site: Site) -> None:
+    toy = write_toy_artifact(tmp_path / "toy", shared_data("models", "classics-7M"), [1, 2, 3])
+    again = copy_artifact(toy, tmp_path / "again")
+    offered = offer([toy / "webgpu", again])
+    with serving(Site(site.page, offered.artifacts, models=offered.models)) as server:
+        models = json.loads(ask(server, "GET", "/models.json")[1])["models"]
+        assert [model["name"] for model in models] == ["toy none", "toy none (2)"]
+        for model in models:
+            manifest = json.loads(ask(server, "GET", f"/{model['model']}manifest.json")[1])
+            parts = (*manifest["weights"]["shards"], *manifest["tokenizer"]["files"])
+            assert model["bytes"] == sum(part["bytes"] for part in parts)
+            assert model["needs"] == {"backends": ["webgpu"]}
+            assert (model["contextLength"], model["license"]) == (1024, "Apache-2.0")
+            assert ask(server, "GET", f"/{model['model']}{parts[0]['file']}")[0].status == 200
+
+
+def test_one_model_needs_no_list_and_is_not_opened(site: Site) -> None:
+    """What is wrong with it, the page says."""
+    assert isinstance(site.artifact, Path)
+    offered = offer([site.artifact])
+    with serving(Site(site.page, offered.artifacts, models=offered.models)) as server:
+        assert json.loads(ask(server, "GET", "/models.json")[1]) == {"models": []}
+        assert ask(server, "GET", "/artifact/manifest.json")[0].status == 200
 
 
 def test_a_library_that_is_a_link_is_served(several: Path, tmp_path: Path, site: Site) -> None:

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from nearfar.build.weights.checkpoint import open_checkpoint
+from nearfar.build.weights.containers import open_checkpoint
 from nearfar.build.weights.quantize import GROUPS, Scheme, dequantize, quantize, to_float32
 from nearfar.errors import BuildError, CheckpointError
 from nearfar.targets.codes import BITS

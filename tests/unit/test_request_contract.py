@@ -16,6 +16,8 @@ from nearfar.edge_runtime.openai.parameters import (
     choices,
     continues_last,
     include_usage,
+    streams,
+    tools_and_choice,
 )
 from nearfar.errors import RequestError
 from nearfar.fallback_server.http.app import create_app
@@ -35,19 +37,20 @@ def http() -> TestClient:
 def on_device(request: dict[str, Any]) -> None:
     """The checks of a chat request, in the engine's order; `stream` is an argument beside them."""
     params = cast(Any, {name: value for name, value in request.items() if name not in ("messages", "stream")})
+    streams(request.get("stream"))
     chat_sampling(params)
     choices(params)
     include_usage(params)
+    tools_and_choice(params)
     check_model(params, "sample")
     continues_last(params, checked_messages(request.get("messages", HELLO)))
 
 
 @pytest.mark.parametrize(("param", "request_"), REFUSED, ids=lambda value: json.dumps(value)[:60])
 def test_refused_by_name(http: TestClient, param: str, request_: dict[str, Any]) -> None:
-    if param != "stream":
-        with pytest.raises(RequestError) as refusal:
-            on_device(request_)
-        assert refusal.value.param == param
+    with pytest.raises(RequestError) as refusal:
+        on_device(request_)
+    assert refusal.value.param == param
     answer: Any = http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO, **request_})
     assert answer.status_code in (400, 422), answer.text
     assert answer.json()["error"]["param"] == param

@@ -70,6 +70,14 @@ def test_a_synchronous_stream_that_is_dropped_gives_its_budget_back() -> None:
         assert reserved(router) == 0
 
 
+def test_a_closed_client_leaves_nothing_pending(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(4):  # which of the library's generators are still open depends on the moment
+        with ScriptedServer([WHOLE]) as cloud, HybridClient(cloud=cloud.address) as client:
+            client.chat.completions.create(messages=[{"role": "user", "content": "Hello"}])
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+
+
 async def test_a_device_that_hangs_in_its_first_step_is_given_up(device: AsyncEngine) -> None:
     executor: Any = device.core.executor
     run, resume = executor.run, threading.Event()

@@ -167,7 +167,7 @@ def test_a_call_that_is_cut_never_shows_as_text(http: httpx.Client, stream: bool
             assert choice["finish_reason"] == "length"
         assert "".join(part.get("content") or "" for part in parts) == ""
         calls = [call for part in parts for call in part.get("tool_calls") or ()]
-        assert all(call["function"]["name"] == "pick" for call in calls)
+        assert all(call["function"]["name"] == "pick" for call in calls if "id" in call)
         longest = max(longest, len(calls))
     assert longest  # some cuts come after the name
 

@@ -201,11 +201,27 @@ def test_streamed_tool_calls(client: openai.OpenAI) -> None:
         parallel_tool_calls=False,
     )
     deltas = [choice for chunk in stream for choice in chunk.choices]
-    calls: list[Any] = [call for choice in deltas for call in choice.delta.tool_calls or []]
-    assert [call.function.name for call in calls] in (["weather"], ["time"])
-    json.loads(calls[0].function.arguments)
+    first, *pieces = [call for choice in deltas for call in choice.delta.tool_calls or []]
+    assert first.id
+    assert first.function
+    assert (first.function.name in ("weather", "time"), first.function.arguments) == (True, "")
+    assert {(piece.index, piece.id) for piece in pieces} == {(0, None)}
+    assert len(pieces) > 1
+    json.loads("".join(piece.function.arguments or "" for piece in pieces if piece.function))
     assert deltas[-1].finish_reason == "tool_calls"
     assert not any(choice.delta.content for choice in deltas)
+
+
+def test_arguments_are_told_while_they_are_written(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(
+        model=MODEL, messages=HELLO, tools=[WEATHER], tool_choice="required", max_tokens=400, seed=4,
+        parallel_tool_calls=False,
+    ) as stream:  # fmt: skip
+        told = [event for event in stream if event.type == "tool_calls.function.arguments.delta"]
+        whole = stream.get_final_completion().choices[0].message.tool_calls
+    assert whole is not None
+    assert len(told) > 5
+    assert "".join(event.arguments_delta for event in told) == whole[0].function.arguments
 
 
 def test_a_conversation_is_continued(client: openai.OpenAI) -> None:

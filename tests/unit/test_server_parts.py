@@ -16,6 +16,7 @@ import pytest
 
 from nearfar.edge_runtime.artifact.variants import Choice
 from nearfar.edge_runtime.text.codec import TextCodec
+from nearfar.edge_runtime.tools.asking import ToolChoice
 from nearfar.errors import EngineError, OverloadError, RequestError
 from nearfar.fallback_server.backend import (
     BackendInfo,
@@ -27,7 +28,7 @@ from nearfar.fallback_server.backend import (
     TokenRequest,
 )
 from nearfar.fallback_server.engines.artifact import ArtifactBackend
-from nearfar.fallback_server.engines.base import EngineRequest, Piece, ToolChoice
+from nearfar.fallback_server.engines.base import EngineRequest, Piece
 from nearfar.fallback_server.engines.local import LocalEngine, TextOptions
 from nearfar.fallback_server.engines.opening import guess
 from nearfar.fallback_server.grammars import TokenConstraint
@@ -78,7 +79,7 @@ class Scripted:
         raise NotImplementedError
 
     async def embed(
-        self, tokens: Sequence[Sequence[int]], pooling: Literal["mean", "last"]
+        self, tokens: Sequence[Sequence[int]], pooling: Literal["mean", "last", "model"]
     ) -> list[list[float]]:
         return [[float(len(item))] for item in tokens]
 
@@ -109,7 +110,7 @@ async def answer(folder: Path, text: str, *, template: str = tiny.TEMPLATE, reas
 
 
 def joined(pieces: Sequence[Piece]) -> tuple[str, str, list[str], str | None]:
-    calls = [call.name for piece in pieces for call in piece.tool_calls]
+    calls = [call.name for piece in pieces for call in piece.tool_calls if call.id]
     return "".join(p.reasoning for p in pieces), "".join(p.text for p in pieces), calls, pieces[-1].finish
 
 
@@ -154,7 +155,7 @@ async def test_a_child_that_takes_too_long_is_killed_and_the_next_job_is_done(tm
         "{% endfor %}{% endif %}{{ m.content }}{% endfor %}"
     )
     directory = tokenizer_directory(tmp_path, loop)
-    settings = {"directory": str(directory), "bos": 256, "visible": []}
+    settings = {"directory": str(directory), "bos": 256, "answers": {}}
     pool = ChildPool(ChildSpec(TEXT_CHILD, settings, "template", timeout=0.5, waiting=2))
 
     def job(content: str, **variables: Any) -> dict[str, Any]:
@@ -189,7 +190,7 @@ async def test_a_child_that_takes_too_long_is_killed_and_the_next_job_is_done(tm
 
 async def test_a_child_that_cannot_start_says_why(tmp_path: Path) -> None:
     pool = ChildPool(
-        ChildSpec(TEXT_CHILD, {"directory": str(tmp_path), "bos": None, "visible": []}, "template")
+        ChildSpec(TEXT_CHILD, {"directory": str(tmp_path), "bos": None, "answers": {}}, "template")
     )
     with pytest.raises(EngineError, match=r"no tokenizer\.json"):
         await pool.warm()

@@ -84,7 +84,7 @@ class EchoEngine:
         pass
 
     async def embed(
-        self, model: str, inputs: Sequence[Prompt], pooling: Literal["mean", "last"]
+        self, model: str, inputs: Sequence[Prompt], pooling: Literal["mean", "last", "model"]
     ) -> Embeddings:
         return Embeddings([[0.5, float(len(item))] for item in inputs], len(inputs))
 

@@ -10,7 +10,6 @@ let count = 0;
 export function badge(): { readonly node: HTMLElement; show(info: RouteInfo): void } {
   const node = document.createElement("span");
   node.className = "badge";
-  node.hidden = true;
   const label = document.createElement("button");
   const tip = document.createElement("span");
   label.type = "button";
@@ -23,7 +22,6 @@ export function badge(): { readonly node: HTMLElement; show(info: RouteInfo): vo
     node,
     show: (info) => {
       const path = info.path.length > 0 ? info.path : [info.route];
-      node.hidden = false;
       node.dataset.route = info.route;
       node.dataset.path = path.join(" ");
       node.toggleAttribute("data-degraded", info.degraded);

@@ -17,13 +17,14 @@ interface Kept extends Omit<CloudSettings, "key"> {
 
 const STORAGE = "nearfar.cloud";
 /**
- * The key stays with this tab: an address such as localhost:8080 soon belongs to another server, whose pages
- * read what is kept.
+ * The key stays with this tab unless a person says otherwise: an address such as localhost:8080 soon belongs
+ * to another server, whose pages read what is kept.
  */
 const KEY_STORAGE = "nearfar.cloud-key";
 const mode = element("mode", HTMLSelectElement);
 const address = element("cloud-address", HTMLInputElement);
 const key = element("cloud-key", HTMLInputElement);
+const keepKey = element("keep-key", HTMLInputElement);
 let preset: string | null = null;
 
 /** Fills the form with what is kept, and tells of every change. */
@@ -47,7 +48,7 @@ export async function openCloudSettings(onChange: (settings: CloudSettings) => v
     show(settings);
     onChange(settings);
   };
-  for (const field of [mode, address, key]) field.addEventListener("change", changed);
+  for (const field of [mode, address, key, keepKey]) field.addEventListener("change", changed);
   const settings = settingsNow();
   show(settings);
   onChange(settings);
@@ -60,6 +61,10 @@ function settingsNow(): CloudSettings {
 
 function show({ mode, address }: CloudSettings): void {
   const stays = address === "" || mode === "device_only";
+  // Without a cloud there is nothing to choose.
+  element("mode", HTMLSelectElement).hidden = address === "";
+  element("cloud-title", HTMLHeadingElement).textContent =
+    address === "" ? "Answers come from this device" : "Answers come from";
   const host = stays ? "" : new URL(address).host;
   element("privacy", HTMLParagraphElement).textContent = stays
     ? "Runs on this device. What you write never leaves it."
@@ -95,10 +100,12 @@ function read(): Kept {
   }
 }
 
-/** The key that was typed in this tab for this server. */
+/** The key for this server: typed in this tab, or kept on this device. */
 function readKey(address: string): string {
   try {
-    const { origin, key } = JSON.parse(sessionStorage.getItem(KEY_STORAGE) ?? "{}") as {
+    const text = sessionStorage.getItem(KEY_STORAGE) ?? localStorage.getItem(KEY_STORAGE);
+    keepKey.checked = localStorage.getItem(KEY_STORAGE) !== null;
+    const { origin, key } = JSON.parse(text ?? "{}") as {
       origin?: string;
       key?: string;
     };
@@ -112,6 +119,9 @@ function keep({ mode, address, key }: CloudSettings): void {
   try {
     localStorage.setItem(STORAGE, JSON.stringify({ mode, address, preset } satisfies Kept));
     sessionStorage.setItem(KEY_STORAGE, JSON.stringify({ origin: originOf(address), key }));
+    if (keepKey.checked && key !== "")
+      localStorage.setItem(KEY_STORAGE, JSON.stringify({ origin: originOf(address), key }));
+    else localStorage.removeItem(KEY_STORAGE);
   } catch {
     // Storage that is full or forbidden: the settings hold for this visit.
   }

@@ -1,29 +1,46 @@
 /** The chat page: load the model, then answer what is written by hand, or filled in by a link. */
 
-import type { LoadProgress } from "../src/page/index.js";
 import { openCloudSettings } from "./cloud-settings.js";
-import { Conversation } from "./conversation.js";
+import { showContext } from "./context-meter.js";
+import { type Answer, Conversation } from "./conversation.js";
 import { element, setState } from "./dom.js";
-import { formatBytes, formatCount, formatRate, formatSeconds } from "./format.js";
+import { keepDraft } from "./draft.js";
+import { formatCount, formatRate, formatSeconds } from "./format.js";
+import { History } from "./history.js";
+import { openKeptModel } from "./kept-model.js";
 import { type Link, parseLink } from "./link.js";
-import { Model, type Outcome, readArtifacts } from "./model.js";
+import { Loading } from "./loading.js";
+import { openMenu } from "./menu.js";
+import { Model, readArtifacts } from "./model.js";
 import { showDevice, showModel, showProgram } from "./model-card.js";
 import { explain, hideNotice, showNotice } from "./notice.js";
+import { readOffer } from "./offer.js";
 import { keepForOffline } from "./offline.js";
-import { applyLink, readSettings } from "./settings.js";
-import { webgpuHelp } from "./webgpu-help.js";
+import { openPicker } from "./picker.js";
+import { offerFormats, offerTools, openSettings, readSettings, type Settings } from "./settings.js";
+import { type Help, insecureHelp, webgpuHelp } from "./webgpu-help.js";
+import type { Listener, Outcome } from "./written.js";
 
-const artifact = new URL("artifact/", location.href);
-const conversation = new Conversation();
 const prompt = element("prompt", HTMLTextAreaElement);
 const send = element("send", HTMLButtonElement);
 const stop = element("stop", HTMLButtonElement);
 const newChat = element("new-chat", HTMLButtonElement);
 const stats = element("stats", HTMLOutputElement);
 const welcome = element("welcome", HTMLParagraphElement);
-const loading = element("loading", HTMLElement);
 
-const model = new Model(artifact);
+const model = new Model();
+const loading = new Loading(() => (running !== null ? "answering" : isReady ? "ready" : "loading"));
+const history = new History(
+  (chat) => (chat ? showChat(() => conversation.open(chat)) : showChat(() => conversation.clear())),
+  () => running !== null,
+);
+const draft = keepDraft(prompt);
+const conversation = new Conversation({
+  changed: (chat) => history.keep(chat),
+  asked: () => void answer(null),
+});
+/** How often an answer that is being written is kept. Milliseconds. */
+const KEEP_EVERY = 1000;
 /** Somebody can answer. */
 let isReady = false;
 /** Set while an answer is being written. */
@@ -31,116 +48,128 @@ let running: AbortController | null = null;
 
 async function start(): Promise<void> {
   const link = parseLink(location.search);
-  applyLink(link);
-  await openCloudSettings((settings) => model.setCloud(settings));
+  openSettings(link);
+  await openCloudSettings((settings) => {
+    model.setCloud(settings);
+    offerAbilities();
+  });
+  const kept = await history.restore();
+  if (kept) conversation.open(kept);
+  // First of all: on such an address the artifact cannot even be read, and no cloud be asked.
+  const insecure = insecureHelp();
+  if (insecure) {
+    showUnable(insecure);
+    return;
+  }
+  const { artifact, models } = await readOffer();
+  openPicker(models, artifact);
   const artifacts = await readArtifacts(artifact);
   const [first] = artifacts.values();
   if (first) showModel(first.manifest);
   // What runs in WebAssembly needs no GPU.
   const help = artifacts.has("wasm") ? null : await webgpuHelp();
-  if (help && model.hasCloud) {
+  if (help && model.canLeave) {
     showDevice("the cloud: this browser offers no GPU");
     ready(link, "This browser cannot run the model, so the cloud answers.");
     return;
   }
   if (help) {
-    showNotice(help);
-    loading.hidden = true;
-    setState("error", help.title);
+    showUnable(help);
     return;
   }
-  showProgress({ phase: "weights", loaded: 0, cached: 0, total: first?.manifest.weights.bytes ?? 0 });
-  const { backend, program, choice, precision, adapter } = (await model.load(showProgress)).model;
+  loading.show({ phase: "weights", loaded: 0, cached: 0, total: first?.manifest.weights.bytes ?? 0 });
+  const engine = await model.load(artifact, (progress) => loading.show(progress));
+  const { backend, program, choice, precision, adapter } = engine.model;
   showDevice(`${precision} on ${adapter}`);
   showProgram(program, choice);
   ready(link, "The model is ready.");
+  void showContext(engine, conversation);
+  await openKeptModel(artifact);
   const runs = artifacts.get(backend.name);
-  if (runs) await keepForOffline(runs, program);
+  if (runs) await keepForOffline(runs);
 }
 
-function showProgress(progress: LoadProgress): void {
-  switch (progress.phase) {
-    case "kernels":
-      showKernels(progress);
-      return;
-    case "trying":
-      showLoading("Finding out what runs best on this GPU", `Trying ${progress.program}`);
-      return;
-    case "program":
-      showLoading("Preparing the model", "");
-      return;
-    case "weights":
-      showWeights(progress);
-      return;
-    case "reopening":
-      // A model that is ready has nothing else that shows it.
-      stats.textContent = "The device is opened anew: loading the model again";
-      return;
-    case "reopened":
-      stats.textContent = "";
-  }
+/** Nothing can answer: says what would help. */
+function showUnable(help: Help): void {
+  showNotice(help);
+  loading.hide();
+  setState("error", help.title);
 }
 
-function showWeights({ loaded, cached, total }: Extract<LoadProgress, { phase: "weights" }>): void {
-  const whence = cached > 0 ? `, ${formatBytes(cached)} of them kept from the last visit` : "";
-  const text = `${formatBytes(loaded)} of ${formatBytes(total)}${whence}`;
-  if (isReady) {
-    stats.textContent = `Loading the model again: ${text}`;
-    return;
-  }
-  showLoading(loaded < total ? "Loading the model" : "Preparing the model", text);
-  element("progress", HTMLProgressElement).value = total > 0 ? loaded / total : 1;
-}
-
-/** While the model loads, and later while an answer waits for a size of its kernels for the first time. */
-function showKernels({ compiled, total }: Extract<LoadProgress, { phase: "kernels" }>): void {
-  const text = compiled < total ? `Compiling kernels: ${compiled} of ${total}` : "";
-  if (running !== null) stats.textContent = text;
-  else if (!isReady) element("loading-kernels", HTMLParagraphElement).textContent = text;
-}
-
-function showLoading(label: string, details: string): void {
-  element("loading-label", HTMLParagraphElement).textContent = label;
-  element("loading-bytes", HTMLParagraphElement).textContent = details;
+/** Shows the settings of what whoever answers can do. */
+function offerAbilities(): void {
+  offerFormats(model.canFormat);
+  offerTools(model.canCall);
 }
 
 function ready(link: Link, greeting: string): void {
   isReady = true;
-  loading.hidden = true;
+  loading.hide();
+  offerAbilities();
   const next =
     link.prompt === null
       ? "Write a message to begin."
       : "The link has filled in a message: Send asks for an answer.";
   welcome.textContent = `${greeting} ${next}`;
-  welcome.hidden = false;
+  welcome.hidden = !conversation.isEmpty;
   send.disabled = false;
   newChat.disabled = false;
   setState("idle", "The model is ready");
   // A link writes, a person sends: any site can open this page with a link, and an answer may cost the
   // person's key.
-  if (link.prompt !== null) prompt.value = link.prompt;
+  if (!draft.restore() && link.prompt !== null) prompt.value = link.prompt;
   prompt.focus();
 }
 
-async function answer(text: string): Promise<void> {
+/** Shows another chat, or a new one. */
+function showChat(open: () => void): void {
+  open();
+  hideNotice();
+  stats.textContent = "";
+  welcome.hidden = !isReady || !conversation.isEmpty;
+  if (!isReady) return;
+  setState("idle", conversation.isEmpty ? "New chat" : "The chat is open");
+  prompt.focus();
+  if (model.engine) void showContext(model.engine, conversation);
+}
+
+/** Answers a message, or the last question of the chat (null). */
+async function answer(text: string | null): Promise<void> {
   if (!isReady || running !== null) return;
   hideNotice();
+  let settings: Settings;
+  try {
+    settings = readSettings();
+  } catch (error) {
+    // Before anything is asked: the message stays in its box.
+    fail(error);
+    return;
+  }
+  if (text !== null) {
+    prompt.value = "";
+    draft.forget();
+  }
   welcome.hidden = true;
-  stats.textContent = "";
+  stats.textContent = "Reading the prompt";
   const controller = new AbortController();
   running = controller;
   showRunning(true);
   setState("generating", "Writing an answer");
   try {
-    const settings = readSettings();
-    if (settings.raw) conversation.clear();
-    if (text !== "" || !settings.raw) conversation.ask(text);
+    const { raw, format, tools } = settings;
+    const plain = raw && text !== null;
+    if (plain) conversation.clear();
+    if (text !== null && (text !== "" || !plain)) conversation.ask(text);
     const system = settings.system === "" ? [] : [{ role: "system" as const, content: settings.system }];
-    const messages = [...system, ...conversation.messages];
-    const request = settings.raw ? { prompt: text } : { messages, conversation: conversation.id };
-    const written = conversation.answer(model.name);
+    const messages = [...system, ...conversation.messages(model.canCall)];
+    const request = plain ? { prompt: text } : { messages, conversation: conversation.id, format, tools };
+    const written = conversation.answer(model.name, {
+      ...(plain && { plain }),
+      ...(format && { json: true }),
+    });
     try {
-      const outcome = await model.answer(request, settings.sampling, written, controller.signal);
+      const outcome = await model.answer(request, settings.sampling, firstClears(written), controller.signal);
+      stats.textContent = "";
       written.end(noteOf(outcome));
       showStats(outcome);
       setState("done", outcome.reason === "aborted" ? "Stopped" : "The answer is complete");
@@ -153,7 +182,26 @@ async function answer(text: string): Promise<void> {
   } finally {
     running = null;
     showRunning(false);
+    conversation.showActions();
+    if (model.engine) void showContext(model.engine, conversation);
   }
+}
+
+/** Takes the note that the prompt is being read away with the first text of the answer. */
+function firstClears(written: Answer): Listener {
+  let begun = false;
+  return {
+    // Where there is no cloud there is nothing to tell.
+    route: (info, name) => written.route(model.hasCloud ? info : null, name),
+    called: (calls) => written.called(calls),
+    append: (text) => {
+      if (!begun && text !== "") {
+        begun = true;
+        stats.textContent = "";
+      }
+      written.append(text);
+    },
+  };
 }
 
 function noteOf(outcome: Outcome): string | null {
@@ -179,8 +227,9 @@ function showRunning(on: boolean): void {
 }
 
 function fail(error: unknown): void {
+  stats.textContent = "";
   const help = explain(error);
-  loading.hidden = true;
+  loading.hide();
   // Without a model nothing works, so offer to begin again; with one, the next message is the way on.
   showNotice(help, isReady ? null : { label: "Try again", run: () => location.reload() });
   setState("error", help.title);
@@ -189,9 +238,8 @@ function fail(error: unknown): void {
 element("composer", HTMLFormElement).addEventListener("submit", (event) => {
   event.preventDefault();
   const text = prompt.value;
-  if (!isReady || running !== null || (text.trim() === "" && !readSettings().raw)) return;
-  prompt.value = "";
-  void answer(text);
+  // Nothing is a beginning, too.
+  if (text.trim() !== "" || element("raw", HTMLInputElement).checked) void answer(text);
 });
 
 prompt.addEventListener("keydown", (event) => {
@@ -210,12 +258,20 @@ for (const form of ["settings-form", "cloud-form"])
   element(form, HTMLFormElement).addEventListener("submit", (event) => event.preventDefault());
 
 newChat.addEventListener("click", () => {
-  conversation.clear();
-  hideNotice();
-  stats.textContent = "";
-  welcome.hidden = false;
-  setState("idle", "New chat");
-  prompt.focus();
+  history.opened(null);
+  showChat(() => conversation.clear());
+  void history.refresh();
 });
 
+// Of an answer that is being written, so that a reload loses nothing of it.
+addEventListener("pagehide", () => {
+  const { partial } = conversation;
+  if (partial) history.keepForReload(partial);
+});
+setInterval(() => {
+  const { partial } = conversation;
+  if (partial) history.keep(partial);
+}, KEEP_EVERY);
+
+openMenu();
 start().catch(fail);

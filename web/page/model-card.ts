@@ -6,14 +6,15 @@ import { element } from "./dom.js";
 import { formatBytes, formatCount, formatMilliseconds } from "./format.js";
 
 export function showModel(manifest: Manifest): void {
-  const { model, weights, license } = manifest;
+  const { model, weights, tokenizerFiles, license } = manifest;
+  const bytes = tokenizerFiles.reduce((sum, file) => sum + file.bytes, weights.bytes);
   document.title = `${model.name} · nearfar`;
   element("model-name", HTMLHeadingElement).textContent = model.name;
   element("model-summary", HTMLParagraphElement).textContent = "Runs here, in the browser";
   const facts: readonly (readonly [string, string])[] = [
     ["Architecture", model.architecture],
     ["Quantisation", manifest.quantization],
-    ["Download", formatBytes(weights.bytes)],
+    ["Download", formatBytes(bytes)],
     ["Context", `${formatCount(model.contextLength)} tokens`],
     ["Vocabulary", `${formatCount(model.vocabSize)} tokens`],
     ["Licence", license ?? "not stated"],
@@ -34,9 +35,8 @@ export function showDevice(runsOn: string): void {
   element("model-summary", HTMLParagraphElement).textContent = `Runs in ${runsOn}`;
 }
 
-const REASONS: Readonly<Record<ProgramChoice["why"], string>> = {
+const REASONS: Readonly<Record<Exclude<ProgramChoice["why"], "only">, string>> = {
   pinned: "as asked for",
-  only: "no other would do",
   software: "a processor stands in for a GPU",
   timed: "timed just now",
   kept: "timed at an earlier visit",
@@ -48,6 +48,7 @@ const REASONS: Readonly<Record<ProgramChoice["why"], string>> = {
 /** Says which program of the artifact runs, and why it is that one. */
 export function showProgram(program: string, { why, measured }: ProgramChoice): void {
   const times = Object.entries(measured).map(([name, { decode }]) => `${name} ${formatMilliseconds(decode)}`);
-  const told = [program, REASONS[why], ...(times.length > 0 ? [`a token takes ${times.join(", ")}`] : [])];
+  const reasons = why === "only" ? [] : [REASONS[why]];
+  const told = [program, ...reasons, ...(times.length > 0 ? [`a token takes ${times.join(", ")}`] : [])];
   element("model-facts", HTMLElement).append(...rowOf(["Program", told.join("; ")]));
 }

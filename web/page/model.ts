@@ -1,35 +1,36 @@
-import type { ChatMessage } from "../src/both/openai.js";
-
 /**
  * The loaded model and its cloud as the page needs them: one answer at a time, as text that arrives in
  * pieces.
  */
 
 import { type Artifacts, findArtifacts } from "../src/both/artifacts.js";
+import { keptManifest } from "../src/both/file-cache.js";
+import type { ChatMessage } from "../src/both/openai.js";
 import { createEngine, type Engine, type LoadProgress } from "../src/page/index.js";
-import { HybridClient, type KeptState, loadDifficulty, type RouteInfo } from "../src/routing/index.js";
+import { HybridClient, type KeptState, loadDifficulty } from "../src/routing/index.js";
+import type { Mode } from "../src/routing/types.js";
+import { messagesOfCalls } from "./chats.js";
 import type { CloudSettings } from "./cloud-settings.js";
 import type { Sampling } from "./link.js";
+import type { Format } from "./settings.js";
+import { call, OFFERED } from "./tools.js";
+import { type Listener, type Outcome, Written } from "./written.js";
 
 export type Question =
   | { readonly prompt: string }
-  | { readonly messages: readonly ChatMessage[]; readonly conversation: string };
+  | {
+      readonly messages: readonly ChatMessage[];
+      readonly conversation: string;
+      readonly format: Format | null;
+      /** Whether the page's tools may be called. */
+      readonly tools: boolean;
+    };
 
-/** How an answer ended and what it cost; times in milliseconds. */
-export interface Outcome {
-  readonly reason: "stop" | "length" | "aborted";
-  readonly tokens: number;
-  readonly ttft: number | null;
-  /** Tokens per second after the first token; null where there were not enough of them. */
-  readonly rate: number | null;
-}
-
-export interface Listener {
-  append(text: string): void;
-  route(info: RouteInfo, model: string): void;
-}
+type ChatOptions = Parameters<HybridClient["chat"]["completions"]["create"]>[0];
 
 const STORAGE = "nearfar.routing";
+/** After so many rounds of calls an answer must be text. */
+const MOST_ROUNDS = 4;
 /**
  * A slow processor that stands in for a GPU compiles kernels for minutes; that is no reason to give it up.
  * Seconds.
@@ -39,7 +40,7 @@ const POLICY = { timeouts: { device_first_token: PATIENCE.first_token, device_be
 
 /** The artifact, or those for WebGPU and for WebAssembly. */
 export function readArtifacts(artifact: URL): Promise<Artifacts> {
-  return findArtifacts(artifact, undefined, {});
+  return findArtifacts(artifact, undefined, { kept: keptManifest });
 }
 
 export class Model {
@@ -49,10 +50,13 @@ export class Model {
     onDeviceLost: () => void this.#reload(),
   });
   #engine: Engine | null = null;
+  /** Where its server is; empty: none is set. */
   #cloud = "";
+  #mode: Mode = "auto";
+  #artifact: URL | null = null;
   #onProgress: (progress: LoadProgress) => void = () => undefined;
 
-  constructor(private readonly artifact: URL) {
+  constructor() {
     this.#publish();
     // Only where the page's address asks for it (?difficulty=english): it knows English only, and only a
     // prompt's looks.
@@ -64,23 +68,46 @@ export class Model {
   }
 
   /** Loads the model onto this device; `onProgress` hears of later loads too. */
-  async load(onProgress: (progress: LoadProgress) => void): Promise<Engine> {
+  async load(artifact: URL, onProgress: (progress: LoadProgress) => void): Promise<Engine> {
+    this.#artifact = artifact;
     this.#onProgress = onProgress;
-    this.#engine = await createEngine(this.artifact, { onProgress });
+    this.#engine = await createEngine(artifact, { onProgress });
     this.client.device = this.#engine;
     this.#publish();
     return this.#engine;
   }
 
   setCloud({ mode, address, key }: CloudSettings): void {
-    this.#cloud = address === "" || mode === "device_only" ? "" : new URL(address).host;
+    this.#cloud = address === "" ? "" : new URL(address).host;
+    this.#mode = mode;
     this.client.setCloud(address === "" ? null : { baseURL: address, ...(key !== "" && { apiKey: key }) });
-    this.client.setPolicy({ ...POLICY, mode });
+    // Without a cloud the choice is hidden: one that was made before must not leave nobody to answer.
+    this.client.setPolicy({ ...POLICY, mode: this.hasCloud ? mode : "auto" });
+  }
+
+  /** Null until it is loaded, and while a lost one is loaded again. */
+  get engine(): Engine | null {
+    return this.#engine;
+  }
+
+  /** Whether a cloud is set, though the mode may pass it over. */
+  get hasCloud(): boolean {
+    return this.#cloud !== "";
   }
 
   /** Whether answers can come from elsewhere than this device. */
-  get hasCloud(): boolean {
-    return this.#cloud !== "";
+  get canLeave(): boolean {
+    return this.hasCloud && this.#mode !== "device_only";
+  }
+
+  /** Whether somebody answers in JSON where that is asked for. */
+  get canFormat(): boolean {
+    return this.canLeave || this.#engine?.model.features.includes("json_schema") === true;
+  }
+
+  /** Whether somebody calls tools that are offered. */
+  get canCall(): boolean {
+    return this.canLeave || this.#engine?.model.features.includes("tools") === true;
   }
 
   /** Who answers, as far as that is known before. */
@@ -129,36 +156,30 @@ export class Model {
   }
 
   async #chat(
-    options: Omit<Parameters<HybridClient["chat"]["completions"]["create"]>[0], "messages">,
-    { messages, conversation }: Extract<Question, { conversation: string }>,
-    { append, route }: Listener,
+    options: Omit<ChatOptions, "messages">,
+    question: Extract<Question, { conversation: string }>,
+    listener: Listener,
   ): Promise<Outcome> {
-    const started = performance.now();
-    const times: number[] = [];
-    const end: { reason: Outcome["reason"]; tokens: number; info: RouteInfo | null } = {
-      reason: "stop",
-      tokens: 0,
-      info: null,
-    };
-    const request = { ...options, messages, stream: true, stream_options: { include_usage: true } } as const;
-    for await (const chunk of await this.client.chat.completions.create({
-      ...request,
-      x_nearfar: { conversation },
-    })) {
-      const text = chunk.choices[0]?.delta.content ?? "";
-      if (text !== "") times.push(performance.now());
-      append(text);
-      if (chunk.choices[0]?.finish_reason === "length") end.reason = "length";
-      end.tokens = chunk.usage?.completion_tokens ?? end.tokens;
-      end.info = chunk.x_nearfar ?? end.info;
-      if (chunk.x_nearfar) route(chunk.x_nearfar, chunk.model);
+    const written = new Written();
+    const { conversation, format, tools } = question;
+    let messages = question.messages;
+    for (let round = 0; ; round++) {
+      const request = {
+        ...options,
+        ...(format && { response_format: { ...format } }),
+        ...(tools && { tools: OFFERED, tool_choice: round < MOST_ROUNDS ? "auto" : "none" }),
+        messages,
+        stream: true,
+        stream_options: { include_usage: true },
+        x_nearfar: { conversation },
+      } as const;
+      const calls = await written.read(await this.client.chat.completions.create(request), listener);
+      if (calls.length === 0) break;
+      const made = calls.map(call);
+      listener.called(made);
+      messages = [...messages, ...messagesOfCalls(made)];
     }
-    if (end.info?.path.join() === "device") return this.#measured(end.reason);
-    const [first] = times;
-    if (first === undefined) return { reason: end.reason, tokens: end.tokens, ttft: null, rate: null };
-    const seconds = ((times.at(-1) ?? first) - first) / 1000;
-    const rate = seconds > 0 ? (end.tokens - 1) / seconds : null;
-    return { reason: end.reason, tokens: end.tokens, ttft: first - started, rate };
+    return written.isOfDevice ? this.#measured(written.reason) : written.outcome;
   }
 
   /** By the engine itself, which knows more than the page sees. */
@@ -177,20 +198,20 @@ export class Model {
    * cloud stays.
    */
   async #reload(): Promise<void> {
-    const lost = this.#engine;
-    if (!lost) return;
+    const [lost, artifact] = [this.#engine, this.#artifact];
+    if (!lost || !artifact) return;
     this.#engine = null;
     this.client.device = null;
     await lost.dispose();
     this.#onProgress({ phase: "reopening" });
-    const again = await this.load(this.#onProgress).catch(() => null);
+    const again = await this.load(artifact, this.#onProgress).catch(() => null);
     if (again) this.#onProgress({ phase: "reopened", contextLength: again.model.contextLength });
   }
 
   /** For the browser's console, and for tests. */
   #publish(): void {
-    const { client, artifact } = this;
-    Object.assign(window, { nearfar: { engine: this.#engine, createEngine, artifact, client } });
+    const published = { engine: this.#engine, createEngine, artifact: this.#artifact, client: this.client };
+    Object.assign(window, { nearfar: published });
   }
 }
 

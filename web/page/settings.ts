@@ -3,8 +3,20 @@
 import { element } from "./dom.js";
 import type { Link, Sampling } from "./link.js";
 
+/** What an answer must be, as `response_format` says it. */
+export type Format =
+  | { readonly type: "json_object" }
+  | {
+      readonly type: "json_schema";
+      readonly json_schema: { readonly name: string; readonly schema: object };
+    };
+
 export interface Settings {
   readonly sampling: Sampling;
+  /** Null: any text. */
+  readonly format: Format | null;
+  /** Whether the page's tools are offered. */
+  readonly tools: boolean;
   readonly system: string;
   readonly raw: boolean;
 }
@@ -15,8 +27,63 @@ function input(id: string): HTMLInputElement {
   return element(id, HTMLInputElement);
 }
 
+const STORAGE = "nearfar.settings";
+const KEPT = [...Object.values(FIELDS), "system", "format", "schema"];
+type Field = HTMLInputElement | HTMLTextAreaElement | HTMLSelectElement;
+
+/** Fills the form with what is kept, then with what the address asks for; keeps what a person changes. */
+export function openSettings(link: Link): void {
+  const kept = readKept();
+  for (const id of KEPT) {
+    const field = element(id, HTMLElement) as Field;
+    const value = kept[id];
+    if (value !== undefined) field.value = value;
+    // One by one: what a link filled in beside it is nobody's choice.
+    field.addEventListener("change", () => keep(id, field.value));
+  }
+  input("tools").checked = kept["tools"] === "on";
+  input("tools").addEventListener("change", () => keep("tools", input("tools").checked ? "on" : "off"));
+  applyLink(link);
+  element("format", HTMLSelectElement).addEventListener("change", showSchema);
+  showSchema();
+}
+
+/** Offers answers in JSON where somebody holds to what is asked for. */
+export function offerFormats(able: boolean): void {
+  element("formats", HTMLElement).hidden = !able;
+}
+
+/** Offers the page's tools to a model that calls tools; says so where it calls none. */
+export function offerTools(able: boolean): void {
+  input("tools").disabled = !able;
+  element("tools-hint", HTMLParagraphElement).textContent = able
+    ? "A calculator, the date and time, units: computed in this page."
+    : "This model calls no tools.";
+}
+
+function showSchema(): void {
+  element("schema-field", HTMLElement).hidden = element("format", HTMLSelectElement).value !== "json_schema";
+}
+
+function readKept(): Record<string, string | undefined> {
+  try {
+    const kept: unknown = JSON.parse(localStorage.getItem(STORAGE) ?? "{}");
+    return Object.fromEntries(Object.entries(kept ?? {}).filter(([, value]) => typeof value === "string"));
+  } catch {
+    return {};
+  }
+}
+
+function keep(id: string, value: string): void {
+  try {
+    localStorage.setItem(STORAGE, JSON.stringify({ ...readKept(), [id]: value }));
+  } catch {
+    // Storage that is full or forbidden: the settings hold for this visit.
+  }
+}
+
 /** Puts what the address asks for into the form, where it can be seen and changed. */
-export function applyLink(link: Link): void {
+function applyLink(link: Link): void {
   for (const [key, id] of Object.entries(FIELDS)) {
     const value = link.sampling[key as keyof typeof FIELDS];
     if (value !== undefined) input(id).value = String(value);
@@ -25,15 +92,43 @@ export function applyLink(link: Link): void {
   input("raw").checked = link.raw;
 }
 
-/** The form's values; throws an Error that names a field that is no number. */
+/** The form's values; throws an Error that names the field with which something is wrong. */
 export function readSettings(): Settings {
+  const format = readFormat();
+  const raw = input("raw").checked;
+  if (raw && format)
+    throw new Error("A text that is continued is no JSON: switch off one of the two in the settings.");
+  const tools = input("tools").checked && !input("tools").disabled;
+  if (tools && (raw || format))
+    throw new Error(
+      `${raw ? "A text that is continued" : "An answer in JSON"} calls no tools: switch off one of the two in ` +
+        "the settings.",
+    );
   const sampling: Sampling = {
     ...numberIn("temperature", FIELDS.temperature),
     ...numberIn("topP", FIELDS.topP),
     ...numberIn("maxTokens", FIELDS.maxTokens),
     ...numberIn("seed", FIELDS.seed),
   };
-  return { sampling, system: element("system", HTMLTextAreaElement).value, raw: input("raw").checked };
+  return { sampling, format, tools, system: element("system", HTMLTextAreaElement).value, raw };
+}
+
+function readFormat(): Format | null {
+  const { value } = element("format", HTMLSelectElement);
+  if (element("formats", HTMLElement).hidden || value === "text") return null;
+  if (value === "json_object") return { type: "json_object" };
+  const schema = parsed(element("schema", HTMLTextAreaElement).value);
+  return { type: "json_schema", json_schema: { name: "answer", schema } };
+}
+
+function parsed(text: string): object {
+  try {
+    const schema: unknown = JSON.parse(text);
+    if (typeof schema === "object" && schema !== null && !Array.isArray(schema)) return schema;
+  } catch {
+    // Said below, as of all that is no object.
+  }
+  throw new Error('The schema in the settings must be a JSON object, such as {"type": "object"}.');
 }
 
 function numberIn<K extends keyof Sampling>(key: K, id: string): Sampling {

@@ -6,7 +6,12 @@
  */
 
 /** The page's files and a hash of them, put in by scripts/page.mjs. */
-declare const SHELL: { readonly version: string; readonly files: readonly string[] };
+declare const SHELL: {
+  readonly version: string;
+  readonly files: readonly string[];
+  /** Kept from their first use on. */
+  readonly late: readonly string[];
+};
 
 /** Parts of the worker's global, whose types cannot be loaded beside those of the window. */
 interface Scope {
@@ -30,9 +35,9 @@ interface RequestEvent {
 const worker = globalThis as unknown as Scope;
 const PREFIX = "nearfar-page-";
 const CACHE = PREFIX + SHELL.version;
+/** The engine keeps these itself; of each of several models. */
+const WEIGHTS = /^artifact\/(.+\/)?weights\//;
 /** Kept by the page itself (offline.ts). */
-/** The engine keeps these itself. */
-const WEIGHTS = /^artifact\/((webgpu|wasm)\/)?weights\//;
 const ARTIFACT_CACHE = "nearfar-artifact";
 /** What index.html says of itself. */
 const MARK = '<meta name="application-name" content="nearfar"';
@@ -66,6 +71,8 @@ async function answer(event: RequestEvent): Promise<Response> {
   try {
     const response = await fetch(request);
     if (request.mode === "navigate") event.waitUntil(leaveUnlessOurs(response.clone()));
+    if (response.ok && SHELL.late.includes(request.url.slice(worker.registration.scope.length)))
+      event.waitUntil(keep(request, response.clone()));
     return response;
   } catch (error) {
     for (const name of [CACHE, ARTIFACT_CACHE]) {
@@ -75,6 +82,10 @@ async function answer(event: RequestEvent): Promise<Response> {
     }
     throw error;
   }
+}
+
+async function keep(request: Request, response: Response): Promise<void> {
+  await (await caches.open(CACHE)).put(request, response);
 }
 
 /** Gives up the address and what was kept for it where the server now shows another page there. */

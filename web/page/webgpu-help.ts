@@ -37,17 +37,23 @@ const BROWSERS: readonly { readonly name: string; readonly pattern: RegExp; read
   },
 ];
 
+/**
+ * Null where the browser trusts the page's address; else what helps. An address that it does not trust has
+ * neither WebGPU nor the hashes and the storage that any artifact is checked and kept with.
+ */
+export function insecureHelp(): Help | null {
+  if (window.isSecureContext) return null;
+  return {
+    title: "This address is not secure, so the browser gives it no GPU",
+    text:
+      "Browsers offer WebGPU over https and on localhost only, " +
+      `and this page came from ${location.origin}.`,
+    steps: ["Open the page on the machine that serves it, through localhost.", "Or serve it over https."],
+  };
+}
+
 /** Null where WebGPU is there; else what is missing and what helps. */
 export async function webgpuHelp(): Promise<Help | null> {
-  if (!window.isSecureContext) {
-    return {
-      title: "This address is not secure, so the browser gives it no GPU",
-      text:
-        "Browsers offer WebGPU over https and on localhost only, " +
-        `and this page came from ${location.origin}.`,
-      steps: ["Open the page on the machine that serves it, through localhost.", "Or serve it over https."],
-    };
-  }
   // Older browsers lack what the type says is always there.
   const gpu = (navigator as { readonly gpu?: GPU }).gpu;
   if (gpu === undefined) {

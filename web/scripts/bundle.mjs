@@ -3,16 +3,18 @@
  * Bundles the package into dist/: index.js for the page, worker.js for the worker, routing/index.js, chunks
  * that they import.
  */
-import { rm, writeFile } from "node:fs/promises";
+import { readFile } from "node:fs/promises";
 import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
 
 const root = fileURLToPath(new URL("..", import.meta.url));
 
-/** What the package exports for browsers, and the file of the worker. */
+/** The file of the worker. */
+export const WORKER = "src/worker/index.ts";
+
+/** What the package exports for browsers, beside the worker. */
 export const ENTRIES = {
   index: "src/page/index.ts",
-  worker: "src/worker/index.ts",
   "routing/index": "src/routing/index.ts",
   openai: "src/openai-fetch/index.ts",
   "ai-sdk": "src/ai-sdk/index.ts",
@@ -26,33 +28,98 @@ const EXTERNAL = ["@ai-sdk/provider", "react"];
 /** The same for Node, Deno and Bun. */
 export const NODE_ENTRIES = { index: "src/node/index.ts", worker: "src/node/worker.ts" };
 
+const FRESH_LIBRARY = `(factory(global.xgrammar = {}),
+  global.xgrammar.fresh = () => { const made = {}; factory(made); return made; })`;
+
+/**
+ * The library that follows grammars is one script for browsers and Node: bundlers of apps for browsers stumble
+ * over what it does in Node. And it is there once for all, while one that has aborted cannot be used again.
+ * @type {import("esbuild").Plugin}
+ */
+export const grammarsForBrowsers = {
+  name: "grammars for browsers",
+  setup({ onLoad }) {
+    onLoad({ filter: /web-xgrammar[\\/]lib[\\/]index\.js$/ }, async ({ path }) => {
+      let contents = await readFile(path, "utf8");
+      for (const { nodes, browsers } of [
+        { nodes: "await import('module')", browsers: "{}" },
+        { nodes: "require('u' + 'rl').pathToFileURL(__filename).href", browsers: '""' },
+        { nodes: "factory(global.xgrammar = {})", browsers: FRESH_LIBRARY },
+      ]) {
+        if (!contents.includes(nodes)) throw new Error(`${path} has another version: it lacks ${nodes}`);
+        contents = contents.replaceAll(nodes, browsers);
+      }
+      return { contents, loader: "js" };
+    });
+  },
+};
+
 /** The worker without chunks, as `define` for what imports src/page/worker-source.ts. */
 export async function workerSource() {
   const { outputFiles } = await build({
     absWorkingDir: root,
-    entryPoints: ["src/worker/index.ts"],
+    entryPoints: [WORKER],
     bundle: true,
     format: "esm",
     target: "es2022",
     platform: "browser",
     minify: true,
     legalComments: "none",
+    plugins: [grammarsForBrowsers, noFormatter],
     write: false,
   });
   return { WORKER_SOURCE: JSON.stringify(outputFiles[0]?.text) };
 }
 
 /**
- * Bundles to disk, or into memory with `write: false`.
- * @param {{ write: boolean }} options
+/**
+ * Where the bundles go: into memory with `write: false`, else into `outdir`, by default dist/.
+ * @typedef {{ write: boolean, outdir?: string }} Output
  */
-export async function bundle({ write }) {
-  return build({
+
+/**
+ * Bundles what runs in browsers. Page and worker apart: they have little in common, and a chunk of it would be
+ * a request more for both.
+ * @param {Output} output
+ */
+export async function bundle({ write, outdir = "dist" }) {
+  const page = await build({
+    ...inChunks(write, outdir),
     define: await workerSource(),
-    absWorkingDir: root,
     entryPoints: ENTRIES,
     external: EXTERNAL,
-    outdir: "dist",
+  });
+  const worker = await bundleWorker({ write, outdir });
+  const { metafile } = page;
+  return {
+    metafile: {
+      inputs: { ...metafile.inputs, ...worker.metafile.inputs },
+      outputs: { ...metafile.outputs, ...worker.metafile.outputs },
+    },
+    outputFiles: [...(page.outputFiles ?? []), ...(worker.outputFiles ?? [])],
+  };
+}
+
+/**
+ * Bundles the worker: its core, and a chunk for each thing that is loaded when it is wanted.
+ * @param {{ write: boolean, outdir: string }} options
+ */
+export async function bundleWorker({ write, outdir }) {
+  return build({
+    ...inChunks(write, outdir),
+    entryPoints: { worker: WORKER },
+    plugins: [grammarsForBrowsers, noFormatter, oneCore],
+  });
+}
+
+/**
+ * @param {boolean} write
+ * @param {string} outdir
+ */
+function inChunks(write, outdir) {
+  return /** @type {const} */ ({
+    absWorkingDir: root,
+    outdir,
     bundle: true,
     splitting: true,
     format: "esm",
@@ -68,52 +135,133 @@ export async function bundle({ write }) {
 }
 
 /**
- * Bundles what runs without a browser.
- * @param {{ write: boolean }} options
+ * Jinja's Template can also print a template anew, which nobody asks of it here; a method is not left out by
+ * itself.
+ * @type {import("esbuild").Plugin}
  */
-export async function bundleNode({ write }) {
+export const noFormatter = {
+  name: "no formatter of templates",
+  setup(plugged) {
+    plugged.onLoad({ filter: /@huggingface[\\/]jinja[\\/]dist[\\/]index\.js$/ }, async ({ path }) => {
+      const text = await readFile(path, "utf8");
+      const method = /\n {2}format\(options\) \{\n.*\n {2}\}\n/;
+      if (!method.test(text)) throw new Error(`${path} has another Template.format than noFormatter expects`);
+      return { contents: text.replace(method, "\n") };
+    });
+  },
+};
+
+/** What of the worker's is there whatever it loads later: its own imports, and what both backends use. */
+const CORE = ["serve", "beginning", "gpu/remote-artifact", "memory", "store/shards"];
+
+/**
+ * esbuild makes a chunk of each set of files that the same entries need, a dozen small ones here. With an
+ * import of the whole core added to all that is loaded later, the core is one of them.
+ * @type {import("esbuild").Plugin}
+ */
+const oneCore = {
+  name: "one core",
+  setup(plugged) {
+    const contents = CORE.map((name) => `export * from "./${name}.js";`).join("\n");
+    const resolveDir = `${root}src/worker`;
+    plugged.onResolve({ filter: /^nearfar:core$/ }, () => ({
+      path: "core",
+      namespace: "core",
+      sideEffects: true,
+    }));
+    plugged.onLoad({ filter: /./, namespace: "core" }, () => ({ contents, resolveDir }));
+    plugged.onResolve({ filter: /^\./ }, async ({ path, kind, pluginData, ...from }) => {
+      const isBegin = kind === "dynamic-import" || kind === "entry-point";
+      if (!isBegin || pluginData === "resolving") return null;
+      const found = await plugged.resolve(path, {
+        ...from,
+        kind: "import-statement",
+        pluginData: "resolving",
+      });
+      return { ...found, pluginData: "begin" };
+    });
+    plugged.onLoad({ filter: /\.ts$/ }, async ({ path, pluginData }) => {
+      if (pluginData !== "begin") return null;
+      return { contents: `${await readFile(path, "utf8")}\nimport "nearfar:core";\n`, loader: "ts" };
+    });
+  },
+};
+
+/**
+ * Bundles what runs without a browser.
+ * @param {Output} output
+ */
+export async function bundleNode({ write, outdir = "dist" }) {
   return build({
     absWorkingDir: root,
     entryPoints: NODE_ENTRIES,
-    outdir: "dist/node",
+    outdir: `${outdir}/node`,
     bundle: true,
     splitting: true,
     format: "esm",
     target: "es2022",
     platform: "node",
+    plugins: [noFormatter],
     minify: true,
     sourcemap: write ? "linked" : false,
     legalComments: "eof",
     chunkNames: "chunks/[name]-[hash]",
+    metafile: true,
     write,
   });
 }
 
+const GRAMMARS_HERE = "src/here/grammars.ts";
+
+/**
+ * What follows grammars is larger than all the rest, and is loaded by what runs without workers only where an
+ * answer is to follow one.
+ * @type {import("esbuild").Plugin}
+ */
+const grammarsApart = {
+  name: "grammars apart",
+  setup({ onResolve }) {
+    onResolve({ filter: /^\.\/grammars\.js$/ }, ({ path, importer }) =>
+      /[\\/]src[\\/]here[\\/]index\.ts$/.test(importer) ? { path, external: true } : null,
+    );
+  },
+};
+
 /**
  * Bundles in one piece each: what runs without workers, for a service worker may not import later; and what
  * is known before a load, for chunks in common would make the engine's more and larger.
- * @param {{ write: boolean }} options
+ * @param {Output} output
  */
-export async function bundleHere({ write }) {
+export async function bundleHere({ write, outdir = "dist" }) {
   return build({
     absWorkingDir: root,
-    entryPoints: { here: "src/here/index.ts", models: "src/models/index.ts" },
-    outdir: "dist",
+    entryPoints: { here: "src/here/index.ts", grammars: GRAMMARS_HERE, models: "src/models/index.ts" },
+    outdir,
     bundle: true,
     format: "esm",
     target: "es2022",
     platform: "browser",
     minify: true,
     define: { WORKER_SOURCE: '""' },
+    plugins: [noFormatter, grammarsForBrowsers, grammarsApart],
     sourcemap: write ? "linked" : false,
     legalComments: "eof",
+    metafile: true,
     write,
   });
 }
 
-if (process.argv[1] === fileURLToPath(import.meta.url)) {
-  await rm(new URL("../dist", import.meta.url), { recursive: true, force: true });
-  const { metafile } = await bundle({ write: true });
-  await Promise.all([bundleNode({ write: true }), bundleHere({ write: true })]);
-  await writeFile(new URL("../dist/meta.json", import.meta.url), JSON.stringify(metafile));
+/**
+ * The outputs of a bundle that hold inputs whose path matches, without the worker's copy, which is loaded only
+ * where the worker's file cannot be.
+ *
+ * @param {import("esbuild").Metafile["outputs"]} outputs
+ * @param {RegExp} inputs
+ */
+export function madeOf(outputs, inputs) {
+  return Object.keys(outputs).filter(
+    (path) =>
+      !path.includes("/worker-source-") &&
+      Object.keys(outputs[path]?.inputs ?? {}).some((input) => inputs.test(input)),
+  );
 }

@@ -3,20 +3,20 @@
  * worker.
  */
 import { createHash } from "node:crypto";
-import { cp, readFile, rm } from "node:fs/promises";
+import { cp, readFile, rm, writeFile } from "node:fs/promises";
 import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
-import { workerSource } from "./bundle.mjs";
+import { bundleWorker, madeOf, workerSource } from "./bundle.mjs";
+import { noticesOf } from "./notices.mjs";
 
 const root = fileURLToPath(new URL("..", import.meta.url));
 
 await rm(new URL("../dist/page", import.meta.url), { recursive: true, force: true });
-const { metafile } = await build({
+const page = await build({
   define: await workerSource(),
   absWorkingDir: root,
   metafile: true,
-  // The engine looks for worker.js beside the script that holds it.
-  entryPoints: { main: "page/main.ts", worker: "src/worker/index.ts", style: "page/style.css" },
+  entryPoints: { main: "page/main.ts", style: "page/style.css" },
   outdir: "dist/page",
   bundle: true,
   splitting: true,
@@ -28,21 +28,33 @@ const { metafile } = await build({
   legalComments: "eof",
   chunkNames: "chunks/[name]-[hash]",
 });
+// The engine looks for worker.js beside the script that holds it.
+const worker = await bundleWorker({ write: true, outdir: "dist/page" });
 await cp(new URL("../page/index.html", import.meta.url), new URL("../dist/page/index.html", import.meta.url));
 await cp(
   new URL("../../routing/difficulty/model.json", import.meta.url),
   new URL("../dist/page/difficulty.json", import.meta.url),
 );
+await writeFile(
+  new URL("../dist/page/NOTICES.txt", import.meta.url),
+  await noticesOf([page.metafile, worker.metafile]),
+);
 
 // The service worker keeps what the page is made of, without the worker's copy; another build is another
 // version.
-const files = Object.keys(metafile.outputs).filter((path) => !/\.map$|chunks\/worker-source-/.test(path));
+const outputs = { ...page.metafile.outputs, ...worker.metafile.outputs };
+const files = Object.keys(outputs).filter((path) => !/\.map$|chunks\/worker-source-/.test(path));
+// A megabyte that only answers in JSON need: it is kept once one of them has asked for it.
+const late = madeOf(outputs, /web-xgrammar/).filter((path) => files.includes(path));
+if (late.length === 0) throw new Error("the page has no chunk of its grammar library");
+const name = (path) => path.replace(/^dist\/page\//, "");
 const hash = createHash("sha256");
 for (const path of [...files, "dist/page/difficulty.json", "page/index.html"].sort())
   hash.update(await readFile(new URL(`../${path}`, import.meta.url)));
 const shell = {
   version: hash.digest("hex").slice(0, 16),
-  files: ["./", "difficulty.json", ...files.map((path) => path.replace(/^dist\/page\//, ""))],
+  files: ["./", "difficulty.json", ...files.filter((path) => !late.includes(path)).map(name)],
+  late: late.map(name),
 };
 await build({
   absWorkingDir: root,

@@ -2,38 +2,65 @@
 /** Fails when the package, gzipped, is larger than a web app should have to load. */
 import { fileURLToPath } from "node:url";
 import { gzipSync } from "node:zlib";
-import { bundle, bundleHere, ENTRIES } from "./bundle.mjs";
+import { bundle, bundleHere, ENTRIES, madeOf, WORKER } from "./bundle.mjs";
 
 /** Other people's interfaces over an engine, each alone: the engine comes when it is asked for. */
 export const ADAPTERS = /** @type {const} */ (["openai", "ai-sdk", "react", "prompt-api"]);
 
+/** What a visitor's first answer fetches: page, worker and a backend, and beside that what deals with text. */
+const VISITS = {
+  webgpu: [ENTRIES.index, WORKER, "src/worker/gpu/load.ts"],
+  wasm: [ENTRIES.index, WORKER, "src/worker/wasm/load.ts"],
+};
+const TEXT = "src/worker/text/index.ts";
+
 /**
- * Bytes of gzip: the runtime alone; the routing SDK alone, without an engine; each adapter; what tells of a
- * model before it is loaded; all of an engine, with tokenizer and chat template.
+ * Bytes of gzip: an engine that runs through WebGPU, or WebAssembly; tokenizer and chat template, which come
+ * on top of either; the routing SDK alone, without an engine; each adapter; what tells of a model before it is
+ * loaded; all that an engine may load, but for what follows grammars and what takes answers apart; these,
+ * which the first request that asks for a format or has tools loads, or a model that marks its reasoning.
  */
 export const LIMITS = {
-  runtime: 60_000,
+  webgpu: 47_500,
+  wasm: 42_700,
+  text: 27_500,
   routing: 21_000,
   openai: 2_000,
-  "ai-sdk": 2_500,
+  "ai-sdk": 3_200,
   react: 2_000,
-  "prompt-api": 4_000,
+  "prompt-api": 4_500,
   models: 11_000,
-  all: 100_000,
+  all: 116_500,
+  grammars: 410_000,
+  answers: 8_500,
 };
 
-/** Gzipped bytes of what the entries import statically, and of everything. */
+/** Files that a visitor's first answer fetches, text included: each is a trip to the server. */
+export const MOST_FILES = 6;
+
+/**
+ * Gzipped bytes of what each visitor fetches, of what each other entry imports statically, and of everything;
+ * `files`: the most that a visit fetches.
+ */
 export async function measure() {
-  const { metafile, outputFiles = [] } = await bundle({ write: false });
+  const { metafile, outputFiles } = await bundle({ write: false });
+  const { outputs } = metafile;
   // Without the worker's copy, which is loaded only where the worker's file cannot be.
-  const paths = Object.keys(metafile.outputs).filter((path) => !path.includes("/worker-source-"));
-  /** @param {string} path */
-  const size = (path) => {
-    const file = outputFiles.find((output) => output.path.endsWith(`/${path}`));
-    if (!file) throw new Error(`esbuild lists ${path}, but has not made it`);
-    return gzipSync(file.contents, { level: 9 }).length;
+  const paths = Object.keys(outputs).filter((path) => !path.includes("/worker-source-"));
+  const grammars = madeOf(outputs, /web-xgrammar|src\/grammar\/(index|schema)\.ts/);
+  const answers = madeOf(outputs, /src\/worker\/answers\/(index|spelled)\.ts/);
+  const later = [...grammars, ...answers];
+  /** @param {Iterable<string>} some */
+  const size = (some) => {
+    let sum = 0;
+    for (const path of some) {
+      const file = outputFiles.find((output) => output.path.endsWith(`/${path}`));
+      if (!file) throw new Error(`esbuild lists ${path}, but has not made it`);
+      sum += gzipSync(file.contents, { level: 9 }).length;
+    }
+    return sum;
   };
-  /** @param {string[]} entries */
+  /** @param {readonly string[]} entries */
   const closure = (entries) => {
     /** @type {Set<string>} */
     const seen = new Set();
@@ -41,24 +68,34 @@ export async function measure() {
     const visit = (path) => {
       if (seen.has(path)) return;
       seen.add(path);
-      for (const imported of metafile.outputs[path]?.imports ?? [])
+      for (const imported of outputs[path]?.imports ?? [])
         if (imported.kind === "import-statement" && !imported.external) visit(imported.path);
     };
-    for (const path of paths) if (entries.includes(metafile.outputs[path]?.entryPoint ?? "")) visit(path);
+    for (const entry of entries) {
+      const path = paths.find((path) => outputs[path]?.entryPoint === entry);
+      if (!path) throw new Error(`the bundle has nothing that begins with ${entry}`);
+      visit(path);
+    }
     return seen;
   };
+  const { webgpu, wasm } = VISITS;
+  const visits = [webgpu, wasm].map((entries) => closure([...entries, TEXT]));
   const adapters = ADAPTERS.map((name) => ENTRIES[name]).map(String);
-  const others = paths.filter((path) => !adapters.includes(metafile.outputs[path]?.entryPoint ?? ""));
-  /** @param {Iterable<string>} some */
-  const sum = (some) => [...some].reduce((total, path) => total + size(path), 0);
   return {
-    runtime: sum(closure([ENTRIES.index, ENTRIES.worker])),
-    routing: sum(closure([ENTRIES["routing/index"]])),
+    webgpu: size(closure(webgpu)),
+    wasm: size(closure(wasm)),
+    text: size(closure([...webgpu, TEXT])) - size(closure(webgpu)),
+    files: Math.max(...visits.map(({ size }) => size)),
+    routing: size(closure([ENTRIES["routing/index"]])),
     .../** @type {Record<typeof ADAPTERS[number], number>} */ (
-      Object.fromEntries(ADAPTERS.map((name) => [name, sum(closure([ENTRIES[name]]))]))
+      Object.fromEntries(ADAPTERS.map((name) => [name, size(closure([ENTRIES[name]]))]))
     ),
     models: await sizeOfModels(),
-    all: sum(others),
+    all: size(
+      paths.filter((path) => !later.includes(path) && !adapters.includes(outputs[path]?.entryPoint ?? "")),
+    ),
+    grammars: size(grammars),
+    answers: size(answers),
   };
 }
 
@@ -70,12 +107,13 @@ async function sizeOfModels() {
 }
 
 if (process.argv[1] === fileURLToPath(import.meta.url)) {
-  const sizes = await measure();
-  for (const name of /** @type {const} */ (["runtime", "routing", ...ADAPTERS, "models", "all"])) {
-    const fits = sizes[name] <= LIMITS[name];
-    process.stdout.write(
-      `${name}: ${sizes[name]} bytes gzipped, at most ${LIMITS[name]}${fits ? "" : ": TOO LARGE"}\n`,
-    );
+  const { files, ...sizes } = await measure();
+  for (const [name, limit] of Object.entries(LIMITS)) {
+    const bytes = sizes[/** @type {keyof typeof LIMITS} */ (name)];
+    const fits = bytes <= limit;
+    process.stdout.write(`${name}: ${bytes} bytes gzipped, at most ${limit}${fits ? "" : ": TOO LARGE"}\n`);
     if (!fits) process.exitCode = 1;
   }
+  process.stdout.write(`files of a visit: ${files}, at most ${MOST_FILES}\n`);
+  if (files > MOST_FILES) process.exitCode = 1;
 }

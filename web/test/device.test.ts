@@ -1,7 +1,8 @@
 import { describe, expect, test } from "vitest";
 import { DeviceError, RequestError } from "../src/both/errors.js";
 import { type DeviceClass, parseManifest } from "../src/both/manifest.js";
-import { type AdapterAbilities, ablePrograms, withLanguage } from "../src/worker/gpu/device.js";
+import { type AdapterAbilities, withLanguage } from "../src/worker/gpu/adapter.js";
+import { ablePrograms } from "../src/worker/gpu/device.js";
 import { settled } from "../src/worker/gpu/opening.js";
 import { partsIn } from "../src/worker/gpu/weights.js";
 import { planMemory } from "../src/worker/memory.js";

@@ -18,7 +18,7 @@ import { fetchText, MissingError } from "../src/both/http.js";
 import { parseManifest } from "../src/both/manifest.js";
 import { SequenceTable } from "../src/worker/cache/sequence-table.js";
 import { Scheduler } from "../src/worker/engine/scheduler.js";
-import { findGpu } from "../src/worker/gpu/device.js";
+import { findGpu } from "../src/worker/gpu/adapter.js";
 import { Pipelines } from "../src/worker/gpu/pipelines.js";
 import { sampleManifest } from "./support/manifest.js";
 
@@ -42,8 +42,8 @@ async function failure(action: () => unknown): Promise<{ code: ErrorCode; messag
 
 describe("the codes of errors", () => {
   test("are all in the documentation, and no others", () => {
-    const page = readFileSync(new URL("../../docs/web-errors.md", SOURCE), "utf8");
-    const documented = [...page.matchAll(/^\| `([a-z-]+)` \|/gm)].map(([, code]) => code).sort();
+    const page = readFileSync(new URL("../docs/errors.md", SOURCE), "utf8");
+    const documented = [...page.matchAll(/^\| `([a-z-]+)` +\|/gm)].map(([, code]) => code).sort();
     expect(documented).toEqual(codes());
     expect(new Set(documented).size).toBe(documented.length);
   });

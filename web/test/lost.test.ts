@@ -19,6 +19,7 @@ const CARD: ModelCard = {
   vocabSize: 97,
   weightBytes: 1,
   license: null,
+  features: [],
 };
 const STATS = { promptTokens: 1, cachedTokens: 0, completionTokens: 1, ttft: 1, decode: 1 };
 
@@ -312,7 +313,7 @@ describe("a conversation that outgrows its context", () => {
   test("leaves room for the answer that is asked for", async () => {
     const { engine } = await engineOf();
     const asked = { messages: long, context_policy: "truncate-oldest" } as const;
-    const kept = async (max_tokens: number): Promise<string | undefined> =>
+    const kept = async (max_tokens: number): Promise<string | null | undefined> =>
       (await engine.chat.completions.create({ ...asked, max_tokens })).choices[0]?.message.content;
     expect([await kept(10), await kept(40), await kept(10_000)]).toEqual(["4", "2", "2"]);
   });

@@ -4,6 +4,7 @@ import { readFileSync } from "node:fs";
 import { describe, expect, test } from "vitest";
 import type { RequestError } from "../src/both/errors.js";
 import type { ChatCompletionRequest } from "../src/both/openai.js";
+import { grammarOf } from "../src/page/formats.js";
 import { prepareChat } from "../src/page/requests.js";
 import { parseSampling } from "../src/worker/engine/sampling.js";
 import { checkCount } from "../src/worker/session.js";
@@ -20,7 +21,7 @@ const VECTORS = JSON.parse(
 /** The checks of both sides: names and kinds on the page, ranges beside the model. */
 function check(request: object): void {
   const asked = { messages: [{ role: "user", content: "Hello" }], ...request } as ChatCompletionRequest;
-  const { options, logprobs } = prepareChat(asked, "sample");
+  const { options, logprobs } = prepareChat(asked, "sample", grammarOf);
   checkCount(asked.n ?? 1);
   parseSampling(options, logprobs, 97);
 }

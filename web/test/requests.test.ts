@@ -20,6 +20,7 @@ const CARD: ModelCard = {
   vocabSize: 97,
   weightBytes: 1,
   license: null,
+  features: [],
 };
 const STATS = { promptTokens: 1, cachedTokens: 0, completionTokens: 1, ttft: 1, decode: 1 };
 
@@ -66,10 +67,22 @@ function chat(fields: Record<string, unknown>): Promise<unknown> {
 
 describe("a chat request", () => {
   test.each([
-    ["tools", [{ type: "function", function: { name: "f" } }]],
+    ["tools", [{ type: "function", function: { name: "not a name" } }]],
+    ["tools", [{ type: "function", function: { name: "f", parameters: () => undefined } }]],
+    ["tools", { type: "function", function: { name: "f" } }],
     ["tool_choice", "required"],
-    ["response_format", { type: "json_object" }],
-    ["response_format", { type: "json_schema", json_schema: { name: "x", schema: {} } }],
+    ["response_format", { type: "regex" }],
+    ["response_format", { type: "grammar", grammar: "" }],
+    ["response_format", { type: "lark", grammar: "root" }],
+    ["response_format", { type: "json_schema", json_schema: { schema: {} } }],
+    ["response_format", { type: "json_schema", json_schema: { name: "x", schema: [] } }],
+    ["response_format", { type: "json_schema", json_schema: { name: "x", schema: {}, strict: 1 } }],
+    [
+      "response_format",
+      { type: "json_schema", json_schema: { name: "x", schema: { title: "x".repeat(70_000) } } },
+    ],
+    ["response_format", { type: "json_object", schema: {} }],
+    ["response_format", "json_object"],
     ["functions", [{ name: "f" }]],
     ["reasoning_effort", "high"],
     ["modalities", ["text", "audio"]],
@@ -162,7 +175,7 @@ describe("a chat request", () => {
     [[{ role: "user", content: ["x"] }], /content\[0\]/],
     [
       [{ role: "assistant", content: "x", tool_calls: [{ id: "1" }] }],
-      /messages\[0\].tool_calls is not supported/,
+      /messages\[0\].tool_calls\[0\] must be/,
     ],
     [[{ role: "user", content: "x", name: 5 }], /messages\[0\].name/],
   ])("with the messages %j is refused", async (messages, message) => {

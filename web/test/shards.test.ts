@@ -57,7 +57,13 @@ describe("shards", () => {
   test("come in order, with progress in bytes", async () => {
     const seen: ShardProgress[] = [];
     expect(await load({ onProgress: (progress) => seen.push(progress) })).toEqual(CONTENTS);
-    expect(seen.at(-1)).toEqual({ loaded: 15000, cached: 0, total: 15000 });
+    expect(seen.at(-1)).toEqual({
+      loaded: 15_000,
+      cached: 0,
+      verified: 15_000,
+      uploaded: 15_000,
+      total: 15_000,
+    });
   });
 
   test("come from the cache at the second time", async () => {
@@ -66,7 +72,13 @@ describe("shards", () => {
     const seen: ShardProgress[] = [];
     expect(await load({ cache, onProgress: (progress) => seen.push(progress) })).toEqual(CONTENTS);
     expect(requests).toHaveLength(3);
-    expect(seen.at(-1)).toEqual({ loaded: 15000, cached: 15000, total: 15000 });
+    expect(seen.at(-1)).toEqual({
+      loaded: 15_000,
+      cached: 15000,
+      verified: 15_000,
+      uploaded: 15_000,
+      total: 15_000,
+    });
   });
 
   test("corrupt in the cache are downloaded again", async () => {
@@ -104,8 +116,18 @@ describe("shards", () => {
     };
     const failed = load();
     await expect(failed).rejects.toThrow(ArtifactError);
+    await expect(failed).rejects.toMatchObject({ code: "not-found" });
     await expect(failed).rejects.toThrow(/weights\/1\.bin cannot be loaded\. http:.* answers HTTP 404/);
     expect(requests.filter((index) => index === 1)).toHaveLength(1);
+  });
+
+  test("that cannot be had now are told apart from those that are damaged", async () => {
+    handler = (_, __, response) => response.writeHead(503).end();
+    await expect(load()).rejects.toMatchObject({ name: "ArtifactError", code: "unreachable" });
+    handler = (_, __, response) => response.socket?.destroy();
+    await expect(load()).rejects.toMatchObject({ name: "ArtifactError", code: "unreachable" });
+    handler = (_, __, response) => response.end(CONTENTS[0]?.subarray(0, 4000));
+    await expect(load()).rejects.toMatchObject({ name: "ArtifactError", code: "artifact-damaged" });
   });
 
   test("survive one broken connection", async () => {

@@ -1,9 +1,9 @@
 import { readFileSync } from "node:fs";
 import { describe, expect, test } from "vitest";
 import type { DeviceClass } from "../src/both/manifest.js";
-import { describe as describeAdapter } from "../src/worker/gpu/device.js";
+import { type Adapter, classOf, describe as describeAdapter } from "../src/worker/gpu/adapter.js";
 import { known } from "../src/worker/gpu/opening.js";
-import { type Adapter, classOf, compare, type Kind, lineUp } from "../src/worker/gpu/variants.js";
+import { compare, type Kind, lineUp } from "../src/worker/gpu/variants.js";
 import { Kept } from "../src/worker/store/kept.js";
 
 /** The scripts that Python replays too: tests/vectors/variants/README.md says what each key means. */

@@ -6,8 +6,9 @@ import { Worker } from "node:worker_threads";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { bundleNode } from "../scripts/bundle.mjs";
 import { openManifest } from "../src/both/manifest.js";
+import { THREAD } from "../src/worker/host.js";
 import { loadWasm } from "../src/worker/wasm/load.js";
-import { THREAD, type ThreadPort, type ThreadWord } from "../src/worker/wasm/threads.js";
+import type { ThreadPort, ThreadWord } from "../src/worker/wasm/threads.js";
 
 /** Threads of Node over a real artifact: the folder that NEARFAR_WASM_ARTIFACT names. */
 const REAL = process.env.NEARFAR_WASM_ARTIFACT ?? null;
@@ -43,7 +44,7 @@ describe.skipIf(!REAL)("threads of a real module (NEARFAR_WASM_ARTIFACT)", { tim
   async function load() {
     const manifest = await openManifest(await readFile(new URL("manifest.json", base), "utf8"));
     const fetch = async (url: URL): Promise<Response> => new Response(await readFile(url));
-    const host = { spawn, hardwareThreads: 2 };
+    const host = { spawn, grammars: null, hardwareThreads: 2 };
     return loadWasm(base, manifest, { host, fetch, cache: null, threads: 2, kvMemory: 2 ** 23 });
   }
 

@@ -44,7 +44,7 @@ async function load(
     onWarning: (message) => warnings.push(message),
     onCard: () => undefined,
     onLost: () => undefined,
-    host: { fetch: fetcher(files), spawn, hardwareThreads: 4 },
+    host: { fetch: fetcher(files), spawn, grammars: null, hardwareThreads: 4 },
   });
   return { session, progress, warnings };
 }

@@ -228,7 +228,9 @@ def _ropes(artifact: Artifact, dtype: mx.Dtype) -> dict[str, Rope]:
 def _host_buffers(artifact: Artifact) -> dict[str, Array]:
     """Mirrors of the buffers that only the host writes: a graph is built from what is known then."""
     tables = map(page_table, range(len(artifact.manifest.groups)))
-    names = ("positions", "slots", *tables, "logit_rows", "sample_f32", "sample_i32", "logit_bias", "allowed")
+    names = ["positions", "slots", *tables, "logit_rows"]
+    if artifact.manifest.model.task == "generate":
+        names += ["sample_f32", "sample_i32", "logit_bias", "allowed"]
     shapes = {buffer.name: buffer for buffer in artifact.manifest.buffers}
     missing = [name for name in names if name not in shapes]
     if missing:

@@ -21,6 +21,7 @@ from nearfar.step.ops import (
     Attend,
     Columns,
     Embed,
+    Embedding,
     Glu,
     Linear,
     Logits,
@@ -90,10 +91,10 @@ class Interpreter:
     def __init__(
         self, ops: Sequence[Op], caches: Sequence[CacheShape], weights: Weights, arithmetic: Elementwise
     ) -> None:
-        """`ops` end with Logits."""
+        """`ops` end with Logits or Embedding."""
         *body, end = ops
-        if not isinstance(end, Logits) or any(isinstance(op, Logits) for op in body):
-            raise ValueError("the list of a step must end with logits, and have them once")
+        if not isinstance(end, Logits | Embedding) or any(isinstance(op, Logits | Embedding) for op in body):
+            raise ValueError("the list of a step must end with logits or an embedding, and have them once")
         turned = {op.out for op in body if isinstance(op, RopeAppend)}
         if any(turned & set(reads(op)) for op in ops if not isinstance(op, Attend)):
             raise ValueError("what rope_append makes can be read by attend only")
@@ -107,10 +108,13 @@ class Interpreter:
         self._live = [part.at for name in read for part in self._values[name]]
         first = len(self._calls.all)
         self._add_all(body[past:])
-        self._end = self._narrow(self._whole(end.x))
+        last = self._whole(end.x)
+        self._end = last if isinstance(end, Embedding) else self._narrow(last)
         self._walk, self._rest = self._calls.all[:first], self._calls.all[first:]
-        self._softcap = end.softcap
-        self._head, _ = self._product(end.weight, end.bias)
+        self._softcap = None if isinstance(end, Embedding) else end.softcap
+        self._head: Product | None = None
+        if isinstance(end, Logits):
+            self._head, _ = self._product(end.weight, end.bias)
 
     def step(self, run: Run) -> mx.array:
         """What the logits are made of, for the wanted rows [..., R, width]. Cache appended to."""
@@ -125,7 +129,9 @@ class Interpreter:
         return made[self._end.at]
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """float32 [..., R, vocab] of what `step` gave."""
+        """float32 [..., R, vocab] of what `step` gave; of an Embedding that itself."""
+        if self._head is None:
+            return hidden.astype(mx.float32)
         out, softcap = whole(self._head(hidden)).astype(mx.float32), self._softcap
         return out if softcap is None else mx.tanh(out / softcap) * softcap
 
@@ -168,7 +174,7 @@ class Interpreter:
                 return calls.each((self._whole(op.x),), lambda x, run: times(x, factor))
             case Columns():
                 return calls.cut(self._values[op.x], op.start, op.count)
-            case Logits():
+            case Logits() | Embedding():
                 raise AssertionError("the end of the list stands apart")
 
     def _whole(self, name: str) -> Part:

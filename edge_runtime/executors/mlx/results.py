@@ -22,18 +22,20 @@ class Results:
     """
 
     def __init__(self, manifest: Manifest, head: Callable[[mx.array], mx.array]) -> None:
-        """`head` makes logits float32 [M, vocab_size] of hidden states [M, hidden_size]."""
+        """`head` makes logits float32 [M, vocab_size] of hidden states [M, hidden_size], or embeddings."""
         self._head = head
+        self._end = "embedding" if manifest.model.task == "embed" else "logits"
         vocab, slots = manifest.model.vocab_size, manifest.cache.slots
         shapes = {buffer.name: buffer for buffer in manifest.buffers}
         self._kinds = {"int32": mx.int32, "float32": mx.float32}
         self._buffers = {
             name: mx.zeros([int(d) for d in shapes[name].shape], self._kinds[shapes[name].dtype])
             for name in ("tokens", "sampled", "logprob", "top_ids", "top_logprobs")
+            if name in shapes
         }
         # An array a slot: a step that reads and changes one does not copy the others.
-        self._counts = [mx.zeros(vocab, mx.int32) for _ in range(slots)]
-        self._logits = mx.zeros((1, vocab))
+        self._counts = [mx.zeros(vocab, mx.int32) for _ in range(slots if "counts" in shapes else 0)]
+        self._logits = mx.zeros((1, int(shapes[self._end].shape[1])))
         self._hidden: mx.array | None = None
         self._order: Array = np.zeros(1, np.int64)
         self._sampled_rows = 0
@@ -68,7 +70,7 @@ class Results:
         """See Executor.write."""
         if buffer == "counts" and 0 <= row <= len(self._counts) - len(data):
             self._counts[row : row + len(data)] = [mx.array(values) for values in data]
-        elif buffer == "logits":
+        elif buffer == self._end:
             known = min(len(self._logits), row)
             self._logits = mx.concatenate(
                 [self._logits[:known], mx.array(data), self._logits[row + len(data) :]]
@@ -84,7 +86,7 @@ class Results:
 
     def current(self, buffer: str, rows: int) -> mx.array:
         """The first rows of a buffer as they will be after the work queued so far; always a new array."""
-        if buffer == "logits":
+        if buffer == self._end:
             return self._rows(rows)[:rows] + 0
         if buffer == "counts":
             return mx.stack(self._counts[:rows])

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from nearfar.cli.carried import carried_lines
 from nearfar.errors import BuildError
 
 
@@ -34,6 +35,7 @@ with _without("torch"):
     from nearfar.build.pipeline import BuildOptions
     from nearfar.build.pipeline import build as run_build
     from nearfar.build.source import GROUP_SIZE, QUANT
+    from nearfar.build.weights.packed import FORMATS
     from nearfar.edge_runtime.artifact.reader import Artifact
     from nearfar.targets import target_names
 
@@ -45,7 +47,8 @@ def build(
         str,
         typer.Argument(
             help="A Hugging Face model: a local directory, or a hub id such as "
-            "HuggingFaceTB/SmolLM2-135M-Instruct. An MLX-quantized directory keeps its weights as they are."
+            "HuggingFaceTB/SmolLM2-135M-Instruct; or a GGUF file. Weights that are quantized already are "
+            f"kept as they are, where that can be: {', '.join(FORMATS)}."
         ),
     ],
     out: Annotated[
@@ -64,6 +67,13 @@ def build(
             "has."
         ),
     ] = DEFAULTS.quant,
+    requantize: Annotated[
+        str | None,
+        typer.Option(
+            help="Quantize a quantized checkpoint anew, instead of keeping its weights: q2, q3, q4, q5, q6, "
+            "q8 or none. It costs accuracy."
+        ),
+    ] = DEFAULTS.requantize,
     group_size: Annotated[
         int | None,
         typer.Option(
@@ -117,6 +127,14 @@ def build(
             "with cooperative matrices of 16 by 16."
         ),
     ] = list(DEFAULTS.products),  # noqa: B006
+    embeddings: Annotated[
+        bool,
+        typer.Option(
+            "--embeddings",
+            help="Give embeddings instead of text: the last token's state, normalized. Checkpoints of "
+            "embedding models that sentence-transformers saved say so themselves.",
+        ),
+    ] = False,
     export_function: Annotated[
         bool,
         typer.Option(
@@ -141,6 +159,7 @@ def build(
         targets=targets,
         quant=quant,
         group_size=group_size,
+        requantize=requantize,
         cpu=_names(cpu),
         cpu_features=_names(cpu_features),
         context=context,
@@ -148,13 +167,17 @@ def build(
         export_function=export_function,
         device_classes=_names(device_class),
         products=_names(products),
+        embeddings=embeddings,
     )
     console = Console(stderr=True)
     with _Bars(console) as bars:
         made = run_build(options, bars.report)
     for path in made:
         console.print(f"[green]built[/] {path}", highlight=False)
-    if skipped := Artifact.open(made[0]).manifest.provenance.get("skipped"):
+    artifact = Artifact.open(made[0])
+    for line in carried_lines(artifact.data["quantization"]):
+        console.print(f"weights of the checkpoint: {line}", highlight=False)
+    if skipped := artifact.manifest.provenance.get("skipped"):
         parts = ", ".join(f"{part} ({count} tensors)" for part, count in skipped.items())
         console.print(f"left out: {parts}; only the text model is built", highlight=False)
     console.print(f"next: nearfar inspect {made[0]}", highlight=False)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from rich.console import Console
 
@@ -21,6 +22,7 @@ from nearfar.cli.options import (
     KvMemory,
     MaxTokens,
     MinP,
+    Policy,
     Precision,
     ProgramName,
     Seed,
@@ -41,7 +43,7 @@ from nearfar.cli.options import (
 from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.artifact.options import LoadKeywords
 from nearfar.edge_runtime.engine.requests import RequestStats
-from nearfar.edge_runtime.openai.parameters import CommonParams
+from nearfar.edge_runtime.openai.parameters import ChatParams
 from nearfar.errors import NearfarError, RequestError
 
 HELP = """/reset          forget the conversation
@@ -63,6 +65,7 @@ def chat(
     seed: Seed = DEFAULTS.seed,
     stop: Stop = None,
     system: System = None,
+    context_policy: Policy = "error",
     cache: Cache = None,
     stats: Stats = False,
     device: DeviceName = LOAD.device,
@@ -76,6 +79,7 @@ def chat(
 ) -> None:
     """Chat in the terminal. In a pipe, each line of stdin is a question."""
     params = sampling(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
+    talk = cast(ChatParams, {**params, "context_policy": context_policy})
     console = Console(highlight=False, soft_wrap=True)
     options: LoadKeywords = {
         "device": device,
@@ -92,7 +96,7 @@ def chat(
             raise RequestError("this model has no chat template; use nearfar run --raw")
         if cache is not None:
             load_snapshot(engine, cache)
-        Chat(engine, params, console, system, stats).loop()
+        Chat(engine, talk, console, system, stats).loop()
 
 
 @dataclass
@@ -100,7 +104,7 @@ class Chat:
     """A conversation in the terminal."""
 
     engine: Engine
-    params: CommonParams
+    params: ChatParams
     console: Console
     system: str | None = None
     show_stats: bool = False
@@ -152,7 +156,7 @@ class Chat:
 
     def _answer(self) -> None:
         """Answer the last question. An interrupted answer stays as far as it got."""
-        text = ""
+        text, usage = "", None
         system = [{"role": "system", "content": self.system}] if self.system else []
         try:
             with self.engine.chat.completions.create(
@@ -163,6 +167,7 @@ class Chat:
                     text += piece
                     emit(piece)
                     self.last = chunk.timings[0] if chunk.timings else self.last
+                    usage = chunk.usage or usage
         except KeyboardInterrupt:
             emit(" …")
         except RequestError as error:
@@ -171,6 +176,8 @@ class Chat:
             return
         emit("\n")
         self.messages.append({"role": "assistant", "content": text})
+        if left_out := usage and usage.prompt_tokens_details.left_out_messages:
+            print(f"note: the oldest {left_out} messages do not fit the context", file=sys.stderr)
         if self.show_stats:
             self._stats("")
 

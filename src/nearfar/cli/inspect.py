@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nearfar import strict_json
+from nearfar.cli.carried import carried_lines
 from nearfar.cli.launches import has_plans, launches, show_launches, why_no_launches
 from nearfar.edge_runtime.artifact.budget import kv_bytes
 from nearfar.edge_runtime.artifact.finder import find_artifacts
@@ -223,6 +224,8 @@ def _show(console: Console, report: dict[str, Any]) -> None:
     for matrix in quant.get("matrices", []) if quant["scheme"] != "none" else []:
         if "reason" in matrix:
             facts.add_row("", f"not quantized: {matrix['name']} ({matrix['reason']})")
+    for line in carried_lines(quant, names=True):
+        facts.add_row("", line)
     for window, layers in model["windows"].items():
         facts.add_row("window", f"{int(window):,} tokens in {layers} layers")
     facts.add_row("license", report["license"])

@@ -9,7 +9,7 @@ import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Unpack
+from typing import Annotated, Literal, Unpack
 
 import typer
 from rich.console import Console
@@ -47,6 +47,12 @@ TopP = Annotated[
 MinP = Annotated[float, typer.Option(help="Only tokens at least this likely, relative to the likeliest.")]
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text, on every device.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End the answer before this text; may be repeated.")]
+Policy = Annotated[
+    Literal["error", "truncate-oldest"],
+    typer.Option(
+        help="A conversation that does not fit the context is refused, or loses its oldest turns.",
+    ),
+]
 System = Annotated[str | None, typer.Option(help="System prompt.")]
 DeviceName = Annotated[str, typer.Option("--device", help=f"{device_choices()}.")]
 Precision = Annotated[

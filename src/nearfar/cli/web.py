@@ -1,13 +1,18 @@
-"""`nearfar web`: the chat page for an artifact, in the browser."""
+"""`nearfar web`: the chat page for one or several models, in the browser."""
 
+import re
 import webbrowser
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from nearfar.edge_runtime.artifact.finder import by_target, none_for
+from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import ArtifactError
 from nearfar.page_server import Site, find_page, open_server, origin_of
 
@@ -24,10 +29,66 @@ def for_browsers(path: Path) -> Path | dict[str, Path]:
     return found if len(found) > 1 else next(iter(found.values()))
 
 
+@dataclass(frozen=True)
+class Offer:
+    """What the page is served: artifacts by their folder below /artifact/, and the list to choose from."""
+
+    artifacts: Path | Mapping[str, Path]
+    models: tuple[Mapping[str, object], ...] = ()
+
+
+def offer(paths: Sequence[Path]) -> Offer:
+    """One model; or several, each in a folder of its own, by the names that their manifests give."""
+    if len(paths) == 1:
+        return Offer(for_browsers(paths[0]))
+    found = [for_browsers(path) for path in paths]
+    sides = [{"": side} if isinstance(side, Path) else side for side in found]
+    opened = [Artifact.open(next(iter(side.values()))) for side in sides]
+    artifacts: dict[str, Path] = {}
+    models = []
+    for name, side, artifact in zip(_names(opened), sides, opened, strict=True):
+        folder = re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII).strip(".-") or "model"
+        while any(taken.partition("/")[0] == folder for taken in artifacts):
+            folder += "-"
+        artifacts |= {f"{folder}/{target}" if target else folder: path for target, path in side.items()}
+        models.append(_listed(name, folder, artifact, [target or artifact.target for target in side]))
+    return Offer(artifacts, tuple(models))
+
+
+def _names(artifacts: Sequence[Artifact]) -> list[str]:
+    """What to call each: its model, and where that is not enough, how it is quantized, and which it is."""
+    models = [artifact.manifest.model.name for artifact in artifacts]
+    schemes = [artifact.manifest.quantization.scheme for artifact in artifacts]
+    count = Counter(models)
+    names: list[str] = []
+    for model, scheme in zip(models, schemes, strict=True):
+        name = model if count[model] == 1 else f"{model} {scheme}"
+        again = sum(each == name or each.startswith(f"{name} (") for each in names)
+        names.append(f"{name} ({again + 1})" if again else name)
+    return names
+
+
+def _listed(name: str, folder: str, artifact: Artifact, backends: Sequence[str]) -> dict[str, object]:
+    """One entry of models.json (web/docs/clients.md)."""
+    manifest = artifact.manifest
+    return {
+        "name": name,
+        "model": f"artifact/{folder}/",
+        "bytes": manifest.weights.bytes + sum(file.bytes for file in manifest.tokenizer.files),
+        "needs": {"backends": list(backends)},
+        "contextLength": manifest.model.context_length,
+        "license": manifest.license,
+    }
+
+
 def web(
     artifact: Annotated[
-        Path,
-        typer.Argument(help="A webgpu or wasm artifact, or the OUT folder of a build.", show_default=False),
+        list[Path],
+        typer.Argument(
+            help="A webgpu or wasm artifact, or the OUT folder of a build; of several, the page offers a "
+            "choice.",
+            show_default=False,
+        ),
     ],
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="The next free port is taken where it is in use; 0: any.")
@@ -52,14 +113,15 @@ def web(
     ] = None,
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
 ) -> None:
-    """Serve the chat page for an artifact and open it in the browser.
+    """Serve the chat page for one or several models and open it in the browser.
 
     Where a folder holds artifacts for webgpu and for wasm, the browser takes webgpu if it has a GPU.
     """
     if cloud is not None:
         origin_of(cloud)  # refuses what is no address
-    served = for_browsers(artifact)
-    site = Site(find_page(), served, cloud, hosts=tuple(allowed_host or ()))
+    offered = offer(artifact)
+    served = offered.artifacts
+    site = Site(find_page(), served, cloud, hosts=tuple(allowed_host or ()), models=offered.models)
     shown = served if isinstance(served, Path) else ", ".join(map(str, served.values()))
     # Ctrl-C is how a server is meant to end, from the moment that it listens.
     with open_server(host, port, site) as server, suppress(KeyboardInterrupt):

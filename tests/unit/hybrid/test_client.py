@@ -96,7 +96,10 @@ async def test_formats_go_to_who_can(rig: Rig, installed: bool, monkeypatch: pyt
         assert (answer.x_nearfar.route, len(answer.choices[0].message.content or "")) == (route, 4)
 
 
-async def test_tools_go_to_who_can(rig: Rig) -> None:
+@pytest.mark.parametrize("installed", [True, False])
+async def test_tools_go_to_who_can(rig: Rig, installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not installed:
+        monkeypatch.setattr(compiler, "find_spec", lambda name: None)
     client = rig.client()
     tool = {
         "type": "function",
@@ -105,11 +108,24 @@ async def test_tools_go_to_who_can(rig: Rig) -> None:
     called = await client.chat.completions.create(
         HELLO, tools=[tool], tool_choice="required", max_tokens=300, temperature=0
     )
+    assert called.x_nearfar.route == ("device" if installed else "cloud")
     assert called.choices[0].message.tool_calls is not None
     assert called.choices[0].message.tool_calls[0].function.name == "go"
     assert called.choices[0].finish_reason in ("tool_calls", "length"), (
         "a random model may add blanks for long"
     )
+    stream = await client.chat.completions.create(
+        HELLO, tools=[tool], tool_choice="required", max_tokens=300, temperature=0, stream=True
+    )
+    parts = [
+        call async for chunk in stream for choice in chunk.choices for call in choice.delta.tool_calls or ()
+    ]
+    first, *pieces = [part for part in parts if part.index == 0]
+    assert (first.type, first.function.name, first.function.arguments) == ("function", "go", "")
+    assert first.id
+    assert {(piece.type, piece.id, piece.function.name) for piece in pieces} == {(None, None, None)}
+    written = "".join(piece.function.arguments for piece in pieces)
+    assert written == called.choices[0].message.tool_calls[0].function.arguments
 
 
 async def test_shadow_answers_here_and_tells_what_it_would_have_done(rig: Rig, tmp_path: Path) -> None:

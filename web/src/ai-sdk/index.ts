@@ -1,18 +1,23 @@
 /** nearfar as a model of the AI SDK (the `ai` package): `streamText({ model: nearfar(engine), … })`. */
 
 import type {
+  EmbeddingModelV4,
+  EmbeddingModelV4CallOptions,
+  EmbeddingModelV4Result,
   LanguageModelV4,
   LanguageModelV4CallOptions,
   LanguageModelV4GenerateResult,
   LanguageModelV4StreamResult,
 } from "@ai-sdk/provider";
-import { type Answerer, streamedChat, wholeChat } from "../both/answers.js";
+import { type Answerer, ask, streamedChat, wholeChat } from "../both/answers.js";
+import type { EmbeddingResponse } from "../both/openai.js";
 import { streamOf } from "../both/streams.js";
-import { finishReasonOf, metadataOf, partsOf, usageOf } from "./replies.js";
+import { contentOf, finishReasonOf, metadataOf, partsOf, usageOf } from "./replies.js";
 import { prepare } from "./requests.js";
 
 export type { Answerer } from "../both/answers.js";
 
+/** What the AI SDK is told of the model. */
 export interface NearfarModelOptions {
   /** What the AI SDK calls the model; by default the name of the one that the engine has. */
   readonly modelId?: string;
@@ -22,7 +27,7 @@ export interface NearfarModelOptions {
  * A language model of the AI SDK that `engine` answers. What its call options cannot say goes through
  * `providerOptions: { nearfar: { min_p, repetition_penalty, … } }`, by the names of the engine's requests.
  *
- * Tools and files are refused with UnsupportedFunctionalityError; there are no embeddings.
+ * Tools of providers and files are refused with UnsupportedFunctionalityError.
  */
 export function nearfar(engine: Answerer, options: NearfarModelOptions = {}): LanguageModelV4 {
   return new NearfarModel(engine, options.modelId ?? engine.model?.name ?? "hybrid");
@@ -44,7 +49,7 @@ class NearfarModel implements LanguageModelV4 {
     const answer = await wholeChat(this.engine, request);
     const [choice] = answer.choices;
     return {
-      content: choice?.message.content ? [{ type: "text", text: choice.message.content }] : [],
+      content: choice ? contentOf(choice) : [],
       finishReason: finishReasonOf(choice?.finish_reason ?? null),
       usage: usageOf(answer.usage),
       response: metadataOf(answer),
@@ -57,4 +62,30 @@ class NearfarModel implements LanguageModelV4 {
     const chunks = await streamedChat(this.engine, request);
     return { stream: streamOf(partsOf(chunks, warnings, options)) };
   }
+}
+
+/**
+ * An embedding model of the AI SDK that `engine` answers, which has loaded a model that gives embeddings.
+ * `providerOptions: { nearfar: { dimensions } }` asks for the first values of each.
+ */
+export function embeddingModel(engine: Answerer, options: NearfarModelOptions = {}): EmbeddingModelV4 {
+  const { embeddings } = engine;
+  if (!embeddings) throw new TypeError("this client has no embeddings: give an engine of nearfar");
+  return {
+    specificationVersion: "v4",
+    provider: "nearfar",
+    modelId: options.modelId ?? engine.model?.name ?? "nearfar",
+    maxEmbeddingsPerCall: 2048,
+    supportsParallelCalls: true,
+    async doEmbed(asked: EmbeddingModelV4CallOptions): Promise<EmbeddingModelV4Result> {
+      const { values: input, abortSignal: signal, providerOptions } = asked;
+      const request = { ...providerOptions?.nearfar, input, ...(signal && { signal }) };
+      const { data, usage } = (await ask(embeddings, request)) as EmbeddingResponse;
+      return {
+        embeddings: data.map(({ embedding }) => embedding as number[]),
+        usage: { tokens: usage.prompt_tokens },
+        warnings: [],
+      };
+    },
+  };
 }

@@ -1,16 +1,20 @@
 import type {
   LanguageModelV4CallOptions,
+  LanguageModelV4Content,
   LanguageModelV4FinishReason,
   LanguageModelV4ResponseMetadata,
   LanguageModelV4StreamPart,
   LanguageModelV4Usage,
   SharedV4Warning,
 } from "@ai-sdk/provider";
-import type { ChatCompletionChunk, Usage } from "../both/openai.js";
+import { addCall } from "../both/calls.js";
+import type { ChatChoice, ChatChunkChoice, ChatCompletionChunk, ToolCall, Usage } from "../both/openai.js";
+import { parsed } from "./tools.js";
 
 const REASONS: Readonly<Record<string, LanguageModelV4FinishReason["unified"]>> = {
   stop: "stop",
   length: "length",
+  tool_calls: "tool-calls",
   content_filter: "content-filter",
 };
 
@@ -37,8 +41,28 @@ export function metadataOf(reply: {
   return { id: reply.id, timestamp: new Date(reply.created * 1000), modelId: reply.model };
 }
 
-/** An answer has one block of text. */
-const BLOCK = "0";
+export function contentOf({ message, finish_reason }: ChatChoice): LanguageModelV4Content[] {
+  const { content, reasoning_content, tool_calls = [] } = message;
+  return [
+    ...(reasoning_content ? [{ type: "reasoning", text: reasoning_content } as const] : []),
+    ...(content ? [{ type: "text", text: content } as const] : []),
+    ...tool_calls.filter((call) => isWhole(call, finish_reason)).map(callOf),
+  ];
+}
+
+/** Only an answer that is cut can have a call whose arguments are not whole: nothing is to be called then. */
+function isWhole({ function: called }: ToolCall, reason: string | null): boolean {
+  return reason !== "length" || parsed(called.arguments) !== undefined;
+}
+
+function callOf({ id, function: called }: ToolCall) {
+  return {
+    type: "tool-call",
+    toolCallId: id,
+    toolName: called.name,
+    input: called.arguments || "{}",
+  } as const;
+}
 
 /**
  * The engine's chunks as the AI SDK's parts. An error on the way is a part and ends the answer; an abort
@@ -53,17 +77,15 @@ export async function* partsOf(
   let first = true;
   let usage: Usage | undefined;
   let finishReason = finishReasonOf(null);
+  const blocks = new Blocks();
   try {
     for await (const chunk of chunks) {
       if (includeRawChunks) yield { type: "raw", rawValue: chunk };
-      if (first) {
-        yield { type: "response-metadata", ...metadataOf(chunk) };
-        yield { type: "text-start", id: BLOCK };
-        first = false;
-      }
+      if (first) yield { type: "response-metadata", ...metadataOf(chunk) };
+      first = false;
       usage = chunk.usage ?? usage;
       const [choice] = chunk.choices;
-      if (choice?.delta.content) yield { type: "text-delta", id: BLOCK, delta: choice.delta.content };
+      if (choice) yield* blocks.next(choice);
       if (choice?.finish_reason) finishReason = finishReasonOf(choice.finish_reason);
     }
   } catch (error) {
@@ -71,6 +93,47 @@ export async function* partsOf(
     yield { type: "error", error };
     finishReason = { unified: "error", raw: undefined };
   }
-  if (!first) yield { type: "text-end", id: BLOCK };
+  yield* blocks.end(finishReason.raw ?? "length");
   yield { type: "finish", usage: usageOf(usage), finishReason };
+}
+
+/** The blocks of an answer: one at a time is open. */
+class Blocks {
+  #open: { readonly type: "text" | "reasoning" | "tool-input"; readonly id: string } | null = null;
+  #count = 0;
+  readonly #calls: ToolCall[] = [];
+
+  *next({ delta }: ChatChunkChoice): Generator<LanguageModelV4StreamPart> {
+    if (delta.reasoning_content) yield* this.#written("reasoning", delta.reasoning_content);
+    if (delta.content) yield* this.#written("text", delta.content);
+    for (const call of delta.tool_calls ?? []) {
+      if (call.id) yield* this.end();
+      addCall(this.#calls, call);
+      if (call.id) {
+        this.#open = { type: "tool-input", id: call.id };
+        yield { type: "tool-input-start", id: call.id, toolName: call.function?.name ?? "" };
+      }
+      const id = this.#calls[call.index]?.id ?? "";
+      const piece = call.function?.arguments;
+      if (piece) yield { type: "tool-input-delta", id, delta: piece };
+    }
+  }
+
+  /** `reason`: why the answer ended; null where it goes on. */
+  *end(reason: string | null = null): Generator<LanguageModelV4StreamPart> {
+    if (!this.#open) return;
+    yield { type: `${this.#open.type}-end`, id: this.#open.id };
+    const call = this.#calls.at(-1);
+    if (this.#open.type === "tool-input" && call && isWhole(call, reason)) yield callOf(call);
+    this.#open = null;
+  }
+
+  *#written(type: "text" | "reasoning", delta: string): Generator<LanguageModelV4StreamPart> {
+    if (this.#open?.type !== type) {
+      yield* this.end();
+      this.#open = { type, id: String(this.#count++) };
+      yield { type: `${type}-start`, id: this.#open.id };
+    }
+    yield { type: `${type}-delta`, id: this.#open.id, delta };
+  }
 }

@@ -4,7 +4,8 @@ import {
   type SharedV4Warning,
   UnsupportedFunctionalityError,
 } from "@ai-sdk/provider";
-import type { ChatCompletionRequest, MessageParam } from "../both/openai.js";
+import type { ChatCompletionRequest, MessageParam, ToolCall } from "../both/openai.js";
+import { callOf, resultOf, toolsOf } from "./tools.js";
 
 /** The AI SDK's call as the engine's request, with what of it has no meaning here. */
 export interface PreparedCall {
@@ -13,12 +14,12 @@ export interface PreparedCall {
 }
 
 export function prepare(options: LanguageModelV4CallOptions, modelId: string): PreparedCall {
-  refuseTools(options, modelId);
   const { reasoning = "provider-default", abortSignal } = options;
   const warnings: SharedV4Warning[] = [];
   if (!["provider-default", "none"].includes(reasoning))
     warnings.push({ type: "unsupported", feature: "reasoning", details: "the engine has no such setting" });
-  const messages = options.prompt.map((message) => messageOf(message, modelId, warnings));
+  const refuse = (functionality: string): Error => unsupported(functionality, modelId);
+  const messages = options.prompt.flatMap((message) => messagesOf(message, refuse));
   const sampling = {
     max_tokens: options.maxOutputTokens,
     temperature: options.temperature,
@@ -33,33 +34,40 @@ export function prepare(options: LanguageModelV4CallOptions, modelId: string): P
   };
   const given = Object.entries(sampling).filter(([, value]) => value !== undefined);
   // The engine checks every name and value of these.
-  const request = { ...options.providerOptions?.nearfar, ...Object.fromEntries(given), messages };
+  const request = {
+    ...options.providerOptions?.nearfar,
+    ...Object.fromEntries(given),
+    ...toolsOf(options, warnings, refuse),
+    messages,
+  };
   return { request, warnings };
 }
 
-function refuseTools({ tools = [], toolChoice }: LanguageModelV4CallOptions, modelId: string): void {
-  const [first] = tools;
-  if (first) throw unsupported(`tools (${first.name})`, modelId);
-  if (toolChoice && toolChoice.type !== "auto" && toolChoice.type !== "none")
-    throw unsupported(`toolChoice ${toolChoice.type}`, modelId);
-}
-
-function messageOf(
+function messagesOf(
   message: LanguageModelV4Message,
-  modelId: string,
-  warnings: SharedV4Warning[],
-): MessageParam {
-  if (message.role === "system") return { role: "system", content: message.content };
-  if (message.role === "tool") throw unsupported("messages of tools", modelId);
+  refuse: (functionality: string) => Error,
+): MessageParam[] {
+  if (message.role === "system") return [{ role: "system", content: message.content }];
+  if (message.role === "tool")
+    // Approvals have had their effect: what was approved has a result, what was denied has one that says so.
+    return message.content.flatMap((part) => (part.type === "tool-result" ? [resultOf(part, refuse)] : []));
   let content = "";
+  let reasoning = "";
+  const calls: ToolCall[] = [];
   for (const part of message.content) {
     if (part.type === "text") content += part.text;
-    // Another model's thoughts, which no chat template has a place for.
-    else if (part.type === "reasoning")
-      warnings.push({ type: "unsupported", feature: "reasoning in messages", details: "it is left out" });
-    else throw unsupported(partName(part), modelId);
+    else if (part.type === "reasoning") reasoning += part.text;
+    else if (part.type === "tool-call" && !part.providerExecuted) calls.push(callOf(part));
+    else throw refuse(partName(part));
   }
-  return { role: message.role, content };
+  return [
+    {
+      role: message.role,
+      content,
+      ...(reasoning !== "" && { reasoning_content: reasoning }),
+      ...(calls.length > 0 && { tool_calls: calls }),
+    },
+  ];
 }
 
 function partName(part: { readonly type: string; readonly mediaType?: string }): string {

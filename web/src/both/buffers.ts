@@ -1,4 +1,4 @@
-import { BUFFERS } from "./format.js";
+import { BUFFERS, OF_LOGITS } from "./format.js";
 import type { BufferEntry, CacheInfo, Dim, Manifest } from "./manifest.js";
 
 /**
@@ -11,7 +11,9 @@ type Words = Readonly<Record<string, Dim>>;
 
 /** What of a manifest the buffers depend on. */
 export interface BufferFacts extends Pick<Manifest, "cache" | "groups" | "caches" | "ropes"> {
-  readonly model: Pick<Manifest["model"], "vocabSize" | "contextLength">;
+  readonly model: Pick<Manifest["model"], "vocabSize" | "contextLength"> &
+    Partial<Pick<Manifest["model"], "task">>;
+  readonly buffers?: readonly BufferEntry[];
   readonly weights: Pick<Manifest["weights"], "tensors">;
 }
 
@@ -24,13 +26,23 @@ export function buffersOf(manifest: BufferFacts): BufferEntry[] {
     vocab: model.vocabSize,
     vocab_words: Math.ceil(model.vocabSize / 32),
     page_size: cache.pageSize,
+    // The step that the width follows from is not read here; plans write whole rows.
+    embedding: embeddingOf(manifest),
   };
+  const leftOut: readonly string[] = model.task === "embed" ? OF_LOGITS : ["embedding"];
   return Object.entries(BUFFERS).flatMap(([line, { dtype, shape }]) =>
-    instances(line, manifest).map(([name, more]): BufferEntry => {
+    (leftOut.includes(line) ? [] : instances(line, manifest)).map(([name, more]): BufferEntry => {
       const all: Words = { ...words, ...more };
       return { name, dtype, shape: shape.map((dim) => all[dim] ?? (dim as Dim)) };
     }),
   );
+}
+
+/** Values of the embeddings that a model gives; 0: it gives logits. */
+export function embeddingOf({ model, buffers }: Pick<BufferFacts, "model" | "buffers">): number {
+  if (model.task !== "embed") return 0;
+  const width = buffers?.find(({ name }) => name === "embedding")?.shape[1];
+  return typeof width === "number" ? width : 0;
 }
 
 /** The buffers that a line of the table stands for, with what their shape depends on. */

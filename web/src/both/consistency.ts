@@ -20,7 +20,12 @@ export function checkManifest(manifest: Manifest): void {
       throw new ArtifactError(`Two programs have the name ${name}. Build the artifact again.`);
   });
   checkFiles(manifest);
-  for (const program of manifest.programs) for (const name of FUNCTIONS) checkBuckets(program, name);
+  for (const program of manifest.programs)
+    for (const name of functionsOf(manifest.model)) checkBuckets(program, name);
+}
+
+function functionsOf({ task }: ModelInfo): readonly FunctionName[] {
+  return task === "embed" ? ["step"] : FUNCTIONS;
 }
 
 /** Programs may share a file, and then they say the same of it. */

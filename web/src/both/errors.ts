@@ -1,6 +1,6 @@
 /**
  * The errors nearfar throws on purpose. Each message says what was wrong, with which value, and what to do;
- * its code is for programs (docs/web-errors.md).
+ * its code is for programs (docs/errors.md).
  */
 
 export type ErrorCode =
@@ -143,6 +143,11 @@ export function linkedAbort(signal: AbortSignal | undefined): {
   if (signal?.aborted) stop();
   else signal?.addEventListener("abort", stop);
   return { signal: controller.signal, stop };
+}
+
+/** For what is told of an error that is not of this package. */
+export function namedMessage(error: unknown): string {
+  return error instanceof Error ? `${error.name}: ${error.message}` : String(error);
 }
 
 /** An error in a form that survives postMessage with its class and code. */

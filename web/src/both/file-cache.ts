@@ -1,6 +1,7 @@
+import { BEGUN, BegunFile } from "./begun.js";
 import { alone, isNamed, locks, namesIn, read, remove, store } from "./files.js";
 import { sha256Hex } from "./http.js";
-import type { Manifest } from "./manifest.js";
+import type { FileEntry, Manifest } from "./manifest.js";
 
 /**
  * Where verified files stay between visits. Keyed by SHA-256, so artifacts that share a file share its copy,
@@ -11,10 +12,14 @@ export interface FileCache {
   get(sha256: string): Promise<Uint8Array<ArrayBuffer> | null>;
   put(sha256: string, bytes: Uint8Array<ArrayBuffer>): Promise<void>;
   delete(sha256: string): Promise<void>;
+  /** Where a file lies that has come in part; null where nothing can lie. One at a time has it. */
+  begun?(sha256: string): Promise<BegunFile | null>;
 }
 
 const FILES = "nearfar-files";
 const LISTS = "nearfar-lists";
+/** Where versions of before kept weights alone: nobody reads it any more. */
+const OLD = "nearfar-shards";
 /** Held by all who write, and alone by who sweeps, over all tabs of the origin. */
 const LOCK = "nearfar-files";
 
@@ -41,6 +46,8 @@ export interface Artifact {
   readonly manifest: string;
   /** By SHA-256. */
   readonly files: readonly string[];
+  /** Those of them that take the room. */
+  readonly large?: readonly Pick<FileEntry, "sha256" | "bytes">[];
 }
 
 /** A model in the browser's storage. */
@@ -54,11 +61,17 @@ export interface CachedModel {
   readonly complete: boolean;
 }
 
-/** The files that a manifest vouches for and that a load may ask for, by SHA-256. */
-export function filesOf({ weights, tokenizerFiles, programs }: Manifest): string[] {
-  const entries: { readonly sha256: string }[] = [...weights.shards, ...tokenizerFiles];
-  for (const { kernels, library, functions } of programs)
-    entries.push(...kernels.values(), ...Object.values(functions).flat(), ...(library ? [library] : []));
+/**
+ * The files that a manifest vouches for and that a load may ask for, by SHA-256: what lies in packs comes with
+ * them.
+ */
+export function filesOf({ weights, tokenizerFiles, programs, packs }: Manifest): string[] {
+  const entries: { readonly sha256: string }[] = [...weights.shards, ...packs];
+  const packed = new Set(packs.map(({ program }) => program));
+  if (!packed.has(null)) entries.push(...tokenizerFiles);
+  for (const { name, kernels, library, functions } of programs)
+    if (!packed.has(name))
+      entries.push(...kernels.values(), ...Object.values(functions).flat(), ...(library ? [library] : []));
   return [...new Set(entries.map(({ sha256 }) => sha256))];
 }
 
@@ -84,15 +97,26 @@ function listName(url: URL | string): Promise<string> {
 }
 
 /**
- * The origin private file system for an artifact that is being loaded; null where it is missing. Files that
- * no artifact of this origin is made of any more are deleted.
+ * The origin private file system for an artifact that is being loaded; null where it is missing, or has too
+ * little room, which `onShort` is told. Files that no artifact of this origin is made of any more are deleted.
  */
-export async function openOpfsCache(artifact: Artifact): Promise<OpfsCache | null> {
+export async function openOpfsCache(
+  artifact: Artifact,
+  onShort: (lacking: number) => void = () => undefined,
+): Promise<OpfsCache | null> {
   const folders = await openFolders();
   if (!folders) return null;
   try {
+    await (await navigator.storage.getDirectory())
+      .removeEntry(OLD, { recursive: true })
+      .catch(() => undefined);
     const manifest = await sha256Hex(new TextEncoder().encode(artifact.manifest));
     const cache = new OpfsCache(folders, artifact, await listName(artifact.url), manifest);
+    const lacking = await cache.lacking().catch(() => 0);
+    if (lacking > 0) {
+      onShort(lacking);
+      return null;
+    }
     await cache.claim().catch(() => undefined);
     return cache;
   } catch {
@@ -161,6 +185,23 @@ export class OpfsCache implements FileCache {
     this.#files = [...new Set([...artifact.files, manifest])];
   }
 
+  /**
+   * Bytes that the storage has too few for the artifact, were all others given up for it; 0 where it has
+   * enough, or the browser does not say: Chrome tells of 10 GiB, and refuses later what does not fit.
+   */
+  async lacking(): Promise<number> {
+    const { quota, usage = 0 } = await navigator.storage.estimate();
+    if (quota === undefined) return 0;
+    let wanted = 0;
+    for (const { sha256, bytes } of this.artifact.large ?? [])
+      if ((await sizeOf(this.folders.files, sha256)) !== bytes) wanted += bytes;
+    if (wanted <= quota - usage) return 0;
+    let others = 0;
+    for (const name of await namesIn(this.folders.files))
+      if (!this.#files.includes(name)) others += await sizeOf(this.folders.files, name);
+    return Math.max(wanted - (quota - usage) - others, 0);
+  }
+
   /** Says which files the artifact needs, and deletes those that nobody does. */
   async claim(): Promise<void> {
     const last = parseList(await read(this.folders.lists, this.list));
@@ -194,6 +235,10 @@ export class OpfsCache implements FileCache {
     return locked("shared", () => alone(sha256, () => remove(this.folders.files, sha256)));
   }
 
+  begun(sha256: string): Promise<BegunFile | null> {
+    return BegunFile.open(this.folders.files, sha256);
+  }
+
   async #write(what: Pick<FileList, "manifest" | "files" | "coming">): Promise<void> {
     const list: FileList = {
       url: this.artifact.url.href,
@@ -224,7 +269,8 @@ export class OpfsCache implements FileCache {
 async function sweep(folders: Folders): Promise<void> {
   const lists = await readLists(folders);
   const wanted = new Set([...lists.values()].flatMap(({ files, coming }) => [...files, ...coming]));
-  for (const name of await namesIn(folders.files)) if (!wanted.has(name)) await remove(folders.files, name);
+  for (const name of await namesIn(folders.files))
+    if (!wanted.has(name.replace(BEGUN, ""))) await remove(folders.files, name);
   for (const name of await namesIn(folders.lists)) if (!lists.has(name)) await remove(folders.lists, name);
 }
 

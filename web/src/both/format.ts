@@ -113,6 +113,7 @@ export const BUFFERS = {
   logit_rows: { dtype: "int32", shape: [16] },
   "rope.<name>": { dtype: "float32", shape: ["context", "head_dim"] },
   logits: { dtype: "float32", shape: [16, "vocab"] },
+  embedding: { dtype: "float32", shape: [16, "embedding"] },
   sample_f32: { dtype: "float32", shape: [16, 8] },
   sample_i32: { dtype: "int32", shape: [16, 8] },
   logit_bias: { dtype: "float32", shape: ["slots", "vocab"] },
@@ -126,6 +127,20 @@ export const BUFFERS = {
   "kv.<c>.v": { dtype: "kv", shape: ["pages.<g>", "kv_heads", "page_size", "head_dim"] },
 } as const;
 
+/** What artifacts have that give logits, and no others. */
+export const OF_LOGITS = [
+  "logits",
+  "sample_f32",
+  "sample_i32",
+  "logit_bias",
+  "counts",
+  "allowed",
+  "sampled",
+  "logprob",
+  "top_ids",
+  "top_logprobs",
+] as const;
+
 /** What a buffer can be called. */
 export type BufferName =
   | "tokens"
@@ -135,6 +150,7 @@ export type BufferName =
   | "logit_rows"
   | `rope.${string}`
   | "logits"
+  | "embedding"
   | "sample_f32"
   | "sample_i32"
   | "logit_bias"
@@ -155,6 +171,7 @@ export interface ModelRecord {
   readonly context_length: number;
   readonly bos_token_id: number | null;
   readonly eos_token_ids: readonly number[];
+  readonly task?: "generate" | "embed";
 }
 
 /** Geometry of the paged cache. */
@@ -201,6 +218,8 @@ export interface StoredMatrixRecord {
   readonly bits: number;
   readonly group_size?: number;
   readonly reason?: string | null;
+  readonly carried?: "exact" | "codes exact, offsets rounded" | "requantized" | null;
+  readonly step?: number | null;
 }
 
 /** What was done to the weights: in short, how, and matrix by matrix (they need not be alike). */
@@ -306,6 +325,69 @@ export interface TokenizerFilesRecord {
   readonly files: readonly FileRecord[];
 }
 
+/** Small files of the artifact once more, in one (format/packs.py): of `program`, or of the tokenizer. */
+export interface PackRecord {
+  readonly file: string;
+  readonly bytes: number;
+  readonly sha256: string;
+  readonly program?: string | null;
+}
+
+/** The strings around reasoning, such as <think> and </think>. */
+export interface MarksRecord {
+  readonly begin: string;
+  readonly end: string;
+  readonly after?: string;
+}
+
+/** A call that is its name and then its arguments: `before` + name + `after` + arguments. */
+export interface NamedRecord {
+  readonly before?: string;
+  readonly after?: string;
+  readonly until?: string;
+}
+
+/**
+ * Arguments that are not one JSON object: between `begin` and `end`, each as `before_name` + name +
+ * `after_name` + value + `after_value`, with `separator` between them.
+ */
+export interface SpellingRecord {
+  readonly begin: string;
+  readonly end: string;
+  readonly before_name?: string;
+  readonly after_name?: string;
+  readonly after_value?: string;
+  readonly separator?: string;
+  readonly quotes?: readonly string[];
+  readonly raw?: boolean;
+  readonly words?: readonly string[];
+}
+
+/** How calls are written: sections between `begin` and `end`, each with a call or a list of them. */
+export interface CallFormatRecord {
+  readonly begin?: string;
+  readonly end?: string;
+  readonly also?: readonly string[];
+  readonly bare?: string;
+  readonly blank?: string;
+  readonly separator?: string;
+  readonly repeats?: boolean;
+  readonly listed?: boolean;
+  readonly name?: string;
+  readonly arguments?: string;
+  readonly named?: NamedRecord | null;
+  readonly spelling?: SpellingRecord | null;
+}
+
+/** How a model marks the parts of its answers. `family`: the format's name, for people. */
+export interface AnswerFormatRecord {
+  readonly family?: string;
+  readonly reasoning?: MarksRecord | null;
+  readonly calls?: CallFormatRecord | null;
+  readonly text?: string;
+  readonly dropped?: readonly string[];
+}
+
 /** Everything in manifest.json. */
 export interface ManifestRecord {
   readonly format: string;
@@ -324,7 +406,9 @@ export interface ManifestRecord {
   readonly tokenizer: TokenizerFilesRecord;
   readonly config?: FileRecord | null;
   readonly function?: FileRecord | null;
+  readonly packs?: readonly PackRecord[];
   readonly license?: string | null;
+  readonly answers?: AnswerFormatRecord | null;
   readonly provenance?: Readonly<Record<string, unknown>>;
 }
 

@@ -2,6 +2,7 @@ import {
   ArtifactError,
   abortReason,
   DeviceError,
+  type ErrorCode,
   type ErrorDetails,
   throwIfAborted,
   UnreachableError,
@@ -13,8 +14,8 @@ export interface DownloadOptions {
   readonly fetch?: Fetch | undefined;
   readonly signal?: AbortSignal | undefined;
   readonly cache?: RequestCache;
-  /** Called with the bytes of this file received so far. */
-  readonly onBytes?: (received: number) => void;
+  /** Called with the number of bytes of this file received so far, and with them at the beginning of it. */
+  readonly onBytes?: (received: number, bytes: Uint8Array<ArrayBuffer>) => void;
 }
 
 /** The beginning of a file whose download broke off. */
@@ -41,7 +42,13 @@ export function within(base: URL, file: string): URL {
  */
 export type Download =
   | { readonly ok: true; readonly bytes: Uint8Array<ArrayBuffer> }
-  | { readonly ok: false; readonly problem: string; readonly retry: boolean; readonly part?: Part };
+  | {
+      readonly ok: false;
+      readonly problem: string;
+      readonly code: ErrorCode;
+      readonly retry: boolean;
+      readonly part?: Part;
+    };
 
 /**
  * Downloads a file whose size is known; of one that has begun, the rest, where the server gives parts. Rejects
@@ -60,7 +67,7 @@ export async function download(
     const response = await request(url, options, begun && `bytes=${begun.received}-`);
     if (!response.ok) {
       const problem = `${url.href} answers HTTP ${response.status} ${response.statusText}`.trimEnd();
-      return { ok: false, problem, retry: response.status >= 500 };
+      return { ok: false, problem, code: codeOf(response.status), retry: response.status >= 500 };
     }
     // A server without parts begins at the start.
     const range = `bytes ${begun?.received}-`;
@@ -72,21 +79,22 @@ export async function download(
       if (received + value.length > size) {
         await reader.cancel();
         const problem = `${url.href} is longer than the ${size} bytes that manifest.json states`;
-        return { ok: false, problem, retry: true };
+        return { ok: false, problem, code: DAMAGED, retry: true };
       }
       bytes.set(value, received);
       received += value.length;
-      options.onBytes?.(received);
+      options.onBytes?.(received, bytes);
     }
     if (received === size) return { ok: true, bytes };
     const problem = `${url.href} is truncated: ${received} of ${size} bytes`;
-    return { ok: false, problem, retry: true, part: { bytes, received } };
+    return { ok: false, problem, code: DAMAGED, retry: true, part: { bytes, received } };
   } catch (error) {
     if (options.signal?.aborted) throw abortReason(options.signal);
     const reason = error instanceof Error ? error.message : String(error);
     return {
       ok: false,
       problem: `${url.href} cannot be downloaded: ${reason}`,
+      code: "unreachable",
       retry: true,
       part: { bytes, received },
     };
@@ -115,6 +123,11 @@ export class MissingError extends ArtifactError {
 
 /** What servers say of files that are not there; some keep to themselves whether they are. */
 const MISSING = [403, 404, 410];
+const DAMAGED = "artifact-damaged";
+
+function codeOf(status: number): ErrorCode {
+  return MISSING.includes(status) ? "not-found" : "unreachable";
+}
 
 /** The text of a small file, checked against its SHA-256 where one is known. */
 export async function fetchText(url: URL, sha256: string | null, options: DownloadOptions): Promise<string> {
@@ -140,7 +153,7 @@ export async function fetchBytes(
   }
   if (!response.ok) {
     const message = `${url.href} answers HTTP ${response.status}. Is the artifact's address right?`;
-    throw MISSING.includes(response.status)
+    throw codeOf(response.status) === "not-found"
       ? new MissingError(message)
       : new ArtifactError(message, { code: "unreachable" });
   }

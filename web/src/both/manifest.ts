@@ -26,6 +26,8 @@ export interface ModelInfo {
   readonly contextLength: number;
   readonly bosTokenId: number | null;
   readonly eosTokenIds: readonly number[];
+  /** Whether a step ends in logits or in embeddings. */
+  readonly task: "generate" | "embed";
 }
 
 /** Caches whose layers look equally far back: to so many positions, or null: to all. */
@@ -50,6 +52,11 @@ export interface FileEntry {
   readonly file: string;
   readonly bytes: number;
   readonly sha256: string;
+}
+
+/** Small files in one: of a program, or, for null, of the tokenizer. */
+export interface PackEntry extends FileEntry {
+  readonly program: string | null;
 }
 
 export interface TensorEntry {
@@ -130,8 +137,11 @@ export interface Manifest {
   readonly buffers: readonly BufferEntry[];
   readonly programs: readonly Program[];
   readonly tokenizerFiles: readonly FileEntry[];
+  readonly packs: readonly PackEntry[];
   readonly quantization: string;
   readonly license: string | null;
+  /** How the model marks the parts of its answers, read where it is used; null where the build did not say. */
+  readonly answers: format.AnswerFormatRecord | null;
 }
 
 /** A manifest as its build wrote it: its digest, which covers all files, tells it from all others. */
@@ -161,19 +171,23 @@ export function parseManifest(text: string): Manifest {
   const root = parseJson<format.ManifestRecord>(text, "manifest.json");
   const target = checkFormat(root);
   const cache = root.at("cache");
+  const answers = root.at("answers").optional();
+  const model = readModel(root.at("model"));
   const manifest: Manifest = {
     target,
-    model: readModel(root.at("model")),
+    model,
     cache: { pageSize: cache.at("page_size").int(1), slots: cache.at("slots").int(1) },
     groups: root.at("groups").list((group) => ({ window: group.at("window").optional()?.int(1) ?? null })),
     caches: root.at("caches").list(readCache),
     ropes: root.at("ropes").record(readRope),
     weights: readWeights(root.at("weights")),
     buffers: root.at("buffers").list(readBuffer),
-    programs: root.at("programs").list((program) => readProgram(program, target)),
+    programs: root.at("programs").list((program) => readProgram(program, target, model.task)),
     tokenizerFiles: root.at("tokenizer").at("files").list(readFile),
+    packs: root.at("packs").optional()?.list(readPack) ?? [],
     quantization: root.at("quantization").at("scheme").string(),
     license: root.at("license").optional()?.string() ?? null,
+    answers: (answers?.value ?? null) as format.AnswerFormatRecord | null,
   };
   checkManifest(manifest);
   return manifest;
@@ -221,6 +235,7 @@ function readModel(model: Field<format.ModelRecord>): ModelInfo {
     contextLength: model.at("context_length").int(1),
     bosTokenId: model.at("bos_token_id").optional()?.int() ?? null,
     eosTokenIds: model.at("eos_token_ids").list((id) => id.int()),
+    task: model.at("task").optional()?.oneOf(["generate", "embed"]) ?? "generate",
   };
 }
 
@@ -242,6 +257,11 @@ function readFile(entry: Field<format.FileRecord>): FileEntry {
     bytes: entry.at("bytes").int(),
     sha256: entry.at("sha256").sha256(),
   };
+}
+
+function readPack(pack: Field<format.PackRecord>): PackEntry {
+  const { file, bytes, sha256 } = readFile(pack);
+  return { file, bytes, sha256, program: pack.at("program").optional()?.string() ?? null };
 }
 
 function readWeights(weights: Field<format.WeightsRecord>): Manifest["weights"] {
@@ -272,11 +292,16 @@ function readBuffer(buffer: Field<format.BufferRecord>): BufferEntry {
   };
 }
 
-function readProgram(program: Field<format.ProgramRecord>, target: BackendName): Program {
+function readProgram(
+  program: Field<format.ProgramRecord>,
+  target: BackendName,
+  task: ModelInfo["task"],
+): Program {
   const isWasm = target === "wasm";
   const kernels = program.at("kernels");
   const functions = program.at("functions");
-  const buckets = (name: FunctionName): FunctionEntry[] => functions.at(name).list(readFunction);
+  const buckets = (name: FunctionName): FunctionEntry[] =>
+    task === "generate" || name === "step" ? functions.at(name).list(readFunction) : [];
   const requires = program.at("requires");
   return {
     name: program.at("name").string(),

@@ -1,6 +1,7 @@
 import type { ErrorRecord } from "./errors.js";
+import type { Grammar } from "./grammar.js";
 import type { BackendName, DeviceClass } from "./manifest.js";
-import type { ChatMessage, FinishReason, SamplingOptions } from "./openai.js";
+import type { ChatMessage, FinishReason, FunctionTool, SamplingOptions, ToolCall } from "./openai.js";
 
 /**
  * What page and worker say to each other. Every message is one of these unions, so that a switch covers all.
@@ -42,6 +43,7 @@ export interface BackendChoice {
  */
 export type ChoiceReason = "pinned" | "only" | "software" | "timed" | "kept" | "slow" | "busy" | "offline";
 
+/** Which program of the artifact runs, and why that one. */
 export interface ProgramChoice {
   /** The kind of GPU that this one is taken for; null where it is no GPU. */
   readonly deviceClass: DeviceClass | null;
@@ -62,6 +64,7 @@ export interface StepTimes {
  */
 export type LoadProgress = LoadStep & { readonly fraction?: number };
 
+/** What a load is at. */
 export type LoadStep =
   | { readonly phase: "manifest" }
   /** This will run the model; told again where it cannot, and the other will. */
@@ -70,8 +73,19 @@ export type LoadStep =
   | { readonly phase: "trying"; readonly program: string }
   /** This program of the artifact will run; another is told after it where it fails. */
   | { readonly phase: "program"; readonly program: string; readonly choice: ProgramChoice }
-  /** Bytes of the weights; `cached` of the `loaded` ones came from the browser's storage. */
-  | { readonly phase: "weights"; readonly loaded: number; readonly cached: number; readonly total: number }
+  /**
+   * Bytes of the weights: `loaded` are on this machine, `cached` of them from the browser's storage; `verified`
+   * are what the manifest says; `uploaded` are on the device. The engine tells all of them, and all are `total`
+   * before "ready".
+   */
+  | {
+      readonly phase: "weights";
+      readonly loaded: number;
+      readonly cached: number;
+      readonly verified?: number;
+      readonly uploaded?: number;
+      readonly total: number;
+    }
   /**
    * Kernels of those that the load waits for; after "ready" of those that an answer waits for, the last time
    * with `compiled` equal to `total`.
@@ -101,8 +115,11 @@ export interface ModelCard {
   readonly vocabSize: number;
   readonly weightBytes: number;
   readonly license: string | null;
+  /** What it does beside writing text, as `device_features` of nearfar/routing names it. */
+  readonly features: readonly ("logprobs" | "json_object" | "json_schema" | "grammar" | "tools")[];
 }
 
+/** What an engine holds, what it runs, and how fast it is. */
 export interface EngineStats {
   readonly backend: BackendChoice;
   /** The program of the artifact that runs: the same text is promised of the same program only. */
@@ -141,6 +158,7 @@ export interface RequestStats {
   readonly decode: number;
 }
 
+/** How fast an answer was. */
 export interface AnswerStats extends RequestStats {
   /** After the first token; 0 where there was only one. */
   readonly decodeTokensPerSecond: number;
@@ -176,10 +194,27 @@ export interface StepProfile {
   readonly launches: readonly LaunchCost[];
 }
 
+/** The functions that an answer may call, and how. */
+export interface Calling {
+  readonly tools: readonly FunctionTool[];
+  /** The answer is nothing but calls. */
+  readonly required: boolean;
+  /** It may have several. */
+  readonly parallel: boolean;
+}
+
 export type Prompt =
   /** `continueLast`: the answer is the rest of the last message. */
-  | { readonly kind: "chat"; readonly messages: readonly ChatMessage[]; readonly continueLast: boolean }
+  | {
+      readonly kind: "chat";
+      readonly messages: readonly ChatMessage[];
+      readonly continueLast: boolean;
+      readonly calling?: Calling;
+    }
   | { readonly kind: "text"; readonly text: string };
+
+/** What embeddings are made of: texts, or token ids. */
+export type EmbeddingInputs = readonly (string | readonly number[])[];
 
 export interface GenerateRequest {
   readonly prompt: Prompt;
@@ -187,6 +222,8 @@ export interface GenerateRequest {
   readonly n: number;
   /** Null: off; else how many alternatives to give. */
   readonly logprobs: number | null;
+  /** What the answer must match; free text where it is left out. */
+  readonly grammar?: Grammar;
 }
 
 export interface TokenScore {
@@ -195,17 +232,31 @@ export interface TokenScore {
   readonly top: readonly { readonly token: string; readonly logprob: number }[];
 }
 
+/** Of a call, which `index` numbers in its answer: first its id and name, then its arguments in pieces. */
+export type CallPart =
+  | (ToolCall & { readonly index: number })
+  | { readonly index: number; readonly function: { readonly arguments: string } };
+
+/** A piece of an answer, by what it is. */
+export interface Piece {
+  readonly text: string;
+  readonly reasoning?: string;
+  /** At most one, for there are clients that do not add up two of one chunk. */
+  readonly call?: CallPart;
+}
+
+export function hasMore({ text, reasoning, call }: Piece): boolean {
+  return text !== "" || reasoning !== undefined || call !== undefined;
+}
+
 /** One step of an answer; `index` is the choice where several are asked for. */
 export type AnswerEvent =
   /** The request is valid and on its way. */
   | { readonly event: "accepted" }
-  | {
-      readonly event: "delta";
-      readonly index: number;
-      readonly text: string;
-      readonly score: TokenScore | null;
-    }
-  | { readonly event: "finish"; readonly index: number; readonly text: string; readonly reason: FinishReason }
+  | ({ readonly event: "delta"; readonly index: number; readonly score: TokenScore | null } & Piece)
+  | ({ readonly event: "finish"; readonly index: number; readonly reason: FinishReason } & Piece)
+  /** All of a request for embeddings, not normalized; `tokens`: of all inputs. */
+  | { readonly event: "embedded"; readonly vectors: readonly Float32Array[]; readonly tokens: number }
   | { readonly event: "end"; readonly stats: RequestStats }
   | { readonly event: "error"; readonly error: ErrorRecord };
 
@@ -220,6 +271,7 @@ export type ToWorker =
   /** Whether the page of that load was left. */
   | { readonly type: "left"; readonly load: string; readonly left: boolean }
   | { readonly type: "generate"; readonly id: number; readonly request: GenerateRequest }
+  | { readonly type: "embed"; readonly id: number; readonly inputs: EmbeddingInputs }
   | { readonly type: "abort"; readonly id: number }
   | { readonly type: "stats"; readonly id: number }
   | { readonly type: "count"; readonly id: number; readonly prompt: Prompt }

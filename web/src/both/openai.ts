@@ -5,7 +5,48 @@ export interface ChatMessage {
   readonly role: "system" | "user" | "assistant" | "tool";
   readonly content: string;
   readonly name?: string;
+  /** What the assistant asked to be called. */
+  readonly tool_calls?: readonly ToolCall[];
+  /** Of the call whose result this is. */
+  readonly tool_call_id?: string;
+  /** What the assistant thought before it answered. */
+  readonly reasoning_content?: string;
 }
+
+/** A call of a function, as the model wrote it. */
+export interface ToolCall {
+  id: string;
+  type: "function";
+  /** `arguments`: JSON text. */
+  function: { name: string; arguments: string };
+}
+
+/** A part of a call, which `index` numbers: first its id and name, then its arguments piece by piece. */
+export interface ToolCallDelta {
+  index: number;
+  id?: string;
+  type?: "function";
+  function?: { name?: string; arguments?: string };
+}
+
+/** A function that the model may ask to be called. */
+export interface FunctionTool {
+  readonly type: "function";
+  readonly function: {
+    readonly name: string;
+    readonly description?: string | null;
+    /** A JSON schema, which the arguments of every call match; any object without it. */
+    readonly parameters?: object | null;
+    readonly strict?: boolean | null;
+  };
+}
+
+/** "auto": text or calls, by default where there are tools; "required": calls; or calls of one function. */
+export type ToolChoice =
+  | "none"
+  | "auto"
+  | "required"
+  | { readonly type: "function"; readonly function: { readonly name: string } };
 
 /** A piece of a message's content. */
 export interface TextPart {
@@ -14,8 +55,11 @@ export interface TextPart {
 }
 
 /** A message as callers write it: parts of text are joined. */
-export interface MessageParam extends Omit<ChatMessage, "content"> {
-  readonly content: string | readonly TextPart[];
+export interface MessageParam extends Omit<ChatMessage, "content" | "tool_calls" | "reasoning_content"> {
+  /** May be missing of the assistant only, as beside its calls. */
+  readonly content?: string | readonly TextPart[] | null;
+  readonly tool_calls?: readonly ToolCall[] | null;
+  readonly reasoning_content?: string | null;
 }
 
 /** A conversation that leaves too little room for its answer. */
@@ -57,6 +101,26 @@ export interface SamplingOptions {
   ignore_eos?: boolean | null;
 }
 
+/** What an answer must be. */
+export type ResponseFormat =
+  | { readonly type: "text" }
+  /** Any JSON object. */
+  | { readonly type: "json_object" }
+  /** JSON that is valid by a schema; `strict` means nothing here, where all answers match. */
+  | {
+      readonly type: "json_schema";
+      readonly json_schema: {
+        readonly name: string;
+        readonly description?: string | null;
+        readonly schema?: object | null;
+        readonly strict?: boolean | null;
+      };
+    }
+  /** A text that a regular expression matches from end to end. */
+  | { readonly type: "regex"; readonly regex: string }
+  /** A text of an EBNF grammar, whose first rule is `root`. */
+  | { readonly type: "grammar"; readonly grammar: string };
+
 export interface RequestOptions extends SamplingOptions {
   /** The loaded model's name, or nothing. */
   model?: string;
@@ -72,6 +136,13 @@ export interface RequestOptions extends SamplingOptions {
 
 export interface ChatCompletionRequest extends RequestOptions {
   messages: readonly MessageParam[];
+  /** What the answer must be; free text where it is left out. An answer that ends for its length is cut off. */
+  response_format?: ResponseFormat | null;
+  /** Functions that the model may ask to be called. */
+  tools?: readonly FunctionTool[] | null;
+  tool_choice?: ToolChoice | null;
+  /** Whether one answer may have several calls; true by default. */
+  parallel_tool_calls?: boolean | null;
   /** OpenAI's newer name for max_tokens; wins over it. */
   max_completion_tokens?: number | null;
   logprobs?: boolean | null;
@@ -92,8 +163,12 @@ export interface CompletionRequest extends RequestOptions {
   stream?: boolean | null;
 }
 
-export type FinishReason = "stop" | "length";
+/** How a text ends: by itself or by a stop string, or for its length. */
+export type TextFinishReason = "stop" | "length";
+/** "tool_calls": by itself, with calls in it. */
+export type FinishReason = TextFinishReason | "tool_calls";
 
+/** Tokens of prompt and answer. */
 export interface Usage {
   prompt_tokens: number;
   completion_tokens: number;
@@ -105,16 +180,19 @@ export interface Usage {
   };
 }
 
+/** A token, how likely it was, and others in its place. */
 export interface TokenLogprob {
   token: string;
   logprob: number;
   bytes: number[];
 }
 
+/** The tokens of a chat's answer, and how likely they were. */
 export interface ChatLogprobs {
   content: (TokenLogprob & { top_logprobs: TokenLogprob[] })[];
 }
 
+/** The same of a text that was continued: lists of equal length. */
 export interface CompletionLogprobs {
   tokens: string[];
   token_logprobs: number[];
@@ -131,39 +209,84 @@ interface Reply<Kind extends string, Choice> {
   choices: Choice[];
 }
 
+/** One answer. */
 export interface ChatChoice {
   index: number;
-  message: { role: "assistant"; content: string };
+  message: {
+    role: "assistant";
+    /** Null where there are calls and no text. */
+    content: string | null;
+    reasoning_content?: string;
+    tool_calls?: ToolCall[];
+  };
   finish_reason: FinishReason;
   logprobs: ChatLogprobs | null;
 }
 
+/** What a chunk adds to one answer. */
 export interface ChatChunkChoice {
   index: number;
-  delta: { role?: "assistant"; content?: string };
+  delta: {
+    role?: "assistant";
+    content?: string;
+    reasoning_content?: string;
+    tool_calls?: ToolCallDelta[];
+  };
   finish_reason: FinishReason | null;
   logprobs: ChatLogprobs | null;
 }
 
-export interface CompletionChoice<Reason = FinishReason> {
+/** One continuation. */
+export interface CompletionChoice<Reason = TextFinishReason> {
   index: number;
   text: string;
   finish_reason: Reason;
   logprobs: CompletionLogprobs | null;
 }
 
+/** A whole answer of a chat. */
 export interface ChatCompletion extends Reply<"chat.completion", ChatChoice> {
   usage: Usage;
 }
 
+/** A piece of a streamed answer. */
 export interface ChatCompletionChunk extends Reply<"chat.completion.chunk", ChatChunkChoice> {
   usage?: Usage;
 }
 
+/** A text that was continued. */
 export interface Completion extends Reply<"text_completion", CompletionChoice> {
   usage: Usage;
 }
 
-export interface CompletionChunk extends Reply<"text_completion", CompletionChoice<FinishReason | null>> {
+/** A piece of a streamed continuation. */
+export interface CompletionChunk extends Reply<"text_completion", CompletionChoice<TextFinishReason | null>> {
   usage?: Usage;
+}
+
+/** What embeddings are asked of: a text, token ids, or several of either. */
+export interface EmbeddingRequest {
+  input: string | readonly string[] | readonly number[] | readonly (readonly number[])[];
+  model?: string | null;
+  /** So many values, the first ones, normalized again: for models that were trained so. */
+  dimensions?: number | null;
+  /** "base64": of little-endian float32. */
+  encoding_format?: "float" | "base64" | null;
+  user?: string | null;
+  signal?: AbortSignal | null;
+}
+
+/** The embedding of one input: values of length 1 by L2, or those in base64. */
+export interface Embedding {
+  object: "embedding";
+  index: number;
+  embedding: number[] | string;
+}
+
+/** Embeddings, in the order of the inputs. */
+export interface EmbeddingResponse {
+  object: "list";
+  data: Embedding[];
+  model: string;
+  usage: { prompt_tokens: number; total_tokens: number };
 }

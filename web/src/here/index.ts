@@ -5,38 +5,58 @@
 
 import { throwIfAborted } from "../both/errors.js";
 import { modelUrl } from "../both/places.js";
-import { type Engine, type EngineOptions, openEngine, type WorkerPort } from "../page/client.js";
-import { serve } from "../worker/serve.js";
+import type { Follow } from "../grammar/in-thread.js";
+import { type Engine, type EngineOptions, openEngine } from "../page/client.js";
+import type { Host } from "../worker/host.js";
+import { hosted } from "./hosted.js";
+import { portHere } from "./port.js";
+import type { SharePort } from "./share.js";
 
 export * from "../page/exports.js";
+export type { Follow, SharePort };
 
-export type HereOptions = Omit<EngineOptions, "worker" | "threads">;
+/** What a thread without workers may be given. */
+export interface ShareOptions {
+  /**
+   * What follows grammars, for `response_format` and `tools`. Only service workers need it given, by a static
+   * import of `grammars` from `nearfar/here/grammars`: elsewhere it is loaded when a request asks for it.
+   */
+  readonly grammars?: Follow;
+}
+
+/** Those of the page's engine, without what needs workers. */
+export interface HereOptions extends Omit<EngineOptions, "worker" | "threads">, ShareOptions {}
 
 /**
  * Loads the artifact at `url`.
  *
  * @throws ArtifactError, DeviceError, or the reason of `signal` when that says so.
  */
-export async function createEngine(url: string | URL, options: HereOptions = {}): Promise<Engine> {
+export async function createEngine(
+  url: string | URL,
+  { grammars, ...options }: HereOptions = {},
+): Promise<Engine> {
   throwIfAborted(options.signal);
-  return openEngine(here, modelUrl(url), options);
+  return openEngine(() => portHere(hostOf(grammars)), modelUrl(url), options);
 }
 
-/** Both sides of the line in one thread. */
-function here(): WorkerPort {
-  const { port1, port2 } = new MessageChannel();
-  const scope = {
-    postMessage: (message: unknown) => port2.postMessage(message),
-    addEventListener: (_: "message", listener: (event: MessageEvent) => void) => {
-      port2.onmessage = listener;
-    },
-  };
-  serve(scope, { spawn: null, hardwareThreads: 1 });
-  return {
-    postMessage: (message) => port1.postMessage(message),
-    addEventListener: (type: string, listener: (event: never) => void) => {
-      if (type === "message") port1.onmessage = (event) => listener(event as never);
-    },
-    terminate: () => port1.close(),
-  };
+/**
+ * One engine for several pages, in the thread that this is called in: that of a SharedWorker, or of a service
+ * worker. Each page calls `createEngine` with `worker: () => sharedEngine(port)`, `port` being the other end of
+ * one that `connect` was given. The first page's load loads the model, which goes with the last page that
+ * disposes of its engine.
+ */
+export function shareEngine({ grammars }: ShareOptions = {}): { connect(port: SharePort): unknown } {
+  return hosted(hostOf(grammars));
+}
+
+function hostOf(given: Follow | undefined): Host {
+  const load = async (): Promise<Follow> => given ?? (await import("./grammars.js")).grammars;
+  return { spawn: null, grammars: given || !isServiceWorker() ? load : null, hardwareThreads: 1 };
+}
+
+/** Whether code has to be imported statically. */
+function isServiceWorker(): boolean {
+  const { ServiceWorkerGlobalScope: Scope } = globalThis as { ServiceWorkerGlobalScope?: new () => object };
+  return !!Scope && globalThis instanceof Scope;
 }

@@ -6,7 +6,8 @@ import type { BackendName, SealedManifest } from "../both/manifest.js";
 import type { LoadSettings } from "../both/messages.js";
 import { modelUrl } from "../both/places.js";
 import { type Chosen, choose } from "../worker/choice.js";
-import { ablePrograms, findGpu } from "../worker/gpu/device.js";
+import { findGpu } from "../worker/gpu/adapter.js";
+import { ablePrograms } from "../worker/gpu/device.js";
 import { lineUp } from "../worker/gpu/variants.js";
 import { type MemoryOptions, type MemoryPlan, whatFits } from "../worker/memory.js";
 import { ableProgram, wasmFeatures } from "../worker/wasm/features.js";
@@ -15,6 +16,7 @@ import { MOST_BYTES } from "../worker/wasm/layout.js";
 export { HUB, modelUrl } from "../both/places.js";
 export { type ListedModel, readModels } from "./list.js";
 
+/** How the model would be loaded. */
 export interface SupportOptions
   extends Pick<LoadSettings, "kvMemory" | "contextLength" | "program" | "backend"> {
   readonly signal?: AbortSignal;
@@ -25,7 +27,7 @@ export interface Support {
   readonly supported: boolean;
   /** Why this backend, or what lacks; for people. */
   readonly reason: string;
-  /** What lacks, for programs (docs/web-errors.md); null where nothing does. */
+  /** What lacks, for programs (docs/errors.md); null where nothing does. */
   readonly code: ErrorCode | null;
   /** Null where none can run it. */
   readonly backend: BackendName | null;
@@ -36,8 +38,13 @@ export interface Support {
   readonly kvBytes: number;
   /** In the device's memory, and of the download. */
   readonly weightBytes: number;
-  /** Of the first load: weights and tokenizer. Kernels and plans, mostly far less, come to it. */
+  /**
+   * Of the first load: weights, tokenizer, and the pack of the program. In an artifact without packs, kernels
+   * and plans come to it, which are mostly far less.
+   */
   readonly downloadBytes: number;
+  /** How long that takes at the speed that the browser tells of its connection (Chromium); null elsewhere. */
+  readonly downloadSeconds: number | null;
   readonly name: string;
   readonly quantization: string;
   readonly license: string | null;
@@ -58,14 +65,14 @@ export async function isSupported(model: string | URL, options: SupportOptions =
     try {
       const { program, plan } = await planned(manifest, options);
       const { reason, name: backend } = next.choice;
-      return { supported: true, reason, code: null, backend, program, ...plan, ...facts(manifest) };
+      return { supported: true, reason, code: null, backend, program, ...plan, ...facts(manifest, program) };
     } catch (error) {
       if (!(error instanceof DeviceError)) throw error;
       next = next.other(error);
       if (next) continue;
       const nothing = { backend: null, program: null, contextLength: 0, kvBytes: 0 };
       const { message: reason, code } = error;
-      return { supported: false, reason, code, ...nothing, ...facts(manifest) };
+      return { supported: false, reason, code, ...nothing, ...facts(manifest, null) };
     }
   }
 }
@@ -107,8 +114,24 @@ function fitting({ weights }: SealedManifest, plan: MemoryPlan): MemoryPlan {
   );
 }
 
-function facts({ model, weights, tokenizerFiles, quantization, license }: SealedManifest) {
-  const tokenizer = tokenizerFiles.reduce((sum, { bytes }) => sum + bytes, 0);
-  const downloadBytes = weights.bytes + tokenizer;
-  return { weightBytes: weights.bytes, downloadBytes, name: model.name, quantization, license };
+function facts(manifest: SealedManifest, program: string | null) {
+  const { model, weights, tokenizerFiles, packs, quantization, license } = manifest;
+  const bytesOf = (of: string | null): number | undefined => packs.find((pack) => pack.program === of)?.bytes;
+  const tokenizer = bytesOf(null) ?? tokenizerFiles.reduce((sum, { bytes }) => sum + bytes, 0);
+  const code = program === null ? 0 : (bytesOf(program) ?? 0);
+  const downloadBytes = weights.bytes + tokenizer + code;
+  return {
+    weightBytes: weights.bytes,
+    downloadBytes,
+    downloadSeconds: secondsFor(downloadBytes),
+    name: model.name,
+    quantization,
+    license,
+  };
+}
+
+/** `downlink` is in megabits a second (https://wicg.github.io/netinfo/), and 0 without a network. */
+function secondsFor(bytes: number): number | null {
+  const { connection } = (globalThis.navigator ?? {}) as { readonly connection?: { downlink?: number } };
+  return connection?.downlink ? (8 * bytes) / (connection.downlink * 1e6) : null;
 }

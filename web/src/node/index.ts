@@ -19,6 +19,7 @@ export interface NodeWorker {
   terminate(): unknown;
 }
 
+/** Those of the page's engine, with another kind of worker. */
 export interface NodeEngineOptions extends Omit<EngineOptions, "worker"> {
   /**
    * The engine's worker, for programs that are bundled: a Worker of `nearfar/node/worker`, as the bundler
@@ -56,6 +57,6 @@ function portOf(worker: NodeWorker): WorkerPort {
       if (type === "message") worker.on("message", (data) => listener({ data } as never));
       else worker.on("error", (error) => listener({ message: String(error) } as never));
     },
-    terminate: () => void worker.terminate(),
+    terminate: () => worker.terminate(),
   };
 }

@@ -1,10 +1,17 @@
-/** The worker's entry in Node, Deno and Bun: the engine's own, or, by its data, one of its threads'. */
+/**
+ * The worker's entry in Node, Deno and Bun: the engine's own, or, by its data, that of one of its threads, or
+ * of what follows grammars.
+ */
 
 import { readFile } from "node:fs/promises";
 import { availableParallelism } from "node:os";
 import { parentPort, Worker, workerData } from "node:worker_threads";
+import { follow } from "../grammar/follow.js";
+import { type FromGrammars, GRAMMARS, type GrammarPort } from "../grammar/words.js";
+import { THREAD } from "../worker/host.js";
 import { serve } from "../worker/serve.js";
-import { THREAD, type ThreadPort, type ThreadWord, work } from "../worker/wasm/threads.js";
+import { work } from "../worker/wasm/thread.js";
+import type { ThreadPort, ThreadWord } from "../worker/wasm/threads.js";
 
 if (!parentPort) throw new Error("nearfar's worker is started by createEngine of nearfar/node");
 const port = parentPort;
@@ -14,13 +21,18 @@ if (workerData === THREAD)
     work(task, (word) => port.postMessage(word));
     port.close();
   });
+else if (workerData === GRAMMARS)
+  port.on(
+    "message",
+    follow((word) => port.postMessage(word)),
+  );
 else
   serve(
     {
       postMessage: (message) => port.postMessage(message),
       addEventListener: (_, listener) => port.on("message", (data) => listener({ data })),
     },
-    { fetch: fetchOrRead, spawn, hardwareThreads: availableParallelism() },
+    { fetch: fetchOrRead, spawn, grammars, hardwareThreads: availableParallelism() },
   );
 
 /** `fetch` that reads files too. */
@@ -41,6 +53,18 @@ function spawn(): ThreadPort {
     listen: (onWord) => {
       worker.on("message", (word: ThreadWord) => onWord(word));
       worker.on("error", (error) => onWord({ type: "failed", message: String(error) }));
+    },
+    end: () => void worker.terminate(),
+  };
+}
+
+function grammars(): GrammarPort {
+  const worker = new Worker(new URL(import.meta.url), { workerData: GRAMMARS });
+  return {
+    post: (word) => worker.postMessage(word),
+    listen: (onWord) => {
+      worker.on("message", (word: FromGrammars) => onWord(word));
+      worker.on("error", (error) => onWord({ type: "failed", message: String(error), code: "unsupported" }));
     },
     end: () => void worker.terminate(),
   };

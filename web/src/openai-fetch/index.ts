@@ -8,14 +8,14 @@ import { streamOf } from "../both/streams.js";
 import { eventsOf } from "./events.js";
 import { problemOf } from "./problem.js";
 
-export type { Answerer } from "../both/answers.js";
+export type { Answerer, Endpoint } from "../both/answers.js";
 
 /** What `fetch` is to clients. */
 export type Fetch = (input: string | URL | Request, init?: RequestInit) => Promise<Response>;
 
 /**
  * A `fetch` that `engine` answers, whatever the host: POST …/chat/completions and …/completions, whole or
- * as server-sent events, GET …/models and …/models/NAME. What else is asked for is 404; nothing is sent.
+ * as server-sent events, POST …/embeddings, GET …/models and …/models/NAME. What else is asked for is 404; nothing is sent.
  *
  * It rejects only where the request's signal aborts, with its reason; errors are responses of OpenAI's shape
  * that tell clients not to repeat the request.
@@ -37,6 +37,7 @@ async function answer(engine: Answerer, request: Request): Promise<Response> {
   const route = `${request.method} ${pathname}`;
   if (/^POST .*\/chat\/completions$/.test(route)) return create(engine.chat.completions, request);
   if (engine.completions && /^POST .*\/completions$/.test(route)) return create(engine.completions, request);
+  if (engine.embeddings && /^POST .*\/embeddings$/.test(route)) return create(engine.embeddings, request);
   const listed = engine.model
     ? [{ id: engine.model.name, object: "model", created: 0, owned_by: "nearfar" }]
     : [];
@@ -44,7 +45,7 @@ async function answer(engine: Answerer, request: Request): Promise<Response> {
   const wanted = /^GET .*\/models\/(.+)$/.exec(route)?.[1];
   const found = listed.find(({ id }) => wanted && id === decodeURIComponent(wanted));
   if (found) return Response.json(found);
-  const known = `chat/completions, ${engine.completions ? "completions, " : ""}models`;
+  const known = `chat/completions, ${engine.completions ? "completions, " : ""}${engine.embeddings ? "embeddings, " : ""}models`;
   const message = wanted
     ? `model "${decodeURIComponent(wanted)}" is not loaded here. List those that are with GET …/models.`
     : `${route} is not answered on this device, which has ${known}.`;

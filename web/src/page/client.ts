@@ -2,7 +2,9 @@ import {
   abortReason,
   DeviceError,
   disposedError,
+  linkedAbort,
   type NearfarError,
+  RequestError,
   throwIfAborted,
 } from "../both/errors.js";
 import type {
@@ -11,19 +13,23 @@ import type {
   LoadSettings,
   ModelCard,
   ProfileOptions,
+  Prompt,
   StepProfile,
 } from "../both/messages.js";
 import type * as openai from "../both/openai.js";
 import { modelUrl } from "../both/places.js";
+import { trusted } from "../both/trusted.js";
 import { type AnswerSource, Completions, type Prepared } from "./completions.js";
-import { fitContext } from "./context.js";
+import { checkedMessages } from "./conversation.js";
 import { WorkerLink, type WorkerPort } from "./link.js";
 import { checkEngineOptions, checkProfileOptions } from "./options.js";
 import { CHAT, textShape } from "./replies.js";
-import { checkedMessages, prepareChat, prepareText } from "./requests.js";
+import { check, prepareChat, prepareText } from "./requests.js";
+import { checkedCalling } from "./tools.js";
 
 export { WorkerLink, type WorkerPort };
 
+/** How an engine loads, and what it tells meanwhile. */
 export interface EngineOptions extends LoadSettings {
   /**
    * Called while the model is loading, and later of kernels that an answer waits for and of a GPU that is
@@ -37,9 +43,14 @@ export interface EngineOptions extends LoadSettings {
   /**
    * The engine's worker, for bundlers that need to make it themselves. It belongs to the engine from then on.
    */
-  readonly worker?: () => WorkerPort;
+  readonly worker?: () => WorkerPort | Promise<WorkerPort>;
   /** What becomes of conversations that do not fit the context; "error" by default. */
   readonly contextPolicy?: openai.ContextPolicy;
+  /**
+   * Whether the browser is asked to keep what it stores of this site for good (`navigator.storage.persist()`),
+   * once a model has been downloaded; true by default. Firefox asks the user, others decide by themselves.
+   */
+  readonly persist?: boolean;
   /**
    * Seconds that the worker may say nothing while something is awaited of it, before it is taken to hang; 120
    * by default. A page that is frozen, or a machine that sleeps, does not count.
@@ -76,7 +87,15 @@ export async function openEngine(start: StartWorker, url: URL, options: EngineOp
     }
   };
   const { link, card } = await open(options.signal);
+  if ((options.persist ?? true) && link.hasDownloaded) void askToKeep();
   return new Engine(link, card, { open, contextPolicy: options.contextPolicy ?? "error" });
+}
+
+/** Asks for storage that the browser does not clear by itself. Quietly: it is the browser's to decide. */
+async function askToKeep(): Promise<void> {
+  // Missing where there is no window, and in pages without https.
+  const { storage } = (globalThis.navigator ?? {}) as { readonly storage?: Partial<StorageManager> };
+  await storage?.persist?.().catch(() => undefined);
 }
 
 interface Opened {
@@ -94,7 +113,7 @@ interface EngineParts {
  * start, from a copy in the package: dev servers that prebundle dependencies (Vite 6 and 7) leave worker.js
  * behind.
  */
-async function startWorker(signal: AbortSignal | undefined): Promise<Worker> {
+export async function startWorker(signal: AbortSignal | undefined): Promise<Worker> {
   const worker = workerOfFile();
   if (await starts(worker, signal)) return worker;
   worker.terminate();
@@ -105,7 +124,9 @@ async function startWorker(signal: AbortSignal | undefined): Promise<Worker> {
 function workerOfFile(): Worker {
   try {
     // Bundlers look for this very expression.
-    return new Worker(new URL("./worker.js", import.meta.url), { type: "module", name: "nearfar" });
+    return trusted(
+      () => new Worker(new URL("./worker.js", import.meta.url), { type: "module", name: "nearfar" }),
+    );
   } catch (error) {
     if (!(error instanceof DOMException) || error.name !== "SecurityError") throw error;
   }
@@ -117,7 +138,7 @@ function workerOfFile(): Worker {
 
 function workerOf(code: string): Worker {
   const blob = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
-  return new Worker(blob, { type: "module", name: "nearfar" });
+  return trusted(() => new Worker(blob, { type: "module", name: "nearfar" }));
 }
 
 /** Whether a worker says its first word before it fails. */
@@ -145,10 +166,22 @@ export class Engine {
       openai.ChatCompletion
     >;
   };
+  readonly embeddings = {
+    /** The embeddings of texts or token ids, of length 1, from a model that gives those. */
+    create: async (request: openai.EmbeddingRequest): Promise<openai.EmbeddingResponse> => {
+      const { createEmbeddings } = await import("./embeddings.js").catch((error) => {
+        throw new RequestError(`embeddings: their code cannot be loaded (${error})`, null, {
+          code: "unreachable",
+        });
+      });
+      return createEmbeddings(this.#link, this.#loaded.name, check, request);
+    },
+  };
   readonly completions: Completions<openai.CompletionRequest, openai.CompletionChunk, openai.Completion>;
   #link: WorkerLink;
   #loaded: ModelCard;
   #reloading: Promise<void> | null = null;
+  #stopReload: () => void = () => undefined;
   #disposed: Promise<void> | null = null;
 
   /** Made by {@link createEngine}. */
@@ -163,11 +196,11 @@ export class Engine {
     // Of the link that there is then: a reload gives another.
     const source: AnswerSource = { generate: (request) => this.#link.generate(request) };
     const prepare = (request: openai.ChatCompletionRequest): Prepared | Promise<Prepared> => {
-      const prepared = prepareChat(request, name);
-      const policy = request.context_policy ?? this.parts?.contextPolicy ?? "error";
-      if (policy === "error") return prepared;
-      const { contextLength } = this.model;
-      return fitContext(prepared, policy, contextLength, (prompt) => this.#link.count(prompt));
+      // What is no object at all is refused by prepareChat.
+      const policy = request?.context_policy ?? this.parts?.contextPolicy ?? "error";
+      // Most requests need neither, and go in this very turn.
+      if (request?.response_format == null && policy === "error") return prepareChat(request, name, noFormat);
+      return this.#prepare(request, name, policy);
     };
     this.chat = { completions: new Completions(source, name, "chatcmpl", () => CHAT, prepare) };
     this.completions = new Completions(source, name, "cmpl", textShape, (request) =>
@@ -202,13 +235,16 @@ export class Engine {
     throwIfAborted(signal);
     const why = "The model is being loaded anew. Ask again once reload() has resolved.";
     await this.#link.close(new DeviceError(why, { code: "device-lost" }));
-    const { link, card } = await this.parts.open(signal);
-    if (this.#disposed) {
-      await link.close();
-      throw disposedError();
+    const opening = linkedAbort(signal);
+    this.#stopReload = opening.stop;
+    try {
+      if (this.#disposed) opening.stop();
+      const { link, card } = await this.parts.open(opening.signal);
+      this.#link = link;
+      this.#loaded = card;
+    } catch (error) {
+      throw this.#disposed ? disposedError() : error;
     }
-    this.#link = link;
-    this.#loaded = card;
   }
 
   /** The model; its context may get shorter where a lost GPU is opened anew. */
@@ -231,14 +267,55 @@ export class Engine {
     return this.#link.profile(options);
   }
 
-  /** How many tokens a conversation has as the model's prompt. */
-  async countTokens(messages: readonly openai.MessageParam[]): Promise<number> {
-    return this.#link.count({ kind: "chat", messages: checkedMessages(messages), continueLast: false });
+  /** What reads formats, and fits conversations to the context, comes by dynamic import. */
+  async #prepare(
+    request: openai.ChatCompletionRequest,
+    name: string,
+    policy: openai.ContextPolicy,
+  ): Promise<Prepared> {
+    const hasFormat = request.response_format != null;
+    const formats = hasFormat ? await import("./formats.js").catch(unloaded("response_format")) : null;
+    const prepared = prepareChat(request, name, formats?.grammarOf ?? noFormat);
+    if (policy === "error") return prepared;
+    const { fitContext } = await import("./context.js").catch(unloaded("context_policy"));
+    const count = (prompt: Prompt): Promise<number> => this.#link.count(prompt);
+    return fitContext(prepared, policy, this.model.contextLength, count, checkedMessages);
   }
 
-  /** Ends all answers, frees every GPU buffer, ends the worker. */
+  /** How many tokens a conversation has as the model's prompt, with the tools that may be called. */
+  async countTokens(
+    messages: readonly openai.MessageParam[],
+    { tools, tool_choice }: Pick<openai.ChatCompletionRequest, "tools" | "tool_choice"> = {},
+  ): Promise<number> {
+    const calling = checkedCalling({ tools, tool_choice, parallel_tool_calls: null });
+    const told = { messages: checkedMessages(messages), ...(calling && { calling }) };
+    return this.#link.count({ kind: "chat", ...told, continueLast: false });
+  }
+
+  /** Ends all answers, and a reload that is under way; frees every GPU buffer, ends the worker. */
   dispose(): Promise<void> {
-    this.#disposed ??= this.#link.close();
+    this.#disposed ??= this.#dispose();
     return this.#disposed;
   }
+
+  async #dispose(): Promise<void> {
+    const closed = this.#link.close();
+    this.#stopReload();
+    await this.#reloading?.catch(() => undefined);
+    await closed;
+    // That of a reload that was done in this very moment.
+    await this.#link.close();
+  }
+}
+
+/** Of a request that has none. */
+function noFormat(): null {
+  return null;
+}
+
+/** RequestError for code that cannot be had now: offline, say. */
+function unloaded(param: string): (error: unknown) => never {
+  return (error) => {
+    throw new RequestError(`${param}: its code cannot be loaded (${error})`, param, { code: "unreachable" });
+  };
 }

@@ -1,6 +1,6 @@
 import { abortReason, fromErrorRecord, throwIfAborted } from "../both/errors.js";
-import type { AnswerEvent, GenerateRequest } from "../both/messages.js";
-import type { ChatCompletionRequest, RequestOptions } from "../both/openai.js";
+import { type AnswerEvent, type CallPart, type GenerateRequest, hasMore } from "../both/messages.js";
+import type { ChatCompletionRequest, RequestOptions, ToolCall } from "../both/openai.js";
 import type { Channel } from "./channel.js";
 import { type ReplyHead, type ReplyShape, usageOf, type WholeChoice } from "./replies.js";
 
@@ -10,7 +10,7 @@ export interface AnswerSource {
 }
 
 /** A request taken apart: what goes to the worker beside the choices' number. */
-export interface Prepared extends Pick<GenerateRequest, "prompt" | "logprobs"> {
+export interface Prepared extends Pick<GenerateRequest, "prompt" | "logprobs" | "grammar"> {
   readonly options: RequestOptions;
   /** Messages of the conversation that the context policy left out. */
   readonly leftOut?: number;
@@ -56,6 +56,7 @@ export class Completions<Req extends RequestOptions & { stream?: boolean | null 
       prompt,
       logprobs,
       options,
+      grammar,
       leftOut = 0,
     } = prepared instanceof Promise ? await prepared : prepared;
     const { signal } = request;
@@ -66,6 +67,7 @@ export class Completions<Req extends RequestOptions & { stream?: boolean | null 
       logprobs,
       n,
       options: cloneable(options),
+      ...(grammar && { grammar }),
     });
     // One listener for the whole answer: it ends the wait that is on, if one is.
     let interrupt = (): void => undefined;
@@ -104,9 +106,9 @@ export class Completions<Req extends RequestOptions & { stream?: boolean | null 
       }
       for (;;) {
         const event = await next();
-        if (event.event === "delta") yield shape.delta(head, event.index, event.text, event.score);
+        if (event.event === "delta") yield shape.delta(head, event.index, event, event.score);
         if (event.event === "finish") {
-          if (event.text !== "") yield shape.delta(head, event.index, event.text, null);
+          if (hasMore(event)) yield shape.delta(head, event.index, event, null);
           yield shape.finish(head, event.index, event.reason);
         }
         if (event.event !== "end") continue;
@@ -119,15 +121,17 @@ export class Completions<Req extends RequestOptions & { stream?: boolean | null 
   }
 
   async #whole({ head, n, leftOut, next, abort }: Answering): Promise<Whole> {
-    const choices = Array.from({ length: n }, (): WholeChoice => ({ text: "", scores: [], reason: "stop" }));
+    const choices = Array.from({ length: n }, emptyChoice);
     try {
       for (;;) {
         const event = await next();
         if (event.event === "end") return this.shape().whole(head, choices, usageOf(event.stats, leftOut));
-        if (event.event === "accepted" || event.event === "error") continue;
+        if (!("index" in event)) continue;
         const choice = choices[event.index];
         if (!choice) continue;
         choice.text += event.text;
+        choice.reasoning += event.reasoning ?? "";
+        if (event.call) addPart(choice.calls, event.call);
         if (event.event === "finish") choice.reason = event.reason;
         else if (event.score) choice.scores.push(event.score);
       }
@@ -135,6 +139,17 @@ export class Completions<Req extends RequestOptions & { stream?: boolean | null 
       abort();
     }
   }
+}
+
+/** `addCall` takes what any server sends, and would be a file of its own. */
+function addPart(calls: ToolCall[], { index, ...part }: CallPart): void {
+  const call = calls[index];
+  if (call) call.function.arguments += part.function.arguments;
+  else if ("id" in part) calls.push(part);
+}
+
+function emptyChoice(): WholeChoice {
+  return { text: "", reasoning: "", calls: [], scores: [], reason: "stop" };
 }
 
 /** The options that go to the worker, without those that stay on the page (an AbortSignal cannot be sent). */

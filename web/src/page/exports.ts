@@ -1,6 +1,13 @@
 /** What every entry that gives an engine exports beside its createEngine. */
 
-export { ArtifactError, DeviceError, type ErrorCode, NearfarError, RequestError } from "../both/errors.js";
+export {
+  ArtifactError,
+  DeviceError,
+  type ErrorCode,
+  type ErrorDetails,
+  NearfarError,
+  RequestError,
+} from "../both/errors.js";
 export type {
   AnswerStats,
   BackendChoice,
@@ -8,6 +15,7 @@ export type {
   EngineStats,
   LaunchCost,
   LoadProgress,
+  LoadStep,
   ModelCard,
   ProfileOptions,
   ProgramChoice,
@@ -16,3 +24,4 @@ export type {
 } from "../both/messages.js";
 export type * from "../both/openai.js";
 export type { Engine } from "./client.js";
+export type { Completions } from "./completions.js";

@@ -3,6 +3,7 @@
  * OpenAI's interface.
  */
 
-export { type CachedModel, cachedModels, deleteModel } from "../both/file-cache.js";
+export { type CachedModel, cachedModels, deleteModel } from "./cached.js";
 export { createEngine, type EngineOptions, type WorkerPort } from "./client.js";
 export * from "./exports.js";
+export { type SharedOptions, sharedEngine } from "./shared.js";

@@ -10,6 +10,7 @@ import {
 } from "../both/errors.js";
 import type {
   AnswerEvent,
+  EmbeddingInputs,
   EngineStats,
   FromWorker,
   GenerateRequest,
@@ -30,7 +31,8 @@ export interface WorkerPort {
   postMessage(message: ToWorker): void;
   addEventListener(type: "message", listener: (event: { readonly data: FromWorker }) => void): void;
   addEventListener(type: "error", listener: (event: { readonly message: string }) => void): void;
-  terminate(): void;
+  /** May tell when the worker has ended: Node's and Deno's do. */
+  terminate(): unknown;
 }
 
 interface Waiter<T> {
@@ -58,6 +60,7 @@ export class WorkerLink {
   #options: EngineOptions = {};
   #card: ModelCard | null = null;
   #loading = false;
+  #hasDownloaded = false;
   #pulse: Pulse | null = null;
   #tellLost: (reason: NearfarError) => void = () => undefined;
   /** Settles where the worker has died, or has given the device up; never by `close`. */
@@ -119,6 +122,11 @@ export class WorkerLink {
     });
   }
 
+  /** Whether weights came over the network. */
+  get hasDownloaded(): boolean {
+    return this.#hasDownloaded;
+  }
+
   /** What is known of the model now; null before it is loaded. */
   get card(): ModelCard | null {
     return this.#card;
@@ -126,6 +134,13 @@ export class WorkerLink {
 
   /** Starts a request; its events come through the channel. */
   generate(request: GenerateRequest): { readonly events: Channel<AnswerEvent>; readonly abort: () => void } {
+    return this.#ask((id) => ({ type: "generate", id, request }));
+  }
+
+  #ask(message: (id: number) => ToWorker): {
+    readonly events: Channel<AnswerEvent>;
+    readonly abort: () => void;
+  } {
     const id = this.#nextId++;
     const events = new Channel<AnswerEvent>();
     if (this.#failure) {
@@ -134,7 +149,7 @@ export class WorkerLink {
     }
     this.#answers.set(id, events);
     try {
-      this.#post({ type: "generate", id, request });
+      this.#post(message(id));
     } catch (error) {
       this.#answers.delete(id);
       throw error;
@@ -143,6 +158,11 @@ export class WorkerLink {
       if (this.#answers.delete(id)) this.#post({ type: "abort", id });
     };
     return { events, abort };
+  }
+
+  /** Asks for embeddings: one event, "embedded" or "error". */
+  embed(inputs: EmbeddingInputs): { readonly events: Channel<AnswerEvent>; readonly abort: () => void } {
+    return this.#ask((id) => ({ type: "embed", id, inputs }));
   }
 
   stats(): Promise<EngineStats> {
@@ -173,8 +193,9 @@ export class WorkerLink {
     });
   }
 
-  /** Ends the worker; what is still awaited ends with `reason`. */
+  /** Ends the worker; what is still awaited, or asked later, ends with `reason`: the last one given. */
   close(reason: DeviceError = disposedError()): Promise<void> {
+    if (this.#closed) this.#failure = toErrorRecord(reason);
     this.#closed ??= this.#close(reason);
     return this.#closed;
   }
@@ -192,7 +213,8 @@ export class WorkerLink {
       clearTimeout(timer);
     }
     this.#fail(reason);
-    this.worker.terminate();
+    // A process that ends while a worker does brings down the GPU's driver in Deno.
+    await this.worker.terminate();
   }
 
   #receive(message: FromWorker): void {
@@ -208,6 +230,8 @@ export class WorkerLink {
         this.#card = message.card;
         return;
       case "progress":
+        if (message.progress.phase === "weights")
+          this.#hasDownloaded = message.progress.loaded > message.progress.cached;
         this.#options.onProgress?.(message.progress);
         return;
       case "warning":
@@ -256,7 +280,8 @@ export class WorkerLink {
 
   #answer(id: number, answer: AnswerEvent): void {
     this.#answers.get(id)?.put(answer);
-    if (answer.event === "end" || answer.event === "error") this.#answers.delete(id);
+    if (answer.event === "end" || answer.event === "embedded" || answer.event === "error")
+      this.#answers.delete(id);
   }
 
   get #isAwaited(): boolean {

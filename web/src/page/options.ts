@@ -3,7 +3,7 @@
 import { RequestError } from "../both/errors.js";
 import type { ProfileOptions } from "../both/messages.js";
 import type { EngineOptions } from "./client.js";
-import { checkKinds, type Kind, NUMBER, POLICY, SIGNAL, TEXT } from "./requests.js";
+import { checkKinds, FLAG, type Kind, NUMBER, POLICY, SIGNAL, TEXT } from "./requests.js";
 
 const CALLED: Kind = ["a function", (value) => typeof value === "function"];
 const PATIENCE: Kind = ["a number of seconds above 0", (value) => typeof value === "number" && value > 0];
@@ -21,6 +21,7 @@ const OPTIONS: Readonly<Record<keyof EngineOptions, Kind>> = {
   worker: CALLED,
   contextPolicy: POLICY,
   patience: PATIENCE,
+  persist: FLAG,
 };
 const PROFILE: Readonly<Record<keyof ProfileOptions, Kind>> = {
   rows: NUMBER,

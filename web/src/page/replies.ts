@@ -1,4 +1,4 @@
-import type { RequestStats, TokenScore } from "../both/messages.js";
+import type { Piece, RequestStats, TokenScore } from "../both/messages.js";
 import type * as openai from "../both/openai.js";
 
 /** Puts what the worker tells into OpenAI's shapes. */
@@ -14,7 +14,7 @@ export interface ReplyHead {
 export interface ReplyShape<Chunk, Whole> {
   /** The first chunk of each choice, where there is one. */
   opening(head: ReplyHead, index: number): Chunk | null;
-  delta(head: ReplyHead, index: number, text: string, score: TokenScore | null): Chunk;
+  delta(head: ReplyHead, index: number, piece: Piece, score: TokenScore | null): Chunk;
   finish(head: ReplyHead, index: number, reason: openai.FinishReason): Chunk;
   usage(head: ReplyHead, usage: openai.Usage): Chunk;
   whole(head: ReplyHead, choices: readonly WholeChoice[], usage: openai.Usage): Whole;
@@ -23,6 +23,8 @@ export interface ReplyShape<Chunk, Whole> {
 /** A choice once it is complete. */
 export interface WholeChoice {
   text: string;
+  reasoning: string;
+  calls: openai.ToolCall[];
   scores: TokenScore[];
   reason: openai.FinishReason;
 }
@@ -45,16 +47,27 @@ export function usageOf(
 
 export const CHAT: ReplyShape<openai.ChatCompletionChunk, openai.ChatCompletion> = {
   opening: (head, index) => chatChunk(head, { index, delta: { role: "assistant", content: "" } }),
-  delta: (head, index, text, score) =>
-    chatChunk(head, { index, delta: { content: text }, logprobs: score && chatLogprobs([score]) }),
+  delta: (head, index, { text, reasoning, call }, score) => {
+    const delta = {
+      ...(reasoning && { reasoning_content: reasoning }),
+      ...((text !== "" || !(reasoning || call)) && { content: text }),
+      ...(call && { tool_calls: [call] }),
+    };
+    return chatChunk(head, { index, delta, logprobs: score && chatLogprobs([score]) });
+  },
   finish: (head, index, reason) => chatChunk(head, { index, delta: {}, finish_reason: reason }),
   usage: (head, usage) => ({ ...head, object: "chat.completion.chunk", choices: [], usage }),
   whole: (head, choices, usage) => ({
     ...head,
     object: "chat.completion",
-    choices: choices.map(({ text, scores, reason }, index) => ({
+    choices: choices.map(({ text, reasoning, calls, scores, reason }, index) => ({
       index,
-      message: { role: "assistant", content: text },
+      message: {
+        role: "assistant",
+        content: text === "" && calls.length > 0 ? null : text,
+        ...(reasoning !== "" && { reasoning_content: reasoning }),
+        ...(calls.length > 0 && { tool_calls: calls }),
+      },
       finish_reason: reason,
       logprobs: scores.length > 0 ? chatLogprobs(scores) : null,
     })),
@@ -96,7 +109,7 @@ export function textShape(): ReplyShape<openai.CompletionChunk, openai.Completio
   const object = "text_completion";
   return {
     opening: () => null,
-    delta: (head, index, text, score) => ({
+    delta: (head, index, { text }, score) => ({
       ...head,
       object,
       choices: [{ index, text, finish_reason: null, logprobs: logprobs(index, score ? [score] : []) }],
@@ -104,7 +117,7 @@ export function textShape(): ReplyShape<openai.CompletionChunk, openai.Completio
     finish: (head, index, reason) => ({
       ...head,
       object,
-      choices: [{ index, text: "", finish_reason: reason, logprobs: null }],
+      choices: [{ index, text: "", finish_reason: textReason(reason), logprobs: null }],
     }),
     usage: (head, usage) => ({ ...head, object, choices: [], usage }),
     whole: (head, choices, usage) => ({
@@ -113,12 +126,17 @@ export function textShape(): ReplyShape<openai.CompletionChunk, openai.Completio
       choices: choices.map(({ text, scores, reason }, index) => ({
         index,
         text,
-        finish_reason: reason,
+        finish_reason: textReason(reason),
         logprobs: logprobs(index, scores),
       })),
       usage,
     }),
   };
+}
+
+/** A text has no calls. */
+function textReason(reason: openai.FinishReason): openai.TextFinishReason {
+  return reason === "tool_calls" ? "stop" : reason;
 }
 
 function chatLogprobs(scores: readonly TokenScore[]): openai.ChatLogprobs {

@@ -1,13 +1,15 @@
-import type { ChatMessage } from "../both/openai.js";
-
 /**
  * OpenAI's requests, checked where they are made: what this engine does not do is refused by name, never left
  * out.
  */
 
-import { type ErrorCode, RequestError } from "../both/errors.js";
-import type { ChatCompletionRequest, CompletionRequest, MessageParam } from "../both/openai.js";
+import { RequestError } from "../both/errors.js";
+import type { Grammar } from "../both/grammar.js";
+import type { ChatCompletionRequest, CompletionRequest } from "../both/openai.js";
 import type { Prepared } from "./completions.js";
+import { checkedMessages } from "./conversation.js";
+import { checkedCalling } from "./tools.js";
+import { isFlag, isRecord, shown } from "./values.js";
 
 /**
  * A kind of value: what it is called, and whether a value is one. Ranges are checked beside the model, in the
@@ -16,7 +18,7 @@ import type { Prepared } from "./completions.js";
 export type Kind = readonly [name: string, fits: (value: unknown) => boolean];
 
 export const NUMBER: Kind = ["a number", (value) => typeof value === "number"];
-const FLAG: Kind = ["true or false", (value) => typeof value === "boolean"];
+export const FLAG: Kind = ["true or false", (value) => typeof value === "boolean"];
 const COUNT: Kind = ["a whole number, at least 1", (value) => Number.isInteger(value) && Number(value) >= 1];
 export const TEXT: Kind = ["a string", (value) => typeof value === "string"];
 const LIST: Kind = ["a list of at least one { role, content }", (value) => Array.isArray(value)];
@@ -41,6 +43,13 @@ export const POLICY: Kind = [
   '"error", "truncate-oldest" or a function',
   (value) => value === "error" || value === "truncate-oldest" || typeof value === "function",
 ];
+const TOOLS: Kind = ['a list of { type: "function", function }', Array.isArray];
+const CHOICE: Kind = [
+  '"none", "auto", "required" or { type: "function", function: { name } }',
+  (value) => ["none", "auto", "required"].includes(value as string) || isRecord(value),
+];
+
+const FORMAT: Kind = ["an object with a type", (value) => isRecord(value) && typeof value.type === "string"];
 
 const COMMON = {
   model: TEXT,
@@ -71,17 +80,17 @@ const CHAT = {
   top_logprobs: NUMBER,
   continue_final_message: FLAG,
   context_policy: POLICY,
+  response_format: FORMAT,
+  tools: TOOLS,
+  tool_choice: CHOICE,
+  parallel_tool_calls: FLAG,
 };
 const PLAIN = { ...COMMON, prompt: TEXT, logprobs: NUMBER };
 
 /** OpenAI's parameters that this engine lacks, with the values that ask for nothing. */
 const LACKING: Readonly<Record<string, readonly unknown[]>> = {
-  tools: ["[]"],
-  tool_choice: ['"none"', '"auto"'],
-  parallel_tool_calls: ["true", "false"],
   functions: ["[]"],
   function_call: ['"none"', '"auto"'],
-  response_format: ['{"type":"text"}'],
   reasoning_effort: ['"none"'],
   modalities: ['["text"]'],
   audio: [],
@@ -93,28 +102,29 @@ const LACKING: Readonly<Record<string, readonly unknown[]>> = {
   best_of: ["1"],
 };
 
-const CHAT_MESSAGE = ["role", "content", "name"];
+/** What reads a response_format: `grammarOf`. */
+export type ReadFormat = (format: unknown) => Grammar | null;
 
 /**
  * A chat request taken apart. `model`: the one that is loaded. Throws RequestError naming the first wrong
  * parameter.
  */
-export function prepareChat(request: ChatCompletionRequest, model: string): Prepared {
+export function prepareChat(request: ChatCompletionRequest, model: string, read: ReadFormat): Prepared {
   check(request, CHAT, model);
-  const { max_completion_tokens, logprobs, top_logprobs, continue_final_message, ...rest } = request;
-  const messages = checkedMessages(request.messages);
+  const { max_completion_tokens, logprobs, top_logprobs, continue_final_message, ...others } = request;
+  const { messages: given, tools, tool_choice, parallel_tool_calls, response_format, ...rest } = others;
+  const grammar = response_format == null ? null : read(response_format);
+  const messages = checkedMessages(given);
+  const calling = checkedCalling({ tools, tool_choice, parallel_tool_calls });
   const continueLast = continue_final_message ?? false;
   if (continueLast && messages.at(-1)?.role !== "assistant")
     throw new RequestError("continue_final_message needs a last message of the role assistant", "messages");
   if (top_logprobs && !logprobs) throw new RequestError("top_logprobs needs logprobs: true", "top_logprobs");
-  const { messages: _messages, ...options } = {
-    ...rest,
-    max_tokens: max_completion_tokens ?? rest.max_tokens ?? null,
-  };
   return {
-    prompt: { kind: "chat", messages, continueLast },
-    options,
+    prompt: { kind: "chat", messages, continueLast, ...(calling && { calling }) },
+    options: { ...rest, max_tokens: max_completion_tokens ?? rest.max_tokens ?? null },
     logprobs: logprobs ? (top_logprobs ?? 0) : null,
+    ...(grammar && { grammar }),
   };
 }
 
@@ -126,47 +136,8 @@ export function prepareText(request: CompletionRequest, model: string): Prepared
   return { prompt: { kind: "text", text: prompt }, options, logprobs: logprobs ?? null };
 }
 
-/** Messages with their content as one string. */
-export function checkedMessages(messages: readonly MessageParam[]): ChatMessage[] {
-  const list: unknown = messages;
-  if (!Array.isArray(list) || list.length === 0)
-    throw new RequestError("messages must be a list of at least one { role, content }", "messages");
-  return list.map((message: unknown, at) => checkedMessage(message, `messages[${at}]`));
-}
-
-function checkedMessage(message: unknown, where: string): ChatMessage {
-  const wrong = (what: string, code: ErrorCode = "invalid-request"): never => {
-    throw new RequestError(`${where}${what}`, "messages", { code });
-  };
-  if (!isRecord(message)) return wrong(` must be an object { role, content }, not ${shown(message)}`);
-  const { role, content, name } = message;
-  if (typeof role !== "string" || role === "")
-    return wrong(`.role must be system, user or assistant, not ${shown(role)}`);
-  if (name != null && typeof name !== "string") return wrong(`.name must be a string, not ${shown(name)}`);
-  for (const [field, value] of Object.entries(message))
-    if (!CHAT_MESSAGE.includes(field) && !isEmpty(value))
-      wrong(`.${field} is not supported by this engine`, "unsupported");
-  const text = Array.isArray(content)
-    ? content.map((part: unknown, at) => textOf(part, at, wrong)).join("")
-    : content;
-  if (typeof text !== "string") return wrong(`.content must be text, not ${shown(content)}`);
-  // The type's roles are the usual ones; which there are is the chat template's business, which refuses
-  // others.
-  return { role: role as ChatMessage["role"], content: text, ...(name != null && { name }) };
-}
-
-function textOf(part: unknown, at: number, wrong: (what: string, code?: ErrorCode) => never): string {
-  const { type, text } = isRecord(part) ? part : {};
-  if (type === "text" && typeof text === "string") return text;
-  const isOther = typeof type === "string" && type !== "text";
-  const given = isOther ? `a part of type ${type}` : shown(part);
-  return wrong(
-    `.content[${at}] must be { type: "text", text }, not ${given}: this engine reads text only`,
-    isOther ? "unsupported" : "invalid-request",
-  );
-}
-
-function check(request: object, known: Readonly<Record<string, Kind>>, model: string): void {
+/** Refuses unknown names, wrong types, and another model than the one that is loaded. */
+export function check(request: object, known: Readonly<Record<string, Kind>>, model: string): void {
   checkKinds(request, known, "a request", refuse);
   if (!isRecord(request)) return;
   if (request.model != null && request.model !== model)
@@ -203,27 +174,4 @@ function refuse(name: string, value: unknown): void {
     name,
     { code: "unsupported" },
   );
-}
-
-function isRecord(value: unknown): value is Record<string, unknown> {
-  return typeof value === "object" && value !== null && !Array.isArray(value);
-}
-
-function isFlag(value: unknown): boolean {
-  return typeof value === "boolean";
-}
-
-/** What replies hold where there is nothing: `refusal: null`, `annotations: []`. */
-function isEmpty(value: unknown): boolean {
-  return value == null || (Array.isArray(value) && value.length === 0);
-}
-
-/** A value in a message, in short. */
-function shown(value: unknown): string {
-  try {
-    return (JSON.stringify(value) ?? String(value)).slice(0, 80);
-  } catch {
-    // A bigint, or an object that holds itself.
-    return String(value).slice(0, 80);
-  }
 }

@@ -4,7 +4,7 @@
  */
 
 import { Model, type ModelSource } from "./model.js";
-import { checkOptions, messagesOf, unsupportedOf } from "./options.js";
+import { checkOptions, messagesOf, notSupported, toolsOf, unsupportedOf } from "./options.js";
 import { Session } from "./session.js";
 import type { CreateOptions, LanguageModelFactory, LanguageModelSession } from "./types.js";
 
@@ -15,7 +15,7 @@ export type * from "./types.js";
  * What the Prompt API calls `LanguageModel`, over the model at an address, or one that a function loads. The
  * first `create` loads it, and all sessions share it until `unload`.
  *
- * Tools, images and sound are refused with NotSupportedError.
+ * Images and sound are refused with NotSupportedError, and so are tools where the model has none.
  */
 export function createLanguageModel(source: ModelSource): LanguageModelFactory {
   const model = new Model(source);
@@ -42,8 +42,11 @@ async function create(model: Model, options: CreateOptions): Promise<LanguageMod
   options.signal?.throwIfAborted();
   const sampling = checkOptions(options);
   const initial = messagesOf(options.initialPrompts ?? [], "initialPrompts").messages;
+  const tools = toolsOf(options);
   const engine = await model.load(options);
-  const session = new Session(engine, sampling, initial);
+  if (tools.length > 0 && !engine.model.features?.includes("tools"))
+    throw notSupported(`tools are not supported by the model ${engine.model.name}`);
+  const session = new Session(engine, sampling, initial, tools);
   await session.measure();
   options.signal?.throwIfAborted();
   options.signal?.addEventListener("abort", () => session.destroy(), { once: true });

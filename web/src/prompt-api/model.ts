@@ -4,7 +4,7 @@ import type { Availability, MonitorCallback } from "./types.js";
 
 /** What of an Engine the sessions use; their contexts and token counts are the device's. */
 export type PromptEngine = Pick<Engine, "chat" | "countTokens" | "dispose"> & {
-  readonly model: Pick<ModelCard, "name" | "contextLength">;
+  readonly model: Pick<ModelCard, "name" | "contextLength"> & Partial<Pick<ModelCard, "features">>;
 };
 
 /** An artifact's address, or what loads it; it should heed `signal` and tell `onProgress`. */

@@ -1,5 +1,11 @@
 import type { ChatMessage } from "../both/openai.js";
-import type { CreateCoreOptions, PromptInput, PromptMessage, PromptOptions } from "./types.js";
+import type {
+  CreateCoreOptions,
+  LanguageModelTool,
+  PromptInput,
+  PromptMessage,
+  PromptOptions,
+} from "./types.js";
 
 /** The Prompt API's arguments, checked, as the engine's requests. */
 
@@ -9,8 +15,7 @@ export interface Sampling {
 }
 
 /** What of the options no model here can do; null where all of it can be done. */
-export function unsupportedOf({ expectedInputs, expectedOutputs, tools }: CreateCoreOptions): string | null {
-  if (tools?.length) return "tools";
+export function unsupportedOf({ expectedInputs, expectedOutputs }: CreateCoreOptions): string | null {
   const other = [...(expectedInputs ?? []), ...(expectedOutputs ?? [])].find(({ type }) => type !== "text");
   return other ? `content of type ${other.type}` : null;
 }
@@ -26,6 +31,22 @@ export function checkOptions(options: CreateCoreOptions): Sampling {
     ...(temperature !== undefined && { temperature }),
     ...(topK !== undefined && { top_k: Math.floor(topK) }),
   };
+}
+
+/** The tools of a session; TypeError where one is not what it must be. */
+export function toolsOf({ tools = [] }: CreateCoreOptions): readonly LanguageModelTool[] {
+  const names = new Set<string>();
+  return [...tools].map((tool, at) => {
+    const { name, description, inputSchema, execute } = tool ?? {};
+    if (typeof name !== "string" || typeof description !== "string")
+      throw new TypeError(`tools[${at}] must have a name and a description`);
+    if (typeof inputSchema !== "object" || inputSchema === null)
+      throw new TypeError(`tools[${at}].inputSchema must be a JSON schema`);
+    if (typeof execute !== "function") throw new TypeError(`tools[${at}].execute must be a function`);
+    if (names.has(name)) throw new TypeError(`tools[${at}] has the name of another: ${name}`);
+    names.add(name);
+    return tool;
+  });
 }
 
 export interface Messages {

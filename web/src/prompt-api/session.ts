@@ -1,9 +1,11 @@
 import { streamedChat } from "../both/answers.js";
-import type { ChatMessage } from "../both/openai.js";
+import { addCall } from "../both/calls.js";
+import type { ChatMessage, ToolCall } from "../both/openai.js";
 import { streamOf } from "../both/streams.js";
 import type { PromptEngine } from "./model.js";
-import { formatOf, type Messages, messagesOf, type Sampling } from "./options.js";
-import type { LanguageModelSession, PromptInput, PromptOptions } from "./types.js";
+import { formatOf, messagesOf, type Sampling } from "./options.js";
+import { called, MOST_ROUNDS, toolsAsked } from "./tools.js";
+import type { LanguageModelSession, LanguageModelTool, PromptInput, PromptOptions } from "./types.js";
 
 /** A conversation. Prompts wait for those before them. */
 export class Session extends EventTarget implements LanguageModelSession {
@@ -19,6 +21,7 @@ export class Session extends EventTarget implements LanguageModelSession {
     private readonly engine: PromptEngine,
     private readonly sampling: Sampling,
     private readonly initial: readonly ChatMessage[],
+    private readonly tools: readonly LanguageModelTool[],
   ) {
     super();
   }
@@ -79,7 +82,7 @@ export class Session extends EventTarget implements LanguageModelSession {
   async clone({ signal }: { readonly signal?: AbortSignal } = {}): Promise<LanguageModelSession> {
     signal?.throwIfAborted();
     this.#ended.signal.throwIfAborted();
-    const other = new Session(this.engine, this.sampling, this.initial);
+    const other = new Session(this.engine, this.sampling, this.initial, this.tools);
     other.#history = this.#history;
     other.#usage = this.#usage;
     signal?.addEventListener("abort", () => other.destroy(), { once: true });
@@ -104,21 +107,37 @@ export class Session extends EventTarget implements LanguageModelSession {
     try {
       const kept = await this.#room(asked.messages);
       turn.signal.throwIfAborted();
-      let answer = "";
-      const chunks = await streamedChat(this.engine, {
-        ...this.sampling,
-        ...format,
-        ...(asked.isPrefix && { continue_final_message: true }),
-        messages: [...this.initial, ...kept, ...asked.messages],
-        signal: turn.signal,
-      });
-      for await (const { choices } of chunks) {
-        const piece = choices[0]?.delta.content;
-        if (!piece) continue;
-        answer += piece;
-        yield piece;
+      let conversation = [...kept, ...asked.messages];
+      let { isPrefix } = asked;
+      for (let round = 0; ; round++) {
+        const chunks = await streamedChat(this.engine, {
+          ...this.sampling,
+          ...format,
+          ...toolsAsked(this.tools),
+          ...(isPrefix && { continue_final_message: true }),
+          messages: [...this.initial, ...conversation],
+          signal: turn.signal,
+        });
+        let answer = "";
+        const written: ToolCall[] = [];
+        let calls: readonly ToolCall[] = [];
+        for await (const { choices } of chunks) {
+          const { content, tool_calls = [] } = choices[0]?.delta ?? {};
+          for (const call of tool_calls) addCall(written, call);
+          // Of an answer that was cut nothing is called.
+          if (choices[0]?.finish_reason === "tool_calls") calls = written;
+          if (!content) continue;
+          answer += content;
+          yield content;
+        }
+        conversation = answered(conversation, isPrefix, answer, calls);
+        if (calls.length === 0) break;
+        if (round === MOST_ROUNDS)
+          throw new DOMException(`The model called tools ${MOST_ROUNDS} times in a row.`, "OperationError");
+        conversation.push(...(await unlessAborted(called(this.tools, calls), turn.signal)));
+        isPrefix = false;
       }
-      this.#history = [...kept, ...answered(asked, answer)];
+      this.#history = conversation;
       await this.measure();
     } catch (error) {
       turn.signal.throwIfAborted();
@@ -181,7 +200,7 @@ export class Session extends EventTarget implements LanguageModelSession {
 
   async #count(after: readonly ChatMessage[]): Promise<number> {
     const messages = [...this.initial, ...after];
-    return messages.length === 0 ? 0 : this.engine.countTokens(messages);
+    return messages.length === 0 ? 0 : this.engine.countTokens(messages, toolsAsked(this.tools));
   }
 
   #tooLong(requested: number): DOMException {
@@ -195,22 +214,25 @@ export class Session extends EventTarget implements LanguageModelSession {
   }
 }
 
-/** Waits for `promise`, which never rejects, at most until the signal aborts. */
-function unlessAborted(promise: Promise<unknown>, signal: AbortSignal): Promise<void> {
+/** Waits for `promise` at most until the signal aborts. */
+function unlessAborted<T>(promise: Promise<T>, signal: AbortSignal): Promise<T> {
   return new Promise((resolve, reject) => {
     const abort = (): void => reject(signal.reason);
     if (signal.aborted) abort();
     signal.addEventListener("abort", abort, { once: true });
-    void promise.then(() => {
-      signal.removeEventListener("abort", abort);
-      resolve();
-    });
+    promise.then(resolve, reject).finally(() => signal.removeEventListener("abort", abort));
   });
 }
 
-/** The conversation's new messages: a prefix and what follows it are one. */
-function answered({ messages, isPrefix }: Messages, answer: string): readonly ChatMessage[] {
+/** The conversation with what has been answered: a prefix and what follows it are one. */
+function answered(
+  messages: readonly ChatMessage[],
+  isPrefix: boolean,
+  answer: string,
+  calls: readonly ToolCall[],
+): ChatMessage[] {
   const last = messages.at(-1);
-  if (!isPrefix || !last) return [...messages, { role: "assistant", content: answer }];
-  return [...messages.slice(0, -1), { ...last, content: last.content + answer }];
+  const called = calls.length > 0 && { tool_calls: calls };
+  if (!isPrefix || !last) return [...messages, { role: "assistant", content: answer, ...called }];
+  return [...messages.slice(0, -1), { ...last, content: last.content + answer, ...called }];
 }

@@ -5,19 +5,31 @@ export type Availability = "unavailable" | "downloadable" | "downloading" | "ava
 /** Tells of the download: `downloadprogress` events whose `loaded` goes from 0 to 1. */
 export type MonitorCallback = (monitor: EventTarget) => void;
 
+/** A kind of input or output, and its languages. */
 export interface ExpectedContent {
   readonly type: string;
   readonly languages?: readonly string[];
 }
 
+/** A function that the model may call: `execute` gets what the schema says, its result goes to the model. */
+export interface LanguageModelTool {
+  readonly name: string;
+  readonly description: string;
+  readonly inputSchema: object;
+  // biome-ignore lint/suspicious/noExplicitAny: as the standard has it; what comes follows the schema
+  readonly execute: (input: any) => unknown;
+}
+
+/** What `availability` and `create` are both asked. */
 export interface CreateCoreOptions {
   readonly temperature?: number;
   readonly topK?: number;
   readonly expectedInputs?: readonly ExpectedContent[];
   readonly expectedOutputs?: readonly ExpectedContent[];
-  readonly tools?: readonly object[];
+  readonly tools?: readonly LanguageModelTool[];
 }
 
+/** How a session begins. */
 export interface CreateOptions extends CreateCoreOptions {
   /** Ends the loading, and later the session. */
   readonly signal?: AbortSignal;
@@ -25,11 +37,13 @@ export interface CreateOptions extends CreateCoreOptions {
   readonly initialPrompts?: readonly PromptMessage[];
 }
 
+/** A part of a message; only text is supported. */
 export interface PromptContent {
   readonly type: string;
   readonly value: unknown;
 }
 
+/** A turn of a conversation. */
 export interface PromptMessage {
   readonly role: "system" | "user" | "assistant";
   readonly content: string | readonly PromptContent[];
@@ -37,8 +51,10 @@ export interface PromptMessage {
   readonly prefix?: boolean;
 }
 
+/** A question, or turns of a conversation. */
 export type PromptInput = string | readonly PromptMessage[];
 
+/** Of one question. */
 export interface PromptOptions {
   /** A JSON schema, or a regular expression that the whole answer matches. */
   readonly responseConstraint?: object | RegExp;
@@ -47,6 +63,7 @@ export interface PromptOptions {
   readonly signal?: AbortSignal;
 }
 
+/** A conversation with the model; `LanguageModel` of the Prompt API. */
 export interface LanguageModelSession extends EventTarget {
   prompt(input: PromptInput, options?: PromptOptions): Promise<string>;
   promptStreaming(input: PromptInput, options?: PromptOptions): ReadableStream<string>;
@@ -68,6 +85,7 @@ export interface LanguageModelSession extends EventTarget {
   destroy(): undefined;
 }
 
+/** What the Prompt API has as the static methods of `LanguageModel`. */
 export interface LanguageModelFactory {
   availability(options?: CreateCoreOptions): Promise<Availability>;
   create(options?: CreateOptions): Promise<LanguageModelSession>;

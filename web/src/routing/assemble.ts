@@ -1,8 +1,9 @@
 /** From the chunks of an answer to the whole of it. */
 
+import { addCall } from "../both/calls.js";
 import { CloudError } from "../both/errors.js";
 import type { Answer } from "./answer.js";
-import type { Choice, Chunk, Completion, ToolCall, ToolCallDelta } from "./openai.js";
+import type { Choice, Chunk, Completion } from "./openai.js";
 
 export async function assemble(answer: Answer): Promise<Completion> {
   const message: Choice["message"] = { role: "assistant", content: "" };
@@ -14,7 +15,10 @@ export async function assemble(answer: Answer): Promise<Completion> {
       message.content += delta.content ?? "";
       if (delta.reasoning_content)
         message.reasoning_content = (message.reasoning_content ?? "") + delta.reasoning_content;
-      for (const call of delta.tool_calls ?? []) addCall(message, call);
+      for (const call of delta.tool_calls ?? []) {
+        message.tool_calls ??= [];
+        addCall(message.tool_calls, call);
+      }
       if (finish_reason) choice.finish_reason = finish_reason;
       if (logprobs?.content)
         choice.logprobs = { content: [...(choice.logprobs?.content ?? []), ...logprobs.content] };
@@ -31,14 +35,4 @@ export async function assemble(answer: Answer): Promise<Completion> {
     usage: answer.usage,
     x_nearfar: answer.info,
   };
-}
-
-function addCall(message: Choice["message"], delta: ToolCallDelta): void {
-  message.tool_calls ??= [];
-  const empty: ToolCall = { id: "", type: "function", function: { name: "", arguments: "" } };
-  const call = message.tool_calls[delta.index] ?? empty;
-  message.tool_calls[delta.index] = call;
-  if (delta.id) call.id = delta.id;
-  call.function.name += delta.function?.name ?? "";
-  call.function.arguments += delta.function?.arguments ?? "";
 }

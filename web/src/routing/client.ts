@@ -11,6 +11,7 @@ import { hintsOf } from "./request.js";
 import { type HybridOptions, Router } from "./router.js";
 import type { Scorer } from "./scorer.js";
 
+/** Answers behind OpenAI's interface, on the device or in the cloud. */
 export class HybridClient {
   readonly chat: { readonly completions: HybridCompletions };
   readonly #router: Router;
@@ -59,6 +60,7 @@ export class HybridClient {
   }
 }
 
+/** `chat.completions` of a {@link HybridClient}. */
 export class HybridCompletions {
   constructor(private readonly router: Router) {}
 

@@ -9,6 +9,7 @@ import { events, textOf } from "./sse.js";
 import type { Feature } from "./types.js";
 import { within } from "./wait.js";
 
+/** Where the cloud is, and as whom it is asked. */
 export interface CloudOptions {
   /**
    * As OpenAI's clients take it, such as `https://host/v1`; `/v1` may be left out where there is no other

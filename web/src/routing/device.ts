@@ -8,6 +8,7 @@ import { DeviceError, throwIfAborted } from "../both/errors.js";
 import type { ChatCompletionChunk, ChatCompletionRequest } from "../both/openai.js";
 import { ends, isUseful, type Piece, pieceOf } from "./leg.js";
 import { type HybridRequest, type Message, textOf } from "./openai.js";
+import type { Feature } from "./types.js";
 import { within } from "./wait.js";
 
 /** A device that says nothing any more. */
@@ -20,17 +21,25 @@ export function failureOf(error: DeviceError): "stalled" | "lost" {
 
 /** What of an engine is used; the one that `createEngine` gives has all of it. */
 export interface DeviceEngine {
-  readonly model: { readonly name: string; readonly contextLength: number };
+  readonly model: {
+    readonly name: string;
+    readonly contextLength: number;
+    /** What it does beside writing text; logprobs where it does not say. */
+    readonly features?: readonly Feature[];
+  };
   readonly chat: {
     readonly completions: {
       create(request: ChatCompletionRequest & { stream: true }): Promise<AsyncIterable<ChatCompletionChunk>>;
     };
   };
-  /** Tokens of a conversation as the model's prompt. */
-  countTokens?(messages: readonly ChatMessage[]): Promise<number>;
+  /** Tokens of a conversation as the model's prompt, with the tools that may be called. */
+  countTokens?(messages: readonly ChatMessage[], tools?: DeviceTools): Promise<number>;
   /** Tokens that a new request could put into the KV cache now. */
   stats?(): Promise<{ readonly freeTokens: number }>;
 }
+
+/** What of a request says how tools stand in its prompt. */
+export type DeviceTools = Pick<ChatCompletionRequest, "tools" | "tool_choice">;
 
 /** How long a device may be silent before it is given up; seconds. */
 export interface DeviceTimeouts {
@@ -59,6 +68,10 @@ const TAKEN = [
   "logprobs",
   "top_logprobs",
   "continue_final_message",
+  "tools",
+  "tool_choice",
+  "parallel_tool_calls",
+  "response_format",
 ] as const;
 
 /**
@@ -114,13 +127,14 @@ export async function* deviceStream(
   if (!complete) throw new DeviceError("The device's answer ended before it was whole.");
 }
 
-/** Tokens of the messages; null where the engine cannot tell, or not at once. */
+/** Tokens of the prompt; null where the engine cannot tell, or not at once. */
 export async function countTokens(
   engine: DeviceEngine,
-  messages: readonly Message[],
+  { messages, tools, tool_choice }: HybridRequest,
 ): Promise<number | null> {
   if (!engine.countTokens) return null;
-  return quickly(engine.countTokens(messages.map(asText)));
+  const offered = tools?.length ? ({ tools, tool_choice } as DeviceTools) : undefined;
+  return quickly(engine.countTokens(messages.map(asText), offered));
 }
 
 /** Tokens that fit the KV cache now; the context's length where the engine cannot tell. */
@@ -138,8 +152,12 @@ async function quickly<T>(answer: Promise<T>): Promise<T | null> {
   }
 }
 
+/** What the engine checks it checks itself. */
 function asText(message: Message): ChatMessage {
-  return { role: message.role as ChatMessage["role"], content: textOf(message) };
+  const { role, name, tool_calls, tool_call_id, reasoning_content } = message;
+  const more = Object.entries({ name, tool_calls, tool_call_id, reasoning_content });
+  const given = Object.fromEntries(more.filter(([, value]) => value != null));
+  return { ...given, role: role as ChatMessage["role"], content: textOf(message) };
 }
 
 /** By name: the engine may come from another copy of the package. */

@@ -12,7 +12,8 @@ export interface DifficultyModel {
   readonly knots: readonly number[];
 }
 
-interface Head {
+/** A logistic regression: its features, how each is scaled, their weights. */
+export interface Head {
   readonly features: readonly string[];
   readonly mean: readonly number[];
   readonly scale: readonly number[];

@@ -6,11 +6,11 @@
 export { CloudError, DeviceError, NearfarError, RequestError, RouteError } from "../both/errors.js";
 export { Breaker, type Pass } from "./breaker.js";
 export { limitFor, Threshold, type ThresholdRecord } from "./calibration.js";
-export { HybridClient } from "./client.js";
+export { HybridClient, type HybridCompletions } from "./client.js";
 export type { CloudOptions } from "./cloud.js";
 export { blocksOf, costOf, decide, predictCloud, predictDevice } from "./decide.js";
-export type { DeviceEngine, DeviceTimeouts } from "./device.js";
-export type { DifficultyModel } from "./difficulty.js";
+export type { DeviceEngine, DeviceTimeouts, DeviceTools } from "./device.js";
+export type { DifficultyModel, Head } from "./difficulty.js";
 export type { Hints } from "./hints.js";
 export { Ledger, type LedgerRecord } from "./ledger.js";
 export { entropy, Monitor, type WatchedToken } from "./monitor.js";
@@ -19,13 +19,29 @@ export type {
   Chunk,
   ChunkChoice,
   Completion,
+  ContentPart,
+  Delta,
+  FinishReason,
   HybridRequest,
+  Logprobs,
   Message,
   RequestRouting,
   RouteInfo,
+  ToolCall,
+  ToolCallDelta,
   Usage,
 } from "./openai.js";
-export { DEFAULT_POLICY, type Policy, type PolicyOptions, parsePolicy } from "./policy.js";
+export {
+  type BreakerOptions,
+  type CalibrationOptions,
+  DEFAULT_POLICY,
+  type MonitorOptions,
+  type Policy,
+  type PolicyOptions,
+  parsePolicy,
+  type RetryOptions,
+  type Timeouts,
+} from "./policy.js";
 export { describeReason } from "./reasons.js";
 export type { DecisionRecord, Outcome } from "./records.js";
 export { backoff, RetryBudget } from "./retry.js";

@@ -5,10 +5,13 @@ import type {
   FinishReason as DeviceFinishReason,
   TokenLogprob as DeviceTokenLogprob,
   Usage as DeviceUsage,
+  ToolCall,
+  ToolCallDelta,
 } from "../both/openai.js";
 import { limitOf } from "./request.js";
 import type { Mode, Prediction, Reason, Side } from "./types.js";
 
+/** A part of a message. */
 export type ContentPart = { readonly type: string; readonly text?: string };
 
 /** A message of a chat. The device takes text only; parts of other kinds go to the cloud. */
@@ -18,6 +21,7 @@ export interface Message {
   readonly name?: string;
   readonly tool_calls?: readonly unknown[];
   readonly tool_call_id?: string;
+  readonly reasoning_content?: string | null;
   /** Of a message: only that it is private, which makes the request private. It is not sent. */
   readonly x_nearfar?: Pick<RequestRouting, "private">;
 }
@@ -38,7 +42,11 @@ export interface RequestRouting {
 }
 
 /** OpenAI's request, for one answer. */
-export interface HybridRequest extends Omit<ChatCompletionRequest, "messages" | "stream" | "n"> {
+export interface HybridRequest
+  extends Omit<
+    ChatCompletionRequest,
+    "messages" | "stream" | "n" | "response_format" | "tools" | "tool_choice"
+  > {
   messages: readonly Message[];
   stream?: boolean | null;
   model?: string;
@@ -72,16 +80,12 @@ export interface RouteInfo {
   readonly would_route: Side | null;
 }
 
-export type FinishReason = DeviceFinishReason | "tool_calls" | "content_filter";
+/** Why an answer ended. */
+export type FinishReason = DeviceFinishReason | "content_filter";
 export type TokenLogprob = DeviceTokenLogprob;
+export type { ToolCall, ToolCallDelta };
 
-export interface ToolCallDelta {
-  index: number;
-  id?: string;
-  type?: "function";
-  function?: { name?: string; arguments?: string };
-}
-
+/** What a chunk adds to a message. */
 export interface Delta {
   role?: "assistant";
   content?: string | null;
@@ -89,10 +93,12 @@ export interface Delta {
   tool_calls?: ToolCallDelta[];
 }
 
+/** The answer's tokens, and how likely they were. */
 export interface Logprobs {
   content: (TokenLogprob & { top_logprobs: TokenLogprob[] })[];
 }
 
+/** What a {@link Chunk} adds. */
 export interface ChunkChoice {
   index: number;
   delta: Delta;
@@ -100,6 +106,7 @@ export interface ChunkChoice {
   logprobs?: Logprobs | null;
 }
 
+/** Tokens of prompt and answer. */
 export interface Usage {
   prompt_tokens: number;
   completion_tokens: number;
@@ -107,6 +114,7 @@ export interface Usage {
   prompt_tokens_details?: Partial<DeviceUsage["prompt_tokens_details"]> | null;
 }
 
+/** A piece of a streamed answer. */
 export interface Chunk {
   id: string;
   object: "chat.completion.chunk";
@@ -118,12 +126,7 @@ export interface Chunk {
   x_nearfar?: RouteInfo;
 }
 
-export interface ToolCall {
-  id: string;
-  type: "function";
-  function: { name: string; arguments: string };
-}
-
+/** The answer of a {@link Completion}; there is one. */
 export interface Choice {
   index: number;
   message: { role: "assistant"; content: string; reasoning_content?: string; tool_calls?: ToolCall[] };
@@ -131,6 +134,7 @@ export interface Choice {
   logprobs: Logprobs | null;
 }
 
+/** A whole answer, with where it came from. */
 export interface Completion {
   id: string;
   object: "chat.completion";

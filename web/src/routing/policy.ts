@@ -58,6 +58,7 @@ export interface Timeouts {
   readonly device_between: number;
 }
 
+/** The rules that decide between device and cloud, all of them given. */
 export interface Policy {
   readonly mode: Mode;
   readonly difficulty_threshold: number;
@@ -90,6 +91,7 @@ export type PolicyOptions = Partial<{
   readonly [Key in keyof Policy]: Policy[Key] extends object ? Partial<Policy[Key]> : Policy[Key];
 }>;
 
+/** What holds where a policy says nothing. */
 export const DEFAULT_POLICY: Policy = {
   mode: "auto",
   difficulty_threshold: 0.5,

@@ -5,6 +5,7 @@ import type { RouteInfo, Usage } from "./openai.js";
 import type { Plan } from "./router.js";
 import type { CloudState, Decision, DeviceState, Mode, Reason, RouteRequest, Side } from "./types.js";
 
+/** What became of a request. */
 export interface Outcome {
   readonly route: Side | null;
   /** All sides that gave a part of the answer, in order. */
@@ -27,6 +28,7 @@ export interface Outcome {
   readonly error: string | null;
 }
 
+/** What was known when a request was routed, what was decided and what became of it. */
 export interface DecisionRecord {
   readonly id: string;
   readonly time: string;

@@ -41,11 +41,13 @@ export interface KeptState {
   readonly speeds?: { readonly device: SpeedRecord; readonly cloud: SpeedRecord };
 }
 
+/** Where the state is kept between visits. */
 export interface Store {
   read(): KeptState | null;
   write(state: KeptState): void;
 }
 
+/** The two sides, the policy, and what is kept. */
 export interface HybridOptions {
   /** The engine of the device; null until it is loaded, and it may be set later. */
   readonly device?: DeviceEngine | null;
@@ -53,7 +55,7 @@ export interface HybridOptions {
   readonly policy?: PolicyOptions;
   /** Scores the difficulty of requests; all look alike without it. May be set later, when it is loaded. */
   readonly difficulty?: Scorer | null;
-  /** What the engine can do; logprobs by default. */
+  /** What the engine can do; by default what it says of itself. */
   readonly device_features?: readonly Feature[];
   /** Instead of the browser's own. */
   readonly hints?: { read(): Hints };
@@ -194,7 +196,7 @@ export class Router {
     if (stays) this.#private.remember(messages, conversation);
     const engine = this.#device;
     const [tokens, free] = engine
-      ? await Promise.all([countTokens(engine, request.messages), freeTokens(engine)])
+      ? await Promise.all([countTokens(engine, request), freeTokens(engine)])
       : [null, 0];
     this.#free = free;
     const scored = (mode ?? this.#policy.mode) === "auto" && !stays;
@@ -369,7 +371,7 @@ export class Router {
       why: this.#device === null ? "no model is loaded" : rests ? "failed lately" : null,
       context: this.#device?.model.contextLength ?? 0,
       free_kv_tokens: this.#free,
-      features: this.options.device_features ?? ["logprobs"],
+      features: this.options.device_features ?? this.#device?.model.features ?? ["logprobs"],
       prefill_tps,
       decode_tps,
       queue_seconds: 0,

@@ -4,8 +4,11 @@
  */
 
 export type Side = "device" | "cloud";
+/** From the device alone to the cloud alone. */
 export const MODES = ["device_only", "prefer_device", "auto", "prefer_cloud", "cloud_only"] as const;
+/** Which side is preferred, or allowed. */
 export type Mode = (typeof MODES)[number];
+/** What a request needs that not every side has. */
 export type Feature =
   | "tools"
   | "json_schema"
@@ -104,6 +107,7 @@ export interface Decision {
   readonly cost: number;
 }
 
+/** What is known of a conversation that begins. */
 export const NO_CONVERSATION: ConversationState = {
   last_route: null,
   cached_device: 0,

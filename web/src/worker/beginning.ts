@@ -1,3 +1,4 @@
+import { embeddingOf } from "../both/buffers.js";
 import type { Manifest } from "../both/manifest.js";
 import type { Backend, BackendShape } from "./engine/backend.js";
 import type { MemoryPlan } from "./memory.js";
@@ -5,7 +6,7 @@ import { ropeTable } from "./rope.js";
 
 /** What a device with room by `plan` tells the engine of itself. */
 export function shapeOf(
-  { model, cache, groups }: Pick<Manifest, "model" | "cache" | "groups">,
+  { model, cache, groups, buffers }: Pick<Manifest, "model" | "cache" | "groups" | "buffers">,
   plan: MemoryPlan,
 ): BackendShape {
   return {
@@ -15,6 +16,7 @@ export function shapeOf(
     pagesPerSlot: Math.ceil(model.contextLength / cache.pageSize),
     contextLength: plan.contextLength,
     vocabSize: model.vocabSize,
+    embedding: embeddingOf({ model, buffers }),
   };
 }
 
@@ -27,9 +29,9 @@ export function initialize(
   { ropes }: Pick<Manifest, "ropes">,
   tensor: (name: string) => Float32Array,
 ): void {
-  const { contextLength, slots, vocabSize } = backend.shape;
+  const { contextLength, slots, vocabSize, embedding } = backend.shape;
   for (const [name, { invFreq, scale }] of ropes)
     backend.write(`rope.${name}`, ropeTable(tensor(invFreq), scale, contextLength));
   const words = Math.ceil(vocabSize / 32);
-  backend.write("allowed", new Uint32Array(slots * words).fill(0xffffffff));
+  if (!embedding) backend.write("allowed", new Uint32Array(slots * words).fill(0xffffffff));
 }

@@ -2,7 +2,7 @@ import type { Artifacts, Found } from "../both/artifacts.js";
 import { ArtifactError, type DeviceError, RequestError } from "../both/errors.js";
 import { BACKENDS, type BackendName } from "../both/manifest.js";
 import type { BackendChoice } from "../both/messages.js";
-import { findGpu } from "./gpu/device.js";
+import { findGpu } from "./gpu/adapter.js";
 
 /** What is used of the artifacts, and what else would do where that fails. */
 export interface Chosen {

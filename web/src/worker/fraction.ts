@@ -2,6 +2,8 @@ import type { LoadStep } from "../both/messages.js";
 
 /** Of a first load, what the weights take; the rest is for kernels. They come side by side. */
 const WEIGHTS = 0.8;
+/** Of that, what comes after a byte is here: it is verified, and put on the device. */
+const UPLOAD = 0.1;
 
 /** How much of a load is done. */
 export class LoadFraction {
@@ -13,7 +15,9 @@ export class LoadFraction {
   /** After this step; never less than before, 1 when the model is ready, undefined from then on. */
   after(step: LoadStep): number | undefined {
     if (this.#isReady) return undefined;
-    if (step.phase === "weights") this.#weights = part(step.loaded, step.total);
+    if (step.phase === "weights")
+      this.#weights =
+        (1 - UPLOAD) * part(step.loaded, step.total) + UPLOAD * part(step.uploaded ?? 0, step.total);
     if (step.phase === "kernels") this.#kernels = part(step.compiled, step.total);
     this.#isReady = step.phase === "ready";
     // What comes after the last byte and the last kernel takes time too.

@@ -1,5 +1,9 @@
 import type { Fetch } from "../both/http.js";
+import type { StartGrammars } from "./grammars.js";
 import type { ThreadPort } from "./wasm/threads.js";
+
+/** By this name a worker of this package knows that it is to be a thread. */
+export const THREAD = "nearfar-thread";
 
 /** What the worker's code is given by the place that it runs in: a browser, Node, Deno, Bun. */
 export interface Host {
@@ -7,6 +11,8 @@ export interface Host {
   readonly fetch?: Fetch | undefined;
   /** Starts a thread over shared memory; null where none can be had. */
   readonly spawn: (() => ThreadPort) | null;
+  /** Starts a worker that follows grammars, or loads what does so in this thread; null where neither can be. */
+  readonly grammars: StartGrammars | null;
   /** As many threads as the processor runs at once. */
   readonly hardwareThreads: number;
 }

@@ -1,7 +1,16 @@
+import { trusted } from "../both/trusted.js";
+import type { Follow } from "../grammar/in-thread.js";
+import { type FromGrammars, GRAMMARS, type GrammarPort, type ToGrammars } from "../grammar/words.js";
+import type { SharePort } from "../here/share.js";
+import { type Host, THREAD } from "./host.js";
 import { serve, type WorkerScope } from "./serve.js";
-import { THREAD, type ThreadPort, type ThreadTask, type ThreadWord, work } from "./wasm/threads.js";
+import { work } from "./wasm/thread.js";
+import type { ThreadPort, ThreadTask, ThreadWord } from "./wasm/threads.js";
 
-/** The dedicated worker's entry: the engine's own, or, by its name, that of one of its threads. */
+/**
+ * The worker's entry: the engine's own, or, by its name, that of one of its threads, or of what follows
+ * grammars; or a SharedWorker's.
+ */
 
 /** Part of the worker's global, whose types cannot be loaded beside those of the window. */
 interface Scope extends WorkerScope {
@@ -13,7 +22,17 @@ interface Scope extends WorkerScope {
 const scope = globalThis as unknown as Scope;
 
 if (scope.name === THREAD) beThread();
-else serve(scope, { spawn: sharesMemory() ? spawn : null, hardwareThreads: hardwareThreads() });
+else if (scope.name === GRAMMARS) beGrammars();
+else if ("onconnect" in scope) beShared();
+else serve(scope, host());
+
+function host(): Host {
+  return {
+    spawn: sharesMemory() ? spawn : null,
+    grammars: typeof Worker === "function" ? grammars : loadFollow,
+    hardwareThreads: hardwareThreads(),
+  };
+}
 
 function hardwareThreads(): number {
   return (globalThis.navigator as Navigator | undefined)?.hardwareConcurrency ?? 1;
@@ -25,8 +44,13 @@ function sharesMemory(): boolean {
 }
 
 /** This very file once more: it is there, wherever a bundler has put it and whatever policy the page has. */
+function again(name: string): Worker {
+  const here = scope.location?.href ?? "";
+  return trusted(() => new Worker(here, { type: "module", name }));
+}
+
 function spawn(): ThreadPort {
-  const worker = new Worker(scope.location?.href ?? "", { type: "module", name: THREAD });
+  const worker = again(THREAD);
   return {
     start: (task) => worker.postMessage(task),
     listen: (onWord) => {
@@ -39,11 +63,47 @@ function spawn(): ThreadPort {
   };
 }
 
-function beThread(): void {
-  const { addEventListener, postMessage } = globalThis as unknown as {
-    addEventListener(type: "message", listener: (event: { readonly data: ThreadTask }) => void): void;
-    postMessage(word: ThreadWord): void;
+function grammars(): GrammarPort {
+  const worker = again(GRAMMARS);
+  return {
+    post: (word) => worker.postMessage(word),
+    listen: (onWord) => {
+      worker.addEventListener("message", ({ data }: MessageEvent<FromGrammars>) => onWord(data));
+      worker.addEventListener("error", ({ message }) =>
+        onWord({ type: "failed", message: message || "its worker did not start", code: "unsupported" }),
+      );
+    },
+    end: () => worker.terminate(),
   };
+}
+
+/** The worker's end of a line on which `In` comes and `Out` goes. */
+interface End<In, Out> {
+  addEventListener(type: "message", listener: (event: { readonly data: In }) => void): void;
+  postMessage(word: Out): void;
+}
+
+function beGrammars(): void {
+  const { addEventListener, postMessage } = globalThis as unknown as End<ToGrammars, FromGrammars>;
+  const loading = loadFollow().then((follow) => follow((word) => postMessage(word)));
+  addEventListener("message", async ({ data }) => (await loading)(data));
+}
+
+/** A SharedWorker, which many pages have. */
+function beShared(): void {
+  const { addEventListener } = globalThis as unknown as {
+    addEventListener(type: "connect", listener: (event: { readonly ports: [SharePort] }) => void): void;
+  };
+  const loading = import("../here/hosted.js").then(({ hosted }) => hosted(host()));
+  addEventListener("connect", async ({ ports: [port] }) => void (await loading).connect(port));
+}
+
+async function loadFollow(): Promise<Follow> {
+  return (await import("../grammar/follow.js")).follow;
+}
+
+function beThread(): void {
+  const { addEventListener, postMessage } = globalThis as unknown as End<ThreadTask, ThreadWord>;
   addEventListener("message", ({ data }) => {
     work(data, (word) => postMessage(word));
     scope.close();

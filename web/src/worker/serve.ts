@@ -1,11 +1,10 @@
-import { DeviceError, type ErrorRecord, toErrorRecord } from "../both/errors.js";
+import { DeviceError, toErrorRecord } from "../both/errors.js";
 import type {
   AnswerEvent,
   FromWorker,
   LoadProgress,
   LoadStep,
   ModelCard,
-  Prompt,
   ToWorker,
 } from "../both/messages.js";
 import { LoadFraction } from "./fraction.js";
@@ -55,6 +54,9 @@ class Server {
       case "generate":
         this.#generate(message);
         return;
+      case "embed":
+        this.#embed(message);
+        return;
       case "abort":
         this.#session?.abort(message.id);
         return;
@@ -63,7 +65,7 @@ class Server {
           this.scope.postMessage({ type: "stats", id: message.id, stats: this.#session.stats() });
         return;
       case "count":
-        this.scope.postMessage({ type: "counted", id: message.id, tokens: this.#count(message.prompt) });
+        void this.#count(message);
         return;
       case "profile":
         void this.#profile(message);
@@ -106,16 +108,22 @@ class Server {
 
   #generate({ id, request }: Extract<ToWorker, { type: "generate" }>): void {
     const tell = (answer: AnswerEvent): void => this.scope.postMessage({ type: "answer", id, answer });
-    if (this.#session) this.#session.generate(id, request, tell);
+    if (this.#session) void this.#session.generate(id, request, tell);
     else tell({ event: "error", error: toErrorRecord(notLoaded()) });
   }
 
-  #count(prompt: Prompt): number | ErrorRecord {
+  #embed({ id, inputs }: Extract<ToWorker, { type: "embed" }>): void {
+    const tell = (answer: AnswerEvent): void => this.scope.postMessage({ type: "answer", id, answer });
+    if (this.#session) void this.#session.embed(id, inputs, tell);
+    else tell({ event: "error", error: toErrorRecord(notLoaded()) });
+  }
+
+  async #count({ id, prompt }: Extract<ToWorker, { type: "count" }>): Promise<void> {
     try {
       if (!this.#session) throw notLoaded();
-      return this.#session.count(prompt);
+      this.scope.postMessage({ type: "counted", id, tokens: await this.#session.count(prompt) });
     } catch (error) {
-      return toErrorRecord(error);
+      this.scope.postMessage({ type: "counted", id, tokens: toErrorRecord(error) });
     }
   }
 

@@ -1,47 +1,31 @@
-import { type Found, findArtifacts } from "../both/artifacts.js";
-import { ArtifactError, DeviceError, disposedError, RequestError, toErrorRecord } from "../both/errors.js";
-import { filesOf, keptManifest, openOpfsCache } from "../both/file-cache.js";
-import { type Manifest, type Program, precisionOf } from "../both/manifest.js";
+import { disposedError, RequestError, toErrorRecord } from "../both/errors.js";
+import { precisionOf } from "../both/manifest.js";
 import type {
   AnswerEvent,
   AnswerStats,
-  BackendChoice,
+  EmbeddingInputs,
   EngineStats,
   GenerateRequest,
   LoadSettings,
-  LoadStep,
   ModelCard,
   ProfileOptions,
-  ProgramChoice,
   Prompt,
   RequestStats,
   StepProfile,
-  TokenScore,
 } from "../both/messages.js";
-import { type Chosen, choose } from "./choice.js";
+import { Answer } from "./answer.js";
+import { Constraints } from "./constraints.js";
 import { EngineCore } from "./engine/engine-core.js";
-import { checkedProfile, profileStep } from "./engine/profile.js";
-import type { Request, RequestListener, TokenLogprobs } from "./engine/request.js";
-import { parseSampling, type SamplingParams } from "./engine/sampling.js";
-import { type LoadOptions, loadExecutor } from "./gpu/load.js";
-import type { Host } from "./host.js";
+import type { Request } from "./engine/request.js";
+import { parseSampling } from "./engine/sampling.js";
 import type { Loaded, ModelBackend } from "./loaded.js";
-import { type KeptOptions, keptText } from "./store/kept-file.js";
-import type { ShardProgress } from "./store/shards.js";
-import type { TextCodec } from "./text/types.js";
+import { type Model, type ModelHooks, openModel } from "./model.js";
+import { Prompts } from "./prompts.js";
 
 /** OpenAI's limit, and far more than a device's slots run at once. */
 const MAX_CHOICES = 128;
 
-export interface SessionHooks {
-  readonly host: Host;
-  readonly signal: AbortSignal;
-  /** The name of this load. */
-  readonly load: string;
-  /** Whether the page of another load was left. */
-  readonly hasLeft: (load: string) => Promise<boolean>;
-  readonly onProgress: (step: LoadStep) => void;
-  readonly onWarning: (message: string) => void;
+export interface SessionHooks extends ModelHooks {
   /** What is known of the model has changed. */
   readonly onCard: (card: ModelCard) => void;
   /** The device was lost and cannot be opened anew. */
@@ -57,20 +41,26 @@ export function checkCount(n: number): void {
 /** One loaded model inside the worker: text in, text out. */
 export class Session {
   readonly #core: EngineCore;
+  readonly #prompts: Prompts;
+  readonly #constraints: Constraints;
   readonly #requests = new Map<number, Request[]>();
+  #loaded: Loaded;
   #last: AnswerStats | null = null;
   #reopened = 0;
 
   private constructor(
-    private readonly manifest: Manifest,
-    private readonly backend: BackendChoice,
-    private loaded: Loaded,
-    private readonly codec: TextCodec,
-    /** Loads the executor that runs once more. */
-    private readonly again: (loaded: Loaded) => Promise<Loaded>,
+    private readonly model: Model,
     private readonly hooks: SessionHooks,
   ) {
-    const { onProgress, onWarning, onCard, onLost } = hooks;
+    const { manifest, codec, loaded } = model;
+    const { host, onProgress, onWarning, onCard, onLost } = hooks;
+    this.#loaded = loaded;
+    this.#prompts = new Prompts(codec, manifest);
+    const { vocabSize: size, eosTokenIds: ends } = manifest.model;
+    this.#constraints = new Constraints(host.grammars, {
+      ...{ size, ends },
+      bytesOf: (token) => codec.tokenBytes(token),
+    });
     this.#core = new EngineCore(loaded.executor, manifest.model.eosTokenIds, {
       reopen: () => this.#reopen(),
       // The engine warns where it goes on with less.
@@ -85,100 +75,49 @@ export class Session {
   }
 
   static async load(url: URL, settings: LoadSettings, hooks: SessionHooks): Promise<Session> {
-    const base = new URL(url);
-    if (!base.pathname.endsWith("/")) base.pathname += "/";
-    const { signal, onProgress, host } = hooks;
-    onProgress({ phase: "manifest" });
-    const { fetch } = host;
-    const artifacts = await findArtifacts(base, settings.backend, {
-      ...{ fetch, signal, kept: keptManifest },
-      integrity: settings.integrity,
-    });
-    let next: Chosen | null = await choose(artifacts, settings.backend);
-    for (;;) {
-      onProgress({ phase: "backend", backend: next.choice });
-      try {
-        return await Session.#load(next, settings, hooks);
-      } catch (error) {
-        next = error instanceof DeviceError ? next.other(error) : null;
-        if (!next) throw error;
-      }
-    }
-  }
-
-  static async #load(
-    { choice, found }: Chosen,
-    settings: LoadSettings,
-    hooks: SessionHooks,
-  ): Promise<Session> {
-    const { base, manifest, text } = found;
-    const { signal, load, hasLeft, onProgress, onWarning, host } = hooks;
-    const { name } = manifest.model;
-    const cache = await openOpfsCache({ url: base, name, manifest: text, files: filesOf(manifest) });
-    const codec = loadCodec(found, { fetch: host.fetch, cache, signal });
-    codec.catch(() => undefined);
-    const open = choice.name === "wasm" ? loadWasm : loadExecutor;
-    const options = {
-      ...settings,
-      signal,
-      cache,
-      onWarning,
-      load,
-      hasLeft,
-      host,
-      fetch: host.fetch,
-      onKernels: (compiled: number, total: number) => onProgress({ phase: "kernels", compiled, total }),
-      onTrying: ({ name }: Program) => onProgress({ phase: "trying", program: name }),
-      onProgram: ({ name }: Program, choice: ProgramChoice) =>
-        onProgress({ phase: "program", program: name, choice }),
-      onShards: (progress: ShardProgress) => onProgress({ phase: "weights", ...progress }),
-    } satisfies LoadOptions & { readonly host: Host };
-    const loaded = await open(base, manifest, options);
-    // The same program with as large a cache: requests go on there. Less is taken of what was left open.
-    const again = ({ program, executor }: Loaded): Promise<Loaded> =>
-      open(base, manifest, {
-        ...options,
-        onProgram: undefined,
-        program: program.name,
-        kvMemory: executor.kvMemory,
-        orLess: settings.kvMemory === undefined,
-      });
+    const model = await openModel(url, settings, hooks);
     try {
-      const session = new Session(manifest, choice, loaded, await codec, again, hooks);
-      // Where the storage is full, the weights have said so.
-      await cache?.settle().catch(() => undefined);
+      const session = new Session(model, hooks);
+      const { chats } = session.#prompts;
+      if (chats.marksText) await chats.load();
+      await model.settle();
       return session;
     } catch (error) {
-      loaded.executor.dispose();
+      model.loaded.executor.dispose();
       throw error;
     }
   }
 
   card(): ModelCard {
-    const { model, weights, quantization, license } = this.manifest;
+    const { model, weights, quantization, license } = this.model.manifest;
     return {
       name: model.name,
       architecture: model.architecture,
       quantization,
-      backend: this.backend,
-      program: this.loaded.program.name,
-      choice: this.loaded.choice,
-      precision: precisionOf(this.loaded.program),
-      adapter: this.loaded.adapterName,
-      contextLength: this.loaded.executor.shape.contextLength,
+      backend: this.model.backend,
+      program: this.#loaded.program.name,
+      choice: this.#loaded.choice,
+      precision: precisionOf(this.#loaded.program),
+      adapter: this.#loaded.adapterName,
+      contextLength: this.#loaded.executor.shape.contextLength,
       largestStep: this.#core.largestStep,
       vocabSize: model.vocabSize,
       weightBytes: weights.bytes,
       license,
+      features: [
+        "logprobs",
+        ...(this.hooks.host.grammars ? (["json_object", "json_schema", "grammar"] as const) : []),
+        ...(this.hooks.host.grammars && this.#prompts.chats.canCall ? (["tools"] as const) : []),
+      ],
     };
   }
 
   stats(): EngineStats {
-    const { executor, buffers } = this.loaded;
+    const { executor, buffers } = this.#loaded;
     return {
-      backend: this.backend,
-      program: this.loaded.program.name,
-      choice: this.loaded.choice,
+      backend: this.model.backend,
+      program: this.#loaded.program.name,
+      choice: this.#loaded.choice,
       gpuBuffers: buffers.count,
       gpuBytes: buffers.bytes,
       wasmBytes: executor.held?.bytes ?? 0,
@@ -195,26 +134,62 @@ export class Session {
   }
 
   /** Starts a request; its events go to `tell`, the last one being "end" or "error". */
-  generate(id: number, request: GenerateRequest, tell: (event: AnswerEvent) => void): void {
+  async generate(id: number, request: GenerateRequest, tell: (event: AnswerEvent) => void): Promise<void> {
     try {
-      const { n, logprobs, options } = request;
+      const { n, logprobs, options, grammar } = request;
       checkCount(n);
-      const params = parseSampling(options, logprobs, this.manifest.model.vocabSize);
-      const prompt = this.#encode(request.prompt);
-      // A plain prompt's answer continues its text; a chat's answer begins a new one, unless it is the rest
-      // of one.
-      const context = request.prompt.kind === "text" || request.prompt.continueLast ? prompt : [];
-      const answer = new Answer(this.codec, params, context, n, tell, (stats) => this.#ended(id, stats));
+      if (this.#loaded.executor.shape.embedding) await this.#refuse();
+      const params = parseSampling(options, logprobs, this.model.manifest.model.vocabSize);
       this.#requests.set(id, []);
+      // What needs nothing more goes in the same turn: requests sent together meet in the first step.
+      if (this.#prompts.chats.lacks(request.prompt)) await this.#prompts.chats.load();
+      const asked = this.#prompts.asked(request.prompt, params.stop);
+      const { tokens: prompt } = asked;
+      const answer = new Answer(this.model.codec, asked, n, tell, (stats) => this.#ended(id, stats));
+      const whole = asked.grammar && (await asked.grammar(grammar ?? null));
+      const wanted = asked.grammar ? whole : grammar;
+      const constraints = wanted && this.#requests.has(id) ? await this.#constraints.follow(wanted, n) : [];
+      if (!this.#requests.has(id)) {
+        for (const constraint of constraints) constraint.close();
+        return;
+      }
       for (let i = 0; i < n; i++) {
         const seed = BigInt.asUintN(64, params.seed + BigInt(i));
-        this.#requests.get(id)?.push(this.#core.submit(prompt, { ...params, seed }, answer.choice(i)));
+        const constraint = constraints[i] ?? null;
+        const submitted = this.#core.submit(prompt, { ...params, seed }, answer.choice(i), constraint);
+        this.#requests.get(id)?.push(submitted);
       }
       tell({ event: "accepted" });
     } catch (error) {
       this.abort(id);
       tell({ event: "error", error: toErrorRecord(error) });
     }
+  }
+
+  /** Starts the requests for embeddings; "embedded" is the last event, or "error". */
+  async embed(id: number, inputs: EmbeddingInputs, tell: (event: AnswerEvent) => void): Promise<void> {
+    try {
+      if (!this.#loaded.executor.shape.embedding) await this.#refuse();
+      const requests: Request[] = [];
+      const params = parseSampling({ max_tokens: 1 }, null, this.model.manifest.model.vocabSize);
+      this.#requests.set(id, requests);
+      const { embedAll } = await import("./embeddings.js");
+      if (!this.#requests.has(id)) return;
+      const tokensOf = (text: string): number[] => this.#prompts.asked({ kind: "text", text }, []).tokens;
+      const texts = inputs.map((one) => (typeof one === "string" ? tokensOf(one) : one));
+      const vectors = await embedAll(this.#core, texts, this.#loaded.executor.shape, params, requests);
+      this.#requests.delete(id);
+      tell({ event: "embedded", vectors, tokens: texts.reduce((sum, { length }) => sum + length, 0) });
+    } catch (error) {
+      this.abort(id);
+      tell({ event: "error", error: toErrorRecord(error) });
+    }
+  }
+
+  /** Only what refuses is loaded for it. */
+  async #refuse(): Promise<never> {
+    const { wrongTask } = await import("./embeddings.js");
+    throw wrongTask(this.model.manifest.model);
   }
 
   abort(id: number): void {
@@ -224,44 +199,39 @@ export class Session {
 
   dispose(): void {
     this.#core.stop(disposedError());
-    this.loaded.executor.dispose();
+    this.#constraints.end();
+    this.#loaded.executor.dispose();
   }
 
   /** Frees what is left of a device that failed, before the memory is taken again. */
   async #reopen(): Promise<ModelBackend> {
-    const { executor, choice } = this.loaded;
+    const { executor, choice } = this.#loaded;
     const { onProgress } = this.hooks;
     executor.dispose();
     onProgress({ phase: "reopening" });
-    this.loaded = { ...(await this.again(this.loaded)), choice };
+    this.#loaded = { ...(await this.model.again(this.#loaded)), choice };
     this.#reopened += 1;
     this.hooks.onCard(this.card());
-    onProgress({ phase: "reopened", contextLength: this.loaded.executor.shape.contextLength });
-    return this.loaded.executor;
+    onProgress({ phase: "reopened", contextLength: this.#loaded.executor.shape.contextLength });
+    return this.#loaded.executor;
   }
 
   /**
    * What each launch of a step costs. Refused while the engine answers; what its cache holds is forgotten.
    */
   async profile(options: ProfileOptions): Promise<StepProfile> {
+    const { checkedProfile, profileStep } = await import("./engine/profile.js");
     const measured = await this.#core.alone(
-      () => checkedProfile(this.loaded.executor, options, this.#core.largestStep),
-      (checked) => profileStep(this.loaded.executor, checked),
+      () => checkedProfile(this.#loaded.executor, options, this.#core.largestStep),
+      (checked) => profileStep(this.#loaded.executor, checked),
     );
-    return { program: this.loaded.program.name, ...measured };
+    return { program: this.#loaded.program.name, ...measured };
   }
 
   /** How many tokens a prompt has. */
-  count(prompt: Prompt): number {
-    return this.#encode(prompt).length;
-  }
-
-  #encode(prompt: Prompt): number[] {
-    if (prompt.kind === "chat")
-      return this.codec.chat(prompt.messages, { continueLast: prompt.continueLast });
-    const tokens = this.codec.encode(prompt.text);
-    const { bosTokenId } = this.manifest.model;
-    return tokens.length === 0 && bosTokenId !== null ? [bosTokenId] : tokens;
+  async count(prompt: Prompt): Promise<number> {
+    if (this.#prompts.chats.lacks(prompt)) await this.#prompts.chats.load();
+    return this.#prompts.asked(prompt, []).tokens.length;
   }
 
   #ended(id: number, stats: RequestStats | null): void {
@@ -273,94 +243,4 @@ export class Session {
 
 function decodeRate({ completionTokens, decode }: RequestStats): number {
   return decode > 0 ? ((completionTokens - 1) * 1000) / decode : 0;
-}
-
-/**
- * The tokenizer comes by dynamic import: it is a third of the code and is wanted only once the weights are on
- * their way.
- */
-async function loadCodec({ base, manifest }: Found, options: KeptOptions): Promise<TextCodec> {
-  const read = async (name: string): Promise<string | null> => {
-    const entry = manifest.tokenizerFiles.find(({ file }) => file.endsWith(`/${name}`));
-    return entry ? keptText(base, entry, options) : null;
-  };
-  const [{ createTextCodec }, tokenizer, config, template] = await Promise.all([
-    import("./text/index.js"),
-    read("tokenizer.json"),
-    read("tokenizer_config.json"),
-    read("chat_template.jinja"),
-  ]);
-  if (tokenizer === null)
-    throw new ArtifactError("The artifact has no tokenizer/tokenizer.json. Build it again.");
-  const files = {
-    tokenizerJson: JSON.parse(tokenizer) as unknown,
-    tokenizerConfig: JSON.parse(config ?? "{}") as unknown,
-    ...(template !== null && { chatTemplate: template }),
-  };
-  return createTextCodec(files, manifest.model);
-}
-
-/** The backend for browsers without WebGPU comes by dynamic import too: most do not want it. */
-async function loadWasm(
-  base: URL,
-  manifest: Manifest,
-  options: LoadOptions & { readonly host: Host; readonly threads?: number | undefined },
-): Promise<Loaded> {
-  return (await import("./wasm/load.js")).loadWasm(base, manifest, options);
-}
-
-/** Collects the choices of one request and tells their text. */
-class Answer {
-  readonly #finished: RequestStats[] = [];
-
-  constructor(
-    private readonly codec: TextCodec,
-    private readonly params: SamplingParams,
-    private readonly context: readonly number[],
-    private readonly n: number,
-    private readonly tell: (event: AnswerEvent) => void,
-    private readonly onEnd: (stats: RequestStats | null) => void,
-  ) {}
-
-  choice(index: number): RequestListener {
-    const stream = this.codec.stream(this.params.stop, this.context);
-    let stopped = false;
-    return {
-      token: (token, logprobs) => {
-        const delta = stream.push(token);
-        const { text } = delta;
-        stopped = delta.stopped;
-        const score = logprobs && this.#score(token, logprobs);
-        if (text !== "" || score) this.tell({ event: "delta", index, text, score });
-        return !stopped;
-      },
-      finish: (reason, stats) => {
-        this.tell({ event: "finish", index, text: stopped ? "" : stream.flush(), reason });
-        this.#finished.push(stats);
-        if (this.#finished.length === this.n) this.#end();
-      },
-      fail: (error) => {
-        this.onEnd(null);
-        this.tell({ event: "error", error: toErrorRecord(error) });
-      },
-    };
-  }
-
-  #end(): void {
-    const [first] = this.#finished;
-    if (!first) return;
-    const completionTokens = this.#finished.reduce((sum, stats) => sum + stats.completionTokens, 0);
-    const stats = { ...first, completionTokens };
-    this.onEnd(first);
-    this.tell({ event: "end", stats });
-  }
-
-  #score(token: number, { logprob, top }: TokenLogprobs): TokenScore {
-    const text = (id: number): string => this.codec.tokenText(id);
-    return {
-      token: text(token),
-      logprob,
-      top: top.map((other) => ({ token: text(other.token), logprob: other.logprob })),
-    };
-  }
 }

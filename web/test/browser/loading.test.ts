@@ -1,4 +1,5 @@
 import { describe, expect, test } from "vitest";
+import type { LoadProgress } from "../../src/page/index.js";
 import { CHROMIUM } from "../support/chromium.js";
 import { enginePage, importPackage } from "../support/engine-page.js";
 import { distFile, serve } from "../support/serve.js";
@@ -37,6 +38,66 @@ describe.skipIf(!CHROMIUM)("loading in Chromium", { timeout: 60_000 }, () => {
     const corrupt = expect.stringMatching(/cached copy of weights.* is corrupt/);
     expect(await load()).toEqual([text, corrupt, corrupt, corrupt]);
     expect(shards()).toBe(6);
+  });
+
+  test("a cold load asks for the manifest, two packs and the shards, whichever backend runs it", async () => {
+    const load = (): Promise<string> =>
+      at.page.evaluate(async () => {
+        const engine = await nearfarPackage.createEngine("/toy/");
+        const { choices } = await engine.completions.create({ prompt: "q", max_tokens: 9, temperature: 0 });
+        await engine.dispose();
+        return choices[0]?.text ?? "";
+      });
+    const toys = { f32: toyArtifact({ packed: true }), toy: await toyWasm(undefined, true) };
+    for (const [program, artifact] of Object.entries(toys)) {
+      at.artifact = artifact;
+      await at.page.evaluate(() => nearfarPackage.deleteModel("/toy/"));
+      at.server.requests.length = 0;
+      expect(await load()).toBe(expectedText("q", 9));
+      const asked = at.server.requests.filter((path) => path.startsWith("toy/")).sort();
+      const packs = [`program-${program}`, "tokenizer"].map((name) => `packs/${name}.bin`);
+      const small = asked.filter((path) => !path.includes("weights/"));
+      expect(small).toEqual(["manifest.json", ...packs].map((path) => `toy/${path}`));
+    }
+  });
+
+  test("progress goes through download, check and upload, and all are done at ready", async () => {
+    const steps = await at.page.evaluate(async () => {
+      const told: LoadProgress[] = [];
+      const engine = await nearfarPackage.createEngine("/toy/", { onProgress: (step) => told.push(step) });
+      await engine.dispose();
+      return told;
+    });
+    expect(steps.at(-1)).toEqual({ phase: "ready", fraction: 1 });
+    const weights = steps.flatMap((step) => (step.phase === "weights" ? [step] : []));
+    const { verified = 0, uploaded = 0, loaded, total } = weights.at(-1) ?? { loaded: 0, total: -1 };
+    expect([loaded, verified, uploaded]).toEqual([total, total, total]);
+    for (const step of weights) {
+      expect(step.uploaded).toBeLessThanOrEqual(step.verified ?? -1);
+      expect(step.verified).toBeLessThanOrEqual(step.loaded);
+    }
+    const kernels = steps.flatMap((step) => (step.phase === "kernels" ? [step] : []));
+    expect(kernels.at(-1)).toMatchObject({ compiled: kernels.at(-1)?.total });
+  });
+
+  test("a pack that is not the manifest's is refused, and so is one that holds another file", async () => {
+    const attempt = (): Promise<string> =>
+      at.page.evaluate(async () => {
+        try {
+          await (await nearfarPackage.createEngine("/toy/")).dispose();
+          return "";
+        } catch (error) {
+          return String(error);
+        }
+      });
+    at.artifact = toyArtifact({ packed: true });
+    const pack = at.artifact.files.get("packs/program-f32.bin") ?? new Uint8Array();
+    at.artifact.files.set("packs/program-f32.bin", pack.slice(0, -1));
+    expect(await attempt()).toMatch(/ArtifactError.*program-f32\.bin is corrupt/);
+    at.artifact = toyArtifact({ packed: true, stale: "plans/f32/step.1.json" });
+    expect(await attempt()).toMatch(
+      /ArtifactError.*program-f32\.bin holds another plans\/f32\/step\.1\.json/,
+    );
   });
 
   test("says what is wrong with an artifact, a device, a request", async () => {

@@ -35,6 +35,7 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
   const artifacts = new Map([
     ["toy", toyArtifact()],
     ["other", toyArtifact({ build: 7 })],
+    ["packed", toyArtifact({ build: 9, packed: true })],
   ]);
 
   beforeAll(async () => {
@@ -48,7 +49,8 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
       write: false,
     });
     code = made.outputFiles[0]?.text ?? "";
-    browser = await openChromium();
+    // It tells sites of a quota that is made up (usage and 10 GiB); others tell the real one.
+    browser = await openChromium("--disable-features=StaticStorageQuota");
   }, 60_000);
   afterAll(() => browser?.close());
 
@@ -131,6 +133,22 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
     expect(asked()).toHaveLength(cold);
   });
 
+  test("of an artifact with packs those are kept, and not what lies in them", async () => {
+    await load(first, "packed");
+    const { files } = artifacts.get("packed") ?? toyArtifact();
+    const kept = [...files]
+      .filter(([path]) => /^(manifest|packs|weights)/.test(path))
+      .map(([, bytes]) => bytes);
+    expect(await namesIn("nearfar-files")).toEqual(
+      [...new Set(kept.map((bytes) => createHash("sha256").update(bytes).digest("hex")))].sort(),
+    );
+    const cold = server.requests.length;
+    await load(second, "packed");
+    expect(server.requests.slice(cold).filter((path) => path.startsWith("packed/"))).toEqual([
+      "packed/manifest.json",
+    ]);
+  });
+
   test("a new build is noticed; the last one stays whole until the new one is", async () => {
     await answer(first);
     const last = filesOf("toy");
@@ -191,6 +209,98 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
     expect(await namesIn("nearfar-files")).toEqual(filesOf("other"));
     expect(await first.evaluate(() => nearfarPackage.deleteModel("/toy"))).toBe(false);
     expect((await first.evaluate(() => nearfarPackage.cachedModels())).map(({ url }) => url)).toHaveLength(1);
+  });
+
+  test("a shard that had come in part when its tab was closed goes on at the next visit", async () => {
+    const ranges: (string | undefined)[] = [];
+    const shard = artifacts.get("toy")?.files.get("weights/00001.bin") ?? new Uint8Array();
+    server.intercept = (path, response) => {
+      if (path !== "toy/weights/00001.bin") return false;
+      const { range } = response.req.headers;
+      ranges.push(range);
+      const from = Number(/^bytes=(\d+)-$/.exec(range ?? "")?.[1] ?? "0");
+      if (range) {
+        response.writeHead(206, { "content-range": `bytes ${from}-${shard.length - 1}/${shard.length}` });
+        response.end(shard.slice(from));
+        return true;
+      }
+      response.writeHead(200, { "content-length": shard.length });
+      let sent = 300;
+      response.write(shard.slice(0, sent));
+      // A byte now and then, so that its progress is told.
+      const timer = setInterval(() => response.write(shard.slice(sent, ++sent)), 100);
+      response.on("close", () => clearInterval(timer));
+      return true;
+    };
+    await first.evaluate(async () => {
+      const many = new Promise<void>((resolve) => {
+        void nearfarPackage.createEngine("/toy/", {
+          onProgress: (step) => {
+            if (step.phase === "weights" && step.loaded >= 512 + 300) resolve();
+          },
+        });
+      });
+      await many;
+    });
+    await first.close();
+    expect(await answer(second)).toBe(expectedText("q", 9));
+    expect(ranges).toEqual([undefined, expect.stringMatching(/^bytes=[3-5]\d\d-$/)]);
+    first = second;
+    expect(await namesIn("nearfar-files")).toEqual(filesOf("toy"));
+  });
+
+  test("the folder of versions of before goes", async () => {
+    const [before, after] = await first.evaluate(async () => {
+      const names = async (): Promise<string[]> => {
+        const found: string[] = [];
+        for await (const name of (await navigator.storage.getDirectory()).keys()) found.push(name);
+        return found;
+      };
+      const root = await navigator.storage.getDirectory();
+      const old = await root.getDirectoryHandle("nearfar-shards", { create: true });
+      await old.getFileHandle("5".repeat(64), { create: true });
+      const before = await names();
+      await (await nearfarPackage.createEngine("/toy/")).dispose();
+      return [before, await names()];
+    });
+    expect(before).toContain("nearfar-shards");
+    expect(after).not.toContain("nearfar-shards");
+  });
+
+  test("where the storage has too little room, a model runs without being kept, and says so", async () => {
+    await load(first, "other");
+    const kept = await namesIn("nearfar-files");
+    const session = await context.newCDPSession(first);
+    const usage = await first.evaluate(async () => (await navigator.storage.estimate()).usage ?? 0);
+    const { origin } = new URL(first.url());
+    const setQuota = (quotaSize: number): Promise<unknown> =>
+      session.send("Storage.overrideQuotaForOrigin", { origin, quotaSize });
+    await setQuota(1);
+    expect(await load(first, "packed")).toEqual([expect.stringMatching(/storage has \d+ bytes too few/)]);
+    expect(await namesIn("nearfar-files")).toEqual(kept);
+    expect(await first.evaluate(() => nearfarPackage.cachedModels())).toHaveLength(1);
+    await setQuota(usage + 1_000_000);
+    expect(await load(first, "packed")).toEqual([]);
+    expect(await first.evaluate(() => nearfarPackage.cachedModels())).toHaveLength(2);
+  });
+
+  test("the browser is asked to keep what was downloaded, unless that is switched off", async () => {
+    const asked = (options: { persist?: boolean }): Promise<number> =>
+      first.evaluate(async (given) => {
+        let asked = 0;
+        const { persist } = StorageManager.prototype;
+        StorageManager.prototype.persist = function (this: StorageManager) {
+          asked += 1;
+          return persist.call(this);
+        };
+        await (await nearfarPackage.createEngine("/toy/", given)).dispose();
+        StorageManager.prototype.persist = persist;
+        return asked;
+      }, options);
+    expect(await asked({ persist: false })).toBe(0);
+    await first.evaluate(() => nearfarPackage.deleteModel("/toy/"));
+    expect(await asked({})).toBe(1);
+    expect(await asked({}), "nothing was downloaded").toBe(0);
   });
 
   test("a shard that one tab writes is whole or absent in another", async () => {

@@ -1,5 +1,5 @@
 import { readFile } from "node:fs/promises";
-import { join, normalize } from "node:path";
+import { basename, join, normalize } from "node:path";
 import { build, type Plugin } from "esbuild";
 import { chromium } from "playwright-core";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
@@ -76,9 +76,9 @@ async function classicServiceWorker(): Promise<Uint8Array | null> {
   const here: Plugin = {
     name: "here",
     setup: ({ onResolve, onLoad }) => {
-      onResolve({ filter: /here\.js$/ }, () => ({ path: "here", namespace: "dist" }));
-      onLoad({ filter: /./, namespace: "dist" }, async () => ({
-        contents: (await distFile("dist/here.js")) ?? "",
+      onResolve({ filter: /\.js$/ }, ({ path }) => ({ path: basename(path), namespace: "dist" }));
+      onLoad({ filter: /./, namespace: "dist" }, async ({ path }) => ({
+        contents: (await distFile(`dist/${path}`)) ?? "",
       }));
     },
   };

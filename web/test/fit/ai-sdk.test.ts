@@ -108,8 +108,12 @@ describe("the AI SDK on the device", () => {
     const tools = await failure(
       generateText({ model, prompt, tools: { weather }, stopWhen: stepCountIs(2), maxRetries: 0 }),
     );
-    expect(UnsupportedFunctionalityError.isInstance(tools)).toBe(true);
-    expect(String(tools)).toContain("weather");
+    expect(tools).toMatchObject({ name: "RequestError", param: "tools", code: "unsupported" });
+    const theirs = { type: "provider", id: "other.search", name: "search", args: {} } as const;
+    const asked = [{ role: "user", content: [{ type: "text", text: "a" }] }] as const;
+    const foreign = await failure(model.doGenerate({ prompt: [...asked] as never, tools: [theirs] }));
+    expect(UnsupportedFunctionalityError.isInstance(foreign)).toBe(true);
+    expect(String(foreign)).toContain("search");
     const image = { type: "file", data: new Uint8Array([1, 2]), mediaType: "image/png" } as const;
     const seen = await failure(
       generateText({ model, messages: [{ role: "user", content: [image] }], maxRetries: 0 }),

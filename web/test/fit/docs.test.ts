@@ -5,11 +5,11 @@ import ts from "typescript";
 import { expect, test } from "vitest";
 
 /**
- * The snippets of docs/web.md against the declarations that the package would have, both as strictly as an
+ * The snippets of docs/clients.md against the declarations that the package would have, both as strictly as an
  * app may check: exactOptionalPropertyTypes, without skipLibCheck.
  */
 const ROOT = fileURLToPath(new URL("../../", import.meta.url));
-const PAGE = readFileSync(join(ROOT, "../docs/web.md"), "utf8");
+const PAGE = readFileSync(join(ROOT, "docs/clients.md"), "utf8");
 const { exports } = JSON.parse(readFileSync(join(ROOT, "package.json"), "utf8")) as {
   exports: Record<string, { types?: string }>;
 };

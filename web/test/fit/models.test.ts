@@ -12,7 +12,7 @@ let server: StaticServer;
 let wasm: ToyArtifact;
 let webgpu: ToyArtifact;
 beforeAll(async () => {
-  wasm = await toyWasm();
+  wasm = await toyWasm(undefined, true);
   webgpu = toyArtifact({ features: ["shader-f16"] });
   const places: [string, ToyArtifact][] = [
     ["org/toy/resolve/v1/", wasm],
@@ -101,11 +101,22 @@ describe("isSupported", () => {
       quantization: "none",
       license: null,
       weightBytes: sizeOf(wasm, "weights/"),
-      downloadBytes: sizeOf(wasm, "weights/") + sizeOf(wasm, "tokenizer/"),
+      downloadBytes:
+        sizeOf(wasm, "weights/") +
+        sizeOf(wasm, "packs/tokenizer.bin") +
+        sizeOf(wasm, `packs/program-${told.program}.bin`),
     });
     const engine = await createEngine(modelUrl("hf:org/toy@v1", server.url));
     expect(told.contextLength).toBe(engine.model.contextLength);
     await engine.dispose();
+  });
+
+  test("tells how long the first load takes where the browser tells its connection", async () => {
+    const at = modelUrl("hf:org/toy@v1", server.url);
+    expect((await isSupported(at)).downloadSeconds).toBeNull();
+    vi.stubGlobal("navigator", { userAgent: "", connection: { downlink: 2 } });
+    const { downloadSeconds, downloadBytes } = await isSupported(at);
+    expect(downloadSeconds).toBeCloseTo(downloadBytes / 250_000);
   });
 
   test("less memory is less context, and too little is none", async () => {

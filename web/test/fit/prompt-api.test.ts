@@ -124,7 +124,11 @@ describe("the Prompt API on the device", () => {
   test("what is not supported, or wrong, is refused by name", async () => {
     const create = (options: Parameters<typeof LanguageModel.create>[0]) =>
       failure(LanguageModel.create(options));
-    expect(await create({ tools: [{}] })).toMatchObject({ name: "NotSupportedError" });
+    const known = { name: "f", description: "", inputSchema: {}, execute: () => "" };
+    expect(await create({ tools: [known] })).toMatchObject({ name: "NotSupportedError" });
+    expect(await create({ tools: [{ ...known, execute: "f" as never }] })).toMatchObject({
+      name: "TypeError",
+    });
     expect(await create({ expectedInputs: [{ type: "audio" }] })).toMatchObject({
       name: "NotSupportedError",
     });

@@ -1,13 +1,24 @@
 import { existsSync } from "node:fs";
-import { type Browser, chromium } from "playwright-core";
+import { type Browser, type BrowserContext, chromium } from "playwright-core";
 
 const PATHS = ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"];
 
 export const CHROMIUM = process.env.CHROMIUM ?? PATHS.find((path) => existsSync(path)) ?? null;
 
-/** Headless Chromium with WebGPU on the processor (SwiftShader), where there is no GPU. */
-export function openChromium(): Promise<Browser> {
+const ARGUMENTS = ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--no-sandbox"];
+
+function executable(): string {
   if (!CHROMIUM) throw new Error("no Chromium found; install it or set CHROMIUM");
-  const args = ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--no-sandbox"];
-  return chromium.launch({ executablePath: CHROMIUM, args });
+  return CHROMIUM;
+}
+
+/** Headless Chromium with WebGPU on the processor (SwiftShader), where there is no GPU. */
+export function openChromium(...more: string[]): Promise<Browser> {
+  return chromium.launch({ executablePath: executable(), args: [...ARGUMENTS, ...more] });
+}
+
+/** The same with an extension, which wants a profile: a folder. */
+export function openChromiumWith(profile: string, extension: string): Promise<BrowserContext> {
+  const args = [...ARGUMENTS, `--disable-extensions-except=${extension}`, `--load-extension=${extension}`];
+  return chromium.launchPersistentContext(profile, { executablePath: executable(), args });
 }

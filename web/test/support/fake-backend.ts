@@ -57,6 +57,7 @@ export class FakeBackend implements Backend {
       logit_rows: new Int32Array(MAX_ROWS),
       sample_i32: new Int32Array(MAX_ROWS * SAMPLE_COLUMNS),
       counts: new Int32Array(slots * vocabSize),
+      allowed: new Int32Array(slots * Math.ceil(vocabSize / 32)).fill(-1),
       sampled: new Int32Array(MAX_ROWS),
       top_ids: new Int32Array(MAX_ROWS * TOP_LOGPROBS),
       state: new Int32Array(MAX_ROWS),
@@ -170,12 +171,24 @@ export class FakeBackend implements Backend {
           : [];
       const bias = this.#floats.logit_bias?.[slot * this.shape.vocabSize] ?? 0;
       const free = name === "sample" && bias > 0 ? 0 : nextToken(state, this.shape.vocabSize, random);
-      const token = this.#int("finite", r) === 0 ? -1 : free;
+      const chosen = name === "sample" ? this.#allowed(slot, free) : free;
+      const token = this.#int("finite", r) === 0 ? -1 : chosen;
       if (name === "sample" && token >= 0) this.#count(slot * this.shape.vocabSize + token);
       this.#buffer("sampled")[r] = token;
       const feed = column("feed");
       if (feed >= 0) this.#buffer("tokens")[feed] = token;
     }
+  }
+
+  /** The token, or the next after it that its slot may take. */
+  #allowed(slot: number, token: number): number {
+    const { vocabSize } = this.shape;
+    const words = Math.ceil(vocabSize / 32);
+    for (let i = 0; i < vocabSize; i++) {
+      const v = (token + i) % vocabSize;
+      if ((this.#int("allowed", slot * words + (v >> 5)) >>> (v & 31)) & 1) return v;
+    }
+    return token;
   }
 
   #count(at: number): void {

@@ -1,4 +1,5 @@
 import { createHash } from "node:crypto";
+import { deflateSync } from "node:zlib";
 import {
   FORMAT,
   MAX_ROWS,
@@ -95,6 +96,34 @@ struct Grid { packGridDimX: u32 }
   if (feed >= 0) { tokens[feed] = best; }
 }`;
 
+const WORDS = Math.ceil(TOY_VOCAB / 32);
+
+/** The likeliest token, or the next after it that is allowed. */
+const sampleKernel = (rows: number): string => `
+struct Grid { packGridDimX: u32 }
+@group(0) @binding(0) var<storage, read> logits: array<f32>;
+@group(0) @binding(1) var<storage, read> sample_i32: array<i32>;
+@group(0) @binding(2) var<storage, read> allowed: array<u32>;
+@group(0) @binding(3) var<storage, read_write> sampled: array<i32>;
+@group(0) @binding(4) var<storage, read_write> tokens: array<i32>;
+@group(0) @binding(5) var<uniform> grid: Grid;
+@compute @workgroup_size(1) fn sample_kernel(@builtin(workgroup_id) block: vec3<u32>) {
+  let r = i32(block.x);
+  let slot = sample_i32[r * ${SAMPLE_COLUMNS} + ${SAMPLE_I32.slot}];
+  if (block.x > grid.packGridDimX || r >= ${rows} || slot < 0) { return; }
+  var best = 0;
+  for (var v = 1; v < ${TOY_VOCAB}; v++) {
+    if (logits[r * ${TOY_VOCAB} + v] > logits[r * ${TOY_VOCAB} + best]) { best = v; }
+  }
+  for (var i = 0; i < ${TOY_VOCAB}; i++) {
+    let v = (best + i) % ${TOY_VOCAB};
+    if (((allowed[slot * ${WORDS} + v / 32] >> u32(v % 32)) & 1u) == 1u) { best = v; break; }
+  }
+  sampled[r] = best;
+  let feed = sample_i32[r * ${SAMPLE_COLUMNS} + ${SAMPLE_I32.feed}];
+  if (feed >= 0) { tokens[feed] = best; }
+}`;
+
 /** As sure of every token as can be, and of no other. */
 const scoreKernel = (rows: number): string => `
 struct Grid { packGridDimX: u32 }
@@ -113,9 +142,10 @@ struct Grid { packGridDimX: u32 }
   }
 }`;
 
-/** Token 0 is BOS, 1…95 are the printable characters, 96 ends an answer (never, in these tests). */
-function tokenizer(): object {
-  const characters = Array.from({ length: 95 }, (_, i) => String.fromCharCode(32 + i));
+/** Token 0 is BOS, 1…95 are the printable characters, 96 ends an answer (never, where the toy hashes). */
+function tokenizer(instead: Readonly<Record<string, string>>): object {
+  const printable = Array.from({ length: 95 }, (_, i) => String.fromCharCode(32 + i));
+  const characters = printable.map((character) => instead[character] ?? character);
   const vocab = Object.fromEntries(["<s>", ...characters, "</s>"].map((token, id) => [token, id]));
   const special = { single_word: false, lstrip: false, rstrip: false, normalized: false, special: true };
   return {
@@ -157,6 +187,25 @@ function weights(files: Files, build: number) {
   return { bytes: stream.length, shard_bytes: SHARD_BYTES, shards, tensors };
 }
 
+/** By docs/artifact.md, of whatever is there: of the tokenizer, and of the programs, which share theirs. */
+function packs(files: Files, stale: string): object[] {
+  const put = (name: string, of: RegExp): ReturnType<Files["put"]> => {
+    const own = (file: string, bytes: Uint8Array) => (file === stale ? bytes.slice().fill(32, 0, 1) : bytes);
+    const held = [...files]
+      .filter(([file]) => of.test(file))
+      .map(([file, bytes]) => [file, own(file, bytes)] as const);
+    const index = JSON.stringify(held.map(([file, { length }]) => [file, length]));
+    const content = Buffer.concat([Buffer.from(`${index}\n`), ...held.map(([, bytes]) => bytes)]);
+    return files.put(`packs/${name}.bin`, new Uint8Array(deflateSync(content)));
+  };
+  const names = [...files.keys()].flatMap((file) => /^kernels\/([\w-]+)\//.exec(file)?.[1] ?? []);
+  const own = [...new Set(names)].map((program) => ({
+    ...put(`program-${program}`, /^(kernels|plans)\//),
+    program,
+  }));
+  return [put("tokenizer", /^tokenizer\//), ...own];
+}
+
 export const LOOK_ARGS = "positions slots page_table.0 kv.0.k logit_rows logits";
 
 function program(files: Files, features: readonly string[]): object {
@@ -195,13 +244,17 @@ function program(files: Files, features: readonly string[]): object {
     const look = launch("look", rows, "rrrrrrw", lookKernel(rows), LOOK_ARGS, "marks");
     return plan("step", size, [append, look]);
   });
-  /** Whatever the parameters are, the likeliest token is sampled. */
-  const choose = (name: string): object[] =>
-    ROW_BUCKETS.map((size) =>
-      plan(name, size, [
-        launch("greedy", size, "rrww", greedyKernel(size), "logits sample_i32 sampled tokens"),
-      ]),
-    );
+  const greedy = ROW_BUCKETS.map((size) =>
+    plan("greedy", size, [
+      launch("greedy", size, "rrww", greedyKernel(size), "logits sample_i32 sampled tokens"),
+    ]),
+  );
+  /** Whatever the parameters are, the likeliest token is sampled of those that may be. */
+  const sample = ROW_BUCKETS.map((size) =>
+    plan("sample", size, [
+      launch("sample", size, "rrrww", sampleKernel(size), "logits sample_i32 allowed sampled tokens"),
+    ]),
+  );
   const told = "sampled logprob top_ids top_logprobs";
   const logprobs = ROW_BUCKETS.map((size) =>
     plan("logprobs", size, [launch("score", size, "rwww", scoreKernel(size), told)]),
@@ -213,7 +266,7 @@ function program(files: Files, features: readonly string[]): object {
     requires: { features, limits: { maxStorageBuffersPerShaderStage: 8 } },
     workspace: [],
     kernels,
-    functions: { step, greedy: choose("greedy"), sample: choose("sample"), logprobs },
+    functions: { step, greedy, sample, logprobs },
   };
 }
 
@@ -224,20 +277,32 @@ export interface ToyOptions {
   readonly build?: number;
   /** Makes it a model of chats. */
   readonly chatTemplate?: string | undefined;
+  /** Characters that tokens stand for instead of their own. */
+  readonly instead?: Readonly<Record<string, string>>;
+  readonly contextLength?: number;
+  readonly eosTokenIds?: readonly number[];
+  /** More of the manifest. */
+  readonly more?: object;
+  /** With packs, as builds write them since there are any. */
+  readonly packed?: boolean;
+  /** The pack holds another file of this name. */
+  readonly stale?: string;
   /** What another backend runs instead of the shaders. */
   readonly other?: (files: Files) => { readonly target: string; readonly programs: readonly object[] };
 }
 
-export function toyArtifact({ features = [], build = 0, chatTemplate, other }: ToyOptions = {}): ToyArtifact {
+export function toyArtifact(options: ToyOptions = {}): ToyArtifact {
+  const { features = [], build = 0, packed = false, stale = "", chatTemplate, other, more } = options;
+  const { instead = {}, eosTokenIds = [] } = options;
   const files = new Files();
   const facts = {
     model: {
       name: "toy",
       architecture: "hash",
       vocab_size: TOY_VOCAB,
-      context_length: CONTEXT,
+      context_length: options.contextLength ?? CONTEXT,
       bos_token_id: 0,
-      eos_token_ids: [],
+      eos_token_ids: eosTokenIds,
     },
     cache: { page_size: PAGE_SIZE, slots: SLOTS },
     groups: [{ window: null }],
@@ -246,6 +311,13 @@ export function toyArtifact({ features = [], build = 0, chatTemplate, other }: T
     weights: weights(files, build),
   };
   const runs = other?.(files) ?? { target: "webgpu", programs: [program(files, features)] };
+  const tokenizerFiles = [
+    files.put("tokenizer/tokenizer.json", JSON.stringify(tokenizer(instead))),
+    files.put(
+      "tokenizer/tokenizer_config.json",
+      JSON.stringify({ tokenizer_class: "PreTrainedTokenizerFast", chat_template: chatTemplate }),
+    ),
+  ];
   const manifest = {
     format: FORMAT,
     version: VERSION,
@@ -254,16 +326,10 @@ export function toyArtifact({ features = [], build = 0, chatTemplate, other }: T
     step: { ops: [], params: [] },
     quantization: { scheme: "none" },
     buffers: buffersFor(facts),
-    tokenizer: {
-      files: [
-        files.put("tokenizer/tokenizer.json", JSON.stringify(tokenizer())),
-        files.put(
-          "tokenizer/tokenizer_config.json",
-          JSON.stringify({ tokenizer_class: "PreTrainedTokenizerFast", chat_template: chatTemplate }),
-        ),
-      ],
-    },
+    tokenizer: { files: tokenizerFiles },
+    ...(packed && { packs: packs(files, stale) }),
     license: null,
+    ...more,
   };
   files.put("manifest.json", seal(manifest));
   return { files };

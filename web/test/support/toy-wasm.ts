@@ -10,6 +10,7 @@ import {
   TOY_PAGE_SIZE,
   TOY_VOCAB,
   type ToyArtifact,
+  type ToyOptions,
   toyArtifact,
 } from "./toy-artifact.js";
 
@@ -25,12 +26,14 @@ const KINDS = {
   append: "tokens positions slots page_table.0 kv.0.k",
   look: `marks ${LOOK_ARGS}`,
   greedy: "logits sample_i32 sampled tokens",
+  sample: "logits sample_i32 allowed sampled tokens",
   score: "sampled logprob top_ids top_logprobs",
 } as const;
 type Kind = keyof typeof KINDS;
 
 const DTYPES: Readonly<Record<string, string>> = {
   marks: "uint32",
+  allowed: "uint32",
   "kv.0.k": "float32",
   logits: "float32",
   logprob: "float32",
@@ -41,6 +44,7 @@ const SIZES_OF: Readonly<Record<Kind, readonly number[]>> = {
   append: SIZES,
   look: [...new Set(SIZES.map((size) => Math.min(size, MAX_ROWS)))],
   greedy: ROW_BUCKETS,
+  sample: ROW_BUCKETS,
   score: ROW_BUCKETS,
 };
 /** In the order that the module lists them in. */
@@ -84,54 +88,98 @@ const times = (a: string, b: number): string => `(i32.mul ${a} (i32.const ${b}))
 const plus = (a: string, b: string): string => `(i32.add ${a} ${b})`;
 
 /** The cache's element of position $p of row $m. */
-const CELL = times(
-  plus(
-    times(
-      int(
-        "page_table",
-        plus(
-          times(int("slots", get("m")), PAGES_PER_SLOT),
-          `(i32.div_s ${get("p")} (i32.const ${TOY_PAGE_SIZE}))`,
+const cell = (pagesPerSlot: number): string =>
+  times(
+    plus(
+      times(
+        int(
+          "page_table",
+          plus(
+            times(int("slots", get("m")), pagesPerSlot),
+            `(i32.div_s ${get("p")} (i32.const ${TOY_PAGE_SIZE}))`,
+          ),
         ),
+        TOY_PAGE_SIZE,
       ),
-      TOY_PAGE_SIZE,
+      `(i32.rem_s ${get("p")} (i32.const ${TOY_PAGE_SIZE}))`,
     ),
-    `(i32.rem_s ${get("p")} (i32.const ${TOY_PAGE_SIZE}))`,
-  ),
-  HEAD_DIM,
-);
+    HEAD_DIM,
+  );
 /** $h takes in a number, as the shaders' hash does. */
 const hash = (value: string): string => times(`(i32.xor ${get("h")} ${value})`, 0x01000193);
 
-const APPEND = kernel(
-  "append",
-  loop(
-    "m",
-    get("rows"),
-    `(local.set $p ${int("positions", get("m"))})
+const append = ({ pagesPerSlot, disliked }: Speech): string =>
+  kernel(
+    "append",
+    loop(
+      "m",
+      get("rows"),
+      `(local.set $p ${int("positions", get("m"))})
     (br_if $continue_m (i32.lt_s ${get("p")} (i32.const 0)))
     (local.set $token ${int("tokens", get("m"))})
-    (if (i32.eq ${get("token")} (i32.const ${TRAPS})) (then unreachable))
-    (if (i32.eq ${get("token")} (i32.const ${REFUSED})) (then (return (i32.const -1))))
-    (f32.store ${at("kv", CELL)} (f32.convert_i32_s ${get("token")}))`,
-  ),
-);
+    ${disliked}
+    (f32.store ${at("kv", cell(pagesPerSlot))} (f32.convert_i32_s ${get("token")}))`,
+    ),
+  );
 
-const LOOK = kernel(
-  "look",
-  loop(
-    "at",
-    get("rows"),
-    `(local.set $m ${int("logit_rows", get("at"))})
-    (local.set $h (i32.const 0x811c9dc5))
-    ${loop(
-      "p",
-      `(i32.add ${int("positions", get("m"))} (i32.const 1))`,
-      `(local.set $h ${hash(`(i32.trunc_f32_s (f32.load ${at("kv", CELL)}))`)})`,
-    )}
+/** How a toy finds its next token. */
+interface Speech {
+  readonly pagesPerSlot: number;
+  /** What it does with a $token before that comes into the cache. */
+  readonly disliked: string;
+  /** Sets $token for row $m. */
+  readonly next: string;
+}
+
+/** The token at position $p of row $m. */
+const seen = (pagesPerSlot: number): string => `(i32.trunc_f32_s (f32.load ${at("kv", cell(pagesPerSlot))}))`;
+const POSITIONS = `(i32.add ${int("positions", get("m"))} (i32.const 1))`;
+
+const HASHED: Speech = {
+  pagesPerSlot: PAGES_PER_SLOT,
+  disliked: `(if (i32.eq ${get("token")} (i32.const ${TRAPS})) (then unreachable))
+    (if (i32.eq ${get("token")} (i32.const ${REFUSED})) (then (return (i32.const -1))))`,
+  next: `(local.set $h (i32.const 0x811c9dc5))
+    ${loop("p", POSITIONS, `(local.set $h ${hash(seen(PAGES_PER_SLOT))})`)}
     (local.set $h ${times(`(i32.xor (i32.const 0x811c9dc5) ${get("h")})`, 0x01000193)})
     (local.set $token (i32.add (i32.const 1)
-      (i32.rem_u (i32.shr_u ${get("h")} (i32.const 8)) (i32.const ${TOY_VOCAB - 1}))))
+      (i32.rem_u (i32.shr_u ${get("h")} (i32.const 8)) (i32.const ${TOY_VOCAB - 1}))))`,
+};
+
+/**
+ * Says what its prompt tells it to: what stands between the last ^ and the ~ behind it, from the last @ on.
+ * Then it ends. It has line breaks instead of backticks.
+ */
+const PARROT_CONTEXT = 4096;
+const PARROT_PAGES = PARROT_CONTEXT / TOY_PAGE_SIZE;
+const END = 96;
+const token = (character: string): string => `(i32.const ${character.charCodeAt(0) - 31})`;
+const PARROT: Speech = {
+  pagesPerSlot: PARROT_PAGES,
+  disliked: "",
+  next: `(local.set $h (i32.const 0))
+    (local.set $i (i32.const 0))
+    (local.set $token (i32.const 0))
+    ${loop(
+      "p",
+      POSITIONS,
+      `(if (i32.eq ${seen(PARROT_PAGES)} ${token("^")}) (then (local.set $h ${get("p")})))
+      (if (i32.eq ${seen(PARROT_PAGES)} ${token("@")})
+        (then (local.set $i ${get("p")}) (local.set $token ${get("h")})))`,
+    )}
+    (local.set $p (i32.add (i32.add ${get("token")} (i32.const 1)) (i32.sub ${int("positions", get("m"))} ${get("i")})))
+    (local.set $token ${seen(PARROT_PAGES)})
+    (if (i32.eq ${get("token")} ${token("~")}) (then (local.set $token (i32.const ${END}))))`,
+};
+
+const look = ({ next }: Speech): string =>
+  kernel(
+    "look",
+    loop(
+      "at",
+      get("rows"),
+      `(local.set $m ${int("logit_rows", get("at"))})
+    ${next}
     ${loop(
       "i",
       `(i32.const ${MARKS})`,
@@ -143,30 +191,50 @@ const LOOK = kernel(
       `(f32.store ${at("logits", plus(times(get("at"), TOY_VOCAB), get("i")))}
         (f32.convert_i32_s (i32.eq ${get("i")} ${get("token")})))`,
     )}`,
-  ),
-);
+    ),
+  );
 
 const LOGIT = (index: string): string =>
   `(f32.load ${at("logits", plus(times(get("m"), TOY_VOCAB), index))})`;
 const SAMPLE = (column: number): string =>
   int("sample_i32", plus(times(get("m"), SAMPLE_COLUMNS), `(i32.const ${column})`));
 
-const GREEDY = kernel(
-  "greedy",
-  loop(
-    "m",
-    get("rows"),
-    `(br_if $continue_m (i32.lt_s ${SAMPLE(SAMPLE_I32.slot)} (i32.const 0)))
+/** The likeliest token; `among` may take another. */
+const choosing = (kind: Kind, among: string): string =>
+  kernel(
+    kind,
+    loop(
+      "m",
+      get("rows"),
+      `(br_if $continue_m (i32.lt_s ${SAMPLE(SAMPLE_I32.slot)} (i32.const 0)))
     (local.set $token (i32.const 0))
     ${loop(
       "i",
       `(i32.const ${TOY_VOCAB})`,
       `(if (f32.gt ${LOGIT(get("i"))} ${LOGIT(get("token"))}) (then (local.set $token ${get("i")})))`,
     )}
+    ${among}
     (i32.store ${at("sampled", get("m"))} ${get("token")})
     (local.set $p ${SAMPLE(SAMPLE_I32.feed)})
     (if (i32.ge_s ${get("p")} (i32.const 0))
       (then (i32.store ${at("tokens", get("p"))} ${get("token")})))`,
+    ),
+  );
+
+const GREEDY = choosing("greedy", "");
+/** The word of `allowed` that token $p's bit is in. */
+const WORD = plus(
+  times(SAMPLE(SAMPLE_I32.slot), Math.ceil(TOY_VOCAB / 32)),
+  `(i32.div_u ${get("p")} (i32.const 32))`,
+);
+const SAMPLED = choosing(
+  "sample",
+  loop(
+    "i",
+    `(i32.const ${TOY_VOCAB})`,
+    `(local.set $p (i32.rem_u ${plus(get("token"), get("i"))} (i32.const ${TOY_VOCAB})))
+    (if (i32.and (i32.shr_u ${int("allowed", WORD)} (i32.rem_u ${get("p")} (i32.const 32))) (i32.const 1))
+      (then (local.set $token ${get("p")}) (br $end_i)))`,
   ),
 );
 
@@ -195,7 +263,7 @@ const words = (numbers: readonly number[]): string =>
     .join("");
 
 /** A thread of the toy waits until the pool is freed, and then traps: nothing hangs on it. */
-const source = (shared: boolean): string => `(module
+const source = (shared: boolean, speech: Speech): string => `(module
   (import "env" "memory" (memory 32 65535 ${shared ? "shared" : ""}))
   (type $kernel (func (param i32) (result i32)))
   (table ${NAMES.length + 1} funcref)
@@ -207,7 +275,7 @@ const source = (shared: boolean): string => `(module
   (func $arg (param $args i32) (param $i i32) (result i32)
     (i32.load (i32.wrap_i64
       (i64.load offset=8 (i32.add (local.get $args) (i32.shl (local.get $i) (i32.const 4)))))))
-  ${[APPEND, LOOK, GREEDY, SCORE].join("\n")}
+  ${[append(speech), look(speech), GREEDY, SAMPLED, SCORE].join("\n")}
   ${NAMES.map(
     ({ kind, size, name }) =>
       `(func $${name} (type $kernel) (call $${kind} (local.get 0) (i32.const ${size})))`,
@@ -230,10 +298,12 @@ const source = (shared: boolean): string => `(module
     )}
     (i32.const -1)))`;
 
-async function modules(): Promise<readonly { readonly shared: boolean; readonly code: Uint8Array }[]> {
+async function modules(
+  speech: Speech,
+): Promise<readonly { readonly shared: boolean; readonly code: Uint8Array }[]> {
   const { parseWat } = await wabt();
   return [true, false].map((shared) => {
-    const parsed = parseWat("toy.wat", source(shared), { threads: true });
+    const parsed = parseWat("toy.wat", source(shared, speech), { threads: true });
     return { shared, code: Uint8Array.from(parsed.toBinary({}).buffer) };
   });
 }
@@ -279,17 +349,27 @@ function program(
         ]),
       ),
       greedy: choose("greedy", "greedy"),
-      sample: choose("sample", "greedy"),
+      sample: choose("sample", "sample"),
       logprobs: choose("logprobs", "score"),
     },
   };
 }
 
-/** It answers just as the toy for WebGPU does. */
-export async function toyWasm(chatTemplate?: string): Promise<ToyArtifact> {
-  const made = await modules();
+async function speaking(speech: Speech, options: ToyOptions): Promise<ToyArtifact> {
+  const made = await modules(speech);
   return toyArtifact({
-    chatTemplate,
+    ...options,
     other: (files) => ({ target: "wasm", programs: made.map((each) => program(files, each)) }),
   });
+}
+
+/** It answers just as the toy for WebGPU does. */
+export function toyWasm(chatTemplate?: string, packed = false): Promise<ToyArtifact> {
+  return speaking(HASHED, { chatTemplate, packed });
+}
+
+/** `more`: of its manifest. */
+export function parrotWasm(chatTemplate: string, more: object = {}): Promise<ToyArtifact> {
+  const contextLength = PARROT_CONTEXT;
+  return speaking(PARROT, { chatTemplate, contextLength, eosTokenIds: [END], instead: { "`": "\n" }, more });
 }

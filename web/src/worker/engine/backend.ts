@@ -25,6 +25,8 @@ export interface BackendShape {
   /** Tokens a sequence can have: bounded by the model, the memory and the caller. */
   readonly contextLength: number;
   readonly vocabSize: number;
+  /** Values of the embeddings that a step gives; absent where it gives logits. */
+  readonly embedding?: number | undefined;
 }
 
 /**

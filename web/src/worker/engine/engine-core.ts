@@ -4,7 +4,7 @@ import { SequenceTable } from "../cache/sequence-table.js";
 import type { Backend, HostArray } from "./backend.js";
 import { deviceError, NoRoom, notFinite, tooLong } from "./faults.js";
 import { type Flight, Launches, logprobsOf, type Run } from "./launches.js";
-import { Request, type RequestListener, type TokenLogprobs } from "./request.js";
+import { type Constraint, Request, type RequestListener, type TokenLogprobs } from "./request.js";
 import type { SamplingParams } from "./sampling.js";
 import { type Bucket, Scheduler, type Step } from "./scheduler.js";
 
@@ -81,7 +81,12 @@ export class EngineCore {
   }
 
   /** Queues a request. Throws RequestError where it can never run; everything later goes to the listener. */
-  submit(prompt: readonly number[], params: SamplingParams, listener: RequestListener): Request {
+  submit(
+    prompt: readonly number[],
+    params: SamplingParams,
+    listener: RequestListener,
+    constraint: Constraint | null = null,
+  ): Request {
     if (this.#failure) throw this.#failure;
     const { vocabSize } = this.#backend.shape;
     const alien = prompt.find((token) => !Number.isInteger(token) || token < 0 || token >= vocabSize);
@@ -91,7 +96,7 @@ export class EngineCore {
         "prompt",
       );
     const limit = this.#scheduler.limitTokens(prompt.length, params.maxTokens);
-    const request = new Request(prompt, params, limit, listener);
+    const request = new Request(prompt, params, limit, listener, constraint);
     this.#scheduler.add(request);
     void this.#run();
     return request;
@@ -115,7 +120,7 @@ export class EngineCore {
    */
   async alone<P, T>(check: () => P, use: (checked: P) => Promise<T>): Promise<T> {
     if (this.#failure) throw this.#failure;
-    if (this.#running)
+    if (this.#running || this.#scheduler.requests().length > 0)
       throw new RequestError("The engine is answering. Ask for its profile when it is idle.");
     this.#running = true;
     try {
@@ -320,6 +325,11 @@ export class EngineCore {
   }
 
   #emit({ step, logprobs }: Flight, [sampled, ...scores]: HostArray[]): void {
+    const { embedding } = this.#backend.shape;
+    if (embedding) {
+      this.#embedded(step, sampled, embedding);
+      return;
+    }
     step.sampled.forEach((request, row) => {
       request.pending -= 1;
       // Before its pages are entered: what this step computed of it is worth nothing.
@@ -334,17 +344,49 @@ export class EngineCore {
     });
   }
 
+  /** Each request of a step gets its row, and has ended: it is the state of its last token. */
+  #embedded(step: Step, rows: HostArray | undefined, width: number): void {
+    this.#scheduler.read(step);
+    step.sampled.forEach((request, row) => {
+      request.pending -= 1;
+      if (request.done) return;
+      const values = Float32Array.from(rows?.subarray(row * width, (row + 1) * width) ?? []);
+      if (!values.every(Number.isFinite)) this.#fail(request, notFinite(request));
+      else {
+        request.tokenRead();
+        request.listener.embedding?.(values);
+        this.#finish(request, "stop");
+      }
+    });
+  }
+
   #accept(request: Request, token: number, logprobs: TokenLogprobs | null): void {
     request.tokenRead();
-    if (this.#endTokens.has(token) && !request.params.ignoreEos) {
+    if (this.#endTokens.has(token) && (request.constraint || !request.params.ignoreEos)) {
       this.#finish(request, "stop");
       return;
     }
     request.tokens.push(token);
     const goOn = this.#tell(request, token, logprobs);
     if (request.done) return;
+    const last = request.tokens.length - request.prompt.length >= request.limit;
     if (!goOn) this.#finish(request, "stop");
-    else if (request.tokens.length - request.prompt.length >= request.limit) this.#finish(request, "length");
+    else if (request.constraint) void this.#follow(request, request.constraint, token, last);
+    else if (last) this.#finish(request, "length");
+  }
+
+  /** Holds a request until its constraint has told what may follow; others go on, or the device is idle. */
+  async #follow(request: Request, constraint: Constraint, token: number, last: boolean): Promise<void> {
+    request.allowed = null;
+    try {
+      const allowed = await constraint.accept(token);
+      if (request.done) return;
+      if (allowed && !last) request.allowed = allowed;
+      else this.#finish(request, allowed ? "length" : "stop");
+    } catch (error) {
+      if (!request.done) this.#fail(request, error);
+    }
+    void this.#run();
   }
 
   /** A listener that throws ends its own request alone. */

@@ -23,6 +23,8 @@ export class StepInputs {
   /** What the device's page tables hold, by slot and group. */
   readonly #pageRows: Int32Array<ArrayBuffer>[][];
   readonly #biasedSlots = new Set<number>();
+  /** Slots in which not every token is allowed. */
+  readonly #constrainedSlots = new Set<number>();
 
   constructor(private readonly backend: Backend) {
     const { slots, groups, pagesPerSlot } = backend.shape;
@@ -32,8 +34,8 @@ export class StepInputs {
   }
 
   /**
-   * Somebody else has written to the buffers that change from step to step. The rows of a bias stay on the
-   * device, so that which slots have one stays known.
+   * Somebody else has written to the buffers that change from step to step. The rows of a bias and of
+   * what is allowed stay on the device, so that which slots have one stays known.
    */
   forget(): void {
     this.#mirrors.clear();
@@ -90,6 +92,7 @@ export class StepInputs {
     const { params, sequence } = request;
     const slot = sequence?.slot ?? 0;
     this.#prepareSlot(request, slot);
+    this.#allow(request, slot);
     // The sampled token comes after the tokens that this step completes.
     const counter = request.queued + request.remaining;
     ints[at + SAMPLE_I32.topK] = params.topK;
@@ -118,6 +121,17 @@ export class StepInputs {
     for (const token of prompt) counts[token] = PROMPT_FLAG;
     for (const token of tokens.slice(prompt.length)) counts[token] = (counts[token] ?? 0) + 1;
     this.backend.write("counts", counts, slot * vocabSize);
+  }
+
+  /** The tokens that a request may take: of a constrained one at each step, of another once after it. */
+  #allow({ allowed }: Request, slot: number): void {
+    const words = Math.ceil(this.backend.shape.vocabSize / 32);
+    if (allowed) {
+      this.backend.write("allowed", allowed, slot * words);
+      this.#constrainedSlots.add(slot);
+    } else if (this.#constrainedSlots.delete(slot)) {
+      this.backend.write("allowed", new Uint32Array(words).fill(0xffffffff), slot * words);
+    }
   }
 
   #writePages({ sequence }: Request): void {
@@ -156,5 +170,5 @@ export function writePlainStep(backend: Backend, positions: Int32Array<ArrayBuff
   backend.write("positions", positions);
   backend.write("slots", new Int32Array(rows));
   backend.write("logit_rows", new Int32Array(MAX_ROWS));
-  backend.write("sample_i32", sample);
+  if (!backend.shape.embedding) backend.write("sample_i32", sample);
 }

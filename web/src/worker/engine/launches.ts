@@ -32,8 +32,8 @@ export class Launches {
   /** The functions of a step with their sizes, in order. */
   runsOf({ bucket, sampled }: Step): Run[] {
     const runs: Run[] = [["step", bucket.size]];
-    if (sampled.length === 0) return runs;
-    const greedy = sampled.every(({ params }) => isPlainGreedy(params));
+    if (sampled.length === 0 || this.backend.shape.embedding) return runs;
+    const greedy = sampled.every(({ params, constraint }) => !constraint && isPlainGreedy(params));
     const name = greedy ? "greedy" : "sample";
     runs.push([name, this.#sizeFor(name, sampled.length)]);
     const logprobs = sampled.some(({ params }) => params.logprobs !== null);
@@ -67,7 +67,11 @@ export class Launches {
     for (const [name, size] of runs) backend.run(name, size);
     const logprobs = runs.length > 2;
     // A step that samples nothing is read too: that bounds how many prefill steps are queued.
-    const results = backend.fetch(readsOf(Math.max(step.sampled.length, 1), logprobs));
+    const rows = Math.max(step.sampled.length, 1);
+    const { embedding } = backend.shape;
+    const results = backend.fetch(
+      embedding ? [{ buffer: "embedding", count: rows * embedding }] : readsOf(rows, logprobs),
+    );
     // Awaited in order; if an earlier one fails, this one's failure is no news.
     results.catch(() => undefined);
     return { step, logprobs, results };

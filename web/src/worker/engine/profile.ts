@@ -30,11 +30,12 @@ export async function profileStep(
   const times: number[][] = [];
   const whole: number[] = [];
   await backend.profile("step", rows);
+  const buffer = backend.shape.embedding ? "embedding" : "sampled";
   for (let round = 0; round < rounds; round++) {
-    await backend.fetch([{ buffer: "sampled", count: 1 }]);
+    await backend.fetch([{ buffer, count: 1 }]);
     const begin = performance.now();
     backend.run("step", rows);
-    await backend.fetch([{ buffer: "sampled", count: 1 }]);
+    await backend.fetch([{ buffer, count: 1 }]);
     whole.push(performance.now() - begin);
     times.push(await backend.profile("step", rows));
   }

@@ -17,8 +17,26 @@ export interface TokenLogprobs {
 export interface RequestListener {
   /** A token of the answer, the end token excluded. Returns false to end the answer here. */
   token(token: number, logprobs: TokenLogprobs | null): boolean;
+  /** Instead of tokens, of a model that gives embeddings: the state of the last token, not normalized. */
+  embedding?(values: Float32Array<ArrayBuffer>): void;
   finish(reason: FinishReason, stats: RequestStats): void;
   fail(error: Error): void;
+}
+
+/** Says before each token of one request which tokens may come. */
+export interface Constraint {
+  /**
+   * What may be sampled first, as uint32 [ceil(vocab / 32)]: bit v % 32 of word v / 32 says whether token v
+   * may.
+   */
+  readonly allowed: Uint32Array<ArrayBuffer>;
+  /**
+   * Takes note of a sampled token, which no end token is, and tells what may follow; null: nothing can. A
+   * rejection ends the request, and no other.
+   */
+  accept(token: number): Promise<Uint32Array<ArrayBuffer> | null>;
+  /** The request has ended. */
+  close(): void;
 }
 
 /**
@@ -33,6 +51,8 @@ export class Request {
   queued = 0;
   pending = 0;
   done = false;
+  /** What a constrained request may be given next; null until that is known, and it waits. */
+  allowed: Uint32Array<ArrayBuffer> | null;
   /** Whether the buffers of its slot (penalty counts, logit bias) hold its values. */
   slotReady = false;
   cachedTokens = 0;
@@ -46,8 +66,10 @@ export class Request {
     /** Tokens that may be generated. */
     public limit: number,
     readonly listener: RequestListener,
+    readonly constraint: Constraint | null = null,
   ) {
     this.tokens = [...prompt];
+    this.allowed = constraint?.allowed ?? null;
   }
 
   /** Positions to queue before the next token can be sampled. */
@@ -63,6 +85,11 @@ export class Request {
   /** Whether as many tokens are on their way as may be generated. */
   get exhausted(): boolean {
     return this.generated >= this.limit;
+  }
+
+  /** Whether it waits for what its constraint allows. */
+  get held(): boolean {
+    return this.constraint !== null && this.allowed === null;
   }
 
   /** What the device held of it is void: it is to be computed again from its tokens. */

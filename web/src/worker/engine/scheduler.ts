@@ -110,6 +110,7 @@ export class Scheduler {
     request.done = true;
     removeFrom(this.#running, request);
     removeFrom(this.#waiting, request);
+    request.constraint?.close();
     this.#release(request);
   }
 
@@ -175,16 +176,18 @@ export class Scheduler {
     for (const request of [...this.#running]) {
       // Its token is in flight: it was fed above, or comes when that token has been read.
       if (request.pending > 0 || !request.sequence || before?.feeds.includes(request)) continue;
+      // Nor is known yet what it may take: others go on meanwhile.
+      if (request.held) continue;
       if (!this.#reserve(request, request.tokens.length, request.queued, before !== null)) return null;
       // Before others are admitted: they must not take its pages.
       this.#advance(request, plan.maxRows);
       if (request.sequence) ready.push(request);
     }
     let wanted = ready.reduce((sum, request) => sum + request.remaining, plan.rows);
-    for (let next = this.#waiting[0]; next && wanted < plan.maxRows; next = this.#waiting[0]) {
-      if (this.#running.length >= this.#mostRunning) break;
+    for (const next of this.#waiting.filter(({ held }) => !held)) {
+      if (wanted >= plan.maxRows || this.#running.length >= this.#mostRunning) break;
       if (this.#soonCached(next) || !this.#admit(next, plan.maxRows)) break;
-      this.#waiting.shift();
+      removeFrom(this.#waiting, next);
       this.#running.push(next);
       ready.push(next);
       wanted += next.remaining;
@@ -314,8 +317,11 @@ class StepPlan {
     );
     if (!bucket)
       throw new Error(`no bucket holds ${this.rows} rows with ${this.#sampled.length} rows of logits`);
-    // Its sampled token is the last one where the limit is reached: nothing to feed.
-    const feeds = this.#sampled.filter((request) => request.generated + 1 < request.limit);
+    // Its sampled token is the last one where the limit is reached: nothing to feed. What a constrained one may
+    // take next hangs on that token: the host feeds it, once it has been read.
+    const feeds = this.#sampled.filter(
+      ({ constraint, generated, limit }) => !constraint && generated + 1 < limit,
+    );
     return { bucket, chunks: this.#chunks, fed, copies, sampled: this.#sampled, feeds };
   }
 }

@@ -1,39 +1,10 @@
 import { DeviceError, RequestError } from "../../both/errors.js";
-import type { DeviceClass, Manifest, Program } from "../../both/manifest.js";
+import type { Manifest, Program } from "../../both/manifest.js";
+import type { AdapterAbilities, Gpu } from "./adapter.js";
 import { TIMESTAMPS } from "./timestamps.js";
-import { type Adapter, classOf } from "./variants.js";
-
-/** A GPU of this machine, not opened yet. */
-export interface Gpu {
-  readonly adapter: GPUAdapter;
-  readonly abilities: AdapterAbilities;
-  readonly described: Adapter;
-  readonly deviceClass: DeviceClass;
-  /** What the adapter calls itself, for people. */
-  readonly name: string;
-}
-
-const NO_WEBGPU =
-  "WebGPU is missing. Use Chrome or Edge 113+, Safari 26+ or Firefox 141+, over https or on localhost.";
-const NO_ADAPTER =
-  "The browser has WebGPU, but offers no GPU for it. Turn graphics acceleration on in the browser's settings, " +
-  "update the graphics driver, or restart the browser if this worked before.";
 
 /** These grow with the model and the cache, so the device gets as much as its adapter allows. */
 const AT_MOST = ["maxBufferSize", "maxStorageBufferBindingSize"] as const;
-
-/** The adapter to open a device on. One adapter opens one device, so each device wants an adapter anew. */
-export async function findGpu(): Promise<Gpu> {
-  const gpu = (globalThis.navigator as Navigator | undefined)?.gpu;
-  if (!gpu) throw new DeviceError(NO_WEBGPU, { code: "webgpu-missing" });
-  const adapter = await gpu.requestAdapter({ powerPreference: "high-performance" });
-  if (!adapter) throw new DeviceError(NO_ADAPTER, { code: "no-adapter" });
-  const described = describe(adapter.info);
-  const { description, vendor, architecture } = adapter.info;
-  const name = description || [vendor, architecture].filter(Boolean).join(" ") || "unknown";
-  const abilities = withLanguage(adapter, gpu.wgslLanguageFeatures);
-  return { adapter, abilities, described, deviceClass: classOf(described), name };
-}
 
 /** Opens a device that can run all of the programs. */
 export async function openDevice({ adapter }: Gpu, programs: readonly Program[]): Promise<GPUDevice> {
@@ -57,28 +28,6 @@ export async function openDevice({ adapter }: Gpu, programs: readonly Program[])
       { code: "device-unsuitable", cause },
     );
   }
-}
-
-/** An adapter as classes of devices are told apart by. Browsers hide its kind, but tell a phone. */
-export function describe(info: GPUAdapterInfo, userAgent: string = navigator.userAgent): Adapter {
-  const { vendor, architecture, device, description, isFallbackAdapter } = info;
-  const kind = isFallbackAdapter ? "cpu" : /Android|iPhone|iPad/.test(userAgent) ? "mobile" : "other";
-  return { vendor, architecture, name: device, driver: description, kind };
-}
-
-/** What decides which programs can run: an adapter's limits, its features and those of the language. */
-export interface AdapterAbilities {
-  readonly features: { has(name: string): boolean };
-  readonly limits: object;
-}
-
-/** An adapter with the features of WGSL that the browser has (none are told before Chrome 115). */
-export function withLanguage(
-  adapter: AdapterAbilities,
-  language: { has(name: string): boolean } | undefined,
-): AdapterAbilities {
-  const has = (name: string) => adapter.features.has(name) || (language?.has(name) ?? false);
-  return { features: { has }, limits: adapter.limits };
 }
 
 /**

@@ -1,7 +1,8 @@
 import { FUNCTIONS } from "../../both/format.js";
 import type { FunctionName, KernelEntry, Manifest, Program } from "../../both/manifest.js";
 import { type Plan, parsePlan, planNames } from "../plan.js";
-import { type KeptOptions, keptText } from "../store/kept-file.js";
+import type { KeptOptions } from "../store/kept-file.js";
+import { openFiles, type ReadFile } from "../store/packs.js";
 import type { Shader } from "./pipelines.js";
 
 /** By function, then by size, ascending. */
@@ -15,29 +16,39 @@ export class RemoteArtifact {
     private readonly options: Pick<KeptOptions, "fetch" | "cache">,
   ) {}
 
-  /** A program's kernels by name. */
-  async shaders({ kernels }: Program, signal: AbortSignal): Promise<Map<string, Shader>> {
-    const read = async ([name, { file, sha256, entry, access }]: [string, KernelEntry]): Promise<
-      [string, Shader]
-    > => {
-      return [name, { code: await this.#text(file, sha256, signal), entry, access }];
+  async open(program: Program, signal: AbortSignal): Promise<ProgramFiles> {
+    const read = await openFiles(this.base, this.manifest, program.name, { ...this.options, signal });
+    return new ProgramFiles(this.manifest, program, read);
+  }
+}
+
+/** What a program is made of. */
+export class ProgramFiles {
+  constructor(
+    private readonly manifest: Manifest,
+    readonly program: Program,
+    readonly read: ReadFile,
+  ) {}
+
+  /** The kernels by name. */
+  async shaders(): Promise<Map<string, Shader>> {
+    const read = async ([name, kernel]: [string, KernelEntry]): Promise<[string, Shader]> => {
+      const { entry, access } = kernel;
+      return [name, { code: new TextDecoder().decode(await this.read(kernel)), entry, access }];
     };
-    return new Map(await Promise.all([...kernels].map(read)));
+    return new Map(await Promise.all([...this.program.kernels].map(read)));
   }
 
-  async plans(program: Program, signal: AbortSignal): Promise<Plans> {
-    const names = planNames(this.manifest, program);
+  async plans(): Promise<Plans> {
+    const names = planNames(this.manifest, this.program);
     const read = async (name: FunctionName): Promise<[FunctionName, Map<number, Plan>]> => {
-      const entries = program.functions[name].map(async (bucket) => {
-        const text = await this.#text(bucket.plan, bucket.sha256, signal);
-        return [bucket.size, parsePlan(text, name, bucket, names)] as const;
+      const entries = this.program.functions[name].map(async (bucket) => {
+        const bytes = await this.read({ file: bucket.plan, sha256: bucket.sha256 });
+        const plan = parsePlan(new TextDecoder().decode(bytes), name, bucket, names);
+        return [bucket.size, plan] as const;
       });
       return [name, new Map(await Promise.all(entries))];
     };
     return Object.fromEntries(await Promise.all(FUNCTIONS.map(read))) as Plans;
-  }
-
-  #text(file: string, sha256: string, signal: AbortSignal): Promise<string> {
-    return keptText(this.base, { file, sha256 }, { ...this.options, signal });
   }
 }

@@ -209,10 +209,8 @@ export class Stage implements TrialStage<Executor> {
     if (known) return known;
     const { artifact, device, options } = this;
     const read = async (): Promise<Code> => {
-      const [shaders, plans] = await Promise.all([
-        artifact.shaders(program, options.signal),
-        artifact.plans(program, options.signal),
-      ]);
+      const files = await artifact.open(program, options.signal);
+      const [shaders, plans] = await Promise.all([files.shaders(), files.plans()]);
       return { kernels: [...shaders.keys()], pipelines: new Pipelines(device, shaders), plans };
     };
     const code = read();

@@ -1,33 +1,16 @@
-import { type DEVICE_CLASSES, NEARNESS, RULES } from "../../both/format.js";
+import { NEARNESS } from "../../both/format.js";
 import type { DeviceClass } from "../../both/manifest.js";
 import type { ChoiceReason } from "../../both/messages.js";
 
 /**
  * Which of an artifact's programs a GPU runs: those made for its class, and of these the fastest. The same as
- * in format/adapters.py and edge_runtime/artifact/variants.py: both replay tests/vectors/variants.
+ * in edge_runtime/artifact/variants.py: both replay tests/vectors/variants.
  */
-
-/** What an adapter says of itself; empty where it does not. */
-export interface Adapter {
-  readonly vendor: string;
-  readonly architecture: string;
-  readonly name: string;
-  readonly driver: string;
-  /** What a driver calls its device, or "mobile" for that of a phone or tablet; "other" where nobody says. */
-  readonly kind: string;
-}
 
 /** What of a program counts here. */
 export interface Candidate {
   readonly name: string;
   readonly deviceClass: DeviceClass | null;
-}
-
-interface Rule {
-  readonly deviceClass: (typeof DEVICE_CLASSES)[number];
-  readonly kinds: readonly string[];
-  readonly vendors: readonly string[];
-  readonly words: readonly string[];
 }
 
 const FINALISTS = 3;
@@ -52,20 +35,6 @@ export interface Choice {
   readonly program: string;
   readonly why: ChoiceReason;
   readonly seconds: ReadonlyMap<string, Seconds>;
-}
-
-/** The class of an adapter: that of the first rule that it meets. */
-export function classOf(adapter: Adapter): DeviceClass {
-  const { vendor, architecture, name, driver, kind } = adapter;
-  const said = [vendor, architecture, name, driver].join(" ").toLowerCase();
-  const rules: readonly Rule[] = RULES;
-  const met = rules.find(
-    ({ kinds, vendors, words }) =>
-      (kinds.length === 0 || kinds.includes(kind)) &&
-      (vendors.length === 0 || vendors.includes(vendor.toLowerCase())) &&
-      (words.length === 0 || words.some((word) => said.includes(word))),
-  );
-  return met?.deviceClass ?? "integrated";
 }
 
 /**

@@ -78,7 +78,3 @@ export async function keptBytes(
     fetchBytes(within(base, wanted.file), wanted.sha256, { fetch, signal });
   return (await keptOr(wanted, options, download)).bytes;
 }
-
-export async function keptText(base: URL, wanted: Wanted, options: KeptOptions): Promise<string> {
-  return new TextDecoder().decode(await keptBytes(base, wanted, options));
-}

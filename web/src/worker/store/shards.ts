@@ -1,13 +1,17 @@
-import { ArtifactError, linkedAbort, throwIfAborted } from "../../both/errors.js";
+import type { BegunFile } from "../../both/begun.js";
+import { ArtifactError, type ErrorCode, linkedAbort, throwIfAborted } from "../../both/errors.js";
 import type { FileCache } from "../../both/file-cache.js";
-import { type DownloadOptions, download, type Part, sha256Hex, within } from "../../both/http.js";
+import { type DownloadOptions, download, sha256Hex, within } from "../../both/http.js";
 import type { FileEntry } from "../../both/manifest.js";
 import { keptOr } from "./kept-file.js";
 
-/** How far the shards are. `cached` of the `loaded` bytes came from the browser's storage. */
+/** How far the shards are, in bytes; `cached` of the `loaded` ones came from the browser's storage. */
 export interface ShardProgress {
   readonly loaded: number;
   readonly cached: number;
+  readonly verified: number;
+  /** Given to the caller, who has come back for more: they are where it wants them. */
+  readonly uploaded: number;
   readonly total: number;
 }
 
@@ -40,6 +44,7 @@ export async function* streamShards(
       const bytes: Uint8Array<ArrayBuffer> = await next;
       next = start(shards[i + 1]);
       yield bytes;
+      store.used(bytes.length);
     }
   } finally {
     // The caller may leave early, with a download still under way.
@@ -55,6 +60,8 @@ class ShardStore {
   readonly #total: number;
   #cache: FileCache | null;
   #cachedBytes = 0;
+  #verified = 0;
+  #uploaded = 0;
 
   constructor(
     private readonly base: URL,
@@ -75,11 +82,16 @@ class ShardStore {
         onFailure: (error) => this.#giveUpCache(error),
       },
     );
-    if (cached) {
-      this.#cachedBytes += shard.bytes;
-      this.#report(shard, shard.bytes);
-    }
+    if (cached) this.#cachedBytes += shard.bytes;
+    this.#verified += shard.bytes;
+    this.#report(shard, shard.bytes);
     return bytes;
+  }
+
+  /** The caller is done with so many more bytes. */
+  used(bytes: number): void {
+    this.#uploaded += bytes;
+    this.#tell();
   }
 
   /**
@@ -87,27 +99,49 @@ class ShardStore {
    * has a wrong file.
    */
   async #fromNetwork(shard: FileEntry, signal: AbortSignal): Promise<Uint8Array<ArrayBuffer>> {
+    const kept = (await this.#cache?.begun?.(shard.sha256).catch(() => null)) ?? null;
+    try {
+      const bytes = await this.#download(shard, kept, signal);
+      await kept?.drop();
+      return bytes;
+    } finally {
+      await kept?.close();
+    }
+  }
+
+  async #download(
+    shard: FileEntry,
+    kept: BegunFile | null,
+    signal: AbortSignal,
+  ): Promise<Uint8Array<ArrayBuffer>> {
     const url = within(this.base, shard.file);
     const { fetch } = this.options;
     let problem = "";
-    let begun: Part | undefined;
+    let code: ErrorCode = "artifact-damaged";
+    let begun = kept?.read(shard.bytes);
     for (let [attempt, wrong] = [0, 0]; wrong < 2 && attempt < TRIES; attempt++) {
       const options: DownloadOptions = {
         fetch,
         signal,
         // Storing shards twice, here and in the HTTP cache, would halve what the origin's quota holds.
         cache: attempt > 0 ? "reload" : this.#cache ? "no-store" : "default",
-        onBytes: (received) => this.#report(shard, received),
+        onBytes: (received, bytes) => {
+          kept?.extend(bytes, received);
+          this.#report(shard, received);
+        },
       };
       const result = await download(url, shard.bytes, options, begun);
       if (result.ok) {
         const sha256 = await sha256Hex(result.bytes);
         if (sha256 === shard.sha256) return result.bytes;
         begun = undefined;
+        kept?.clear();
         wrong += 1;
+        code = "artifact-damaged";
         problem = `${url.href} is corrupt: its SHA-256 is ${sha256}, manifest.json states ${shard.sha256}`;
       } else {
         problem = result.problem;
+        code = result.code;
         if (!result.retry) break;
         // One that has brought nothing new is like a wrong one.
         if ((result.part?.received ?? 0) <= (begun?.received ?? 0)) wrong += 1;
@@ -115,9 +149,10 @@ class ShardStore {
       }
       throwIfAborted(signal);
     }
-    throw new ArtifactError(
-      `The weight shard ${shard.file} cannot be loaded. ${problem}. Upload or build the artifact again.`,
-    );
+    const remedy = code === "unreachable" ? "Try again later." : "Upload or build the artifact again.";
+    throw new ArtifactError(`The weight shard ${shard.file} cannot be loaded. ${problem}. ${remedy}`, {
+      code,
+    });
   }
 
   /** The model runs without the cache too, so its failure is only worth one warning. */
@@ -132,9 +167,19 @@ class ShardStore {
 
   #report(shard: FileEntry, received: number): void {
     this.#received.set(shard, received);
+    this.#tell();
+  }
+
+  #tell(): void {
     let loaded = 0;
     for (const bytes of this.#received.values()) loaded += bytes;
-    this.options.onProgress?.({ loaded, cached: this.#cachedBytes, total: this.#total });
+    const [cached, verified, uploaded, total] = [
+      this.#cachedBytes,
+      this.#verified,
+      this.#uploaded,
+      this.#total,
+    ];
+    this.options.onProgress?.({ loaded, cached, verified, uploaded, total });
   }
 
   #warn(message: string): void {

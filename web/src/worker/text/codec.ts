@@ -1,4 +1,3 @@
-import type { ChatMessage } from "../../both/openai.js";
 /** The tokenizer and chat template of one model. */
 
 import { Tokenizer } from "@huggingface/tokenizers";
@@ -15,12 +14,14 @@ import {
   specialIds,
   templateOf,
 } from "./tokenizer-file.js";
-import type { ChatOptions, SpecialTokens, TextCodec, TextFiles, TextStream } from "./types.js";
+import type { ChatOptions, SpecialTokens, TextCodec, TextFiles, TextStream, Told } from "./types.js";
 
 class ModelTextCodec implements TextCodec {
   readonly #tokenizer: Tokenizer;
   readonly #rules: ByteRules;
+  /** Tokens that are no text: special ones, and of those the ones that are no marks. */
   readonly #special: ReadonlySet<number>;
+  readonly #silent: ReadonlySet<number>;
   readonly #template: ChatTemplate | null;
   readonly #bosTokenId: number | null;
 
@@ -30,6 +31,9 @@ class ModelTextCodec implements TextCodec {
     this.#tokenizer = openTokenizer(file, config);
     this.#rules = byteRules(file.decoder);
     this.#special = specialIds(file);
+    const marks = stringsIn(special.answers);
+    const isMark = (text = ""): boolean => text !== "" && marks.some((mark) => mark.includes(text));
+    this.#silent = new Set([...this.#special].filter((id) => !isMark(this.#tokenizer.id_to_token(id))));
     const template = files.chatTemplate ?? templateOf(config);
     this.#template = template === undefined ? null : new ChatTemplate(template, namedTokens(config));
     this.#bosTokenId = special.bosTokenId;
@@ -58,22 +62,36 @@ class ModelTextCodec implements TextCodec {
     }
   }
 
-  chat(messages: readonly ChatMessage[], options: ChatOptions = {}): number[] {
+  get template(): string | null {
+    return this.#template?.source ?? null;
+  }
+
+  chat(messages: readonly Told[], options: ChatOptions = {}): number[] {
+    // The template writes BOS and all other special tokens itself.
+    return this.encode(this.render(messages, options), { addSpecialTokens: false });
+  }
+
+  render(messages: readonly Told[], options: ChatOptions = {}): string {
     if (this.#template === null) {
       throw new RequestError(
         "this model has no chat template; give it a plain prompt instead of messages",
         "messages",
       );
     }
-    // The template writes BOS and all other special tokens itself.
-    const text = this.#template.render(messages, options.addGenerationPrompt ?? true, options.continueLast);
-    return this.encode(text, { addSpecialTokens: false });
+    const { addGenerationPrompt = true, continueLast, tools } = options;
+    return this.#template.render(messages, addGenerationPrompt, continueLast, tools);
   }
 
-  stream(stop: readonly string[], context: readonly number[] = []): TextStream {
-    const visible = (id: number) => (this.#special.has(id) ? undefined : this.#tokenizer.id_to_token(id));
+  stream(stop: readonly string[], context: readonly number[] = [], withMarks = false): TextStream {
+    const silent = withMarks ? this.#silent : this.#special;
+    const visible = (id: number) => (silent.has(id) ? undefined : this.#tokenizer.id_to_token(id));
     const begun = context.some((id) => visible(id) !== undefined);
     return new AnswerStream(visible, new IncrementalDecoder(this.#rules, begun), stop);
+  }
+
+  tokenBytes(tokenId: number): Uint8Array | null {
+    const token = this.#silent.has(tokenId) ? undefined : this.#tokenizer.id_to_token(tokenId);
+    return token === undefined ? null : this.#rules.bytes(token, false);
   }
 
   tokenText(tokenId: number): string {
@@ -83,6 +101,12 @@ class ModelTextCodec implements TextCodec {
     const decoder = new IncrementalDecoder(this.#rules, true);
     return decoder.push(token) + decoder.flush();
   }
+}
+
+/** All strings of a record and of those in it. */
+function stringsIn(value: unknown): string[] {
+  if (typeof value === "string") return [value];
+  return typeof value === "object" && value !== null ? Object.values(value).flatMap(stringsIn) : [];
 }
 
 function openTokenizer(file: JsonObject, config: JsonObject): Tokenizer {

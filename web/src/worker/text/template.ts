@@ -1,14 +1,18 @@
-import type { ChatMessage } from "../../both/openai.js";
 /** Chat templates: Jinja, rendered by @huggingface/jinja with the variables that transformers gives. */
 
 import { Template } from "@huggingface/jinja";
 import { ArtifactError, RequestError } from "../../both/errors.js";
+import type { FunctionTool } from "../../both/openai.js";
+import type { Told } from "./types.js";
 
 export class ChatTemplate {
   readonly #template: Template;
   readonly #tokens: Readonly<Record<string, string>>;
 
-  constructor(source: string, tokens: Readonly<Record<string, string>>) {
+  constructor(
+    readonly source: string,
+    tokens: Readonly<Record<string, string>>,
+  ) {
     try {
       this.#template = new Template(source);
     } catch (error) {
@@ -22,14 +26,24 @@ export class ChatTemplate {
   /**
    * `continueLast`: up to where the content of the last message ends, so that the answer goes on from there.
    */
-  render(messages: readonly ChatMessage[], addGenerationPrompt: boolean, continueLast = false): string {
-    if (!continueLast) return this.#render(messages, addGenerationPrompt);
-    return untilMark(this.#render(marked(messages), false));
+  render(
+    messages: readonly Told[],
+    addGenerationPrompt: boolean,
+    continueLast = false,
+    tools: readonly FunctionTool[] = [],
+  ): string {
+    if (!continueLast) return this.#render(messages, addGenerationPrompt, tools);
+    return untilMark(this.#render(marked(messages), false, tools));
   }
 
-  #render(messages: readonly ChatMessage[], addGenerationPrompt: boolean): string {
+  #render(messages: readonly Told[], addGenerationPrompt: boolean, tools: readonly FunctionTool[]): string {
+    const variables = {
+      messages,
+      add_generation_prompt: addGenerationPrompt,
+      ...(tools.length > 0 && { tools }),
+    };
     try {
-      return this.#template.render({ ...this.#tokens, messages, add_generation_prompt: addGenerationPrompt });
+      return this.#template.render({ ...this.#tokens, ...variables });
     } catch (error) {
       // Templates refuse conversations on purpose, for instance two user turns in a row; their words say why.
       throw new RequestError(`the model's chat template refused the messages: ${reason(error)}`, "messages", {
@@ -45,9 +59,9 @@ export class ChatTemplate {
  */
 const MARK = "[the-answer-goes-on-here]";
 
-function marked(messages: readonly ChatMessage[]): ChatMessage[] {
+function marked(messages: readonly Told[]): Told[] {
   return messages.map((message, at) =>
-    at === messages.length - 1 ? { ...message, content: message.content + MARK } : message,
+    at === messages.length - 1 ? { ...message, content: `${message.content}${MARK}` } : message,
   );
 }
 

@@ -1,4 +1,5 @@
-import type { ChatMessage } from "../../both/openai.js";
+import type { AnswerFormatRecord } from "../../both/format.js";
+import type { FunctionTool } from "../../both/openai.js";
 
 /** What the runtime needs from a tokenizer and a chat template; it loads `index.ts` by dynamic import. */
 
@@ -14,6 +15,8 @@ export interface TextFiles {
 export interface SpecialTokens {
   readonly bosTokenId: number | null;
   readonly eosTokenIds: readonly number[];
+  /** How answers are marked: special tokens that occur in its strings may be text. */
+  readonly answers?: AnswerFormatRecord | null;
 }
 
 /** What one pushed token adds to the text. */
@@ -33,25 +36,37 @@ export interface TextStream {
   flush(): string;
 }
 
+/** A message as a chat template takes it. */
+export type Told = Readonly<Record<string, unknown>> & { readonly role: string };
+
 export interface ChatOptions {
   readonly addGenerationPrompt?: boolean;
   readonly continueLast?: boolean;
+  /** What templates know as `tools`. */
+  readonly tools?: readonly FunctionTool[];
 }
 
 /** Text to token ids and back. */
 export interface TextCodec {
   /** `addSpecialTokens` (default true) lets the tokenizer add what it adds by itself, such as BOS. */
   encode(text: string, options?: { readonly addSpecialTokens?: boolean }): number[];
+  /** The chat template; null where the model has none. */
+  readonly template: string | null;
   /**
-   * Token ids of a conversation, ready for the assistant's answer; with `continueLast` for the rest of the
-   * last message. Throws RequestError where the model has no template.
+   * A conversation as text, ready for the assistant's answer; with `continueLast` for the rest of the last
+   * message. Throws RequestError where the model has no template.
    */
-  chat(messages: readonly ChatMessage[], options?: ChatOptions): number[];
+  render(messages: readonly Told[], options?: ChatOptions): string;
+  /** Token ids of that. */
+  chat(messages: readonly Told[], options?: ChatOptions): number[];
   /**
    * A decoder for one answer that ends at any of the `stop` strings. `context` are the tokens that the
    * answer's text continues: some tokenizers drop the space at the start of a text, but not in its middle.
+   * `withMarks`: special tokens that are marks of answers are text.
    */
-  stream(stop: readonly string[], context?: readonly number[]): TextStream;
+  stream(stop: readonly string[], context?: readonly number[], withMarks?: boolean): TextStream;
+  /** What a token adds to the middle of a text; null for special ones that are no marks, and ids without a token. */
+  tokenBytes(tokenId: number): Uint8Array | null;
   /** The text of one token alone, special tokens included, as OpenAI's logprobs show it. */
   tokenText(tokenId: number): string;
 }

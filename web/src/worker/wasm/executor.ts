@@ -1,4 +1,4 @@
-import { DeviceError, disposedError } from "../../both/errors.js";
+import { DeviceError, disposedError, namedMessage } from "../../both/errors.js";
 import type { BufferName } from "../../both/format.js";
 import type { FunctionName } from "../../both/manifest.js";
 import type { BackendShape, HostArray, Read } from "../engine/backend.js";
@@ -8,7 +8,7 @@ import type { Plan, PlanArg } from "../plan.js";
 import { type Exports, errorOf } from "./instance.js";
 import type { NamedRegion, Region } from "./layout.js";
 import { type BoundPlan, launchAt } from "./tables.js";
-import { messageOf, type Threads } from "./threads.js";
+import type { Threads } from "./threads.js";
 import { turn } from "./turn.js";
 
 /** One buffer of the paged cache: a layer's keys or values. */
@@ -162,7 +162,9 @@ export class WasmExecutor implements ModelBackend {
     } catch (cause) {
       // A trap. Where it came in a thread, the replay has returned above. The engine's own error does not go
       // along as a cause: its stack holds the instance, whose memory is to be let go before it is taken again.
-      this.#failure = new DeviceError(`A kernel of ${name}.${size} trapped (${messageOf(cause)}). ${AGAIN}`);
+      this.#failure = new DeviceError(
+        `A kernel of ${name}.${size} trapped (${namedMessage(cause)}). ${AGAIN}`,
+      );
     }
   }
 

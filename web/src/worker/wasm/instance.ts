@@ -1,7 +1,6 @@
-import { ArtifactError, DeviceError } from "../../both/errors.js";
+import { ArtifactError, DeviceError, namedMessage } from "../../both/errors.js";
 import type { Program } from "../../both/manifest.js";
-import { type KeptOptions, keptBytes } from "../store/kept-file.js";
-import { messageOf } from "./threads.js";
+import type { ReadFile } from "../store/packs.js";
 
 /** What the module exports (docs/wasm.md). Addresses come back with a sign. */
 export interface Exports {
@@ -18,19 +17,15 @@ const POLICY =
   "'unsafe-eval'.";
 
 /** A program's module, verified and compiled. */
-export async function loadModule(
-  base: URL,
-  { name, library }: Program,
-  options: KeptOptions,
-): Promise<WebAssembly.Module> {
+export async function loadModule({ name, library }: Program, read: ReadFile): Promise<WebAssembly.Module> {
   if (!library) throw new ArtifactError(`The program ${name} has no library. Build the artifact again.`);
   // Not while it streams in: nothing is compiled that is not what the manifest says.
-  const bytes = await keptBytes(base, library, options);
+  const bytes = await read(library);
   try {
     return await WebAssembly.compile(bytes);
   } catch (cause) {
     throw new DeviceError(
-      `${library.file} cannot be compiled here (${messageOf(cause)}). ${POLICY} Or use a newer browser.`,
+      `${library.file} cannot be compiled here (${namedMessage(cause)}). ${POLICY} Or use a newer browser.`,
       { code: "device-unsuitable", cause },
     );
   }
@@ -41,7 +36,7 @@ export async function instantiate(module: WebAssembly.Module, memory: WebAssembl
     const { exports } = await WebAssembly.instantiate(module, { env: { memory } });
     return exports as unknown as Exports;
   } catch (cause) {
-    throw new DeviceError(`The WebAssembly module does not start here: ${messageOf(cause)}.`, {
+    throw new DeviceError(`The WebAssembly module does not start here: ${namedMessage(cause)}.`, {
       code: "device-unsuitable",
       cause,
     });

@@ -42,11 +42,8 @@ export async function loadWasm(base: URL, manifest: Manifest, options: WasmOptio
     measured: {},
   };
   onProgram?.(program, choice);
-  const artifact = new RemoteArtifact(base, manifest, options);
-  const [module, plans] = await Promise.all([
-    loadModule(base, program, { ...options, signal }),
-    artifact.plans(program, signal),
-  ]);
+  const files = await new RemoteArtifact(base, manifest, options).open(program, signal);
+  const [module, plans] = await Promise.all([loadModule(program, files.read), files.plans()]);
   const shared = program.requires.features.includes(ATOMICS);
   const count = shared ? wanted : 1;
   if (count < (options.threads ?? 1))

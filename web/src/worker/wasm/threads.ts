@@ -1,7 +1,6 @@
-/** Threads beside the first: workers of the host that each make an instance over the same memory. */
+import { namedMessage } from "../../both/errors.js";
 
-/** By this name a worker of this package knows that it is to be a thread. */
-export const THREAD = "nearfar-thread";
+/** Threads beside the first: workers of the host that each make an instance over the same memory. */
 
 /** All that a thread needs; its only message. */
 export interface ThreadTask {
@@ -25,13 +24,6 @@ export interface ThreadPort {
 
 /** How long a load waits for its threads: what takes longer joins later. */
 const PATIENCE_MS = 5_000;
-
-/** The exports that a thread calls. */
-interface ThreadExports {
-  readonly __stack_pointer: WebAssembly.Global;
-  nf_pool_work(pool: number): void;
-  nf_pool_fail(pool: number): void;
-}
 
 /** The threads of one pool. */
 export class Threads {
@@ -87,29 +79,10 @@ export class Threads {
         port.listen(hear);
         port.start(task);
       } catch (error) {
-        hear({ type: "failed", message: messageOf(error) });
+        hear({ type: "failed", message: namedMessage(error) });
       }
     });
   }
-}
-
-/** What a thread does: it computes until the pool is freed. Whoever waits for a thread that traps is told. */
-export function work({ module, memory, pool, stack }: ThreadTask, tell: (word: ThreadWord) => void): void {
-  let exports: ThreadExports | null = null;
-  try {
-    const instance = new WebAssembly.Instance(module, { env: { memory } });
-    exports = instance.exports as unknown as ThreadExports;
-    exports.__stack_pointer.value = stack;
-    tell({ type: "ready" });
-    exports.nf_pool_work(pool);
-  } catch (error) {
-    exports?.nf_pool_fail(pool);
-    tell({ type: "failed", message: messageOf(error) });
-  }
-}
-
-export function messageOf(error: unknown): string {
-  return error instanceof Error ? `${error.name}: ${error.message}` : String(error);
 }
 
 /** More would wait for memory, and for one another. */

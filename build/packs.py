@@ -1,0 +1,26 @@
+"""Writes the packs of an artifact (nearfar.format.packs), once all other files are there."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from nearfar.format.manifest import File, Pack, Program
+from nearfar.format.packs import files_of, packed
+
+
+def write_packs(root: Path, tokenizer: Sequence[File], programs: Sequence[Program]) -> tuple[Pack, ...]:
+    """Write `packs/` of the artifact in `root`; the manifest's `packs`."""
+    common = _write(root, "tokenizer", None, (file.file for file in tokenizer))
+    own = (_write(root, f"program-{each.name}", each.name, files_of(each)) for each in programs)
+    return (common, *own)
+
+
+def _write(root: Path, name: str, program: str | None, files: Iterable[str]) -> Pack:
+    # Not called .gz or .zz: servers give such files a Content-Encoding, and browsers unpack them.
+    file = f"packs/{name}.bin"
+    pack = packed({path: (root / path).read_bytes() for path in files})
+    (root / "packs").mkdir(exist_ok=True)
+    (root / file).write_bytes(pack)
+    return Pack(file, len(pack), hashlib.sha256(pack).hexdigest(), program)

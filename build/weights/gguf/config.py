@@ -1,0 +1,225 @@
+"""From a GGUF file's metadata to config.json as transformers has it.
+
+The keys are those of llama.cpp's converter. A key of the architecture that is not known here may change what
+is computed, and is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nearfar.build.weights.gguf.header import Header, Tensor
+from nearfar.errors import CheckpointError
+from nearfar.step.config import EPSILON, MAX_CONTEXT, MAX_LAYERS, ConfigReader
+from nearfar.step.rope import FACTOR, THETA
+
+Config = dict[str, Any]
+ROPE_KINDS = ("none", "linear", "yarn", "longrope")
+CAP = (1e-3, 1e6)
+SCALE = (1e-6, 1e6)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What an architecture's own keys are read from: the keys, the tensors, the config so far."""
+
+    read: ConfigReader
+    tensors: Mapping[str, Tensor]
+    config: Config
+
+    def factors(self, name: str) -> list[float] | None:
+        """A tensor of the header's tensors that is read as numbers, by which frequencies are divided."""
+        if name not in self.tensors:
+            return None
+        tensor = self.tensors[name]
+        entry = tensor.entry
+        if tensor.type.dtype is None or len(tensor.shape) != 1 or tensor.shape[0] > self.config["head_dim"]:
+            raise self.read.error(
+                f"tensor {name!r} is {tensor.type.name} {list(tensor.shape)}; expected floats"
+            )
+        with entry.file.open("rb") as stream:
+            stream.seek(entry.offset)
+            return [float(value) for value in np.frombuffer(stream.read(entry.bytes), entry.dtype)]
+
+
+def read_config(header: Header, tensors: Mapping[str, Tensor]) -> Config:
+    """The config of a file, whose parts have these tensors; CheckpointError for what is not supported."""
+    name = header.metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise CheckpointError(f"{header.file}: general.architecture is {name!r}; those read are {known}")
+    prefix = f"{name}."
+    given = {
+        key.removeprefix(prefix): _plain(value)
+        for key, value in header.metadata.items()
+        if key.startswith(prefix)
+    }
+    read = ConfigReader(given, str(header.file), prefix)
+    facts = Facts(read, tensors, _common(read, name, tensors))
+    facts.config.update(_rope(facts))
+    ARCHITECTURES[name](facts)
+    for key in ("bos", "eos"):
+        token = header.metadata.get(f"tokenizer.ggml.{key}_token_id")
+        facts.config[f"{key}_token_id"] = token
+    if unread := read.unread():
+        key = next(iter(unread))
+        read.refuse(key, "nothing: it is not supported, and may change what the model computes")
+    return facts.config
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it; one value for a list that has the same for every layer."""
+    if not isinstance(value, np.ndarray):
+        return value
+    items = value.tolist()
+    return items[0] if items and all(item == items[0] for item in items) else items
+
+
+def _common(read: ConfigReader, name: str, tensors: Mapping[str, Tensor]) -> Config:
+    """What every architecture has."""
+    embedding = tensors.get("token_embd.weight")
+    if embedding is None:
+        raise read.error("there is no tensor 'token_embd.weight': it is no language model, or a part of one")
+    hidden, heads = read.size("embedding_length"), read.size("attention.head_count")
+    head_dim = read.size("attention.key_length", max(1, hidden // heads))
+    if read.size("attention.value_length", head_dim) != head_dim:
+        read.refuse("attention.value_length", f"{head_dim}, as attention.key_length is")
+    read.given("vocab_size")
+    return {
+        "model_type": name,
+        "hidden_size": hidden,
+        "intermediate_size": read.size("feed_forward_length"),
+        "num_hidden_layers": read.size("block_count", most=MAX_LAYERS),
+        "num_attention_heads": heads,
+        "num_key_value_heads": read.size("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "vocab_size": embedding.shape[0],
+        "max_position_embeddings": read.size("context_length", most=MAX_CONTEXT),
+        "rms_norm_eps": read.number("attention.layer_norm_rms_epsilon", None, *EPSILON),
+        "tie_word_embeddings": "output.weight" not in tensors,
+    }
+
+
+def _rope(facts: Facts) -> Config:
+    """Base, rotated part and stretching of positions."""
+    read, head_dim = facts.read, facts.config["head_dim"]
+    config: Config = {"rope_theta": read.number("rope.freq_base", 10000.0, *THETA)}
+    rotary = read.size("rope.dimension_count", head_dim, most=head_dim)
+    if rotary != head_dim:
+        config["partial_rotary_factor"] = rotary / head_dim
+    scaling = _scaling(facts)
+    return {**config, "rope_scaling": scaling} if scaling else config
+
+
+def _scaling(facts: Facts) -> Config | None:
+    read, context = facts.read, facts.config["max_position_embeddings"]
+    kind = read.choice("rope.scaling.type", ROPE_KINDS, "linear")
+    read.given("rope.scaling.finetuned")  # says nothing of how it is computed
+    factor = read.number("rope.scaling.factor", read.number("rope.scale_linear", 1.0, *FACTOR), *FACTOR)
+    original = read.size("rope.scaling.original_context_length", context, MAX_CONTEXT)
+    names = ("rope_factors_short.weight", "rope_factors_long.weight")
+    short, long = map(facts.factors, names)
+    if short and long:
+        found: Config = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
+        if read.given("rope.scaling.attn_factor"):
+            found["attention_factor"] = read.number("rope.scaling.attn_factor", None, *FACTOR)
+        return {**found, "original_max_position_embeddings": original}
+    if kind == "longrope":
+        read.refuse("rope.scaling.type", f"another type: there are no tensors {' and '.join(names)}")
+    if (factors := facts.factors("rope_freqs.weight")) is not None:
+        if kind == "yarn" or (kind == "linear" and factor != 1):
+            read.refuse("rope.scaling.type", "none, beside a tensor rope_freqs.weight")
+        # The frequencies of Llama 3 as numbers to divide by: as longrope says it, without its other parts.
+        both = {"short_factor": factors, "long_factor": factors, "attention_factor": 1.0, "factor": 1.0}
+        return {"rope_type": "longrope", **both, "original_max_position_embeddings": context}
+    if read.given("rope.scaling.attn_factor") and read.number("rope.scaling.attn_factor", 1.0, *FACTOR) != 1:
+        read.refuse("rope.scaling.attn_factor", "1")
+    if kind == "yarn":
+        return {"rope_type": kind, "factor": factor, "original_max_position_embeddings": original}
+    return {"rope_type": kind, "factor": factor} if kind == "linear" and factor != 1 else None
+
+
+def _has(facts: Facts, tensor: str) -> bool:
+    return f"blk.0.{tensor}" in facts.tensors
+
+
+def _llama(facts: Facts) -> None:
+    """Llama, and Mistral, which has the same name and a window."""
+    facts.config["attention_bias"] = _has(facts, "attn_q.bias")
+    if facts.read.given("attention.sliding_window"):
+        facts.config["model_type"] = "mistral"
+        _window(facts)
+    else:
+        facts.config["mlp_bias"] = _has(facts, "ffn_gate.bias")
+
+
+def _window(facts: Facts) -> None:
+    facts.config["sliding_window"] = facts.read.size("attention.sliding_window", most=MAX_CONTEXT)
+
+
+def _plainly(facts: Facts) -> None:
+    """Nothing beside what all have."""
+
+
+def _phi3(facts: Facts) -> None:
+    if facts.read.given("attention.sliding_window"):
+        window = facts.read.size("attention.sliding_window", most=MAX_CONTEXT, least=0)
+        facts.config["sliding_window"] = window or None
+
+
+def _granite(facts: Facts) -> None:
+    """Its four multipliers."""
+    scales = {
+        "embedding_scale": "embedding_multiplier", "attention.scale": "attention_multiplier",
+        "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
+    }  # fmt: skip
+    for key, name in scales.items():
+        facts.config[name] = facts.read.number(key, None, *SCALE)
+    facts.config["attention_bias"] = _has(facts, "attn_q.bias")
+
+
+def _gemma(facts: Facts, largest: int) -> None:
+    """Windows, caps and the scale of queries: that of the head, but for the model with most layers."""
+    config, read = facts.config, facts.read
+    _window(facts)
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        config[key] = read.number(key, None, *CAP) if read.given(key) else None
+    wide = config["num_hidden_layers"] == largest
+    config["query_pre_attn_scalar"] = (
+        config["hidden_size"] // config["num_attention_heads"] if wide else config["head_dim"]
+    )
+
+
+def _gemma2(facts: Facts) -> None:
+    _gemma(facts, 46)
+
+
+def _gemma3(facts: Facts) -> None:
+    """With a rope of its own for layers with a window; which those are."""
+    _gemma(facts, 62)
+    read, config = facts.read, facts.config
+    config["model_type"] = "gemma3_text"
+    read.number("rope.freq_base", None, *THETA)  # no default is right
+    config["rope_local_base_freq"] = read.number("rope.freq_base_swa", 10000.0, *THETA)
+    if read.given("attention.sliding_window_pattern"):
+        pattern = "attention.sliding_window_pattern"
+        config["sliding_window_pattern"] = read.size(pattern, most=MAX_LAYERS)
+
+
+ARCHITECTURES: Mapping[str, Callable[[Facts], None]] = {
+    "llama": _llama,
+    "qwen2": _plainly,
+    "qwen3": _plainly,
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "phi3": _phi3,
+    "granite": _granite,
+    "smollm3": _plainly,
+    "olmo2": _plainly,
+    "ernie4_5": _plainly,
+}
+"""llama.cpp's names of architectures, and what reads their own keys."""

@@ -1,0 +1,207 @@
+"""A GGUF file, or its split parts, as a checkpoint: tensors with the names and values of transformers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nearfar.build.weights.checkpoint import HASH_BYTES, DirectoryCheckpoint
+from nearfar.build.weights.gguf.config import read_config
+from nearfar.build.weights.gguf.header import Header, Tensor, is_gguf, read_header
+from nearfar.build.weights.gguf.names import FREQUENCIES, heads_of, is_one_more, pair_rows, tensor_name
+from nearfar.build.weights.gguf.tokenizer import GgufTokenizer, read_tokenizer
+from nearfar.errors import CheckpointError
+from nearfar.targets.quantized import Array
+
+PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.[^.]*)?")
+MOST_PARTS = 10_000
+
+
+class GgufCheckpoint(DirectoryCheckpoint):
+    """See nearfar.build.weights.container.Checkpoint. `tensors`: by transformers' names, as they are stored;
+    rows of quantized ones are read as bytes.
+    """
+
+    def __init__(self, name: str, headers: list[Header], tensors: Mapping[str, Tensor]) -> None:
+        first = headers[0]
+        config = read_config(first, tensors)
+        self._architecture = str(first.metadata["general.architecture"])
+        self._tokenizer: GgufTokenizer = read_tokenizer(first.file, first.metadata, config["vocab_size"])
+        self._license = first.metadata.get("general.license")
+        self._files = [header.file for header in headers]
+        self.tensors = self._named(first.file, tensors)
+        entries = {name: tensor.entry for name, tensor in sorted(self.tensors.items())}
+        super().__init__(first.file, name, config, entries)
+
+    def _named(self, file: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        named: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            if name in FREQUENCIES:
+                continue
+            ours = tensor_name(self._architecture, name)
+            if ours in named:
+                raise CheckpointError(
+                    f"{file}: two tensors are {ours!r}, one of them {name!r}: convert it again"
+                )
+            named[ours] = tensor
+        return named
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
+        """See Checkpoint: rows in the order of transformers, norms as they are stored there."""
+        heads = heads_of(self._architecture, name, self.config)
+        if heads is None or name not in self.tensors:
+            found = super().read(name, start, stop)
+            if is_one_more(self._architecture, name):
+                return np.asarray(found.astype(np.float32) - np.float32(1), np.float32)
+            return found
+        rows = self.tensors[name].shape[0]
+        head = self.config["head_dim"]
+        if rows != heads * head:
+            raise CheckpointError(
+                f"{self.path}: {name!r} has {rows:,} rows, not {head:,} for each of {heads} heads: convert "
+                "it again"
+            )
+        first, last, _ = slice(start, stop).indices(rows)
+        around = first // head * head, -(-last // head) * head
+        stored = super().read(name, *around)
+        return np.ascontiguousarray(stored[pair_rows(first, last, head) - around[0]])
+
+    def read_into(self, name: str, start: int, out: Array) -> None:
+        """See Checkpoint."""
+        out[...] = self.read(name, start, start + len(out))
+
+    def read_columns(self, name: str, start: int, stop: int) -> Array:
+        """See Checkpoint."""
+        return np.ascontiguousarray(self.read(name)[:, start:stop])
+
+    def sha256(self, stop: threading.Event | None = None) -> str:
+        """SHA-256 of the file's sizes and contents, part by part; its name says nothing."""
+        digest = hashlib.sha256()
+        block = memoryview(bytearray(HASH_BYTES))
+        for file in self._files:
+            digest.update(f"{file.stat().st_size}\n".encode())
+            with file.open("rb", buffering=0) as stream:
+                while (stop is None or not stop.is_set()) and (count := stream.readinto(block)):
+                    digest.update(block[:count])
+        return digest.hexdigest()
+
+    @property
+    def tokenizer_json(self) -> bytes:
+        """Made of the metadata."""
+        return self._tokenizer.json
+
+    @cached_property
+    def tokenizer_config(self) -> dict[str, Any]:
+        """Special tokens."""
+        return self._tokenizer.config
+
+    @cached_property
+    def generation_config(self) -> dict[str, Any]:
+        """End tokens."""
+        return {"eos_token_id": list(self._tokenizer.ends)} if self._tokenizer.ends else {}
+
+    @cached_property
+    def chat_template(self) -> str | None:
+        """That of the metadata."""
+        return self._tokenizer.template
+
+    def write_tokenizer(self, folder: Path) -> list[Path]:
+        """See Checkpoint."""
+        folder.mkdir(exist_ok=True)
+        files = {
+            "tokenizer.json": self._tokenizer.json,
+            "tokenizer_config.json": json.dumps(self._tokenizer.config, ensure_ascii=False).encode(),
+        }
+        if self._tokenizer.template is not None:
+            files["chat_template.jinja"] = self._tokenizer.template.encode()
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        return [folder / name for name in sorted(files)]
+
+    @cached_property
+    def license_text(self) -> str | None:
+        """The name of the licence, which is all that there is."""
+        return self._license if isinstance(self._license, str) and self._license else None
+
+
+def claims_gguf(path: Path) -> bool:
+    """Whether a path is a GGUF file, or a directory with one that has no config.json."""
+    if path.is_file():
+        return is_gguf(path)
+    return path.is_dir() and not (path / "config.json").exists() and bool(_inside(path))
+
+
+def open_gguf(path: Path, name: str) -> GgufCheckpoint:
+    """Open a file, the parts that it is one of, or those in a directory; CheckpointError for what is
+    damaged.
+    """
+    if path.is_dir():
+        path = _only(path)
+        name = path.name
+    headers = _parts(path)
+    tensors: dict[str, Tensor] = {}
+    for header in headers:
+        if double := sorted(set(tensors) & set(header.tensors)):
+            raise CheckpointError(
+                f"{header.file}: tensor {double[0]!r} is in another part, too: download all"
+            )
+        tensors |= header.tensors
+    total = headers[0].metadata.get("split.tensors.count", len(tensors))
+    if type(total) is not int or total != len(tensors):
+        raise CheckpointError(f"{path}: its parts have {len(tensors)} tensors of {total}: download all again")
+    found = PART.fullmatch(name)
+    stem = found[1] if found else name.removesuffix(".gguf")
+    return GgufCheckpoint(stem, headers, tensors)
+
+
+def _inside(path: Path) -> list[Path]:
+    return [file for file in sorted(path.iterdir()) if file.is_file() and is_gguf(file)]
+
+
+def _only(path: Path) -> Path:
+    """The file of a directory, or the first of the parts of one."""
+    files = _inside(path)
+    stems = {found[1] if (found := PART.fullmatch(file.name)) else file.name for file in files}
+    if len(stems) > 1:
+        raise CheckpointError(f"{path}: there are several GGUF files: name one of {', '.join(sorted(stems))}")
+    return files[0]
+
+
+def _parts(path: Path) -> list[Header]:
+    """The headers of a file and of the parts beside it, in order."""
+    header = read_header(path)
+    count = header.metadata.get("split.count", 1)
+    if type(count) is not int or not 0 <= count <= MOST_PARTS:
+        raise CheckpointError(f"{path}: split.count is {count!r}; expected at most {MOST_PARTS}")
+    if count <= 1:
+        return [header]
+    found = PART.fullmatch(path.name)
+    if found is None or int(found[3]) != count:
+        raise CheckpointError(
+            f"{path}: is one of {count} parts, but is not called so: name it NAME-00001-of-{count:05d}.gguf, "
+            "as it was"
+        )
+    files = [
+        path.with_name(f"{found[1]}-{number:05d}-of-{count:05d}{found[4] or ''}")
+        for number in range(1, count + 1)
+    ]
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise CheckpointError(f"{path}: parts are missing: {', '.join(missing[:10])}: download them")
+    headers = [header if file == path else read_header(file) for file in files]
+    for number, part in enumerate(headers):
+        if not _is(part, "split.no", number) or not _is(part, "split.count", count):
+            raise CheckpointError(f"{part.file}: is not part {number + 1} of {count}: download it again")
+    return headers
+
+
+def _is(part: Header, key: str, number: int) -> bool:
+    found = part.metadata.get(key)
+    return type(found) is int and found == number

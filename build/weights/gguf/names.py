@@ -1,0 +1,78 @@
+"""What GGUF's tensors are called in transformers, and how their values differ from those there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+TOP: Mapping[str, str] = {
+    "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
+}  # fmt: skip
+LAYER: Mapping[str, str] = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+OWN: Mapping[str, Mapping[str, str]] = {
+    "gemma2": {"ffn_norm": "pre_feedforward_layernorm"},
+    "gemma3": {"ffn_norm": "pre_feedforward_layernorm"},
+    "phi3": {"ffn_up": "mlp.gate_up_proj"},
+}
+"""Where an architecture differs."""
+FREQUENCIES = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+"""Tensors that the config is made of."""
+PAIRED = ("llama", "granite", "smollm3")
+"""Architectures whose rows of q and k are stored with the two values of a rotated pair side by side."""
+ONE_MORE = ("gemma2", "gemma3")
+"""Architectures whose norms have weights 1 + w."""
+
+
+def tensor_name(architecture: str, name: str) -> str:
+    """Transformers' name of a tensor; one that is not known stays, to be named as extra."""
+    found = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
+    if found is None:
+        return name
+    layer, part, kind = found.groups()
+    if layer is None:
+        return f"{TOP[part]}.{kind}" if part in TOP else name
+    table = {**LAYER, **OWN.get(architecture, {})}
+    return f"model.layers.{int(layer)}.{table[part]}.{kind}" if part in table else name
+
+
+def heads_of(architecture: str, name: str, config: Mapping[str, Any]) -> int | None:
+    """How many heads' rows a tensor has, if they are stored by pairs; `name`: transformers'."""
+    if architecture not in PAIRED:
+        return None
+    if ".self_attn.q_proj." in name:
+        return int(config["num_attention_heads"])
+    return int(config["num_key_value_heads"]) if ".self_attn.k_proj." in name else None
+
+
+def is_one_more(architecture: str, name: str) -> bool:
+    """Whether a tensor is a norm with weights 1 + w."""
+    return architecture in ONE_MORE and name.endswith("norm.weight")
+
+
+def pair_rows(start: int, stop: int, head: int) -> npt.NDArray[np.int64]:
+    """Where rows [start, stop) of q or k lie in a file that has pairs side by side; `head`: rows of one.
+
+    Value t of a head, of the first half or the second, turns with t ± head/2.
+    """
+    row = np.arange(start, stop)
+    inside, half = row % head, head // 2
+    return row - inside + inside % half * 2 + inside // half

@@ -1,0 +1,62 @@
+"""How texts are split into words before BPE, by the names of `tokenizer.ggml.pre`.
+
+Each is what the models' own tokenizer.json says, and llama.cpp's `llama-vocab.cpp` knows by that name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+SHORT = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+MARKS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+START = r"[^\r\n\p{L}\p{N}]?"
+MARKS_SLASH = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
+
+
+def _letters(digits: str) -> str:
+    return rf"{SHORT}|{START}\p{{L}}+|{digits}|{MARKS}|{SPACES}"
+
+
+def _cased(short: str, digits: str) -> str:
+    """Words that change from lower to upper case are cut."""
+    return rf"{START}{UPPER}*{LOWER}+{short}|{START}{UPPER}+{LOWER}*{short}|{digits}|{MARKS_SLASH}|{SPACES}"
+
+
+@dataclass(frozen=True)
+class Split:
+    """`patterns`: each cuts out what it matches. `words`: then GPT-2's own words. `ignore_merges`: a word
+    that is a token is taken as it is. `add_bos`: where the file does not say.
+    """
+
+    patterns: tuple[str, ...] = ()
+    words: bool = False
+    normalizer: str | None = None
+    ignore_merges: bool = False
+    add_bos: bool = False
+
+
+GPT2 = Split(words=True)
+DIGITS = Split((r"\p{N}",), words=True)
+LLAMA3 = Split((_letters(r"\p{N}{1,3}"),), ignore_merges=True, add_bos=True)
+SPLITS: Mapping[str, Split] = {
+    "gpt-2": GPT2,
+    "phi-2": GPT2,
+    "olmo": GPT2,
+    "smollm": DIGITS,
+    "starcoder": DIGITS,
+    "refact": DIGITS,
+    "command-r": DIGITS,
+    "llama-bpe": LLAMA3,
+    "llama3": LLAMA3,
+    "llama-v3": LLAMA3,
+    "dbrx": Split(LLAMA3.patterns),
+    "smaug-bpe": Split(LLAMA3.patterns),
+    "qwen2": Split((_letters(r"\p{N}"),), normalizer="NFC"),
+    "deepseek-r1-qwen": Split((_letters(r"\p{N}"),)),
+    "tekken": Split((_cased("", r"\p{N}"),), ignore_merges=True),
+    "gpt-4o": Split((_cased(f"{SHORT}?", r"\p{N}{1,3}"),)),
+}
+"""By llama.cpp's names."""

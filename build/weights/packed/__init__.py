@@ -1,0 +1,65 @@
+"""Checkpoints that are quantized already: a file a format, told apart by what is in the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from nearfar.build.weights.container import Checkpoint
+from nearfar.build.weights.packed.awq import Awq
+from nearfar.build.weights.packed.bitsandbytes import BitsAndBytes
+from nearfar.build.weights.packed.compressed_tensors import CompressedTensors
+from nearfar.build.weights.packed.contract import Packed
+from nearfar.build.weights.packed.fp8 import Fp8
+from nearfar.build.weights.packed.gguf import Gguf
+from nearfar.build.weights.packed.gptq import Gptq
+from nearfar.build.weights.packed.mlc import Mlc
+from nearfar.build.weights.packed.mlx import Mlx
+from nearfar.build.weights.packed.settings import quantization_config
+from nearfar.errors import CheckpointError
+from nearfar.step.config import show
+
+FORMATS: Mapping[str, Callable[[Checkpoint], Packed | None]] = {
+    "MLX": Mlx.of,
+    "AWQ": Awq.of,
+    "GPTQ": Gptq.of,
+    "compressed-tensors": CompressedTensors.of,
+    "fp8": Fp8.of,
+    "bitsandbytes": BitsAndBytes.of,
+    "GGUF": Gguf.of,
+    "MLC": Mlc.of,
+}
+"""The formats by name; each gives None for a checkpoint of another, CheckpointError for settings that it does
+not read.
+"""
+
+
+def find_packed(checkpoint: Checkpoint) -> Packed | None:
+    """The quantized matrices of a checkpoint, None where it has none. CheckpointError, by name, for a
+    quantization that is not read.
+    """
+    for of in FORMATS.values():
+        if (packed := of(checkpoint)) is not None:
+            return packed
+    settings = quantization_config(checkpoint)
+    if not settings:
+        _check_floats(checkpoint)
+        return None
+    method = settings.get("quant_method") if isinstance(settings, Mapping) else settings
+    known = ", ".join(FORMATS)
+    raise CheckpointError(
+        f"config.json: the weights are quantized by {show(method)}, which is not read: use a checkpoint of "
+        f"{known} (docs/checkpoints.md), or the unquantized original"
+    )
+
+
+def _check_floats(checkpoint: Checkpoint) -> None:
+    """CheckpointError where tensors are quantized and config.json does not say how: old AutoGPTQ and AutoAWQ
+    kept that in files of their own.
+    """
+    packed = [name for name in checkpoint.entries if name.endswith(".qweight")]
+    if packed:
+        raise CheckpointError(
+            f"config.json has no quantization_config, but {len(packed)} tensors such as {packed[0]!r} are "
+            "quantized: put the contents of quantize_config.json or quant_config.json there, with "
+            "quant_method gptq or awq"
+        )

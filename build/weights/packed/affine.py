@@ -1,0 +1,159 @@
+"""Formats that are affine, as ours is: w = scale · code + bias for a group of consecutive inputs. Such a
+format says what its codes, scales and biases are; carrying them over and dequantizing are the same for all.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.build.weights.container import Checkpoint
+from nearfar.build.weights.packed.contract import Carried, Shape, Wanted, most_common
+from nearfar.build.weights.quantize import F32, LARGEST, Scheme
+from nearfar.errors import CheckpointError
+from nearfar.targets.quantized import QuantTensor
+
+Floats = npt.NDArray[np.floating[Any]]
+F16 = npt.NDArray[np.float16]
+
+SMALLEST = 2.0**-14
+"""The smallest normal float16: a step below it counts as this, since what is lost there is nothing."""
+
+
+@dataclass(frozen=True)
+class Affine:
+    """Rows of a matrix: `codes` uint8 [n, k], `scales` and `biases` [n, groups] float32 or float64, exactly
+    as the checkpoint has them: groups of k/groups consecutive inputs.
+    """
+
+    codes: npt.NDArray[np.uint8]
+    scales: Floats
+    biases: Floats
+
+    def weights(self) -> F32:
+        """The floats that they stand for, [n, k]; computed in float64, since a bias can be near a code's
+        weight.
+        """
+        n, k = self.codes.shape
+        wide = self.codes.reshape(n, self.scales.shape[1], -1).astype(np.float64)
+        wide *= self.scales[..., None].astype(np.float64)
+        wide += self.biases[..., None].astype(np.float64)
+        return wide.reshape(n, k).astype(np.float32)
+
+    def carried(self, bits: int, name: str) -> Carried:
+        """With float16 scales and biases, and what that cost; errors as `near`."""
+        (scales, biases), step, rounded = near(self.scales, self.biases, bits, name)
+        return Carried(QuantTensor.of_codes(self.codes, scales, biases, bits), step, rounded)
+
+
+def near(scales: Floats, biases: Floats, bits: int, name: str) -> tuple[tuple[F16, F16], float, int]:
+    """The nearest float16 scales and biases [n, groups] for codes of so many bits; by how much of a step a
+    weight changes at most; and how many of them changed. CheckpointError where they are not finite or beyond
+    float16.
+    """
+    wide = scales.astype(np.float64), biases.astype(np.float64)
+    for what, values in zip(("scales", "biases"), wide, strict=True):
+        good = np.isfinite(values) & (np.abs(values) <= LARGEST)
+        if not good.all():
+            row, group = (int(i) for i in np.argwhere(~good)[0])
+            raise CheckpointError(
+                f"tensor {name!r} has {what} that are not finite or beyond float16 (65504), in which they "
+                f"are stored, such as {values[row, group]:g} of group {group}: convert the original "
+                "checkpoint again, or build with --requantize none"
+            )
+    half = wide[0].astype(np.float16), wide[1].astype(np.float16)
+    ds, db = (h.astype(np.float64) - w for h, w in zip(half, wide, strict=True))
+    # A weight's error is linear in its code, so it is largest at the first code or the last.
+    error = np.maximum(np.abs(db), np.abs(ds * (2**bits - 1) + db))
+    step = float((error / np.maximum(np.abs(wide[0]), SMALLEST)).max(initial=0.0))
+    return half, step, int(np.count_nonzero(ds)) + int(np.count_nonzero(db))
+
+
+class Format(ABC):
+    """The part of `Packed` that all formats share. `wanted` says for a matrix which tensors hold it."""
+
+    name: str
+
+    def __init__(self, checkpoint: Checkpoint, tensors: Mapping[str, Scheme | None]) -> None:
+        self.checkpoint = checkpoint
+        self.tensors = tensors
+        self._held: dict[str, tuple[str, ...]] = {}
+
+    @property
+    def scheme(self) -> Scheme | None:
+        """What most matrices have."""
+        return most_common(self.tensors.values())
+
+    @abstractmethod
+    def wanted(self, base: str, n: int, k: int) -> dict[str, Wanted]:
+        """The tensors of the matrix `base.weight` [n, k]."""
+
+    def expected(self, plain: Mapping[str, Shape]) -> dict[str, Wanted]:
+        """Those of the quantized matrices, and the plain ones."""
+        out: dict[str, Wanted] = {}
+        for name, shape in plain.items():
+            if name in self.tensors and len(shape) == 2:
+                out |= self.wanted(base_of(name), *shape)
+            else:
+                out[name] = Wanted(shape)
+        return out
+
+    def harmless(self, plain: Mapping[str, Shape]) -> Collection[str]:
+        """Nothing, but for what a format says."""
+        return ()
+
+    def entries(self, tensor: str) -> tuple[str, ...]:
+        """Those that belong to the module, but for its bias."""
+        base = base_of(tensor)
+        if base not in self._held:
+            inside = (name for name in self.checkpoint.entries if name.startswith(f"{base}."))
+            self._held[base] = tuple(name for name in inside if name != f"{base}.bias")
+        return self._held[base]
+
+    def carry(self, tensor: str, start: int, stop: int) -> Carried:
+        """Nothing is carried over, but for what a format says."""
+        raise NotImplementedError(tensor)
+
+    @abstractmethod
+    def weights(self, tensor: str, start: int, stop: int) -> F32:
+        """See Packed."""
+
+
+class AffineFormat(Format):
+    """One whose matrices are affine."""
+
+    @abstractmethod
+    def affine(self, base: str, start: int, stop: int) -> Affine:
+        """Rows of the matrix `base.weight`, in groups of consecutive inputs."""
+
+    def carry(self, tensor: str, start: int, stop: int) -> Carried:
+        """The checkpoint's codes."""
+        scheme = self.tensors[tensor]
+        assert scheme is not None, tensor
+        return self.affine(base_of(tensor), start, stop).carried(scheme.bits, tensor)
+
+    def weights(self, tensor: str, start: int, stop: int) -> F32:
+        """What the codes stand for."""
+        return self.affine(base_of(tensor), start, stop).weights()
+
+
+def base_of(tensor: str) -> str:
+    """The module that a matrix belongs to: its name without `.weight`."""
+    return tensor.removesuffix(".weight")
+
+
+def whole(base: str, count: int, what: str, unit: int) -> int:
+    """How many whole units there are; CheckpointError where something is left over, which no such
+    checkpoint has.
+    """
+    if count % unit:
+        raise CheckpointError(
+            f"{base}.weight has {count} {what}, no multiple of {unit}, and cannot be stored in this format: "
+            "config.json and the weights do not belong together, download both again"
+        )
+    return count // unit

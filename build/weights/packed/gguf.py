@@ -1,0 +1,47 @@
+"""The quantized matrices of a GGUF file: each has a type of its own, in blocks that are affine."""
+
+from __future__ import annotations
+
+from nearfar.build.weights.container import Checkpoint
+from nearfar.build.weights.gguf.container import GgufCheckpoint
+from nearfar.build.weights.packed.affine import Affine, AffineFormat
+from nearfar.build.weights.packed.contract import Wanted, scheme_for
+from nearfar.build.weights.packed.gguf_blocks import BLOCKS, read_rows
+
+
+class Gguf(AffineFormat):
+    """See nearfar.build.weights.packed.contract.Packed."""
+
+    name = "GGUF"
+
+    def __init__(self, checkpoint: GgufCheckpoint) -> None:
+        self._types = {
+            name: tensor.type for name, tensor in checkpoint.tensors.items() if tensor.type.dtype is None
+        }
+        found = {
+            name: scheme_for(
+                BLOCKS[kind.name].bits, BLOCKS[kind.name].group, checkpoint.tensors[name].shape[-1]
+            )
+            for name, kind in self._types.items()
+        }
+        super().__init__(checkpoint, found)
+
+    @staticmethod
+    def of(checkpoint: Checkpoint) -> Gguf | None:
+        """Where a GGUF file has matrices that are quantized."""
+        if not isinstance(checkpoint, GgufCheckpoint):
+            return None
+        packed = Gguf(checkpoint)
+        return packed if packed.tensors else None
+
+    def wanted(self, base: str, n: int, k: int) -> dict[str, Wanted]:
+        """One tensor: rows of blocks."""
+        kind = self._types[f"{base}.weight"]
+        return {f"{base}.weight": Wanted((n, k // kind.block * kind.bytes), ("uint8",))}
+
+    def affine(self, base: str, start: int, stop: int) -> Affine:
+        """The codes of the blocks."""
+        name = f"{base}.weight"
+        return read_rows(
+            self._types[name].name, self.checkpoint.read(name, start, stop), self._types[name].bytes
+        )

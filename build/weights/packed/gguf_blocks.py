@@ -1,0 +1,166 @@
+"""The block types of GGUF: how each lays out codes and scales.
+
+As in ggml's `ggml-common.h` and `ggml-quants.c`. A row is a sequence of blocks of 32 or 256 weights; each
+function takes blocks as bytes [blocks, size] and gives codes [blocks, weights of a block], scales and biases
+[blocks, groups], such that w = scale · code + bias, exactly (float32 holds every product that occurs: float16
+times at most 8 bits).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.build.weights.packed.affine import Affine
+from nearfar.build.weights.packed.e2m1 import E2M1_BITS, e2m1_affine
+from nearfar.build.weights.quantize import F32
+
+Bytes = npt.NDArray[Any]
+"""uint8, which NumPy's types lose on the way through shifts."""
+
+IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16)
+"""The weights of IQ4_NL and IQ4_XS before they are scaled, by code."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A type: `bits` that hold its codes, groups of `group` weights, and what reads it."""
+
+    bits: int
+    group: int
+    read: Callable[[Bytes], Affine]
+
+
+def _half(blocks: Bytes, at: int) -> F32:
+    """The float16 at a byte of each block, [blocks, 1]."""
+    return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
+
+
+def _nibbles(packed: Bytes) -> Bytes:
+    """[…, m] to […, 2m]: all low halves, then all high ones."""
+    return np.concatenate([packed & 15, packed >> 4], axis=-1)
+
+
+def _bits(words: Bytes) -> Bytes:
+    """The bits of 4 bytes, lowest first: [blocks, 4] to [blocks, 32]."""
+    return np.unpackbits(words, axis=-1, bitorder="little")
+
+
+def _centred(codes: Bytes, scales: F32, zero: int) -> Affine:
+    return Affine(codes, scales, scales * np.float32(-zero))
+
+
+def _q4_0(b: Bytes) -> Affine:
+    return _centred(_nibbles(b[:, 2:]), _half(b, 0), 8)
+
+
+def _q4_1(b: Bytes) -> Affine:
+    return Affine(_nibbles(b[:, 4:]), _half(b, 0), _half(b, 2))
+
+
+def _q5_0(b: Bytes) -> Affine:
+    return _centred(_nibbles(b[:, 6:]) | _bits(b[:, 2:6]) << 4, _half(b, 0), 16)
+
+
+def _q5_1(b: Bytes) -> Affine:
+    return Affine(_nibbles(b[:, 8:]) | _bits(b[:, 4:8]) << 4, _half(b, 0), _half(b, 2))
+
+
+def _q8_0(b: Bytes) -> Affine:
+    return _centred(b[:, 2:] ^ 128, _half(b, 0), 128)
+
+
+def _quarters(packed: Bytes, count: int) -> Bytes:
+    """Two-bit codes of a block of 256: 64 bytes [blocks, 64], in two halves of 32 bytes; within one, four
+    runs of 32 codes from the lowest bits up.
+    """
+    halves = packed.reshape(count, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None]
+    return (halves & 3).reshape(count, 256)
+
+
+def _q2_k(b: Bytes) -> Affine:
+    scales = _half(b, 80) * (b[:, :16] & 15)
+    return Affine(_quarters(b[:, 16:80], len(b)), scales, -_half(b, 82) * (b[:, :16] >> 4))
+
+
+def _q3_k(b: Bytes) -> Affine:
+    high = (b[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1).reshape(len(b), 256)
+    packed = b[:, 96:108]
+    low = _nibbles(packed[:, :8])
+    top = (packed[:, None, 8:] >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3).reshape(len(b), 16)
+    scales = _half(b, 108) * ((low | top << 4).astype(np.int8) - 32)
+    return _centred(_quarters(b[:, 32:96], len(b)) | high << 2, scales, 4)
+
+
+def _six(packed: Bytes) -> tuple[Bytes, Bytes]:
+    """Eight scales and eight minima of six bits, from 12 bytes."""
+    first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    scales = np.concatenate([first & 63, third & 15 | first >> 6 << 4], axis=1)
+    minima = np.concatenate([second & 63, third >> 4 | second >> 6 << 4], axis=1)
+    return scales, minima
+
+
+def _q4_k(b: Bytes) -> Affine:
+    scales, minima = _six(b[:, 4:16])
+    codes = _nibbles(b[:, 16:].reshape(-1, 4, 32)).reshape(len(b), 256)
+    return Affine(codes, _half(b, 0) * scales, -_half(b, 2) * minima)
+
+
+def _q5_k(b: Bytes) -> Affine:
+    scales, minima = _six(b[:, 4:16])
+    high = (b[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1).reshape(len(b), 256)
+    codes = _nibbles(b[:, 48:].reshape(-1, 4, 32)).reshape(len(b), 256) | high << 4
+    return Affine(codes, _half(b, 0) * scales, -_half(b, 2) * minima)
+
+
+def _q6_k(b: Bytes) -> Affine:
+    low = _nibbles(b[:, :128].reshape(-1, 2, 64)).reshape(len(b), 256)
+    scales = _half(b, 208) * np.ascontiguousarray(b[:, 192:208]).view(np.int8)
+    return _centred(low | _quarters(b[:, 128:192], len(b)) << 4, scales, 32)
+
+
+def _iq4_nl(b: Bytes) -> Affine:
+    return _centred((IQ4[_nibbles(b[:, 2:])] + 128).astype(np.uint8), _half(b, 0), 128)
+
+
+def _iq4_xs(b: Bytes) -> Affine:
+    high = np.ascontiguousarray(b[:, 2:4]).view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & 3
+    low = np.stack([b[:, 4:8] & 15, b[:, 4:8] >> 4], axis=2).reshape(len(b), 8)
+    scales = _half(b, 0) * ((low | high << 4).astype(np.int8) - 32)
+    codes = IQ4[_nibbles(b[:, 8:].reshape(-1, 8, 16))].reshape(len(b), 256)
+    return _centred((codes + 128).astype(np.uint8), scales, 128)
+
+
+def _mxfp4(b: Bytes) -> Affine:
+    scales = np.ascontiguousarray(b[:, :1]).view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
+    return e2m1_affine(_nibbles(b[:, 1:]), scales)
+
+
+BLOCKS: Mapping[str, Blocks] = {
+    "Q4_0": Blocks(4, 32, _q4_0),
+    "Q4_1": Blocks(4, 32, _q4_1),
+    "Q5_0": Blocks(5, 32, _q5_0),
+    "Q5_1": Blocks(5, 32, _q5_1),
+    "Q8_0": Blocks(8, 32, _q8_0),
+    "Q2_K": Blocks(2, 16, _q2_k),
+    "Q3_K": Blocks(3, 16, _q3_k),
+    "Q4_K": Blocks(4, 32, _q4_k),
+    "Q5_K": Blocks(5, 32, _q5_k),
+    "Q6_K": Blocks(6, 16, _q6_k),
+    "IQ4_NL": Blocks(8, 32, _iq4_nl),
+    "IQ4_XS": Blocks(8, 32, _iq4_xs),
+    "MXFP4": Blocks(E2M1_BITS, 32, _mxfp4),
+}
+"""The quantized types, by ggml's names."""
+
+
+def read_rows(kind: str, rows: Bytes, size: int) -> Affine:
+    """Rows uint8 [n, blocks · size] of a type as codes [n, k]."""
+    n = rows.shape[0]
+    found = BLOCKS[kind].read(np.ascontiguousarray(rows).reshape(-1, size))
+    return Affine(found.codes.reshape(n, -1), found.scales.reshape(n, -1), found.biases.reshape(n, -1))

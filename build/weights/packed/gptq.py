@@ -1,0 +1,128 @@
+"""Checkpoints of AutoGPTQ and GPTQModel: w = scale · (code - zero).
+
+`X.qweight` int32 [k · bits/32, n]: down a column a stream of codes, the first in the lowest bits; `X.qzeros`
+int32 [groups, n · bits/32], the same along a row, holding zero - 1 ("gptq") or zero ("gptq_v2"); `X.scales`
+[groups, n]; `X.g_idx` int32 [k], the group of each input. Where inputs were taken in order of activation
+(`desc_act`) without static groups, a group's inputs are scattered: then no groups of consecutive inputs hold
+the codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.build.weights.container import Checkpoint, Stored
+from nearfar.build.weights.packed.affine import Affine, AffineFormat, base_of, whole
+from nearfar.build.weights.packed.contract import Shape, Wanted, scheme_for
+from nearfar.build.weights.packed.settings import matrices_of, settings_of
+from nearfar.build.weights.quantize import F32, Scheme
+from nearfar.errors import CheckpointError
+from nearfar.step.config import ConfigReader
+from nearfar.targets.codes import unpack_codes
+
+BITS = (2, 3, 4, 8)
+ALIGNED = 32  # outputs: a multiple of these is whole words of zeros, at any number of bits
+
+
+class Gptq(AffineFormat):
+    """See nearfar.build.weights.packed.contract.Packed."""
+
+    name = "GPTQ"
+
+    def __init__(self, checkpoint: Checkpoint, bits: int, group: int, less: int) -> None:
+        self._bits, self._group, self._less = bits, group, less
+        found = matrices_of(checkpoint, ".qweight")
+        super().__init__(checkpoint, {})
+        self.tensors: Mapping[str, Scheme | None] = {
+            f"{base}.weight": self._scheme(base, entry) for base, entry in found.items()
+        }
+
+    @staticmethod
+    def of(checkpoint: Checkpoint) -> Gptq | None:
+        """By quant_method gptq; CheckpointError for what is not read of it."""
+        settings = settings_of(checkpoint, "gptq")
+        if settings is None:
+            return None
+        read = ConfigReader(settings, within="quantization_config.")
+        stored = read.choice("checkpoint_format", ("gptq", "gptq_v2"), "gptq")
+        if read.given("pack_dtype"):
+            read.choice("pack_dtype", ("int32",), "int32")
+        if settings.get("dynamic"):
+            read.refuse("dynamic", "nothing: matrices with settings of their own are not read")
+        if settings.get("is_marlin_format"):
+            read.refuse("is_marlin_format", "false: Marlin's layout is not read")
+        bits, group = read.size("bits"), read.size("group_size", 128, least=-1)
+        if bits not in BITS:
+            read.refuse("bits", " or ".join(map(str, BITS)))
+        if not group:
+            read.refuse("group_size", "the inputs of a group, or -1 for all of them")
+        return Gptq(checkpoint, bits, max(group, 0), 1 if stored == "gptq" else 0)
+
+    def _scheme(self, base: str, qweight: Stored) -> Scheme | None:
+        """What holds the codes of a matrix; nothing where its groups are scattered."""
+        k = qweight.shape[0] * 32 // self._bits
+        group = self._group or k
+        indices = self._groups_of_inputs(base, k, -(-k // group))
+        in_order = indices is None or bool((indices == np.arange(k) // group).all())
+        return scheme_for(self._bits, group, k) if in_order and k else None
+
+    def _groups_of_inputs(self, base: str, k: int, groups: int) -> npt.NDArray[np.int64] | None:
+        """`g_idx`; None where there is none, or where it is not what `wanted` says, which is told there.
+        CheckpointError for a group that there is not.
+        """
+        name = f"{base}.g_idx"
+        entry = self.checkpoint.entries.get(name)
+        if entry is None or entry.shape != (k,) or entry.dtype != np.int32:
+            return None
+        indices = self.checkpoint.read(name).astype(np.int64)
+        if bad := np.flatnonzero((indices < 0) | (indices >= groups))[:1].tolist():
+            raise CheckpointError(
+                f"tensor {name!r} gives input {bad[0]} group {indices[bad[0]]}, where there are {groups}: "
+                "the checkpoint is damaged, download it again"
+            )
+        return indices
+
+    def wanted(self, base: str, n: int, k: int) -> dict[str, Wanted]:
+        """`qweight`, `qzeros`, `scales`, and `g_idx` where it is there."""
+        groups = -(-k // (self._group or k))
+        words = [whole(base, size * self._bits, "bits", 32) for size in (k, n)]
+        out = {
+            f"{base}.qweight": Wanted((words[0], n), ("int32",)),
+            f"{base}.qzeros": Wanted((groups, words[1]), ("int32",)),
+            f"{base}.scales": Wanted((groups, n)),
+        }
+        if f"{base}.g_idx" in self.checkpoint.entries:
+            out[f"{base}.g_idx"] = Wanted((k,), ("int32",))
+        return out
+
+    def harmless(self, plain: Mapping[str, Shape]) -> Collection[str]:
+        """Biases of zeros, which AutoGPTQ writes for matrices that have none."""
+        biases = [f"{base_of(name)}.bias" for name in self.tensors]
+        extra = [name for name in biases if name in self.checkpoint.entries and name not in plain]
+        return [name for name in extra if not self.checkpoint.read(name).astype(np.float32).any()]
+
+    def affine(self, base: str, start: int, stop: int) -> Affine:
+        """The codes as they are; a bias is -scale · zero."""
+        words = self.checkpoint.read_columns(f"{base}.qweight", start, stop).view(np.uint32)
+        codes = unpack_codes(np.ascontiguousarray(words.T), self._bits)
+        first = start // ALIGNED * ALIGNED
+        last = min(-(-stop // ALIGNED) * self._bits, self.checkpoint.entries[f"{base}.qzeros"].shape[1])
+        columns = self.checkpoint.read_columns(f"{base}.qzeros", first * self._bits // 32, last)
+        packed = columns.view(np.uint32)
+        stored = unpack_codes(packed, self._bits)[:, start - first : stop - first].T.astype(np.int64)
+        zeros = (stored + self._less) % 2**self._bits
+        scales = self.checkpoint.read_columns(f"{base}.scales", start, stop).T.astype(np.float64)
+        return Affine(codes, scales, -scales * zeros)
+
+    def weights(self, tensor: str, start: int, stop: int) -> F32:
+        """What the codes stand for, each input by its own group."""
+        base = base_of(tensor)
+        found = self.affine(base, start, stop)
+        k = found.codes.shape[1]
+        indices = self._groups_of_inputs(base, k, found.scales.shape[1])
+        if indices is None:
+            indices = np.arange(k) // (self._group or k)
+        return Affine(found.codes, found.scales[:, indices], found.biases[:, indices]).weights()

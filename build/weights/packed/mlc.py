@@ -1,0 +1,91 @@
+"""MLC LLM's group quantization, where it keeps rows (`_1`, `_2`): w = scale · (code - zero), of one zero.
+
+`X.q_weight` uint32 [n, words], along a row 32 // bits codes a word, the first in the lowest bits; `X.q_scale`
+[n, groups]. The last group of a row is filled up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from nearfar.build.weights.container import Checkpoint
+from nearfar.build.weights.packed.affine import Affine, AffineFormat, base_of
+from nearfar.build.weights.packed.contract import Wanted, scheme_for
+from nearfar.build.weights.packed.settings import matrices_of, settings_of
+from nearfar.build.weights.quantize import F32
+from nearfar.errors import CheckpointError
+from nearfar.step.config import show
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Bits of a code, inputs of a scale."""
+
+    bits: int
+    group: int
+
+    @property
+    def in_word(self) -> int:
+        """Codes of a word."""
+        return 32 // self.bits
+
+
+KINDS = {name: Kind(4, 32) for name in ("q4f16_1", "q4f16_2", "q4f32_1", "q4bf16_1")}
+KINDS |= {name: Kind(3, 40) for name in ("q3f16_1",)}
+
+
+class Mlc(AffineFormat):
+    """See nearfar.build.weights.packed.contract.Packed."""
+
+    name = "MLC"
+
+    def __init__(self, checkpoint: Checkpoint, kind: Kind) -> None:
+        found = matrices_of(checkpoint, ".q_weight")
+        sizes = {base: entry.shape[1] * kind.in_word for base, entry in found.items()}
+        super().__init__(
+            checkpoint, {f"{base}.weight": scheme_for(kind.bits, kind.group, k) for base, k in sizes.items()}
+        )
+        self._kind = kind
+        self._inputs: dict[str, int] = {}
+
+    @staticmethod
+    def of(checkpoint: Checkpoint) -> Mlc | None:
+        """Of a directory of MLC's, by the name of its quantization."""
+        settings = settings_of(checkpoint, "mlc")
+        if settings is None:
+            return None
+        name = settings.get("name")
+        if not isinstance(name, str) or name not in KINDS:
+            raise CheckpointError(
+                f"mlc-chat-config.json: quantization is {show(name)}, which is not read: use "
+                f"{', '.join(KINDS)}, or the original checkpoint"
+            )
+        return Mlc(checkpoint, KINDS[name])
+
+    def wanted(self, base: str, n: int, k: int) -> dict[str, Wanted]:
+        """`q_weight` and `q_scale`."""
+        kind = self._kind
+        groups = -(-k // kind.group)
+        if k % kind.group:
+            self.tensors = {**self.tensors, f"{base}.weight": None}
+        self._inputs[base] = k
+        return {
+            f"{base}.q_weight": Wanted((n, groups * kind.group // kind.in_word), ("uint32",)),
+            f"{base}.q_scale": Wanted((n, groups)),
+        }
+
+    def affine(self, base: str, start: int, stop: int) -> Affine:
+        """The codes with those that fill up the last group; a bias is -scale · zero."""
+        kind = self._kind
+        words = np.asarray(self.checkpoint.read(f"{base}.q_weight", start, stop), np.uint32)
+        places = np.arange(kind.in_word, dtype=np.uint32) * np.uint32(kind.bits)
+        codes = ((words[:, :, None] >> places) & np.uint32(2**kind.bits - 1)).astype(np.uint8)
+        scales = self.checkpoint.read(f"{base}.q_scale", start, stop).astype(np.float64)
+        zero = 2 ** (kind.bits - 1) - 1
+        return Affine(codes.reshape(stop - start, -1), scales, -scales * zero)
+
+    def weights(self, tensor: str, start: int, stop: int) -> F32:
+        """Without what fills up the last group."""
+        return super().weights(tensor, start, stop)[:, : self._inputs.get(base_of(tensor))]

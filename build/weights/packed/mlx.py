@@ -1,0 +1,152 @@
+"""What `mlx_lm.convert -q` and our own mlx target write.
+
+config.json has bits, group size and mode under `quantization`, and a module's own under its name; a quantized
+matrix X is `X.weight` (uint32, codes.py) with `X.scales`. Mode affine, ours, has `X.biases` too. The others
+are floats: mxfp4 (four bits e2m1, a scale 2^(s - 127) for 32), nvfp4 (a scale e4m3 for 16), mxfp8 (e4m3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeGuard
+
+import ml_dtypes
+import numpy as np
+
+from nearfar.build.weights.container import Checkpoint
+from nearfar.build.weights.packed.affine import Affine, AffineFormat, base_of, near
+from nearfar.build.weights.packed.contract import Carried, Wanted
+from nearfar.build.weights.packed.e2m1 import E2M1_BITS, e2m1_affine
+from nearfar.build.weights.quantize import F32, Scheme
+from nearfar.errors import CheckpointError
+from nearfar.targets.codes import BITS, unpack_codes
+from nearfar.targets.quantized import QuantTensor
+
+Mode = Literal["affine", "mxfp4", "nvfp4", "mxfp8"]
+SETTINGS = ("group_size", "bits", "mode")
+GROUPS = (32, 64, 128)
+FIXED: dict[str, tuple[int, int]] = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}
+"""Bits and group size of the modes that have no choice."""
+OURS = (
+    f"use a checkpoint with bits {', '.join(map(str, BITS))}, group_size {', '.join(map(str, GROUPS))} and "
+    "mode affine, or one of mode mxfp4, nvfp4 or mxfp8, or the unquantized original"
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a matrix is stored."""
+
+    bits: int
+    group: int
+    mode: Mode = "affine"
+
+    @property
+    def scheme(self) -> Scheme | None:
+        """What holds its codes."""
+        if self.mode == "affine":
+            return Scheme(self.bits, self.group)
+        return Scheme(E2M1_BITS, self.group) if self.bits == 4 else None
+
+
+class Mlx(AffineFormat):
+    """See nearfar.build.weights.packed.contract.Packed."""
+
+    name = "MLX"
+
+    def __init__(self, checkpoint: Checkpoint, common: Setting, settings: Mapping[str, Setting]) -> None:
+        super().__init__(checkpoint, {f"{base}.weight": own.scheme for base, own in settings.items()})
+        self._common, self._settings = common, settings
+
+    @property
+    def scheme(self) -> Scheme | None:
+        """That of what has no setting of its own."""
+        return self._common.scheme
+
+    @staticmethod
+    def of(checkpoint: Checkpoint) -> Mlx | None:
+        """Read config.json; None where there are no such settings, CheckpointError where they are not
+        read.
+        """
+        config = checkpoint.config
+        settings = config.get("quantization") or config.get("quantization_config")
+        if not isinstance(settings, Mapping) or not {"bits", "group_size"} <= settings.keys():
+            return None
+        if "quant_method" in settings:
+            return None
+        common = _setting("quantization", settings)
+        own = {
+            layer: _setting(layer, {"mode": common.mode, **setting})
+            for layer, setting in settings.items()
+            if isinstance(setting, Mapping)
+        }
+        layers = [name.removesuffix(".scales") for name in checkpoint.entries if name.endswith(".scales")]
+        return Mlx(checkpoint, common, {layer: own.get(layer, common) for layer in layers})
+
+    def wanted(self, base: str, n: int, k: int) -> dict[str, Wanted]:
+        """`weight`, `scales` and, in mode affine, `biases`."""
+        own = self._settings[base]
+        out = {f"{base}.weight": Wanted((n, k * own.bits // 32), ("uint32",))}
+        groups = (n, k // own.group)
+        if own.mode != "affine":
+            return out | {f"{base}.scales": Wanted(groups, ("uint8",))}
+        return out | {f"{base}.scales": Wanted(groups), f"{base}.biases": Wanted(groups)}
+
+    def affine(self, base: str, start: int, stop: int) -> Affine:
+        """The codes as they are, or those of e2m1's values."""
+        own = self._settings[base]
+        words = np.asarray(self.checkpoint.read(f"{base}.weight", start, stop), np.uint32)
+        codes = unpack_codes(words, own.bits)
+        scales = self.checkpoint.read(f"{base}.scales", start, stop)
+        if own.mode == "affine":
+            biases = self.checkpoint.read(f"{base}.biases", start, stop)
+            return Affine(codes, scales.astype(np.float32), biases.astype(np.float32))
+        return e2m1_affine(codes, _scales(scales.view(np.uint8), own.mode))
+
+    def carry(self, tensor: str, start: int, stop: int) -> Carried:
+        """In mode affine the very words."""
+        base = base_of(tensor)
+        own = self._settings[base]
+        if own.mode != "affine":
+            return super().carry(tensor, start, stop)
+        words = np.asarray(self.checkpoint.read(tensor, start, stop), np.uint32)
+        scales, biases = (
+            self.checkpoint.read(f"{base}.{part}", start, stop).astype(np.float32)
+            for part in ("scales", "biases")
+        )
+        half, step, rounded = near(scales, biases, own.bits, tensor)
+        return Carried(QuantTensor(words, *half, own.bits), step, rounded)
+
+    def weights(self, tensor: str, start: int, stop: int) -> F32:
+        """What the codes stand for, whatever the mode."""
+        base = base_of(tensor)
+        if self._settings[base].mode != "mxfp8":
+            return super().weights(tensor, start, stop)
+        words = self.checkpoint.read(tensor, start, stop)
+        values = words.view(np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+        scales = _scales(self.checkpoint.read(f"{base}.scales", start, stop).view(np.uint8), "mxfp8")
+        return np.asarray(values * np.repeat(scales, 32, axis=1), np.float32)
+
+
+def _scales(stored: Any, mode: Mode) -> F32:
+    """Scales of the modes of floats: uint8 [n, groups] to float32."""
+    kind = ml_dtypes.float8_e4m3fn if mode == "nvfp4" else ml_dtypes.float8_e8m0fnu
+    return np.asarray(stored.view(kind).astype(np.float32), np.float32)
+
+
+def _setting(where: str, settings: Mapping[str, Any]) -> Setting:
+    bits, group, mode = settings.get("bits"), settings.get("group_size"), settings.get("mode", "affine")
+    if _is_fixed(mode) and (bits, group) == FIXED[mode]:
+        return Setting(*FIXED[mode], mode)
+    if mode != "affine" or type(bits) is not int or bits not in BITS or group not in GROUPS:
+        raise CheckpointError(f"config.json: {where} has {_show(settings)}, which is not read: {OURS}")
+    return Setting(bits, int(group))
+
+
+def _is_fixed(mode: object) -> TypeGuard[Literal["mxfp4", "nvfp4", "mxfp8"]]:
+    return isinstance(mode, str) and mode in FIXED
+
+
+def _show(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {settings[key]!r}" for key in SETTINGS if key in settings)

@@ -1,0 +1,155 @@
+"""`engine.chat`: conversations answered, whole or in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Sequence as Seq
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+
+from nearfar.edge_runtime.openai.answers import Piece, merge
+from nearfar.edge_runtime.openai.context import check_policy, fit_context
+from nearfar.edge_runtime.openai.parameters import (
+    ChatParams,
+    asked_grammar,
+    chat_sampling,
+    check_model,
+    checked_messages,
+    choices,
+    continues_last,
+    include_usage,
+    streams,
+    tools_and_choice,
+)
+from nearfar.edge_runtime.openai.prompts import ChatEncoder
+from nearfar.edge_runtime.openai.records import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Choice,
+    ChunkChoice,
+    Delta,
+    FunctionCall,
+    Logprobs,
+    Message,
+    ToolCall,
+    ToolCallDelta,
+)
+from nearfar.edge_runtime.openai.response import Response
+from nearfar.edge_runtime.openai.stream import AsyncStream
+from nearfar.edge_runtime.tools.asking import answer_grammar, offered
+from nearfar.edge_runtime.tools.parts import PartReader
+from nearfar.edge_runtime.tools.reading import AnswerReader
+
+if TYPE_CHECKING:
+    from nearfar.edge_runtime.openai.api import AsyncEngine
+
+
+class Chat:
+    """`engine.chat`."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self.completions = ChatCompletions(engine)
+
+
+class ChatCompletions:
+    """`engine.chat.completions`."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    @overload
+    async def create(
+        self,
+        messages: Seq[Mapping[str, Any]],
+        *,
+        stream: Literal[False] = False,
+        **params: Unpack[ChatParams],
+    ) -> ChatCompletion: ...
+    @overload
+    async def create(
+        self, messages: Seq[Mapping[str, Any]], *, stream: Literal[True], **params: Unpack[ChatParams]
+    ) -> AsyncStream[ChatCompletionChunk]: ...
+    @overload
+    async def create(
+        self, messages: Seq[Mapping[str, Any]], *, stream: bool, **params: Unpack[ChatParams]
+    ) -> ChatCompletion | AsyncStream[ChatCompletionChunk]: ...
+    async def create(
+        self, messages: Seq[Mapping[str, Any]], *, stream: bool = False, **params: Unpack[ChatParams]
+    ) -> ChatCompletion | AsyncStream[ChatCompletionChunk]:
+        """Answer a conversation, whole or in chunks."""
+        chunks = streams(stream)
+        sampling, n, usage = chat_sampling(params), choices(params), include_usage(params)
+        wanted, (tools, choice) = asked_grammar(params), tools_and_choice(params)
+        check_model(params, self._engine.manifest.model.name)
+        given = checked_messages(messages)
+        goes_on = continues_last(params, given)
+        engine, policy = self._engine, params.get("context_policy")
+        check_policy(policy := engine.context_policy if policy is None else policy)
+        form, may = engine.codec.answers, offered(tools, choice)
+        encode = ChatEncoder(engine.codec, may, goes_on)
+        fitted = await fit_context(given, policy, (engine.context, sampling.max_tokens), encode, goes_on)
+        opened, only = encode.reasoning_open, choice.required and bool(tools)
+        grammar = answer_grammar(form, tools, choice, wanted, opened)
+
+        def reading() -> PartReader:
+            return PartReader(AnswerReader(form, may, reasoning_open=opened, calls_only=only))
+
+        context = fitted.tokens if goes_on else ()
+        response = await Response.start(engine, "chatcmpl", fitted, context, sampling, n, grammar, reading)
+        if chunks:
+            return AsyncStream(_chat_chunks(response, usage))
+        return await _chat_whole(response)
+
+
+async def _chat_whole(response: Response) -> ChatCompletion:
+    made = [
+        Choice(
+            one.index,
+            _message(one),
+            one.finish_reason or "length",
+            Logprobs(list(one.logprobs)) if one.logprobs else None,
+        )
+        for one in await response.collect()
+    ]
+    return ChatCompletion(**response.head, choices=made, **response.tail)
+
+
+def _message(piece: Piece) -> Message:
+    calls = _whole_calls(piece.tool_calls)
+    return Message(
+        None if calls and not piece.text else piece.text,
+        reasoning_content=piece.reasoning or None,
+        tool_calls=calls or None,
+    )
+
+
+def _whole_calls(deltas: Seq[ToolCallDelta]) -> list[ToolCall]:
+    """Calls of the pieces in which they came."""
+    made: dict[int, ToolCall] = {}
+    for delta in deltas:
+        if delta.id:
+            made[delta.index] = ToolCall(delta.id, FunctionCall(delta.function.name or "", ""))
+        call = made[delta.index]
+        arguments = call.function.arguments + delta.function.arguments
+        made[delta.index] = replace(call, function=replace(call.function, arguments=arguments))
+    return list(made.values())
+
+
+async def _chat_chunks(response: Response, usage: bool) -> AsyncGenerator[ChatCompletionChunk, None]:
+    head = response.head
+    for answer in response.answers:
+        yield ChatCompletionChunk(**head, choices=[ChunkChoice(answer.index, Delta("", "assistant"))])
+    async with aclosing(merge(response.answers)) as pieces:
+        async for piece in pieces:
+            logprobs = Logprobs(list(piece.logprobs)) if piece.logprobs else None
+            delta = Delta(
+                piece.text or None,
+                reasoning_content=piece.reasoning or None,
+                tool_calls=list(piece.tool_calls) or None,
+            )
+            yield ChatCompletionChunk(
+                **head, choices=[ChunkChoice(piece.index, delta, piece.finish_reason, logprobs)]
+            )
+    if usage:
+        yield ChatCompletionChunk(**head, choices=[], **response.tail)

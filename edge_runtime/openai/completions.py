@@ -1,0 +1,91 @@
+"""`engine.completions`: texts continued, whole or in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from collections.abc import Sequence as Seq
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Literal, Unpack, overload
+
+from nearfar.edge_runtime.openai.answers import merge
+from nearfar.edge_runtime.openai.context import Fitted
+from nearfar.edge_runtime.openai.parameters import (
+    CompletionParams,
+    asked_grammar,
+    check_model,
+    choices,
+    completion_sampling,
+    include_usage,
+    streams,
+    token_prompt,
+)
+from nearfar.edge_runtime.openai.records import Completion, CompletionChoice, CompletionLogprobs, TokenLogprob
+from nearfar.edge_runtime.openai.response import Response
+from nearfar.edge_runtime.openai.stream import AsyncStream
+from nearfar.errors import RequestError
+
+if TYPE_CHECKING:
+    from nearfar.edge_runtime.openai.api import AsyncEngine
+
+
+class Completions:
+    """`engine.completions`."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    @overload
+    async def create(
+        self, prompt: str | Seq[int], *, stream: Literal[False] = False, **params: Unpack[CompletionParams]
+    ) -> Completion: ...
+    @overload
+    async def create(
+        self, prompt: str | Seq[int], *, stream: Literal[True], **params: Unpack[CompletionParams]
+    ) -> AsyncStream[Completion]: ...
+    @overload
+    async def create(
+        self, prompt: str | Seq[int], *, stream: bool, **params: Unpack[CompletionParams]
+    ) -> Completion | AsyncStream[Completion]: ...
+    async def create(
+        self, prompt: str | Seq[int], *, stream: bool = False, **params: Unpack[CompletionParams]
+    ) -> Completion | AsyncStream[Completion]:
+        """Continue a text (an empty one: from BOS) or token ids, whole or in chunks."""
+        chunks = streams(stream)
+        sampling, n, usage = completion_sampling(params), choices(params), include_usage(params)
+        grammar = asked_grammar(params)
+        check_model(params, self._engine.manifest.model.name)
+        tokens = self._engine.codec.encode(prompt) if isinstance(prompt, str) else token_prompt(prompt)
+        if params.get("echo"):
+            raise RequestError("echo is not supported", "echo")
+        whole = Fitted(tokens, None)
+        response = await Response.start(self._engine, "cmpl", whole, tokens, sampling, n, grammar)
+        if chunks:
+            return AsyncStream(_completion_chunks(response, usage))
+        return await _completion_whole(response)
+
+
+async def _completion_whole(response: Response) -> Completion:
+    made = [
+        CompletionChoice(one.index, one.text, one.finish_reason or "length", _parallel(list(one.logprobs)))
+        for one in await response.collect()
+    ]
+    return Completion(**response.head, choices=made, **response.tail)
+
+
+async def _completion_chunks(response: Response, usage: bool) -> AsyncGenerator[Completion, None]:
+    async with aclosing(merge(response.answers)) as pieces:
+        async for piece in pieces:
+            choice = CompletionChoice(
+                piece.index, piece.text, piece.finish_reason, _parallel(list(piece.logprobs))
+            )
+            yield Completion(**response.head, choices=[choice])
+    if usage:
+        yield Completion(**response.head, choices=[], **response.tail)
+
+
+def _parallel(logprobs: list[TokenLogprob]) -> CompletionLogprobs | None:
+    if not logprobs:
+        return None
+    offsets = [sum(len(before.token) for before in logprobs[:i]) for i in range(len(logprobs))]
+    top = [{other.token: other.logprob for other in item.top_logprobs} for item in logprobs]
+    return CompletionLogprobs([i.token for i in logprobs], [i.logprob for i in logprobs], top, offsets)

@@ -1,0 +1,141 @@
+"""Conversations that outgrow the context: what is left out, by whole turns, as in the web engine
+(tests/vectors/context).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from nearfar.edge_runtime.openai.parameters import checked_messages
+from nearfar.errors import RequestError
+
+Message = Mapping[str, Any]
+M = TypeVar("M", bound=Message)
+
+_ANSWER_SHARE = 4
+"""Of the context, what an answer gets that says nothing about its length."""
+_MOST_SHARE = 2
+"""Of the context, what an answer gets at most."""
+
+
+@dataclass(frozen=True)
+class Overflow:
+    """A conversation that leaves too little room for an answer."""
+
+    messages: Seq[Message]
+    tokens: int
+    """As a prompt."""
+    limit: int
+    """Tokens that the prompt may have."""
+    context: int
+    count: Callable[[Seq[Message]], int]
+    """How many tokens other messages would have."""
+
+
+ContextPolicy = (
+    Literal["error", "truncate-oldest"] | Callable[[Overflow], Seq[Message] | Awaitable[Seq[Message]]]
+)
+"""What becomes of a conversation that does not fit: it is refused, loses its oldest turns, or what a function
+says.
+"""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What of a conversation becomes the prompt."""
+
+    tokens: list[int]
+    left_out: int | None
+    """Messages that are not in it; None: all are."""
+
+
+def check_policy(policy: object) -> None:
+    """Refuse what is no policy."""
+    if policy not in ("error", "truncate-oldest") and not callable(policy):
+        raise RequestError(
+            f"context_policy must be 'error', 'truncate-oldest' or a function, not {policy!r:.80}",
+            "context_policy",
+        )
+
+
+def prompt_limit(context: int, max_tokens: int | None) -> int:
+    """Tokens that a prompt may have so that an answer of `max_tokens` has room."""
+    wanted = -(-context // _ANSWER_SHARE) if max_tokens is None else max_tokens
+    return context - min(wanted, max(context // _MOST_SHARE, 1))
+
+
+def turns_of(messages: Seq[Message]) -> list[int]:
+    """Where each turn begins: at a user's message that follows no other.
+
+    What comes before the first is the first turn's, but for the system prompt: the messages of role system or
+    developer at the beginning.
+    """
+    roles = [message["role"] for message in messages]
+    first = next((at for at, role in enumerate(roles) if role not in ("system", "developer")), None)
+    if first is None:
+        return []
+    begins = [
+        at
+        for at in range(first, len(roles))
+        if at == first or (roles[at] == "user" and roles[at - 1] != "user")
+    ]
+    # A greeting before the first question goes with it.
+    return begins if roles[first] == "user" else begins[:1] + begins[2:]
+
+
+def without_turns(messages: Seq[M], count: int) -> list[M]:
+    """The messages without their `count` oldest turns."""
+    begins = turns_of(messages)
+    if not begins:
+        return list(messages)
+    rest = begins[count] if count < len(begins) else len(messages)
+    return [*messages[: begins[0]], *messages[rest:]]
+
+
+def turns_to_drop(messages: Seq[M], limit: int, count: Callable[[Seq[M]], int]) -> int:
+    """The fewest turns that must go for the rest to have at most `limit` tokens; all but the last at most."""
+    low, high = 1, max(len(turns_of(messages)) - 1, 0)
+    while low < high:
+        middle = (low + high) // 2
+        if count(without_turns(messages, middle)) <= limit:
+            high = middle
+        else:
+            low = middle + 1
+    return high
+
+
+async def fit_context(
+    messages: Seq[Message],
+    policy: ContextPolicy,
+    room: tuple[int, int | None],
+    encode: Callable[[Seq[Message]], list[int]],
+    goes_on: bool,
+) -> Fitted:
+    """The prompt of a conversation by the policy. `room`: tokens of the context, and of the answer where the
+    request says. `encode` gives messages as a prompt; `goes_on`: the answer goes on with the last of them.
+    """
+    tokens = encode(messages)
+    context, max_tokens = room
+    limit = prompt_limit(context, max_tokens)
+    if policy == "error" or len(tokens) <= limit:
+        return Fitted(tokens, None)
+
+    def count(some: Seq[Message]) -> int:
+        return len(encode(checked_messages(some)))
+
+    if policy == "truncate-oldest":
+        kept: Seq[Message] = without_turns(messages, turns_to_drop(messages, limit, count))
+    else:
+        given = policy(Overflow(messages, len(tokens), limit, context, count))
+        kept = checked_messages(await given if inspect.isawaitable(given) else given)
+        if goes_on and kept[-1]["role"] != "assistant":
+            raise RequestError(
+                "continue_final_message needs a last message of the role assistant; context_policy gave "
+                "another",
+                "messages",
+            )
+    return Fitted(encode(kept), max(len(messages) - len(kept), 0) or None)

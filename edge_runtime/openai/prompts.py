@@ -1,0 +1,33 @@
+"""The prompt of a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from nearfar.edge_runtime.text.codec import TextCodec
+from nearfar.edge_runtime.tools.messages import prepared
+from nearfar.edge_runtime.tools.reading import reasoning_opened
+
+
+class ChatEncoder:
+    """Conversations as tokens, up to where the answer begins, or goes on (`continue_last`).
+
+    `tools`: those that may be called.
+    """
+
+    def __init__(
+        self, codec: TextCodec, tools: Seq[Mapping[str, Any]] = (), continue_last: bool = False
+    ) -> None:
+        self._codec, self._tools, self._continue = codec, tools, continue_last
+        self.reasoning_open = False
+        """Whether the prompt that was made last ends in the mark that begins reasoning."""
+
+    def __call__(self, messages: Seq[Mapping[str, Any]]) -> list[int]:
+        """The tokens of a conversation."""
+        codec = self._codec
+        given, variables = prepared(messages, self._tools, codec.answers, codec.template_source or "")
+        text = codec.render_chat(given, continue_last=self._continue, variables=variables)
+        self.reasoning_open = reasoning_opened(codec.answers, text)
+        return codec.encode_raw(text)

@@ -1,0 +1,89 @@
+"""The answers of one request on their way, and what its chunks have in common."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from nearfar.edge_runtime.engine.sampling_params import SamplingParams
+from nearfar.edge_runtime.grammars import Grammar
+from nearfar.edge_runtime.openai.answers import Answer, Piece, joined, merge
+from nearfar.edge_runtime.openai.context import Fitted
+from nearfar.edge_runtime.openai.records import PromptTokensDetails, Usage
+from nearfar.edge_runtime.tools.parts import PartReader
+
+if TYPE_CHECKING:
+    from nearfar.edge_runtime.openai.api import AsyncEngine
+
+
+@dataclass(frozen=True)
+class Response:
+    """What all chunks of a response have in common, and its answers."""
+
+    id: str
+    created: int
+    model: str
+    answers: list[Answer]
+    left_out: int | None
+    """Messages that the context policy left out."""
+
+    @classmethod
+    async def start(
+        cls,
+        engine: AsyncEngine,
+        kind: str,
+        prompt: Fitted,
+        context: Seq[int],
+        sampling: SamplingParams,
+        n: int,
+        grammar: Grammar | None,
+        reading: Callable[[], PartReader] | None = None,
+    ) -> Response:
+        """Start the requests of a response. `context`: tokens that the text of the answers continues.
+        `reading`: makes what takes an answer apart.
+        """
+        engine.core.check_open()
+        constraints = await engine.grammars.constraints(grammar, n) if grammar else [None] * n
+        answers = []
+        for index in range(n):
+            seed = None if sampling.seed is None else _nth_seed(sampling.seed, index)
+            generation = engine.core.generate(prompt.tokens, replace(sampling, seed=seed), constraints[index])
+            reader = reading() if reading else None
+            answers.append(
+                Answer(index, generation, engine.codec, sampling.stop, context, constraints[index], reader)
+            )
+        name = engine.manifest.model.name
+        return cls(f"{kind}-{secrets.token_hex(12)}", int(time.time()), name, answers, prompt.left_out)
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """Fields that every record of the response starts with."""
+        return {"id": self.id, "created": self.created, "model": self.model}
+
+    @property
+    def tail(self) -> dict[str, Any]:
+        """Usage and timings, once the answers are complete. The prompt counts once, however many answers
+        it has.
+        """
+        stats = [answer.stats for answer in self.answers]
+        prompt, generated = stats[0].prompt_tokens, sum(s.completion_tokens for s in stats)
+        details = PromptTokensDetails(stats[0].cached_tokens, self.left_out)
+        return {"usage": Usage(prompt, generated, prompt + generated, details), "timings": stats}
+
+    async def collect(self) -> list[Piece]:
+        """Every answer as one piece."""
+        pieces: list[list[Piece]] = [[] for _ in self.answers]
+        async with aclosing(merge(self.answers)) as merged:
+            async for piece in merged:
+                pieces[piece.index].append(piece)
+        return [joined(index, of) for index, of in enumerate(pieces)]
+
+
+def _nth_seed(seed: int, index: int) -> int:
+    """Seeds of the answers of one response: all different, the first as given."""
+    return (seed + index) & (2**64 - 1)

@@ -1,0 +1,31 @@
+"""What a streamed response is to its reader."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Generic, Self, TypeVar
+
+Chunk = TypeVar("Chunk")
+
+
+class AsyncStream(Generic[Chunk]):
+    """Chunks as they come. Closing it stops the request; so does dropping it."""
+
+    def __init__(self, chunks: AsyncGenerator[Chunk, None]) -> None:
+        self._chunks = chunks
+
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        return await self._chunks.__anext__()
+
+    async def close(self) -> None:
+        """Stop the request."""
+        await self._chunks.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

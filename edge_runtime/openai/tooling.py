@@ -1,0 +1,129 @@
+"""`tools`, `tool_choice`, `parallel_tool_calls`: what an answer may call; and the calls of messages."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from nearfar.edge_runtime.grammars import MAX_GRAMMAR_BYTES
+from nearfar.edge_runtime.tools.asking import ToolChoice
+from nearfar.errors import RequestError
+
+MOST = 128
+"""Tools of a request, and calls of a message."""
+NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+"""Of a function."""
+_FUNCTION = frozenset({"name", "description", "parameters", "strict"})
+
+
+def asked_tools(given: object) -> tuple[Mapping[str, Any], ...]:
+    """The tools of a request."""
+    if given is None:
+        return ()
+    if not isinstance(given, Seq) or isinstance(given, str | bytes):
+        raise RequestError(f"tools must be a list, not {given!r:.80}", "tools")
+    if len(given) > MOST:
+        raise RequestError(f"tools takes at most {MOST} tools, not {len(given)}", "tools")
+    made = tuple(_tool(f"tools[{index}]", tool) for index, tool in enumerate(given))
+    names = [tool["function"]["name"] for tool in made]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise RequestError(f"tools has two of the name {twice!r}", "tools")
+    try:
+        size = len(json.dumps(made, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"tools is no JSON: {error}", "tools") from error
+    if size > MAX_GRAMMAR_BYTES:
+        raise RequestError(f"tools takes at most {MAX_GRAMMAR_BYTES:,} bytes, not {size:,}", "tools")
+    return made
+
+
+def asked_choice(given: object, parallel: object) -> ToolChoice:
+    """`tool_choice` and `parallel_tool_calls`."""
+    if not isinstance(parallel, bool | None):
+        raise RequestError(
+            f"parallel_tool_calls must be true or false, not {parallel!r:.80}", "parallel_tool_calls"
+        )
+    several = parallel is not False
+    match given:
+        case None | "auto":
+            return ToolChoice("auto", None, several)
+        case "none":
+            return ToolChoice("none", None, several)
+        case "required":
+            return ToolChoice("required", None, several)
+    function = given.get("function") if isinstance(given, Mapping) else None
+    if (
+        not isinstance(given, Mapping)
+        or set(given) != {"type", "function"}
+        or given["type"] != "function"
+        or not isinstance(function, Mapping)
+        or set(function) != {"name"}
+        or not _is_name(function["name"])
+    ):
+        raise RequestError(
+            "tool_choice must be none, auto, required or {'type': 'function', 'function': {'name'}}, "
+            f"not {given!r:.80}",
+            "tool_choice",
+        )
+    return ToolChoice("required", function["name"], several)
+
+
+def check_calls(where: str, message: Mapping[str, Any]) -> None:
+    """The fields of a message that speak of calls."""
+    calls, call_id = message.get("tool_calls"), message.get("tool_call_id")
+    if calls is not None:
+        if message["role"] != "assistant":
+            raise RequestError(f"{where}.tool_calls belongs to the role assistant", "messages")
+        if not isinstance(calls, Seq) or isinstance(calls, str | bytes) or not 0 < len(calls) <= MOST:
+            raise RequestError(f"{where}.tool_calls must be a list of 1 to {MOST} calls", "messages")
+        for index, call in enumerate(calls):
+            _check_call(f"{where}.tool_calls[{index}]", call)
+    if message["role"] == "tool" and not isinstance(call_id, str):
+        raise RequestError(f"{where}.tool_call_id must name the call, not {call_id!r:.80}", "messages")
+    if not isinstance(call_id, str | None):
+        raise RequestError(f"{where}.tool_call_id must be a string, not {call_id!r:.80}", "messages")
+
+
+def _check_call(where: str, call: object) -> None:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if (
+        not isinstance(call, Mapping)
+        or not isinstance(call.get("id"), str)
+        or call.get("type", "function") != "function"
+        or not isinstance(function, Mapping)
+        or not _is_name(function.get("name"))
+        or not isinstance(function.get("arguments"), str)
+    ):
+        raise RequestError(
+            f"{where} must be {{'id', 'type': 'function', 'function': {{'name', 'arguments'}}}} with the "
+            f"arguments as JSON text, not {call!r:.80}",
+            "messages",
+        )
+
+
+def _tool(where: str, tool: object) -> Mapping[str, Any]:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(tool, Mapping) or tool.get("type") != "function" or not isinstance(function, Mapping):
+        raise RequestError(
+            f"{where} must be {{'type': 'function', 'function': …}}, not {tool!r:.80}", "tools"
+        )
+    unknown = sorted(str(name) for name in (set(tool) - {"type", "function"}) | (set(function) - _FUNCTION))
+    if unknown:
+        raise RequestError(f"{where} has no field {', '.join(unknown)}", "tools")
+    if not _is_name(function.get("name")):
+        raise RequestError(
+            f"{where}.function.name must be 1 to 64 letters, digits and _ . -, not "
+            f"{function.get('name')!r:.80}",
+            "tools",
+        )
+    for name, kind in (("description", str), ("parameters", Mapping), ("strict", bool)):
+        if not isinstance(function.get(name), kind | None):
+            raise RequestError(f"{where}.function.{name} is not {function[name]!r:.80}", "tools")
+    return {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and NAME.fullmatch(value) is not None

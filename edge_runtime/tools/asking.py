@@ -1,0 +1,210 @@
+"""What an answer must match where tools are offered: the grammar of calls, as xgrammar's structural tag.
+
+Only forms that the browser's xgrammar has too, which takes no empty `const_string` and no empty `separator`.
+Its keys `strict` and `param` of a `json_schema` are for who compiles it (grammars.schema.narrowed).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from nearfar.edge_runtime.grammars.grammar import Grammar
+from nearfar.edge_runtime.grammars.schema import narrowed
+from nearfar.edge_runtime.tools.spelled import spelled_arguments
+from nearfar.edge_runtime.tools.tags import Tag, constant, either, in_order, repeated, tag
+from nearfar.errors import RequestError
+from nearfar.format.answers import AnswerFormat, CallFormat
+
+Tool = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ToolChoice:
+    """Whether tools may, must or must not be called; `name`: this one must."""
+
+    mode: Literal["none", "auto", "required"] = "auto"
+    name: str | None = None
+    parallel: bool = True
+
+    @property
+    def required(self) -> bool:
+        """Whether an answer is calls and nothing else."""
+        return self.mode == "required" or self.name is not None
+
+
+AUTO = ToolChoice()
+
+
+def offered(tools: Seq[Tool], choice: ToolChoice) -> tuple[Tool, ...]:
+    """The tools that may be called."""
+    if choice.mode == "none":
+        return ()
+    if choice.required and not tools:
+        raise RequestError("tool_choice asks for a call, but there are no tools", "tool_choice")
+    if choice.name is None:
+        return tuple(tools)
+    named = tuple(tool for tool in tools if tool["function"]["name"] == choice.name)
+    if not named:
+        raise RequestError(f"tool_choice names {choice.name!r}, which is not among the tools", "tool_choice")
+    return named
+
+
+def answer_grammar(
+    form: AnswerFormat, tools: Seq[Tool], choice: ToolChoice, wanted: Grammar | None, reasoning_open: bool
+) -> Grammar | None:
+    """What an answer must match: calls of the tools that may be called, the format that is wanted, or either.
+
+    None: anything. Room for reasoning is left before it; `reasoning_open`: the prompt has begun it. Where
+    calls are required a format that is wanted beside them is not looked at, for there is no other text.
+    """
+    calls = form.calls
+    may = offered(tools, choice) if calls else ()
+    if calls is None or not may:
+        if wanted is None or (form.reasoning is None and not form.text):
+            return wanted
+        return _structural(_after_reasoning(form, _text_of(form, wanted), reasoning_open, must=True))
+    # xgrammar 0.1.27 takes no repetition without a known end beside something else.
+    many = calls.many if wanted is None or choice.required else calls.listed
+    several = choice.parallel and choice.name is None and many
+    if choice.required:
+        content = _calls_only(calls, may, several)
+    elif wanted is not None:
+        content = either(_calls_only(calls, may, several), _text_of(form, wanted))
+    else:
+        content = _text_with_calls(calls, may, several)
+    must = choice.required or wanted is not None
+    return _structural(_after_reasoning(form, content, reasoning_open, must=must))
+
+
+def _structural(content: Tag) -> Grammar:
+    return Grammar("structural_tag", json.dumps({"type": "structural_tag", "format": content}))
+
+
+def _after_reasoning(form: AnswerFormat, content: Tag, opened: bool, *, must: bool) -> Tag:
+    """The content, with room for a section of reasoning before it.
+
+    `must`: there is no answer without the content, so what the prompt has begun has to be ended.
+    """
+    marks = form.reasoning
+    if marks is None:
+        return content
+    thought = tag("" if opened else marks.begin, {"type": "any_text"}, marks.end)
+    between = constant(marks.after) if marks.after else {"type": "regex", "pattern": r"\n{0,2}"}
+    thinking = in_order(thought, between, content)
+    return thinking if opened and must else either(thinking, content)
+
+
+def _text_of(form: AnswerFormat, wanted: Grammar) -> Tag:
+    """The format that is wanted, as text for the user."""
+    content = as_tag(wanted)
+    return in_order(constant(form.text), content) if form.text else content
+
+
+def as_tag(grammar: Grammar) -> Tag:
+    """A grammar as part of a structural tag."""
+    match grammar.kind:
+        case "json_schema":
+            return _json(json.loads(grammar.text), True, "response_format")
+        case "json_object":
+            return _json({"type": "object", "additionalProperties": True}, True, "response_format")
+        case "regex":
+            return {"type": "regex", "pattern": grammar.text}
+        case "ebnf":
+            return {"type": "grammar", "grammar": grammar.text}
+        case "structural_tag":
+            form: Tag = json.loads(grammar.text)["format"]
+            return form
+
+
+def _text_with_calls(calls: CallFormat, tools: Seq[Tool], several: bool) -> Tag:
+    """Any text; what begins as a call is one. Where calls can do without marks, they come first or not at
+    all.
+    """
+    if calls.bare:
+        starts = [start for start in (calls.bare, calls.begin) if start]
+        return either(_calls_only(calls, tools, several), {"type": "regex", "pattern": _other_than(starts)})
+    return {
+        "type": "triggered_tags",
+        "triggers": [calls.begin],
+        "tags": _sections(calls, tools, several),
+        "stop_after_first": not (calls.repeats and several),
+    }
+
+
+def _calls_only(calls: CallFormat, tools: Seq[Tool], several: bool) -> Tag:
+    sections = _sections(calls, tools, several) if calls.begin else []
+    if calls.repeats and several and calls.separator:
+        return repeated(sections, calls.separator)
+    if calls.repeats and several:  # there is no empty separator: what comes between calls is passed over
+        return {
+            "type": "triggered_tags", "triggers": [calls.begin], "tags": sections, "at_least_one": True
+        }  # fmt: skip
+    return either(*(_bare(calls, tools, several) if calls.bare else ()), *sections)
+
+
+def _sections(calls: CallFormat, tools: Seq[Tool], several: bool) -> list[Tag]:
+    """Sections between marks, one a tool, or one with a list of calls of all tools."""
+    begin, end = calls.begin + calls.blank, calls.blank + calls.end
+    if not calls.listed:
+        return [_around(begin, _call(calls, tool), end) for tool in tools]
+    return [_around(begin + "[", call, "]" + end) for call in _list(calls, tools, several)]
+
+
+def _bare(calls: CallFormat, tools: Seq[Tool], several: bool) -> list[Tag]:
+    """Sections without marks."""
+    if not calls.listed:
+        return [_call(calls, tool) for tool in tools]
+    return [_around("[", call, "]") for call in _list(calls, tools, several)]
+
+
+def _list(calls: CallFormat, tools: Seq[Tool], several: bool) -> list[Tag]:
+    """What stands in the brackets: each tool's call, or calls of all of them."""
+    each = [_call(calls, tool) for tool in tools]
+    if not several:
+        return each
+    return [tag("", repeated(each, ", "), "")]
+
+
+def _around(begin: str, inner: Tag, end: str) -> Tag:
+    """A tag with more before and after it."""
+    return {**inner, "begin": begin + inner["begin"], "end": inner["end"] + end}
+
+
+def _call(calls: CallFormat, tool: Tool) -> Tag:
+    """One call."""
+    function = tool["function"]
+    name, schema = function["name"], function.get("parameters") or {"type": "object"}
+    strict = function.get("strict") is True
+    if calls.spelling is not None and calls.named is not None:
+        kept = narrowed(schema, strict=strict, param="tools")
+        return _around(
+            calls.named.before + name + calls.named.after, spelled_arguments(calls.spelling, kept), ""
+        )
+    if calls.named is not None:
+        return tag(calls.named.before + name + calls.named.after, _json(schema, strict, "tools"), "")
+    written = json.dumps(name, ensure_ascii=False)
+    begin = f'{{"{calls.name}": {written}, "{calls.arguments}": '
+    return tag(begin, _json(schema, strict, "tools"), "}")
+
+
+def _json(schema: Any, strict: bool, param: str) -> Tag:
+    return {"type": "json_schema", "json_schema": schema, "strict": strict, "param": param}
+
+
+def _other_than(starts: Seq[str]) -> str:
+    """A regular expression of texts that begin with none of these, the empty text included."""
+    ways = []
+    for begun in sorted({start[:at] for start in starts for at in range(len(start))}):
+        if any(begun.startswith(start) for start in starts):
+            continue
+        nexts = sorted({start[len(begun)] for start in starts if start.startswith(begun) and start != begun})
+        ways.append("".join(map(_literal, begun)) + rf"([^{''.join(map(_literal, nexts))}][\s\S]*)?")
+    return "|".join(ways)
+
+
+def _literal(char: str) -> str:
+    return "\\" + char if not char.isalnum() and char not in " \"'<>:;,_%&#@!~`=" else char

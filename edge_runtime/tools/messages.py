@@ -1,0 +1,83 @@
+"""Tools and calls in the messages that a chat template gets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from nearfar.edge_runtime.tools.writing import written_call
+from nearfar.errors import RequestError
+from nearfar.format.answers import AnswerFormat, CallFormat
+
+Record = dict[str, Any]
+DEFAULT = CallFormat("<tool_call>", "</tool_call>")
+"""For messages with earlier calls, where a model's format has none."""
+
+
+def knows_tools(template: str) -> bool:
+    """Whether a chat template writes out `tools` itself."""
+    return "tools" in template
+
+
+def prepared(
+    messages: Seq[Mapping[str, Any]], tools: Seq[Mapping[str, Any]], form: AnswerFormat, template: str
+) -> tuple[list[Record], Record]:
+    """The messages as the template takes them, and its variables. `tools`: those that may be called."""
+    calls = form.calls or DEFAULT
+    if knows_tools(template):
+        variables = {"tools": [dict(tool) for tool in tools]} if tools else {}
+        return [with_parsed_arguments(message) for message in messages], variables
+    return (described(messages, tools, calls) if tools else in_words(messages, calls)), {}
+
+
+def described(
+    messages: Seq[Mapping[str, Any]], tools: Seq[Mapping[str, Any]], form: CallFormat
+) -> list[Record]:
+    """The messages with the tools told in words, for a chat template that knows nothing of tools."""
+    lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
+    example = written_call(form, "<name>", {"<argument>": "<value>"}, blank=False)
+    text = (
+        "You can call these functions:\n" + "\n".join(lines) + "\n"
+        f"To call one, write {example} and nothing else."
+    )
+    plain = in_words(messages, form)
+    if plain and plain[0]["role"] == "system":
+        return [{**plain[0], "content": f"{plain[0]['content']}\n\n{text}"}, *plain[1:]]
+    return [{"role": "system", "content": text}, *plain]
+
+
+def in_words(messages: Seq[Mapping[str, Any]], form: CallFormat) -> list[Record]:
+    """Messages without fields and roles for tools, for a chat template that would leave them out."""
+    return [_plain(message, form) for message in messages]
+
+
+def _plain(message: Mapping[str, Any], form: CallFormat) -> Record:
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"Result: {message['content']}"}
+    if not message.get("tool_calls"):
+        return dict(message)
+    calls = with_parsed_arguments(message)["tool_calls"]
+    written = [
+        written_call(form, call["function"]["name"], call["function"]["arguments"], blank=False)
+        for call in calls
+    ]
+    return {"role": message["role"], "content": "\n".join([message.get("content") or "", *written]).strip()}
+
+
+def with_parsed_arguments(message: Mapping[str, Any]) -> Record:
+    """Earlier calls with their arguments as records: what templates expect. OpenAI sends them as JSON
+    text.
+    """
+    calls = []
+    for call in message.get("tool_calls") or ():
+        function = dict(call["function"])
+        try:
+            function["arguments"] = json.loads(function["arguments"] or "{}")
+        except ValueError:
+            raise RequestError(
+                f"messages: the arguments of the call of {function['name']!r} are not JSON", "messages"
+            ) from None
+        calls.append({**call, "function": function})
+    return {**message, "tool_calls": calls} if calls else dict(message)

@@ -1,0 +1,48 @@
+"""Where JSON that comes in pieces ends."""
+
+from __future__ import annotations
+
+import re
+
+_INNER = re.compile(r'["{}\[\]]')
+_QUOTED = re.compile(r'(?:[^"\\]+|\\.)*', re.DOTALL)
+
+
+class Nesting:
+    """How deep in JSON a text is that comes in pieces. Brackets in strings are none."""
+
+    def __init__(self, depth: int = 0) -> None:
+        self._depth = depth
+        self._quoted = False
+        self._escaped = False
+
+    def end(self, text: str) -> int | None:
+        """Where in this next piece the outermost bracket closes; None: it does not."""
+        at = 0
+        if self._escaped and text:
+            at, self._escaped = 1, False
+        while at < len(text):
+            if self._quoted:
+                at = self._through(text, at)
+                continue
+            found = _INNER.search(text, at)
+            if found is None:
+                return None
+            at = found.end()
+            if found[0] == '"':
+                self._quoted = True
+                continue
+            self._depth += 1 if found[0] in "{[" else -1
+            if self._depth == 0:
+                return at
+        return None
+
+    def _through(self, text: str, at: int) -> int:
+        """On to behind the string that the text is in, or to its end."""
+        found = _QUOTED.match(text, at)
+        at = found.end() if found else at
+        rest = text[at : at + 1]
+        if rest == '"':
+            self._quoted = False
+        self._escaped = rest == "\\"  # and nothing behind it yet
+        return at + len(rest)

@@ -1,0 +1,70 @@
+"""One answer, from text as it comes to parts of a reply: calls numbered and named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from nearfar.edge_runtime.tools.calls import call_id
+from nearfar.edge_runtime.tools.reading import AnswerReader, Fragment
+
+
+@dataclass(frozen=True)
+class CallPart:
+    """Of a call: first its id and name, then, with both empty, its arguments piece by piece."""
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """Reasoning and text, or one part of a call: there are clients that do not add up two of one chunk."""
+
+    text: str = ""
+    reasoning: str = ""
+    call: CallPart | None = None
+
+
+class PartReader:
+    """Numbers the calls of an answer."""
+
+    def __init__(self, reader: AnswerReader) -> None:
+        self._reader = reader
+        self._index = -1
+        self.called = 0
+        """Calls that are whole."""
+
+    def push(self, text: str) -> list[Part]:
+        """What this text makes certain."""
+        return self._parts(self._reader.push(text))
+
+    def finish(self, text: str, *, cut: bool) -> list[Part]:
+        """The end of an answer, with the last of its text; `cut`: not because the model ended it."""
+        return self._parts([*self._reader.push(text), *self._reader.finish(cut=cut)])
+
+    def _parts(self, fragments: list[Fragment]) -> list[Part]:
+        parts: list[Part] = []
+        for one in fragments:
+            last = parts[-1] if parts else Part()
+            match one.kind:
+                case "called":
+                    self.called += 1
+                case "call":
+                    self._index += 1
+                    parts.append(Part(call=CallPart(self._index, call_id(), one.text, "")))
+                case "arguments" if last.call and not last.call.id:
+                    parts[-1] = Part(call=replace(last.call, arguments=last.call.arguments + one.text))
+                case "arguments":
+                    parts.append(Part(call=CallPart(self._index, "", "", one.text)))
+                case _:
+                    before = parts.pop() if last.call is None and parts else Part()
+                    parts.append(_longer(before, one))
+        return parts
+
+
+def _longer(part: Part, more: Fragment) -> Part:
+    if more.kind == "reasoning":
+        return replace(part, reasoning=part.reasoning + more.text)
+    return replace(part, text=part.text + more.text)

@@ -1,0 +1,240 @@
+"""What a model marks in its text: reasoning and tool calls. Text comes piece by piece and is taken apart
+on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from nearfar.edge_runtime.tools.calls import BLANKS, Call, begun_call, calls_in
+from nearfar.edge_runtime.tools.nesting import Nesting
+from nearfar.edge_runtime.tools.streaming import Head, head_in, streamed
+from nearfar.format.answers import AnswerFormat
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """A piece of an answer: text for the user or reasoning. "call": a call begins, `text` is its tool's name;
+    "arguments": a piece of the JSON of its arguments; "called": the call is whole.
+    """
+
+    kind: Literal["text", "reasoning", "call", "arguments", "called"]
+    text: str = ""
+
+
+class AnswerReader:
+    """Takes a text apart while it comes. What may be the beginning of a mark is held back until that is
+    certain. A call whose arguments are JSON goes out as it comes, from where they begin; another section of
+    calls is held until it ends.
+    """
+
+    def __init__(
+        self,
+        form: AnswerFormat,
+        tools: Seq[Mapping[str, Any]] = (),
+        *,
+        reasoning_open: bool = False,
+        calls_only: bool = False,
+    ) -> None:
+        """`tools`: those that may be called; without any, calls are text. `reasoning_open`: the prompt has
+        begun a section of reasoning. `calls_only`: text beside calls is none: what a cut left of their marks,
+        and blank lines.
+        """
+        self._form, self._tools = form, tools
+        self._calls = form.calls if tools else None
+        self._only = calls_only
+        self._names = frozenset(tool["function"]["name"] for tool in tools)
+        self._kind: Literal["text", "reasoning", "call", "arguments", "record"] = (
+            "reasoning" if form.reasoning and reasoning_open else "text"
+        )
+        self._held = ""
+        self._mark = ""  # that began the section of calls
+        self._strip = False
+        self._start = True  # nothing for the user has come yet
+        self._nesting = Nesting()
+        self._after: Literal["", "call", "list"] = ""  # a call of this section went out; more may in a list
+
+    def push(self, text: str) -> list[Fragment]:
+        """What this text makes certain."""
+        self._held += text
+        return list(self._split(last=False))
+
+    def finish(self, *, cut: bool = False) -> list[Fragment]:
+        """What was held back, for the text ends here; `cut`: not because the model ended it."""
+        made = list(self._split(last=True))
+        held, self._held = self._held, ""
+        if self._kind != "call":
+            return [*made, *self._plain(held)]
+        unended = bool(self._calls and self._calls.end and self._mark)
+        section = list(self._section(held, cut or unended))
+        if not (section or cut or self._after or self._only):  # the model meant no call
+            section = [Fragment("text", self._mark + held)]
+        return [*made, *section]
+
+    def _split(self, *, last: bool) -> Iterator[Fragment]:
+        while True:
+            if self._strip:  # the blank lines behind a section belong to it
+                self._held = self._held.lstrip("\n")
+                self._strip = not self._held
+            if self._streaming:
+                yield from self._streamed()
+                if self._streaming:
+                    return
+            if self._awaits_bare(last):
+                return
+            marks = self._next_marks()
+            if self._kind == "call" and (head := self._head(marks)) is not None:
+                yield Fragment("call", head.name)
+                self._held = self._held[head.end :]
+                self._kind, self._nesting = "arguments", Nesting()
+                self._after = "list" if head.listed else "call"
+                continue
+            at, mark = _first(self._held, marks, last)
+            if mark is None:
+                if self._kind != "call":
+                    out, self._held = self._held[:at], self._held[at:]
+                    yield from self._plain(out)
+                return
+            before, self._held = self._held[:at], self._held[at + len(mark) :]
+            if self._kind == "call":
+                yield from self._section(before, False)
+            else:
+                yield from self._plain(before)
+            self._switch(mark)
+
+    @property
+    def _streaming(self) -> bool:
+        return self._kind in ("arguments", "record")
+
+    def _streamed(self) -> Iterator[Fragment]:
+        """What is held of the arguments of a call, and of the object around them; the kind is "call" again
+        behind it.
+        """
+        while self._streaming and self._held:
+            end = self._nesting.end(self._held)
+            piece, self._held = self._held[:end], self._held[len(self._held) if end is None else end :]
+            if self._kind == "arguments":
+                yield Fragment("arguments", piece)
+            if end is None:
+                return
+            if self._kind == "arguments":
+                yield Fragment("called")
+            around = self._kind == "arguments" and self._calls is not None and self._calls.named is None
+            self._kind, self._nesting = ("record" if around else "call"), Nesting(1)
+
+    def _head(self, marks: Seq[str]) -> Head | None:
+        """Of a call with which what is held of a section begins, if it can go out as it comes."""
+        calls = self._calls
+        if calls is None or not streamed(calls, self._mark) or self._after == "call":
+            return None
+        head = head_in(self._held, calls, self._names, more=self._after == "list")
+        return head if head and not any(mark in self._held[: head.end] for mark in marks) else None
+
+    def _awaits_bare(self, last: bool) -> bool:
+        """Whether nothing can be said yet: what is held may begin calls without a mark."""
+        if self._kind != "text" or not self._start or not self._calls or not self._calls.bare:
+            return False
+        bare = self._calls.bare
+        if self._held.startswith(bare):
+            self._kind, self._mark, self._start = "call", "", False
+            return False
+        return not last and bare.startswith(self._held)
+
+    def _next_marks(self) -> list[str]:
+        """The marks that end what comes now."""
+        form, calls = self._form, self._calls
+        if self._kind == "reasoning":
+            return [form.reasoning.end] if form.reasoning else []
+        sections = [mark for mark in (calls.begin, *calls.also) if mark] if calls else []
+        if self._kind == "call":
+            if calls is None or not self._mark:
+                return []
+            return [calls.end] if calls.end else sections if calls.repeats else []
+        if calls and calls.bare:
+            held = self._held
+            sections = [m for m in sections if self._start and (held.startswith(m) or m.startswith(held))]
+        thinking = [form.reasoning.begin] if form.reasoning else []
+        return [*thinking, *sections, *(mark for mark in (form.text, *form.dropped) if mark)]
+
+    def _switch(self, mark: str) -> None:
+        form, calls = self._form, self._calls
+        self._after = ""
+        if self._kind == "reasoning" or (self._kind == "call" and calls and mark == calls.end):
+            self._kind, self._strip = "text", True
+        elif form.reasoning and mark == form.reasoning.begin:
+            self._kind, self._strip = "reasoning", True
+        elif calls and mark in (calls.begin, *calls.also):
+            self._kind, self._mark, self._strip, self._start = "call", mark, True, False
+
+    def _plain(self, text: str) -> Iterator[Fragment]:
+        if not text:
+            return
+        if self._kind == "reasoning":
+            yield Fragment("reasoning", text)
+            return
+        self._start = False
+        if not self._only:
+            yield Fragment("text", text)
+
+    def _section(self, text: str, cut: bool) -> Iterator[Fragment]:
+        """A section of calls as far as it came. One that is not what the format says is text."""
+        calls = self._calls
+        assert calls is not None
+        begin, end = self._mark, calls.end if self._mark and not cut else ""
+        if self._after:  # calls of it went out: what is left
+            begin, text = "", text.strip(BLANKS)
+            text = text[: len(text) - overlap(text, calls.end)].rstrip(BLANKS) if cut else text
+            if self._after == "list":
+                text = text.removeprefix("]").lstrip(BLANKS)
+            if not text.startswith(",") or self._after != "list":
+                yield from (Fragment("text", text + end),) if text and not self._only else ()
+                return
+        section = "[" + text[1:] if self._after else text
+        found = calls_in(section, calls, self._tools)
+        if found is not None:
+            yield from _whole(found)
+        elif not cut:
+            yield Fragment("text", begin + text + end)
+        elif (begun := begun_call(section, calls)) is not None:
+            yield from _begun(begun)
+
+
+def _whole(calls: Seq[Call]) -> Iterator[Fragment]:
+    for call in calls:
+        yield from _begun(call)
+        yield Fragment("called")
+
+
+def _begun(call: Call) -> Iterator[Fragment]:
+    yield Fragment("call", call.name)
+    if call.arguments:
+        yield Fragment("arguments", call.arguments)
+
+
+def reasoning_opened(form: AnswerFormat, prompt: str) -> bool:
+    """Whether a prompt, or its end, begins a section of reasoning."""
+    return form.reasoning is not None and prompt.rstrip().endswith(form.reasoning.begin.rstrip())
+
+
+def _first(text: str, marks: Seq[str], last: bool) -> tuple[int, str | None]:
+    """Where the first mark stands, the longest there. None: how much of the text is certainly none."""
+    found = min(((at, -len(mark), mark) for mark in marks if (at := text.find(mark)) >= 0), default=None)
+    if last:
+        return (found[0], found[2]) if found else (len(text), None)
+    begun = min((len(text) - overlap(text, mark) for mark in marks), default=len(text))
+    if found is None:
+        return begun, None
+    # A longer mark may begin where a shorter one stands, or before it.
+    longer = any(
+        mark.startswith(text[at:]) for mark in marks for at in range(found[0] + 1) if text[at:] != mark
+    )
+    return (found[0] if begun > found[0] else begun, None) if longer else (found[0], found[2])
+
+
+def overlap(text: str, mark: str) -> int:
+    """Length of the longest end of the text that begins the mark."""
+    longest = min(len(mark) - 1, len(text))
+    return next((n for n in range(longest, 0, -1) if text.endswith(mark[:n])), 0)

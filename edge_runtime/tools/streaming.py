@@ -1,0 +1,55 @@
+"""Calls whose arguments are an object of JSON, read while it comes: where they begin and where they end."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from nearfar.edge_runtime.tools.calls import BLANKS, NAME, argument_names
+from nearfar.format.answers import CallFormat
+
+_BLANK = f"[{BLANKS}]*"
+
+
+@dataclass(frozen=True)
+class Head:
+    """What stands before the arguments of a call: its name, whether it began a list, and where it ends."""
+
+    name: str
+    listed: bool
+    end: int
+
+
+def streamed(form: CallFormat, mark: str) -> bool:
+    """Whether the arguments of a section's calls are JSON as they stand, and a grammar has kept them to it.
+
+    It follows the mark with which sections begin, or none; what another mark begins it does not see.
+    """
+    return form.spelling is None and (mark.endswith(form.begin) if mark else bool(form.bare))
+
+
+def head_in(text: str, form: CallFormat, names: Collection[str], *, more: bool) -> Head | None:
+    """The head of the call with which a text begins. `more`: a call of a list stands before it.
+
+    None: it has not come yet, or is not as models are told to write it.
+    """
+    found = _pattern(form, more).match(text)
+    if found is None or found["name"] not in names:
+        return None
+    return Head(found["name"], bool(found["list"]), found.end())
+
+
+@functools.lru_cache(maxsize=64)
+def _pattern(form: CallFormat, more: bool) -> re.Pattern[str]:
+    before = "," if more else r"\[?" if form.listed else ""
+    if form.named is not None:
+        until = re.escape(form.named.until or form.named.after)
+        passed = rf"(?:(?!{until})(?!\{{).)*{until}" if until else ""
+        call = rf"{re.escape(form.named.before)}{_BLANK}(?P<name>{NAME.pattern}){passed}"
+    else:
+        words = "|".join(map(re.escape, argument_names(form)))
+        name = rf'"{re.escape(form.name)}"{_BLANK}:{_BLANK}"(?P<name>[^"\\]+)"'
+        call = rf'\{{{_BLANK}{name}{_BLANK},{_BLANK}"(?:{words})"{_BLANK}:'
+    return re.compile(rf"{_BLANK}(?P<list>{before}){_BLANK}{call}{_BLANK}(?=\{{)", re.DOTALL)

@@ -1,0 +1,27 @@
+"""What became of the weights of a checkpoint that was quantized already, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nearfar.format.manifest import CARRIED
+
+
+def carried_lines(quantization: Mapping[str, Any], names: bool = False) -> list[str]:
+    """Of the manifest's `quantization`: a line for each kind; with `names`, of which matrices, where they
+    are not all alike. Nothing where the checkpoint was not quantized.
+    """
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for matrix in quantization.get("matrices", []):
+        if "carried" in matrix:
+            kinds.setdefault(matrix["carried"], []).append(matrix)
+    lines = []
+    for kind in CARRIED:
+        found = kinds.get(kind, [])
+        step = max((matrix.get("step", 0.0) for matrix in found), default=0.0)
+        bound = f" (≤ {step:.2g} of a step)" if step else ""
+        which = ": " + ", ".join(matrix["name"] for matrix in found) if names and len(kinds) > 1 else ""
+        if found:
+            lines.append(f"{kind}{bound}: {len(found)} matrices{which}")
+    return lines

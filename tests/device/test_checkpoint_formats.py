@@ -1,0 +1,182 @@
+"""Checkpoints that are quantized already, in every format: read as the format's own formula has it, built,
+run.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nearfar.build.source import BuildOptions, open_source
+from nearfar.errors import BuildError, CheckpointError
+from tests.support.packed import CONFIG, answer, greedy, read_back, write
+from tests.support.packed_formats import ANEW, EXACT, FORMATS, RUN, Made, awq, compressed, gptq, mlc, nf4
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_weights_are_those_of_the_formula(name: str, tmp_path: Path) -> None:
+    made = FORMATS[name]()
+    floats, carried = read_back(made.write(tmp_path / name), made.floats)
+    matrices = {tensor: made.floats[tensor] for tensor in made.quantized}
+    assert set(floats) == set(matrices)
+    assert set(carried) == (set() if made.kept == ANEW else set(matrices))
+    for tensor, value in matrices.items():
+        np.testing.assert_allclose(floats[tensor], value, rtol=2e-7, atol=1e-7, err_msg=tensor)
+        if made.kept == EXACT:
+            np.testing.assert_array_equal(carried[tensor], value, err_msg=tensor)
+        elif tensor in carried:
+            largest = np.abs(value).max() / 2  # more than a step of any group
+            assert np.abs(carried[tensor] - value).max() <= made.step * largest, tensor
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_built_and_run(name: str, tmp_path: Path) -> None:
+    made = FORMATS[name]()
+    root = made.write(tmp_path / name)
+    found, manifest = answer(root, tmp_path / "out")
+    stored = manifest["quantization"]["matrices"]
+    kinds = {matrix.get("carried") for matrix in stored if matrix["name"].startswith("layers.")}
+    assert kinds == {made.kept}
+    steps = [matrix.get("step", 0.0) for matrix in stored]
+    assert max(steps) <= made.step
+    assert (max(steps) > 0) == (made.step > 0)
+    if made.kept != ANEW:
+        _, carried = read_back(root, made.floats)
+        assert found == greedy({**made.floats, **carried})
+
+
+def test_a_row_that_is_filled_up_is_requantized(tmp_path: Path) -> None:
+    made = mlc(inner=200)
+    source = open_source(BuildOptions(str(made.write(tmp_path / "x")), tmp_path))
+    down = "model.layers.1.mlp.down_proj.weight"
+    assert source.packed is not None
+    assert down not in source.keeps
+    assert "model.layers.1.mlp.up_proj.weight" in source.keeps
+    found = source.packed.weights(down, 0, len(made.floats[down]))
+    np.testing.assert_allclose(found, made.floats[down], rtol=2e-7, atol=1e-7)
+
+
+def test_requantized_where_asked_for(tmp_path: Path) -> None:
+    made = gptq(symmetric=True)
+    root = made.write(tmp_path / "x")
+    with pytest.raises(BuildError, match=r"GPTQ: q4, group 64.*--requantize q8"):
+        open_source(BuildOptions(str(root), tmp_path, quant="q8"))
+    found, manifest = answer(root, tmp_path / "out", requantize="none")
+    assert found == greedy(made.floats)
+    matrices = manifest["quantization"]["matrices"]
+    assert {m["carried"] for m in matrices if "carried" in m} == {ANEW}
+    assert {m["bits"] for m in matrices} == {16}
+    source = open_source(BuildOptions(str(root), tmp_path, requantize="q8", group_size=32))
+    assert {(m.bits, m.group) for m in source.matrices.values()} == {(8, 32)}
+
+
+def test_what_cannot_be_asked_for_together_is_refused(tmp_path: Path) -> None:
+    made = awq()
+    root = made.write(tmp_path / "x")
+    with pytest.raises(BuildError, match="--quant q4 and --requantize q8 are both given"):
+        open_source(BuildOptions(str(root), tmp_path, quant="q4", requantize="q8"))
+    config = {key: value for key, value in made.config.items() if key != "quantization_config"}
+    plain = write(tmp_path / "y", config, made.floats)
+    with pytest.raises(BuildError, match="is not quantized and --requantize asks for q8: use --quant q8"):
+        open_source(BuildOptions(str(plain), tmp_path, requantize="q8"))
+
+
+def test_a_bias_that_is_not_zero_is_not_left_out(tmp_path: Path) -> None:
+    made = gptq()
+    bias = "model.layers.0.mlp.up_proj.bias"
+    made.tensors[bias][3] = 1
+    with pytest.raises(CheckpointError, match=f"1 extra: {bias}"):
+        open_source(BuildOptions(str(made.write(tmp_path / "x")), tmp_path))
+
+
+def test_a_group_that_there_is_not_is_named(tmp_path: Path) -> None:
+    made = gptq()
+    made.tensors["model.layers.1.mlp.up_proj.g_idx"][5] = 2
+    root = made.write(tmp_path / "x")
+    with pytest.raises(CheckpointError, match=r"up_proj.g_idx' gives input 5 group 2, where there are 2"):
+        open_source(BuildOptions(str(root), tmp_path))
+
+
+def changed(made: Made, *path: str, to: object) -> Made:
+    """With one setting changed."""
+    config = copy.deepcopy(made.config)
+    place = config["quantization_config"]
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = to
+    return replace(made, config=config)
+
+
+def carry_all(root: Path) -> None:
+    """Open it and read some rows of each matrix."""
+    source = open_source(BuildOptions(str(root), root / "out"))
+    assert source.packed is not None
+    for name in source.keeps:
+        source.packed.carry(name, 0, 4)
+
+
+GROUP = ("config_groups", "group_0")
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (changed(awq(), "version", to="gemv"), r"version is \"gemv\"; expected gemm"),
+        (changed(awq(), "bits", to=8), "bits is 8; expected an integer from 4 to 4"),
+        (changed(awq(), "group_size", to=32), r"misshapen: .*qzeros is \[2, 16\], not \[4, 16\]"),
+        (changed(gptq(), "checkpoint_format", to="marlin"), "checkpoint_format"),
+        (changed(gptq(), "dynamic", to={"+:.*down.*": {"bits": 8}}), "dynamic"),
+        (changed(compressed(), "format", to="marlin-24"), "format is 'marlin-24', which is not read"),
+        (changed(compressed(), "sparsity_config", to={"format": "sparse-24-bitmask"}), "sparsity_config"),
+        (changed(compressed(), "transform_config", to={"config_groups": {}}), "transform_config"),
+        (
+            changed(compressed(), *GROUP, "targets", to=["re:.*gate.*"]),
+            "down_proj is quantized, and no group",
+        ),
+        (changed(compressed(8, 0, "int-quantized"), *GROUP, "weights", "num_bits", to=4), "not of 4 bits"),
+        (changed(nf4(), "load_in_8bit", to=True), "load_in_4bit"),
+        (replace(gptq(), config=CONFIG), "no quantization_config, but 14 tensors such as .*qweight"),
+        (changed(gptq(), "quant_method", to="vptq"), r'quantized by "vptq", which is not read: use .*AWQ'),
+        (replace(mlc(), config={**mlc().config, "quantization": "q4f16_0"}), '"q4f16_0", which is not read'),
+        (replace(mlc(), config={**mlc().config, "model_type": "phi"}), 'model_type is "phi"'),
+    ],
+    ids=range(15),
+)
+def test_what_is_not_read_is_named(made: Made, said: str, tmp_path: Path) -> None:
+    root = made.write(tmp_path / "x")
+    with pytest.raises(CheckpointError, match=said):
+        carry_all(root)
+
+
+def test_build_and_inspect_say_what_became_of_the_weights(tmp_path: Path) -> None:
+    made, scattered = gptq(), gptq(order="scattered")
+    down = "model.layers.0.mlp.down_proj."
+    parts = {name: value for name, value in scattered.tensors.items() if name.startswith(down)}
+    root = replace(made, tensors={**made.tensors, **parts}).write(tmp_path / "x")
+    command = [sys.executable, "-m", "nearfar"]
+    out = str(tmp_path / "out")
+    target = ["--target", "mlx", "-o", out]
+    done = subprocess.run([*command, "build", str(root), *target], capture_output=True, text=True, check=True)
+    said = " ".join(done.stderr.split())
+    assert "weights of the checkpoint: codes exact, offsets rounded (≤ 0.00" in said
+    assert "weights of the checkpoint: requantized: 1 matrices" in said
+    shown = subprocess.run([*command, "inspect", out], capture_output=True, text=True, check=True).stdout
+    assert "requantized: 1 matrices: layers.0.down" in " ".join(shown.split())
+    facts = json.loads(
+        subprocess.run([*command, "inspect", out, "--json"], capture_output=True, text=True).stdout
+    )
+    stored = {matrix["name"]: matrix for matrix in facts["quantization"]["matrices"]}
+    assert stored["layers.0.down"]["carried"] == ANEW
+    assert 0 < stored["layers.0.qkv"]["step"] < 0.0075
+    assert facts["provenance"]["checkpoint_format"] == "GPTQ"
+    anew = ["--requantize", "q8", "--group-size", "32"]
+    subprocess.run([*command, "build", str(root), *target, *anew], capture_output=True, check=True)
+    quantization = json.loads((tmp_path / "out" / "mlx" / "manifest.json").read_text())["quantization"]
+    assert {(m["bits"], m["group_size"]) for m in quantization["matrices"]} == {(8, 32)}

@@ -1,0 +1,130 @@
+"""GGUF files, built and run: what they answer is what the weights answer that they stand for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nearfar.build.pipeline import BuildOptions, build
+from nearfar.build.source import open_source
+from nearfar.edge_runtime import Engine
+from nearfar.errors import CheckpointError
+from tests.support import gguf_files, tiny
+from tests.support.architectures import CASES, Case, checkpoint
+from tests.support.packed import CONFIG, answer, greedy, linear, weights, write
+from tests.support.parity import check_answers
+
+ARCHITECTURES = {
+    "llama-plain", "llama-tied", "llama-biased", "llama-linear", "llama-yarn", "mistral-window",
+    "qwen2-plain", "qwen3-plain", "smollm3-plain", "phi3-plain", "phi3-partial", "granite-plain",
+    "gemma2-plain", "gemma3_text-plain", "olmo2-grouped", "ernie4_5-plain",
+}  # fmt: skip
+LIKE_GGUF = {
+    "gemma2-plain": {"query_pre_attn_scalar": 24, "attention_bias": False},
+    "gemma3_text-plain": {"query_pre_attn_scalar": 24},
+}
+"""What GGUF has no keys for, as llama.cpp computes it."""
+
+
+def cases() -> list[Case]:
+    named = [case for case in CASES if str(case) in ARCHITECTURES]
+    assert len(named) == len(ARCHITECTURES)
+    return [
+        replace(case, name=f"{case.name}-gguf", config={**case.config, **LIKE_GGUF.get(str(case), {})})
+        for case in named
+    ]
+
+
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_floats_answer_as_transformers(case: Case, tmp_path: Path) -> None:
+    file = gguf_files.write(checkpoint(case), tmp_path / "a-model")  # told by what is in it
+    options = BuildOptions(
+        str(file), tmp_path / "out", ("cpu",), quant="none", cpu_features=("native",), context=case.context
+    )
+    (root,) = build(options)
+    with Engine.load(root, kv_memory="4MB") as engine:
+        check_answers(case, engine)
+
+
+KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
+WIDE = {
+    **CONFIG, "hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8, "num_hidden_layers": 1,
+}  # fmt: skip
+EXACT = ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "Q4_1", "Q5_1")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_quantized_matrices_keep_their_codes(kind: str, tmp_path: Path) -> None:
+    floats = {}
+
+    def store(name: str, value: np.ndarray) -> tuple[np.ndarray, str]:
+        if not linear(name):
+            floats[name] = value.astype(np.float16).astype(np.float32)
+            return value.astype(np.float16), "F16"
+        rows = gguf_files.random_rows(kind, *value.shape, seed=len(floats))
+        floats[name] = gguf_files.floats(rows, kind)
+        return rows, kind
+
+    plain = weights(WIDE)
+    directory = write(tmp_path / "plain", WIDE, plain)
+    file = gguf_files.write(directory, tmp_path / "model.gguf", store)
+    floats |= {name: value for name, value in plain.items() if value.ndim == 1}
+    found, manifest = answer(file, tmp_path / "out")
+    assert found == greedy(floats, WIDE)
+    matrices = [m for m in manifest["quantization"]["matrices"] if m["name"].startswith("layers.")]
+    expected = "exact" if kind in EXACT else "codes exact, offsets rounded"
+    assert {matrix["carried"] for matrix in matrices} == {expected}
+    if expected == "exact":
+        packed = open_source(BuildOptions(str(file), tmp_path)).packed
+        assert packed is not None
+        for name in packed.tensors:
+            np.testing.assert_array_equal(packed.weights(name, 5, 77), floats[name][5:77], err_msg=name)
+
+
+def test_split_parts_are_one_model(tmp_path: Path) -> None:
+    plain = weights()
+    directory = write(tmp_path / "plain", CONFIG, plain)
+    (tmp_path / "parts").mkdir()
+    gguf_files.write(directory, tmp_path / "parts" / "model.gguf", split=5)
+    parts = sorted((tmp_path / "parts").iterdir())
+    assert len(parts) > 2
+    (tmp_path / "parts" / "README.md").write_text("# A model")
+    for named in (parts[1], tmp_path / "parts"):
+        checkpoint = open_source(BuildOptions(str(named), tmp_path)).checkpoint
+        assert checkpoint.name == "model"
+        for name, value in plain.items():
+            np.testing.assert_array_equal(checkpoint.read(name), value, err_msg=name)
+    parts[2].unlink()
+    with pytest.raises(CheckpointError, match=f"parts are missing: {parts[2].name}"):
+        open_source(BuildOptions(str(parts[0]), tmp_path))
+
+
+def test_what_changes_the_computation_is_refused(tmp_path: Path) -> None:
+    directory = write(tmp_path / "plain", CONFIG, weights())
+    file = gguf_files.write(directory, tmp_path / "x", change=lambda writer: writer.add_expert_count(8))
+    with pytest.raises(CheckpointError, match=r"llama\.expert_count is 8; expected nothing"):
+        open_source(BuildOptions(str(file), tmp_path))
+
+
+def test_frequencies_of_llama_3(tmp_path: Path) -> None:
+    config = {**CONFIG, "tie_word_embeddings": False}
+    directory = write(tmp_path / "plain", config, weights())
+    factors = np.linspace(1, 8, 16).astype(np.float32)
+    file = gguf_files.write(
+        directory, tmp_path / "x", change=lambda w: w.add_tensor("rope_freqs.weight", factors)
+    )
+    (rope,) = open_source(BuildOptions(str(file), tmp_path)).model.step.ropes.values()
+    expected = 1 / (10000.0 ** (np.arange(0, 32, 2) / 32)) / factors
+    np.testing.assert_allclose(rope.inv_freq, expected, rtol=1e-6)
+    assert rope.scale == 1
+
+
+def test_ends_and_template_are_those_of_the_file(tmp_path: Path) -> None:
+    file = gguf_files.write(write(tmp_path / "plain", CONFIG, weights()), tmp_path / "x")
+    source = open_source(BuildOptions(str(file), tmp_path))
+    assert (source.model.bos_token_id, source.model.eos_token_ids) == (256, (257,))
+    assert source.checkpoint.chat_template == tiny.TEMPLATE
+    assert source.checkpoint.license_text == "mit"

@@ -1,0 +1,183 @@
+"""GGUF files made of Hugging Face checkpoints as llama.cpp's converter makes them, written by the `gguf`
+package; blocks that it cannot quantize are random bytes with scales that make sense.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from safetensors.numpy import load_file
+
+Array = np.ndarray[Any, Any]
+KINDS = gguf.GGMLQuantizationType
+ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "ernie4_5": "ernie4_5"}
+PAIRED = ("llama", "granite", "smollm3")
+HALVES = {
+    "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,),
+    "IQ4_XS": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,),
+}  # fmt: skip
+"""Where the blocks of each type have float16 values."""
+
+
+def random_rows(kind: str, n: int, k: int, seed: int = 0) -> Array:
+    """Rows of random blocks: uint8 [n, bytes], with scales of about 0.01."""
+    rng = np.random.default_rng(seed)
+    block, size = gguf.GGML_QUANT_SIZES[KINDS[kind]]
+    blocks = rng.integers(0, 256, (n * k // block, size), dtype=np.uint8)
+    for at in HALVES[kind]:
+        values = (rng.uniform(0.2, 1, len(blocks)) * rng.choice([-1, 1], len(blocks)) / 100).astype("<f2")
+        blocks[:, at : at + 2] = values[:, None].view(np.uint8)
+    return blocks.reshape(n, -1)
+
+
+def floats(rows: Array, kind: str) -> Array:
+    """What the package says that rows stand for."""
+    return np.asarray(gguf.quants.dequantize(rows, KINDS[kind]), np.float32)
+
+
+def pair(rows: Array, heads: int) -> Array:
+    """The converter's order of the rows of q and k: the two of a rotated pair side by side."""
+    n = rows.shape[0]
+    return rows.reshape(heads, 2, n // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def write(
+    source: Path,
+    file: Path,
+    store: Callable[[str, Array], tuple[Array, str]] = lambda name, value: (value, "F32"),
+    change: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
+    tensors: Mapping[str, Array] | None = None,
+    vocabulary: Callable[[gguf.GGUFWriter], None] | None = None,
+    split: int = 0,
+) -> Path:
+    """A GGUF file of a checkpoint directory. `store`: a matrix in transformers' order to its bytes, and the
+    type that these are of. `vocabulary`: adds the tokenizer, by default the byte tokenizer of tiny.py.
+    """
+    config = json.loads((source / "config.json").read_text())
+    architecture = ARCHITECTURES.get(config["model_type"], config["model_type"])
+    writer = gguf.GGUFWriter(
+        file, architecture, split_max_tensors=split, small_first_shard=False, use_temp_file=False
+    )
+    layers = config["num_hidden_layers"]
+    names = gguf.get_tensor_name_map(
+        next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), layers
+    )
+    values = load_file(source / "model.safetensors") if tensors is None else tensors
+    _metadata(writer, config, architecture)
+    (vocabulary or bytes_vocabulary)(writer)
+    change(writer)
+    for name, value in values.items():
+        stored, kind = store(name, value) if value.ndim > 1 else (value.astype(np.float32), "F32")
+        if architecture in PAIRED and ".q_proj." in name:
+            stored = pair(stored, config["num_attention_heads"])
+        elif architecture in PAIRED and ".k_proj." in name:
+            stored = pair(stored, config["num_key_value_heads"])
+        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+            stored = stored + np.float32(1)
+        new = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert new is not None, name
+        writer.add_tensor(new, np.ascontiguousarray(stored), raw_dtype=KINDS[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def _metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture: str) -> None:
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    rope = config.get("rope_parameters") or {}
+    per_type = rope.get("full_attention", rope)
+    writer.add_name("test")
+    writer.add_license("mit")
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_freq_base(per_type.get("rope_theta", config.get("rope_theta", 10000.0)))
+    writer.add_rope_dimension_count(int(head_dim * per_type.get("partial_rotary_factor", 1.0)))
+    writer.add_file_type(0)
+    if per_type.get("rope_type") in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(per_type["rope_type"]))
+        writer.add_rope_scaling_factor(per_type["factor"])
+    if per_type.get("rope_type") == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(per_type["original_max_position_embeddings"])
+    if config.get("sliding_window") and architecture in ("llama", "gemma2", "gemma3", "phi3"):
+        writer.add_sliding_window(config["sliding_window"])
+    if config.get("attn_logit_softcapping"):
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+    if config.get("final_logit_softcapping"):
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if architecture == "granite":
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
+
+
+def bytes_vocabulary(writer: gguf.GGUFWriter) -> None:
+    """That of tiny.py, with a merge in place of a byte that no text has: GGUF has no empty lists."""
+    from tests.support import tiny
+
+    data = json.loads(tiny.tokenizer().to_str())
+    data["model"]["vocab"]["zz"] = data["model"]["vocab"].pop("ÿ")
+    data["model"]["merges"] = ["z z"]
+    byte_level(writer, data, "gpt-2")
+    writer.add_bos_token_id(256)
+    writer.add_eos_token_id(257)
+    writer.add_chat_template(tiny.TEMPLATE)
+
+
+def byte_level(writer: gguf.GGUFWriter, data: Mapping[str, Any], pre: str) -> None:
+    """Byte-level BPE of a tokenizer.json."""
+    tokens, kinds = _tokens(data)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    merges = data["model"]["merges"]
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
+
+
+def sentencepiece(writer: gguf.GGUFWriter, data: Mapping[str, Any]) -> None:
+    """A tokenizer.json that was made of SentencePiece's BPE, whose scores are what the ids are."""
+    tokens, kinds = _tokens(data)
+    special = {entry["content"] for entry in data["added_tokens"]}
+    for token, text in enumerate(tokens):
+        if text.startswith("<0x") and len(text) == 6:
+            kinds[token] = gguf.TokenType.BYTE
+    made = {}
+    for rank, merge in enumerate(data["model"]["merges"]):
+        left, right = merge.split(" ") if isinstance(merge, str) else merge
+        made.setdefault(left + right, rank)
+    scores = [0.0 if text in special else -float(made.get(text, 1e6 + i)) for i, text in enumerate(tokens)]
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_scores(scores)
+    writer.add_token_types(kinds)
+    writer.add_unk_token_id(tokens.index("<unk>"))
+
+
+def _tokens(data: Mapping[str, Any]) -> tuple[list[str], list[int]]:
+    """Texts and kinds by id."""
+    ids = {index: text for text, index in data["model"]["vocab"].items()}
+    kinds = dict.fromkeys(ids, gguf.TokenType.NORMAL)
+    for entry in data["added_tokens"]:
+        ids[entry["id"]] = entry["content"]
+        kinds[entry["id"]] = gguf.TokenType.CONTROL if entry["special"] else gguf.TokenType.USER_DEFINED
+        if entry["content"] == "<unk>":
+            kinds[entry["id"]] = gguf.TokenType.UNKNOWN
+    count = max(ids) + 1
+    tokens = [ids.get(index, f"[PAD{index}]") for index in range(count)]
+    return tokens, [int(kinds.get(index, gguf.TokenType.UNUSED)) for index in range(count)]

@@ -1,0 +1,108 @@
+"""GGUF files: blocks as the gguf package reads them, tokenizers as they were, strange files refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from nearfar.build.weights.gguf.header import read_header
+from nearfar.build.weights.gguf.tokenizer import read_tokenizer
+from nearfar.build.weights.packed.gguf_blocks import BLOCKS, read_rows
+from nearfar.errors import CheckpointError
+from tests.shared_data import shared_data
+from tests.support import gguf_files
+
+
+@pytest.mark.parametrize("kind", gguf_files.HALVES)
+def test_blocks_are_what_the_gguf_package_makes_of_them(kind: str) -> None:
+    rows = gguf_files.random_rows(kind, 6, 512)
+    found = read_rows(kind, rows, gguf.GGML_QUANT_SIZES[gguf_files.KINDS[kind]][1])
+    assert int(found.codes.max()) < 2 ** BLOCKS[kind].bits
+    assert found.scales.shape[1] == 512 // BLOCKS[kind].group
+    np.testing.assert_allclose(found.weights(), gguf_files.floats(rows, kind), rtol=1e-6, atol=1e-8)
+
+
+def test_mxfp4_is_as_its_paper_has_it() -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, 256, (3, 2 * 17), dtype=np.uint8)
+    rows[:, [0, 17]] = rng.integers(120, 134, (3, 2))
+    values = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    table = np.array([*values, *(-value for value in values)])
+    expected = [
+        [table[byte >> shift & 15] * 2.0 ** (int(row[at]) - 127)
+         for at in (0, 17) for shift in (0, 4) for byte in row[at + 1 : at + 17]]
+        for row in rows
+    ]  # fmt: skip
+    np.testing.assert_array_equal(read_rows("MXFP4", rows, 17).weights(), np.array(expected, np.float32))
+
+
+def tokenizer_of(tmp_path: Path, data: dict, architecture: str, **write: object) -> Tokenizer:
+    """A tokenizer.json written into a GGUF file's metadata, and made of them again."""
+    file = tmp_path / "model"
+    writer = gguf.GGUFWriter(file, architecture)
+    write["vocabulary"](writer, data)  # type: ignore[operator]
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    metadata = read_header(file).metadata
+    made = read_tokenizer(file, metadata, len(metadata["tokenizer.ggml.tokens"]))
+    return Tokenizer.from_buffer(made.json)
+
+
+ODD = (
+    "", " ", "  two  spaces ", "\n\n\ttabs\r\n", "don't WE'LL it's", "1234567 3.14 ½ ²", "naïve café ñ",
+    "日本語テキスト と 한국어", "🤷🏽‍♀️ emoji", "a\u0301 combining", "x = {'a': [1, 2]}  # code\n    return",
+    "<|user|>\nHello<|end|>\n<|assistant|>\n", "<|im_start|>user\nhi<|im_end|>", "</s> <s> <unk>",
+    "\u0000\u200b",
+)  # fmt: skip
+
+
+def texts() -> list[str]:
+    """Odd ones, and pieces of books."""
+    book = shared_data("text", "heldout.txt").read_text(encoding="utf-8")
+    return [*ODD, *(book[at : at + 997] for at in range(0, 200_000, 9973))]
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "pre"),
+    [
+        ("tokenizers/smollm-bytelevel-bpe-49k", "llama", "smollm"),
+        ("models/classics-7M", "llama", "gpt-2"),
+        ("tokenizers/phi3-bpe-32k", "phi3", None),
+        ("models/stories260K", "llama", None),
+    ],
+)
+def test_a_tokenizer_comes_back_as_it_was(
+    name: str, architecture: str, pre: str | None, tmp_path: Path
+) -> None:
+    file = shared_data(*name.split("/")) / "tokenizer.json"
+    data = json.loads(file.read_text(encoding="utf-8"))
+
+    def vocabulary(writer: gguf.GGUFWriter, data: dict) -> None:
+        if pre is None:
+            gguf_files.sentencepiece(writer, data)
+            writer.add_bos_token_id(1)
+        else:
+            gguf_files.byte_level(writer, data, pre)
+
+    found, expected = (
+        tokenizer_of(tmp_path, data, architecture, vocabulary=vocabulary),
+        Tokenizer.from_file(str(file)),
+    )
+    for text in texts():
+        ids = expected.encode(text).ids
+        assert found.encode(text).ids == ids, text
+        assert found.decode(ids) == expected.decode(ids), text
+
+
+def test_an_unknown_way_to_split_words_is_refused_by_name(tmp_path: Path) -> None:
+    from tests.support import tiny
+
+    data = json.loads(tiny.tokenizer().to_str())
+    with pytest.raises(CheckpointError, match=r"tokenizer\.ggml\.pre is 'viking'"):
+        tokenizer_of(tmp_path, data, "llama", vocabulary=lambda w, d: gguf_files.byte_level(w, d, "viking"))

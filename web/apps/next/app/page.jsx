@@ -1,0 +1,5 @@
+import { Answer } from "./answer";
+
+export default function Page() {
+  return <Answer />;
+}

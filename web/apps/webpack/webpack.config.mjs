@@ -1,0 +1,5 @@
+export default {
+  mode: "production",
+  entry: "./main.js",
+  output: { filename: "main.js" },
+};

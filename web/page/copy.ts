@@ -1,0 +1,29 @@
+/** Buttons of an answer, and the one that copies a text and says that it did. */
+
+/** How long a button says that it copied. Milliseconds. */
+const SHOWN = 2000;
+
+export function button(label: string, run: () => void): HTMLButtonElement {
+  const node = document.createElement("button");
+  node.type = "button";
+  node.className = "small";
+  node.textContent = label;
+  node.addEventListener("click", run);
+  return node;
+}
+
+export function copyButton(label: string, text: () => string): HTMLButtonElement {
+  const say = (what: string): void => {
+    node.textContent = what;
+    setTimeout(() => {
+      node.textContent = label;
+    }, SHOWN);
+  };
+  const node = button(label, () => {
+    navigator.clipboard.writeText(text()).then(
+      () => say("Copied"),
+      () => say("The browser refused"),
+    );
+  });
+  return node;
+}

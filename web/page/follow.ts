@@ -1,0 +1,32 @@
+/** Keeps the end of what grows in sight, until somebody scrolls up to read. */
+export class Follow {
+  /** Pixels from the end that still are its end. */
+  static readonly NEAR = 40;
+  #follows = true;
+  #top = 0;
+
+  /** `scroller` shows a part of `content`; both may change their sizes. */
+  constructor(
+    private readonly scroller: HTMLElement,
+    content: HTMLElement,
+  ) {
+    scroller.addEventListener("scroll", () => this.#scrolled(), { passive: true });
+    const sizes = new ResizeObserver(() => {
+      if (this.#follows) this.toEnd();
+    });
+    for (const each of [scroller, content]) sizes.observe(each);
+  }
+
+  toEnd(): void {
+    this.#follows = true;
+    this.scroller.scrollTop = this.scroller.scrollHeight;
+  }
+
+  #scrolled(): void {
+    const { scrollHeight, scrollTop, clientHeight } = this.scroller;
+    if (scrollHeight - scrollTop - clientHeight < Follow.NEAR) this.#follows = true;
+    // Text that grew since the last scroll leaves the end as well, but never upwards.
+    else if (scrollTop < this.#top) this.#follows = false;
+    this.#top = scrollTop;
+  }
+}

@@ -1,0 +1,162 @@
+/** The list of chats: open one, take them along, delete one or all. */
+
+import { type Chat, ChatStore, titleOf } from "./chats.js";
+import { button } from "./copy.js";
+import { element } from "./dom.js";
+import { download, toJson, toMarkdown } from "./export.js";
+
+/** The chat that is open in this tab: another tab has its own. */
+const OPEN = "nearfar.chat";
+/** The chat as it was when the page ended: IndexedDB takes nothing that late. */
+const LEFT = "nearfar.chat-left";
+
+export class History {
+  readonly #store = new ChatStore();
+  readonly #list = element("chats", HTMLUListElement);
+  readonly #state = element("chats-state", HTMLParagraphElement);
+  /** Writes follow one another, so that the last one wins. */
+  #last: Promise<unknown> = Promise.resolve();
+  readonly #deleted = new Set<string>();
+  /** What the list shows, to tell whether it changed. */
+  #shown = "";
+
+  /** `open` shows a chat, null: a new one; `isBusy`: an answer is being written, so nothing may change. */
+  constructor(
+    private readonly open: (chat: Chat | null) => void,
+    private readonly isBusy: () => boolean,
+  ) {
+    const all = (id: string, run: (chats: Chat[]) => void): void =>
+      element(id, HTMLButtonElement).addEventListener("click", () => void this.#store.list().then(run));
+    all("export-json", (chats) => download("chats.json", toJson(chats), "application/json"));
+    all("export-markdown", (chats) => download("chats.md", toMarkdown(chats), "text/markdown"));
+    element("delete-chats", HTMLButtonElement).addEventListener("click", () => void this.#deleteAll());
+  }
+
+  /** The chat that this tab had open before it was loaded again. */
+  async restore(): Promise<Chat | null> {
+    try {
+      const left = JSON.parse(sessionStorage.getItem(LEFT) ?? "null") as Chat | null;
+      if (left) {
+        this.keep(left);
+        return left;
+      }
+      const id = sessionStorage.getItem(OPEN);
+      return id === null ? null : await this.#store.read(id);
+    } catch {
+      return null;
+    } finally {
+      await this.refresh();
+    }
+  }
+
+  /** Keeps a chat as it is at this moment. */
+  keep(chat: Chat): void {
+    if (this.#deleted.has(chat.id)) return;
+    const copy = structuredClone(chat);
+    this.opened(chat.id);
+    this.#forgetLeft();
+    this.#last = this.#last
+      .then(() => this.#store.write(copy))
+      .then(
+        () => this.refresh(),
+        () => this.#tell("This browser keeps no chats here: they end with the page."),
+      );
+  }
+
+  /** Keeps a chat for the page's next load in this tab, at once. */
+  keepForReload(chat: Chat): void {
+    try {
+      sessionStorage.setItem(LEFT, JSON.stringify(chat));
+    } catch {
+      // Storage that is full or forbidden: what was kept last holds.
+    }
+  }
+
+  /** A page that comes back whole has newer things to keep. */
+  #forgetLeft(): void {
+    try {
+      sessionStorage.removeItem(LEFT);
+    } catch {
+      // Storage that is forbidden holds nothing.
+    }
+  }
+
+  /** Notes which chat this tab shows. */
+  opened(id: string | null): void {
+    try {
+      if (id === null) sessionStorage.removeItem(OPEN);
+      else sessionStorage.setItem(OPEN, id);
+    } catch {
+      // Storage that is forbidden: a reload begins a new chat.
+    }
+  }
+
+  async refresh(): Promise<void> {
+    try {
+      const chats = await this.#store.list();
+      // A list that stays keeps its focus.
+      const shown = JSON.stringify([this.#current(), chats.map((chat) => [chat.id, titleOf(chat)])]);
+      if (shown !== this.#shown) this.#list.replaceChildren(...chats.map((chat) => this.#row(chat)));
+      this.#shown = shown;
+      this.#tell(chats.length === 0 ? "No chats yet." : "Kept in this browser only.");
+      element("chats-tools", HTMLElement).hidden = chats.length === 0;
+    } catch {
+      this.#tell("This browser keeps no chats here: they end with the page.");
+    }
+  }
+
+  #row(chat: Chat): HTMLElement {
+    const row = document.createElement("li");
+    const open = button(titleOf(chat), () => void this.#open(chat.id));
+    const remove = button("×", () => void this.#delete(chat));
+    remove.setAttribute("aria-label", `Delete “${titleOf(chat)}”`);
+    open.className = "chat-title";
+    open.title = titleOf(chat);
+    if (chat.id === this.#current()) open.setAttribute("aria-current", "true");
+    row.append(open, remove);
+    return row;
+  }
+
+  async #open(id: string): Promise<void> {
+    if (this.isBusy()) return;
+    // As it is now: the row was made when it was shorter.
+    const chat = await this.#store.read(id);
+    if (!chat || this.isBusy()) return;
+    this.opened(id);
+    this.open(chat);
+    await this.refresh();
+  }
+
+  async #delete(chat: Chat): Promise<void> {
+    if (this.isBusy() || !confirm(`Delete the chat “${titleOf(chat)}”?`)) return;
+    this.#deleted.add(chat.id);
+    await this.#store.delete(chat.id);
+    if (chat.id === this.#current()) this.#begin();
+    await this.refresh();
+  }
+
+  async #deleteAll(): Promise<void> {
+    if (this.isBusy() || !confirm("Delete all chats of this browser?")) return;
+    for (const { id } of await this.#store.list()) this.#deleted.add(id);
+    await this.#store.clear();
+    this.#begin();
+    await this.refresh();
+  }
+
+  #begin(): void {
+    this.opened(null);
+    this.open(null);
+  }
+
+  #current(): string | null {
+    try {
+      return sessionStorage.getItem(OPEN);
+    } catch {
+      return null;
+    }
+  }
+
+  #tell(text: string): void {
+    this.#state.textContent = text;
+  }
+}

@@ -1,0 +1,27 @@
+/** On a narrow screen chats, model and settings fold into one place behind a button. */
+
+import { element } from "./dom.js";
+
+export function openMenu(): void {
+  const button = element("menu", HTMLButtonElement);
+  const side = element("side", HTMLElement);
+  const set = (open: boolean): void => {
+    button.setAttribute("aria-expanded", String(open));
+    side.toggleAttribute("data-open", open);
+  };
+  button.addEventListener("click", () => set(!side.hasAttribute("data-open")));
+  // Whoever chose a chat wants to see it.
+  for (const id of ["chats", "new-chat"])
+    element(id, HTMLElement).addEventListener("click", (event) => {
+      if ((event.target as HTMLElement).matches(".chat-title, #new-chat")) set(false);
+    });
+  // What lies below it is not for keys while it cannot be seen.
+  side.addEventListener("focusout", ({ relatedTarget }) => {
+    if (relatedTarget instanceof Node && !side.contains(relatedTarget)) set(false);
+  });
+  side.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || !side.hasAttribute("data-open")) return;
+    set(false);
+    button.focus();
+  });
+}

@@ -1,0 +1,64 @@
+/** Which models there are to choose from, and the one that was chosen: models.json beside the page. */
+
+import { UnreachableError } from "../src/both/errors.js";
+import { MissingError } from "../src/both/http.js";
+import { type ListedModel, readModels } from "../src/models/list.js";
+
+export interface Offer {
+  readonly models: readonly ListedModel[];
+  /** What to load. */
+  readonly artifact: URL;
+}
+
+export const MODELS = "models.json";
+/** Where the one artifact is that a page without a list has. */
+const ALONE = "artifact/";
+const STORAGE = "nearfar.model";
+
+/** The model that was chosen last, if there still is one, else the first. */
+export async function readOffer(): Promise<Offer> {
+  const models = await listed();
+  const last = chosen();
+  const { url } = models.find(({ url }) => url.href === last) ?? models[0] ?? {};
+  return { models, artifact: url ?? new URL(ALONE, location.href) };
+}
+
+/**
+ * Loads another model. With the page: so the last one's memory is free for sure, and a load that goes on
+ * ends. The chat stays.
+ */
+export function choose({ url }: ListedModel): void {
+  try {
+    localStorage.setItem(STORAGE, url.href);
+  } catch {
+    // Storage that is full or forbidden: nothing tells the next load which model was meant.
+    throw new Error("This browser forbids the page to keep which model was chosen. Allow it to keep data.");
+  }
+  location.reload();
+}
+
+function chosen(): string | null {
+  try {
+    return localStorage.getItem(STORAGE);
+  } catch {
+    return null;
+  }
+}
+
+async function listed(): Promise<readonly ListedModel[]> {
+  try {
+    const models = await readModels(new URL(MODELS, location.href));
+    return models.map((model) => ({ ...model, url: folderAt(model.url) }));
+  } catch (error) {
+    // A server that offers one model needs no list; without a network there may be none.
+    if (error instanceof MissingError || error instanceof UnreachableError) return [];
+    throw error;
+  }
+}
+
+/** The folder, also of an address without its last slash. */
+function folderAt({ href }: URL): URL {
+  const folder = new URL(href);
+  if (!folder.pathname.endsWith("/")) folder.pathname += "/";
+  return folder;
+}

@@ -1,0 +1,13 @@
+/**
+ * What an answer must match: kind and its text (a JSON schema, a regular expression, an EBNF grammar with a
+ * rule `root`, a structural tag of xgrammar). "json_object" has an empty text.
+ */
+export interface Grammar {
+  readonly kind: "json_object" | "json_schema" | "regex" | "ebnf" | "structural_tag";
+  readonly text: string;
+  /** What of the request errors name; response_format where it is left out. */
+  readonly param?: string;
+}
+
+/** Bytes that the text of a grammar may have. */
+export const MAX_GRAMMAR = 65_536;

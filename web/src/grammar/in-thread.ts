@@ -1,0 +1,25 @@
+import type { follow } from "./follow.js";
+import type { FromGrammars, GrammarPort } from "./words.js";
+
+/** What answers words about grammars. */
+export type Follow = typeof follow;
+
+/**
+ * Follows grammars in this very thread, for where no worker can be had: the thread waits meanwhile, and nothing
+ * ends a grammar that takes too long.
+ */
+export function inThread(loading: Promise<Follow>): GrammarPort {
+  let tell: (word: FromGrammars) => void = () => undefined;
+  const following = loading.then((begin) => begin((word) => tell(word)));
+  const failed = (error: unknown): void =>
+    tell({ type: "failed", message: `its code cannot be loaded (${error})`, code: "unreachable" });
+  return {
+    post: (word) => void following.then((answer) => answer(word), failed),
+    listen: (onWord) => {
+      tell = onWord;
+    },
+    end: () => {
+      tell = () => undefined;
+    },
+  };
+}

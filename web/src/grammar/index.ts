@@ -1,0 +1,184 @@
+/**
+ * Follows grammars, in a worker of its own where one can be had: a compilation can be ended only with the
+ * worker that it runs in, and masks are computed while the device runs.
+ */
+
+import type {
+  CompiledGrammar,
+  GrammarCompiler,
+  GrammarMatcher,
+  StructuralTagFormat,
+} from "@mlc-ai/web-xgrammar";
+import { RequestError } from "../both/errors.js";
+import type { Grammar } from "../both/grammar.js";
+import { ebnfOf, JSON_OBJECT } from "./ebnf.js";
+import { listening, loadLibrary, reasonOf } from "./library.js";
+import { regexGrammar } from "./patterns.js";
+import { type Narrowing, narrowed } from "./schema.js";
+import type { FromGrammars, ToGrammars } from "./words.js";
+
+/** Compiled grammars that are kept. */
+const KEPT = 16;
+
+type Library = Awaited<ReturnType<typeof loadLibrary>>;
+
+/** What answers a worker's words, in turn. */
+export class Follower {
+  #library: Library | null = null;
+  #compiler: GrammarCompiler | null = null;
+  #ends: readonly number[] = [];
+  readonly #kept = new Map<string, CompiledGrammar>();
+  readonly #matchers = new Map<number, GrammarMatcher>();
+
+  /** The answer to a word; null where there is none. */
+  async answer(word: ToGrammars): Promise<FromGrammars | null> {
+    switch (word.type) {
+      case "vocabulary":
+        return this.#begin(word.pieces, word.ends);
+      case "close":
+        this.#matchers.get(word.id)?.dispose();
+        this.#matchers.delete(word.id);
+        return null;
+      case "start":
+      case "accept":
+        try {
+          return await this.#follow(word);
+        } catch (error) {
+          const broken = !(error instanceof RequestError);
+          return { type: "refused", message: broken ? reasonOf(error) : error.message, broken };
+        }
+    }
+  }
+
+  async #begin(pieces: readonly string[], ends: readonly number[]): Promise<FromGrammars> {
+    if (!mayCompile())
+      return {
+        type: "failed",
+        code: "unsupported",
+        message: "the Content-Security-Policy forbids WebAssembly: allow 'wasm-unsafe-eval' in script-src",
+      };
+    try {
+      this.#library = await loadLibrary();
+    } catch (error) {
+      const message = `its library cannot be loaded (${error instanceof Error ? error.message : error})`;
+      return { type: "failed", code: "unreachable", message };
+    }
+    const { TokenizerInfo, GrammarCompiler } = this.#library;
+    this.#ends = ends;
+    const size = pieces.length;
+    const info = await listening(() =>
+      TokenizerInfo.createTokenizerInfo([...pieces], "byte_level", false, size, [...ends]),
+    );
+    this.#compiler = await GrammarCompiler.createGrammarCompiler(info, false);
+    return { type: "ready" };
+  }
+
+  async #follow(word: Extract<ToGrammars, { type: "start" | "accept" }>): Promise<FromGrammars> {
+    const matcher = word.type === "start" ? await this.#start(word) : this.#matchers.get(word.id);
+    if (!matcher) throw new Error(`no answer ${word.id} has been started`);
+    const tokens = word.type === "start" ? word.tokens : [word.token];
+    for (const token of tokens)
+      if (!matcher.acceptToken(token)) throw new Error(`token ${token} came, which was not allowed`);
+    if (matcher.isTerminated()) return { type: "complete" };
+    const mask = await matcher.getNextTokenBitmask();
+    const words = Uint32Array.from(mask, (bits) => bits >>> 0);
+    const rest = Uint32Array.from(words);
+    for (const end of this.#ends) rest[end >> 5] = (rest[end >> 5] ?? 0) & ~(1 << (end & 31));
+    if (rest.some((bits) => bits !== 0)) return { type: "allowed", words };
+    if (words.some((bits) => bits !== 0)) return { type: "complete" };
+    throw new RequestError("no token of this model can continue the answer as response_format asks for it");
+  }
+
+  async #start({ id, grammar }: Extract<ToGrammars, { type: "start" }>): Promise<GrammarMatcher> {
+    const { GrammarMatcher } = this.#parts();
+    const compiled = await this.#compiled(grammar);
+    // Where the model has no end token the answer ends with its grammar.
+    const matcher = await GrammarMatcher.createGrammarMatcher(compiled, undefined, this.#ends.length === 0);
+    this.#matchers.set(id, matcher);
+    return matcher;
+  }
+
+  async #compiled(grammar: Grammar): Promise<CompiledGrammar> {
+    const key = `${grammar.kind}\n${grammar.text}`;
+    const compiled = this.#kept.get(key) ?? (await this.#compile(grammar));
+    this.#kept.delete(key);
+    this.#kept.set(key, compiled);
+    const [oldest] = this.#kept;
+    if (oldest && this.#kept.size > KEPT) {
+      this.#kept.delete(oldest[0]);
+      oldest[1].dispose();
+    }
+    return compiled;
+  }
+
+  async #compile({ kind, text }: Grammar): Promise<CompiledGrammar> {
+    const { compiler } = this.#parts();
+    switch (kind) {
+      case "json_object":
+        return compiler.compileGrammar(JSON_OBJECT, "root");
+      case "json_schema":
+        return compiler.compileGrammar(schemaGrammar(JSON.parse(text)), "root");
+      case "regex":
+        return compiler.compileGrammar(
+          readable("regex", () => regexGrammar(text)),
+          "root",
+        );
+      case "ebnf":
+        return compiler.compileGrammar(text, "root");
+      case "structural_tag":
+        return compiler.compileStructuralTag({ format: withGrammars(JSON.parse(text).format) });
+    }
+  }
+
+  #parts(): Library & { readonly compiler: GrammarCompiler } {
+    if (!this.#library || !this.#compiler) throw new Error("the first word must be the vocabulary");
+    return { ...this.#library, compiler: this.#compiler };
+  }
+}
+
+function schemaGrammar(schema: unknown, narrowing?: Narrowing): string {
+  const made = narrowed(schema, narrowing);
+  return readable("json schema", () => ebnfOf(made));
+}
+
+/** RequestError with what `read` throws. */
+function readable(what: string, read: () => string): string {
+  try {
+    return read();
+  } catch (error) {
+    const why = error instanceof Error ? error.message : String(error);
+    throw new RequestError(`the ${what} cannot be kept to: ${why}`, "response_format");
+  }
+}
+
+/** A schema within a structural tag: `strict` and `param` are for our own narrowing. */
+type SchemaFormat = Extract<StructuralTagFormat, { type: "json_schema" }> & Narrowing;
+
+/** A part of a structural tag with grammars instead of schemas: the library would not narrow them. */
+function withGrammars(format: StructuralTagFormat): StructuralTagFormat {
+  switch (format.type) {
+    case "json_schema": {
+      const { json_schema, ...narrowing } = format as SchemaFormat;
+      return { type: "grammar", grammar: schemaGrammar(json_schema, narrowing) };
+    }
+    case "sequence":
+    case "or":
+      return { ...format, elements: format.elements.map(withGrammars) };
+    case "tag":
+      return { ...format, content: withGrammars(format.content) };
+    case "triggered_tags":
+    case "tags_with_separator":
+      return { ...format, tags: format.tags.map((tag) => ({ ...tag, content: withGrammars(tag.content) })) };
+    default:
+      return format;
+  }
+}
+
+/** Whether WebAssembly may be compiled here: an empty module is. */
+function mayCompile(): boolean {
+  try {
+    return new WebAssembly.Module(Uint8Array.of(0, 97, 115, 109, 1, 0, 0, 0)) instanceof WebAssembly.Module;
+  } catch {
+    return false;
+  }
+}

@@ -1,0 +1,46 @@
+/** @mlc-ai/web-xgrammar, with its WebAssembly inside: a script that puts itself into the global scope. */
+
+type Library = typeof import("@mlc-ai/web-xgrammar");
+
+const scope = globalThis as {
+  /** `fresh`, put in by scripts/bundle.mjs for browsers: one more, with a memory of its own. */
+  xgrammar?: Library & { readonly fresh?: () => Library };
+  location?: { readonly href: string };
+};
+
+/** What the library wrote last to the console: its reason, where it aborts. */
+let said = "";
+
+/** Loads the library. One that aborts is no good afterwards: who begins anew has another. */
+export async function loadLibrary(): Promise<Library> {
+  // In Node it looks for its own address.
+  scope.location ??= { href: import.meta.url };
+  await import("@mlc-ai/web-xgrammar");
+  if (!scope.xgrammar) throw new Error("@mlc-ai/web-xgrammar has not put itself into the global scope");
+  return scope.xgrammar.fresh?.() ?? scope.xgrammar;
+}
+
+/** What the library does first: it keeps the console's functions as they are then. */
+export async function listening<T>(first: () => Promise<T>): Promise<T> {
+  const { error } = console;
+  let isFirst = true;
+  console.error = (...words: unknown[]) => {
+    // Until then it may be anybody's of this thread.
+    if (isFirst) error.apply(console, words);
+    else said = `${said}${words.join(" ")}\n`;
+  };
+  try {
+    return await first();
+  } finally {
+    isFirst = false;
+    console.error = error;
+  }
+}
+
+/** What the library has said since, without the names of its files. */
+export function reasonOf(error: unknown): string {
+  const lines = said.split("\n").filter((line) => line !== "" && !line.startsWith("Aborted"));
+  said = "";
+  const line = lines.at(-1) ?? (error instanceof Error ? error.message : String(error));
+  return line.replace(/^.*\.(cc|h):\d+: /, "").slice(0, 300);
+}

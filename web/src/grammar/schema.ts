@@ -1,0 +1,299 @@
+/**
+ * JSON schemas as a grammar keeps to them: what the library would pass over in silence is refused here, by its
+ * name and place. schema.py says the same, and tests/vectors/grammars.json holds both to it.
+ *
+ * A schema may be followed more narrowly than it says: properties come in the order of the schema and without
+ * others unless `additionalProperties` allows them, a pattern has to cover the whole string.
+ */
+
+import { RequestError } from "../both/errors.js";
+import { OF_TYPE, TYPES, TypedKeywords } from "./typed.js";
+import { isObject, isOf, type Schema, same, shown, tooLarge } from "./values.js";
+
+/** Keywords that forbid nothing, or (nullable) only allow more than is written. */
+const ANNOTATIONS = new Set([
+  "title",
+  "description",
+  "default",
+  "examples",
+  "example",
+  "$comment",
+  "$schema",
+  "deprecated",
+  "readOnly",
+  "writeOnly",
+  "discriminator",
+  "nullable",
+  "contentMediaType",
+  "contentEncoding",
+  "contentSchema",
+  "externalDocs",
+  "xml",
+]);
+const STRUCTURE = new Set([
+  "type",
+  "enum",
+  "const",
+  "anyOf",
+  "oneOf",
+  "allOf",
+  "$ref",
+  "$defs",
+  "definitions",
+]);
+const DEFINITIONS = ["$defs", "definitions"];
+const KEYWORDS = new Set([...STRUCTURE, ...Object.values(OF_TYPE).flat()]);
+/** Pairs of schemas: their number grows with the square of a oneOf, and again with every level below. */
+const MOST_COMPARED = 20_000;
+/** Of a reference through others. */
+const MOST_STEPS = 64;
+/** Levels of a schema. */
+const MOST_LEVELS = 200;
+
+export interface Narrowing {
+  /** Keywords that cannot be kept to are refused; else they are left out, and the text need not follow them. */
+  readonly strict?: boolean;
+  /** What of the request an error names. */
+  readonly param?: string;
+}
+
+export interface Narrowed {
+  readonly schema: Schema;
+  /** All schemas in it, by the JSON pointers that references lead to. */
+  readonly places: ReadonlyMap<string, Schema>;
+}
+
+/** The schema as a grammar can keep to it. RequestError names a keyword that cannot be kept to and its place. */
+export function narrowed(
+  schema: unknown,
+  { strict = true, param = "response_format" }: Narrowing = {},
+): Narrowed {
+  return new Walk(schema, strict, param).made();
+}
+
+/** One schema on its way. */
+class Walk extends TypedKeywords {
+  readonly #places = new Map<string, Schema>();
+  readonly #refs = new Map<string, string>();
+  #compared = 0;
+  #depth = 0;
+
+  constructor(
+    private readonly root: unknown,
+    private readonly strict: boolean,
+    private readonly param: string,
+  ) {
+    super();
+  }
+
+  made(): Narrowed {
+    const schema = this.schema(this.root, "#");
+    for (const [target, place] of this.#refs)
+      if (!this.#places.has(target))
+        throw this.error(place, `$ref ${shown(target)} leads to nothing that is a schema`);
+    return { schema, places: this.#places };
+  }
+
+  protected error(place: string, what: string): RequestError {
+    return new RequestError(
+      `${this.param}: the JSON schema cannot be kept to at ${place}: ${what}`,
+      this.param,
+    );
+  }
+
+  protected drop(place: string, keyword: string, why = "no grammar can keep to it"): void {
+    if (this.strict)
+      throw this.error(place, `'${keyword}': ${why}. Leave it out, and check the answer yourself`);
+  }
+
+  protected schema(schema: unknown, place: string): Schema {
+    if (schema === true) return this.#noted(place, {});
+    if (!isObject(schema)) throw this.error(place, `${shown(schema)} allows nothing, or is no schema`);
+    this.#depth += 1;
+    if (this.#depth > MOST_LEVELS) throw this.error("#", "it is nested too deeply; make it flatter");
+    const known = Object.fromEntries(
+      Object.entries(schema).filter(([key]) => !ANNOTATIONS.has(key) && !key.startsWith("x-")),
+    );
+    if (place === "#") delete known.$id;
+    const definitions: Schema = {};
+    for (const key of DEFINITIONS.filter((key) => key in known)) {
+      definitions[key] = this.each(known[key], `${place}/${key}`);
+      delete known[key];
+    }
+    for (const key of Object.keys(known).filter((key) => !KEYWORDS.has(key))) {
+      this.drop(place, key);
+      delete known[key];
+    }
+    const made = { ...(this.#structure(known, place) ?? this.typed(known, place)), ...definitions };
+    this.#depth -= 1;
+    return this.#noted(place, made);
+  }
+
+  #noted(place: string, made: Schema): Schema {
+    this.#places.set(place, made);
+    return made;
+  }
+
+  /** Of a keyword that says all of a schema; null: it has none. */
+  #structure(known: Schema, place: string): Schema | null {
+    for (const key of ["$ref", "const", "enum", "allOf", "anyOf", "oneOf"] as const) {
+      if (!(key in known)) continue;
+      const { [key]: value } = known;
+      delete known[key];
+      const found = this.#ofStructure(key, value, known, place);
+      if (!found) continue;
+      for (const other of Object.keys(known)) this.drop(place, other, `it cannot be kept to beside '${key}'`);
+      return found;
+    }
+    return null;
+  }
+
+  #ofStructure(
+    key: "$ref" | "const" | "enum" | "allOf" | "anyOf" | "oneOf",
+    value: unknown,
+    rest: Schema,
+    place: string,
+  ): Schema | null {
+    switch (key) {
+      case "$ref":
+        return this.#ref(value, place);
+      case "const":
+        return this.#enum([value], rest, place);
+      case "enum":
+        return this.#enum(value, rest, place);
+      case "allOf":
+        if (Array.isArray(value) && value.length === 1) return this.schema(value[0], `${place}/allOf/0`);
+        this.drop(place, "allOf", "only one schema can stand in it; write the schemas as one");
+        return null;
+      case "anyOf":
+        return { anyOf: this.list(value, `${place}/anyOf`) };
+      case "oneOf":
+        return this.#oneOf(value, place);
+    }
+  }
+
+  protected each(schemas: unknown, place: string): Schema {
+    if (!isObject(schemas)) throw this.error(place, "this must be an object of schemas");
+    const made = Object.entries(schemas).map(([name, one]) => [
+      name,
+      this.schema(one, `${place}/${name.replaceAll("~", "~0").replaceAll("/", "~1")}`),
+    ]);
+    return Object.fromEntries(made);
+  }
+
+  protected list(schemas: unknown, place: string): Schema[] {
+    if (!Array.isArray(schemas) || schemas.length === 0)
+      throw this.error(place, "this must be a list of schemas that is not empty");
+    return schemas.map((one, index) => this.schema(one, `${place}/${index}`));
+  }
+
+  #ref(target: unknown, place: string): Schema | null {
+    if (typeof target !== "string" || !(target === "#" || target.startsWith("#/"))) {
+      this.drop(place, "$ref", "only references into the schema itself (#/…) are followed");
+      return null;
+    }
+    const seen = new Set([place]);
+    // A reference that leads through references to itself says nothing.
+    for (let at: unknown = target; typeof at === "string"; ) {
+      if (seen.has(at)) throw this.error(place, `$ref ${shown(target)} leads back to itself`);
+      seen.add(at);
+      if (seen.size > MOST_STEPS)
+        throw this.error(place, `$ref ${shown(target)} leads through more than ${MOST_STEPS} others`);
+      const found = this.#at(at);
+      at = isObject(found) ? found.$ref : null;
+    }
+    if (!this.#refs.has(target)) this.#refs.set(target, place);
+    return { $ref: target };
+  }
+
+  /** What a pointer leads to; null if nothing. */
+  #at(pointer: string): unknown {
+    let at: unknown = this.root;
+    for (const part of pointer.split("/").slice(1)) {
+      const name = part.replaceAll("~1", "/").replaceAll("~0", "~");
+      if (Array.isArray(at)) at = /^\d{1,5}$/.test(part) ? at[Number(part)] : null;
+      else at = isObject(at) && Object.hasOwn(at, name) ? at[name] : null;
+    }
+    return at ?? null;
+  }
+
+  #enum(given: unknown, rest: Schema, place: string): Schema {
+    if (!Array.isArray(given)) throw this.error(place, "enum must be a list");
+    const { type = TYPES, enum: also } = rest;
+    const types = this.types(type, place);
+    const beside = "enum" in rest;
+    delete rest.type;
+    delete rest.enum;
+    const kept = given.filter(
+      (value) =>
+        (!beside || (Array.isArray(also) && also.some((one) => same(value, one)))) &&
+        types.some((kind) => isOf(value, kind)),
+    );
+    if (kept.length === 0)
+      throw this.error(place, "of enum (or const) nothing is left that the rest of the schema allows");
+    if (kept.some(tooLarge))
+      throw this.error(place, `enum (or const) has a whole number beyond ${Number.MAX_SAFE_INTEGER}`);
+    return { enum: kept };
+  }
+
+  #oneOf(schemas: unknown, place: string): Schema {
+    const made = this.list(schemas, `${place}/oneOf`);
+    const given = schemas as unknown[];
+    for (const [i, first] of given.entries())
+      for (const [j, second] of given.entries())
+        if (i < j && !this.#apart(first, second))
+          this.drop(place, "oneOf", `its schemas ${i} and ${j} may both fit one value; use anyOf`);
+    return { anyOf: made };
+  }
+
+  /** Whether it is certain that nothing fits both: by their types, values, or a required property's. */
+  #apart(one: unknown, other: unknown): boolean {
+    this.#compared += 1;
+    if (this.#compared > MOST_COMPARED)
+      throw this.error("#", "its oneOf take too long to tell apart; use anyOf");
+    const [first, second] = [this.#resolved(one), this.#resolved(other)];
+    if (!isObject(first) || !isObject(second)) return false;
+    const [values, others] = [valuesOf(first), valuesOf(second)];
+    if (values && others) return !values.some((a) => others.some((b) => same(a, b)));
+    const [types, theirs] = [declared(first), declared(second)];
+    if (types.size > 0 && theirs.size > 0 && ![...types].some((a) => [...theirs].some((b) => overlap(a, b))))
+      return true;
+    if ([types, theirs].some((set) => set.size !== 1 || !set.has("object"))) return false;
+    const shared = namesOf(first.required).filter((name) => namesOf(second.required).includes(name));
+    return shared.some((name) => this.#apart(property(first, name), property(second, name)));
+  }
+
+  #resolved(schema: unknown): unknown {
+    let at = schema;
+    for (let i = 0; i < 16 && isObject(at) && typeof at.$ref === "string"; i++) at = this.#at(at.$ref);
+    return at;
+  }
+}
+
+function valuesOf(schema: Schema): readonly unknown[] | null {
+  if ("const" in schema) return [schema.const];
+  return Array.isArray(schema.enum) ? schema.enum : null;
+}
+
+/** The types that a schema may have; none: not known. */
+function declared(schema: Schema): Set<string> {
+  const values = valuesOf(schema);
+  if (values)
+    return new Set(TYPES.filter((kind) => kind !== "integer" && values.some((value) => isOf(value, kind))));
+  if (schema.type === undefined) return new Set("properties" in schema ? ["object"] : []);
+  return new Set(namesOf(Array.isArray(schema.type) ? schema.type : [schema.type]));
+}
+
+function overlap(first: string, second: string): boolean {
+  const numbers = ["integer", "number"];
+  return first === second || (numbers.includes(first) && numbers.includes(second));
+}
+
+function namesOf(value: unknown): string[] {
+  return Array.isArray(value) ? value.filter((name) => typeof name === "string") : [];
+}
+
+function property(schema: Schema, name: string): unknown {
+  const { properties } = schema;
+  return isObject(properties) && Object.hasOwn(properties, name) ? properties[name] : null;
+}

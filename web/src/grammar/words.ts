@@ -1,0 +1,41 @@
+/** What the engine's worker and the worker of the grammars say to each other: a word, and its answer. */
+
+import type { Grammar } from "../both/grammar.js";
+
+/** The name of a worker that follows grammars. */
+export const GRAMMARS = "nearfar grammars";
+
+export type ToGrammars =
+  /**
+   * The first word: each token's bytes, written as byte-level tokenizers write them ("" for a token that no
+   * text has), and the tokens that end an answer.
+   */
+  | { readonly type: "vocabulary"; readonly pieces: readonly string[]; readonly ends: readonly number[] }
+  /** An answer begins, or goes on after `tokens`. */
+  | {
+      readonly type: "start";
+      readonly id: number;
+      readonly grammar: Grammar;
+      readonly tokens: readonly number[];
+    }
+  | { readonly type: "accept"; readonly id: number; readonly token: number }
+  /** The answer has ended. This alone has no answer. */
+  | { readonly type: "close"; readonly id: number };
+
+export type FromGrammars =
+  | { readonly type: "ready" }
+  /** uint32 [ceil(vocab / 32)]: bit v % 32 of word v / 32 says whether token v may come next. */
+  | { readonly type: "allowed"; readonly words: Uint32Array<ArrayBuffer> }
+  /** Nothing can follow. */
+  | { readonly type: "complete" }
+  /** `broken`: the library has aborted, and this worker is not to be asked again. */
+  | { readonly type: "refused"; readonly message: string; readonly broken: boolean }
+  /** No grammar can be followed here: the library cannot be had, or may not run. */
+  | { readonly type: "failed"; readonly message: string; readonly code: "unreachable" | "unsupported" };
+
+/** A worker of the grammars, as the engine's has it. */
+export interface GrammarPort {
+  post(word: ToGrammars): void;
+  listen(onWord: (word: FromGrammars) => void): void;
+  end(): void;
+}

@@ -1,0 +1,18 @@
+import type { CachedModel } from "../both/file-cache.js";
+
+/** What the browser keeps of models. By dynamic import: a page that is to answer does not ask. */
+
+export type { CachedModel };
+
+/** The models in this origin's storage, the last used first. */
+export async function cachedModels(): Promise<CachedModel[]> {
+  return (await import("../both/file-cache.js")).cachedModels();
+}
+
+/**
+ * Deletes what is kept of the artifact at `url`, or of those in the folder at `url`, but for files that other
+ * artifacts share. A model that is loaded runs on. Whether there was one.
+ */
+export async function deleteModel(url: string | URL): Promise<boolean> {
+  return (await import("../both/file-cache.js")).deleteModel(url);
+}

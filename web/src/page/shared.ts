@@ -1,0 +1,44 @@
+import { startWorker, type WorkerPort } from "./client.js";
+
+/** Which of an origin's shared engines. */
+export interface SharedOptions {
+  /** Pages with the same name have one engine, and so one model; "nearfar" by default. */
+  readonly name?: string;
+}
+
+/**
+ * One engine for all pages of an origin that call this: what `createEngine` takes as `worker`. It is in a
+ * SharedWorker of the package, or, where the browser has none, in the worker of one of the pages: when that page
+ * is closed, another loads the model, and answers that had begun end with a DeviceError of the code
+ * "device-lost". Where there are neither SharedWorkers nor locks (pages without https) each page has its own.
+ */
+export function sharedEngine(options?: SharedOptions): Promise<WorkerPort>;
+/**
+ * An engine of `shareEngine` (`nearfar/here`), over a port that its `connect` has the other end of: what
+ * `createEngine` takes as `worker`. Each call of that needs a port of its own.
+ */
+export function sharedEngine(port: MessagePort): WorkerPort;
+export function sharedEngine(given: MessagePort | SharedOptions = {}): WorkerPort | Promise<WorkerPort> {
+  if ("postMessage" in given) return overPort(given);
+  const name = `nearfar shared ${given.name ?? "nearfar"}`;
+  // Bundlers look for this very expression, which holds beside worker.js alone.
+  const worker = (): SharedWorker =>
+    new SharedWorker(new URL("./worker.js", import.meta.url), { type: "module", name });
+  return import("./tabs.js").then(({ openShared }) => openShared(name, { worker, overPort, startWorker }));
+}
+
+function overPort(port: MessagePort): WorkerPort {
+  // A page that is closed says no more.
+  globalThis.addEventListener?.("pagehide", ({ persisted }) => {
+    if (!persisted) port.postMessage({ type: "dispose" });
+  });
+  return {
+    postMessage: (message) => port.postMessage(message),
+    addEventListener: (type: string, listener: (event: never) => void) => {
+      if (type !== "message") return;
+      port.addEventListener("message", (event) => listener(event as never));
+      port.start();
+    },
+    terminate: () => port.close(),
+  };
+}

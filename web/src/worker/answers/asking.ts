@@ -1,0 +1,171 @@
+/**
+ * What an answer must match where tools are offered: the grammar of calls, as xgrammar's structural tag
+ * (tests/vectors/tools holds it).
+ */
+
+import type { Grammar } from "../../both/grammar.js";
+import type { Calling } from "../../both/messages.js";
+import type { FunctionTool } from "../../both/openai.js";
+import type { AnswerFormat, CallFormat, Spelling } from "./format.js";
+import {
+  type Around,
+  around,
+  constant,
+  either,
+  inOrder,
+  repeated,
+  schemaTag,
+  type Tag,
+  tag,
+} from "./tags.js";
+
+/** The arguments of a call that are not JSON, as a tag; `schema`: the tool's parameters. */
+export type SpelledArguments = (spelling: Spelling, schema: object, strict: boolean) => Around;
+
+/**
+ * What an answer must match: calls of the tools that may be called, the format that is wanted, or either;
+ * null: anything. Room for reasoning is left before it; `reasoningOpen`: the prompt has begun it. Where calls
+ * are required a format that is wanted beside them is not looked at, for there is no other text.
+ */
+export async function answerGrammar(
+  form: AnswerFormat,
+  calling: Calling | null,
+  wanted: Grammar | null,
+  reasoningOpen: boolean,
+): Promise<Grammar | null> {
+  const { calls } = form;
+  if (!calls || !calling) {
+    if (!wanted || !(form.reasoning || form.text)) return wanted;
+    return structural(afterReasoning(form, textOf(form, wanted), reasoningOpen, true));
+  }
+  // Most models write JSON.
+  const spelled = calls.spelling ? (await import("./spelled.js")).spelledArguments : null;
+  // xgrammar 0.1.27 takes no repetition without a known end beside something else.
+  const many = wanted && !calling.required ? calls.listed : calls.listed || calls.repeats;
+  const writer = new Calls(calls, calling.tools, calling.parallel && many, spelled);
+  const must = calling.required || wanted !== null;
+  const content = (): Tag => {
+    if (calling.required) return writer.only();
+    return wanted ? either([writer.only(), textOf(form, wanted)]) : writer.inText();
+  };
+  return structural(afterReasoning(form, content(), reasoningOpen, must));
+}
+
+function structural(format: Tag): Grammar {
+  return { kind: "structural_tag", text: JSON.stringify({ type: "structural_tag", format }) };
+}
+
+/**
+ * The content, with room for a section of reasoning before it. `must`: there is no answer without the
+ * content, so what the prompt has begun has to be ended.
+ */
+function afterReasoning({ reasoning }: AnswerFormat, content: Tag, opened: boolean, must: boolean): Tag {
+  if (!reasoning) return content;
+  const thought = tag(opened ? "" : reasoning.begin, { type: "any_text" }, reasoning.end);
+  const between = reasoning.after ? constant(reasoning.after) : { type: "regex", pattern: "\\n{0,2}" };
+  const thinking = inOrder([thought, between, content]);
+  return opened && must ? thinking : either([thinking, content]);
+}
+
+/** The format that is wanted, as text for the user. */
+function textOf({ text }: AnswerFormat, wanted: Grammar): Tag {
+  const content = asTag(wanted);
+  return text ? inOrder([constant(text), content]) : content;
+}
+
+function asTag({ kind, text }: Grammar): Tag {
+  switch (kind) {
+    case "json_schema":
+      return schemaTag(JSON.parse(text), true, "response_format");
+    case "json_object":
+      return schemaTag({ type: "object", additionalProperties: true }, true, "response_format");
+    case "regex":
+      return { type: "regex", pattern: text };
+    case "ebnf":
+      return { type: "grammar", grammar: text };
+    default:
+      return (JSON.parse(text) as { format: Tag }).format;
+  }
+}
+
+/** Calls of these tools; `several`: an answer may have more than one. */
+class Calls {
+  constructor(
+    private readonly form: CallFormat,
+    private readonly tools: readonly FunctionTool[],
+    private readonly several: boolean,
+    private readonly spelled: SpelledArguments | null,
+  ) {}
+
+  /**
+   * Any text; what begins as a call is one. Where calls can do without marks, they come first or not at all.
+   */
+  inText(): Tag {
+    const { bare, begin, repeats } = this.form;
+    if (bare) {
+      const starts = [bare, begin].filter((start) => start !== "");
+      return either([this.only(), { type: "regex", pattern: otherThan(starts) }]);
+    }
+    return {
+      type: "triggered_tags",
+      triggers: [begin],
+      tags: this.#sections(),
+      stop_after_first: !(repeats && this.several),
+    };
+  }
+
+  only(): Tag {
+    const { begin, bare, repeats, separator } = this.form;
+    const sections = begin ? this.#sections() : [];
+    if (repeats && this.several && separator) return repeated(sections, separator);
+    // There is no empty separator: what comes between calls is passed over.
+    if (repeats && this.several)
+      return { type: "triggered_tags", triggers: [begin], tags: sections, at_least_one: true };
+    return either([...(bare ? this.#inside("", "") : []), ...sections]);
+  }
+
+  /** Sections between marks. */
+  #sections(): Around[] {
+    const { begin, blank, end } = this.form;
+    return this.#inside(begin + blank, blank + end);
+  }
+
+  /** One for each tool, or one with a list of calls of all tools. */
+  #inside(begin: string, end: string): Around[] {
+    const each = this.tools.map((tool) => this.#call(tool));
+    if (!this.form.listed) return each.map((call) => around(begin, call, end));
+    const listed = this.several ? [tag("", repeated(each, ", "), "")] : each;
+    return listed.map((call) => around(`${begin}[`, call, `]${end}`));
+  }
+
+  #call({ function: { name, parameters, strict } }: FunctionTool): Around {
+    const { named, spelling, name: key, arguments: word } = this.form;
+    const schema = parameters ?? { type: "object" };
+    const isStrict = strict === true;
+    if (named && spelling && this.spelled)
+      return around(named.before + name + named.after, this.spelled(spelling, schema, isStrict), "");
+    const json = schemaTag(schema, isStrict, "tools");
+    if (named) return tag(named.before + name + named.after, json, "");
+    return tag(`{"${key}": ${JSON.stringify(name)}, "${word}": `, json, "}");
+  }
+}
+
+/** A regular expression of texts that begin with none of these, the empty text included. */
+function otherThan(starts: readonly string[]): string {
+  const begun = starts.flatMap((start) => [...start].map((_, at) => start.slice(0, at)));
+  const ways = [...new Set(begun)]
+    .sort()
+    .filter((text) => !starts.some((start) => text.startsWith(start)))
+    .map((text) => {
+      const nexts = starts
+        .filter((start) => start.startsWith(text))
+        .map((start) => start.charAt(text.length));
+      const others = [...new Set(nexts)].sort().map(literal).join("");
+      return `${[...text].map(literal).join("")}([^${others}][\\s\\S]*)?`;
+    });
+  return ways.join("|");
+}
+
+function literal(char: string): string {
+  return /^[\p{L}\p{N} "'<>:;,_%&#@!~`=]$/u.test(char) ? char : `\\${char}`;
+}

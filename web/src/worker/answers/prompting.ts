@@ -1,0 +1,97 @@
+/** Tools and calls in what a chat template gets (tests/vectors/tools holds it). */
+
+import type { ChatMessage, FunctionTool } from "../../both/openai.js";
+import type { Told } from "../text/types.js";
+import { type CallFormat, readCalls, type Spelling } from "./format.js";
+import { isObject, jsonOf, type Values, written } from "./values.js";
+
+export interface Prompting {
+  readonly messages: readonly Told[];
+  readonly tools: readonly FunctionTool[];
+}
+
+/** For messages with earlier calls, where a model's format has none. */
+const BY_DEFAULT = readCalls({ begin: "<tool_call>", end: "</tool_call>" }, "");
+
+/** Whether a chat template writes out `tools` itself. */
+export function knowsTools(template: string): boolean {
+  return template.includes("tools");
+}
+
+/** What a template gets of messages and of the tools that may be called. */
+export function prompting(
+  messages: readonly ChatMessage[],
+  tools: readonly FunctionTool[],
+  form: CallFormat | null,
+  template: string,
+): Prompting {
+  if (knowsTools(template)) return { messages: messages.map(withParsedArguments), tools };
+  const calls = form ?? BY_DEFAULT;
+  const plain = messages.map((message) => inWords(message, calls));
+  return { messages: tools.length > 0 ? described(plain, tools, calls) : plain, tools: [] };
+}
+
+function withParsedArguments(message: ChatMessage): Told {
+  const { tool_calls, ...rest } = message;
+  if (!tool_calls?.length) return { ...rest };
+  const calls = tool_calls.map((call) => {
+    const { name, arguments: text } = call.function;
+    return { ...call, function: { name, arguments: jsonOf(text || "{}") } };
+  });
+  return { ...rest, tool_calls: calls };
+}
+
+/** The messages with the tools told in words, for a chat template that knows nothing of tools. */
+function described(messages: readonly Told[], tools: readonly FunctionTool[], form: CallFormat): Told[] {
+  const example = writtenCall(form, "<name>", { "<argument>": "<value>" });
+  const text =
+    `You can call these functions:\n${tools.map((tool) => written(tool.function)).join("\n")}\n` +
+    `To call one, write ${example} and nothing else.`;
+  const [first, ...rest] = messages;
+  if (first?.role === "system") return [{ ...first, content: `${first.content}\n\n${text}` }, ...rest];
+  return [{ role: "system", content: text }, ...messages];
+}
+
+/** A message without fields and roles for tools, for a chat template that would leave them out. */
+function inWords(message: ChatMessage, form: CallFormat): Told {
+  if (message.role === "tool") return { role: "user", content: `Result: ${message.content}` };
+  if (!message.tool_calls?.length) return { ...message };
+  const calls = message.tool_calls.map(({ function: { name, arguments: text } }) =>
+    writtenCall(form, name, jsonOf(text || "{}")),
+  );
+  return { role: message.role, content: [message.content, ...calls].join("\n").trim() };
+}
+
+/** A call as the model would have written it, without blank lines. */
+function writtenCall(form: CallFormat, name: string, given: unknown): string {
+  const { named, spelling } = form;
+  const inner = named
+    ? named.before + name + named.after + spelled(spelling, given)
+    : written({ [form.name]: name, [form.arguments]: given });
+  const [begin, end] = form.bare ? ["", ""] : [form.begin, form.end];
+  return begin + (form.listed ? `[${inner}]` : inner) + end;
+}
+
+function spelled(spelling: Spelling | null, given: unknown): string {
+  if (!spelling || !isObject(given)) return written(given);
+  const { before_name, after_name, after_value, raw } = spelling;
+  const each = Object.entries(given).map(([name, value]) => {
+    const text = raw && typeof value === "string" ? value : spelledValue(spelling, value);
+    return before_name + name + after_name + text + after_value;
+  });
+  return spelling.begin + each.join(spelling.separator) + spelling.end;
+}
+
+function spelledValue(spelling: Spelling, value: unknown): string {
+  const [yes = "", no = "", nothing = ""] = spelling.words;
+  if (value === null) return nothing;
+  if (typeof value === "boolean") return value ? yes : no;
+  const [open, close] = spelling.quotes;
+  if (!open || !close) return written(value);
+  if (typeof value === "string") return open + value + close;
+  if (Array.isArray(value)) return `[${value.map((one) => spelledValue(spelling, one)).join(",")}]`;
+  if (!isObject(value)) return written(value);
+  return `{${Object.entries(value as Values)
+    .map(([name, one]) => `${name}:${spelledValue(spelling, one)}`)
+    .join(",")}}`;
+}

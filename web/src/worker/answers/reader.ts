@@ -1,0 +1,288 @@
+/**
+ * What a model marks in its text: reasoning and calls. Text comes piece by piece and is taken apart on the
+ * way (tests/vectors/tools holds it).
+ */
+
+import type { FunctionTool } from "../../both/openai.js";
+import { BLANKS, begunCall, type Call, callsIn } from "./calls.js";
+import type { AnswerFormat, CallFormat } from "./format.js";
+import { Nesting } from "./nesting.js";
+import { type Head, headIn, isStreamed } from "./streaming.js";
+
+/**
+ * A piece of an answer: text for the user or reasoning. "call": a call begins, `text` is its tool's name;
+ * "arguments": a piece of the JSON of its arguments; "called": the call is whole.
+ */
+export interface Fragment {
+  readonly kind: "text" | "reasoning" | "call" | "arguments" | "called";
+  readonly text: string;
+}
+
+export interface ReaderOptions {
+  /** Those that may be called; without any, calls are text. */
+  readonly tools?: readonly FunctionTool[];
+  /** The prompt has begun a section of reasoning. */
+  readonly reasoningOpen?: boolean;
+  /** Text beside calls is none: what a cut left of their marks, and blank lines. */
+  readonly callsOnly?: boolean;
+}
+
+/**
+ * What may be the beginning of a mark is held back until that is certain. A call whose arguments are JSON
+ * goes out as it comes, from where they begin; another section of calls is held until it ends.
+ */
+export class AnswerReader {
+  readonly #tools: readonly FunctionTool[];
+  readonly #calls: CallFormat | null;
+  readonly #names: ReadonlySet<string>;
+  #kind: "text" | "reasoning" | "call" | "arguments" | "record";
+  #held = "";
+  /** That began the section of calls. */
+  #mark = "";
+  #strip = false;
+  /** Nothing for the user has come yet. */
+  #start = true;
+  #nesting = new Nesting();
+  /** A call of this section went out; more may come in a list. */
+  #after: "" | "call" | "list" = "";
+
+  constructor(
+    private readonly form: AnswerFormat,
+    private readonly options: ReaderOptions = {},
+  ) {
+    const { tools = [], reasoningOpen = false } = options;
+    this.#tools = tools;
+    this.#names = new Set(tools.map((tool) => tool.function.name));
+    this.#calls = tools.length > 0 ? form.calls : null;
+    this.#kind = form.reasoning && reasoningOpen ? "reasoning" : "text";
+  }
+
+  /** What this text makes certain. */
+  push(text: string): Fragment[] {
+    this.#held += text;
+    return [...this.#split(false)];
+  }
+
+  /** What was held back, for the text ends here; `cut`: not because the model ended it. */
+  finish(cut: boolean): Fragment[] {
+    const made = [...this.#split(true)];
+    const held = this.#held;
+    this.#held = "";
+    if (this.#kind !== "call") return [...made, ...this.#plain(held)];
+    const section = [...this.#section(held, cut || !!(this.#calls?.end && this.#mark))];
+    // The model meant no call.
+    if (section.length === 0 && !(cut || this.#after || this.options.callsOnly))
+      section.push({ kind: "text", text: this.#mark + held });
+    return [...made, ...section];
+  }
+
+  *#split(last: boolean): Generator<Fragment> {
+    for (;;) {
+      // The blank lines behind a section belong to it.
+      if (this.#strip) {
+        this.#held = this.#held.replace(/^\n+/, "");
+        this.#strip = this.#held === "";
+      }
+      if (this.#isStreaming) {
+        yield* this.#streamed();
+        if (this.#isStreaming) return;
+      }
+      if (this.#awaitsBare(last)) return;
+      const marks = this.#nextMarks();
+      const head = this.#head(marks);
+      if (head) {
+        yield { kind: "call", text: head.name };
+        this.#held = this.#held.slice(head.end);
+        this.#kind = "arguments";
+        this.#nesting = new Nesting();
+        this.#after = head.isListed ? "list" : "call";
+        continue;
+      }
+      const { at, mark } = first(this.#held, marks, last);
+      if (mark === null) {
+        if (this.#kind === "call") return;
+        const out = this.#held.slice(0, at);
+        this.#held = this.#held.slice(at);
+        yield* this.#plain(out);
+        return;
+      }
+      const before = this.#held.slice(0, at);
+      this.#held = this.#held.slice(at + mark.length);
+      yield* this.#kind === "call" ? this.#section(before, false) : this.#plain(before);
+      this.#switch(mark);
+    }
+  }
+
+  get #isStreaming(): boolean {
+    return this.#kind === "arguments" || this.#kind === "record";
+  }
+
+  /**
+   * What is held of the arguments of a call, and of the object around them; the kind is "call" again behind
+   * it.
+   */
+  *#streamed(): Generator<Fragment> {
+    while (this.#isStreaming && this.#held !== "") {
+      const end = this.#nesting.end(this.#held);
+      const isOfArguments = this.#kind === "arguments";
+      const piece = this.#held.slice(0, end ?? undefined);
+      this.#held = this.#held.slice(piece.length);
+      if (isOfArguments) yield { kind: "arguments", text: piece };
+      if (end === null) return;
+      if (isOfArguments) yield { kind: "called", text: "" };
+      this.#kind = isOfArguments && !this.#calls?.named ? "record" : "call";
+      this.#nesting = new Nesting(1);
+    }
+  }
+
+  /** Of a call with which what is held of a section begins, if it can go out as it comes. */
+  #head(marks: readonly string[]): Head | null {
+    const calls = this.#calls;
+    if (this.#kind !== "call" || !calls || !isStreamed(calls, this.#mark) || this.#after === "call")
+      return null;
+    const head = headIn(this.#held, calls, this.#names, this.#after === "list");
+    if (!head) return null;
+    const before = this.#held.slice(0, head.end);
+    return marks.some((mark) => before.includes(mark)) ? null : head;
+  }
+
+  /** Whether nothing can be said yet: what is held may begin calls without a mark. */
+  #awaitsBare(last: boolean): boolean {
+    const bare = this.#calls?.bare;
+    if (this.#kind !== "text" || !this.#start || !bare) return false;
+    if (!this.#held.startsWith(bare)) return !last && bare.startsWith(this.#held);
+    this.#kind = "call";
+    this.#mark = "";
+    this.#start = false;
+    return false;
+  }
+
+  /** The marks that end what comes now. */
+  #nextMarks(): string[] {
+    const { reasoning, text, dropped } = this.form;
+    const calls = this.#calls;
+    if (this.#kind === "reasoning") return reasoning ? [reasoning.end] : [];
+    let sections = calls ? [calls.begin, ...calls.also].filter((mark) => mark !== "") : [];
+    if (this.#kind === "call") {
+      if (!calls || !this.#mark) return [];
+      if (calls.end) return [calls.end];
+      return calls.repeats ? sections : [];
+    }
+    if (calls?.bare) {
+      const held = this.#held;
+      sections = sections.filter((mark) => this.#start && (held.startsWith(mark) || mark.startsWith(held)));
+    }
+    const others = [text, ...dropped].filter((mark) => mark !== "");
+    return [...(reasoning ? [reasoning.begin] : []), ...sections, ...others];
+  }
+
+  #switch(mark: string): void {
+    const calls = this.#calls;
+    this.#after = "";
+    if (this.#kind === "reasoning" || (this.#kind === "call" && mark === calls?.end)) {
+      this.#kind = "text";
+      this.#strip = true;
+    } else if (mark === this.form.reasoning?.begin) {
+      this.#kind = "reasoning";
+      this.#strip = true;
+    } else if (calls && [calls.begin, ...calls.also].includes(mark)) {
+      this.#kind = "call";
+      this.#mark = mark;
+      this.#strip = true;
+      this.#start = false;
+    }
+  }
+
+  *#plain(text: string): Generator<Fragment> {
+    if (text === "") return;
+    if (this.#kind === "reasoning") {
+      yield { kind: "reasoning", text };
+      return;
+    }
+    this.#start = false;
+    if (!this.options.callsOnly) yield { kind: "text", text };
+  }
+
+  /** A section of calls as far as it came. One that is not what the format says is text. */
+  *#section(text: string, cut: boolean): Generator<Fragment> {
+    const calls = this.#calls;
+    if (!calls) return;
+    const end = this.#mark && !cut ? calls.end : "";
+    const rest = this.#after ? this.#leftOf(text, cut ? calls.end : "") : "";
+    if (this.#after && !(this.#after === "list" && rest.startsWith(","))) {
+      if (rest && !this.options.callsOnly) yield { kind: "text", text: rest + end };
+      return;
+    }
+    const section = this.#after ? `[${rest.slice(1)}` : text;
+    const found = callsIn(section, calls, this.#tools);
+    if (found) {
+      yield* whole(found);
+      return;
+    }
+    if (!cut) {
+      yield { kind: "text", text: (this.#after ? rest : this.#mark + text) + end };
+      return;
+    }
+    const call = begunCall(section, calls);
+    if (call) yield* begun(call);
+  }
+
+  /** What is left of a section whose calls went out. `end`: what may have begun of its end. */
+  #leftOf(text: string, end: string): string {
+    const rest = stripped(text);
+    const left = stripped(rest.slice(0, rest.length - overlap(rest, end)));
+    return this.#after === "list" && left.startsWith("]") ? stripped(left.slice(1)) : left;
+  }
+}
+
+function* whole(calls: readonly Call[]): Generator<Fragment> {
+  for (const call of calls) {
+    yield* begun(call);
+    yield { kind: "called", text: "" };
+  }
+}
+
+function* begun(call: Call): Generator<Fragment> {
+  yield { kind: "call", text: call.name };
+  if (call.arguments) yield { kind: "arguments", text: call.arguments };
+}
+
+function stripped(text: string): string {
+  let from = 0;
+  let to = text.length;
+  while (from < to && BLANKS.includes(text.charAt(from))) from++;
+  while (to > from && BLANKS.includes(text.charAt(to - 1))) to--;
+  return text.slice(from, to);
+}
+
+interface Found {
+  readonly at: number;
+  readonly mark: string | null;
+}
+
+/** Where the first mark stands, the longest there. Null: how much of the text is certainly none. */
+function first(text: string, marks: readonly string[], last: boolean): Found {
+  const found = marks
+    .map((mark) => ({ at: text.indexOf(mark), mark }))
+    .filter(({ at }) => at >= 0)
+    .sort((a, b) => a.at - b.at || b.mark.length - a.mark.length)[0];
+  if (last) return found ?? { at: text.length, mark: null };
+  const begun = Math.min(text.length, ...marks.map((mark) => text.length - overlap(text, mark)));
+  if (!found) return { at: begun, mark: null };
+  // A longer mark may begin where a shorter one stands, or before it.
+  const couldBeLonger = (mark: string): boolean => {
+    for (let at = 0; at <= found.at; at++) {
+      const rest = text.slice(at);
+      if (rest !== mark && mark.startsWith(rest)) return true;
+    }
+    return false;
+  };
+  return marks.some(couldBeLonger) ? { at: Math.min(begun, found.at), mark: null } : found;
+}
+
+/** Length of the longest end of the text that begins the mark. */
+function overlap(text: string, mark: string): number {
+  for (let n = Math.min(mark.length - 1, text.length); n > 0; n--)
+    if (text.endsWith(mark.slice(0, n))) return n;
+  return 0;
+}

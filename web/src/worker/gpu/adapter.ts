@@ -1,0 +1,90 @@
+import { DeviceError } from "../../both/errors.js";
+import { type DEVICE_CLASSES, RULES } from "../../both/format.js";
+import type { DeviceClass } from "../../both/manifest.js";
+
+/**
+ * Which GPU there is, and of which class: all that the choice of a backend needs to know of it. Classes as in
+ * format/adapters.py, which replays tests/vectors/variants too.
+ */
+
+/** A GPU of this machine, not opened yet. */
+export interface Gpu {
+  readonly adapter: GPUAdapter;
+  readonly abilities: AdapterAbilities;
+  readonly described: Adapter;
+  readonly deviceClass: DeviceClass;
+  /** What the adapter calls itself, for people. */
+  readonly name: string;
+}
+
+const NO_WEBGPU =
+  "WebGPU is missing. Use Chrome or Edge 113+, Safari 26+ or Firefox 141+, over https or on localhost.";
+const NO_ADAPTER =
+  "The browser has WebGPU, but offers no GPU for it. Turn graphics acceleration on in the browser's settings, " +
+  "update the graphics driver, or restart the browser if this worked before.";
+
+/** What an adapter says of itself; empty where it does not. */
+export interface Adapter {
+  readonly vendor: string;
+  readonly architecture: string;
+  readonly name: string;
+  readonly driver: string;
+  /** What a driver calls its device, or "mobile" for that of a phone or tablet; "other" where nobody says. */
+  readonly kind: string;
+}
+
+interface Rule {
+  readonly deviceClass: (typeof DEVICE_CLASSES)[number];
+  readonly kinds: readonly string[];
+  readonly vendors: readonly string[];
+  readonly words: readonly string[];
+}
+
+/** The adapter to open a device on. One adapter opens one device, so each device wants an adapter anew. */
+export async function findGpu(): Promise<Gpu> {
+  const gpu = (globalThis.navigator as Navigator | undefined)?.gpu;
+  if (!gpu) throw new DeviceError(NO_WEBGPU, { code: "webgpu-missing" });
+  const adapter = await gpu.requestAdapter({ powerPreference: "high-performance" });
+  if (!adapter) throw new DeviceError(NO_ADAPTER, { code: "no-adapter" });
+  const described = describe(adapter.info);
+  const { description, vendor, architecture } = adapter.info;
+  const name = description || [vendor, architecture].filter(Boolean).join(" ") || "unknown";
+  const abilities = withLanguage(adapter, gpu.wgslLanguageFeatures);
+  return { adapter, abilities, described, deviceClass: classOf(described), name };
+}
+
+/** An adapter as classes of devices are told apart by. Browsers hide its kind, but tell a phone. */
+export function describe(info: GPUAdapterInfo, userAgent: string = navigator.userAgent): Adapter {
+  const { vendor, architecture, device, description, isFallbackAdapter } = info;
+  const kind = isFallbackAdapter ? "cpu" : /Android|iPhone|iPad/.test(userAgent) ? "mobile" : "other";
+  return { vendor, architecture, name: device, driver: description, kind };
+}
+
+/** What decides which programs can run: an adapter's limits, its features and those of the language. */
+export interface AdapterAbilities {
+  readonly features: { has(name: string): boolean };
+  readonly limits: object;
+}
+
+/** An adapter with the features of WGSL that the browser has (none are told before Chrome 115). */
+export function withLanguage(
+  adapter: AdapterAbilities,
+  language: { has(name: string): boolean } | undefined,
+): AdapterAbilities {
+  const has = (name: string) => adapter.features.has(name) || (language?.has(name) ?? false);
+  return { features: { has }, limits: adapter.limits };
+}
+
+/** The class of an adapter: that of the first rule that it meets. */
+export function classOf(adapter: Adapter): DeviceClass {
+  const { vendor, architecture, name, driver, kind } = adapter;
+  const said = [vendor, architecture, name, driver].join(" ").toLowerCase();
+  const rules: readonly Rule[] = RULES;
+  const met = rules.find(
+    ({ kinds, vendors, words }) =>
+      (kinds.length === 0 || kinds.includes(kind)) &&
+      (vendors.length === 0 || vendors.includes(vendor.toLowerCase())) &&
+      (words.length === 0 || words.some((word) => said.includes(word))),
+  );
+  return met?.deviceClass ?? "integrated";
+}

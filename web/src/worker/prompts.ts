@@ -1,0 +1,48 @@
+/** What of a request becomes the model's prompt, and what reads its answers. */
+
+import type { Grammar } from "../both/grammar.js";
+import type { Manifest } from "../both/manifest.js";
+import type { Prompt } from "../both/messages.js";
+import type { PieceReader } from "./answers/pieces.js";
+import { Chats } from "./chats.js";
+import type { TextCodec, TextStream } from "./text/types.js";
+
+/** A prompt, and what its answers are read with. */
+export interface Asked {
+  readonly tokens: number[];
+  readonly stream: () => TextStream;
+  readonly reader: () => PieceReader | null;
+  /** What an answer must match, where its text must match `wanted`. */
+  readonly grammar: ((wanted: Grammar | null) => Promise<Grammar | null>) | null;
+}
+
+/** One model's prompts. */
+export class Prompts {
+  readonly chats: Chats;
+
+  constructor(
+    private readonly codec: TextCodec,
+    private readonly manifest: Pick<Manifest, "answers" | "model">,
+  ) {
+    this.chats = new Chats(codec, manifest.answers);
+  }
+
+  /** `stop`: the strings that end an answer. */
+  asked(prompt: Prompt, stop: readonly string[]): Asked {
+    if (prompt.kind === "chat") {
+      const chat = this.chats.encode(prompt);
+      // A chat's answer begins a new text, unless it is the rest of one.
+      const context = prompt.continueLast ? chat.tokens : [];
+      return {
+        tokens: chat.tokens,
+        stream: () => this.codec.stream(stop, context, this.manifest.answers !== null),
+        reader: () => this.chats.reader(prompt, chat),
+        grammar: (wanted) => this.chats.grammar(prompt, wanted, chat),
+      };
+    }
+    const encoded = this.codec.encode(prompt.text);
+    const { bosTokenId } = this.manifest.model;
+    const tokens = encoded.length === 0 && bosTokenId !== null ? [bosTokenId] : encoded;
+    return { tokens, stream: () => this.codec.stream(stop, tokens), reader: () => null, grammar: null };
+  }
+}

@@ -1,0 +1,273 @@
+import { type ChildProcess, spawn, spawnSync } from "node:child_process";
+import { createHash } from "node:crypto";
+import { existsSync } from "node:fs";
+import { cp, readFile } from "node:fs/promises";
+import { join } from "node:path";
+import type { Browser, Page } from "playwright-core";
+import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { CHROMIUM, openChromium, openChromiumWith } from "../support/chromium.js";
+import { FIREFOX, openFirefox } from "../support/firefox.js";
+import { copyApp, type Installed, installPackage, run, WEB, writeFiles } from "../support/installed.js";
+import { type StaticServer, serve } from "../support/serve.js";
+import { toyArtifact } from "../support/toy-artifact.js";
+import { promptOf, TEMPLATE, textAfter } from "../support/toy-chat.js";
+import { toyWasm } from "../support/toy-wasm.js";
+
+/**
+ * The apps of web/apps, as their users write them, with the package as npm installs it: each is built and
+ * served by its own tool, and streams the model's text.
+ */
+const TEXT = textAfter(promptOf([{ role: "user", content: "Tell me a story." }]), 24);
+const PATIENCE_MS = 120_000;
+
+/** Chromium's Vulkan on the processor, for Dawn where there is no GPU. */
+const SWIFTSHADER = ["/usr/lib/chromium/vk_swiftshader_icd.json"].find((path) => existsSync(path)) ?? null;
+/** npm's, where its binary is for this machine; else the system's. */
+const DENO = findDeno();
+
+/** Folders of apps, one over the other: the page with an engine of its own, and with one that pages share. */
+const SOURCES = [
+  { app: "page", sources: ["page"] },
+  { app: "shared", sources: ["page", "shared"] },
+];
+const model = toyArtifact({ chatTemplate: TEMPLATE }).files;
+let installed: Installed;
+let browser: Browser;
+
+beforeAll(async () => {
+  installed = await installPackage();
+}, PATIENCE_MS);
+afterAll(() => installed?.remove());
+
+/** A built folder on a static server, with a model under /model/. */
+function serveFolder(folder: string, files = model): Promise<StaticServer> {
+  return serve(async (path) => {
+    const inModel = files.get(path.replace(/^model\//, ""));
+    return inModel ?? (await readFile(join(folder, path)).catch(() => null));
+  });
+}
+
+/** What the page says in the end: the model's text, or what went wrong. */
+async function answerOf(page: Page, url: string | URL): Promise<string> {
+  const failed = new Promise<string>((resolve) => page.on("pageerror", (error) => resolve(String(error))));
+  await page.goto(String(url));
+  const said = (text: string) => document.querySelector("#answer")?.textContent === text;
+  const whole = page.waitForFunction(said, TEXT, { timeout: PATIENCE_MS - 20_000 }).then(
+    () => TEXT,
+    async () => `not in time: ${await page.innerHTML("body")}`,
+  );
+  return Promise.race([failed, whole]);
+}
+
+/** A new tab says the text. The engine is in a worker of the page, or, `shared`, in one of all pages. */
+async function expectAnswer(url: string | URL, shared = false): Promise<void> {
+  const context = await browser.newContext();
+  try {
+    const page = await context.newPage();
+    let workers = 0;
+    page.on("worker", () => workers++);
+    expect(await answerOf(page, url)).toBe(TEXT);
+    expect(workers > 0).toBe(!shared);
+  } finally {
+    await context.close();
+  }
+}
+
+describe.skipIf(!CHROMIUM)("an app in Chromium", { timeout: PATIENCE_MS }, () => {
+  beforeAll(async () => {
+    browser = await openChromium();
+  });
+  afterAll(() => browser?.close());
+
+  async function expectAnswerFrom(folder: string, shared = false): Promise<void> {
+    const server = await serveFolder(folder);
+    await expectAnswer(new URL("index.html", server.url), shared).finally(() => server.close());
+  }
+
+  describe.each([
+    { name: "vite6", sources: ["page"] },
+    { name: "vite7", sources: ["page"] },
+    { name: "vite", sources: ["page"] },
+    { name: "vite", sources: ["page", "shared"] },
+  ])("of $name: $sources", ({ name, sources }) => {
+    const load = async () => (await import(name)) as typeof import("vite");
+    let app: string;
+    beforeAll(async () => {
+      app = await copyApp(installed, `${name}-${sources.at(-1)}`, ...sources, "vite");
+      await writeFiles(join(app, "public/model"), model);
+    });
+
+    test("runs on its development server, without any configuration", async () => {
+      const { createServer } = await load();
+      const server = await createServer({
+        root: app,
+        configFile: false,
+        logLevel: "silent",
+        server: { port: 0, host: "127.0.0.1" },
+      });
+      await server.listen();
+      await expectAnswer(server.resolvedUrls?.local[0] ?? "").finally(() => server.close());
+    });
+
+    test("runs as it is built", async () => {
+      const { build } = await load();
+      const configFile = name === "vite" ? false : join(app, "vite.config.js");
+      await build({ root: app, configFile, logLevel: "silent" });
+      await expectAnswerFrom(join(app, "dist"), sources.includes("shared"));
+    });
+  });
+
+  test.each(SOURCES)("of webpack: $app", async ({ app: source, sources }) => {
+    const app = await copyApp(installed, `webpack-${source}`, ...sources, "webpack");
+    const { default: webpack } = await import("webpack");
+    const { default: config } = await import(join(app, "webpack.config.mjs"));
+    const output = { ...config.output, path: join(app, "dist") };
+    // What follows grammars is large, and loaded where an answer is to follow one: webpack warns of its size.
+    const performance = false;
+    const stats = await new Promise<import("webpack").Stats | undefined>((resolve, reject) =>
+      webpack({ ...config, context: app, output, performance }, (error, made) =>
+        error ? reject(error) : resolve(made),
+      ),
+    );
+    expect(stats?.toJson({ all: false, errors: true, warnings: true })).toMatchObject({
+      errors: [],
+      warnings: [],
+    });
+    await cp(join(app, "index.html"), join(app, "dist/index.html"));
+    await expectAnswerFrom(join(app, "dist"), source === "shared");
+  });
+
+  test.each(SOURCES)("of Rollup: $app", async ({ app: source, sources }) => {
+    const app = await copyApp(installed, `rollup-${source}`, ...sources, "rollup");
+    await run(process.execPath, [join(WEB, "node_modules/rollup/dist/bin/rollup"), "-c", "--silent"], app);
+    await cp(join(app, "index.html"), join(app, "dist/index.html"));
+    await expectAnswerFrom(join(app, "dist"), source === "shared");
+  });
+
+  test.each(SOURCES)("of esbuild: $app", async ({ app: source, sources }) => {
+    const app = await copyApp(installed, `esbuild-${source}`, ...sources, "esbuild");
+    await run(process.execPath, ["build.mjs"], app);
+    await cp(join(app, "index.html"), join(app, "dist/index.html"));
+    await expectAnswerFrom(join(app, "dist"), source === "shared");
+  });
+
+  test("of plain HTML, with the package on another origin", async () => {
+    const cdn = await serve((path) => readFile(join(installed.root, "node_modules", path)).catch(() => null));
+    try {
+      const app = await copyApp(installed, "html", "html");
+      const page = await readFile(join(app, "index.html"), "utf8");
+      expect(page).toContain("https://cdn.example/");
+      await writeFiles(app, [["index.html", page.replace("https://cdn.example/", cdn.url.href)]]);
+      await expectAnswerFrom(app);
+      // The worker came from there, not as a copy.
+      expect(cdn.requests).toContain("nearfar/dist/worker.js");
+      expect(cdn.requests.filter((path) => path.includes("worker-source"))).toEqual([]);
+    } finally {
+      cdn.close();
+    }
+  });
+
+  test("of Next: built, rendered on the server, and answering in the browser", async () => {
+    const app = await copyApp(installed, "next", "next");
+    await writeFiles(join(app, "public/model"), model);
+    const next = join(WEB, "node_modules/next/dist/bin/next");
+    await run(process.execPath, [next, "build", app], app);
+    const server = spawn(process.execPath, [next, "start", app, "--port", "0", "--hostname", "127.0.0.1"], {
+      cwd: app,
+      env: { ...process.env, NEXT_TELEMETRY_DISABLED: "1" },
+    });
+    try {
+      const url = await addressOf(server);
+      expect(await (await fetch(url)).text()).toContain('<p id="answer"></p>');
+      await expectAnswer(url);
+    } finally {
+      server.kill();
+    }
+  });
+
+  test.each(["extension", "extension-background"])("that is an %s", async (name) => {
+    const app = await copyApp(installed, name, name);
+    await cp(join(installed.folder, "dist"), join(app, "nearfar"), { recursive: true });
+    await writeFiles(join(app, "model"), model);
+    const context = await openChromiumWith(join(installed.root, `${name}-profile`), app);
+    try {
+      // Chromium makes the name of an unpacked extension of its path.
+      const hash = createHash("sha256").update(app).digest("hex").slice(0, 32);
+      const id = hash.replace(/./g, (digit) => String.fromCharCode(97 + Number.parseInt(digit, 16)));
+      const page = await context.newPage();
+      expect(await answerOf(page, `chrome-extension://${id}/panel.html`)).toBe(TEXT);
+    } finally {
+      await context.close();
+    }
+  });
+});
+
+function findDeno(): string | null {
+  const own = join(WEB, "node_modules/.bin/deno");
+  return [own, "deno"].find((command) => spawnSync(command, ["--version"]).status === 0) ?? null;
+}
+
+describe.skipIf(!FIREFOX)("an app in Firefox", { timeout: PATIENCE_MS }, () => {
+  test("of plain HTML answers through WebAssembly", async () => {
+    const app = await copyApp(installed, "firefox", "html");
+    const page = await readFile(join(app, "index.html"), "utf8");
+    await writeFiles(app, [["index.html", page.replace("https://cdn.example/", "/")]]);
+    await cp(installed.folder, join(app, "nearfar"), { recursive: true });
+    const server = await serveFolder(app, (await toyWasm(TEMPLATE)).files);
+    const firefox = await openFirefox();
+    try {
+      const tab = await firefox.newPage();
+      await tab.goto(String(new URL("index.html", server.url)));
+      const said = (text: string) => document.querySelector("#answer")?.textContent === text;
+      await tab.waitForFunction(said, { timeout: PATIENCE_MS - 20_000 }, TEXT);
+    } finally {
+      await firefox.close();
+      server.close();
+    }
+  });
+});
+
+describe("a program", { timeout: PATIENCE_MS }, () => {
+  async function programFolder(name: string, files: ReadonlyMap<string, Uint8Array>): Promise<string> {
+    const app = await copyApp(installed, name, name.split("-")[0] ?? name);
+    await writeFiles(join(app, "model"), files);
+    return app;
+  }
+
+  test("of Node, through WebAssembly", async () => {
+    const app = await programFolder("node", (await toyWasm(TEMPLATE)).files);
+    expect(await run(process.execPath, ["main.mjs"], app)).toBe(TEXT);
+  });
+
+  test.skipIf(!SWIFTSHADER)("of Node, through Dawn", async () => {
+    const app = await programFolder("node-gpu", model);
+    const env = { VK_ICD_FILENAMES: SWIFTSHADER ?? "" };
+    expect(await run(process.execPath, ["gpu.mjs"], app, env)).toBe(TEXT);
+  });
+
+  const ALLOWED = ["run", "--allow-read", "--allow-env", "--allow-sys"];
+
+  test.skipIf(!DENO)("of Deno, through WebAssembly", async () => {
+    const app = await programFolder("deno", (await toyWasm(TEMPLATE)).files);
+    expect(await run(DENO ?? "", [...ALLOWED, "main.js"], app)).toBe(TEXT);
+  });
+
+  test.skipIf(!DENO || !SWIFTSHADER)("of Deno, through its WebGPU", async () => {
+    const app = await programFolder("deno-gpu", model);
+    const env = { VK_ICD_FILENAMES: SWIFTSHADER ?? "" };
+    expect(await run(DENO ?? "", [...ALLOWED, "--unstable-webgpu", "main.js"], app, env)).toBe(TEXT);
+  });
+});
+
+/** The address that a server prints. */
+async function addressOf(server: ChildProcess): Promise<string> {
+  let printed = "";
+  const out = server.stdout;
+  if (!out) throw new Error("the server's output is not read");
+  for await (const chunk of out) {
+    printed += chunk;
+    const url = /http:\/\/127\.0\.0\.1:\d+/.exec(printed)?.[0];
+    if (url) return url;
+  }
+  throw new Error(`the server ended: ${printed}`);
+}

@@ -1,0 +1,128 @@
+/** Answers with a response_format in Chromium, whose worker starts another that follows the grammar. */
+
+import { describe, expect, test } from "vitest";
+import type { Engine } from "../../src/page/index.js";
+import { CHROMIUM } from "../support/chromium.js";
+import { enginePage } from "../support/engine-page.js";
+import { toyArtifact } from "../support/toy-artifact.js";
+
+declare global {
+  var engine: Engine;
+  var ask: (more: object) => Promise<unknown>;
+}
+
+const CHAT = "{% for message in messages %}{{ message.content }}{% endfor %}";
+const SCHEMA = {
+  type: "object",
+  properties: {
+    name: { type: "string", minLength: 1, maxLength: 8 },
+    legs: { type: "integer", minimum: 0, maximum: 8 },
+    kind: { enum: ["cat", "dog"] },
+  },
+  required: ["name", "legs", "kind"],
+};
+
+describe.skipIf(!CHROMIUM)("an answer with a format in Chromium", { timeout: 60_000 }, () => {
+  const at = enginePage();
+
+  test("is JSON of its schema, beside answers of free text", async () => {
+    at.artifact = toyArtifact({ chatTemplate: CHAT });
+    const { free, ...made } = await at.page.evaluate(async (schema) => {
+      const engine = await nearfarPackage.createEngine("/toy/");
+      const ask = (content: string, more: object) =>
+        engine.chat.completions.create({
+          messages: [{ role: "user", content }],
+          max_tokens: 200,
+          temperature: 0,
+          ...more,
+        });
+      const json_schema = { name: "pet", schema };
+      const text = async (content: string, more: object) => (await ask(content, more)).choices[0];
+      const alone = await text("free", { max_tokens: 30 });
+      const [first, second, beside, number] = await Promise.all([
+        text("a", { response_format: { type: "json_schema", json_schema } }),
+        text("b", { response_format: { type: "json_schema", json_schema } }),
+        text("free", { max_tokens: 30 }),
+        text("c", { response_format: { type: "regex", regex: "[0-9]{3}-[0-9]{4}" } }),
+      ]);
+      const features = engine.model.features;
+      await engine.dispose();
+      return { first, second, number, features, free: [alone?.message.content, beside?.message.content] };
+    }, SCHEMA);
+    expect(free[1]).toBe(free[0]);
+    expect(made.features).toContain("json_schema");
+    expect(made.number?.message.content).toMatch(/^\d{3}-\d{4}$/);
+    for (const choice of [made.first, made.second]) {
+      expect(choice?.finish_reason).toBe("stop");
+      const { name, legs, kind } = JSON.parse(choice?.message.content ?? "");
+      expect([
+        name.length > 0 && name.length <= 8,
+        legs >= 0 && legs <= 8,
+        SCHEMA.properties.kind.enum,
+      ]).toEqual([true, true, expect.arrayContaining([kind])]);
+    }
+  });
+
+  /** What becomes of a request with a format and of one without; and of the former once `mend` has been called. */
+  async function failures(mend: () => void): Promise<readonly unknown[]> {
+    at.artifact = toyArtifact({ chatTemplate: CHAT });
+    await at.page.evaluate(async () => {
+      globalThis.engine = await nearfarPackage.createEngine("/toy/");
+      globalThis.ask = async (more) => {
+        const asked = { messages: [{ role: "user" as const, content: "a" }], max_tokens: 20, temperature: 0 };
+        try {
+          const { choices } = await engine.chat.completions.create({ ...asked, ...more });
+          return choices[0]?.message.content ?? null;
+        } catch (error) {
+          const { name, code, message } = error as { name: string; code: string; message: string };
+          return { name, code, message };
+        }
+      };
+    });
+    const both = () =>
+      at.page.evaluate(async () => [
+        await ask({ response_format: { type: "regex", regex: "[0-9]{3}" } }),
+        typeof (await ask({})),
+      ]);
+    const first = await both();
+    mend();
+    return [...first, ...(await both())];
+  }
+
+  test.each([
+    { side: "worker", chunk: /chunks\/(grammar|lib)-/ },
+    { side: "page", chunk: /chunks\/formats-/ },
+  ])(
+    "whose code of the $side cannot be loaded is refused by a code, others are answered, later it is too",
+    async ({ chunk }) => {
+      at.server.intercept = (path, response) => {
+        if (!chunk.test(path)) return false;
+        response.writeHead(404).end();
+        return true;
+      };
+      const told = await failures(() => {
+        at.server.intercept = () => false;
+      });
+      expect(told).toMatchObject([
+        { name: "RequestError", code: "unreachable", message: expect.stringContaining("cannot be loaded") },
+        "string",
+        expect.stringMatching(/^\d{3}$/),
+        "string",
+      ]);
+    },
+  );
+
+  test("is refused by a code where the policy forbids WebAssembly", async () => {
+    at.server.intercept = (path, response) => {
+      if (path === "dist/worker.js") response.setHeader("content-security-policy", "script-src 'self'");
+      return false;
+    };
+    const told = await failures(() => undefined);
+    const refused = {
+      name: "RequestError",
+      code: "unsupported",
+      message: expect.stringContaining("'wasm-unsafe-eval' in script-src"),
+    };
+    expect(told).toMatchObject([refused, "string", refused, "string"]);
+  });
+});

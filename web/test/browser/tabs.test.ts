@@ -1,0 +1,161 @@
+import type { Page } from "playwright-core";
+import { describe, expect, test } from "vitest";
+import type * as nearfar from "../../src/page/index.js";
+import { CHROMIUM } from "../support/chromium.js";
+import { enginePage, importPackage } from "../support/engine-page.js";
+import { expectedText } from "../support/toy-artifact.js";
+
+declare global {
+  var tabs: nearfar.Engine;
+  var answers: Promise<unknown[]>;
+}
+
+describe.skipIf(!CHROMIUM)("sharedEngine() chooses where the engine is", { timeout: 120_000 }, () => {
+  const at = enginePage();
+
+  /** A page of the same browser profile; `alone`: of a browser that has no SharedWorker. */
+  const another = async (alone: boolean): Promise<Page> => {
+    const page = await at.page.context().newPage();
+    if (alone) await page.addInitScript(() => Reflect.deleteProperty(globalThis, "SharedWorker"));
+    await page.goto(at.server.url.href);
+    await importPackage(page, new URL("dist/index.js", at.server.url));
+    return page;
+  };
+
+  const open = (page: Page, url = "/toy/"): Promise<string> =>
+    page.evaluate(async (address) => {
+      try {
+        globalThis.tabs = await nearfarPackage.createEngine(address, {
+          worker: () => nearfarPackage.sharedEngine(),
+        });
+        return globalThis.tabs.model.name;
+      } catch (error) {
+        return String(error);
+      }
+    }, url);
+
+  const ask = (page: Page, prompt: string): Promise<string> =>
+    page.evaluate(async (text) => {
+      const request = { prompt: text, max_tokens: 9, temperature: 0 };
+      const { choices } = await globalThis.tabs.completions.create(request);
+      return choices[0]?.text ?? "";
+    }, prompt);
+
+  const launches = (page: Page): Promise<number> =>
+    page.evaluate(async () => (await globalThis.tabs.stats()).launches);
+  const shards = (): number => at.server.requests.filter((path) => path.includes("weights/")).length;
+
+  describe.each([
+    { place: "in a SharedWorker", alone: false },
+    { place: "in one of the pages, where there is none", alone: true },
+  ])("$place", ({ alone }) => {
+    test("it is loaded once, answers all pages, and refuses another model", async () => {
+      const [first, second] = [await another(alone), await another(alone)];
+      expect(await Promise.all([open(first), open(second)])).toEqual(["toy", "toy"]);
+      expect(shards()).toBe(3);
+      const asked = [ask(first, "q"), ask(second, "z"), ask(first, "b"), ask(second, "c")];
+      const texts = ["q", "z", "b", "c"].map((prompt) => expectedText(prompt, 9));
+      expect(await Promise.all(asked)).toEqual(texts);
+      expect(await launches(second)).toBe(await launches(first));
+      expect(await open(await another(alone), "/other/")).toMatch(
+        /RequestError.*is shared, and has .*\/toy\//,
+      );
+    });
+
+    test("a page that is done with it leaves it to the others, and may come back", async () => {
+      const [first, second] = [await another(alone), await another(alone)];
+      await open(first);
+      await open(second);
+      await first.evaluate(() => globalThis.tabs.dispose());
+      expect(await ask(second, "b")).toBe(expectedText("b", 9));
+      expect(await open(first)).toBe("toy");
+      expect(await ask(first, "c")).toBe(expectedText("c", 9));
+      expect(shards()).toBe(3);
+      await Promise.all([first, second].map((page) => page.evaluate(() => globalThis.tabs.dispose())));
+      // Nobody has it: whoever asks next begins anew.
+      expect(await open(second)).toBe("toy");
+      expect(await ask(second, "q")).toBe(expectedText("q", 9));
+    });
+
+    test("a page that had the engine is closed: the others go on", async () => {
+      const first = await another(alone);
+      await open(first);
+      const [second, third] = [await another(alone), await another(alone)];
+      await Promise.all([open(second), open(third)]);
+      await first.close();
+      expect(await Promise.all([ask(second, "z"), ask(third, "b")])).toEqual([
+        expectedText("z", 9),
+        expectedText("b", 9),
+      ]);
+      await second.close();
+      expect(await ask(third, "c")).toBe(expectedText("c", 9));
+      expect(shards()).toBe(3);
+    });
+  });
+
+  test("answers that had begun end by a code, others go on where the engine is next", async () => {
+    const first = await another(true);
+    await open(first);
+    const second = await another(true);
+    await open(second);
+    await second.evaluate(async () => {
+      let begun = (): void => undefined;
+      const isBegun = new Promise<void>((resolve) => {
+        begun = resolve;
+      });
+      const one = async (prompt: string): Promise<unknown> => {
+        let text = "";
+        try {
+          const request = { prompt, max_tokens: 200, temperature: 0, stream: true as const };
+          for await (const { choices } of await globalThis.tabs.completions.create(request)) {
+            text += choices[0]?.text ?? "";
+            if (text !== "") begun();
+          }
+          return text;
+        } catch (error) {
+          return (error as { code: string }).code;
+        }
+      };
+      globalThis.answers = Promise.all(["q", "z", "b", "c", "d", "e"].map(one));
+      await isBegun;
+    });
+    await first.close();
+    const answers = await second.evaluate(() => globalThis.answers);
+    expect(answers).toContain("device-lost");
+    for (const [index, prompt] of ["q", "z", "b", "c", "d", "e"].entries())
+      expect([expectedText(prompt, 200), "device-lost"]).toContain(answers[index]);
+    expect(await ask(second, "q")).toBe(expectedText("q", 9));
+    expect(shards()).toBe(3);
+  });
+
+  test("the worker of the page that has the engine fails: all hear it, and can load again", async () => {
+    const first = await another(true);
+    await open(first);
+    const second = await another(true);
+    await open(second);
+    const lost = Promise.all(
+      [first, second].map((page) => page.evaluate(async () => (await globalThis.tabs.lost).code)),
+    );
+    await first.workers()[0]?.evaluate(() => {
+      setTimeout(() => {
+        throw new Error("out of order");
+      });
+    });
+    expect(await lost).toEqual(["worker-failed", "worker-failed"]);
+    await Promise.all([first, second].map((page) => page.evaluate(() => globalThis.tabs.reload())));
+    expect(await Promise.all([ask(first, "q"), ask(second, "z")])).toEqual([
+      expectedText("q", 9),
+      expectedText("z", 9),
+    ]);
+    expect(shards()).toBe(3);
+  });
+
+  test("a page that crashes does not hold up the others", async () => {
+    const first = await another(true);
+    await open(first);
+    const second = await another(true);
+    await open(second);
+    await first.goto("chrome://crash").catch(() => undefined);
+    expect(await ask(second, "z")).toBe(expectedText("z", 9));
+  });
+});

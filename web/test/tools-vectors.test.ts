@@ -1,0 +1,149 @@
+/** Answers with tools, by the vectors that Python passes too: tests/vectors/tools. */
+
+import { readFileSync } from "node:fs";
+import { describe, expect, test } from "vitest";
+import type { ChatMessage, FunctionTool, ToolChoice } from "../src/both/openai.js";
+import { checkedCalling } from "../src/page/tools.js";
+import { answerGrammar } from "../src/worker/answers/asking.js";
+import { readAnswerFormat } from "../src/worker/answers/format.js";
+import { prompting } from "../src/worker/answers/prompting.js";
+import { AnswerReader, type Fragment } from "../src/worker/answers/reader.js";
+import type { Tag } from "../src/worker/answers/tags.js";
+
+function vectors<T>(name: string): T {
+  return JSON.parse(
+    readFileSync(new URL(`../../tests/vectors/tools/${name}.json`, import.meta.url), "utf8"),
+  ) as T;
+}
+
+interface Reading {
+  readonly formats: Readonly<Record<string, unknown>>;
+  readonly tools: readonly FunctionTool[];
+  readonly cases: readonly {
+    readonly name: string;
+    readonly format: string;
+    readonly pieces: readonly string[];
+    readonly events: readonly object[];
+    readonly tools?: readonly FunctionTool[];
+    readonly reasoning_open?: boolean;
+    readonly calls_only?: boolean;
+    readonly cut?: boolean;
+    /** What each piece makes certain, and the end. */
+    readonly fragments?: readonly object[];
+  }[];
+}
+
+/** As the vectors write them: neighbours of one kind joined. */
+function eventsOf(fragments: readonly Fragment[]): object[] {
+  const made: Record<string, unknown>[] = [];
+  let call = { name: "", arguments: "" };
+  for (const { kind, text } of fragments) {
+    if (kind === "call") {
+      call = { name: text, arguments: "" };
+      made.push({ begun: call });
+    } else if (kind === "arguments") call.arguments += text;
+    else if (kind === "called") {
+      made.pop();
+      const whole = { ...call, arguments: JSON.parse(call.arguments) as unknown };
+      const last = made.at(-1);
+      if (Array.isArray(last?.calls)) last.calls.push(whole);
+      else made.push({ calls: [whole] });
+    } else {
+      const last = made.at(-1);
+      if (last && kind in last) last[kind] = `${last[kind]}${text}`;
+      else made.push({ [kind]: text });
+    }
+  }
+  return made;
+}
+
+const READING = vectors<Reading>("reading");
+
+describe("answers are taken apart wherever they are cut", () => {
+  test.each(READING.cases)("$format: $name", (given) => {
+    const form = readAnswerFormat(READING.formats[given.format], "answers");
+    const text = given.pieces.join("");
+    const halves = [...text].map((_, at) => [text.slice(0, at), text.slice(at)]);
+    for (const pieces of [given.pieces, [text], [...text], ...halves]) {
+      const reader = new AnswerReader(form, {
+        tools: given.tools ?? READING.tools,
+        reasoningOpen: given.reasoning_open ?? false,
+        callsOnly: given.calls_only ?? false,
+      });
+      const made = [...pieces.map((piece) => reader.push(piece)), reader.finish(given.cut ?? false)];
+      expect(eventsOf(made.flat())).toEqual(given.events);
+      if (pieces !== given.pieces || !given.fragments) continue;
+      const told = made.map((group) => group.map(({ kind, text: part }) => ({ [kind]: part })));
+      expect(told).toEqual(given.fragments);
+    }
+  });
+});
+
+interface Asking {
+  readonly formats: Readonly<Record<string, unknown>>;
+  readonly tools: Readonly<Record<string, FunctionTool>>;
+  readonly cases: readonly {
+    readonly name: string;
+    readonly format: string;
+    readonly tools: readonly string[];
+    readonly choice: ToolChoice;
+    readonly parallel: boolean;
+    readonly wanted: Tag | null;
+    readonly reasoning_open?: boolean;
+    readonly grammar?: Tag | null;
+    readonly refused?: string;
+  }[];
+}
+
+const ASKING = vectors<Asking>("asking");
+
+async function grammarFor(given: Asking["cases"][number]): Promise<Tag | null> {
+  const form = readAnswerFormat(ASKING.formats[given.format], "answers");
+  const tools = given.tools.map((name) => ASKING.tools[name] as FunctionTool);
+  const calling = checkedCalling({ tools, tool_choice: given.choice, parallel_tool_calls: given.parallel });
+  const text = JSON.stringify({ type: "structural_tag", format: given.wanted });
+  const wanted = given.wanted && ({ kind: "structural_tag", text } as const);
+  const grammar = await answerGrammar(form, calling, wanted, given.reasoning_open ?? false);
+  return grammar && (JSON.parse(grammar.text) as { format: Tag }).format;
+}
+
+describe("what an answer must match", () => {
+  test.each(ASKING.cases)("$format: $name", async (given) => {
+    const made = grammarFor(given);
+    if (given.refused === undefined) expect(await made).toEqual(given.grammar);
+    else
+      await expect(made).rejects.toMatchObject({
+        param: expect.stringMatching(/^tool/),
+        message: expect.stringContaining(given.refused),
+      });
+  });
+});
+
+interface Messages {
+  readonly formats: Readonly<Record<string, unknown>>;
+  readonly tools: Readonly<Record<string, FunctionTool>>;
+  readonly cases: readonly {
+    readonly name: string;
+    readonly format: string;
+    readonly knows_tools: boolean;
+    readonly tools: readonly string[];
+    readonly messages: readonly ChatMessage[];
+    readonly given: readonly object[];
+    readonly variables: { readonly tools?: readonly FunctionTool[] };
+  }[];
+}
+
+const MESSAGES = vectors<Messages>("messages");
+
+describe("what a chat template gets", () => {
+  test.each(MESSAGES.cases)("$format: $name", (given) => {
+    const { calls } = readAnswerFormat(MESSAGES.formats[given.format], "answers");
+    const tools = given.tools.map((name) => MESSAGES.tools[name] as FunctionTool);
+    const template = given.knows_tools ? "{{ tools }}" : "{{ messages }}";
+
+    expect(prompting(given.messages, tools, calls, template)).toEqual({
+      messages: given.given,
+      tools: given.variables?.tools ?? [],
+    });
+  });
+});
