@@ -1,6 +1,7 @@
-import { useCallback, useEffect, useRef, useState } from "react";
+import { useCallback, useInsertionEffect, useRef, useState } from "react";
 import { type Answerer, streamedChat } from "../both/answers.js";
 import type { ChatCompletionRequest, ChatMessage, Usage } from "../both/openai.js";
+import { useLatest } from "./latest.js";
 
 /** What a request may say beside its messages. */
 export type SendOptions = Omit<
@@ -8,6 +9,7 @@ export type SendOptions = Omit<
   "messages" | "signal" | "stream" | "stream_options" | "n"
 >;
 
+/** What every request of a conversation has. */
 export interface ChatOptions {
   /** Stands before every conversation; it is no part of `messages`. */
   readonly system?: string;
@@ -16,6 +18,7 @@ export interface ChatOptions {
   readonly request?: SendOptions;
 }
 
+/** A conversation, and what a page does with it. */
 export interface Chat {
   readonly messages: readonly ChatMessage[];
   readonly status: "idle" | "answering";
@@ -47,10 +50,7 @@ export function useChat(engine: Answerer | null, options: ChatOptions = {}): Cha
   const [status, setStatus] = useState<Chat["status"]>("idle");
   const [error, setError] = useState<Error | null>(null);
   const [usage, setUsage] = useState<Usage | null>(null);
-  const latest = useRef({ engine, options });
-  useEffect(() => {
-    latest.current = { engine, options };
-  });
+  const latest = useLatest({ engine, options });
 
   const put = useCallback(
     (next: readonly ChatMessage[]): void => {
@@ -60,8 +60,8 @@ export function useChat(engine: Answerer | null, options: ChatOptions = {}): Cha
     [current],
   );
   const stop = useCallback((): void => current.answering?.abort(), [current]);
-  // Another engine, or none, cannot go on with an answer.
-  useEffect(() => stop, [stop, engine]);
+  // Another engine, or none, cannot go on with an answer: over before `latest` has it, as it may be asked at once.
+  useInsertionEffect(() => stop, [stop, engine]);
 
   const send = useCallback(
     async (content: string, request: SendOptions = {}): Promise<void> => {
@@ -101,7 +101,7 @@ export function useChat(engine: Answerer | null, options: ChatOptions = {}): Cha
         }
       }
     },
-    [current, put],
+    [current, latest, put],
   );
   const setMessages = useCallback(
     (next: readonly ChatMessage[]): void => {

@@ -1,10 +1,17 @@
-import { useEffect, useRef, useState } from "react";
+import { useEffect, useState } from "react";
 import type { LoadProgress } from "../both/messages.js";
 import type { Engine, EngineOptions } from "../page/client.js";
+import { useLatest } from "./latest.js";
 
+/** Those of the engine, whose progress and end the hook minds. */
 export interface UseEngineOptions extends Omit<EngineOptions, "signal" | "onProgress"> {
   /** What loads the model instead of the package's own `createEngine`: that of nearfar/here, or an app's. */
   readonly createEngine?: (url: string | URL, options: EngineOptions) => Promise<Engine>;
+  /**
+   * How often an engine that is lost (`engine.lost`: its worker died, its GPU is gone for good) is loaded anew,
+   * before that is an error; 0 by default.
+   */
+  readonly reloads?: number;
 }
 
 /** `progress`: what was told last, also after the load (a GPU that is opened anew). */
@@ -29,14 +36,12 @@ const LOADING: EngineState = { status: "loading", progress: null, engine: null, 
 
 /**
  * Loads the model at `url` while the component is mounted; a load that is left is aborted, an engine
- * disposed. Another `url` loads another model; of the options those count that a load begins with.
+ * disposed. One that is lost is an error, or is loading again by `reloads`. Another `url` loads another model;
+ * of the options those count that a load begins with.
  */
 export function useEngine(url: string | URL | null, options: UseEngineOptions = {}): EngineState {
   const [state, setState] = useState<EngineState>(url === null ? IDLE : LOADING);
-  const latest = useRef(options);
-  useEffect(() => {
-    latest.current = options;
-  });
+  const latest = useLatest(options);
   const address = url === null ? null : String(url);
   useEffect(() => {
     if (address === null) {
@@ -50,13 +55,13 @@ export function useEngine(url: string | URL | null, options: UseEngineOptions = 
     };
     void whileMounted(address, latest.current, left.signal, told);
     return () => left.abort();
-  }, [address]);
+  }, [address, latest]);
   return state;
 }
 
 async function whileMounted(
   url: string,
-  { createEngine, ...options }: UseEngineOptions,
+  { createEngine, reloads = 0, ...options }: UseEngineOptions,
   signal: AbortSignal,
   told: (next: (state: EngineState) => EngineState) => void,
 ): Promise<void> {
@@ -70,7 +75,13 @@ async function whileMounted(
     const engine = await create(url, { ...options, signal, onProgress });
     signal.addEventListener("abort", () => void engine.dispose());
     if (signal.aborted) await engine.dispose();
-    told(({ progress }) => ({ status: "ready", progress, engine, error: null }));
+    for (let left = reloads; !signal.aborted; left--) {
+      told(({ progress }) => ({ status: "ready", progress, engine, error: null }));
+      const reason = await engine.lost;
+      if (left <= 0) throw reason;
+      told(() => LOADING);
+      await engine.reload({ signal });
+    }
   } catch (failure) {
     const error = failure instanceof Error ? failure : new Error(String(failure));
     told(() => ({ status: "error", progress: null, engine: null, error }));

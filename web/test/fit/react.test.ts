@@ -1,7 +1,9 @@
 import { Window } from "happy-dom";
 import { afterAll, afterEach, beforeAll, describe, expect, test, vi } from "vitest";
 import { createEngine, type Engine } from "../../src/here/index.js";
+import { type EngineOptions, openEngine, type WorkerPort } from "../../src/page/client.js";
 import { type Nearfar, type UseNearfarOptions, useNearfar } from "../../src/react/index.js";
+import { serve } from "../../src/worker/serve.js";
 import type { StaticServer } from "../support/serve.js";
 import { badQuestion, promptOf, question, serveToyChat, textAfter } from "../support/toy-chat.js";
 
@@ -11,7 +13,7 @@ vi.stubGlobal("window", window);
 vi.stubGlobal("document", window.document);
 vi.stubGlobal("navigator", window.navigator);
 // They look for the window when they are imported.
-const { createElement, StrictMode } = await import("react");
+const { createElement, StrictMode, useLayoutEffect } = await import("react");
 const { createRoot } = await import("react-dom/client");
 
 let server: StaticServer;
@@ -37,11 +39,44 @@ interface Mounted {
   unmount(): void;
 }
 
+/** Engines whose worker, in this process, can die. */
+function mortalWorker() {
+  const listeners: ((event: { readonly message: string }) => void)[] = [];
+  const start = (): WorkerPort => {
+    const { port1, port2 } = new MessageChannel();
+    const hear = (listener: (event: MessageEvent) => void): void => {
+      port2.onmessage = listener;
+    };
+    serve(
+      {
+        postMessage: (message) => port2.postMessage(message),
+        addEventListener: (_, listener) => hear(listener),
+      },
+      { spawn: null, grammars: null, hardwareThreads: 1 },
+    );
+    return {
+      postMessage: (message) => port1.postMessage(message),
+      addEventListener: (type: string, listener: (event: never) => void) => {
+        if (type === "message") port1.onmessage = (event) => listener(event as never);
+        else listeners.push(listener as never);
+      },
+      terminate: () => port1.close(),
+    };
+  };
+  return {
+    createEngine: (at: string | URL, options: EngineOptions) => openEngine(start, new URL(at), options),
+    die: (message: string): void => {
+      for (const listener of listeners.splice(0)) listener({ message });
+    },
+  };
+}
+
 /** A component with the hook, in StrictMode. */
 function mount(
   url: string | null,
   options: UseNearfarOptions = {},
   onRender: (given: Nearfar) => void = () => undefined,
+  onShown: (given: Nearfar) => void = () => undefined,
 ): Mounted {
   const engines: Engine[] = [];
   const failures: unknown[] = [];
@@ -59,6 +94,7 @@ function mount(
   const App = ({ at }: { readonly at: string | null }) => {
     last = useNearfar(at, { createEngine: create, ...options });
     onRender(last);
+    useLayoutEffect(() => onShown(last as Nearfar));
     return createElement("p", null, last.chat.messages.at(-1)?.content);
   };
   const root = createRoot(window.document.createElement("div") as unknown as Element);
@@ -123,6 +159,38 @@ describe("useNearfar", () => {
     expect(mounted.now().error).toMatchObject({ name: "ArtifactError" });
   });
 
+  test("an engine that is lost is an error", async () => {
+    const worker = mortalWorker();
+    const mounted = mount(url(), { createEngine: worker.createEngine });
+    await until(mounted, "ready");
+    worker.die("out of stack");
+    await until(mounted, "error");
+    expect(mounted.now().error).toMatchObject({ code: "worker-failed" });
+    expect(mounted.now().engine).toBe(null);
+  });
+
+  test("an engine that is lost is loaded anew, as often as is wanted, and the conversation goes on", async () => {
+    const worker = mortalWorker();
+    const seen: string[] = [];
+    const mounted = mount(
+      url(),
+      { request, createEngine: worker.createEngine, reloads: 1 },
+      ({ status }) => void (seen.at(-1) === status || seen.push(status)),
+    );
+    await until(mounted, "ready");
+    const content = question(20);
+    await mounted.now().chat.send(content);
+    worker.die("out of stack");
+    await eventually(() => expect(seen).toEqual(["loading", "ready", "loading", "ready"]));
+    const [first, answer] = mounted.now().chat.messages;
+    expect(first).toEqual({ role: "user", content });
+    const next = question(10, [first, answer] as never);
+    await mounted.now().chat.send(next);
+    await eventually(() => expect(mounted.now().chat.messages).toHaveLength(4));
+    worker.die("out of stack");
+    await until(mounted, "error");
+  });
+
   test("chats, and remembers", async () => {
     const mounted = mount(url(), { request, system: "Be short." });
     await until(mounted, "ready");
@@ -144,6 +212,22 @@ describe("useNearfar", () => {
     );
     mounted.now().chat.setMessages([]);
     await eventually(() => expect(mounted.now().chat.messages).toEqual([]));
+  });
+
+  test("sends as soon as the page says ready, and the answer is whole", async () => {
+    const content = question(20);
+    let sent: Promise<void> | undefined;
+    const onShown = ({ status, chat }: Nearfar): void => {
+      if (status === "ready") sent ??= chat.send(content);
+    };
+    const mounted = mount(url(), { request }, undefined, onShown);
+    await eventually(() => expect(sent).toBeDefined());
+    await sent;
+    await eventually(() => expect(mounted.now().chat.status).toBe("idle"));
+    expect(mounted.now().chat.messages.at(-1)).toEqual({
+      role: "assistant",
+      content: textAfter(promptOf([{ role: "user", content }]), 20),
+    });
   });
 
   test("one answer at a time, and stop keeps what there is", async () => {
