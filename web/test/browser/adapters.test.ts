@@ -15,7 +15,8 @@ import { toyWasm } from "../support/toy-wasm.js";
 const PEERS = `
   import React from "react";
   export default React;
-  export const { createElement, StrictMode, useCallback, useEffect, useRef, useState } = React;
+  export const { createElement, StrictMode, useCallback, useEffect, useInsertionEffect, useRef, useState } =
+    React;
   export { createRoot } from "react-dom/client";
   export { default as OpenAI } from "openai";`;
 
@@ -61,6 +62,7 @@ describe.skipIf(!CHROMIUM)("the adapters in Chromium", { timeout: 60_000 }, () =
     });
     browser = await chromium.launch({ executablePath: CHROMIUM ?? "", args: ["--no-sandbox"] });
     page = await browser.newPage();
+    const failed = new Promise<never>((_, reject) => page.on("pageerror", reject));
     await page.goto(server.url.href);
     await page.addScriptTag({
       type: "importmap",
@@ -74,7 +76,7 @@ describe.skipIf(!CHROMIUM)("the adapters in Chromium", { timeout: 60_000 }, () =
       import * as peers from "/peers.js";
       globalThis.entries = { nearfar, openai, promptApi, react, peers };`;
     await page.addScriptTag({ type: "module", content });
-    await page.waitForFunction(() => "entries" in globalThis);
+    await Promise.race([page.waitForFunction(() => "entries" in globalThis), failed]);
   }, 60_000);
   afterAll(async () => {
     server?.close();
