@@ -49,7 +49,23 @@ def test_floats_answer_as_transformers(case: Case, tmp_path: Path) -> None:
         check_answers(case, engine)
 
 
-KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
+MIXED = {"Q4_K_M": {"v_proj": "Q6_K", "down_proj": "Q6_K", "": "Q4_K"}}
+"""Kinds by part of a name, the first that is in it: as llama.cpp mixes them."""
+KINDS = (
+    *MIXED,
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q8_0",
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "IQ4_NL",
+    "IQ4_XS",
+)
 WIDE = {
     **CONFIG, "hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8, "num_hidden_layers": 1,
 }  # fmt: skip
@@ -64,9 +80,10 @@ def test_quantized_matrices_keep_their_codes(kind: str, tmp_path: Path) -> None:
         if not linear(name):
             floats[name] = value.astype(np.float16).astype(np.float32)
             return value.astype(np.float16), "F16"
-        rows = gguf_files.random_rows(kind, *value.shape, seed=len(floats))
-        floats[name] = gguf_files.floats(rows, kind)
-        return rows, kind
+        here = next((other for part, other in MIXED.get(kind, {}).items() if part in name), kind)
+        rows = gguf_files.random_rows(here, *value.shape, seed=len(floats))
+        floats[name] = gguf_files.floats(rows, here)
+        return rows, here
 
     plain = weights(WIDE)
     directory = write(tmp_path / "plain", WIDE, plain)
@@ -77,6 +94,9 @@ def test_quantized_matrices_keep_their_codes(kind: str, tmp_path: Path) -> None:
     matrices = [m for m in manifest["quantization"]["matrices"] if m["name"].startswith("layers.")]
     expected = "exact" if kind in EXACT else "codes exact, offsets rounded"
     assert {matrix["carried"] for matrix in matrices} == {expected}
+    if kind in MIXED:  # q, k and v are computed together, gate and up apart from what follows them
+        stored = {m["name"].removeprefix("layers.0."): (m["bits"], m["group_size"]) for m in matrices}
+        assert stored == {"qkv": (6, 16), "o": (4, 32), "gate_up": (4, 32), "down": (6, 16)}
     if expected == "exact":
         packed = open_source(BuildOptions(str(file), tmp_path)).packed
         assert packed is not None
@@ -120,6 +140,29 @@ def test_frequencies_of_llama_3(tmp_path: Path) -> None:
     expected = 1 / (10000.0 ** (np.arange(0, 32, 2) / 32)) / factors
     np.testing.assert_allclose(rope.inv_freq, expected, rtol=1e-6)
     assert rope.scale == 1
+
+
+@pytest.mark.parametrize("name", ["phi3-partial-short", "phi3-partial-long"])
+def test_frequencies_of_phi_3(name: str, tmp_path: Path) -> None:
+    """Factors as tensors; which of both sets counts, and how much longer texts are scaled."""
+    (case,) = (case for case in CASES if str(case) == name)
+    rope = case.config["rope_parameters"]
+
+    def change(writer: gguf_files.gguf.GGUFWriter) -> None:
+        for which in ("short", "long"):
+            factors = np.array(rope[f"{which}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{which}.weight", factors)
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+
+    plain = checkpoint(case)
+    options = [
+        BuildOptions(str(file), tmp_path / "out", context=case.context)
+        for file in (plain, gguf_files.write(plain, tmp_path / "x", change=change))
+    ]
+    expected, found = (open_source(option).model.step.ropes.values() for option in options)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours.inv_freq, theirs.inv_freq, rtol=1e-6)
+        assert ours.scale == pytest.approx(theirs.scale)
 
 
 def test_ends_and_template_are_those_of_the_file(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from nearfar.build.weights.gguf.header import read_header
 from nearfar.build.weights.gguf.tokenizer import read_tokenizer
@@ -95,6 +95,43 @@ def test_a_tokenizer_comes_back_as_it_was(
         Tokenizer.from_file(str(file)),
     )
     for text in texts():
+        ids = expected.encode(text).ids
+        assert found.encode(text).ids == ids, text
+        assert found.decode(ids) == expected.decode(ids), text
+
+
+def like_gemma() -> Tokenizer:
+    """BPE with bytes for what is no token, of texts whose blanks are written as ▁ and that begin without one:
+    as Gemma's tokenizer.json has it, small.
+    """
+    made = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    made.normalizer = normalizers.Replace(" ", "▁")
+    made.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]  # type: ignore[list-item]
+    )
+    every = [f"<0x{byte:02X}>" for byte in range(256)]
+    turns = ["<start_of_turn>", "<end_of_turn>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=1200,
+        special_tokens=["<pad>", "<eos>", "<bos>", "<unk>", *turns, *every],
+        show_progress=False,
+    )
+    made.train_from_iterator(texts(), trainer)
+    data = json.loads(made.to_str())
+    data["added_tokens"] = [entry for entry in data["added_tokens"] if entry["content"] not in every]
+    return Tokenizer.from_str(json.dumps(data))
+
+
+def test_the_tokenizer_of_gemma_comes_back_as_it_was(tmp_path: Path) -> None:
+    expected = like_gemma()
+
+    def vocabulary(writer: gguf.GGUFWriter, data: dict) -> None:
+        gguf_files.sentencepiece(writer, data)
+        writer.add_add_space_prefix(False)
+
+    found = tokenizer_of(tmp_path, json.loads(expected.to_str()), "gemma3", vocabulary=vocabulary)
+    for text in [*texts(), "<start_of_turn>user\nhi there<end_of_turn>\n"]:
         ids = expected.encode(text).ids
         assert found.encode(text).ids == ids, text
         assert found.decode(ids) == expected.decode(ids), text

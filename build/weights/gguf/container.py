@@ -157,9 +157,13 @@ def open_gguf(path: Path, name: str) -> GgufCheckpoint:
     total = headers[0].metadata.get("split.tensors.count", len(tensors))
     if type(total) is not int or total != len(tensors):
         raise CheckpointError(f"{path}: its parts have {len(tensors)} tensors of {total}: download all again")
+    return GgufCheckpoint(stem_of(name), headers, tensors)
+
+
+def stem_of(name: str) -> str:
+    """The name of a model, of that of its file or of one of its parts."""
     found = PART.fullmatch(name)
-    stem = found[1] if found else name.removesuffix(".gguf")
-    return GgufCheckpoint(stem, headers, tensors)
+    return found[1] if found else name.removesuffix(".gguf")
 
 
 def _inside(path: Path) -> list[Path]:

@@ -47,7 +47,7 @@ def build(
         str,
         typer.Argument(
             help="A Hugging Face model: a local directory, or a hub id such as "
-            "HuggingFaceTB/SmolLM2-135M-Instruct; or a GGUF file. Weights that are quantized already are "
+            "HuggingFaceTB/SmolLM2-135M-Instruct; or a GGUF file, on the hub owner/name-GGUF:Q4_K_M. Weights that are quantized already are "
             f"kept as they are, where that can be: {', '.join(FORMATS)}."
         ),
     ],
