@@ -47,8 +47,8 @@ def build(
         str,
         typer.Argument(
             help="A Hugging Face model: a local directory, or a hub id such as "
-            "HuggingFaceTB/SmolLM2-135M-Instruct; or a GGUF file, on the hub owner/name-GGUF:Q4_K_M. Weights that are quantized already are "
-            f"kept as they are, where that can be: {', '.join(FORMATS)}."
+            "HuggingFaceTB/SmolLM2-135M-Instruct; or a GGUF file, on the hub owner/name-GGUF:Q4_K_M. Weights "
+            f"that are quantized already are kept as they are, where that can be: {', '.join(FORMATS)}."
         ),
     ],
     out: Annotated[
