@@ -169,13 +169,15 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Weights:
-    """The weight stream, cut into shards; or safetensors files, whose own headers describe the tensors."""
+    """The weight stream, cut into shards; or safetensors files, whose own headers describe the tensors; or
+    data of an ONNX graph, which describes them.
+    """
 
     bytes: int
     shard_bytes: int
     shards: tuple[File, ...]
     tensors: tuple[Tensor, ...]
-    format: Literal["stream", "safetensors"] = "stream"
+    format: Literal["stream", "safetensors", "onnx"] = "stream"
 
 
 @dataclass(frozen=True)

@@ -245,13 +245,16 @@ export interface TensorRecord {
   readonly bytes: number;
 }
 
-/** The weight stream, cut into shards; or safetensors files, whose own headers describe the tensors. */
+/**
+ * The weight stream, cut into shards; or safetensors files, whose own headers describe the tensors; or data
+ * of an ONNX graph, which describes them.
+ */
 export interface WeightsRecord {
   readonly bytes: number;
   readonly shard_bytes: number;
   readonly shards: readonly FileRecord[];
   readonly tensors: readonly TensorRecord[];
-  readonly format?: "stream" | "safetensors";
+  readonly format?: "stream" | "safetensors" | "onnx";
 }
 
 /** A device buffer that plans name. `dtype` "kv" stands for the program's kv_dtype. */

@@ -1,0 +1,120 @@
+"""The files beside the graph: what Transformers.js and onnxruntime-genai read before they load it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nearfar.step.model import Model
+from nearfar.step.models import ALIASES
+from nearfar.step.ops import Attend
+from nearfar.step.reading import Reading
+from nearfar.targets.quantized import Matrix
+
+FOLDER = "onnx"
+"""Where Transformers.js looks for graphs."""
+DROPPED = (
+    "quantization",
+    "quantization_config",
+    "transformers_version",
+    "_name_or_path",
+    "dtype",
+    "torch_dtype",
+)
+STORED = {2: ("q2", "_q2"), 4: ("q4", "_q4"), 8: ("q8", "_quantized")}
+"""By the bits of codes: Transformers.js's name for such a model, and what its graph's name ends in."""
+DENSE = ("fp32", "")
+GENERIC = "decoder"
+"""onnxruntime-genai's name for a model of tokens, mask, past and present, whatever it computes."""
+
+
+def stored_as(bits: int) -> tuple[str, str]:
+    """Name and ending of a model whose widest codes have so many bits; 0: none has codes."""
+    return STORED[bits] if bits else DENSE
+
+
+def graph_file(bits: int) -> str:
+    """The graph's path in the artifact."""
+    return f"{FOLDER}/model{stored_as(bits)[1]}.onnx"
+
+
+def transformers_config(reading: Reading, model: Model, bits: int, parts: int) -> dict[str, Any]:
+    """config.json: the text model's, with the sizes of its cache spelled out, and which graph to load.
+
+    Transformers.js makes the first past from num_hidden_layers, num_key_value_heads and head_dim, by names
+    that depend on model_type; `dtype` picks the graph, whose data lies in so many `parts`.
+    """
+    kept = {key: value for key, value in reading.config.config.items() if key not in DROPPED}
+    read = {key: value for key, value in reading.config.values().items() if key not in DROPPED}
+    first, name = model.step.caches[0], f"model{stored_as(bits)[1]}.onnx"
+    sizes = {
+        "model_type": ALIASES.get(reading.model_type, reading.model_type),
+        "num_key_value_heads": first.kv_heads,
+        "head_dim": first.head_dim,
+        "vocab_size": model.vocab_size,
+        "eos_token_id": list(model.eos_token_ids) or None,
+        "bos_token_id": model.bos_token_id,
+    }
+    loaded = {"dtype": stored_as(bits)[0], "use_external_data_format": {name: parts}}
+    merged = {**read, **{key: value for key, value in kept.items() if value is not None}, **sizes}
+    return dict(sorted({**merged, "transformers.js_config": loaded}.items()))
+
+
+def generation_config(given: Mapping[str, Any], model: Model) -> dict[str, Any]:
+    """generation_config.json: the checkpoint's, with the tokens that begin and end a text."""
+    tokens = {"bos_token_id": model.bos_token_id, "eos_token_id": list(model.eos_token_ids) or None}
+    return {**given, **{key: value for key, value in tokens.items() if value is not None}}
+
+
+def genai_config(model: Model, hidden: int, bits: int) -> dict[str, Any]:
+    """genai_config.json, for onnxruntime-genai, which takes one size for all caches: the first's."""
+    cache = model.step.caches[0]
+    heads = next(op.heads for op in model.step.ops if isinstance(op, Attend))
+    ends = list(model.eos_token_ids)
+    decoder = {
+        "session_options": {"provider_options": []},
+        "filename": graph_file(bits),
+        "head_size": cache.head_dim,
+        "hidden_size": hidden,
+        "inputs": {
+            "input_ids": "input_ids",
+            "attention_mask": "attention_mask",
+            "past_key_names": "past_key_values.%d.key",
+            "past_value_names": "past_key_values.%d.value",
+        },
+        "outputs": {
+            "logits": "logits",
+            "present_key_names": "present.%d.key",
+            "present_value_names": "present.%d.value",
+        },
+        "num_attention_heads": heads,
+        "num_hidden_layers": len(model.step.caches),
+        "num_key_value_heads": cache.kv_heads,
+    }
+    return {
+        "model": {
+            "type": GENERIC,
+            "context_length": model.context_length,
+            "vocab_size": model.vocab_size,
+            "bos_token_id": model.bos_token_id or 0,
+            "eos_token_id": ends or [model.vocab_size - 1],
+            "pad_token_id": ends[0] if ends else 0,
+            "decoder": decoder,
+        },
+        "search": {
+            "do_sample": False,
+            "max_length": model.context_length,
+            "num_beams": 1,
+            "past_present_share_buffer": False,
+        },
+    }
+
+
+def stored_bits(bits: int) -> int:
+    """The bits that codes of so many are stored in: the next width that ONNX Runtime's operators take."""
+    return next(width for width in STORED if width >= bits)
+
+
+def widest(matrices: Mapping[str, Matrix]) -> int:
+    """Bits of the widest codes that are stored, 0 where no matrix is quantized."""
+    return max((stored_bits(matrix.bits) for matrix in matrices.values() if matrix.quantized), default=0)

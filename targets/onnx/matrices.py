@@ -1,0 +1,164 @@
+"""Matrices in ONNX Runtime's operators: with our integers as MatMulNBits and GatherBlockQuantized read them.
+
+Our weights are w = scale·q + bias, theirs scale·(q − zero), where `zero` is half the codes' range if none is
+given. So w = scale·(q − half) + d with d = bias + scale·half, and x·Wᵀ is MatMulNBits plus the sums of each
+group of x times Dᵀ: a product with one value a group instead of one a weight. Where bias is −scale·z with an
+integer z everywhere, z is given as the zero point, and there is no second term. A zero point in float, which
+the operator takes too, runs 20 to 50 times slower, and not at all at 8 bits: docs/decisions/0022.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.targets.codes import pack_codes
+from nearfar.targets.onnx.configs import stored_bits
+from nearfar.targets.onnx.external import ExternalWriter, Placed
+from nearfar.targets.onnx.graph import MICROSOFT, Graph
+from nearfar.targets.quantized import Array, Matrix, QuantTensor
+
+
+def write_matrix(
+    files: ExternalWriter, name: str, matrix: Matrix, tensor: QuantTensor | Array
+) -> dict[str, Placed]:
+    """Append a matrix's arrays, by the last part of their names.
+
+    Dense: `weight` [n, k], float16 or float32. Quantized: `codes` uint8 [n, k/group, group·bits/8], the first
+    code in the lowest bits; `scales` float16 [n, k/group]; `zeros` uint8 [n, k/group·bits/8, rounded up]
+    where offsets are integers, else `biases` float16 [n, k/group].
+    """
+    if not isinstance(tensor, QuantTensor):
+        return {"weight": files.add(f"{name}.weight", tensor)}
+    stored = tensor.widened(stored_bits(tensor.bits), matrix.group, matrix.k)
+    blocks = matrix.k // matrix.group
+    codes = stored.words.astype("<u4", copy=False).view(np.uint8).reshape(matrix.n, blocks, -1)
+    arrays: dict[str, Array] = {"codes": codes, "scales": stored.scales}
+    zeros = integer_zeros(stored)
+    arrays |= {"biases": stored.biases} if zeros is None else {"zeros": _packed_rows(zeros, stored.bits)}
+    return {part: files.add(f"{name}.{part}", array) for part, array in arrays.items()}
+
+
+def integer_zeros(tensor: QuantTensor) -> npt.NDArray[np.uint8] | None:
+    """uint8 [n, k/group]: z with bias = −scale·z exactly; None where some group has none."""
+    scales, biases = tensor.scales.astype(np.float32), tensor.biases.astype(np.float32)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        zeros = np.where(biases == 0, np.float32(0), np.rint(-biases / scales))
+    if not np.isfinite(zeros).all() or zeros.min() < 0 or zeros.max() >= 1 << tensor.bits:
+        return None
+    exact = -(scales * zeros) == biases
+    return np.asarray(zeros, np.uint8) if exact.all() else None
+
+
+def _packed_rows(zeros: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
+    """Zero points as the operators read them: packed by rows, each of whole bytes."""
+    n, blocks = zeros.shape
+    padded = np.zeros((n, -(-blocks // 32) * 32), np.uint8)
+    padded[:, :blocks] = zeros
+    words = pack_codes(padded, bits).astype("<u4", copy=False).view(np.uint8)
+    return np.ascontiguousarray(words[:, : -(-blocks * bits // 8)])
+
+
+@dataclass
+class Products:
+    """Products with the matrices of a model, and rows of them, as nodes.
+
+    `int8`: rows are rounded to int8 by groups for MatMulNBits (its accuracy_level 4), as the cpu target's
+    products of int8 do.
+    """
+
+    graph: Graph
+    matrices: Mapping[str, Matrix]
+    placed: Mapping[str, Mapping[str, Placed]]
+    int8: bool
+    _sums: dict[tuple[str, int], str] = field(default_factory=dict)
+
+    def product(self, x: str, name: str, bias: str | None = None) -> str:
+        """x·Wᵀ (+ bias): x [..., k] to [..., n]."""
+        graph, matrix = self.graph, self.matrices[name]
+        if matrix.quantized:
+            out = self._quantized(x, name)
+        else:
+            weight = self._wide(name, "weight")
+            out = graph.node("FusedMatMul", x, weight, domain=MICROSOFT, transB=1)
+        return out if bias is None else graph.node("Add", out, bias)
+
+    def rows(self, ids: str, name: str) -> str:
+        """Rows of a matrix: ids [...] to float32 [..., k]."""
+        graph, matrix = self.graph, self.matrices[name]
+        if not matrix.quantized:
+            found = graph.node("Gather", self._tensor(name, "weight"), ids, axis=0)
+            return found if matrix.bits == 32 else graph.node("Cast", found, to=1)
+        placed = self.placed[name]
+        codes = graph.external(
+            f"{name}.codes", placed["codes"], (matrix.n, placed["codes"].bytes // matrix.n)
+        )
+        given = [codes, ids, self._wide(name, "scales"), *self._zeros(name)]
+        rows = graph.node(
+            "GatherBlockQuantized",
+            *given,
+            domain=MICROSOFT,
+            bits=stored_bits(matrix.bits),
+            block_size=matrix.group,
+            gather_axis=0,
+            quantize_axis=1,
+        )
+        if "zeros" in placed:
+            return rows
+        offsets = graph.node("Gather", self._offsets(name), ids, axis=0)
+        blocks = matrix.k // matrix.group
+        apart = graph.node("Reshape", rows, graph.constant([0, 0, blocks, matrix.group], "int64"))
+        spread = graph.node("Unsqueeze", offsets, graph.constant([-1], "int64"))
+        return graph.node(
+            "Reshape", graph.node("Add", apart, spread), graph.constant([0, 0, matrix.k], "int64")
+        )
+
+    def _quantized(self, x: str, name: str) -> str:
+        graph, matrix = self.graph, self.matrices[name]
+        level = {"accuracy_level": 4} if self.int8 else {}
+        codes = graph.external(f"{name}.codes", self.placed[name]["codes"])
+        out = graph.node(
+            "MatMulNBits",
+            *(x, codes, self._wide(name, "scales"), *self._zeros(name)),
+            domain=MICROSOFT,
+            K=matrix.k,
+            N=matrix.n,
+            bits=stored_bits(matrix.bits),
+            block_size=matrix.group,
+            **level,
+        )
+        if "zeros" in self.placed[name]:
+            return out
+        sums = self._group_sums(x, matrix)
+        second = graph.node("FusedMatMul", sums, self._offsets(name), domain=MICROSOFT, transB=1)
+        return graph.node("Add", out, second)
+
+    def _group_sums(self, x: str, matrix: Matrix) -> str:
+        """Sums of x by group, [..., k/group]; made once for the matrices that share an input."""
+        key = (x, matrix.group)
+        if key not in self._sums:
+            graph = self.graph
+            shape = graph.constant([0, 0, matrix.k // matrix.group, matrix.group], "int64")
+            apart = graph.node("Reshape", x, shape)
+            self._sums[key] = graph.node("ReduceSum", apart, graph.constant([-1], "int64"), keepdims=0)
+        return self._sums[key]
+
+    def _offsets(self, name: str) -> str:
+        """What the module's text calls d, float32 [n, k/group]; the runtime folds it into one constant."""
+        graph, half = self.graph, 1 << (stored_bits(self.matrices[name].bits) - 1)
+        shifted = graph.node("Mul", self._wide(name, "scales"), graph.constant(half, "float32"))
+        return graph.node("Add", self._wide(name, "biases"), shifted)
+
+    def _zeros(self, name: str) -> list[str]:
+        return [self._tensor(name, "zeros")] if "zeros" in self.placed[name] else []
+
+    def _tensor(self, name: str, part: str) -> str:
+        return self.graph.external(f"{name}.{part}", self.placed[name][part])
+
+    def _wide(self, name: str, part: str) -> str:
+        """A floating tensor in float32: the files hold halves, which the runtime widens once."""
+        value = self._tensor(name, part)
+        return value if self.placed[name][part].dtype == "float32" else self.graph.node("Cast", value, to=1)

@@ -1,0 +1,160 @@
+"""The onnx target: a directory that Transformers.js and onnxruntime-genai load, with our manifest beside."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.build import manifest
+from nearfar.build.source import BuildOptions, Source
+from nearfar.build.weights.stream import Piece
+from nearfar.errors import BuildError
+from nearfar.format.consistency import PLANNED
+from nearfar.format.manifest import Function, Program, Requires, Weights
+from nearfar.format.sizes import MAX_ROWS, ROW_BUCKETS, STEP_BUCKETS
+from nearfar.step.params import Param
+from nearfar.step.reading import read_model
+from nearfar.targets.kernels import Products
+from nearfar.targets.onnx import configs
+from nearfar.targets.quantized import Matrix
+from nearfar.targets.target import Made
+
+GROUPS = (16, 32, 64, 128)
+"""Group sizes that ONNX Runtime's operators take, of those that there are."""
+COPIED = ("special_tokens_map.json",)
+
+
+class OnnxWriter:
+    """Writes the tables of rotations, then matrices as the graph's operators read them, in the step's order.
+
+    When all is written, the graph is: it says where in the files each tensor lies.
+    """
+
+    def __init__(self, source: Source, root: Path, int8: bool) -> None:
+        """`int8`: products round the rows that a matrix is multiplied by."""
+        lowering, matrices, external = _modules("lowering", "matrices", "external")
+        self._source, self._int8 = source, int8
+        self._graph_file = root / configs.graph_file(configs.widest(source.matrices))
+        stem = f"{self._graph_file.relative_to(root).as_posix()}_data"
+        self._files = external.ExternalWriter(root, stem)
+        self._write_matrix, self._lowering = matrices.write_matrix, lowering.Lowering
+        self._matrices: dict[str, dict[str, Any]] = {}
+        self._single: dict[str, Any] = lowering.write_tables(self._files, source.model)
+
+    def vector(self, param: Param, values: npt.NDArray[np.float32]) -> None:
+        """In float32, with what is folded into it."""
+        self._single[param.name] = self._files.add(param.name, param.folded(values))
+
+    def matrix(self, param: Param, matrix: Matrix, tensor: Piece) -> None:
+        """Its rows in the step's order."""
+        if param.order is not None:
+            tensor = tensor[np.array(param.order)]
+        self._matrices[param.name] = self._write_matrix(self._files, param.name, matrix, tensor)
+
+    def finish(self) -> Weights:
+        """Write the graph; the manifest's `weights`."""
+        files = self._files.finish()
+        source = self._source
+        lowered = self._lowering(source.model, source.matrices, self._matrices, self._single, self._int8)
+        lowered.graph().save(self._graph_file)
+        sizes = [file.bytes for file in files]
+        return Weights(sum(sizes), max(sizes), files, (), "onnx")
+
+    def __enter__(self) -> Self:
+        self._files.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._files.__exit__(kind, error, trace)
+
+
+class OnnxTarget:
+    """See nearfar.targets.target.Target."""
+
+    def __init__(self) -> None:
+        self._int8 = False
+
+    def products(self, options: BuildOptions) -> set[Products]:
+        """One graph: in float unless only int8 is asked for."""
+        return {"float"} if "float" in options.products else {"int8"}
+
+    def check(self, source: Source, options: BuildOptions) -> None:
+        """ONNX Runtime must have operators for the step and the weights; writing them needs onnx."""
+        (lowering,) = _modules("lowering")
+        if source.model.embedding is not None:
+            raise BuildError(
+                "target onnx is for models that give logits: build embeddings for another target, or leave "
+                "--embeddings out"
+            )
+        if unknown := lowering.unknown_operations(source.model.step.ops):
+            raise BuildError(
+                f"target onnx cannot express {', '.join(unknown)} of {source.model.architecture}: build for "
+                "another target"
+            )
+        groups = {matrix.group for matrix in source.matrices.values() if matrix.quantized}
+        if strange := groups - set(GROUPS):
+            raise BuildError(
+                f"target onnx has no operators for groups of {min(strange)}: use --group-size "
+                f"{', '.join(map(str, GROUPS))}, for a quantized checkpoint with --requantize"
+            )
+        self._int8 = self.products(options) == {"int8"}
+
+    def writer(self, source: Source, root: Path) -> OnnxWriter:
+        """The graph, and files of at most 2 GB beside it."""
+        return OnnxWriter(source, root, self._int8)
+
+    def finish(self, source: Source, root: Path, weights: Weights, options: BuildOptions) -> Made:
+        """The files that the libraries read before the graph, and the tokenizer."""
+        checkpoint, model = source.checkpoint, source.model
+        bits = configs.widest(source.matrices)
+        reading = read_model(checkpoint.config, checkpoint.entries, options.context)
+        hidden = next(param.k for param in source.params if param.is_matrix)
+        documents = {
+            "config.json": configs.transformers_config(reading, model, bits, len(weights.shards)),
+            "generation_config.json": configs.generation_config(checkpoint.generation_config, model),
+            "genai_config.json": configs.genai_config(model, hidden, bits),
+        }
+        for name, document in documents.items():
+            (root / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        for name in COPIED:
+            if (checkpoint.path / name).is_file():
+                (root / name).write_bytes((checkpoint.path / name).read_bytes())
+        files = checkpoint.write_tokenizer(root)
+        config = manifest.file_record(root, root / "config.json")
+        function = manifest.file_record(root, root / configs.graph_file(bits))
+        return Made(
+            manifest.listed_ropes(model.step), (_program(PLANNED["generate"]),), files, config, function
+        )
+
+
+def _program(names: Sequence[str]) -> Program:
+    """A program without plans: ONNX Runtime makes its own of the graph."""
+    sizes = {"step": STEP_BUCKETS, "greedy": ROW_BUCKETS, "sample": ROW_BUCKETS, "logprobs": ROW_BUCKETS}
+    functions = {key: tuple(Function(size, min(size, MAX_ROWS)) for size in sizes[key]) for key in names}
+    return Program("f32", "float32", "float32", Requires(()), (), {}, functions)
+
+
+def _modules(*names: str) -> list[ModuleType]:
+    """Modules of this folder that need onnx: BuildError where it is not installed."""
+    from importlib import import_module
+
+    try:
+        return [import_module(f"{__package__}.{name}") for name in names]
+    except ModuleNotFoundError as error:
+        if error.name != "onnx":
+            raise
+        raise BuildError(
+            f"target onnx needs the onnx package ({error}): pip install 'nearfar[onnx]', or leave "
+            "the target out"
+        ) from error
+
+
+TARGET = OnnxTarget()
