@@ -29,7 +29,7 @@ $(PYTHON_READY): pyproject.toml hatch_build.py | system
 	@scripts/check_python.sh "$(PYTHON)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet -e ".[build,edge,mlx,vulkan,server,limits,ray,routing,dev]"
+	$(BIN)/python -m pip install --quiet -e ".[build,edge,mlx,vulkan,onnx,server,limits,ray,routing,dev]"
 	@touch $@
 
 $(NPM_READY): web/package.json web/package-lock.json | system
@@ -71,7 +71,7 @@ endif
 
 BENCH_READY := $(VENV)/.bench-ready
 $(BENCH_READY): $(PYTHON_READY)
-	CMAKE_ARGS="$${CMAKE_ARGS:-$$(scripts/llama_cpp_flags.sh)}" $(BIN)/python -m pip install --quiet -e ".[build,edge,mlx,vulkan,server,limits,ray,routing,dev,bench]"
+	CMAKE_ARGS="$${CMAKE_ARGS:-$$(scripts/llama_cpp_flags.sh)}" $(BIN)/python -m pip install --quiet -e ".[build,edge,mlx,vulkan,onnx,server,limits,ray,routing,dev,bench]"
 	@touch $@
 
 bench: setup $(BENCH_READY) ## the scripts of benchmarks/, one after the other, beside their peers

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from nearfar.edge_runtime.executors.planned import rope_table
 from nearfar.step import ops
 from nearfar.step.model import Model
 from nearfar.step.ops import Op
@@ -34,11 +35,9 @@ def write_tables(files: ExternalWriter, model: Model) -> dict[str, Placed]:
     """Cosines and sines of each rotation by position, float32 [context, head_dim/2] each."""
     placed = {}
     for name, rope in model.step.ropes.items():
-        freq = np.array(rope.inv_freq, np.float32)
-        scale = np.where(freq == 0, np.float32(1), np.float32(rope.scale))
-        angles = np.arange(model.context_length, dtype=np.float32)[:, None] * freq
-        for part, values in (("cos", np.cos(angles)), ("sin", np.sin(angles))):
-            placed[f"rope.{name}.{part}"] = files.add(f"rope.{name}.{part}", values * scale)
+        table = rope_table(np.array(rope.inv_freq, np.float32), rope.scale, model.context_length)
+        for part, values in zip(("cos", "sin"), np.split(table, 2, axis=1), strict=True):
+            placed[f"rope.{name}.{part}"] = files.add(f"rope.{name}.{part}", values)
     return placed
 
 

@@ -27,6 +27,8 @@ from nearfar.targets.target import Made
 
 GROUPS = (16, 32, 64, 128)
 """Group sizes that ONNX Runtime's operators take, of those that there are."""
+HEADS = 8
+"""What the length of a head has to be a multiple of for ONNX Runtime's attention."""
 COPIED = ("special_tokens_map.json",)
 
 
@@ -104,6 +106,12 @@ class OnnxTarget:
             raise BuildError(
                 f"target onnx has no operators for groups of {min(strange)}: use --group-size "
                 f"{', '.join(map(str, GROUPS))}, for a quantized checkpoint with --requantize"
+            )
+        lengths = sorted({cache.head_dim for cache in source.model.step.caches if cache.head_dim % HEADS})
+        if lengths:
+            raise BuildError(
+                f"target onnx has no attention for heads of {lengths[0]} values: ONNX Runtime's "
+                f"GroupQueryAttention takes multiples of {HEADS}. Build for another target"
             )
         self._int8 = self.products(options) == {"int8"}
 

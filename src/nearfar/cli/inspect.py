@@ -25,7 +25,7 @@ from nearfar.errors import ArtifactError, RequestError
 from nearfar.format.buffers import KV, sized
 from nearfar.format.consistency import DTYPE_BYTES
 from nearfar.format.manifest import Function, Program
-from nearfar.step.ops import Attend
+from nearfar.step.ops import Attend, Embed, weights_of
 
 CONTEXTS = (1024, 4096, 8192, 32768)
 
@@ -156,10 +156,24 @@ def _step_bytes(artifact: Artifact, program: Program) -> int:
     """Weights that a step of one token reads: all of them, but for an embedding that is no lm_head as well
     (a row of it).
     """
+    if artifact.manifest.weights.format == "onnx":
+        return _matrix_bytes(artifact)
     tensors = _tensors(artifact)
     untied = any(name.startswith("lm_head.") for name, _, _ in tensors)
     read = [tensor for tensor in tensors if not (untied and tensor[0].startswith("model.embed_tokens."))]
     return sum(_loaded_bytes(dtype, size, program.precision) for _, dtype, size in read)
+
+
+def _matrix_bytes(artifact: Artifact) -> int:
+    """The same by the list of matrices: vectors, and tables of rotations, are next to nothing."""
+    read = {
+        name
+        for op in artifact.manifest.step.operations
+        if not isinstance(op, Embed)
+        for name in weights_of(op)
+    }
+    stored = (matrix for matrix in artifact.manifest.quantization.matrices if matrix.name in read)
+    return sum(m.n * (m.k * m.bits // 8 + (4 * m.k // m.group_size if m.group_size else 0)) for m in stored)
 
 
 def _tensors(artifact: Artifact) -> list[tuple[str, str, int]]:
@@ -203,7 +217,7 @@ def memory_for(artifact: Artifact, program: Program, context: int) -> int:
 
 
 def _weights_in_memory(artifact: Artifact, program: Program) -> int:
-    if artifact.manifest.weights.format == "stream":
+    if artifact.manifest.weights.format != "safetensors":
         return artifact.manifest.weights.bytes
     return sum(_loaded_bytes(dtype, size, program.precision) for _, dtype, size in _tensors(artifact))
 
@@ -268,7 +282,7 @@ def _show_functions(console: Console, functions: dict[str, list[dict[str, Any]]]
 
 def _files(weights: dict[str, Any]) -> str:
     count = weights["shards"]
-    kind = "shard" if weights["format"] == "stream" else "safetensors file"
+    kind = {"stream": "shard", "onnx": "file"}.get(weights["format"], "safetensors file")
     return f"{count} {kind}{'s' if count != 1 else ''}"
 
 

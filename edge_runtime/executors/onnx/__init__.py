@@ -1,0 +1,45 @@
+"""ONNX Runtime on the CPU: the graph of an onnx artifact, a batch of sequences a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from nearfar.edge_runtime.devices import Device, Found, Listed, Settings
+from nearfar.errors import DeviceError
+
+if TYPE_CHECKING:
+    from nearfar.edge_runtime.artifact.reader import Artifact
+    from nearfar.edge_runtime.executors.base import Executor
+    from nearfar.format.manifest import Program
+
+
+def _probe(which: str | None = None) -> Found:
+    from importlib.util import find_spec
+
+    if find_spec("onnxruntime") is None:
+        raise DeviceError(
+            "the onnx device needs ONNX Runtime, which is not installed: pip install 'nearfar[onnx]'"
+        )
+    return Found(frozenset())
+
+
+def _open(artifact: Artifact, program: Program, settings: Settings) -> Executor:
+    from nearfar.edge_runtime.executors.onnx.executor import OnnxExecutor
+
+    return OnnxExecutor(artifact, program, settings)
+
+
+def _list() -> Sequence[Listed]:
+    import platform
+    from importlib.metadata import version
+
+    import psutil
+
+    _probe()
+    name = platform.processor() or platform.machine()
+    memory = int(psutil.virtual_memory().total)
+    return [Listed("onnx", name, "cpu", f"ONNX Runtime {version('onnxruntime')}", (), memory, {})]
+
+
+DEVICE = Device(_probe, _open, lambda: -2, _list, pipelined=False)

@@ -1,0 +1,27 @@
+"""Every architecture as the onnx target writes it: logits and greedy tokens are transformers'."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nearfar.build.pipeline import BuildOptions, build
+from nearfar.errors import BuildError
+from tests.support.architectures import CASES, Case, checkpoint
+from tests.support.parity import check_answers, opened
+
+SHORT = ("olmo2-plain",)
+"""Cases whose heads ONNX Runtime has no attention for."""
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if str(case) not in SHORT], ids=str)
+def test_answers_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
+    with opened(case, "onnx", tmp_path) as engine:
+        check_answers(case, engine)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if str(case) in SHORT], ids=str)
+def test_heads_without_attention_are_refused_by_name(case: Case, tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=r"heads of 12 values.*multiples of 8"):
+        build(BuildOptions(str(checkpoint(case)), tmp_path, ("onnx",), "none", context=case.context))
