@@ -70,9 +70,9 @@ class Lowering:
         for op in self._step.ops:
             self._values[op.out] = getattr(self, f"_{op.op}")(op)
         vocab = self._model.vocab_size
-        self._graph.output(self._values[self._step.ops[-1].out], "logits", ["batch", "kept", vocab])
+        self._graph.output(self._values[self._step.ops[-1].out], "logits", ["batch_size", "kept", vocab])
         for index, cache in enumerate(self._step.caches):
-            shape: Extents = ["batch", cache.kv_heads, "total", cache.head_dim]
+            shape: Extents = ["batch_size", cache.kv_heads, "total_sequence_length", cache.head_dim]
             for part, value in zip(("key", "value"), self._appended[index], strict=True):
                 self._graph.output(value, f"present.{index}.{part}", shape)
         return self._graph
@@ -80,10 +80,10 @@ class Lowering:
     def _inputs(self) -> None:
         """The inputs, and what every attention reads of them."""
         graph = self._graph
-        self._ids = graph.input("input_ids", "int64", ["batch", "length"])
-        mask = graph.input("attention_mask", "int64", ["batch", "total"])
+        self._ids = graph.input("input_ids", "int64", ["batch_size", "sequence_length"])
+        mask = graph.input("attention_mask", "int64", ["batch_size", "total_sequence_length"])
         for index, cache in enumerate(self._step.caches):
-            shape: Extents = ["batch", cache.kv_heads, "past", cache.head_dim]
+            shape: Extents = ["batch_size", cache.kv_heads, "past_sequence_length", cache.head_dim]
             self._past[index] = (
                 graph.input(f"past_key_values.{index}.key", "float32", shape),
                 graph.input(f"past_key_values.{index}.value", "float32", shape),

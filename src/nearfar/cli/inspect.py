@@ -28,6 +28,8 @@ from nearfar.format.manifest import Function, Program
 from nearfar.step.ops import Attend, Embed, weights_of
 
 CONTEXTS = (1024, 4096, 8192, 32768)
+LIBRARIES = {"mlx": "MLX", "onnx": "ONNX Runtime"}
+"""Whose kernels a target without plans runs."""
 
 
 def inspect(
@@ -247,17 +249,21 @@ def _show(console: Console, report: dict[str, Any]) -> None:
     console.print(facts)
     for program in report["programs"]:
         name = program["name"]
-        _show_program(console, program, report["memory"][name], report["cache"][name])
+        _show_program(console, report["target"], program, report["memory"][name], report["cache"][name])
 
 
 def _show_program(
-    console: Console, program: dict[str, Any], memory: dict[str, int], cache: dict[str, int]
+    console: Console,
+    target: str,
+    program: dict[str, Any],
+    memory: dict[str, int],
+    cache: dict[str, int],
 ) -> None:
     requires = program["requires"]
     needs = ", ".join(requires["features"]) or "no special features"
     limits = "".join(f"\n  {name} ≥ {value:,}" for name, value in requires["limits"].items())
     planned = program["launches_per_token"] is not None
-    kernels = f"{program['kernels']} kernels" if planned else "MLX's own kernels"
+    kernels = f"{program['kernels']} kernels" if planned else f"{LIBRARIES[target]}'s own kernels"
     console.print(f"\n[bold]{program['name']}[/]: {kernels}; needs {needs}{limits}", highlight=False)
     read = f"{_size(program['weight_bytes_per_token'])} of weights read"
     launches = f"{program['launches_per_token']} launches, {read}" if planned else read
