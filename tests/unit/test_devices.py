@@ -146,7 +146,7 @@ def test_options_have_one_home() -> None:
 def test_where_nothing_else_is_at_hand_a_last_resort_is_taken(
     targets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prefer(monkeypatch, vulkan=-2, webgpu=-1, mlx=-3)
+    prefer(monkeypatch, vulkan=-2, webgpu=-1, mlx=-3, onnx=-4)
     assert choose(targets, "auto")[0].target == "cpu"
     shutil.rmtree(targets / "cpu")
     assert choose(targets, "auto")[0].target == "webgpu"

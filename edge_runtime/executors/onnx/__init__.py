@@ -14,10 +14,19 @@ if TYPE_CHECKING:
     from nearfar.format.manifest import Program
 
 
-def _probe(which: str | None = None) -> Found:
+def _installed() -> bool:
     from importlib.util import find_spec
 
-    if find_spec("onnxruntime") is None:
+    return find_spec("onnxruntime") is not None
+
+
+def _preferred() -> int:
+    """After our own kernels for the CPU, no later than GPUs that a CPU plays."""
+    return -1 if _installed() else -4
+
+
+def _probe(which: str | None = None) -> Found:
+    if not _installed():
         raise DeviceError(
             "the onnx device needs ONNX Runtime, which is not installed: pip install 'nearfar[onnx]'"
         )
@@ -42,4 +51,4 @@ def _list() -> Sequence[Listed]:
     return [Listed("onnx", name, "cpu", f"ONNX Runtime {version('onnxruntime')}", (), memory, {})]
 
 
-DEVICE = Device(_probe, _open, lambda: -2, _list, pipelined=False)
+DEVICE = Device(_probe, _open, _preferred, _list, pipelined=False)
