@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from nearfar.targets.cpu import CpuKernels
 from nearfar.targets.cpu.units import UNITS
-from nearfar.targets.cpu.variants import KV
 from nearfar.targets.kernels import Variant
 
 __all__ = ["VARIANTS"]
 
 UNIT = UNITS["simd128"]
-VARIANTS = (Variant(f"wasm32-{UNIT.name}", "f32", CpuKernels(UNIT), kv=KV),)
+VARIANTS = (Variant(f"wasm32-{UNIT.name}", "f32", CpuKernels(UNIT), kv="float16"),)

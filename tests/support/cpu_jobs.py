@@ -89,10 +89,11 @@ class CpuJobs:
                 if job.kv_dtype in BITS:
                     # Sums of another order may fall on the other side of the middle of two codes: one step.
                     made = quantized_kv.parts(kept, job.kv_dtype)
-                    ulp, kept = float(np.nanmax(made["scales"])) * 1.01, quantized_kv.rounded(kept, job.kv_dtype)
-                np.testing.assert_allclose(
-                    got[name], kept, rtol=ulp, atol=ulp, err_msg=f"{job.label} {name}"
-                )
+                    ulp, kept = (
+                        float(np.nanmax(made["scales"])) * 1.01,
+                        quantized_kv.rounded(kept, job.kv_dtype),
+                    )
+                np.testing.assert_allclose(got[name], kept, rtol=ulp, atol=ulp, err_msg=f"{job.label} {name}")
 
 
 def _held(name: str, cache: Array, job: Any) -> Array:

@@ -1,4 +1,4 @@
-"""A quantized cache in NumPy, by its definition: rows to codes with a scale and an offset a group, and back."""
+"""A quantized cache in NumPy: rows to codes with a scale and an offset a group, and back."""
 
 from __future__ import annotations
 

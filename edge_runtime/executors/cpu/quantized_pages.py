@@ -12,10 +12,34 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.format import buffers
 from nearfar.format.kv import BITS, UNIT, group_size, row_words
+from nearfar.format.manifest import Manifest, Program
 
 Array = npt.NDArray[Any]
 PARTS = ("codes", "scales", "biases")
+
+
+def quantized(manifest: Manifest, program: Program) -> dict[str, int]:
+    """By the name of each quantized buffer of a program's cache the values of a head; none of floats."""
+    if program.kv_dtype not in BITS:
+        return {}
+    return {
+        name: cache.head_dim
+        for i, cache in enumerate(manifest.caches)
+        for name in (buffers.keys(i), buffers.values(i))
+    }
+
+
+def shapes(
+    words: tuple[int, ...], head_dim: int, kv_dtype: str
+) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Shape and dtype of each part of pages of these words."""
+    bits, outer = BITS[kv_dtype], words[:-1]
+    half = ((*outer, _groups(head_dim, bits)), np.dtype(np.float16))
+    return {
+        "codes": ((*outer, head_dim * bits // 32), np.dtype(np.uint32)), "scales": half, "biases": half,
+    }  # fmt: skip
 
 
 def parts_of(pages: Array, head_dim: int, kv_dtype: str, *, keys: bool) -> dict[str, Array]:

@@ -8,7 +8,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from nearfar.errors import BuildError
-from nearfar.format.kv import BITS, UNIT, group_size, rows_of
+from nearfar.format.kv import rows_of
 from nearfar.format.sizes import MAX_STEP
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.half import by_hand
@@ -30,11 +30,6 @@ def check(job: RopeAppend | Attend) -> None:
         )
     if job.dtype != "float32":
         raise BuildError(f"the cpu target has float32 activations only, not {job.dtype}")
-    if job.kv_dtype in BITS and group_size(job.head_dim, BITS[job.kv_dtype]) is None:
-        raise BuildError(
-            f"this model's heads of {job.head_dim} values cannot be cut into groups of {UNIT}, so its cache "
-            f"cannot be quantized: leave {BITS[job.kv_dtype]} out of --kv-bits"
-        )
 
 
 def arguments(job: RopeAppend | Attend) -> tuple[Args, Expr]:

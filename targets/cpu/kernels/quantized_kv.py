@@ -43,7 +43,7 @@ class Layout:
             return None
         bits = BITS[job.kv_dtype]
         group = group_size(job.head_dim, bits)
-        assert group is not None  # paged.check has refused others
+        assert group is not None  # PlannedTarget.check has refused others
         return cls(unit, job.head_dim, job.page_size, bits, group)
 
     @property
