@@ -158,8 +158,8 @@ def device_choices() -> str:
 def kv_bits_choices() -> str:
     """How caches can be quantized, in words."""
     able = {name: device(name).kv_bits for name in device_names()}
-    own = ", ".join(f"{name} {' or '.join(map(str, bits))}" for name, bits in able.items() if bits)
-    return f"{own}; other devices what the artifact has programs for (nearfar build --kv-bits)"
+    own = ", ".join(f"{name} ({' or '.join(map(str, bits))})" for name, bits in able.items() if bits)
+    return f"{own}; elsewhere what the artifact has programs for (nearfar build --kv-bits)"
 
 
 def debug_choices() -> str:

@@ -19,6 +19,8 @@ BITS: dict[str, int] = {"int8": 8, "int4": 4}
 """Bits of a code, of those that are quantized."""
 OF_BITS: dict[int, KvDtype] = {16: "float16", 8: "int8", 4: "int4"}
 """What options name by its bits."""
+OF_TARGET: dict[str, tuple[int, ...]] = {"cpu": (16, 8, 4), "wasm": (16, 8, 4)}
+"""The bits for which a target has programs; others have caches of floats alone. mlx needs none for it."""
 UNIT = 32
 """Values that are stored together: heads that they do not divide cannot be quantized."""
 

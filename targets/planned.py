@@ -25,7 +25,7 @@ from nearfar.build.weights.shards import SHARD_BYTES, ShardWriter
 from nearfar.build.weights.stream import Piece
 from nearfar.errors import BuildError
 from nearfar.format import manifest as records
-from nearfar.format.kv import UNIT, group_size
+from nearfar.format.kv import OF_TARGET, UNIT, group_size
 from nearfar.format.manifest import Weights
 from nearfar.step.config import LARGEST
 from nearfar.step.params import Param
@@ -99,8 +99,6 @@ class PlannedTarget:
     """Rows that a step can have, where nothing else was asked for."""
     packed: bool = False
     """See Made.packed."""
-    kv_bits: tuple[int, ...] = (16,)
-    """The caches that there are kernels for: see BuildOptions.kv_bits."""
 
     def check(self, source: Source, options: BuildOptions) -> None:
         """Kernels say themselves what they cannot do, when they are made; offsets have 32 bits."""
@@ -131,11 +129,12 @@ class PlannedTarget:
 
     def _check_kv(self, source: Source, options: BuildOptions) -> None:
         """There are kernels for the caches that are asked for, and the model's heads fit them."""
-        if lacking := [str(bits) for bits in options.kv_bits if bits not in self.kv_bits]:
+        able = OF_TARGET.get(self.name, (16,))
+        if lacking := [str(bits) for bits in options.kv_bits if bits not in able]:
             raise BuildError(
                 f"target {self.name} has no programs with a KV cache of {' or '.join(lacking)} bits, only of "
-                f"{', '.join(map(str, self.kv_bits))}: leave {','.join(lacking)} out of --kv-bits, or build "
-                "this target apart"
+                f"{', '.join(map(str, able))}: leave {','.join(lacking)} out of --kv-bits, or build this "
+                "target apart"
             )
         for bits in options.kv_bits:
             for cache in source.model.step.caches if bits != 16 else ():

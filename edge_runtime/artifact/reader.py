@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.errors import ArtifactError, DeviceError, RequestError
-from nearfar.format.kv import BITS, OF_BITS
+from nearfar.format.kv import BITS, OF_BITS, OF_TARGET
 from nearfar.format import packs
 from nearfar.format.manifest import Function, Manifest, Program, Tensor, read
 from nearfar.format.plans import Plan, parse_plan
@@ -142,7 +142,8 @@ class Artifact:
         if fit := [p for p in programs if p.kv_dtype == OF_BITS.get(bits)]:
             return fit
         there = ", ".join(dict.fromkeys(p.kv_dtype for p in programs))
-        build = f", or build it with one: nearfar build --target {self.target} --kv-bits 16,{bits}"
+        target = self.target if self.target in OF_TARGET else next(iter(OF_TARGET))
+        build = f", or build one: nearfar build --target {target} --kv-bits 16,{bits}"
         advice = build if bits in BITS.values() else ""
         raise RequestError(
             f"the artifact has no program with a KV cache of {bits} bits (kv_bits, --kv-bits), only of "

@@ -13,12 +13,6 @@ from nearfar.targets.cpu.platforms import Platform, host, platforms
 from nearfar.targets.cpu.units import BASELINE, BEST_FIRST, CARRIED, UNITS, Unit, unit_named
 from nearfar.targets.kernels import Variant, kv_suffix
 
-KV_BITS = (16, 8, 4)
-"""Of keys and values in the cache, for which there are kernels: a long context reads them as often as the
-weights.
-"""
-
-
 @dataclass(frozen=True, kw_only=True)
 class CpuVariant(Variant):
     """A program for a vector unit, on a platform."""

@@ -135,7 +135,7 @@ def build(
             "`nearfar run --kv-bits` then takes one of them. cpu; mlx quantizes its cache when it is loaded "
             "and needs nothing here."
         ),
-    ] = [str(each) for each in DEFAULTS.kv_bits],  # noqa: B006
+    ] = list(map(str, DEFAULTS.kv_bits)),  # noqa: B006, B008
     embeddings: Annotated[
         bool,
         typer.Option(

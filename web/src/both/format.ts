@@ -309,7 +309,7 @@ export interface FunctionRecord {
 export interface ProgramRecord {
   readonly name: string;
   readonly activations: "float16" | "float32";
-  readonly kv_dtype: "float16" | "float32";
+  readonly kv_dtype: "float16" | "float32" | "int8" | "int4";
   readonly requires: RequiresRecord;
   readonly workspace: readonly number[];
   readonly kernels: Readonly<Record<string, KernelRecord>>;
