@@ -16,9 +16,11 @@ Float = Literal["float16", "float32"]
 KvDtype = Literal["float16", "float32", "int8", "int4"]
 """What caches hold."""
 BITS: dict[str, int] = {"int8": 8, "int4": 4}
-"""Bits of a code, of those that are quantized."""
+"""Bits of a code, of the caches that are quantized."""
+GROUPS: dict[str, tuple[int, ...]] = {"int8": (64, 32), "int4": (32,)}
+"""Values that share a scale: the first that divides a head. 4 bits need the smaller groups."""
 OF_BITS: dict[int, KvDtype] = {16: "float16", 8: "int8", 4: "int4"}
-"""What options name by its bits."""
+"""What options name by the bits of a value."""
 OF_TARGET: dict[str, tuple[int, ...]] = {"cpu": (16, 8, 4), "wasm": (16, 8, 4)}
 """The bits for which a target has programs; others have caches of floats alone. mlx needs none for it."""
 UNIT = 32
@@ -28,13 +30,8 @@ Extent = TypeVar("Extent", int, int | str)
 
 
 def group_size(head_dim: int, bits: int) -> int | None:
-    """Values that share a scale, None where heads of head_dim values cannot be cut into groups.
-
-    4 bits need the smaller groups.
-    """
-    if head_dim % UNIT:
-        return None
-    return 64 if bits == 8 and head_dim % 64 == 0 else UNIT
+    """Values that share a scale, None where heads of head_dim values cannot be cut into groups."""
+    return next((size for size in GROUPS[f"int{bits}"] if head_dim % size == 0), None)
 
 
 def row_words(head_dim: int, kv_dtype: str) -> int:
