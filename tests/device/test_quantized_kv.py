@@ -25,10 +25,13 @@ from nearfar.errors import BuildError, RequestError, SnapshotError
 from nearfar.format.kv import BITS, OF_BITS, row_words
 from tests.shared_data import shared_data
 from tests.support import quantized_kv
-from tests.support.backends import cached_pages, executor, forget, greedy, kv_dtype
+from tests.support.backends import cached_pages, executor, forget, greedy, kv_dtype, last_logits
+from tests.support.wasm_executor import open_wasm, require_node
 
 BOUND = {8: 0.002, 4: 0.02}
 """How much of the perplexity over a cache of float16 may be added."""
+TOLERANCE = {8: 0.01, 4: 0.1}
+"""Of logits, which reach about 20: sums without fused products may fall on the other side of two codes."""
 ROWS, WINDOW = 16, 512
 
 
@@ -37,6 +40,16 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = BuildOptions(
         str(shared_data("models", "classics-1M")), tmp_path_factory.mktemp("kv"), ("cpu",), "q8",
         cpu_features=("native",), buckets=Buckets((1, ROWS), (1, 4)), kv_bits=(16, 8, 4),
+    )  # fmt: skip
+    return build(options)[0]
+
+
+@pytest.fixture(scope="module")
+def in_wasm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    require_node()
+    options = BuildOptions(
+        str(shared_data("models", "classics-1M")), tmp_path_factory.mktemp("kv"), ("wasm",), "q8",
+        buckets=Buckets((1, ROWS), (1,)), kv_bits=(8, 4),
     )  # fmt: skip
     return build(options)[0]
 
@@ -112,6 +125,14 @@ def test_pages_hold_the_codes_of_what_a_cache_of_floats_holds(
         # Half a step, and what float16 takes from the value and from the offset.
         assert (apart <= 0.51 * step + 2e-3 * np.abs(true).max()).all()
         assert len(np.unique(told["codes"])) > 100
+
+
+def test_the_same_kernels_in_webassembly(engine: Engine, bits: int, in_wasm: Path) -> None:
+    """Which has no float16: its scales are read and written bit by bit."""
+    tokens = tokens_of(engine, 100)
+    here = last_logits(engine, tokens)
+    with open_wasm(in_wasm, 2, kv_dtype=OF_BITS[bits], kv_memory="4MB") as other:
+        assert np.abs(last_logits(other, tokens) - here).max() < TOLERANCE[bits]
 
 
 def test_a_prefix_that_is_found_gives_the_tokens_of_a_cold_start(engine: Engine) -> None:
