@@ -235,15 +235,6 @@ def test_the_command_line_takes_the_bits(built: Path) -> None:
         Engine.load(built, kv_bits=3)
 
 
-def test_what_the_artifact_has_no_program_for_is_refused_with_the_build_that_makes_it(tmp_path: Path) -> None:
-    checkpoint = str(shared_data("models", "classics-1M"))
-    buckets = Buckets((1,), (1,))
-    options = BuildOptions(checkpoint, tmp_path, ("cpu",), "q8", cpu_features=("native",), buckets=buckets)
-    (path,) = build(options)
-    with pytest.raises(RequestError, match=r"of 8 bits.*nearfar build --target cpu --kv-bits 16,8"):
-        Engine.load(path, kv_bits=8)
-
-
 @pytest.mark.parametrize(
     ("target", "model", "asked", "message"),
     [
