@@ -60,7 +60,9 @@ def rates(step: Any, vocab: int, clock: Any, positions: Sequence[int]) -> dict[s
     return found
 
 
-def ours(artifact: Path, threads: int, clock: Any, positions: Sequence[int]) -> dict[str, float]:
+def ours(
+    artifact: Path, threads: int, clock: Any, positions: Sequence[int], kv_bits: int | None = None
+) -> dict[str, float]:
     """Rates of the artifact through CpuExecutor, each step followed by greedy sampling and reading the
     token; and once more with tokens drawn at temperature 0.8, top-p 0.95.
     """
@@ -76,7 +78,7 @@ def ours(artifact: Path, threads: int, clock: Any, positions: Sequence[int]) -> 
     opened = Artifact.open(find_artifact(artifact, "cpu"))
     manifest = opened.manifest
     context = positions[-1] + DECODE
-    program = opened.able_programs(DEVICE.probe(None))[0]
+    program = opened.able_programs(DEVICE.probe(None), kv_bits=kv_bits)[0]
     pages = -(-context // manifest.cache.page_size)
     context = pages * manifest.cache.page_size
     settings = Settings((pages,) * len(manifest.groups), context, threads)

@@ -20,6 +20,7 @@ from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import ArtifactError, BuildError
 from nearfar.format.adapters import DEVICE_CLASSES
+from nearfar.format.kv import OF_BITS
 from nearfar.format.manifest import FORMAT, VERSION, Manifest, TokenizerFiles, Weights, document
 from nearfar.format.seal import seal
 from nearfar.targets import target_names, target_of
@@ -52,6 +53,11 @@ def build(options: BuildOptions, progress: Progress = lambda stage, done, total:
     strange = [name for name in options.products if name not in PRODUCTS]
     if strange or not options.products:
         raise BuildError(f"unknown products {', '.join(strange) or '(none)'}; known: {', '.join(PRODUCTS)}")
+    unknown_bits = [str(bits) for bits in options.kv_bits if bits not in OF_BITS]
+    if unknown_bits or not options.kv_bits:
+        raise BuildError(
+            f"unknown --kv-bits {', '.join(unknown_bits) or '(none)'}; known: {', '.join(map(str, OF_BITS))}"
+        )
     source = open_source(options)
     targets = {name: target_of(name) for name in dict.fromkeys(options.targets)}
     for target in targets.values():

@@ -49,6 +49,7 @@ class BuildOptions:
     (cpu): the vector units: names of targets/cpu/units.py, "baseline" or "native" (this machine's); none:
     those that an architecture's processors differ in.
     `device_classes` (webgpu, vulkan): kinds of GPUs to make programs for; `products`: what those multiply.
+    `kv_bits`: the KV caches to make programs for, 16 for floats, 8 and 4 for codes of so many bits.
     `embeddings`: the model gives embeddings, though the checkpoint does not say so.
     """
 
@@ -66,6 +67,7 @@ class BuildOptions:
     buckets: Buckets | None = None
     device_classes: tuple[str, ...] = DEVICE_CLASSES
     products: tuple[str, ...] = ("float",)
+    kv_bits: tuple[int, ...] = (16,)
     embeddings: bool = False
 
 

@@ -51,7 +51,8 @@ class Found:
 
 @dataclass(frozen=True)
 class Settings:
-    """What an executor is opened with: pages by group, positions, CPU threads, bits of the cache.
+    """What an executor is opened with: pages by group, positions, CPU threads, bits that the device quantizes
+    its cache to.
 
     `which`: the device of its kind, by number or name; `debug`: checked by the driver's validation layer;
     `timed`: what each launch takes will be asked for.
@@ -114,7 +115,7 @@ class Device:
     debug: bool = False
     """Whether its driver has a validation layer."""
     kv_bits: tuple[int, ...] = ()
-    """How it can quantize its cache."""
+    """How it can quantize the cache of any program; others have programs for that (Program.kv_dtype)."""
 
 
 @cache
@@ -155,9 +156,10 @@ def device_choices() -> str:
 
 
 def kv_bits_choices() -> str:
-    """Which devices can quantize their cache, and how, in words."""
+    """How caches can be quantized, in words."""
     able = {name: device(name).kv_bits for name in device_names()}
-    return ", ".join(f"{name} ({' or '.join(map(str, bits))})" for name, bits in able.items() if bits)
+    own = ", ".join(f"{name} ({' or '.join(map(str, bits))})" for name, bits in able.items() if bits)
+    return f"{own}; elsewhere what the artifact has programs for (nearfar build --kv-bits)"
 
 
 def debug_choices() -> str:

@@ -42,6 +42,7 @@ class RayAppOptions:
     dtype: str = EngineOptions.dtype
     threads: int | None = EngineOptions.threads
     kv_memory: str | None = EngineOptions.kv_memory
+    kv_bits: int | None = EngineOptions.kv_bits
     program: str | None = EngineOptions.program
     max_running: int | None = EngineOptions.max_running
     keys: Path | None = None
@@ -62,6 +63,7 @@ class RayAppOptions:
             dtype=self.dtype,
             threads=self.threads,
             kv_memory=self.kv_memory,
+            kv_bits=self.kv_bits,
             program=self.program,
             max_running=self.max_running,
         )

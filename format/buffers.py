@@ -7,12 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from nearfar.format import kv
 from nearfar.format.manifest import Buffer, Cache, Dim, Group, KvCache
 from nearfar.format.sampler import COLUMNS
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP, TOP_LOGPROBS, pages_for
 
 KV = "kv"
-"""Dtype of the cache's buffers: the program's kv_dtype."""
+"""Dtype of the cache's buffers: by the program's kv_dtype (nearfar.format.kv)."""
 CONTEXT = "context"
 """The extent that stands for the positions which the runtime has room for."""
 
@@ -102,9 +103,9 @@ def sized(shape: Sequence[Dim], context: int, counts: Sequence[int]) -> tuple[in
     return tuple(words[extent] if isinstance(extent, str) else extent for extent in shape)
 
 
-def stored(dtype: str, kv_dtype: str) -> str:
-    """The dtype that a buffer has in a program whose cache is of `kv_dtype`."""
-    return kv_dtype if dtype == KV else dtype
+def stored(buffer: Buffer, kv_dtype: str) -> tuple[str, tuple[Dim, ...]]:
+    """The dtype and shape that a buffer has in a program whose cache is of `kv_dtype`."""
+    return kv.rows_of(buffer.shape, kv_dtype) if buffer.dtype == KV else (buffer.dtype, buffer.shape)
 
 
 def buffers(

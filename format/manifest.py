@@ -18,6 +18,7 @@ from nearfar.errors import ArtifactError
 from nearfar.format import consistency
 from nearfar.format.adapters import DeviceClass
 from nearfar.format.answers import AnswerFormat
+from nearfar.format.kv import Float, KvDtype
 from nearfar.format.seal import FIELD, is_sealed
 from nearfar.step.model import field_types, op_of, param_of
 from nearfar.step.ops import Embedding, Op
@@ -27,8 +28,6 @@ FORMAT = "nearfar-artifact"
 VERSION = 3
 LARGEST = 1e300  # of a number: what JSON can write and float64 cannot hold is refused
 
-Float = Literal["float16", "float32"]
-"""What programs compute in, and caches hold."""
 Dim = int | str
 """A dimension: a number, or "pages.<group>" or "context", which the runtime chooses."""
 
@@ -243,7 +242,7 @@ class Program:
 
     name: str
     activations: Float
-    kv_dtype: Float
+    kv_dtype: KvDtype
     requires: Requires
     workspace: tuple[int, ...]
     kernels: dict[str, Kernel]

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nearfar.format import adapters, buffers, consistency, manifest, plans, sampler, seal, sizes
+from nearfar.format import adapters, buffers, consistency, kv, manifest, plans, sampler, seal, sizes
 from nearfar.format.attributes import meanings
 from nearfar.format.tables import snake
 
@@ -38,6 +38,9 @@ def _constants() -> Iterator[str]:
     yield _constant("NEARNESS", adapters.NEARNESS, told["NEARNESS"])
     yield _constant("FUNCTIONS", consistency.PLANNED["generate"], "What a program can run.")
     yield _constant("DTYPE_BYTES", consistency.DTYPE_BYTES, "Bytes of an element of each dtype.")
+    said = meanings(kv)
+    for name in ("BITS", "GROUPS"):
+        yield _constant(f"KV_{name}", getattr(kv, name), said[name])
     yield _constant("SAMPLE_COLUMNS", sampler.COLUMNS, "Columns of `sample_f32` and `sample_i32`.")
     for columns in (sampler.SampleF32, sampler.SampleI32):
         indices = {_camel(column.name): column.value for column in columns}

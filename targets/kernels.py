@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from nearfar.format.adapters import DeviceClass
-from nearfar.format.manifest import Float
+from nearfar.format.kv import Float, KvDtype
 from nearfar.step.model import Step
 from nearfar.targets.bundles import Bundles
 from nearfar.targets.jobs import Attend, Job, Linear, Project, Split
@@ -25,6 +25,11 @@ cooperative matrices of float16 (docs/decisions/0018).
 """
 PRODUCTS: tuple[Products, ...] = ("float", "int8", "cooperative")
 SCRATCH = "scratch:"
+
+
+def kv_suffix(bits: int) -> str:
+    """What the name of a program with a cache of so many bits ends in; nothing where it holds floats."""
+    return "" if bits == 16 else f"-kv{bits}"
 
 
 @dataclass(frozen=True)
@@ -101,4 +106,4 @@ class Variant:
     kernels: Kernels
     device_class: DeviceClass | None = None
     products: Products = "float"
-    kv: Float | None = None
+    kv: KvDtype | None = None

@@ -25,6 +25,7 @@ from nearfar.build.weights.shards import SHARD_BYTES, ShardWriter
 from nearfar.build.weights.stream import Piece
 from nearfar.errors import BuildError
 from nearfar.format import manifest as records
+from nearfar.format.kv import OF_TARGET, UNIT, group_size
 from nearfar.format.manifest import Weights
 from nearfar.step.config import LARGEST
 from nearfar.step.params import Param
@@ -102,6 +103,7 @@ class PlannedTarget:
     def check(self, source: Source, options: BuildOptions) -> None:
         """Kernels say themselves what they cannot do, when they are made; offsets have 32 bits."""
         self._check_products(source, options)
+        self._check_kv(source, options)
         for name, matrix in source.matrices.items():
             largest = max(math.prod(part.shape) for part in self.packing.parts(matrix))
             if largest > LARGEST:
@@ -124,6 +126,23 @@ class PlannedTarget:
                 "--products int8 is for matrices of 2, 4 or 8 bits in groups of 32 or more, and this model "
                 "has none: choose such a --quant and --group-size, or leave int8 out"
             )
+
+    def _check_kv(self, source: Source, options: BuildOptions) -> None:
+        """There are kernels for the caches that are asked for, and the model's heads fit them."""
+        able = OF_TARGET.get(self.name, (16,))
+        if lacking := [str(bits) for bits in options.kv_bits if bits not in able]:
+            raise BuildError(
+                f"target {self.name} has no programs with a KV cache of {' or '.join(lacking)} bits, only of "
+                f"{', '.join(map(str, able))}: leave {','.join(lacking)} out of --kv-bits, or build this "
+                "target apart"
+            )
+        for bits in options.kv_bits:
+            for cache in source.model.step.caches if bits != 16 else ():
+                if group_size(cache.head_dim, bits) is None:
+                    raise BuildError(
+                        f"--kv-bits {bits}: heads of {cache.head_dim} values cannot be cut into groups of "
+                        f"{UNIT}, so this model's cache cannot be quantized: leave it out"
+                    )
 
     def products(self, options: BuildOptions) -> set[Products]:
         """See Target.products."""

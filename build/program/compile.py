@@ -14,7 +14,8 @@ from nearfar.build.program.lowering import Precisions, identifier, lower_step
 from nearfar.build.program.passes import compile_flow, run_flow
 from nearfar.build.program.plan import Plan, plan_of, share_workspace, staged_plan
 from nearfar.format.buffers import SAMPLER_BUFFERS
-from nearfar.format.manifest import Cache, Float
+from nearfar.format.kv import KvDtype
+from nearfar.format.manifest import Cache
 from nearfar.format.sizes import MAX_ROWS
 from nearfar.step.model import Model
 from nearfar.targets.jobs import Greedy, Logprobs, Sample, SamplerJob
@@ -53,7 +54,7 @@ def compile_program(
 ) -> Program:
     """Compile every function of the artifact for one variant."""
     kernels = variant.kernels
-    kv: Float = variant.kv or ("float16" if variant.precision == "f16" else "float32")
+    kv: KvDtype = variant.kv or ("float16" if variant.precision == "f16" else "float32")
     dtypes = Precisions(kernels.activations, kv)
     names: dict[str, str] = {}
     module = tvm.IRModule({})

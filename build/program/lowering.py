@@ -10,7 +10,8 @@ from tvm import relax, tirx
 
 from nearfar.build.program import operators
 from nearfar.format import buffers
-from nearfar.format.manifest import Cache, Float
+from nearfar.format.kv import Float, KvDtype, rows_of
+from nearfar.format.manifest import Cache
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP, pages_for
 from nearfar.step import ops
 from nearfar.step.model import Model
@@ -25,7 +26,7 @@ class Precisions:
     """Dtypes of a program: of activations (the residual stream is float32 always) and of the cache."""
 
     activations: Float
-    kv: Float
+    kv: KvDtype
 
 
 @dataclass(frozen=True)
@@ -267,9 +268,10 @@ class _Lowering:
         extent = buffers.pages(self._step.group(cache))
         count = self._symbols.setdefault(extent, tirx.Var(identifier(extent), "int64"))
         shape = self._step.caches[cache]
-        dims = (count, shape.kv_heads, self._cache.page_size, shape.head_dim)
+        whole = (count, shape.kv_heads, self._cache.page_size, shape.head_dim)
+        dtype, dims = rows_of(whole, self._dtypes.kv)
         names = {"k_cache": buffers.keys(cache), "v_cache": buffers.values(cache)}
-        return {which: self._buffer(name, dims, self._dtypes.kv) for which, name in names.items()}
+        return {which: self._buffer(name, dims, dtype) for which, name in names.items()}
 
 
 def _narrow_values(listed: tuple[Op, ...]) -> set[str]:

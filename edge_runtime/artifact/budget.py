@@ -13,6 +13,7 @@ from nearfar.edge_runtime.cache import Window
 from nearfar.errors import DeviceError, RequestError
 from nearfar.format.buffers import sized, stored
 from nearfar.format.consistency import DTYPE_BYTES
+from nearfar.format.kv import BITS, group_size, row_words
 from nearfar.format.manifest import KvCache, Manifest, Program
 from nearfar.format.sizes import MAX_STEP, pages_for
 
@@ -55,13 +56,14 @@ def show_size(size: int) -> str:
 
 def kv_group(head_dim: int, bits: int) -> int:
     """Values that share a scale in a cache of `bits` bits; 4 bits need the smaller groups."""
-    if head_dim % 32:
+    group = group_size(head_dim, bits)
+    if group is None:
         raise RequestError(
             f"kv_bits {bits}: heads of {head_dim} values cannot be cut into groups of 32, so this model's "
             "cache cannot be quantized. Leave kv_bits (--kv-bits) out",
             "kv_bits",
         )
-    return 64 if bits == 8 and head_dim % 64 == 0 else 32
+    return group
 
 
 def page_bytes(manifest: Manifest, program: Program, kv_bits: int | None = None) -> tuple[int, ...]:
@@ -87,6 +89,8 @@ def windows(manifest: Manifest) -> tuple[Window, ...]:
 
 def cache_bytes(cache: KvCache, dtype: str, kv_bits: int | None = None) -> int:
     """Bytes of one token's keys and values in a cache of `dtype`, or quantized to `kv_bits`."""
+    if dtype in BITS:
+        return 2 * cache.kv_heads * row_words(cache.head_dim, dtype) * DTYPE_BYTES["uint32"]
     value, values = DTYPE_BYTES[dtype], 2 * cache.kv_heads * cache.head_dim
     if kv_bits is None:
         return value * values
@@ -163,8 +167,8 @@ def check_buffers(
     """Refuse an artifact whose buffers no memory could hold, before it is tried. `memory`: see plan_pages."""
     total = psutil.virtual_memory().total if memory is None else max(memory, psutil.virtual_memory().total)
     for buffer in manifest.buffers:
-        width = DTYPE_BYTES[stored(buffer.dtype, program.kv_dtype)]
-        size = width * math.prod(sized(buffer.shape, context, pages))
+        dtype, shape = stored(buffer, program.kv_dtype)
+        size = DTYPE_BYTES[dtype] * math.prod(sized(shape, context, pages))
         if not 0 <= size <= total:
             raise DeviceError(
                 f"the buffer {buffer.name} of {manifest.model.name} takes {show_size(size)}, more than there "

@@ -37,7 +37,8 @@ def load(path: Path, options: LoadOptions = DEFAULTS) -> tuple[EngineCore, TextC
     artifact, chosen = checked(path, options)
     codec = TextCodec.open(artifact)
     found = chosen.probe(parse_device(options.device)[1])
-    programs = artifact.able_programs(found, options.precision, options.program)
+    own = options.kv_bits if not chosen.kv_bits else None
+    programs = artifact.able_programs(found, options.precision, options.program, own)
 
     planned: dict[str, Settings] = {}
 
@@ -82,12 +83,11 @@ def checked(path: Path, options: LoadOptions) -> tuple[Artifact, Device]:
 def _settings(artifact: Artifact, program: Program, found: Found, options: LoadOptions) -> Settings:
     """What the device is opened with for a program."""
     manifest, which = artifact.manifest, parse_device(options.device)[1]
-    pages = plan_pages(
-        manifest, program, options.kv_memory, found.largest_buffer(), options.kv_bits, found.memory
-    )
+    bits = options.kv_bits if device(artifact.target).kv_bits else None
+    pages = plan_pages(manifest, program, options.kv_memory, found.largest_buffer(), bits, found.memory)
     context = longest(manifest, pages)
     check_buffers(manifest, program, pages, context, found.memory)
-    return Settings(pages, context, options.threads, options.kv_bits, which, options.debug)
+    return Settings(pages, context, options.threads, bits, which, options.debug)
 
 
 def open_executor(chosen: Device, artifact: Artifact, program: Program, settings: Settings) -> Executor:
@@ -121,7 +121,7 @@ def _check_able(options: LoadOptions, target: str, chosen: Device) -> None:
             f"{target} has no validation layer to check calls with (debug, --debug); {debug_choices()} has",
             "debug",
         )
-    if options.kv_bits is not None and options.kv_bits not in chosen.kv_bits:
+    if chosen.kv_bits and options.kv_bits not in (None, *chosen.kv_bits):
         raise RequestError(
             f"{target} cannot keep the KV cache in {options.kv_bits} bits (kv_bits, --kv-bits); "
             f"{kv_bits_choices()} can. Leave it out for a cache as the model computes",

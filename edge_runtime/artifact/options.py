@@ -22,7 +22,10 @@ class LoadOptions:
     verify: bool = True
     """Check the SHA-256 of every file first."""
     kv_bits: int | None = None
-    """Keep the KV cache in so many bits a value, where the device can; default as the program computes."""
+    """Keep the KV cache in so many bits a value: as the device can (mlx), or the artifact has programs for;
+
+    default as the model computes.
+    """
     precision: str | None = None
     """Only programs that compute in "f16" or "f32"; default the best that the device has."""
     program: str | None = None

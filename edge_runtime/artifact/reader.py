@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.errors import ArtifactError, DeviceError, RequestError
+from nearfar.format.kv import BITS, OF_BITS, OF_TARGET
 from nearfar.format import packs
 from nearfar.format.manifest import Function, Manifest, Program, Tensor, read
 from nearfar.format.plans import Plan, parse_plan
@@ -89,14 +90,20 @@ class Artifact:
                 raise ArtifactError(f"{name} of {self.path} holds another {file}. Build the artifact again")
 
     def able_programs(
-        self, found: Found, precision: str | None = None, name: str | None = None
+        self,
+        found: Found,
+        precision: str | None = None,
+        name: str | None = None,
+        kv_bits: int | None = None,
     ) -> list[Program]:
         """The programs that a device can run; DeviceError where there is none, with what each needs, what the
         device has, and what to do.
 
-        `precision`: only programs that compute in this one; `name`: only the program of this name.
+        `precision`: only programs that compute in this one; `name`: only the program of this name;
+        `kv_bits`: only programs whose cache has so many bits a value. Where neither name nor bits are given,
+        those with the widest cache alone.
         """
-        asked = self._programs(precision, name)
+        asked = self._programs(precision, name, kv_bits)
         able = [program for program in asked if not _lacking(program, found)]
         if able:
             return able
@@ -109,7 +116,9 @@ class Artifact:
             + (f": {advice}" if advice else "")
         )
 
-    def _programs(self, precision: str | None, name: str | None) -> Sequence[Program]:
+    def _programs(
+        self, precision: str | None, name: str | None, kv_bits: int | None
+    ) -> Sequence[Program]:
         """Programs that are what was asked for; RequestError where none is."""
         programs = self.manifest.programs
         kinds, named = [p.precision for p in programs], [p.name for p in programs]
@@ -123,7 +132,24 @@ class Artifact:
             raise RequestError(
                 f"the program {name!r} does not compute in {precision}: leave one of them out", "precision"
             )
-        return fit
+        if kv_bits is not None:
+            return self._of_kv_bits(fit, kv_bits)
+        widest = max(_kv_rank(p) for p in fit)
+        return fit if name is not None else [p for p in fit if _kv_rank(p) == widest]
+
+    def _of_kv_bits(self, programs: Sequence[Program], bits: int) -> Sequence[Program]:
+        """Those with a cache of so many bits; RequestError where there is none."""
+        if fit := [p for p in programs if p.kv_dtype == OF_BITS.get(bits)]:
+            return fit
+        there = ", ".join(dict.fromkeys(p.kv_dtype for p in programs))
+        target = self.target if self.target in OF_TARGET else next(iter(OF_TARGET))
+        build = f", or build one: nearfar build --target {target} --kv-bits 16,{bits}"
+        advice = build if bits in BITS.values() else ""
+        raise RequestError(
+            f"the artifact has no program with a KV cache of {bits} bits (kv_bits, --kv-bits), only of "
+            f"{there}: leave it out{advice}",
+            "kv_bits",
+        )
 
     @property
     def target(self) -> str:
@@ -281,6 +307,11 @@ def _lacking(program: Program, found: Found) -> str:
         if found.limits.get(name, need) < need
     ]
     return f"needs {', '.join(missing)}" if missing else ""
+
+
+def _kv_rank(program: Program) -> int:
+    """Caches of floats go before quantized ones, of which the one with more bits goes first."""
+    return BITS.get(program.kv_dtype, 16)
 
 
 def _has(found: Found) -> str:

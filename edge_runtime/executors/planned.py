@@ -70,11 +70,9 @@ class Layout:
 
     def __init__(self, artifact: Artifact, program: Program, settings: Settings) -> None:
         self._artifact, self._program, self._settings = artifact, program, settings
+        stored = {b.name: names.stored(b, program.kv_dtype) for b in artifact.manifest.buffers}
         self.buffers = {
-            buffer.name: Shape(
-                self.extents(buffer.shape), np.dtype(names.stored(buffer.dtype, program.kv_dtype))
-            )
-            for buffer in artifact.manifest.buffers
+            name: Shape(self.extents(shape), np.dtype(dtype)) for name, (dtype, shape) in stored.items()
         }
 
     def extents(self, shape: Sequence[Dim]) -> tuple[int, ...]:

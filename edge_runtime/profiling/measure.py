@@ -142,7 +142,7 @@ def profile(path: Path, load: LoadOptions, options: ProfileOptions) -> Profile:
     _check_plans(artifact)
     which, manifest = parse_device(load.device)[1], artifact.manifest
     found = device.probe(which)
-    programs = artifact.able_programs(found, load.precision, load.program)
+    programs = artifact.able_programs(found, load.precision, load.program, load.kv_bits)
     program = untried(programs, found.adapter)
     bucket = _bucket(program, options)
     rows, context = _sizes(manifest, bucket, options)

@@ -26,7 +26,7 @@ class EngineOptions:
     """How an engine is opened. `names`: what clients call the model, by default its own name.
 
     `device`, `threads`, `kv_memory` (bytes, or such as "512MB") are for local engines, `dtype` and
-    `max_running` for torch, `program` (a name) for artifacts. None: chosen by what is found. `trust`: run the
+    `max_running` for torch, `program` (a name) and `kv_bits` (of the KV cache) for artifacts. None: chosen by what is found. `trust`: run the
     native code of an artifact that was not built here.
     """
 
@@ -34,6 +34,7 @@ class EngineOptions:
     device: str = "auto"
     threads: int | None = None
     kv_memory: str | None = None
+    kv_bits: int | None = None
     program: str | None = None
     trust: bool = False
     dtype: str = "auto"
@@ -111,6 +112,12 @@ def _check_program(kind: Kind, options: EngineOptions) -> None:
             "serve an artifact",
             "program",
         )
+    if options.kv_bits is not None and kind != "artifact":
+        raise RequestError(
+            f"kv_bits (--kv-bits) is of an artifact's KV cache, but the engine is {kind}: leave it out, or "
+            "serve an artifact",
+            "kv_bits",
+        )
 
 
 async def _artifact(path: Path, options: EngineOptions) -> Backend:
@@ -123,6 +130,7 @@ async def _artifact(path: Path, options: EngineOptions) -> Backend:
         device=options.device,
         threads=options.threads,
         kv_memory=options.kv_memory,
+        kv_bits=options.kv_bits,
         program=options.program,
         trust=options.trust,
     )

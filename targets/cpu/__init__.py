@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nearfar.errors import BuildError
-from nearfar.format.manifest import Float
+from nearfar.format.kv import Float
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import attention, embed, greedy, linear, norm, rope, sample
 from nearfar.targets.cpu.units import Unit

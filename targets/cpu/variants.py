@@ -6,16 +6,12 @@ from dataclasses import dataclass
 
 from nearfar.build.source import BuildOptions
 from nearfar.errors import BuildError
-from nearfar.format.manifest import Float
+from nearfar.format.kv import OF_BITS
 from nearfar.targets.cpu import CpuKernels
 from nearfar.targets.cpu.codegen import native
 from nearfar.targets.cpu.platforms import Platform, host, platforms
 from nearfar.targets.cpu.units import BASELINE, BEST_FIRST, CARRIED, UNITS, Unit, unit_named
-from nearfar.targets.kernels import Variant
-
-KV: Float = "float16"
-"""Of keys and values in the cache: a long context reads them as often as the weights."""
-
+from nearfar.targets.kernels import Variant, kv_suffix
 
 @dataclass(frozen=True, kw_only=True)
 class CpuVariant(Variant):
@@ -26,7 +22,8 @@ class CpuVariant(Variant):
 
 
 def variants(options: BuildOptions) -> tuple[CpuVariant, ...]:
-    """One for each platform of `options.cpu` and unit of `options.cpu_features`, the best unit first.
+    """One for each platform of `options.cpu`, bits of `options.kv_bits` and unit of `options.cpu_features`,
+    the best unit first.
 
     A unit's name is asked of the platforms of its architecture.
     """
@@ -37,9 +34,11 @@ def variants(options: BuildOptions) -> tuple[CpuVariant, ...]:
             unit_named(name, wanted[0].architecture)
     return tuple(
         CpuVariant(
-            f"{platform.name}-{unit.name}", "f32", CpuKernels(unit), kv=KV, unit=unit, platform=platform
-        )
+            f"{platform.name}-{unit.name}{kv_suffix(bits)}", "f32", CpuKernels(unit), kv=OF_BITS[bits],
+            unit=unit, platform=platform,
+        )  # fmt: skip
         for platform in wanted
+        for bits in options.kv_bits
         for unit in units_of(options.cpu_features, platform)
     )
 

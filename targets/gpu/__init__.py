@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from nearfar.errors import BuildError
-from nearfar.format.manifest import Float
+from nearfar.format.kv import Float
 from nearfar.targets.bundles import bundles
 from nearfar.targets.jobs import (
     Attend,

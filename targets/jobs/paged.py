@@ -40,7 +40,7 @@ class Paged:
     dtype: str
     """Of q and the output."""
     kv_dtype: str
-    """Of the cache: "float32" or "float16"."""
+    """Of the cache: "float32" or "float16", or quantized "int8" or "int4" (nearfar.format.kv)."""
 
     @property
     def q_shape(self) -> tuple[int, int]:
@@ -63,8 +63,8 @@ class RopeAppend(Paged):
     2. `rope`: pairs (i, i + head_dim/2) are rotated by row positions[m] of the table: cosines, then sines.
     3. `q_scale` (beta, original): q·(1 + beta·ln(1 + ⌊position/original⌋)), as Ministral 3 does.
     4. `v_norm_eps`: RMS norm of each head of v, without weights.
-    5. k and v are written to the cache (kv_dtype [pages, kv_heads, page_size, head_dim]), padding rows
-       nowhere.
+    5. k and v are written to the cache (kv_dtype [pages, kv_heads, page_size, head_dim]; quantized, a row by
+       itself, to the words of nearfar.format.kv.rows_of), padding rows nowhere.
     Without `append` x holds q alone, [m, heads·head_dim]: the layer reads another layer's cache.
     """
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from nearfar.build.source import BuildOptions
+from nearfar.format.kv import OF_BITS
 from nearfar.targets.cpu import CpuKernels
 from nearfar.targets.cpu.units import UNITS
-from nearfar.targets.cpu.variants import KV
-from nearfar.targets.kernels import Variant
+from nearfar.targets.kernels import Variant, kv_suffix
 
-__all__ = ["VARIANTS"]
+__all__ = ["variants"]
 
 UNIT = UNITS["simd128"]
-VARIANTS = (Variant(f"wasm32-{UNIT.name}", "f32", CpuKernels(UNIT), kv=KV),)
+
+
+def variants(options: BuildOptions) -> tuple[Variant, ...]:
+    """One for each of `options.kv_bits`."""
+    return tuple(
+        Variant(f"wasm32-{UNIT.name}{kv_suffix(bits)}", "f32", CpuKernels(UNIT), kv=OF_BITS[bits])
+        for bits in options.kv_bits
+    )

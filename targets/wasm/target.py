@@ -10,7 +10,7 @@ from nearfar.format.manifest import Weights
 from nearfar.targets.cpu import packing
 from nearfar.targets.planned import PlannedTarget
 from nearfar.targets.target import Made
-from nearfar.targets.wasm import VARIANTS
+from nearfar.targets.wasm import variants
 from nearfar.targets.wasm.emit import emit, with_threads
 
 
@@ -24,4 +24,4 @@ class WasmTarget(PlannedTarget):
         return dataclasses.replace(made, programs=threaded + made.programs)
 
 
-TARGET = WasmTarget("wasm", packing, lambda _: VARIANTS, {"kind": "llvm"}, emit, packed=True)
+TARGET = WasmTarget("wasm", packing, variants, {"kind": "llvm"}, emit, packed=True)

@@ -28,6 +28,7 @@ from nearfar.targets.jobs import (
     Rows,
 )
 from nearfar.targets.quantized import Matrix, QuantTensor
+from tests.support import quantized_kv
 
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]
@@ -160,7 +161,7 @@ def _turned(job: RopeAppend, x: Array, facts: Array, a: Arrays) -> dict[str, Arr
     out |= {"k_cache": a["k_cache"].copy(), "v_cache": a["v_cache"].copy()}
     for row in np.flatnonzero(facts[:, 0] >= 0):
         page, offset = divmod(int(facts[row, 0]), job.page_size)
-        most = 65504 if job.kv_dtype == "float16" else np.inf  # what is stored in float16 saturates
+        most = np.inf if job.kv_dtype == "float32" else 65504  # what is stored in float16 saturates
         for name, value in (("k_cache", k[row]), ("v_cache", v[row])):
             out[name][page, :, offset] = np.clip(value, -most, most)
     return out
@@ -240,7 +241,8 @@ def random_inputs(
         return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
 
     def cache() -> Array:
-        return normal(job.kv_dtype, pages, job.kv_heads, job.page_size, job.head_dim)
+        shape = (pages, job.kv_heads, job.page_size, job.head_dim)
+        return quantized_kv.rounded(rng.standard_normal(shape), job.kv_dtype)
 
     makers: dict[str, Callable[[], Array]] = {
         "x": x, "tokens": lambda: rng.integers(0, job.matrix.n, 256).astype(np.int32),

@@ -262,15 +262,17 @@ def _swapped(name: str, page: Array) -> Array:
     return page.reshape(heads, width, size).swapaxes(1, 2) if name.endswith(".k") else page
 
 
-def open_wasm(path: Path, threads: int = 1, *, verify: bool = True) -> Engine:
+def open_wasm(
+    path: Path, threads: int = 1, *, verify: bool = True, kv_dtype: str = "float16", kv_memory: str = "64MB"
+) -> Engine:
     """An engine over a wasm artifact; with several threads by the program for shared memory."""
     artifact = Artifact.open(path)
     if verify:
         artifact.verify()
     manifest, shared = artifact.manifest, threads > 1
     fitting = (each for each in manifest.programs if ("atomics" in each.requires.features) == shared)
-    program = next(fitting)
-    pages = plan_pages(manifest, program, "64MB")
+    program = next(each for each in fitting if each.kv_dtype == kv_dtype)
+    pages = plan_pages(manifest, program, kv_memory)
     executor = WasmExecutor(artifact, program, Settings(pages, longest(manifest, pages), threads))
     core = EngineCore(executor, manifest, program, pages, pipelined=False)
     return Engine(AsyncEngine(core, TextCodec.open(artifact)))

@@ -38,7 +38,7 @@ describe("the programs for a device", () => {
     const both = parseManifest(JSON.stringify({ ...described, programs: made }));
     const choose = (deviceClass: DeviceClass, programs: string[], pinned?: string) => {
       const some = both.programs.filter(({ name }) => programs.includes(name));
-      const able = ablePrograms({ ...both, programs: some }, adapter(["shader-f16"]), pinned);
+      const able = ablePrograms({ ...both, programs: some }, adapter(["shader-f16"]), { program: pinned });
       const choice = settled(able, deviceClass, pinned !== undefined);
       return choice && [choice.program, choice.why];
     };

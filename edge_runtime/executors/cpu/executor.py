@@ -14,7 +14,14 @@ from nearfar.edge_runtime.devices import Settings
 from nearfar.edge_runtime.executors.cpu.cores import usable_cores
 from nearfar.edge_runtime.executors.cpu.host_memory import reserve
 from nearfar.edge_runtime.executors.cpu.library import Array, Library, Plan, Tensor
-from nearfar.edge_runtime.executors.planned import Layout, Shape
+from nearfar.edge_runtime.executors.cpu.quantized_pages import (
+    PARTS,
+    pages_of,
+    parts_of,
+    quantized,
+    shapes,
+)
+from nearfar.edge_runtime.executors.planned import Layout, Shape, check_pages
 from nearfar.errors import ArtifactError
 from nearfar.format.manifest import Param, Program
 from nearfar.format.plans import Launch
@@ -29,6 +36,8 @@ class CpuExecutor:
         """Load weights and library, make the buffers for so many pages and positions, bind every plan."""
         self.precision, self.program_name = program.precision, program.name
         self._layout = Layout(artifact, program, settings)
+        self._kv_dtype = program.kv_dtype
+        self._quantized = quantized(artifact.manifest, program)
         self._held = 0
         self._memory = {f"weight:{name}": array for name, array in self._load_weights(artifact).items()}
         self._memory |= {f"workspace:{i}": self._reserve(count) for i, count in enumerate(program.workspace)}
@@ -82,12 +91,32 @@ class CpuExecutor:
 
     def read_pages(self, group: int, pages: Sequence[int]) -> dict[str, Array]:
         """See Executor.read_pages."""
-        return {name: self._pages(name)[list(pages)] for name in self._layout.caches(group)}
+        found: dict[str, Array] = {}
+        for name in self._layout.caches(group):
+            if name in self._quantized:
+                words, keys = self._buffers[name][list(pages)], name.endswith(".k")
+                told = parts_of(words, self._quantized[name], self._kv_dtype, keys=keys)
+                found |= {f"{name}.{part}": array for part, array in told.items()}
+            else:
+                found[name] = self._pages(name)[list(pages)]
+        return found
 
     def write_pages(self, group: int, pages: Sequence[int], content: Mapping[str, Array]) -> None:
         """See Executor.write_pages."""
-        for name in self._layout.check_pages(group, pages, content):
-            self._pages(name)[list(pages)] = content[name]
+        if not self._quantized:
+            for name in self._layout.check_pages(group, pages, content):
+                self._pages(name)[list(pages)] = content[name]
+            return
+        caches = self._layout.caches(group)
+        wanted = {
+            f"{name}.{part}": kind
+            for name, cache in caches.items()
+            for part, kind in shapes(cache.rows(len(pages)), self._quantized[name], self._kv_dtype).items()
+        }
+        check_pages(content, wanted)
+        for name in caches:
+            parts = {part: content[f"{name}.{part}"] for part in PARTS}
+            self._buffers[name][list(pages)] = pages_of(parts, self._kv_dtype, keys=name.endswith(".k"))
 
     @property
     def threads(self) -> int:

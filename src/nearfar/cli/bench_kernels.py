@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from nearfar.cli.bench_table import plot, view
-from nearfar.cli.options import LOAD, DeviceName, Precision, ProgramName, Threads, Trust
+from nearfar.cli.options import LOAD, DeviceName, KvBits, Precision, ProgramName, Threads, Trust
 from nearfar.edge_runtime.artifact.options import LoadOptions
 from nearfar.edge_runtime.profiling.measure import ProfileOptions, profile
 from nearfar.errors import RequestError
@@ -52,6 +52,7 @@ def kernels(
     device: DeviceName = LOAD.device,
     program: ProgramName = LOAD.program,
     precision: Precision = LOAD.precision,
+    kv_bits: KvBits = LOAD.kv_bits,
     threads: Threads = LOAD.threads,
     trust: Trust = LOAD.trust,
     as_json: JsonFile = None,
@@ -74,7 +75,9 @@ def kernels(
             raise RequestError(f"{path.parent} is no folder", "json" if path is as_json else "plot")
     errors = Console(stderr=True)
     with errors.status("timing …") if errors.is_terminal else contextlib.nullcontext():
-        load = LoadOptions(device=device, threads=threads, precision=precision, program=program, trust=trust)
+        load = LoadOptions(
+            device=device, threads=threads, precision=precision, program=program, kv_bits=kv_bits, trust=trust
+        )
         made = profile(artifact, load, ProfileOptions(function, rows, context, rounds))
     Console().print(view(made))
     if as_json is not None:

@@ -127,6 +127,15 @@ def build(
             "with cooperative matrices of 16 by 16."
         ),
     ] = list(DEFAULTS.products),  # noqa: B006
+    kv_bits: Annotated[
+        list[str],
+        typer.Option(
+            help="The KV caches to make programs for, in bits a value, separated by commas: 16 for floats as "
+            "the model computes, 8 and 4 for codes, which take about a half and a third of the memory. "
+            "`nearfar run --kv-bits` then takes one of them. cpu; mlx quantizes its cache when it is loaded "
+            "and needs nothing here."
+        ),
+    ] = list(map(str, DEFAULTS.kv_bits)),  # noqa: B006, B008
     embeddings: Annotated[
         bool,
         typer.Option(
@@ -167,6 +176,7 @@ def build(
         export_function=export_function,
         device_classes=_names(device_class),
         products=_names(products),
+        kv_bits=_bits(kv_bits),
         embeddings=embeddings,
     )
     console = Console(stderr=True)
@@ -187,6 +197,14 @@ def _names(given: Sequence[str]) -> tuple[str, ...]:
     """Names separated by commas, or given one by one, each once."""
     named = (name.strip() for part in given for name in part.split(","))
     return tuple(dict.fromkeys(name for name in named if name))
+
+
+def _bits(given: Sequence[str]) -> tuple[int, ...]:
+    """Numbers of bits, each once."""
+    try:
+        return tuple(int(name) for name in _names(given))
+    except ValueError as error:
+        raise BuildError(f"--kv-bits takes numbers separated by commas, not {','.join(given)!r}") from error
 
 
 class _Bars:

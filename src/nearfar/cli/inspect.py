@@ -130,6 +130,7 @@ def _program(artifact: Artifact, program: Program) -> dict[str, Any]:
     planned = decode["launches"] is not None
     return {
         "name": program.name,
+        "kv_dtype": program.kv_dtype,
         "requires": {"limits": {}, **dataclasses.asdict(program.requires)},
         "workspace_bytes": sum(program.workspace),
         "kernels": len(program.kernels),
@@ -271,7 +272,7 @@ def _show_program(
     if planned:
         _show_functions(console, program["functions"])
     line = ", ".join(
-        f"{int(context):,} tokens {_size(size)} (cache {_size(cache[context])})"
+        f"{int(context):,} tokens {_size(size)} (cache of {program['kv_dtype']} {_size(cache[context])})"
         for context, size in memory.items()
     )
     console.print(f"device memory by context: {line}", highlight=False)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from nearfar.edge_runtime.devices import device_choices
+from nearfar.edge_runtime.devices import device_choices, kv_bits_choices
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.local import TextOptions
 from nearfar.fallback_server.engines.opening import KINDS, EngineOptions
@@ -53,6 +53,10 @@ def serve(
     kv_memory: Annotated[
         str | None, _option("Engine", "--kv-memory", "Memory for the KV cache, such as 512MB.")
     ] = ENGINES.kv_memory,
+    kv_bits: Annotated[
+        int | None,
+        _option("Engine", "--kv-bits", f"artifact: keep the KV cache in so many bits: {kv_bits_choices()}."),
+    ] = ENGINES.kv_bits,
     program: Annotated[
         str | None,
         _option("Engine", "--program", "artifact: its program of this name (nearfar inspect lists them)."),
@@ -183,6 +187,7 @@ def serve(
         dtype=dtype,
         threads=threads,
         kv_memory=kv_memory,
+        kv_bits=kv_bits,
         program=program,
         trust=trust,
         max_running=max_running,

@@ -13,6 +13,7 @@ from tvm.script.ir_builder import tirx as T
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.activations import softcap
 from nearfar.targets.cpu.kernels.half import load
+from nearfar.targets.cpu.kernels.quantized_kv import Layout, key_vectors, value_vector
 from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import Attend
 
@@ -217,21 +218,33 @@ def _scores(
     s = v.registers(tile * len(pages) * each)
     for i in range(tile * len(pages) * each):
         v.put1(s, [i], v.splat(0.0))
-    with T.serial(0, d) as c:
-        keys = [
-            load(queries.unit, buf["keys"], job.kv_dtype, [page, queries.kv_head, c, i * v.LANES])
-            for page in pages
-            for i in range(each)
-        ]
-        if queries.rows == 1:
-            for page, later in zip(pages, soon, strict=True):
-                v.prefetch(buf["values"], [page, queries.kv_head, 0, c * size])
-                v.prefetch(buf["keys"], [later, queries.kv_head, c, 0])
+
+    def add(c: Expr, keys: list[Expr]) -> None:
         for j in range(tile):
             at = (row + j // queries.group, (head + j % queries.group) * d + c)
             component = T.Bind(v.splat(buf["q"][at]))
             for i, key in enumerate(keys, j * len(keys)):
                 v.put1(s, [i], s[i] + component * key)
+
+    def fetch(values: Expr, keys: Expr, value_at: list[Expr], key_at: list[Expr]) -> None:
+        if queries.rows == 1:
+            for page, later in zip(pages, soon, strict=True):
+                v.prefetch(values, [page, queries.kv_head, *value_at])
+                v.prefetch(keys, [later, queries.kv_head, *key_at])
+
+    if layout := Layout.of(job, queries.unit):
+        at = [(page, queries.kv_head, i * v.LANES) for page in pages for i in range(each)]
+        (values, _), (keys, _) = buf["values"], buf["keys"]
+        key_vectors(layout, buf["keys"], at, lambda byte: fetch(values, keys, [byte], [byte]), add)
+    else:
+        with T.serial(0, d) as c:
+            loaded = [
+                load(queries.unit, buf["keys"], job.kv_dtype, [page, queries.kv_head, c, i * v.LANES])
+                for page in pages
+                for i in range(each)
+            ]
+            fetch(buf["values"], buf["keys"], [v.i32(0), c * size], [c, v.i32(0)])
+            add(c, loaded)
     for j in range(tile):
         for i in range(len(pages) * each):
             v.put(weights, [j, first * size + i * v.LANES], T.Bind(s[j * len(pages) * each + i]))
@@ -274,7 +287,7 @@ def _values(
     pieces: list[tuple[Expr, int]], keep: Keep,
 ) -> None:  # fmt: skip
     """Σ weight·value over a block, some components of a tile's queries."""
-    size, tile = job.page_size, queries.tile
+    size, tile, layout = job.page_size, queries.tile, Layout.of(job, queries.unit)
     sums = [[v.registers(1, f"float32x{n}") for _ in range(tile)] for _, n in pieces]
     for own, (_, n) in zip(sums, pieces, strict=True):
         for register in own:
@@ -283,9 +296,12 @@ def _values(
     def add(page: Expr, at: Expr, t: Expr, *, guarded: bool) -> None:
         each = [T.Bind(weights[j, at + t]) for j in range(tile)]
         for own, (first, n) in zip(sums, pieces, strict=True):
-            value = T.Bind(
+            value = (
                 load(queries.unit, buf["values"], job.kv_dtype, [page, queries.kv_head, t, first], n)
+                if layout is None
+                else value_vector(layout, buf["values"], page, queries.kv_head, t, first)
             )
+            value = T.Bind(value)
             for register, weight in zip(own, each, strict=True):
                 one = value
                 if guarded:

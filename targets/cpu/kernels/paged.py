@@ -8,9 +8,11 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from nearfar.errors import BuildError
+from nearfar.format.kv import rows_of
 from nearfar.format.sizes import MAX_STEP
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.half import by_hand
+from nearfar.targets.cpu.kernels.quantized_kv import Layout
 from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import Attend, RopeAppend
 
@@ -38,9 +40,9 @@ def arguments(job: RopeAppend | Attend) -> tuple[Args, Expr]:
     snapshots look inside (docs/artifact.md, `kv.L.k`).
     """
     pages, context = tirx.Var("pages", "int32"), tirx.Var("context", "int32")
-    cache = (pages, job.kv_heads, job.page_size, job.head_dim)
+    dtype, cache = rows_of((pages, job.kv_heads, job.page_size, job.head_dim), job.kv_dtype)
     known: dict[str, tuple[tuple[Any, ...], str]] = {
-        "q": (job.q_shape, job.dtype), "k_cache": (cache, job.kv_dtype), "v_cache": (cache, job.kv_dtype),
+        "q": (job.q_shape, job.dtype), "k_cache": (cache, dtype), "v_cache": (cache, dtype),
         "positions": ((MAX_STEP,), "int32"), "slots": ((MAX_STEP,), "int32"),
         "page_table": ((job.slots, job.pages_per_slot), "int32"),
         "rope": ((context, job.head_dim), "float32"), "sinks": ((job.heads,), "float32"), "out": job.out,
@@ -56,8 +58,13 @@ def arguments(job: RopeAppend | Attend) -> tuple[Args, Expr]:
 
 def caches(job: RopeAppend | Attend, unit: Unit, buf: dict[str, Expr], pages: Expr) -> dict[str, Expr]:
     """The caches as kernels see them: `values` [pages, kv_heads, page_size, head_dim]; `keys` with positions
-    innermost, [pages, kv_heads, head_dim, page_size].
+    innermost, [pages, kv_heads, head_dim, page_size]. Of quantized ones each is a pair: Layout.views.
     """
+    if layout := Layout.of(job, unit):
+        return {
+            name: layout.views(buf[cache].data, pages, job.kv_heads)
+            for name, cache in (("keys", "k_cache"), ("values", "v_cache"))
+        }
     dtype = "uint16" if by_hand(unit, job.kv_dtype) else job.kv_dtype
     keys = (pages, job.kv_heads, job.head_dim, job.page_size)
     values = (pages, job.kv_heads, job.page_size, job.head_dim)

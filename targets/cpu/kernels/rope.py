@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
@@ -11,6 +12,7 @@ from tvm.script.ir_builder import tirx as T
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.half import stored
 from nearfar.targets.cpu.kernels.paged import arguments, caches, check
+from nearfar.targets.cpu.kernels.quantized_kv import Layout, put_row
 from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import RopeAppend
 from nearfar.targets.kernels import Stage, Staged
@@ -49,10 +51,8 @@ def _row(job: RopeAppend, unit: Unit, buf: dict[str, Expr], m: Expr) -> None:
         page = T.Bind(buf["page_table"][buf["slots"][m], position // job.page_size])
         offset = T.Bind(position % job.page_size)
 
-        def put_k(head: Expr, i: Expr, value: Expr) -> None:
-            v.put1(buf["keys"], [page, head, i, offset], stored(unit, job.kv_dtype, value))
-
-        _turned(job, buf, m, position, "k_norm", job.kv_heads, v.i32(job.heads), put_k)
+        keys, values = _into(job, unit, buf, page, offset)
+        _turned(job, buf, m, position, "k_norm", job.kv_heads, v.i32(job.heads), keys.put, keys.end)
         with T.serial(0, job.kv_heads) as head:
             first = (head + job.heads + job.kv_heads) * d
             scale = None
@@ -60,8 +60,52 @@ def _row(job: RopeAppend, unit: Unit, buf: dict[str, Expr], m: Expr) -> None:
                 scale = _scale(job.v_norm_eps, (1, d), lambda _, i: (buf["x"][m, first + i],))
             with T.serial(0, d) as i:
                 value = buf["x"][m, first + i]
-                value = value if scale is None else value * scale
-                v.put1(buf["values"], [page, head, offset, i], stored(unit, job.kv_dtype, value))
+                values.put(head, i, value if scale is None else value * scale)
+            values.end(head)
+
+
+@dataclass(frozen=True)
+class _Put:
+    """Where a row's components go: put(head, i, value) of each, end(head) when a head has all of them."""
+
+    put: Callable[[Expr, Expr, Expr], None]
+    end: Callable[[Expr], None] = lambda head: None
+
+
+def _into(job: RopeAppend, unit: Unit, buf: dict[str, Expr], page: Expr, offset: Expr) -> tuple[_Put, _Put]:
+    """The places of keys and values at a position of a page."""
+    layout = Layout.of(job, unit)
+    if layout is None:
+
+        def put_k(head: Expr, i: Expr, value: Expr) -> None:
+            v.put1(buf["keys"], [page, head, i, offset], stored(unit, job.kv_dtype, value))
+
+        def put_v(head: Expr, i: Expr, value: Expr) -> None:
+            v.put1(buf["values"], [page, head, offset, i], stored(unit, job.kv_dtype, value))
+
+        return _Put(put_k), _Put(put_v)
+    row, size, bytes_of = v.local((job.head_dim,), "float32"), job.page_size, layout.row
+
+    def gather(_: Expr, i: Expr, value: Expr) -> None:
+        v.put1(row, [i], value)
+
+    def end_k(head: Expr) -> None:
+        codes, pairs = buf["keys"]
+        put_row(
+            layout, row,
+            lambda byte, code: v.put1(codes, [page, head, byte * size + offset], code),
+            lambda g, which, half: v.put1(pairs, [page, head, layout.key_pair(g, which, offset)], half),
+        )  # fmt: skip
+
+    def end_v(head: Expr) -> None:
+        codes, pairs = buf["values"]
+        put_row(
+            layout, row,
+            lambda byte, code: v.put1(codes, [page, head, offset * bytes_of + byte], code),
+            lambda g, which, half: v.put1(pairs, [page, head, layout.value_pair(offset, g) + which], half),
+        )  # fmt: skip
+
+    return _Put(gather, end_k), _Put(gather, end_v)
 
 
 def _q_factor(job: RopeAppend, position: Expr) -> Expr | None:
@@ -75,9 +119,11 @@ def _q_factor(job: RopeAppend, position: Expr) -> Expr | None:
 
 def _turned(
     job: RopeAppend, buf: dict[str, Expr], m: Expr, position: Expr, norm: str, heads: int, first: Expr,
-    put: Callable[[Expr, Expr, Expr], None],
+    put: Callable[[Expr, Expr, Expr], None], end: Callable[[Expr], None] = lambda head: None,
 ) -> None:  # fmt: skip
-    """Norm and rotation of heads first … first+heads of row m: each component to put(head, i, value)."""
+    """Norm and rotation of heads first … first+heads of row m: each component to put(head, i, value), then
+    end(head).
+    """
     x, d = buf["x"], job.head_dim
     at = T.Bind(tirx.max(position, 0))
 
@@ -115,6 +161,7 @@ def _turned(
                 pair = rotated(weighted(raw(head, i), scale, head, i), i)
             put(head, i, pair[0])
             put(head, d // 2 + i, pair[1])
+        end(head)
 
 
 def _scale(eps: float, shape: tuple[int, int], values: Callable[[Expr, Expr], tuple[Expr, ...]]) -> Expr:

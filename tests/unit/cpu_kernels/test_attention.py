@@ -42,11 +42,14 @@ SHAPES = [
     (4, 1, 256),
     (8, 2, 512),
 ]
+QUANTIZED = [(4, 2, 32), (9, 3, 64), (5, 1, 96), (4, 1, 256)]
 SHORT = [
     *(attend(4, 4, 2, 16, **flags) for flags in FLAGS),
     *(attend(4, *shape, kv_dtype) for shape in SHAPES for kv_dtype in ("float32", "float16")),
     attend(1, 4, 2, 16, window=20), attend(16, 4, 2, 20, "float16", window=9, sinks=True),
     attend(64, 2, 1, 8, window=24),
+    *(attend(4, *shape, kv_dtype) for shape in QUANTIZED for kv_dtype in ("int8", "int4")),
+    attend(16, 4, 2, 96, "int4", window=9, sinks=True), attend(1, 4, 2, 64, "int8", window=20),
 ]  # fmt: skip
 TOGETHER = [
     *(attend(64, 4, 2, 16, context=1024, **flags) for flags in FLAGS),
@@ -54,6 +57,8 @@ TOGETHER = [
       for shape in [(9, 3, 64), (2, 2, 20), (7, 1, 32), (8, 1, 512)]
       for kv_dtype in ("float32", "float16")),
     attend(256, 6, 3, 24, "float16", 512, window=100),
+    *(attend(128, 4, 2, 64, kv_dtype, 512) for kv_dtype in ("int8", "int4")),
+    attend(128, 4, 2, 32, "int4", 512, window=100),
 ]  # fmt: skip
 """Of so many rows that tasks take several."""
 FULL, LONG = attend(4, 2, 1, 16, "float16", 32768), attend(16, 2, 1, 16, "float16", 32768, window=512)

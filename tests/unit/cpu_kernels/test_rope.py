@@ -36,6 +36,9 @@ JOBS = [
       for m, heads, kv_heads, d in SHAPES),
     rope(16, 4, 2, 16, "float16"),
     rope(16, 4, 2, 16, "float16", norm_eps=1e-6, v_norm_eps=1e-6, q_scale=(0.1, 8.0)),
+    *(rope(16, 4, 2, d, kv_dtype, norm_eps=1e-6, v_norm_eps=1e-6)
+      for d in (32, 64, 96) for kv_dtype in ("int8", "int4")),
+    *(rope(16, 4, 2, d, kv_dtype, rope=False) for d in (32, 192) for kv_dtype in ("int8", "int4")),
 ]  # fmt: skip
 
 

@@ -78,6 +78,18 @@ export const DTYPE_BYTES = {
   uint8: 1,
 } as const;
 
+/** Bits of a code, of the caches that are quantized. */
+export const KV_BITS = {
+  int8: 8,
+  int4: 4,
+} as const;
+
+/** Values that share a scale: the first that divides a head. 4 bits need the smaller groups. */
+export const KV_GROUPS = {
+  int8: [64, 32],
+  int4: [32],
+} as const;
+
 /** Columns of `sample_f32` and `sample_i32`. */
 export const SAMPLE_COLUMNS = 8;
 
@@ -312,7 +324,7 @@ export interface FunctionRecord {
 export interface ProgramRecord {
   readonly name: string;
   readonly activations: "float16" | "float32";
-  readonly kv_dtype: "float16" | "float32";
+  readonly kv_dtype: "float16" | "float32" | "int8" | "int4";
   readonly requires: RequiresRecord;
   readonly workspace: readonly number[];
   readonly kernels: Readonly<Record<string, KernelRecord>>;

@@ -10,6 +10,7 @@ export type Dtype = keyof typeof format.DTYPE_BYTES;
 const DTYPES = Object.keys(format.DTYPE_BYTES) as Dtype[];
 /** What activations and the cache may be stored in. */
 const FLOATS = ["float16", "float32"] as const;
+const KV_DTYPES = [...FLOATS, "int8", "int4"] as const;
 
 /**
  * An extent: a number, or what the runtime chooses at load: the pages of a group, the positions it has room
@@ -100,7 +101,7 @@ export interface FunctionEntry {
 export interface Program {
   readonly name: string;
   readonly activations: (typeof FLOATS)[number];
-  readonly kvDtype: (typeof FLOATS)[number];
+  readonly kvDtype: (typeof KV_DTYPES)[number];
   readonly requires: { readonly features: readonly string[]; readonly limits: ReadonlyMap<string, number> };
   readonly workspace: readonly number[];
   /** Shaders (webgpu). */
@@ -306,7 +307,7 @@ function readProgram(
   return {
     name: program.at("name").string(),
     activations: program.at("activations").oneOf(FLOATS),
-    kvDtype: program.at("kv_dtype").oneOf(FLOATS),
+    kvDtype: program.at("kv_dtype").oneOf(KV_DTYPES),
     requires: {
       features: requires.at("features").list((feature) => feature.string()),
       limits:

@@ -9,6 +9,11 @@ import type { ChatMessage, FinishReason, FunctionTool, SamplingOptions, ToolCall
 
 export interface LoadSettings {
   readonly kvMemory?: number | undefined;
+  /**
+   * Bits of a value in the KV cache: 16 for floats, 8 or 4 where the artifact has programs for that
+   * (`nearfar build --kv-bits`); else floats.
+   */
+  readonly kvBits?: number | undefined;
   readonly contextLength?: number | undefined;
   /** Only the program of this name; else the one that suits the GPU. */
   readonly program?: string | undefined;

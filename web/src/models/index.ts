@@ -18,7 +18,7 @@ export { type ListedModel, readModels } from "./list.js";
 
 /** How the model would be loaded. */
 export interface SupportOptions
-  extends Pick<LoadSettings, "kvMemory" | "contextLength" | "program" | "backend"> {
+  extends Pick<LoadSettings, "kvMemory" | "kvBits" | "contextLength" | "program" | "backend"> {
   readonly signal?: AbortSignal;
 }
 
@@ -84,16 +84,16 @@ interface Planned {
 
 /** As the load does it, without allocating; DeviceError where it could not. */
 async function planned(manifest: SealedManifest, options: SupportOptions): Promise<Planned> {
-  const { kvMemory, contextLength, program: pinned } = options;
+  const { kvMemory, contextLength } = options;
   const memory: MemoryOptions = { kvMemory, contextLength };
   if (manifest.target === "wasm") {
     const threads = globalThis.crossOriginIsolated ?? true;
-    const program = ableProgram(manifest, wasmFeatures(threads), threads ? 2 : 1, pinned);
+    const program = ableProgram(manifest, wasmFeatures(threads), threads ? 2 : 1, options);
     const plan = await whatFits(manifest, program, MOST_BYTES, memory, (made) => fitting(manifest, made));
     return { program: program.name, plan: briefly(plan) };
   }
   const { adapter, abilities, deviceClass } = await findGpu();
-  const able = ablePrograms(manifest, abilities, pinned);
+  const able = ablePrograms(manifest, abilities, options);
   const [program = able[0]] = lineUp(able, deviceClass);
   const limit = adapter.limits.maxStorageBufferBindingSize;
   const plan = await whatFits(manifest, program, limit, memory, (made) => made);

@@ -80,6 +80,7 @@ export class WorkerLink {
     const {
       signal,
       kvMemory,
+      kvBits,
       contextLength,
       program,
       backend,
@@ -116,7 +117,15 @@ export class WorkerLink {
           resolve(message.card);
         } else reject(fromErrorRecord(message.error));
       };
-      const settings: LoadSettings = { kvMemory, contextLength, program, backend, threads, integrity };
+      const settings: LoadSettings = {
+        kvMemory,
+        kvBits,
+        contextLength,
+        program,
+        backend,
+        threads,
+        integrity,
+      };
       this.#loading = true;
       this.#post({ type: "load", url: url.href, settings, load });
     });

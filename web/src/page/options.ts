@@ -10,6 +10,7 @@ const PATIENCE: Kind = ["a number of seconds above 0", (value) => typeof value =
 
 const OPTIONS: Readonly<Record<keyof EngineOptions, Kind>> = {
   kvMemory: NUMBER,
+  kvBits: NUMBER,
   contextLength: NUMBER,
   program: TEXT,
   backend: TEXT,

@@ -1,6 +1,6 @@
-import { DeviceError, RequestError } from "../both/errors.js";
-import { DTYPE_BYTES, MAX_STEP } from "../both/format.js";
-import type { BufferEntry, Dim, Manifest, Program } from "../both/manifest.js";
+import { ArtifactError, DeviceError, RequestError } from "../both/errors.js";
+import { DTYPE_BYTES, KV_BITS, KV_GROUPS, MAX_STEP } from "../both/format.js";
+import type { BufferEntry, Dim, Dtype, Manifest, Program } from "../both/manifest.js";
 import { Window } from "./cache/window.js";
 
 /** What the caller may fix about the cache. */
@@ -32,9 +32,30 @@ export const DEFAULT_KV_MEMORY = 512 * 2 ** 20;
 /** What the runtime chooses: pages of each group, positions that it has room for. */
 export type Extents = Pick<MemoryPlan, "pages" | "contextLength">;
 
+/** A buffer's dtype and shape in a program, as `nearfar.format.kv` has them. */
+export interface Stored {
+  readonly dtype: Dtype;
+  readonly shape: readonly Dim[];
+}
+
+/** How a program stores a buffer: rows of a quantized cache are words, of codes and of what scales them. */
+export function storedAs({ dtype, shape }: BufferEntry, { kvDtype }: Program): Stored {
+  if (dtype !== "kv") return { dtype, shape };
+  if (kvDtype !== "int8" && kvDtype !== "int4") return { dtype: kvDtype, shape };
+  const headDim = Number(shape.at(-1));
+  const group = KV_GROUPS[kvDtype].find((size) => headDim % size === 0);
+  if (group === undefined)
+    throw new ArtifactError(
+      `Heads of ${headDim} values cannot be in a cache of ${kvDtype}. Build the artifact again.`,
+    );
+  const words = (headDim * KV_BITS[kvDtype]) / 32 + headDim / group;
+  return { dtype: "uint32", shape: [...shape.slice(0, -1), words] };
+}
+
 /** Bytes of a buffer once what the runtime chooses is chosen. */
-export function bufferBytes({ dtype, shape }: BufferEntry, program: Program, extents: Extents): number {
-  const element = DTYPE_BYTES[dtype === "kv" ? program.kvDtype : dtype];
+export function bufferBytes(entry: BufferEntry, program: Program, extents: Extents): number {
+  const { dtype, shape } = storedAs(entry, program);
+  const element = DTYPE_BYTES[dtype];
   return shape.reduce<number>((bytes, dim) => bytes * extentOf(dim, extents), element);
 }
 

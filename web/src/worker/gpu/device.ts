@@ -1,5 +1,6 @@
-import { DeviceError, RequestError } from "../../both/errors.js";
+import { DeviceError } from "../../both/errors.js";
 import type { Manifest, Program } from "../../both/manifest.js";
+import { type ProgramWish, wantedPrograms } from "../wanted.js";
 import type { AdapterAbilities, Gpu } from "./adapter.js";
 import { TIMESTAMPS } from "./timestamps.js";
 
@@ -31,20 +32,15 @@ export async function openDevice({ adapter }: Gpu, programs: readonly Program[])
 }
 
 /**
- * The programs that the adapter can run; else a DeviceError that names what each of them lacks. `pinned`:
- * only the program of this name.
+ * The programs that the adapter can run; else a DeviceError that names what each of them lacks. `wish`:
+ * only programs that are so.
  */
 export function ablePrograms(
   { programs, weights }: Pick<Manifest, "programs" | "weights">,
   adapter: AdapterAbilities,
-  pinned?: string,
+  wish: ProgramWish = {},
 ): readonly [Program, ...Program[]] {
-  const named = programs.filter(({ name }) => pinned === undefined || name === pinned);
-  if (named.length === 0)
-    throw new RequestError(
-      `The artifact has the programs ${programs.map(({ name }) => name).join(", ")}, not ${pinned}.`,
-      "program",
-    );
+  const named = wantedPrograms(programs, wish);
   const largestTensor = Math.max(...weights.tensors.map(({ bytes }) => bytes));
   const reasons: string[] = [];
   const able: Program[] = [];

@@ -80,7 +80,7 @@ async function openStage(
       options.onWarning?.(`The program ${name} is passed over: ${reason}`);
     },
   };
-  const able = ablePrograms(manifest, gpu.abilities, options.program);
+  const able = ablePrograms(manifest, gpu.abilities, options);
   const choice = settled(able, gpu.deviceClass, options.program !== undefined);
   if (choice) {
     const program = able.find(({ name }) => name === choice.program) ?? able[0];

@@ -1,5 +1,12 @@
 import type { Manifest, Program } from "../../both/manifest.js";
-import { bufferBytes, cacheBuffers, type MemoryOptions, type MemoryPlan, whatFits } from "../memory.js";
+import {
+  bufferBytes,
+  cacheBuffers,
+  type MemoryOptions,
+  type MemoryPlan,
+  storedAs,
+  whatFits,
+} from "../memory.js";
 import type { BufferRegistry } from "./buffers.js";
 import type { DeviceBuffer, PageStore } from "./executor.js";
 
@@ -41,7 +48,7 @@ export function allocate(
         bufferBytes(entry, program, memory),
         STORAGE | COPY_SRC | COPY_DST,
       );
-      named.set(entry.name, { gpu, dtype: entry.dtype === "kv" ? program.kvDtype : entry.dtype });
+      named.set(entry.name, { gpu, dtype: storedAs(entry, program).dtype });
     }
     const cache = cacheBuffers(manifest, program).flatMap(({ name, ...page }): PageStore[] => {
       const buffer = named.get(name);

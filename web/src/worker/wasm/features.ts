@@ -1,5 +1,6 @@
-import { DeviceError, RequestError } from "../../both/errors.js";
+import { DeviceError } from "../../both/errors.js";
 import type { Manifest, Program } from "../../both/manifest.js";
+import { type ProgramWish, wantedPrograms } from "../wanted.js";
 
 /** Feature of programs whose memory is shared by threads. */
 export const ATOMICS = "atomics";
@@ -26,20 +27,15 @@ export function wasmFeatures(threads: boolean): ReadonlySet<string> {
 
 /**
  * The first program that can run here: the build lists the one with threads first. `threads`: as many as are
- * wanted; one needs no shared memory.
+ * wanted; one needs no shared memory. `wish`: only programs that are so.
  */
 export function ableProgram(
   { programs }: Pick<Manifest, "programs">,
   features: ReadonlySet<string>,
   threads: number,
-  pinned?: string,
+  wish: ProgramWish = {},
 ): Program {
-  const named = programs.filter(({ name }) => pinned === undefined || name === pinned);
-  if (named.length === 0)
-    throw new RequestError(
-      `The artifact has the programs ${programs.map(({ name }) => name).join(", ")}, not ${pinned}.`,
-      "program",
-    );
+  const named = wantedPrograms(programs, wish);
   const lacks = ({ requires }: Program): string[] => requires.features.filter((name) => !features.has(name));
   const able = named.filter((program) => lacks(program).length === 0);
   const isPlain = ({ requires }: Program): boolean => !requires.features.includes(ATOMICS);

@@ -1,7 +1,7 @@
 import { DeviceError, OutOfMemoryError } from "../../both/errors.js";
 import { WASM_RESERVED, WASM_STACK } from "../../both/format.js";
 import type { Dtype, Manifest, Program } from "../../both/manifest.js";
-import { bufferBytes, type Extents } from "../memory.js";
+import { bufferBytes, type Extents, storedAs } from "../memory.js";
 
 /** Where everything lies in a WebAssembly memory (docs/wasm.md). */
 
@@ -57,7 +57,7 @@ export function layOut(
   const weights = bump.take(manifest.weights.bytes, 256);
   const named = manifest.buffers.map((entry): [string, NamedRegion] => {
     const bytes = bufferBytes(entry, program, extents);
-    const dtype = entry.dtype === "kv" ? program.kvDtype : entry.dtype;
+    const { dtype } = storedAs(entry, program);
     return [entry.name, { at: bump.take(bytes, 64), bytes, dtype }];
   });
   const workspace = program.workspace.map((bytes) => ({ at: bump.take(bytes, 64), bytes }));

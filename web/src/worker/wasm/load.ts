@@ -21,6 +21,8 @@ export interface WasmOptions extends MemoryOptions {
   readonly host: Host;
   /** Only the program of this name. */
   readonly program?: string | undefined;
+  /** Only programs whose KV cache has so many bits a value. */
+  readonly kvBits?: number | undefined;
   /** How many compute; by default as many as there seem to be cores. */
   readonly threads?: number | undefined;
   readonly fetch?: Fetch | undefined;
@@ -35,7 +37,7 @@ export interface WasmOptions extends MemoryOptions {
 export async function loadWasm(base: URL, manifest: Manifest, options: WasmOptions): Promise<Loaded> {
   const { host, signal = new AbortController().signal, onProgram } = options;
   const wanted = threadsWanted(options.threads, host);
-  const program = ableProgram(manifest, wasmFeatures(host.spawn !== null), wanted, options.program);
+  const program = ableProgram(manifest, wasmFeatures(host.spawn !== null), wanted, options);
   const choice: ProgramChoice = {
     deviceClass: null,
     why: options.program === undefined ? "only" : "pinned",

@@ -1,7 +1,7 @@
 import { DeviceError } from "../../both/errors.js";
 import type { Manifest, Program } from "../../both/manifest.js";
 import type { Plans } from "../gpu/remote-artifact.js";
-import { type MemoryOptions, type MemoryPlan, whatFits } from "../memory.js";
+import { type MemoryOptions, type MemoryPlan, storedAs, whatFits } from "../memory.js";
 import { type Layout, layOut, MOST_BYTES, makeMemory } from "./layout.js";
 import { Tables } from "./tables.js";
 
@@ -41,7 +41,7 @@ function allocate(
   plan: MemoryPlan,
   { threads, shared }: RoomOptions,
 ): Room {
-  const shapes = new Map(manifest.buffers.map(({ name, shape }) => [name, shape]));
+  const shapes = new Map(manifest.buffers.map((entry) => [entry.name, storedAs(entry, program).shape]));
   const all = Object.values(plans).flatMap((sizes) => [...sizes.values()]);
   const tables = new Tables(all, program, shapes, plan);
   const layout = layOut(manifest, program, plan, tables.bytes, threads);

@@ -47,7 +47,7 @@ export class Tables {
   readonly #starts = new Map<Plan, number>();
   #bytes = 0;
 
-  /** `shapes`: of the buffers, in the manifest's words. */
+  /** `shapes`: of the buffers as the program stores them, in the manifest's words. */
   constructor(
     plans: Iterable<Plan>,
     { routines }: Program,

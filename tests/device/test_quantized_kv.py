@@ -1,0 +1,254 @@
+"""A KV cache in 8 or 4 bits on cpu: what it costs in accuracy and takes in memory, and that prefixes, forks
+and snapshots are what they are over floats.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("tvm")
+
+from nearfar.build.pipeline import build
+from nearfar.build.program.buckets import Buckets
+from nearfar.build.source import BuildOptions
+from nearfar.cli import typer_app
+from nearfar.edge_runtime import Engine
+from nearfar.errors import BuildError, RequestError, SnapshotError
+from nearfar.format.kv import BITS, OF_BITS, row_words
+from tests.shared_data import shared_data
+from tests.support import quantized_kv
+from tests.support.backends import cached_pages, executor, forget, greedy, kv_dtype, last_logits
+from tests.support.wasm_executor import open_wasm, require_node
+
+BOUND = {8: 0.002, 4: 0.02}
+"""How much of the perplexity over a cache of float16 may be added."""
+TOLERANCE = {8: 0.01, 4: 0.1}
+"""Of logits, which reach about 20: sums without fused products may fall on the other side of two codes."""
+ROWS, WINDOW = 16, 512
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    options = BuildOptions(
+        str(shared_data("models", "classics-1M")), tmp_path_factory.mktemp("kv"), ("cpu",), "q8",
+        cpu_features=("native",), buckets=Buckets((1, ROWS), (1, 4)), kv_bits=(16, 8, 4),
+    )  # fmt: skip
+    return build(options)[0]
+
+
+@pytest.fixture(scope="module")
+def in_wasm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    require_node()
+    options = BuildOptions(
+        str(shared_data("models", "classics-1M")), tmp_path_factory.mktemp("kv"), ("wasm",), "q8",
+        buckets=Buckets((1, ROWS), (1,)), kv_bits=(8, 4),
+    )  # fmt: skip
+    return build(options)[0]
+
+
+@pytest.fixture(scope="module")
+def engines(built: Path) -> Iterator[dict[int, Engine]]:
+    made = {bits: Engine.load(built, kv_bits=bits, kv_memory="4MB") for bits in OF_BITS}
+    yield made
+    for engine in made.values():
+        engine.close()
+
+
+@pytest.fixture(scope="module", params=[8, 4])
+def bits(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture
+def engine(engines: dict[int, Engine], bits: int) -> Engine:
+    forget(engines[bits])
+    return engines[bits]
+
+
+def tokens_of(engine: Engine, count: int, skip: int = 0) -> list[int]:
+    text = shared_data("text", "heldout.txt").read_text(encoding="utf-8")
+    return engine.asynchronous.codec.encode(text[: 8 * (count + skip)])[skip : skip + count]
+
+
+def perplexity(engine: Engine, tokens: Sequence[int]) -> float:
+    """Of each window's tokens but the first, all rows of a step scored."""
+    device, table = executor(engine), [b for b in engine.manifest.buffers if b.name == "page_table.0"]
+    device.write("page_table.0", np.arange(int(table[0].shape[1]), dtype=np.int32)[None])
+    device.write("logit_rows", np.arange(ROWS, dtype=np.int32))
+    device.write("slots", np.zeros(256, np.int32))
+    total, count = 0.0, 0
+    for first in range(0, len(tokens) - 1, ROWS):
+        rows = np.array(tokens[first : first + ROWS], np.int32)
+        positions = np.full(256, -1, np.int32)
+        positions[: len(rows)] = (first + np.arange(len(rows))) % WINDOW
+        device.write("tokens", rows)
+        device.write("positions", positions)
+        device.run("step", ROWS)
+        logits = device.fetch("logits", ROWS)()[: len(rows)].astype(np.float64)
+        following = tokens[first + 1 : first + 1 + len(rows)]
+        for row, token in zip(logits, following, strict=False):
+            total += math.log(np.exp(row - row.max()).sum()) + row.max() - row[token]
+            count += 1
+    return math.exp(total / count)
+
+
+def test_the_perplexity_stays_within_its_bound(engines: dict[int, Engine], engine: Engine, bits: int) -> None:
+    tokens = tokens_of(engine, 4 * WINDOW)
+    exact, found = perplexity(engines[16], tokens), perplexity(engine, tokens)
+    assert found != exact
+    assert abs(found / exact - 1) < BOUND[bits], (found, exact)
+
+
+def test_pages_hold_the_codes_of_what_a_cache_of_floats_holds(
+    engines: dict[int, Engine], engine: Engine, bits: int
+) -> None:
+    """Of the first layer, whose keys and values do not depend on the cache."""
+    tokens, name = tokens_of(engine, 64), OF_BITS[bits]
+    pages: dict[int, dict[str, Any]] = {}
+    for each in (16, bits):
+        forget(engines[each])
+        greedy(engines[each], tokens, 1)
+        pages[each] = executor(engines[each]).read_pages(0, cached_pages(engines[each], tokens[:64]))
+    for part in ("kv.0.k", "kv.0.v"):
+        told = {of: pages[bits][f"{part}.{of}"] for of in ("codes", "scales", "biases")}
+        true = pages[16][part].astype(np.float32)
+        step = np.repeat(told["scales"], true.shape[-1] // told["scales"].shape[-1], axis=-1)
+        apart = np.abs(quantized_kv.rows(told, name) - true)
+        # Half a step, and what float16 takes from the value and from the offset.
+        assert (apart <= 0.51 * step + 2e-3 * np.abs(true).max()).all()
+        assert len(np.unique(told["codes"])) > 100
+
+
+def test_the_same_kernels_in_webassembly(engine: Engine, bits: int, in_wasm: Path) -> None:
+    """Which has no float16: its scales are read and written bit by bit."""
+    tokens = tokens_of(engine, 100)
+    here = last_logits(engine, tokens)
+    with open_wasm(in_wasm, 2, kv_dtype=OF_BITS[bits], kv_memory="4MB") as other:
+        assert np.abs(last_logits(other, tokens) - here).max() < TOLERANCE[bits]
+
+
+def test_a_prefix_that_is_found_gives_the_tokens_of_a_cold_start(engine: Engine) -> None:
+    tokens = tokens_of(engine, 330, 100)
+    cold = greedy(engine, tokens, 40)
+    forget(engine)
+    greedy(engine, tokens[:201], 3)
+    warm = engine.completions.create(tokens, max_tokens=40, temperature=0, ignore_eos=True)
+    assert warm.usage.prompt_tokens_details.cached_tokens == 192
+    assert greedy(engine, tokens, 40) == cold
+    assert engine.asynchronous.codec.decode(cold) == warm.choices[0].text
+
+
+def test_several_answers_share_pages_until_they_part(engine: Engine) -> None:
+    options: dict[str, Any] = {"temperature": 0.9, "max_tokens": 24, "ignore_eos": True}
+    prompt = tokens_of(engine, 40)
+    made = engine.completions.create(prompt, n=3, seed=7, **options)
+    for index, choice in enumerate(made.choices):
+        forget(engine)
+        alone = engine.completions.create(prompt, seed=7 + index, **options)
+        assert alone.choices[0].text == choice.text
+
+
+def test_a_page_is_copied_whole(engine: Engine) -> None:
+    greedy(engine, tokens_of(engine, 64), 1)
+    device, (source, target) = executor(engine), cached_pages(engine, tokens_of(engine, 64))[:2]
+    device.copy_page(0, source, target)
+    content = device.read_pages(0, [source, target])
+    assert len(content) == 3 * 2 * 4
+    for array in content.values():
+        np.testing.assert_array_equal(array[0], array[1])
+
+
+def test_a_snapshot_comes_back_bit_by_bit_and_into_no_other_cache(
+    built: Path, engines: dict[int, Engine], engine: Engine, bits: int, tmp_path: Path
+) -> None:
+    tokens, path = tokens_of(engine, 330), tmp_path / "a.snap"
+    cold = greedy(engine, tokens, 30)
+    saved = engine.save_cache(path, tokens=tokens)
+    assert (saved.tokens, saved.kv_bits, saved.kv_dtype) == (320, bits, "float16")
+    with Engine.load(built, kv_bits=bits, kv_memory="4MB", verify=False) as other:
+        greedy(other, list(range(3, 43)), 1)  # so that the prefix lands on other pages
+        other.load_cache(path)
+        contents = [
+            executor(each).read_pages(0, cached_pages(each, tokens[:320])) for each in (engine, other)
+        ]
+        for name, array in contents[0].items():
+            assert array.shape[0] == 20
+            np.testing.assert_array_equal(array, contents[1][name])
+        made = other.completions.create(tokens, max_tokens=1)
+        assert made.usage.prompt_tokens_details.cached_tokens == 320
+        assert greedy(other, tokens, 30) == cold
+    for another in {16, 8, 4} - {bits}:
+        with pytest.raises(SnapshotError, match=rf"holds float16, {bits}-bit keys and values"):
+            engines[another].load_cache(path)
+
+
+def test_pages_that_do_not_fit_are_refused(engine: Engine) -> None:
+    device = executor(engine)
+    content = device.read_pages(0, [0, 1])
+    with pytest.raises(ValueError, match="do not fit"):
+        device.write_pages(0, [0], content)
+    with pytest.raises(ValueError, match=r"kv\.2\.v\.scales"):
+        device.write_pages(0, [0, 1], {n: a for n, a in content.items() if n != "kv.2.v.scales"})
+
+
+def test_memory_follows(engines: dict[int, Engine], bits: int, built: Path) -> None:
+    """As many tokens more, for the same memory, as `inspect` says that one takes less."""
+    report = json.loads(CliRunner().invoke(typer_app, ["inspect", str(built), "--json"]).stdout)
+    report = report[0] if isinstance(report, list) else report
+    takes = {name: cache["1024"] for name, cache in report["cache"].items()}
+    short = next(name for name in takes if name.endswith(f"-kv{bits}"))
+    wide = next(name for name in takes if "-kv" not in name)
+    assert takes[short] * 64 * 2 == takes[wide] * 4 * row_words(64, OF_BITS[bits])
+    pages = {each: engines[each].asynchronous.core.scheduler.table.allocators[0].count for each in (16, bits)}
+    assert pages[bits] * takes[short] == pytest.approx(pages[16] * takes[wide], rel=0.02)
+
+
+def test_without_a_word_the_cache_is_of_floats(built: Path) -> None:
+    with Engine.load(built, verify=False, kv_memory="1MB") as engine:
+        assert kv_dtype(engine) not in BITS
+    name = executor_name(built, 4)
+    with Engine.load(built, verify=False, kv_memory="1MB", program=name) as engine:
+        assert kv_dtype(engine) == "int4"
+
+
+def executor_name(path: Path, bits: int) -> str:
+    """The program of an artifact that has a cache of so many bits."""
+    with Engine.load(path, verify=False, kv_memory="1MB", kv_bits=bits) as engine:
+        return executor(engine).program_name
+
+
+def test_the_command_line_takes_the_bits(built: Path) -> None:
+    def run(*more: str) -> Any:
+        command = ["run", str(built), "It was", "--raw", "--max-tokens", "4", "--kv-memory", "1MB", *more]
+        return CliRunner().invoke(typer_app, command)
+
+    assert run("--kv-bits", "8").exit_code == 0
+    with pytest.raises(RequestError, match=r"no program with a KV cache of 3 bits.*float16, int8, int4"):
+        Engine.load(built, kv_bits=3)
+
+
+@pytest.mark.parametrize(
+    ("target", "model", "asked", "message"),
+    [
+        ("webgpu", "classics-1M", (16, 8), "target webgpu has no programs with a KV cache of 8 bits"),
+        ("cpu", "stories260K", (8,), "heads of 8 values cannot be cut into groups of 32"),
+        ("cpu", "classics-1M", (16, 5), "unknown --kv-bits 5; known: 16, 8, 4"),
+        ("cpu", "classics-1M", (), r"unknown --kv-bits \(none\)"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_by_name(
+    tmp_path: Path, target: str, model: str, asked: tuple[int, ...], message: str
+) -> None:
+    with pytest.raises(BuildError, match=message):
+        build(
+            BuildOptions(str(shared_data("models", model)), tmp_path / "out", (target,), "q8", kv_bits=asked)
+        )
+    assert not (tmp_path / "out" / target).exists()
