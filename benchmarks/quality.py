@@ -1,5 +1,5 @@
-"""Perplexity of the project's quantization against MLX's (mx.quantize, as mlx_lm.convert -q), at the same
-size.
+"""Perplexity of the project's quantization, by --quality, against MLX's (mx.quantize, as mlx_lm.convert -q),
+at the same size.
 
 Every model runs as its dequantized weights in transformers, float32, over windows of 512 tokens without BOS.
 
@@ -21,23 +21,42 @@ from rich.progress import track
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from nearfar.build.calibration.solve import solve
+from nearfar.build.calibration.text import read_text
+from nearfar.build.source import BuildOptions, Quality, open_source
 from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.containers import open_checkpoint
 from nearfar.build.weights.quantize import Scheme, dequantize, quantize, to_float32
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 WINDOW = 512
-SCHEMES = [Scheme(bits, group) for bits in (8, 4, 3, 2) for group in (32, 64)]
+SCHEMES = "q8g64,q4g32,q4g64,q3g32,q3g64,q2g32,q2g64"
 
 Weights = dict[str, np.ndarray]
 
 
 def ours(checkpoint: Checkpoint, scheme: Scheme) -> Weights:
-    """Dequantized matrices of our quantization; those whose width does not fit stay as they are."""
+    """Dequantized matrices of `--quality fast`; those whose width does not fit stay as they are."""
     found = {}
     for name, shape in checkpoint.shapes.items():
         if len(shape) == 2 and scheme.fits(shape[1]):
             found[name] = dequantize(quantize(checkpoint.read(name), scheme, name), scheme.group_size)
+    return found
+
+
+def calibrated(quality: Quality) -> Callable[[Checkpoint, Scheme], Weights]:
+    """The same by `--quality good` or `best`, with the text that comes with nearfar."""
+
+    def found(checkpoint: Checkpoint, scheme: Scheme) -> Weights:
+        options = BuildOptions(
+            str(checkpoint.path), Path(), ("cpu",), quant=scheme.name, group_size=scheme.group_size
+        )
+        source = open_source(options)
+        solved = solve(source, quality, read_text(None, source.checkpoint, source.model))
+        return ours(checkpoint, scheme) | {
+            name: dequantize(solved[name], scheme.group_size) for name in solved
+        }
+
     return found
 
 
@@ -97,13 +116,17 @@ def squared_error(checkpoint: Checkpoint, weights: Weights) -> float:
     )
 
 
-def measure(checkpoint: Checkpoint, parts: list[torch.Tensor]) -> Iterator[dict[str, object]]:
+def measure(
+    checkpoint: Checkpoint, parts: list[torch.Tensor], schemes: list[Scheme]
+) -> Iterator[dict[str, object]]:
     """A record a configuration: quantizer, scheme, perplexity, squared error."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint.path, dtype=torch.float32).eval()
     yield {"by": "checkpoint", "scheme": "f32", "group": None, "bits": 32.0,
            "perplexity": perplexity(model, parts), "error": 0.0}  # fmt: skip
-    makers: list[tuple[str, Callable[[Checkpoint, Scheme], Weights]]] = [("nearfar", ours), ("mlx", mlx)]
-    for scheme in track(SCHEMES, "measuring", console=Console(stderr=True), transient=True):
+    makers: list[tuple[str, Callable[[Checkpoint, Scheme], Weights]]] = [
+        ("fast", ours), ("good", calibrated("good")), ("best", calibrated("best")), ("mlx", mlx)
+    ]  # fmt: skip
+    for scheme in track(schemes, "measuring", console=Console(stderr=True), transient=True):
         for by, make in makers:
             weights = make(checkpoint, scheme)
             with_weights(model, weights)
@@ -117,6 +140,12 @@ def measure(checkpoint: Checkpoint, parts: list[torch.Tensor]) -> Iterator[dict[
             }
 
 
+def named(text: str) -> tuple[str, int]:
+    """q4g64 as the arguments of Scheme.parse."""
+    scheme, _, group = text.partition("g")
+    return scheme, int(group)
+
+
 def main() -> None:
     """Measure, show, and write --json."""
     parser = argparse.ArgumentParser(
@@ -124,12 +153,14 @@ def main() -> None:
     )
     parser.add_argument("--model", type=Path, default=DATA / "models" / "classics-7M")
     parser.add_argument("--text", type=Path, default=DATA / "text" / "heldout.txt")
+    parser.add_argument("--schemes", default=SCHEMES, help="bits and group sizes, by default %(default)s")
     parser.add_argument("--limit-windows", type=int, default=None)
     parser.add_argument("--json", type=Path, default=None)
     options = parser.parse_args()
     checkpoint = open_checkpoint(options.model)
     parts = windows(checkpoint, options.text, options.limit_windows)
-    records = list(measure(checkpoint, parts))
+    schemes = [Scheme.parse(*named(text)) for text in options.schemes.split(",")]
+    records = list(measure(checkpoint, parts, schemes))
     base = float(str(records[0]["perplexity"]))
     table = Table(title=f"{checkpoint.name}, {len(parts)} windows of {WINDOW} tokens")
     for heading in ("scheme", "group", "bits a weight", "by", "perplexity", "over f32", "squared error"):

@@ -12,7 +12,7 @@ import tvm
 import nearfar
 from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.quantize import METHOD
-from nearfar.build.weights.stream import Report
+from nearfar.build.weights.stream import KEPT, Report
 from nearfar.format import buffers as table
 from nearfar.format.manifest import (
     Buffer,
@@ -105,7 +105,7 @@ def quantization(scheme: str, matrices: dict[str, Matrix], report: Report) -> Qu
     if report.rounded and method != "none":
         method += f"; {report.rounded:,} scales and biases rounded to float16"
     anew = sum(carried == "requantized" for carried in report.carried.values())
-    if anew and method != "none" and report.method != METHOD:
+    if anew and report.method == KEPT:
         method += f"; {anew:,} matrices requantized by {METHOD}"
     return Quantization(scheme, method, stored)
 

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Protocol
 
 from nearfar.build import manifest
+from nearfar.build.calibration.quality import check_quality, solve_for
 from nearfar.build.output import output_directory
 from nearfar.build.packs import write_packs
 from nearfar.build.source import BuildOptions, Source, open_source
 from nearfar.build.weights.container import Checkpoint
+from nearfar.build.weights.solved import Solved
 from nearfar.build.weights.stream import WeightStream
 from nearfar.edge_runtime.artifact import trust
 from nearfar.edge_runtime.artifact.reader import Artifact
@@ -59,6 +61,7 @@ def build(options: BuildOptions, progress: Progress = lambda stage, done, total:
             f"unknown --kv-bits {', '.join(unknown_bits) or '(none)'}; known: {', '.join(map(str, OF_BITS))}"
         )
     source = open_source(options)
+    check_quality(options, source)
     targets = {name: target_of(name) for name in dict.fromkeys(options.targets)}
     for target in targets.values():
         target.check(source, options)
@@ -71,7 +74,8 @@ def build(options: BuildOptions, progress: Progress = lambda stage, done, total:
         )
     with ExitStack() as stack:
         roots = {name: stack.enter_context(output_directory(options.out / name)) for name in targets}
-        weights, digest = _write_weights(source, targets, roots, progress)
+        solved = solve_for(options, source, progress)
+        weights, digest = _write_weights(source, solved, targets, roots, progress)
         for index, (name, target) in enumerate(targets.items()):
             progress(f"making {name}", index, len(targets))
             made = target.finish(source, roots[name], weights[name], options)
@@ -85,13 +89,18 @@ def build(options: BuildOptions, progress: Progress = lambda stage, done, total:
 
 
 def _write_weights(
-    source: Source, targets: Mapping[str, Target], roots: Mapping[str, Path], progress: Progress
+    source: Source,
+    solved: Solved | None,
+    targets: Mapping[str, Target],
+    roots: Mapping[str, Path],
+    progress: Progress,
 ) -> tuple[dict[str, Weights], str]:
     """Stream the weights into all targets; each one's section of the manifest, and the checkpoint's
     SHA-256.
     """
     total = sum(entry.bytes for entry in source.checkpoint.entries.values())
-    stage = "quantizing and packing weights" if source.scheme.bits and not source.keeps else "packing weights"
+    quantizes = source.scheme.bits and not source.keeps and solved is None
+    stage = "quantizing and packing weights" if quantizes else "packing weights"
     done = 0
 
     def advance(count: int) -> None:
@@ -100,7 +109,7 @@ def _write_weights(
         progress(stage, done, total)
 
     stream = WeightStream(
-        source.params, source.matrices, source.checkpoint, source.packed, source.keeps, source.report
+        source.params, source.matrices, source.checkpoint, source.packed, source.keeps, source.report, solved
     )
     stop = threading.Event()
     # The checkpoint is hashed beside the stream that reads it, so that both find it in the system's cache.

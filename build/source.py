@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from tokenizers import Tokenizer
 
@@ -35,6 +36,10 @@ IGNORABLE = (r".*rotary_emb\.inv_freq",)
 QUANT, GROUP_SIZE = "q4", 64  # where the command line says nothing and the checkpoint is not quantized
 
 
+Quality = Literal["fast", "good", "best"]
+QUALITIES: tuple[Quality, ...] = ("fast", "good", "best")
+
+
 @dataclass(frozen=True)
 class BuildOptions:
     """What to build. `checkpoint`: a local directory or file of a format of docs/checkpoints.md, or a hub
@@ -51,6 +56,8 @@ class BuildOptions:
     `device_classes` (webgpu, vulkan): kinds of GPUs to make programs for; `products`: what those multiply.
     `kv_bits`: the KV caches to make programs for, 16 for floats, 8 and 4 for codes of so many bits.
     `embeddings`: the model gives embeddings, though the checkpoint does not say so.
+    `quality`: how long is looked for good codes (build/calibration/quality.py); `calibrate`: the text file
+    that good and best are calibrated with, None: the one that comes with nearfar.
     """
 
     checkpoint: str
@@ -69,6 +76,8 @@ class BuildOptions:
     products: tuple[str, ...] = ("float",)
     kv_bits: tuple[int, ...] = (16,)
     embeddings: bool = False
+    quality: Quality = "fast"
+    calibrate: Path | None = None
 
 
 @dataclass(frozen=True)

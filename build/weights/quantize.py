@@ -44,6 +44,7 @@ __all__ = [
 ]
 
 GROUPS = (16, 32, 64, 128)
+LEAST_IMPORTANCE = 1e-3  # of the mean of a group: inputs that a calibration text never moved still count
 METHOD = "alternating least squares from clipped ranges, float16 scale and bias inside the search"
 
 
@@ -104,11 +105,14 @@ def slices(n: int, k: int) -> list[tuple[int, int]]:
     return [(start, min(n, start + rows)) for start in range(0, n, rows)]
 
 
-def quantize(weight: Array, scheme: Scheme, name: str = "weight") -> QuantTensor:
+def quantize(
+    weight: Array, scheme: Scheme, name: str = "weight", importance: F32 | None = None
+) -> QuantTensor:
     """Quantize a matrix.
 
-    weight: [n, k] float32, float16 or bfloat16, finite. Gives words uint32 [n, k*bits/32], scales and biases
-    float16 [n, k/group]. Raises CheckpointError where a weight is NaN/Inf or beyond float16, BuildError where
+    weight: [n, k] float32, float16 or bfloat16, finite; importance [k]: by how much the squared error of each
+    input's weights counts, None: all alike. Gives words uint32 [n, k*bits/32], scales and biases float16
+    [n, k/group]. Raises CheckpointError where a weight is NaN/Inf or beyond float16, BuildError where
     k is no multiple of the group.
     """
     n, k = weight.shape
@@ -120,7 +124,7 @@ def quantize(weight: Array, scheme: Scheme, name: str = "weight") -> QuantTensor
     for start, stop in slices(n, k):
         piece = Slice.empty(stop - start, k, scheme.group_size, weight.dtype)
         piece.rows[...] = weight[start:stop]
-        parts.append(quantize_slice(piece, scheme, name, start))
+        parts.append(quantize_slice(piece, scheme, name, start, importance))
     return stack(parts)
 
 
@@ -132,7 +136,9 @@ def stack(parts: Sequence[QuantTensor]) -> QuantTensor:
     return QuantTensor(words, scales, biases, parts[0].bits)
 
 
-def quantize_slice(piece: Slice, scheme: Scheme, name: str, first_row: int) -> QuantTensor:
+def quantize_slice(
+    piece: Slice, scheme: Scheme, name: str, first_row: int, importance: F32 | None = None
+) -> QuantTensor:
     """Quantize a slice of the matrix `name` that begins at `first_row`, on the calling thread; errors as
     `quantize`.
     """
@@ -145,7 +151,9 @@ def quantize_slice(piece: Slice, scheme: Scheme, name: str, first_row: int) -> Q
     words = aligned_empty((blocks, lanes, group * scheme.bits // WORD), np.uint16)
     params = aligned_empty((blocks, len(PARAMS), lanes), np.float32)
     source = "float32" if piece.groups.dtype == np.float32 else "bfloat16"
-    compiled_search(scheme.bits, group, source)(piece.groups, words, params)
+    weighted = importance is not None
+    by_group = None if importance is None else _by_group(importance, group)
+    compiled_search(scheme.bits, group, source, weighted)(piece.groups, words, params, by_group)
     count = n * (k // group)
     scale, bias, low, high, total = params.transpose(1, 0, 2).reshape(len(PARAMS), -1)[:, :count]
     _check_range(piece.rows, (low, high, total), group, name, first_row)
@@ -155,6 +163,15 @@ def quantize_slice(piece: Slice, scheme: Scheme, name: str, first_row: int) -> Q
         bias.astype(np.float16).reshape(n, -1),
         scheme.bits,
     )
+
+
+def _by_group(importance: F32, group: int) -> F32:
+    """Importance [k] as the kernel takes it: [k/group, group], of mean 1 in each group, and never nothing."""
+    wide = importance.reshape(-1, group).astype(np.float64)
+    wide = wide / np.maximum(wide.mean(1, keepdims=True), np.finfo(np.float32).tiny) + LEAST_IMPORTANCE
+    out: F32 = aligned_empty(wide.shape, np.float32)
+    out[...] = wide / wide.mean(1, keepdims=True)
+    return out
 
 
 def dequantize(tensor: QuantTensor, group: int) -> F32:

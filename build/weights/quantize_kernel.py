@@ -36,29 +36,36 @@ STEP = {2: 0.3, 3: 0.2, 4: 0.12, 5: 0.07, 6: 0.04, 8: 0.01}
 REFITS = {2: 5, 3: 5, 4: 5, 5: 4, 6: 4, 8: 3}
 
 
+LEAST_SPREAD = 1e-2
+
+F32 = npt.NDArray[np.float32]
 Expr = Any  # tirx expressions carry their operators at run time only
-Search = Callable[[Array, npt.NDArray[np.uint16], npt.NDArray[np.float32]], None]
+Search = Callable[[Array, npt.NDArray[np.uint16], npt.NDArray[np.float32], F32 | None], None]
 
 
-def search_func(bits: int, group: int, source: str) -> tirx.PrimFunc:
+def search_func(bits: int, group: int, source: str, weighted: bool = False) -> tirx.PrimFunc:
     """Make the kernel: w [blocks, LANES, group] in; words uint16 [blocks, LANES, group*bits/16], params
     float32 [blocks, 5, LANES] out.
 
     `source` "float32", or "bfloat16": then w is uint16, its bits. words hold the codes as MLX packs them, the
     first in the lowest bits; params are PARAMS of each group. Where a group's statistics are not finite, or
-    beyond float16, its other results mean nothing.
+    beyond float16, its other results mean nothing. `weighted`: one more input, h float32 [groups a row,
+    group], by which each input's squared error counts; its mean over a group is 1.
     """
-    blocks = tirx.Var("blocks", "int32")
+    blocks, per_row = tirx.Var("blocks", "int32"), tirx.Var("per_row", "int32")
     args = [
         ("w", (blocks, LANES, group), "float32" if source == "float32" else "uint16"),
         ("words", (blocks, LANES, group * bits // WORD), "uint16"),
         ("params", (blocks, len(PARAMS), LANES), "float32"),
+        *([("h", (per_row, group), "float32")] if weighted else []),
     ]
 
-    def body(w: Expr, words: Expr, params: Expr) -> None:
+    def body(w: Expr, words: Expr, params: Expr, h: Expr = None) -> None:
         with T.serial(0, blocks) as block:
-            groups = _Groups(bits, group)
+            groups = _Groups(bits, group, weighted)
             groups.load(w, block)
+            if weighted:
+                groups.load_importance(h, block, per_row)
             groups.search()
             groups.store(words, params, block)
 
@@ -68,10 +75,12 @@ def search_func(bits: int, group: int, source: str) -> tirx.PrimFunc:
 class _Groups:
     """LANES groups in the registers of one loop iteration; each method emits a piece of the kernel."""
 
-    def __init__(self, bits: int, group: int) -> None:
-        self.bits, self.group, self.top = bits, group, float(2**bits - 1)
+    def __init__(self, bits: int, group: int, weighted: bool) -> None:
+        self.bits, self.group, self.top, self.weighted = bits, group, float(2**bits - 1), weighted
         self.x = v.local((group * LANES,), "float32")  # [group, LANES]
+        self.h = v.local((group * LANES,), "float32") if weighted else None
         self.low, self.high, self.total = (v.registers(len(HALVES)) for _ in range(3))
+        self.moment = v.registers(len(HALVES)) if weighted else self.total  # of h·w
         self.scale, self.bias, self.inverse, self.shift = (v.registers(len(HALVES)) for _ in range(4))
         self.best, self.best_scale, self.best_bias = (v.registers(len(HALVES)) for _ in range(3))
 
@@ -85,6 +94,17 @@ class _Groups:
                         "float32", tirx.Cast("uint32", value) << tirx.IntImm("uint32", 16)
                     )
                 v.put1(self.x, [i * LANES + lane], value)
+
+    def load_importance(self, h: Expr, block: Expr, per_row: Expr) -> None:
+        """Those of the groups' inputs, into lanes: group g of the matrix has those of g modulo a row's."""
+        with T.serial(0, self.group) as i:
+            for lane in range(LANES):
+                group = tirx.truncmod(block * LANES + lane, per_row)
+                v.put1(self.h, [i * LANES + lane], h[group, i])
+
+    def counted(self, value: Expr, i: Expr, half: int) -> Expr:
+        """What a sum over the inputs takes of input i."""
+        return value * v.lanes(self.h, [i * LANES + half * v.LANES]) if self.weighted else value
 
     def weights(self, i: Expr, half: int) -> Expr:
         """Weight i of sixteen groups."""
@@ -102,12 +122,16 @@ class _Groups:
                 v.put1(register, [h], self.weights(tirx.IntImm("int32", 0), h))
             v.put1(self.total, [h], v.splat(0.0))
             v.put1(self.best, [h], v.splat(3.0e38))
+            if self.weighted:
+                v.put1(self.moment, [h], v.splat(0.0))
         with T.serial(0, self.group) as i:
             for h in HALVES:
                 x = self.weights(i, h)
                 v.put1(self.low, [h], tirx.min(self.low[h], x))
                 v.put1(self.high, [h], tirx.max(self.high[h], x))
                 v.put1(self.total, [h], self.total[h] + x)
+                if self.weighted:
+                    v.put1(self.moment, [h], self.moment[h] + self.counted(x, i, h))
         with T.serial(0, STARTS[self.bits]) as start:
             clipped = tirx.Cast("float32", start) * v.f32(STEP[self.bits] / 2)
             for h in HALVES:
@@ -134,9 +158,10 @@ class _Groups:
             for h in HALVES:
                 x = self.weights(i, h)
                 code = v.keep(self.codes(x, h))
-                v.put1(sq, [h], sq[h] + code)
-                v.put1(sqq, [h], sqq[h] + code * code)
-                v.put1(sqw, [h], sqw[h] + code * x)
+                counted = v.keep(self.counted(code, i, h)) if self.weighted else code
+                v.put1(sq, [h], sq[h] + counted)
+                v.put1(sqq, [h], sqq[h] + counted * code)
+                v.put1(sqw, [h], sqw[h] + counted * x)
         for h in HALVES:
             self._judge(h, sq[h], sqq[h], sqw[h])
             self._least_squares(h, sq[h], sqq[h], sqw[h])
@@ -147,7 +172,7 @@ class _Groups:
         """
         scale, bias, two, n = self.scale[h], self.bias[h], v.splat(2.0), v.splat(float(self.group))
         error = v.keep(
-            scale * (scale * sqq - two * sqw + two * bias * sq) + bias * (n * bias - two * self.total[h])
+            scale * (scale * sqq - two * sqw + two * bias * sq) + bias * (n * bias - two * self.moment[h])
         )
         better = error < self.best[h]
         v.put1(self.best_scale, [h], tirx.Select(better, scale, self.best_scale[h]))
@@ -158,10 +183,12 @@ class _Groups:
         """Solve the normal equations; where all codes are equal the scale stays."""
         n, zero = v.splat(float(self.group)), v.splat(0.0)
         spread = v.keep(n * sqq - sq * sq)
-        slope = v.keep((n * sqw - sq * self.total[h]) / tirx.max(spread, v.splat(1.0)))
-        slope = v.keep(tirx.Select(spread > zero, slope, zero))
+        # Of equal weights the spread is a whole number; of others what is next to nothing is rounding.
+        least, above = (LEAST_SPREAD, LEAST_SPREAD) if self.weighted else (1.0, 0.0)
+        slope = v.keep((n * sqw - sq * self.moment[h]) / tirx.max(spread, v.splat(least)))
+        slope = v.keep(tirx.Select(spread > v.splat(above), slope, zero))
         v.put1(self.scale, [h], _scale(tirx.Select(slope > zero, slope, self.scale[h])))
-        v.put1(self.bias, [h], _bias((self.total[h] - self.scale[h] * sq) / n))
+        v.put1(self.bias, [h], _bias((self.moment[h] - self.scale[h] * sq) / n))
 
     def store(self, words: Expr, params: Expr, block: Expr) -> None:
         """Pack the codes of the best scale and bias, 16 codes into `bits` words at a time; write the
@@ -215,16 +242,18 @@ def _bias(value: Expr) -> Expr:
 
 
 @cache
-def compiled_search(bits: int, group: int, source: str) -> Search:
+def compiled_search(bits: int, group: int, source: str, weighted: bool = False) -> Search:
     """Compile the kernel for this machine; a call runs on the calling thread, without the interpreter's lock.
 
-    Its arrays must be of `aligned_empty`.
+    Its arrays must be of `aligned_empty`. The last, importance, is None where the search is not weighted.
     """
-    module = tvm.IRModule({"search": search_func(bits, group, source).with_attr("global_symbol", "search")})
+    func = search_func(bits, group, source, weighted).with_attr("global_symbol", "search")
+    module = tvm.IRModule({"search": func})
     function = tvm.tirx.build(module, target=_target(), pipeline=PIPELINE)["search"]
 
-    def search(w: Array, words: npt.NDArray[np.uint16], params: npt.NDArray[np.float32]) -> None:
-        function(*(tvm.runtime.from_dlpack(array) for array in (w, words, params)))
+    def search(w: Array, words: npt.NDArray[np.uint16], params: F32, h: F32 | None = None) -> None:
+        arrays = (w, words, params) if h is None else (w, words, params, h)
+        function(*(tvm.runtime.from_dlpack(array) for array in arrays))
 
     return search
 

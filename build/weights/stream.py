@@ -31,11 +31,14 @@ from nearfar.build.weights.quantize import (
     stack,
     to_float32,
 )
+from nearfar.build.weights.solved import Solved
 from nearfar.errors import CheckpointError
 from nearfar.format.manifest import CARRIED, Carriage, Weights
 from nearfar.step.params import Param
 from nearfar.targets.quantized import Array, Matrix, QuantTensor
 
+KEPT = "as in the checkpoint"
+"""The report's method where codes are carried over."""
 Piece = QuantTensor | Array  # rows of a matrix: quantized, or float16 or float32 where it stays dense
 
 WORKERS = os.cpu_count() or 1
@@ -116,7 +119,7 @@ def choose_matrices(
     matrices, report = {}, Report()
     report.packed = packed.name if packed is not None else None
     if keeps:
-        report.method = "as in the checkpoint"
+        report.method = KEPT
     for param in params:
         if not param.is_matrix:
             continue
@@ -191,6 +194,8 @@ class WeightStream:
     packed: Packed | None
     keeps: Collection[str]
     report: Report
+    solved: Solved | None = None
+    """Tensors that are quantized already, by a calibration."""
 
     def write(self, writers: Sequence[WeightWriter], advance: Callable[[int], None]) -> None:
         """Read, check, quantize, hand to the writers; `advance` is told bytes of the checkpoint as they
@@ -264,6 +269,8 @@ class WeightStream:
             rows = found.rows.widened(matrix.bits, matrix.group, matrix.k)
             return _Done(rows, CARRIED[1] if found.step else CARRIED[0], found.step, found.rounded)
         anew: Carriage | None = "requantized" if packed is not None else None
+        if self.solved is not None and job.tensor in self.solved:
+            return _Done(self.solved[job.tensor][slice(job.start, job.stop)], anew)
         if not matrix.quantized:
             return _Done(_dense(self._finite(job), matrix, job.tensor), anew)
         dtype = np.dtype(np.float32) if packed is not None else self.checkpoint.entries[job.tensor].dtype

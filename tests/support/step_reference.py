@@ -6,19 +6,18 @@ Every other reader is compared with it, and it with transformers (tests/unit/tes
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.build.calibration.arithmetic import ACTIVATIONS, capped, linear, rms_norm, rotate
 from nearfar.step import ops
 from nearfar.step.model import Model
 from nearfar.step.params import Param
 from nearfar.step.reading import read_model
-from nearfar.step.rope import Rope
 
 Array = npt.NDArray[Any]
 Tensors = Mapping[str, Array]
@@ -188,47 +187,3 @@ class StepReference:
             weights = (weights / weights.sum(-1, keepdims=True))[..., : len(values)]
             out[m] = np.einsum("hqp,phd->hqd", weights, values).reshape(-1)
         return out
-
-
-def rotate(x: Array, rope: Rope, positions: Array) -> Array:
-    """Pairs (i, i + D/2) of x [M, heads, D] turned and scaled; those of frequency 0 stay as they are."""
-    angles, scales = np.maximum(positions, 0)[:, None] * np.array(rope.inv_freq), scales_of(rope)
-    cos, sin = ((turn(angles) * scales).astype(x.dtype)[:, None] for turn in (np.cos, np.sin))
-    a, b = np.split(x, 2, -1)
-    return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
-
-
-def scales_of(rope: Rope) -> Array:
-    """What cosine and sine of each pair are multiplied by."""
-    return np.where(np.array(rope.inv_freq) != 0, rope.scale, 1.0)
-
-
-def rms_norm(x: Array, weight: Array, eps: float) -> Array:
-    """Over the last axis."""
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + x.dtype.type(eps)) * weight
-
-
-def linear(x: Array, weight: Array, bias: Array | None) -> Array:
-    """x·Wᵀ + b."""
-    return x @ weight.T if bias is None else x @ weight.T + bias
-
-
-def capped(x: Array, softcap: float | None) -> Array:
-    """Within ±softcap."""
-    return x if softcap is None else np.tanh(x / x.dtype.type(softcap)) * x.dtype.type(softcap)
-
-
-def _gelu_erf(x: Array) -> Array:
-    return (x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))).astype(x.dtype)
-
-
-def _gelu_tanh(x: Array) -> Array:
-    return x * 0.5 * (1 + np.tanh(x.dtype.type(math.sqrt(2 / math.pi)) * (x + x.dtype.type(0.044715) * x**3)))
-
-
-ACTIVATIONS: dict[ops.Activation, Callable[[Array], Array]] = {
-    "silu": lambda x: x / (1 + np.exp(-x)),
-    "gelu_tanh": _gelu_tanh,
-    "gelu_erf": _gelu_erf,
-    "relu2": lambda x: np.maximum(x, 0) ** 2,
-}

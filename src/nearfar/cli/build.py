@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 from rich.console import Console
@@ -34,7 +34,7 @@ def _without(module: str) -> Iterator[None]:
 with _without("torch"):
     from nearfar.build.pipeline import BuildOptions
     from nearfar.build.pipeline import build as run_build
-    from nearfar.build.source import GROUP_SIZE, QUANT
+    from nearfar.build.source import GROUP_SIZE, QUANT, Quality
     from nearfar.build.weights.packed import FORMATS
     from nearfar.edge_runtime.artifact.reader import Artifact
     from nearfar.targets import target_names
@@ -80,6 +80,21 @@ def build(
             help=f"Weights that share a scale: 16, 32 (finer), 64 or 128 (smaller). Default: {GROUP_SIZE}."
         ),
     ] = DEFAULTS.group_size,
+    quality: Annotated[
+        str,
+        typer.Option(
+            help="How long to look for good codes. `fast`: the least squared error of the weights. `good`: "
+            "of what each matrix gives for a text, input by input. `best`: with errors that cancel over its "
+            "inputs (GPTQ); minutes for a model of 135 million parameters (docs/quality.md)."
+        ),
+    ] = DEFAULTS.quality,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            help="For good and best: a text file (UTF-8) like what the model is for, instead of the prose "
+            "and documentation that come with nearfar."
+        ),
+    ] = DEFAULTS.calibrate,
     context: Annotated[
         int | None,
         typer.Option(
@@ -178,6 +193,8 @@ def build(
         products=_names(products),
         kv_bits=_bits(kv_bits),
         embeddings=embeddings,
+        quality=cast(Quality, quality),  # checked where the checkpoint is known
+        calibrate=calibrate,
     )
     console = Console(stderr=True)
     with _Bars(console) as bars:

@@ -1,0 +1,138 @@
+"""Quantizes the matrices of a model one stretch after the other, each for what those before it give it
+as they are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.build.calibration.arithmetic import Array
+from nearfar.build.calibration.forward import Forward, Stretch, stretches
+from nearfar.build.calibration.text import CalibrationText
+from nearfar.build.source import Quality, Source
+from nearfar.build.weights.quantize import F32, Scheme, dequantize, quantize, stack, to_float32
+from nearfar.build.weights.second_order import F64, Curvature, quantize_second_order
+from nearfar.build.weights.solved import Solved
+from nearfar.step import ops
+from nearfar.step.params import Param
+
+ROWS = 8192
+"""Rows of a matrix that are read and quantized at a time."""
+
+
+class FloatWeights(Mapping[str, Array]):
+    """The weights of a step as floats, each read when it is asked for, and kept: those that `solved` has as
+    they are stored, others as they are in the checkpoint.
+    """
+
+    def __init__(self, source: Source, solved: Solved | None = None) -> None:
+        self._source, self._solved = source, solved
+        self._params = {param.name: param for param in source.params}
+        self._read: dict[str, Array] = {}
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self._read:
+            self._read[name] = self._weight(self._params[name])
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._params)
+
+    def __len__(self) -> int:
+        return len(self._params)
+
+    def _weight(self, param: Param) -> Array:
+        tensors = {name: self.tensor(param, name) for name in param.tensors}
+        parts = [tensors[piece.tensor][piece.start : piece.start + piece.rows] for piece in param.pieces]
+        stacked = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if not param.is_matrix:
+            return param.folded(stacked)
+        return stacked if param.order is None else stacked[param.order]
+
+    def tensor(self, param: Param, name: str) -> F32:
+        """A tensor of a parameter."""
+        if self._solved is not None and name in self._solved:
+            return dequantize(self._solved[name], self._source.matrices[param.name].group)
+        return to_float32(rows_of(self._source, name))
+
+
+def rows_of(source: Source, name: str, start: int = 0, stop: int | None = None) -> Array:
+    """Rows of a checkpoint's tensor, as floats also where it is quantized."""
+    packed = source.packed
+    if packed is not None and name in packed.tensors:
+        rows = next(param.tensors[name] for param in source.params if name in param.tensors)
+        return packed.weights(name, *slice(start, stop).indices(rows)[:2])
+    return source.checkpoint.read(name, start, stop)
+
+
+def solve(
+    source: Source,
+    quality: Quality,
+    text: CalibrationText,
+    advance: Callable[[int, int], None] = lambda done, total: None,
+) -> Solved:
+    """Every quantized matrix that multiplies, stored by the quality's method; those that only are looked up
+    in are left to the caller. `advance` is told stretches.
+    """
+    solved = Solved()
+    forward = Forward(source.model.step, text.windows)
+    parts = stretches(source.model.step)
+    for index, stretch in enumerate(parts):
+        advance(index, len(parts))
+        weights = FloatWeights(source)
+        moments = moments_of(forward, stretch, source, weights, whole=quality == "best")
+        for param in (param for param in source.params if param.name in moments):
+            _store(solved, source, param, moments[param.name])
+        if index < len(parts) - 1:
+            forward.advance(stretch, FloatWeights(source, solved))
+    advance(len(parts), len(parts))
+    return solved
+
+
+def moments_of(
+    forward: Forward, stretch: Stretch, source: Source, weights: Mapping[str, Array], whole: bool
+) -> dict[str, F64]:
+    """Of the quantized matrices of a stretch the second moments of their inputs: E[x·xᵀ] [k, k], or the
+    means of squares alone [k].
+    """
+    wanted = [
+        op.weight
+        for op in stretch.ops
+        if isinstance(op, ops.Linear | ops.Logits) and source.matrices[op.weight].quantized
+    ]
+    sums: dict[str, F64] = {}
+    counts: dict[str, int] = {}
+
+    def watch(name: str, x: Array) -> None:
+        if name not in wanted:
+            return
+        found = (x.T @ x if whole else np.einsum("mk,mk->k", x, x)).astype(np.float64)
+        sums[name] = sums[name] + found if name in sums else found
+        counts[name] = counts.get(name, 0) + len(x)
+
+    if wanted:
+        forward.watch(stretch, weights, watch)
+    return {name: total / counts[name] for name, total in sums.items()}
+
+
+def _store(solved: Solved, source: Source, param: Param, moments: F64) -> None:
+    """A matrix's tensors, quantized with the moments of its inputs."""
+    matrix = source.matrices[param.name]
+    scheme = Scheme(matrix.bits, matrix.group)
+    curvature = Curvature.of(moments) if moments.ndim == 2 else None
+    importance: npt.NDArray[np.float32] = np.asarray(moments if curvature is None else 0, np.float32)
+    for name, rows in param.tensors.items():
+        if name in solved:
+            continue
+        pieces = []
+        for start in range(0, rows, ROWS):
+            weight = rows_of(source, name, start, min(rows, start + ROWS))
+            pieces.append(
+                quantize(weight, scheme, name, importance)
+                if curvature is None
+                else quantize_second_order(weight, scheme, name, curvature)
+            )
+        solved.put(name, stack(pieces))

@@ -1,0 +1,70 @@
+"""The text that a quantization is calibrated with, as windows of tokens."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from nearfar.build.weights.container import Checkpoint
+from nearfar.errors import BuildError
+from nearfar.step.model import Model
+
+SHIPPED = Path(__file__).with_name("text.txt")
+LENGTH = 512
+"""Tokens of a window, or as many as the model takes."""
+MOST_WINDOWS = 128
+LEAST_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class CalibrationText:
+    """`windows` int64 [windows, length]; `name` and `sha256` of the text, for who asks what was used."""
+
+    windows: npt.NDArray[np.int64]
+    name: str
+    sha256: str
+
+    @property
+    def description(self) -> str:
+        """For the manifest."""
+        return f"{self.windows.size:,} tokens of {self.name} (sha256 {self.sha256[:16]})"
+
+
+def read_text(file: Path | None, checkpoint: Checkpoint, model: Model) -> CalibrationText:
+    """The shipped text, or a UTF-8 file's, in the checkpoint's tokens: windows evenly from all of it, each
+    with the token that begins a text where the tokenizer puts one. BuildError for a text that cannot be used.
+    """
+    path = file or SHIPPED
+    try:
+        data = path.read_bytes()
+        text = data.decode("utf-8")
+    except OSError as error:
+        raise BuildError(f"--calibrate {path}: cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise BuildError(f"--calibrate {path}: is no UTF-8 text (byte {error.start})") from error
+    tokenizer = Tokenizer.from_buffer(checkpoint.tokenizer_json)
+    ids = np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.int64)
+    begins = tokenizer.encode("").ids[:1] == [model.bos_token_id]
+    length = min(LENGTH, model.context_length)
+    inside = length - begins
+    count = min(MOST_WINDOWS, len(ids) // inside)
+    if count * length < min(LEAST_TOKENS, MOST_WINDOWS * length):
+        raise BuildError(
+            f"--calibrate {path}: has {len(ids):,} tokens of this model, at least {LEAST_TOKENS:,} are "
+            "needed: give a longer text, or leave --calibrate out for the one that comes with nearfar"
+        )
+    starts = np.linspace(0, len(ids) - inside, count).astype(np.int64)
+    windows = np.stack([ids[start : start + inside] for start in starts])
+    if begins:
+        windows = np.concatenate([np.full((count, 1), model.bos_token_id), windows], axis=1)
+    if windows.max(initial=0) >= model.vocab_size:
+        raise BuildError(
+            f"--calibrate {path}: the tokenizer gives token {windows.max()}, which the model lacks"
+        )
+    name = "the shipped text" if file is None else path.name
+    return CalibrationText(windows, name, hashlib.sha256(data).hexdigest())

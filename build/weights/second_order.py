@@ -1,0 +1,169 @@
+"""Codes whose errors cancel in what the matrix gives: GPTQ with static groups, and scales refitted.
+
+With inputs x of second moments H = E[x·xᵀ] the error of a row is (w - ŵ)·H·(w - ŵ)ᵀ. GPTQ (Frantar et al.,
+2022) rounds one input after the other, those with the largest moments first, and moves the weights of those
+that are left so that they make up for it: by the rows of the upper Cholesky factor of H⁻¹. Groups are static:
+scale and bias of each are found before, by the weighted search of quantize.py, so that the order of inputs
+leaves no trace in what is stored. Then scale and bias of each group are solved for anew with the codes held
+fixed, in the same norm, and all of it once more on these grids.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.build.weights.quantize import F32, Scheme, quantize
+from nearfar.build.weights.slab import LARGEST
+from nearfar.targets.codes import pack_codes
+from nearfar.targets.quantized import Array, QuantTensor
+
+F64 = npt.NDArray[np.float64]
+DAMPING = 0.01
+"""Of the mean moment, added to each: as published. From 0.001 to 0.05 perplexity moves by noise."""
+BLOCK = 128
+"""Inputs whose errors are spread over the rest of a row together."""
+ROWS = 512
+"""Rows that one thread works on."""
+ROUNDS = 2
+SMALLEST = 2.0**-14  # the smallest normal float16
+WORKERS = os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """What second moments say of a matrix's inputs: `moments` float32 [k, k], damped; `order`: the largest
+    first; `factor`: the upper Cholesky factor of the inverse in that order.
+    """
+
+    moments: F32
+    order: npt.NDArray[np.int64]
+    factor: F32
+
+    @staticmethod
+    def of(moments: F64) -> Curvature:
+        """Of E[x·xᵀ] [k, k]."""
+        damped = np.array(moments, np.float64)
+        diagonal = np.einsum("ii->i", damped)
+        diagonal += DAMPING * max(float(diagonal.mean()), 1e-12)
+        order = np.argsort(-diagonal, kind="stable")
+        inverse = np.linalg.inv(np.linalg.cholesky(damped[order][:, order]))  # L⁻¹; H⁻¹ = L⁻ᵀ·L⁻¹
+        factor = np.linalg.cholesky(inverse.T @ inverse).T
+        return Curvature(damped.astype(np.float32), order, np.ascontiguousarray(factor, np.float32))
+
+    @property
+    def importance(self) -> F32:
+        """The moments of each input alone: [k]."""
+        return np.ascontiguousarray(np.diagonal(self.moments))
+
+
+def quantize_second_order(weight: Array, scheme: Scheme, name: str, curvature: Curvature) -> QuantTensor:
+    """A matrix [n, k] with the least error that this finds in the norm of its inputs; errors as
+    `quantize`.
+    """
+    found = quantize(weight, scheme, name, curvature.importance)
+    wide = np.asarray(weight, np.float32)
+
+    def solved(start: int) -> QuantTensor:
+        rows = _Rows(wide[start : start + ROWS], found[slice(start, start + ROWS)], scheme, curvature)
+        for _ in range(ROUNDS):
+            rows.round()
+            rows.refit()
+        return rows.tensor()
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        parts = list(pool.map(solved, range(0, len(wide), ROWS)))
+    words, scales, biases = (
+        np.concatenate([getattr(part, field) for part in parts]) for field in ("words", "scales", "biases")
+    )
+    return QuantTensor(words, scales, biases, scheme.bits)
+
+
+def error(weight: F32, rounded: F32, moments: F32) -> float:
+    """Σ over rows of (w - ŵ)·H·(w - ŵ)ᵀ."""
+    difference = np.asarray(weight, np.float32) - rounded
+    return float(np.einsum("ij,ij->", difference @ moments, difference, dtype=np.float64))
+
+
+class _Rows:
+    """Some rows of a matrix on their way: `codes` float32 [n, k], `scale` and `bias` float32 [n, groups]."""
+
+    def __init__(self, weight: F32, start: QuantTensor, scheme: Scheme, curvature: Curvature) -> None:
+        self.weight, self.scheme, self.curvature = weight, scheme, curvature
+        self.scale, self.bias = start.scales.astype(np.float32), start.biases.astype(np.float32)
+        self.codes = np.zeros_like(weight)
+
+    def round(self) -> None:
+        """GPTQ's pass over the inputs, on the grids at hand."""
+        order, factor, group = self.curvature.order, self.curvature.factor, self.scheme.group_size
+        left = np.asfortranarray(self.weight[:, order])  # columns lie together
+        top = np.float32(2**self.scheme.bits - 1)
+        k = left.shape[1]
+        for first in range(0, k, BLOCK):
+            last = min(k, first + BLOCK)
+            block = left[:, first:last]
+            errors = np.empty_like(block)
+            for j in range(last - first):
+                input = order[first + j]
+                scale, bias = self.scale[:, input // group], self.bias[:, input // group]
+                column = block[:, j]
+                code = np.clip(np.rint((column - bias) / scale), 0, top)
+                self.codes[:, input] = code
+                errors[:, j] = (column - (scale * code + bias)) / factor[first + j, first + j]
+                block[:, j + 1 :] -= errors[:, j, None] * factor[first + j, first + j + 1 : last]
+            left[:, last:] -= errors @ factor[first:last, last:]
+
+    def refit(self) -> None:
+        """Scale and bias of each group in turn, with the codes as they are: the two normal equations in the
+        moments' norm, where they lower the error after rounding to float16.
+        """
+        moments, group = self.curvature.moments, self.scheme.group_size
+        spread = (self.weight - self._rounded()) @ moments
+        for index in range(self.scale.shape[1]):
+            inside = slice(index * group, (index + 1) * group)
+            local, codes = moments[inside, inside], self.codes[:, inside]
+            by_codes = codes @ local
+            a, b, c = (by_codes * codes).sum(1), by_codes.sum(1), local.sum()
+            first, second = (spread[:, inside] * codes).sum(1), spread[:, inside].sum(1)
+            determinant = a * c - b * b
+            solvable = determinant > 1e-6 * a * c
+            safe = np.where(solvable, determinant, 1)
+            slope = np.where(solvable, (c * first - b * second) / safe, 0)
+            shift = np.where(solvable, (a * second - b * first) / safe, second / max(float(c), 1e-30))
+            scale, bias = (
+                _float16(self.scale[:, index] + slope, SMALLEST), _float16(self.bias[:, index] + shift)
+            )  # fmt: skip
+            change = (self.scale[:, index] - scale)[:, None] * codes + (self.bias[:, index] - bias)[:, None]
+            gain = (change * (change @ local)).sum(1) + 2 * (change * spread[:, inside]).sum(1)
+            better = gain < 0
+            self.scale[:, index] = np.where(better, scale, self.scale[:, index])
+            self.bias[:, index] = np.where(better, bias, self.bias[:, index])
+            change *= better[:, None]
+            spread += change @ moments[inside]
+
+    def tensor(self) -> QuantTensor:
+        """As it is stored."""
+        return QuantTensor(
+            pack_codes(self.codes.astype(np.uint8), self.scheme.bits),
+            self.scale.astype(np.float16),
+            self.bias.astype(np.float16),
+            self.scheme.bits,
+        )
+
+    def _rounded(self) -> F32:
+        n, k = self.codes.shape
+        by_group = self.codes.reshape(n, -1, self.scheme.group_size)
+        return np.asarray((by_group * self.scale[..., None] + self.bias[..., None]).reshape(n, k))
+
+
+def _float16(values: Any, least: float | None = None) -> F32:
+    """Rounded to float16; scales not below the least, biases zero instead of subnormal."""
+    bounded: Any = np.clip(values, -LARGEST if least is None else least, LARGEST)
+    if least is None:
+        bounded = np.where(np.abs(bounded) < SMALLEST, 0, bounded)
+    return np.asarray(bounded.astype(np.float16), np.float32)

@@ -1,0 +1,41 @@
+"""Matrices that were quantized before the weights are streamed, in a file that goes with the process."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+
+import numpy as np
+
+from nearfar.targets.quantized import QuantTensor
+
+
+class Solved:
+    """Quantized tensors by their names in the checkpoint."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as what is read from it)
+        self._tensors: dict[str, QuantTensor] = {}
+
+    def put(self, name: str, tensor: QuantTensor) -> None:
+        """Keep a tensor: its arrays are in the file from then on."""
+        kept = []
+        for array in (tensor.words, tensor.scales, tensor.biases):
+            start = self._file.seek(0, 2)
+            start += self._file.write(b"\0" * (-start % 64))
+            self._file.write(np.ascontiguousarray(array).data)
+            self._file.flush()
+            kept.append(np.memmap(self._file, array.dtype, "r", start, array.shape))
+        self._tensors[name] = QuantTensor(kept[0], kept[1], kept[2], tensor.bits)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def __getitem__(self, name: str) -> QuantTensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
