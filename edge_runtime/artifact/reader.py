@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.errors import ArtifactError, DeviceError, RequestError
-from nearfar.format.kv import BITS, OF_BITS, OF_TARGET
 from nearfar.format import packs
+from nearfar.format.kv import BITS, OF_BITS, OF_TARGET
 from nearfar.format.manifest import Function, Manifest, Program, Tensor, read
 from nearfar.format.plans import Plan, parse_plan
 
@@ -116,9 +116,7 @@ class Artifact:
             + (f": {advice}" if advice else "")
         )
 
-    def _programs(
-        self, precision: str | None, name: str | None, kv_bits: int | None
-    ) -> Sequence[Program]:
+    def _programs(self, precision: str | None, name: str | None, kv_bits: int | None) -> Sequence[Program]:
         """Programs that are what was asked for; RequestError where none is."""
         programs = self.manifest.programs
         kinds, named = [p.precision for p in programs], [p.name for p in programs]

@@ -26,8 +26,8 @@ class EngineOptions:
     """How an engine is opened. `names`: what clients call the model, by default its own name.
 
     `device`, `threads`, `kv_memory` (bytes, or such as "512MB") are for local engines, `dtype` and
-    `max_running` for torch, `program` (a name) and `kv_bits` (of the KV cache) for artifacts. None: chosen by what is found. `trust`: run the
-    native code of an artifact that was not built here.
+    `max_running` for torch, `program` (a name) and `kv_bits` (of the KV cache) for artifacts. None: chosen by
+    what is found. `trust`: run the native code of an artifact that was not built here.
     """
 
     names: tuple[str, ...] = ()

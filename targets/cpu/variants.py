@@ -13,6 +13,7 @@ from nearfar.targets.cpu.platforms import Platform, host, platforms
 from nearfar.targets.cpu.units import BASELINE, BEST_FIRST, CARRIED, UNITS, Unit, unit_named
 from nearfar.targets.kernels import Variant, kv_suffix
 
+
 @dataclass(frozen=True, kw_only=True)
 class CpuVariant(Variant):
     """A program for a vector unit, on a platform."""
@@ -34,9 +35,13 @@ def variants(options: BuildOptions) -> tuple[CpuVariant, ...]:
             unit_named(name, wanted[0].architecture)
     return tuple(
         CpuVariant(
-            f"{platform.name}-{unit.name}{kv_suffix(bits)}", "f32", CpuKernels(unit), kv=OF_BITS[bits],
-            unit=unit, platform=platform,
-        )  # fmt: skip
+            f"{platform.name}-{unit.name}{kv_suffix(bits)}",
+            "f32",
+            CpuKernels(unit),
+            kv=OF_BITS[bits],
+            unit=unit,
+            platform=platform,
+        )
         for platform in wanted
         for bits in options.kv_bits
         for unit in units_of(options.cpu_features, platform)

@@ -152,7 +152,7 @@ export const noFormatter = {
 };
 
 /** What of the worker's is there whatever it loads later: its own imports, and what both backends use. */
-const CORE = ["serve", "beginning", "gpu/remote-artifact", "memory", "store/shards"];
+const CORE = ["serve", "beginning", "wanted", "gpu/remote-artifact", "memory", "store/shards"];
 
 /**
  * esbuild makes a chunk of each set of files that the same entries need, a dozen small ones here. With an

@@ -1,4 +1,4 @@
-"""A quantized cache on the CPU: rows to codes where they are appended, codes to vectors where attention loads.
+"""A quantized cache on the CPU: rows to codes where they are appended, to vectors where attention loads.
 
 The words of a page's head (nearfar.format.kv) hold bytes of codes, then pairs of float16:
 - keys, positions innermost as in caches of floats: [bytes of a row, page_size], then [groups, 2, page_size];
@@ -113,7 +113,9 @@ def key_vectors(
                 use(T.Bind(g * layout.group + half * (UNIT // 2) + r), vectors)
 
 
-def value_vector(layout: Layout, values: tuple[Expr, Expr], page: Expr, head: Expr, t: Expr, at: Expr) -> Expr:
+def value_vector(
+    layout: Layout, values: tuple[Expr, Expr], page: Expr, head: Expr, t: Expr, at: Expr
+) -> Expr:
     """Sixteen components, from `at` on, of the value at position t of a page."""
     codes, pairs = values
     pair = widen(layout.unit, v.lanes(pairs, [page, head, layout.value_pair(t, at // layout.group)], 2), 2)
