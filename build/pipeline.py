@@ -75,7 +75,7 @@ def build(options: BuildOptions, progress: Progress = lambda stage, done, total:
     with ExitStack() as stack:
         roots = {name: stack.enter_context(output_directory(options.out / name)) for name in targets}
         solved = solve_for(options, source, progress)
-        weights, digest = _write_weights(source, solved, targets, roots, progress)
+        weights, digest = _write_weights(source, solved, targets, roots, options, progress)
         for index, (name, target) in enumerate(targets.items()):
             progress(f"making {name}", index, len(targets))
             made = target.finish(source, roots[name], weights[name], options)
@@ -93,6 +93,7 @@ def _write_weights(
     solved: Solved | None,
     targets: Mapping[str, Target],
     roots: Mapping[str, Path],
+    options: BuildOptions,
     progress: Progress,
 ) -> tuple[dict[str, Weights], str]:
     """Stream the weights into all targets; each one's section of the manifest, and the checkpoint's
@@ -117,7 +118,8 @@ def _write_weights(
         stack.callback(stop.set)
         digest = hasher.submit(source.checkpoint.sha256, stop)
         writers = {
-            name: stack.enter_context(target.writer(source, roots[name])) for name, target in targets.items()
+            name: stack.enter_context(target.writer(source, roots[name], options))
+            for name, target in targets.items()
         }
         stream.write(list(writers.values()), advance)
         return {name: writer.finish() for name, writer in writers.items()}, digest.result()

@@ -157,7 +157,7 @@ class PlannedTarget:
             or (variant.device_class in options.device_classes and variant.products in options.products)
         ]
 
-    def writer(self, source: Source, root: Path) -> PackedWriter:
+    def writer(self, source: Source, root: Path, options: BuildOptions) -> PackedWriter:
         """The weight stream; it begins with the frequencies of the rotations."""
         shards = ShardWriter(root)
         for name, rope in source.model.step.ropes.items():

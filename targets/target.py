@@ -39,7 +39,7 @@ class Target(Protocol):
         """What the programs that it makes multiply a prompt's rows as."""
         ...
 
-    def writer(self, source: Source, root: Path) -> WeightWriter:
+    def writer(self, source: Source, root: Path, options: BuildOptions) -> WeightWriter:
         """Where the weights go."""
         ...
 

@@ -142,7 +142,7 @@ class MlxTarget:
                 )
             _exporter()
 
-    def writer(self, source: Source, root: Path) -> MlxWriter:
+    def writer(self, source: Source, root: Path, options: BuildOptions) -> MlxWriter:
         """One safetensors file, or several with an index."""
         return MlxWriter(source, root)
 

@@ -81,9 +81,6 @@ class OnnxWriter:
 class OnnxTarget:
     """See nearfar.targets.target.Target."""
 
-    def __init__(self) -> None:
-        self._int8 = False
-
     def products(self, options: BuildOptions) -> set[Products]:
         """One graph: in float unless only int8 is asked for."""
         return {"float"} if "float" in options.products else {"int8"}
@@ -113,11 +110,10 @@ class OnnxTarget:
                 f"target onnx has no attention for heads of {lengths[0]} values: ONNX Runtime's "
                 f"GroupQueryAttention takes multiples of {HEADS}. Build for another target"
             )
-        self._int8 = self.products(options) == {"int8"}
 
-    def writer(self, source: Source, root: Path) -> OnnxWriter:
+    def writer(self, source: Source, root: Path, options: BuildOptions) -> OnnxWriter:
         """The graph, and files of at most 2 GB beside it."""
-        return OnnxWriter(source, root, self._int8)
+        return OnnxWriter(source, root, self.products(options) == {"int8"})
 
     def finish(self, source: Source, root: Path, weights: Weights, options: BuildOptions) -> Made:
         """The files that the libraries read before the graph, and the tokenizer."""
