@@ -149,6 +149,7 @@ def _write_manifest(source: Source, name: str, root: Path, weights: Weights, mad
         packs=write_packs(root, tokenizer, made.programs) if made.packed else (),
         license=_write_license(checkpoint, root),
         answers=source.answers,
+        sampling=source.sampling,
         provenance=manifest.provenance(checkpoint, digest, source.report),
     )
     (root / "manifest.json").write_bytes(seal(document(record)).encode())

@@ -22,10 +22,12 @@ from nearfar.build.weights.packed import find_packed
 from nearfar.build.weights.packed.contract import Packed, Wanted
 from nearfar.build.weights.quantize import Scheme
 from nearfar.build.weights.stream import Report, choose_matrices
+from nearfar.edge_runtime.engine.sampling_params import defaults_of
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import ArtifactError, BuildError, CheckpointError
 from nearfar.format.adapters import DEVICE_CLASSES
 from nearfar.format.answers import AnswerFormat
+from nearfar.format.sampling import NOTHING, SamplingDefaults
 from nearfar.step.config import ConfigReader
 from nearfar.step.model import Model
 from nearfar.step.params import Param
@@ -84,6 +86,7 @@ class BuildOptions:
 class Source:
     """The checked checkpoint. `packed` where its matrices are quantized already; `keeps`: those of them
     whose codes are carried over. `answers`: how the model marks its answers, where it has a chat template.
+    `sampling`: how it wants tokens drawn.
     """
 
     checkpoint: Checkpoint
@@ -94,6 +97,7 @@ class Source:
     packed: Packed | None
     keeps: frozenset[str] = frozenset()
     answers: AnswerFormat | None = None
+    sampling: SamplingDefaults = NOTHING
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -113,6 +117,7 @@ def open_source(options: BuildOptions) -> Source:
         model = _embedding(model, checkpoint)
     codec = _text(checkpoint, model)
     answers = codec.answers if codec.has_template else None
+    sampling = defaults_of(checkpoint.generation_config)
     params = model.step.params
     packed = find_packed(checkpoint)
     plain = {name: shape for param in params for name, shape in param.expected().items()}
@@ -127,7 +132,7 @@ def open_source(options: BuildOptions) -> Source:
     check_tensors(checkpoint, expected, (*IGNORABLE, *tied_copy, *unused))
     matrices, report = choose_matrices(params, checkpoint, scheme, packed, keeps)
     report.skipped = dict(Counter(_part(name) for name in reading.skipped))
-    return Source(checkpoint, model, matrices, scheme, report, packed, keeps, answers)
+    return Source(checkpoint, model, matrices, scheme, report, packed, keeps, answers, sampling)
 
 
 def _part(tensor: str) -> str:
