@@ -10,8 +10,8 @@ from typing import Annotated, cast
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from nearfar.cli.bars import Bars
 from nearfar.cli.carried import carried_lines
 from nearfar.errors import BuildError
 
@@ -197,8 +197,7 @@ def build(
         calibrate=calibrate,
     )
     console = Console(stderr=True)
-    with _Bars(console) as bars:
-        made = run_build(options, bars.report)
+    made = build_shown(options, console)
     for path in made:
         console.print(f"[green]built[/] {path}", highlight=False)
     artifact = Artifact.open(made[0])
@@ -208,6 +207,12 @@ def build(
         parts = ", ".join(f"{part} ({count} tensors)" for part, count in skipped.items())
         console.print(f"left out: {parts}; only the text model is built", highlight=False)
     console.print(f"next: nearfar inspect {made[0]}", highlight=False)
+
+
+def build_shown(options: BuildOptions, console: Console) -> list[Path]:
+    """Build, with bars where somebody looks; the artifacts."""
+    with Bars(console) as bars:
+        return run_build(options, bars.report)
 
 
 def _names(given: Sequence[str]) -> tuple[str, ...]:
@@ -222,26 +227,3 @@ def _bits(given: Sequence[str]) -> tuple[int, ...]:
         return tuple(int(name) for name in _names(given))
     except ValueError as error:
         raise BuildError(f"--kv-bits takes numbers separated by commas, not {','.join(given)!r}") from error
-
-
-class _Bars:
-    """A progress bar per stage; the unit is whatever the stage counts."""
-
-    def __init__(self, console: Console) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._progress = Progress(*columns, console=console)
-        self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> _Bars:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def report(self, stage: str, done: int, total: int) -> None:
-        scale = 1_000_000 if total > 10_000_000 else 1
-        label = f"{stage} (MB)" if scale > 1 else stage
-        if label not in self._tasks:
-            self._tasks[label] = self._progress.add_task(label, total=max(1, total // scale))
-        self._progress.update(self._tasks[label], completed=done // scale)

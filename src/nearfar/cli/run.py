@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
+from nearfar.cli.models import Model, artifacts_of
 from nearfar.cli.options import (
     DEFAULTS,
     LOAD,
-    ArtifactPath,
     Cache,
     Debug,
     DeviceName,
@@ -54,7 +54,7 @@ Prompt = Annotated[
 
 
 def run(
-    artifact: ArtifactPath,
+    model: Model,
     prompt: Prompt = None,
     max_tokens: MaxTokens = DEFAULTS.max_tokens,
     temperature: Temperature = None,
@@ -96,7 +96,7 @@ def run(
         "debug": debug,
         "trust": trust,
     }
-    with load_engine(artifact, **options) as engine:
+    with load_engine(artifacts_of(model, device), **options) as engine:
         if cache is not None:
             load_snapshot(engine, cache)
         try:
