@@ -89,8 +89,8 @@ def web(
         list[str],
         typer.Argument(
             help="A webgpu or wasm artifact, or the OUT folder of a build; a checkpoint, a hub id or a name "
-            "of the store, which is built for webgpu where it is not there yet. Of several, the page offers a "
-            "choice.",
+            "of the store, which is built for webgpu where it is not there yet. Of several, the page offers "
+            "a choice.",
             show_default=False,
         ),
     ],
