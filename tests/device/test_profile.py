@@ -21,7 +21,8 @@ from nearfar.errors import DeviceError
 from tests.support.artifacts import Built
 from tests.support.backends import require
 
-PLANNED = [name for name in device_names() if name != "mlx"]
+GRAPHS = ("mlx", "onnx")
+PLANNED = [name for name in device_names() if name not in GRAPHS]
 FIELDS = {"function", "kernel", "variant", "workgroups", "microseconds", "bytes", "gb_per_s", "share"}
 SLACK, NOISE = 2, 50_000
 """How much longer all launches may be said to take than the step without stamps, in times and µs: the machine
@@ -160,10 +161,11 @@ def test_what_cannot_be_measured_is_refused(out: Path, options: tuple[object, ..
     assert "Traceback" not in done.stderr
 
 
-def test_a_device_that_builds_graphs_is_refused_by_name(out: Path) -> None:
-    done = bench(out / "mlx")
+@pytest.mark.parametrize("device", GRAPHS)
+def test_a_device_that_builds_graphs_is_refused_by_name(out: Path, device: str) -> None:
+    done = bench(out / device)
     assert done.returncode == 1
-    assert "mlx has no launches to measure" in " ".join(done.stderr.split())
+    assert f"{device} has no launches to measure" in " ".join(done.stderr.split())
 
 
 def measured(path: Path, device: str) -> Profile:
